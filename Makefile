@@ -1,0 +1,75 @@
+# Everything is installed into .venv, at the versions of constraints.txt, and only when
+# pyproject.toml or constraints.txt has changed since. `make help` lists the targets.
+
+PYTHON ?= python3
+ARGS   ?=
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv install demo test lint format types bench docs clean
+
+help: ## Show this list
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(STAMPS)/torch ## Make .venv with torch alone in it
+
+install: $(STAMPS)/dev ## Install Regard with everything a contributor needs
+
+demo: $(STAMPS)/demo ## Install what the demonstration needs, and run it
+	$(BIN)/regard demo $(ARGS)
+
+test: lint types ## Check format, lint and types, then run the tests (ARGS="-k causal" chooses some)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q $(ARGS)
+
+lint: $(STAMPS)/dev ## Check format and lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+format: $(STAMPS)/dev ## Format the code and fix what can be fixed safely
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(STAMPS)/dev ## Check the types of src
+	$(BIN)/pyright
+
+bench: $(STAMPS)/bench ## Run the benchmarks (ARGS="NAME..." chooses some)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(STAMPS)/docs ## Build the documentation into site
+	$(BIN)/mkdocs build --strict
+
+clean: ## Remove caches and what was built (.venv stays)
+	rm -rf build dist site .pytest_cache .ruff_cache .hypothesis
+	find . -name $(VENV) -prune -o -name __pycache__ -type d -print | xargs rm -rf
+
+# Stamps: one empty file for each thing installed, inside .venv so that they go when it goes.
+
+$(STAMPS)/venv:
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "Regard needs Python 3.11 or newer, and $(PYTHON) is: $$($(PYTHON) --version 2>&1)." >&2; \
+	    echo "Name a newer one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }; \
+	  echo "Making $(VENV) with $$($(PYTHON) --version)"; \
+	  $(PYTHON) -m venv $(VENV) || { \
+	    echo "$(PYTHON) could not make an environment; on Debian and Ubuntu, install python3-venv." >&2; exit 1; }; }
+	@mkdir -p $(@D) && touch $@
+
+$(STAMPS)/torch: constraints.txt | $(STAMPS)/venv
+	@echo "Installing torch (the first time takes a while)"
+	@$(PIP) torch
+	@touch $@
+
+$(STAMPS)/demo $(STAMPS)/bench $(STAMPS)/docs: $(STAMPS)/%: pyproject.toml $(STAMPS)/torch
+	@echo "Installing regard[$*]"
+	@$(PIP) --editable '.[$*]'
+	@touch $@
+
+$(STAMPS)/dev: pyproject.toml $(STAMPS)/torch
+	@echo "Installing regard[dev]"
+	@$(PIP) --editable '.[dev]'
+	@touch $(STAMPS)/demo $@

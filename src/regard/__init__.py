@@ -1,0 +1,24 @@
+"""Regard: any attention mechanism, run fast, with every weight visible."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from regard.api import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    """Load the public names at the first use: `regard --help` need not wait for torch."""
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    api = import_module("regard.api")
+    globals().update({public: getattr(api, public) for public in api.__all__}, __all__=api.__all__)
+    if name not in globals():
+        raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return [*import_module("regard.api").__all__, "__version__"]

@@ -1,0 +1,168 @@
+"""The container: which pieces an attention is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+from regard.pieces.bias import Bias
+from regard.pieces.grid import Grid
+from regard.pieces.mask import Mask
+from regard.pieces.normalizer import Normalizer, Softmax
+from regard.pieces.position import Position
+from regard.pieces.score import Dot, Score
+from regard.positions import Positions
+from regard.shapes import Sizes, at_least_float32
+
+
+class Attention(nn.Module):
+    """An attention mechanism: w_ij = normalise(bias(score(position(q_i), position(k_j)))) where mask allows.
+
+    Slots, each a piece: `score` compares a query with a key, `position` acts on both before,
+    `bias` changes scores by where they stand (several apply in order), `mask` says who may
+    attend (True = may), `normalizer` turns a row of scores into weights, `dropout` drops weights
+    in training mode. Multi-head, grouped-query and multi-query attention are read off the head
+    count of the keys; a cache is an argument of `attend`.
+
+    >>> Attention()
+    Attention(score=Dot(), normalizer=Softmax(temperature=1.0, sink=None))
+    """
+
+    def __init__(
+        self,
+        score: Score | None = None,
+        *,
+        position: Position | None = None,
+        bias: Bias | Iterable[Bias] = (),
+        mask: Mask | None = None,
+        normalizer: Normalizer | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.score = _slot("score", score or Dot(), Score)
+        self.position = _slot("position", position, Position, optional=True)
+        self.bias = tuple(_slot("bias", b, Bias) for b in ((bias,) if isinstance(bias, Bias) else bias))
+        self.mask = _slot("mask", mask, Mask, optional=True)
+        self.normalizer = _slot("normalizer", normalizer or Softmax(), Normalizer)
+        for number, piece in enumerate(self.bias):
+            if isinstance(piece, nn.Module):
+                self.add_module(f"bias_{number}", piece)
+        if not 0 <= dropout < 1:
+            raise RegardError(f"Attention(dropout={dropout}): the share of dropped weights lies in [0, 1).")
+        self.dropout = float(dropout)
+
+    def with_mask(self, mask: Mask | None) -> Attention:
+        """The same pieces (shared, not copied) under another mask."""
+        other = Attention(
+            self.score,
+            position=self.position,
+            bias=self.bias,
+            mask=mask,
+            normalizer=self.normalizer,
+            dropout=self.dropout,
+        )
+        return other.train(self.training)
+
+    def check(self, sizes: Sizes, positions: Positions, key_width: int) -> None:
+        """Refuse sizes that one of the pieces was not made for."""
+        self.score.check(sizes.D, key_width)
+        self.normalizer.check(sizes)
+        for bias in self.bias:
+            bias.check(sizes)
+        if self.mask is not None:
+            self.mask.check(sizes, positions)
+
+    def __repr__(self) -> str:
+        slots = {"score": self.score, "position": self.position, "bias": self.bias, "mask": self.mask}
+        slots |= {"normalizer": self.normalizer, "dropout": self.dropout}
+        return f"Attention({', '.join(f'{name}={piece!r}' for name, piece in slots.items() if piece)})"
+
+
+P = TypeVar("P")
+
+
+def _slot(name: str, piece: object, kind: type[P], optional: bool = False) -> P:
+    if isinstance(piece, kind) or (optional and piece is None):
+        return piece  # type: ignore[return-value]
+    made = f"{piece.__name__}(...)" if isinstance(piece, type) else repr(piece)
+    remedy = "Wrap a boolean tensor as regard.given(tensor)." if isinstance(piece, Tensor) else ""
+    raise RegardError(
+        f"Attention({name}=...): expected a {kind.__name__}, got {type(piece).__name__} ({made[:80]}). {remedy}".strip()
+    )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the pieces computed in O(n), before any pair is looked at.
+
+    `query` and `key` are what the score compares; `rows` and `cols` are the states of the biases.
+    All have the sequence on axis -2, so a tile is the same slice of each.
+    """
+
+    query: Tensor
+    key: Tensor
+    rows: tuple[Tensor | None, ...]
+    cols: tuple[Tensor | None, ...]
+
+    @staticmethod
+    def of(attention: Attention, query: Tensor, key: Tensor, positions: Positions) -> Prepared:
+        if attention.position is not None:
+            query = attention.position.encode(query, positions.query(slice(0, query.shape[2]), query.device))
+            key = attention.position.encode(key, positions.key(key.device))
+        states = [bias.prepare(query, key, positions) for bias in attention.bias]
+        return Prepared(*attention.score.prepare(query, key), tuple(r for r, _ in states), tuple(c for _, c in states))
+
+    def tensors(self) -> list[Tensor]:
+        return [t for t in (self.query, self.key, *self.rows, *self.cols) if t is not None]
+
+    def with_tensors(self, tensors: Iterable[Tensor]) -> Prepared:
+        """The same structure around other tensors, in the order of `tensors()`."""
+        source = iter(tensors)
+        query, key = next(source), next(source)
+        rows = tuple(None if r is None else next(source) for r in self.rows)
+        return Prepared(query, key, rows, tuple(None if c is None else next(source) for c in self.cols))
+
+    def on_rows(self) -> list[bool]:
+        """For each of `tensors()`, whether its axis -2 runs over queries (else over keys)."""
+        flags = [True, False, *(r is not None for r in self.rows if r is not None)]
+        return flags + [False for c in self.cols if c is not None]
+
+    def tile(self, rows: slice | Tensor, cols: slice | Tensor) -> Prepared:
+        return Prepared(
+            self.query[:, :, rows],
+            self.key[:, :, cols],
+            tuple(None if r is None else r[:, :, rows] for r in self.rows),
+            tuple(None if c is None else c[:, :, cols] for c in self.cols),
+        )
+
+    def select(self, batch: Tensor, head: Tensor) -> Prepared:
+        """Some batch entries and query heads; each head then has a key head of its own."""
+        key_head = head // (self.query.shape[1] // self.key.shape[1])
+        return Prepared(
+            self.query[batch][:, head],
+            self.key[batch][:, key_head],
+            tuple(None if r is None else r[batch][:, head] for r in self.rows),
+            tuple(None if c is None else c[batch][:, head] for c in self.cols),
+        )
+
+    def detach(self) -> Prepared:
+        return self.with_tensors(t.detach() for t in self.tensors())
+
+
+def scores(attention: Attention, tile: Prepared, grid: Grid, masked: bool = True) -> Tensor:
+    """The scores of a tile, biases applied and masked: (B, H, I, J), in float32 at least.
+
+    Every engine but the fused ones, and every look at the weights, computes scores here.
+    """
+    s = attention.score.tile(at_least_float32(tile.query), at_least_float32(tile.key), grid)
+    for bias, rows, cols in zip(attention.bias, tile.rows, tile.cols, strict=True):
+        s = bias.transform(s, grid, rows, cols)
+    if attention.mask is None or not masked:
+        return s
+    return s.masked_fill(~attention.mask.allowed(grid), attention.normalizer.masked_score)
+
+

@@ -1,0 +1,200 @@
+"""Caches: keys and values of earlier calls, as explicit values that go in and come out.
+
+`attend(..., cache=cache)` appends the new keys and values, attends over all that is kept, and
+returns the next cache in `Seen.cache`. A cache is never changed by a later call: appending twice
+to the same one forks it, as beam search does. Positions travel with it, so a prompt in chunks of
+any size, then token by token, gives what one call over the whole gives.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.pieces.mask import Mask, prefix, window
+from regard.positions import Positions
+from regard.spans import Spans
+
+
+@dataclass(frozen=True, eq=False)
+class Extended:
+    """What one call attends over: keys, values, where all stand, and the cache for the next call."""
+
+    key: Tensor
+    value: Tensor
+    positions: Positions
+    cache: Cache
+
+
+class Cache(ABC):
+    """Base of all caches. `length` is how many tokens went in so far."""
+
+    length: int
+
+    @abstractmethod
+    def extend(self, key: Tensor, value: Tensor) -> Extended:
+        """With new keys (B, G, n, D) and values (B, G, n, E) appended."""
+
+    @property
+    def mask(self) -> Mask | None:
+        """What a cache that forgets adds to the mask, so that chunks see no more than single tokens do."""
+        return None
+
+
+class _Buffer:
+    """Room for keys and values, shared by the caches that grew from each other.
+
+    `filled` tells how much is written. A cache may only write behind its own end if nobody else
+    has; otherwise it moves to a buffer of its own.
+    """
+
+    def __init__(self, key: Tensor, value: Tensor, room: int) -> None:
+        self.key = key.new_empty(*key.shape[:2], room, key.shape[3])
+        self.value = value.new_empty(*value.shape[:2], room, value.shape[3])
+        self.filled = 0
+
+    def write(self, key: Tensor, value: Tensor) -> None:
+        stop = self.filled + key.shape[2]
+        self.key[:, :, self.filled : stop] = key
+        self.value[:, :, self.filled : stop] = value
+        self.filled = stop
+
+
+@dataclass(frozen=True, eq=False)
+class _Store:
+    """Entries [start, stop) of a buffer."""
+
+    buffer: _Buffer
+    start: int
+    stop: int
+
+    @property
+    def key(self) -> Tensor:
+        return self.buffer.key[:, :, self.start : self.stop]
+
+    @property
+    def value(self) -> Tensor:
+        return self.buffer.value[:, :, self.start : self.stop]
+
+    def append(self, key: Tensor, value: Tensor) -> _Store:
+        new = key.shape[2]
+        if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad or self.buffer.key.requires_grad):
+            return _Store.of(torch.cat((self.key, key), 2), torch.cat((self.value, value), 2))
+        alone = self.buffer.filled == self.stop
+        if alone and self.stop + new <= self.buffer.key.shape[2]:
+            self.buffer.write(key, value)
+            return _Store(self.buffer, self.start, self.stop + new)
+        kept = self.stop - self.start
+        moved = _Buffer(self.key, self.value, 2 * (kept + new))
+        moved.write(self.key, self.value)
+        moved.write(key, value)
+        return _Store(moved, 0, kept + new)
+
+    @staticmethod
+    def of(key: Tensor, value: Tensor) -> _Store:
+        """A full buffer around tensors that exist."""
+        buffer = _Buffer(key[:, :, :0], value[:, :, :0], 0)
+        buffer.key, buffer.value, buffer.filled = key, value, key.shape[2]
+        return _Store(buffer, 0, key.shape[2])
+
+    def keep_last(self, count: int) -> _Store:
+        return _Store(self.buffer, max(self.start, self.stop - count), self.stop)
+
+
+def _appended(store: _Store | None, key: Tensor, value: Tensor) -> _Store:
+    if store is None:
+        return _Store.of(key, value)
+    kept, new = (*store.key.shape[:2], store.key.shape[3]), (*key.shape[:2], key.shape[3])
+    if kept != new or store.key.dtype != key.dtype:
+        raise RegardError(
+            f"cache: it holds keys of (batch, heads, width) {kept} and {store.key.dtype}, the new ones have {new} and "
+            f"{key.dtype}. Use one cache for each layer and batch."
+        )
+    return store.append(key, value)
+
+
+@dataclass(frozen=True, eq=False)
+class GrowingCache(Cache):
+    """Keeps everything; appending is amortised O(new tokens).
+
+    >>> import torch, regard as rg
+    >>> attention, cache = rg.Attention(mask=rg.causal()), rg.GrowingCache()
+    >>> q, k, v = (torch.randn(1, 2, 6, 8) for _ in range(3))
+    >>> for step in (slice(0, 4), slice(4, 5), slice(5, 6)):
+    ...     seen = rg.attend(attention, q[:, :, step], k[:, :, step], v[:, :, step], cache=cache)
+    ...     cache = seen.cache
+    >>> torch.allclose(seen.output, rg.attend(attention, q, k, v).output[:, :, 5:], atol=1e-6)
+    True
+    """
+
+    store: _Store | None = None
+    length: int = 0
+
+    def extend(self, key: Tensor, value: Tensor) -> Extended:
+        store = _appended(self.store, key, value)
+        length = self.length + key.shape[2]
+        positions = Positions(self.length, Spans(((0, length),)))
+        return Extended(store.key, store.value, positions, GrowingCache(store, length))
+
+
+@dataclass(frozen=True, eq=False)
+class RingCache(Cache):
+    """Keeps the last `size` tokens, and the first `sinks` for good (StreamingLLM, arXiv:2309.17453).
+
+    Memory and time for a token stay constant. Every query sees the `size` latest positions, its
+    own included, and the sinks, however the tokens were cut into calls. Positions stay those of
+    the text; StreamingLLM renumbers them inside the cache.
+    """
+
+    size: int
+    sinks: int = 0
+    store: _Store | None = None
+    first: tuple[Tensor, Tensor] | None = None
+    length: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.sinks < 0:
+            raise RegardError(f"RingCache(size={self.size}, sinks={self.sinks}): size is at least 1, sinks at least 0.")
+
+    @property
+    def mask(self) -> Mask:
+        return window(self.size) | prefix(self.sinks) if self.sinks else window(self.size)
+
+    def extend(self, key: Tensor, value: Tensor) -> Extended:
+        store = _appended(self.store, key, value)
+        length = self.length + key.shape[2]
+        first = self._first(key, value)
+        ring_start = length - (store.stop - store.start)
+        positions = Positions(self.length, Spans(((ring_start, length),)))
+        keys, values = store.key, store.value
+        gone = min(ring_start, self.sinks)
+        if gone and first is not None:
+            positions = Positions(self.length, Spans.of((0, gone), (ring_start, length)))
+            keys, values = (torch.cat((f[:, :, :gone], x), 2) for f, x in zip(first, (keys, values), strict=True))
+        return Extended(keys, values, positions, RingCache(self.size, self.sinks, store.keep_last(self.size), first, length))
+
+    def _first(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
+        missing = self.sinks - (0 if self.first is None else self.first[0].shape[2])
+        if missing <= 0:
+            return self.first
+        new = key[:, :, :missing].clone(), value[:, :, :missing].clone()
+        if self.first is None:
+            return new
+        return torch.cat((self.first[0], new[0]), 2), torch.cat((self.first[1], new[1]), 2)
+
+
+@dataclass(frozen=True, eq=False)
+class RecurrentCache(Cache):
+    """Keeps only the sum over keys, for kernel scores: constant memory, but no weights on earlier keys."""
+
+    state: Tensor | None = None
+    length: int = 0
+
+    def extend(self, key: Tensor, value: Tensor) -> Extended:
+        length = self.length + key.shape[2]
+        positions = Positions(self.length, Spans(((self.length, length),)))
+        return Extended(key, value, positions, RecurrentCache(self.state, length))

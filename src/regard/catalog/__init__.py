@@ -1,0 +1,31 @@
+"""The catalogue of named mechanisms: one file each, found by being there."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+
+from regard.catalog.mechanism import Mechanism
+from regard.errors import RegardError, nearest
+
+__all__ = ["Mechanism", "mechanism", "mechanisms"]
+
+
+@cache
+def mechanisms() -> dict[str, Mechanism]:
+    """All mechanisms by name, in alphabetical order."""
+    names = [module.name for module in iter_modules(__path__) if module.name != "mechanism"]
+    return {name: import_module(f"{__name__}.{name}").MECHANISM for name in sorted(names)}
+
+
+def mechanism(name: str) -> Mechanism:
+    """One mechanism; an unknown name is answered with the nearest known one.
+
+    >>> mechanism("sliding_window").build(size=4).mask
+    (causal() & window(size=4))
+    """
+    known = mechanisms()
+    if name not in known:
+        raise RegardError(f"catalogue: there is no mechanism {name!r}. {nearest(name, known)}")
+    return known[name]

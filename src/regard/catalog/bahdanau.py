@@ -1,0 +1,21 @@
+"""Bahdanau's additive attention."""
+
+from regard.attention import Attention
+from regard.catalog.mechanism import Mechanism
+from regard.pieces import Additive
+
+
+def bahdanau(query_width: int, key_width: int, hidden: int = 256) -> Attention:
+    """A small network scores each decoder state against each encoder state: the first neural attention."""
+    return Attention(Additive(query_width, key_width, hidden))
+
+
+MECHANISM = Mechanism(
+    build=bahdanau,
+    formula="w_ij = softmax_j(v . tanh(W q_i + U k_j)), with q the decoder state before the step (s_{t-1})",
+    paper="Bahdanau, Cho & Bengio 2015, arXiv:1409.0473",
+    cost="O(I J hidden) time, O(I + J) memory by blocks",
+    tiny={"query_width": 8, "key_width": 6, "hidden": 5},
+    sizes={"heads": 1, "queries": 7, "keys": 11, "key_width": 6},
+    disagree="keras' AdditiveAttention has no projections W and U; some give the tanh a bias.",
+)

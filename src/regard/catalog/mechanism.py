@@ -1,0 +1,64 @@
+"""What the catalogue knows of a mechanism, and a tiny problem to try it on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.attention import Attention
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A named attention: `build(...)` returns the `Attention`.
+
+    `formula` is plain text, `cost` says time and memory for n tokens, `tiny` are the arguments
+    with which `build` fits the tiny problem of `example`: heads, key heads, widths and lengths
+    in `sizes`. `disagree` tells where other libraries mean something else by the name.
+    """
+
+    build: Callable[..., Attention]
+    formula: str
+    paper: str
+    cost: str
+    tiny: dict[str, Any] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    disagree: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.build.__name__
+
+    @property
+    def summary(self) -> str:
+        return (inspect.getdoc(self.build) or "").split("\n")[0]
+
+    @property
+    def signature(self) -> str:
+        """The parameters of `build`, as Python writes them."""
+        return f"{self.name}{inspect.signature(self.build)}".replace(" -> Attention", "").replace("'", "")
+
+    def example(
+        self, seed: int = 0, dtype: torch.dtype = torch.float64, **sizes: int
+    ) -> tuple[Attention, Tensor, Tensor, Tensor]:
+        """A small instance with random query, key and value that fit it; `sizes` override the mechanism's own.
+
+        Sizes: batch, heads, key_heads, queries, keys, width, key_width, value_width.
+        """
+        given = {"batch": 2, "heads": 4, "queries": 24, "width": 8} | self.sizes | sizes
+        given.setdefault("key_heads", given["heads"])
+        given.setdefault("keys", given["queries"])
+        given.setdefault("key_width", given["width"])
+        given.setdefault("value_width", given["key_width"])
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            attention = self.build(**self.tiny).to(dtype)
+            query = torch.randn(given["batch"], given["heads"], given["queries"], given["width"], dtype=dtype)
+            key = torch.randn(given["batch"], given["key_heads"], given["keys"], given["key_width"], dtype=dtype)
+            value = torch.randn(given["batch"], given["key_heads"], given["keys"], given["value_width"], dtype=dtype)
+        return attention, query, key, value

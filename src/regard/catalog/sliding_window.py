@@ -1,0 +1,22 @@
+"""Sliding-window attention."""
+
+from regard.attention import Attention
+from regard.catalog.mechanism import Mechanism
+from regard.pieces import causal, window
+
+
+def sliding_window(size: int = 256, is_causal: bool = True) -> Attention:
+    """Every query sees only the nearest keys: the last `size`, itself included, or `size` - 1 on each side."""
+    near = window(size)
+    return Attention(mask=causal() & near if is_causal else near)
+
+
+MECHANISM = Mechanism(
+    build=sliding_window,
+    formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over i - size < j <= i",
+    paper="Beltagy et al. 2020, Longformer, arXiv:2004.05150; Jiang et al. 2023, Mistral 7B, arXiv:2310.06825",
+    cost="O(n size D) time, O(n) memory",
+    tiny={"size": 5},
+    disagree="Mistral and Hugging Face see `size` keys, as here; attention-gym, x-transformers, jax and "
+    "local-attention see one more.",
+)

@@ -1,0 +1,173 @@
+"""The blocked engine: exact attention for any pieces in O(n) memory, forward and backward.
+
+Queries are cut into blocks; a block asks the mask which keys it needs, computes its rows and
+forgets the scores. The backward pass computes each block again. Where a block is a scaled dot
+product under softmax, torch's fused kernel runs inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from regard.attention import Prepared
+from regard.engine.blocks import Block, blocks, mean_width
+from regard.engine.dense import flops_per_pair
+from regard.engine.flash import FlashRows
+from regard.engine.problem import Cost, Engine, Problem, Result
+from regard.engine.rows import join, solve_rows
+from regard.pieces.normalizer import Statistic
+
+#: Bytes of scores and what goes with them that one block may hold.
+BLOCK_BYTES = 48 << 20
+#: Longest block of queries.
+LARGEST_BLOCK = 512
+
+
+class Blocked(Engine):
+    name = "blocked"
+    does = "computes block by block over the spans of the mask, in O(n) memory"
+
+    def refusal(self, problem: Problem) -> str | None:
+        return None
+
+    def run(self, problem: Problem) -> Result:
+        work = Work(problem)
+        parameters = [p for p in problem.attention.parameters() if p.requires_grad]
+        output, *statistic = _Blocked.apply(work, problem.value, *problem.prepared.tensors(), *parameters)  # type: ignore[misc]
+        return Result(output, tuple(statistic))
+
+    def cost(self, problem: Problem) -> Cost:
+        work, s = Work(problem), problem.sizes
+        pairs = s.B * s.H * sum((b.stop - b.start) * len(b.columns) for b in work.blocks)
+        widest = max(((b.stop - b.start) * len(b.columns) for b in work.blocks), default=0)
+        per_score = 1 if work.flash is not None else work.floats_per_score
+        held = s.B * s.H * (widest * 4 * per_score + s.I * 4)
+        return Cost(pairs, pairs * flops_per_pair(problem), held)
+
+
+@dataclass(eq=False)
+class Work:
+    """How one problem is cut, and how one block of it is computed."""
+
+    problem: Problem
+
+    @cached_property
+    def flash(self) -> FlashRows | None:
+        """The fused kernel for the inside of the blocks, where it can run there."""
+        rows = FlashRows(self.problem)
+        return rows if rows.refusal is None and rows.tells_statistic else None
+
+    @cached_property
+    def floats_per_score(self) -> int:
+        """Floats that the general path holds for one score, backward included."""
+        return 2 * self.problem.attention.score.floats_per_score + 4 + 2 * len(self.problem.attention.bias)
+
+    @cached_property
+    def block_size(self) -> int:
+        p, s = self.problem, self.problem.sizes
+        width = mean_width(p.attention.mask, p.positions, s.I)
+        if self.flash is not None:
+            wanted = width / 2
+        else:
+            wanted = BLOCK_BYTES / (s.B * s.H * max(width, 1) * 4 * self.floats_per_score)
+        power = 1 << max(int(wanted), 1).bit_length() - 1
+        return max(min(power, LARGEST_BLOCK), 64 if self.flash is not None else 1)
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        p = self.problem
+        return list(blocks(p.attention.mask, p.positions, p.sizes.I, self.block_size))
+
+    def solve(self, block: Block, tile: Prepared, value: Tensor) -> tuple[Tensor, Statistic]:
+        if self.flash is not None:
+            return self.flash.solve(block, tile, value)
+        p = self.problem
+        columns = block.columns.tensor(value.device)
+        grid = p.grid.tile(block.rows, columns)
+        return solve_rows(
+            p.attention, tile, value, grid, columns, masked=not block.full, dropout=p.dropout, seed=p.seed or 0
+        )
+
+
+class _Blocked(torch.autograd.Function):
+    """Blocks forward; in backward each is computed again, and its gradients land in its slices."""
+
+    @staticmethod
+    def forward(ctx: Any, work: Work, value: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        sizes, structure = work.problem.sizes, work.problem.prepared
+        prepared = structure.with_tensors(tensors[: len(structure.tensors())])
+        output = value.new_empty(sizes.B, sizes.H, sizes.I, sizes.E)
+        parts: list[Statistic] = []
+        for block in work.blocks:
+            columns = block.index(value.device)
+            output[:, :, block.rows], statistic = work.solve(
+                block, prepared.tile(block.rows, columns), value[:, :, columns]
+            )
+            parts.append(statistic)
+        ctx.work = work
+        ctx.save_for_backward(value, *tensors)
+        statistics = tuple(join(part) for part in zip(*parts, strict=True))
+        ctx.mark_non_differentiable(*statistics)
+        return output, *statistics
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        value, *tensors = ctx.saved_tensors
+        structure = ctx.work.problem.prepared
+        count = len(structure.tensors())
+        prepared, parameters = structure.with_tensors(tensors[:count]), tensors[count:]
+        wanted = ctx.needs_input_grad[1:]
+        grads = [torch.zeros_like(t) if w else None for t, w in zip((value, *tensors), wanted, strict=True)]
+        on_rows = [False, *structure.on_rows()]
+        for block in ctx.work.blocks:
+            columns = block.index(value.device)
+            found = _block_gradients(ctx.work, block, prepared, value, columns, parameters, grad, wanted)
+            places = [block.rows if rows else columns for rows in on_rows]
+            for total, part, place in zip(grads[: count + 1], found[: count + 1], places, strict=True):
+                _accumulate(total, part, place)
+            for total, part in zip(grads[count + 1 :], found[count + 1 :], strict=True):
+                if total is not None and part is not None:
+                    total += part
+        return None, *grads
+
+
+def _block_gradients(
+    work: Work,
+    block: Block,
+    prepared: Prepared,
+    value: Tensor,
+    columns: slice | Tensor,
+    parameters: Sequence[Tensor],
+    grad: Tensor,
+    wanted: Sequence[bool],
+) -> list[Tensor | None]:
+    """Gradients of one block with respect to its slices of the value and prepared tensors, and the parameters."""
+    with torch.enable_grad():
+        sliced = prepared.tile(block.rows, columns)
+        leaves = [t.detach() for t in (value[:, :, columns], *sliced.tensors())]
+        inputs = [*leaves, *parameters]
+        for leaf, want in zip(leaves, wanted, strict=False):
+            leaf.requires_grad_(want)
+        output, _ = work.solve(block, sliced.with_tensors(leaves[1:]), leaves[0])
+        chosen = [t for t, want in zip(inputs, wanted, strict=True) if want]
+        if not output.requires_grad:
+            return [None] * len(inputs)
+        found = iter(torch.autograd.grad(output, chosen, grad[:, :, block.rows], allow_unused=True))
+    return [next(found) if want else None for want in wanted]
+
+
+def _accumulate(total: Tensor | None, part: Tensor | None, place: slice | Tensor) -> None:
+    if total is None or part is None:
+        return
+    if isinstance(place, slice):
+        total[:, :, place] += part
+    else:
+        total.index_add_(2, place, part)

@@ -1,0 +1,156 @@
+"""The one door to torch's fused attention kernels, and the rows of a problem given to them."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.attention import Prepared
+from regard.engine.blocks import Block
+from regard.engine.problem import Problem
+from regard.pieces.bias import AdditiveBias
+from regard.pieces.normalizer import LearnedSink, Softmax, Statistic
+from regard.shapes import at_least_float32
+
+
+def flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float,
+    causal: bool = False,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Fused softmax attention: output (B, H, I, E), and the log-sum-exp (B, H, I) where the kernel tells it.
+
+    `causal` aligns the first query with the first key (top-left). `mask` is additive, of the
+    query's dtype, and broadcasts. The kernel needs one width for keys and values: the narrower
+    is padded with zeros, which changes neither scores nor outputs. An empty row gives output 0
+    and the log-sum-exp -inf, where the CPU kernel itself says 0.
+    """
+    width, out_width = query.shape[-1], value.shape[-1]
+    query, key = _pad(query, out_width), _pad(key, out_width)
+    value = _pad(value, width)
+    if tells_statistic(query):
+        output, log_total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, causal, attn_mask=mask, scale=scale
+        )
+        log_total = _mark_empty(log_total.detach(), mask)
+    else:
+        output = F.scaled_dot_product_attention(
+            query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+        )
+        log_total = None
+        if mask is not None:
+            output = output.masked_fill(mask.isneginf().all(-1, keepdim=True), 0.0)
+    return output[..., :out_width], log_total
+
+
+def _pad(x: Tensor, width: int) -> Tensor:
+    return F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
+
+
+def tells_statistic(query: Tensor) -> bool:
+    """Whether the private CPU operator that also returns the log-sum-exp can be used."""
+    return query.device.type == "cpu" and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
+
+
+def _mark_empty(log_total: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is None:
+        return log_total
+    return log_total.masked_fill(mask.isneginf().all(-1), -torch.inf)
+
+
+class FlashRows:
+    """Rows of one problem as calls of the fused kernel: biases and mask become one additive tensor."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._latest: tuple[object, Tensor] | None = None
+
+    @cached_property
+    def tells_statistic(self) -> bool:
+        return tells_statistic(self.problem.query)
+
+    @cached_property
+    def refusal(self) -> str | None:
+        """Why the kernel cannot compute these rows, or None: it can."""
+        p, attention = self.problem, self.problem.attention
+        if p.scale is None:
+            return "its weights are no softmax of scaled dot products"
+        for bias in attention.bias:
+            if not isinstance(bias, AdditiveBias):
+                return f"{type(bias).__name__} does not add to the scores, so it cannot be given as a mask"
+        if p.learns_bias:
+            return "gradients must reach the bias, and the kernel turns dense for a mask that requires them"
+        if p.dropout:
+            return "it could not drop the same weights again in the backward pass"
+        if attention.normalizer.row_sum is None and (self._learns_sink or not self.tells_statistic):
+            return "the sink acts through the log-sum-exp, which the kernel does not tell with gradients"
+        return None
+
+    @property
+    def _learns_sink(self) -> bool:
+        normalizer = self.problem.attention.normalizer
+        parameters = normalizer.parameters() if isinstance(normalizer, nn.Module) else ()
+        return self.problem.learns or self.problem.needs_gradient(*parameters)
+
+    def solve(self, block: Block, tile: Prepared, value: Tensor, causal: bool = False) -> tuple[Tensor, Statistic | None]:
+        """Output and statistic of the rows of a block. `causal`: top-left, in place of the mask."""
+        p, dtype = self.problem, value.dtype
+        assert p.scale is not None
+        query, key = tile.query, tile.key
+        if p.attention.bias:
+            query, key, value = (at_least_float32(x) for x in (query, key, value))
+        mask = None if causal else self._mask(block, tile, query.dtype)
+        output, log_total = flash(query, key, value, scale=p.scale, causal=causal, mask=mask)
+        if log_total is None:
+            return output.to(dtype), None
+        total = self._normalizer.with_sink(log_total)
+        if self._normalizer.row_sum is None:
+            output = output * torch.exp(log_total - total)[..., None].to(output.dtype)
+        return output.to(dtype), (total,)
+
+    @property
+    def _normalizer(self) -> Softmax | LearnedSink:
+        normalizer = self.problem.attention.normalizer
+        assert isinstance(normalizer, Softmax | LearnedSink)
+        return normalizer
+
+    def _mask(self, block: Block, tile: Prepared, dtype: torch.dtype) -> Tensor | None:
+        """The additive tensor of a block. Where it depends on j - i alone, the next block down the diagonal reuses it."""
+        attention = self.problem.attention
+        if block.full and not attention.bias:
+            return None
+        place = self._diagonal(block)
+        if place is not None and self._latest is not None and self._latest[0] == place:
+            return self._latest[1]
+        mask = self._build(block, tile).to(dtype)
+        self._latest = (place, mask) if place is not None else None
+        return mask
+
+    def _diagonal(self, block: Block) -> tuple[int, int, int, bool] | None:
+        """What two blocks with the same mask have in common, or None where no other block shares it."""
+        attention, keys = self.problem.attention, self.problem.positions.keys
+        relative = all(b.relative for b in attention.bias)
+        relative &= block.full or (attention.mask is not None and attention.mask.relative)
+        if not relative or len(keys.intervals) > 1 or len(block.columns.intervals) > 1:
+            return None
+        first = block.columns.intervals[0][0]
+        return block.stop - block.start, len(block.columns), block.start - first, block.full
+
+    def _build(self, block: Block, tile: Prepared) -> Tensor:
+        attention = self.problem.attention
+        grid = self.problem.grid.tile(block.rows, block.columns.tensor(tile.key.device))
+        precision = torch.promote_types(tile.query.dtype, torch.float32)
+        total = torch.zeros(1, 1, len(grid.query), len(grid.key), device=tile.key.device, dtype=precision)
+        for bias, rows, cols in zip(attention.bias, tile.rows, tile.cols, strict=True):
+            total = bias.transform(total, grid, rows, cols)
+        total = total / self._normalizer.temperature
+        if block.full or attention.mask is None:
+            return total
+        return total.masked_fill(~attention.mask.allowed(grid), -torch.inf)

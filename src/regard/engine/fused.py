@@ -1,0 +1,62 @@
+"""The fused engine: one call of torch's fused kernel for the whole problem."""
+
+from __future__ import annotations
+
+from regard.engine.blocks import Block, whole
+from regard.engine.dense import flops_per_pair
+from regard.engine.flash import FlashRows
+from regard.engine.problem import Cost, Engine, Problem, Result
+from regard.pieces.mask import causal
+
+#: Largest additive mask, in bytes, that is worth building to save the blocks.
+MASK_BYTES = 16 << 20
+
+
+class Fused(Engine):
+    name = "fused"
+    does = "is one call of torch's fused kernel"
+
+    def refusal(self, problem: Problem) -> str | None:
+        refusal = FlashRows(problem).refusal
+        if refusal is not None:
+            return refusal
+        held = mask_bytes(problem, block_of(problem))
+        if held > MASK_BYTES:
+            return f"its mask and biases would take {held / 2**20:,.0f} MiB as one tensor"
+        return None
+
+    def run(self, problem: Problem) -> Result:
+        rows = FlashRows(problem)
+        return Result(*rows.solve(block_of(problem), problem.prepared, problem.value, is_top_left(problem)))
+
+    def cost(self, problem: Problem) -> Cost:
+        s = problem.sizes
+        pairs = s.B * s.H * s.I * s.J
+        scored = pairs // 2 if is_top_left(problem) else pairs
+        return Cost(scored, scored * flops_per_pair(problem), mask_bytes(problem, block_of(problem)) + s.B * s.H * s.I * 4)
+
+
+def block_of(problem: Problem) -> Block:
+    """All queries against all keys; full where the mask forbids nothing."""
+    return whole(problem.attention.mask, problem.positions, problem.sizes.I)
+
+
+def is_top_left(problem: Problem) -> bool:
+    """Whether mask and positions are those of the kernel's own causal flag."""
+    attention, positions = problem.attention, problem.positions
+    starts = [start for start, _ in positions.keys] == [positions.start]
+    return isinstance(attention.mask, causal) and not attention.bias and starts
+
+
+def mask_bytes(problem: Problem, block: Block) -> int:
+    """What mask and biases take as one additive tensor."""
+    attention, s = problem.attention, problem.sizes
+    if is_top_left(problem) or (block.full and not attention.bias):
+        return 0
+    batch, heads = 1, s.H if attention.bias else 1
+    if attention.mask is not None and not block.full:
+        shape = attention.mask.allowed(problem.grid.tile(slice(0, 1), slice(0, 1))).shape
+        batch, heads = shape[0], max(heads, shape[1])
+    if any(state is not None for state in (*problem.prepared.rows, *problem.prepared.cols)):
+        batch = s.B
+    return batch * heads * s.I * s.J * problem.query.element_size()

@@ -1,0 +1,122 @@
+"""Which engine runs a problem, which cannot and why, and what it will take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from regard.engine.blocked import Blocked, Work
+from regard.engine.dense import Dense
+from regard.engine.fused import Fused, is_top_left, mask_bytes
+from regard.engine.fused import block_of as whole_block
+from regard.engine.linear import LinearEngine
+from regard.engine.problem import Cost, Engine, Problem
+from regard.engine.reference import Reference
+from regard.errors import RegardError, nearest
+
+ENGINES: dict[str, Engine] = {e.name: e for e in (Reference(), Dense(), Fused(), Blocked(), LinearEngine())}
+
+#: Scores that the dense engine may hold before the blocked one is taken instead.
+DENSE_BYTES = 32 << 20
+#: Pairs a head up to which one fused call is taken, however many of them the mask forbids.
+SMALL_PAIRS = 512 * 512
+#: Share of pairs that blocks must save before they are worth more than one fused call.
+WORTH_SKIPPING = 0.3
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What `attend` would do. `print(plan)` tells it in words."""
+
+    engine: str
+    chosen: bool
+    why: str
+    refused: dict[str, str]
+    cost: Cost
+    problem: Problem = field(repr=False)
+
+    def __str__(self) -> str:
+        s, attention = self.problem.sizes, self.problem.attention
+        sharing = "" if s.G == s.H else f" sharing {s.G} key/value heads"
+        who = "asked for" if self.chosen else "chosen"
+        lines = [
+            f"{attention!r}",
+            f"{s.I:,} queries, {s.J:,} keys, {s.H} heads{sharing} of width {s.D}, batch {s.B}.",
+            f"The {self.engine} engine is {who}: it {ENGINES[self.engine].does}. {self.why}",
+            self._amounts(),
+        ]
+        lines += [f"The {name} engine cannot run this: {reason}." for name, reason in self.refused.items()]
+        return "\n".join(lines)
+
+    def _amounts(self) -> str:
+        s = self.problem.sizes
+        everything = s.B * s.H * s.I * s.J
+        share = f"{self.cost.pairs:,} of {everything:,} pairs are scored ({self.cost.pairs / everything:.2%})"
+        pairs = share if self.cost.pairs else "No pair is scored"
+        item = self.problem.query.element_size()
+        moved = item * s.B * (s.H * s.I * (s.D + s.E) + s.G * s.J * (s.D + s.E))
+        return (
+            f"{pairs}: {_count(self.cost.flops)} floating-point operations. It reads and writes {_bytes(moved)} of "
+            f"inputs and output, and holds about {_bytes(self.cost.bytes)} besides, where all weights would take "
+            f"{_bytes(everything * 4)}."
+        )
+
+
+def plan(problem: Problem, engine: str = "auto") -> Plan:
+    """Choose an engine, or check the one asked for; a `RegardError` names those that can."""
+    if engine != "auto" and engine not in ENGINES:
+        raise RegardError(f"attend: there is no engine {engine!r}. {nearest(engine, [*ENGINES, 'auto'])}")
+    refused = {name: reason for name, e in ENGINES.items() if (reason := _refusal(e, problem)) is not None}
+    if engine in refused:
+        able = ", ".join(name for name in ENGINES if name not in refused) or "none"
+        raise RegardError(
+            f"attend: the {engine} engine cannot run {problem.attention!r}: {refused[engine]}. Engines that can: {able}."
+        )
+    name, why = (engine, "") if engine != "auto" else _choose(problem, refused)
+    return Plan(name, engine != "auto", why, refused, ENGINES[name].cost(problem), problem)
+
+
+def _refusal(engine: Engine, problem: Problem) -> str | None:
+    if problem.state is not None and not isinstance(engine, LinearEngine):
+        return "earlier keys are only kept as a sum (RecurrentCache); use GrowingCache to keep them"
+    return engine.refusal(problem)
+
+
+def _choose(problem: Problem, refused: dict[str, str]) -> tuple[str, str]:
+    if "linear" not in refused:
+        return "linear", "Kernel scores summed up need no pairs."
+    if problem.state is not None:
+        raise RegardError(f"attend: a RecurrentCache needs the linear engine, which cannot run this: {refused['linear']}.")
+    if "fused" not in refused and not _worth_skipping(problem):
+        return "fused", "Nothing, or too little to be worth cutting up, is masked."
+    dense = Dense().cost(problem).bytes
+    if FLASH_INSIDE not in _inside(problem) and dense <= DENSE_BYTES:
+        return "dense", f"All scores fit in {_bytes(dense)}."
+    return "blocked", f"{_inside(problem)} inside blocks of {Work(problem).block_size} queries."
+
+
+FLASH_INSIDE = "The fused kernel runs"
+
+
+def _inside(problem: Problem) -> str:
+    return FLASH_INSIDE if Work(problem).flash is not None else "Whole rows of scores are formed and forgotten"
+
+
+def _worth_skipping(problem: Problem) -> bool:
+    s = problem.sizes
+    if is_top_left(problem) or mask_bytes(problem, whole_block(problem)) == 0 or s.I * s.J <= SMALL_PAIRS:
+        return False
+    return Blocked().cost(problem).pairs < (1 - WORTH_SKIPPING) * s.B * s.H * s.I * s.J
+
+
+def _count(number: float) -> str:
+    for size, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
+        if number >= size:
+            return f"{number / size:.3g} {word}"
+    return str(int(number))
+
+
+def _bytes(number: float) -> str:
+    for size, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{int(number)} bytes"

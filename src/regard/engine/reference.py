@@ -1,0 +1,403 @@
+"""The reference engine: the definition of every piece in NumPy, float64, dense, one head at a time.
+
+This file is the specification. It shares no code with the pieces it defines: masks are decided
+pair by pair from positions, thresholds are found by bisection, RoPE is a product of complex
+numbers. Every engine is tested against it, values and weights.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+import torch
+
+from regard.engine.problem import Cost, Engine, Problem, Result
+from regard.errors import RegardError
+from regard.pieces import bias, kernel, mask, mask_data, normalizer, position, score
+from regard.pieces.dropout import kept
+from regard.pieces.grid import Grid
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Batch entry, head, and the positions of queries (I, 1) and keys (1, J)."""
+
+    b: int
+    h: int
+    i: Array
+    j: Array
+
+
+class Reference(Engine):
+    name = "reference"
+    does = "follows the definition in NumPy, in float64, one head at a time"
+
+    def refusal(self, problem: Problem) -> str | None:
+        if problem.learns:
+            return "NumPy has no gradients; wrap the call in torch.no_grad()"
+        return None
+
+    def run(self, problem: Problem) -> Result:
+        output, _ = reference(problem)
+        return Result(torch.from_numpy(output).to(problem.value), None)
+
+    def cost(self, problem: Problem) -> Cost:
+        s = problem.sizes
+        pairs = s.B * s.H * s.I * s.J
+        return Cost(pairs, pairs * (2 * s.D + 2 * s.E + 4), pairs * 8 * 4)
+
+
+def reference(problem: Problem) -> tuple[Array, Array]:
+    """Output (B, H, I, E) and weights (B, H, I, J) of a problem, by definition."""
+    s = problem.sizes
+    outputs, weights = np.zeros((s.B, s.H, s.I, s.E)), np.zeros((s.B, s.H, s.I, s.J))
+    for b in range(s.B):
+        for h in range(s.H):
+            outputs[b, h], weights[b, h] = one_head(problem, b, h)
+    return outputs, weights
+
+
+def one_head(problem: Problem, b: int, h: int) -> tuple[Array, Array]:
+    attention, g = problem.attention, h // problem.sizes.R
+    place = Place(b, h, *_positions(problem))
+    q, k, v = (array(t) for t in (problem.query[b, h], problem.key[b, g], problem.value[b, g]))
+    if attention.position is not None:
+        q, k = (encode(attention.position, x, p.ravel()) for x, p in ((q, place.i), (k, place.j)))
+    s = compare(attention.score, q, k, h)
+    for piece in attention.bias:
+        s = shift(piece, s, q, k, place)
+    may = np.ones(s.shape, bool) if attention.mask is None else attends(attention.mask, place)
+    w = normalize(attention.normalizer, s, np.broadcast_to(may, s.shape), h)
+    used = w * _dropped(problem, place) if problem.dropout else w
+    return used @ v, w
+
+
+def array(x: Any) -> Array:
+    return np.asarray(x.detach().cpu().double() if isinstance(x, torch.Tensor) else x, dtype=np.float64)
+
+
+def _positions(problem: Problem) -> tuple[Array, Array]:
+    i = problem.positions.start + np.arange(problem.sizes.I)
+    j = np.concatenate([np.arange(*span) for span in problem.positions.keys])
+    return i[:, None], j[None, :]
+
+
+def _dropped(problem: Problem, place: Place) -> Array:
+    i, j = torch.from_numpy(place.i.ravel()), torch.from_numpy(place.j.ravel())
+    grid = Grid(torch.tensor([place.b]), torch.tensor([place.h]), i, j)
+    return array(kept(grid, problem.dropout, problem.seed or 0)[0, 0]) / (1 - problem.dropout)
+
+
+def _undefined(slot: str, piece: object) -> RegardError:
+    return RegardError(
+        f"reference: no definition of the {slot} {type(piece).__name__} in NumPy. Register one with "
+        f"@regard.engine.reference.{slot}.register, or use engine='dense'."
+    )
+
+
+# Scores: (I, D), (J, D') -> (I, J)
+
+
+@singledispatch
+def compare(piece: object, q: Array, k: Array, h: int) -> Array:
+    raise _undefined("compare", piece)
+
+
+@compare.register
+def _(piece: score.Dot, q: Array, k: Array, h: int) -> Array:
+    return q @ k.T * (1 / math.sqrt(q.shape[1]) if piece.factor is None else piece.factor)
+
+
+@compare.register
+def _(piece: score.Cosine, q: Array, k: Array, h: int) -> Array:
+    norms = np.linalg.norm(q, axis=1)[:, None] * np.linalg.norm(k, axis=1)[None, :]
+    return piece.factor * (q @ k.T) / np.maximum(norms, 1e-300)
+
+
+@compare.register
+def _(piece: score.Bilinear, q: Array, k: Array, h: int) -> Array:
+    return q @ array(piece.weight[h % len(piece.weight)]) @ k.T
+
+
+@compare.register
+def _(piece: score.Additive, q: Array, k: Array, h: int) -> Array:
+    hidden = (q @ array(piece.query.weight).T)[:, None] + (k @ array(piece.key.weight).T)[None]
+    if piece.query.bias is not None:
+        hidden = hidden + array(piece.query.bias)
+    return np.tanh(hidden) @ array(piece.direction)
+
+
+@compare.register
+def _(piece: score.Concat, q: Array, k: Array, h: int) -> Array:
+    pairs = np.concatenate([np.repeat(q[:, None], len(k), 1), np.repeat(k[None], len(q), 0)], axis=2)
+    return np.tanh(pairs @ array(piece.projection.weight).T) @ array(piece.direction)
+
+
+@compare.register
+def _(piece: kernel.Kernel, q: Array, k: Array, h: int) -> Array:
+    return features(piece.features, q) @ features(piece.features, k).T
+
+
+@singledispatch
+def features(piece: object, x: Array) -> Array:
+    raise _undefined("features", piece)
+
+
+@features.register
+def _(piece: kernel.EluPlusOne, x: Array) -> Array:
+    return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
+
+
+@features.register
+def _(piece: kernel.RandomFeatures, x: Array) -> Array:
+    x = x / piece.width**0.25
+    exponent = x @ array(piece.frequencies).T - (x**2).sum(1, keepdims=True) / 2
+    return np.exp(exponent) / math.sqrt(piece.num_features)
+
+
+# Positions: (n, D), (n,) -> (n, D)
+
+
+@singledispatch
+def encode(piece: object, x: Array, positions: Array) -> Array:
+    raise _undefined("encode", piece)
+
+
+@encode.register
+def _(piece: position.RoPE, x: Array, positions: Array) -> Array:
+    half, turned = piece.width // 2, x.copy()
+    first, second = (slice(0, piece.width, 2), slice(1, piece.width, 2)) if piece.interleaved else (
+        slice(0, half), slice(half, piece.width)
+    )  # fmt: skip
+    turn = np.exp(1j * positions[:, None] * array(piece.frequencies())[None, :])
+    z = (x[:, first] + 1j * x[:, second]) * turn
+    turned[:, first], turned[:, second] = z.real, z.imag
+    return turned
+
+
+@encode.register
+def _(piece: position.Sinusoidal, x: Array, positions: Array) -> Array:
+    table = np.zeros(x.shape)
+    for channel in range(x.shape[1]):
+        angle = positions / piece.base ** (2 * (channel // 2) / x.shape[1])
+        table[:, channel] = np.cos(angle) if channel % 2 else np.sin(angle)
+    return x + table
+
+
+@encode.register
+def _(piece: position.LearnedPositions, x: Array, positions: Array) -> Array:
+    return x + array(piece.table)[positions]
+
+
+# Biases: (I, J) -> (I, J)
+
+
+@singledispatch
+def shift(piece: object, s: Array, q: Array, k: Array, place: Place) -> Array:
+    raise _undefined("shift", piece)
+
+
+@shift.register
+def _(piece: bias.Softcap, s: Array, q: Array, k: Array, place: Place) -> Array:
+    return piece.cap * np.tanh(s / piece.cap)
+
+
+@shift.register
+def _(piece: bias.ALiBi, s: Array, q: Array, k: Array, place: Place) -> Array:
+    return s - bias.alibi_slopes(piece.num_heads)[place.h] * np.abs(place.i - place.j)
+
+
+@shift.register
+def _(piece: bias.T5Bias, s: Array, q: Array, k: Array, place: Place) -> Array:
+    distance = torch.from_numpy(place.j - place.i)
+    bucket = bias.t5_bucket(distance, piece.num_buckets, piece.max_distance, piece.bidirectional)
+    return s + array(piece.table)[:, place.h][bucket.numpy()]
+
+
+@shift.register
+def _(piece: bias.ShawBias, s: Array, q: Array, k: Array, place: Place) -> Array:
+    distance = np.clip(place.j - place.i, -piece.reach, piece.reach) + piece.reach
+    return s + np.einsum("id,ijd->ij", q, array(piece.keys)[distance]) * piece.scale
+
+
+@shift.register
+def _(piece: bias.TransformerXLBias, s: Array, q: Array, k: Array, place: Place) -> Array:
+    u, v, W = (array(p[place.h]) for p in (piece.content, piece.distance, piece.projection))
+    angles = (place.i - place.j)[..., None] / piece.base ** (np.arange(0, piece.width, 2) / piece.width)
+    r = np.concatenate([np.sin(angles), np.cos(angles)], -1)
+    return s + (k @ u[0] + np.einsum("id,ijd->ij", q + v, r @ W.T)) / math.sqrt(piece.width)
+
+
+@shift.register
+def _(piece: bias.LearnedTable, s: Array, q: Array, k: Array, place: Place) -> Array:
+    return s + array(piece.table)[place.h][np.clip(place.j - place.i, -piece.reach, piece.reach) + piece.reach]
+
+
+# Masks: positions -> (I, J), True = may attend
+
+
+@singledispatch
+def attends(piece: object, place: Place) -> Array:
+    raise _undefined("attends", piece)
+
+
+@attends.register
+def _(piece: mask.Both, place: Place) -> Array:
+    return attends(piece.left, place) & attends(piece.right, place)
+
+
+@attends.register
+def _(piece: mask.Either, place: Place) -> Array:
+    return attends(piece.left, place) | attends(piece.right, place)
+
+
+@attends.register
+def _(piece: mask.Not, place: Place) -> Array:
+    return ~attends(piece.mask, place)
+
+
+@attends.register
+def _(piece: mask.causal, place: Place) -> Array:
+    return place.j <= place.i
+
+
+@attends.register
+def _(piece: mask.window, place: Place) -> Array:
+    return np.abs(place.i - place.j) < piece.size
+
+
+@attends.register
+def _(piece: mask.dilated, place: Place) -> Array:
+    steps, rest = np.divmod(np.abs(place.i - place.j), piece.dilation)
+    return (rest == 0) & (steps < piece.size)
+
+
+@attends.register
+def _(piece: mask.prefix, place: Place) -> Array:
+    return (place.j < piece.length) & (place.i == place.i)
+
+
+@attends.register
+def _(piece: mask.block_local, place: Place) -> Array:
+    mine, theirs = np.floor_divide(place.i, piece.size), np.floor_divide(place.j, piece.size)
+    return (mine - piece.before <= theirs) & (theirs <= mine + piece.after)
+
+
+@attends.register
+def _(piece: mask_data.Lengths, place: Place) -> Array:
+    return place.j < int(piece.lengths[place.b])
+
+
+@attends.register
+def _(piece: mask_data.RealKeys, place: Place) -> Array:
+    return np.asarray(piece.real[place.b].cpu())[place.j]
+
+
+@attends.register
+def _(piece: mask_data.documents, place: Place) -> Array:
+    keys = np.repeat(np.arange(len(piece.lengths)), piece.key_lengths or piece.lengths)
+    queries = np.repeat(np.arange(len(piece.lengths)), piece.lengths)
+    i = place.i - (len(keys) - len(queries))
+    inside = (0 <= i) & (i < len(queries)) & (0 <= place.j) & (place.j < len(keys))
+    return inside & (np.take(queries, i, mode="clip") == np.take(keys, place.j, mode="clip"))
+
+
+@attends.register
+def _(piece: mask_data.global_tokens, place: Place) -> Array:
+    return np.isin(place.i, piece.positions) | np.isin(place.j, piece.positions)
+
+
+@attends.register
+def _(piece: mask_data.random_blocks, place: Place) -> Array:
+    chosen = [set(row) for row in piece.table.tolist()]
+    pairs = np.broadcast_arrays(place.i // piece.size, place.j // piece.size)
+    return np.vectorize(lambda mine, theirs: theirs in chosen[mine])(*pairs)
+
+
+@attends.register
+def _(piece: mask_data.where, place: Place) -> Array:
+    b, h, i, j = (torch.as_tensor(x) for x in (place.b, place.h, place.i, place.j))
+    return np.asarray(piece.predicate(b, h, i, j))
+
+
+@attends.register
+def _(piece: mask_data.given, place: Place) -> Array:
+    t = piece.tensor[(None,) * (4 - piece.tensor.ndim)]
+    full = np.asarray(t[place.b % len(t), place.h % t.shape[1]].cpu())
+    return full[place.i - (full.shape[1] - full.shape[0]), place.j]
+
+
+# Normalisers: (I, J) scores and who may attend -> (I, J) weights
+
+
+@singledispatch
+def normalize(piece: object, s: Array, may: Array, h: int) -> Array:
+    raise _undefined("normalize", piece)
+
+
+def _softmax(s: Array, may: Array, sink: float | None) -> Array:
+    s = np.where(may, s, -np.inf)
+    greatest = np.maximum(s.max(1, keepdims=True), -np.inf if sink is None else sink)
+    greatest = np.where(np.isfinite(greatest), greatest, 0.0)
+    e = np.exp(s - greatest)
+    total = e.sum(1, keepdims=True) + (0 if sink is None else np.exp(sink - greatest))
+    return np.divide(e, total, out=np.zeros_like(e), where=total > 0)
+
+
+@normalize.register
+def _(piece: normalizer.Softmax, s: Array, may: Array, h: int) -> Array:
+    return _softmax(s / piece.temperature, may, piece.sink)
+
+
+@normalize.register
+def _(piece: normalizer.LearnedSink, s: Array, may: Array, h: int) -> Array:
+    return _softmax(s, may, float(piece.sink[h]))
+
+
+def _by_bisection(s: Array, may: Array, power: float) -> Array:
+    """max(s - t, 0)^power with t such that each row sums to 1; s at most 1 above t."""
+    s = np.where(may, s, -np.inf)
+    high = np.where(may.any(1), s.max(1), 0.0)[:, None]
+    low = high - 1.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        above = (np.maximum(s - middle, 0) ** power).sum(1, keepdims=True) > 1
+        low, high = np.where(above, middle, low), np.where(above, high, middle)
+    return np.where(may, np.maximum(s - low, 0) ** power, 0.0)
+
+
+@normalize.register
+def _(piece: normalizer.Sparsemax, s: Array, may: Array, h: int) -> Array:
+    return _by_bisection(s, may, 1)
+
+
+@normalize.register
+def _(piece: normalizer.Entmax15, s: Array, may: Array, h: int) -> Array:
+    return _by_bisection(s / 2, may, 2)
+
+
+@normalize.register
+def _(piece: normalizer.TopK, s: Array, may: Array, h: int) -> Array:
+    order = np.argsort(-np.where(may, s, -np.inf), axis=1, kind="stable")[:, : piece.k]
+    chosen = np.zeros_like(may)
+    np.put_along_axis(chosen, order, True, axis=1)
+    return _softmax(s, may & chosen, None)
+
+
+@normalize.register
+def _(piece: normalizer.Hardmax, s: Array, may: Array, h: int) -> Array:
+    best = np.argmax(np.where(may, s, -np.inf), axis=1)
+    return np.where(may, np.arange(s.shape[1])[None] == best[:, None], False).astype(np.float64)
+
+
+@normalize.register
+def _(piece: normalizer.Sum, s: Array, may: Array, h: int) -> Array:
+    s = np.where(may, s, 0.0)
+    total = s.sum(1, keepdims=True)
+    return np.divide(s, total, out=np.zeros_like(s), where=total != 0)

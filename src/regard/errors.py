@@ -1,0 +1,22 @@
+"""The one error users meet, and the words it is made of."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RegardError(ValueError):
+    """A mistake in what was asked: names the operation, what it received, the rule and the remedy.
+
+    Every error that a user can cause is a `RegardError`; it is a `ValueError`, so code that
+    catches those keeps working.
+    """
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A sentence that lists the valid names and points at the one most like `name`."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    hint = f"Did you mean {close[0]!r}? " if close else ""
+    return f"{hint}Known names: {', '.join(known)}."

@@ -1,0 +1,231 @@
+"""Every weight of an attention, on demand: w_ij = f(s_ij, r_i) from (q, k, r), O(n) memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from types import EllipsisType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.attention import Attention, Prepared, scores
+from regard.engine.blocks import blocks
+from regard.engine.rows import join
+from regard.errors import RegardError
+from regard.maps.folds import Distance, Entropy, Fold, Links, Mass, Pool, Received, Similarity, Tile, Top
+from regard.pieces.grid import Grid
+from regard.pieces.normalizer import Statistic
+from regard.positions import Positions
+from regard.spans import Spans
+
+Index = int | slice | Sequence[int] | Tensor | None
+
+#: Largest dense result, in bytes, that is given without being asked for by budget.
+BUDGET = 1 << 30
+#: Queries and keys of the tiles that folds see.
+TILE = (128, 512)
+#: Bytes that computing one piece of a tile may hold.
+WORKSPACE = 48 << 20
+
+
+class OutOfRange(RegardError, IndexError):
+    """An index beyond the map."""
+
+
+class AttentionMap:
+    """The weights (B, H, I, J) of one attention, without holding them.
+
+    Nothing is computed until asked; what is asked for is computed exactly, from queries, keys and
+    one statistic per row. Weights are those before dropout, in float32 at least, detached.
+
+    >>> import torch, regard as rg
+    >>> seen = rg.attend(rg.Attention(), *(torch.randn(1, 2, 5, 4) for _ in range(3)))
+    >>> seen.weights
+    AttentionMap(1 x 2 heads x 5 queries x 5 keys)
+    >>> seen.weights[0, 1, 2:4].shape, seen.weights.entropy().shape
+    (torch.Size([2, 5]), torch.Size([1, 2, 5]))
+    """
+
+    def __init__(
+        self, attention: Attention, prepared: Prepared, positions: Positions, grid: Grid, statistic: Statistic | None
+    ) -> None:
+        self.attention, self.positions, self.grid = attention, positions, grid
+        self._prepared = prepared.detach()
+        self._statistic = statistic
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return len(self.grid.batch), len(self.grid.head), len(self.grid.query), len(self.grid.key)
+
+    @property
+    def device(self) -> torch.device:
+        return self.grid.device
+
+    @cached_property
+    @torch.no_grad()
+    def statistic(self) -> Statistic:
+        """The row statistic r (for softmax the log-sum-exp, natural log); (B, H, I, ...) each."""
+        if self._statistic is not None:
+            return self._statistic
+        B, H, I, J = self.shape
+        size = max(1, min(TILE[0], WORKSPACE // (B * H * J * self._bytes_per_weight)))
+        parts = []
+        for block in blocks(self.attention.mask, self.positions, I, size):
+            columns = block.columns.tensor(self.device)
+            tile, grid = self._prepared.tile(block.rows, columns), self.grid.tile(block.rows, columns)
+            s = scores(self.attention, tile, grid, masked=not block.full)
+            parts.append(self.attention.normalizer.statistic(s, columns))
+        return tuple(join(part) for part in zip(*parts, strict=True))
+
+    @property
+    def _bytes_per_weight(self) -> int:
+        return 4 * (2 * self.attention.score.floats_per_score + 4)
+
+    # Exact pieces
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Exact weights, indexed like the (B, H, I, J) tensor they would be."""
+        index = index if isinstance(index, tuple) else (index,)
+        if any(isinstance(part, EllipsisType) for part in index):
+            at = index.index(...)
+            index = (*index[:at], *[None] * (5 - len(index)), *index[at + 1 :])
+        if len(index) > 4:
+            raise OutOfRange(f"weights[...]: the map has 4 axes {self.shape}, got {len(index)} indices.")
+        parts = (*index, *[None] * (4 - len(index)))
+        tile = self.tile(*parts)
+        keep = tuple(0 if isinstance(part, int) else slice(None) for part in parts)
+        return tile[keep]
+
+    @torch.no_grad()
+    def tile(
+        self, batch: Index = None, head: Index = None, rows: Index = None, cols: Index = None, budget: int = BUDGET
+    ) -> Tensor:
+        """Exact weights of chosen batch entries, heads, queries and keys, always (B', H', I', J')."""
+        names = ("batch", "head", "query", "key")
+        b, h, i, j = (
+            _indices(name, part, size, self.device)
+            for name, part, size in zip(names, (batch, head, rows, cols), self.shape, strict=True)
+        )
+        self._within_budget(len(b) * len(h) * len(i) * len(j) * 4, budget)
+        view = self if batch is None and head is None else self.select(b, h)
+        keys, place = j.unique(return_inverse=True)
+        step = max(1, WORKSPACE // (len(b) * len(h) * max(len(keys), 1) * self._bytes_per_weight))
+        weights = torch.cat([view._weights(part, keys)[0] for part in i.split(step)], 2)
+        return weights if torch.equal(keys, j) else weights[..., place]
+
+    def dense(self, budget: int = BUDGET) -> Tensor:
+        """All weights (B, H, I, J), if they fit in `budget` bytes."""
+        return self.tile(budget=budget)
+
+    def select(self, batch: Tensor, head: Tensor) -> AttentionMap:
+        """The map of some batch entries and heads (indices), still lazy."""
+        grid = Grid(self.grid.batch[batch], self.grid.head[head], self.grid.query, self.grid.key)
+        statistic = tuple(t[batch][:, head] for t in self.statistic)
+        return AttentionMap(self.attention, self._prepared.select(batch, head), self.positions, grid, statistic)
+
+    def _within_budget(self, size: int, budget: int) -> None:
+        if size > budget:
+            raise RegardError(
+                f"weights: {size / 2**20:,.0f} MiB were asked for as one tensor, the budget is {budget / 2**20:,.0f} MiB. "
+                "Ask for fewer rows (weights[b, h, i0:i1]), for statistics (entropy(), top(), pool()), or raise "
+                f"the budget: tile(..., budget={size})."
+            )
+
+    def _weights(self, rows: Tensor | slice, cols: Tensor | slice, masked: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Weights of a tile whose keys ascend, and their logarithms where those are cheap."""
+        s = scores(self.attention, self._prepared.tile(rows, cols), self.grid.tile(rows, cols), masked)
+        columns = torch.arange(cols.start, cols.stop, device=s.device) if isinstance(cols, slice) else cols
+        statistic = tuple(t[:, :, rows] for t in self.statistic)
+        logs = self.attention.normalizer.log_weights(s, statistic)
+        return (logs.exp(), logs) if logs is not None else (self.attention.normalizer.weights(s, statistic, columns), None)
+
+    # Streaming statistics
+
+    @torch.no_grad()
+    def summarize(self, *folds: Fold) -> tuple[Any, ...]:
+        """Any number of statistics in one pass over the tiles that the mask allows, in O(n) memory.
+
+        >>> import torch, regard as rg
+        >>> seen = rg.attend(rg.Attention(), *(torch.randn(1, 2, 5, 4) for _ in range(3)))
+        >>> entropy, received = seen.weights.summarize(rg.Entropy(), rg.Received())
+        """
+        states = [fold.init(self.shape, self.device) for fold in folds]
+        for tile in self.tiles():
+            for fold, state in zip(folds, states, strict=True):
+                fold.add(state, tile)
+        return tuple(fold.finish(state) for fold, state in zip(folds, states, strict=True))
+
+    @torch.no_grad()
+    def tiles(self) -> Iterator[Tile]:
+        """Every tile that may hold a weight above 0, row by row."""
+        height, width = self._tile_size()
+        mask, positions, (_, _, I, J) = self.attention.mask, self.positions, self.shape
+        everything = Spans(((0, J),))
+        for top in range(0, I, height):
+            rows = slice(top, min(top + height, I))
+            where = (rows.start + positions.start, rows.stop + positions.start)
+            may = everything if mask is None else positions.columns(mask.may(*where)).gaps_up_to(width // 4)
+            every = everything if mask is None else positions.columns(mask.all(*where))
+            for first, last in may:
+                for left in range(first, last, width):
+                    cols = slice(left, min(left + width, last))
+                    full = every.covers(Spans(((cols.start, cols.stop),)))
+                    weights, logs = self._weights(rows, cols, masked=not full)
+                    yield Tile(weights, logs, rows, cols, self.grid.tile(rows, cols))
+
+    def _tile_size(self) -> tuple[int, int]:
+        height, width = TILE
+        held = self.shape[0] * self.shape[1] * width * self._bytes_per_weight
+        return max(1, min(height, WORKSPACE // held)), width
+
+    def entropy(self) -> Tensor:
+        """-sum_j w log w of every row, in nats; (B, H, I)."""
+        return self.summarize(Entropy())[0]
+
+    def top(self, k: int = 1) -> Links:
+        """The k strongest weights of every row and the keys they point at; (B, H, I, k) each."""
+        return self.summarize(Top(k))[0]
+
+    def received(self) -> Tensor:
+        """How much every key is looked at, summed over queries; (B, H, J)."""
+        return self.summarize(Received())[0]
+
+    def distance(self) -> Tensor:
+        """Mean distance |i - j| that every query looks over, in positions; (B, H, I)."""
+        return self.summarize(Distance())[0]
+
+    def mass(self, keys: Tensor | list[int]) -> Tensor:
+        """Weight that every query puts on chosen keys (indices or booleans); (B, H, I)."""
+        return self.summarize(Mass(keys))[0]
+
+    def pool(self, rows: int = 64, cols: int = 64) -> Tensor:
+        """The whole map in rows x cols cells; (B, H, rows, cols)."""
+        return self.summarize(Pool(rows, cols))[0]
+
+    def similarity(self) -> Tensor:
+        """Cosine between the maps of every two heads; (B, H, H)."""
+        return self.summarize(Similarity())[0]
+
+    def __repr__(self) -> str:
+        B, H, I, J = self.shape
+        return f"AttentionMap({B} x {H} heads x {I} queries x {J} keys)"
+
+
+def _indices(axis: str, index: Index, size: int, device: torch.device) -> Tensor:
+    """Any index of one axis as the list of its places, negative ones counted from the end."""
+    if index is None:
+        return torch.arange(size, device=device)
+    if isinstance(index, slice):
+        return torch.arange(size, device=device)[index]
+    places = torch.as_tensor(index, device=device)
+    if places.dtype == torch.bool and places.shape == (size,):
+        return places.nonzero().flatten()
+    if places.is_floating_point() or places.dtype == torch.bool or places.ndim > 1:
+        raise RegardError(f"weights[...]: the {axis} index must be integers, a slice or {size} booleans, got {index!r}.")
+    places = places.reshape(-1)
+    wrong = places[(places < -size) | (places >= size)]
+    if len(wrong):
+        raise OutOfRange(f"weights[...]: {axis} {int(wrong[0])} is out of range; the map has {size} of them.")
+    return places % size

@@ -1,0 +1,221 @@
+"""Statistics that stream: each sees the map tile by tile and never holds it.
+
+A fold is a description; its state is a list of tensors made by `init`, changed by `add` and
+read by `finish`. States of disjoint tiles add up with `merge`, so one pass over the tiles can
+be split over blocks, devices or machines. One pass computes any number of folds.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.pieces.grid import Grid
+
+State = list[Tensor]
+#: Of the map: batch, heads, queries, keys.
+Shape = tuple[int, int, int, int]
+
+
+@dataclass(eq=False)
+class Tile:
+    """Weights (B, H, i, j) of the queries `rows` and keys `cols` (slices of indices) at positions `grid`."""
+
+    weights: Tensor
+    log_weights: Tensor | None
+    rows: slice
+    cols: slice
+    grid: Grid
+
+    @cached_property
+    def surprise(self) -> Tensor:
+        """-log w, and 0 where w is 0."""
+        if self.log_weights is None:
+            return -self.weights.masked_fill(self.weights <= 0, 1.0).log()
+        return -self.log_weights.masked_fill(self.log_weights.isneginf(), 0.0)
+
+
+class Fold(ABC):
+    """Base of all streaming statistics. A new one is one subclass."""
+
+    @abstractmethod
+    def init(self, shape: Shape, device: torch.device) -> State:
+        """The state before any tile."""
+
+    @abstractmethod
+    def add(self, state: State, tile: Tile) -> None:
+        """Take one tile into the state, in place."""
+
+    def finish(self, state: State) -> Any:
+        return state[0]
+
+    def merge(self, state: State, other: State) -> State:
+        """The state of the tiles of both; sums unless a fold says otherwise."""
+        return [a + b for a, b in zip(state, other, strict=True)]
+
+
+def _zeros(device: torch.device, *shape: int) -> Tensor:
+    return torch.zeros(shape, device=device)
+
+
+@dataclass(frozen=True)
+class Entropy(Fold):
+    """-sum_j w_ij log w_ij of every row, in nats: 0 for one key, log n for n equal ones; (B, H, I)."""
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        return [_zeros(device, *shape[:3])]
+
+    def add(self, state: State, tile: Tile) -> None:
+        state[0][:, :, tile.rows] += (tile.weights * tile.surprise).sum(-1)
+
+
+class Links(NamedTuple):
+    """The strongest links of every row: `weights` and key indices `keys`, both (B, H, I, k), strongest first."""
+
+    weights: Tensor
+    keys: Tensor
+
+
+@dataclass(frozen=True)
+class Top(Fold):
+    """The k strongest weights of every row and where they point; -1 where a row has fewer."""
+
+    k: int = 1
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        kept = (*shape[:3], min(self.k, shape[3]))
+        return [_zeros(device, *kept), torch.full(kept, -1, device=device)]
+
+    def add(self, state: State, tile: Tile) -> None:
+        width = state[0].shape[-1]
+        best = tile.weights.max(-1, keepdim=True) if width == 1 else tile.weights.topk(min(width, tile.weights.shape[-1]))
+        mine = [state[0][:, :, tile.rows], state[1][:, :, tile.rows]]
+        values, indices = self.merge(mine, [best.values, best.indices + tile.cols.start])
+        state[0][:, :, tile.rows], state[1][:, :, tile.rows] = values, indices
+
+    def merge(self, state: State, other: State) -> State:
+        values, indices = (torch.cat(pair, -1) for pair in zip(state, other, strict=True))
+        best = values.topk(state[0].shape[-1], dim=-1)
+        return [best.values, indices.gather(-1, best.indices)]
+
+    def finish(self, state: State) -> Links:
+        return Links(state[0], state[1].masked_fill(state[0] <= 0, -1))
+
+
+@dataclass(frozen=True)
+class Received(Fold):
+    """sum_i w_ij: how much every key is looked at; (B, H, J)."""
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        return [_zeros(device, *shape[:2], shape[3])]
+
+    def add(self, state: State, tile: Tile) -> None:
+        state[0][:, :, tile.cols] += tile.weights.sum(-2)
+
+
+@dataclass(frozen=True)
+class Distance(Fold):
+    """sum_j w_ij |i - j|: how far every query looks, in positions; (B, H, I)."""
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        return [_zeros(device, *shape[:3])]
+
+    def add(self, state: State, tile: Tile) -> None:
+        state[0][:, :, tile.rows] += (tile.weights * tile.grid.distance.abs()).sum(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Mass(Fold):
+    """sum of w_ij over chosen keys: indices, or a boolean vector (J,) or (B, J); (B, H, I)."""
+
+    keys: Tensor
+
+    def __init__(self, keys: Tensor | list[int] | tuple[int, ...]) -> None:
+        object.__setattr__(self, "keys", torch.as_tensor(keys))
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        return [_zeros(device, *shape[:3]), self._flags(shape[0], shape[3], device)]
+
+    def _flags(self, B: int, J: int, device: torch.device) -> Tensor:
+        keys = self.keys.to(device)
+        if keys.dtype == torch.bool:
+            if keys.shape not in ((J,), (B, J)):
+                raise RegardError(
+                    f"mass: a boolean choice of keys has shape ({J},) or ({B}, {J}), got "
+                    f"{tuple(keys.shape)}."
+                )
+            return keys.float().expand(B, J)
+        if keys.is_floating_point() or keys.ndim != 1 or (len(keys) and not (-J <= keys).logical_and(keys < J).all()):
+            raise RegardError(f"mass: keys are indices from 0 to {J - 1} or a boolean vector, got {keys}.")
+        flags = _zeros(device, B, J)
+        flags[:, keys] = 1.0
+        return flags
+
+    def add(self, state: State, tile: Tile) -> None:
+        flags = state[1][:, None, tile.cols, None].to(tile.weights.dtype)
+        state[0][:, :, tile.rows] += (tile.weights @ flags).squeeze(-1)
+
+    def merge(self, state: State, other: State) -> State:
+        return [state[0] + other[0], state[1]]
+
+
+@dataclass(frozen=True)
+class Pool(Fold):
+    """The map in `rows` x `cols` cells: weights summed over the keys of a cell, averaged over its queries.
+
+    A row of cells sums to what a row of weights sums to; (B, H, rows, cols). Cells never
+    outnumber queries or keys.
+    """
+
+    rows: int = 64
+    cols: int = 64
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        B, H, I, J = shape
+        rows, cols = min(self.rows, I), min(self.cols, J)
+        row_of = torch.arange(I, device=device) * rows // I
+        col_of = torch.arange(J, device=device) * cols // J
+        return [_zeros(device, B, H, rows, cols), row_of, col_of]
+
+    def add(self, state: State, tile: Tile) -> None:
+        total, row_of, col_of = state
+        by_col, left = _cells(tile.weights, col_of[tile.cols])
+        cells, top = _cells(by_col.transpose(-1, -2), row_of[tile.rows])
+        area = total[:, :, top : top + cells.shape[-1], left : left + cells.shape[-2]]
+        area += cells.transpose(-1, -2)
+
+    def merge(self, state: State, other: State) -> State:
+        return [state[0] + other[0], *state[1:]]
+
+    def finish(self, state: State) -> Tensor:
+        total, row_of, _ = state
+        return total / torch.bincount(row_of, minlength=total.shape[2])[:, None]
+
+
+def _cells(weights: Tensor, cell_of: Tensor) -> tuple[Tensor, int]:
+    """Sums over the last axis by cell, and the first cell; cells ascend along the axis."""
+    first, last = int(cell_of[0]), int(cell_of[-1])
+    membership = cell_of[:, None] == torch.arange(first, last + 1, device=cell_of.device)
+    return weights @ membership.to(weights.dtype), first
+
+
+@dataclass(frozen=True)
+class Similarity(Fold):
+    """Cosine of every two heads' whole maps: 1 on the diagonal, near 1 for copies; (B, H, H)."""
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        return [_zeros(device, shape[0], shape[1], shape[1])]
+
+    def add(self, state: State, tile: Tile) -> None:
+        flat = tile.weights.flatten(2)
+        state[0] += flat @ flat.transpose(-1, -2)
+
+    def finish(self, state: State) -> Tensor:
+        norms = state[0].diagonal(dim1=-2, dim2=-1).sqrt()
+        return state[0] / (norms[:, :, None] * norms[:, None]).clamp_min(torch.finfo(torch.float32).tiny)

@@ -1,0 +1,240 @@
+"""Biases: what is done to a score because of where its query and key stand.
+
+An additive bias is score + term(i, j), and says so by its type: engines may then hand the term
+to a fused kernel as a mask. Any other change (softcap) is not a term, and must never be.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+from regard.pieces.grid import Grid
+from regard.positions import Positions
+from regard.shapes import Sizes
+
+State = tuple[Tensor | None, Tensor | None]
+
+
+class Bias(ABC):
+    """Base: `transform` turns scores into scores.
+
+    `prepare` may compute O(n) tensors from queries and keys, one with rows on axis -2 for the
+    queries and one for the keys; tiles get their slices. `relative` says that the term depends
+    on head and j - i alone, so one diagonal holds it all.
+    """
+
+    relative: bool = False
+
+    def prepare(self, query: Tensor, key: Tensor, positions: Positions) -> State:
+        return None, None
+
+    @abstractmethod
+    def transform(self, score: Tensor, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
+        """(B, H, I, J) -> (B, H, I, J)."""
+
+    def check(self, sizes: Sizes) -> None:  # noqa: B027 - most biases fit any size
+        """Refuse sizes that the bias was not made for."""
+
+
+class AdditiveBias(Bias):
+    """score + term; a new additive bias defines `term` alone."""
+
+    @abstractmethod
+    def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
+        """What is added: broadcasts against (B, H, I, J)."""
+
+    def transform(self, score: Tensor, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
+        return score + self.term(grid, rows, cols).to(score.dtype)
+
+
+@dataclass(frozen=True)
+class Softcap(Bias):
+    """s -> cap tanh(s / cap): scores stay within +-cap (Gemma 2, arXiv:2408.00118). Not additive."""
+
+    cap: float = 50.0
+
+    def transform(self, score: Tensor, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
+        return self.cap * torch.tanh(score / self.cap)
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """2^(-8 h / H) for a power of two; else those of the power below, then every other one of the next.
+
+    >>> alibi_slopes(4)
+    [0.25, 0.0625, 0.015625, 0.00390625]
+    """
+
+    def geometric(n: int) -> list[float]:
+        return [2.0 ** (-8.0 * (h + 1) / n) for h in range(n)]
+
+    power = 1 << (num_heads.bit_length() - 1)
+    return geometric(power) + geometric(2 * power)[0::2][: num_heads - power]
+
+
+@dataclass(frozen=True)
+class ALiBi(AdditiveBias):
+    """-m_h |i - j|: a penalty that grows with distance (Press et al. 2022, arXiv:2108.12409).
+
+    The slopes m_h are the authors' for any number of heads. The distance is taken without its
+    sign, so that without a causal mask the future is penalised as the past is.
+    """
+
+    num_heads: int
+    relative = True
+
+    def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
+        slopes = torch.tensor(alibi_slopes(self.num_heads), device=grid.device)[grid.head]
+        return -slopes.view(1, -1, 1, 1) * grid.distance.abs()
+
+    def check(self, sizes: Sizes) -> None:
+        _check_heads("ALiBi", self.num_heads, sizes)
+
+
+def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
+    """The bucket of j - i: exact when near, logarithmic up to `max_distance`, one for all beyond."""
+    ahead = torch.zeros_like(distance)
+    if bidirectional:
+        num_buckets //= 2
+        ahead = (distance > 0) * num_buckets
+        behind = distance.abs()
+    else:
+        behind = (-distance).clamp_min(0)
+    exact = num_buckets // 2
+    ratio = (behind.clamp_min(1).float() / exact).log() / math.log(max_distance / exact)
+    far = (exact + (ratio * (num_buckets - exact)).long()).clamp_max(num_buckets - 1)
+    return ahead + torch.where(behind < exact, behind, far)
+
+
+class T5Bias(nn.Module, AdditiveBias):
+    """A learned number for each head and bucket of j - i (Raffel et al. 2020, arXiv:1910.10683, section 2.1).
+
+    `bidirectional` spends half the buckets on each direction (encoders); without it the future
+    shares the bucket of distance 0 (decoders). T5 itself scores with `Dot(scale=1.0)`.
+    """
+
+    relative = True
+
+    def __init__(
+        self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
+    ) -> None:
+        super().__init__()
+        self.num_buckets, self.max_distance, self.bidirectional = num_buckets, max_distance, bidirectional
+        self.table = nn.Parameter(torch.randn(num_buckets, num_heads))
+
+    def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
+        bucket = t5_bucket(grid.distance[0, 0], self.num_buckets, self.max_distance, self.bidirectional)
+        return self.table[bucket][..., grid.head].permute(2, 0, 1)[None]
+
+    def check(self, sizes: Sizes) -> None:
+        _check_heads("T5Bias", self.table.shape[1], sizes)
+
+    def extra_repr(self) -> str:
+        B, H = self.table.shape
+        return f"{H}, num_buckets={B}, max_distance={self.max_distance}, bidirectional={self.bidirectional}"
+
+
+class ShawBias(nn.Module, AdditiveBias):
+    """q_i . a_{clip(j - i)} / sqrt(D): learned keys for distances (Shaw et al. 2018, arXiv:1803.02155, eq. 5).
+
+    Distances beyond `reach` share the outermost vector. The products with all 2 reach + 1 vectors
+    are made once per query; a tile only picks among them.
+    """
+
+    def __init__(self, width: int, reach: int, scale: float | None = None) -> None:
+        super().__init__()
+        self.reach, self.scale = reach, width**-0.5 if scale is None else scale
+        self.keys = nn.Parameter(torch.randn(2 * reach + 1, width) * width**-0.5)
+
+    def prepare(self, query: Tensor, key: Tensor, positions: Positions) -> State:
+        return query @ (self.keys * self.scale).T.to(query.dtype), None
+
+    def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
+        assert rows is not None
+        distance = grid.distance.clamp(-self.reach, self.reach) + self.reach
+        return rows.gather(-1, distance.expand(*rows.shape[:3], -1))
+
+    def extra_repr(self) -> str:
+        return f"{self.keys.shape[1]}, reach={self.reach}"
+
+
+class TransformerXLBias(nn.Module, AdditiveBias):
+    """(u.k_j + (q_i + v).W r_{i-j}) / sqrt(D) (Dai et al. 2019, arXiv:1901.02860, section 3.3, terms b, c and d).
+
+    r is sinusoidal and W learned for each head; u and v are learned too. With `Dot()` as the
+    score the sum is the paper's. The distances of a tile are projected for that tile alone, so
+    nothing n x n is held.
+    """
+
+    def __init__(self, num_heads: int, width: int, base: float = 10_000.0) -> None:
+        super().__init__()
+        self.width, self.base = width, base
+        self.content = nn.Parameter(torch.randn(num_heads, 1, width) * 0.02)
+        self.distance = nn.Parameter(torch.randn(num_heads, 1, width) * 0.02)
+        self.projection = nn.Parameter(torch.randn(num_heads, width, width) * width**-0.5)
+
+    def prepare(self, query: Tensor, key: Tensor, positions: Positions) -> State:
+        scale = self.width**-0.5
+        repeated = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        by_content = (repeated * self.content * scale).sum(-1, keepdim=True)
+        return ((query + self.distance) * scale) @ self.projection, by_content
+
+    def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
+        assert rows is not None and cols is not None
+        behind, place = _distances(grid)
+        by_distance = rows @ self._waves(behind).T.to(rows.dtype)
+        return by_distance.gather(-1, place.expand(*rows.shape[:3], -1)) + cols.transpose(-1, -2)
+
+    def _waves(self, distance: Tensor) -> Tensor:
+        """Sines, then cosines, as the paper's code has them: (n,) -> (n, width)."""
+        exponents = torch.arange(0, self.width, 2, dtype=torch.float64, device=distance.device) / self.width
+        angles = distance[:, None] * self.base**-exponents
+        return torch.cat((angles.sin(), angles.cos()), -1)
+
+    def check(self, sizes: Sizes) -> None:
+        _check_heads("TransformerXLBias", self.content.shape[0], sizes)
+        if sizes.D != self.width:
+            raise RegardError(f"TransformerXLBias: made for width {self.width}, the queries have {sizes.D}.")
+
+    def extra_repr(self) -> str:
+        return f"{self.content.shape[0]}, {self.width}"
+
+
+def _distances(grid: Grid) -> tuple[Tensor, Tensor]:
+    """The distinct i - j of a tile (n,), and which of them each pair has (I, J)."""
+    behind = -grid.distance[0, 0]
+    first, last = int(behind[0, -1]), int(behind[-1, 0])
+    if last - first < 2 * sum(behind.shape):
+        return torch.arange(first, last + 1, device=grid.device), behind - first
+    return torch.unique(behind, return_inverse=True)
+
+
+class LearnedTable(nn.Module, AdditiveBias):
+    """A learned number for each head and distance -reach ... reach; beyond, the outermost (Swin, arXiv:2103.14030)."""
+
+    relative = True
+
+    def __init__(self, num_heads: int, reach: int) -> None:
+        super().__init__()
+        self.reach = reach
+        self.table = nn.Parameter(torch.zeros(num_heads, 2 * reach + 1))
+
+    def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
+        distance = grid.distance[0, 0].clamp(-self.reach, self.reach) + self.reach
+        return self.table[grid.head][:, distance][None]
+
+    def check(self, sizes: Sizes) -> None:
+        _check_heads("LearnedTable", self.table.shape[0], sizes)
+
+    def extra_repr(self) -> str:
+        return f"{self.table.shape[0]}, reach={self.reach}"
+
+
+def _check_heads(bias: str, made_for: int, sizes: Sizes) -> None:
+    if made_for != sizes.H:
+        raise RegardError(f"{bias}: made for {made_for} heads, the query has {sizes.H}. Create it for {sizes.H}.")

@@ -1,0 +1,28 @@
+"""Dropout that is a function of its seed and place, so every engine and every tile drops the same weights."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from regard.pieces.grid import Grid
+
+_WORD = 0xFFFFFFFF
+
+
+def kept(grid: Grid, rate: float, seed: int) -> Tensor:
+    """True with probability 1 - rate for each (b, h, i, j), decided by hashing them with the seed.
+
+    A random number generator would tie the pattern to the order of the blocks; a hash lets the
+    backward pass recompute any block, and the weights after dropout be shown tile by tile.
+    """
+    sequence = _mix(_mix(grid.b + seed) + grid.h)
+    pair = _mix(_mix(sequence + grid.i) + grid.j)
+    return pair >= int(rate * (_WORD + 1))
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of MurmurHash3 on 32-bit words held in int64 (Appleby, public domain)."""
+    x = x & _WORD
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _WORD
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _WORD
+    return x ^ (x >> 16)

@@ -1,0 +1,103 @@
+"""Kernel scores: s_ij = phi(q_i) . phi(k_j) with phi >= 0, so sums over keys need no pairs at all.
+
+With the `Sum` normaliser, output_i = phi(q_i) (sum_j phi(k_j) v_j) / phi(q_i) . sum_j phi(k_j):
+the bracket is one W x E matrix, and attention costs O(n). The weights still exist, and
+`AttentionMap` shows them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.errors import RegardError
+from regard.pieces.score import Score, _check_equal_widths
+
+
+class FeatureMap(ABC):
+    """phi: turns queries and keys into non-negative features, (..., D) -> (..., W)."""
+
+    @abstractmethod
+    def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class EluPlusOne(FeatureMap):
+    """phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, arXiv:2006.16236, eq. 7); W = D."""
+
+    def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return F.elu(query) + 1, F.elu(key) + 1
+
+
+class RandomFeatures(nn.Module, FeatureMap):
+    """FAVOR+: phi(x) = exp(w . x - |x|^2 / 2) / sqrt(m), w ~ N(0, I) (Choromanski et al. 2021, arXiv:2009.14794).
+
+    x is the input over D^(1/4), so E[phi(q) . phi(k)] = exp(q . k / sqrt(D)): an unbiased
+    estimate of softmax attention. The rows of w are orthogonal in blocks of D, which lowers the
+    variance. `redraw(seed)` draws new ones. performer-pytorch subtracts the greatest key score
+    of the whole sequence, which lets the future change the past by rounding; here only a
+    constant of each query is subtracted, which the normaliser cancels exactly.
+    """
+
+    frequencies: Tensor
+
+    def __init__(self, width: int, num_features: int = 256, seed: int = 0) -> None:
+        super().__init__()
+        self.width, self.num_features = width, num_features
+        self.register_buffer("frequencies", torch.empty(num_features, width))
+        self.redraw(seed)
+
+    def redraw(self, seed: int) -> None:
+        """Draw new orthogonal rows with the norms of Gaussian ones, reproducibly."""
+        self.frequencies.copy_(orthogonal_gaussian(self.num_features, self.width, seed))
+
+    def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        query, key = self._exponent(query), self._exponent(key)
+        query = query - query.detach().amax(-1, keepdim=True)
+        return torch.exp(query), torch.exp(key) / self.num_features
+
+    def _exponent(self, x: Tensor) -> Tensor:
+        x = x * self.width**-0.25
+        return F.linear(x, self.frequencies.to(x.dtype)) - x.square().sum(-1, keepdim=True) / 2
+
+    def extra_repr(self) -> str:
+        return f"{self.width}, num_features={self.num_features}"
+
+
+def orthogonal_gaussian(num_rows: int, width: int, seed: int) -> Tensor:
+    """Rows that are orthogonal within each block of `width` and have Gaussian norms: (num_rows, width)."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks = -(-num_rows // width)
+    directions, _ = torch.linalg.qr(torch.randn(blocks, width, width, generator=generator))
+    norms = torch.randn(num_rows, width, generator=generator).norm(dim=1, keepdim=True)
+    return directions.transpose(1, 2).reshape(-1, width)[:num_rows] * norms
+
+
+class Kernel(nn.Module, Score):
+    """s_ij = phi(q_i) . phi(k_j) for a feature map phi; use with the `Sum` normaliser.
+
+    `Kernel(EluPlusOne())` is linear attention, `Kernel(RandomFeatures(64))` the Performer.
+    """
+
+    def __init__(self, features: FeatureMap | None = None) -> None:
+        super().__init__()
+        self.features = features or EluPlusOne()
+
+    def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return self.features(query, key)
+
+    def scale(self, width: int) -> float:
+        return 1.0
+
+    def check(self, query_width: int, key_width: int) -> None:
+        _check_equal_widths("Kernel", query_width, key_width)
+        made_for = getattr(self.features, "width", query_width)
+        if made_for != query_width:
+            raise RegardError(f"Kernel: its random features are of width {made_for}, the queries of {query_width}.")
+
+    def extra_repr(self) -> str:
+        return "" if isinstance(self.features, nn.Module) else repr(self.features)

@@ -1,0 +1,279 @@
+"""Masks: who may attend to whom. True = may attend, everywhere; `&`, `|` and `~` compose.
+
+A mask answers three questions. `allowed(grid)` decides every pair of a tile. `may(start, stop)`
+and `all(start, stop)` speak of whole stretches without touching n x n: the key positions that
+SOME query of [start, stop) may attend to, and those that EVERY one attends to. Engines skip
+what lies outside the first, and need no mask inside the second.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.pieces.grid import Grid
+from regard.positions import Positions
+from regard.shapes import Sizes
+from regard.spans import EMPTY, EVERYTHING, INFINITY, Spans
+
+
+class Mask(ABC):
+    """Base of all masks. A new one defines `allowed`; `may` and `all` make it fast.
+
+    `relative` says that the answer depends on j - i alone, for every batch entry and head;
+    then one tile serves a whole diagonal of blocks. `keys_only` says that it does not depend on
+    the query; then sums over keys serve all queries.
+    """
+
+    relative: bool = False
+    keys_only: bool = False
+
+    @abstractmethod
+    def allowed(self, grid: Grid) -> Tensor:
+        """A boolean tensor that broadcasts against the (B, H, I, J) tile; True = may attend."""
+
+    def may(self, start: int, stop: int) -> Spans:
+        """Key positions that some query in [start, stop) may attend to (or more, never fewer)."""
+        return EVERYTHING
+
+    def all(self, start: int, stop: int) -> Spans:
+        """Key positions that every query in [start, stop) attends to (or fewer, never more)."""
+        return EMPTY
+
+    def check(self, sizes: Sizes, positions: Positions) -> None:  # noqa: B027 - most masks fit any size
+        """Refuse sizes that the mask was not made for."""
+
+    def __and__(self, other: Mask) -> Mask:
+        return Both(self, _mask(other, "&"))
+
+    def __or__(self, other: Mask) -> Mask:
+        return Either(self, _mask(other, "|"))
+
+    def __invert__(self) -> Mask:
+        return Not(self)
+
+
+def _mask(other: object, sign: str) -> Mask:
+    if isinstance(other, Mask):
+        return other
+    raise RegardError(
+        f"mask {sign} {type(other).__name__}: only masks compose. Wrap a boolean tensor as regard.given(tensor)."
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Both(Mask):
+    """left & right: allowed where both allow."""
+
+    left: Mask
+    right: Mask
+
+    @property
+    def relative(self) -> bool:  # type: ignore[override]
+        return self.left.relative and self.right.relative
+
+    @property
+    def keys_only(self) -> bool:  # type: ignore[override]
+        return self.left.keys_only and self.right.keys_only
+
+    def allowed(self, grid: Grid) -> Tensor:
+        return self.left.allowed(grid) & self.right.allowed(grid)
+
+    def may(self, start: int, stop: int) -> Spans:
+        return self.left.may(start, stop) & self.right.may(start, stop)
+
+    def all(self, start: int, stop: int) -> Spans:
+        return self.left.all(start, stop) & self.right.all(start, stop)
+
+    def check(self, sizes: Sizes, positions: Positions) -> None:
+        self.left.check(sizes, positions)
+        self.right.check(sizes, positions)
+
+    def __repr__(self) -> str:
+        return f"({self.left!r} & {self.right!r})"
+
+
+@dataclass(frozen=True, eq=False)
+class Either(Mask):
+    """left | right: allowed where at least one allows."""
+
+    left: Mask
+    right: Mask
+
+    @property
+    def relative(self) -> bool:  # type: ignore[override]
+        return self.left.relative and self.right.relative
+
+    @property
+    def keys_only(self) -> bool:  # type: ignore[override]
+        return self.left.keys_only and self.right.keys_only
+
+    def allowed(self, grid: Grid) -> Tensor:
+        return self.left.allowed(grid) | self.right.allowed(grid)
+
+    def may(self, start: int, stop: int) -> Spans:
+        return self.left.may(start, stop) | self.right.may(start, stop)
+
+    def all(self, start: int, stop: int) -> Spans:
+        return self.left.all(start, stop) | self.right.all(start, stop)
+
+    def check(self, sizes: Sizes, positions: Positions) -> None:
+        self.left.check(sizes, positions)
+        self.right.check(sizes, positions)
+
+    def __repr__(self) -> str:
+        return f"({self.left!r} | {self.right!r})"
+
+
+@dataclass(frozen=True, eq=False)
+class Not(Mask):
+    """~mask: allowed where the mask forbids. `may` and `all` swap and complement."""
+
+    mask: Mask
+
+    @property
+    def relative(self) -> bool:  # type: ignore[override]
+        return self.mask.relative
+
+    @property
+    def keys_only(self) -> bool:  # type: ignore[override]
+        return self.mask.keys_only
+
+    def allowed(self, grid: Grid) -> Tensor:
+        return ~self.mask.allowed(grid)
+
+    def may(self, start: int, stop: int) -> Spans:
+        return ~self.mask.all(start, stop)
+
+    def all(self, start: int, stop: int) -> Spans:
+        return ~self.mask.may(start, stop)
+
+    def check(self, sizes: Sizes, positions: Positions) -> None:
+        self.mask.check(sizes, positions)
+
+    def __repr__(self) -> str:
+        return f"~{self.mask!r}"
+
+
+@dataclass(frozen=True)
+class causal(Mask):
+    """j <= i: no query sees a later key (Vaswani et al. 2017, arXiv:1706.03762, section 3.1).
+
+    Positions are compared, so 2 queries against 5 keys stand at positions 3 and 4 and see
+    4 and 5 keys. torch's `is_causal=True` would let them see 1 and 2.
+    """
+
+    relative = True
+
+    def allowed(self, grid: Grid) -> Tensor:
+        return grid.j <= grid.i
+
+    def may(self, start: int, stop: int) -> Spans:
+        return Spans(((-INFINITY, stop),))
+
+    def all(self, start: int, stop: int) -> Spans:
+        return Spans(((-INFINITY, start + 1),))
+
+
+@dataclass(frozen=True)
+class window(Mask):
+    """i - size < j < i + size: the `size` nearest keys on each side, the query's own included.
+
+    `causal() & window(w)` sees w keys, the rule of Mistral and Hugging Face. attention-gym,
+    x-transformers, jax and local-attention see w + 1 for the same number.
+    """
+
+    size: int
+    relative = True
+
+    def __post_init__(self) -> None:
+        _positive("window", size=self.size)
+
+    def allowed(self, grid: Grid) -> Tensor:
+        return grid.distance.abs() < self.size
+
+    def may(self, start: int, stop: int) -> Spans:
+        return Spans.of((start - self.size + 1, stop + self.size - 1))
+
+    def all(self, start: int, stop: int) -> Spans:
+        return Spans.of((stop - self.size, start + self.size))
+
+
+@dataclass(frozen=True)
+class dilated(Mask):
+    """j = i + m * `dilation`, |m| < `size`: a window with gaps (Longformer, arXiv:2004.05150, 3.1)."""
+
+    size: int
+    dilation: int
+    relative = True
+
+    def __post_init__(self) -> None:
+        _positive("dilated", size=self.size, dilation=self.dilation)
+
+    @property
+    def _reach(self) -> int:
+        return (self.size - 1) * self.dilation + 1
+
+    def allowed(self, grid: Grid) -> Tensor:
+        distance = grid.distance
+        return (distance.abs() < self._reach) & (distance % self.dilation == 0)
+
+    def may(self, start: int, stop: int) -> Spans:
+        return window(self._reach).may(start, stop)
+
+    def all(self, start: int, stop: int) -> Spans:
+        return window(self._reach).all(start, stop) if self.dilation == 1 else EMPTY
+
+
+@dataclass(frozen=True)
+class prefix(Mask):
+    """j < `length`: the first keys, open to everyone. `causal() | prefix(p)` is a prefix LM (Raffel 2020)."""
+
+    length: int
+    keys_only = True
+
+    def allowed(self, grid: Grid) -> Tensor:
+        return grid.j < self.length
+
+    def may(self, start: int, stop: int) -> Spans:
+        return Spans(((-INFINITY, self.length),))
+
+    def all(self, start: int, stop: int) -> Spans:
+        return self.may(start, stop)
+
+
+@dataclass(frozen=True)
+class block_local(Mask):
+    """Keys of the query's own block of `size`, and of `before` / `after` neighbouring blocks.
+
+    floor(j / size) - floor(i / size) lies in [-before, after]. Blocks of BigBird and of
+    local-attention are these; a window slides with the query, a block does not.
+    """
+
+    size: int
+    before: int = 0
+    after: int = 0
+
+    def __post_init__(self) -> None:
+        _positive("block_local", size=self.size)
+
+    def allowed(self, grid: Grid) -> Tensor:
+        apart = grid.j // self.size - grid.i // self.size
+        return (apart >= -self.before) & (apart <= self.after)
+
+    def may(self, start: int, stop: int) -> Spans:
+        first, last = start // self.size, (stop - 1) // self.size
+        return Spans.of(((first - self.before) * self.size, (last + self.after + 1) * self.size))
+
+    def all(self, start: int, stop: int) -> Spans:
+        first, last = start // self.size, (stop - 1) // self.size
+        return Spans.of(((last - self.before) * self.size, (first + self.after + 1) * self.size))
+
+
+def _positive(mask: str, **sizes: int) -> None:
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise RegardError(f"{mask}({name}={size!r}): {name} must be an integer of at least 1.")

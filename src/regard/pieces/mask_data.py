@@ -1,0 +1,344 @@
+"""Masks that carry data: lengths, documents, chosen tokens, random blocks, predicates, tensors."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.pieces.grid import Grid
+from regard.pieces.mask import Mask, block_local
+from regard.positions import Positions
+from regard.shapes import Sizes
+from regard.spans import EMPTY, EVERYTHING, INFINITY, Spans
+
+
+def padding(real: Tensor | Sequence[int]) -> Mask:
+    """Keys that are real, by lengths (B,) or by a boolean vector (B, J) with True = real.
+
+    The vector may have holes and may be padded on either side. Torch's `key_padding_mask`
+    means the opposite (True = padding): pass `~key_padding_mask`.
+
+    >>> import torch, regard as rg
+    >>> rg.padding([3, 1]).allowed(rg.Grid.whole(rg.Positions.of(0, 1, 4), 2, 1, 1))[:, 0, 0].int().tolist()
+    [[1, 1, 1, 0], [1, 0, 0, 0]]
+    """
+    given = torch.as_tensor(real)
+    if given.ndim == 1 and given.dtype in (torch.int64, torch.int32):
+        return Lengths(given)
+    if given.ndim == 2 and given.dtype == torch.bool:
+        return RealKeys(given)
+    raise RegardError(
+        f"padding: expected integer lengths of shape (batch,) or a boolean tensor of shape (batch, keys), "
+        f"got {given.dtype} of shape {tuple(given.shape)}. An attention_mask of 0 and 1 becomes mask.bool()."
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Lengths(Mask):
+    """j < lengths[b]; made by `padding(lengths)`."""
+
+    lengths: Tensor
+    keys_only = True
+
+    def allowed(self, grid: Grid) -> Tensor:
+        return grid.j < self.lengths.to(grid.device)[grid.batch].view(-1, 1, 1, 1)
+
+    def check(self, sizes: Sizes, positions: Positions) -> None:
+        _check_batch("padding(lengths)", len(self.lengths), sizes)
+
+    def may(self, start: int, stop: int) -> Spans:
+        return Spans(((-INFINITY, self._ends[1]),))
+
+    def all(self, start: int, stop: int) -> Spans:
+        return Spans(((-INFINITY, self._ends[0]),))
+
+    @cached_property
+    def _ends(self) -> tuple[int, int]:
+        return int(self.lengths.min()), int(self.lengths.max())
+
+
+@dataclass(frozen=True, eq=False)
+class RealKeys(Mask):
+    """real[b, j]; made by `padding(boolean vector)`."""
+
+    real: Tensor
+    keys_only = True
+
+    def allowed(self, grid: Grid) -> Tensor:
+        return self.real.to(grid.device)[grid.batch][:, grid.key][:, None, None]
+
+    def check(self, sizes: Sizes, positions: Positions) -> None:
+        _check_batch("padding(vector)", len(self.real), sizes)
+        _check_covers("padding(vector)", "keys", positions.keys, self.real.shape[1])
+
+    def may(self, start: int, stop: int) -> Spans:
+        return self._runs[1]
+
+    def all(self, start: int, stop: int) -> Spans:
+        return self._runs[0]
+
+    @cached_property
+    def _runs(self) -> tuple[Spans, Spans]:
+        return Spans.where(self.real.all(0)), Spans.where(self.real.any(0))
+
+
+@dataclass(frozen=True)
+class documents(Mask):
+    """Pairs of the same document, for sequences packed one after the other.
+
+    `documents([100, 40, 7])` packs three documents of those lengths; a pair is allowed where
+    both positions lie in the same one, and positions past the last document belong to none.
+    With `key_lengths` the keys are packed differently (cross-attention between packed pairs).
+    """
+
+    lengths: tuple[int, ...]
+    key_lengths: tuple[int, ...] | None = None
+
+    def __init__(self, lengths: Sequence[int], key_lengths: Sequence[int] | None = None) -> None:
+        object.__setattr__(self, "lengths", tuple(int(n) for n in lengths))
+        object.__setattr__(self, "key_lengths", None if key_lengths is None else tuple(int(n) for n in key_lengths))
+        if min((*self.lengths, *(self.key_lengths or ())), default=0) < 1:
+            raise RegardError(f"documents({list(lengths)}): every document has at least one token.")
+        if self.key_lengths is not None and len(self.key_lengths) != len(self.lengths):
+            raise RegardError(
+                f"documents: {len(self.lengths)} query documents against {len(self.key_lengths)} key documents; "
+                "give each query document the key document it reads."
+            )
+
+    def allowed(self, grid: Grid) -> Tensor:
+        mine = self._number(grid.query - self._start, self._edges).view(1, 1, -1, 1)
+        theirs = self._number(grid.key, self._key_edges).view(1, 1, 1, -1)
+        return (mine == theirs) & (mine > 0) & (mine < len(self._edges))
+
+    def may(self, start: int, stop: int) -> Spans:
+        first, last = self._range(start, stop)
+        edges = self._key_edges
+        first, last = max(first, 1), min(last, len(edges) - 1)
+        return Spans.of((edges[first - 1], edges[last])) if first <= last else EMPTY
+
+    def all(self, start: int, stop: int) -> Spans:
+        first, last = self._range(start, stop)
+        return self.may(start, stop) if first == last else EMPTY
+
+    def _range(self, start: int, stop: int) -> tuple[int, int]:
+        return bisect_right(self._edges, start - self._start), bisect_right(self._edges, stop - 1 - self._start)
+
+    @staticmethod
+    def _number(positions: Tensor, edges: list[int]) -> Tensor:
+        return torch.bucketize(positions, torch.tensor(edges, device=positions.device), right=True)
+
+    @cached_property
+    def _edges(self) -> list[int]:
+        return [0, *accumulate(self.lengths)]
+
+    @cached_property
+    def _key_edges(self) -> list[int]:
+        return [0, *accumulate(self.key_lengths or self.lengths)]
+
+    @cached_property
+    def _start(self) -> int:
+        return self._key_edges[-1] - self._edges[-1]
+
+
+@dataclass(frozen=True)
+class global_tokens(Mask):
+    """Chosen positions see everyone and are seen by everyone (Longformer, ETC): i in set or j in set."""
+
+    positions: tuple[int, ...]
+
+    def __init__(self, positions: Sequence[int]) -> None:
+        object.__setattr__(self, "positions", tuple(sorted({int(p) for p in positions})))
+
+    def allowed(self, grid: Grid) -> Tensor:
+        chosen = torch.tensor(self.positions, dtype=torch.int64, device=grid.device)
+        return torch.isin(grid.i, chosen) | torch.isin(grid.j, chosen)
+
+    def may(self, start: int, stop: int) -> Spans:
+        return EVERYTHING if self._spans & Spans.of((start, stop)) else self._spans
+
+    def all(self, start: int, stop: int) -> Spans:
+        return EVERYTHING if self._spans.covers(Spans.of((start, stop))) else self._spans
+
+    @cached_property
+    def _spans(self) -> Spans:
+        return Spans.union((p, p + 1) for p in self.positions)
+
+
+@dataclass(frozen=True)
+class random_blocks(Mask):
+    """Each block of `size` queries sees `count` random blocks of keys (BigBird, arXiv:2007.14062).
+
+    The blocks are drawn from the ceil(length / size) blocks of the sequence, without
+    repetition, from `seed` alone: the same mask on every machine, layer and call.
+    """
+
+    size: int
+    count: int
+    length: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        blocks = -(-self.length // self.size)
+        if not 1 <= self.count <= blocks:
+            raise RegardError(
+                f"random_blocks: {self.count} blocks asked of {blocks} (length {self.length} in blocks of "
+                f"{self.size}); count must lie between 1 and {blocks}."
+            )
+
+    def allowed(self, grid: Grid) -> Tensor:
+        chosen = self.table.to(grid.device)[grid.query // self.size]
+        flags = torch.zeros(len(grid.query), -(-self.length // self.size), dtype=torch.bool, device=grid.device)
+        return flags.scatter_(1, chosen, True)[:, grid.key // self.size].view(1, 1, len(grid.query), len(grid.key))
+
+    def may(self, start: int, stop: int) -> Spans:
+        rows = self.table[max(start, 0) // self.size : -(-stop // self.size)]
+        return self._spans(rows.flatten().tolist())
+
+    def all(self, start: int, stop: int) -> Spans:
+        one_block = start // self.size == (stop - 1) // self.size
+        return self.may(start, stop) if one_block else EMPTY
+
+    def check(self, sizes: Sizes, positions: Positions) -> None:
+        _check_covers("random_blocks", "queries", positions.queries(sizes.I), self.length)
+        _check_covers("random_blocks", "keys", positions.keys, self.length)
+
+    def _spans(self, blocks: list[int]) -> Spans:
+        return Spans.union((b * self.size, min((b + 1) * self.size, self.length)) for b in blocks)
+
+    @cached_property
+    def table(self) -> Tensor:
+        blocks = -(-self.length // self.size)
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.rand(blocks, blocks, generator=generator).argsort(1)[:, : self.count]
+
+
+def bigbird(
+    length: int,
+    block: int = 64,
+    window_blocks: int = 3,
+    global_blocks: int = 1,
+    num_random: int = 3,
+    seed: int = 0,
+) -> Mask:
+    """Window + global + seeded random blocks (Zaheer et al. 2020, arXiv:2007.14062).
+
+    `window_blocks` blocks around one's own, `global_blocks` at the start of the sequence that see
+    and are seen by all, `num_random` random blocks to each block of queries. Hugging Face makes
+    the last block global too and, in eval mode, draws block 0 for every random block.
+    """
+    side = window_blocks // 2
+    near = block_local(block, before=side, after=side)
+    return near | global_tokens(range(global_blocks * block)) | random_blocks(block, num_random, length, seed)
+
+
+@dataclass(frozen=True, eq=False)
+class where(Mask):
+    """Any predicate of (b, h, i, j): integer tensors that broadcast; True = may attend.
+
+    Nothing is known of its intervals, so every tile is computed; combine it with masks that
+    do know theirs (`causal() & where(...)`) and engines skip what those rule out.
+
+    >>> import regard as rg
+    >>> even = rg.where(lambda b, h, i, j: j % 2 == 0)
+    >>> (rg.causal() & even).allowed(rg.Grid.whole(rg.Positions.of(0, 3, 3), 1, 1, 3))[0, 0].int().tolist()
+    [[1, 0, 0], [1, 0, 0], [1, 0, 1]]
+    """
+
+    predicate: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+    def allowed(self, grid: Grid) -> Tensor:
+        answer = self.predicate(grid.b, grid.h, grid.i, grid.j)
+        if not isinstance(answer, Tensor) or answer.dtype != torch.bool:
+            kind = answer.dtype if isinstance(answer, Tensor) else type(answer).__name__
+            raise RegardError(f"where(predicate): the predicate must return a boolean tensor, got {kind}.")
+        return answer
+
+
+@dataclass(frozen=True, eq=False)
+class given(Mask):
+    """A boolean tensor (I, J), (B, 1, I, J), (1, H, I, J) or (B, H, I, J); True = may attend.
+
+    Rows and columns are aligned to the end, like `causal`. A float mask (0 and -inf, added to
+    the scores) means something else and is refused, and so is any shape that would broadcast
+    along an axis it does not name: (B, I, J) must say where the heads are.
+    """
+
+    tensor: Tensor = field(repr=False)
+
+    def __post_init__(self) -> None:
+        t = self.tensor
+        if not isinstance(t, Tensor) or t.dtype != torch.bool:
+            kind = t.dtype if isinstance(t, Tensor) else type(t).__name__
+            raise RegardError(
+                f"given: expected a boolean tensor with True = may attend, got {kind}. An additive mask of 0 and "
+                "-inf becomes `mask == 0`; an integer mask of 1 and 0 becomes `mask.bool()`; a float that is meant "
+                "to be added to the scores is a bias: regard.LearnedTable or your own AdditiveBias."
+            )
+        if t.ndim not in (2, 4) or 0 in t.shape:
+            raise RegardError(
+                f"given: expected shape (queries, keys) or (batch or 1, heads or 1, queries, keys), got "
+                f"{tuple(t.shape)}. A (batch, queries, keys) mask becomes mask[:, None]; a (batch, keys) vector of "
+                "real tokens is regard.padding(vector)."
+            )
+
+    def allowed(self, grid: Grid) -> Tensor:
+        t = self._full.to(grid.device)
+        t = t[:, :, grid.query - self._offset][:, :, :, grid.key]
+        t = t if t.shape[0] == 1 else t[grid.batch]
+        return t if t.shape[1] == 1 else t[:, grid.head]
+
+    def check(self, sizes: Sizes, positions: Positions) -> None:
+        B, H, I, J = self._full.shape
+        if B != 1:
+            _check_batch("given", B, sizes)
+        if H not in (1, sizes.H):
+            raise RegardError(
+                f"given: the mask has {H} heads on axis 1, the query {sizes.H}. The axes are (batch or 1, heads or 1, "
+                f"queries, keys): {tuple(self.tensor.shape)} against {(sizes.B, sizes.H, sizes.I, sizes.J)}."
+            )
+        _check_covers("given", "queries", positions.queries(sizes.I).shift(-self._offset), I)
+        _check_covers("given", "keys", positions.keys, J)
+
+    def may(self, start: int, stop: int) -> Spans:
+        return Spans.where(self._rows(start, stop).any(0))
+
+    def all(self, start: int, stop: int) -> Spans:
+        return Spans.where(self._rows(start, stop).all(0))
+
+    @cached_property
+    def _full(self) -> Tensor:
+        return self.tensor[(None,) * (4 - self.tensor.ndim)]
+
+    @cached_property
+    def _offset(self) -> int:
+        return self._full.shape[3] - self._full.shape[2]
+
+    def _rows(self, start: int, stop: int) -> Tensor:
+        return self._full[:, :, start - self._offset : stop - self._offset].flatten(0, 2)
+
+    def __repr__(self) -> str:
+        return f"given(shape={tuple(self.tensor.shape)})"
+
+
+def _check_batch(what: str, made_for: int, sizes: Sizes) -> None:
+    if made_for != sizes.B:
+        raise RegardError(
+            f"{what}: made for a batch of {made_for}, used with a batch of {sizes.B}. "
+            "Masks never broadcast over the batch silently: give one row to each entry."
+        )
+
+
+def _check_covers(what: str, axis: str, asked: Spans, size: int) -> None:
+    if not Spans(((0, size),)).covers(asked):
+        (first, last), = asked.hull()
+        raise RegardError(
+            f"{what}: covers {axis} 0 to {size - 1}, asked for {first} to {last - 1}. "
+            f"Make the mask for the whole length; a shorter one never broadcasts."
+        )

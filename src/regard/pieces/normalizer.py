@@ -1,0 +1,233 @@
+"""Normalisers: how a row of scores becomes a row of weights.
+
+Each one splits in two: a small `statistic` of the whole row, and `weights` of any part of that
+row given its scores and the statistic: w_ij = f(s_ij, r_i). That split is what lets `Seen.weights`
+show any weight on demand from (q, k, r). Masked scores are -inf and get weight exactly 0; an
+empty row, where nothing may be attended, gets zeros: not NaN, and not a uniform average.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+from regard.shapes import Sizes
+
+Statistic = tuple[Tensor, ...]
+
+
+class Normalizer(ABC):
+    """Base of all normalisers. `row_sum` is what the weights of a row that is not empty add up to."""
+
+    row_sum: float | None = 1.0
+    masked_score: float = -torch.inf
+
+    @abstractmethod
+    def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
+        """From whole rows: (B, H, I, J) masked scores at key indices (J,) -> tensors (B, H, I, ...)."""
+
+    @abstractmethod
+    def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
+        """Of any part of those rows: (B, H, I, J') -> (B, H, I, J')."""
+
+    def log_weights(self, scores: Tensor, statistic: Statistic) -> Tensor | None:
+        """log w where it is cheaper than log(weights), else None."""
+        return None
+
+    def check(self, sizes: Sizes) -> None:  # noqa: B027 - most normalisers fit any size
+        """Refuse sizes that the normaliser was not made for."""
+
+
+def log_sum_exp(scores: Tensor) -> Tensor:
+    """log sum_j exp(s_ij), -inf for an empty row, with gradients that stay finite there."""
+    greatest = scores.detach().amax(-1, keepdim=True)
+    greatest = greatest.masked_fill(greatest.isneginf(), 0.0)
+    total = (scores - greatest).exp().sum(-1)
+    empty = total == 0
+    return (total.masked_fill(empty, 1.0).log() + greatest.squeeze(-1)).masked_fill(empty, -torch.inf)
+
+
+def softmax_weights(scores: Tensor, log_total: Tensor) -> Tensor:
+    return torch.exp(scores - _finite(log_total).unsqueeze(-1))
+
+
+def _finite(log_total: Tensor) -> Tensor:
+    return log_total.masked_fill(log_total.isneginf(), 0.0)
+
+
+@dataclass(frozen=True)
+class Softmax(Normalizer):
+    """w_ij = exp(s_ij / T) / sum_j exp(s_ij / T); the statistic is the log of the sum.
+
+    Below T = 1 the row sharpens, and as T goes to 0 it becomes a hard lookup (`Hardmax`); above,
+    it flattens. With a `sink` the denominator has the extra term exp(sink), so a head can look
+    nowhere and the row sums to less than 1 (gpt-oss, arXiv:2508.10925; "softmax-off-by-one" is sink = 0).
+    """
+
+    temperature: float = 1.0
+    sink: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise RegardError(
+                f"Softmax(temperature={self.temperature}): must be above 0. The limit of temperature 0 is Hardmax()."
+            )
+
+    @property
+    def row_sum(self) -> float | None:  # type: ignore[override]
+        return 1.0 if self.sink is None else None
+
+    def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
+        return (self.with_sink(log_sum_exp(scores / self.temperature)),)
+
+    def with_sink(self, log_total: Tensor) -> Tensor:
+        """The statistic from a plain log-sum-exp (B, H, I)."""
+        if self.sink is None:
+            return log_total
+        return torch.logaddexp(log_total, torch.full_like(log_total, self.sink))
+
+    def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
+        return softmax_weights(scores / self.temperature, statistic[0])
+
+    def log_weights(self, scores: Tensor, statistic: Statistic) -> Tensor:
+        return scores / self.temperature - _finite(statistic[0]).unsqueeze(-1)
+
+
+class LearnedSink(nn.Module, Normalizer):
+    """Softmax with a learned sink for each head: sum_j w_ij = 1 - exp(sink_h) / (...) (gpt-oss, arXiv:2508.10925)."""
+
+    row_sum = None
+    temperature = 1.0
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.sink = nn.Parameter(torch.zeros(num_heads))
+
+    def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
+        return (self.with_sink(log_sum_exp(scores)),)
+
+    def with_sink(self, log_total: Tensor) -> Tensor:
+        return torch.logaddexp(log_total, self.sink.to(log_total.dtype).view(1, -1, 1).expand_as(log_total))
+
+    def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
+        return softmax_weights(scores, statistic[0])
+
+    def log_weights(self, scores: Tensor, statistic: Statistic) -> Tensor:
+        return scores - statistic[0].unsqueeze(-1)
+
+    def check(self, sizes: Sizes) -> None:
+        if self.sink.shape[0] != sizes.H:
+            raise RegardError(f"LearnedSink: made for {self.sink.shape[0]} heads, the query has {sizes.H}.")
+
+    def extra_repr(self) -> str:
+        return str(self.sink.shape[0])
+
+
+@dataclass(frozen=True)
+class Sparsemax(Normalizer):
+    """w_ij = max(s_ij - t_i, 0) with t_i such that the row sums to 1 (Martins & Astudillo 2016, arXiv:1602.02068).
+
+    The Euclidean projection of the scores on the simplex: far scores get exactly 0.
+    """
+
+    def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
+        ranked = _finite_scores(scores).sort(-1, descending=True).values
+        counts = torch.arange(1, ranked.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
+        sums = ranked.cumsum(-1)
+        support = (1 + counts * ranked > sums).sum(-1, keepdim=True)
+        threshold = (sums.gather(-1, support - 1) - 1) / support
+        return (threshold.squeeze(-1),)
+
+    def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
+        return (scores - statistic[0].unsqueeze(-1)).clamp_min(0)
+
+
+@dataclass(frozen=True)
+class Entmax15(Normalizer):
+    """w_ij = max(s_ij / 2 - t_i, 0)^2 with t_i such that the row sums to 1 (Peters et al. 2019, arXiv:1905.05702).
+
+    Halfway between softmax and sparsemax: alpha-entmax with alpha = 1.5.
+    """
+
+    def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
+        ranked = _finite_scores(scores / 2).sort(-1, descending=True).values
+        greatest = ranked[..., :1]
+        ranked = ranked - greatest
+        counts = torch.arange(1, ranked.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
+        mean, square = ranked.cumsum(-1) / counts, ranked.square().cumsum(-1) / counts
+        spread = (1 - counts * (square - mean.square())) / counts
+        thresholds = mean - spread.clamp_min(torch.finfo(scores.dtype).tiny).sqrt()
+        support = (thresholds <= ranked).sum(-1, keepdim=True)
+        return ((thresholds.gather(-1, support - 1) + greatest).squeeze(-1),)
+
+    def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
+        return (scores / 2 - statistic[0].unsqueeze(-1)).clamp_min(0).square()
+
+
+def _finite_scores(scores: Tensor) -> Tensor:
+    """-inf far below anything a threshold can reach, but finite, so that sums stay numbers."""
+    greatest = scores.detach().amax(-1, keepdim=True)
+    greatest = greatest.masked_fill(greatest.isneginf(), 0.0)
+    return torch.where(scores.isneginf(), greatest - 1e4, scores)
+
+
+@dataclass(frozen=True)
+class TopK(Normalizer):
+    """Softmax over the k highest scores of the row, 0 elsewhere (Gupta et al. 2021, arXiv:2106.06899).
+
+    The statistic keeps WHICH keys were kept: a stored threshold is wrong when a tile of another
+    shape recomputes a score with another last bit. Rows with fewer than k keys keep them all.
+    """
+
+    k: int
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise RegardError(f"TopK(k={self.k}): at least one key must be kept.")
+
+    def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
+        kept = scores.topk(min(self.k, scores.shape[-1]), dim=-1)
+        indices = columns[kept.indices].masked_fill(kept.values.isneginf(), -1)
+        return log_sum_exp(kept.values), indices
+
+    def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
+        log_total, kept = statistic
+        return softmax_weights(scores, log_total) * _kept(kept, columns).to(scores.dtype)
+
+
+@dataclass(frozen=True)
+class Hardmax(Normalizer):
+    """1 on the highest score of the row, 0 elsewhere: softmax at temperature 0. Of equal scores the first wins."""
+
+    def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
+        best = scores.detach().max(-1, keepdim=True)
+        return (columns[best.indices].masked_fill(best.values.isneginf(), -1),)
+
+    def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
+        return _kept(statistic[0], columns).to(scores.dtype)
+
+
+def _kept(kept: Tensor, columns: Tensor) -> Tensor:
+    """Which of the ascending `columns` (J,) are among `kept` (..., k): (..., J) boolean."""
+    place = torch.searchsorted(columns, kept).clamp_max(len(columns) - 1)
+    found = columns[place] == kept
+    flags = torch.zeros(*kept.shape[:-1], len(columns) + 1, dtype=torch.bool, device=columns.device)
+    return flags.scatter_(-1, place.masked_fill(~found, len(columns)), True)[..., :-1]
+
+
+@dataclass(frozen=True)
+class Sum(Normalizer):
+    """w_ij = s_ij / sum_j s_ij, for scores that are not negative (linear attention, arXiv:2006.16236, eq. 4)."""
+
+    masked_score = 0.0
+
+    def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
+        return (scores.sum(-1),)
+
+    def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
+        total = statistic[0].unsqueeze(-1)
+        return scores / total.masked_fill(total == 0, 1.0)

@@ -1,0 +1,147 @@
+"""Positions that act on queries and keys before they are scored."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+
+
+class Position(ABC):
+    """Base: `encode` adds or rotates in where each vector stands."""
+
+    @abstractmethod
+    def encode(self, x: Tensor, positions: Tensor) -> Tensor:
+        """(B, heads, n, D) and their positions (n,) -> (B, heads, n, D)."""
+
+
+class Scaling(ABC):
+    """How RoPE's frequencies change to reach lengths beyond those of training."""
+
+    @abstractmethod
+    def __call__(self, frequencies: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Linear(Scaling):
+    """Position interpolation: positions over `factor` (Chen et al. 2023, arXiv:2306.15595)."""
+
+    factor: float
+
+    def __call__(self, frequencies: Tensor) -> Tensor:
+        return frequencies / self.factor
+
+
+@dataclass(frozen=True)
+class NTK(Scaling):
+    """The base grows so that the slowest wave slows by `factor` and the fastest stays ("NTK-aware", 2023)."""
+
+    factor: float
+
+    def __call__(self, frequencies: Tensor) -> Tensor:
+        n = len(frequencies)
+        steps = torch.arange(n, dtype=frequencies.dtype, device=frequencies.device) / max(n - 1, 1)
+        return frequencies * self.factor**-steps
+
+
+@dataclass(frozen=True)
+class Llama3(Scaling):
+    """Slow waves slow by `factor`, fast ones stay, with a ramp between (Llama 3.1, arXiv:2407.21783)."""
+
+    factor: float = 8.0
+    low: float = 1.0
+    high: float = 4.0
+    trained_length: int = 8192
+
+    def __call__(self, frequencies: Tensor) -> Tensor:
+        turns = self.trained_length * frequencies / (2 * math.pi)
+        keep = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return frequencies * (keep + (1 - keep) / self.factor)
+
+
+@dataclass(frozen=True)
+class RoPE(Position):
+    """Rotate pairs of channels by angles that grow with position (Su et al. 2021, arXiv:2104.09864).
+
+    Channel pair m turns by position * base^(-2m / D), so q_i . k_j depends on j - i alone.
+    The pairs are (m, m + D/2) as in Llama and GPT-NeoX, or (2m, 2m + 1) with `interleaved=True`
+    as in the paper and GPT-J: weights trained with one are wrong with the other. Channels past
+    `width` are left as they are (partial rotation).
+    """
+
+    width: int
+    base: float = 10_000.0
+    interleaved: bool = False
+    scaling: Scaling | None = None
+
+    def __post_init__(self) -> None:
+        if self.width < 2 or self.width % 2:
+            raise RegardError(f"RoPE(width={self.width}): channels turn in pairs, so the width must be even.")
+
+    def frequencies(self, device: torch.device | str = "cpu") -> Tensor:
+        """Angle per position of each pair, (D / 2,), float64."""
+        exponents = torch.arange(0, self.width, 2, dtype=torch.float64, device=device) / self.width
+        frequencies = self.base**-exponents
+        return frequencies if self.scaling is None else self.scaling(frequencies)
+
+    def encode(self, x: Tensor, positions: Tensor) -> Tensor:
+        if x.shape[-1] < self.width:
+            raise RegardError(f"RoPE(width={self.width}): the vectors have only {x.shape[-1]} channels.")
+        angles = positions.to(torch.float64)[:, None] * self.frequencies(x.device)
+        turned, rest = x[..., : self.width], x[..., self.width :]
+        turned = self._turn(turned, angles.cos().to(x.dtype), angles.sin().to(x.dtype))
+        return torch.cat((turned, rest), -1) if rest.shape[-1] else turned
+
+    def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if self.interleaved:
+            a, b = x[..., 0::2], x[..., 1::2]
+            return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
+        a, b = x.chunk(2, -1)
+        return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+
+
+@dataclass(frozen=True)
+class Sinusoidal(Position):
+    """Add sin and cos of position / 10000^(2m / D) (Vaswani et al. 2017, arXiv:1706.03762, section 3.5).
+
+    Channel 2m is the sine, 2m + 1 the cosine; low channels are the fast waves. In the slot of an
+    attention the waves are added to queries and keys; `table` gives them for embeddings.
+    """
+
+    base: float = 10_000.0
+
+    def table(self, positions: Tensor, width: int) -> Tensor:
+        """(n,) positions -> (n, width), float64."""
+        m = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device)
+        angles = positions.to(torch.float64)[:, None] * self.base ** (-m / width)
+        return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)[:, :width]
+
+    def encode(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + self.table(positions, x.shape[-1]).to(x.dtype)
+
+
+class LearnedPositions(nn.Module, Position):
+    """Add a learned vector for each position 0 ... length - 1 (Gehring et al. 2017, arXiv:1705.03122)."""
+
+    def __init__(self, length: int, width: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(length, width) * 0.02)
+
+    def encode(self, x: Tensor, positions: Tensor) -> Tensor:
+        length, width = self.table.shape
+        if x.shape[-1] != width:
+            raise RegardError(f"LearnedPositions: made for width {width}, got {x.shape[-1]}.")
+        if int(positions[0]) < 0 or int(positions[-1]) >= length:
+            raise RegardError(
+                f"LearnedPositions: knows positions 0 to {length - 1}, asked for {int(positions[0])} to "
+                f"{int(positions[-1])}. Make a longer table, or use Sinusoidal or RoPE, which have no end."
+            )
+        return x + self.table[positions].to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return ", ".join(map(str, self.table.shape))

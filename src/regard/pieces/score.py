@@ -1,0 +1,198 @@
+"""Scores: how much query i and key j have to do with each other.
+
+A score works in two steps. `prepare` does all that is O(n): projections, norms, feature maps.
+`tile` then scores any rows against any columns. A score that is a dot product once prepared
+names its `scale`, and every fused engine can serve it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.errors import RegardError
+from regard.pieces.grid import Grid
+from regard.shapes import grouped_scores
+
+
+class Score(ABC):
+    """Base of all scores.
+
+    A dot-like score implements `prepare` and `scale`; any other implements `tile`, and says in
+    `floats_per_score` how many numbers it holds for one score, so that tiles fit in memory.
+    """
+
+    floats_per_score: int = 1
+
+    def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """What is O(n): (B, H, I, D), (B, G, J, D) -> (B, H, I, W), (B, G, J, W)."""
+        return query, key
+
+    def scale(self, width: int) -> float | None:
+        """The number c with score = c * q.k of the prepared q and k, or None: not a dot product."""
+        return None
+
+    @abstractmethod
+    def check(self, query_width: int, key_width: int) -> None:
+        """Refuse widths that this score cannot compare."""
+
+    def tile(self, query: Tensor, key: Tensor, grid: Grid) -> Tensor:
+        """Scores (B, H, I, J) of prepared rows (B, H, I, W) against prepared columns (B, G, J, W)."""
+        scale = self.scale(query.shape[-1])
+        assert scale is not None, "a score that is no dot product defines its own tile"
+        return grouped_scores(query * scale, key)
+
+
+def _check_equal_widths(score: str, query_width: int, key_width: int) -> None:
+    if query_width != key_width:
+        raise RegardError(
+            f"{score}: query width {query_width} and key width {key_width} must be equal. Project one of them, "
+            "or use Bilinear, Additive or Concat, which compare different widths."
+        )
+
+
+@dataclass(frozen=True)
+class Dot(Score):
+    """s_ij = c q_i . k_j, with c = 1 / sqrt(D) unless given (Vaswani et al. 2017, arXiv:1706.03762, eq. 1).
+
+    The factor keeps the variance of the scores at 1 for inputs of variance 1. T5 and Luong's
+    "dot" use c = 1. A matrix product of 2 D operations a pair.
+
+    >>> Dot().scale(64), Dot(scale=1.0).scale(64)
+    (0.125, 1.0)
+    """
+
+    factor: float | None = None
+
+    def __init__(self, scale: float | None = None) -> None:
+        object.__setattr__(self, "factor", scale)
+
+    def scale(self, width: int) -> float:
+        return width**-0.5 if self.factor is None else self.factor
+
+    def check(self, query_width: int, key_width: int) -> None:
+        _check_equal_widths("Dot", query_width, key_width)
+
+    def __repr__(self) -> str:
+        return "Dot()" if self.factor is None else f"Dot(scale={self.factor})"
+
+
+@dataclass(frozen=True)
+class Cosine(Score):
+    """s_ij = c cos(q_i, k_j): only directions count, so |s| <= c (Swin v2, arXiv:2111.09883, section 3.2)."""
+
+    factor: float = 10.0
+
+    def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return F.normalize(query, dim=-1), F.normalize(key, dim=-1)
+
+    def scale(self, width: int) -> float:
+        return self.factor
+
+    def check(self, query_width: int, key_width: int) -> None:
+        _check_equal_widths("Cosine", query_width, key_width)
+
+
+class Bilinear(nn.Module, Score):
+    """s_ij = q_i W k_j: Luong's "general" (Luong et al. 2015, arXiv:1508.04025, eq. 8).
+
+    W is (H, D, D') with one matrix a head, and is applied to the queries once, so the pairs cost
+    no more than a dot product. No 1 / sqrt(D), as in the paper.
+    """
+
+    def __init__(self, query_width: int, key_width: int, num_heads: int = 1) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_heads, query_width, key_width))
+        nn.init.xavier_uniform_(self.weight)
+
+    def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return query @ self.weight, key
+
+    def scale(self, width: int) -> float:
+        return 1.0
+
+    def check(self, query_width: int, key_width: int) -> None:
+        _check_widths("Bilinear", tuple(self.weight.shape[1:]), (query_width, key_width))
+
+    def extra_repr(self) -> str:
+        H, D, K = self.weight.shape
+        return f"{D}, {K}, num_heads={H}"
+
+
+class Additive(nn.Module, Score):
+    """s_ij = v . tanh(W q_i + U k_j + b): Bahdanau (Bahdanau et al. 2015, arXiv:1409.0473, appendix A.1.2).
+
+    W (D, hidden) and U (D', hidden) are applied once to each query and key; each pair then costs
+    `hidden` additions, tanh and products, where a dot product costs D products. One set of
+    weights serves all heads. Keras' layer of this name has no projections.
+    """
+
+    def __init__(self, query_width: int, key_width: int, hidden: int, bias: bool = False) -> None:
+        super().__init__()
+        self.query = nn.Linear(query_width, hidden, bias=bias)
+        self.key = nn.Linear(key_width, hidden, bias=False)
+        self.direction = nn.Parameter(torch.empty(hidden))
+        nn.init.uniform_(self.direction, -(hidden**-0.5), hidden**-0.5)
+
+    @property
+    def floats_per_score(self) -> int:  # type: ignore[override]
+        return self.direction.shape[0]
+
+    def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return self.query(query), self.key(key)
+
+    def tile(self, query: Tensor, key: Tensor, grid: Grid) -> Tensor:
+        return additive_scores(query, key, self.direction)
+
+    def check(self, query_width: int, key_width: int) -> None:
+        _check_widths("Additive", (self.query.in_features, self.key.in_features), (query_width, key_width))
+
+
+class Concat(nn.Module, Score):
+    """s_ij = v . tanh(W [q_i ; k_j]): Luong's "concat" (Luong et al. 2015, arXiv:1508.04025, eq. 8).
+
+    W [q ; k] = W_q q + W_k k with W = [W_q W_k] split in two, so this is Bahdanau's score in
+    another notation, and is computed as such: nothing of size I x J x (D + D') is ever formed.
+    """
+
+    def __init__(self, query_width: int, key_width: int, hidden: int) -> None:
+        super().__init__()
+        self.query_width = query_width
+        self.projection = nn.Linear(query_width + key_width, hidden, bias=False)
+        self.direction = nn.Parameter(torch.empty(hidden))
+        nn.init.uniform_(self.direction, -(hidden**-0.5), hidden**-0.5)
+
+    @property
+    def floats_per_score(self) -> int:  # type: ignore[override]
+        return self.direction.shape[0]
+
+    def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        for_query, for_key = self.projection.weight.split(
+            [self.query_width, self.projection.in_features - self.query_width], dim=1
+        )
+        return F.linear(query, for_query), F.linear(key, for_key)
+
+    def tile(self, query: Tensor, key: Tensor, grid: Grid) -> Tensor:
+        return additive_scores(query, key, self.direction)
+
+    def check(self, query_width: int, key_width: int) -> None:
+        mine = (self.query_width, self.projection.in_features - self.query_width)
+        _check_widths("Concat", mine, (query_width, key_width))
+
+
+def additive_scores(query: Tensor, key: Tensor, direction: Tensor) -> Tensor:
+    """v . tanh(q_i + k_j): (B, H, I, W), (B, G, J, W), (W,) -> (B, H, I, J)."""
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+    return torch.tanh(query[:, :, :, None] + key[:, :, None]) @ direction.to(query.dtype)
+
+
+def _check_widths(score: str, made_for: tuple[int, ...], given: tuple[int, int]) -> None:
+    if made_for != given:
+        raise RegardError(
+            f"{score}: made for query width {made_for[0]} and key width {made_for[1]}, got {given[0]} and {given[1]}. "
+            f"Create it as {score}({given[0]}, {given[1]}, ...)."
+        )

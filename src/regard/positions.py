@@ -1,0 +1,79 @@
+"""Where the queries and the keys stand. Masks and biases compare positions, never indices.
+
+Because they do, a chunk of queries, a cache of old keys, a ring that forgot some of them and
+a shard of a longer sequence all need no special case.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.spans import Spans
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Queries stand at `start`, `start` + 1, ...; keys stand at the integers of `keys`, in order.
+
+    >>> Positions.aligned_to_end(2, 5)
+    Positions(start=3, keys=Spans(intervals=((0, 5),)))
+    """
+
+    start: int
+    keys: Spans
+
+    @staticmethod
+    def aligned_to_end(num_queries: int, num_keys: int) -> Positions:
+        """The default: the last query stands where the last key stands (bottom-right).
+
+        torch's `is_causal` aligns the first query with the first key instead.
+        """
+        return Positions(num_keys - num_queries, Spans(((0, num_keys),)))
+
+    @staticmethod
+    def of(start: int | None, num_queries: int, num_keys: int) -> Positions:
+        """Keys from 0 on, the first query at `start` (by default aligned to the end)."""
+        aligned = Positions.aligned_to_end(num_queries, num_keys)
+        return aligned if start is None else Positions(start, aligned.keys)
+
+    def check(self, num_keys: int) -> None:
+        if len(self.keys) != num_keys:
+            raise RegardError(f"attend: {num_keys} keys were given but positions name {len(self.keys)} of them.")
+
+    def queries(self, num_queries: int) -> Spans:
+        """The positions of the queries."""
+        return Spans(((self.start, self.start + num_queries),))
+
+    @cached_property
+    def _offsets(self) -> list[int]:
+        return [0, *accumulate(stop - start for start, stop in self.keys)]
+
+    def columns(self, spans: Spans) -> Spans:
+        """Key positions -> key indices (positions that no key stands at are dropped)."""
+        if len(self.keys.intervals) == 1:
+            return (spans & self.keys).shift(-self.keys.intervals[0][0])
+        found = []
+        for offset, (start, stop) in zip(self._offsets, self.keys, strict=False):
+            inside = spans & Spans(((start, stop),))
+            found += inside.shift(offset - start).intervals
+        return Spans.union(found)
+
+    def column(self, position: int) -> int | None:
+        """The index of the key at one position, or None where no key stands there."""
+        if position not in self.keys:
+            return None
+        at = bisect_right([start for start, _ in self.keys], position) - 1
+        return self._offsets[at] + position - self.keys.intervals[at][0]
+
+    def query(self, rows: slice, device: torch.device | str = "cpu") -> Tensor:
+        return torch.arange(self.start + rows.start, self.start + rows.stop, device=device)
+
+    def key(self, device: torch.device | str = "cpu") -> Tensor:
+        return self.keys.tensor(device)

@@ -1,0 +1,119 @@
+"""One call for any attention: `attend` runs it, `explain` says how it would run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard.attention import Attention
+from regard.cache import Cache, RecurrentCache
+from regard.engine.plan import ENGINES, Plan, plan
+from regard.engine.problem import Problem
+from regard.errors import RegardError
+from regard.maps.attention_map import AttentionMap
+from regard.positions import Positions
+from regard.shapes import Sizes, check_finite
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What `attend` returns: the output (B, H, I, E), the weights on demand, and the next cache if one was given."""
+
+    output: Tensor
+    weights: AttentionMap
+    cache: Cache | None = None
+
+
+def attend(
+    attention: Attention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    positions: Positions | None = None,
+    cache: Cache | None = None,
+    engine: str = "auto",
+    check: bool = False,
+) -> Seen:
+    """output_i = sum_j w_ij v_j, with the weights of any mechanism, and every weight on demand.
+
+    `query` is (B, H, I, D), `key` (B, G, J, D), `value` (B, G, J, E); G divides H, and H / G query
+    heads share each key/value head. `positions` says where queries and keys stand (by default the
+    last query stands where the last key does); `cache` holds earlier keys and values, and the
+    returned `Seen.cache` is the one for the next call. `engine` is one of "auto", "reference",
+    "dense", "fused", "blocked", "linear"; one that cannot run the pieces refuses and says why.
+    `check=True` refuses NaN and infinite inputs by name.
+
+    >>> import torch, regard as rg
+    >>> attention = rg.Attention(mask=rg.causal() & rg.window(256), position=rg.RoPE(64))
+    >>> q, k, v = torch.randn(1, 8, 1000, 64), torch.randn(1, 2, 1000, 64), torch.randn(1, 2, 1000, 64)
+    >>> seen = rg.attend(attention, q, k, v)
+    >>> seen.output.shape
+    torch.Size([1, 8, 1000, 64])
+    >>> seen.weights[0, 3, 700, 440:450].gt(0).tolist()
+    [False, False, False, False, False, True, True, True, True, True]
+    """
+    if check:
+        check_finite(query=query, key=key, value=value)
+    problem, following = _problem(attention, query, key, value, positions, cache)
+    chosen = plan(problem, engine)
+    problem = chosen.problem
+    result = ENGINES[chosen.engine].run(problem)
+    if isinstance(following, RecurrentCache):
+        following = replace(following, state=result.state)
+    weights = AttentionMap(problem.attention, problem.prepared, problem.positions, problem.grid, result.statistic)
+    return Seen(result.output, weights, following)
+
+
+def explain(
+    attention: Attention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    positions: Positions | None = None,
+    cache: Cache | None = None,
+    engine: str = "auto",
+) -> Plan:
+    """How `attend` would run this: the engine chosen, those that cannot and why, pairs, operations, bytes.
+
+    >>> import torch, regard as rg
+    >>> x = torch.randn(1, 8, 16384, 64)
+    >>> print(rg.explain(rg.Attention(mask=rg.causal() & rg.window(256)), x, x, x))  # doctest: +ELLIPSIS
+    Attention(score=Dot(), mask=(causal() & window(size=256)), normalizer=Softmax(temperature=1.0, sink=None))
+    16,384 queries, 16,384 keys, 8 heads of width 64, batch 1.
+    The blocked engine is chosen: ...
+    """
+    problem, _ = _problem(attention, query, key, value, positions, cache)
+    return plan(problem, engine)
+
+
+def _problem(
+    attention: Attention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: Positions | None,
+    cache: Cache | None,
+) -> tuple[Problem, Cache | None]:
+    if not isinstance(attention, Attention):
+        raise RegardError(f"attend: the first argument must be a regard.Attention, got {type(attention).__name__}.")
+    sizes = Sizes.of(query, key, value)
+    state, following = None, None
+    if cache is not None:
+        if positions is not None:
+            raise RegardError("attend: a cache brings its own positions; give one or the other.")
+        extended = cache.extend(key, value)
+        key, value, positions, following = extended.key, extended.value, extended.positions, extended.cache
+        state = cache.state if isinstance(cache, RecurrentCache) else None
+        if cache.mask is not None:
+            attention = attention.with_mask(cache.mask if attention.mask is None else attention.mask & cache.mask)
+        sizes = Sizes.of(query, key, value)
+    positions = positions or Positions.aligned_to_end(sizes.I, sizes.J)
+    positions.check(sizes.J)
+    attention.check(sizes, positions, key.shape[-1])
+    dropping = attention.training and attention.dropout > 0
+    seed = int(torch.randint(2**31, ())) if dropping else None
+    return Problem(attention, query, key, value, positions, sizes, seed, state), following

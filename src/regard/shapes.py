@@ -1,0 +1,114 @@
+"""Sizes of one call, checked once, and the two products that share heads without copies.
+
+Axis letters, here and everywhere: B batch, H query heads, G key/value heads, R = H / G query
+heads to one key/value head, I queries, J keys, D query/key width, E value width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a call to `attend`; `R` is how many query heads share a key/value head."""
+
+    B: int
+    H: int
+    G: int
+    I: int
+    J: int
+    D: int
+    E: int
+
+    @property
+    def R(self) -> int:
+        return self.H // self.G
+
+    @staticmethod
+    def of(query: Tensor, key: Tensor, value: Tensor) -> Sizes:
+        """Read the sizes off the tensors; a `RegardError` says which rule they break."""
+        for name, tensor in (("query", query), ("key", key), ("value", value)):
+            _check_tensor(name, tensor)
+        given = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+        if len({query.dtype, key.dtype, value.dtype}) > 1:
+            raise RegardError(
+                f"attend: query is {query.dtype}, key {key.dtype}, value {value.dtype}; "
+                "they must share one dtype. Convert with .to(query.dtype)."
+            )
+        if len({query.device, key.device, value.device}) > 1:
+            raise RegardError(
+                f"attend: query is on {query.device}, key on {key.device}, value on {value.device}; "
+                "move them to one device."
+            )
+        sizes = Sizes(*query.shape[:2], key.shape[1], query.shape[2], key.shape[2], query.shape[3], value.shape[3])
+        if key.shape[0] != sizes.B or value.shape[0] != sizes.B:
+            raise RegardError(f"attend: batch sizes differ: {given}. Expand the smaller batch before the call.")
+        if value.shape[1:3] != key.shape[1:3]:
+            raise RegardError(
+                f"attend: key and value must have the same heads and length, one value to each key: {given}."
+            )
+        if sizes.H % sizes.G:
+            raise RegardError(
+                f"attend: {sizes.H} query heads cannot share {sizes.G} key/value heads: the second must "
+                f"divide the first ({given}). Heads are axis 1, length is axis 2: "
+                "transpose(1, 2) if your layout is (batch, length, heads, width)."
+            )
+        return sizes
+
+
+def _check_tensor(name: str, tensor: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        raise RegardError(f"attend: {name} must be a torch.Tensor, got {type(tensor).__name__}.")
+    if tensor.ndim != 4:
+        raise RegardError(
+            f"attend: {name} must have 4 axes (batch, heads, length, width), got shape {tuple(tensor.shape)}. "
+            f"For one head: {name}.unsqueeze(1); without a batch: {name}.unsqueeze(0)."
+        )
+    if 0 in tensor.shape:
+        raise RegardError(
+            f"attend: {name} is empty: shape {tuple(tensor.shape)} has an axis of length 0. "
+            "There must be at least one query and one key; skip the call for empty sequences."
+        )
+    if not tensor.is_floating_point():
+        raise RegardError(f"attend: {name} must be floating point, got {tensor.dtype}. Convert with .float().")
+
+
+def check_finite(**tensors: Tensor) -> None:
+    """Refuse NaN and infinity by name and place (`attend(..., check=True)`)."""
+    for name, tensor in tensors.items():
+        bad = ~torch.isfinite(tensor)
+        if bad.any():
+            first = tuple(torch.nonzero(bad)[0].tolist())
+            raise RegardError(
+                f"attend: {name} holds {int(bad.sum())} values that are NaN or infinite, the first at "
+                f"[batch, head, position, channel] = {list(first)}. Look for a division by zero or an overflow upstream."
+            )
+
+
+def group(x: Tensor, num_groups: int) -> Tensor:
+    """Fold the query heads that share a key head into the rows: (B, H, I, D) -> (B, G, R*I, D)."""
+    B, H, I, D = x.shape
+    return x if H == num_groups else x.reshape(B, num_groups, H // num_groups * I, D)
+
+
+def grouped_scores(query: Tensor, key: Tensor) -> Tensor:
+    """q_i . k_j for every pair: (B, H, I, D), (B, G, J, D) -> (B, H, I, J), no copy of the keys."""
+    B, H, I, _ = query.shape
+    return (group(query, key.shape[1]) @ key.transpose(-1, -2)).reshape(B, H, I, key.shape[2])
+
+
+def grouped_values(weights: Tensor, value: Tensor) -> Tensor:
+    """sum_j w_ij v_j: (B, H, I, J), (B, G, J, E) -> (B, H, I, E), no copy of the values."""
+    B, H, I, _ = weights.shape
+    return (group(weights, value.shape[1]) @ value).reshape(B, H, I, value.shape[3])
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Scores and statistics are never kept in half precision."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
