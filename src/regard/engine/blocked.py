@@ -28,6 +28,8 @@ from regard.pieces.normalizer import Statistic
 BLOCK_BYTES = 48 << 20
 #: Longest block of queries.
 LARGEST_BLOCK = 512
+#: Shortest block of queries that keeps the fused kernel busy.
+SMALLEST_FUSED_BLOCK = 64
 
 
 class Blocked(Engine):
@@ -78,7 +80,7 @@ class Work:
         else:
             wanted = BLOCK_BYTES / (s.B * s.H * max(width, 1) * 4 * self.floats_per_score)
         power = 1 << max(int(wanted), 1).bit_length() - 1
-        return max(min(power, LARGEST_BLOCK), 64 if self.flash is not None else 1)
+        return min(max(power, SMALLEST_FUSED_BLOCK) if self.flash is not None else power, LARGEST_BLOCK)
 
     @cached_property
     def blocks(self) -> list[Block]:

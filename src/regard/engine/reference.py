@@ -357,7 +357,7 @@ def _(piece: normalizer.Softmax, s: Array, may: Array, h: int) -> Array:
 
 @normalize.register
 def _(piece: normalizer.LearnedSink, s: Array, may: Array, h: int) -> Array:
-    return _softmax(s, may, float(piece.sink[h]))
+    return _softmax(s, may, float(piece.sink[h].detach()))
 
 
 def _by_bisection(s: Array, may: Array, power: float) -> Array:

@@ -1,0 +1,57 @@
+"""What every test runs under: one thread, poisoned memory, and a count of the laws."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+torch.set_num_threads(1)
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("deep", parent=settings.get_profile("default"), max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def _poisoned(make):
+    def empty(*args, **kwargs):
+        tensor = make(*args, **kwargs)
+        if tensor.is_floating_point() and tensor.device.type != "meta":
+            tensor.detach().fill_(float("nan"))
+        return tensor
+
+    return empty
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch):
+    """Memory that nobody wrote is NaN, so that reading it cannot pass for an answer."""
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        monkeypatch.setattr(owner, name, _poisoned(getattr(owner, name)))
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks, chunks and tiles of a few tokens, so that tiny problems cross many of their borders."""
+    monkeypatch.setattr("regard.engine.blocked.LARGEST_BLOCK", 7)
+    monkeypatch.setattr("regard.engine.linear.CHUNK", 4)
+    monkeypatch.setattr("regard.maps.attention_map.TILE", (5, 4))
+    monkeypatch.setattr("regard.maps.attention_map.WORKSPACE", 4096)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """How many law x mechanism cases ran, by law."""
+    passed = [r.nodeid for r in terminalreporter.stats.get("passed", []) if "test_laws.py" in r.nodeid]
+    laws = Counter(nodeid.split("::")[1].split("[")[0].removeprefix("test_") for nodeid in passed)
+    if laws:
+        terminalreporter.section("laws")
+        for law, count in sorted(laws.items()):
+            terminalreporter.write_line(f"{count:5d}  {law.replace('_', ' ')}")
+        terminalreporter.write_line(f"{sum(laws.values()):5d}  law x mechanism cases")

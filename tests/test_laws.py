@@ -1,0 +1,284 @@
+"""The laws: each holds for every mechanism of the catalogue, found automatically."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+import regard as rg
+from regard.catalog import mechanisms
+from regard.engine import ENGINES
+from regard.engine.problem import Problem
+from regard.engine.reference import reference
+from regard.shapes import Sizes
+
+pytestmark = pytest.mark.usefixtures("small_blocks")
+NAMES = sorted(mechanisms())
+every_mechanism = pytest.mark.parametrize("name", NAMES)
+TORCH_ENGINES = sorted(set(ENGINES) - {"reference"})
+
+
+def problem_of(attention, q, k, v, positions=None):
+    sizes = Sizes.of(q, k, v)
+    return Problem(attention, q, k, v, positions or rg.Positions.aligned_to_end(sizes.I, sizes.J), sizes)
+
+
+def runs(engine, attention, q, k, v):
+    """What an engine gives, or None where it refuses; a refusal names who can."""
+    try:
+        return rg.attend(attention, q, k, v, engine=engine)
+    except rg.RegardError as error:
+        assert "Engines that can: " in str(error) and "dense" in str(error).split("Engines that can: ")[1]
+        return None
+
+
+def sees_the_future(attention, length):
+    """Whether some query may attend to a later key, by the mask's own predicate."""
+    if attention.mask is None:
+        return True
+    grid = rg.Grid.whole(rg.Positions.aligned_to_end(length, length), 2, 4, length)
+    return bool((attention.mask.allowed(grid) & (grid.j > grid.i)).any())
+
+
+causal_names = [n for n in NAMES if not sees_the_future((e := mechanisms()[n].example())[0], e[1].shape[2])]
+
+
+@pytest.mark.parametrize("engine", TORCH_ENGINES)
+@every_mechanism
+@torch.no_grad()
+def test_engines_agree_with_the_reference(name, engine):
+    attention, q, k, v = mechanisms()[name].example()
+    output, weights = reference(problem_of(attention, q, k, v))
+    seen = runs(engine, attention, q, k, v)
+    if seen is not None:
+        torch.testing.assert_close(seen.output, torch.from_numpy(output), rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(seen.weights.dense(), torch.from_numpy(weights), rtol=1e-9, atol=1e-10)
+
+
+def gradients(engine, name):
+    attention, q, k, v = mechanisms()[name].example()
+    inputs = [t.requires_grad_() for t in (q, k, v)]
+    seen = runs(engine, attention, *inputs)
+    if seen is None:
+        return None
+    toward = torch.randn(seen.output.shape, dtype=q.dtype, generator=torch.Generator().manual_seed(1))
+    wanted = [*inputs, *(p for p in attention.parameters() if p.requires_grad)]
+    return torch.autograd.grad(seen.output, wanted, toward, allow_unused=True)
+
+
+@pytest.mark.parametrize("engine", sorted(set(TORCH_ENGINES) - {"dense"}))
+@every_mechanism
+def test_gradients_agree_between_engines(name, engine):
+    found = gradients(engine, name)
+    if found is not None:
+        for mine, dense in zip(found, gradients("dense", name), strict=True):
+            if mine is None or dense is None:
+                assert all(g is None or not g.any() for g in (mine, dense))
+            else:
+                torch.testing.assert_close(mine, dense, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("engine", ["blocked", "dense"])
+@every_mechanism
+def test_gradients_agree_with_finite_differences(name, engine):
+    attention, q, k, v = mechanisms()[name].example(batch=1, queries=6, keys=mechanisms()[name].sizes.get("keys", 6))
+    inputs = [t[:, :, :6].clone().requires_grad_() for t in (q, k, v)]
+
+    def output(query, key, value):
+        return rg.attend(attention, query, key, value, engine=engine).output
+
+    assert gradcheck(output, inputs, eps=1e-6, atol=1e-5)
+
+
+@every_mechanism
+@torch.no_grad()
+def test_a_lazy_tile_equals_the_dense_weights(name):
+    attention, q, k, v = mechanisms()[name].example()
+    seen = rg.attend(attention, q, k, v)
+    _, weights = (torch.from_numpy(a) for a in reference(problem_of(attention, q, k, v)))
+    I, J = weights.shape[2:]
+    close = {"rtol": 1e-9, "atol": 1e-10}
+    torch.testing.assert_close(seen.weights[1, -1, I // 3, :], weights[1, -1, I // 3], **close)
+    torch.testing.assert_close(seen.weights[0, :, 1:-1, J // 2 :], weights[0, :, 1:-1, J // 2 :], **close)
+    torch.testing.assert_close(seen.weights[..., [J - 1, 0, 0]], weights[..., [J - 1, 0, 0]], **close)
+    torch.testing.assert_close(seen.weights.tile(rows=[-1], cols=slice(0, J, 2)), weights[:, :, -1:, ::2], **close)
+
+
+@every_mechanism
+@torch.no_grad()
+def test_weights_times_values_are_the_output(name):
+    attention, q, k, v = mechanisms()[name].example()
+    seen = rg.attend(attention, q, k, v)
+    values = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+    torch.testing.assert_close(seen.weights.dense() @ values, seen.output, rtol=1e-9, atol=1e-10)
+
+
+@every_mechanism
+@torch.no_grad()
+def test_rows_sum_to_what_the_normalizer_declares(name):
+    attention, q, k, v = mechanisms()[name].example()
+    sums = rg.attend(attention, q, k, v).weights.dense().sum(-1)
+    expected = attention.normalizer.row_sum
+    if expected is None:
+        assert (sums > 0).all() and (sums < 1).all()
+    else:
+        torch.testing.assert_close(sums, torch.full_like(sums, expected))
+
+
+@every_mechanism
+@torch.no_grad()
+def test_masked_weights_are_exactly_zero(name):
+    attention, q, k, v = mechanisms()[name].example()
+    mask = rg.where(lambda b, h, i, j: (i + 2 * j + b) % 3 != 0)
+    seen = rg.attend(attention.with_mask(mask if attention.mask is None else attention.mask & mask), q, k, v)
+    grid = rg.Grid.whole(seen.weights.positions, *q.shape[:3])
+    forbidden = ~mask.allowed(grid).expand(seen.weights.shape)
+    assert (seen.weights.dense()[forbidden] == 0).all()
+
+
+@pytest.mark.parametrize("engine", TORCH_ENGINES)
+@pytest.mark.parametrize("name", causal_names)
+@torch.no_grad()
+def test_no_future_leaks_into_the_past(name, engine):
+    attention, q, k, v = mechanisms()[name].example()
+    before = runs(engine, attention, q, k, v)
+    if before is None:
+        return
+    cut = q.shape[2] // 2
+    for tensor in (q, k, v):
+        tensor[:, :, cut:] = 3 * tensor[:, :, cut:] + 5
+    after = rg.attend(attention, q, k, v, engine=engine)
+    assert torch.equal(before.output[:, :, :cut], after.output[:, :, :cut])
+    assert torch.equal(before.weights[:, :, :cut], after.weights[:, :, :cut])
+
+
+@pytest.mark.parametrize("chunk", [1, 5])
+@pytest.mark.parametrize("name", causal_names)
+@torch.no_grad()
+def test_decoding_by_chunks_equals_one_call(name, chunk):
+    attention, q, k, v = mechanisms()[name].example()
+    whole = rg.attend(attention, q, k, v)
+    cache, outputs = rg.GrowingCache(), []
+    for step in range(0, q.shape[2], chunk):
+        part = (slice(None), slice(None), slice(step, step + chunk))
+        seen = rg.attend(attention, q[part], k[part], v[part], cache=cache)
+        cache = seen.cache
+        outputs.append(seen.output)
+        rows = whole.weights[:, :, step : step + chunk, : seen.weights.shape[3]]
+        torch.testing.assert_close(seen.weights.dense(), rows, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(torch.cat(outputs, 2), whole.output, rtol=1e-9, atol=1e-10)
+
+
+@every_mechanism
+@torch.no_grad()
+def test_a_batch_gives_what_its_entries_give_alone(name):
+    attention, q, k, v = mechanisms()[name].example(batch=3)
+    whole = rg.attend(attention, q, k, v)
+    for b in range(3):
+        alone = rg.attend(attention, q[b : b + 1], k[b : b + 1], v[b : b + 1])
+        torch.testing.assert_close(whole.output[b : b + 1], alone.output, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(whole.weights[b], alone.weights[0], rtol=1e-9, atol=1e-10)
+
+
+@every_mechanism
+@torch.no_grad()
+def test_what_padding_holds_does_not_matter(name):
+    attention, q, k, v = mechanisms()[name].example()
+    real = rg.padding([k.shape[2] - 2, k.shape[2] - 5])
+    padded = attention.with_mask(real if attention.mask is None else attention.mask & real)
+    before = rg.attend(padded, q, k, v)
+    for b, length in enumerate((k.shape[2] - 2, k.shape[2] - 5)):
+        k[b, :, length:], v[b, :, length:] = 1e3, -1e3
+    assert torch.equal(before.output, rg.attend(padded, q, k, v).output)
+
+
+@pytest.mark.parametrize("engine", TORCH_ENGINES)
+@every_mechanism
+def test_an_empty_row_gives_zeros_and_finite_gradients(name, engine):
+    attention, q, k, v = mechanisms()[name].example()
+    hole = rg.where(lambda b, h, i, j: (i != i.min()) & (j >= 0))
+    attention = attention.with_mask(hole if attention.mask is None else attention.mask & hole)
+    inputs = [t.requires_grad_() for t in (q, k, v)]
+    seen = runs(engine, attention, *inputs)
+    if seen is None:
+        return
+    full = attention.normalizer.row_sum is not None
+    assert not seen.output[:, :, 0].any() and not seen.weights[:, :, 0].any()
+    grads = torch.autograd.grad(seen.output.sum(), [*inputs, *attention.parameters()], allow_unused=True)
+    assert all(g is None or torch.isfinite(g).all() for g in grads)
+    assert not full or not seen.output.isnan().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@every_mechanism
+@torch.no_grad()
+def test_low_precision_stays_within_its_budget(name, dtype):
+    """The rounding of inputs is given to both; what remains is the arithmetic inside.
+
+    Products are summed in float32 at least; a score is then off by some units of its own
+    rounding, the weights are rounded once more when they meet the values, and so is the output.
+    """
+    attention, q, k, v = mechanisms()[name].example(dtype=dtype)
+    seen = rg.attend(attention, q, k, v)
+    exact = copy.deepcopy(attention).double()
+    output, weights = reference(problem_of(exact, q.double(), k.double(), v.double()))
+    output, weights = torch.from_numpy(output), torch.from_numpy(weights)
+    step = torch.finfo(dtype).eps
+    greatest_score = 8 * max(1.0, float(weights.clamp_min(1e-30).log().abs().clamp_max(20).max()))
+    budget = 4 * step * greatest_score * float(v.abs().max())
+    assert (seen.output.double() - output).abs().max() <= budget
+    assert seen.weights.dense().dtype == torch.float32
+
+
+@every_mechanism
+@torch.no_grad()
+def test_an_attention_survives_copies_and_files(name):
+    attention, q, k, v = mechanisms()[name].example()
+    expected = rg.attend(attention, q, k, v).output
+    saved = io.BytesIO()
+    torch.save(attention.state_dict(), saved)
+    for other in (copy.deepcopy(attention), pickle.loads(pickle.dumps(attention))):
+        assert repr(other) == repr(attention)
+        assert torch.equal(rg.attend(other, q, k, v).output, expected)
+    fresh = mechanisms()[name].build(**mechanisms()[name].tiny).double()
+    fresh.load_state_dict(torch.load(io.BytesIO(saved.getvalue()), weights_only=True))
+    assert torch.equal(rg.attend(fresh, q, k, v).output, expected)
+
+
+@every_mechanism
+@torch.no_grad()
+def test_every_engine_runs_or_refuses_with_a_remedy(name):
+    attention, q, k, v = mechanisms()[name].example()
+    plan = rg.explain(attention, q, k, v)
+    assert plan.engine in ENGINES and plan.engine not in plan.refused
+    for engine in ENGINES:
+        refused = runs(engine, attention, q, k, v) is None
+        assert refused == (engine in plan.refused)
+        assert not refused or plan.refused[engine] in str(plan)
+
+
+@pytest.mark.parametrize("engine", ["dense", "blocked"])
+@every_mechanism
+def test_dropout_drops_the_same_weights_in_every_engine(name, engine):
+    attention, q, k, v = mechanisms()[name].example()
+    dropping = rg.Attention(
+        attention.score,
+        position=attention.position,
+        bias=attention.bias,
+        mask=attention.mask,
+        normalizer=attention.normalizer,
+        dropout=0.4,
+    )
+    torch.manual_seed(3)
+    seen = rg.attend(dropping, q, k, v, engine=engine)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        expected = rg.attend(dropping, q, k, v, engine="reference")
+    torch.testing.assert_close(seen.output, expected.output, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(seen.weights.dense(), rg.attend(attention, q, k, v).weights.dense())
+    assert torch.equal(rg.attend(dropping.eval(), q, k, v).output, rg.attend(attention, q, k, v).output)
