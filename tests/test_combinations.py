@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 
 import pytest
 import torch
@@ -167,7 +168,7 @@ def test_a_ring_cache_in_any_chunks_is_a_window(data, size, sinks, length):
     q, k, v = (torch.randn(1, 2, length, WIDTH, dtype=torch.float64) for _ in range(3))
     whole = rg.attend(attention.with_mask(rg.causal() & near), q, k, v, engine="reference").output
     edges, cache, parts = data.draw(cuttings(length)), rg.RingCache(size, sinks), []
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         seen = rg.attend(attention, q[:, :, start:stop], k[:, :, start:stop], v[:, :, start:stop], cache=cache)
         cache = seen.cache
         assert cache.store.key.shape[2] <= size
@@ -182,7 +183,7 @@ def test_recurrent_decoding_in_any_chunks_is_one_call(data, length):
     q, k, v = (torch.randn(2, 2, length, WIDTH, dtype=torch.float64) for _ in range(3))
     whole = rg.attend(attention, q, k, v, engine="reference").output
     edges, cache, parts = data.draw(cuttings(length)), rg.RecurrentCache(), []
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         seen = rg.attend(attention, q[:, :, start:stop], k[:, :, start:stop], v[:, :, start:stop], cache=cache)
         cache = seen.cache
         parts.append(seen.output)

@@ -1,18 +1,17 @@
 """Every public name of `regard`, in one place; `regard/__init__.py` loads it at the first use."""
 
-from regard.seen import Seen, attend, explain
+from regard import maps, pieces
 from regard.attention import Attention
 from regard.cache import Cache, GrowingCache, RecurrentCache, RingCache
 from regard.engine import Plan
 from regard.errors import RegardError
 from regard.maps import *  # noqa: F403
-from regard.maps import __all__ as _maps
 from regard.pieces import *  # noqa: F403
-from regard.pieces import __all__ as _pieces
 from regard.positions import Positions
+from regard.seen import Seen, attend, explain
 from regard.spans import Spans
 
-__all__ = [  # noqa: PLE0604
+__all__ = [
     "Attention",
     "Cache",
     "GrowingCache",
@@ -25,6 +24,6 @@ __all__ = [  # noqa: PLE0604
     "Spans",
     "attend",
     "explain",
-    *_maps,
-    *_pieces,
 ]
+__all__ += maps.__all__
+__all__ += pieces.__all__

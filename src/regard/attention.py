@@ -164,5 +164,3 @@ def scores(attention: Attention, tile: Prepared, grid: Grid, masked: bool = True
     if attention.mask is None or not masked:
         return s
     return s.masked_fill(~attention.mask.allowed(grid), attention.normalizer.masked_score)
-
-

@@ -175,7 +175,9 @@ class RingCache(Cache):
         if gone and first is not None:
             positions = Positions(self.length, Spans.of((0, gone), (ring_start, length)))
             keys, values = (torch.cat((f[:, :, :gone], x), 2) for f, x in zip(first, (keys, values), strict=True))
-        return Extended(keys, values, positions, RingCache(self.size, self.sinks, store.keep_last(self.size), first, length))
+        return Extended(
+            keys, values, positions, RingCache(self.size, self.sinks, store.keep_last(self.size), first, length)
+        )
 
     def _first(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
         missing = self.sinks - (0 if self.first is None else self.first[0].shape[2])

@@ -107,7 +107,8 @@ def _problem(
             raise RegardError("attend: a cache brings its own positions; give one or the other.")
         extended = cache.extend(key, value)
         key, value, positions, following = extended.key, extended.value, extended.positions, extended.cache
-        state = cache.state if isinstance(cache, RecurrentCache) else None
+        if isinstance(cache, RecurrentCache):
+            state = query.new_zeros(()) if cache.state is None else cache.state
         if cache.mask is not None:
             attention = attention.with_mask(cache.mask if attention.mask is None else attention.mask & cache.mask)
         sizes = Sizes.of(query, key, value)

@@ -46,7 +46,8 @@ class Sizes:
                 f"attend: query is on {query.device}, key on {key.device}, value on {value.device}; "
                 "move them to one device."
             )
-        sizes = Sizes(*query.shape[:2], key.shape[1], query.shape[2], key.shape[2], query.shape[3], value.shape[3])
+        (B, H, I, D), (_, G, J, _) = query.shape, key.shape
+        sizes = Sizes(B, H, G, I, J, D, value.shape[3])
         if key.shape[0] != sizes.B or value.shape[0] != sizes.B:
             raise RegardError(f"attend: batch sizes differ: {given}. Expand the smaller batch before the call.")
         if value.shape[1:3] != key.shape[1:3]:
@@ -87,14 +88,15 @@ def check_finite(**tensors: Tensor) -> None:
             first = tuple(torch.nonzero(bad)[0].tolist())
             raise RegardError(
                 f"attend: {name} holds {int(bad.sum())} values that are NaN or infinite, the first at "
-                f"[batch, head, position, channel] = {list(first)}. Look for a division by zero or an overflow upstream."
+                f"[batch, head, position, channel] = {list(first)}. "
+                "Look for a division by zero or an overflow upstream."
             )
 
 
 def group(x: Tensor, num_groups: int) -> Tensor:
     """Fold the query heads that share a key head into the rows: (B, H, I, D) -> (B, G, R*I, D)."""
     B, H, I, D = x.shape
-    return x if H == num_groups else x.reshape(B, num_groups, H // num_groups * I, D)
+    return x if num_groups == H else x.reshape(B, num_groups, H // num_groups * I, D)
 
 
 def grouped_scores(query: Tensor, key: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from regard.engine.blocks import Block, blocks, mean_width
 from regard.engine.dense import flops_per_pair
 from regard.engine.flash import FlashRows
 from regard.engine.problem import Cost, Engine, Problem, Result
-from regard.engine.rows import join, solve_rows
+from regard.engine.rows import Collected, solve_rows
 from regard.pieces.normalizer import Statistic
 
 #: Bytes of scores and what goes with them that one block may hold.
@@ -33,6 +33,8 @@ SMALLEST_FUSED_BLOCK = 64
 
 
 class Blocked(Engine):
+    """Exact attention for any pieces in O(n) memory."""
+
     name = "blocked"
     does = "computes block by block over the spans of the mask, in O(n) memory"
 
@@ -89,7 +91,9 @@ class Work:
 
     def solve(self, block: Block, tile: Prepared, value: Tensor) -> tuple[Tensor, Statistic]:
         if self.flash is not None:
-            return self.flash.solve(block, tile, value)
+            output, statistic = self.flash.solve(block, tile, value)
+            assert statistic is not None, "the kernel inside the blocks tells its statistic"
+            return output, statistic
         p = self.problem
         columns = block.columns.tensor(value.device)
         grid = p.grid.tile(block.rows, columns)
@@ -106,16 +110,16 @@ class _Blocked(torch.autograd.Function):
         sizes, structure = work.problem.sizes, work.problem.prepared
         prepared = structure.with_tensors(tensors[: len(structure.tensors())])
         output = value.new_empty(sizes.B, sizes.H, sizes.I, sizes.E)
-        parts: list[Statistic] = []
+        collected = Collected(sizes.I)
         for block in work.blocks:
             columns = block.index(value.device)
             output[:, :, block.rows], statistic = work.solve(
                 block, prepared.tile(block.rows, columns), value[:, :, columns]
             )
-            parts.append(statistic)
+            collected.write(block.rows, statistic)
         ctx.work = work
         ctx.save_for_backward(value, *tensors)
-        statistics = tuple(join(part) for part in zip(*parts, strict=True))
+        statistics = collected.tensors()
         ctx.mark_non_differentiable(*statistics)
         return output, *statistics
 

@@ -9,6 +9,8 @@ from regard.engine.rows import solve_rows
 
 
 class Dense(Engine):
+    """All scores at once."""
+
     name = "dense"
     does = "holds all scores at once"
 

@@ -99,7 +99,9 @@ class FlashRows:
         parameters = normalizer.parameters() if isinstance(normalizer, nn.Module) else ()
         return self.problem.learns or self.problem.needs_gradient(*parameters)
 
-    def solve(self, block: Block, tile: Prepared, value: Tensor, causal: bool = False) -> tuple[Tensor, Statistic | None]:
+    def solve(
+        self, block: Block, tile: Prepared, value: Tensor, causal: bool = False
+    ) -> tuple[Tensor, Statistic | None]:
         """Output and statistic of the rows of a block. `causal`: top-left, in place of the mask."""
         p, dtype = self.problem, value.dtype
         assert p.scale is not None
@@ -122,7 +124,7 @@ class FlashRows:
         return normalizer
 
     def _mask(self, block: Block, tile: Prepared, dtype: torch.dtype) -> Tensor | None:
-        """The additive tensor of a block. Where it depends on j - i alone, the next block down the diagonal reuses it."""
+        """The additive tensor of a block; one that depends on j - i alone serves the next block down the diagonal."""
         attention = self.problem.attention
         if block.full and not attention.bias:
             return None
@@ -138,7 +140,8 @@ class FlashRows:
         attention, keys = self.problem.attention, self.problem.positions.keys
         relative = all(b.relative for b in attention.bias)
         relative &= block.full or (attention.mask is not None and attention.mask.relative)
-        if not relative or len(keys.intervals) > 1 or len(block.columns.intervals) > 1:
+        one_stretch = len(keys.intervals) == len(block.columns.intervals) == 1
+        if not relative or not one_stretch:
             return None
         first = block.columns.intervals[0][0]
         return block.stop - block.start, len(block.columns), block.start - first, block.full

@@ -13,6 +13,8 @@ MASK_BYTES = 16 << 20
 
 
 class Fused(Engine):
+    """One call of torch's fused kernel."""
+
     name = "fused"
     does = "is one call of torch's fused kernel"
 
@@ -33,7 +35,9 @@ class Fused(Engine):
         s = problem.sizes
         pairs = s.B * s.H * s.I * s.J
         scored = pairs // 2 if is_top_left(problem) else pairs
-        return Cost(scored, scored * flops_per_pair(problem), mask_bytes(problem, block_of(problem)) + s.B * s.H * s.I * 4)
+        return Cost(
+            scored, scored * flops_per_pair(problem), mask_bytes(problem, block_of(problem)) + s.B * s.H * s.I * 4
+        )
 
 
 def block_of(problem: Problem) -> Block:

@@ -22,6 +22,8 @@ CHUNK = 128
 
 
 class LinearEngine(Engine):
+    """Sums over keys, for kernel scores."""
+
     name = "linear"
     does = "sums over keys before looking at queries, in O(n) time and memory"
 
@@ -46,7 +48,9 @@ class LinearEngine(Engine):
         value = with_ones(at_least_float32(problem.value))
         if key_mask is not None:
             key = key * _chosen(key_mask, problem.grid)[..., None].to(key.dtype)
-        past = problem.state if problem.state is not None else key.new_zeros(*key.shape[:2], key.shape[-1], value.shape[-1])
+        past = key.new_zeros(*key.shape[:2], key.shape[-1], value.shape[-1])
+        if problem.state is not None:
+            past = past + problem.state
         if is_causal:
             total, state = causal_sums(query, key, value, past)
         else:

@@ -69,7 +69,8 @@ def plan(problem: Problem, engine: str = "auto") -> Plan:
     if engine in refused:
         able = ", ".join(name for name in ENGINES if name not in refused) or "none"
         raise RegardError(
-            f"attend: the {engine} engine cannot run {problem.attention!r}: {refused[engine]}. Engines that can: {able}."
+            f"attend: the {engine} engine cannot run {problem.attention!r}: {refused[engine]}. "
+            f"Engines that can: {able}."
         )
     name, why = (engine, "") if engine != "auto" else _choose(problem, refused)
     return Plan(name, engine != "auto", why, refused, ENGINES[name].cost(problem), problem)
@@ -85,7 +86,9 @@ def _choose(problem: Problem, refused: dict[str, str]) -> tuple[str, str]:
     if "linear" not in refused:
         return "linear", "Kernel scores summed up need no pairs."
     if problem.state is not None:
-        raise RegardError(f"attend: a RecurrentCache needs the linear engine, which cannot run this: {refused['linear']}.")
+        raise RegardError(
+            f"attend: a RecurrentCache needs the linear engine, which cannot run this: {refused['linear']}."
+        )
     if "fused" not in refused and not _worth_skipping(problem):
         return "fused", "Nothing, or too little to be worth cutting up, is masked."
     dense = Dense().cost(problem).bytes

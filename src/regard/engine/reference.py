@@ -35,6 +35,8 @@ class Place:
 
 
 class Reference(Engine):
+    """The definition, run."""
+
     name = "reference"
     does = "follows the definition in NumPy, in float64, one head at a time"
 
@@ -64,6 +66,7 @@ def reference(problem: Problem) -> tuple[Array, Array]:
 
 
 def one_head(problem: Problem, b: int, h: int) -> tuple[Array, Array]:
+    """Output (I, E) and weights (I, J) of one head."""
     attention, g = problem.attention, h // problem.sizes.R
     place = Place(b, h, *_positions(problem))
     q, k, v = (array(t) for t in (problem.query[b, h], problem.key[b, g], problem.value[b, g]))
@@ -79,6 +82,7 @@ def one_head(problem: Problem, b: int, h: int) -> tuple[Array, Array]:
 
 
 def array(x: Any) -> Array:
+    """Any tensor or sequence as float64."""
     return np.asarray(x.detach().cpu().double() if isinstance(x, torch.Tensor) else x, dtype=np.float64)
 
 
@@ -106,6 +110,7 @@ def _undefined(slot: str, piece: object) -> RegardError:
 
 @singledispatch
 def compare(piece: object, q: Array, k: Array, h: int) -> Array:
+    """Scores (I, J) of queries (I, D) and keys (J, D')."""
     raise _undefined("compare", piece)
 
 
@@ -146,6 +151,7 @@ def _(piece: kernel.Kernel, q: Array, k: Array, h: int) -> Array:
 
 @singledispatch
 def features(piece: object, x: Array) -> Array:
+    """phi: (n, D) -> (n, W)."""
     raise _undefined("features", piece)
 
 
@@ -166,6 +172,7 @@ def _(piece: kernel.RandomFeatures, x: Array) -> Array:
 
 @singledispatch
 def encode(piece: object, x: Array, positions: Array) -> Array:
+    """Vectors (n, D) at positions (n,) -> (n, D)."""
     raise _undefined("encode", piece)
 
 
@@ -200,6 +207,7 @@ def _(piece: position.LearnedPositions, x: Array, positions: Array) -> Array:
 
 @singledispatch
 def shift(piece: object, s: Array, q: Array, k: Array, place: Place) -> Array:
+    """Scores (I, J) -> scores (I, J)."""
     raise _undefined("shift", piece)
 
 
@@ -244,6 +252,7 @@ def _(piece: bias.LearnedTable, s: Array, q: Array, k: Array, place: Place) -> A
 
 @singledispatch
 def attends(piece: object, place: Place) -> Array:
+    """Who may attend to whom: (I, J), True = may."""
     raise _undefined("attends", piece)
 
 
@@ -304,7 +313,7 @@ def _(piece: mask_data.documents, place: Place) -> Array:
     keys = np.repeat(np.arange(len(piece.lengths)), piece.key_lengths or piece.lengths)
     queries = np.repeat(np.arange(len(piece.lengths)), piece.lengths)
     i = place.i - (len(keys) - len(queries))
-    inside = (0 <= i) & (i < len(queries)) & (0 <= place.j) & (place.j < len(keys))
+    inside = (i >= 0) & (i < len(queries)) & (place.j >= 0) & (place.j < len(keys))
     return inside & (np.take(queries, i, mode="clip") == np.take(keys, place.j, mode="clip"))
 
 
@@ -338,6 +347,7 @@ def _(piece: mask_data.given, place: Place) -> Array:
 
 @singledispatch
 def normalize(piece: object, s: Array, may: Array, h: int) -> Array:
+    """Scores (I, J), and who may attend, -> weights (I, J)."""
     raise _undefined("normalize", piece)
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from regard.attention import Attention, Prepared, scores
 from regard.pieces.dropout import kept
@@ -36,9 +32,33 @@ def solve_rows(
     return output, tuple(t.detach() for t in statistic)
 
 
-def join(parts: Sequence[Tensor]) -> Tensor:
-    """Statistics of all blocks along the rows; kept indices of narrower blocks are filled up with -1."""
-    if parts[0].ndim == 4:
-        width = max(p.shape[-1] for p in parts)
-        parts = [F.pad(p, (0, width - p.shape[-1]), value=-1) for p in parts]
-    return torch.cat(list(parts), dim=2)
+class Collected:
+    """Row statistics of all blocks, each written where it belongs.
+
+    Kept as one tensor from the start: small tensors that outlive a block would settle in the
+    holes its large ones leave, and the heap would grow with every block.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+        self._tensors: list[Tensor] = []
+
+    def write(self, rows: slice, statistic: Statistic) -> None:
+        if not self._tensors:
+            self._tensors = [_unfilled(t, self.num_rows, t.shape[3:]) for t in statistic]
+        for number, part in enumerate(statistic):
+            mine = self._tensors[number]
+            if part.ndim == 4 and part.shape[3] > mine.shape[3]:
+                wider = _unfilled(part, self.num_rows, part.shape[3:])
+                wider[..., : mine.shape[3]] = mine
+                self._tensors[number] = mine = wider
+            place = mine[:, :, rows] if part.ndim == 3 else mine[:, :, rows, : part.shape[3]]
+            place.copy_(part)
+
+    def tensors(self) -> Statistic:
+        return tuple(self._tensors)
+
+
+def _unfilled(like: Tensor, num_rows: int, width: tuple[int, ...]) -> Tensor:
+    """-1 where a narrower block keeps fewer indices."""
+    return like.new_full((*like.shape[:2], num_rows, *width), -1)

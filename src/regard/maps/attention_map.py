@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from types import EllipsisType
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from regard.attention import Attention, Prepared, scores
 from regard.engine.blocks import blocks
-from regard.engine.rows import join
+from regard.engine.rows import Collected
 from regard.errors import RegardError
 from regard.maps.folds import Distance, Entropy, Fold, Links, Mass, Pool, Received, Similarity, Tile, Top
 from regard.pieces.grid import Grid
@@ -25,7 +24,7 @@ Index = int | slice | Sequence[int] | Tensor | None
 #: Largest dense result, in bytes, that is given without being asked for by budget.
 BUDGET = 1 << 30
 #: Queries and keys of the tiles that folds see.
-TILE = (128, 512)
+TILE = (256, 512)
 #: Bytes that computing one piece of a tile may hold.
 WORKSPACE = 48 << 20
 
@@ -71,13 +70,13 @@ class AttentionMap:
             return self._statistic
         B, H, I, J = self.shape
         size = max(1, min(TILE[0], WORKSPACE // (B * H * J * self._bytes_per_weight)))
-        parts = []
+        collected = Collected(I)
         for block in blocks(self.attention.mask, self.positions, I, size):
             columns = block.columns.tensor(self.device)
             tile, grid = self._prepared.tile(block.rows, columns), self.grid.tile(block.rows, columns)
             s = scores(self.attention, tile, grid, masked=not block.full)
-            parts.append(self.attention.normalizer.statistic(s, columns))
-        return tuple(join(part) for part in zip(*parts, strict=True))
+            collected.write(block.rows, self.attention.normalizer.statistic(s, columns))
+        return collected.tensors()
 
     @property
     def _bytes_per_weight(self) -> int:
@@ -88,15 +87,13 @@ class AttentionMap:
     def __getitem__(self, index: Any) -> Tensor:
         """Exact weights, indexed like the (B, H, I, J) tensor they would be."""
         index = index if isinstance(index, tuple) else (index,)
-        if any(isinstance(part, EllipsisType) for part in index):
-            at = index.index(...)
-            index = (*index[:at], *[None] * (5 - len(index)), *index[at + 1 :])
-        if len(index) > 4:
+        at = next((n for n, part in enumerate(index) if part is ...), len(index))
+        given = (*index[:at], *index[at + 1 :])
+        if len(given) > 4 or any(part is ... for part in given):
             raise OutOfRange(f"weights[...]: the map has 4 axes {self.shape}, got {len(index)} indices.")
-        parts = (*index, *[None] * (4 - len(index)))
-        tile = self.tile(*parts)
-        keep = tuple(0 if isinstance(part, int) else slice(None) for part in parts)
-        return tile[keep]
+        b, h, i, j = (*index[:at], *[slice(None)] * (4 - len(given)), *index[at + 1 :])
+        tile = self.tile(b, h, i, j)
+        return tile[tuple(0 if isinstance(part, int) else slice(None) for part in (b, h, i, j))]
 
     @torch.no_grad()
     def tile(
@@ -128,7 +125,8 @@ class AttentionMap:
     def _within_budget(self, size: int, budget: int) -> None:
         if size > budget:
             raise RegardError(
-                f"weights: {size / 2**20:,.0f} MiB were asked for as one tensor, the budget is {budget / 2**20:,.0f} MiB. "
+                f"weights: {size / 2**20:,.0f} MiB were asked for as one tensor, "
+                f"the budget is {budget / 2**20:,.0f} MiB. "
                 "Ask for fewer rows (weights[b, h, i0:i1]), for statistics (entropy(), top(), pool()), or raise "
                 f"the budget: tile(..., budget={size})."
             )
@@ -139,7 +137,9 @@ class AttentionMap:
         columns = torch.arange(cols.start, cols.stop, device=s.device) if isinstance(cols, slice) else cols
         statistic = tuple(t[:, :, rows] for t in self.statistic)
         logs = self.attention.normalizer.log_weights(s, statistic)
-        return (logs.exp(), logs) if logs is not None else (self.attention.normalizer.weights(s, statistic, columns), None)
+        return (
+            (logs.exp(), logs) if logs is not None else (self.attention.normalizer.weights(s, statistic, columns), None)
+        )
 
     # Streaming statistics
 
@@ -223,7 +223,9 @@ def _indices(axis: str, index: Index, size: int, device: torch.device) -> Tensor
     if places.dtype == torch.bool and places.shape == (size,):
         return places.nonzero().flatten()
     if places.is_floating_point() or places.dtype == torch.bool or places.ndim > 1:
-        raise RegardError(f"weights[...]: the {axis} index must be integers, a slice or {size} booleans, got {index!r}.")
+        raise RegardError(
+            f"weights[...]: the {axis} index must be integers, a slice or {size} booleans, got {index!r}."
+        )
     places = places.reshape(-1)
     wrong = places[(places < -size) | (places >= size)]
     if len(wrong):

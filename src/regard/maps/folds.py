@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -23,22 +22,18 @@ State = list[Tensor]
 Shape = tuple[int, int, int, int]
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Tile:
-    """Weights (B, H, i, j) of the queries `rows` and keys `cols` (slices of indices) at positions `grid`."""
+    """Weights (B, H, i, j) of the queries `rows` and keys `cols` (slices of indices) at positions `grid`.
+
+    `log_weights` are their logarithms where those came for free, else None.
+    """
 
     weights: Tensor
     log_weights: Tensor | None
     rows: slice
     cols: slice
     grid: Grid
-
-    @cached_property
-    def surprise(self) -> Tensor:
-        """-log w, and 0 where w is 0."""
-        if self.log_weights is None:
-            return -self.weights.masked_fill(self.weights <= 0, 1.0).log()
-        return -self.log_weights.masked_fill(self.log_weights.isneginf(), 0.0)
 
 
 class Fold(ABC):
@@ -72,7 +67,16 @@ class Entropy(Fold):
         return [_zeros(device, *shape[:3])]
 
     def add(self, state: State, tile: Tile) -> None:
-        state[0][:, :, tile.rows] += (tile.weights * tile.surprise).sum(-1)
+        state[0][:, :, tile.rows] -= weighted_log(tile)
+
+
+def weighted_log(tile: Tile) -> Tensor:
+    """sum_j w_ij log w_ij over a tile, 0 log 0 being 0; (B, H, i)."""
+    if tile.log_weights is not None:
+        total = torch.linalg.vecdot(tile.weights, tile.log_weights)
+        if not total.isnan().any():
+            return total
+    return torch.xlogy(tile.weights, tile.weights).sum(-1)
 
 
 class Links(NamedTuple):
@@ -93,11 +97,15 @@ class Top(Fold):
         return [_zeros(device, *kept), torch.full(kept, -1, device=device)]
 
     def add(self, state: State, tile: Tile) -> None:
-        width = state[0].shape[-1]
-        best = tile.weights.max(-1, keepdim=True) if width == 1 else tile.weights.topk(min(width, tile.weights.shape[-1]))
-        mine = [state[0][:, :, tile.rows], state[1][:, :, tile.rows]]
-        values, indices = self.merge(mine, [best.values, best.indices + tile.cols.start])
-        state[0][:, :, tile.rows], state[1][:, :, tile.rows] = values, indices
+        mine = [part[:, :, tile.rows] for part in state]
+        better = tile.weights.amax(-1) > mine[0][..., -1]
+        if not better.any():
+            return
+        rows = tile.weights[better]
+        best = rows.max(-1, keepdim=True) if self.k == 1 else rows.topk(min(self.k, rows.shape[-1]))
+        merged = self.merge([part[better] for part in mine], [best.values, best.indices + tile.cols.start])
+        for part, new in zip(mine, merged, strict=True):
+            part[better] = new.to(part.dtype)
 
     def merge(self, state: State, other: State) -> State:
         values, indices = (torch.cat(pair, -1) for pair in zip(state, other, strict=True))
@@ -147,11 +155,10 @@ class Mass(Fold):
         if keys.dtype == torch.bool:
             if keys.shape not in ((J,), (B, J)):
                 raise RegardError(
-                    f"mass: a boolean choice of keys has shape ({J},) or ({B}, {J}), got "
-                    f"{tuple(keys.shape)}."
+                    f"mass: a boolean choice of keys has shape ({J},) or ({B}, {J}), got {tuple(keys.shape)}."
                 )
             return keys.float().expand(B, J)
-        if keys.is_floating_point() or keys.ndim != 1 or (len(keys) and not (-J <= keys).logical_and(keys < J).all()):
+        if keys.is_floating_point() or keys.ndim != 1 or (len(keys) and not (keys >= -J).logical_and(keys < J).all()):
             raise RegardError(f"mass: keys are indices from 0 to {J - 1} or a boolean vector, got {keys}.")
         flags = _zeros(device, B, J)
         flags[:, keys] = 1.0

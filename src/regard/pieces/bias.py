@@ -198,7 +198,7 @@ class TransformerXLBias(nn.Module, AdditiveBias):
 
     def check(self, sizes: Sizes) -> None:
         _check_heads("TransformerXLBias", self.content.shape[0], sizes)
-        if sizes.D != self.width:
+        if self.width != sizes.D:
             raise RegardError(f"TransformerXLBias: made for width {self.width}, the queries have {sizes.D}.")
 
     def extra_repr(self) -> str:

@@ -337,7 +337,7 @@ def _check_batch(what: str, made_for: int, sizes: Sizes) -> None:
 
 def _check_covers(what: str, axis: str, asked: Spans, size: int) -> None:
     if not Spans(((0, size),)).covers(asked):
-        (first, last), = asked.hull()
+        ((first, last),) = asked.hull()
         raise RegardError(
             f"{what}: covers {axis} 0 to {size - 1}, asked for {first} to {last - 1}. "
             f"Make the mask for the whole length; a shorter one never broadcasts."

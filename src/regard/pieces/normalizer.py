@@ -52,6 +52,7 @@ def log_sum_exp(scores: Tensor) -> Tensor:
 
 
 def softmax_weights(scores: Tensor, log_total: Tensor) -> Tensor:
+    """exp(s_ij - r_i), 0 in empty rows."""
     return torch.exp(scores - _finite(log_total).unsqueeze(-1))
 
 
@@ -82,7 +83,7 @@ class Softmax(Normalizer):
         return 1.0 if self.sink is None else None
 
     def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
-        return (self.with_sink(log_sum_exp(scores / self.temperature)),)
+        return (self.with_sink(log_sum_exp(self._tempered(scores))),)
 
     def with_sink(self, log_total: Tensor) -> Tensor:
         """The statistic from a plain log-sum-exp (B, H, I)."""
@@ -91,10 +92,13 @@ class Softmax(Normalizer):
         return torch.logaddexp(log_total, torch.full_like(log_total, self.sink))
 
     def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
-        return softmax_weights(scores / self.temperature, statistic[0])
+        return softmax_weights(self._tempered(scores), statistic[0])
 
     def log_weights(self, scores: Tensor, statistic: Statistic) -> Tensor:
-        return scores / self.temperature - _finite(statistic[0]).unsqueeze(-1)
+        return self._tempered(scores) - _finite(statistic[0]).unsqueeze(-1)
+
+    def _tempered(self, scores: Tensor) -> Tensor:
+        return scores if self.temperature == 1 else scores / self.temperature
 
 
 class LearnedSink(nn.Module, Normalizer):

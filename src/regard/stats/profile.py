@@ -1,0 +1,168 @@
+"""The profile of a text in a model: what every head does, in one pass over each map."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.maps import AttentionMap, Fold, Links, Received, Similarity, Top
+from regard.stats.statistics import STATISTICS, HeadStatistic
+
+#: Tokens that models add to a text or split it with; keys of the statistic "special".
+SPECIAL_TOKENS = frozenset(
+    "[CLS] [SEP] [PAD] [MASK] <s> </s> <pad> <unk> <bos> <eos> <|endoftext|> <|begin_of_text|> "
+    "<|end_of_text|> <|im_start|> <|im_end|>".split()
+)
+
+
+@dataclass(frozen=True)
+class Link:
+    """The strongest link of a head: `query` looks at `key` (indices) with `weight`."""
+
+    query: int
+    key: int
+    weight: float
+
+
+@dataclass(frozen=True, eq=False)
+class LayerProfile:
+    """One attention module: statistics by name (H,), the strongest links of every query, and head against head.
+
+    `links` holds (H, I, k) weights and keys, `received` is (H, J), `similarity` (H, H) the cosine
+    of every two heads' maps. All are float32 at least.
+    """
+
+    name: str
+    values: dict[str, Tensor]
+    links: Links
+    received: Tensor
+    similarity: Tensor
+
+    @property
+    def num_heads(self) -> int:
+        return len(self.received)
+
+    def strongest(self, head: int, among: Sequence[int] | None = None) -> Link:
+        """The strongest link of a head, of the queries `among` if they are given."""
+        weights = self.links.weights[head, :, 0]
+        if among is not None and len(among):
+            chosen = torch.tensor(list(among), device=weights.device)
+            query = int(chosen[weights[chosen].argmax()])
+        else:
+            query = int(weights.argmax())
+        return Link(query, int(self.links.keys[head, query, 0]), float(weights[query]))
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """What every head of every layer does with one text. `print(profile.table())` tells it to people."""
+
+    tokens: list[str]
+    query_tokens: list[str]
+    special: list[int]
+    layers: list[LayerProfile]
+
+    @property
+    def ordinary(self) -> list[int]:
+        """Indices of queries that are no special tokens."""
+        if self.query_tokens != self.tokens:
+            return [i for i, token in enumerate(self.query_tokens) if token not in SPECIAL_TOKENS]
+        return [i for i in range(len(self.query_tokens)) if i not in set(self.special)]
+
+    def values(self, name: str) -> list[Tensor]:
+        """One statistic of all layers, (H,) each."""
+        known = [s.name for s in STATISTICS]
+        if name not in self.layers[0].values:
+            raise RegardError(f"profile: there is no statistic {name!r}. Known names: {', '.join(known)}.")
+        return [layer.values[name] for layer in self.layers]
+
+    def table(self) -> str:
+        """One line for each layer and head, in plain text."""
+        names = list(self.layers[0].values)
+        lines = ["layer head " + " ".join(f"{name:>9}" for name in names) + "  strongest link"]
+        for number, layer in enumerate(self.layers):
+            for head in range(layer.num_heads):
+                numbers = " ".join(f"{float(layer.values[name][head]):9.3f}" for name in names)
+                lines.append(f"{number:5d} {head:4d} {numbers}  {self.describe(layer.strongest(head, self.ordinary))}")
+        return "\n".join(lines)
+
+    def describe(self, link: Link) -> str:
+        """`it -> animal 0.68`."""
+        if link.key < 0:
+            return "none"
+        return f"{self.query_tokens[link.query]} -> {self.tokens[link.key]} {link.weight:.2f}"
+
+
+def profile(
+    maps: Mapping[str, AttentionMap],
+    tokens: Sequence[str],
+    *,
+    query_tokens: Sequence[str] | None = None,
+    special: Sequence[int] | None = None,
+    batch: int = 0,
+    num_links: int = 8,
+    statistics: Sequence[HeadStatistic] = STATISTICS,
+) -> Profile:
+    """Measure every head of every map in one pass each.
+
+    `tokens` are those of the keys, `query_tokens` those of the queries where they differ
+    (cross-attention). `special` are the indices of special keys; without it they are known by
+    their names, [CLS], </s> and the like. `batch` chooses one text of a batch.
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 2, 3, 4)
+    >>> seen = rg.attend(rg.Attention(), x, x, x)
+    >>> result = profile({"layer": seen.weights}, ["a", "b", "c"])
+    >>> result.layers[0].values["evenness"].tolist()
+    [1.0, 1.0]
+    """
+    tokens = list(tokens)
+    queries = list(tokens if query_tokens is None else query_tokens)
+    if not maps:
+        raise RegardError("profile: there are no maps. Watch at least one attention layer.")
+    if special is None:
+        special = [index for index, token in enumerate(tokens) if token in SPECIAL_TOKENS]
+    for name, weights in maps.items():
+        _check(name, weights, queries, tokens, batch)
+    layers = [_layer(name, w, special, batch, num_links, statistics) for name, w in maps.items()]
+    return Profile(tokens, queries, list(special), layers)
+
+
+def _check(name: str, weights: AttentionMap, queries: list[str], tokens: list[str], batch: int) -> None:
+    B, _, I, J = weights.shape
+    if (I, J) != (len(queries), len(tokens)):
+        raise RegardError(
+            f"profile: the map of {name!r} has {I} queries and {J} keys, but {len(queries)} query tokens and "
+            f"{len(tokens)} key tokens were given. Give the tokens the model read, special ones included; for "
+            "cross-attention also query_tokens=."
+        )
+    if not 0 <= batch < B:
+        raise RegardError(f"profile: batch {batch} is out of range; the map of {name!r} has {B} texts.")
+
+
+def _layer(
+    name: str,
+    weights: AttentionMap,
+    special: Sequence[int],
+    batch: int,
+    num_links: int,
+    statistics: Sequence[HeadStatistic],
+) -> LayerProfile:
+    if weights.shape[0] > 1:
+        everyone = torch.arange(weights.shape[1], device=weights.device)
+        weights = weights.select(torch.tensor([batch], device=weights.device), everyone)
+    wanted: list[tuple[Fold, ...]] = [s.folds(weights, special) for s in statistics]
+    shared: list[Fold] = [Top(num_links), Received(), Similarity()]
+    results = weights.summarize(*shared, *(fold for folds in wanted for fold in folds))
+    links, received, similarity = results[: len(shared)]
+    rest, values = iter(results[len(shared) :]), {}
+    for statistic, folds in zip(statistics, wanted, strict=True):
+        values[statistic.name] = statistic.per_head(*(next(rest) for _ in folds))[0].cpu()
+    links = Links(links.weights[0].cpu(), links.keys[0].cpu())
+    return LayerProfile(name, values, links, received[0].cpu(), similarity[0].cpu())
+
+

@@ -1,0 +1,164 @@
+"""What a profile measures of every head: one class each.
+
+A statistic names the folds it needs and turns their results into one number a head. All
+statistics of a profile share one pass over the map.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.maps import AttentionMap, Distance, Entropy, Fold, Mass, Tile
+from regard.maps.folds import Shape, State
+
+
+class HeadStatistic(ABC):
+    """Base of what is measured of a head. A new one is one subclass, added to `STATISTICS`.
+
+    `name` heads the column, `meaning` is a phrase for people, with the unit.
+    """
+
+    name: ClassVar[str]
+    meaning: ClassVar[str]
+
+    @abstractmethod
+    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
+        """What has to be summed up over the map; `special` are indices of keys such as [CLS]."""
+
+    def per_head(self, *results: Any) -> Tensor:
+        """From the results of `folds`, (B, H, I) each, to (B, H): the mean over queries unless said otherwise."""
+        return results[0].mean(-1)
+
+
+@dataclass(frozen=True)
+class MeanEntropy(HeadStatistic):
+    """Mean over queries of -sum_j w_ij log w_ij, in nats."""
+
+    name: ClassVar[str] = "entropy"
+    meaning: ClassVar[str] = "entropy of a row in nats: 0 looks at one token, log n looks at n alike"
+
+    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
+        return (Entropy(),)
+
+
+@dataclass(frozen=True)
+class Evenness(HeadStatistic):
+    """Mean over queries of entropy / log n_i, with n_i the keys that query i may attend to.
+
+    1 is a uniform row. Queries with a single key are left out; a head with no others counts 0.
+    """
+
+    name: ClassVar[str] = "evenness"
+    meaning: ClassVar[str] = "entropy as a share of the largest there could be: 1 looks at all tokens alike"
+
+    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
+        return Entropy(), Allowed(weights)
+
+    def per_head(self, *results: Any) -> Tensor:
+        entropy, allowed = results
+        choice = allowed > 1
+        share = torch.where(choice, entropy / allowed.clamp_min(2).log(), 0.0)
+        return share.sum(-1) / choice.sum(-1).clamp_min(1)
+
+
+@dataclass(frozen=True)
+class Reach(HeadStatistic):
+    """Mean over queries of sum_j w_ij |i - j|, in positions."""
+
+    name: ClassVar[str] = "reach"
+    meaning: ClassVar[str] = "mean distance looked over, in tokens"
+
+    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
+        return (Distance(),)
+
+
+@dataclass(frozen=True)
+class Special(HeadStatistic):
+    """Mean over queries of the weight on special tokens such as [CLS] and [SEP]."""
+
+    name: ClassVar[str] = "special"
+    meaning: ClassVar[str] = "share of the weight on special tokens such as [CLS] and [SEP]"
+
+    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
+        return (Mass(torch.tensor(list(special), dtype=torch.long)),)
+
+
+@dataclass(frozen=True)
+class Previous(HeadStatistic):
+    """Mean over queries of the weight on the token just before."""
+
+    name: ClassVar[str] = "previous"
+    meaning: ClassVar[str] = "share of the weight on the token just before"
+
+    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
+        return (Offset(-1),)
+
+
+@dataclass(frozen=True)
+class Following(HeadStatistic):
+    """Mean over queries of the weight on the token just after."""
+
+    name: ClassVar[str] = "next"
+    meaning: ClassVar[str] = "share of the weight on the token just after"
+
+    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
+        return (Offset(1),)
+
+
+@dataclass(frozen=True)
+class Itself(HeadStatistic):
+    """Mean over queries of the weight on the query's own position."""
+
+    name: ClassVar[str] = "itself"
+    meaning: ClassVar[str] = "share of the weight on the token itself"
+
+    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
+        return (Offset(0),)
+
+
+#: What `profile` measures, in the order of its table.
+STATISTICS: tuple[HeadStatistic, ...] = (
+    MeanEntropy(),
+    Evenness(),
+    Reach(),
+    Special(),
+    Previous(),
+    Following(),
+    Itself(),
+)
+
+
+@dataclass(frozen=True)
+class Offset(Fold):
+    """Weight that every query puts on the key `by` positions after it; (B, H, I)."""
+
+    by: int
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        return [torch.zeros(shape[:3], device=device)]
+
+    def add(self, state: State, tile: Tile) -> None:
+        state[0][:, :, tile.rows] += (tile.weights * (tile.grid.distance == self.by)).sum(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Allowed(Fold):
+    """How many keys every query may attend to; (B, H, I)."""
+
+    weights: AttentionMap
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        return [torch.zeros(shape[:3], device=device)]
+
+    def add(self, state: State, tile: Tile) -> None:
+        mask = self.weights.attention.mask
+        if mask is None:
+            state[0][:, :, tile.rows] += tile.weights.shape[-1]
+        else:
+            state[0][:, :, tile.rows] += mask.allowed(tile.grid).expand(tile.weights.shape).sum(-1)

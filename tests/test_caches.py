@@ -1,0 +1,75 @@
+"""Caches are values: they go in and come out, and nothing that was handed out changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import regard as rg
+
+
+def step(cache, length=3, heads=2, width=4):
+    q, k, v = (torch.randn(1, heads, length, width) for _ in range(3))
+    return rg.attend(rg.Attention(mask=rg.causal()), q, k, v, cache=cache), (q, k, v)
+
+
+@pytest.mark.parametrize("make", [rg.GrowingCache, lambda: rg.RingCache(5), lambda: rg.RingCache(4, sinks=2)])
+def test_appending_twice_to_one_cache_forks_it(make):
+    trunk, _ = step(make())
+    left, (_, k_left, _) = step(trunk.cache)
+    right, (_, k_right, _) = step(trunk.cache)
+    assert torch.equal(left.cache.store.key[:, :, -3:], k_left)
+    assert torch.equal(right.cache.store.key[:, :, -3:], k_right)
+    again, _ = step(left.cache)
+    assert torch.equal(left.cache.store.key[:, :, -3:], k_left)
+    assert again.cache.length == 9 and trunk.cache.length == 3
+
+
+def test_a_growing_cache_moves_its_keys_rarely():
+    cache, buffers = rg.GrowingCache(), set()
+    for _ in range(200):
+        cache = step(cache, length=1)[0].cache
+        buffers.add(id(cache.store.buffer.key))
+    assert cache.length == 200 and len(buffers) <= 10
+
+
+def test_a_ring_cache_holds_no_more_than_its_size():
+    cache, room = rg.RingCache(8, sinks=2), []
+    for _ in range(100):
+        seen, _ = step(cache, length=1)
+        cache = seen.cache
+        room.append(cache.store.buffer.key.shape[2])
+        assert seen.weights.shape[3] <= 8 + 1 + 2
+    assert max(room) <= 2 * (8 + 1)
+
+
+def test_gradients_flow_through_a_cache():
+    q, k, v = (torch.randn(1, 2, 6, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    attention = rg.Attention(mask=rg.causal())
+    cache, outputs = rg.GrowingCache(), []
+    for cut in (slice(0, 4), slice(4, 6)):
+        seen = rg.attend(attention, q[:, :, cut], k[:, :, cut], v[:, :, cut], cache=cache)
+        cache = seen.cache
+        outputs.append(seen.output)
+    toward = torch.randn(1, 2, 6, 4, dtype=torch.float64)
+    chunked = torch.autograd.grad(torch.cat(outputs, 2), (q, k, v), toward)
+    whole = torch.autograd.grad(rg.attend(attention, q, k, v).output, (q, k, v), toward)
+    for mine, theirs in zip(chunked, whole, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_another_layers_cache_is_refused():
+    cache = step(rg.GrowingCache())[0].cache
+    with pytest.raises(rg.RegardError, match="one cache for each layer"):
+        step(cache, heads=3)
+
+
+def test_a_cache_brings_its_own_positions():
+    x = torch.randn(1, 1, 2, 4)
+    with pytest.raises(rg.RegardError, match="brings its own positions"):
+        rg.attend(rg.Attention(), x, x, x, cache=rg.GrowingCache(), positions=rg.Positions.aligned_to_end(2, 2))
+
+
+def test_a_recurrent_cache_needs_kernel_scores():
+    with pytest.raises(rg.RegardError, match="linear engine"):
+        step(rg.RecurrentCache())

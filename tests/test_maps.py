@@ -1,0 +1,153 @@
+"""Statistics of the map against NumPy on the reference's dense weights, and closed forms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import regard as rg
+from regard.catalog import mechanisms
+from regard.engine.problem import Problem
+from regard.engine.reference import reference
+from regard.maps import Tile
+from regard.shapes import Sizes
+
+pytestmark = pytest.mark.usefixtures("small_blocks")
+every_mechanism = pytest.mark.parametrize("name", sorted(mechanisms()))
+
+
+def seen_and_dense(name):
+    attention, q, k, v = mechanisms()[name].example()
+    sizes = Sizes.of(q, k, v)
+    problem = Problem(attention, q, k, v, rg.Positions.aligned_to_end(sizes.I, sizes.J), sizes)
+    with torch.no_grad():
+        return rg.attend(attention, q, k, v), reference(problem)[1]
+
+
+def close(mine, theirs):
+    np.testing.assert_allclose(mine.numpy(), theirs, rtol=1e-5, atol=1e-6)
+
+
+@every_mechanism
+def test_streamed_statistics_equal_dense_ones(name):
+    seen, w = seen_and_dense(name)
+    B, H, I, J = w.shape
+    apart = np.abs(np.arange(I)[:, None] + (J - I) - np.arange(J)[None])
+    close(seen.weights.entropy(), -(w * np.log(np.where(w > 0, w, 1))).sum(-1))
+    close(seen.weights.received(), w.sum(-2))
+    close(seen.weights.distance(), (w * apart).sum(-1))
+    close(seen.weights.mass([0, -1]), w[..., [0, J - 1]].sum(-1))
+    flags = torch.arange(J) % 3 == 0
+    close(seen.weights.mass(flags), w[..., flags.numpy()].sum(-1))
+    close(seen.weights.top(3).weights, -np.sort(-w, axis=-1)[..., :3])
+    links = seen.weights.top(1)
+    strongest = np.take_along_axis(w, np.maximum(links.keys.numpy(), 0), -1)
+    close(links.weights, np.where(links.keys.numpy() >= 0, strongest, 0))
+    flat = w.reshape(B, H, -1)
+    norms = np.linalg.norm(flat, axis=-1)
+    close(seen.weights.similarity(), flat @ flat.transpose(0, 2, 1) / (norms[:, :, None] * norms[:, None]))
+
+
+@every_mechanism
+def test_a_pooled_map_sums_keys_and_averages_queries(name):
+    seen, w = seen_and_dense(name)
+    rows, cols = 5, 4
+    I, J = w.shape[2:]
+    cell_of_row, cell_of_col = np.arange(I) * rows // I, np.arange(J) * cols // J
+    expected = np.zeros((*w.shape[:2], rows, cols))
+    for r in range(rows):
+        for c in range(cols):
+            block = w[:, :, cell_of_row == r][..., cell_of_col == c]
+            expected[:, :, r, c] = block.sum(-1).mean(-1)
+    close(seen.weights.pool(rows, cols), expected)
+    close(seen.weights.pool(1000, 1000), w)
+
+
+def test_one_pass_gives_what_single_passes_give():
+    seen, _ = seen_and_dense("multi_head" if "multi_head" in mechanisms() else "sliding_window")
+    together = seen.weights.summarize(rg.Entropy(), rg.Received(), rg.Top(2))
+    alone = (seen.weights.entropy(), seen.weights.received(), seen.weights.top(2))
+    assert torch.equal(together[0], alone[0]) and torch.equal(together[1], alone[1])
+    assert torch.equal(together[2].weights, alone[2].weights) and torch.equal(together[2].keys, alone[2].keys)
+
+
+FOLDS = [rg.Entropy(), rg.Top(3), rg.Received(), rg.Distance(), rg.Mass([1]), rg.Pool(4, 4), rg.Similarity()]
+
+
+@pytest.mark.parametrize("fold", FOLDS, ids=lambda f: type(f).__name__)
+def test_states_of_disjoint_tiles_merge(fold):
+    seen, _ = seen_and_dense("sliding_window")
+    states = [fold.init(seen.weights.shape, torch.device("cpu")) for _ in range(3)]
+    for number, tile in enumerate(seen.weights.tiles()):
+        fold.add(states[0], tile)
+        fold.add(states[1 + number % 2], tile)
+    merged = fold.finish(fold.merge(states[1], states[2]))
+    whole = fold.finish(states[0])
+    torch.testing.assert_close(getattr(merged, "weights", merged), getattr(whole, "weights", whole))
+
+
+def test_uniform_attention_has_entropy_log_n():
+    x = torch.zeros(1, 1, 7, 4)
+    weights = rg.attend(rg.Attention(), x, x, x).weights
+    torch.testing.assert_close(weights.entropy(), torch.full((1, 1, 7), 7.0).log())
+    causal = rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights
+    torch.testing.assert_close(causal.entropy()[0, 0], torch.arange(1.0, 8.0).log())
+
+
+def test_a_hard_lookup_has_entropy_zero_and_reaches_where_it_points():
+    q = torch.eye(4)[None, None]
+    k = q[:, :, [2, 3, 0, 1]]
+    weights = rg.attend(rg.Attention(normalizer=rg.Hardmax()), q, k, k).weights
+    assert not weights.entropy().any()
+    assert weights.top().keys.flatten().tolist() == [2, 3, 0, 1]
+    assert weights.distance().flatten().tolist() == [2.0] * 4
+
+
+def test_only_the_allowed_tiles_are_visited():
+    x = torch.randn(1, 1, 64, 4)
+    weights = rg.attend(rg.Attention(mask=rg.causal() & rg.window(4)), x, x, x).weights
+    visited = sum((t.rows.stop - t.rows.start) * (t.cols.stop - t.cols.start) for t in weights.tiles())
+    assert visited <= 64 * 8 < 64 * 64 / 4
+
+
+def test_nothing_is_computed_until_asked(monkeypatch):
+    calls = []
+    monkeypatch.setattr("regard.maps.attention_map.scores", lambda *a, **k: calls.append(a))
+    x = torch.randn(1, 2, 9, 4)
+    rg.attend(rg.Attention(), x, x, x)
+    assert not calls
+
+
+def test_weights_after_a_kernel_that_tells_no_statistic(monkeypatch):
+    """The public fallback: without the private CPU operator the row statistic is streamed."""
+    x, y = torch.randn(1, 2, 9, 4, dtype=torch.float64), torch.randn(1, 2, 9, 4, dtype=torch.float64)
+    expected = rg.attend(rg.Attention(mask=rg.causal()), x, y, y)
+    monkeypatch.setattr("regard.engine.flash.tells_statistic", lambda query: False)
+    for engine in ("fused", "blocked"):
+        seen = rg.attend(rg.Attention(mask=rg.causal()), x, y, y, engine=engine)
+        torch.testing.assert_close(seen.output, expected.output)
+        torch.testing.assert_close(seen.weights.dense(), expected.weights.dense())
+
+
+def test_a_dense_map_over_budget_is_refused_with_the_number():
+    x = torch.randn(1, 8, 8192, 4)
+    weights = rg.attend(rg.Attention(mask=rg.causal() & rg.window(8)), x, x, x).weights
+    with pytest.raises(rg.RegardError, match="2,048 MiB"):
+        weights.dense()
+    with pytest.raises(rg.RegardError, match="budget"):
+        weights.tile(rows=slice(0, 4), budget=100)
+
+
+@pytest.mark.parametrize(
+    "index", [5, (0, 7), (0, 0, 99), (0, 0, 0, -100), (0, 0, 0, 0, 0), (0, 0, 0.5), (..., ...)], ids=str
+)
+def test_an_index_beyond_the_map_is_refused(index):
+    x = torch.randn(1, 2, 9, 4)
+    with pytest.raises(rg.RegardError):
+        rg.attend(rg.Attention(), x, x, x).weights[index]
+
+
+def test_a_tile_is_public():
+    x = torch.randn(1, 2, 9, 4)
+    assert all(isinstance(t, Tile) for t in rg.attend(rg.Attention(), x, x, x).weights.tiles())
