@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,7 +42,9 @@ class Mechanism:
     @property
     def signature(self) -> str:
         """The parameters of `build`, as Python writes them."""
-        return f"{self.name}{inspect.signature(self.build)}".replace(" -> Attention", "").replace("'", "")
+        parameters = inspect.signature(self.build).replace(return_annotation=inspect.Signature.empty)
+        without_modules = re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", str(parameters))
+        return f"{self.name}{without_modules}".replace("'", "")
 
     def example(
         self, seed: int = 0, dtype: torch.dtype = torch.float64, **sizes: int

@@ -24,7 +24,7 @@ Index = int | slice | Sequence[int] | Tensor | None
 #: Largest dense result, in bytes, that is given without being asked for by budget.
 BUDGET = 1 << 30
 #: Queries and keys of the tiles that folds see.
-TILE = (256, 512)
+TILE = (512, 256)
 #: Bytes that computing one piece of a tile may hold.
 WORKSPACE = 48 << 20
 

@@ -70,12 +70,17 @@ class Entropy(Fold):
         state[0][:, :, tile.rows] -= weighted_log(tile)
 
 
+#: A logarithm so low that its weight is 0, yet finite, so that their product is 0 too.
+NEARLY_ZERO = -1e30
+
+
 def weighted_log(tile: Tile) -> Tensor:
     """sum_j w_ij log w_ij over a tile, 0 log 0 being 0; (B, H, i)."""
     if tile.log_weights is not None:
         total = torch.linalg.vecdot(tile.weights, tile.log_weights)
-        if not total.isnan().any():
-            return total
+        if total.isnan().any():
+            total = torch.linalg.vecdot(tile.weights, tile.log_weights.clamp_min(NEARLY_ZERO))
+        return total
     return torch.xlogy(tile.weights, tile.weights).sum(-1)
 
 

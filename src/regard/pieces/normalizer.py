@@ -217,7 +217,7 @@ class Hardmax(Normalizer):
 
 def _kept(kept: Tensor, columns: Tensor) -> Tensor:
     """Which of the ascending `columns` (J,) are among `kept` (..., k): (..., J) boolean."""
-    place = torch.searchsorted(columns, kept).clamp_max(len(columns) - 1)
+    place = torch.searchsorted(columns, kept.contiguous()).clamp_max(len(columns) - 1)
     found = columns[place] == kept
     flags = torch.zeros(*kept.shape[:-1], len(columns) + 1, dtype=torch.bool, device=columns.device)
     return flags.scatter_(-1, place.masked_fill(~found, len(columns)), True)[..., :-1]

@@ -1,0 +1,22 @@
+"""Block-local attention."""
+
+from regard.attention import Attention
+from regard.catalog.mechanism import Mechanism
+from regard.pieces import block_local as own_block
+from regard.pieces import causal
+
+
+def block_local(size: int = 64, before: int = 0, after: int = 0, is_causal: bool = False) -> Attention:
+    """The sequence is cut in blocks, and tokens see only their own block (and some neighbouring ones)."""
+    near = own_block(size, before, after)
+    return Attention(mask=causal() & near if is_causal else near)
+
+
+MECHANISM = Mechanism(
+    build=block_local,
+    formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over -before <= floor(j / size) - floor(i / size) <= after",
+    paper="Liu et al. 2018, arXiv:1801.10198; Qiu et al. 2019, arXiv:1911.02972",
+    cost="O(n size D) time, O(n) memory",
+    tiny={"size": 5},
+    disagree="the package local-attention looks one block back unless told not to (look_backward=0 is this one).",
+)

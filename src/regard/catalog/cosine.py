@@ -1,0 +1,19 @@
+"""Cosine attention."""
+
+from regard.attention import Attention
+from regard.catalog.mechanism import Mechanism
+from regard.pieces import Cosine
+
+
+def cosine(factor: float = 10.0) -> Attention:
+    """Only the angle between query and key counts, so no vector wins by its length: Swin v2."""
+    return Attention(Cosine(factor))
+
+
+MECHANISM = Mechanism(
+    build=cosine,
+    formula="w_ij = softmax_j(factor cos(q_i, k_j))",
+    paper="Liu et al. 2022, Swin Transformer V2, arXiv:2111.09883, section 3.2; Henry et al. 2020, arXiv:2010.04245",
+    cost="O(I J D) time, O(I + J) memory by blocks",
+    disagree="Swin v2 learns the factor of each head (at most 100) and adds a bias by position.",
+)

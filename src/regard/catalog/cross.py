@@ -1,0 +1,18 @@
+"""Cross-attention: one sequence looks at another."""
+
+from regard.attention import Attention
+from regard.catalog.mechanism import Mechanism
+
+
+def cross() -> Attention:
+    """The queries come from one sequence, the keys and values from another: a decoder reads its encoder."""
+    return Attention()
+
+
+MECHANISM = Mechanism(
+    build=cross,
+    formula="w_ij = softmax_j(q_i . k_j / sqrt(D)), with q from the target (I) and k, v from the source (J)",
+    paper="Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3",
+    cost="O(I J D) time, O(I + J) memory by blocks",
+    sizes={"queries": 7, "keys": 11, "value_width": 6},
+)

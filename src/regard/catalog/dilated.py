@@ -1,0 +1,22 @@
+"""Dilated sliding-window attention."""
+
+from regard.attention import Attention
+from regard.catalog.mechanism import Mechanism
+from regard.pieces import causal
+from regard.pieces import dilated as window_with_gaps
+
+
+def dilated(size: int = 64, dilation: int = 2, is_causal: bool = False) -> Attention:
+    """A window with gaps: `size` - 1 keys on each side, `dilation` apart, reach further at the same cost."""
+    near = window_with_gaps(size, dilation)
+    return Attention(mask=causal() & near if is_causal else near)
+
+
+MECHANISM = Mechanism(
+    build=dilated,
+    formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over j = i + m dilation, |m| < size",
+    paper="Beltagy, Peters & Cohan 2020, arXiv:2004.05150, section 3.1",
+    cost="O(n size dilation D) time as computed (gaps inside a block are not skipped), O(n) memory",
+    tiny={"size": 3, "dilation": 3},
+    disagree="LongNet (arXiv:2307.02486) calls by this name a segment of which every r-th token is kept.",
+)

@@ -1,0 +1,25 @@
+"""Grouped-query attention."""
+
+from regard.attention import Attention
+from regard.catalog.mechanism import Mechanism
+from regard.pieces import causal
+
+
+def grouped_query() -> Attention:
+    """Groups of query heads share one key/value head, so a cache is H / G times smaller.
+
+    There is nothing to set: the sharing is read off the head count of the keys. With H query
+    heads and G key heads, query head h uses key head floor(h G / H).
+    """
+    return Attention(mask=causal())
+
+
+MECHANISM = Mechanism(
+    build=grouped_query,
+    formula="w_hij = softmax_j(q_hi . k_gj / sqrt(D)) over j <= i, with g = floor(h G / H)",
+    paper="Ainslie et al. 2023, arXiv:2305.13245",
+    cost="O(H I J D) time; keys and values take G / H of multi-head's memory",
+    sizes={"key_heads": 2},
+    disagree="the groups are consecutive query heads, as in Llama and torch's enable_gqa; weights whose groups "
+    "interleave (h mod G) need their heads permuted.",
+)

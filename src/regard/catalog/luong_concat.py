@@ -1,0 +1,20 @@
+"""Luong's attention, "concat"."""
+
+from regard.attention import Attention
+from regard.catalog.mechanism import Mechanism
+from regard.pieces import Concat
+
+
+def luong_concat(query_width: int, key_width: int, hidden: int = 256) -> Attention:
+    """A small network scores the decoder and the encoder state side by side: Bahdanau's score, rewritten."""
+    return Attention(Concat(query_width, key_width, hidden))
+
+
+MECHANISM = Mechanism(
+    build=luong_concat,
+    formula="w_ij = softmax_j(v . tanh(W [q_i ; k_j]))",
+    paper="Luong, Pham & Manning 2015, arXiv:1508.04025, eq. 8",
+    cost="O(I J hidden) time, O(I + J) memory by blocks",
+    tiny={"query_width": 8, "key_width": 6, "hidden": 5},
+    sizes={"heads": 1, "queries": 7, "keys": 11, "key_width": 6},
+)

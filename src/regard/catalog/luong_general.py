@@ -1,0 +1,20 @@
+"""Luong's attention, "general"."""
+
+from regard.attention import Attention
+from regard.catalog.mechanism import Mechanism
+from regard.pieces import Bilinear
+
+
+def luong_general(query_width: int, key_width: int, num_heads: int = 1) -> Attention:
+    """A learned matrix compares decoder and encoder states, which may then differ in width."""
+    return Attention(Bilinear(query_width, key_width, num_heads))
+
+
+MECHANISM = Mechanism(
+    build=luong_general,
+    formula="w_ij = softmax_j(q_i W k_j)",
+    paper="Luong, Pham & Manning 2015, arXiv:1508.04025, eq. 8",
+    cost="O(I D D' + I J D') time, O(I + J) memory by blocks",
+    tiny={"query_width": 8, "key_width": 6},
+    sizes={"heads": 1, "queries": 7, "keys": 11, "key_width": 6},
+)

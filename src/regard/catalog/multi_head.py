@@ -1,0 +1,22 @@
+"""Multi-head attention."""
+
+from regard.attention import Attention
+from regard.catalog.mechanism import Mechanism
+
+
+def multi_head() -> Attention:
+    """Several heads look at once, each in its own subspace of the width, and their outputs are joined.
+
+    The number of heads is read off axis 1 of query, key and value.
+    """
+    return Attention()
+
+
+MECHANISM = Mechanism(
+    build=multi_head,
+    formula="w_hij = softmax_j(q_hi . k_hj / sqrt(D)) for heads h = 1 ... H of width D = C / H",
+    paper="Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2",
+    cost="O(H I J D) time, O(H (I + J)) memory by blocks",
+    disagree="nn.MultiheadAttention's boolean masks mean True = may not attend, the opposite of ours and of "
+    "scaled_dot_product_attention's; it also averages the weights over heads unless told not to.",
+)

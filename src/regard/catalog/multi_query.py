@@ -1,0 +1,22 @@
+"""Multi-query attention."""
+
+from regard.attention import Attention
+from regard.catalog.mechanism import Mechanism
+from regard.pieces import causal
+
+
+def multi_query() -> Attention:
+    """All query heads share one key/value head: the smallest cache.
+
+    There is nothing to set: the sharing is read off the head count of the keys, here 1.
+    """
+    return Attention(mask=causal())
+
+
+MECHANISM = Mechanism(
+    build=multi_query,
+    formula="w_hij = softmax_j(q_hi . k_j / sqrt(D)) over j <= i, the same k for every head h",
+    paper="Shazeer 2019, arXiv:1911.02150",
+    cost="O(H I J D) time; keys and values take 1 / H of multi-head's memory",
+    sizes={"key_heads": 1},
+)

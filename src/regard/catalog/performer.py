@@ -1,0 +1,23 @@
+"""Performer: softmax attention by random features."""
+
+from regard.attention import Attention
+from regard.catalog.mechanism import Mechanism
+from regard.pieces import Kernel, RandomFeatures, Sum, causal
+
+
+def performer(width: int, num_features: int = 256, seed: int = 0, is_causal: bool = False) -> Attention:
+    """Random positive features whose product is exp(q . k / sqrt(D)) on average: softmax in linear time."""
+    score = Kernel(RandomFeatures(width, num_features, seed))
+    return Attention(score, mask=causal() if is_causal else None, normalizer=Sum())
+
+
+MECHANISM = Mechanism(
+    build=performer,
+    formula="w_ij = phi(q_i) . phi(k_j) / sum_j phi(q_i) . phi(k_j); phi(x) = exp(W x' - |x'|^2 / 2) / sqrt(m), "
+    "x' = x / D^(1/4), the m rows of W random and orthogonal in blocks of D",
+    paper="Choromanski et al. 2021, arXiv:2009.14794",
+    cost="O(n m (D + E)) time, O(n m) memory",
+    tiny={"width": 8, "num_features": 16},
+    disagree="performer-pytorch subtracts the greatest key score of the whole sequence, future included, and adds "
+    "1e-4 to the features; neither is done here.",
+)

@@ -1,0 +1,21 @@
+"""Self-attention: one sequence looks at itself."""
+
+from regard.attention import Attention
+from regard.catalog.mechanism import Mechanism
+
+
+def self_attention() -> Attention:
+    """Every token of a sequence looks at every token of the same sequence, one head, no mask.
+
+    Query, key and value are three projections of that one sequence.
+    """
+    return Attention()
+
+
+MECHANISM = Mechanism(
+    build=self_attention,
+    formula="w_ij = softmax_j(q_i . k_j / sqrt(D)), with q_i = x_i W_q, k_j = x_j W_k, v_j = x_j W_v",
+    paper="Vaswani et al. 2017, arXiv:1706.03762, eq. 1; the idea: Cheng, Dong & Lapata 2016, arXiv:1601.06733",
+    cost="O(n^2 D) time, O(n) memory by blocks",
+    sizes={"heads": 1},
+)

@@ -1,0 +1,25 @@
+"""Attention as a soft dictionary."""
+
+from regard.attention import Attention
+from regard.catalog.mechanism import Mechanism
+from regard.pieces import Dot, Hardmax, Softmax
+
+
+def soft_lookup(temperature: float = 1.0) -> Attention:
+    """A dictionary that answers with a blend: the nearer a key is to the query, the more its value counts.
+
+    At temperature 0 the best key alone answers, as a dictionary does; sqrt(D) is scaled attention.
+    """
+    return Attention(Dot(scale=1.0), normalizer=Softmax(temperature) if temperature else Hardmax())
+
+
+MECHANISM = Mechanism(
+    build=soft_lookup,
+    formula="w_ij = softmax_j(q_i . k_j / T); 1 for the greatest q_i . k_j and 0 for others when T = 0",
+    paper="Graves, Wayne & Danihelka 2014, arXiv:1410.5401, section 3.3.1 (key strength 1 / T); "
+    "Miller et al. 2016, arXiv:1606.03126",
+    cost="O(I J D) time, O(I + J) memory by blocks",
+    tiny={"temperature": 0.5},
+    sizes={"heads": 1, "queries": 7, "keys": 11, "value_width": 5},
+    disagree="the first of these papers compares by cosine: that is cosine, with the factor in place of 1 / T.",
+)

@@ -1,0 +1,20 @@
+"""Top-k attention."""
+
+from regard.attention import Attention
+from regard.catalog.mechanism import Mechanism
+from regard.pieces import TopK
+
+
+def top_k(k: int = 32) -> Attention:
+    """Every query keeps its `k` best keys and forgets the others: softmax over those."""
+    return Attention(normalizer=TopK(k))
+
+
+MECHANISM = Mechanism(
+    build=top_k,
+    formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over the k greatest of row i",
+    paper="Gupta et al. 2021, arXiv:2106.06899",
+    cost="O(I J D) time, O(I (k + J)) memory by blocks",
+    tiny={"k": 3},
+    disagree="of equal scores at the border some libraries keep all, by a threshold; here k keys are kept.",
+)

@@ -1,0 +1,22 @@
+"""Transformer-XL's relative positions."""
+
+from regard.attention import Attention
+from regard.catalog.mechanism import Mechanism
+from regard.pieces import TransformerXLBias, causal
+
+
+def transformer_xl(num_heads: int, width: int, base: float = 10_000.0) -> Attention:
+    """Content and distance are scored apart, each with a learned bias of its own, so that memory can be reused.
+
+    The memory of earlier segments is a cache, or more keys than queries.
+    """
+    return Attention(bias=TransformerXLBias(num_heads, width, base), mask=causal())
+
+
+MECHANISM = Mechanism(
+    build=transformer_xl,
+    formula="w_ij = softmax_j((q_i . k_j + q_i . W r_(i-j) + u . k_j + v . W r_(i-j)) / sqrt(D)) over j <= i",
+    paper="Dai et al. 2019, arXiv:1901.02860, section 3.3",
+    cost="O(I J D) time twice over, O(I + J) memory by blocks",
+    tiny={"num_heads": 4, "width": 8},
+)

@@ -1,0 +1,154 @@
+"""Oracles of scores and heads: torch, jax, scipy, transformers, and the formulas of the papers pair by pair."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import cdist
+from scipy.special import softmax
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaAttention
+
+import regard as rg
+from oracles import FLOAT32, Says, agree, by_torch, flat, heads, oracle
+
+
+def by_jax(q, k, v, **options):
+    q, k, v = (x.transpose(1, 2).numpy() for x in (q, k, v))
+    return np.swapaxes(jax.nn.dot_product_attention(q, k, v, **options), 1, 2)
+
+
+def from_scores(scores, v):
+    weights = softmax(np.asarray(scores), axis=-1)
+    return weights @ v.numpy(), weights
+
+
+def additive(q, k, v, hidden, direction):
+    """softmax of direction . tanh(hidden(q_i, k_j)), pair by pair."""
+    scores = np.empty((*q.shape[:3], k.shape[2]))
+    for b, h, i, j in np.ndindex(scores.shape):
+        scores[b, h, i, j] = direction @ np.tanh(hidden(q[b, h, i].numpy(), k[b, 0, j].numpy()))
+    return from_scores(scores, v)
+
+
+@oracle("self_attention")
+def test_self_attention_is_the_softmax_of_scaled_products(attention, q, k, v):
+    return from_scores(np.einsum("bhid,bhjd->bhij", q, k) / np.sqrt(8), v)
+
+
+@oracle("multi_head")
+def test_multi_head_is_torch_multi_head_attention(attention, q, k, v):
+    B, H, I, D = q.shape
+    layer = nn.MultiheadAttention(H * D, H, bias=False, batch_first=True, dtype=q.dtype)
+    layer.in_proj_weight.data = torch.eye(H * D, dtype=q.dtype).repeat(3, 1)
+    layer.out_proj.weight.data = torch.eye(H * D, dtype=q.dtype)
+    output, weights = layer(flat(q), flat(k), flat(v), average_attn_weights=False)
+    return heads(output, H), weights
+
+
+@oracle("cross", FLOAT32, value_width=8)
+def test_cross_is_jax_attention(attention, q, k, v):
+    return by_jax(q, k, v)
+
+
+@oracle("cross")
+def test_cross_with_narrow_values_is_torch_attention(attention, q, k, v):
+    return by_torch(q, k, v)
+
+
+@oracle("masked", FLOAT32)
+def test_masked_is_jax_causal_attention(attention, q, k, v):
+    return by_jax(q, k, v, is_causal=True)
+
+
+@oracle("masked", queries=5, keys=9)
+def test_masked_queries_stand_at_the_end_as_in_torch_lower_right(attention, q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(5, 9))
+
+
+@oracle("grouped_query", FLOAT32)
+def test_grouped_query_is_llama_without_rotation(attention, q, k, v):
+    (_, H, I, D), G = q.shape, k.shape[1]
+    sizes = {"hidden_size": H * D, "num_attention_heads": H, "num_key_value_heads": G, "head_dim": D}
+    layer = LlamaAttention(LlamaConfig(**sizes, attn_implementation="eager"), layer_idx=0)
+    layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj = Says(q), Says(k), Says(v), nn.Identity()
+    future = torch.full((I, I), -torch.inf, dtype=q.dtype).triu(1)[None, None]
+    no_turn = torch.ones(1, I, D, dtype=q.dtype), torch.zeros(1, I, D, dtype=q.dtype)
+    output, weights = layer(flat(q), no_turn, future)
+    return heads(output, H), weights
+
+
+@oracle("grouped_query", FLOAT32)
+def test_grouped_query_is_jax_attention_with_fewer_key_heads(attention, q, k, v):
+    return by_jax(q, k, v, is_causal=True)
+
+
+@oracle("multi_query", FLOAT32)
+def test_multi_query_is_jax_attention_with_one_key_head(attention, q, k, v):
+    return by_jax(q, k, v, is_causal=True)
+
+
+@oracle("multi_query")
+def test_multi_query_is_torch_grouped_attention(attention, q, k, v):
+    return by_torch(q, k, v, is_causal=True, enable_gqa=True)
+
+
+@oracle("luong_dot")
+def test_luong_dot_is_the_softmax_of_plain_products(attention, q, k, v):
+    return from_scores(np.einsum("bhid,bhjd->bhij", q, k), v)
+
+
+@oracle("luong_general")
+def test_luong_general_is_torch_bilinear(attention, q, k, v):
+    shape = (*q.shape[:3], k.shape[2])
+    left = q[:, :, :, None].expand(*shape, -1).contiguous()
+    right = k[:, :, None].expand(*shape, -1).contiguous()
+    return from_scores(F.bilinear(left, right, attention.score.weight)[..., 0], v)
+
+
+@oracle("bahdanau")
+def test_bahdanau_pair_by_pair(attention, q, k, v):
+    W, U = attention.score.query.weight.numpy(), attention.score.key.weight.numpy()
+    return additive(q, k, v, lambda s, h: W @ s + U @ h, attention.score.direction.numpy())
+
+
+@oracle("luong_concat")
+def test_luong_concat_pair_by_pair(attention, q, k, v):
+    W = attention.score.projection.weight.numpy()
+    return additive(q, k, v, lambda s, h: W @ np.concatenate((s, h)), attention.score.direction.numpy())
+
+
+@oracle("cosine")
+def test_cosine_is_one_minus_scipy_cosine_distance(attention, q, k, v):
+    distance = [[cdist(a, b, "cosine") for a, b in zip(*x, strict=True)] for x in zip(q, k, strict=True)]
+    return from_scores(10.0 * (1 - np.array(distance)), v)
+
+
+@oracle("softcap")
+def test_softcap_by_hand(attention, q, k, v):
+    capped = 1.5 * np.tanh(np.einsum("bhid,bhjd->bhij", q, k) / np.sqrt(8) / 1.5)
+    return from_scores(np.where(np.tri(24, dtype=bool), capped, -np.inf), v)
+
+
+@oracle("softcap", FLOAT32)
+def test_softcap_is_gemma_2(attention, q, k, v):
+    gemma = pytest.importorskip("transformers.models.gemma2.modeling_gemma2")
+    layer, future = nn.Module(), torch.full((24, 24), -torch.inf, dtype=q.dtype).triu(1)
+    layer.num_key_value_groups = 1
+    output, weights = gemma.eager_attention_forward(layer, q, k, v, future, scaling=8**-0.5, softcap=1.5)
+    return output.transpose(1, 2), weights
+
+
+def test_bahdanau_scores_of_two_keys_are_a_sigmoid():
+    """With W = U = 1, v = 2: the weight of the first key is sigmoid(2 tanh(q + k_1) - 2 tanh(q + k_2))."""
+    attention = rg.Attention(rg.Additive(1, 1, 1).double())
+    for parameter, value in zip(attention.parameters(), (2.0, 1.0, 1.0), strict=True):
+        parameter.data.fill_(value)
+    q, k = torch.tensor([[[[0.3]]]]).double(), torch.tensor([[[[0.5], [-1.0]]]]).double()
+    first = 1 / (1 + np.exp(2 * np.tanh(0.3 - 1.0) - 2 * np.tanh(0.3 + 0.5)))
+    agree(attention, q, k, torch.tensor([[[[1.0], [0.0]]]]).double(), np.array([[[[first]]]]))
