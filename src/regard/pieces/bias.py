@@ -89,7 +89,7 @@ class ALiBi(AdditiveBias):
     relative = True
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
-        slopes = torch.tensor(alibi_slopes(self.num_heads), device=grid.device)[grid.head]
+        slopes = torch.tensor(alibi_slopes(self.num_heads), dtype=torch.float64, device=grid.device)[grid.head]
         return -slopes.view(1, -1, 1, 1) * grid.distance.abs()
 
     def check(self, sizes: Sizes) -> None:

@@ -69,10 +69,15 @@ class RandomFeatures(nn.Module, FeatureMap):
 
 
 def orthogonal_gaussian(num_rows: int, width: int, seed: int) -> Tensor:
-    """Rows that are orthogonal within each block of `width` and have Gaussian norms: (num_rows, width)."""
+    """Rows that are orthogonal within each block of `width` and have Gaussian norms: (num_rows, width).
+
+    Each row by itself is N(0, I). LAPACK fixes the signs of Q so that its first channel leans to one
+    side; a diagonal of R that is positive takes that away (Mezzadri 2007, arXiv:math-ph/0609050).
+    """
     generator = torch.Generator().manual_seed(seed)
     blocks = -(-num_rows // width)
-    directions, _ = torch.linalg.qr(torch.randn(blocks, width, width, generator=generator))
+    directions, triangle = torch.linalg.qr(torch.randn(blocks, width, width, generator=generator))
+    directions = directions * triangle.diagonal(dim1=1, dim2=2).sign()[:, None]
     norms = torch.randn(num_rows, width, generator=generator).norm(dim=1, keepdim=True)
     return directions.transpose(1, 2).reshape(-1, width)[:num_rows] * norms
 

@@ -1,0 +1,67 @@
+"""What is exported, how it loads, and that every example in a docstring runs."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard as rg
+
+SOURCE = Path(rg.__file__).parent
+MODULES = sorted(m.name for m in pkgutil.walk_packages([str(SOURCE)], "regard.") if "cli" not in m.name)
+LAYERS = [
+    {"errors", "shapes", "spans", "positions"},
+    {"pieces", "attention"},
+    {"catalog", "cache", "engine"},
+    {"maps", "seen", "nn"},
+    {"stats", "hf", "seq2seq", "data"},
+    {"viewer", "cli", "api"},
+]
+
+
+def test_all_names_what_is_exported():
+    assert len(rg.__all__) == len(set(rg.__all__))
+    assert set(rg.__all__) | {"__version__"} == set(dir(rg))
+    for name in rg.__all__:
+        assert getattr(rg, name).__doc__, f"{name} has no docstring"
+    with pytest.raises(AttributeError, match="no attribute 'attned'"):
+        rg.attned  # noqa: B018
+
+
+def test_importing_regard_does_not_import_torch():
+    code = "import sys, regard; assert 'torch' not in sys.modules; regard.attend; assert 'torch' in sys.modules"
+    heavy = "; assert not {'transformers', 'matplotlib', 'typer'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code + heavy], check=True)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_in_docstrings_run(module):
+    torch.manual_seed(0)
+    result = doctest.testmod(importlib.import_module(module), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_a_package_imports_only_from_the_layers_below(path):
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    level = next((n for n, names in enumerate(LAYERS) if parts[0] in names), None)
+    if level is None:
+        assert parts == ("__init__",)
+        return
+    for imported in re.findall(r"^\s*(?:from|import) regard\.(\w+)", path.read_text(), re.M):
+        above = next(n for n, names in enumerate(LAYERS) if imported in names)
+        assert above <= level, f"{path.name} (layer {level}) imports regard.{imported} (layer {above})"
+        assert {parts[0], imported} != {"engine", "catalog"}, "engine and catalog do not know each other"
+
+
+def test_the_house_keeps_its_rooms_small():
+    for path in SOURCE.rglob("*.py"):
+        assert len(path.read_text().splitlines()) <= 500, f"{path} is longer than 500 lines"
