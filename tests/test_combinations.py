@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import regard as rg
@@ -121,7 +121,22 @@ def problems(draw, kernel=False):
         )
     shapes = ((B, H, I, WIDTH), (B, G, J, WIDTH), (B, G, J, draw(st.integers(1, 6))))
     q, k, v = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
-    return Problem(attention.double(), q, k, v, rg.Positions.aligned_to_end(I, J), Sizes.of(q, k, v))
+    problem = Problem(attention.double(), q, k, v, draw(placings(I, J)), Sizes.of(q, k, v))
+    try:
+        attention.check(problem.sizes, problem.positions, WIDTH)
+    except rg.RegardError:  # a mask of a given length, drawn with positions beyond it
+        assume(False)
+    return problem
+
+
+@st.composite
+def placings(draw, I, J):
+    """Where queries and keys stand: aligned to the end, or anywhere, with a gap among the keys."""
+    if draw(st.booleans()):
+        return rg.Positions.aligned_to_end(I, J)
+    before, gap = draw(st.integers(0, J)), draw(st.integers(0, 9))
+    keys = rg.Spans.of((0, before), (before + gap, J + gap))
+    return rg.Positions(draw(st.integers(0, J + gap + 5)), keys)
 
 
 @drawn
@@ -134,7 +149,7 @@ def test_every_engine_follows_the_reference(kernel, data):
     with torch.no_grad():
         refused = plan(problem).refused
         for engine in {"dense", "blocked", "fused", "linear"} - set(refused):
-            seen = rg.attend(*inputs, engine=engine)
+            seen = rg.attend(*inputs, positions=problem.positions, engine=engine)
             torch.testing.assert_close(seen.output, output, **CLOSE)
             torch.testing.assert_close(seen.weights.dense(), weights, **CLOSE)
 
@@ -146,11 +161,11 @@ def test_blocked_gradients_follow_dense_ones(problem):
     wanted = [*inputs, *problem.attention.parameters()]
     found = {}
     for engine in ("dense", "blocked"):
-        output = rg.attend(problem.attention, *inputs, engine=engine).output
+        output = rg.attend(problem.attention, *inputs, positions=problem.positions, engine=engine).output
         found[engine] = torch.autograd.grad((output * output.detach().cos()).sum(), wanted, allow_unused=True)
-    for dense, blocked in zip(found["dense"], found["blocked"], strict=True):
-        zero = torch.zeros(())
-        torch.testing.assert_close(*(zero if g is None or not g.any() else g for g in (blocked, dense)), **CLOSE)
+    for tensor, *both in zip(wanted, found["dense"], found["blocked"], strict=True):
+        dense, blocked = (torch.zeros_like(tensor) if g is None else g for g in both)
+        torch.testing.assert_close(blocked, dense, **CLOSE)
 
 
 @st.composite

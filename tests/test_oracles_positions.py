@@ -177,7 +177,7 @@ def test_alibi_of_12_heads_by_hand(attention, q, k, v):
     """Eight slopes for 8 heads, then every other one of those for 16: 2^-0.5, 2^-1.5, 2^-2.5, 2^-3.5."""
     slopes = [2.0**-h for h in range(1, 9)] + [2.0**-h for h in (0.5, 1.5, 2.5, 3.5)]
     apart = torch.arange(24)[:, None] - torch.arange(24)
-    return by_torch(q, k, v, mask=-torch.tensor(slopes).double().view(12, 1, 1) * apart + future(24))
+    return by_torch(q, k, v, mask=-torch.tensor(slopes, dtype=torch.float64).view(12, 1, 1) * apart + future(24))
 
 
 @oracle("alibi", arguments={"num_heads": 4, "is_causal": False})
