@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,21 +29,18 @@ def goals() -> Iterator[Goal]:
 
 
 def plain_costs_what_the_kernel_costs(n: int = 4096) -> Iterator[Goal]:
+    fixed, learned = inputs(n), inputs(n, learn=True)
     for name, mask in (("plain", None), ("causal", rg.causal())):
-        attention = rg.Attention(mask=mask)
-
-        def ours(q, k, v, attention=attention):
-            return rg.attend(attention, q, k, v).output
-
-        def theirs(q, k, v, is_causal=mask is not None):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
-
-        q, k, v = inputs(n)
-        a, b = in_turn(lambda: ours(q, k, v), lambda: theirs(q, k, v), rounds=9)
+        ours = partial(output_of, rg.Attention(mask=mask))
+        theirs = partial(F.scaled_dot_product_attention, is_causal=mask is not None)
+        a, b = in_turn(partial(ours, *fixed), partial(theirs, *fixed), rounds=9)
         yield Goal(f"{name} attend, n = {n}, forward", a / b, 1.05, "x SDPA")
-        q, k, v = inputs(n, learn=True)
-        a, b = in_turn(lambda: backward(ours, q, k, v), lambda: backward(theirs, q, k, v))
+        a, b = in_turn(partial(backward, ours, *learned), partial(backward, theirs, *learned))
         yield Goal(f"{name} attend, n = {n}, forward + backward", a / b, 1.05, "x SDPA")
+
+
+def output_of(attention: rg.Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return rg.attend(attention, q, k, v).output
 
 
 def backward(attention: Callable[..., Tensor], *tensors: Tensor) -> None:
@@ -77,10 +75,8 @@ def statistics_cost_about_a_forward(n: int = 8192) -> Iterator[Goal]:
     q, k, v = inputs(n)
     for name, mask in (("plain", None), ("causal", rg.causal())):
         weights = rg.attend(rg.Attention(mask=mask), q, k, v).weights
-        ours, theirs = in_turn(
-            lambda weights=weights: summarize(weights),
-            lambda mask=mask: F.scaled_dot_product_attention(q, k, v, is_causal=mask is not None),
-        )
+        kernel = partial(F.scaled_dot_product_attention, q, k, v, is_causal=mask is not None)
+        ours, theirs = in_turn(partial(summarize, weights), kernel)
         yield Goal(f"entropy + strongest + received, {name}, n = {n}", ours / theirs, 2, "x SDPA forward")
     yield Goal("memory of the same at n = 32768", added_memory(prepare_statistics), 500, "MiB")
 
@@ -108,8 +104,8 @@ def additive(n: int) -> tuple[rg.Attention, list[Tensor]]:
 
 def prepare_additive() -> Callable[[], object]:
     attention, tensors = additive(2048)
-    backward(lambda *t: rg.attend(attention, *t).output, *additive(16)[1])
-    return lambda: backward(lambda *t: rg.attend(attention, *t).output, *tensors)
+    backward(partial(output_of, attention), *additive(16)[1])
+    return partial(backward, partial(output_of, attention), *tensors)
 
 
 def prepare_direct_additive() -> Callable[[], object]:

@@ -1,10 +1,11 @@
 """Every public name of `regard`, in one place; `regard/__init__.py` loads it at the first use."""
 
-from regard import maps, pieces
+from regard import hf, maps, pieces
 from regard.attention import Attention
 from regard.cache import Cache, GrowingCache, RecurrentCache, RingCache
 from regard.engine import Plan
 from regard.errors import RegardError
+from regard.hf import *  # noqa: F403
 from regard.maps import *  # noqa: F403
 from regard.pieces import *  # noqa: F403
 from regard.positions import Positions
@@ -25,5 +26,6 @@ __all__ = [
     "attend",
     "explain",
 ]
+__all__ += hf.__all__
 __all__ += maps.__all__
 __all__ += pieces.__all__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,13 +11,10 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.maps import AttentionMap, Fold, Links, Received, Similarity, Top
-from regard.stats.statistics import STATISTICS, HeadStatistic
+from regard.stats.statistics import STATISTICS, Allowed, HeadStatistic
 
-#: Tokens that models add to a text or split it with; keys of the statistic "special".
-SPECIAL_TOKENS = frozenset(
-    "[CLS] [SEP] [PAD] [MASK] <s> </s> <pad> <unk> <bos> <eos> <|endoftext|> <|begin_of_text|> "
-    "<|end_of_text|> <|im_start|> <|im_end|>".split()
-)
+#: Tokens that models add to a text or split it with: [CLS], </s>, <|endoftext|> and the like.
+SPECIAL_TOKEN = re.compile(r"\[(CLS|SEP|PAD|MASK)\]|</?s>|<(pad|unk|bos|eos)>|<\|\w+\|>")
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,8 @@ class LayerProfile:
     """One attention module: statistics by name (H,), the strongest links of every query, and head against head.
 
     `links` holds (H, I, k) weights and keys, `received` is (H, J), `similarity` (H, H) the cosine
-    of every two heads' maps. All are float32 at least.
+    of every two heads' maps, `allowed` (H, I) how many keys a query may attend to. All are float32
+    at least.
     """
 
     name: str
@@ -41,19 +40,22 @@ class LayerProfile:
     links: Links
     received: Tensor
     similarity: Tensor
+    allowed: Tensor
 
     @property
     def num_heads(self) -> int:
         return len(self.received)
 
     def strongest(self, head: int, among: Sequence[int] | None = None) -> Link:
-        """The strongest link of a head, of the queries `among` if they are given."""
+        """The strongest link of a head, of the queries `among` if they are given.
+
+        Queries with a single key have no choice, and count only if there are no others.
+        """
         weights = self.links.weights[head, :, 0]
-        if among is not None and len(among):
-            chosen = torch.tensor(list(among), device=weights.device)
-            query = int(chosen[weights[chosen].argmax()])
-        else:
-            query = int(weights.argmax())
+        chosen = torch.arange(len(weights)) if not among else torch.tensor(list(among))
+        free = chosen[self.allowed[head, chosen] > 1]
+        chosen = free if len(free) else chosen
+        query = int(chosen[weights[chosen].argmax()])
         return Link(query, int(self.links.keys[head, query, 0]), float(weights[query]))
 
 
@@ -70,7 +72,7 @@ class Profile:
     def ordinary(self) -> list[int]:
         """Indices of queries that are no special tokens."""
         if self.query_tokens != self.tokens:
-            return [i for i, token in enumerate(self.query_tokens) if token not in SPECIAL_TOKENS]
+            return [i for i, token in enumerate(self.query_tokens) if not SPECIAL_TOKEN.fullmatch(token)]
         return [i for i in range(len(self.query_tokens)) if i not in set(self.special)]
 
     def values(self, name: str) -> list[Tensor]:
@@ -125,7 +127,7 @@ def profile(
     if not maps:
         raise RegardError("profile: there are no maps. Watch at least one attention layer.")
     if special is None:
-        special = [index for index, token in enumerate(tokens) if token in SPECIAL_TOKENS]
+        special = [index for index, token in enumerate(tokens) if SPECIAL_TOKEN.fullmatch(token)]
     for name, weights in maps.items():
         _check(name, weights, queries, tokens, batch)
     layers = [_layer(name, w, special, batch, num_links, statistics) for name, w in maps.items()]
@@ -134,7 +136,7 @@ def profile(
 
 def _check(name: str, weights: AttentionMap, queries: list[str], tokens: list[str], batch: int) -> None:
     B, _, I, J = weights.shape
-    if (I, J) != (len(queries), len(tokens)):
+    if len(queries) != I or len(tokens) != J:
         raise RegardError(
             f"profile: the map of {name!r} has {I} queries and {J} keys, but {len(queries)} query tokens and "
             f"{len(tokens)} key tokens were given. Give the tokens the model read, special ones included; for "
@@ -156,13 +158,11 @@ def _layer(
         everyone = torch.arange(weights.shape[1], device=weights.device)
         weights = weights.select(torch.tensor([batch], device=weights.device), everyone)
     wanted: list[tuple[Fold, ...]] = [s.folds(weights, special) for s in statistics]
-    shared: list[Fold] = [Top(num_links), Received(), Similarity()]
+    shared: list[Fold] = [Top(num_links), Received(), Similarity(), Allowed(weights)]
     results = weights.summarize(*shared, *(fold for folds in wanted for fold in folds))
-    links, received, similarity = results[: len(shared)]
+    links, received, similarity, allowed = results[: len(shared)]
     rest, values = iter(results[len(shared) :]), {}
     for statistic, folds in zip(statistics, wanted, strict=True):
         values[statistic.name] = statistic.per_head(*(next(rest) for _ in folds))[0].cpu()
     links = Links(links.weights[0].cpu(), links.keys[0].cpu())
-    return LayerProfile(name, values, links, received[0].cpu(), similarity[0].cpu())
-
-
+    return LayerProfile(name, values, links, received[0].cpu(), similarity[0].cpu(), allowed[0].cpu())

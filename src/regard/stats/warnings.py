@@ -54,27 +54,31 @@ def findings(profile: Profile) -> list[Finding]:
 
 def uniform_heads(number: int, layer: LayerProfile) -> Iterator[Finding]:
     """Heads that look at everything alike."""
-    for head, value in _above(layer.values.get("evenness"), UNIFORM):
+    heads, value = _above(layer.values.get("evenness"), UNIFORM)
+    if heads:
+        who, s = _name(number, heads), _s(heads)
         yield Finding(
             "uniform",
             number,
-            (head,),
+            heads,
             value,
-            f"Layer {number} head {head} looks at all tokens nearly alike ({value:.1%} of the largest entropy): it "
-            "averages the text. Its strongest links stand out by very little, and that does not mean it is useless.",
+            f"{who} look{s} at all tokens nearly alike ({value:.1%} of the largest entropy or more): the text is "
+            "averaged. The strongest links stand out by very little, and that does not mean they are useless.",
         )
 
 
 def special_heads(number: int, layer: LayerProfile) -> Iterator[Finding]:
     """Heads that look at [CLS], [SEP] and the like, and at little else."""
-    for head, value in _above(layer.values.get("special"), SPECIAL):
+    heads, value = _above(layer.values.get("special"), SPECIAL)
+    if heads:
+        who, s = _name(number, heads), _s(heads)
         yield Finding(
             "special",
             number,
-            (head,),
+            heads,
             value,
-            f"Layer {number} head {head} puts {value:.0%} of its weight on special tokens: on this text it mostly "
-            "rests. It does not say that those tokens matter, nor that the head rests on other texts.",
+            f"{who} put{s} {value:.0%} of the weight or more on special tokens, and on this text mostly rest{s}. That "
+            "does not say that those tokens matter, nor what happens on other texts.",
         )
 
 
@@ -90,7 +94,7 @@ def copied_heads(number: int, layer: LayerProfile) -> Iterator[Finding]:
             number,
             group,
             value,
-            f"Layer {number} heads {_list(group)} look at nearly the same places (cosine {value:.2f} or more with "
+            f"{_name(number, group)} look at nearly the same places (cosine {value:.2f} or more with "
             f"another of the group).{why} They may still carry different values onwards.",
         )
 
@@ -99,9 +103,10 @@ def copied_heads(number: int, layer: LayerProfile) -> Iterator[Finding]:
 CHECKS: tuple[Callable[[int, LayerProfile], Iterator[Finding]], ...] = (uniform_heads, special_heads, copied_heads)
 
 
-def _above(values: Tensor | None, threshold: float) -> Iterator[tuple[int, float]]:
-    if values is not None:
-        yield from ((head, value) for head, value in enumerate(values.tolist()) if value > threshold)
+def _above(values: Tensor | None, threshold: float) -> tuple[tuple[int, ...], float]:
+    """The heads above a threshold, and the least of their values."""
+    above = {head: v for head, v in enumerate([] if values is None else values.tolist()) if v > threshold}
+    return tuple(above), min(above.values(), default=0.0)
 
 
 def _groups(similarity: Tensor, threshold: float) -> list[tuple[int, ...]]:
@@ -119,5 +124,12 @@ def _groups(similarity: Tensor, threshold: float) -> list[tuple[int, ...]]:
     return groups
 
 
-def _list(heads: tuple[int, ...]) -> str:
-    return ", ".join(map(str, heads[:-1])) + f" and {heads[-1]}"
+def _name(layer: int, heads: tuple[int, ...]) -> str:
+    if len(heads) == 1:
+        return f"Layer {layer} head {heads[0]}"
+    return f"Layer {layer} heads {', '.join(map(str, heads[:-1]))} and {heads[-1]}"
+
+
+def _s(heads: tuple[int, ...]) -> str:
+    """The ending of a verb."""
+    return "s" if len(heads) == 1 else ""

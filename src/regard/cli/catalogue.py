@@ -1,0 +1,56 @@
+"""`regard list` and `regard show`."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from regard.catalog import Mechanism, mechanism, mechanisms
+from regard.cli.draw import draw
+from regard.seen import attend
+
+
+def list_mechanisms() -> None:
+    """Each mechanism with what it is and what it costs."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column()
+    for name, entry in mechanisms().items():
+        table.add_row(name, Text.assemble(entry.summary, "\n", (entry.cost, "dim")))
+    Console().print(table)
+
+
+def show_mechanism(name: str) -> None:
+    """Everything the catalogue knows of one mechanism, and its weights on a small random problem."""
+    entry = mechanism(name)
+    console = Console()
+    console.print(Text(entry.name, style="bold"), Text(entry.summary), sep="\n")
+    console.print()
+    console.print(_facts(entry))
+    attention, query, key, value = entry.example()
+    weights = attend(attention, query, key, value).weights
+    _, H, I, J = weights.shape
+    console.print()
+    console.print(Text(f"Head 0 of {H} on {I} queries (down) and {J} random keys (across):"))
+    console.print(Padding(draw(weights), (0, 0, 0, 2)))
+
+
+def _facts(entry: Mechanism) -> Table:
+    attention = entry.example()[0]
+    facts = {
+        "formula": entry.formula,
+        "paper": entry.paper,
+        "parameters": entry.signature.split(" -> ")[0],
+        "cost": entry.cost,
+        "elsewhere": entry.disagree,
+        "a small one": repr(attention),
+    }
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    for name, fact in facts.items():
+        if fact:
+            table.add_row(name, Text(fact))
+    return table

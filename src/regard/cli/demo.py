@@ -1,0 +1,47 @@
+"""`regard demo`: three real texts through a real model, and a page of every weight."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from regard.cli.reading import Read, Reader
+from regard.cli.report import print_reading
+from regard.cli.see import default_words
+from regard.viewer import write_page
+
+SENTENCES = (
+    "The animal didn't cross the street because it was too tired.",
+    "The trophy didn't fit in the suitcase because it was too big.",
+)
+PASSAGE_LENGTH = 512
+
+
+def run(out: Path, model: str) -> None:
+    """Read, print, write the page, and say where it is."""
+    console = Console()
+    reads: list[Read] = []
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(f"Loading {model}")
+        reader = Reader.load(model)
+        for sentence in SENTENCES:
+            progress.update(task, description=f"Reading: {sentence}")
+            reads.append(reader.read(sentence))
+        progress.update(task, description=f"Reading {PASSAGE_LENGTH} tokens of Alice in Wonderland")
+        reads.append(_passage(reader))
+        progress.update(task, description="Writing the page")
+        page = write_page(out / "index.html", [read.reading for read in reads])
+    for read in reads:
+        print_reading(console, read, default_words(read.reading))
+        console.print()
+    console.print(f"Every weight of these texts is on one page: {page}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _passage(reader: Reader) -> Read:
+    text = files("regard").joinpath("data", "passage.txt").read_text(encoding="utf-8")
+    title = "Alice's Adventures in Wonderland, the opening"
+    return reader.read(text, length=PASSAGE_LENGTH, title=title)

@@ -1,0 +1,89 @@
+"""`regard explain`: the plan of a catalogue entry at a size of the user's."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.text import Text
+
+from regard.attention import Attention
+from regard.catalog import Mechanism, mechanism
+from regard.errors import RegardError, nearest
+from regard.seen import explain
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
+#: Parameters of catalogue entries that follow from the sizes of the problem.
+FROM_HEADS = ("heads", "num_heads")
+FROM_KEY_HEADS = ("key_heads", "num_key_heads")
+FROM_WIDTH = ("width", "query_width", "key_width", "value_width", "head_width")
+FROM_LENGTH = ("length", "max_length", "queries", "keys", "num_queries", "num_keys", "num_positions")
+
+
+def explain_mechanism(
+    name: str, length: int, heads: int | None, key_heads: int | None, width: int, dtype: str, settings: Sequence[str]
+) -> None:
+    """Print the plan of the mechanism `name` for `length` queries and keys."""
+    entry = mechanism(name)
+    if dtype not in DTYPES:
+        raise RegardError(f"explain: there is no dtype {dtype!r}. {nearest(dtype, DTYPES)}")
+    heads = heads or entry.sizes.get("heads", 8)
+    key_heads = key_heads or _key_heads(entry, heads)
+    attention = build(entry, length, heads, key_heads, width, settings).to(DTYPES[dtype])
+    query = torch.zeros(1, heads, length, width, dtype=DTYPES[dtype])
+    key = query if key_heads == heads else torch.zeros(1, key_heads, length, width, dtype=DTYPES[dtype])
+    with torch.no_grad():
+        Console().print(Text(str(explain(attention, query, key, key))))
+
+
+def build(
+    entry: Mechanism, length: int, heads: int, key_heads: int, width: int, settings: Sequence[str] = ()
+) -> Attention:
+    """The mechanism at a size: parameters that follow from it are filled in, `settings` are "key=value"."""
+    sizes = {
+        **dict.fromkeys(FROM_HEADS, heads),
+        **dict.fromkeys(FROM_KEY_HEADS, key_heads),
+        **dict.fromkeys(FROM_WIDTH, width),
+        **dict.fromkeys(FROM_LENGTH, length),
+    }
+    parameters = inspect.signature(entry.build).parameters
+    arguments: dict[str, Any] = {name: sizes[name] for name in parameters if name in sizes}
+    arguments |= _settings(entry, settings, list(parameters))
+    missing = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty and n not in arguments]
+    if missing:
+        hint = " ".join(f"--set {name}={entry.tiny.get(name, '...')}" for name in missing)
+        raise RegardError(f"explain: {entry.signature} needs {', '.join(missing)}. For example: {hint}")
+    try:
+        return entry.build(**arguments)
+    except RegardError:
+        raise
+    except (TypeError, ValueError, AttributeError) as error:
+        raise RegardError(f"explain: {entry.signature} does not take {arguments}: {error}") from error
+
+
+def _settings(entry: Mechanism, settings: Sequence[str], known: list[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            raise RegardError(f"explain: --set takes KEY=VALUE, got {setting!r}.")
+        if name not in known:
+            raise RegardError(f"explain: {entry.name} has no parameter {name!r}. {nearest(name, known)}")
+        try:
+            values[name] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            values[name] = text
+    return values
+
+
+def _key_heads(entry: Mechanism, heads: int) -> int:
+    """As many query heads to a key head as in the mechanism's own example; one key head stays one."""
+    shown = entry.sizes.get("key_heads")
+    if shown is None:
+        return heads
+    sharing = entry.sizes.get("heads", 4) // shown
+    return 1 if shown == 1 or heads % sharing else heads // sharing

@@ -1,0 +1,146 @@
+"""A reading in words and tables: every head, what a word looks at, warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from regard.cli.reading import Read
+from regard.errors import RegardError
+from regard.stats import CAVEAT, LayerProfile, Reading
+
+#: Characters that one block of the table of heads takes.
+BLOCK = 38
+#: Of these, what its numbers and the spaces between take.
+NUMBERS = 22
+#: Tokens named for a layer when a word is looked up.
+NUM_TOKENS = 4
+
+
+def print_reading(console: Console, read: Read, words: Sequence[str]) -> None:
+    """Everything, for people."""
+    reading = read.reading
+    console.print(Text(reading.title, style="bold"))
+    num_layers = len(reading.maps)
+    facts = f"{len(reading.profile.tokens)} tokens, {num_layers} layer{'s' * (num_layers > 1)}."
+    if read.error is not None:
+        facts += f" Weights x values give the model's own output to within {read.error:.0e} on the rows checked."
+    console.print(Text(facts, style="dim"))
+    console.print()
+    console.print(heads_table(reading, console.width))
+    for word in words:
+        console.print()
+        print_word(console, reading, word)
+    console.print()
+    print_findings(console, reading)
+
+
+def heads_table(reading: Reading, width: int) -> Table:
+    """Entropy, reach and strongest link of every head, in as many blocks side by side as fit the width."""
+    num_blocks = max(1, (width - 3) // BLOCK)
+    room = max((width - 3) // num_blocks, BLOCK) - NUMBERS
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column("L", style="dim")
+    for _ in range(num_blocks):
+        for title in ("H", "entropy", "reach"):
+            table.add_column(title, justify="right", style="bold" if title == "H" else "")
+        table.add_column("strongest link", width=room, no_wrap=True)
+        table.add_column("", style="cyan")
+    for number, layer in enumerate(reading.profile.layers):
+        num_rows = -(-layer.num_heads // num_blocks)
+        for row in range(num_rows):
+            heads = range(row, layer.num_heads, num_rows)
+            cells = (cell for head in heads for cell in _cells(reading, layer, head, room))
+            table.add_row(str(number) if row == 0 else "", *cells)
+    return table
+
+
+def _cells(reading: Reading, layer: LayerProfile, head: int, room: int) -> tuple[Text, ...]:
+    link, fit = layer.strongest(head, reading.profile.ordinary), (room - 3) // 2
+    words = (reading.profile.query_tokens[link.query], reading.profile.tokens[link.key])
+    named = " → ".join(_short(word, fit) for word in words) if link.key >= 0 else "none"
+    entropy, reach = float(layer.values["entropy"][head]), float(layer.values["reach"][head])
+    return tuple(map(Text, (str(head), f"{entropy:.2f}", f"{reach:.1f}", named, f"{link.weight:.2f}")))
+
+
+def _short(token: str, width: int) -> str:
+    return token if len(token) <= width else token[: width - 1] + "…"
+
+
+def print_word(console: Console, reading: Reading, word: str) -> None:
+    """What a word looks at: by layer on average, and the heads that look hardest past its neighbours."""
+    query = locate(reading, word)
+    console.print(Text.assemble("What ", (word, "bold"), f" (token {query}) looks at, averaged over a layer's heads"))
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    for layer in range(len(reading.maps)):
+        parts = [
+            Text.assemble(reading.profile.tokens[j], (f" {w:.2f}", "cyan")) for j, w in _top(reading, query, layer)
+        ]
+        table.add_row(f"layer {layer}", *parts)
+    console.print(table)
+    strong = [
+        f"layer {n.layer} head {n.head} at “{reading.profile.tokens[n.link.key]}” ({n.link.weight:.2f})"
+        for n in reading.notable(query)
+    ]
+    if strong:
+        console.print(Text(f"The heads that look hardest past its neighbours: {'; '.join(strong)}."))
+
+
+def _top(reading: Reading, query: int, layer: int) -> list[tuple[int, float]]:
+    return reading.top(query, layer, NUM_TOKENS)
+
+
+def print_findings(console: Console, reading: Reading) -> None:
+    """Warnings, under the sentence that says what weights do not say."""
+    if not reading.findings:
+        console.print(Text("No warnings."))
+    for finding in reading.findings:
+        console.print(Text.assemble(("! ", "yellow"), finding.sentence))
+    console.print(Text(CAVEAT, style="dim"))
+
+
+def locate(reading: Reading, word: str) -> int:
+    """The index of a word the user asked for."""
+    query = reading.find(word)
+    if query is None:
+        raise RegardError(f"see: the text has no word {word!r}. Its tokens: {' '.join(reading.profile.tokens[:60])}")
+    return query
+
+
+def as_data(read: Read, words: Sequence[str]) -> dict[str, Any]:
+    """The same as plain data, for --json."""
+    reading, profile = read.reading, read.reading.profile
+    return {
+        "title": reading.title,
+        "tokens": profile.tokens,
+        "special": profile.special,
+        "layers": [_layer_data(reading, layer) for layer in profile.layers],
+        "words": [_word_data(reading, word) for word in words],
+        "warnings": [vars(finding) for finding in reading.findings],
+        "caveat": CAVEAT,
+        "missing": read.missing,
+        "error": read.error,
+    }
+
+
+def _layer_data(reading: Reading, layer: LayerProfile) -> dict[str, Any]:
+    heads = []
+    for head in range(layer.num_heads):
+        numbers = {name: float(values[head]) for name, values in layer.values.items()}
+        heads.append({**numbers, "strongest": vars(layer.strongest(head, reading.profile.ordinary))})
+    return {"name": layer.name, "heads": heads}
+
+
+def _word_data(reading: Reading, word: str) -> dict[str, Any]:
+    query, tokens = locate(reading, word), reading.profile.tokens
+    layers = [
+        [{"key": j, "token": tokens[j], "weight": w} for j, w in _top(reading, query, layer)]
+        for layer in range(len(reading.maps))
+    ]
+    heads = [{"layer": n.layer, "head": n.head, **vars(n.link)} for n in reading.notable(query)]
+    return {"word": word, "query": query, "layers": layers, "heads": heads}

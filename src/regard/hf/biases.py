@@ -1,0 +1,53 @@
+"""Numbers that a model adds to its scores, as the pieces that hold them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from regard.pieces.bias import AdditiveBias
+from regard.pieces.grid import Grid
+from regard.positions import Positions
+
+
+@dataclass(frozen=True, eq=False)
+class DiagonalBias(AdditiveBias):
+    """A number for each head and j - i: the table (H or 1, I + J - 1) from the farthest past to the farthest future."""
+
+    table: Tensor = field(repr=False)
+    lowest: int
+    relative = True
+
+    def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
+        heads = self.table if len(self.table) == 1 else self.table[grid.head]
+        return heads[:, grid.distance[0, 0] - self.lowest][None]
+
+
+@dataclass(frozen=True, eq=False)
+class TensorBias(AdditiveBias):
+    """A tensor (B or 1, H or 1, I or 1, J or 1) as it was given; it is as large as it is."""
+
+    tensor: Tensor = field(repr=False)
+    start: int
+
+    def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
+        t = self.tensor
+        for axis, index in enumerate((grid.batch, grid.head, grid.query - self.start, grid.key)):
+            t = t if t.shape[axis] == 1 else t.index_select(axis, index)
+        return t
+
+
+def bias_of(tensor: Tensor, positions: Positions, num_queries: int, num_keys: int) -> AdditiveBias:
+    """The bias a (B or 1, H or 1, I, J) tensor adds, in O(I + J) where it depends on head and j - i alone.
+
+    >>> bias_of(torch.arange(3.0).expand(1, 1, 3, 3), Positions.of(0, 3, 3), 3, 3)
+    TensorBias(start=0)
+    """
+    tensor = tensor.detach()
+    whole = tensor.shape[2:] == (num_queries, num_keys)
+    if whole and tensor.shape[0] == 1 and torch.equal(tensor[:, :, 1:, 1:], tensor[:, :, :-1, :-1]):
+        table = torch.cat((tensor[0, :, :, 0].flip(-1), tensor[0, :, 0, 1:]), -1)
+        return DiagonalBias(table, positions.keys.intervals[0][0] - positions.start - num_queries + 1)
+    return TensorBias(tensor, positions.start)

@@ -1,0 +1,127 @@
+"""From a mask tensor back to the rule it was made by, so that no n x n is kept.
+
+A model hands its backend a boolean (B, 1, I, J) tensor. Almost always it is a short rule written
+out: causal, a window, padding. `recognise` reads a candidate rule off the first and last allowed
+key of every row, then holds it against the whole tensor, block by block. Only a rule that agrees
+on every pair is used; otherwise the tensor itself is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from regard.pieces.grid import Grid
+from regard.pieces.mask import Mask, block_local, causal, prefix, window
+from regard.pieces.mask_data import documents, given, padding
+from regard.positions import Positions
+
+#: Rows that are compared at once.
+BLOCK = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Recognised:
+    """A mask (None: everything is allowed) and where the first query stands (None: aligned to the end)."""
+
+    mask: Mask | None
+    start: int | None = None
+
+
+def recognise(allowed: Tensor, num_batch: int, num_queries: int, num_keys: int, decoding: bool = False) -> Recognised:
+    """The rule behind a boolean (B or 1, H or 1, I or 1, J) tensor, or the tensor itself.
+
+    With `decoding` a single query stands at the last key that it may see: a static cache goes on
+    behind it with keys that nobody has written yet.
+
+    >>> import torch
+    >>> n = torch.arange(6)
+    >>> recognise((n <= n[:, None])[None, None], 1, 6, 6).mask
+    causal()
+    """
+    full = allowed.expand(-1, -1, num_queries, num_keys)
+    if full.shape[1] == 1 or full.stride(1) == 0:
+        facts = _Facts.of(full[:, 0], num_batch)
+        for candidate in _candidates(facts):
+            if _agrees(candidate, facts):
+                if decoding and num_queries == 1 and candidate.mask is not None:
+                    return Recognised(candidate.mask, int(facts.last.max()))
+                return candidate
+    return Recognised(given(full))
+
+
+@dataclass(frozen=True, eq=False)
+class _Facts:
+    """The tensor (b, I, J), the keys that anyone sees (b, J), each row's first and last key (b, I; -1: none)."""
+
+    allowed: Tensor
+    real: Tensor
+    first: Tensor
+    last: Tensor
+    num_batch: int
+
+    @staticmethod
+    def of(allowed: Tensor, num_batch: int) -> _Facts:
+        first, last = [], []
+        for block in allowed.split(BLOCK, 1):
+            flags, some = block.to(torch.uint8), block.any(-1)
+            first.append(flags.argmax(-1).masked_fill(~some, -1))
+            last.append((block.shape[-1] - 1 - flags.flip(-1).argmax(-1)).masked_fill(~some, -1))
+        return _Facts(allowed, allowed.any(1), torch.cat(first, 1), torch.cat(last, 1), num_batch)
+
+    def padding(self) -> Mask | None:
+        """The keys that anyone sees, as a mask; None if those are all."""
+        return None if self.real.all() else padding(self.real.expand(self.num_batch, -1))
+
+
+def _candidates(facts: _Facts) -> Iterator[Recognised]:
+    """Rules worth trying, the simplest first."""
+    (_, I, J), real = facts.allowed.shape, facts.padding()
+    yield Recognised(real)
+    some = facts.first >= 0
+    if not some.any() or I == 1:
+        return
+    rows = torch.arange(I, device=some.device)
+    aligned = J - I
+    start = int((facts.last - rows)[some].max())
+    back = int((start + rows - facts.first)[some].max()) + 1
+    for rule in (causal(), causal() & window(max(back, 1)), causal() & block_local(max(back, 1))):
+        yield Recognised(_both(rule, real), None if start == aligned else start)
+    reach = max(int((aligned + rows - facts.first)[some].max()), int((facts.last - aligned - rows)[some].max())) + 1
+    yield Recognised(_both(window(max(reach, 1)), real))
+    yield from _of_one_sequence(facts, real)
+
+
+def _of_one_sequence(facts: _Facts, real: Mask | None) -> Iterator[Recognised]:
+    """Packed documents and an open prefix: the same for the whole batch, so only read off one row of it."""
+    batch, I, J = facts.allowed.shape
+    if batch > 1:
+        return
+    yield Recognised(_both(causal() | prefix(int(facts.last[0, 0]) + 1), real))
+    edges = [*facts.first[0].unique().tolist(), J]
+    if I == J and edges[0] == 0:
+        packed = documents([stop - start for start, stop in pairwise(edges)])
+        yield Recognised(causal() & packed)
+        yield Recognised(packed)
+
+
+def _both(rule: Mask, real: Mask | None) -> Mask:
+    return rule if real is None else rule & real
+
+
+def _agrees(candidate: Recognised, facts: _Facts) -> bool:
+    """Whether the rule says what the tensor says, for every pair."""
+    batch, I, J = facts.allowed.shape
+    if candidate.mask is None:
+        return bool(facts.allowed.all())
+    grid = Grid.whole(Positions.of(candidate.start, I, J), batch, 1, I, facts.allowed.device)
+    for start in range(0, I, BLOCK):
+        rows = slice(start, min(start + BLOCK, I))
+        said = candidate.mask.allowed(grid.tile(rows, slice(0, J)))[:, 0]
+        if not bool((said == facts.allowed[:, rows]).all()):
+            return False
+    return True

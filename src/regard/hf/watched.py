@@ -1,0 +1,185 @@
+"""What `watch` saw: one map of weights for each attention module, and what could not be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from regard.attention import Attention, Prepared
+from regard.errors import RegardError, nearest
+from regard.hf.verify import Check
+from regard.maps.attention_map import AttentionMap
+from regard.pieces.grid import Grid
+from regard.positions import Positions
+
+
+class NotCaptured(RegardError, KeyError):
+    """No attention of that name or number was captured."""
+
+    __str__ = Exception.__str__
+
+
+@dataclass(eq=False)
+class Keys:
+    """Keys (B, G, J, D) that the calls of a growing cache share: each reads its own beginning of them."""
+
+    tensor: Tensor
+
+    def grow(self, later: Tensor) -> bool:
+        """Become `later` if these keys are its beginning, and say whether they are."""
+        size = self.tensor.shape[2]
+        if later.dtype != self.tensor.dtype or later.shape[2] <= size or later.shape[:2] != self.tensor.shape[:2]:
+            return False
+        if torch.equal(later[:, :, :size], self.tensor):
+            self.tensor = later
+            return True
+        return False
+
+
+@dataclass(eq=False)
+class Capture:
+    """One call of one module: its pieces, queries and keys, and whether the kernel agreed."""
+
+    attention: Attention
+    positions: Positions
+    query: Tensor
+    keys: Keys
+    check: Check
+
+    @cached_property
+    def map(self) -> AttentionMap:
+        """The weights; made at the first look."""
+        key = self.keys.tensor[:, :, : len(self.positions.keys)]
+        prepared = Prepared.of(self.attention, self.query, key, self.positions)
+        B, H, I, _ = self.query.shape
+        grid = Grid.whole(self.positions, B, H, I, self.query.device)
+        return AttentionMap(self.attention, prepared, self.positions, grid, None)
+
+
+@dataclass(eq=False)
+class Part:
+    """One attention module: its calls in order, and which part of the model it is in."""
+
+    part: str
+    calls: list[Capture] = field(default_factory=list)
+
+    def add(self, capture: Capture) -> None:
+        """Take a call; if its keys go on where those of the last one end, hold them once."""
+        if self.calls and self.calls[-1].keys.grow(capture.keys.tensor):
+            capture.keys = self.calls[-1].keys
+        self.calls.append(capture)
+
+
+class Watched(Mapping[str, AttentionMap]):
+    """The maps of a watched model, by module path; `seen[3]` is the fourth of them.
+
+    A module that was called more than once (generation, shared layers) has one map for each call:
+    `seen[name]` is the last, `seen.calls(name)` are all. `encoder`, `decoder` and `cross` are the
+    same for a part of the model. `missing` names the attention modules without a map and says why;
+    `verify()` tells how far recomputed weights @ values lie from what the kernel returned.
+
+    Rows in which nothing may be attended (padding) show zeros, whatever the backend put there.
+    """
+
+    def __init__(self, parts: dict[str, Part], missing: dict[str, str], order: list[str], verified: bool) -> None:
+        self._parts, self._missing, self._order, self._verified = parts, missing, order, verified
+
+    @property
+    def names(self) -> list[str]:
+        """Module paths in the order of the model."""
+        return [name for name in self._order if name in self._parts]
+
+    def __getitem__(self, name: str | int) -> AttentionMap:
+        return self._part(name).calls[-1].map
+
+    def calls(self, name: str | int) -> list[AttentionMap]:
+        """The maps of every call of one module, in order: with a cache, they grow."""
+        return [capture.map for capture in self._part(name).calls]
+
+    @property
+    def maps(self) -> dict[str, AttentionMap]:
+        """Module path -> the map of its last call."""
+        return {name: self[name] for name in self.names}
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Attention modules without a map -> why."""
+        return dict(self._missing)
+
+    @property
+    def encoder(self) -> Watched:
+        """The self-attention of the encoder."""
+        return self._view(lambda part: part == "encoder")
+
+    @property
+    def decoder(self) -> Watched:
+        """The self-attention of the decoder."""
+        return self._view(lambda part: part == "decoder")
+
+    @property
+    def cross(self) -> Watched:
+        """The attention of the decoder to the encoder."""
+        return self._view(lambda part: part == "cross")
+
+    def verify(self) -> dict[str, Check]:
+        """Module path -> the worst check of its calls, made while the model ran.
+
+        Values are not kept, so this must be asked for beforehand: `watch(model, verify=True)`.
+        """
+        if not self._verified:
+            raise RegardError("verify: values are not kept after a call. Watch again with watch(model, verify=True).")
+        return {name: worst([capture.check for capture in self._parts[name].calls]) for name in self.names}
+
+    @property
+    def mismatched(self) -> dict[str, Check]:
+        """The checks that failed: these maps are not what the kernel computed."""
+        checks = self.verify() if self._verified else {}
+        return {name: check for name, check in checks.items() if check.ok is False}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        lines = [f"  {number}: {name} {_shape(self._parts[name])}" for number, name in enumerate(self.names)]
+        lines += [f"  missing: {name}: {reason}" for name, reason in self._missing.items()]
+        return "\n".join([f"Watched({len(self)} attention modules)", *lines])
+
+    def _view(self, belongs: Callable[[str], bool]) -> Watched:
+        parts = {name: part for name, part in self._parts.items() if belongs(part.part)}
+        return Watched(parts, self._missing, self._order, self._verified)
+
+    def _part(self, name: str | int) -> Part:
+        names = self.names
+        if isinstance(name, int):
+            if not -len(names) <= name < len(names):
+                raise NotCaptured(f"seen[{name}]: {len(names)} attention modules were captured.")
+            name = names[name]
+        if name in self._parts:
+            return self._parts[name]
+        if name in self._missing:
+            raise NotCaptured(f"seen[{name!r}]: not captured: {self._missing[name]}")
+        known = nearest(name, names) if names else "Nothing was captured; run the model inside the with-block."
+        raise NotCaptured(f"seen[{name!r}]: there is no such attention module. {known}")
+
+
+def worst(checks: list[Check]) -> Check:
+    """A failed check before one that could not be made, before the one with the greatest error."""
+    made = [check for check in checks if check.ok is not None]
+    if not made:
+        return checks[-1]
+    found = max(made, key=lambda check: (not check.ok, check.error != check.error, check.error or 0.0))
+    unmade = len(checks) - len(made)
+    return replace(found, note=f"{unmade} of {len(checks)} calls not verified") if unmade and found.ok else found
+
+
+def _shape(part: Part) -> str:
+    B, H, I, _ = part.calls[-1].query.shape
+    calls = f", call {len(part.calls)}" if len(part.calls) > 1 else ""
+    return f"({B} x {H} heads x {I} x {len(part.calls[-1].positions.keys)}{calls})"

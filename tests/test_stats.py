@@ -1,0 +1,192 @@
+"""Profiles and warnings: against NumPy on dense weights, and in closed form."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import regard as rg
+from regard.stats import CAVEAT, STATISTICS, Reading, findings, profile
+from regard.stats.reading import plain
+from regard.stats.warnings import COPY, SPECIAL, UNIFORM
+
+
+def weights_of(attention=None, batch=1, heads=3, length=9, scale=1.0):
+    q, k, v = (scale * torch.randn(batch, heads, length, 4) for _ in range(3))
+    return rg.attend(attention or rg.Attention(), q, k, v).weights
+
+
+def exact(rows):
+    """A map whose weights are these (heads, n, n), to rounding: scores are their logarithms."""
+    rows = torch.from_numpy(np.asarray(rows, dtype=np.float64))
+    n = rows.shape[-1]
+    query = rows.clamp_min(1e-30).log()[None]
+    identity = torch.eye(n, dtype=torch.float64).expand(1, len(rows), n, n)
+    return rg.attend(rg.Attention(score=rg.Dot(scale=1.0)), query, identity, identity).weights
+
+
+TOKENS = ["[CLS]", *"abcdefg", "[SEP]"]
+MASKS = {"none": None, "causal": rg.causal(), "window": rg.causal() & rg.window(3)}
+
+
+def dense_statistics(w, allowed, special):
+    """The definitions, in NumPy, on (heads, n, n) weights."""
+    n = w.shape[-1]
+    i, j = np.indices((n, n))
+    logs = np.log(w, out=np.zeros_like(w), where=w > 0)
+    entropy = -(w * logs).sum(-1)
+    counts = allowed.sum(-1)
+    choice = counts > 1
+    return {
+        "entropy": entropy.mean(-1),
+        "evenness": (entropy[:, choice] / np.log(counts[choice])).mean(-1),
+        "reach": (w * np.abs(i - j)).sum(-1).mean(-1),
+        "special": w[..., special].sum(-1).mean(-1),
+        "previous": (w * (j == i - 1)).sum(-1).mean(-1),
+        "next": (w * (j == i + 1)).sum(-1).mean(-1),
+        "itself": (w * (j == i)).sum(-1).mean(-1),
+    }
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_statistics_are_their_definitions(mask, small_blocks):
+    weights = weights_of(rg.Attention(mask=MASKS[mask]))
+    dense = weights.dense()[0].double().numpy()
+    i, j = np.indices((9, 9))
+    allowed = {"none": i == i, "causal": j <= i, "window": (j <= i) & (j > i - 3)}[mask]
+    expected = dense_statistics(dense, allowed, [0, 8])
+    values = profile({"layer": weights}, TOKENS).layers[0].values
+    assert set(values) == set(expected) == {statistic.name for statistic in STATISTICS}
+    for name, value in expected.items():
+        assert values[name].dtype == torch.float32
+        np.testing.assert_allclose(values[name], value, atol=1e-5, err_msg=name)
+
+
+def test_links_received_and_similarity_are_their_definitions(small_blocks):
+    weights = weights_of()
+    dense = weights.dense()[0].double().numpy()
+    layer = profile({"layer": weights}, TOKENS, num_links=3).layers[0]
+    np.testing.assert_allclose(layer.received, dense.sum(1), atol=1e-5)
+    np.testing.assert_allclose(layer.links.weights, -np.sort(-dense, -1)[..., :3], atol=1e-6)
+    np.testing.assert_array_equal(layer.links.keys, np.argsort(-dense, -1)[..., :3])
+    flat = dense.reshape(3, -1)
+    norms = np.linalg.norm(flat, axis=1)
+    np.testing.assert_allclose(layer.similarity, flat @ flat.T / np.outer(norms, norms), atol=1e-5)
+    query, key = np.unravel_index(dense[1].argmax(), (9, 9))
+    strongest = layer.strongest(1)
+    assert (strongest.query, strongest.key) == (query, key)
+    assert strongest.weight == pytest.approx(dense[1].max(), abs=1e-6)
+
+
+def test_a_batch_entry_is_the_text_alone():
+    weights = weights_of(batch=2)
+    second = weights.select(torch.tensor([1]), torch.arange(3))
+    of_batch = profile({"layer": weights}, TOKENS, batch=1).layers[0]
+    alone = profile({"layer": second}, TOKENS).layers[0]
+    for name, values in alone.values.items():
+        torch.testing.assert_close(of_batch.values[name], values)
+
+
+def test_closed_forms_of_uniform_and_identity():
+    n = 9
+    layer = profile({"layer": exact([np.full((n, n), 1 / n), np.eye(n)])}, TOKENS).layers[0]
+    entropy, evenness, itself = (layer.values[name].tolist() for name in ("entropy", "evenness", "itself"))
+    assert entropy == pytest.approx([math.log(n), 0], abs=1e-6)
+    assert evenness == pytest.approx([1, 0], abs=1e-6)
+    assert itself == pytest.approx([1 / n, 1], abs=1e-6)
+    assert layer.values["reach"].tolist() == pytest.approx([(n * n - 1) / (3 * n), 0], abs=1e-5)
+
+
+def test_a_uniform_causal_row_is_even_though_its_first_query_has_one_key():
+    x = torch.zeros(1, 1, 9, 4)
+    weights = rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights
+    result = profile({"layer": weights}, TOKENS)
+    assert result.layers[0].values["evenness"].item() == pytest.approx(1.0, abs=1e-6)
+    assert [finding.kind for finding in findings(result)] == ["uniform"]
+
+
+def test_a_single_token_has_no_evenness_and_no_warning_of_it():
+    x = torch.zeros(1, 1, 1, 4)
+    result = profile({"layer": rg.attend(rg.Attention(), x, x, x).weights}, ["a"])
+    assert result.layers[0].values["evenness"].item() == 0
+    assert findings(result) == []
+
+
+def test_findings_name_the_heads_that_were_made_for_them():
+    n, uniform, previous = 9, np.full((9, 9), 1 / 9), np.eye(9, k=-1) + np.diag([1.0] + [0] * 8)
+    resting = np.zeros((n, n))
+    resting[:, 0] = 1
+    found = findings(profile({"layer": exact([uniform, previous, resting, previous])}, TOKENS))
+    assert [(f.kind, f.heads) for f in found] == [("uniform", (0,)), ("special", (2,)), ("copies", (1, 3))]
+    assert found[0].number > UNIFORM and found[1].number > SPECIAL and found[2].number > COPY
+    for finding in found:
+        assert f"Layer 0 head{'s' * (len(finding.heads) > 1)} {finding.heads[0]}" in finding.sentence
+    assert "not why" in CAVEAT
+
+
+def test_copies_are_grouped_through_one_another():
+    base = torch.rand(5, 5).softmax(-1)
+    weights = exact(torch.stack([base, torch.eye(5).double(), base, base]))
+    copies = [f for f in findings(profile({"layer": weights}, list("abcde"))) if f.kind == "copies"]
+    assert [f.heads for f in copies] == [(0, 2, 3)]
+
+
+def test_heads_of_one_layer_share_a_warning():
+    x = torch.zeros(1, 3, 9, 4)
+    found = findings(profile({"layer": rg.attend(rg.Attention(), x, x, x).weights}, list("abcdefghi")))
+    assert [(f.kind, f.heads) for f in found] == [("uniform", (0, 1, 2)), ("copies", (0, 1, 2))]
+    assert found[0].sentence.startswith("Layer 0 heads 0, 1 and 2 look at all tokens")
+
+
+def test_the_strongest_link_is_one_of_a_query_with_a_choice():
+    layer = profile({"layer": weights_of(rg.Attention(mask=rg.causal()))}, TOKENS).layers[0]
+    assert all(layer.strongest(head).query > 0 for head in range(3))
+
+
+def test_ordinary_text_gives_no_warning():
+    assert findings(profile({"layer": weights_of(scale=3.0)}, list("abcdefghi"))) == []
+
+
+def test_the_table_has_a_line_for_every_head():
+    result = profile({"one": weights_of(), "two": weights_of()}, TOKENS)
+    lines = result.table().splitlines()
+    assert len(lines) == 1 + 6 and lines[0].split()[:3] == ["layer", "head", "entropy"]
+    assert lines[4].split()[:2] == ["1", "0"]
+
+
+def test_a_reading_says_what_a_word_looks_at():
+    rows = np.full((9, 9), 0.05)
+    rows[4] = [0, 0, 0.7, 0.3, 0, 0, 0, 0, 0]
+    reading = Reading.of("text", {"layer": exact([rows / rows.sum(-1, keepdims=True)])}, TOKENS)
+    pieces = Reading.of("text", {"layer": weights_of(length=4)}, ["su", "##it", "it", "##em"])
+    assert pieces.find("it") is None and pieces.find("suit") == 0 and pieces.find("item") == 2
+    assert reading.find("D") == 4 and reading.find("de") == 4 and reading.find("nothing") is None
+    assert [key for key, _ in reading.top(4, 0, 2)] == [2, 3]
+    (notable,) = reading.notable(4, 1)
+    assert (notable.link.key, round(notable.link.weight, 6)) == (2, 0.7)
+
+
+@pytest.mark.parametrize("token", ["##It", "Ġit", "▁it", "it "])
+def test_marks_of_tokenizers_are_no_part_of_a_word(token):
+    assert plain(token) == "it"
+
+
+@pytest.mark.parametrize(
+    ("maps", "tokens", "options", "said"),
+    [
+        ({}, [], {}, "there are no maps"),
+        ({"layer": 9}, list("abc"), {}, "9 queries and 9 keys, but 3 query tokens"),
+        ({"layer": 9}, TOKENS, {"batch": 1}, "batch 1 is out of range"),
+    ],
+)
+def test_bad_input_is_refused(maps, tokens, options, said):
+    with pytest.raises(rg.RegardError, match=said):
+        profile({name: weights_of(length=n) for name, n in maps.items()}, tokens, **options)
+
+
+def test_an_unknown_statistic_is_refused():
+    with pytest.raises(rg.RegardError, match="no statistic 'entropie'"):
+        profile({"layer": weights_of()}, TOKENS).values("entropie")

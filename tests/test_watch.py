@@ -1,0 +1,404 @@
+"""How `watch` behaves: caches, verification, refusals, and that nothing of the model's is changed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from transformers.modeling_utils import AttentionInterface
+
+import regard as rg
+from miniatures import BART, BERT, DECODERS, ENCODERS, LLAMA, SEQ2SEQ, V, padding, sharpened, tokens
+from regard.hf import translate as translating
+from regard.hf.biases import DiagonalBias, TensorBias
+from regard.hf.masks import Recognised, recognise
+from watching import assert_identical, assert_verified, oracle, watched
+
+BY_NAME = {model.name: model for model in (*ENCODERS, *DECODERS, *SEQ2SEQ)}
+
+
+def llama(backend="sdpa", **changes):
+    config = transformers.LlamaConfig(**LLAMA | changes)
+    return sharpened(transformers.LlamaForCausalLM._from_config(config, attn_implementation=backend).eval())
+
+
+def bert(backend="sdpa", **changes):
+    config = transformers.BertConfig(**BERT | changes)
+    return sharpened(transformers.BertModel._from_config(config, attn_implementation=backend).eval())
+
+
+# Generation: one map for each call
+
+
+GREEDY = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_generation_grows_the_maps(backend):
+    model = llama(backend)
+    ids = tokens(4, batch=1)
+    with rg.watch(model) as seen:
+        out = model.generate(ids, **GREEDY)
+    calls = seen.calls(0)
+    assert [weights.shape[2:] for weights in calls] == [(4, 4), (1, 5), (1, 6), (1, 7), (1, 8)]
+    (whole, _) = oracle(model, {"input_ids": out[:, :-1]})["all"]
+    for weights in calls:
+        I, J = weights.shape[2:]
+        torch.testing.assert_close(weights.dense(), whole[:, :, J - I : J, :J], atol=1e-5, rtol=0)
+    assert_verified(seen)
+
+
+def test_a_growing_cache_is_held_once():
+    model = llama()
+    with rg.watch(model) as seen:
+        model.generate(tokens(4, batch=1), **GREEDY)
+    keys = {weights._prepared.key.untyped_storage().data_ptr() for weights in seen.calls(0)}
+    assert len(keys) == 1
+
+
+def test_a_static_cache_is_copied_before_it_is_written_again():
+    model, ids, seen = llama(), tokens(4, batch=1), {}
+    for kind in ("dynamic", "static"):
+        with rg.watch(model) as seen[kind]:
+            model.generate(
+                ids,
+                max_new_tokens=5,
+                min_new_tokens=5,
+                do_sample=False,
+                cache_implementation=kind,
+                disable_compile=True,
+            )
+    for one, other in zip(seen["dynamic"].calls(1), seen["static"].calls(1), strict=True):
+        J = one.shape[3]
+        torch.testing.assert_close(one.dense(), other.dense()[..., :J], atol=1e-5, rtol=0)
+        assert one.positions.start == other.positions.start
+    assert_verified(seen["static"])
+
+
+def test_a_sliding_cache_forgets_and_the_maps_know():
+    net = transformers.MistralForCausalLM(transformers.MistralConfig(**LLAMA, sliding_window=3))
+    net = sharpened(net.eval())
+    ids = tokens(4, batch=1)
+    with rg.watch(net) as seen:
+        out = net.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+    whole = oracle(net, {"input_ids": out[:, :-1]})["all"][1]
+    last = seen.calls(1)[-1].dense()
+    torch.testing.assert_close(last[..., -3:], whole[:, :, -1:, -3:], atol=1e-5, rtol=0)
+    assert_verified(seen)
+
+
+def test_beams_may_reorder_the_cache():
+    model = llama()
+    with rg.watch(model) as seen:
+        model.generate(tokens(4), num_beams=3, **GREEDY)
+    assert len(seen.calls(0)) == 5 and seen[0].shape == (6, 4, 1, 8)
+    assert_verified(seen)
+
+
+def test_a_module_that_serves_all_layers_has_a_map_for_each():
+    config = transformers.AlbertConfig(**BERT, embedding_size=16)
+    model = sharpened(transformers.AlbertModel._from_config(config, attn_implementation="sdpa").eval())
+    inputs = {"input_ids": tokens(9)}
+    _, seen = watched(model, inputs)
+    for weights, expected in zip(seen.calls(0), oracle(model, inputs)["all"], strict=True):
+        torch.testing.assert_close(weights.dense(), expected, atol=1e-5, rtol=0)
+
+
+def test_packed_sequences_are_documents():
+    model = llama()
+    inputs = {
+        "input_ids": tokens(7, batch=1),
+        "position_ids": torch.tensor([[0, 1, 2, 0, 1, 2, 3]]),
+        "use_cache": False,
+    }
+    _, seen = watched(model, inputs)
+    assert repr(seen[0].attention.mask) == "(causal() & documents(lengths=(3, 4), key_lengths=None))"
+    torch.testing.assert_close(seen[0].dense(), oracle(model, inputs)["all"][0], atol=1e-5, rtol=0)
+
+
+# Verification
+
+
+def wrong_scale(call):
+    return 2 * (call.options["scaling"] or 1.0), call.query
+
+
+FAULTS = {
+    "scale": ("_scale", wrong_scale, "BertModel"),
+    "mask": ("_masking", lambda *_: (Recognised(None), None), "LlamaModel"),
+    "window": ("_masking", lambda *_: (Recognised(rg.causal()), None), "MistralModel"),
+    "softcap": ("_biases", lambda *_: [], "Gemma2Model"),
+    "position bias": ("_biases", lambda *_: [], "T5Model"),
+    "sink": ("_normalizer", lambda _: rg.Softmax(), "GptOssModel"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_verification_catches_a_wrong_reading(fault, monkeypatch):
+    function, wrong, name = FAULTS[fault]
+    net = BY_NAME[name].make("eager")
+    monkeypatch.setattr(translating, function, wrong)
+    with pytest.raises(rg.RegardError, match=r"not what the kernel returned[^$]*WRONG, error"):
+        watched(net, BY_NAME[name].inputs())
+    _, seen = watched(net, BY_NAME[name].inputs(), verify=False)
+    assert len(seen) > 0
+    with pytest.raises(rg.RegardError, match="verify=True"):
+        seen.verify()
+
+
+def test_what_is_wrong_stays_named_after_the_block(monkeypatch):
+    monkeypatch.setattr(translating, "_scale", wrong_scale)
+    model, kept = bert(), []
+    with pytest.raises(rg.RegardError), rg.watch(model) as seen:
+        kept.append(seen)
+        model(tokens(5))
+    assert list(kept[0].mismatched) == list(kept[0].names)
+
+
+def test_dropout_is_not_verified_and_says_so():
+    model = bert(attention_probs_dropout_prob=0.5).train()
+    _, seen = watched(model, {"input_ids": tokens(5)})
+    assert all(check.ok is None and "dropout 0.5" in check.note for check in seen.verify().values())
+    assert "not verified" in str(seen.verify()[seen.names[0]])
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_precisions(dtype, backend):
+    _, seen = watched(llama(backend).to(dtype), {"input_ids": tokens(9), "attention_mask": padding("right")})
+    assert_verified(seen)
+    assert seen[0].dense().dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+def test_inference_mode_autocast_and_gradients():
+    model, ids = llama(), tokens(9)
+    with torch.inference_mode(), rg.watch(model) as seen:
+        model(ids)
+    seen[0].entropy()
+    with torch.autocast("cpu", dtype=torch.bfloat16), rg.watch(model) as seen:
+        model(ids)
+    assert_verified(seen)
+    with rg.watch(model) as seen:
+        model(ids).logits.sum().backward()
+    assert model.model.layers[0].self_attn.q_proj.weight.grad is not None
+    assert not seen[0].dense().requires_grad
+
+
+# Nothing of the model's is changed
+
+
+def test_everything_is_restored_after_an_exception():
+    model, before = bert(), AttentionInterface.get_interface
+    with pytest.raises(ZeroDivisionError), rg.watch(model):
+        model(tokens(5))
+        raise ZeroDivisionError
+    assert AttentionInterface.get_interface is before
+    assert model.config._attn_implementation == "sdpa"
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_nested_watches_and_two_models():
+    one, two, ids = bert(), llama(), tokens(5)
+    before = AttentionInterface.get_interface
+    with rg.watch(one) as outer:
+        with rg.watch(one, layers=[1]) as inner, rg.watch(two) as other:
+            one(ids)
+            two(ids)
+        one(ids)
+    assert AttentionInterface.get_interface is before
+    assert [len(outer.calls(0)), len(inner.calls(0)), len(other.calls(0))] == [2, 1, 1]
+    assert inner.names == ["encoder.layer.1.attention.self"]
+    assert torch.equal(outer.calls(1)[0].dense(), inner[0].dense())
+
+
+def test_a_model_that_is_not_watched_is_left_alone():
+    model, other = bert(), bert()
+    with rg.watch(model) as seen:
+        other(tokens(5))
+    assert len(seen) == 0
+    with pytest.raises(rg.RegardError, match="was not called inside the with-block"):
+        seen["encoder.layer.0.attention.self"]
+
+
+def test_another_wrapper_of_the_same_method_survives(monkeypatch):
+    monkeypatch.setattr(AttentionInterface, "get_interface", AttentionInterface.get_interface)
+    model = bert()
+    with rg.watch(model):
+        inside = AttentionInterface.get_interface
+
+        def theirs(self, *args):
+            return inside(self, *args)
+
+        AttentionInterface.get_interface = theirs
+        model(tokens(5))
+    assert AttentionInterface.get_interface is theirs
+    with rg.watch(model) as seen:
+        model(tokens(5))
+    assert len(seen.calls(0)) == 1
+
+
+def test_transformers_is_imported_late():
+    code = "import sys, regard as rg; rg.watch; assert 'transformers' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# What is looked at, and what cannot be
+
+
+def test_parts_names_and_numbers():
+    net = BY_NAME["BartModel"].make("sdpa")
+    _, seen = watched(net, BY_NAME["BartModel"].inputs())
+    assert seen.encoder.names == [f"encoder.layers.{n}.self_attn" for n in (0, 1)]
+    assert seen.decoder.names == [f"decoder.layers.{n}.self_attn" for n in (0, 1)]
+    assert seen.cross.names == [f"decoder.layers.{n}.encoder_attn" for n in (0, 1)]
+    assert seen.cross[-1].shape == (2, 4, 6, 9)
+    assert seen[0] is seen["encoder.layers.0.self_attn"] is seen.encoder[0]
+    assert list(seen) == seen.names and len(seen) == 6 and dict(seen) == seen.maps
+    assert "encoder.layers.0.self_attn (2 x 4 heads x 9 x 9)" in repr(seen)
+    with pytest.raises(KeyError, match=r"Did you mean 'encoder\.layers\.1\.self_attn'"):
+        seen["encoder.layer.1.self_attn"]
+    with pytest.raises(rg.RegardError, match="6 attention modules"):
+        seen[6]
+
+
+def test_layers_by_number_and_by_path():
+    model = bert(num_hidden_layers=4)
+    for layers, found in (([0, 2], [0, 2]), (3, [3]), ("encoder.layer.[12].*", [1, 2])):
+        _, seen = watched(model, {"input_ids": tokens(5)}, layers=layers)
+        assert seen.names == [f"encoder.layer.{n}.attention.self" for n in found]
+        assert not seen.missing
+    with pytest.raises(rg.RegardError, match=r"no layer 4\. It has layers 0, 1, 2, 3"):
+        watched(model, {"input_ids": tokens(5)}, layers=[4])
+
+
+def test_modules_outside_the_interface_are_named():
+    config = {"image_size": 8, "patch_size": 4, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**config, intermediate_size=16)).eval()
+    _, seen = watched(model, {"pixel_values": torch.randn(1, 3, 8, 8)})
+    assert list(seen.missing) == ["head.attention"] and "MultiheadAttention" in seen.missing["head.attention"]
+    with pytest.raises(rg.RegardError, match="not captured: MultiheadAttention computes its own weights"):
+        seen["head.attention"]
+
+
+def test_a_model_outside_the_interface_is_refused():
+    config = transformers.BloomConfig(vocab_size=V, hidden_size=16, n_layer=1, n_head=2)
+    with pytest.raises(rg.RegardError, match=r"nothing of BloomModel was captured.*BloomAttention computes its own"):
+        watched(transformers.BloomModel(config).eval(), {"input_ids": tokens(5)})
+
+
+def test_modules_that_did_not_run_are_named():
+    model = transformers.BartModel(transformers.BartConfig(**BART)).eval()
+    with rg.watch(model) as seen:
+        model.encoder(tokens(5))
+    assert (
+        len(seen) == 2
+        and set(seen.missing.values()) == {"was not called inside the with-block"}
+        and len(seen.missing) == 4
+    )
+
+
+@pytest.fixture
+def own_backend():
+    """A user's own backend, which reads an option of its own."""
+
+    def backend(module, query, key, value, attention_mask, scaling=None, tilt=None, **kwargs):
+        assert tilt is None or kwargs is not None
+        out = torch.nn.functional.scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling)
+        return out.transpose(1, 2), None
+
+    transformers.AttentionInterface.register("own", backend)
+    transformers.AttentionMaskInterface.register("own", transformers.masking_utils.sdpa_mask)
+    yield "own"
+    for interface in (transformers.AttentionInterface, transformers.AttentionMaskInterface):
+        interface._global_mapping.pop("own")
+
+
+def test_a_users_own_backend(own_backend):
+    model = bert("own")
+    _, seen = watched(model, {"input_ids": tokens(9), "attention_mask": padding("right")})
+    assert_verified(seen)
+    with pytest.raises(rg.RegardError, match=r"the option 'tilt' may change its weights"):
+        watched(model, {"input_ids": tokens(9), "tilt": 1.5})
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_refusals():
+    model = bert()
+    with pytest.raises(rg.RegardError, match="Known names: qk"), rg.watch(model, keep="all"):
+        pass
+    with pytest.raises(rg.RegardError, match=r"model\._orig_mod"), rg.watch(torch.compile(model)):
+        pass
+    with pytest.raises(rg.RegardError, match="expected a Hugging Face model, got str"), rg.watch("bert"):
+        pass
+    model.compile()
+    with pytest.raises(rg.RegardError, match=r"after model\.compile\(\)"), rg.watch(model):
+        pass
+
+
+# Masks and biases
+
+
+def mask_of(rule, B, I, J, start=None):
+    return rule.allowed(rg.Grid.whole(rg.Positions.of(start, I, J), B, 1, I)).expand(B, 1, I, J).clone()
+
+
+REAL = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0, 0]]).bool()
+RULES = {
+    "padding": rg.padding(REAL),
+    "causal": rg.causal(),
+    "causal, padding": rg.causal() & rg.padding(REAL),
+    "window": rg.window(3),
+    "window, padding": rg.window(3) & rg.padding(REAL),
+    "causal window": rg.causal() & rg.window(3) & rg.padding(REAL),
+    "chunks": rg.causal() & rg.block_local(3),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("I", "start"), [(8, 0), (5, 3), (5, 1), (1, 7)])
+def test_rules_are_recognised(rule, I, start):
+    tensor = mask_of(RULES[rule], 3, I, 8, start)
+    found = recognise(tensor, 3, I, 8)
+    known = start == 8 - I or not rule.startswith("window")  # a two-sided window tells nothing of where it starts
+    assert ("given" not in repr(found.mask)) == known
+    if found.mask is not None:
+        assert torch.equal(mask_of(found.mask, 3, I, 8, found.start), tensor)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_recognised_is_the_tensor(seed):
+    torch.manual_seed(seed)
+    tensor = torch.rand(2, 1, 6, 6) < (0.5 + seed / 40)
+    if seed % 2:
+        tensor = tensor | mask_of(rg.causal(), 2, 6, 6)
+    found = recognise(tensor, 2, 6, 6)
+    assert torch.equal(mask_of(found.mask or rg.prefix(6), 2, 6, 6, found.start), tensor)
+
+
+def test_one_sequence_packed_or_with_an_open_prefix():
+    for rule in (rg.documents([3, 1, 4]), rg.causal() & rg.documents([2, 6]), rg.causal() | rg.prefix(3)):
+        assert repr(recognise(mask_of(rule, 1, 8, 8), 1, 8, 8).mask) == repr(rule)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_a_float_mask_of_the_users_own_is_a_bias(backend):
+    model, ids = bert(backend), tokens(6)
+    bias = torch.randn(2, 1, 6, 6)
+    bias[:, :, :, -1] = torch.finfo(torch.float32).min
+    outputs, seen = watched(model, {"input_ids": ids, "attention_mask": bias})
+    assert isinstance(seen[0].attention.bias[0], TensorBias)
+    assert_verified(seen)
+    with torch.no_grad():
+        assert_identical(model(ids, attention_mask=bias)[0], outputs[0])
+
+
+def test_the_bias_of_t5_is_held_by_distance():
+    net = BY_NAME["T5Model"].make("sdpa")
+    _, seen = watched(net, BY_NAME["T5Model"].inputs())
+    biases = [weights.attention.bias[0] for weights in (*seen.encoder.values(), *seen.decoder.values())]
+    assert all(isinstance(bias, DiagonalBias) for bias in biases)
+    assert biases[0].table.shape == (4, 17)
+    assert biases[0] is biases[1]

@@ -1,0 +1,55 @@
+"""`watch` against the weights that transformers itself returns: eager with output_attentions=True."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from miniatures import OTHERS, TEXTS
+from watching import assert_identical, assert_same_weights, assert_verified, oracle, watched
+
+CASES = [(model, backend) for model in TEXTS + OTHERS for backend in model.backends]
+
+
+@pytest.mark.parametrize(("model", "backend"), CASES, ids=str)
+def test_weights_are_those_that_eager_returns(model, backend):
+    net, inputs = model.make(backend), model.inputs()
+    with torch.no_grad():
+        plain = net(**inputs)
+    outputs, seen = watched(net, inputs)
+    assert_identical(plain[0], outputs[0])
+    assert not seen.missing
+    assert_same_weights(seen, oracle(net, inputs))
+    assert_verified(seen)
+    assert not any("given" in repr(weights.attention.mask) for weights in seen.values())
+
+
+PADDED = (
+    "Bert",
+    "ModernBert",
+    "GPT2",
+    "Llama",
+    "Mistral",
+    "Qwen2",
+    "Gemma2",
+    "GptOss",
+    "Doge",
+    "Llama4Text",
+    "T5",
+    "Bart",
+)
+PADDED_CASES = [case for case in CASES if case[0].name.removesuffix("Model") in PADDED]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(("model", "backend"), PADDED_CASES, ids=str)
+def test_padding(model, backend, side):
+    net, inputs = model.make(backend), model.inputs(side)
+    with torch.no_grad():
+        plain = net(**inputs)
+    outputs, seen = watched(net, inputs)
+    assert_identical(plain[0], outputs[0])
+    assert not any("given" in repr(weights.attention.mask) for weights in seen.values())
+    assert_verified(seen)
+    assert not plain[0].isnan().any()
+    assert_same_weights(seen, oracle(net, inputs), empty=3)

@@ -1,0 +1,49 @@
+"""What tests of `watch` share: the oracle, which is what transformers returns itself, and comparisons."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import regard as rg
+
+
+def oracle(model: Any, inputs: dict[str, Any]) -> dict[str, tuple[torch.Tensor, ...]]:
+    """The weights that eager returns, by part of the model."""
+    backend = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        outputs = model(**inputs, output_attentions=True)
+    model.set_attn_implementation(backend)
+    if "encoder_attentions" in outputs:
+        return {part: getattr(outputs, f"{part}_attentions") for part in ("encoder", "decoder", "cross")}
+    return {"all": outputs.attentions}
+
+
+def watched(model: Any, inputs: dict[str, Any], **options: Any) -> tuple[Any, rg.Watched]:
+    with rg.watch(model, **options) as seen, torch.no_grad():
+        outputs = model(**inputs)
+    return outputs, seen
+
+
+def assert_same_weights(seen: rg.Watched, expected: dict[str, tuple[torch.Tensor, ...]], empty: int = 0) -> None:
+    """Every map is eager's; rows where nothing may be attended are 0 here, and at most `empty` to a map."""
+    for part, wanted in expected.items():
+        view = seen if part == "all" else getattr(seen, part)
+        assert len(view) == len(wanted) > 0
+        for weights, weight in zip(view.maps.values(), wanted, strict=True):
+            mine = weights.dense()
+            attending = mine.sum(-1) > 0
+            assert (~attending[:, 0]).sum() <= empty
+            torch.testing.assert_close(mine[attending], weight[attending], atol=1e-5, rtol=0)
+
+
+def assert_identical(plain: torch.Tensor, outputs: torch.Tensor) -> None:
+    torch.testing.assert_close(plain, outputs, rtol=0, atol=0)
+
+
+def assert_verified(seen: rg.Watched) -> None:
+    checks = seen.verify()
+    assert list(checks) == list(seen)
+    assert all(check.ok and check.error <= check.tolerance for check in checks.values()), checks
