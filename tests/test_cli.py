@@ -114,6 +114,21 @@ def test_explain_refuses(arguments, said):
 # Reading with a real model
 
 
+def test_tokens_of_byte_level_tokenizers_become_words():
+    pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers.decoders import ByteLevel
+    from transformers import PreTrainedTokenizerFast
+
+    from regard.cli.reading import Reader
+
+    vocabulary = ["<s>", "It", "Ġrain", "ed", "Ċ", "âĢľ", "So", "Ġsaid"]
+    words = Tokenizer(models.BPE({token: i for i, token in enumerate(vocabulary)}, []))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(), ByteLevel()
+    reader = Reader(None, PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>"))
+    assert reader._labels(range(8)) == ["<s>", "It", "rain", "##ed", "↵", "“", "So", "said"]
+
+
 @pytest.fixture(scope="module")
 def reader():
     pytest.importorskip("transformers")

@@ -16,6 +16,9 @@ from regard.hf import watch
 from regard.hf.models import load_model
 from regard.stats import Reading
 
+#: Marks of byte-level and SentencePiece tokenizers: here begins a word.
+WORD_STARTS = ("Ġ", "▁")
+
 
 @dataclass(frozen=True, eq=False)
 class Read:
@@ -92,13 +95,14 @@ class Reader:
     def _labels(self, ids: Sequence[int]) -> list[str]:
         """Tokens as people read them; pieces inside a word are marked ##, as WordPiece does."""
         raw = self.tokenizer.convert_ids_to_tokens(ids)
-        readable = [self.tokenizer.convert_tokens_to_string([token]).strip() for token in raw]
-        spaced = any(token.startswith(("Ġ", "▁")) for token in raw)  # these tokenizers mark where words begin
-        special, labels = set(self.tokenizer.all_special_tokens), []
-        for before, token, nice in zip([None, *raw], raw, readable, strict=False):
-            inside = spaced and nice.isalnum() and before not in {None, *special} and not token.startswith(("Ġ", "▁"))
-            after_word = inside and before is not None and before[-1:].isalnum()
-            labels.append(token if token.startswith("##") else f"##{nice}" if after_word else nice or token)
+        spaced = any(token.startswith(WORD_STARTS) for token in raw)
+        labels: list[str] = []
+        for token, index in zip(raw, ids, strict=True):
+            text = self.tokenizer.convert_tokens_to_string([token])
+            label = token if token.startswith("##") else text.strip() or ("↵" if "\n" in text else token)
+            after_word = bool(labels) and labels[-1][-1].isalnum() and index not in self.tokenizer.all_special_ids
+            inside = spaced and after_word and label.isalnum() and not token.startswith(WORD_STARTS)
+            labels.append(f"##{label}" if inside else label)
         return labels
 
 

@@ -40,7 +40,8 @@ class Plan:
         who = "asked for" if self.chosen else "chosen"
         lines = [
             f"{attention!r}",
-            f"{s.I:,} queries, {s.J:,} keys, {s.H} heads{sharing} of width {s.D}, batch {s.B}.",
+            f"{_number(s.I, 'query', 'queries')}, {_number(s.J, 'key')}, {_number(s.H, 'head')}{sharing} of width "
+            f"{s.D}, batch {s.B}.",
             f"The {self.engine} engine is {who}: it {ENGINES[self.engine].does}. {self.why}",
             self._amounts(),
         ]
@@ -54,10 +55,11 @@ class Plan:
         pairs = share if self.cost.pairs else "No pair is scored"
         item = self.problem.query.element_size()
         moved = item * s.B * (s.H * s.I * (s.D + s.E) + s.G * s.J * (s.D + s.E))
+        at_once = everything * 4 * self.problem.attention.score.floats_per_score
         return (
             f"{pairs}: {_count(self.cost.flops)} floating-point operations. It reads and writes {_bytes(moved)} of "
-            f"inputs and output, and holds about {_bytes(self.cost.bytes)} besides, where all weights would take "
-            f"{_bytes(everything * 4)}."
+            f"inputs and output, and holds about {_bytes(self.cost.bytes)} besides, where all pairs at once would take "
+            f"{_bytes(at_once)}."
         )
 
 
@@ -109,6 +111,10 @@ def _worth_skipping(problem: Problem) -> bool:
     if is_top_left(problem) or mask_bytes(problem, whole_block(problem)) == 0 or s.I * s.J <= SMALL_PAIRS:
         return False
     return Blocked().cost(problem).pairs < (1 - WORTH_SKIPPING) * s.B * s.H * s.I * s.J
+
+
+def _number(count: int, one: str, many: str = "") -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def _count(number: float) -> str:

@@ -44,7 +44,7 @@ def recognise(allowed: Tensor, num_batch: int, num_queries: int, num_keys: int, 
     causal()
     """
     full = allowed.expand(-1, -1, num_queries, num_keys)
-    if full.shape[1] == 1 or full.stride(1) == 0:
+    if full.shape[1] == 1 or full.stride(1) == 0 or bool((full == full[:, :1]).all()):
         facts = _Facts.of(full[:, 0], num_batch)
         for candidate in _candidates(facts):
             if _agrees(candidate, facts):
@@ -85,14 +85,15 @@ def _candidates(facts: _Facts) -> Iterator[Recognised]:
     some = facts.first >= 0
     if not some.any() or I == 1:
         return
-    rows = torch.arange(I, device=some.device)
-    aligned = J - I
-    start = int((facts.last - rows)[some].max())
-    back = int((start + rows - facts.first)[some].max()) + 1
-    for rule in (causal(), causal() & window(max(back, 1)), causal() & block_local(max(back, 1))):
-        yield Recognised(_both(rule, real), None if start == aligned else start)
-    reach = max(int((aligned + rows - facts.first)[some].max()), int((facts.last - aligned - rows)[some].max())) + 1
-    yield Recognised(_both(window(max(reach, 1)), real))
+    rows, aligned = torch.arange(I, device=some.device), J - I
+    start = min(int((facts.last - rows)[some].max()), aligned)
+    where = None if start == aligned else start
+    ahead = int((facts.last - aligned - rows)[some].max())
+    behind = max(int((start + rows - facts.first)[some].max()), 0) + 1
+    yield Recognised(_both(causal(), real), where)
+    yield Recognised(_both(window(max(behind, ahead + 1)), real))
+    yield Recognised(_both(causal() & window(behind), real), where)
+    yield Recognised(_both(causal() & block_local(behind), real), where)
     yield from _of_one_sequence(facts, real)
 
 

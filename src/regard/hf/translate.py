@@ -186,11 +186,18 @@ def _masking(call: Call, masks: Masks) -> tuple[Recognised, Tensor | None]:
 
     def read(tensor: Tensor) -> tuple[Recognised, bool]:
         tensor = _four_axes(tensor)
-        allowed = tensor if tensor.dtype == torch.bool else _allowed(tensor)
-        return (Recognised(None), True) if allowed is None else (recognise(allowed, *sizes), False)
+        if tensor.dtype == torch.bool:
+            return recognise(tensor, *sizes), False
+        allowed = tensor > _lowest(tensor.dtype)
+        return recognise(allowed, *sizes), bool(((tensor != 0) & allowed).any())
 
     recognised, is_bias = masks.once(mask, read)
     return recognised, _four_axes(mask) if is_bias else None
+
+
+def _lowest(dtype: torch.dtype) -> float:
+    """What an additive mask holds, or less, where it forbids: transformers write the lowest number for -inf."""
+    return torch.finfo(dtype).min / 2 if dtype.is_floating_point else -(2**30)
 
 
 def _implicit(call: Call, real: Tensor | None) -> Recognised:
@@ -210,13 +217,6 @@ def _implicit(call: Call, real: Tensor | None) -> Recognised:
     for rule in rules:
         mask = rule if mask is None else mask & rule
     return Recognised(mask, start)
-
-
-def _allowed(additive: Tensor) -> Tensor | None:
-    """Where an additive mask lets attend, or None: it holds numbers other than 0 and "minus infinity"."""
-    allowed = additive == 0
-    lowest = torch.finfo(additive.dtype).min / 2 if additive.is_floating_point() else -(2**30)
-    return allowed if bool((allowed | (additive <= lowest)).all()) else None
 
 
 def _four_axes(tensor: Tensor) -> Tensor:

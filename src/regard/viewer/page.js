@@ -175,7 +175,7 @@ function drawHeads() {
   const { layers, findings, rows, cols, thumbnail } = text();
   const width = Math.max(...layers.map((layer) => layer.heads.length));
   const grid = $("heads");
-  grid.style.gridTemplateColumns = `1.4em repeat(${width}, minmax(20px, 1fr))`;
+  grid.style.gridTemplateColumns = `1.4em repeat(${width}, minmax(20px, 64px))`;
   const warned = new Set(findings.flatMap((finding) => finding.heads.map((at) => `${finding.layer}.${at}`)));
   const buttons = [];
   const top = make("div", { class: "row", "aria-hidden": "true" });
