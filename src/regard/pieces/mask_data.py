@@ -59,6 +59,10 @@ class Lengths(Mask):
     def all(self, start: int, stop: int) -> Spans:
         return Spans(((-INFINITY, self._ends[0]),))
 
+    def __repr__(self) -> str:
+        shortest, longest = self._ends
+        return f"padding(lengths {shortest} to {longest})"
+
     @cached_property
     def _ends(self) -> tuple[int, int]:
         return int(self.lengths.min()), int(self.lengths.max())
@@ -83,6 +87,9 @@ class RealKeys(Mask):
 
     def all(self, start: int, stop: int) -> Spans:
         return self._runs[0]
+
+    def __repr__(self) -> str:
+        return f"padding({int(self.real.sum())} of {self.real.numel()} keys are real)"
 
     @cached_property
     def _runs(self) -> tuple[Spans, Spans]:
