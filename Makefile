@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --constra
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv install demo test lint format types bench docs clean
+.PHONY: help venv install demo test lint format types bench clean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,9 +40,6 @@ types: $(STAMPS)/dev ## Check the types of src
 bench: $(STAMPS)/bench ## Run the benchmarks (ARGS="NAME..." chooses some)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-docs: $(STAMPS)/docs ## Build the documentation into site
-	$(BIN)/mkdocs build --strict
-
 clean: ## Remove caches and what was built (.venv stays)
 	rm -rf build dist site .pytest_cache .ruff_cache .hypothesis
 	find . -name $(VENV) -prune -o -name __pycache__ -type d -print | xargs rm -rf
@@ -64,7 +61,7 @@ $(STAMPS)/torch: constraints.txt | $(STAMPS)/venv
 	@$(PIP) torch
 	@touch $@
 
-$(STAMPS)/demo $(STAMPS)/bench $(STAMPS)/docs: $(STAMPS)/%: pyproject.toml $(STAMPS)/torch
+$(STAMPS)/demo $(STAMPS)/bench: $(STAMPS)/%: pyproject.toml $(STAMPS)/torch
 	@echo "Installing regard[$*]"
 	@$(PIP) --editable '.[$*]'
 	@touch $@

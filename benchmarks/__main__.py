@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measure every goal and say which hold."""
+"""`python -m benchmarks [NAME...]`: measure every goal and say which hold."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import sys
 
 import torch
 
-from benchmarks.spine import goals
+from benchmarks import spine, watching
+
+SUITES = {"spine": spine.goals, "watching": watching.goals}
 
 
 def conditions() -> str:
@@ -18,11 +20,17 @@ def conditions() -> str:
 
 
 def main() -> int:
+    names = sys.argv[1:] or list(SUITES)
+    unknown = [name for name in names if name not in SUITES]
+    if unknown:
+        print(f"There is no benchmark {unknown[0]!r}. Known names: {', '.join(SUITES)}.", file=sys.stderr)
+        return 2
     print(conditions())
     missed = 0
-    for goal in goals():
-        print(goal, flush=True)
-        missed += not goal.holds
+    for name in names:
+        for goal in SUITES[name]():
+            print(goal, flush=True)
+            missed += not goal.holds
     print("All goals hold." if not missed else f"{missed} goals were missed.")
     return 1 if missed else 0
 
