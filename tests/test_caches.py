@@ -15,14 +15,14 @@ def step(cache, length=3, heads=2, width=4):
 
 @pytest.mark.parametrize("make", [rg.GrowingCache, lambda: rg.RingCache(5), lambda: rg.RingCache(4, sinks=2)])
 def test_appending_twice_to_one_cache_forks_it(make):
-    trunk, _ = step(make())
+    trunk, _ = step(step(make())[0].cache)
     left, (_, k_left, _) = step(trunk.cache)
     right, (_, k_right, _) = step(trunk.cache)
     assert torch.equal(left.cache.store.key[:, :, -3:], k_left)
     assert torch.equal(right.cache.store.key[:, :, -3:], k_right)
     again, _ = step(left.cache)
     assert torch.equal(left.cache.store.key[:, :, -3:], k_left)
-    assert again.cache.length == 9 and trunk.cache.length == 3
+    assert again.cache.length == 12 and trunk.cache.length == 6
 
 
 def test_a_growing_cache_moves_its_keys_rarely():

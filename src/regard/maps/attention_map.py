@@ -147,15 +147,17 @@ class AttentionMap:
     def summarize(self, *folds: Fold) -> tuple[Any, ...]:
         """Any number of statistics in one pass over the tiles that the mask allows, in O(n) memory.
 
+        A statistic that is asked for twice is computed once.
+
         >>> import torch, regard as rg
         >>> seen = rg.attend(rg.Attention(), *(torch.randn(1, 2, 5, 4) for _ in range(3)))
         >>> entropy, received = seen.weights.summarize(rg.Entropy(), rg.Received())
         """
-        states = [fold.init(self.shape, self.device) for fold in folds]
+        states = {fold: fold.init(self.shape, self.device) for fold in folds}
         for tile in self.tiles():
-            for fold, state in zip(folds, states, strict=True):
+            for fold, state in states.items():
                 fold.add(state, tile)
-        return tuple(fold.finish(state) for fold, state in zip(folds, states, strict=True))
+        return tuple(fold.finish(states[fold]) for fold in folds)
 
     @torch.no_grad()
     def tiles(self) -> Iterator[Tile]:

@@ -1,0 +1,154 @@
+"""Pictures of weights and statistics by matplotlib, each a figure that can be saved.
+
+One sequential scale (dark is more) whose lightness rises evenly, so it reads in grey and without
+red or green; weights are shown by their square root, so that weak links still show.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.stats import LayerProfile, Profile, Reading
+
+SCALE = "Blues"
+#: Most tokens a side for which cells carry their number.
+NUMBERED = 20
+#: Most tokens a side for which every one is named.
+NAMED = 64
+#: Most cells a side of a thumbnail, and of a heatmap.
+THUMBNAIL, LARGEST = 48, 512
+
+
+def heatmap(weights: Tensor, queries: Sequence[str], keys: Sequence[str], title: str = "") -> Any:
+    """One head: (I, J) weights with queries down and keys across; the numbers in the cells where there is room."""
+    if weights.shape != (len(queries), len(keys)):
+        raise RegardError(f"heatmap: weights {tuple(weights.shape)} against {len(queries)} x {len(keys)} tokens.")
+    I, J = weights.shape
+    figure, axes = _figure(min(3 + 0.32 * J, 11), min(2 + 0.3 * I, 10))
+    image = _weights(axes, weights)
+    if max(I, J) <= NAMED:
+        axes.set_xticks(range(J), keys, rotation=90, fontsize=8)
+        axes.set_yticks(range(I), queries, fontsize=8)
+    if max(I, J) <= NUMBERED:
+        _numbers(axes, weights)
+    axes.set(xlabel="key", ylabel="query", title=title)
+    _colorbar(figure, image, axes, "weight")
+    return figure
+
+
+def heads_grid(reading: Reading) -> Any:
+    """Every head of every layer as a thumbnail: layers down, heads across."""
+    maps = [weights.pool(THUMBNAIL, THUMBNAIL)[reading.batch].cpu() for weights in reading.maps.values()]
+    rows, cols = len(maps), max(len(m) for m in maps)
+    figure, axes = _figure(1 + 0.8 * cols, 1 + 0.8 * rows, rows, cols, squeeze=False)
+    for layer, pooled in enumerate(maps):
+        for head in range(cols):
+            cell = axes[layer][head]
+            cell.set(xticks=[], yticks=[])
+            if head >= len(pooled):
+                cell.set_axis_off()
+                continue
+            _weights(cell, pooled[head] / pooled[head].max().clamp_min(1e-12))
+            if layer == 0:
+                cell.set_title(str(head), fontsize=8)
+        axes[layer][0].set_ylabel(str(layer), rotation=0, fontsize=8, labelpad=10, va="center")
+    figure.suptitle(f"{reading.title}\nlayers down, heads across; each head on a scale of its own", fontsize=9)
+    return figure
+
+
+def statistic_map(profile: Profile, name: str) -> Any:
+    """One statistic of every head, layers down and heads across, with its number in the cell."""
+    values = torch.nn.utils.rnn.pad_sequence(profile.values(name), batch_first=True, padding_value=torch.nan)
+    figure, axes = _figure(2 + 0.6 * values.shape[1], 1.5 + 0.4 * values.shape[0])
+    image = axes.imshow(values, cmap=SCALE, aspect="auto")
+    _numbers(axes, values, float(values.nan_to_num(-torch.inf).max()))
+    axes.set(xticks=range(values.shape[1]), yticks=range(len(values)), xlabel="head", ylabel="layer", title=name)
+    _colorbar(figure, image, axes, name)
+    return figure
+
+
+def similarity_matrix(layer: LayerProfile) -> Any:
+    """Cosine between the maps of every two heads of a layer: dark squares off the diagonal are near copies."""
+    H = layer.num_heads
+    figure, axes = _figure(2.5 + 0.35 * H, 2 + 0.35 * H)
+    image = axes.imshow(layer.similarity, cmap=SCALE, vmin=0, vmax=1)
+    if H <= NUMBERED:
+        _numbers(axes, layer.similarity)
+    axes.set(xticks=range(H), yticks=range(H), xlabel="head", ylabel="head", title=f"cosine of maps, {layer.name}")
+    _colorbar(figure, image, axes, "cosine")
+    return figure
+
+
+def received_bars(profile: Profile, layer: int) -> Any:
+    """How much every token is looked at, summed over queries, on average over the heads of a layer."""
+    received = profile.layers[layer].received.mean(0)
+    figure, axes = _figure(min(3 + 0.25 * len(received), 14), 3)
+    axes.bar(range(len(received)), received, width=0.8)
+    if len(received) <= NAMED:
+        axes.set_xticks(range(len(received)), profile.tokens, rotation=90, fontsize=8)
+    axes.set(ylabel="weight received", title=f"layer {layer}: how much each token is looked at")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def save_figures(folder: str | os.PathLike[str], reading: Reading) -> list[Path]:
+    """Every figure of a reading as PNG files in `folder`; each is written whole or not at all."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = {"heads": heads_grid(reading)}
+    figures |= {f"map-{name}": statistic_map(reading.profile, name) for name in reading.profile.layers[0].values}
+    for number, (name, weights) in enumerate(reading.maps.items()):
+        figures[f"similarity-layer-{number}"] = similarity_matrix(reading.profile.layers[number])
+        figures[f"received-layer-{number}"] = received_bars(reading.profile, number)
+        if max(weights.shape[2:]) <= LARGEST:
+            figures[f"heatmap-layer-{number}"] = _mean_heatmap(reading, number, name)
+    return [_save(figure, folder / f"{name}.png") for name, figure in figures.items()]
+
+
+def _mean_heatmap(reading: Reading, number: int, name: str) -> Any:
+    mean = reading.maps[name][reading.batch].mean(0).cpu()
+    return heatmap(mean, reading.profile.query_tokens, reading.profile.tokens, f"layer {number}, mean of all heads")
+
+
+def _figure(width: float, height: float, *grid: int, **options: Any) -> tuple[Any, Any]:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise RegardError("figures: matplotlib is not installed. pip install 'regard[demo]'") from None
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(*grid, **options)
+
+
+def _weights(axes: Any, weights: Tensor) -> Any:
+    from matplotlib.colors import PowerNorm
+
+    return axes.imshow(weights, cmap=SCALE, norm=PowerNorm(0.5, 0, 1), aspect="auto", interpolation="nearest")
+
+
+def _numbers(axes: Any, values: Tensor, greatest: float = 1.0) -> None:
+    for (i, j), value in zip(torch.cartesian_prod(*map(torch.arange, values.shape)), values.flatten(), strict=True):
+        if not value.isnan():
+            dark = value > 0.5 * greatest
+            axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=6, color="white" if dark else "black")
+
+
+def _colorbar(figure: Any, image: Any, axes: Any, label: str) -> None:
+    figure.colorbar(image, ax=axes, label=label, shrink=0.8)
+
+
+def _save(figure: Any, path: Path) -> Path:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".regard-") as folder:
+        draft = Path(folder) / path.name
+        figure.savefig(draft, dpi=110)
+        os.replace(draft, path)
+    return path

@@ -1,0 +1,53 @@
+"""Figures show what the maps hold: the numbers in the cells, and every token named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import regard as rg
+
+figures = pytest.importorskip("regard.viewer.figures")
+TOKENS = ["[CLS]", "a", "dog", "[SEP]"]
+
+
+@pytest.fixture
+def reading():
+    x = torch.randn(1, 3, 4, 8)
+    maps = {f"layer.{n}": rg.attend(rg.Attention(), x + n, x, x).weights for n in range(2)}
+    return rg.Reading.of("a dog", maps, TOKENS)
+
+
+def texts(axes):
+    return [t.get_text() for t in axes.texts]
+
+
+def test_a_small_heatmap_carries_its_numbers_and_tokens(reading):
+    weights = reading.maps["layer.0"][0, 1]
+    axes = figures.heatmap(weights, TOKENS, TOKENS).axes[0]
+    assert texts(axes) == [f"{w:.2f}" for w in weights.flatten()]
+    assert [t.get_text() for t in axes.get_xticklabels()] == TOKENS
+    torch.testing.assert_close(torch.tensor(axes.images[0].get_array().filled()), weights)
+
+
+def test_a_statistic_map_has_a_cell_for_every_head(reading):
+    axes = figures.statistic_map(reading.profile, "entropy").axes[0]
+    values = torch.stack(reading.profile.values("entropy"))
+    assert texts(axes) == [f"{v:.2f}" for v in values.flatten()]
+
+
+def test_bars_are_as_high_as_the_weight_received(reading):
+    axes = figures.received_bars(reading.profile, 1).axes[0]
+    heights = torch.tensor([bar.get_height() for bar in axes.patches])
+    torch.testing.assert_close(heights, reading.maps["layer.1"].received()[0].mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_all_figures_are_saved_whole(reading, tmp_path):
+    saved = figures.save_figures(tmp_path / "out", reading)
+    assert {p.read_bytes()[:4] for p in saved} == {b"\x89PNG"}
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(p.name for p in saved)
+
+
+def test_a_heatmap_of_other_tokens_is_refused():
+    with pytest.raises(rg.RegardError, match="against 2 x 4 tokens"):
+        figures.heatmap(torch.eye(4), ["a", "b"], TOKENS)
