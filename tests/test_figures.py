@@ -39,7 +39,7 @@ def test_a_statistic_map_has_a_cell_for_every_head(reading):
 def test_bars_are_as_high_as_the_weight_received(reading):
     axes = figures.received_bars(reading.profile, 1).axes[0]
     heights = torch.tensor([bar.get_height() for bar in axes.patches])
-    torch.testing.assert_close(heights, reading.maps["layer.1"].received()[0].mean(0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(heights, reading.maps["layer.1"].received()[0].mean(0).double(), rtol=1e-5, atol=1e-6)
 
 
 def test_all_figures_are_saved_whole(reading, tmp_path):

@@ -68,7 +68,7 @@ def statistic_map(profile: Profile, name: str) -> Any:
     """One statistic of every head, layers down and heads across, with its number in the cell."""
     values = torch.nn.utils.rnn.pad_sequence(profile.values(name), batch_first=True, padding_value=torch.nan)
     figure, axes = _figure(2 + 0.6 * values.shape[1], 1.5 + 0.4 * values.shape[0])
-    image = axes.imshow(values, cmap=SCALE, aspect="auto")
+    image = axes.imshow(values.numpy(), cmap=SCALE, aspect="auto")
     _numbers(axes, values, float(values.nan_to_num(-torch.inf).max()))
     axes.set(xticks=range(values.shape[1]), yticks=range(len(values)), xlabel="head", ylabel="layer", title=name)
     _colorbar(figure, image, axes, name)
@@ -79,7 +79,7 @@ def similarity_matrix(layer: LayerProfile) -> Any:
     """Cosine between the maps of every two heads of a layer: dark squares off the diagonal are near copies."""
     H = layer.num_heads
     figure, axes = _figure(2.5 + 0.35 * H, 2 + 0.35 * H)
-    image = axes.imshow(layer.similarity, cmap=SCALE, vmin=0, vmax=1)
+    image = axes.imshow(layer.similarity.numpy(), cmap=SCALE, vmin=0, vmax=1)
     if H <= NUMBERED:
         _numbers(axes, layer.similarity)
     axes.set(xticks=range(H), yticks=range(H), xlabel="head", ylabel="head", title=f"cosine of maps, {layer.name}")
@@ -91,7 +91,7 @@ def received_bars(profile: Profile, layer: int) -> Any:
     """How much every token is looked at, summed over queries, on average over the heads of a layer."""
     received = profile.layers[layer].received.mean(0)
     figure, axes = _figure(min(3 + 0.25 * len(received), 14), 3)
-    axes.bar(range(len(received)), received, width=0.8)
+    axes.bar(range(len(received)), received.numpy(), width=0.8)
     if len(received) <= NAMED:
         axes.set_xticks(range(len(received)), profile.tokens, rotation=90, fontsize=8)
     axes.set(ylabel="weight received", title=f"layer {layer}: how much each token is looked at")
@@ -132,7 +132,7 @@ def _figure(width: float, height: float, *grid: int, **options: Any) -> tuple[An
 def _weights(axes: Any, weights: Tensor) -> Any:
     from matplotlib.colors import PowerNorm
 
-    return axes.imshow(weights, cmap=SCALE, norm=PowerNorm(0.5, 0, 1), aspect="auto", interpolation="nearest")
+    return axes.imshow(weights.numpy(), cmap=SCALE, norm=PowerNorm(0.5, 0, 1), aspect="auto", interpolation="nearest")
 
 
 def _numbers(axes: Any, values: Tensor, greatest: float = 1.0) -> None:
