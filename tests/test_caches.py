@@ -13,6 +13,7 @@ def step(cache, length=3, heads=2, width=4):
     return rg.attend(rg.Attention(mask=rg.causal()), q, k, v, cache=cache), (q, k, v)
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("make", [rg.GrowingCache, lambda: rg.RingCache(5), lambda: rg.RingCache(4, sinks=2)])
 def test_appending_twice_to_one_cache_forks_it(make):
     trunk, _ = step(step(make())[0].cache)
@@ -25,6 +26,7 @@ def test_appending_twice_to_one_cache_forks_it(make):
     assert again.cache.length == 12 and trunk.cache.length == 6
 
 
+@torch.no_grad()
 def test_a_growing_cache_moves_its_keys_rarely():
     cache, buffers = rg.GrowingCache(), set()
     for _ in range(200):
@@ -33,6 +35,7 @@ def test_a_growing_cache_moves_its_keys_rarely():
     assert cache.length == 200 and len(buffers) <= 10
 
 
+@torch.no_grad()
 def test_a_ring_cache_holds_no_more_than_its_size():
     cache, room = rg.RingCache(8, sinks=2), []
     for _ in range(100):

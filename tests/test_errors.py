@@ -43,7 +43,7 @@ MISTAKES = {
     "a mask without its heads": (lambda: rg.given(torch.ones(2, 5, 6, dtype=torch.bool)), r"mask\[:, None\]"),
     "a mask of keys as a mask of pairs": (
         lambda: attend(q, k, k, rg.Attention(mask=rg.given(torch.ones(2, 6, dtype=torch.bool)))),
-        "covers queries",
+        r"looks like \(batch, keys\).*padding",
     ),
     "a mask that would broadcast": (
         lambda: attend(q, k, k, rg.Attention(mask=rg.given(torch.ones(1, 6, dtype=torch.bool)))),

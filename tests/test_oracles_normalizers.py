@@ -77,10 +77,22 @@ def test_sparsemax_of_two_keys_in_closed_form(attention, q, k, v):
     return weighed(np.stack((first, 1 - first), -1), v)
 
 
+class PositiveDot(rg.Score):
+    """A dot product of inputs that are known not to be negative, as `Sum` asks for."""
+
+    nonnegative = True
+
+    def scale(self, width):
+        return 1.0
+
+    def check(self, sizes, key_width):
+        pass
+
+
 def weights_of(normalizer, scores):
     """Weights that attention gives to keys of these scores, for one query of width 1."""
     k = torch.tensor(scores, dtype=torch.float64).view(1, 1, -1, 1)
-    attention = rg.Attention(rg.Dot(scale=1.0), normalizer=normalizer)
+    attention = rg.Attention(PositiveDot(), normalizer=normalizer)
     return rg.attend(attention, torch.ones_like(k[:, :, :1]), k, k).weights[0, 0, 0].tolist()
 
 
@@ -251,4 +263,4 @@ def test_performer_rows_are_orthogonal_in_blocks_with_gaussian_norms():
 
 def test_sum_of_scores_that_are_all_0_gives_no_weight():
     q = k = v = torch.zeros(1, 1, 2, 4).double()
-    agree(rg.Attention(rg.Dot(), normalizer=rg.Sum()), q, k, v, (np.zeros((1, 1, 2, 4)), np.zeros((1, 1, 2, 2))))
+    agree(rg.Attention(PositiveDot(), normalizer=rg.Sum()), q, k, v, (np.zeros((1, 1, 2, 4)), np.zeros((1, 1, 2, 2))))

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
@@ -54,6 +55,11 @@ class Attention(nn.Module):
         if not 0 <= dropout < 1:
             raise RegardError(f"Attention(dropout={dropout}): the share of dropped weights lies in [0, 1).")
         self.dropout = float(dropout)
+        if self.normalizer.needs_nonnegative and not self.score.nonnegative:
+            raise RegardError(
+                f"Attention: {type(self.normalizer).__name__} divides by a sum, so it needs scores that are not "
+                f"negative, and those of {type(self.score).__name__} may be. Use Kernel, or another normaliser."
+            )
 
     def with_mask(self, mask: Mask | None) -> Attention:
         """The same pieces (shared, not copied) under another mask."""
@@ -69,7 +75,7 @@ class Attention(nn.Module):
 
     def check(self, sizes: Sizes, positions: Positions, key_width: int) -> None:
         """Refuse sizes that one of the pieces was not made for."""
-        self.score.check(sizes.D, key_width)
+        self.score.check(sizes, key_width)
         self.normalizer.check(sizes)
         for bias in self.bias:
             bias.check(sizes)
@@ -143,14 +149,21 @@ class Prepared:
         """Some batch entries and query heads; each head then has a key head of its own."""
         key_head = head // (self.query.shape[1] // self.key.shape[1])
         return Prepared(
-            self.query[batch][:, head],
-            self.key[batch][:, key_head],
-            tuple(None if r is None else r[batch][:, head] for r in self.rows),
-            tuple(None if c is None else c[batch][:, head] for c in self.cols),
+            _pick(self.query, batch, head),
+            _pick(self.key, batch, key_head),
+            tuple(None if r is None else _pick(r, batch, head) for r in self.rows),
+            tuple(None if c is None else _pick(c, batch, head) for c in self.cols),
         )
 
     def detach(self) -> Prepared:
         return self.with_tensors(t.detach() for t in self.tensors())
+
+
+def _pick(x: Tensor, batch: Tensor, head: Tensor) -> Tensor:
+    """Some batch entries and heads; one of each is a view, which copies nothing."""
+    if len(batch) == len(head) == 1:
+        return x[int(batch) : int(batch) + 1, int(head) : int(head) + 1]
+    return x[batch[:, None], head]
 
 
 def scores(attention: Attention, tile: Prepared, grid: Grid, masked: bool = True) -> Tensor:
@@ -158,9 +171,10 @@ def scores(attention: Attention, tile: Prepared, grid: Grid, masked: bool = True
 
     Every engine but the fused ones, and every look at the weights, computes scores here.
     """
-    s = attention.score.tile(at_least_float32(tile.query), at_least_float32(tile.key), grid)
-    for bias, rows, cols in zip(attention.bias, tile.rows, tile.cols, strict=True):
-        s = bias.transform(s, grid, rows, cols)
+    with torch.autocast(tile.query.device.type, enabled=False):  # it would round the scores
+        s = attention.score.tile(at_least_float32(tile.query), at_least_float32(tile.key), grid)
+        for bias, rows, cols in zip(attention.bias, tile.rows, tile.cols, strict=True):
+            s = bias.transform(s, grid, rows, cols)
     if attention.mask is None or not masked:
         return s
     return s.masked_fill(~attention.mask.allowed(grid), attention.normalizer.masked_score)

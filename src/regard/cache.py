@@ -82,9 +82,9 @@ class _Store:
 
     def append(self, key: Tensor, value: Tensor) -> _Store:
         new = key.shape[2]
-        if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad or self.buffer.key.requires_grad):
+        if torch.is_grad_enabled():  # a later backward pass may still need what a write in place would change
             return _Store.of(torch.cat((self.key, key), 2), torch.cat((self.value, value), 2))
-        alone = self.buffer.filled == self.stop
+        alone = self.buffer.filled == self.stop and self.buffer.key.is_inference() == torch.is_inference_mode_enabled()
         if alone and self.stop + new <= self.buffer.key.shape[2]:
             self.buffer.write(key, value)
             return _Store(self.buffer, self.start, self.stop + new)
@@ -108,18 +108,19 @@ class _Store:
 def _appended(store: _Store | None, key: Tensor, value: Tensor) -> _Store:
     if store is None:
         return _Store.of(key, value)
-    kept, new = (*store.key.shape[:2], store.key.shape[3]), (*key.shape[:2], key.shape[3])
-    if kept != new or store.key.dtype != key.dtype:
-        raise RegardError(
-            f"cache: it holds keys of (batch, heads, width) {kept} and {store.key.dtype}, the new ones have {new} and "
-            f"{key.dtype}. Use one cache for each layer and batch."
-        )
+    for name, kept, new in (("keys", store.key, key), ("values", store.value, value)):
+        sizes = [(*t.shape[:2], t.shape[3]) for t in (kept, new)]
+        if sizes[0] != sizes[1] or kept.dtype != new.dtype:
+            raise RegardError(
+                f"cache: it holds {name} of (batch, heads, width) {sizes[0]} and {kept.dtype}, the new ones have "
+                f"{sizes[1]} and {new.dtype}. Use one cache for each layer and batch."
+            )
     return store.append(key, value)
 
 
 @dataclass(frozen=True, eq=False)
 class GrowingCache(Cache):
-    """Keeps everything; appending is amortised O(new tokens).
+    """Keeps everything; appending is amortised O(new tokens) where gradients are off.
 
     >>> import torch, regard as rg
     >>> attention, cache = rg.Attention(mask=rg.causal()), rg.GrowingCache()

@@ -58,9 +58,12 @@ def attend(
     if check:
         check_finite(query=query, key=key, value=value)
     problem, following = _problem(attention, query, key, value, positions, cache)
-    chosen = plan(problem, engine)
-    problem = chosen.problem
-    result = ENGINES[chosen.engine].run(problem)
+    if attention.training and attention.dropout > 0:
+        problem = replace(problem, seed=int(torch.randint(2**31, ())))
+    with torch.autocast(query.device.type, enabled=False):  # its inputs are rounded already, its sums must not be
+        chosen = plan(problem, engine)
+        result = ENGINES[chosen.engine].run(problem)
+    problem.notes.clear()  # they refer back to the problem, and a cycle would keep its tensors for long
     if isinstance(following, RecurrentCache):
         following = replace(following, state=result.state)
     weights = AttentionMap(problem.attention, problem.prepared, problem.positions, problem.grid, result.statistic)
@@ -87,7 +90,9 @@ def explain(
     The blocked engine is chosen: ...
     """
     problem, _ = _problem(attention, query, key, value, positions, cache)
-    return plan(problem, engine)
+    planned = plan(problem, engine)
+    problem.notes.clear()
+    return planned
 
 
 def _problem(
@@ -100,9 +105,12 @@ def _problem(
 ) -> tuple[Problem, Cache | None]:
     if not isinstance(attention, Attention):
         raise RegardError(f"attend: the first argument must be a regard.Attention, got {type(attention).__name__}.")
+    query, key, value = (_autocast(t) for t in (query, key, value))
     sizes = Sizes.of(query, key, value)
     state, following = None, None
     if cache is not None:
+        if not isinstance(cache, Cache):
+            raise RegardError(f"attend: the cache must be a regard.Cache, got {type(cache).__name__}.")
         if positions is not None:
             raise RegardError("attend: a cache brings its own positions; give one or the other.")
         extended = cache.extend(key, value)
@@ -115,6 +123,12 @@ def _problem(
     positions = positions or Positions.aligned_to_end(sizes.I, sizes.J)
     positions.check(sizes.J)
     attention.check(sizes, positions, key.shape[-1])
-    dropping = attention.training and attention.dropout > 0
-    seed = int(torch.randint(2**31, ())) if dropping else None
-    return Problem(attention, query, key, value, positions, sizes, seed, state), following
+    return Problem(attention, query, key, value, positions, sizes, state=state), following
+
+
+def _autocast(tensor: Tensor) -> Tensor:
+    """Under torch.autocast inputs take its dtype, as those of scaled_dot_product_attention do."""
+    if not isinstance(tensor, Tensor) or tensor.dtype == torch.float64 or not tensor.is_floating_point():
+        return tensor
+    kind = tensor.device.type
+    return tensor.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else tensor

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -16,6 +17,12 @@ from regard.spans import Spans
 HULL_SLACK = 1.25
 #: What rows that may attend to nothing read, masked, so that they are rows like any other.
 FIRST_KEY = Spans(((0, 1),))
+
+
+#: A block is cut in two where that leaves at most this share of its pairs.
+WORTH_CUTTING = 0.8
+#: Queries of the blocks that are looked at to learn what is usual.
+SAMPLE = 64
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,10 @@ class Block:
     def rows(self) -> slice:
         return slice(self.start, self.stop)
 
+    @property
+    def pairs(self) -> int:
+        return (self.stop - self.start) * len(self.columns)
+
     def index(self, device: torch.device | str) -> slice | Tensor:
         """The columns as a slice where they are one stretch, so that reading them copies nothing."""
         if len(self.columns.intervals) == 1:
@@ -38,10 +49,35 @@ class Block:
         return self.columns.tensor(device)
 
 
-def blocks(mask: Mask | None, positions: Positions, num_queries: int, size: int) -> Iterator[Block]:
-    """Cut the queries into blocks of `size` and ask the mask what each of them may see."""
+def blocks(
+    mask: Mask | None, positions: Positions, num_queries: int, size: int, most_pairs: int | None = None
+) -> Iterator[Block]:
+    """Cut the queries into blocks of `size` and ask the mask what each of them may see.
+
+    A block that needs far more keys than most, because of a few rows that see everything, is cut
+    around those rows; none holds more than `most_pairs` pairs, unless it is a single row.
+    """
+    usual = size + usual_width(mask, positions, num_queries, min(size, SAMPLE))
     for start in range(0, num_queries, size):
-        yield _block(mask, positions, start, min(start + size, num_queries))
+        block = _block(mask, positions, start, min(start + size, num_queries))
+        yield from _cut(mask, positions, block, 2 * usual, most_pairs)
+
+
+def _cut(
+    mask: Mask | None, positions: Positions, block: Block, usual: float, most_pairs: int | None
+) -> Iterator[Block]:
+    rows = block.stop - block.start
+    if rows == 1 or not (len(block.columns) > usual or (most_pairs and rows * len(block.columns) > most_pairs)):
+        yield block
+        return
+    middle = block.start + rows // 2
+    halves = [_block(mask, positions, *ends) for ends in ((block.start, middle), (middle, block.stop))]
+    too_large = most_pairs is not None and block.pairs > most_pairs
+    if not too_large and sum(half.pairs for half in halves) > WORTH_CUTTING * block.pairs:
+        yield block
+        return
+    for half in halves:
+        yield from _cut(mask, positions, half, usual, most_pairs)
 
 
 def whole(mask: Mask | None, positions: Positions, num_queries: int) -> Block:
@@ -63,9 +99,21 @@ def _block(mask: Mask | None, positions: Positions, start: int, stop: int) -> Bl
     return Block(start, stop, columns, positions.columns(mask.all(first, last)).covers(columns))
 
 
-def mean_width(mask: Mask | None, positions: Positions, num_queries: int, size: int = 64, samples: int = 8) -> float:
-    """About how many keys a block of `size` queries needs, from a few blocks."""
-    step = max(num_queries // samples, 1)
-    starts = range(0, num_queries, step)
-    found = [len(_block(mask, positions, s, min(s + size, num_queries)).columns) for s in starts]
-    return sum(found) / len(found)
+def usual_width(mask: Mask | None, positions: Positions, num_queries: int, size: int) -> float:
+    """How many keys a block of `size` queries needs: the median over blocks spread along the sequence."""
+    return median(len(block.columns) for block in _samples(mask, positions, num_queries, size))
+
+
+def cheapest_size(mask: Mask | None, positions: Positions, num_queries: int, sizes: Sequence[int], call: float) -> int:
+    """The size of block for which pairs, and `call` pairs' worth of work for each block, are fewest."""
+
+    def cost(size: int) -> float:
+        return (size * usual_width(mask, positions, num_queries, size) + call) / size
+
+    return min(sizes, key=cost)
+
+
+def _samples(mask: Mask | None, positions: Positions, num_queries: int, size: int, count: int = 9) -> Iterator[Block]:
+    blocks = -(-num_queries // size)
+    for number in sorted({(2 * n + 1) * blocks // (2 * count) for n in range(count)}):
+        yield _block(mask, positions, number * size, min((number + 1) * size, num_queries))

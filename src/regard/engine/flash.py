@@ -12,6 +12,7 @@ from regard.attention import Prepared
 from regard.engine.blocks import Block
 from regard.engine.problem import Problem
 from regard.pieces.bias import AdditiveBias
+from regard.pieces.grid import Grid
 from regard.pieces.normalizer import LearnedSink, Softmax, Statistic
 from regard.shapes import at_least_float32
 
@@ -70,7 +71,6 @@ class FlashRows:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._latest: tuple[object, Tensor] | None = None
 
     @cached_property
     def tells_statistic(self) -> bool:
@@ -103,13 +103,16 @@ class FlashRows:
         self, block: Block, tile: Prepared, value: Tensor, causal: bool = False
     ) -> tuple[Tensor, Statistic | None]:
         """Output and statistic of the rows of a block. `causal`: top-left, in place of the mask."""
-        p, dtype = self.problem, value.dtype
-        assert p.scale is not None
-        query, key = tile.query, tile.key
-        if p.attention.bias:
+        assert self.problem.scale is not None
+        query, key, dtype = tile.query, tile.key, value.dtype
+        if self.problem.attention.bias or query.dtype != dtype:
             query, key, value = (at_least_float32(x) for x in (query, key, value))
-        mask = None if causal else self._mask(block, tile, query.dtype)
-        output, log_total = flash(query, key, value, scale=p.scale, causal=causal, mask=mask)
+        mask, flipped = (None, False) if causal else self._mask(block, tile, query.dtype)
+        if flipped:
+            query = query.flip(2)
+        output, log_total = flash(query, key, value, scale=self.problem.scale, causal=causal, mask=mask)
+        if flipped:
+            output, log_total = output.flip(2), log_total if log_total is None else log_total.flip(2)
         if log_total is None:
             return output.to(dtype), None
         total = self._normalizer.with_sink(log_total)
@@ -123,34 +126,47 @@ class FlashRows:
         assert isinstance(normalizer, Softmax | LearnedSink)
         return normalizer
 
-    def _mask(self, block: Block, tile: Prepared, dtype: torch.dtype) -> Tensor | None:
-        """The additive tensor of a block; one that depends on j - i alone serves the next block down the diagonal."""
-        attention = self.problem.attention
-        if block.full and not attention.bias:
-            return None
-        place = self._diagonal(block)
-        if place is not None and self._latest is not None and self._latest[0] == place:
-            return self._latest[1]
-        mask = self._build(block, tile).to(dtype)
-        self._latest = (place, mask) if place is not None else None
-        return mask
+    def floats_per_pair(self, block: Block) -> int:
+        """Floats that mask and biases of a block hold for a pair, all batch entries and heads; 0 on a diagonal."""
+        attention, s = self.problem.attention, self.problem.sizes
+        if (block.full and not attention.bias) or self.on_diagonal(block):
+            return 0
+        batch, heads = 1, s.H if attention.bias else 1
+        if attention.mask is not None and not block.full:
+            shape = attention.mask.allowed(self.problem.grid.tile(slice(0, 1), slice(0, 1))).shape
+            batch, heads = shape[0], max(heads, shape[1])
+        states = (*self.problem.prepared.rows, *self.problem.prepared.cols)
+        return (batch if all(state is None for state in states) else s.B) * heads
 
-    def _diagonal(self, block: Block) -> tuple[int, int, int, bool] | None:
-        """What two blocks with the same mask have in common, or None where no other block shares it."""
+    def on_diagonal(self, block: Block) -> bool:
+        """Whether mask and biases depend on j - i alone, and queries and keys are one stretch each."""
         attention, keys = self.problem.attention, self.problem.positions.keys
-        relative = all(b.relative for b in attention.bias)
+        relative = all(bias.relative for bias in attention.bias)
         relative &= block.full or (attention.mask is not None and attention.mask.relative)
-        one_stretch = len(keys.intervals) == len(block.columns.intervals) == 1
-        if not relative or not one_stretch:
-            return None
-        first = block.columns.intervals[0][0]
-        return block.stop - block.start, len(block.columns), block.start - first, block.full
+        return relative and len(keys.intervals) == len(block.columns.intervals) == 1
 
-    def _build(self, block: Block, tile: Prepared) -> Tensor:
-        attention = self.problem.attention
+    def _mask(self, block: Block, tile: Prepared, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
+        """Mask and biases of a block as one additive tensor, and whether its rows are in reverse order.
+
+        What depends on j - i alone is a Toeplitz matrix: with the rows reversed it is a view of the
+        one vector of its I + J - 1 diagonals, and nothing I x J is held.
+        """
+        if block.full and not self.problem.attention.bias:
+            return None, False
         grid = self.problem.grid.tile(block.rows, block.columns.tensor(tile.key.device))
+        if not self.on_diagonal(block):
+            return self._additive(block, tile, grid).to(dtype), False
+        I, J = len(grid.query), len(grid.key)
+        distances = torch.arange(int(grid.key[0] - grid.query[-1]), int(grid.key[-1] - grid.query[0]) + 1)
+        line = Grid(grid.batch, grid.head, grid.query.new_zeros(1), distances.to(grid.device))
+        diagonals = self._additive(block, tile, line).to(dtype).contiguous()
+        heads = diagonals.shape[1]
+        return diagonals.as_strided((1, heads, I, J), (0, diagonals.stride(1), 1, 1)), True
+
+    def _additive(self, block: Block, tile: Prepared, grid: Grid) -> Tensor:
+        attention = self.problem.attention
         precision = torch.promote_types(tile.query.dtype, torch.float32)
-        total = torch.zeros(1, 1, len(grid.query), len(grid.key), device=tile.key.device, dtype=precision)
+        total = torch.zeros(1, 1, len(grid.query), len(grid.key), device=grid.device, dtype=precision)
         for bias, rows, cols in zip(attention.bias, tile.rows, tile.cols, strict=True):
             total = bias.transform(total, grid, rows, cols)
         total = total / self._normalizer.temperature

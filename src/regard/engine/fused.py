@@ -54,13 +54,7 @@ def is_top_left(problem: Problem) -> bool:
 
 def mask_bytes(problem: Problem, block: Block) -> int:
     """What mask and biases take as one additive tensor."""
-    attention, s = problem.attention, problem.sizes
-    if is_top_left(problem) or (block.full and not attention.bias):
+    if is_top_left(problem):
         return 0
-    batch, heads = 1, s.H if attention.bias else 1
-    if attention.mask is not None and not block.full:
-        shape = attention.mask.allowed(problem.grid.tile(slice(0, 1), slice(0, 1))).shape
-        batch, heads = shape[0], max(heads, shape[1])
-    if any(state is not None for state in (*problem.prepared.rows, *problem.prepared.cols)):
-        batch = s.B
-    return batch * heads * s.I * s.J * problem.query.element_size()
+    size = max(problem.query.element_size(), 4)
+    return FlashRows(problem).floats_per_pair(block) * problem.sizes.I * problem.sizes.J * size

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from regard.engine.blocked import Blocked, Work
 from regard.engine.dense import Dense
-from regard.engine.fused import Fused, is_top_left, mask_bytes
+from regard.engine.fused import Fused, is_top_left
 from regard.engine.fused import block_of as whole_block
 from regard.engine.linear import LinearEngine
 from regard.engine.problem import Cost, Engine, Problem
@@ -66,7 +66,7 @@ class Plan:
 def plan(problem: Problem, engine: str = "auto") -> Plan:
     """Choose an engine, or check the one asked for; a `RegardError` names those that can."""
     if engine != "auto" and engine not in ENGINES:
-        raise RegardError(f"attend: there is no engine {engine!r}. {nearest(engine, [*ENGINES, 'auto'])}")
+        raise RegardError(f"attend: there is no engine {engine!r}. {nearest(str(engine), [*ENGINES, 'auto'])}")
     refused = {name: reason for name, e in ENGINES.items() if (reason := _refusal(e, problem)) is not None}
     if engine in refused:
         able = ", ".join(name for name in ENGINES if name not in refused) or "none"
@@ -96,19 +96,19 @@ def _choose(problem: Problem, refused: dict[str, str]) -> tuple[str, str]:
     dense = Dense().cost(problem).bytes
     if FLASH_INSIDE not in _inside(problem) and dense <= DENSE_BYTES:
         return "dense", f"All scores fit in {_bytes(dense)}."
-    return "blocked", f"{_inside(problem)} inside blocks of {Work(problem).block_size} queries."
+    return "blocked", f"{_inside(problem)} inside blocks of {Work.of(problem).block_size} queries."
 
 
 FLASH_INSIDE = "The fused kernel runs"
 
 
 def _inside(problem: Problem) -> str:
-    return FLASH_INSIDE if Work(problem).flash is not None else "Whole rows of scores are formed and forgotten"
+    return FLASH_INSIDE if Work.of(problem).flash is not None else "Whole rows of scores are formed and forgotten"
 
 
 def _worth_skipping(problem: Problem) -> bool:
     s = problem.sizes
-    if is_top_left(problem) or mask_bytes(problem, whole_block(problem)) == 0 or s.I * s.J <= SMALL_PAIRS:
+    if is_top_left(problem) or whole_block(problem).full or s.I * s.J <= SMALL_PAIRS:
         return False
     return Blocked().cost(problem).pairs < (1 - WORTH_SKIPPING) * s.B * s.H * s.I * s.J
 

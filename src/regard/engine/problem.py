@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,8 @@ class Problem:
     """The pieces, the tensors and where they stand.
 
     `seed` decides which weights dropout drops, None: no dropout. `state` sums up keys of earlier
-    calls that are not kept (recurrent decoding of kernel scores).
+    calls that are not kept (recurrent decoding of kernel scores). `notes` are what engines worked
+    out while planning, so that running need not do it again.
     """
 
     attention: Attention
@@ -32,6 +34,11 @@ class Problem:
     sizes: Sizes
     seed: int | None = None
     state: Tensor | None = None
+    notes: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        """Whether gradients are wanted is asked now: inside an autograd function they are always off."""
+        _ = self.learns, self.learns_bias
 
     @cached_property
     def prepared(self) -> Prepared:

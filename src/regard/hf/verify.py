@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import Prepared, scores
+from regard.hf.torch_calls import Finish
 from regard.hf.translate import Call, Translation
 from regard.pieces.grid import Grid
 from regard.shapes import at_least_float32, grouped_values
@@ -39,24 +40,31 @@ class Check:
 
 
 @torch.no_grad()
-def check(name: str, call: Call, translation: Translation, output: Tensor) -> Check:
-    """Recompute a few rows of all heads and compare. HF backends return (B, I, H, E)."""
-    if call.dropout and call.module.training:
+def check(name: str, call: Call, translation: Translation, output: Tensor, finish: Finish | None = None) -> Check:
+    """Recompute a few rows of all heads and compare with `output`: (B, I, H, E), or what `finish` makes of that."""
+    if call.drops:
         return Check(name, note=f"dropout {call.dropout} drops weights in training mode; use model.eval()")
     (B, H, I, _), E = call.query.shape, call.value.shape[-1]
-    if output.shape != (B, I, H, E):
+    if finish is None and output.shape != (B, I, H, E):
         return Check(name, note=f"the backend returned shape {tuple(output.shape)} instead of {(B, I, H, E)}")
     entries = torch.tensor(sorted({0, B - 1}), device=output.device)
     rows = torch.linspace(0, I - 1, min(ROWS, I), device=output.device).round().long()
     with torch.autocast(output.device.type, enabled=False):
         expected, empty, rounding = _recompute(call, translation, entries, rows)
-    actual = at_least_float32(output[entries][:, rows].transpose(1, 2))
+        actual = at_least_float32(output[entries][:, rows])
+        if finish is None:
+            actual = actual.transpose(1, 2)
+        else:
+            expected, empty = finish(expected, entries, rows), empty.any(1)
     compared = expected.isfinite() & ~empty
     if not compared.any():
         return Check(name, note="the values or all rows looked at are empty or not finite")
-    actual, expected = actual[compared], expected[compared]
+    return _compared(name, call, output.dtype, actual[compared], expected[compared], rounding)
+
+
+def _compared(name: str, call: Call, dtype: torch.dtype, actual: Tensor, expected: Tensor, rounding: float) -> Check:
     error = float((expected - actual).abs().max())
-    share = TOLERANCE.get(output.dtype, TOLERANCE[torch.float32]) + (rounding if call.backend == "eager" else 0.0)
+    share = TOLERANCE.get(dtype, TOLERANCE[torch.float32]) + (rounding if call.backend == "eager" else 0.0)
     tolerance = share * max(float(actual.abs().max()), 1e-6)
     return Check(name, error, tolerance, error <= tolerance)
 

@@ -1,42 +1,61 @@
-"""Watching a Hugging Face model: its own backend computes, and what it was given is kept.
+"""Watching a model: its own backend computes, and what it was given is kept.
 
-Attention modules of transformers ask `AttentionInterface.get_interface` for their backend at every
-call. While a model is watched, that one method hands out the same backend inside a listener. So no
-configuration changes, masks are made as ever, and outputs are bit-identical. Not thread-safe: the
-method belongs to the whole process, and watching starts and ends in one thread.
+Attention is heard where it is asked for: at transformers' attention interface, at
+`F.scaled_dot_product_attention` and at torch's own attention modules. Nothing of the model's is changed
+and outputs are bit-identical. Not thread-safe: what listens belongs to the whole process, and watching
+starts and ends in one thread.
 """
 
 from __future__ import annotations
 
-import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import wraps
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from regard.errors import RegardError, nearest
-from regard.hf.modules import Chosen, attention_modules, part_of
-from regard.hf.translate import Call, Masks, Untranslatable, translate
+from regard.hf.held import Held, Slot, snapshot
+from regard.hf.interface import tap
+from regard.hf.modules import Chosen, attention_modules, is_loud, part_of, parts_of_torch_layers
+from regard.hf.running import over_keys, running
+from regard.hf.summed import ModuleStatistics, checked_folds
+from regard.hf.torch_calls import Heard, encoder_layer, multihead, sdpa
+from regard.hf.translate import DIRECT, Call, Masks, Untranslatable, translate
 from regard.hf.verify import Check, check
 from regard.hf.watched import Capture, Keys, Part, Watched
+from regard.maps import Fold
 
-KEEPS = ("qk",)
-OUTSIDE = "computes its own weights, not through the attention interface of transformers"
+KEEPS = ("qk", "statistics")
+OUTSIDE = (
+    "computes its own weights, through neither the attention interface of transformers nor "
+    "F.scaled_dot_product_attention nor nn.MultiheadAttention"
+)
 
 
 @contextmanager
 def watch(
-    model: nn.Module, layers: Iterable[int | str] | None = None, keep: str = "qk", verify: bool = True
+    model: nn.Module,
+    layers: Iterable[int | str] | None = None,
+    keep: str = "qk",
+    verify: bool = True,
+    folds: Iterable[Fold] | None = None,
 ) -> Iterator[Watched]:
-    """See every attention weight of a Hugging Face model while its own backend runs it.
+    """See every attention weight of a model, of transformers or in plain torch, while its own backend runs it.
 
     Queries and keys are kept, O(n) for each layer, and weights are recomputed from them when asked
     for; the outputs of the model are bit-identical. `layers` takes layer numbers or module paths
     (with * and ?). With `verify` a few rows of every call are recomputed and compared with what the
-    kernel returned, and the block ends in a `RegardError` if they differ.
+    kernel returned, and the block ends in a `RegardError` if they differ. Of a module that computes softmax
+    itself (Bloom, GPT-J, DeBERTa) the inputs are kept, and it runs once more when its map is looked at.
+
+    With `keep="statistics"` every call is folded by `folds` (by default entropy, strongest link, distance
+    and weight received) while the model runs, and its queries and keys are let go at once:
+    `seen.statistics[name].of(regard.Entropy)`.
 
     Several models may be watched at once and blocks may be nested. A model that is compiled, or that
     computes attention in its own way, is refused or listed in `missing`: it never gets a wrong map.
@@ -52,55 +71,132 @@ def watch(
     if keep not in KEEPS:
         raise RegardError(f"watch(keep={keep!r}): what is kept is one of a few. {nearest(str(keep), KEEPS)}")
     _check_model(model)
-    watcher = _Watcher(model, Chosen(layers), verify)
+    watcher = _Watcher(model, Chosen(layers), verify, checked_folds(folds, keep))
     with watcher.listening():
         yield watcher.seen
     watcher.conclude()
 
 
+@dataclass(eq=False)
+class Frame:
+    """A module that runs: its path if it attends, how often the attention in it had run before, and what it did."""
+
+    module: nn.Module
+    name: str | None
+    inside: int
+    given: tuple[Any, Any] | None = None
+    softmaxes: list[Tensor] = field(default_factory=list)
+
+
 class _Watcher:
     """Listens for one model: sorts the calls of its modules into captures and reasons."""
 
-    def __init__(self, model: nn.Module, chosen: Chosen, verify: bool) -> None:
+    def __init__(self, model: nn.Module, chosen: Chosen, verify: bool, folds: tuple[Fold, ...]) -> None:
+        self.folds = folds
         self.model, self.chosen, self.verify, self.masks = model, chosen, verify, Masks()
         self.names = {module: name for name, module in model.named_modules()}
-        self.candidates = {name: module for name, module in attention_modules(model).items() if name in chosen}
-        chosen.check(self.names.values(), attention_modules(model))
+        attending = attention_modules(model)
+        self.attending = {module: name for name, module in attending.items()}
+        self.modules = {name: module for module, name in self.names.items()}
+        self.slot = Slot()
+        self.torch_parts = parts_of_torch_layers(model)
+        self.candidates = {name: module for name, module in attending.items() if name in chosen}
+        self.loud = {module for module in self.candidates.values() if is_loud(module)}
+        chosen.check(self.names.values(), attending)
         self.parts: dict[str, Part] = {}
         self.missing: dict[str, str] = {}
-        self.ran: set[str] = set()
+        self.ran: Counter[str] = Counter()
+        self.stack: list[Frame] = []
         self.seen = Watched(self.parts, self.missing, list(self.names.values()), verify)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         with ExitStack() as stack:
-            for name, module in {"": self.model, **self.candidates}.items():
-                hook = module.register_forward_pre_hook(lambda *_, name=name: self.ran.add(name))
-                stack.callback(hook.remove)
-            stack.enter_context(_tap.to(self))
+            stack.enter_context(running.followed_by(self))
+            stack.enter_context(tap.to(self))
+            for module in self.loud:
+                stack.callback(module.register_forward_pre_hook(self._given, with_kwargs=True).remove)
             try:
                 yield
             finally:
                 self._note_unheard()
 
-    @torch.no_grad()
+    # What the model does
+
+    def is_loud(self, module: nn.Module) -> bool:
+        return module in self.loud
+
+    def started(self, module: nn.Module) -> None:
+        name = self.attending.get(module)
+        if name is not None or module is self.model:
+            self.ran[name or ""] += 1
+        if isinstance(module, nn.TransformerEncoderLayer):
+            self.stack.append(Frame(module, name, self.ran[self.attending.get(module.self_attn, "")]))
+        elif name is not None:
+            self.stack.append(Frame(module, name, self.ran[name]))
+
+    def _given(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.stack and self.stack[-1].module is module:
+            self.stack[-1].given = snapshot(args, kwargs)
+
+    def ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if not any(frame.module is module for frame in self.stack):
+            return
+        while (frame := self.stack.pop()).module is not module:
+            pass
+        if output is None:
+            return
+        name, given = frame.name, frame.given
+        if given is not None and frame.softmaxes:
+            self._keep(name, lambda: Held.of(name or "", module, given, frame.softmaxes, self.slot))
+        elif isinstance(module, nn.MultiheadAttention):
+            self._take(frame.name, lambda: multihead(module, args, kwargs, output))
+        elif isinstance(module, nn.TransformerEncoderLayer):
+            name = self.attending.get(module.self_attn)
+            if name is not None and self.ran[name] == frame.inside:
+                self.ran[name] += 1
+                self._take(name, lambda: encoder_layer(module, args, kwargs, output))
+
+    def asked(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if not self.stack or tap.inside:
+            return
+        frame = self.stack[-1]
+        if function is F.scaled_dot_product_attention:
+            frame.given = None
+            self._take(frame.name, lambda: sdpa(frame.module, args, kwargs, output))
+        elif over_keys(output, *args[1:], **kwargs):
+            frame.softmaxes.append(output)
+
     def hear(self, call: Call, output: Any) -> None:
         """Take one call of a backend, if its module belongs to the model."""
-        name = self.names.get(call.module)
+        self._take(self.names.get(call.module), lambda: Heard(call, _first(output)))
+
+    # What is kept of it
+
+    def _take(self, name: str | None, hear: Callable[[], Heard]) -> None:
+        self._keep(name, lambda: self._capture(name or "", hear()))
+
+    @torch.no_grad()
+    def _keep(self, name: str | None, capture: Callable[[], Capture | Held]) -> None:
         if name is None or name not in self.chosen or name in self.missing:
             return
         try:
-            capture = self._capture(name, call, output)
+            captured = capture()
         except Untranslatable as reason:
             self.parts.pop(name, None)
             self.missing[name] = str(reason)
             return
-        self.parts.setdefault(name, Part(part_of(name, call.module))).add(capture)
+        if name not in self.parts:
+            part = self.torch_parts.get(name) or part_of(name, self.modules[name])
+            self.parts[name] = Part(part, statistics=ModuleStatistics(name, self.folds) if self.folds else None)
+        self.parts[name].add(captured)
 
-    def _capture(self, name: str, call: Call, output: Any) -> Capture:
-        translation = translate(call, self.masks)
-        checked = check(name, call, translation, _first(output)) if self.verify else Check(name, note="verify=False")
-        query, key = _own(translation.query.detach()), _own(call.key.detach(), call.key)
+    def _capture(self, name: str, heard: Heard) -> Capture:
+        call, translation = heard.call, translate(heard.call, self.masks)
+        checked = Check(name, note="verify=False")
+        if self.verify:
+            checked = check(name, call, translation, heard.output, heard.finish)
+        query, key = _own(translation.query.detach()), _own(call.key.detach(), call)
         return Capture(translation.attention, translation.positions, query, Keys(key), checked)
 
     def _note_unheard(self) -> None:
@@ -129,8 +225,9 @@ class _Watcher:
         listed = f" {len(self.missing)} attention modules: {'; '.join(reasons)}." if reasons else ""
         return (
             f"watch: nothing of {type(self.model).__name__} was captured although it ran.{listed} Only models whose "
-            "attention goes through transformers' attention interface can be watched (BERT, Llama, T5, ViT and some "
-            "350 more); output_attentions=True with attn_implementation='eager' may still return its weights."
+            "attention goes through transformers' attention interface (BERT, Llama, T5, ViT and some 350 more), "
+            "F.scaled_dot_product_attention or nn.MultiheadAttention can be watched; output_attentions=True with "
+            "attn_implementation='eager' may still return its weights."
         )
 
 
@@ -138,15 +235,21 @@ def _first(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
-def _own(tensor: Tensor, source: Tensor | None = None) -> Tensor:
+def _own(tensor: Tensor, call: Call | None = None) -> Tensor:
     """The tensor, copied only where it is a static cache, which is written in place at the next step."""
-    static = source is not None and hasattr(source, "_dynamo_static_input_type")
-    return tensor.clone() if static else tensor
+    return tensor.clone() if call is not None and _is_static(call) else tensor
+
+
+def _is_static(call: Call) -> bool:
+    if hasattr(call.key, "_dynamo_static_input_type"):
+        return True
+    place = call.key.untyped_storage().data_ptr()
+    return call.backend == DIRECT and any(b.untyped_storage().data_ptr() == place for b in call.module.buffers())
 
 
 def _check_model(model: object) -> None:
     if not isinstance(model, nn.Module):
-        raise RegardError(f"watch: expected a Hugging Face model, got {type(model).__name__}.")
+        raise RegardError(f"watch: expected a Hugging Face model, got {type(model).__name__}, which is no nn.Module.")
     for name, module in model.named_modules():
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
             where = f"its part {name!r}" if name else "the model"
@@ -154,85 +257,3 @@ def _check_model(model: object) -> None:
                 f"watch: {where} is compiled, and compiled code does not ask for its backend again. Watch the model "
                 "that was compiled: model._orig_mod after torch.compile(model), one loaded anew after model.compile()."
             )
-    if "transformers" not in sys.modules:
-        raise RegardError(
-            f"watch: {type(model).__name__} is no model of transformers, which is not even loaded. For your own "
-            "attention call regard.attend, whose result holds the weights."
-        )
-
-
-# The one method that is replaced while anyone listens
-
-
-class _Tap:
-    """`AttentionInterface.get_interface`, replaced while anyone listens."""
-
-    def __init__(self) -> None:
-        self.listeners: list[_Watcher] = []
-        self.ours: Callable[..., Any] | None = None
-        self._theirs: Callable[..., Any] | None = None
-
-    @contextmanager
-    def to(self, watcher: _Watcher) -> Iterator[None]:
-        interface = _interface()
-        if self.ours is None:
-            self._open(interface)
-        self.listeners.append(watcher)
-        try:
-            yield
-        finally:
-            self.listeners.remove(watcher)
-            if not self.listeners:
-                self._close(interface)
-
-    def _open(self, interface: Any) -> None:
-        original = interface.get_interface
-
-        @wraps(original)
-        def get_interface(this: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
-            function = original(this, attn_implementation, default)
-            return self._overheard(function, attn_implementation) if self.ours is get_interface else function
-
-        self._theirs = original
-        self.ours = interface.get_interface = get_interface
-
-    def _close(self, interface: Any) -> None:
-        """Put the method back; if someone else wrapped ours meanwhile, ours stays and only passes on."""
-        if interface.get_interface is self.ours:
-            interface.get_interface = self._theirs
-        self.ours = self._theirs = None
-
-    def _overheard(self, function: Callable[..., Any], backend: str | None) -> Callable[..., Any]:
-        @wraps(function)
-        def run(*args: Any, **options: Any) -> Any:
-            output = function(*args, **options)
-            call = _call(backend or "eager", function, args, options)
-            for watcher in tuple(self.listeners):
-                watcher.hear(call, output)
-            return output
-
-        return run
-
-
-_tap = _Tap()
-
-
-def _interface() -> Any:
-    from transformers import __version__
-    from transformers.modeling_utils import AttentionInterface
-
-    if not hasattr(AttentionInterface, "get_interface"):
-        raise RegardError(
-            f"watch: transformers {__version__} has another attention interface; pip install 'transformers>=5,<6'."
-        )
-    return AttentionInterface
-
-
-def _call(backend: str, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Call:
-    """The arguments by name, however they were passed."""
-    names = ("module", "query", "key", "value", "attention_mask")
-    given = {**dict(zip(names, args, strict=False)), **options}
-    if len(args) > len(names):
-        given["a sixth positional argument"] = args[len(names) :]
-    module, query, key, value, mask = (given.pop(name, None) for name in names)
-    return Call(module, backend, function, query, key, value, mask, given)

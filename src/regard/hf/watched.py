@@ -11,6 +11,8 @@ from torch import Tensor
 
 from regard.attention import Attention, Prepared
 from regard.errors import RegardError, nearest
+from regard.hf.held import Held
+from regard.hf.summed import ModuleStatistics
 from regard.hf.verify import Check
 from regard.maps.attention_map import AttentionMap
 from regard.pieces.grid import Grid
@@ -50,6 +52,11 @@ class Capture:
     keys: Keys
     check: Check
 
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        B, H, I, _ = self.query.shape
+        return B, H, I, len(self.positions.keys)
+
     @cached_property
     def map(self) -> AttentionMap:
         """The weights; made at the first look."""
@@ -60,17 +67,41 @@ class Capture:
         return AttentionMap(self.attention, prepared, self.positions, grid, None)
 
 
+@dataclass(frozen=True, eq=False)
+class Folded:
+    """One call of which only statistics are kept: its size, and whether the kernel agreed."""
+
+    name: str
+    shape: tuple[int, int, int, int]
+    check: Check
+
+    @property
+    def map(self) -> AttentionMap:
+        raise NotCaptured(
+            f"seen[{self.name!r}]: only statistics were kept; they are in seen.statistics[{self.name!r}]. "
+            "watch(model, keep='qk') keeps the queries and keys that a map needs."
+        )
+
+
 @dataclass(eq=False)
 class Part:
-    """One attention module: its calls in order, and which part of the model it is in."""
+    """One attention module: its calls in order, which part of the model it is in, and statistics if those are kept."""
 
     part: str
-    calls: list[Capture] = field(default_factory=list)
+    calls: list[Capture | Held | Folded] = field(default_factory=list)
+    statistics: ModuleStatistics | None = None
 
-    def add(self, capture: Capture) -> None:
+    def add(self, capture: Capture | Held) -> None:
         """Take a call; if its keys go on where those of the last one end, hold them once."""
-        if self.calls and self.calls[-1].keys.grow(capture.keys.tensor):
-            capture.keys = self.calls[-1].keys
+        if self.statistics is not None:
+            weights = capture.map
+            with torch.autocast(weights.device.type, enabled=False):
+                self.statistics.add(weights)
+            self.calls.append(Folded(self.statistics.name, capture.shape, capture.check))
+            return
+        last = self.calls[-1] if self.calls else None
+        if isinstance(last, Capture) and isinstance(capture, Capture) and last.keys.grow(capture.keys.tensor):
+            capture.keys = last.keys
         self.calls.append(capture)
 
 
@@ -104,6 +135,18 @@ class Watched(Mapping[str, AttentionMap]):
     def maps(self) -> dict[str, AttentionMap]:
         """Module path -> the map of its last call."""
         return {name: self[name] for name in self.names}
+
+    @property
+    def statistics(self) -> dict[str, ModuleStatistics]:
+        """Module path -> what the folds gave, where `keep="statistics"` was asked for."""
+        found = {name: self._parts[name].statistics for name in self.names}
+        kept = {name: statistics for name, statistics in found.items() if statistics is not None}
+        if len(kept) < len(found):
+            raise RegardError(
+                "seen.statistics: queries and keys were kept, not statistics. Ask a map for them, "
+                "seen[name].summarize(*folds), or watch again with watch(model, keep='statistics')."
+            )
+        return kept
 
     @property
     def missing(self) -> dict[str, str]:
@@ -180,6 +223,6 @@ def worst(checks: list[Check]) -> Check:
 
 
 def _shape(part: Part) -> str:
-    B, H, I, _ = part.calls[-1].query.shape
+    B, H, I, J = part.calls[-1].shape
     calls = f", call {len(part.calls)}" if len(part.calls) > 1 else ""
-    return f"({B} x {H} heads x {I} x {len(part.calls[-1].positions.keys)}{calls})"
+    return f"({B} x {H} heads x {I} x {J}{calls})"

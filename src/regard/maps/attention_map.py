@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from operator import index as index_of
 from typing import Any
 
 import torch
@@ -53,6 +54,19 @@ class AttentionMap:
         self.attention, self.positions, self.grid = attention, positions, grid
         self._prepared = prepared.detach()
         self._statistic = statistic
+        self._versions = self._current_versions()
+
+    def _current_versions(self) -> list[int]:
+        tensors = (*self._prepared.tensors(), *self.attention.parameters(), *self.attention.buffers())
+        return [t._version for t in tensors if not t.is_inference()]
+
+    def _check_unchanged(self) -> None:
+        """Weights are made from what `attend` was given; after a change in place they would be of neither state."""
+        if self._current_versions() != self._versions:
+            raise RegardError(
+                "weights: queries, keys or parameters were changed in place since attend ran (an optimizer step, "
+                "perhaps), so its weights cannot be recomputed. Look before the change, or attend again."
+            )
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -68,6 +82,7 @@ class AttentionMap:
         """The row statistic r (for softmax the log-sum-exp, natural log); (B, H, I, ...) each."""
         if self._statistic is not None:
             return self._statistic
+        self._check_unchanged()
         B, H, I, J = self.shape
         size = max(1, min(TILE[0], WORKSPACE // (B * H * J * self._bytes_per_weight)))
         collected = Collected(I)
@@ -79,19 +94,29 @@ class AttentionMap:
         return collected.tensors()
 
     @property
+    def _item_bytes(self) -> int:
+        return max(self._prepared.query.element_size(), 4)
+
+    @property
     def _bytes_per_weight(self) -> int:
-        return 4 * (2 * self.attention.score.floats_per_score + 4)
+        return self._item_bytes * (2 * self.attention.score.floats_per_score + 4)
 
     # Exact pieces
 
     def __getitem__(self, index: Any) -> Tensor:
-        """Exact weights, indexed like the (B, H, I, J) tensor they would be."""
+        """Exact weights by batch entry, head, query and key: integers drop their axis, slices and lists keep it.
+
+        Lists choose on each axis by itself: weights[0, [0, 1], [2, 3]] is (2, 2, J).
+        """
         index = index if isinstance(index, tuple) else (index,)
         at = next((n for n, part in enumerate(index) if part is ...), len(index))
         given = (*index[:at], *index[at + 1 :])
         if len(given) > 4 or any(part is ... for part in given):
             raise OutOfRange(f"weights[...]: the map has 4 axes {self.shape}, got {len(index)} indices.")
-        b, h, i, j = (*index[:at], *[slice(None)] * (4 - len(given)), *index[at + 1 :])
+        if any(part is None for part in given):
+            raise RegardError("weights[...]: None makes no new axis here; use weights[...][None].")
+        parts = (*index[:at], *[slice(None)] * (4 - len(given)), *index[at + 1 :])
+        b, h, i, j = (_scalar(part) for part in parts)
         tile = self.tile(b, h, i, j)
         return tile[tuple(0 if isinstance(part, int) else slice(None) for part in (b, h, i, j))]
 
@@ -105,7 +130,7 @@ class AttentionMap:
             _indices(name, part, size, self.device)
             for name, part, size in zip(names, (batch, head, rows, cols), self.shape, strict=True)
         )
-        self._within_budget(len(b) * len(h) * len(i) * len(j) * 4, budget)
+        self._within_budget(len(b) * len(h) * len(i) * len(j) * self._item_bytes, budget)
         view = self if batch is None and head is None else self.select(b, h)
         keys, place = j.unique(return_inverse=True)
         step = max(1, WORKSPACE // (len(b) * len(h) * max(len(keys), 1) * self._bytes_per_weight))
@@ -133,6 +158,7 @@ class AttentionMap:
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice, masked: bool = True) -> tuple[Tensor, Tensor | None]:
         """Weights of a tile whose keys ascend, and their logarithms where those are cheap."""
+        self._check_unchanged()
         s = scores(self.attention, self._prepared.tile(rows, cols), self.grid.tile(rows, cols), masked)
         columns = torch.arange(cols.start, cols.stop, device=s.device) if isinstance(cols, slice) else cols
         statistic = tuple(t[:, :, rows] for t in self.statistic)
@@ -215,13 +241,27 @@ class AttentionMap:
         return f"AttentionMap({B} x {H} heads x {I} queries x {J} keys)"
 
 
+def _scalar(part: Any) -> Any:
+    """Any single integer (of NumPy, or a tensor without axes) as Python's own."""
+    if isinstance(part, bool) or (isinstance(part, Tensor) and (part.ndim or part.is_floating_point())):
+        return part
+    try:
+        return index_of(part)
+    except TypeError:
+        return part
+
+
 def _indices(axis: str, index: Index, size: int, device: torch.device) -> Tensor:
     """Any index of one axis as the list of its places, negative ones counted from the end."""
     if index is None:
         return torch.arange(size, device=device)
     if isinstance(index, slice):
-        return torch.arange(size, device=device)[index]
-    places = torch.as_tensor(index, device=device)
+        return torch.tensor(range(size)[index], dtype=torch.int64, device=device)
+    try:
+        places = torch.as_tensor(index, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        raise RegardError(f"weights[...]: the {axis} index must be integers or a slice, got {index!r}.") from None
+    places = places.long() if not places.numel() else places
     if places.dtype == torch.bool and places.shape == (size,):
         return places.nonzero().flatten()
     if places.is_floating_point() or places.dtype == torch.bool or places.ndim > 1:

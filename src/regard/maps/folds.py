@@ -55,6 +55,12 @@ class Fold(ABC):
         return [a + b for a, b in zip(state, other, strict=True)]
 
 
+def _at_least_one(fold: str, **counts: int) -> None:
+    for name, count in counts.items():
+        if not isinstance(count, int) or count < 1:
+            raise RegardError(f"{fold}({name}={count!r}): {name} is an integer of at least 1.")
+
+
 def _zeros(device: torch.device, *shape: int) -> Tensor:
     return torch.zeros(shape, device=device)
 
@@ -96,6 +102,9 @@ class Top(Fold):
     """The k strongest weights of every row and where they point; -1 where a row has fewer."""
 
     k: int = 1
+
+    def __post_init__(self) -> None:
+        _at_least_one("Top", k=self.k)
 
     def init(self, shape: Shape, device: torch.device) -> State:
         kept = (*shape[:3], min(self.k, shape[3]))
@@ -150,7 +159,8 @@ class Mass(Fold):
     keys: Tensor
 
     def __init__(self, keys: Tensor | list[int] | tuple[int, ...]) -> None:
-        object.__setattr__(self, "keys", torch.as_tensor(keys))
+        given = torch.as_tensor(keys)
+        object.__setattr__(self, "keys", given if given.numel() else given.long())
 
     def init(self, shape: Shape, device: torch.device) -> State:
         return [_zeros(device, *shape[:3]), self._flags(shape[0], shape[3], device)]
@@ -164,7 +174,9 @@ class Mass(Fold):
                 )
             return keys.float().expand(B, J)
         if keys.is_floating_point() or keys.ndim != 1 or (len(keys) and not (keys >= -J).logical_and(keys < J).all()):
-            raise RegardError(f"mass: keys are indices from 0 to {J - 1} or a boolean vector, got {keys}.")
+            raise RegardError(
+                f"mass: keys are indices from 0 to {J - 1}, or from the end, or a boolean vector; got {keys}."
+            )
         flags = _zeros(device, B, J)
         flags[:, keys] = 1.0
         return flags
@@ -187,6 +199,9 @@ class Pool(Fold):
 
     rows: int = 64
     cols: int = 64
+
+    def __post_init__(self) -> None:
+        _at_least_one("Pool", rows=self.rows, cols=self.cols)
 
     def init(self, shape: Shape, device: torch.device) -> State:
         B, H, I, J = shape

@@ -25,8 +25,8 @@ class Bias(ABC):
     """Base: `transform` turns scores into scores.
 
     `prepare` may compute O(n) tensors from queries and keys, one with rows on axis -2 for the
-    queries and one for the keys; tiles get their slices. `relative` says that the term depends
-    on head and j - i alone, so one diagonal holds it all.
+    queries and one for the keys, both with all query heads, (B, H, n, ...); tiles get their slices.
+    `relative` says that the term depends on head and j - i alone, so one diagonal holds it all.
     """
 
     relative: bool = False
@@ -159,6 +159,10 @@ class ShawBias(nn.Module, AdditiveBias):
         distance = grid.distance.clamp(-self.reach, self.reach) + self.reach
         return rows.gather(-1, distance.expand(*rows.shape[:3], -1))
 
+    def check(self, sizes: Sizes) -> None:
+        if self.keys.shape[1] != sizes.D:
+            raise RegardError(f"ShawBias: made for width {self.keys.shape[1]}, the queries have {sizes.D}.")
+
     def extra_repr(self) -> str:
         return f"{self.keys.shape[1]}, reach={self.reach}"
 
@@ -173,6 +177,8 @@ class TransformerXLBias(nn.Module, AdditiveBias):
 
     def __init__(self, num_heads: int, width: int, base: float = 10_000.0) -> None:
         super().__init__()
+        if width % 2:
+            raise RegardError(f"TransformerXLBias(width={width}): sines come with cosines, so the width must be even.")
         self.width, self.base = width, base
         self.content = nn.Parameter(torch.randn(num_heads, 1, width) * 0.02)
         self.distance = nn.Parameter(torch.randn(num_heads, 1, width) * 0.02)
@@ -208,7 +214,7 @@ class TransformerXLBias(nn.Module, AdditiveBias):
 def _distances(grid: Grid) -> tuple[Tensor, Tensor]:
     """The distinct i - j of a tile (n,), and which of them each pair has (I, J)."""
     behind = -grid.distance[0, 0]
-    first, last = int(behind[0, -1]), int(behind[-1, 0])
+    first, last = int(behind.min()), int(behind.max())
     if last - first < 2 * sum(behind.shape):
         return torch.arange(first, last + 1, device=grid.device), behind - first
     return torch.unique(behind, return_inverse=True)

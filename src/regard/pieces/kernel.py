@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.errors import RegardError
-from regard.pieces.score import Score, _check_equal_widths
+from regard.pieces.score import Score, check_equal_widths
+from regard.shapes import Sizes
 
 
 class FeatureMap(ABC):
@@ -88,6 +89,8 @@ class Kernel(nn.Module, Score):
     `Kernel(EluPlusOne())` is linear attention, `Kernel(RandomFeatures(64))` the Performer.
     """
 
+    nonnegative = True
+
     def __init__(self, features: FeatureMap | None = None) -> None:
         super().__init__()
         self.features = features or EluPlusOne()
@@ -98,11 +101,11 @@ class Kernel(nn.Module, Score):
     def scale(self, width: int) -> float:
         return 1.0
 
-    def check(self, query_width: int, key_width: int) -> None:
-        _check_equal_widths("Kernel", query_width, key_width)
-        made_for = getattr(self.features, "width", query_width)
-        if made_for != query_width:
-            raise RegardError(f"Kernel: its random features are of width {made_for}, the queries of {query_width}.")
+    def check(self, sizes: Sizes, key_width: int) -> None:
+        check_equal_widths("Kernel", sizes.D, key_width)
+        made_for = getattr(self.features, "width", sizes.D)
+        if made_for != sizes.D:
+            raise RegardError(f"Kernel: its random features are of width {made_for}, the queries of {sizes.D}.")
 
     def extra_repr(self) -> str:
         return "" if isinstance(self.features, nn.Module) else repr(self.features)

@@ -52,6 +52,12 @@ class Mask(ABC):
     def __or__(self, other: Mask) -> Mask:
         return Either(self, _mask(other, "|"))
 
+    def __rand__(self, other: object) -> Mask:
+        return Both(_mask(other, "&"), self)
+
+    def __ror__(self, other: object) -> Mask:
+        return Either(_mask(other, "|"), self)
+
     def __invert__(self) -> Mask:
         return Not(self)
 
@@ -235,6 +241,9 @@ class prefix(Mask):
     length: int
     keys_only = True
 
+    def __post_init__(self) -> None:
+        _count("prefix", length=self.length)
+
     def allowed(self, grid: Grid) -> Tensor:
         return grid.j < self.length
 
@@ -259,6 +268,7 @@ class block_local(Mask):
 
     def __post_init__(self) -> None:
         _positive("block_local", size=self.size)
+        _count("block_local", before=self.before, after=self.after)
 
     def allowed(self, grid: Grid) -> Tensor:
         apart = grid.j // self.size - grid.i // self.size
@@ -271,6 +281,12 @@ class block_local(Mask):
     def all(self, start: int, stop: int) -> Spans:
         first, last = start // self.size, (stop - 1) // self.size
         return Spans.of(((last - self.before) * self.size, (first + self.after + 1) * self.size))
+
+
+def _count(mask: str, **counts: int) -> None:
+    for name, count in counts.items():
+        if not isinstance(count, int) or count < 0:
+            raise RegardError(f"{mask}({name}={count!r}): {name} must be an integer of at least 0.")
 
 
 def _positive(mask: str, **sizes: int) -> None:

@@ -141,6 +141,10 @@ class documents(Mask):
     def _number(positions: Tensor, edges: list[int]) -> Tensor:
         return torch.bucketize(positions, torch.tensor(edges, device=positions.device), right=True)
 
+    def __repr__(self) -> str:
+        keys = "" if self.key_lengths is None else f", keys {_few(self.key_lengths)}"
+        return f"documents({_few(self.lengths)}{keys})"
+
     @cached_property
     def _edges(self) -> list[int]:
         return [0, *accumulate(self.lengths)]
@@ -172,6 +176,9 @@ class global_tokens(Mask):
 
     def all(self, start: int, stop: int) -> Spans:
         return EVERYTHING if self._spans.covers(Spans.of((start, stop))) else self._spans
+
+    def __repr__(self) -> str:
+        return f"global_tokens({_few(self.positions)})"
 
     @cached_property
     def _spans(self) -> Spans:
@@ -310,6 +317,11 @@ class given(Mask):
                 f"given: the mask has {H} heads on axis 1, the query {sizes.H}. The axes are (batch or 1, heads or 1, "
                 f"queries, keys): {tuple(self.tensor.shape)} against {(sizes.B, sizes.H, sizes.I, sizes.J)}."
             )
+        if (I, J) == (sizes.B, sizes.J) != (sizes.I, sizes.J) and self.tensor.ndim == 2:
+            raise RegardError(
+                f"given: a tensor of two axes is (queries, keys), here {(sizes.I, sizes.J)}; got {(I, J)}, which looks "
+                "like (batch, keys). A vector of real tokens for each batch entry is regard.padding(tensor)."
+            )
         _check_covers("given", "queries", positions.queries(sizes.I).shift(-self._offset), I)
         _check_covers("given", "keys", positions.keys, J)
 
@@ -334,6 +346,14 @@ class given(Mask):
         return f"given(shape={tuple(self.tensor.shape)})"
 
 
+def _few(numbers: Sequence[int]) -> str:
+    """A list short enough for one line."""
+    if len(numbers) <= 8:
+        return str(list(numbers))
+    first, last = ", ".join(map(str, numbers[:3])), numbers[-1]
+    return f"[{first}, ..., {last}] ({len(numbers)} of them)"
+
+
 def _check_batch(what: str, made_for: int, sizes: Sizes) -> None:
     if made_for != sizes.B:
         raise RegardError(
@@ -347,5 +367,6 @@ def _check_covers(what: str, axis: str, asked: Spans, size: int) -> None:
         ((first, last),) = asked.hull()
         raise RegardError(
             f"{what}: covers {axis} 0 to {size - 1}, asked for {first} to {last - 1}. "
-            f"Make the mask for the whole length; a shorter one never broadcasts."
+            "Make the mask for the whole length; a shorter one never broadcasts. "
+            "Rows and columns are counted so that the last query stands at the last key."
         )

@@ -21,10 +21,14 @@ Statistic = tuple[Tensor, ...]
 
 
 class Normalizer(ABC):
-    """Base of all normalisers. `row_sum` is what the weights of a row that is not empty add up to."""
+    """Base of all normalisers. `row_sum` is what the weights of a row that is not empty add up to.
+
+    `masked_score` is what takes the place of a masked score; `needs_nonnegative` refuses scores that may be below 0.
+    """
 
     row_sum: float | None = 1.0
     masked_score: float = -torch.inf
+    needs_nonnegative: bool = False
 
     @abstractmethod
     def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
@@ -139,15 +143,17 @@ class Sparsemax(Normalizer):
     """
 
     def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
-        ranked = _finite_scores(scores).sort(-1, descending=True).values
+        greatest = _greatest(scores)
+        ranked = _from_greatest(scores, greatest).sort(-1, descending=True).values
         counts = torch.arange(1, ranked.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
         sums = ranked.cumsum(-1)
         support = (1 + counts * ranked > sums).sum(-1, keepdim=True)
         threshold = (sums.gather(-1, support - 1) - 1) / support
-        return (threshold.squeeze(-1),)
+        return greatest.squeeze(-1), threshold.squeeze(-1)
 
     def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
-        return (scores - statistic[0].unsqueeze(-1)).clamp_min(0)
+        greatest, threshold = (t.unsqueeze(-1) for t in statistic)
+        return (scores - greatest - threshold).clamp_min(0)
 
 
 @dataclass(frozen=True)
@@ -158,25 +164,29 @@ class Entmax15(Normalizer):
     """
 
     def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
-        ranked = _finite_scores(scores / 2).sort(-1, descending=True).values
-        greatest = ranked[..., :1]
-        ranked = ranked - greatest
+        greatest = _greatest(scores)
+        ranked = _from_greatest(scores, greatest).sort(-1, descending=True).values / 2
         counts = torch.arange(1, ranked.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
         mean, square = ranked.cumsum(-1) / counts, ranked.square().cumsum(-1) / counts
         spread = (1 - counts * (square - mean.square())) / counts
         thresholds = mean - spread.clamp_min(torch.finfo(scores.dtype).tiny).sqrt()
         support = (thresholds <= ranked).sum(-1, keepdim=True)
-        return ((thresholds.gather(-1, support - 1) + greatest).squeeze(-1),)
+        return greatest.squeeze(-1), thresholds.gather(-1, support - 1).squeeze(-1)
 
     def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
-        return (scores / 2 - statistic[0].unsqueeze(-1)).clamp_min(0).square()
+        greatest, threshold = (t.unsqueeze(-1) for t in statistic)
+        return ((scores - greatest) / 2 - threshold).clamp_min(0).square()
 
 
-def _finite_scores(scores: Tensor) -> Tensor:
-    """-inf far below anything a threshold can reach, but finite, so that sums stay numbers."""
+def _greatest(scores: Tensor) -> Tensor:
+    """The greatest score of each row (0 if it is empty), from which thresholds count: absolute ones would round."""
     greatest = scores.detach().amax(-1, keepdim=True)
-    greatest = greatest.masked_fill(greatest.isneginf(), 0.0)
-    return torch.where(scores.isneginf(), greatest - 1e4, scores)
+    return greatest.masked_fill(greatest.isneginf(), 0.0)
+
+
+def _from_greatest(scores: Tensor, greatest: Tensor) -> Tensor:
+    """Scores from 0 down; -inf becomes a number below any threshold, so that sums stay numbers."""
+    return (scores - greatest).masked_fill(scores.isneginf(), -1e4)
 
 
 @dataclass(frozen=True)
@@ -190,8 +200,8 @@ class TopK(Normalizer):
     k: int
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise RegardError(f"TopK(k={self.k}): at least one key must be kept.")
+        if not isinstance(self.k, int) or self.k < 1:
+            raise RegardError(f"TopK(k={self.k}): how many keys are kept is an integer; at least one key must be.")
 
     def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
         kept = scores.topk(min(self.k, scores.shape[-1]), dim=-1)
@@ -217,6 +227,8 @@ class Hardmax(Normalizer):
 
 def _kept(kept: Tensor, columns: Tensor) -> Tensor:
     """Which of the ascending `columns` (J,) are among `kept` (..., k): (..., J) boolean."""
+    if not len(columns):
+        return kept[..., :0] >= 0
     place = torch.searchsorted(columns, kept.contiguous()).clamp_max(len(columns) - 1)
     found = columns[place] == kept
     flags = torch.zeros(*kept.shape[:-1], len(columns) + 1, dtype=torch.bool, device=columns.device)
@@ -228,6 +240,7 @@ class Sum(Normalizer):
     """w_ij = s_ij / sum_j s_ij, for scores that are not negative (linear attention, arXiv:2006.16236, eq. 4)."""
 
     masked_score = 0.0
+    needs_nonnegative = True
 
     def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
         return (scores.sum(-1),)

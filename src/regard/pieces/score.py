@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from regard.errors import RegardError
 from regard.pieces.grid import Grid
-from regard.shapes import grouped_scores
+from regard.shapes import Sizes, at_least_float32, grouped_scores
 
 
 class Score(ABC):
@@ -24,9 +24,11 @@ class Score(ABC):
 
     A dot-like score implements `prepare` and `scale`; any other implements `tile`, and says in
     `floats_per_score` how many numbers it holds for one score, so that tiles fit in memory.
+    `nonnegative` promises scores of at least 0, which the `Sum` normaliser asks for.
     """
 
     floats_per_score: int = 1
+    nonnegative: bool = False
 
     def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """What is O(n): (B, H, I, D), (B, G, J, D) -> (B, H, I, W), (B, G, J, W)."""
@@ -37,8 +39,8 @@ class Score(ABC):
         return None
 
     @abstractmethod
-    def check(self, query_width: int, key_width: int) -> None:
-        """Refuse widths that this score cannot compare."""
+    def check(self, sizes: Sizes, key_width: int) -> None:
+        """Refuse widths and heads that this score cannot compare."""
 
     def tile(self, query: Tensor, key: Tensor, grid: Grid) -> Tensor:
         """Scores (B, H, I, J) of prepared rows (B, H, I, W) against prepared columns (B, G, J, W)."""
@@ -47,7 +49,8 @@ class Score(ABC):
         return grouped_scores(query * scale, key)
 
 
-def _check_equal_widths(score: str, query_width: int, key_width: int) -> None:
+def check_equal_widths(score: str, query_width: int, key_width: int) -> None:
+    """Refuse queries and keys of different widths."""
     if query_width != key_width:
         raise RegardError(
             f"{score}: query width {query_width} and key width {key_width} must be equal. Project one of them, "
@@ -74,8 +77,8 @@ class Dot(Score):
     def scale(self, width: int) -> float:
         return width**-0.5 if self.factor is None else self.factor
 
-    def check(self, query_width: int, key_width: int) -> None:
-        _check_equal_widths("Dot", query_width, key_width)
+    def check(self, sizes: Sizes, key_width: int) -> None:
+        check_equal_widths("Dot", sizes.D, key_width)
 
     def __repr__(self) -> str:
         return "Dot()" if self.factor is None else f"Dot(scale={self.factor})"
@@ -88,13 +91,13 @@ class Cosine(Score):
     factor: float = 10.0
 
     def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        return F.normalize(query, dim=-1), F.normalize(key, dim=-1)
+        return F.normalize(at_least_float32(query), dim=-1), F.normalize(at_least_float32(key), dim=-1)
 
     def scale(self, width: int) -> float:
         return self.factor
 
-    def check(self, query_width: int, key_width: int) -> None:
-        _check_equal_widths("Cosine", query_width, key_width)
+    def check(self, sizes: Sizes, key_width: int) -> None:
+        check_equal_widths("Cosine", sizes.D, key_width)
 
 
 class Bilinear(nn.Module, Score):
@@ -110,13 +113,18 @@ class Bilinear(nn.Module, Score):
         nn.init.xavier_uniform_(self.weight)
 
     def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        return query @ self.weight, key
+        return query.to(self.weight.dtype) @ self.weight, key.to(self.weight.dtype)
 
     def scale(self, width: int) -> float:
         return 1.0
 
-    def check(self, query_width: int, key_width: int) -> None:
-        _check_widths("Bilinear", tuple(self.weight.shape[1:]), (query_width, key_width))
+    def check(self, sizes: Sizes, key_width: int) -> None:
+        _check_widths("Bilinear", tuple(self.weight.shape[1:]), (sizes.D, key_width))
+        if len(self.weight) not in (1, sizes.H):
+            raise RegardError(
+                f"Bilinear: made for {len(self.weight)} heads, the query has {sizes.H}. Create it with "
+                f"num_heads={sizes.H}, or 1 to share one matrix."
+            )
 
     def extra_repr(self) -> str:
         H, D, K = self.weight.shape
@@ -143,13 +151,13 @@ class Additive(nn.Module, Score):
         return self.direction.shape[0]
 
     def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        return self.query(query), self.key(key)
+        return self.query(query.to(self.direction.dtype)), self.key(key.to(self.direction.dtype))
 
     def tile(self, query: Tensor, key: Tensor, grid: Grid) -> Tensor:
         return additive_scores(query, key, self.direction)
 
-    def check(self, query_width: int, key_width: int) -> None:
-        _check_widths("Additive", (self.query.in_features, self.key.in_features), (query_width, key_width))
+    def check(self, sizes: Sizes, key_width: int) -> None:
+        _check_widths("Additive", (self.query.in_features, self.key.in_features), (sizes.D, key_width))
 
 
 class Concat(nn.Module, Score):
@@ -174,14 +182,15 @@ class Concat(nn.Module, Score):
         for_query, for_key = self.projection.weight.split(
             [self.query_width, self.projection.in_features - self.query_width], dim=1
         )
-        return F.linear(query, for_query), F.linear(key, for_key)
+        dtype = self.direction.dtype
+        return F.linear(query.to(dtype), for_query), F.linear(key.to(dtype), for_key)
 
     def tile(self, query: Tensor, key: Tensor, grid: Grid) -> Tensor:
         return additive_scores(query, key, self.direction)
 
-    def check(self, query_width: int, key_width: int) -> None:
+    def check(self, sizes: Sizes, key_width: int) -> None:
         mine = (self.query_width, self.projection.in_features - self.query_width)
-        _check_widths("Concat", mine, (query_width, key_width))
+        _check_widths("Concat", mine, (sizes.D, key_width))
 
 
 def additive_scores(query: Tensor, key: Tensor, direction: Tensor) -> Tensor:

@@ -1,7 +1,16 @@
 """Statistics of heads and warnings about them, for the maps of any model."""
 
+from regard.stats.alike import divergence, head_groups, head_map, sample_rows
+from regard.stats.flow import ValueWeighted, rollout, value_weighted
+from regard.stats.folds import Offsets, SameToken
+from regard.stats.head_table import HeadTable, LayerTable
+from regard.stats.mask_warnings import mask_findings
+from regard.stats.of_text import text_statistics
+from regard.stats.patterns import Patterns, patterns
+from regard.stats.probes import probe_tokens, shuffle_order
 from regard.stats.profile import LayerProfile, Link, Profile, profile
 from regard.stats.reading import HeadLink, Reading
+from regard.stats.roles import Role, RoleTable, roles
 from regard.stats.statistics import STATISTICS, HeadStatistic
 from regard.stats.warnings import CAVEAT, Finding, findings
 
@@ -11,10 +20,30 @@ __all__ = [
     "Finding",
     "HeadLink",
     "HeadStatistic",
+    "HeadTable",
     "LayerProfile",
+    "LayerTable",
     "Link",
+    "Offsets",
+    "Patterns",
     "Profile",
     "Reading",
+    "Role",
+    "RoleTable",
+    "SameToken",
+    "ValueWeighted",
+    "divergence",
     "findings",
+    "head_groups",
+    "head_map",
+    "mask_findings",
+    "patterns",
+    "probe_tokens",
     "profile",
+    "roles",
+    "rollout",
+    "sample_rows",
+    "shuffle_order",
+    "text_statistics",
+    "value_weighted",
 ]

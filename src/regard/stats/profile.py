@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -31,8 +31,8 @@ class LayerProfile:
     """One attention module: statistics by name (H,), the strongest links of every query, and head against head.
 
     `links` holds (H, I, k) weights and keys, `received` is (H, J), `similarity` (H, H) the cosine
-    of every two heads' maps, `allowed` (H, I) how many keys a query may attend to. All are float32
-    at least.
+    of every two heads' maps, `allowed` (H, I) how many keys a query may attend to, `counts` (H,) how
+    many queries each statistic is the mean of. All are float32 at least.
     """
 
     name: str
@@ -41,6 +41,7 @@ class LayerProfile:
     received: Tensor
     similarity: Tensor
     allowed: Tensor
+    counts: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def num_heads(self) -> int:
@@ -77,14 +78,14 @@ class Profile:
 
     def values(self, name: str) -> list[Tensor]:
         """One statistic of all layers, (H,) each."""
-        known = [s.name for s in STATISTICS]
-        if name not in self.layers[0].values:
+        known = list(self.layers[0].values)
+        if name not in known:
             raise RegardError(f"profile: there is no statistic {name!r}. Known names: {', '.join(known)}.")
         return [layer.values[name] for layer in self.layers]
 
     def table(self) -> str:
         """One line for each layer and head, in plain text."""
-        names = list(self.layers[0].values)
+        names = [name for name, value in self.layers[0].values.items() if value.ndim == 1]
         lines = ["layer head " + " ".join(f"{name:>9}" for name in names) + "  strongest link"]
         for number, layer in enumerate(self.layers):
             for head in range(layer.num_heads):
@@ -165,4 +166,6 @@ def _layer(
     for statistic, folds in zip(statistics, wanted, strict=True):
         values[statistic.name] = statistic.per_head(*(next(rest) for _ in folds))[0].cpu()
     links = Links(links.weights[0].cpu(), links.keys[0].cpu())
-    return LayerProfile(name, values, links, received[0].cpu(), similarity[0].cpu(), allowed[0].cpu())
+    received, similarity, allowed = (result[0].cpu() for result in (received, similarity, allowed))
+    counts = {statistic.name: statistic.counted(allowed) for statistic in statistics}
+    return LayerProfile(name, values, links, received, similarity, allowed, counts)

@@ -35,6 +35,10 @@ class HeadStatistic(ABC):
         """From the results of `folds`, (B, H, I) each, to (B, H): the mean over queries unless said otherwise."""
         return results[0].mean(-1)
 
+    def counted(self, allowed: Tensor) -> Tensor:
+        """How many queries `per_head` is a mean of, (H,); `allowed` (H, I) are the keys each may attend to."""
+        return torch.full(allowed.shape[:1], float(allowed.shape[1]))
+
 
 @dataclass(frozen=True)
 class MeanEntropy(HeadStatistic):
@@ -65,6 +69,9 @@ class Evenness(HeadStatistic):
         choice = allowed > 1
         share = torch.where(choice, entropy / allowed.clamp_min(2).log(), 0.0)
         return share.sum(-1) / choice.sum(-1).clamp_min(1)
+
+    def counted(self, allowed: Tensor) -> Tensor:
+        return (allowed > 1).sum(-1)
 
 
 @dataclass(frozen=True)

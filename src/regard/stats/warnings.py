@@ -56,14 +56,16 @@ def uniform_heads(number: int, layer: LayerProfile) -> Iterator[Finding]:
     """Heads that look at everything alike."""
     heads, value = _above(layer.values.get("evenness"), UNIFORM)
     if heads:
-        who, s = _name(number, heads), _s(heads)
+        who, s = name_of(number, heads), ending(heads)
+        whole = 1 < len(heads) == layer.num_heads
+        why = " That is every head of the layer: its scores may have lost their scale." if whole else ""
         yield Finding(
             "uniform",
             number,
             heads,
             value,
             f"{who} look{s} at all tokens nearly alike ({value:.1%} of the largest entropy or more): the text is "
-            "averaged. The strongest links stand out by very little, and that does not mean they are useless.",
+            f"averaged.{why} The strongest links stand out by very little, and that does not mean they are useless.",
         )
 
 
@@ -71,7 +73,7 @@ def special_heads(number: int, layer: LayerProfile) -> Iterator[Finding]:
     """Heads that look at [CLS], [SEP] and the like, and at little else."""
     heads, value = _above(layer.values.get("special"), SPECIAL)
     if heads:
-        who, s = _name(number, heads), _s(heads)
+        who, s = name_of(number, heads), ending(heads)
         yield Finding(
             "special",
             number,
@@ -79,6 +81,27 @@ def special_heads(number: int, layer: LayerProfile) -> Iterator[Finding]:
             value,
             f"{who} put{s} {value:.0%} of the weight or more on special tokens, and on this text mostly rest{s}. That "
             "does not say that those tokens matter, nor what happens on other texts.",
+        )
+
+
+def sink_heads(number: int, layer: LayerProfile) -> Iterator[Finding]:
+    """Heads that rest on the first token; where that is a special token, `special_heads` says so already."""
+    choice = layer.allowed > 1
+    # A query with a single key has no choice; under a causal mask that is the first query, on the first key.
+    forced = (~choice).sum(-1)
+    share = (layer.received[:, 0] - forced) / choice.sum(-1).clamp_min(1)
+    share = share.where(choice.sum(-1) > 1, 0.0)
+    special = layer.values.get("special")
+    heads, value = _above(share if special is None else share.where(special <= SPECIAL, 0.0), SPECIAL)
+    if heads:
+        who, s = name_of(number, heads), ending(heads)
+        yield Finding(
+            "sink",
+            number,
+            heads,
+            value,
+            f"{who} put{s} {value:.0%} of the weight or more on the first token, whatever it is, and on this text "
+            f"mostly rest{s}. That does not say that the first token matters.",
         )
 
 
@@ -94,13 +117,18 @@ def copied_heads(number: int, layer: LayerProfile) -> Iterator[Finding]:
             number,
             group,
             value,
-            f"{_name(number, group)} look at nearly the same places (cosine {value:.2f} or more with "
+            f"{name_of(number, group)} look at nearly the same places (cosine {value:.2f} or more with "
             f"another of the group).{why} They may still carry different values onwards.",
         )
 
 
 #: A check takes the number of a layer and its profile and gives its findings. A new one is one function here.
-CHECKS: tuple[Callable[[int, LayerProfile], Iterator[Finding]], ...] = (uniform_heads, special_heads, copied_heads)
+CHECKS: tuple[Callable[[int, LayerProfile], Iterator[Finding]], ...] = (
+    uniform_heads,
+    special_heads,
+    sink_heads,
+    copied_heads,
+)
 
 
 def _above(values: Tensor | None, threshold: float) -> tuple[tuple[int, ...], float]:
@@ -124,12 +152,13 @@ def _groups(similarity: Tensor, threshold: float) -> list[tuple[int, ...]]:
     return groups
 
 
-def _name(layer: int, heads: tuple[int, ...]) -> str:
+def name_of(layer: int, heads: tuple[int, ...]) -> str:
+    """`Layer 2 heads 1, 4 and 5`."""
     if len(heads) == 1:
         return f"Layer {layer} head {heads[0]}"
     return f"Layer {layer} heads {', '.join(map(str, heads[:-1]))} and {heads[-1]}"
 
 
-def _s(heads: tuple[int, ...]) -> str:
+def ending(heads: tuple[int, ...]) -> str:
     """The ending of a verb."""
     return "s" if len(heads) == 1 else ""

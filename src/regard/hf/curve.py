@@ -1,0 +1,135 @@
+"""Quality against heads removed (Michel et al., 2019; Voita et al., 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.errors import RegardError, nearest
+from regard.hf.gates import gated
+from regard.hf.importance import Importance
+
+ORDERS = ("importance", "random", "reversed")
+TENTHS = tuple(tenth / 10 for tenth in range(11))
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """The quality of a model with `removed` heads gated to zero, a share of all of them, in one order."""
+
+    order: str
+    share: float
+    removed: int
+    quality: float
+
+
+@dataclass(eq=False)
+class PruningCurve:
+    """Points in the order in which they were measured; `complete` is False after an interrupt."""
+
+    num_heads: int
+    points: list[CurvePoint] = field(default_factory=list)
+    complete: bool = False
+
+    def qualities(self, order: str) -> dict[float, float]:
+        """Share of heads removed -> quality, in one order of removal."""
+        orders = {point.order for point in self.points}
+        if order not in orders:
+            raise RegardError(f"PruningCurve: nothing was measured in order {order!r}. {nearest(order, orders)}")
+        return {point.share: point.quality for point in self.points if point.order == order}
+
+    def table(self) -> str:
+        """One line for each share, one column for each order, in plain text."""
+        orders = list(dict.fromkeys(point.order for point in self.points))
+        lines = ["share heads " + " ".join(f"{order:>10}" for order in orders)]
+        cells = {(point.share, point.order): f"{point.quality:10.4f}" for point in self.points}
+        for share, removed in dict.fromkeys((point.share, point.removed) for point in self.points):
+            numbers = " ".join(f"{cells.get((share, order), '-'):>10}" for order in orders)
+            lines.append(f"{share:5.2f} {removed:5d} {numbers}")
+        return "\n".join(lines if self.complete else [*lines, "interrupted"])
+
+    def __repr__(self) -> str:
+        state = "complete" if self.complete else "interrupted"
+        return f"PruningCurve({len(self.points)} points, {self.num_heads} heads, {state})"
+
+
+def pruning_curve(
+    model: nn.Module,
+    quality: Callable[[Any], float],
+    importance: Importance,
+    shares: Sequence[float] = TENTHS,
+    order: Sequence[str] = ORDERS,
+    seed: int = 0,
+    progress: Callable[[CurvePoint], None] | None = None,
+) -> PruningCurve:
+    """Quality as ever more heads are removed: the least important first, at random, the most important first.
+
+    Heads are gated to zero, not cut out, so the model stays whole; `quality(model)` runs without
+    gradients. The random order, drawn once with `seed`, is the control: an importance that orders no
+    better tells nothing. `progress` is called with every point. Ctrl-C ends the curve early: what was
+    measured is returned, with `complete` False. Heads are ranked by `importance` as it is given; pass
+    `importance.normalized()` to compare across layers as Michel et al. (2019, arXiv:1905.10650) do.
+
+    >>> import torch, transformers, regard as rg
+    >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=4, vocab_size=9)
+    >>> model = transformers.GPT2LMHeadModel(config).eval()
+    >>> ids = torch.tensor([[1, 2, 3, 4]])
+    >>> loss = lambda model, ids=ids: model(ids, labels=ids).loss
+    >>> rg.pruning_curve(model, lambda m: -float(loss(m)), rg.importance(model, loss, [ids]), shares=[0, 0.5])
+    PruningCurve(6 points, 2 heads, complete)
+    """
+    shares, orders = _check(importance, shares, order)
+    ranked = {name: _ordered(importance, name, seed) for name in orders}
+    curve, known = PruningCurve(len(importance.ranking())), {}
+    try:
+        for share in shares:
+            for name in orders:
+                removed = round(share * curve.num_heads)
+                heads = frozenset(ranked[name][:removed])
+                if heads not in known:
+                    known[heads] = _measure(model, quality, importance, heads)
+                curve.points.append(CurvePoint(name, share, removed, known[heads]))
+                if progress is not None:
+                    progress(curve.points[-1])
+        curve.complete = True
+    except KeyboardInterrupt:
+        pass
+    return curve
+
+
+def _check(importance: Importance, shares: Sequence[float], order: str | Sequence[str]) -> tuple[list, list[str]]:
+    if not isinstance(importance, Importance):
+        raise RegardError(f"pruning_curve: expected the result of importance(), got {type(importance).__name__}.")
+    for share in shares:
+        if not 0 <= share <= 1:
+            raise RegardError(f"pruning_curve: shares are of all heads, from 0 to 1; got {share!r}.")
+    orders = [order] if isinstance(order, str) else list(order)
+    for name in orders:
+        if name not in ORDERS:
+            raise RegardError(f"pruning_curve: unknown order {name!r}. {nearest(str(name), ORDERS)}")
+    return list(dict.fromkeys(shares)), list(dict.fromkeys(orders))
+
+
+def _ordered(importance: Importance, order: str, seed: int) -> list[tuple[str, int]]:
+    """All heads in the order of removal; the random one does not depend on what the importance is."""
+    if order == "random":
+        heads = [(name, head) for name, value in importance.values.items() for head in range(len(value))]
+        drawn = torch.randperm(len(heads), generator=torch.Generator().manual_seed(seed))
+        return [heads[position] for position in drawn.tolist()]
+    return importance.ranking()[:: 1 if order == "importance" else -1]
+
+
+def _measure(model: nn.Module, quality: Callable[[Any], float], importance: Importance, heads: frozenset) -> float:
+    gates = {name: torch.ones(len(value)) for name, value in importance.values.items()}
+    for name, head in heads:
+        gates[name][head] = 0
+    with torch.no_grad(), gated(model, gates):
+        found = quality(model)
+    try:
+        return float(found)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RegardError(f"pruning_curve: quality(model) must return a number, got {found!r}.") from error

@@ -1,0 +1,158 @@
+"""Where the heads of an attention module are: its output projection, how many there are, and how wide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard.errors import RegardError, nearest
+from regard.hf.modules import attention_modules, layer_number
+
+#: What the output projection is called, as a child of the attention module or next to it.
+OUTPUTS = ("o_proj", "out_proj", "c_proj", "Wo", "out_lin", "o", "dense", "proj")
+BESIDE = "output.dense"
+COUNTS = ("num_heads", "num_attention_heads", "n_heads")
+WIDTHS = ("head_dim", "attention_head_size", "head_size")
+#: Norms over all heads at once that stand between the heads and the output projection (BitNet, Kosmos-2, MiniMax).
+BETWEEN = ("attn_sub_norm", "inner_attn_ln", "norm")
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """The heads of one attention module.
+
+    Head h is `input[..., h * width : (h + 1) * width]`, where `input` is what the output projection
+    receives. `group` query heads in a row share one key and value head (1: every head has its own).
+    """
+
+    name: str
+    module: nn.Module
+    output: nn.Module
+    num_heads: int
+    width: int
+    group: int
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight of the output projection: gates live on its device."""
+        return self.output.weight  # pyright: ignore[reportReturnType]
+
+    def check(self, caller: str, head: Any) -> int:
+        """The head number, if there is such a head."""
+        try:
+            number = -1 if isinstance(head, bool) else index(head)
+        except TypeError:
+            number = -1
+        if not 0 <= number < self.num_heads:
+            raise RegardError(f"{caller}: {self.name} has heads 0 to {self.num_heads - 1}, got {head!r}.")
+        return number
+
+
+@dataclass(frozen=True, eq=False)
+class ModelHeads:
+    """The heads of a model by module path, and the attention modules whose heads were not found, with the reason."""
+
+    caller: str
+    found: dict[str, Heads]
+    unknown: dict[str, str]
+
+    @classmethod
+    def of(cls, model: nn.Module, caller: str) -> ModelHeads:
+        """Find them. `caller` is the operation that error messages name."""
+        check_model(model, caller)
+        found, unknown = {}, {}
+        for name, module in attention_modules(model).items():
+            heads = _heads(model, name, module)
+            if isinstance(heads, Heads):
+                found[name] = heads
+            else:
+                unknown[name] = heads
+        if not found:
+            reasons = "; ".join(dict.fromkeys(unknown.values())) or "it has no attention modules"
+            raise RegardError(f"{caller}: no heads were found in {type(model).__name__}: {reasons}.")
+        return cls(caller, found, unknown)
+
+    def __getitem__(self, name: str | int) -> Heads:
+        """By module path, or by layer number where that is unambiguous."""
+        if isinstance(name, int) and not isinstance(name, bool):
+            name = self._numbered(name)
+        if name in self.unknown:
+            raise RegardError(f"{self.caller}: the heads of {name!r} are not known: {self.unknown[name]}.")
+        if name not in self.found:
+            raise RegardError(f"{self.caller}: no attention module {name!r}. {nearest(str(name), self.found)}")
+        return self.found[name]
+
+    def _numbered(self, layer: int) -> str:
+        names = [name for name in self.found if layer_number(name) == layer]
+        if len(names) != 1:
+            which = f"is in {', '.join(names)}" if names else f"is in none of {', '.join(self.found)}"
+            raise RegardError(f"{self.caller}: layer {layer} {which}. Give the module path.")
+        return names[0]
+
+    def select(self, chosen: Mapping[Any, Iterable[int]] | Iterable[tuple[Any, int]]) -> dict[str, list[int]]:
+        """Heads given as {module: [head, ...]} or as (module, head) pairs, checked, sorted and without repeats."""
+        selected: dict[str, set[int]] = {}
+        for name, head in _pairs(self.caller, chosen):
+            heads = self[name]
+            selected.setdefault(heads.name, set()).add(heads.check(self.caller, head))
+        return {name: sorted(numbers) for name, numbers in selected.items()}
+
+
+def check_model(model: object, caller: str) -> None:
+    """Refuse what is no module, and compiled modules, which run without the hooks that gates are made of."""
+    if not isinstance(model, nn.Module):
+        raise RegardError(f"{caller}: expected a Hugging Face model, got {type(model).__name__}.")
+    for module in model.modules():
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+            raise RegardError(
+                f"{caller}: {type(module).__name__} is compiled, and compiled code does not see hooks or new weights. "
+                "Use the model before torch.compile (model._orig_mod), and compile it again afterwards."
+            )
+
+
+def _heads(model: nn.Module, name: str, module: nn.Module) -> Heads | str:
+    """The heads of one attention module, or why they are not known."""
+    kind = type(module).__name__
+    if isinstance(module, nn.MultiheadAttention):
+        return f"{kind} reads the weight of its output projection without calling it"
+    between = next((norm for norm in BETWEEN if isinstance(getattr(module, norm, None), nn.Module)), None)
+    if between:
+        return f"{kind} normalises all heads together ({between}) before its output projection"
+    output = _output(model, name, module)
+    size = getattr(output, "in_features", getattr(output, "nx", None))
+    if output is None or not isinstance(size, int):
+        return f"{kind} has no output projection of a known name ({', '.join(OUTPUTS)})"
+    num_heads = _number(module, COUNTS) or size // (_number(module, WIDTHS) or size + 1)
+    if not num_heads or size % num_heads:
+        return f"{kind} does not say how its output projection of {size} inputs divides into heads"
+    group = _number(module, ("num_key_value_groups",)) or 1
+    return Heads(name, module, output, num_heads, size // num_heads, group)
+
+
+def _output(model: nn.Module, name: str, module: nn.Module) -> nn.Module | None:
+    children = dict(module.named_children())
+    own = next((children[output] for output in OUTPUTS if output in children), None)
+    parent = name.rpartition(".")[0]
+    try:
+        return own or model.get_submodule(f"{parent}.{BESIDE}" if parent else BESIDE)
+    except AttributeError:
+        return None
+
+
+def _number(module: nn.Module, names: Sequence[str]) -> int | None:
+    values = (getattr(module, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
+
+
+def _pairs(caller: str, chosen: Any) -> list[tuple[Any, Any]]:
+    try:
+        if isinstance(chosen, Mapping):
+            return [(name, head) for name, heads in chosen.items() for head in heads]
+        return [(name, head) for name, head in chosen]
+    except (TypeError, ValueError) as error:
+        rule = "heads are {module: [head, ...]} or a list of (module, head)"
+        raise RegardError(f"{caller}: {rule}, got {chosen!r}.") from error

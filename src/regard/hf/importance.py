@@ -1,0 +1,139 @@
+"""How much a loss depends on each head (Michel et al., 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+from regard.hf.gates import gated
+from regard.hf.heads import ModelHeads
+
+
+@dataclass(frozen=True, eq=False)
+class Importance:
+    """|d loss / d gate| of every head, by module path.
+
+    `values[name]` is (H,); `missing` says of which modules nothing is known, and why; `groups[name]`
+    is how many heads in a row share one key and value head; `batches` is how many were averaged.
+    """
+
+    values: dict[str, Tensor]
+    batches: int
+    missing: dict[str, str] = field(default_factory=dict)
+    groups: dict[str, int] = field(default_factory=dict)
+
+    def normalized(self) -> Importance:
+        """Each layer divided by its l2 norm, as Michel et al. do before they compare heads of different layers."""
+        norms = {name: value.norm().clamp_min(torch.finfo(value.dtype).tiny) for name, value in self.values.items()}
+        return replace(self, values={name: value / norms[name] for name, value in self.values.items()})
+
+    def ranking(self, groups: bool = False) -> list[tuple[str, int]]:
+        """Every (module, head), the least important first.
+
+        With `groups`, heads that share a key head stand together, ranked by their mean: the order in
+        which `prune` can remove them. Equal heads stay in the order of the model.
+        """
+        return [head for unit in self._units(groups) for head in unit]
+
+    def least(self, count: int, groups: bool = False) -> list[tuple[str, int]]:
+        """Up to `count` of the least important heads that `prune` can remove: every layer keeps its best.
+
+        With `groups`, whole groups only, as many as fit in `count`.
+        """
+        removable = sum(len(value) for value in self.values.values())
+        if not 0 <= count <= removable:
+            raise RegardError(f"Importance.least: the model has {removable} heads, got {count}.")
+        units = self._units(groups)
+        best = {unit[0][0]: unit for unit in units}
+        chosen: list[tuple[str, int]] = []
+        for unit in units:
+            if unit is not best[unit[0][0]] and len(chosen) + len(unit) <= count:
+                chosen += unit
+        return chosen
+
+    def _units(self, groups: bool) -> list[list[tuple[str, int]]]:
+        scored = []
+        for name, value in self.values.items():
+            size = self.groups.get(name, 1) if groups else 1
+            for first, score in enumerate(value.unflatten(0, (-1, size)).mean(-1).tolist()):
+                scored.append((score, [(name, head) for head in range(first * size, (first + 1) * size)]))
+        return [unit for _, unit in sorted(scored, key=lambda scored: scored[0])]
+
+    def table(self) -> str:
+        """One line for each module, one column for each head, in plain text."""
+        width = max([len(name) for name in self.values] + [6])
+        most = max((len(value) for value in self.values.values()), default=0)
+        lines = [f"{'module':{width}} " + " ".join(f"{head:>9}" for head in range(most))]
+        for name, value in self.values.items():
+            lines.append(f"{name:{width}} " + " ".join(f"{number:9.3g}" for number in value.tolist()))
+        return "\n".join(lines + [f"{name:{width}} unknown: {reason}" for name, reason in self.missing.items()])
+
+    def __repr__(self) -> str:
+        heads = sum(len(value) for value in self.values.values())
+        return f"Importance({heads} heads of {len(self.values)} modules, {self.batches} batches)"
+
+
+def importance(model: nn.Module, loss: Callable[[Any, Any], Tensor], batches: Iterable[Any]) -> Importance:
+    """I_h = mean over batches of |d loss / d g_h| at g = 1, where head_h -> g_h head_h.
+
+    The derivative with respect to a head mask (Michel et al., 2019, arXiv:1905.10650): to first
+    order, what removing the head does to the loss. `loss(model, batch)` returns a scalar. The mean is
+    over batches because absolute values do not add up: batches of one example give the paper's mean
+    over examples. Put the model in eval mode first, unless dropout is wanted in the measure; wrap
+    `batches` in a progress bar to see how far it is. The model, and the gradients of its parameters,
+    stay as they are. To first order means: heads that can stand in for each other all look dispensable,
+    and a loss at its best, such as the distance of an embedding to itself, makes every head look so.
+
+    >>> import torch, transformers, regard as rg
+    >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=4, vocab_size=9)
+    >>> model = transformers.GPT2LMHeadModel(config).eval()
+    >>> ids = torch.tensor([[1, 2, 3, 4]])
+    >>> found = rg.importance(model, lambda model, ids: model(ids, labels=ids).loss, [ids])
+    >>> found, found.values["transformer.h.1.attn"].shape
+    (Importance(4 heads of 2 modules, 1 batches), torch.Size([2]))
+    """
+    if isinstance(batches, Mapping | Tensor | str):
+        raise RegardError(f"importance: batches is one {type(batches).__name__}; give a list of batches: [batch].")
+    heads = ModelHeads.of(model, "importance")
+    with torch.inference_mode(False), torch.enable_grad():
+        gates = {name: _ones(found.num_heads, found.weight) for name, found in heads.found.items()}
+        totals, ran, count = {name: torch.zeros_like(gate) for name, gate in gates.items()}, set(), 0
+        with gated(model, gates):
+            for count, batch in enumerate(batches, 1):  # noqa: B007
+                for name, slope in _slopes(loss(model, batch), gates).items():
+                    totals[name] += slope.abs()
+                    ran.add(name)
+    if not count:
+        raise RegardError("importance: there are no batches. An iterator that was read before is empty: give a list.")
+    idle = dict.fromkeys((name for name in totals if name not in ran), "the loss does not depend on it")
+    values = {name: (total.detach() / count).cpu() for name, total in totals.items() if name in ran}
+    groups = {name: heads.found[name].group for name in values}
+    return Importance(values, count, heads.unknown | idle, groups)
+
+
+def _ones(num_heads: int, weight: Tensor) -> Tensor:
+    """Gates of one, at least in single precision: the model's own may be too coarse to add batches up in."""
+    dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    device = "cpu" if weight.device.type == "meta" else weight.device
+    return torch.ones(num_heads, dtype=dtype, device=device, requires_grad=True)
+
+
+def _slopes(loss: Tensor, gates: dict[str, Tensor]) -> dict[str, Tensor]:
+    """d loss / d gate, of the gates that the loss depends on. Parameters keep their own .grad."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        got = f"a tensor {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise RegardError(f"importance: loss(model, batch) must return a scalar tensor, got {got}. Take a mean or sum.")
+    if not loss.requires_grad:
+        raise RegardError(
+            "importance: the loss does not depend on any head through differentiable operations. Compute it without "
+            "torch.no_grad, .detach() or .item(), with the model that is passed to loss(model, batch)."
+        )
+    if not loss.isfinite():
+        raise RegardError(f"importance: the loss of a batch is {loss.item()}; its derivative would tell nothing.")
+    slopes = torch.autograd.grad(loss.sum(), list(gates.values()), allow_unused=True)
+    return {name: slope for name, slope in zip(gates, slopes, strict=True) if slope is not None}

@@ -1,0 +1,101 @@
+"""Statistics of a module, kept instead of its queries and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from regard.errors import RegardError, nearest
+from regard.maps import AttentionMap, Distance, Entropy, Fold, Received, Top
+from regard.maps.folds import State
+
+#: What is kept of every call unless other folds are asked for; all are O(n).
+FOLDS: tuple[Fold, ...] = (Entropy(), Top(1), Distance(), Received())
+
+
+@dataclass(eq=False)
+class ModuleStatistics:
+    """The results of some folds for one attention module: of every call, and of all calls together.
+
+    A fold is named by its class or, where there are several of a class, by an equal fold.
+    """
+
+    name: str
+    folds: tuple[Fold, ...]
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    _states: list[State | None] = field(default_factory=list)
+
+    @torch.no_grad()
+    def add(self, weights: AttentionMap) -> None:
+        """Take the map of one call, in one pass over its tiles."""
+        states = [fold.init(weights.shape, weights.device) for fold in self.folds]
+        for tile in weights.tiles():
+            for fold, state in zip(self.folds, states, strict=True):
+                fold.add(state, tile)
+        first = not self.calls
+        self.calls.append(tuple(fold.finish(state) for fold, state in zip(self.folds, states, strict=True)))
+        kept = [state if _adds_up(fold, weights) else None for fold, state in zip(self.folds, states, strict=True)]
+        self._states = kept if first else list(map(_merged, self.folds, self._states, kept))
+
+    def of(self, fold: Fold | type[Fold], call: int = -1) -> Any:
+        """The result of one fold for one call, by default the last."""
+        return self.calls[call][self._number(fold)]
+
+    def merged(self, fold: Fold | type[Fold]) -> Any:
+        """The result of one fold for all calls together, where its size does not grow with the text."""
+        number = self._number(fold)
+        state = self._states[number]
+        if state is None:
+            known = f"of({type(self.folds[number]).__name__}, call=...)"
+            raise RegardError(
+                f"{self.name}: the results of {self.folds[number]} belong to the tokens of one call and do not add up "
+                f"over calls. {known} gives each of the {len(self.calls)} calls."
+            )
+        return self.folds[number].finish(state)
+
+    def _number(self, wanted: Fold | type[Fold]) -> int:
+        for number, fold in enumerate(self.folds):
+            if fold is wanted or type(fold) is wanted or fold == wanted:
+                return number
+        name = wanted.__name__ if isinstance(wanted, type) else type(wanted).__name__
+        raise RegardError(
+            f"{self.name}: {name} was not computed. {nearest(name, [type(fold).__name__ for fold in self.folds])} "
+            "Name it beforehand: watch(model, keep='statistics', folds=[...])."
+        )
+
+
+def _adds_up(fold: Fold, weights: AttentionMap) -> bool:
+    """Whether the state of a fold is of one size for every number of queries and keys."""
+    B, H, I, J = weights.shape
+    try:
+        mine, other = (fold.init((B, H, I + more, J + more), weights.device) for more in (0, 1))
+    except RegardError:  # made for so many keys
+        return False
+    return [part.shape for part in mine] == [part.shape for part in other]
+
+
+def _merged(fold: Fold, state: State | None, later: State | None) -> State | None:
+    if state is None or later is None or [a.shape for a in state] != [b.shape for b in later]:
+        return None
+    return fold.merge(state, later)
+
+
+def checked_folds(folds: Iterable[Fold] | None, keep: str) -> tuple[Fold, ...]:
+    """The folds of keep="statistics", none for anything else."""
+    if keep != "statistics":
+        if folds is not None:
+            raise RegardError(
+                f"watch(keep={keep!r}, folds=...): folds are computed while the model runs only with "
+                "keep='statistics'. Later, ask any map for them: seen[name].summarize(*folds)."
+            )
+        return ()
+    folds = FOLDS if folds is None else tuple(folds)
+    if not folds:
+        raise RegardError("watch(keep='statistics', folds=[]): name at least one fold, such as regard.Entropy().")
+    for fold in folds:
+        if not isinstance(fold, Fold):
+            raise RegardError(f"watch(folds=...): expected folds such as regard.Entropy(), got {fold!r}.")
+    return folds

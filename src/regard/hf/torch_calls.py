@@ -1,0 +1,147 @@
+"""Calls of torch's own attention, said like those of a backend: the function, and `nn.MultiheadAttention`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.hf.translate import DIRECT, Call, Untranslatable
+
+#: (head outputs (b, H, r, E), batch entries, rows) -> what a module returns for those rows, (b, r, C).
+Finish = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Heard:
+    """A call, what came out of it, and how the head outputs become that (None: they are that)."""
+
+    call: Call
+    output: Tensor
+    finish: Finish | None = None
+
+
+def sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Heard:
+    """A call of `F.scaled_dot_product_attention`."""
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    query, key, value = (given[name] for name in names[:3])
+    mask = given.get("attn_mask")
+    if query.ndim != 4:
+        shape = tuple(query.shape)
+        raise Untranslatable(
+            f"F.scaled_dot_product_attention was called with queries of shape {shape}, in which batch and heads "
+            "cannot be told apart; give it (batch, heads, length, width)"
+        )
+    causal = bool(given.get("is_causal"))
+    if mask is not None and causal:
+        raise Untranslatable("F.scaled_dot_product_attention was given both attn_mask and is_causal; give one of them")
+    if mask is not None:
+        mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    options = {"is_causal": causal, "scaling": given.get("scale"), "dropout": given.get("dropout_p")}
+    function = F.scaled_dot_product_attention
+    return Heard(Call(module, DIRECT, function, query, key, value, mask, options), output.transpose(1, 2))
+
+
+def multihead(module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Heard:
+    """A call of `nn.MultiheadAttention`, whichever of its three paths it took: q and k are projected again."""
+    if type(module).forward is not nn.MultiheadAttention.forward:
+        raise Untranslatable(f"{type(module).__name__} replaces the forward of nn.MultiheadAttention")
+    given = _arguments(nn.MultiheadAttention, module, args, kwargs)
+    inputs = [given[name] for name in ("query", "key", "value")]
+    padded, result = given["key_padding_mask"], output[0]
+    if any(x.is_nested for x in inputs):
+        raise Untranslatable("its inputs are nested tensors; give padded ones and key_padding_mask")
+    if inputs[0].ndim == 2:
+        inputs, result = [x[None] for x in inputs], result[None]
+        padded = None if padded is None else padded[None]
+    elif not module.batch_first:
+        inputs, result = [x.transpose(0, 1) for x in inputs], result.transpose(0, 1)
+    return Heard(_call(module, inputs, given["attn_mask"], padded), result, lambda heads, *_: _merged(module, heads))
+
+
+def encoder_layer(
+    layer: nn.TransformerEncoderLayer, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> Heard:
+    """The fused path of `nn.TransformerEncoderLayer`, which runs none of its modules."""
+    given = _arguments(nn.TransformerEncoderLayer, layer, args, kwargs)
+    src, padded = given["src"], given["src_key_padding_mask"]
+    cut = src.is_nested
+    if cut:
+        lengths = torch.tensor([len(sequence) for sequence in src.unbind()], device=src.device)
+        src, output = src.to_padded_tensor(0.0), output.to_padded_tensor(0.0)
+        padded = torch.arange(src.shape[1], device=src.device) >= lengths[:, None]
+    inputs = [layer.norm1(src) if layer.norm_first else src] * 3
+
+    def finish(heads: Tensor, entries: Tensor, rows: Tensor) -> Tensor:
+        x = src[entries][:, rows] + _merged(layer.self_attn, heads)
+        if cut:  # rows of padding were not computed, so there is nothing to compare with
+            x = x.masked_fill(padded[entries][:, rows, None], torch.nan)
+        if layer.norm_first:
+            return x + layer._ff_block(layer.norm2(x))
+        x = layer.norm1(x)
+        return layer.norm2(x + layer._ff_block(x))
+
+    return Heard(_call(layer.self_attn, inputs, given["src_mask"], padded), output, finish)
+
+
+def _arguments(
+    kind: type[nn.Module], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    bound = inspect.signature(kind.forward).bind(module, *args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _call(module: nn.MultiheadAttention, inputs: list[Tensor], masked: Tensor | None, padded: Tensor | None) -> Call:
+    """Inputs are (B, I, C); in both masks True means: may not attend."""
+    q, k, v = _projected(module, inputs)
+    mask = _mask(masked, padded, len(q), q.shape[1], inputs[1].shape[1])
+    if mask is not None and k.shape[2] > mask.shape[-1]:
+        mask = F.pad(mask, (0, k.shape[2] - mask.shape[-1]), value=True if mask.dtype == torch.bool else 0.0)
+    options = {"is_causal": False, "dropout": module.dropout}
+    return Call(module, "nn.MultiheadAttention", F.multi_head_attention_forward, q, k, v, mask, options)
+
+
+def _projected(module: nn.MultiheadAttention, inputs: list[Tensor]) -> list[Tensor]:
+    """Queries, keys and values by head, with the keys that the module adds of its own."""
+    separate = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
+    weights = separate if module.in_proj_weight is None else module.in_proj_weight.chunk(3)
+    biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    q, *kv = (F.linear(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True))
+    for number, added in enumerate((module.bias_k, module.bias_v)):
+        own = [] if added is None else [added.to(q.dtype).expand(len(q), 1, -1)]
+        zero = [q.new_zeros(len(q), 1, q.shape[-1])] if module.add_zero_attn else []
+        kv[number] = torch.cat([kv[number], *own, *zero], 1) if own or zero else kv[number]
+    return [x.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for x in (q, *kv)]
+
+
+def _mask(masked: Tensor | None, padded: Tensor | None, B: int, H: int, J: int) -> Tensor | None:
+    """Both masks as one (B or 1, H or 1, I or 1, J): True = may attend, or numbers to add."""
+    given = []
+    if masked is not None:
+        given.append(masked[None, None] if masked.ndim == 2 else masked.unflatten(0, (B, H)))
+    if padded is not None:
+        given.append(padded.view(B, 1, 1, J))
+    if not given:
+        return None
+    if all(mask.dtype == torch.bool for mask in given):
+        return ~(given[0] | given[-1])
+    return torch.stack(torch.broadcast_tensors(*(_additive(mask) for mask in given))).sum(0)
+
+
+def _additive(mask: Tensor) -> Tensor:
+    return (
+        torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else mask
+    )
+
+
+def _merged(module: nn.MultiheadAttention, heads: Tensor) -> Tensor:
+    """The output projection of head outputs (b, H, r, E): (b, r, C)."""
+    out = module.out_proj
+    return F.linear(heads.transpose(1, 2).flatten(2).to(out.weight.dtype), out.weight, out.bias)

@@ -1,0 +1,121 @@
+"""Which heads are alike: divergence on sampled rows, groups of heads, and a map of heads in two dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.maps import AttentionMap
+
+#: Rows held at once when heads are compared.
+ROWS = 16
+
+
+def sample_rows(num_queries: int, count: int = 64, seed: int = 0) -> Tensor:
+    """Up to `count` different queries, in order; the same for the same seed.
+
+    >>> sample_rows(4, 10)
+    tensor([0, 1, 2, 3])
+    """
+    drawn = torch.randperm(num_queries, generator=torch.Generator().manual_seed(seed))
+    return drawn[:count].sort().values
+
+
+@torch.no_grad()
+def divergence(
+    maps: Mapping[str, AttentionMap] | Sequence[AttentionMap],
+    rows: Sequence[int] | Tensor | None = None,
+    batch: int = 0,
+) -> Tensor:
+    """Jensen-Shannon divergence between every two heads of all maps, in nats, averaged over rows; (N, N).
+
+    JS(p, q) = H((p + q) / 2) - H(p) / 2 - H(q) / 2, 0 for equal rows and log 2 for rows that share no
+    key; its square root is a metric (Lin 1991). Heads are numbered layer by layer. `rows` are
+    queries, by default 64 drawn at random (`sample_rows`). Holds N x 16 rows of weights.
+
+    >>> import torch, regard as rg
+    >>> x = torch.randn(1, 2, 5, 4)
+    >>> divergence([rg.attend(rg.Attention(), x, x, x).weights]).shape
+    torch.Size([2, 2])
+    """
+    layers = list(maps.values()) if isinstance(maps, Mapping) else list(maps)
+    if not layers or len({layer.shape[2:] for layer in layers}) > 1:
+        raise RegardError(
+            "divergence: heads are compared row by row, so all maps must have the same numbers of queries and keys, "
+            f"and there must be one; got {[tuple(layer.shape) for layer in layers]}."
+        )
+    chosen = sample_rows(layers[0].shape[2]) if rows is None else torch.as_tensor(rows, dtype=torch.long)
+    if not len(chosen):
+        raise RegardError("divergence: no rows were given. Give at least one query.")
+    total = torch.zeros((), dtype=torch.float32)
+    for part in chosen.split(ROWS):
+        weights = torch.cat([layer.tile(batch=batch, rows=part)[0].float().cpu() for layer in layers])
+        total = total + torch.stack([_against(one, weights) for one in weights])
+    result = (total / len(chosen)).clamp_min(0.0)
+    return ((result + result.T) / 2).fill_diagonal_(0.0)
+
+
+def _against(one: Tensor, weights: Tensor) -> Tensor:
+    """Divergence of one head's rows (r, J) from those of all heads (N, r, J), summed over rows; (N,)."""
+    return (_entropy((one + weights) / 2) - _entropy(one) / 2 - _entropy(weights) / 2).sum(-1)
+
+
+def _entropy(p: Tensor) -> Tensor:
+    return -torch.xlogy(p, p).sum(-1)
+
+
+def head_groups(distance: Tensor, threshold: float) -> list[tuple[int, ...]]:
+    """Groups of heads by average linkage: the two nearest groups join until all are further apart than `threshold`.
+
+    The distance of two groups is the mean over their pairs (UPGMA, Sokal & Michener 1958). `distance`
+    is (N, N): `divergence(maps)`, or 1 - cosine. Groups of one are kept; largest first.
+
+    >>> head_groups(torch.tensor([[0.0, 0.1, 0.9], [0.1, 0.0, 0.8], [0.9, 0.8, 0.0]]), 0.5)
+    [(0, 1), (2,)]
+    """
+    groups: list[tuple[int, ...]] = [(head,) for head in range(len(_square("head_groups", distance)))]
+    between = distance.double().clone().fill_diagonal_(torch.inf)
+    while len(groups) > 1 and float(between.min()) <= threshold:
+        a, b = sorted(divmod(int(between.argmin()), len(groups)))
+        sizes = len(groups[a]), len(groups[b])
+        joined = (sizes[0] * between[a] + sizes[1] * between[b]) / sum(sizes)
+        between[a] = between[:, a] = joined
+        between[a, a] = torch.inf
+        left = [place for place in range(len(groups)) if place != b]
+        between = between[left][:, left]
+        groups[a] = tuple(sorted(groups[a] + groups[b]))
+        del groups[b]
+    return sorted(groups, key=lambda group: (-len(group), group))
+
+
+def head_map(distance: Tensor, dimensions: int = 2) -> Tensor:
+    """Places of heads whose distances are as near as can be to those given: classical scaling; (N, dimensions).
+
+    With C = I - 1/n, -1/2 C D^2 C = V diag(l) V', and places are V sqrt(l) of the largest eigenvalues
+    (Torgerson 1952). The largest entry of each axis is positive. Give a metric: `divergence(maps).sqrt()`.
+
+    >>> places = head_map(torch.tensor([[0.0, 3.0, 4.0], [3.0, 0.0, 5.0], [4.0, 5.0, 0.0]]))
+    >>> torch.cdist(places, places)[1, 2].round(decimals=4)
+    tensor(5., dtype=torch.float64)
+    """
+    squared = _square("head_map", distance).double().square()
+    n = len(squared)
+    inner = -0.5 * (squared - squared.mean(0) - squared.mean(1, keepdim=True) + squared.mean())
+    values, vectors = torch.linalg.eigh((inner + inner.T) / 2)
+    kept = min(dimensions, n)
+    places = vectors.flip(-1)[:, :kept] * values.flip(-1)[:kept].clamp_min(0.0).sqrt()
+    largest = places.gather(0, places.abs().argmax(0, keepdim=True))
+    places = places * torch.where(largest < 0, -1.0, 1.0)
+    return torch.nn.functional.pad(places, (0, dimensions - kept))
+
+
+def _square(name: str, distance: Tensor) -> Tensor:
+    if distance.ndim != 2 or distance.shape[0] != distance.shape[1] or not len(distance):
+        raise RegardError(
+            f"{name}: distances are a square (N, N), one row a head, got {tuple(distance.shape)}. "
+            "divergence(maps) gives them; of one text, 1 - map.similarity()[0]."
+        )
+    return distance

@@ -1,0 +1,151 @@
+"""Weights beyond one layer's map: rollout through all layers, and weights scaled by what they carry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.maps import AttentionMap, Fold, Received, Tile
+from regard.maps.attention_map import Index
+from regard.maps.folds import Shape, State
+
+
+@torch.no_grad()
+def rollout(
+    maps: Mapping[str, AttentionMap] | Sequence[AttentionMap],
+    rows: Sequence[int] | Tensor,
+    batch: int = 0,
+    residual: float = 0.5,
+) -> Tensor:
+    """How much of each input token is in chosen rows of the last layer, if weights were all that mattered; (rows, n).
+
+    Abnar & Zuidema 2020, arXiv:2005.00928: with A_l the mean of a layer's heads and A'_l = 0.5 A_l + 0.5 I
+    for the residual, the rollout is A'_L ... A'_1. Chosen rows need no n x n: e_i A'_L, then times A'_(L-1),
+    and so on, streamed over tiles. `maps` are those of self-attention, in the order of the model; `residual`
+    is the share of I. Values, norms and feed-forward layers are left out, so this says what weights alone would do.
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 1, 2, 4)
+    >>> rollout([rg.attend(rg.Attention(), x, x, x).weights], [0])
+    tensor([[0.7500, 0.2500]])
+    """
+    layers = list(maps.values()) if isinstance(maps, Mapping) else list(maps)
+    if not layers or len({layer.shape[2:] for layer in layers}) > 1 or layers[0].shape[2] != layers[0].shape[3]:
+        raise RegardError(
+            "rollout: the layers multiply, so every map must be of self-attention over the same whole text, "
+            f"got {[tuple(layer.shape) for layer in layers]}. Leave cross-attention out; watch one pass, not decoding."
+        )
+    n, device = layers[0].shape[2], layers[0].device
+    chosen = torch.as_tensor(rows, dtype=torch.long, device=device).reshape(-1)
+    if len(chosen) and not (-n <= int(chosen.min()) and int(chosen.max()) < n):
+        raise RegardError(f"rollout: rows are from 0 to {n - 1}, got {chosen.tolist()}.")
+    flow = torch.zeros(len(chosen), n, device=device)
+    flow[torch.arange(len(chosen), device=device), chosen] = 1.0
+    for layer in reversed(layers):
+        everyone = torch.arange(layer.shape[1], device=device)
+        one = layer.select(torch.tensor([batch], device=device), everyone)
+        flow = residual * flow + (1 - residual) * one.summarize(Through(flow))[0]
+    return flow
+
+
+@dataclass(frozen=True, eq=False)
+class Through(Fold):
+    """A row vector times the mean of the heads: sum_i flow_i mean_h w_hij, of the first text; (rows, J)."""
+
+    flow: Tensor
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        return [torch.zeros(len(self.flow), shape[3], device=device)]
+
+    def add(self, state: State, tile: Tile) -> None:
+        flow = self.flow[:, tile.rows]
+        if flow.any():
+            state[0][:, tile.cols] += flow @ tile.weights[0].mean(0).to(flow.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class ValueWeighted:
+    """Weights scaled by the vector each carries: ||w_ij v_j W_O||, exactly, without holding them.
+
+    `norms` (B, H, J) are ||v_j W_O|| of every key and head.
+    """
+
+    map: AttentionMap
+    norms: Tensor
+
+    def tile(self, batch: Index = None, head: Index = None, rows: Index = None, cols: Index = None) -> Tensor:
+        """Exact norms of a tile, (B', H', I', J'), chosen as in `AttentionMap.tile`."""
+        norms = self.norms[_kept(batch)][:, _kept(head)][:, :, _kept(cols)]
+        return self.map.tile(batch, head, rows, cols) * norms[:, :, None]
+
+    def carried(self) -> Tensor:
+        """sum_j ||w_ij v_j W_O||: how much every query takes in; (B, H, I)."""
+        return self.map.summarize(Carried(self.norms))[0]
+
+    def received(self) -> Tensor:
+        """sum_i ||w_ij v_j W_O||: how much every key gives away; (B, H, J)."""
+        return self.map.summarize(Received())[0] * self.norms
+
+    def per_head(self) -> Tensor:
+        """Mean over queries of `carried`: how much a head writes at most; (B, H)."""
+        return self.carried().mean(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Carried(Fold):
+    """sum_j w_ij x_j for one number x_j per key and head, (B, H, J); (B, H, I)."""
+
+    numbers: Tensor
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        return [torch.zeros(shape[:3], device=device)]
+
+    def add(self, state: State, tile: Tile) -> None:
+        numbers = self.numbers[:, :, tile.cols, None].to(tile.weights)
+        state[0][:, :, tile.rows] += (tile.weights @ numbers).squeeze(-1)
+
+
+@torch.no_grad()
+def value_weighted(map: AttentionMap, value: Tensor, projection: Tensor) -> ValueWeighted:
+    """Weights times what they carry, ||w_ij v_j W_O^h|| (Kobayashi et al. 2020, arXiv:2004.10102).
+
+    A key may be looked at and yet give nothing, because its value is small: special tokens often do.
+    `value` is (B, G, J, E) with G dividing H; `projection` is (H, E, C), or the weight (C, H E) of the
+    `nn.Linear` that follows the heads. Weights are not negative, so the norm is w_ij ||v_j W_O^h||.
+
+    >>> import torch, regard as rg
+    >>> x = torch.randn(1, 2, 5, 4)
+    >>> value_weighted(rg.attend(rg.Attention(), x, x, x).weights, x, torch.randn(8, 8)).per_head().shape
+    torch.Size([1, 2])
+    """
+    B, H, _, J = map.shape
+    E = value.shape[-1]
+    if value.ndim != 4 or (value.shape[0], value.shape[2]) != (B, J) or H % value.shape[1]:
+        raise RegardError(
+            f"value_weighted: values are (batch {B}, heads that divide {H}, keys {J}, width), got {tuple(value.shape)}."
+        )
+    if projection.ndim == 2 and projection.shape[1] == H * E:
+        projection = projection.T.reshape(H, E, -1)
+    if projection.ndim != 3 or projection.shape[:2] != (H, E):
+        raise RegardError(
+            f"value_weighted: the projection is ({H}, {E}, C), or the weight (C, {H * E}) of nn.Linear, "
+            f"got {tuple(projection.shape)}."
+        )
+    value = value.detach().float().repeat_interleave(H // value.shape[1], 1)
+    # ||v W||^2 = v (W W') v' needs (E, E) a head, not the width C for every key.
+    gram = projection.detach().float() @ projection.detach().float().transpose(-1, -2)
+    return ValueWeighted(map, ((value @ gram) * value).sum(-1).clamp_min(0.0).sqrt())
+
+
+def _kept(index: Index) -> Any:
+    """An index that keeps its axis."""
+    if index is None:
+        return slice(None)
+    if isinstance(index, int):
+        return [index]
+    return index if isinstance(index, slice | Tensor) else list(index)

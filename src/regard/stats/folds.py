@@ -1,0 +1,90 @@
+"""Folds over tokens and offsets: what heads put where, in a form that adds up over documents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.maps import Fold, Tile
+from regard.maps.folds import Shape, State
+
+
+@dataclass(frozen=True)
+class Offsets(Fold):
+    """Weight at every relative offset j - i from `first` to `last`, summed over queries; (B, H, last - first + 1).
+
+    Offset -1 is the token just before, 1 the one just after. Sums of documents add up; divided by
+    their number of queries they are means.
+
+    >>> import torch, regard as rg
+    >>> from regard.stats import Offsets
+    >>> x = torch.zeros(1, 1, 4, 2)
+    >>> rg.attend(rg.Attention(), x, x, x).weights.summarize(Offsets(-1, 1))[0]
+    tensor([[[0.7500, 1.0000, 0.7500]]])
+    """
+
+    first: int = -8
+    last: int = 8
+
+    def __post_init__(self) -> None:
+        if self.first > self.last:
+            raise RegardError(f"Offsets({self.first}, {self.last}): the first offset must not lie behind the last.")
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        return [torch.zeros(*shape[:2], self.last - self.first + 1, device=device)]
+
+    def add(self, state: State, tile: Tile) -> None:
+        apart = tile.grid.distance[0, 0]
+        low, high = max(self.first, int(apart.min())), min(self.last, int(apart.max()))
+        for offset in range(low, high + 1):
+            i, j = (apart == offset).nonzero(as_tuple=True)
+            state[0][:, :, offset - self.first] += tile.weights[:, :, i, j].sum(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class SameToken(Fold):
+    """Weight that every query puts on other places of its own token: sum of w_ij over t_j = t_i, j != i; (B, H, I).
+
+    `keys` are the token numbers of the keys, (J,) or (B, J); `queries` those of the queries, without
+    which the queries are the last of the keys.
+    """
+
+    keys: Tensor
+    queries: Tensor | None = None
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        B, _, I, J = shape
+        keys = _tokens("keys", self.keys, B, J, device)
+        queries = keys[:, J - I :] if self.queries is None else _tokens("queries", self.queries, B, I, device)
+        return [torch.zeros(shape[:3], device=device), keys, queries]
+
+    def add(self, state: State, tile: Tile) -> None:
+        total, keys, queries = state
+        same = queries[:, None, tile.rows, None] == keys[:, None, None, tile.cols]
+        total[:, :, tile.rows] += (tile.weights * (same & (tile.grid.distance != 0))).sum(-1)
+
+    def merge(self, state: State, other: State) -> State:
+        return [state[0] + other[0], *state[1:]]
+
+
+def _tokens(name: str, tokens: Tensor, B: int, length: int, device: torch.device) -> Tensor:
+    tokens = torch.as_tensor(tokens, device=device)
+    if tokens.is_floating_point() or tokens.shape not in ((length,), (B, length)):
+        raise RegardError(
+            f"SameToken: {name} are integer token numbers of shape ({length},) or ({B}, {length}), "
+            f"got {tokens.dtype} of shape {tuple(tokens.shape)}."
+        )
+    return tokens.expand(B, length)
+
+
+def numbers(tokens: list[str]) -> Tensor:
+    """Tokens as numbers, the same for the same token; (len(tokens),).
+
+    >>> numbers(["a", "b", "a"])
+    tensor([0, 1, 0])
+    """
+    known: dict[str, int] = {}
+    return torch.tensor([known.setdefault(token, len(known)) for token in tokens], dtype=torch.long)

@@ -1,0 +1,103 @@
+"""Statistics of heads over many documents: tables that merge, weighted by the queries each mean is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.stats.profile import Profile
+
+
+@dataclass(frozen=True, eq=False)
+class LayerTable:
+    """Of one layer: means by statistic, (H,) or (H, ...), and how many queries each is over, (H,)."""
+
+    name: str
+    means: dict[str, Tensor]
+    counts: dict[str, Tensor]
+
+    def merge(self, other: LayerTable) -> LayerTable:
+        """The means over the queries of both."""
+        means, counts = {}, {}
+        for name, mean in self.means.items():
+            mine, theirs = self.counts[name], other.counts[name]
+            share = (theirs / (mine + theirs).clamp_min(1)).to(mean.dtype)
+            share = share.view(-1, *(1,) * (mean.ndim - 1))
+            means[name] = mean * (1 - share) + other.means[name] * share
+            counts[name] = mine + theirs
+        return LayerTable(self.name, means, counts)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadTable:
+    """Every statistic of every head, as the mean over the queries of any number of documents.
+
+    m = sum_d n_d m_d / sum_d n_d, with m_d the mean over the n_d queries of document d: what one
+    mean over all queries would be, in any order of merging. Counts are float64, exact up to 2^53 queries.
+
+    >>> import torch, regard as rg
+    >>> from regard.stats import HeadTable, profile
+    >>> def table(n):
+    ...     x = torch.zeros(1, 1, n, 4)
+    ...     return HeadTable.of(profile({"layer": rg.attend(rg.Attention(), x, x, x).weights}, ["a"] * n))
+    >>> round(table(2).merge(table(4)).layers[0].means["itself"].item(), 4)  # (2 * 1/2 + 4 * 1/4) / 6
+    0.3333
+    """
+
+    layers: list[LayerTable]
+    documents: int = 1
+
+    @staticmethod
+    def of(profile: Profile) -> HeadTable:
+        """The table of one document."""
+        layers = []
+        for layer in profile.layers:
+            counts = {name: layer.counts[name].double() for name in layer.values}
+            layers.append(LayerTable(layer.name, dict(layer.values), counts))
+        return HeadTable(layers)
+
+    @staticmethod
+    def over(profiles: Iterable[Profile]) -> HeadTable:
+        """The table of all documents; profiles are taken one at a time."""
+        total: HeadTable | None = None
+        for profile in profiles:
+            table = HeadTable.of(profile)
+            total = table if total is None else total.merge(table)
+        if total is None:
+            raise RegardError("HeadTable.over: there are no profiles. Give at least one document.")
+        return total
+
+    def merge(self, other: HeadTable) -> HeadTable:
+        """Both documents (or sets of documents) as one."""
+        if _form(self) != _form(other):
+            raise RegardError(
+                "HeadTable.merge: the two tables differ in layers, heads or statistics. "
+                "Merge tables of one model, measured with the same statistics."
+            )
+        layers = [mine.merge(theirs) for mine, theirs in zip(self.layers, other.layers, strict=True)]
+        return HeadTable(layers, self.documents + other.documents)
+
+    def values(self, name: str) -> Tensor:
+        """One statistic of all heads, (layers, H) or (layers, H, ...)."""
+        known = list(self.layers[0].means)
+        if name not in known:
+            raise RegardError(f"HeadTable: there is no statistic {name!r}. Known names: {', '.join(known)}.")
+        return torch.stack([layer.means[name] for layer in self.layers])
+
+    def table(self) -> str:
+        """One line for each layer and head, in plain text; statistics of several numbers a head are left out."""
+        names = [name for name, mean in self.layers[0].means.items() if mean.ndim == 1]
+        lines = ["layer head " + " ".join(f"{name:>11}" for name in names)]
+        for number, layer in enumerate(self.layers):
+            for head in range(len(layer.means[names[0]])):
+                cells = " ".join(f"{float(layer.means[name][head]):11.3f}" for name in names)
+                lines.append(f"{number:5d} {head:4d} {cells}")
+        return "\n".join(lines)
+
+
+def _form(table: HeadTable) -> list[tuple[str, dict[str, torch.Size]]]:
+    return [(layer.name, {name: mean.shape for name, mean in layer.means.items()}) for layer in table.layers]

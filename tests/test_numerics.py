@@ -1,0 +1,177 @@
+"""What rounding, half precision, autocast and changes in place may not do."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+import regard as rg
+
+
+def tensors(*shape, count=3, **options):
+    return [torch.randn(*shape, **options) for _ in range(count)]
+
+
+def test_half_precision_gradients_do_not_stagnate(monkeypatch):
+    """The gradient of each value is the sum over rows of its weights; in bfloat16 such a sum stops at 0.5."""
+    monkeypatch.setattr("regard.engine.blocked.LARGEST_BLOCK", 2)
+    n = 1024
+    attention = rg.Attention(bias=rg.Softcap(2.0)).bfloat16()
+    q = torch.zeros(1, 1, n, 4, dtype=torch.bfloat16)
+    v = torch.ones(1, 1, n, 4, dtype=torch.bfloat16, requires_grad=True)
+    rg.attend(attention, q, q, v, engine="blocked").output.sum().backward()
+    torch.testing.assert_close(v.grad.float(), torch.ones(1, 1, n, 4), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("normalizer", [rg.Softmax(), rg.Sparsemax(), rg.Entmax15(), rg.TopK(3)], ids=repr)
+@pytest.mark.parametrize("engine", ["dense", "blocked", "auto"])
+def test_autocast_rounds_inputs_and_never_sums(normalizer, engine):
+    attention = rg.Attention(bias=rg.Softcap(3.0), normalizer=normalizer)
+    q, k, v = tensors(1, 2, 40, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        seen = rg.attend(attention, q, k, v, engine=engine)
+        inside = seen.weights.dense()
+    assert seen.output.dtype == torch.bfloat16 and inside.dtype == torch.float32
+    torch.testing.assert_close(inside.sum(-1), torch.ones(1, 2, 40), rtol=0, atol=1e-5)
+    exact = rg.attend(attention, *(t.bfloat16().float() for t in (q, k, v)))
+    torch.testing.assert_close(inside, exact.weights.dense(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "score", [rg.Additive(8, 8, 4), rg.Bilinear(8, 8), rg.Concat(8, 8, 4)], ids=lambda s: type(s).__name__
+)
+def test_learned_scores_take_inputs_of_lower_precision(score):
+    q, k, v = tensors(1, 2, 5, 8, dtype=torch.bfloat16)
+    seen = rg.attend(rg.Attention(score), q, k, v)
+    exact = rg.attend(rg.Attention(score), q.float(), k.float(), v.float())
+    torch.testing.assert_close(seen.weights.dense(), exact.weights.dense(), rtol=1e-4, atol=1e-5)
+    assert seen.output.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("normalizer", [rg.Sparsemax(), rg.Entmax15(), rg.Softmax()], ids=repr)
+def test_a_common_offset_of_the_scores_changes_no_sum(normalizer):
+    q, k = torch.full((1, 1, 1, 1), 500.0), 1 + torch.randn(1, 1, 512, 1) * 1e-3 / 500
+    weights = rg.attend(rg.Attention(rg.Dot(scale=1.0), normalizer=normalizer), q, k, k).weights.dense()
+    assert abs(weights.sum() - 1) < 1e-4
+
+
+def test_the_cosine_of_a_zero_vector_is_zero_in_half_precision():
+    q, k, v = tensors(1, 1, 4, 8, dtype=torch.float16)
+    k[:, :, 0] = 0
+    assert rg.attend(rg.Attention(rg.Cosine()), q, k, v).output.isfinite().all()
+
+
+def test_rows_of_a_map_come_in_any_order():
+    seen = rg.attend(rg.Attention(bias=rg.TransformerXLBias(4, 8)), *tensors(1, 4, 6, 8))
+    torch.testing.assert_close(seen.weights[0, 1, [5, 2]], seen.weights.dense()[0, 1, [5, 2]])
+
+
+@pytest.mark.parametrize("cache", [rg.GrowingCache(), rg.RingCache(3)], ids=lambda c: type(c).__name__)
+def test_decoding_steps_can_be_differentiated_together(cache):
+    q = torch.randn(1, 1, 4, 4, requires_grad=True)
+    k, v = tensors(1, 1, 4, 4, count=2)
+    outputs = []
+    for step in range(4):
+        seen = rg.attend(rg.Attention(), *(t[:, :, step : step + 1] for t in (q, k, v)), cache=cache)
+        cache = seen.cache
+        outputs.append(seen.output)
+    assert torch.autograd.grad(sum(o.sum() for o in outputs), q)[0].isfinite().all()
+
+
+def test_a_cache_made_in_inference_mode_goes_on_without_it():
+    with torch.inference_mode():
+        cache = rg.attend(rg.Attention(), *tensors(1, 1, 3, 4), cache=rg.GrowingCache()).cache
+        cache = rg.attend(rg.Attention(), *tensors(1, 1, 1, 4), cache=cache).cache
+    with torch.no_grad():
+        assert rg.attend(rg.Attention(), *tensors(1, 1, 1, 4), cache=cache).cache.length == 5
+
+
+@pytest.mark.parametrize("change", ["query", "parameter"])
+def test_weights_of_changed_inputs_are_refused(change):
+    attention = rg.Attention(bias=rg.T5Bias(2))
+    q, k, v = tensors(1, 2, 5, 8)
+    seen = rg.attend(attention, q, k, v)
+    seen.weights.dense()
+    with torch.no_grad():
+        (q if change == "query" else attention.bias[0].table).mul_(2)
+    with pytest.raises(rg.RegardError, match="changed in place since attend ran"):
+        seen.weights.dense()
+
+
+def test_indices_pick_what_a_tensor_of_weights_would_give():
+    weights = rg.attend(rg.Attention(), *tensors(2, 3, 6, 4)).weights
+    dense = weights.dense()
+    for index in (
+        0,
+        (1, 2, 3, 4),
+        (np.int64(1), torch.tensor(2)),
+        (slice(None), 1, slice(4, None)),
+        (..., -1),
+        (0, ..., slice(1, 4, 2)),
+        (slice(None), [2, 0]),
+        (0, 0, torch.tensor([True, False] * 3)),
+        (0, 0, slice(2, 2)),
+    ):
+        torch.testing.assert_close(weights[index], dense[index])
+    torch.testing.assert_close(weights[0, 0, ::-1], dense[0, 0].flip(0))
+    torch.testing.assert_close(weights[0, [0, 1], [2, 3]], dense[0][[0, 1]][:, [2, 3]])
+    for wrong in (None, "a", (0, 1.5)):
+        with pytest.raises(rg.RegardError):
+            weights[wrong]
+
+
+@pytest.mark.parametrize("normalizer", [rg.TopK(2), rg.Hardmax(), rg.Sparsemax()], ids=repr)
+def test_no_columns_give_no_weights(normalizer):
+    weights = rg.attend(rg.Attention(normalizer=normalizer), *tensors(1, 1, 4, 4)).weights
+    assert weights[0, 0, 0:3, 0:0].shape == (3, 0)
+
+
+def test_nothing_keeps_the_tensors_of_a_call_alive():
+    gc.disable()
+    try:
+        q, k, v = tensors(1, 1, 600, 4)
+        q, k, v = (t.clone() for t in (q, k, v))
+        alive = weakref.ref(v)
+        for engine in ("blocked", "dense", "fused"):
+            rg.attend(rg.Attention(mask=rg.causal()), q, k, v, engine=engine)
+        rg.explain(rg.Attention(), q, k, v)
+        del v
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_rows_that_see_everything_are_cut_out_of_their_blocks():
+    """Scattered global tokens must not make every block as wide as the text."""
+    n = 4096
+    attention = rg.Attention(mask=rg.window(33) | rg.global_tokens(range(0, n, 512)))
+    x = torch.randn(1, 1, n, 4)
+    plan = rg.explain(attention, x, x, x, engine="blocked")
+    allowed = attention.mask.allowed(rg.Grid.whole(rg.Positions.aligned_to_end(n, n), 1, 1, n)).sum()
+    assert plan.cost.pairs < 4 * int(allowed)
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [rg.ALiBi(4), rg.T5Bias(4).requires_grad_(False), rg.LearnedTable(4, 9).requires_grad_(False)],
+    ids=lambda b: type(b).__name__,
+)
+def test_a_relative_bias_is_held_as_its_diagonals(bias):
+    x = torch.randn(1, 4, 2048, 8)
+    for mask in (None, rg.causal()):
+        plan = rg.explain(rg.Attention(bias=bias, mask=mask), x, x, x)
+        assert plan.cost.bytes < 2**20 < 4 * 2048 * 2048
+
+
+def test_a_sum_needs_scores_that_are_not_negative():
+    with pytest.raises(rg.RegardError, match=r"not negative.*Kernel"):
+        rg.Attention(rg.Dot(), normalizer=rg.Sum())
+
+
+def test_heads_of_a_bilinear_score_are_those_of_the_query():
+    with pytest.raises(rg.RegardError, match="made for 4 heads, the query has 1"):
+        rg.attend(rg.Attention(rg.Bilinear(8, 8, num_heads=4)), *tensors(1, 1, 3, 8))

@@ -1,0 +1,93 @@
+"""Warnings, each on a model broken on purpose, and none on one that is whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import regard as rg
+from regard.stats import findings, mask_findings, profile
+
+B, H, N = 2, 3, 9
+LENGTHS = [9, 5]
+
+
+def maps(mask=None, scale=2.0, queries=N, **change):
+    q, k, v = (scale * torch.randn(B, H, n, 4) for n in (queries, N, N))
+    return {"layer": rg.attend(rg.Attention(mask=mask), change.get("q", q), change.get("k", k), v).weights}
+
+
+def kinds(found):
+    return [finding.kind for finding in found]
+
+
+def test_a_whole_model_gives_no_warning(small_blocks):
+    assert mask_findings(maps(rg.causal() & rg.padding(LENGTHS)), causal=True, real=LENGTHS) == []
+    assert mask_findings(maps(rg.padding(LENGTHS)), real=torch.arange(N) < torch.tensor(LENGTHS)[:, None]) == []
+    assert findings(profile(maps(), list("abcdefghi"))) == []
+
+
+def test_broken_on_purpose_scores_without_scale_average_the_whole_layer():
+    result = profile(maps(q=torch.zeros(B, H, N, 4)), list("abcdefghi"))
+    found = findings(result)[0]
+    assert (found.kind, found.heads) == ("uniform", (0, 1, 2)) and "every head of the layer" in found.sentence
+
+
+def test_broken_on_purpose_heads_collapse():
+    q, k = (2 * torch.randn(B, 1, N, 4).expand(B, H, N, 4) for _ in range(2))
+    found = findings(profile(maps(q=q, k=k), list("abcdefghi")))
+    assert [(f.kind, f.heads) for f in found] == [("copies", (0, 1, 2))] and found[0].number > 0.99
+
+
+def test_broken_on_purpose_one_mask_for_the_whole_batch(small_blocks):
+    too_long, too_short = maps(rg.padding([9, 9])), maps(rg.padding([5, 5]))
+    (padding,) = mask_findings(too_long, real=LENGTHS)
+    assert padding.kind == "padding" and padding.heads == (0, 1, 2) and "one mask seems to serve" in padding.sentence
+    w = too_long["layer"].dense()[1, :, :5, 5:].sum(-1).max()
+    assert padding.number == pytest.approx(float(w), abs=1e-6)
+    (unseen,) = mask_findings(too_short, real=LENGTHS)
+    assert (unseen.kind, unseen.number) == ("unseen", 4.0) and "one mask seems to serve" in unseen.sentence
+
+
+def test_broken_on_purpose_padding_of_queries_instead_of_keys():
+    real = torch.arange(N) < torch.tensor(LENGTHS)[:, None]
+    transposed = rg.given(real[:, None, :, None].expand(B, 1, N, N))
+    assert "padding" in kinds(mask_findings(maps(transposed), real=real))
+
+
+def test_broken_on_purpose_a_future_that_leaks(small_blocks):
+    late = rg.given((torch.arange(N) <= torch.arange(N)[:, None] + 1)[None, None])
+    broken = maps(late)
+    (leak,) = mask_findings(broken, causal=True)
+    future = torch.ones(N, N).triu(1)
+    assert leak.kind == "leak" and leak.heads == (0, 1, 2)
+    assert leak.number == pytest.approx(float((broken["layer"].dense() * future).sum(-1).max()), abs=1e-6)
+    assert "Layer 0 heads 0, 1 and 2 put up to" in leak.sentence
+
+
+def test_a_chunk_after_a_cache_is_no_leak():
+    assert mask_findings(maps(rg.causal(), queries=4), causal=True, real=[9, 9]) == []
+
+
+def test_only_the_heads_that_leak_are_named():
+    allowed = torch.ones(1, H, N, N, dtype=torch.bool).tril()
+    allowed[:, 1] = True
+    (leak,) = mask_findings(maps(rg.given(allowed)), causal=True)
+    assert leak.heads == (1,) and leak.sentence.startswith("Layer 0 head 1 puts")
+
+
+@pytest.mark.parametrize("mask", [None, rg.causal()], ids=["none", "causal"])
+def test_heads_that_rest_on_the_first_token_are_named(mask):
+    k = torch.zeros(B, H, N, 4)
+    k[:, 1, 0] = 20.0
+    resting = maps(mask, q=torch.ones(B, H, N, 4), k=k)
+    named = [f for f in findings(profile(resting, list("abcdefghi"))) if f.kind == "sink"]
+    assert [f.heads for f in named] == [(1,)] and named[0].number == pytest.approx(1.0, abs=1e-5)
+    special = findings(profile(resting, ["[CLS]", *"bcdefghi"]))
+    assert "special" in kinds(special) and "sink" not in kinds(special)
+
+
+@pytest.mark.parametrize("real", [[9.0, 5.0], [9, 5, 3], torch.ones(2, 4, dtype=torch.bool)])
+def test_claims_that_do_not_fit_are_refused(real):
+    with pytest.raises(rg.RegardError, match="2 integer lengths or booleans of shape"):
+        mask_findings(maps(), real=real)

@@ -1,0 +1,145 @@
+"""Modules that compute softmax themselves: run again, one at a time, against their own output_attentions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import regard as rg
+from miniatures import BERT, V, padding, sharpened, tokens
+from regard.hf import held
+from watching import assert_identical, watched
+
+GPT = {"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": V, "n_positions": 40, "rotary_dim": 2}
+MODELS = {
+    "BloomModel": {"vocab_size": V, "hidden_size": 16, "n_layer": 2, "n_head": 4},
+    "GPTJModel": GPT,
+    "CodeGenModel": GPT,
+    "GPTNeoModel": {
+        "vocab_size": V, "hidden_size": 16, "num_layers": 2, "num_heads": 4, "window_size": 4,
+        "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 40,
+    },
+    "MPNetModel": BERT | {"pad_token_id": 1},
+    "DebertaV2Model": BERT | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+    "FalconModel": {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4},
+}  # fmt: skip
+
+
+def make(name):
+    config = getattr(transformers, f"{name.removesuffix('Model')}Config")(**MODELS[name])
+    torch.manual_seed(1)
+    return sharpened(getattr(transformers, name)._from_config(config, attn_implementation="eager").eval())
+
+
+@pytest.fixture(params=[0, held.SMALL], ids=["run again", "small"])
+def size(request, monkeypatch):
+    monkeypatch.setattr(held, "SMALL", request.param)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_are_those_that_the_model_returns(name, size):
+    model, inputs = make(name), {"input_ids": tokens(9), "attention_mask": padding("right")}
+    with torch.no_grad():
+        plain, wanted = model(**inputs), model(**inputs, output_attentions=True).attentions
+    outputs, seen = watched(model, inputs)
+    assert_identical(plain[0], outputs[0])
+    assert not seen.missing and len(seen) == 2
+    for weights, weight in zip(seen.values(), wanted, strict=True):
+        torch.testing.assert_close(weights.dense(), weight, atol=1e-6, rtol=0)
+        torch.testing.assert_close(weights[1, 2, 3:6, 4], weight[1, 2, 3:6, 4], atol=1e-6, rtol=0)
+        entropy, received = weights.summarize(rg.Entropy(), rg.Received())
+        torch.testing.assert_close(entropy, torch.special.entr(weight).sum(-1), atol=1e-5, rtol=0)
+        torch.testing.assert_close(received, weight.sum(-2), atol=1e-5, rtol=0)
+    assert all("own softmax" in check.note for check in seen.verify().values())
+
+
+@pytest.mark.parametrize("name", ["BloomModel", "GPTNeoModel", "CodeGenModel"])
+def test_a_cache_is_the_one_of_its_step(name, size):
+    model, ids = make(name), tokens(6)
+    with torch.no_grad():
+        wanted = model(ids, output_attentions=True).attentions
+    with rg.watch(model) as seen, torch.no_grad():
+        cache = model(ids[:, :4], use_cache=True).past_key_values
+        model(ids[:, 4:], past_key_values=cache, use_cache=True)
+    for layer in (0, 1):
+        first, then = seen.calls(layer)
+        torch.testing.assert_close(first.dense(), wanted[layer][:, :, :4, :4], atol=1e-5, rtol=0)
+        torch.testing.assert_close(then.dense(), wanted[layer][:, :, 4:], atol=1e-5, rtol=0)
+
+
+def test_one_call_is_held_at_a_time(monkeypatch):
+    monkeypatch.setattr(held, "SMALL", 0)
+    _, seen = watched(make("BloomModel"), {"input_ids": tokens(9)})
+    calls = [part.calls[0] for part in seen._parts.values()]
+    assert calls[0].slot is calls[1].slot
+    for number in (0, 1, 0):
+        seen[number].entropy()
+        assert calls[0].slot.owner is calls[number]
+    assert seen[0].attention.mask == rg.causal()
+    monkeypatch.setattr("regard.maps.attention_map.BUDGET", 100)
+    with pytest.raises(rg.RegardError, match="BloomAttention computes its weights all at once"):
+        seen[1].entropy()
+
+
+def test_parameters_that_changed_are_noticed(monkeypatch):
+    monkeypatch.setattr(held, "SMALL", 0)
+    model = make("BloomModel")
+    _, seen = watched(model, {"input_ids": tokens(9)})
+    sharpened(model)
+    with pytest.raises(rg.RegardError, match="gives other weights now"):
+        seen[0].dense()
+
+
+def test_statistics_of_held_weights(size):
+    model, inputs = make("GPTJModel"), {"input_ids": tokens(9)}
+    _, kept = watched(model, inputs)
+    _, seen = watched(model, inputs, keep="statistics")
+    for name, weights in kept.items():
+        torch.testing.assert_close(seen.statistics[name].of(rg.Entropy), weights.entropy(), atol=1e-6, rtol=0)
+
+
+class OwnAttention(nn.Module):
+    """What timm writes where no kernel is fused."""
+
+    def __init__(self, dim=-1, times=1):
+        super().__init__()
+        self.qkv, self.dim, self.times = nn.Linear(16, 48), dim, times
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+        for _ in range(self.times):
+            q = (q @ k.transpose(-2, -1)).softmax(dim=self.dim) @ v
+        return q.transpose(1, 2).flatten(2)
+
+
+def test_a_softmax_written_as_a_method(size):
+    model, x = sharpened(OwnAttention()), torch.randn(2, 6, 16)
+    _, seen = watched(model, {"x": x})
+    q, k, _ = model.qkv(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+    torch.testing.assert_close(seen[0].dense(), (q @ k.transpose(-2, -1)).softmax(-1).detach(), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("made", "why"), [({"dim": 2}, "computes its own weights"), ({"times": 2}, "2 softmaxes")])
+def test_another_softmax_is_no_map(made, why):
+    with pytest.raises(rg.RegardError, match=f"nothing of OwnAttention.*{why}"):
+        watched(OwnAttention(**made), {"x": torch.randn(2, 6, 16)})
+
+
+def test_generation_of_a_model_with_a_softmax_of_its_own(size):
+    config = transformers.BloomConfig(**MODELS["BloomModel"])
+    model = sharpened(transformers.BloomForCausalLM._from_config(config, attn_implementation="eager").eval())
+    told = {
+        "num_beams": 2,
+        "max_new_tokens": 4,
+        "min_new_tokens": 4,
+        "return_dict_in_generate": True,
+        "do_sample": False,
+    }
+    ids = tokens(4)
+    with rg.watch(model) as seen:
+        model.generate(ids, **told)
+    wanted = model.generate(ids, **told, output_attentions=True).attentions
+    for mine, step in zip(seen.calls(1), wanted, strict=True):
+        torch.testing.assert_close(mine.dense(), step[1].expand_as(mine.dense()), atol=1e-5, rtol=0)
