@@ -42,6 +42,16 @@ def test_bars_are_as_high_as_the_weight_received(reading):
     torch.testing.assert_close(heights, reading.maps["layer.1"].received()[0].mean(0).double(), rtol=1e-5, atol=1e-6)
 
 
+def test_offset_bars_show_where_a_head_looks():
+    x = torch.randn(1, 2, 12, 8)
+    one_back = rg.where(lambda b, h, i, j: j == (i - 1).clamp_min(0))
+    weights = rg.attend(rg.Attention(mask=one_back), x, x, x).weights
+    axes = figures.offset_bars(weights).axes[1]
+    heights = dict(zip(range(-8, 9), (bar.get_height() for bar in axes.patches), strict=True))
+    assert heights[-1] == pytest.approx(11 / 12) and heights[0] == pytest.approx(1 / 12)
+    assert sum(heights.values()) == pytest.approx(1)
+
+
 def test_all_figures_are_saved_whole(reading, tmp_path):
     saved = figures.save_figures(tmp_path / "out", reading)
     assert {p.read_bytes()[:4] for p in saved} == {b"\x89PNG"}

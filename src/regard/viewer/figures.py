@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.stats import LayerProfile, Profile, Reading
+from regard.maps import AttentionMap
+from regard.stats import LayerProfile, Offsets, Profile, Reading
 
 SCALE = "Blues"
 #: Most tokens a side for which cells carry their number.
@@ -99,6 +100,26 @@ def received_bars(profile: Profile, layer: int) -> Any:
     return figure
 
 
+def offset_bars(weights: AttentionMap, title: str = "", batch: int = 0) -> Any:
+    """How much of its weight each head puts on the tokens 8 before to 8 after: one small chart a head."""
+    shares = weights.summarize(Offsets())[0][batch].cpu() / weights.shape[2]
+    H, width = shares.shape
+    cols = min(H, 6)
+    rows = -(-H // cols)
+    figure, axes = _figure(1.7 * cols, 0.8 + 1.1 * rows, rows, cols, squeeze=False, sharex=True, sharey=True)
+    offsets = range(-(width // 2), width // 2 + 1)
+    for head, cell in enumerate(axes.flat):
+        if head >= H:
+            cell.set_axis_off()
+            continue
+        cell.bar(offsets, shares[head].numpy(), width=0.8)
+        cell.set_title(f"head {head}", fontsize=8)
+        cell.tick_params(labelsize=7)
+        cell.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title or "share of the weight by offset (key minus query)", fontsize=9)
+    return figure
+
+
 def save_figures(folder: str | os.PathLike[str], reading: Reading) -> list[Path]:
     """Every figure of a reading as PNG files in `folder`; each is written whole or not at all."""
     folder = Path(folder)
@@ -108,6 +129,9 @@ def save_figures(folder: str | os.PathLike[str], reading: Reading) -> list[Path]
     for number, (name, weights) in enumerate(reading.maps.items()):
         figures[f"similarity-layer-{number}"] = similarity_matrix(reading.profile.layers[number])
         figures[f"received-layer-{number}"] = received_bars(reading.profile, number)
+        if weights.shape[2] == weights.shape[3]:
+            title = f"layer {number}: share of the weight by offset (key minus query)"
+            figures[f"offsets-layer-{number}"] = offset_bars(weights, title, reading.batch)
         if max(weights.shape[2:]) <= LARGEST:
             figures[f"heatmap-layer-{number}"] = _mean_heatmap(reading, number, name)
     return [_save(figure, folder / f"{name}.png") for name, figure in figures.items()]
