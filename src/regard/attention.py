@@ -160,10 +160,19 @@ class Prepared:
 
 
 def _pick(x: Tensor, batch: Tensor, head: Tensor) -> Tensor:
-    """Some batch entries and heads; one of each is a view, which copies nothing."""
-    if len(batch) == len(head) == 1:
-        return x[int(batch) : int(batch) + 1, int(head) : int(head) + 1]
+    """Some batch entries and heads; where each are one stretch, a view, which copies nothing."""
+    stretches = _stretch(batch), _stretch(head)
+    if None not in stretches:
+        return x[stretches]
     return x[batch[:, None], head]
+
+
+def _stretch(index: Tensor) -> slice | None:
+    """Consecutive ascending places as a slice."""
+    places = index.tolist()
+    if not places or places != list(range(places[0], places[0] + len(places))):
+        return None
+    return slice(places[0], places[0] + len(places))
 
 
 def scores(attention: Attention, tile: Prepared, grid: Grid, masked: bool = True) -> Tensor:

@@ -96,17 +96,30 @@ def explain(
 
 @app.command()
 def see(
-    text: Annotated[str, typer.Argument(metavar="TEXT|FILE|-", help="A text, a UTF-8 file, or - for standard input.")],
+    texts: Annotated[
+        list[str], typer.Argument(metavar="TEXT|FILE|-...", help="Texts, UTF-8 files, or - for standard input.")
+    ],
     model: Model = "minilm",
     layers: Annotated[str | None, typer.Option(metavar="0,1,...", help="Only these layers.")] = None,
     length: Annotated[int | None, typer.Option(min=1, help="Read at most so many tokens.")] = None,
     word: Annotated[list[str] | None, typer.Option(help="Say what this word looks at; may be repeated.")] = None,
-    save: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the page of all weights there.")] = None,
+    save: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the page (or corpus.json) there.")] = None,
+    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Write pictures there, as PNG.")] = None,
+    probe: Annotated[bool, typer.Option("--probe", help="Name roles on random tokens that repeat, too.")] = False,
+    corpus: Annotated[
+        bool, typer.Option("--corpus", help="A file of one document a line, a .jsonl, or a folder of `datasets`.")
+    ] = False,
+    field: Annotated[str, typer.Option(help="Where the text of a document is, in a .jsonl or a folder.")] = "text",
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
-    """Show what every head of a model does with a text."""
-    from regard.cli.see import run
+    """Show what every head of a model does with a text, several texts side by side, or a corpus."""
+    from regard.cli import corpus as documents
+    from regard.cli import see as reading
 
-    if text == "-" and sys.stdin.isatty():
+    if "-" in texts and sys.stdin.isatty():
         typer.echo("Reading from the keyboard; end with Ctrl-D.", err=True)
-    run(text, model, layers, length, word or [], save, json)
+    wish = reading.Wish(texts, model, layers, length, tuple(word or ()), save, figures, probe, json)
+    if corpus:
+        documents.run(wish, field)
+    else:
+        reading.run(wish)

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,10 +14,26 @@ import torch
 from regard.errors import RegardError
 from regard.hf import watch
 from regard.hf.models import load_model
-from regard.stats import Reading
+from regard.hf.watched import Watched
+from regard.maps import AttentionMap
+from regard.stats import (
+    Finding,
+    Profile,
+    Reading,
+    RoleTable,
+    mask_findings,
+    probe_tokens,
+    profile,
+    roles,
+    shuffle_order,
+    text_statistics,
+)
+from regard.stats.roles import QUERIES
 
 #: Marks of byte-level and SentencePiece tokenizers: here begins a word.
 WORD_STARTS = ("Ġ", "▁")
+#: Different tokens of a probe, which has each of them twice.
+PROBE = 100
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,12 +41,20 @@ class Read:
     """A reading, the attention modules that could not be seen with the reason, and how right the maps are.
 
     `error` is the greatest difference between recomputed weights @ values and the model's own
-    output, on the rows that were checked; None where none could be.
+    output, on the rows that were checked; None where none could be. `warnings` are those about masks,
+    `roles` is None where the text is too short to tell any.
     """
 
     reading: Reading
     missing: dict[str, str]
     error: float | None
+    warnings: list[Finding] = field(default_factory=list)
+    roles: RoleTable | None = None
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Warnings about the masks, then those about the heads."""
+        return [*self.warnings, *self.reading.findings]
 
 
 @dataclass(frozen=True)
@@ -54,34 +78,113 @@ class Reader:
         """Run the model on a text, of which `length` tokens at most, and keep the maps of `layers`."""
         inputs = self._tokenize(text, length)
         ids = inputs["input_ids"][0].tolist()
+        maps, seen = self._see(inputs, layers)
+        special = self.special(ids)
+        errors = [check.error for check in seen.verify().values() if check.error is not None]
+        reading = Reading.of(title or shortened(text), maps, self._labels(ids), special)
+        warnings = mask_findings(maps, causal=self._claims_causal(maps))
+        return Read(reading, seen.missing, max(errors, default=None), warnings, self._roles(maps, inputs, layers))
+
+    def profile(
+        self, text: str, layers: Sequence[int] | None = None, length: int | None = None
+    ) -> tuple[Profile, bool]:
+        """Every statistic of one document of a corpus, and whether the document had to be cut to fit."""
+        longest = length or self._limit()
+        whole = len(self.tokenizer(text, verbose=False)["input_ids"])
+        cut = longest is not None and whole > longest
+        inputs = self._inputs(text, longest if cut else None)
+        ids = inputs["input_ids"][0].tolist()
+        maps, _ = self._see(inputs, layers)
+        tokens = self.tokenizer.convert_ids_to_tokens(ids)
+        return profile(maps, tokens, special=self.special(ids), statistics=text_statistics(tokens)), cut
+
+    def probe(self, layers: Sequence[int] | None = None) -> RoleTable:
+        """The roles on random tokens that repeat, where nothing but the repetition tells what comes next."""
+        example = self._inputs("a", None)
+        ids = example["input_ids"][0].tolist()
+        special = set(self.special(ids))
+        start = next((place for place in range(len(ids)) if place not in special), 0)
+        stop = next((place for place in range(len(ids), 0, -1) if place - 1 not in special), start)
+        room = (self._limit() or 2 * PROBE + len(ids)) - start - (len(ids) - stop)
+        ordinary = self._ordinary_ids()
+        probe = probe_tokens(ordinary, min(PROBE, room // 2, len(ordinary))).tolist()
+        row = torch.tensor([[*ids[:start], *probe, *ids[stop:]]])
+        inputs = {name: torch.full_like(row, int(value[0, 0])) for name, value in example.items()} | {"input_ids": row}
+        found = self._roles(self._see(inputs, layers)[0], inputs, layers)
+        if found is None:
+            raise RegardError("see: --probe needs a model that takes at least 60 tokens; this one takes fewer.")
+        return found
+
+    def special(self, ids: Sequence[int]) -> list[int]:
+        """Indices of the tokens that the tokenizer calls special."""
+        special = set(self.tokenizer.all_special_ids)
+        return [index for index, token in enumerate(ids) if token in special]
+
+    def _see(self, inputs: dict[str, Any], layers: Sequence[int] | None) -> tuple[dict[str, AttentionMap], Watched]:
         encoder = self._encoder()
         with watch(encoder) as seen, torch.no_grad():
             encoder(**inputs)
-        maps = _chosen(dict(seen.maps), layers)
-        special = [index for index, token in enumerate(ids) if token in set(self.tokenizer.all_special_ids)]
-        errors = [check.error for check in seen.verify().values() if check.error is not None]
-        reading = Reading.of(title or _title(text), maps, self._labels(ids), special)
-        return Read(reading, seen.missing, max(errors, default=None))
+        if not seen.names:
+            reasons = "; ".join(f"{name}: {why}" for name, why in list(seen.missing.items())[:3])
+            raise RegardError(f"see: no attention of this model could be captured. {reasons or 'It has none.'}")
+        return _chosen(dict(seen.maps), layers), seen
+
+    def _roles(
+        self, maps: dict[str, AttentionMap], inputs: dict[str, Any], layers: Sequence[int] | None
+    ) -> RoleTable | None:
+        """The roles beside those on the same tokens shuffled; None where there is too little to shuffle."""
+        ids = inputs["input_ids"][0].tolist()
+        special = self.special(ids)
+        order = shuffle_order(ids, special)
+        tokens = self.tokenizer.convert_ids_to_tokens(ids)
+        shuffled = [tokens[place] for place in order]
+        if len(ids) - len(special) <= QUERIES or shuffled == tokens:
+            return None
+        null, _ = self._see(inputs | {"input_ids": inputs["input_ids"][:, order]}, layers)
+        return roles(maps, tokens, null=null, null_tokens=shuffled, special=special)
+
+    def _claims_causal(self, maps: dict[str, AttentionMap]) -> bool:
+        modules = (self._encoder().get_submodule(name) for name in maps)
+        return all(getattr(module, "is_causal", False) is True for module in modules)
+
+    def _ordinary_ids(self) -> list[int]:
+        """The vocabulary without special, added and never trained tokens."""
+        left_out = {*self.tokenizer.all_special_ids, *self.tokenizer.get_added_vocab().values()}
+        size = self.model.get_input_embeddings().num_embeddings
+        vocabulary = self.tokenizer.get_vocab().items()
+        return sorted(
+            number
+            for token, number in vocabulary
+            if number not in left_out and number < size and not token.startswith("[unused")
+        )
 
     def _encoder(self) -> Any:
         """Of an encoder-decoder only the encoder, which is the part that reads."""
         return self.model.get_encoder() if getattr(self.model.config, "is_encoder_decoder", False) else self.model
 
-    def _tokenize(self, text: str, length: int | None) -> Any:
+    def _tokenize(self, text: str, length: int | None) -> dict[str, Any]:
         if not text.strip():
             raise RegardError("see: the text is empty. Give at least one word, a file, or - for standard input.")
+        self.check_length(length)
         limit = self._limit()
-        if limit is not None and length is not None and length > limit:
-            raise RegardError(f"see: --length {length} is more than the {limit} tokens that this model takes.")
         num_tokens = len(self.tokenizer(text, verbose=False)["input_ids"])
         if limit is not None and length is None and num_tokens > limit:
             raise RegardError(
                 f"see: the text has {num_tokens} tokens, and this model takes {limit}. Read its beginning with "
                 f"--length {limit}, or give a shorter text."
             )
+        return self._inputs(text, length)
+
+    def check_length(self, length: int | None) -> None:
+        """Refuse a length that the model or the special tokens rule out."""
+        limit = self._limit()
+        if limit is not None and length is not None and length > limit:
+            raise RegardError(f"see: --length {length} is more than the {limit} tokens that this model takes.")
         room = self.tokenizer.num_special_tokens_to_add()
         if length is not None and length <= room:
             raise RegardError(f"see: --length {length} leaves no room for the text; {room} tokens are special ones.")
+
+    def _inputs(self, text: str, length: int | None) -> dict[str, Any]:
         cut = {"truncation": True, "max_length": length} if length is not None else {}
         inputs = self.tokenizer(text, return_tensors="pt", verbose=False, **cut)
         return {name: inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in inputs}
@@ -134,7 +237,8 @@ def _decode(content: bytes, name: str) -> str:
         ) from None
 
 
-def _title(text: str, width: int = 76) -> str:
+def shortened(text: str, width: int = 76) -> str:
+    """A text as one line, cut between words."""
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 1].rsplit(" ", 1)[0] + "…"
 

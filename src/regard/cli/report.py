@@ -11,7 +11,8 @@ from rich.text import Text
 
 from regard.cli.reading import Read
 from regard.errors import RegardError
-from regard.stats import CAVEAT, LayerProfile, Reading
+from regard.stats import CAVEAT, Finding, LayerProfile, Reading, Role, RoleTable
+from regard.stats.roles import KINDS, QUERIES, ROLE_CAVEAT
 
 #: Characters that one block of the table of heads takes.
 BLOCK = 38
@@ -19,6 +20,8 @@ BLOCK = 38
 NUMBERS = 22
 #: Tokens named for a layer when a word is looked up.
 NUM_TOKENS = 4
+#: Heads named for a role.
+NUM_ROLES = 6
 
 
 def print_reading(console: Console, read: Read, words: Sequence[str]) -> None:
@@ -36,7 +39,9 @@ def print_reading(console: Console, read: Read, words: Sequence[str]) -> None:
         console.print()
         print_word(console, reading, word)
     console.print()
-    print_findings(console, reading)
+    print_roles(console, read.roles)
+    console.print()
+    print_findings(console, read.findings)
 
 
 def heads_table(reading: Reading, width: int) -> Table:
@@ -95,11 +100,43 @@ def _top(reading: Reading, query: int, layer: int) -> list[tuple[int, float]]:
     return reading.top(query, layer, NUM_TOKENS)
 
 
-def print_findings(console: Console, reading: Reading) -> None:
+def print_roles(console: Console, found: RoleTable | None, where: str = "this text") -> None:
+    """The roles that heads earned, one line a kind, under the sentence that says what a role is not."""
+    if found is None:
+        console.print(
+            Text(f"Roles need a text of more than {QUERIES} tokens that differ; give a longer one, or --probe.")
+        )
+        return
+    if not found.labelled:
+        console.print(Text(f"Roles: no head earned a name on {where}."))
+    else:
+        console.print(Text(f"Roles on {where}: layer.head=score/score when the words are shuffled"))
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column()
+        for kind in KINDS:
+            named = [role for role in found.of(kind) if role.label]
+            if named:
+                table.add_row(kind, _named(named))
+        console.print(table)
+    console.print(Text(ROLE_CAVEAT, style="dim"))
+
+
+def _named(named: Sequence[Role]) -> Text:
+    line = Text()
+    for role in named[:NUM_ROLES]:
+        offset = "" if role.offset is None else f"({role.offset:+d})"
+        line.append(f"{role.layer}.{role.head}{offset}=", "bold")  # no space: it must not break over lines
+        line.append(f"{role.score:.2f}", "cyan").append(f"/{role.null:.2f}  ")
+    more = len(named) - NUM_ROLES
+    return line.append(f"and {more} more") if more > 0 else line
+
+
+def print_findings(console: Console, found: Sequence[Finding]) -> None:
     """Warnings, under the sentence that says what weights do not say."""
-    if not reading.findings:
+    if not found:
         console.print(Text("No warnings."))
-    for finding in reading.findings:
+    for finding in found:
         console.print(Text.assemble(("! ", "yellow"), finding.sentence))
     console.print(Text(CAVEAT, style="dim"))
 
@@ -121,11 +158,17 @@ def as_data(read: Read, words: Sequence[str]) -> dict[str, Any]:
         "special": profile.special,
         "layers": [_layer_data(reading, layer) for layer in profile.layers],
         "words": [_word_data(reading, word) for word in words],
-        "warnings": [vars(finding) for finding in reading.findings],
+        "roles": roles_data(read.roles),
+        "warnings": [vars(finding) for finding in read.findings],
         "caveat": CAVEAT,
         "missing": read.missing,
         "error": read.error,
     }
+
+
+def roles_data(found: RoleTable | None) -> list[dict[str, Any]] | None:
+    """The roles that earned their name; None where the text was too short to tell."""
+    return None if found is None else [vars(role) for role in found.labelled]
 
 
 def _layer_data(reading: Reading, layer: LayerProfile) -> dict[str, Any]:

@@ -1,58 +1,139 @@
-"""`regard see`: one text, one model, every head."""
+"""`regard see`: one text or several, one model, every head."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
-from regard.cli.reading import Reader, read_text
-from regard.cli.report import as_data, locate, print_reading
+from regard.cli.compare import check_words, differences, letter_of, print_differences
+from regard.cli.reading import Read, Reader, read_text
+from regard.cli.report import as_data, locate, print_findings, print_reading, print_roles, print_word, roles_data
 from regard.errors import RegardError
-from regard.stats import Reading
+from regard.stats import Reading, RoleTable
 from regard.viewer import write_page
 
 #: Looked up without being asked for, when the text has it: the word whose meaning a sentence decides.
 PRONOUN = "it"
 
 
-def run(
-    text: str, model: str, layers: str | None, length: int | None, words: list[str], save: Path | None, as_json: bool
-) -> None:
-    """Read, print, and write the page where one is asked for."""
-    content, numbers = read_text(text), _numbers(layers)
-    if not content.strip():
-        raise RegardError("see: the text is empty. Give at least one word, a file, or - for standard input.")
-    errors = Console(stderr=True)
-    with errors.status(f"Reading with {model}"):
-        read = Reader.load(model).read(content, numbers, length)
-    reading = read.reading
-    words = words or default_words(reading)
-    for word in words:
-        locate(reading, word)
-    if as_json:
-        print(json.dumps(as_data(read, words), ensure_ascii=False, indent=1))
+@dataclass(frozen=True)
+class Wish:
+    """What was asked for on the command line."""
+
+    texts: list[str]
+    model: str = "minilm"
+    layers: str | None = None
+    length: int | None = None
+    words: tuple[str, ...] = ()
+    save: Path | None = None
+    figures: Path | None = None
+    probe: bool = False
+    as_json: bool = False
+
+    @property
+    def numbers(self) -> list[int] | None:
+        """The layers as numbers."""
+        if self.layers is None:
+            return None
+        try:
+            return sorted({int(part) for part in self.layers.split(",")})
+        except ValueError:
+            raise RegardError(
+                f"see: --layers takes numbers with commas between them, such as 0,1; got {self.layers!r}."
+            ) from None
+
+
+def run(wish: Wish) -> None:
+    """Read, print, and write the page and the pictures where they are asked for."""
+    contents, errors = _contents(wish.texts), Console(stderr=True)
+    numbers = wish.numbers
+    with errors.status(f"Reading with {wish.model}"):
+        reader = Reader.load(wish.model)
+        reads = [reader.read(content, numbers, wish.length) for content in contents]
+        probe = reader.probe(numbers) if wish.probe else None
+    _check_words(reads, wish.words)
+    if wish.as_json:
+        print(json.dumps(_as_data(reads, wish, probe), ensure_ascii=False, indent=1))
     else:
-        print_reading(Console(), read, words)
-    for name, reason in read.missing.items():
+        _print(Console(), reads, wish, probe)
+    for name, reason in reads[0].missing.items():
         errors.print(f"Not seen: {name}: {reason}", style="yellow", markup=False)
-    if save is not None:
-        page = write_page(save / "index.html", [reading])
+    _write([read.reading for read in reads], wish, errors)
+
+
+def _contents(sources: Sequence[str]) -> list[str]:
+    if sources.count("-") > 1:
+        raise RegardError("see: standard input can be read once. Give - once, and the other texts as files.")
+    contents = [read_text(source) for source in sources]
+    if not all(content.strip() for content in contents):
+        raise RegardError("see: the text is empty. Give at least one word, a file, or - for standard input.")
+    return contents
+
+
+def _check_words(reads: Sequence[Read], words: Sequence[str]) -> None:
+    if len(reads) > 1:
+        check_words([read.reading for read in reads], words)
+    for word in words if len(reads) == 1 else ():
+        locate(reads[0].reading, word)
+
+
+def _words(read: Read, wish: Wish) -> list[str]:
+    """The words asked for that this text has, or the pronoun."""
+    return [word for word in wish.words if read.reading.find(word) is not None] or default_words(read.reading)
+
+
+def _print(console: Console, reads: Sequence[Read], wish: Wish, probe: RoleTable | None) -> None:
+    if len(reads) == 1:
+        print_reading(console, reads[0], _words(reads[0], wish))
+    else:
+        _print_several(console, reads, wish)
+    if probe is not None:
+        console.print()
+        print_roles(console, probe, "random tokens, all of them twice")
+
+
+def _print_several(console: Console, reads: Sequence[Read], wish: Wish) -> None:
+    for number, read in enumerate(reads):
+        size = f"  {len(read.reading.profile.tokens)} tokens"
+        console.print(Text.assemble((letter_of(number), "bold"), f"  {read.reading.title}", (size, "dim")))
+    console.print()
+    print_differences(console, [read.reading for read in reads])
+    for number, read in enumerate(reads):
+        console.print()
+        console.print(Text(f"{letter_of(number)}  {read.reading.title}", style="bold"))
+        for word in _words(read, wish):
+            print_word(console, read.reading, word)
+        print_roles(console, read.roles)
+        print_findings(console, read.findings)
+
+
+def _as_data(reads: Sequence[Read], wish: Wish, probe: RoleTable | None) -> dict[str, Any]:
+    texts = [as_data(read, _words(read, wish)) for read in reads]
+    data = texts[0]
+    if len(reads) > 1:
+        data = {"texts": texts, "differences": [vars(each) for each in differences([read.reading for read in reads])]}
+    return data if probe is None else data | {"probe": roles_data(probe)}
+
+
+def _write(readings: Sequence[Reading], wish: Wish, errors: Console) -> None:
+    if wish.save is not None:
+        page = write_page(wish.save / "index.html", readings)
         errors.print(f"The page is at {page}", markup=False, highlight=False)
+    if wish.figures is not None:
+        from regard.viewer.figures import save_figures
+
+        for number, reading in enumerate(readings):
+            folder = wish.figures if len(readings) == 1 else wish.figures / letter_of(number)
+            saved = save_figures(folder, reading)
+            errors.print(f"{len(saved)} pictures are in {folder}", markup=False, highlight=False)
 
 
 def default_words(reading: Reading) -> list[str]:
     """The pronoun, if the text has it."""
     return [PRONOUN] if reading.find(PRONOUN) is not None else []
-
-
-def _numbers(layers: str | None) -> list[int] | None:
-    if layers is None:
-        return None
-    try:
-        return sorted({int(part) for part in layers.split(",")})
-    except ValueError:
-        raise RegardError(
-            f"see: --layers takes numbers with commas between them, such as 0,1; got {layers!r}."
-        ) from None

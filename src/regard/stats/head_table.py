@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,6 +89,36 @@ class HeadTable:
             raise RegardError(f"HeadTable: there is no statistic {name!r}. Known names: {', '.join(known)}.")
         return torch.stack([layer.means[name] for layer in self.layers])
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists and numbers for `json.dumps`; `from_json` gives back the same table, bit by bit."""
+        layers = [
+            {"name": layer.name, "means": _listed(layer.means), "counts": _listed(layer.counts)}
+            for layer in self.layers
+        ]
+        return {"documents": self.documents, "layers": layers}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> HeadTable:
+        """The table that `to_json` wrote.
+
+        >>> import torch
+        >>> table = HeadTable([LayerTable("a", {"x": torch.tensor([0.1])}, {"x": torch.tensor([3.0])})], documents=2)
+        >>> again = HeadTable.from_json(table.to_json())
+        >>> torch.equal(again.values("x"), table.values("x")), again.documents
+        (True, 2)
+        """
+        try:
+            layers = [
+                LayerTable(layer["name"], _tensors(layer["means"]), _tensors(layer["counts"]))
+                for layer in data["layers"]
+            ]
+            return HeadTable(layers, int(data["documents"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RegardError(
+                f"HeadTable.from_json: this is no table ({type(error).__name__}: {error}). "
+                "Give what HeadTable.to_json returned."
+            ) from None
+
     def table(self) -> str:
         """One line for each layer and head, in plain text; statistics of several numbers a head are left out."""
         names = [name for name, mean in self.layers[0].means.items() if mean.ndim == 1]
@@ -101,3 +132,11 @@ class HeadTable:
 
 def _form(table: HeadTable) -> list[tuple[str, dict[str, torch.Size]]]:
     return [(layer.name, {name: mean.shape for name, mean in layer.means.items()}) for layer in table.layers]
+
+
+def _listed(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {name: {"dtype": str(t.dtype).removeprefix("torch."), "values": t.tolist()} for name, t in tensors.items()}
+
+
+def _tensors(listed: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: torch.tensor(part["values"], dtype=getattr(torch, part["dtype"])) for name, part in listed.items()}

