@@ -176,3 +176,8 @@ def test_the_same_text_twice_differs_in_nothing(reader):
 def test_several_texts_are_refused_for_cause(arguments, said):
     result = run(*arguments, status=2)
     assert said in " ".join(result.stderr.split()) and result.stdout == ""
+
+
+def test_chosen_layers_say_how_they_are_counted():
+    assert "2 is 0, 4 is 1 below" in run(SENTENCE, "--layers", "2,4").stderr
+    assert "below" not in run(SENTENCE, "--layers", "0,1").stderr

@@ -58,6 +58,9 @@ def run(wish: Wish) -> None:
         reads = [reader.read(content, numbers, wish.length) for content in contents]
         probe = reader.probe(numbers) if wish.probe else None
     _check_words(reads, wish.words)
+    if numbers and numbers != list(range(len(numbers))):
+        listed = ", ".join(f"{layer} is {place}" for place, layer in enumerate(numbers))
+        errors.print(f"Layers are counted among those chosen: {listed} below.", style="yellow", highlight=False)
     if wish.as_json:
         print(json.dumps(_as_data(reads, wish, probe), ensure_ascii=False, indent=1))
     else:
