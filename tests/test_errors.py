@@ -65,7 +65,7 @@ MISTAKES = {
     "padding as floats": (lambda: rg.padding(torch.ones(2, 4)), r"attention_mask.*mask\.bool\(\)"),
     "a tensor in the mask slot": (lambda: rg.Attention(mask=torch.ones(5, 6).bool()), r"regard\.given\(tensor\)"),
     "a tensor composed with a mask": (lambda: rg.causal() & torch.ones(5, 6).bool(), r"regard\.given\(tensor\)"),
-    "a class in a slot": (lambda: rg.Attention(rg.Dot), "expected a Score, got ABCMeta"),
+    "a class in a slot": (lambda: rg.Attention(rg.Dot), r"got the class Dot. Did you mean Dot\(\.\.\.\)"),
     "a predicate of numbers": (
         lambda: attend(q, k, k, rg.Attention(mask=rg.where(lambda b, h, i, j: i - j))),
         "boolean tensor, got torch.int64",

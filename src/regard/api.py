@@ -3,6 +3,7 @@
 from regard import hf, maps, pieces, stats
 from regard.attention import Attention
 from regard.cache import Cache, GrowingCache, RecurrentCache, RingCache
+from regard.catalog import Mechanism, mechanism, mechanisms
 from regard.engine import Plan
 from regard.errors import RegardError
 from regard.hf import *  # noqa: F403
@@ -17,6 +18,7 @@ __all__ = [
     "Attention",
     "Cache",
     "GrowingCache",
+    "Mechanism",
     "Plan",
     "Positions",
     "RecurrentCache",
@@ -26,6 +28,8 @@ __all__ = [
     "Spans",
     "attend",
     "explain",
+    "mechanism",
+    "mechanisms",
 ]
 __all__ += hf.__all__
 __all__ += maps.__all__

@@ -89,16 +89,25 @@ class Attention(nn.Module):
 
 
 P = TypeVar("P")
+EXAMPLES = {
+    "score": "regard.Dot()",
+    "position": "regard.RoPE(64)",
+    "bias": "regard.ALiBi(8)",
+    "mask": "regard.causal()",
+    "normalizer": "regard.Softmax()",
+}
 
 
 def _slot(name: str, piece: object, kind: type[P], optional: bool = False) -> P:
     if isinstance(piece, kind) or (optional and piece is None):
         return piece  # type: ignore[return-value]
-    made = f"{piece.__name__}(...)" if isinstance(piece, type) else repr(piece)
-    remedy = "Wrap a boolean tensor as regard.given(tensor)." if isinstance(piece, Tensor) else ""
-    raise RegardError(
-        f"Attention({name}=...): expected a {kind.__name__}, got {type(piece).__name__} ({made[:80]}). {remedy}".strip()
-    )
+    if isinstance(piece, type):
+        got, remedy = f"the class {piece.__name__}", f"Did you mean {piece.__name__}(...)?"
+    elif isinstance(piece, Tensor):
+        got, remedy = f"a tensor of {piece.dtype}", "A boolean tensor is wrapped as regard.given(tensor)."
+    else:
+        got, remedy = f"{type(piece).__name__} {str(piece)[:60]!r}", f"Pieces are objects, such as {EXAMPLES[name]}."
+    raise RegardError(f"Attention({name}=...): expected a {kind.__name__}, got {got}. {remedy}")
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,10 @@ class Seen:
     weights: AttentionMap
     cache: Cache | None = None
 
+    def __repr__(self) -> str:
+        cache = "" if self.cache is None else f", cache of {self.cache.length} tokens"
+        return f"Seen(output {tuple(self.output.shape)}, weights {self.weights!r}{cache})"
+
 
 def attend(
     attention: Attention,

@@ -7,7 +7,7 @@ from regard.pieces import Sinusoidal
 
 def sinusoidal(base: float = 10_000.0) -> Attention:
     """Sines and cosines of the position are added to queries and keys before they are scored."""
-    return Attention(position=Sinusoidal(base))
+    return Attention(position=Sinusoidal(base=base))
 
 
 MECHANISM = Mechanism(

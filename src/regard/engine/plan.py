@@ -86,7 +86,7 @@ def _refusal(engine: Engine, problem: Problem) -> str | None:
 
 def _choose(problem: Problem, refused: dict[str, str]) -> tuple[str, str]:
     if "linear" not in refused:
-        return "linear", "Kernel scores summed up need no pairs."
+        return "linear", "Kernel scores are summed up; pairs are formed inside chunks at most."
     if problem.state is not None:
         raise RegardError(
             f"attend: a RecurrentCache needs the linear engine, which cannot run this: {refused['linear']}."
@@ -125,7 +125,7 @@ def _count(number: float) -> str:
 
 
 def _bytes(number: float) -> str:
-    for size, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+    for size, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if number >= size:
             return f"{number / size:.3g} {unit}"
     return f"{int(number)} bytes"

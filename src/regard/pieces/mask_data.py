@@ -101,8 +101,8 @@ class documents(Mask):
     """Pairs of the same document, for sequences packed one after the other.
 
     `documents([100, 40, 7])` packs three documents of those lengths; a pair is allowed where
-    both positions lie in the same one, and positions past the last document belong to none.
-    With `key_lengths` the keys are packed differently (cross-attention between packed pairs).
+    both positions lie in the same one. Together they cover the sequence: padding at its end is a
+    document of its own. With `key_lengths` the keys are packed differently (cross-attention between packed pairs).
     """
 
     lengths: tuple[int, ...]
@@ -112,7 +112,10 @@ class documents(Mask):
         object.__setattr__(self, "lengths", tuple(int(n) for n in lengths))
         object.__setattr__(self, "key_lengths", None if key_lengths is None else tuple(int(n) for n in key_lengths))
         if min((*self.lengths, *(self.key_lengths or ())), default=0) < 1:
-            raise RegardError(f"documents({list(lengths)}): every document has at least one token.")
+            raise RegardError(
+                f"documents({_few(self.lengths)}): every document has at least one token. What is given are lengths; "
+                "document numbers become torch.unique_consecutive(numbers, return_counts=True)[1]."
+            )
         if self.key_lengths is not None and len(self.key_lengths) != len(self.lengths):
             raise RegardError(
                 f"documents: {len(self.lengths)} query documents against {len(self.key_lengths)} key documents; "
@@ -133,6 +136,11 @@ class documents(Mask):
     def all(self, start: int, stop: int) -> Spans:
         first, last = self._range(start, stop)
         return self.may(start, stop) if first == last else EMPTY
+
+    def check(self, sizes: Sizes, positions: Positions) -> None:
+        queries = positions.queries(sizes.I).shift(-self._start)
+        _check_covers("documents", "queries", queries, self._edges[-1])
+        _check_covers("documents", "keys", positions.keys, self._key_edges[-1])
 
     def _range(self, start: int, stop: int) -> tuple[int, int]:
         return bisect_right(self._edges, start - self._start), bisect_right(self._edges, stop - 1 - self._start)
@@ -321,6 +329,10 @@ class given(Mask):
             raise RegardError(
                 f"given: a tensor of two axes is (queries, keys), here {(sizes.I, sizes.J)}; got {(I, J)}, which looks "
                 "like (batch, keys). A vector of real tokens for each batch entry is regard.padding(tensor)."
+            )
+        if J != sizes.J and len(positions.keys.intervals) == 1:
+            raise RegardError(
+                f"given: the mask is for {I} queries and {J} keys, this call has {sizes.I} queries and {sizes.J} keys."
             )
         _check_covers("given", "queries", positions.queries(sizes.I).shift(-self._offset), I)
         _check_covers("given", "keys", positions.keys, J)

@@ -105,7 +105,7 @@ class RoPE(Position):
         return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sinusoidal(Position):
     """Add sin and cos of position / 10000^(2m / D) (Vaswani et al. 2017, arXiv:1706.03762, section 3.5).
 
