@@ -6,7 +6,6 @@ a shard of a longer sequence all need no special case.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -64,13 +63,6 @@ class Positions:
             inside = spans & Spans(((start, stop),))
             found += inside.shift(offset - start).intervals
         return Spans.union(found)
-
-    def column(self, position: int) -> int | None:
-        """The index of the key at one position, or None where no key stands there."""
-        if position not in self.keys:
-            return None
-        at = bisect_right([start for start, _ in self.keys], position) - 1
-        return self._offsets[at] + position - self.keys.intervals[at][0]
 
     def query(self, rows: slice, device: torch.device | str = "cpu") -> Tensor:
         return torch.arange(self.start + rows.start, self.start + rows.stop, device=device)
