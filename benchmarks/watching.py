@@ -100,6 +100,20 @@ def statistics_beat_dense_weights(n: int = 4096) -> Iterator[Goal]:
     fused, eager = small_bert(n), small_bert(n, "eager")
     ours, theirs = in_turn(partial(profiled, fused, ids), partial(dense_statistics, eager, ids), rounds=1)
     yield Goal(f"all statistics of 72 heads, n = {n}", theirs / ours, 3, "x faster", at_most=False)
+    streamed, dense = (added_memory(prepare) for prepare in (prepare_profiled, prepare_dense))
+    yield Goal(f"memory of the same, n = {n}", streamed / dense, 0.1, "x eager")
+
+
+def prepare_profiled() -> Callable[[], object]:
+    model = small_bert(4096)
+    profiled(model, tokens(64))
+    return partial(profiled, model, tokens(4096))
+
+
+def prepare_dense() -> Callable[[], object]:
+    model = small_bert(4096, "eager")
+    dense_statistics(model, tokens(64))
+    return partial(dense_statistics, model, tokens(4096))
 
 
 @torch.no_grad()

@@ -10,7 +10,8 @@ import regard as rg
 from regard.catalog import mechanisms
 from regard.engine.problem import Problem
 from regard.engine.reference import reference
-from regard.maps import Tile
+from regard.maps import AttentionMap, Tile
+from regard.maps.folds import greatest
 from regard.shapes import Sizes
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
@@ -85,6 +86,33 @@ def test_states_of_disjoint_tiles_merge(fold):
     merged = fold.finish(fold.merge(states[1], states[2]))
     whole = fold.finish(states[0])
     torch.testing.assert_close(getattr(merged, "weights", merged), getattr(whole, "weights", whole))
+
+
+@every_mechanism
+@pytest.mark.parametrize("width", [4, 64], ids=["rows in pieces", "whole rows"])
+def test_statistics_do_not_depend_on_who_found_the_row_statistic(name, width, monkeypatch):
+    monkeypatch.setattr("regard.maps.attention_map.TILE", (5, width))
+    monkeypatch.setattr("regard.maps.attention_map.WORKSPACE", 1 << 20)
+    seen, _ = seen_and_dense(name)
+    told = seen.weights
+    alone = AttentionMap(told.attention, told._prepared, told.positions, told.grid, None)
+    folds = [rg.Entropy(), rg.Received(), rg.Distance()]
+    for mine, theirs in zip(alone.summarize(*folds), told.summarize(*folds), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    for mine, theirs in zip(alone.statistic, told.statistic, strict=True):
+        torch.testing.assert_close(mine, theirs, check_dtype=False)
+
+
+@pytest.mark.parametrize("length", [1, 7, 31, 64, 257, 4096])
+@pytest.mark.parametrize("k", [1, 3, 8])
+@pytest.mark.parametrize("levels", [2, 1000], ids=["ties", "spread"])
+def test_the_greatest_are_those_of_topk(length, k, levels):
+    weights = torch.randint(0, levels, (2, 5, length)).float()
+    k = min(k, length)
+    values, places = greatest(weights, k)
+    assert torch.equal(values, weights.topk(k).values)
+    assert torch.equal(weights.gather(-1, places), values)
+    assert all(len(row.unique()) == k for row in places.flatten(0, 1))
 
 
 def test_uniform_attention_has_entropy_log_n():

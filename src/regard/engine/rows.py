@@ -42,10 +42,16 @@ class Collected:
     """
 
     def __init__(self, num_rows: int) -> None:
-        self.num_rows = num_rows
+        self.num_rows, self._written = num_rows, 0
         self._tensors: list[Tensor] = []
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every row was written."""
+        return self._written == self.num_rows
+
     def write(self, rows: slice, statistic: Statistic) -> None:
+        self._written += rows.stop - rows.start
         if not self._tensors:
             self._tensors = [_unfilled(t, self.num_rows, t.shape[3:]) for t in statistic]
         for number, part in enumerate(statistic):

@@ -28,6 +28,7 @@ from regard.pieces.grid import Grid
 from regard.pieces.normalizer import Statistic
 from regard.positions import Positions
 from regard.shapes import at_least_float32
+from regard.spans import Spans
 
 #: Weights of at most so many bytes are kept as they are: a step of generation is smaller than its inputs.
 SMALL = 1 << 14
@@ -144,9 +145,16 @@ class HeldMap(AttentionMap):
         B, H, _, _ = self.shape
         return weights if weights.shape[:2] == (B, H) else weights[self.grid.batch][:, self.grid.head]
 
-    def _weights(self, rows: Tensor | slice, cols: Tensor | slice, masked: bool = True) -> tuple[Tensor, Tensor | None]:
+    @property
+    def _is_solved(self) -> bool:
+        return True
+
+    def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         weights = self._source()[:, :, rows][..., cols]
-        return at_least_float32(weights[self.grid.batch][:, self.grid.head]), None
+        return at_least_float32(weights[self.grid.batch][:, self.grid.head])
+
+    def _look(self, rows: slice, cols: slice, undecided: Spans) -> tuple[Tensor, Tensor | None]:
+        return self._weights(rows, cols), None
 
 
 class _Catch(TorchFunctionMode):

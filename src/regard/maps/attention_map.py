@@ -24,10 +24,12 @@ Index = int | slice | Sequence[int] | Tensor | None
 
 #: Largest dense result, in bytes, that is given without being asked for by budget.
 BUDGET = 1 << 30
-#: Queries and keys of the tiles that folds see.
-TILE = (512, 256)
+#: Queries and keys of the largest tiles that folds see.
+TILE = (512, 4096)
 #: Bytes that computing one piece of a tile may hold.
 WORKSPACE = 48 << 20
+#: Stretches of keys with at most so many between them are one tile.
+GAP = 64
 
 
 class OutOfRange(RegardError, IndexError):
@@ -134,7 +136,7 @@ class AttentionMap:
         view = self if batch is None and head is None else self.select(b, h)
         keys, place = j.unique(return_inverse=True)
         step = max(1, WORKSPACE // (len(b) * len(h) * max(len(keys), 1) * self._bytes_per_weight))
-        weights = torch.cat([view._weights(part, keys)[0] for part in i.split(step)], 2)
+        weights = torch.cat([view._weights(part, keys) for part in i.split(step)], 2)
         return weights if torch.equal(keys, j) else weights[..., place]
 
     def dense(self, budget: int = BUDGET) -> Tensor:
@@ -156,16 +158,11 @@ class AttentionMap:
                 f"the budget: tile(..., budget={size})."
             )
 
-    def _weights(self, rows: Tensor | slice, cols: Tensor | slice, masked: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Weights of a tile whose keys ascend, and their logarithms where those are cheap."""
+    def _weights(self, rows: Tensor | slice, cols: Tensor) -> Tensor:
+        """Weights of a tile whose keys ascend."""
         self._check_unchanged()
-        s = scores(self.attention, self._prepared.tile(rows, cols), self.grid.tile(rows, cols), masked)
-        columns = torch.arange(cols.start, cols.stop, device=s.device) if isinstance(cols, slice) else cols
-        statistic = tuple(t[:, :, rows] for t in self.statistic)
-        logs = self.attention.normalizer.log_weights(s, statistic)
-        return (
-            (logs.exp(), logs) if logs is not None else (self.attention.normalizer.weights(s, statistic, columns), None)
-        )
+        s = scores(self.attention, self._prepared.tile(rows, cols), self.grid.tile(rows, cols))
+        return self.attention.normalizer.weights(s, tuple(t[:, :, rows] for t in self.statistic), cols)
 
     # Streaming statistics
 
@@ -187,26 +184,77 @@ class AttentionMap:
 
     @torch.no_grad()
     def tiles(self) -> Iterator[Tile]:
-        """Every tile that may hold a weight above 0, row by row."""
-        height, width = self._tile_size()
-        mask, positions, (_, _, I, J) = self.attention.mask, self.positions, self.shape
-        everything = Spans(((0, J),))
-        for top in range(0, I, height):
-            rows = slice(top, min(top + height, I))
-            where = (rows.start + positions.start, rows.stop + positions.start)
-            may = everything if mask is None else positions.columns(mask.may(*where)).gaps_up_to(width // 4)
-            every = everything if mask is None else positions.columns(mask.all(*where))
-            for first, last in may:
-                for left in range(first, last, width):
-                    cols = slice(left, min(left + width, last))
-                    full = every.covers(Spans(((cols.start, cols.stop),)))
-                    weights, logs = self._weights(rows, cols, masked=not full)
-                    yield Tile(weights, logs, rows, cols, self.grid.tile(rows, cols))
+        """Every tile that may hold a weight above 0, row by row.
 
-    def _tile_size(self) -> tuple[int, int]:
-        height, width = TILE
-        held = self.shape[0] * self.shape[1] * width * self._bytes_per_weight
-        return max(1, min(height, WORKSPACE // held)), width
+        Where a tile holds all keys that its queries see, their statistic is read off it, which saves a pass.
+        """
+        collected = Collected(self.shape[2])
+        for rows, may, every in self._row_blocks():
+            grid = self.grid.tile(rows, slice(None))
+            for cols in _cut(may, TILE[1]):
+                undecided = Spans.of((cols.start, cols.stop)) & ~every
+                if not self._is_solved and len(may) <= TILE[1] and len(may.intervals) == 1:
+                    weights, logs, statistic = self._solve(rows, cols, undecided)
+                    collected.write(rows, statistic)
+                else:
+                    weights, logs = self._look(rows, cols, undecided)
+                yield Tile(weights, logs, rows, cols, grid.tile(slice(None), cols), undecided)
+        if collected.is_complete:
+            self.statistic = collected.tensors()
+
+    @property
+    def _is_solved(self) -> bool:
+        """Whether the row statistic is known without another pass."""
+        return self._statistic is not None or "statistic" in self.__dict__
+
+    def _row_blocks(self) -> Iterator[tuple[slice, Spans, Spans]]:
+        """Stretches of queries, the keys that some of them may see, and those that all of them do.
+
+        As many queries as make a tile of the size that the workspace allows.
+        """
+        B, H, I, J = self.shape
+        size = WORKSPACE // (B * H * self._bytes_per_weight)
+        top, height = 0, TILE[0]
+        while top < I:
+            rows, may = self._stretch(top, height)
+            while height > 1 and height * min(len(may), TILE[1]) > size:
+                height //= 2
+                rows, may = self._stretch(top, height)
+            yield rows, may, self._spans("all", rows)
+            top, height = rows.stop, min(2 * height, TILE[0])
+
+    def _stretch(self, top: int, height: int) -> tuple[slice, Spans]:
+        rows = slice(top, min(top + height, self.shape[2]))
+        return rows, self._spans("may", rows).gaps_up_to(GAP)
+
+    def _spans(self, question: str, rows: slice) -> Spans:
+        """The mask's answer for a stretch of queries, as indices of keys."""
+        mask, positions = self.attention.mask, self.positions
+        if mask is None:
+            return Spans.of((0, self.shape[3]))
+        return positions.columns(getattr(mask, question)(rows.start + positions.start, rows.stop + positions.start))
+
+    def _tile_scores(self, rows: slice, cols: slice, undecided: Spans) -> Tensor:
+        """Scores of a tile; the mask is asked only about the keys it is `undecided` about."""
+        self._check_unchanged()
+        grid, mask = self.grid.tile(rows, cols), self.attention.mask
+        s = scores(self.attention, self._prepared.tile(rows, cols), grid, masked=False)
+        for first, last in undecided if mask is not None else ():
+            part = slice(first - cols.start, last - cols.start)
+            forbidden = ~mask.allowed(grid.tile(slice(None), part))
+            s[..., part] = s[..., part].masked_fill(forbidden, self.attention.normalizer.masked_score)
+        return s
+
+    def _solve(self, rows: slice, cols: slice, undecided: Spans) -> tuple[Tensor, Tensor | None, Statistic]:
+        """Weights of whole rows, their logarithms where those are cheap, and the statistic of the rows."""
+        columns = torch.arange(cols.start, cols.stop, device=self.device)
+        return self.attention.normalizer.solve(self._tile_scores(rows, cols, undecided), columns)
+
+    def _look(self, rows: slice, cols: slice, undecided: Spans) -> tuple[Tensor, Tensor | None]:
+        """Weights of a tile, and their logarithms where those are cheap."""
+        columns = torch.arange(cols.start, cols.stop, device=self.device)
+        statistic = tuple(t[:, :, rows] for t in self.statistic)
+        return self.attention.normalizer.look(self._tile_scores(rows, cols, undecided), statistic, columns)
 
     def entropy(self) -> Tensor:
         """-sum_j w log w of every row, in nats; (B, H, I)."""
@@ -239,6 +287,14 @@ class AttentionMap:
     def __repr__(self) -> str:
         B, H, I, J = self.shape
         return f"AttentionMap({B} x {H} heads x {I} queries x {J} keys)"
+
+
+def _cut(spans: Spans, width: int) -> Iterator[slice]:
+    """The stretches, in pieces of about equal size and at most `width`."""
+    for first, last in spans:
+        pieces = -(-(last - first) // width)
+        for n in range(pieces):
+            yield slice(first + (last - first) * n // pieces, first + (last - first) * (n + 1) // pieces)
 
 
 def _scalar(part: Any) -> Any:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.pieces.grid import Grid
+from regard.spans import Spans
 
 State = list[Tensor]
 #: Of the map: batch, heads, queries, keys.
@@ -26,7 +27,8 @@ Shape = tuple[int, int, int, int]
 class Tile:
     """Weights (B, H, i, j) of the queries `rows` and keys `cols` (slices of indices) at positions `grid`.
 
-    `log_weights` are their logarithms where those came for free, else None.
+    `log_weights` are their logarithms where those came for free, else None. Every query may attend to
+    every key of the tile, but for the stretches `undecided` (indices of keys), where the mask has to be asked.
     """
 
     weights: Tensor
@@ -34,6 +36,7 @@ class Tile:
     rows: slice
     cols: slice
     grid: Grid
+    undecided: Spans
 
 
 class Fold(ABC):
@@ -112,14 +115,9 @@ class Top(Fold):
 
     def add(self, state: State, tile: Tile) -> None:
         mine = [part[:, :, tile.rows] for part in state]
-        better = tile.weights.amax(-1) > mine[0][..., -1]
-        if not better.any():
-            return
-        rows = tile.weights[better]
-        best = rows.max(-1, keepdim=True) if self.k == 1 else rows.topk(min(self.k, rows.shape[-1]))
-        merged = self.merge([part[better] for part in mine], [best.values, best.indices + tile.cols.start])
-        for part, new in zip(mine, merged, strict=True):
-            part[better] = new.to(part.dtype)
+        weights, keys = greatest(tile.weights, min(self.k, tile.weights.shape[-1]))
+        for part, new in zip(mine, self.merge(mine, [weights, keys + tile.cols.start]), strict=True):
+            part.copy_(new)
 
     def merge(self, state: State, other: State) -> State:
         values, indices = (torch.cat(pair, -1) for pair in zip(state, other, strict=True))
@@ -128,6 +126,30 @@ class Top(Fold):
 
     def finish(self, state: State) -> Links:
         return Links(state[0], state[1].masked_fill(state[0] <= 0, -1))
+
+
+#: Places of a row that `greatest` puts into one class.
+MEMBERS = 8
+
+
+def greatest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k greatest of the last axis, the first of them first, and their places; as `topk`, several times faster.
+
+    The k greatest lie in the k classes of places with the greatest maxima. Maxima over classes run at
+    the speed of memory, where `topk` compares one number at a time, and they shrink the row each time.
+    """
+    classes = weights.shape[-1] // MEMBERS
+    if k == 1:
+        return weights.max(-1, keepdim=True)
+    if classes < 2 * k:
+        return weights.topk(k)
+    maxima = weights[..., : MEMBERS * classes].unflatten(-1, (MEMBERS, classes)).amax(-2)
+    steps = torch.arange(0, MEMBERS * classes, classes, device=weights.device)
+    rest = torch.arange(MEMBERS * classes, weights.shape[-1], device=weights.device)
+    chosen = (greatest(maxima, k)[1][..., None] + steps).flatten(-2)
+    places = torch.cat([chosen, rest.expand(*chosen.shape[:-1], -1)], -1)
+    best = weights.gather(-1, places).topk(k)
+    return best.values, places.gather(-1, best.indices)
 
 
 @dataclass(frozen=True)
@@ -149,7 +171,8 @@ class Distance(Fold):
         return [_zeros(device, *shape[:3])]
 
     def add(self, state: State, tile: Tile) -> None:
-        state[0][:, :, tile.rows] += (tile.weights * tile.grid.distance.abs()).sum(-1)
+        distance = tile.grid.distance.abs().to(tile.weights.dtype)
+        state[0][:, :, tile.rows] += (tile.weights * distance).sum(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,8 +205,10 @@ class Mass(Fold):
         return flags
 
     def add(self, state: State, tile: Tile) -> None:
-        flags = state[1][:, None, tile.cols, None].to(tile.weights.dtype)
-        state[0][:, :, tile.rows] += (tile.weights @ flags).squeeze(-1)
+        flags = state[1][:, tile.cols].to(tile.weights.dtype)
+        chosen = flags.any(0).nonzero().flatten()
+        if len(chosen):
+            state[0][:, :, tile.rows] += (tile.weights[..., chosen] * flags[:, None, None, chosen]).sum(-1)
 
     def merge(self, state: State, other: State) -> State:
         return [state[0] + other[0], state[1]]

@@ -42,6 +42,16 @@ class Normalizer(ABC):
         """log w where it is cheaper than log(weights), else None."""
         return None
 
+    def look(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Weights of any part of the rows, and their logarithms where those are cheap."""
+        logs = self.log_weights(scores, statistic)
+        return (logs.exp(), logs) if logs is not None else (self.weights(scores, statistic, columns), None)
+
+    def solve(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor | None, Statistic]:
+        """Weights of whole rows, their logarithms where those are cheap, and the statistic: all at once."""
+        statistic = self.statistic(scores, columns)
+        return *self.look(scores, statistic, columns), statistic
+
     def check(self, sizes: Sizes) -> None:  # noqa: B027 - most normalisers fit any size
         """Refuse sizes that the normaliser was not made for."""
 
@@ -100,6 +110,16 @@ class Softmax(Normalizer):
 
     def log_weights(self, scores: Tensor, statistic: Statistic) -> Tensor:
         return self._tempered(scores) - _finite(statistic[0]).unsqueeze(-1)
+
+    def solve(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor | None, Statistic]:
+        if self.sink is not None:
+            return super().solve(scores, columns)
+        s = self._tempered(scores)
+        weights, greatest = torch.softmax(s, -1), s.amax(-1)
+        log_total = greatest - weights.amax(-1).log()  # the greatest weight is exp(its score - r), and at least 1 / J
+        if (empty := greatest.isneginf()).any():
+            weights, log_total = weights.masked_fill(empty.unsqueeze(-1), 0.0), log_total.masked_fill(empty, -torch.inf)
+        return weights, self.log_weights(scores, (log_total,)), (log_total,)
 
     def _tempered(self, scores: Tensor) -> Tensor:
         return scores if self.temperature == 1 else scores / self.temperature

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace, fields
 from typing import Any
 
 import torch
@@ -152,7 +152,7 @@ class Beside(Fold):
         self.fold.add(state[:half], tile)
         even = may_attend(self.weights, tile) / self.allowed[:, :, tile.rows, None].clamp_min(1)
         even = even.expand(tile.weights.shape).to(tile.weights.dtype)
-        self.fold.add(state[half:], Tile(even, None, tile.rows, tile.cols, tile.grid))
+        self.fold.add(state[half:], replace(tile, weights=even, log_weights=None))
 
     def finish(self, state: State) -> tuple[Any, Any]:
         half = len(state) // 2

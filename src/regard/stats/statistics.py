@@ -151,9 +151,11 @@ class Offset(Fold):
         return [torch.zeros(shape[:3], device=device)]
 
     def add(self, state: State, tile: Tile) -> None:
-        first, last = tile.grid.key[0] - tile.grid.query[-1], tile.grid.key[-1] - tile.grid.query[0]
-        if first <= self.by <= last:  # few tiles reach this diagonal
-            state[0][:, :, tile.rows] += (tile.weights * (tile.grid.distance == self.by)).sum(-1)
+        wanted, keys = tile.grid.query + self.by, tile.grid.key
+        place = torch.searchsorted(keys, wanted).clamp_max(len(keys) - 1)
+        found = (keys[place] == wanted).nonzero().flatten()  # of a tile, few queries have their key in it
+        if len(found):
+            state[0][:, :, tile.rows][:, :, found] += tile.weights[:, :, found, place[found]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,8 +168,8 @@ class Allowed(Fold):
         return [torch.zeros(shape[:3], device=device)]
 
     def add(self, state: State, tile: Tile) -> None:
-        mask = self.weights.attention.mask
-        if mask is None:
-            state[0][:, :, tile.rows] += tile.weights.shape[-1]
-        else:
-            state[0][:, :, tile.rows] += mask.allowed(tile.grid).expand(tile.weights.shape).sum(-1)
+        mask, counts = self.weights.attention.mask, state[0][:, :, tile.rows]
+        counts += tile.weights.shape[-1] - (len(tile.undecided) if mask is not None else 0)
+        for first, last in tile.undecided if mask is not None else ():
+            grid = tile.grid.tile(slice(None), slice(first - tile.cols.start, last - tile.cols.start))
+            counts += mask.allowed(grid).expand(*tile.weights.shape[:3], -1).sum(-1)
