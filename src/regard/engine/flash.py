@@ -169,7 +169,8 @@ class FlashRows:
         total = torch.zeros(1, 1, len(grid.query), len(grid.key), device=grid.device, dtype=precision)
         for bias, rows, cols in zip(attention.bias, tile.rows, tile.cols, strict=True):
             total = bias.transform(total, grid, rows, cols)
-        total = total / self._normalizer.temperature
+        if self._normalizer.temperature != 1:
+            total = total / self._normalizer.temperature
         if block.full or attention.mask is None:
             return total
         return total.masked_fill(~attention.mask.allowed(grid), -torch.inf)

@@ -22,14 +22,15 @@ class Fused(Engine):
         refusal = FlashRows(problem).refusal
         if refusal is not None:
             return refusal
-        held = mask_bytes(problem, block_of(problem))
-        if held > MASK_BYTES:
+        s = problem.sizes
+        at_most = s.B * s.H * s.I * s.J * max(problem.query.element_size(), 4)
+        if at_most > MASK_BYTES and (held := mask_bytes(problem, block_of(problem))) > MASK_BYTES:
             return f"its mask and biases would take {held / 2**20:,.0f} MiB as one tensor"
         return None
 
     def run(self, problem: Problem) -> Result:
-        rows = FlashRows(problem)
-        return Result(*rows.solve(block_of(problem), problem.prepared, problem.value, is_top_left(problem)))
+        top_left = is_top_left(problem)
+        return Result(*FlashRows(problem).solve(block_of(problem), problem.prepared, problem.value, top_left))
 
     def cost(self, problem: Problem) -> Cost:
         s = problem.sizes
@@ -42,7 +43,9 @@ class Fused(Engine):
 
 def block_of(problem: Problem) -> Block:
     """All queries against all keys; full where the mask forbids nothing."""
-    return whole(problem.attention.mask, problem.positions, problem.sizes.I)
+    if "whole" not in problem.notes:
+        problem.notes["whole"] = whole(problem.attention.mask, problem.positions, problem.sizes.I)
+    return problem.notes["whole"]
 
 
 def is_top_left(problem: Problem) -> bool:

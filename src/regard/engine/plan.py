@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from regard.engine.blocked import Blocked, Work
 from regard.engine.dense import Dense
@@ -30,9 +31,17 @@ class Plan:
     engine: str
     chosen: bool
     why: str
-    refused: dict[str, str]
-    cost: Cost
     problem: Problem = field(repr=False)
+
+    @cached_property
+    def refused(self) -> dict[str, str]:
+        """The engines that cannot run this, and why."""
+        reasons = {name: _refusal(name, self.problem) for name in ENGINES}
+        return {name: reason for name, reason in reasons.items() if reason is not None}
+
+    @cached_property
+    def cost(self) -> Cost:
+        return ENGINES[self.engine].cost(self.problem)
 
     def __str__(self) -> str:
         s, attention = self.problem.sizes, self.problem.attention
@@ -67,36 +76,36 @@ def plan(problem: Problem, engine: str = "auto") -> Plan:
     """Choose an engine, or check the one asked for; a `RegardError` names those that can."""
     if engine != "auto" and engine not in ENGINES:
         raise RegardError(f"attend: there is no engine {engine!r}. {nearest(str(engine), [*ENGINES, 'auto'])}")
-    refused = {name: reason for name, e in ENGINES.items() if (reason := _refusal(e, problem)) is not None}
-    if engine in refused:
-        able = ", ".join(name for name in ENGINES if name not in refused) or "none"
+    if engine == "auto":
+        return Plan(*_choose(problem), problem)
+    planned = Plan(engine, True, "", problem)
+    if _refusal(engine, problem) is not None:
+        able = ", ".join(name for name in ENGINES if name not in planned.refused) or "none"
         raise RegardError(
-            f"attend: the {engine} engine cannot run {problem.attention!r}: {refused[engine]}. "
+            f"attend: the {engine} engine cannot run {problem.attention!r}: {planned.refused[engine]}. "
             f"Engines that can: {able}."
         )
-    name, why = (engine, "") if engine != "auto" else _choose(problem, refused)
-    return Plan(name, engine != "auto", why, refused, ENGINES[name].cost(problem), problem)
+    return planned
 
 
-def _refusal(engine: Engine, problem: Problem) -> str | None:
-    if problem.state is not None and not isinstance(engine, LinearEngine):
+def _refusal(name: str, problem: Problem) -> str | None:
+    if problem.state is not None and name != "linear":
         return "earlier keys are only kept as a sum (RecurrentCache); use GrowingCache to keep them"
-    return engine.refusal(problem)
+    return ENGINES[name].refusal(problem)
 
 
-def _choose(problem: Problem, refused: dict[str, str]) -> tuple[str, str]:
-    if "linear" not in refused:
-        return "linear", "Kernel scores are summed up; pairs are formed inside chunks at most."
+def _choose(problem: Problem) -> tuple[str, bool, str]:
+    not_linear = _refusal("linear", problem)
+    if not_linear is None:
+        return "linear", False, "Kernel scores are summed up; pairs are formed inside chunks at most."
     if problem.state is not None:
-        raise RegardError(
-            f"attend: a RecurrentCache needs the linear engine, which cannot run this: {refused['linear']}."
-        )
-    if "fused" not in refused and not _worth_skipping(problem):
-        return "fused", "Nothing, or too little to be worth cutting up, is masked."
+        raise RegardError(f"attend: a RecurrentCache needs the linear engine, which cannot run this: {not_linear}.")
+    if _refusal("fused", problem) is None and not _worth_skipping(problem):
+        return "fused", False, "Nothing, or too little to be worth cutting up, is masked."
     dense = Dense().cost(problem).bytes
     if FLASH_INSIDE not in _inside(problem) and dense <= DENSE_BYTES:
-        return "dense", f"All scores fit in {_bytes(dense)}."
-    return "blocked", f"{_inside(problem)} inside blocks of {Work.of(problem).block_size} queries."
+        return "dense", False, f"All scores fit in {_bytes(dense)}."
+    return "blocked", False, f"{_inside(problem)} inside blocks of {Work.of(problem).block_size} queries."
 
 
 FLASH_INSIDE = "The fused kernel runs"
