@@ -68,6 +68,7 @@ def test_version():
 def test_list_names_every_mechanism():
     printed = run("list").stdout
     assert all(f"\n{name}" in f"\n{printed}" for name in mechanisms())
+    assert "H query heads, G key/value heads" in printed
 
 
 @pytest.mark.parametrize("name", mechanisms())
@@ -99,11 +100,11 @@ def test_explain_takes_settings():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nothing"], "there is no mechanism 'nothing'"),
+        (["nothing"], "there is no mechanism 'nothing'. Known names"),
         (["multi_head", "--dtype", "float23"], "Did you mean 'float32'?"),
         (["sliding_window", "--set", "sise=3"], "Did you mean 'size'?"),
         (["sliding_window", "--set", "size"], "--set takes KEY=VALUE"),
-        (["sliding_window", "--set", "size=wide"], "size must be an integer"),
+        (["sliding_window", "--set", "size=wide"], "explain sliding_window --set size=wide: window(size='wide'): size"),
         (["multi_head", "--heads", "3", "--key-heads", "2"], "the second must divide the first"),
     ],
 )
@@ -146,9 +147,12 @@ def model(reader, monkeypatch):
 def test_see_prints_heads_words_and_warnings(model):
     printed = run("see", SENTENCE).stdout
     lines = printed.splitlines()
-    assert lines[0] == SENTENCE and lines[1].startswith("16 tokens, 6 layers.")
-    assert "What it (token 10) looks at" in printed and "layer 3 head 1 at “animal”" in " ".join(printed.split())
-    assert "not why it decided" in printed
+    assert lines[0] == SENTENCE and lines[1].startswith("16 tokens, 6 layers x 12 heads; ")
+    table = run("see", SENTENCE, "--table").stdout
+    for told in (printed, table):
+        assert "What it (token 10) looks at" in told and "layer 3 head 1 at “animal”" in " ".join(told.split())
+        assert "not why it decided" in told
+    assert "entropy: in nats" in table and "reach: mean distance in tokens" in table
 
 
 def test_see_as_json_has_the_weights_of_the_model(model, reader):
@@ -219,6 +223,15 @@ def test_demo_prints_three_texts_and_ends_with_the_page(model, tmp_path):
     printed = run("demo", "--out", str(tmp_path / "demo")).stdout
     page = tmp_path / "demo" / "index.html"
     assert printed.rstrip().endswith(str(page))
-    assert SENTENCE in printed and "trophy" in printed and "\n512 tokens, 6 layers." in printed
+    assert SENTENCE in printed and "trophy" in printed and "\n512 tokens, 6 layers x 12 heads" in printed
     assert printed.count("What it (token") == 3
     assert 1_000_000 < page.stat().st_size < 15_000_000
+
+
+def test_demo_that_is_stopped_says_so(model, tmp_path, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regard.cli.demo.write_page", interrupt)
+    result = run("demo", "--out", str(tmp_path / "demo"), status=130)
+    assert "Stopped before the page was written" in result.stderr and not (tmp_path / "demo").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from types import SimpleNamespace
 
@@ -96,7 +97,7 @@ def test_folders_are_read_by_datasets(tmp_path, monkeypatch):
     with pytest.raises(RegardError, match="has the splits train, test"):
         open_corpus(str(tmp_path))
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(RegardError, match="pip install datasets"):
+    with pytest.raises(RegardError, match=r"pip install 'regard\[corpus\]'"):
         open_corpus(str(tmp_path))
 
 
@@ -128,7 +129,8 @@ def test_a_corpus_becomes_one_table(model, reader, corpus):
     assert (told["done"], told["empty"], told["cut"], told["broken"]) == (6, 1, 0, [])
     printed = run(corpus).stdout
     assert printed.startswith("5 documents in one profile; 0 cut to fit, 1 empty, 0 could not be read.")
-    assert "not why it decided" in printed
+    assert "not why it decided" in printed and re.search(r"^previous +highest in 0\.2=0\.\d\d", printed, re.MULTILINE)
+    assert len(run(corpus, "--table").stdout.splitlines()) > 72 > len(printed.splitlines())
 
 
 def test_long_documents_are_cut_and_counted(model, tmp_path):
@@ -197,15 +199,24 @@ def test_a_finished_run_is_not_counted_twice(model, corpus, tmp_path):
     assert first == second
 
 
-def test_states_of_other_runs_are_refused(model, corpus, tmp_path):
+def test_states_of_other_runs_are_refused(model, reader, corpus, tmp_path):
     run(corpus, "--save", tmp_path / "out", "--layers", "0")
     refused = [["--layers", "0", "--model", "other"], ["--layers", "1"], ["--layers", "0", "--length", "9"]]
     for arguments, what in zip(refused, ("model", "layers", "length"), strict=True):
         said = " ".join(run(corpus, "--save", tmp_path / "out", *arguments, status=2).stderr.split())
-        assert f"another run (another {what})" in said
+        assert f"another run, not of the same {what}." in said
+    with torch.no_grad():
+        parameter = reader.model.encoder.layer[3].output.dense.weight
+        before = parameter[0, 0].clone()
+        parameter[0, 0] += 1
+        try:
+            said = " ".join(run(corpus, "--save", tmp_path / "out", "--layers", "0", status=2).stderr.split())
+        finally:
+            parameter[0, 0] = before
+    assert "another run, not of the same weights" in said
     corpus.write_text("another\n")
     said = " ".join(run(corpus, "--save", tmp_path / "out", "--layers", "0", status=2).stderr.split())
-    assert "another run (another corpus)" in said
+    assert "another run, not of the same corpus" in said
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"key": {}}', '{"key": {"corpus": "", "model": "", "length": null}}'])

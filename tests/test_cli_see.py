@@ -63,7 +63,7 @@ def test_roles_are_those_of_the_text_beside_its_shuffle(reader):
 
 
 def test_roles_are_printed_under_their_caveat():
-    printed = run(LONG).stdout
+    printed = run(LONG, "--table").stdout
     assert re.search(r"^(previous|next|first|broad) +\d\.\d+=0\.\d\d/0\.\d\d", printed, re.MULTILINE)
     assert "It does not say that the model uses what the head finds there" in " ".join(printed.split())
 
@@ -77,7 +77,10 @@ def test_without_enough_to_shuffle_it_says_so(text):
 def test_probe_names_the_previous_token_head(reader):
     told = json.loads(run(SENTENCE, "--probe", "--json").stdout)["probe"]
     assert ("previous", 0, 2) in {(role["kind"], role["layer"], role["head"]) for role in told}
-    assert "Roles on random tokens, all of them twice" in run(SENTENCE, "--probe", "--layers", "0").stdout
+    printed = run(SENTENCE, "--probe", "--layers", "0").stdout
+    assert "On random tokens, all of them twice:\nHead 0.2 looks at the token just before: 0." in printed
+    whole = run(SENTENCE, "--probe", "--layers", "0", "--table").stdout
+    assert "Roles on random tokens, all of them twice" in whole
 
 
 def test_probe_has_ordinary_tokens_between_the_special_ones(reader, monkeypatch):
@@ -95,11 +98,12 @@ def test_probe_has_ordinary_tokens_between_the_special_ones(reader, monkeypatch)
 
 
 def test_a_future_that_leaks_is_among_the_warnings(reader, monkeypatch):
-    assert reader.read(SENTENCE).warnings == []
+    assert reader.read(SENTENCE).reading.masks == []
     monkeypatch.setattr(Reader, "_claims_causal", lambda self, maps: True)
     read = reader.read(SENTENCE)
-    assert [finding.kind for finding in read.warnings] == ["leak"] * 6
-    assert "tokens after the query" in " ".join(run(SENTENCE).stdout.split())
+    assert [finding.kind for finding in read.reading.masks] == ["leak"] * 6
+    for option in ([], ["--table"]):
+        assert "tokens after the query" in " ".join(run(SENTENCE, *option).stdout.split())
     assert "leak" in {warning["kind"] for warning in json.loads(run(SENTENCE, "--json").stdout)["warnings"]}
 
 
@@ -178,6 +182,58 @@ def test_several_texts_are_refused_for_cause(arguments, said):
     assert said in " ".join(result.stderr.split()) and result.stdout == ""
 
 
-def test_chosen_layers_say_how_they_are_counted():
-    assert "2 is 0, 4 is 1 below" in run(SENTENCE, "--layers", "2,4").stderr
-    assert "below" not in run(SENTENCE, "--layers", "0,1").stderr
+# Layers by their numbers in the model
+
+
+def test_chosen_layers_keep_their_numbers(reader):
+    whole, some = (reader.read(LONG, layers).reading for layers in (None, [2, 4]))
+    assert [layer.number for layer in whole.profile.layers] == list(range(6))
+    assert [layer.number for layer in some.profile.layers] == [2, 4]
+    assert some.profile.table().splitlines()[1:] == [
+        line for line in whole.profile.table().splitlines() if line.startswith(("    2 ", "    4 "))
+    ]
+    of_both = {finding.sentence for finding in whole.findings if finding.layer in (2, 4)}
+    assert {finding.sentence for finding in some.findings} == of_both
+    assert [role for role in whole.roles.labelled if role.layer in (2, 4)] == some.roles.labelled
+    assert {link.layer for link in some.notable(3, 24)} == {2, 4}
+
+
+def test_chosen_layers_are_named_alike_wherever_they_are_told():
+    told = json.loads(run(SENTENCE, "--layers", "2,4", "--json").stdout)
+    assert [layer["number"] for layer in told["layers"]] == [2, 4]
+    assert {head["layer"] for head in told["words"][0]["heads"]} <= {2, 4}
+    assert {warning["layer"] for warning in told["warnings"]} <= {2, 4}
+    several = json.loads(run(SENTENCE, "It rains.", "--layers", "2,4", "--json").stdout)
+    assert {each["layer"] for each in several["differences"]} == {2, 4}
+    assert re.search("^layer 4 ", run(SENTENCE, "--layers", "4", "--table").stdout, re.MULTILINE)
+    assert not re.search(r"\b0\.\d+[,)] ", run(SENTENCE, "--layers", "4").stdout.split("looks at hardest")[0])
+
+
+# The summary
+
+
+@pytest.mark.parametrize("text", [SENTENCE, LONG])
+def test_the_summary_is_about_ten_lines_and_true(reader, text):
+    printed = run(text).stdout
+    assert 6 <= len(printed.splitlines()) <= 16
+    heads = {(layer.number, head): layer for layer in reader.read(text).reading.profile.layers for head in range(12)}
+    entropy = {place: float(layer.values["entropy"][place[1]]) for place, layer in heads.items()}
+    focused, broadest = (
+        f"{layer}.{head}" for layer, head in (min(entropy, key=entropy.get), max(entropy, key=entropy.get))
+    )
+    assert f"Most focused: {focused}, " in printed and f"broadest: {broadest}, " in printed
+    assert "not why it decided" in printed and "--table" in printed
+
+
+def test_the_summary_names_the_best_head_of_a_role_beside_its_null(reader):
+    best = next(role for role in reader.read(LONG).reading.roles.of("previous") if role.label)
+    said = f"Head {best.layer}.{best.head} looks at the token just before: {best.score:.2f} of its weight"
+    assert f"{said}, shuffled {best.null:.2f}" in " ".join(run(LONG).stdout.split())
+
+
+def test_the_word_that_is_looked_up_is_one_of_how_many(reader):
+    assert "What was (token 2, the first of 2) looks at" in run(LONG, "--word", "was", "--layers", "0").stdout
+    told = json.loads(run(LONG, "--word", "was", "--layers", "0", "--json").stdout)["words"][0]
+    tokens = reader.tokenizer.convert_ids_to_tokens(reader.tokenizer(LONG)["input_ids"])
+    assert told["occurrences"] == [place for place, token in enumerate(tokens) if token == "was"]
+    assert told["query"] == told["occurrences"][0]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import regard as rg
+from regard.stats import Role, RoleTable
 
 figures = pytest.importorskip("regard.viewer.figures")
 TOKENS = ["[CLS]", "a", "dog", "[SEP]"]
@@ -50,6 +53,22 @@ def test_offset_bars_show_where_a_head_looks():
     heights = dict(zip(range(-8, 9), (bar.get_height() for bar in axes.patches), strict=True))
     assert heights[-1] == pytest.approx(11 / 12) and heights[0] == pytest.approx(1 / 12)
     assert sum(heights.values()) == pytest.approx(1)
+
+
+def test_a_role_map_has_a_colour_a_score_and_a_null_for_every_name(reading):
+    table = [
+        Role("previous", 0, 1, 0.91, 0.88, True),
+        Role("first", 0, 1, 0.5, 0.5, True),
+        Role("induction", 1, 2, 0.7, 0.02, True),
+        Role("next", 1, 0, 0.3, 0.3, False),
+    ]
+    figure = figures.role_map(replace(reading, roles=RoleTable(table)))
+    assert texts(figure.axes[0]) == ["0.91\n0.88", "0.70\n0.02"]
+    named = [text.get_text().split(":")[0] for text in figure.legends[0].get_texts()]
+    assert named == ["previous", "induction"]
+    assert len(figure.axes[0].patches) == 2 * 3 and len(set(figures.COLOURS.values())) == len(figures.KINDS)
+    with pytest.raises(rg.RegardError, match="no roles were told"):
+        figures.role_map(reading)
 
 
 def test_all_figures_are_saved_whole(reading, tmp_path):

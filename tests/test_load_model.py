@@ -64,7 +64,7 @@ def test_a_model_without_a_tokenizer(tmp_path):
 
 
 def test_names_that_are_not_there(tmp_path, monkeypatch):
-    with pytest.raises(rg.RegardError, match=r"nothing is downloaded here.*minilm, smollm2"):
+    with pytest.raises(rg.RegardError, match=r"nothing is downloaded here.*minilm, smollm2.*save_pretrained\.$"):
         load_model("minilmm")
     with pytest.raises(rg.RegardError, match="holds nothing, and no config"):
         load_model(tmp_path)
@@ -76,3 +76,11 @@ def test_names_that_are_not_there(tmp_path, monkeypatch):
     for name in ("minilm", "smollm2"):
         with pytest.raises(rg.RegardError, match="package that is not installed"):
             load_model(name)
+
+
+def test_no_bars_are_shown_and_those_of_others_stay(folder, capfd):
+    from transformers.utils import logging
+
+    logging.enable_progress_bar()
+    load_model(folder)
+    assert capfd.readouterr().err == "" and logging.is_progress_bar_enabled()

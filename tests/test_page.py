@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 import regard as rg
-from regard.stats import Reading
+from regard.stats import Finding, Reading, Role, RoleTable
+from regard.stats.roles import KINDS
 from regard.viewer import page as page_module
 from regard.viewer import write_page
 from regard.viewer.page import embed, payload, quantise, render
@@ -108,6 +110,32 @@ def test_72_heads_at_512_tokens_fit(monkeypatch):
 def test_the_page_opens_with_the_pronoun():
     shown = payload([reading(tokens=["[CLS]", "a", "cat", "said", "it", "ran", "[SEP]"])])["texts"][0]
     assert shown["start"]["query"] == 4 and shown["special"] == [0, 6]
+
+
+def told(text):
+    """Layer 1 of a text with two roles on head 1, one of them earned, and a warning about its mask."""
+    table = [Role("previous", 1, 1, 0.91, 0.88, True, 0.1, 30), Role("next", 1, 1, 0.1, 0.1, False, 0.1, 30)]
+    return replace(text, roles=RoleTable(table), masks=[Finding("leak", 1, (0,), 0.5, "Layer 1 head 0 sees ahead.")])
+
+
+def test_roles_stand_beside_their_null_and_masks_among_the_warnings():
+    data = payload([told(reading())])
+    shown = data["texts"][0]
+    (role,) = shown["layers"][1]["heads"][1]["roles"]
+    assert (role["kind"], role["score"], role["null"], role["chance"]) == ("previous", 0.91, 0.88, 0.1)
+    assert not shown["layers"][0]["heads"][1]["roles"] and shown["told"]
+    assert shown["findings"][0]["sentence"] == "Layer 1 head 0 sees ahead."
+    assert set(data["kinds"]) == set(KINDS) and len({kind["letter"] for kind in data["kinds"].values()}) == len(KINDS)
+    assert not payload([reading()])["texts"][0]["told"]
+
+
+def test_chosen_layers_keep_their_numbers():
+    whole = reading(layers=6)
+    some = Reading.of("A few", {name: whole.maps[name] for name in ("layer.3", "layer.5")}, whole.profile.tokens)
+    shown = payload([some])["texts"][0]
+    assert [layer["number"] for layer in shown["layers"]] == [3, 5]
+    assert shown["start"]["layer"] in (0, 1)  # a place in the list, which the page reads
+    assert {finding["layer"] for finding in shown["findings"]} <= {3, 5}
 
 
 def test_one_token_is_enough():

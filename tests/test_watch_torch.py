@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.nn.modules import module as every
 
 import regard as rg
 from miniatures import V, padding, sharpened, tokens
+from regard.hf.inputs import Inputs
 from watching import assert_identical, assert_verified, oracle, watched
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -352,3 +354,91 @@ def test_numbers_on_the_fused_path_of_a_layer_are_noticed():
         assert model(x, numbers).isnan().all()
     with pytest.raises(rg.RegardError, match="not what the kernel returned"):
         watched(model, {"src": x, "src_mask": numbers})
+
+
+# Queries and keys of torch's own layers are projected when a map is looked at
+
+
+def test_layers_of_torch_project_at_the_first_look(monkeypatch):
+    model, x, projected = encoder(), torch.randn(2, T, C), Inputs.projected
+    rows = []
+    monkeypatch.setattr(Inputs, "projected", lambda self, n, x: rows.append(x.shape[1]) or projected(self, n, x))
+    with torch.no_grad(), rg.watch(model, verify=False) as seen:
+        model(x)
+    assert rows == []
+    seen[0].dense()
+    assert rows == [T, T]
+    with torch.no_grad(), rg.watch(model) as seen:
+        model(x)
+    assert rows[2:] == [4, 4]  # of each layer, the queries that are verified and no key
+    assert_verified(seen)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_projections_that_are_not_those_of_the_kernel_are_caught(which, monkeypatch):
+    """Verification folds the projections into the queries and the output; each of them still counts."""
+    of = Inputs.of
+
+    def wrong(module, inputs):
+        found = of(module, inputs)
+        weights = [w.clone() for w in found.weights]
+        weights[which][0] += 1
+        return replace(found, weights=tuple(weights))
+
+    monkeypatch.setattr(Inputs, "of", staticmethod(wrong))
+    with pytest.raises(rg.RegardError, match="not what the kernel returned"):
+        watched(encoder(), {"src": torch.randn(2, T, C)})
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("what", ["input", "parameter"])
+def test_inputs_changed_in_place_are_refused(what, inference):
+    model = encoder()
+    with torch.inference_mode(inference):
+        x = torch.randn(2, T, C)
+        with torch.no_grad(), rg.watch(model) as seen:
+            model(x)
+        if what == "input":
+            x.mul_(2)
+        else:
+            weight = model.layers[0].self_attn.in_proj_weight
+            (weight.data if inference else weight.detach()).mul_(2)
+        with pytest.raises(rg.RegardError, match="were changed in place since"):
+            seen[0].dense()
+
+
+def test_statistics_of_torch_layers_are_folded_while_they_run():
+    model, x = encoder(), torch.randn(2, T, C)
+    with torch.no_grad(), rg.watch(model) as kept:
+        model(x)
+    with torch.no_grad(), rg.watch(model, keep="statistics") as seen:
+        model(x)
+    for name, weights in kept.items():
+        torch.testing.assert_close(seen.statistics[name].of(rg.Entropy), weights.entropy())
+
+
+def test_layers_with_a_forward_of_their_own_are_not_trusted_with_their_inputs():
+    """A residual that is added in place changes what was given; the map is of what the layer was given."""
+
+    class InPlace(nn.TransformerEncoderLayer):
+        def forward(self, x):
+            return x.add_(self.self_attn(x, x, x, need_weights=False)[0])
+
+    model, x = sharpened(InPlace(C, H, 16, batch_first=True).eval()), torch.randn(2, T, C)
+    wanted = by_need_weights(model.self_attn, x, x, x)
+    with torch.no_grad(), rg.watch(model) as seen:
+        model(x)
+    torch.testing.assert_close(seen[0].dense(), wanted, atol=1e-5, rtol=0)
+
+
+# A model without attention
+
+
+def test_nothing_seen_says_what_to_do():
+    with pytest.raises(rg.RegardError, match="Linear has no attention that could be seen"), rg.watch(nn.Linear(2, 2)):
+        pass
+    with rg.watch(encoder()) as seen:
+        pass
+    for name in (0, "layers.0.self_attn", "nowhere"):
+        with pytest.raises(rg.RegardError, match="with-block"):
+            seen[name]

@@ -17,6 +17,6 @@ class RegardError(ValueError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """A sentence that lists the valid names and points at the one most like `name`."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     hint = f"Did you mean {close[0]!r}? " if close else ""
     return f"{hint}Known names: {', '.join(known)}."

@@ -110,6 +110,7 @@ def see(
         bool, typer.Option("--corpus", help="A file of one document a line, a .jsonl, or a folder of `datasets`.")
     ] = False,
     field: Annotated[str, typer.Option(help="Where the text of a document is, in a .jsonl or a folder.")] = "text",
+    table: Annotated[bool, typer.Option("--table", help="Print every head, not the summary.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Show what every head of a model does with a text, several texts side by side, or a corpus."""
@@ -118,8 +119,138 @@ def see(
 
     if "-" in texts and sys.stdin.isatty():
         typer.echo("Reading from the keyboard; end with Ctrl-D.", err=True)
-    wish = reading.Wish(texts, model, layers, length, tuple(word or ()), save, figures, probe, json)
+    wish = reading.Wish(texts, model, layers, length, tuple(word or ()), save, figures, probe, json, table)
     if corpus:
         documents.run(wish, field)
     else:
         reading.run(wish)
+
+
+@app.command()
+def data(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME|FILES", help="A corpus, files of your own, or a pair to build: en-es, en-de."),
+    ] = None,
+    show: Annotated[int, typer.Option(min=0, help="Print so many training pairs.")] = 3,
+    max_words: Annotated[int | None, typer.Option(min=1, help="Leave longer sentences out.")] = None,
+    seed: Annotated[int, typer.Option(help="Of invented pairs, and of the split of your own files.")] = 0,
+) -> None:
+    """List the corpora, look into one, or fetch and build another pair of languages."""
+    from regard.cli.data import run
+
+    run(names or [], show, max_words, seed)
+
+
+@app.command()
+def train(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CONFIG.toml] [SECTION.KEY=VALUE...]", help="A configuration, and keys to change."),
+    ] = None,
+    source: Annotated[Path | None, typer.Option(metavar="FILE", help="Source sentences, one a line.")] = None,
+    target: Annotated[Path | None, typer.Option(metavar="FILE", help="Their translations, line by line.")] = None,
+    data: Annotated[str | None, typer.Option(metavar="NAME|FILE|DIR", help="A corpus, in place of two files.")] = None,
+    system: Annotated[str | None, typer.Option(help="What translates: none, bahdanau, transformer, ...")] = None,
+    minutes: Annotated[float | None, typer.Option(min=0.001, help="Train so long, validation not counted.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Train so many updates of the weights.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Train so many passes over the corpus.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the run goes; runs/NAME unless said.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    template: Annotated[bool, typer.Option("--template", help="Print the configuration, all keys explained.")] = False,
+) -> None:
+    """Train a translator on a corpus; the folder it leaves is all that translating takes."""
+    from regard.cli import train as training
+
+    if template:
+        return training.print_template()
+    options = {"source": source, "target": target, "data": data, "system": system, "out": out, "resume": resume}
+    training.run(training.told(arguments or [], minutes=minutes, steps=steps, epochs=epochs, **options))
+
+
+@app.command()
+def translate(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RUN [TEXT|FILE|-]", help="The folder of a run, and what to translate, line by line."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="A model in the package, in place of RUN.")] = None,
+    beam: Annotated[int | None, typer.Option(min=1, help="Hypotheses that are kept; 1: greedy.")] = None,
+    n_best: Annotated[int | None, typer.Option(min=1, help="Print so many translations, with scores.")] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="Exponent of ((5 + length) / 6).")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Sentences at a time.")] = 32,
+    align: Annotated[str | None, typer.Option(metavar="pharaoh|show", help="Print alignments, too.")] = None,
+    reading: Annotated[
+        str, typer.Option(metavar="output|input", help="Where the attention of a word is read: as it comes or goes in.")
+    ] = "output",
+    replace_unknown: Annotated[
+        bool, typer.Option("--replace-unknown", help="Copy the source word that an unknown word is aligned to.")
+    ] = False,
+) -> None:
+    """Translate a text, a file or standard input, line by line as the lines come."""
+    from regard.cli import translate as translating
+
+    options = {"length_penalty": length_penalty, "batch": batch, "align": align, "reading": reading}
+    wish = translating.Wish(arguments or [], model, beam, n_best, replace_unknown=replace_unknown, **options)
+    translating.run(wish)
+
+
+@app.command()
+def evaluate(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    split: Annotated[str, typer.Option(metavar="test|valid|train", help="Which part of the corpus.")] = "test",
+    against: Annotated[str | None, typer.Option(metavar="RUN", help="Another run of the same corpus.")] = None,
+    beam: Annotated[int | None, typer.Option(min=1, help="Hypotheses that are kept; 1: greedy.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Sentences at a time.")] = 32,
+    reading: Annotated[
+        str, typer.Option(metavar="output|input", help="Where the attention of a word is read for its alignment.")
+    ] = "output",
+    first: Annotated[int | None, typer.Option(min=1, help="Only so many sentences.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+) -> None:
+    """Measure a run on sentences that are held out: BLEU and where it comes from; against another with p."""
+    from regard.cli import evaluate as evaluating
+
+    evaluating.run(evaluating.Wish(run, split, against, beam, batch, reading, first, json))
+
+
+@app.command()
+def compare(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE...]", help="Keys that all trials share.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE|DIR", help="A corpus; bible-en-fr unless said.")
+    ] = None,
+    source: Annotated[Path | None, typer.Option(metavar="FILE", help="Source sentences, one a line.")] = None,
+    target: Annotated[Path | None, typer.Option(metavar="FILE", help="Their translations, line by line.")] = None,
+    systems: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="What is compared; all seven unless said.")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="N|A,B,...", help="How many seeds, or which.")] = None,
+    minutes: Annotated[float | None, typer.Option(min=0.001, help="Equal time: of training, for each trial.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Equal steps: updates of the weights.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Equal passes over the corpus.")] = None,
+    preset: Annotated[str | None, typer.Option(help="quick: 4 systems, 6 minutes; full: 7 systems x 3 seeds.")] = None,
+    heads: Annotated[str | None, typer.Option(metavar="1,4,...", help="Compare numbers of heads.")] = None,
+    positions: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Compare position schemes: train short, test long.")
+    ] = None,
+    attention: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Compare mechanisms of self-attention.")
+    ] = None,
+    prune: Annotated[bool, typer.Option("--prune", help="Remove heads: by importance, at random, one by one.")] = False,
+    scaled: Annotated[bool, typer.Option("--scaled", help="Compare scores with and without 1 / sqrt(D).")] = False,
+    train_words: Annotated[int | None, typer.Option(min=1, help="Train on pairs of so many words at most.")] = None,
+    beam: Annotated[int | None, typer.Option(min=1, help="Of the test translations; 1, greedy, unless said.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Trials at a time; one a core unless said.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where all goes; one that is begun is gone on with.")
+    ] = None,
+    report: Annotated[bool, typer.Option("--report", help="Only write the report of what is finished so far.")] = False,
+) -> None:
+    """Train systems side by side on the same pairs with the same budget, and write a report."""
+    from regard.cli import comparison
+
+    given = {name: value for name, value in locals().items() if name not in ("comparison", "overrides")}
+    comparison.run(comparison.Wish(tuple(overrides or ()), **given))

@@ -11,6 +11,12 @@ from regard.catalog import Mechanism, mechanism, mechanisms
 from regard.cli.draw import draw
 from regard.seen import attend
 
+#: Said under the list, which gives costs in letters.
+LETTERS = (
+    "Costs: H query heads, G key/value heads, I queries, J keys (n where both are alike), D and E the width of a "
+    "head's keys and values, D' that of its keys where it is another; words are parameters of the mechanism."
+)
+
 
 def list_mechanisms() -> None:
     """Each mechanism with what it is and what it costs."""
@@ -19,7 +25,10 @@ def list_mechanisms() -> None:
     table.add_column()
     for name, entry in mechanisms().items():
         table.add_row(name, Text.assemble(entry.summary, "\n", (entry.cost, "dim")))
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    console.print()
+    console.print(Text(LETTERS, style="dim"))
 
 
 def show_mechanism(name: str) -> None:

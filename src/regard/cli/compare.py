@@ -15,8 +15,8 @@ from regard.stats import Reading
 
 #: Statistics between 0 and 1, which can be held against one another; the others grow with the length of a text.
 SHARES = ("evenness", "special", "previous", "next", "itself")
-#: Heads that are shown.
-NUM_HEADS = 20
+#: Heads that are shown, in the table and in the summary.
+NUM_HEADS, FEW_HEADS = 20, 5
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,17 @@ class Difference:
 def differences(readings: Sequence[Reading]) -> list[Difference]:
     """Every head once, the greatest spread first."""
     found = []
-    for layer, profiles in enumerate(zip(*(reading.profile.layers for reading in readings), strict=True)):
+    for profiles in zip(*(reading.profile.layers for reading in readings), strict=True):
         for head in range(profiles[0].num_heads):
             values = torch.stack([torch.stack([p.values[name][head] for name in SHARES]) for p in profiles])
             spread = values.amax(0) - values.amin(0)
             most = int(spread.argmax())
-            found.append(Difference(layer, head, SHARES[most], tuple(values[:, most].tolist()), float(spread[most])))
+            numbers = tuple(values[:, most].tolist())
+            found.append(Difference(profiles[0].number, head, SHARES[most], numbers, float(spread[most])))
     return sorted(found, key=lambda difference: -difference.spread)
 
 
-def print_differences(console: Console, readings: Sequence[Reading]) -> None:
+def print_differences(console: Console, readings: Sequence[Reading], count: int = NUM_HEADS) -> None:
     """The texts by letter, and the heads that change most between them."""
     letters = [letter_of(number) for number in range(len(readings))]
     console.print(Text("The heads that differ most between the texts", style="bold"))
@@ -52,7 +53,7 @@ def print_differences(console: Console, readings: Sequence[Reading]) -> None:
     table.add_column("differs in")
     for title in (*letters, "spread"):
         table.add_column(title, justify="right", style="cyan" if title == "spread" else "")
-    for each in differences(readings)[:NUM_HEADS]:
+    for each in differences(readings)[:count]:
         numbers = (f"{value:.2f}" for value in (*each.values, each.spread))
         table.add_row(str(each.layer), str(each.head), each.statistic, *numbers)
     console.print(table)

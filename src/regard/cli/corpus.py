@@ -24,18 +24,29 @@ from regard.stats import CAVEAT, HeadTable
 STATE = "corpus.json"
 #: Documents after which the state is written.
 EVERY = 20
+#: Heads named for a statistic in the summary.
+NUM_HIGHEST = 5
+#: What the numbers are.
+LEGEND = (
+    "Heads are layer.head. Entropy is in nats, reach in tokens, evenness a share of the largest entropy; the others "
+    "are shares of the weight."
+)
 #: Statistics that are shown.
 SHOWN = ("entropy", "evenness", "reach", "first", "special", "previous", "next", "punctuation", "same")
 
 
 @dataclass(frozen=True)
 class Key:
-    """What a state belongs to: numbers of another corpus, model or cut must not be mixed in."""
+    """What a state belongs to: numbers of another corpus, model or cut must not be mixed in.
+
+    `weights` is the fingerprint of the model, which tells two models of one name apart.
+    """
 
     corpus: str
     model: str
     length: int | None
     layers: list[int] | None
+    weights: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +98,8 @@ def resume(key: Key, folder: Path | None) -> State:
     other = [name for name, mine in asdict(key).items() if asdict(theirs)[name] != mine]
     if other:
         raise RegardError(
-            f"see: {path} is the state of another run (another {' and '.join(other)}). Give --save another folder, or "
-            "delete the file to begin anew."
+            f"see: {path} is the state of another run, not of the same {' and '.join(other)}. Give --save another "
+            "folder, or delete the file to begin anew."
         )
     return state
 
@@ -97,9 +108,10 @@ def run(wish: Wish, field: str) -> None:
     """Fold the corpus, print the table, and say what was left out."""
     _check(wish)
     documents, errors = open_corpus(wish.texts[0], field), Console(stderr=True)
-    state = resume(Key(documents.hash, wish.model, wish.length, wish.numbers), wish.save)
     with errors.status(f"Loading {wish.model}"):
         reader = Reader.load(wish.model)
+        weights = reader.fingerprint()
+    state = resume(Key(documents.hash, wish.model, wish.length, wish.numbers, weights), wish.save)
     if state.done:
         errors.print(f"Going on after {state.done} of {documents.count} documents.", markup=False)
     state = _with_bar(reader, documents, state, wish.save, errors)
@@ -109,7 +121,7 @@ def run(wish: Wish, field: str) -> None:
     if wish.as_json:
         print(json.dumps(state.to_json() | {"caveat": CAVEAT}, ensure_ascii=False, indent=1))
     else:
-        _print(Console(), state, state.table)
+        _print(Console(), state, state.table, wish.table)
 
 
 def _check(wish: Wish) -> None:
@@ -162,15 +174,29 @@ def step(reader: Reader, document: str, state: State) -> State:
     return replace(state, done=done, cut=state.cut + cut, table=table)
 
 
-def _print(console: Console, state: State, table: HeadTable) -> None:
+def _print(console: Console, state: State, table: HeadTable, whole: bool) -> None:
     facts = f"{table.documents} documents in one profile; {state.cut} cut to fit, {state.empty} empty, "
     console.print(Text(facts + f"{len(state.broken)} could not be read."))
     for number, reason in state.broken:
         console.print(Text(f"! document {number}: {reason}", style="yellow"))
     console.print()
-    console.print(_heads(table))
-    console.print()
-    console.print(Text(CAVEAT, style="dim"))
+    console.print(_heads(table) if whole else _highest(table))
+    console.print(Text(LEGEND, style="dim"))
+    console.print(Text(CAVEAT if whole else f"{CAVEAT} Every head: --table.", style="dim"))
+
+
+def _highest(table: HeadTable) -> Table:
+    """For each statistic the heads that have most of it."""
+    shown = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    shown.add_column(style="bold", no_wrap=True)
+    shown.add_column()
+    for name in (name for name in SHOWN if name in table.layers[0].means):
+        heads = [(float(v), f"{layer.number}.{h}") for layer in table.layers for h, v in enumerate(layer.means[name])]
+        line = Text("highest in ", "dim")
+        for value, head in sorted(heads, reverse=True)[:NUM_HIGHEST]:
+            line.append(f"{head}=", "bold").append(f"{value:.2f}  ", "cyan")
+        shown.add_row(name, line)
+    return shown
 
 
 def _heads(table: HeadTable) -> Table:
@@ -178,8 +204,8 @@ def _heads(table: HeadTable) -> Table:
     names = [name for name in SHOWN if name in table.layers[0].means]
     for title in ("L", "H", *names):
         shown.add_column(title, justify="right", style="bold" if title == "H" else "")
-    for number, layer in enumerate(table.layers):
+    for layer in table.layers:
         for head in range(len(layer.means[names[0]])):
             cells = (f"{float(layer.means[name][head]):.2f}" for name in names)
-            shown.add_row(str(number) if head == 0 else "", str(head), *cells)
+            shown.add_row(str(layer.number) if head == 0 else "", str(head), *cells)
     return shown

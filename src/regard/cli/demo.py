@@ -7,10 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from regard.cli.reading import Read, Reader
-from regard.cli.report import print_reading
 from regard.cli.see import default_words
+from regard.cli.summary import print_summary
+from regard.stats import CAVEAT
 from regard.viewer import write_page
 
 SENTENCES = (
@@ -22,7 +24,21 @@ PASSAGE_LENGTH = 512
 
 def run(out: Path, model: str) -> None:
     """Read, print, write the page, and say where it is."""
+    try:
+        reads, page = _read(out, model)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("Stopped before the page was written; nothing was left behind.")
+        raise
     console = Console()
+    for read in reads:
+        print_summary(console, read, default_words(read.reading))
+        console.print()
+    console.print(Text(CAVEAT, style="dim"))
+    console.print(f"Every weight of these texts is on one page: {page}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _read(out: Path, model: str) -> tuple[list[Read], Path]:
+    """The texts, and the page of them."""
     reads: list[Read] = []
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
@@ -34,11 +50,7 @@ def run(out: Path, model: str) -> None:
         progress.update(task, description=f"Reading {PASSAGE_LENGTH} tokens of Alice in Wonderland")
         reads.append(_passage(reader))
         progress.update(task, description="Writing the page")
-        page = write_page(out / "index.html", [read.reading for read in reads])
-    for read in reads:
-        print_reading(console, read, default_words(read.reading))
-        console.print()
-    console.print(f"Every weight of these texts is on one page: {page}", markup=False, highlight=False, soft_wrap=True)
+        return reads, write_page(out / "index.html", [read.reading for read in reads])
 
 
 def _passage(reader: Reader) -> Read:

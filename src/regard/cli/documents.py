@@ -93,7 +93,8 @@ def _datasets(folder: Path, field: str) -> Callable[[], Iterator[str]]:
         from datasets import load_from_disk  # type: ignore[import-not-found]
     except ImportError:
         raise RegardError(
-            f"see: {folder} is a folder, and those are read with datasets, which is not installed. pip install datasets"
+            f"see: {folder} is a folder, and those are read with datasets, which is not installed. "
+            "pip install 'regard[corpus]'"
         ) from None
     try:
         data: Any = load_from_disk(os.fspath(folder))

@@ -59,8 +59,9 @@ def build(
         raise RegardError(f"explain: {entry.signature} needs {', '.join(missing)}. For example: {hint}")
     try:
         return entry.build(**arguments)
-    except RegardError:
-        raise
+    except RegardError as error:
+        told = f" --set {' --set '.join(settings)}" if settings else ""
+        raise RegardError(f"explain {entry.name}{told}: {error}") from error
     except (TypeError, ValueError, AttributeError) as error:
         raise RegardError(f"explain: {entry.signature} does not take {arguments}: {error}") from error
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,10 +18,10 @@ from regard.hf.models import load_model
 from regard.hf.watched import Watched
 from regard.maps import AttentionMap
 from regard.stats import (
-    Finding,
     Profile,
     Reading,
     RoleTable,
+    layer_numbers,
     mask_findings,
     probe_tokens,
     profile,
@@ -34,6 +35,9 @@ from regard.stats.roles import QUERIES
 WORD_STARTS = ("Ġ", "▁")
 #: Different tokens of a probe, which has each of them twice.
 PROBE = 100
+#: Numbers of every parameter that a fingerprint is made of, and what of a configuration is left out of it.
+BEGINNING = 1024
+UNTOLD = ("_name_or_path", "transformers_version", "_attn_implementation", "_attn_implementation_internal")
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,20 +45,21 @@ class Read:
     """A reading, the attention modules that could not be seen with the reason, and how right the maps are.
 
     `error` is the greatest difference between recomputed weights @ values and the model's own
-    output, on the rows that were checked; None where none could be. `warnings` are those about masks,
-    `roles` is None where the text is too short to tell any.
+    output, on the rows that were checked; None where none could be.
     """
 
     reading: Reading
     missing: dict[str, str]
     error: float | None
-    warnings: list[Finding] = field(default_factory=list)
-    roles: RoleTable | None = None
 
-    @property
-    def findings(self) -> list[Finding]:
-        """Warnings about the masks, then those about the heads."""
-        return [*self.warnings, *self.reading.findings]
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """The maps of the layers asked for, their numbers in the model, and all that was seen."""
+
+    maps: dict[str, AttentionMap]
+    numbers: list[int]
+    seen: Watched
 
 
 @dataclass(frozen=True)
@@ -66,10 +71,6 @@ class Reader:
 
     @staticmethod
     def load(name: str) -> Reader:
-        with suppress(ImportError):  # without transformers, load_model says what to install
-            from transformers.utils.logging import disable_progress_bar
-
-            disable_progress_bar()
         return Reader(*load_model(name))
 
     def read(
@@ -78,12 +79,13 @@ class Reader:
         """Run the model on a text, of which `length` tokens at most, and keep the maps of `layers`."""
         inputs = self._tokenize(text, length)
         ids = inputs["input_ids"][0].tolist()
-        maps, seen = self._see(inputs, layers)
-        special = self.special(ids)
-        errors = [check.error for check in seen.verify().values() if check.error is not None]
-        reading = Reading.of(title or shortened(text), maps, self._labels(ids), special)
-        warnings = mask_findings(maps, causal=self._claims_causal(maps))
-        return Read(reading, seen.missing, max(errors, default=None), warnings, self._roles(maps, inputs, layers))
+        found = self._see(inputs, layers)
+        errors = [check.error for check in found.seen.verify().values() if check.error is not None]
+        name = title or shortened(text)
+        reading = Reading.of(name, found.maps, self._labels(ids), self.special(ids), found.numbers)
+        masks = mask_findings(found.maps, causal=self._claims_causal(found.maps), numbers=found.numbers)
+        reading = replace(reading, roles=self._roles(found, inputs, layers), masks=masks)
+        return Read(reading, found.seen.missing, max(errors, default=None))
 
     def profile(
         self, text: str, layers: Sequence[int] | None = None, length: int | None = None
@@ -94,9 +96,10 @@ class Reader:
         cut = longest is not None and whole > longest
         inputs = self._inputs(text, longest if cut else None)
         ids = inputs["input_ids"][0].tolist()
-        maps, _ = self._see(inputs, layers)
-        tokens = self.tokenizer.convert_ids_to_tokens(ids)
-        return profile(maps, tokens, special=self.special(ids), statistics=text_statistics(tokens)), cut
+        found, tokens = self._see(inputs, layers), self.tokenizer.convert_ids_to_tokens(ids)
+        statistics = text_statistics(tokens)
+        measured = profile(found.maps, tokens, special=self.special(ids), statistics=statistics, numbers=found.numbers)
+        return measured, cut
 
     def probe(self, layers: Sequence[int] | None = None) -> RoleTable:
         """The roles on random tokens that repeat, where nothing but the repetition tells what comes next."""
@@ -110,28 +113,36 @@ class Reader:
         probe = probe_tokens(ordinary, min(PROBE, room // 2, len(ordinary))).tolist()
         row = torch.tensor([[*ids[:start], *probe, *ids[stop:]]])
         inputs = {name: torch.full_like(row, int(value[0, 0])) for name, value in example.items()} | {"input_ids": row}
-        found = self._roles(self._see(inputs, layers)[0], inputs, layers)
+        found = self._roles(self._see(inputs, layers), inputs, layers)
         if found is None:
             raise RegardError("see: --probe needs a model that takes at least 60 tokens; this one takes fewer.")
         return found
+
+    def fingerprint(self) -> str:
+        """A hash of the model's configuration and of the beginning of every parameter."""
+        config = self.model.config.to_dict()
+        told = {name: value for name, value in config.items() if name not in UNTOLD}
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
+        for name, parameter in self.model.named_parameters():
+            digest.update(f"{name} {tuple(parameter.shape)}".encode())
+            digest.update(parameter.detach().flatten()[:BEGINNING].double().cpu().numpy().tobytes())
+        return digest.hexdigest()
 
     def special(self, ids: Sequence[int]) -> list[int]:
         """Indices of the tokens that the tokenizer calls special."""
         special = set(self.tokenizer.all_special_ids)
         return [index for index, token in enumerate(ids) if token in special]
 
-    def _see(self, inputs: dict[str, Any], layers: Sequence[int] | None) -> tuple[dict[str, AttentionMap], Watched]:
+    def _see(self, inputs: dict[str, Any], layers: Sequence[int] | None) -> Layers:
         encoder = self._encoder()
         with watch(encoder) as seen, torch.no_grad():
             encoder(**inputs)
         if not seen.names:
             reasons = "; ".join(f"{name}: {why}" for name, why in list(seen.missing.items())[:3])
             raise RegardError(f"see: no attention of this model could be captured. {reasons or 'It has none.'}")
-        return _chosen(dict(seen.maps), layers), seen
+        return _chosen(seen, layers)
 
-    def _roles(
-        self, maps: dict[str, AttentionMap], inputs: dict[str, Any], layers: Sequence[int] | None
-    ) -> RoleTable | None:
+    def _roles(self, found: Layers, inputs: dict[str, Any], layers: Sequence[int] | None) -> RoleTable | None:
         """The roles beside those on the same tokens shuffled; None where there is too little to shuffle."""
         ids = inputs["input_ids"][0].tolist()
         special = self.special(ids)
@@ -140,8 +151,8 @@ class Reader:
         shuffled = [tokens[place] for place in order]
         if len(ids) - len(special) <= QUERIES or shuffled == tokens:
             return None
-        null, _ = self._see(inputs | {"input_ids": inputs["input_ids"][:, order]}, layers)
-        return roles(maps, tokens, null=null, null_tokens=shuffled, special=special)
+        null = self._see(inputs | {"input_ids": inputs["input_ids"][:, order]}, layers).maps
+        return roles(found.maps, tokens, null=null, null_tokens=shuffled, special=special, numbers=found.numbers)
 
     def _claims_causal(self, maps: dict[str, AttentionMap]) -> bool:
         modules = (self._encoder().get_submodule(name) for name in maps)
@@ -243,11 +254,13 @@ def shortened(text: str, width: int = 76) -> str:
     return line if len(line) <= width else line[: width - 1].rsplit(" ", 1)[0] + "…"
 
 
-def _chosen(maps: dict[str, Any], layers: Sequence[int] | None) -> dict[str, Any]:
-    if layers is None:
-        return maps
-    names = list(maps)
-    wrong = [layer for layer in layers if not 0 <= layer < len(names)]
+def _chosen(seen: Watched, layers: Sequence[int] | None) -> Layers:
+    maps = seen.maps
+    numbered = dict(zip(layer_numbers(maps), maps, strict=True))
+    wanted = list(numbered) if layers is None else list(layers)
+    wrong = [layer for layer in wanted if layer not in numbered]
     if wrong:
-        raise RegardError(f"see: there is no layer {wrong[0]}; the model has layers 0 to {len(names) - 1}.")
-    return {names[layer]: maps[names[layer]] for layer in layers}
+        count = len(numbered)
+        known = f"0 to {count - 1}" if list(numbered) == list(range(count)) else ", ".join(map(str, numbered))
+        raise RegardError(f"see: there is no layer {wrong[0]}; the model has layers {known}.")
+    return Layers({numbered[layer]: maps[numbered[layer]] for layer in wanted}, wanted, seen)

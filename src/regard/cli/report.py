@@ -22,26 +22,39 @@ NUMBERS = 22
 NUM_TOKENS = 4
 #: Heads named for a role.
 NUM_ROLES = 6
+#: Said where roles cannot be told.
+TOO_SHORT = f"Roles need a text of more than {QUERIES} tokens that differ; give one, or --probe."
+#: What the numbers of the table are.
+LEGEND = (
+    "L layer, H head. entropy: in nats, 0 where every query looks at one token, log n where all n are looked at alike. "
+    "reach: mean distance in tokens. Last, the strongest link and its weight."
+)
 
 
 def print_reading(console: Console, read: Read, words: Sequence[str]) -> None:
     """Everything, for people."""
     reading = read.reading
     console.print(Text(reading.title, style="bold"))
-    num_layers = len(reading.maps)
-    facts = f"{len(reading.profile.tokens)} tokens, {num_layers} layer{'s' * (num_layers > 1)}."
-    if read.error is not None:
-        facts += f" Weights x values give the model's own output to within {read.error:.0e} on the rows checked."
-    console.print(Text(facts, style="dim"))
+    console.print(Text(facts(read), style="dim"))
     console.print()
     console.print(heads_table(reading, console.width))
+    console.print(Text(LEGEND, style="dim"))
     for word in words:
         console.print()
         print_word(console, reading, word)
     console.print()
-    print_roles(console, read.roles)
+    print_roles(console, reading.roles)
     console.print()
-    print_findings(console, read.findings)
+    print_findings(console, reading.findings)
+
+
+def facts(read: Read) -> str:
+    """How much was read, and how right it is."""
+    profile = read.reading.profile
+    layers, heads = len(profile.layers), {layer.num_heads for layer in profile.layers}
+    count = f" x {heads.pop()}" if len(heads) == 1 else ""
+    said = f"{len(profile.tokens)} tokens, {layers} layer{'s' * (layers > 1)}{count and f'{count} heads'}"
+    return f"{said}." if read.error is None else f"{said}; weights x values are the model's output to {read.error:.0e}."
 
 
 def heads_table(reading: Reading, width: int) -> Table:
@@ -55,12 +68,12 @@ def heads_table(reading: Reading, width: int) -> Table:
             table.add_column(title, justify="right", style="bold" if title == "H" else "")
         table.add_column("strongest link", width=room, no_wrap=True)
         table.add_column("", style="cyan")
-    for number, layer in enumerate(reading.profile.layers):
+    for layer in reading.profile.layers:
         num_rows = -(-layer.num_heads // num_blocks)
         for row in range(num_rows):
             heads = range(row, layer.num_heads, num_rows)
             cells = (cell for head in heads for cell in _cells(reading, layer, head, room))
-            table.add_row(str(number) if row == 0 else "", *cells)
+            table.add_row(str(layer.number) if row == 0 else "", *cells)
     return table
 
 
@@ -79,33 +92,43 @@ def _short(token: str, width: int) -> str:
 def print_word(console: Console, reading: Reading, word: str) -> None:
     """What a word looks at: by layer on average, and the heads that look hardest past its neighbours."""
     query = locate(reading, word)
-    console.print(Text.assemble("What ", (word, "bold"), f" (token {query}) looks at, averaged over a layer's heads"))
+    where = occurrence(reading, word)
+    console.print(Text.assemble("What ", (word, "bold"), f" ({where}) looks at, averaged over a layer's heads"))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim")
-    for layer in range(len(reading.maps)):
+    for place, layer in enumerate(reading.profile.layers):
         parts = [
-            Text.assemble(reading.profile.tokens[j], (f" {w:.2f}", "cyan")) for j, w in _top(reading, query, layer)
+            Text.assemble(reading.profile.tokens[j], (f" {w:.2f}", "cyan")) for j, w in _top(reading, query, place)
         ]
-        table.add_row(f"layer {layer}", *parts)
+        table.add_row(f"layer {layer.number}", *parts)
     console.print(table)
-    strong = [
-        f"layer {n.layer} head {n.head} at “{reading.profile.tokens[n.link.key]}” ({n.link.weight:.2f})"
-        for n in reading.notable(query)
-    ]
+    strong = notable(reading, query)
     if strong:
-        console.print(Text(f"The heads that look hardest past its neighbours: {'; '.join(strong)}."))
+        console.print(Text(f"The heads that look hardest past its neighbours: {strong}."))
 
 
-def _top(reading: Reading, query: int, layer: int) -> list[tuple[int, float]]:
-    return reading.top(query, layer, NUM_TOKENS)
+def notable(reading: Reading, query: int) -> str:
+    """`layer 3 head 1 at “animal” (0.68); ...`: the heads that look hardest past the neighbours of a token."""
+    links = reading.notable(query)
+    return "; ".join(
+        f"layer {n.layer} head {n.head} at “{reading.profile.tokens[n.link.key]}” ({n.link.weight:.2f})" for n in links
+    )
+
+
+def occurrence(reading: Reading, word: str) -> str:
+    """Which token a word is, and of how many: `token 10, the first of 3`."""
+    query, count = locate(reading, word), len(reading.places(word))
+    return f"token {query}, the first of {count}" if count > 1 else f"token {query}"
+
+
+def _top(reading: Reading, query: int, place: int) -> list[tuple[int, float]]:
+    return reading.top(query, place, NUM_TOKENS)
 
 
 def print_roles(console: Console, found: RoleTable | None, where: str = "this text") -> None:
     """The roles that heads earned, one line a kind, under the sentence that says what a role is not."""
     if found is None:
-        console.print(
-            Text(f"Roles need a text of more than {QUERIES} tokens that differ; give a longer one, or --probe.")
-        )
+        console.print(Text(TOO_SHORT))
         return
     if not found.labelled:
         console.print(Text(f"Roles: no head earned a name on {where}."))
@@ -158,8 +181,8 @@ def as_data(read: Read, words: Sequence[str]) -> dict[str, Any]:
         "special": profile.special,
         "layers": [_layer_data(reading, layer) for layer in profile.layers],
         "words": [_word_data(reading, word) for word in words],
-        "roles": roles_data(read.roles),
-        "warnings": [vars(finding) for finding in read.findings],
+        "roles": roles_data(reading.roles),
+        "warnings": [vars(finding) for finding in reading.findings],
         "caveat": CAVEAT,
         "missing": read.missing,
         "error": read.error,
@@ -176,14 +199,15 @@ def _layer_data(reading: Reading, layer: LayerProfile) -> dict[str, Any]:
     for head in range(layer.num_heads):
         numbers = {name: float(values[head]) for name, values in layer.values.items()}
         heads.append({**numbers, "strongest": vars(layer.strongest(head, reading.profile.ordinary))})
-    return {"name": layer.name, "heads": heads}
+    return {"name": layer.name, "number": layer.number, "heads": heads}
 
 
 def _word_data(reading: Reading, word: str) -> dict[str, Any]:
     query, tokens = locate(reading, word), reading.profile.tokens
     layers = [
-        [{"key": j, "token": tokens[j], "weight": w} for j, w in _top(reading, query, layer)]
-        for layer in range(len(reading.maps))
+        [{"key": j, "token": tokens[j], "weight": w} for j, w in _top(reading, query, place)]
+        for place in range(len(reading.maps))
     ]
     heads = [{"layer": n.layer, "head": n.head, **vars(n.link)} for n in reading.notable(query)]
-    return {"word": word, "query": query, "layers": layers, "heads": heads}
+    places = reading.places(word)
+    return {"word": word, "query": query, "occurrences": places, "layers": layers, "heads": heads}

@@ -11,9 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from regard.cli.compare import check_words, differences, letter_of, print_differences
+from regard.cli.compare import FEW_HEADS, NUM_HEADS, check_words, differences, letter_of, print_differences
 from regard.cli.reading import Read, Reader, read_text
 from regard.cli.report import as_data, locate, print_findings, print_reading, print_roles, print_word, roles_data
+from regard.cli.summary import print_ending, print_probe, print_statements, print_summary
 from regard.errors import RegardError
 from regard.stats import Reading, RoleTable
 from regard.viewer import write_page
@@ -35,6 +36,7 @@ class Wish:
     figures: Path | None = None
     probe: bool = False
     as_json: bool = False
+    table: bool = False
 
     @property
     def numbers(self) -> list[int] | None:
@@ -58,9 +60,6 @@ def run(wish: Wish) -> None:
         reads = [reader.read(content, numbers, wish.length) for content in contents]
         probe = reader.probe(numbers) if wish.probe else None
     _check_words(reads, wish.words)
-    if numbers and numbers != list(range(len(numbers))):
-        listed = ", ".join(f"{layer} is {place}" for place, layer in enumerate(numbers))
-        errors.print(f"Layers are counted among those chosen: {listed} below.", style="yellow", highlight=False)
     if wish.as_json:
         print(json.dumps(_as_data(reads, wish, probe), ensure_ascii=False, indent=1))
     else:
@@ -92,13 +91,21 @@ def _words(read: Read, wish: Wish) -> list[str]:
 
 
 def _print(console: Console, reads: Sequence[Read], wish: Wish, probe: RoleTable | None) -> None:
-    if len(reads) == 1:
+    if len(reads) > 1:
+        _print_several(console, reads, wish)
+    elif wish.table:
         print_reading(console, reads[0], _words(reads[0], wish))
     else:
-        _print_several(console, reads, wish)
+        print_summary(console, reads[0], _words(reads[0], wish))
     if probe is not None:
-        console.print()
-        print_roles(console, probe, "random tokens, all of them twice")
+        (_print_probe if wish.table else print_probe)(console, probe)
+    if not wish.table:
+        print_ending(console)
+
+
+def _print_probe(console: Console, probe: RoleTable) -> None:
+    console.print()
+    print_roles(console, probe, "random tokens, all of them twice")
 
 
 def _print_several(console: Console, reads: Sequence[Read], wish: Wish) -> None:
@@ -106,14 +113,21 @@ def _print_several(console: Console, reads: Sequence[Read], wish: Wish) -> None:
         size = f"  {len(read.reading.profile.tokens)} tokens"
         console.print(Text.assemble((letter_of(number), "bold"), f"  {read.reading.title}", (size, "dim")))
     console.print()
-    print_differences(console, [read.reading for read in reads])
+    print_differences(console, [read.reading for read in reads], NUM_HEADS if wish.table else FEW_HEADS)
     for number, read in enumerate(reads):
         console.print()
         console.print(Text(f"{letter_of(number)}  {read.reading.title}", style="bold"))
-        for word in _words(read, wish):
-            print_word(console, read.reading, word)
-        print_roles(console, read.roles)
-        print_findings(console, read.findings)
+        if wish.table:
+            _print_all(console, read.reading, _words(read, wish))
+        else:
+            print_statements(console, read.reading, _words(read, wish))
+
+
+def _print_all(console: Console, reading: Reading, words: Sequence[str]) -> None:
+    for word in words:
+        print_word(console, reading, word)
+    print_roles(console, reading.roles)
+    print_findings(console, reading.findings)
 
 
 def _as_data(reads: Sequence[Read], wish: Wish, probe: RoleTable | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError, nearest
 from regard.hf.modules import attention_modules, layer_number
+from regard.nn import Attends, MultiHeadAttention
 
 #: What the output projection is called, as a child of the attention module or next to it.
 OUTPUTS = ("o_proj", "out_proj", "c_proj", "Wo", "out_lin", "o", "dense", "proj")
@@ -117,6 +118,17 @@ def check_model(model: object, caller: str) -> None:
 def _heads(model: nn.Module, name: str, module: nn.Module) -> Heads | str:
     """The heads of one attention module, or why they are not known."""
     kind = type(module).__name__
+    if isinstance(module, MultiHeadAttention):
+        return Heads(
+            name,
+            module,
+            module.output,
+            module.num_heads,
+            module.head_width,
+            module.num_heads // module.num_key_heads,
+        )
+    if isinstance(module, Attends):
+        return f"{kind} has one head and no projection of it"
     if isinstance(module, nn.MultiheadAttention):
         return f"{kind} reads the weight of its output projection without calling it"
     between = next((norm for norm in BETWEEN if isinstance(getattr(module, norm, None), nn.Module)), None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +92,16 @@ def _from_folder(folder: Path) -> tuple[Any, Any]:
 
 
 def _from_cache(name: str) -> tuple[Any, Any]:
-    remedy = (
-        f"no such folder, and not in the local Hugging Face cache (nothing is downloaded here). "
-        f"{nearest(name, PACKAGED)} Or give a folder written by save_pretrained"
-    )
-    return _load(name, remedy)
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(name, local_files_only=True)
+    except Exception as error:  # whatever transformers says, it is about names and a network that are not used here
+        raise RegardError(
+            f"load_model: there is no folder {name}, and no such model in the local Hugging Face cache (nothing is "
+            f"downloaded here). {nearest(name, PACKAGED)} Or give a folder written by save_pretrained."
+        ) from error
+    return _load(name, "its files in the local Hugging Face cache are incomplete or broken; download it again")
 
 
 def _from_gguf(file: Path) -> tuple[Any, Any]:
@@ -114,8 +121,23 @@ def _load(name: str, remedy: str, options: dict[str, Any] | None = None) -> tupl
     saved_as = (config.architectures or ["AutoModel"])[0]
     kind = hf.AutoModelForCausalLM if "gguf_file" in told else getattr(hf, saved_as, hf.AutoModel)
     tokenizer = _try(lambda: hf.AutoTokenizer.from_pretrained(name, **told), name, remedy)
-    model = _try(lambda: kind.from_pretrained(name, local_files_only=True, **options), name, remedy)
+    with _without_bars(), redirect_stderr(StringIO()) if "gguf_file" in told else nullcontext():  # a bar of its own
+        model = _try(lambda: kind.from_pretrained(name, local_files_only=True, **options), name, remedy)
     return model.eval(), tokenizer
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """The progress bars of transformers are off inside: a folder on disk loads faster than they are read."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _try(load: Callable[[], Any], name: str, remedy: str) -> Any:

@@ -10,6 +10,8 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from regard.errors import RegardError, nearest
+from regard.nn import Attends
+from regard.stats.numbering import layer_number
 
 #: Names of the projections by which an attention module is known.
 PROJECTION = re.compile(r"(^|_)w?(q|k|v|qkv|kv|query|key|value|c_attn|attn)(_|$|\d)", re.IGNORECASE)
@@ -22,7 +24,7 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _attends(module: nn.Module) -> bool:
-    if isinstance(module, nn.MultiheadAttention) or names_in_forward(module, "scaled_dot_product_attention"):
+    if isinstance(module, nn.MultiheadAttention | Attends) or names_in_forward(module, "scaled_dot_product_attention"):
         return True
     if not re.search("attention|attn", type(module).__name__, re.IGNORECASE):
         return False
@@ -36,8 +38,8 @@ def names_in_forward(module: nn.Module, name: str) -> bool:
 
 
 def is_loud(module: nn.Module) -> bool:
-    """Whether a module may compute its weights by itself, and holds none of torch's own attention modules."""
-    if names_in_forward(module, "ALL_ATTENTION_FUNCTIONS"):
+    """Whether a module may compute its weights by itself: not those of transformers, nor of torch, nor ours."""
+    if isinstance(module, Attends) or names_in_forward(module, "ALL_ATTENTION_FUNCTIONS"):
         return False
     return not any(isinstance(part, nn.MultiheadAttention) for part in module.modules())
 
@@ -54,6 +56,13 @@ def parts_of_torch_layers(model: nn.Module) -> dict[str, str]:
     return parts
 
 
+def inside_torch_layers(model: nn.Module) -> set[nn.Module]:
+    """The attention of torch's own encoder and decoder layers, where their forward is torch's own too."""
+    own = (nn.TransformerEncoderLayer.forward, nn.TransformerDecoderLayer.forward)
+    layers = [layer for layer in model.modules() if type(layer).forward in own]
+    return {part for layer in layers for part in layer.children() if type(part) is nn.MultiheadAttention}
+
+
 def _projects(child: nn.Module) -> bool:
     """Whether a child is a projection: it has a weight of its own, and is no norm."""
     return getattr(child, "weight", None) is not None and "norm" not in type(child).__name__.lower()
@@ -68,11 +77,6 @@ def part_of(name: str, module: nn.Module) -> str:
         if "decoder" in part or "encoder" in part:
             return "decoder" if "decoder" in part else "encoder"
     return "decoder" if getattr(module, "is_causal", False) or getattr(module, "is_decoder", False) else "encoder"
-
-
-def layer_number(name: str) -> int | None:
-    """The first number in a module path: "encoder.layer.3.attention.self" -> 3."""
-    return next((int(part) for part in name.split(".") if part.isdigit()), None)
 
 
 class Chosen:

@@ -1,4 +1,4 @@
-"""Heads removed from the weights of a Hugging Face model."""
+"""Heads removed from the weights of a Hugging Face model, or of one built of `regard.nn`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.attention import Attention
 from regard.errors import RegardError
 from regard.hf.heads import COUNTS, Heads, ModelHeads
+from regard.nn import MultiHeadAttention
+from regard.pieces import Bilinear, LearnedSink, ShawBias, Softcap
 
 #: Attention classes whose forward takes the number of heads from the weights or from the attributes set below.
 #: Each is tested against gating to zero; a class that reads the configuration instead would fail or be wrong.
@@ -63,7 +66,7 @@ class Pruned:
 def prune(
     model: nn.Module, heads: Mapping[Any, Iterable[int]] | Iterable[tuple[Any, int]], copy: bool = False
 ) -> Pruned:
-    """Remove heads from the weights of a Hugging Face model, in place: outputs equal those of gating them to zero.
+    """Remove heads from the weights of a model, in place: outputs equal those of gating them to zero.
 
     Multi-head attention is the sum over heads of head_h W_h plus a bias (Michel et al., 2019,
     arXiv:1905.10650): without a head, its rows of the query, key and value projections and its columns
@@ -107,10 +110,12 @@ def _listed(numbers: Iterable[int]) -> str:
 def _check(heads: Heads, numbers: list[int]) -> None:
     """Refuse what cannot be cut, and cuts that would leave another model than gating does."""
     kind = type(heads.module)
-    if not kind.__module__.startswith("transformers.") or kind.__name__ not in PRUNABLE:
+    theirs = kind.__module__.startswith("transformers.") and kind.__name__ in PRUNABLE
+    if not theirs and kind is not MultiHeadAttention:
         supported = ", ".join(sorted(name.removesuffix("Attention").removesuffix("Self") for name in PRUNABLE))
         raise RegardError(
-            f"prune: {kind.__name__} ({heads.name}) cannot be pruned; supported is the attention of {supported}. "
+            f"prune: {kind.__name__} ({heads.name}) cannot be pruned; supported is the attention of regard.nn and of "
+            f"{supported}. "
             f"{_remedy(heads, numbers)}"
         )
     reason = _uncuttable(heads)
@@ -165,12 +170,22 @@ def _uncuttable(heads: Heads) -> str | None:
 
 def _others(heads: Heads, projections: set[nn.Module]) -> str | None:
     """A parameter besides the projections that may belong to single heads (sinks, biases, norms over all heads)."""
+    if isinstance(heads.module, MultiHeadAttention):
+        return _made_for_heads(heads.module.attention)
     cut = {id(parameter) for projection in projections for parameter in projection.parameters()}
     for name, parameter in heads.module.named_parameters():
         inside_heads = "norm" in name and parameter.shape == (heads.width,)
         if id(parameter) not in cut and not inside_heads:
             return f"{name} {tuple(parameter.shape)} may belong to single heads"
     return None
+
+
+def _made_for_heads(attention: Attention) -> str | None:
+    """A piece that knows how many heads there are."""
+    pieces = [bias for bias in attention.bias if not isinstance(bias, ShawBias | Softcap)]
+    pieces += [attention.normalizer] if isinstance(attention.normalizer, LearnedSink) else []
+    pieces += [attention.score] if isinstance(attention.score, Bilinear) and len(attention.score.weight) > 1 else []
+    return f"its {type(pieces[0]).__name__} has a number for each head" if pieces else None
 
 
 # The cut
@@ -235,6 +250,7 @@ def _kept(parameter: Any, kept: Tensor, axis: int) -> nn.Parameter:
 def _tell(module: nn.Module, num_heads: int, num_key_heads: int, width: int) -> None:
     """Set what the module's own forward reads."""
     sizes = dict.fromkeys(COUNTS, num_heads) | dict.fromkeys(("all_head_size", "split_size"), num_heads * width)
-    for name, size in (sizes | {"num_key_value_heads": num_key_heads}).items():
+    sizes |= dict.fromkeys(("num_key_value_heads", "num_key_heads"), num_key_heads)
+    for name, size in sizes.items():
         if name in vars(module):
             setattr(module, name, size)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.hf.inputs import Inputs
 from regard.hf.translate import DIRECT, Call, Untranslatable
 
 #: (head outputs (b, H, r, E), batch entries, rows) -> what a module returns for those rows, (b, r, C).
@@ -19,11 +20,15 @@ Finish = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Heard:
-    """A call, what came out of it, and how the head outputs become that (None: they are that)."""
+    """A call, what came out of it, and how the head outputs become that (None: they are that).
+
+    With `inputs`, queries, keys and values of the call are not projected yet, and only their shapes count.
+    """
 
     call: Call
     output: Tensor
     finish: Finish | None = None
+    inputs: Inputs | None = None
 
 
 def sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Heard:
@@ -48,8 +53,13 @@ def sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outpu
     return Heard(Call(module, DIRECT, function, query, key, value, mask, options), output.transpose(1, 2))
 
 
-def multihead(module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Heard:
-    """A call of `nn.MultiheadAttention`, whichever of its three paths it took: q and k are projected again."""
+def multihead(
+    module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, waits: bool = False
+) -> Heard:
+    """A call of `nn.MultiheadAttention`, whichever of its three paths it took: q and k are projected again.
+
+    If it `waits`, they are projected when they are asked for.
+    """
     if type(module).forward is not nn.MultiheadAttention.forward:
         raise Untranslatable(f"{type(module).__name__} replaces the forward of nn.MultiheadAttention")
     given = _arguments(nn.MultiheadAttention, module, args, kwargs)
@@ -62,11 +72,12 @@ def multihead(module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict
         padded = None if padded is None else padded[None]
     elif not module.batch_first:
         inputs, result = [x.transpose(0, 1) for x in inputs], result.transpose(0, 1)
-    return Heard(_call(module, inputs, given["attn_mask"], padded), result, lambda heads, *_: _merged(module, heads))
+    call, kept = _call(module, inputs, given["attn_mask"], padded, waits)
+    return Heard(call, result, lambda heads, *_: _merged(module, heads), kept)
 
 
 def encoder_layer(
-    layer: nn.TransformerEncoderLayer, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    layer: nn.TransformerEncoderLayer, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, waits: bool = False
 ) -> Heard:
     """The fused path of `nn.TransformerEncoderLayer`, which runs none of its modules."""
     given = _arguments(nn.TransformerEncoderLayer, layer, args, kwargs)
@@ -79,15 +90,16 @@ def encoder_layer(
     inputs = [layer.norm1(src) if layer.norm_first else src] * 3
 
     def finish(heads: Tensor, entries: Tensor, rows: Tensor) -> Tensor:
-        x = src[entries][:, rows] + _merged(layer.self_attn, heads)
+        x = src[entries[:, None], rows] + _merged(layer.self_attn, heads)
         if cut:  # rows of padding were not computed, so there is nothing to compare with
-            x = x.masked_fill(padded[entries][:, rows, None], torch.nan)
+            x = x.masked_fill(padded[entries[:, None], rows, None], torch.nan)
         if layer.norm_first:
             return x + layer._ff_block(layer.norm2(x))
         x = layer.norm1(x)
         return layer.norm2(x + layer._ff_block(x))
 
-    return Heard(_call(layer.self_attn, inputs, given["src_mask"], padded), output, finish)
+    call, kept = _call(layer.self_attn, inputs, given["src_mask"], padded, waits)
+    return Heard(call, output, finish, kept)
 
 
 def _arguments(
@@ -98,14 +110,17 @@ def _arguments(
     return bound.arguments
 
 
-def _call(module: nn.MultiheadAttention, inputs: list[Tensor], masked: Tensor | None, padded: Tensor | None) -> Call:
+def _call(
+    module: nn.MultiheadAttention, inputs: list[Tensor], masked: Tensor | None, padded: Tensor | None, waits: bool
+) -> tuple[Call, Inputs | None]:
     """Inputs are (B, I, C); in both masks True means: may not attend."""
-    q, k, v = _projected(module, inputs)
+    kept = Inputs.of(module, inputs) if waits else None
+    q, k, v = _projected(module, inputs) if kept is None else kept.shaped()
     mask = _mask(masked, padded, len(q), q.shape[1], inputs[1].shape[1])
     if mask is not None and k.shape[2] > mask.shape[-1]:
         mask = F.pad(mask, (0, k.shape[2] - mask.shape[-1]), value=True if mask.dtype == torch.bool else 0.0)
     options = {"is_causal": False, "dropout": module.dropout}
-    return Call(module, "nn.MultiheadAttention", F.multi_head_attention_forward, q, k, v, mask, options)
+    return Call(module, "nn.MultiheadAttention", F.multi_head_attention_forward, q, k, v, mask, options), kept
 
 
 def _projected(module: nn.MultiheadAttention, inputs: list[Tensor]) -> list[Tensor]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from regard.attention import Prepared, scores
-from regard.hf.torch_calls import Finish
+from regard.hf.torch_calls import Heard
 from regard.hf.translate import Call, Translation
 from regard.pieces.grid import Grid
 from regard.shapes import at_least_float32, grouped_values
@@ -40,8 +40,9 @@ class Check:
 
 
 @torch.no_grad()
-def check(name: str, call: Call, translation: Translation, output: Tensor, finish: Finish | None = None) -> Check:
-    """Recompute a few rows of all heads and compare with `output`: (B, I, H, E), or what `finish` makes of that."""
+def check(name: str, heard: Heard, translation: Translation) -> Check:
+    """Recompute a few rows of all heads and compare with the output: (B, I, H, E), or what `finish` makes of that."""
+    call, output, finish = heard.call, heard.output, heard.finish
     if call.drops:
         return Check(name, note=f"dropout {call.dropout} drops weights in training mode; use model.eval()")
     (B, H, I, _), E = call.query.shape, call.value.shape[-1]
@@ -50,8 +51,8 @@ def check(name: str, call: Call, translation: Translation, output: Tensor, finis
     entries = torch.tensor(sorted({0, B - 1}), device=output.device)
     rows = torch.linspace(0, I - 1, min(ROWS, I), device=output.device).round().long()
     with torch.autocast(output.device.type, enabled=False):
-        expected, empty, rounding = _recompute(call, translation, entries, rows)
-        actual = at_least_float32(output[entries][:, rows])
+        expected, empty, rounding = _recompute(heard, translation, entries, rows)
+        actual = at_least_float32(output[entries[:, None], rows])
         if finish is None:
             actual = actual.transpose(1, 2)
         else:
@@ -69,18 +70,26 @@ def _compared(name: str, call: Call, dtype: torch.dtype, actual: Tensor, expecte
     return Check(name, error, tolerance, error <= tolerance)
 
 
-def _recompute(call: Call, translation: Translation, entries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, float]:
+def _recompute(heard: Heard, translation: Translation, entries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, float]:
     """Outputs (b, H, r, E), which rows are empty, and what rounding scores to the model's dtype may change."""
-    attention, positions = translation.attention, translation.positions
+    attention, positions, call = translation.attention, translation.positions, heard.call
     B, H, I, _ = call.query.shape
     prepared = Prepared.of(attention, translation.query, call.key, positions)
     heads = torch.arange(H, device=rows.device)
     grid = Grid.whole(positions, B, H, I, rows.device)
     grid = Grid(grid.batch[entries], heads, grid.query[rows], grid.key)
     columns = torch.arange(call.key.shape[2], device=rows.device)
-    s = scores(attention, prepared.select(entries, heads).tile(rows, slice(None)), grid)
+    tile = prepared.select(entries, heads).tile(rows, slice(None))
+    if heard.inputs is None:
+        value = call.value[entries]
+    else:
+        query, key, value = heard.inputs.folded(entries, rows)
+        tile = replace(tile, query=query, key=key)
+    s = scores(attention, tile, grid)
     weights = attention.normalizer.weights(s, attention.normalizer.statistic(s, columns), columns)
-    output = grouped_values(weights, at_least_float32(call.value[entries]))
+    output = grouped_values(weights, at_least_float32(value))
+    if heard.inputs is not None:
+        output = heard.inputs.carried(output)
     low = call.query.dtype in (torch.bfloat16, torch.float16)
     reach = float((weights * s.masked_fill(weights == 0, 0.0).abs()).sum(-1).max()) if low else 0.0
     return output, s.isneginf().all(-1, keepdim=True), reach * torch.finfo(call.query.dtype).eps

@@ -1,9 +1,9 @@
 """Watching a model: its own backend computes, and what it was given is kept.
 
 Attention is heard where it is asked for: at transformers' attention interface, at
-`F.scaled_dot_product_attention` and at torch's own attention modules. Nothing of the model's is changed
-and outputs are bit-identical. Not thread-safe: what listens belongs to the whole process, and watching
-starts and ends in one thread.
+`F.scaled_dot_product_attention` and at torch's own attention modules; the modules of `regard.nn` tell
+it. Nothing of the model's is changed and outputs are bit-identical. Not thread-safe: what listens
+belongs to the whole process, and watching starts and ends in one thread.
 """
 
 from __future__ import annotations
@@ -21,19 +21,27 @@ from torch.nn import functional as F
 from regard.errors import RegardError, nearest
 from regard.hf.held import Held, Slot, snapshot
 from regard.hf.interface import tap
-from regard.hf.modules import Chosen, attention_modules, is_loud, part_of, parts_of_torch_layers
+from regard.hf.modules import Chosen, attention_modules, inside_torch_layers, is_loud, part_of, parts_of_torch_layers
 from regard.hf.running import over_keys, running
 from regard.hf.summed import ModuleStatistics, checked_folds
 from regard.hf.torch_calls import Heard, encoder_layer, multihead, sdpa
 from regard.hf.translate import DIRECT, Call, Masks, Untranslatable, translate
+from regard.hf.unprojected import Unprojected
 from regard.hf.verify import Check, check
-from regard.hf.watched import Capture, Keys, Part, Watched
-from regard.maps import Fold
+from regard.hf.watched import Capture, Keys, Part, Told, Watched
+from regard.maps import AttentionMap, Fold
+from regard.nn import Attends, listeners
 
 KEEPS = ("qk", "statistics")
 OUTSIDE = (
     "computes its own weights, through neither the attention interface of transformers nor "
     "F.scaled_dot_product_attention nor nn.MultiheadAttention"
+)
+
+#: What can be watched.
+WATCHED = (
+    "Only models whose attention goes through transformers' attention interface (BERT, Llama, T5, ViT and some 350 "
+    "more), F.scaled_dot_product_attention or nn.MultiheadAttention can be watched"
 )
 
 
@@ -99,7 +107,7 @@ class _Watcher:
         self.attending = {module: name for name, module in attending.items()}
         self.modules = {name: module for module, name in self.names.items()}
         self.slot = Slot()
-        self.torch_parts = parts_of_torch_layers(model)
+        self.torch_parts, self.known = parts_of_torch_layers(model), inside_torch_layers(model)
         self.candidates = {name: module for name, module in attending.items() if name in chosen}
         self.loud = {module for module in self.candidates.values() if is_loud(module)}
         chosen.check(self.names.values(), attending)
@@ -114,6 +122,7 @@ class _Watcher:
         with ExitStack() as stack:
             stack.enter_context(running.followed_by(self))
             stack.enter_context(tap.to(self))
+            stack.enter_context(listeners.to(self))
             for module in self.loud:
                 stack.callback(module.register_forward_pre_hook(self._given, with_kwargs=True).remove)
             try:
@@ -150,17 +159,20 @@ class _Watcher:
         if given is not None and frame.softmaxes:
             self._keep(name, lambda: Held.of(name or "", module, given, frame.softmaxes, self.slot))
         elif isinstance(module, nn.MultiheadAttention):
-            self._take(frame.name, lambda: multihead(module, args, kwargs, output))
+            self._take(frame.name, lambda: multihead(module, args, kwargs, output, module in self.known))
         elif isinstance(module, nn.TransformerEncoderLayer):
             name = self.attending.get(module.self_attn)
             if name is not None and self.ran[name] == frame.inside:
                 self.ran[name] += 1
-                self._take(name, lambda: encoder_layer(module, args, kwargs, output))
+                known = module.self_attn in self.known
+                self._take(name, lambda: encoder_layer(module, args, kwargs, output, known))
 
     def asked(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not self.stack or tap.inside:
             return
         frame = self.stack[-1]
+        if isinstance(frame.module, Attends):  # it tells by itself
+            return
         if function is F.scaled_dot_product_attention:
             frame.given = None
             self._take(frame.name, lambda: sdpa(frame.module, args, kwargs, output))
@@ -171,13 +183,18 @@ class _Watcher:
         """Take one call of a backend, if its module belongs to the model."""
         self._take(self.names.get(call.module), lambda: Heard(call, _first(output)))
 
+    def told(self, module: nn.Module, weights: AttentionMap) -> None:
+        """Take the map that a module of `regard.nn` tells, if it belongs to the model."""
+        name = self.names.get(module)
+        self._keep(name, lambda: Told([weights], Check(name or "", note="the module told its own map")))
+
     # What is kept of it
 
     def _take(self, name: str | None, hear: Callable[[], Heard]) -> None:
         self._keep(name, lambda: self._capture(name or "", hear()))
 
     @torch.no_grad()
-    def _keep(self, name: str | None, capture: Callable[[], Capture | Held]) -> None:
+    def _keep(self, name: str | None, capture: Callable[[], Capture | Held | Told | Unprojected]) -> None:
         if name is None or name not in self.chosen or name in self.missing:
             return
         try:
@@ -191,11 +208,13 @@ class _Watcher:
             self.parts[name] = Part(part, statistics=ModuleStatistics(name, self.folds) if self.folds else None)
         self.parts[name].add(captured)
 
-    def _capture(self, name: str, heard: Heard) -> Capture:
+    def _capture(self, name: str, heard: Heard) -> Capture | Unprojected:
         call, translation = heard.call, translate(heard.call, self.masks)
         checked = Check(name, note="verify=False")
         if self.verify:
-            checked = check(name, call, translation, heard.output, heard.finish)
+            checked = check(name, heard, translation)
+        if heard.inputs is not None:
+            return Unprojected(name, translation.attention, translation.positions, heard.inputs, checked)
         query, key = _own(translation.query.detach()), _own(call.key.detach(), call)
         return Capture(translation.attention, translation.positions, query, Keys(key), checked)
 
@@ -208,6 +227,11 @@ class _Watcher:
 
     def conclude(self) -> None:
         """Refuse to end in silence: nothing captured, or maps that are not what the kernel computed."""
+        if not self.parts and not self.attending:
+            raise RegardError(
+                f"watch: {type(self.model).__name__} has no attention that could be seen. {WATCHED}; "
+                "give the model that holds it."
+            )
         if self.ran and not self.parts:
             raise RegardError(self._nothing())
         wrong = self.seen.mismatched
@@ -224,10 +248,8 @@ class _Watcher:
         reasons = dict.fromkeys(self.missing.values())
         listed = f" {len(self.missing)} attention modules: {'; '.join(reasons)}." if reasons else ""
         return (
-            f"watch: nothing of {type(self.model).__name__} was captured although it ran.{listed} Only models whose "
-            "attention goes through transformers' attention interface (BERT, Llama, T5, ViT and some 350 more), "
-            "F.scaled_dot_product_attention or nn.MultiheadAttention can be watched; output_attentions=True with "
-            "attn_implementation='eager' may still return its weights."
+            f"watch: nothing of {type(self.model).__name__} was captured although it ran.{listed} {WATCHED}; "
+            "output_attentions=True with attn_implementation='eager' may still return its weights."
         )
 
 

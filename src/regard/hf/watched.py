@@ -13,8 +13,9 @@ from regard.attention import Attention, Prepared
 from regard.errors import RegardError, nearest
 from regard.hf.held import Held
 from regard.hf.summed import ModuleStatistics
+from regard.hf.unprojected import Unprojected
 from regard.hf.verify import Check
-from regard.maps.attention_map import AttentionMap
+from regard.maps.attention_map import AttentionMap, joined
 from regard.pieces.grid import Grid
 from regard.positions import Positions
 
@@ -67,6 +68,41 @@ class Capture:
         return AttentionMap(self.attention, prepared, self.positions, grid, None)
 
 
+@dataclass(eq=False)
+class Told:
+    """What a module of `regard.nn` told: one map, or those of single queries that went on where the last ended."""
+
+    maps: list[AttentionMap]
+    check: Check
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        B, H, _, J = self.maps[-1].shape
+        return B, H, sum(one.shape[2] for one in self.maps), J
+
+    @property
+    def map(self) -> AttentionMap:
+        if len(self.maps) > 1:
+            self.maps[:] = [joined(self.maps)]
+        return self.maps[0]
+
+    def goes_on(self, later: Told) -> bool:
+        """Take the map of a later call if its queries are the next ones, and say whether they are."""
+        last, new = self.maps[-1], later.maps[0]
+        follows = new.positions.start == last.positions.start + last.shape[2] and new.shape[:2] == last.shape[:2]
+        if follows and _begins_with(new._prepared.key, last._prepared.key):
+            self.maps.append(new)
+            return True
+        return False
+
+
+def _begins_with(keys: Tensor, earlier: Tensor) -> bool:
+    """Whether keys go on from earlier ones; a beam that puts its rows in another order does not."""
+    if keys is earlier:
+        return True
+    return keys.shape[2] >= earlier.shape[2] and torch.equal(keys[:, :, : earlier.shape[2]], earlier)
+
+
 @dataclass(frozen=True, eq=False)
 class Folded:
     """One call of which only statistics are kept: its size, and whether the kernel agreed."""
@@ -88,10 +124,10 @@ class Part:
     """One attention module: its calls in order, which part of the model it is in, and statistics if those are kept."""
 
     part: str
-    calls: list[Capture | Held | Folded] = field(default_factory=list)
+    calls: list[Capture | Held | Told | Unprojected | Folded] = field(default_factory=list)
     statistics: ModuleStatistics | None = None
 
-    def add(self, capture: Capture | Held) -> None:
+    def add(self, capture: Capture | Held | Told | Unprojected) -> None:
         """Take a call; if its keys go on where those of the last one end, hold them once."""
         if self.statistics is not None:
             weights = capture.map
@@ -100,6 +136,8 @@ class Part:
             self.calls.append(Folded(self.statistics.name, capture.shape, capture.check))
             return
         last = self.calls[-1] if self.calls else None
+        if isinstance(last, Told) and isinstance(capture, Told) and last.goes_on(capture):
+            return
         if isinstance(last, Capture) and isinstance(capture, Capture) and last.keys.grow(capture.keys.tensor):
             capture.keys = last.keys
         self.calls.append(capture)
@@ -110,7 +148,8 @@ class Watched(Mapping[str, AttentionMap]):
 
     A module that was called more than once (generation, shared layers) has one map for each call:
     `seen[name]` is the last, `seen.calls(name)` are all. `encoder`, `decoder` and `cross` are the
-    same for a part of the model. `missing` names the attention modules without a map and says why;
+    same for a part of the model. Of the modules of `regard.nn`, calls with the next queries of the same sequence,
+    as decoders make them step by step, are one map. `missing` names the attention modules without a map and says why;
     `verify()` tells how far recomputed weights @ values lie from what the kernel returned.
 
     Rows in which nothing may be attended (padding) show zeros, whatever the backend put there.
@@ -202,14 +241,21 @@ class Watched(Mapping[str, AttentionMap]):
         names = self.names
         if isinstance(name, int):
             if not -len(names) <= name < len(names):
-                raise NotCaptured(f"seen[{name}]: {len(names)} attention modules were captured.")
+                raise NotCaptured(f"seen[{name}]: {self._captured()}")
             name = names[name]
         if name in self._parts:
             return self._parts[name]
         if name in self._missing:
             raise NotCaptured(f"seen[{name!r}]: not captured: {self._missing[name]}")
-        known = nearest(name, names) if names else "Nothing was captured; run the model inside the with-block."
-        raise NotCaptured(f"seen[{name!r}]: there is no such attention module. {known}")
+        known = f"there is no such attention module. {nearest(name, names)}" if names else self._captured()
+        raise NotCaptured(f"seen[{name!r}]: {known}")
+
+    def _captured(self) -> str:
+        """What there is, or what to do about nothing."""
+        if self.names:
+            return f"{len(self)} attention modules were captured; they are numbered from 0."
+        reasons = "".join(f" {name}: {reason}." for name, reason in list(self._missing.items())[:3])
+        return f"nothing was captured here. Run the model inside the with-block of watch.{reasons}"
 
 
 def worst(checks: list[Check]) -> Check:

@@ -5,6 +5,7 @@ from regard.stats.flow import ValueWeighted, rollout, value_weighted
 from regard.stats.folds import Offsets, SameToken
 from regard.stats.head_table import HeadTable, LayerTable
 from regard.stats.mask_warnings import mask_findings
+from regard.stats.numbering import layer_number, layer_numbers
 from regard.stats.of_text import text_statistics
 from regard.stats.patterns import Patterns, patterns
 from regard.stats.probes import probe_tokens, shuffle_order
@@ -36,6 +37,8 @@ __all__ = [
     "findings",
     "head_groups",
     "head_map",
+    "layer_number",
+    "layer_numbers",
     "mask_findings",
     "patterns",
     "probe_tokens",

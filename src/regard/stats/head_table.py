@@ -15,22 +15,22 @@ from regard.stats.profile import Profile
 
 @dataclass(frozen=True, eq=False)
 class LayerTable:
-    """Of one layer: means by statistic, (H,) or (H, ...), and how many queries each is over, (H,)."""
+    """Of one layer: means by statistic, (H,) or (H, ...), how many queries each is over, (H,), and its number."""
 
     name: str
     means: dict[str, Tensor]
     counts: dict[str, Tensor]
+    number: int = 0
 
     def merge(self, other: LayerTable) -> LayerTable:
         """The means over the queries of both."""
         means, counts = {}, {}
         for name, mean in self.means.items():
             mine, theirs = self.counts[name], other.counts[name]
-            share = (theirs / (mine + theirs).clamp_min(1)).to(mean.dtype)
-            share = share.view(-1, *(1,) * (mean.ndim - 1))
+            share = (theirs / (mine + theirs).clamp_min(1)).view(-1, *(1,) * (mean.ndim - 1))
             means[name] = mean * (1 - share) + other.means[name] * share
             counts[name] = mine + theirs
-        return LayerTable(self.name, means, counts)
+        return LayerTable(self.name, means, counts, self.number)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,8 @@ class HeadTable:
     """Every statistic of every head, as the mean over the queries of any number of documents.
 
     m = sum_d n_d m_d / sum_d n_d, with m_d the mean over the n_d queries of document d: what one
-    mean over all queries would be, in any order of merging. Counts are float64, exact up to 2^53 queries.
+    mean over all queries would be, in any order of merging. Both are float64: counts are exact up to 2^53
+    queries, and what a document adds to a large corpus is not rounded away.
 
     >>> import torch, regard as rg
     >>> from regard.stats import HeadTable, profile
@@ -58,7 +59,8 @@ class HeadTable:
         layers = []
         for layer in profile.layers:
             counts = {name: layer.counts[name].double() for name in layer.values}
-            layers.append(LayerTable(layer.name, dict(layer.values), counts))
+            means = {name: values.double() for name, values in layer.values.items()}
+            layers.append(LayerTable(layer.name, means, counts, layer.number))
         return HeadTable(layers)
 
     @staticmethod
@@ -92,7 +94,12 @@ class HeadTable:
     def to_json(self) -> dict[str, Any]:
         """Plain lists and numbers for `json.dumps`; `from_json` gives back the same table, bit by bit."""
         layers = [
-            {"name": layer.name, "means": _listed(layer.means), "counts": _listed(layer.counts)}
+            {
+                "name": layer.name,
+                "number": layer.number,
+                "means": _listed(layer.means),
+                "counts": _listed(layer.counts),
+            }
             for layer in self.layers
         ]
         return {"documents": self.documents, "layers": layers}
@@ -109,7 +116,7 @@ class HeadTable:
         """
         try:
             layers = [
-                LayerTable(layer["name"], _tensors(layer["means"]), _tensors(layer["counts"]))
+                LayerTable(layer["name"], _tensors(layer["means"]), _tensors(layer["counts"]), int(layer["number"]))
                 for layer in data["layers"]
             ]
             return HeadTable(layers, int(data["documents"]))
@@ -123,10 +130,10 @@ class HeadTable:
         """One line for each layer and head, in plain text; statistics of several numbers a head are left out."""
         names = [name for name, mean in self.layers[0].means.items() if mean.ndim == 1]
         lines = ["layer head " + " ".join(f"{name:>11}" for name in names)]
-        for number, layer in enumerate(self.layers):
+        for layer in self.layers:
             for head in range(len(layer.means[names[0]])):
                 cells = " ".join(f"{float(layer.means[name][head]):11.3f}" for name in names)
-                lines.append(f"{number:5d} {head:4d} {cells}")
+                lines.append(f"{layer.number:5d} {head:4d} {cells}")
         return "\n".join(lines)
 
 

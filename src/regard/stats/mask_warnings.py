@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.maps import AttentionMap, Fold, Mass, Received, Tile
 from regard.maps.folds import Shape, State
+from regard.stats.numbering import layer_numbers
 from regard.stats.warnings import Finding, ending, name_of
 
 #: Share of a row from which weight counts as seen. A boolean mask gives exactly 0; models that add a large negative
@@ -31,7 +32,11 @@ class Future(Fold):
 
 
 def mask_findings(
-    maps: Mapping[str, AttentionMap], *, causal: bool = False, real: Tensor | Sequence[int] | None = None
+    maps: Mapping[str, AttentionMap],
+    *,
+    causal: bool = False,
+    real: Tensor | Sequence[int] | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> list[Finding]:
     """Warnings that need no profile, only what the model claims: that it is causal, and which keys are real.
 
@@ -39,6 +44,7 @@ def mask_findings(
     the future ("leak"), weight on padding ("padding"), and real keys that no query sees at all though
     queries see others ("unseen"); where texts of different lengths see the same keys, the sentence says
     that one mask seems to serve the whole batch, which is what broadcasting the wrong axis does.
+    `numbers` are those of the layers; without them they are read off the module paths.
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 2, 3, 4)
@@ -46,7 +52,7 @@ def mask_findings(
     ['leak']
     """
     found = []
-    for number, weights in enumerate(maps.values()):
+    for number, weights in zip(layer_numbers(maps, numbers), maps.values(), strict=True):
         if causal:
             found += leaks(number, weights)
         if real is not None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from regard.errors import RegardError
 from regard.maps import AttentionMap, Fold, Links, Received, Similarity, Top
+from regard.stats.numbering import layer_numbers
 from regard.stats.statistics import STATISTICS, Allowed, HeadStatistic
 
 #: Tokens that models add to a text or split it with: [CLS], </s>, <|endoftext|> and the like.
@@ -32,7 +33,7 @@ class LayerProfile:
 
     `links` holds (H, I, k) weights and keys, `received` is (H, J), `similarity` (H, H) the cosine
     of every two heads' maps, `allowed` (H, I) how many keys a query may attend to, `counts` (H,) how
-    many queries each statistic is the mean of. All are float32 at least.
+    many queries each statistic is the mean of. All are float32 at least. `number` is that of the layer in the model.
     """
 
     name: str
@@ -42,6 +43,7 @@ class LayerProfile:
     similarity: Tensor
     allowed: Tensor
     counts: dict[str, Tensor] = field(default_factory=dict)
+    number: int = 0
 
     @property
     def num_heads(self) -> int:
@@ -87,10 +89,11 @@ class Profile:
         """One line for each layer and head, in plain text."""
         names = [name for name, value in self.layers[0].values.items() if value.ndim == 1]
         lines = ["layer head " + " ".join(f"{name:>9}" for name in names) + "  strongest link"]
-        for number, layer in enumerate(self.layers):
+        for layer in self.layers:
             for head in range(layer.num_heads):
                 numbers = " ".join(f"{float(layer.values[name][head]):9.3f}" for name in names)
-                lines.append(f"{number:5d} {head:4d} {numbers}  {self.describe(layer.strongest(head, self.ordinary))}")
+                link = self.describe(layer.strongest(head, self.ordinary))
+                lines.append(f"{layer.number:5d} {head:4d} {numbers}  {link}")
         return "\n".join(lines)
 
     def describe(self, link: Link) -> str:
@@ -109,12 +112,14 @@ def profile(
     batch: int = 0,
     num_links: int = 8,
     statistics: Sequence[HeadStatistic] = STATISTICS,
+    numbers: Sequence[int] | None = None,
 ) -> Profile:
     """Measure every head of every map in one pass each.
 
     `tokens` are those of the keys, `query_tokens` those of the queries where they differ
     (cross-attention). `special` are the indices of special keys; without it they are known by
-    their names, [CLS], </s> and the like. `batch` chooses one text of a batch.
+    their names, [CLS], </s> and the like. `batch` chooses one text of a batch. `numbers` are those of the
+    layers; without them they are read off the module paths (`layer_numbers`).
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 2, 3, 4)
@@ -131,7 +136,10 @@ def profile(
         special = [index for index, token in enumerate(tokens) if SPECIAL_TOKEN.fullmatch(token)]
     for name, weights in maps.items():
         _check(name, weights, queries, tokens, batch)
-    layers = [_layer(name, w, special, batch, num_links, statistics) for name, w in maps.items()]
+    layers = [
+        replace(_layer(name, weights, special, batch, num_links, statistics), number=number)
+        for number, (name, weights) in zip(layer_numbers(maps, numbers), maps.items(), strict=True)
+    ]
     return Profile(tokens, queries, list(special), layers)
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from torch import Tensor
 
 from regard.maps import AttentionMap
 from regard.stats.profile import Link, Profile, profile
+from regard.stats.roles import RoleTable
 from regard.stats.warnings import Finding, findings
 
 
 @dataclass(frozen=True, eq=False)
 class HeadLink:
-    """A link of one head of one layer."""
+    """A link of one head of one layer, by their numbers in the model."""
 
     layer: int
     head: int
@@ -24,22 +25,33 @@ class HeadLink:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """A title, the maps of every layer, and the profile made of them."""
+    """A title, the maps of every layer, and the profile made of them.
+
+    `roles` is None where they were not told (the text is too short, or nobody asked); `masks` are the
+    warnings about masks.
+    """
 
     title: str
     maps: Mapping[str, AttentionMap]
     profile: Profile
     batch: int = 0
+    roles: RoleTable | None = None
+    masks: list[Finding] = field(default_factory=list)
 
     @staticmethod
     def of(
-        title: str, maps: Mapping[str, AttentionMap], tokens: Sequence[str], special: Sequence[int] | None = None
+        title: str,
+        maps: Mapping[str, AttentionMap],
+        tokens: Sequence[str],
+        special: Sequence[int] | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> Reading:
-        return Reading(title, maps, profile(maps, tokens, special=special))
+        return Reading(title, maps, profile(maps, tokens, special=special, numbers=numbers))
 
     @cached_property
     def findings(self) -> list[Finding]:
-        return findings(self.profile)
+        """Warnings about the masks, then those about the heads."""
+        return [*self.masks, *findings(self.profile)]
 
     def looks(self, query: int) -> list[Tensor]:
         """The exact weights of one query, (H, J) for each layer."""
@@ -50,28 +62,36 @@ class Reading:
         special = set(self.profile.special)
         others = [j for j in range(len(self.profile.tokens)) if abs(j - query) > 1 and j not in special]
         links = []
-        for layer, weights in enumerate(self.looks(query)):
+        for layer, weights in zip(self.profile.layers, self.looks(query), strict=True):
             for head, row in enumerate(weights[:, others] if others else []):
                 best = int(row.argmax())
-                links.append(HeadLink(layer, head, Link(query, others[best], float(row[best]))))
+                links.append(HeadLink(layer.number, head, Link(query, others[best], float(row[best]))))
         return sorted(links, key=lambda link: -link.link.weight)[:count]
 
     def top(self, query: int, layer: int, count: int = 5) -> list[tuple[int, float]]:
-        """The keys that a layer's heads look at from `query` on average, strongest first: (index, weight)."""
+        """The keys that a layer's heads look at from `query` on average, strongest first: (index, weight).
+
+        `layer` is the place of the layer among those read.
+        """
         mean = self.looks(query)[layer].mean(0)
         best = mean.topk(min(count, len(mean)))
         return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
     def find(self, word: str) -> int | None:
         """The first token that is `word`, or the first of the pieces that make it up; None if there is none."""
+        return next(iter(self.places(word)), None)
+
+    def places(self, word: str) -> list[int]:
+        """Every token that is `word`, or the first of the pieces that make it up."""
         tokens = self.profile.query_tokens
         pieces, inside = [plain(token) for token in tokens], [token.startswith("##") for token in [*tokens, ""]]
         target = word.strip().lower()
-        for start in range(len(pieces)):
-            for stop in range(start + 1, min(start + 12, len(pieces)) + 1):
-                if "".join(pieces[start:stop]) == target and not inside[start] and not inside[stop]:
-                    return start
-        return None
+        return [
+            start
+            for start in range(len(pieces))
+            for stop in range(start + 1, min(start + 12, len(pieces)) + 1)
+            if "".join(pieces[start:stop]) == target and not inside[start] and not inside[stop]
+        ]
 
 
 def plain(token: str) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regard.errors import RegardError, nearest
 from regard.maps import AttentionMap
+from regard.stats.numbering import layer_numbers
 from regard.stats.statistics import Allowed, Evenness
 from regard.stats.targets import Diagonals, TargetMass, Text, Where, beginning
 
@@ -118,6 +119,7 @@ def roles(
     null_tokens: Sequence[str] | Sequence[int],
     special: Sequence[int] | None = None,
     batch: int = 0,
+    numbers: Sequence[int] | None = None,
 ) -> RoleTable:
     """Score every head for every role, beside the same head on shuffled input.
 
@@ -132,7 +134,8 @@ def roles(
     `LABEL` and a `MARGIN` above both that and chance. Roles of place (previous, next, positional,
     first, special, broad) do not depend on the words, so they must hold on both inputs, the lower of
     the two a `MARGIN` above chance.
-    Neither is given on fewer than `QUERIES` queries.
+    Neither is given on fewer than `QUERIES` queries. `numbers` are those of the layers; without them
+    they are read off the module paths.
 
     >>> import torch, regard as rg
     >>> from regard.stats import shuffle_order
@@ -146,7 +149,8 @@ def roles(
     """
     _check(maps, null, tokens, null_tokens)
     found = []
-    for number, (weights, shuffled) in enumerate(zip(maps.values(), null.values(), strict=True)):
+    layers = layer_numbers(maps, numbers)
+    for number, weights, shuffled in zip(layers, maps.values(), null.values(), strict=True):
         weights, shuffled = _one_text(weights, batch), _one_text(shuffled, batch)
         text, other = (Text.of(t, special, weights.device) for t in (tokens, null_tokens))
         score, held = _measure(weights, text, None), _measure(shuffled, text, other)

@@ -46,9 +46,9 @@ def findings(profile: Profile) -> list[Finding]:
     ['uniform']
     """
     found = []
-    for number, layer in enumerate(profile.layers):
+    for layer in profile.layers:
         for check in CHECKS:
-            found.extend(check(number, layer))
+            found.extend(check(layer.number, layer))
     return found
 
 

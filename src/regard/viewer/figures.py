@@ -17,9 +17,22 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.maps import AttentionMap
-from regard.stats import LayerProfile, Offsets, Profile, Reading
+from regard.stats import LayerProfile, Offsets, Profile, Reading, Role, RoleTable
+from regard.stats.roles import KINDS, QUERIES
 
 SCALE = "Blues"
+#: Colours of roles, light enough for black numbers, told apart without red against green (Okabe and Ito, lightened).
+COLOURS = {
+    "previous": "#7fb8dd",
+    "next": "#b9def5",
+    "positional": "#c9c3e6",
+    "first": "#d9d9d9",
+    "special": "#bdbdbd",
+    "broad": "#f3eec0",
+    "punctuation": "#e9c2da",
+    "duplicate": "#f6cf85",
+    "induction": "#eba07a",
+}
 #: Most tokens a side for which cells carry their number.
 NUMBERED = 20
 #: Most tokens a side for which every one is named.
@@ -50,17 +63,17 @@ def heads_grid(reading: Reading) -> Any:
     maps = [weights.pool(THUMBNAIL, THUMBNAIL)[reading.batch].cpu() for weights in reading.maps.values()]
     rows, cols = len(maps), max(len(m) for m in maps)
     figure, axes = _figure(1 + 0.8 * cols, 1 + 0.8 * rows, rows, cols, squeeze=False)
-    for layer, pooled in enumerate(maps):
+    for place, (layer, pooled) in enumerate(zip(reading.profile.layers, maps, strict=True)):
         for head in range(cols):
-            cell = axes[layer][head]
+            cell = axes[place][head]
             cell.set(xticks=[], yticks=[])
             if head >= len(pooled):
                 cell.set_axis_off()
                 continue
             _weights(cell, pooled[head] / pooled[head].max().clamp_min(1e-12))
-            if layer == 0:
+            if place == 0:
                 cell.set_title(str(head), fontsize=8)
-        axes[layer][0].set_ylabel(str(layer), rotation=0, fontsize=8, labelpad=10, va="center")
+        axes[place][0].set_ylabel(str(layer.number), rotation=0, fontsize=8, labelpad=10, va="center")
     figure.suptitle(f"{reading.title}\nlayers down, heads across; each head on a scale of its own", fontsize=9)
     return figure
 
@@ -71,9 +84,52 @@ def statistic_map(profile: Profile, name: str) -> Any:
     figure, axes = _figure(2 + 0.6 * values.shape[1], 1.5 + 0.4 * values.shape[0])
     image = axes.imshow(values.numpy(), cmap=SCALE, aspect="auto")
     _numbers(axes, values, float(values.nan_to_num(-torch.inf).max()))
-    axes.set(xticks=range(values.shape[1]), yticks=range(len(values)), xlabel="head", ylabel="layer", title=name)
+    axes.set(xticks=range(values.shape[1]), xlabel="head", ylabel="layer", title=name)
+    axes.set_yticks(range(len(values)), [str(layer.number) for layer in profile.layers])
     _colorbar(figure, image, axes, name)
     return figure
+
+
+def role_map(reading: Reading) -> Any:
+    """The role of every head in its colour, layers down and heads across, with its score above the shuffled one.
+
+    A head of several roles shows the one with the highest score, one that earned no name is left blank.
+    """
+    if reading.roles is None:
+        raise RegardError(
+            f"role_map: no roles were told; they need a text of more than {QUERIES} tokens. Give a longer text."
+        )
+    layers, earned = reading.profile.layers, _earned(reading.roles)
+    cols, kinds = max(layer.num_heads for layer in layers), [k for k in KINDS if k in {r.kind for r in earned.values()}]
+    figure, axes = _figure(3.4 + 0.62 * cols, 1.5 + 0.46 * len(layers))
+    axes.set(xlim=(-0.5, cols - 0.5), ylim=(len(layers) - 0.5, -0.5), xticks=range(cols), xlabel="head", ylabel="layer")
+    axes.set_yticks(range(len(layers)), [str(layer.number) for layer in layers])
+    axes.set_title(f"{reading.title}\nroles: score, and below it the score on shuffled words", fontsize=9)
+    axes.tick_params(length=0)
+    for place, layer in enumerate(layers):
+        for head in range(layer.num_heads):
+            _role_cell(axes, head, place, earned.get((layer.number, head)))
+    handles = [_patch((0, 0), COLOURS[kind], label=f"{kind}: {KINDS[kind]}") for kind in kinds]
+    if handles:
+        figure.legend(handles=handles, loc="outside lower left", fontsize=7, frameon=False, ncols=2)
+    return figure
+
+
+def _earned(found: RoleTable) -> dict[tuple[int, int], Role]:
+    """(layer, head) -> the earned role with the highest score."""
+    return {(role.layer, role.head): role for role in sorted(found.labelled, key=lambda role: role.score)}
+
+
+def _role_cell(axes: Any, head: int, place: int, role: Role | None) -> None:
+    axes.add_patch(_patch((head - 0.46, place - 0.44), "none" if role is None else COLOURS[role.kind]))
+    if role is not None:
+        axes.text(head, place, f"{role.score:.2f}\n{role.null:.2f}", ha="center", va="center", fontsize=6.5)
+
+
+def _patch(corner: tuple[float, float], colour: str, label: str = "") -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle(corner, 0.92, 0.88, facecolor=colour, edgecolor="0.8", linewidth=0.6, label=label)
 
 
 def similarity_matrix(layer: LayerProfile) -> Any:
@@ -83,19 +139,22 @@ def similarity_matrix(layer: LayerProfile) -> Any:
     image = axes.imshow(layer.similarity.numpy(), cmap=SCALE, vmin=0, vmax=1)
     if H <= NUMBERED:
         _numbers(axes, layer.similarity)
-    axes.set(xticks=range(H), yticks=range(H), xlabel="head", ylabel="head", title=f"cosine of maps, {layer.name}")
+    axes.set(
+        xticks=range(H), yticks=range(H), xlabel="head", ylabel="head", title=f"cosine of maps, layer {layer.number}"
+    )
     _colorbar(figure, image, axes, "cosine")
     return figure
 
 
-def received_bars(profile: Profile, layer: int) -> Any:
-    """How much every token is looked at, summed over queries, on average over the heads of a layer."""
-    received = profile.layers[layer].received.mean(0)
+def received_bars(profile: Profile, place: int) -> Any:
+    """How much every token is looked at, summed over queries, on average over the heads of the layer at a place."""
+    layer = profile.layers[place]
+    received = layer.received.mean(0)
     figure, axes = _figure(min(3 + 0.25 * len(received), 14), 3)
     axes.bar(range(len(received)), received.numpy(), width=0.8)
     if len(received) <= NAMED:
         axes.set_xticks(range(len(received)), profile.tokens, rotation=90, fontsize=8)
-    axes.set(ylabel="weight received", title=f"layer {layer}: how much each token is looked at")
+    axes.set(ylabel="weight received", title=f"layer {layer.number}: how much each token is looked at")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 
@@ -126,20 +185,24 @@ def save_figures(folder: str | os.PathLike[str], reading: Reading) -> list[Path]
     folder.mkdir(parents=True, exist_ok=True)
     figures = {"heads": heads_grid(reading)}
     figures |= {f"map-{name}": statistic_map(reading.profile, name) for name in reading.profile.layers[0].values}
-    for number, (name, weights) in enumerate(reading.maps.items()):
-        figures[f"similarity-layer-{number}"] = similarity_matrix(reading.profile.layers[number])
-        figures[f"received-layer-{number}"] = received_bars(reading.profile, number)
+    if reading.roles is not None:
+        figures["map-roles"] = role_map(reading)
+    for place, (layer, weights) in enumerate(zip(reading.profile.layers, reading.maps.values(), strict=True)):
+        number = layer.number
+        figures[f"similarity-layer-{number}"] = similarity_matrix(layer)
+        figures[f"received-layer-{number}"] = received_bars(reading.profile, place)
         if weights.shape[2] == weights.shape[3]:
             title = f"layer {number}: share of the weight by offset (key minus query)"
             figures[f"offsets-layer-{number}"] = offset_bars(weights, title, reading.batch)
         if max(weights.shape[2:]) <= LARGEST:
-            figures[f"heatmap-layer-{number}"] = _mean_heatmap(reading, number, name)
+            figures[f"heatmap-layer-{number}"] = _mean_heatmap(reading, layer)
     return [_save(figure, folder / f"{name}.png") for name, figure in figures.items()]
 
 
-def _mean_heatmap(reading: Reading, number: int, name: str) -> Any:
-    mean = reading.maps[name][reading.batch].mean(0).cpu()
-    return heatmap(mean, reading.profile.query_tokens, reading.profile.tokens, f"layer {number}, mean of all heads")
+def _mean_heatmap(reading: Reading, layer: LayerProfile) -> Any:
+    mean = reading.maps[layer.name][reading.batch].mean(0).cpu()
+    title = f"layer {layer.number}, mean of all heads"
+    return heatmap(mean, reading.profile.query_tokens, reading.profile.tokens, title)
 
 
 def _figure(width: float, height: float, *grid: int, **options: Any) -> tuple[Any, Any]:

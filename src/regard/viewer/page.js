@@ -10,6 +10,7 @@ let frame = { left: 0, top: 0, width: 1, height: 1 };
 const text = () => data.texts[state.text];
 const head = () => text().layers[state.layer].heads[state.head];
 const queries = () => text().queries ?? text().tokens;
+const number = (layer) => text().layers[layer].number; // in the model, of which a few layers may be shown
 const exact = () => text().rows === queries().length && text().cols === text().tokens.length;
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
 
@@ -116,6 +117,7 @@ function open(index) {
   document.title = `${text().title} · Regard`;
   drawWords();
   drawHeads();
+  drawLegend();
   drawFindings();
   choose(state.layer, state.head);
 }
@@ -166,7 +168,7 @@ function light(query) {
   const line = $("looks");
   line.replaceChildren(strong(queries()[query]), ` (token ${query}) looks at `);
   best.forEach(([key, value], at) => line.append(at ? ", " : "", strong(text().tokens[key]), ` ${shown(value)}`));
-  line.append(best.length ? `, in layer ${state.layer} head ${state.head}.` : "nothing that this page keeps.");
+  line.append(best.length ? `, in layer ${number(state.layer)} head ${state.head}.` : "nothing that this page keeps.");
 }
 
 // All heads
@@ -182,11 +184,11 @@ function drawHeads() {
   top.append(make("span"));
   for (let at = 0; at < width; at++) top.append(make("span", { class: "axis" }, at));
   grid.replaceChildren(top);
-  layers.forEach((layer, number) => {
+  layers.forEach((layer, place) => {
     const row = make("div", { class: "row", role: "row" });
-    row.append(make("span", { class: "axis", role: "rowheader", "aria-label": `Layer ${number}` }, number));
+    row.append(make("span", { class: "axis", role: "rowheader", "aria-label": `Layer ${layer.number}` }, layer.number));
     layer.heads.forEach((entry, at) => {
-      const button = headButton(number, at, warned.has(`${number}.${at}`));
+      const button = headButton(place, at, warned.has(`${layer.number}.${at}`));
       const small = thumbnail && [bytes(entry.thumbnail), thumbnail, thumbnail];
       paint(button.firstChild, ...(small || [arrays(entry).map, rows, cols]));
       const index = buttons.push(button) - 1;
@@ -199,22 +201,56 @@ function drawHeads() {
 }
 
 function headButton(layer, at, warned) {
-  const label = `Layer ${layer} head ${at}${warned ? ", has a warning" : ""}`;
+  const { roles } = text().layers[layer].heads[at];
+  const names = roles.length ? `, ${roles.map((role) => role.kind).join(" and ")}` : "";
+  const label = `Layer ${number(layer)} head ${at}${names}${warned ? ", has a warning" : ""}`;
   const button = make("button", { type: "button", role: "gridcell", "aria-label": label, title: label });
   button.append(make("canvas", { "aria-hidden": "true", class: text().rows < 24 ? "crisp" : "" }));
+  if (roles.length) button.append(chip(roles.map((role) => role.kind)));
   button.dataset.place = `${layer}.${at}`;
   button.classList.toggle("warned", warned);
   button.onclick = button.onfocus = () => choose(layer, at);
   return button;
 }
 
+const chip = (kinds) => make("span", { class: "chip", "aria-hidden": "true" }, kinds.map((kind) => data.kinds[kind].letter).join(""));
+
+// The letters that are on the maps of this text, and what they stand for.
+function drawLegend() {
+  const earned = text().layers.flatMap((layer) => layer.heads.flatMap((entry) => entry.roles.map((role) => role.kind)));
+  $("legend").replaceChildren();
+  for (const [kind, { meaning }] of Object.entries(data.kinds)) {
+    const count = earned.filter((each) => each === kind).length;
+    if (!count) continue;
+    const item = $("legend").appendChild(make("li"));
+    item.append(chip([kind]), strong(kind), ` ${meaning} (${count} head${count > 1 ? "s" : ""})`);
+  }
+  const none = text().told ? "No head earned the name of a role on this text." : `Roles need a text of more than ${data.queries} tokens that differ.`;
+  if (!earned.length) $("legend").append(make("li", {}, none));
+}
+
+// What the chosen head earned, beside the same score on shuffled words.
+function drawRoles() {
+  const line = $("roles");
+  line.replaceChildren();
+  for (const { kind, offset, score, null: shuffled, chance } of head().roles) {
+    const meaning = offset === null ? data.kinds[kind].meaning : `the token ${offset > 0 ? "+" : ""}${offset} places away`;
+    const share = kind === "broad" ? "of the largest entropy" : "of its weight";
+    line.append(chip([kind]), `looks at ${meaning}: `, strong(score.toFixed(2)));
+    line.append(` ${share}, ${shuffled.toFixed(2)} when the words are shuffled`, kind === "broad" ? ". " : `, ${chance.toFixed(2)} by chance. `);
+  }
+  if (!head().roles.length) line.append(text().told ? "No role on this text." : "");
+  line.title = data.roleCaveat;
+}
+
 function choose(layer, at) {
   Object.assign(state, { layer, head: at });
   const buttons = [...$("heads").querySelectorAll("button")];
   mark(buttons, buttons.findIndex((button) => button.dataset.place === `${layer}.${at}`));
-  $("head-title").textContent = `Layer ${layer}, head ${at}`;
-  $("statistics-title").textContent = `Statistics of layer ${layer}, head ${at}`;
+  $("head-title").textContent = `Layer ${number(layer)}, head ${at}`;
+  $("statistics-title").textContent = `Statistics of layer ${number(layer)}, head ${at}`;
   $("head-title").title = text().layers[layer].name;
+  drawRoles();
   drawStatistics();
   pin(state.query);
   restCell();
@@ -260,7 +296,7 @@ function drawMap() {
   drawLabels(context, queries(), frame.height, size, false, labelled);
   drawLabels(context, tokens, frame.width, size, true, labelled);
   const sizes = `${queries().length} queries down, ${tokens.length} keys across`;
-  canvas.setAttribute("aria-label", `Weights of layer ${state.layer} head ${state.head}: ${sizes}.`);
+  canvas.setAttribute("aria-label", `Weights of layer ${number(state.layer)} head ${state.head}: ${sizes}.`);
 }
 
 // Tokens along an axis, or every so many numbers where there is no room; the chosen query stands out.
@@ -322,11 +358,12 @@ function leaveCell() {
 // Warnings
 
 function drawFindings() {
-  $("caveat").textContent = data.caveat;
+  $("caveat").textContent = text().told ? `${data.caveat} ${data.roleCaveat}` : data.caveat;
   $("findings").replaceChildren();
   for (const finding of text().findings) {
     const button = make("button", { type: "button" }, finding.sentence);
-    button.onclick = () => choose(finding.layer, finding.heads[0]);
+    const place = text().layers.findIndex((layer) => layer.number === finding.layer);
+    button.onclick = () => choose(place, finding.heads[0]);
     $("findings").appendChild(make("li")).append(button);
   }
   if (!text().findings.length) $("findings").append(make("li", {}, "None for this text."));

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.maps import AttentionMap, Links, Pool
-from regard.stats import CAVEAT, STATISTICS, LayerProfile, Reading
+from regard.stats import CAVEAT, STATISTICS, LayerProfile, Reading, RoleTable
+from regard.stats.roles import KINDS, QUERIES, ROLE_CAVEAT
 
 #: Bytes of the page that maps and links may take, as base64.
 MAP_BYTES = 10_000_000
@@ -27,6 +28,18 @@ LINK_BYTES = 3_000_000
 POOLED = 256
 #: Cells a side of a thumbnail; maps up to half as large again are their own.
 THUMBNAIL = 32
+#: Kind of role -> the letter that stands for it on a small map.
+LETTERS = {
+    "previous": "P",
+    "next": "N",
+    "positional": "O",
+    "first": "F",
+    "special": "S",
+    "broad": "B",
+    "punctuation": "M",
+    "duplicate": "D",
+    "induction": "I",
+}
 #: Of an unsigned 16-bit number: the largest weight, and the key that is none.
 WHOLE = 65535
 
@@ -86,7 +99,10 @@ def payload(texts: Sequence[Reading]) -> dict[str, Any]:
     return {
         "texts": [shown[index] for index in range(len(texts))],
         "statistics": {statistic.name: statistic.meaning for statistic in STATISTICS},
+        "kinds": {kind: {"letter": LETTERS[kind], "meaning": meaning} for kind, meaning in KINDS.items()},
+        "queries": QUERIES,
         "caveat": CAVEAT,
+        "roleCaveat": ROLE_CAVEAT,
     }
 
 
@@ -119,6 +135,7 @@ def _text(reading: Reading, map_bytes: int, link_bytes: int) -> dict[str, Any]:
             for weights, layer in zip(reading.maps.values(), profile.layers, strict=True)
         ],
         "findings": [vars(finding) for finding in reading.findings],
+        "told": reading.roles is not None,
     }
 
 
@@ -128,7 +145,8 @@ def _start(reading: Reading) -> tuple[int, int, int]:
     query = reading.find("it")
     query = ordinary[len(ordinary) // 2] if query is None else query
     best = reading.notable(query, 1)
-    return (best[0].layer, best[0].head, query) if best else (0, 0, query)
+    numbers = [layer.number for layer in reading.profile.layers]
+    return (numbers.index(best[0].layer), best[0].head, query) if best else (0, 0, query)
 
 
 def _layer(reading: Reading, weights: AttentionMap, layer: LayerProfile, side: int, num_links: int) -> dict[str, Any]:
@@ -142,10 +160,21 @@ def _layer(reading: Reading, weights: AttentionMap, layer: LayerProfile, side: i
                 "strongest": [strongest.query, strongest.key, round(strongest.weight, 4)],
                 "map": encode(quantise(pooled[batch, head])),
                 "thumbnail": encode(quantise(small[batch, head])) if side > THUMBNAIL * 3 // 2 else "",
+                "roles": _roles(reading.roles, layer.number, head),
                 **_links(layer.links, head, num_links),
             }
         )
-    return {"name": layer.name, "heads": heads}
+    return {"name": layer.name, "number": layer.number, "heads": heads}
+
+
+def _roles(found: RoleTable | None, layer: int, head: int) -> list[dict[str, Any]]:
+    """The roles that a head earned, the highest score first."""
+    named = [] if found is None else [role for role in found.head(layer, head) if role.label]
+    return [
+        {"kind": role.kind, "offset": role.offset, "score": round(role.score, 4), "null": round(role.null, 4)}
+        | {"chance": round(role.chance, 4)}
+        for role in sorted(named, key=lambda role: -role.score)
+    ]
 
 
 def _links(links: Links, head: int, num_links: int) -> dict[str, Any]:

@@ -1,0 +1,158 @@
+"""A reading in about ten lines: what was read, the strongest true statements, and how to see more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from regard.cli.reading import Read
+from regard.cli.report import TOO_SHORT, facts, locate, notable, occurrence
+from regard.stats import CAVEAT, Finding, LayerProfile, Reading, RoleTable
+from regard.stats.roles import CONTENT, KINDS, LABEL
+
+#: Kinds of roles that are told, and heads named in a line.
+NUM_KINDS, NUM_HEADS = 4, 5
+#: Kind -> what its score is a share of, where that is not the weight.
+SHARE = {"broad": " of the largest entropy"}
+#: Statistic -> where a head looks that has much of it; told where a text is too short for roles.
+PLACES = {"previous": "the token just before", "next": "the token just after", "itself": "the token itself"}
+#: Kind of warning -> what its heads do, and what that does not mean. Others are told in their own sentence.
+WARNINGS = {
+    "uniform": (
+        "look at all tokens nearly alike: their strongest links stand out by little",
+        "That does not mean they are useless.",
+    ),
+    "special": (
+        "put 90% of the weight or more on special tokens: they mostly rest here",
+        "That does not say that those tokens matter.",
+    ),
+    "sink": (
+        "put 90% of the weight or more on the first token: they mostly rest here",
+        "That does not say that the first token matters.",
+    ),
+    "copies": (
+        "look at nearly the same places as another head of their layer",
+        "They may still carry different values onwards.",
+    ),
+}
+#: What the last line says.
+MORE = "More: --table (every head), --word WORD, --probe, --save DIR (a page), --json."
+
+
+def print_summary(console: Console, read: Read, words: Sequence[str]) -> None:
+    """The title, what was read, and the statements."""
+    console.print(Text(read.reading.title, style="bold"))
+    console.print(Text(facts(read), style="dim"))
+    print_statements(console, read.reading, words)
+
+
+def print_statements(console: Console, reading: Reading, words: Sequence[str]) -> None:
+    """What is true of this text: roles, the extremes, what a word looks at, warnings."""
+    for line in (*role_lines(reading), extremes(reading.profile.layers), *word_lines(reading, words)):
+        console.print(line)
+    for line in warning_lines(reading.findings):
+        console.print(Text.assemble(("! ", "yellow"), line))
+
+
+def print_probe(console: Console, probe: RoleTable) -> None:
+    """The roles on the probe, all kinds: induction and duplicate heads show there first."""
+    lines = list(named_lines(probe)) or [Text("No head earned the name of a role.")]
+    console.print(Text("On random tokens, all of them twice:", style="dim"))
+    for line in lines:
+        console.print(line)
+
+
+def print_ending(console: Console) -> None:
+    """What weights do not say, and how to see more."""
+    console.print(Text(CAVEAT, style="dim"))
+    console.print(Text(MORE, style="dim"))
+
+
+def role_lines(reading: Reading) -> Iterator[Text]:
+    """The heads that earned a name, one line a kind; on a short text, where heads looked without a null."""
+    if reading.roles is None:
+        yield from _places(reading.profile.layers)
+        yield Text(TOO_SHORT)
+        return
+    lines = list(named_lines(reading.roles))
+    yield from lines[:NUM_KINDS]
+    if not lines:
+        yield Text("No head earned the name of a role on this text.")
+
+
+def named_lines(found: RoleTable) -> Iterator[Text]:
+    """`Head 0.2 looks at the token just before: 0.93 of its weight, shuffled 0.91; so does 1.4`, a line a kind."""
+    for kind in (*(k for k in KINDS if k in CONTENT), *(k for k in KINDS if k not in CONTENT)):
+        named = [role for role in found.of(kind) if role.label]
+        if named:
+            best, others = named[0], [f"{role.layer}.{role.head}" for role in named[1:]]
+            what = KINDS[kind] if best.offset is None else f"the token {best.offset:+d} places away"
+            alike = f"so do{'es' * (len(others) == 1)}" if best.offset is None else "also at a fixed offset:"
+            also = f"; {alike} {_listed(others)}" if others else ""
+            score = (f"{best.score:.2f}", "cyan"), f"{SHARE.get(kind, ' of its weight')}, shuffled {best.null:.2f}"
+            yield Text.assemble(
+                "Head ", (f"{best.layer}.{best.head}", "bold"), f" looks at {what}: ", *score, f"{also}."
+            )
+
+
+def _places(layers: Sequence[LayerProfile]) -> Iterator[Text]:
+    for name, what in PLACES.items():
+        value, where = max(_all(layers, name))
+        if value >= LABEL:
+            yield Text.assemble("Head ", (where, "bold"), f" puts {value:.2f} of its weight on {what}.")
+
+
+def _all(layers: Sequence[LayerProfile], name: str) -> Iterator[tuple[float, str]]:
+    """One statistic of every head: (value, layer.head)."""
+    for layer in layers:
+        for head, value in enumerate(layer.values[name].tolist()):
+            yield value, f"{layer.number}.{head}"
+
+
+def extremes(layers: Sequence[LayerProfile]) -> Text:
+    """The most focused and the broadest head; e to the entropy is how many tokens would do, looked at alike."""
+    (least, focused), (most, broadest) = min(_all(layers, "entropy")), max(_all(layers, "entropy"))
+    return Text.assemble(
+        *("Most focused: ", (focused, "bold"), f", as if on {math.exp(least):.1f} tokens (entropy {least:.2f} nats); "),
+        *("broadest: ", (broadest, "bold"), f", as if on {math.exp(most):.1f} ({most:.2f})."),
+    )
+
+
+def word_lines(reading: Reading, words: Sequence[str]) -> Iterator[Text]:
+    """Which heads look hardest from a word at one that is not beside it."""
+    for word in words:
+        strong = notable(reading, locate(reading, word)) or "nothing but its neighbours"
+        yield Text.assemble("What ", (word, "bold"), f" ({occurrence(reading, word)}) looks at hardest: {strong}.")
+
+
+def warning_lines(found: Sequence[Finding]) -> Iterator[str]:
+    """One line for each kind of warning, with what it does not mean."""
+    for kind in dict.fromkeys(finding.kind for finding in found):
+        same = [finding for finding in found if finding.kind == kind]
+        if kind not in WARNINGS:
+            more = f" The same in {len(same) - 1} more." if len(same) > 1 else ""
+            yield same[0].sentence + more
+            continue
+        heads = [f"{finding.layer}.{head}" for finding in same for head in finding.heads]
+        what, caution = WARNINGS[kind]
+        s, verb = ("s", what) if len(heads) > 1 else ("", _singular(what))
+        yield f"{len(heads)} head{s} ({_listed(heads)}) {verb}. {caution}"
+
+
+def _singular(what: str) -> str:
+    """`put ...: they mostly rest here` -> `puts ...: it mostly rests here`."""
+    verb, rest = what.split(" ", 1)
+    for plural, single in (("they mostly rest", "it mostly rests"), ("their strongest", "its strongest")):
+        rest = rest.replace(plural, single)
+    return f"{verb}s {rest}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """`1.2, 1.3 and 4 more`."""
+    shown = list(names[:NUM_HEADS])
+    more = len(names) - len(shown)
+    last = f"{more} more" if more else shown.pop() if len(shown) > 1 else ""
+    return f"{', '.join(shown)} and {last}" if last else shown[0]

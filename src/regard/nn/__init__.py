@@ -1,0 +1,38 @@
+"""Layers and stacks made of the pieces; every attention in them tells its weights to `regard.watch`."""
+
+from regard.nn.bridge import Bridge
+from regard.nn.dropout import Dropout
+from regard.nn.embedding import Embedding
+from regard.nn.keys import Keys, select_rows
+from regard.nn.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
+from regard.nn.listener import Attends, Listener, listeners
+from regard.nn.multi_head import MultiHeadAttention
+from regard.nn.recurrent import Cell, Cells, CellStates, RecurrentEncoder
+from regard.nn.roles import attention_for
+from regard.nn.transformer import Blueprint, Decoder, Encoder, Past, Transformer
+
+__all__ = [
+    "Attends",
+    "Blueprint",
+    "Bridge",
+    "Cell",
+    "CellStates",
+    "Cells",
+    "Decoder",
+    "DecoderLayer",
+    "Dropout",
+    "Embedding",
+    "Encoder",
+    "EncoderLayer",
+    "FeedForward",
+    "Keys",
+    "Listener",
+    "MultiHeadAttention",
+    "Past",
+    "RecurrentEncoder",
+    "Residual",
+    "Transformer",
+    "attention_for",
+    "listeners",
+    "select_rows",
+]

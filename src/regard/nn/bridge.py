@@ -1,0 +1,43 @@
+"""The attention of a recurrent decoder: any mechanism over the states of its encoder."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from regard.attention import Attention
+from regard.nn.keys import Keys, read
+from regard.nn.listener import Attends
+from regard.pieces import Mask
+from regard.positions import Positions
+from regard.shapes import Sizes
+
+
+class Bridge(Attends):
+    """c_i = sum_j w_ij h_j over encoder states h, with any attention as w: (Bahdanau et al. 2015, arXiv:1409.0473).
+
+    The values are the states themselves; what the score makes of them (U h_j of Bahdanau) is computed once
+    for a source, by `keys`. A decoder whose next query needs the last context asks with one query at a time, any
+    other with all of them.
+
+    >>> import torch, regard as rg
+    >>> bridge = rg.nn.Bridge(rg.mechanism("bahdanau").build(8, 6, 16), 8, 6)
+    >>> keys = bridge.keys(torch.randn(2, 5, 6), rg.padding([5, 3]))
+    >>> bridge(torch.randn(2, 1, 8), keys, start=0).shape
+    torch.Size([2, 1, 6])
+    """
+
+    is_cross_attention = True
+
+    def __init__(self, attention: Attention, query_width: int, key_width: int) -> None:
+        super().__init__()
+        sizes = Sizes(B=1, H=1, G=1, I=1, J=1, D=query_width, E=key_width)
+        attention.check(sizes, Positions.aligned_to_end(1, 1), key_width)
+        self.attention = attention
+
+    def keys(self, states: Tensor, mask: Mask | None = None) -> Keys:
+        """Encoder states (B, J, C), and which of them are real."""
+        return Keys(self.attention, states[:, None], states[:, None], mask)
+
+    def forward(self, query: Tensor, keys: Keys, start: int = 0) -> Tensor:
+        """Decoder states (B, I, D), the first at position `start`, -> contexts (B, I, C)."""
+        return read(self, query[:, None], keys, start)[:, 0]

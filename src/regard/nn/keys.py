@@ -1,0 +1,169 @@
+"""Keys and values that outlive a call: projected once, then read by one query after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.attention import Attention, Prepared, scores
+from regard.engine.rows import solve_rows
+from regard.maps import AttentionMap
+from regard.nn.listener import Attends, listeners
+from regard.pieces import Grid, Mask, Softmax, causal, padding
+from regard.pieces.mask_data import RealKeys
+from regard.positions import Positions
+from regard.seen import attend
+from regard.shapes import group, grouped_values
+from regard.spans import Spans
+
+PLAIN = Softmax()
+
+
+@dataclass(frozen=True, eq=False)
+class Keys:
+    """Keys (B, G, J, D) and values (B, G, J, E) of one attention, and which may be read.
+
+    What the score computes of keys alone (the projections of Bahdanau, the features of linear attention) is
+    computed at the first single query, once for all that follow. `mask` is about keys: `padding(...)`.
+    """
+
+    attention: Attention
+    key: Tensor
+    value: Tensor
+    mask: Mask | None = None
+    _prepared: dict[bool, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+
+    @property
+    def length(self) -> int:
+        return self.key.shape[2]
+
+    def select(self, index: Tensor) -> Keys:
+        """The rows of the batch at `index`."""
+        prepared = {learns: (x[index], y[index]) for learns, (x, y) in self._prepared.items()}
+        return Keys(self.attention, self.key[index], self.value[index], select_rows(self.mask, index), prepared)
+
+    def extended(self, key: Tensor, value: Tensor) -> Keys:
+        """With the keys and values of later tokens; these stay as they are."""
+        return Keys(self.attention, torch.cat((self.key, key), 2), torch.cat((self.value, value), 2), self.mask)
+
+    def compared(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the score compares, of a query and of the keys, and the keys where they stand.
+
+        The keys are prepared for the first query only, once with gradients and once without.
+        """
+        learns, score, position = torch.is_grad_enabled(), self.attention.score, self.attention.position
+        if learns not in self._prepared:
+            encoded = self.key if position is None else position.encode(self.key, self.places)
+            query, prepared = score.prepare(query, encoded)
+            self._prepared[learns] = encoded, prepared
+            return query, prepared, encoded
+        encoded, prepared = self._prepared[learns]
+        return score.prepare(query, encoded[:, :, :0])[0], prepared, encoded
+
+    @cached_property
+    def places(self) -> Tensor:
+        return torch.arange(self.length, device=self.key.device)
+
+    @cached_property
+    def added(self) -> Tensor | None:
+        """What keeps the fused kernel from padding, (B, 1, 1, J): 0 for keys that may be read, -inf for others."""
+        if self.mask is None:
+            return None
+        assert isinstance(self.mask, RealKeys)
+        real = self.mask.real[:, None, None]
+        return torch.zeros_like(real, dtype=self.key.dtype).masked_fill(~real, -torch.inf)
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether weights are a softmax over keys of which every row has at least one."""
+        masks = self.mask is None or (isinstance(self.mask, RealKeys) and bool(self.mask.real.any(1).all()))
+        return masks and self.attention.normalizer == PLAIN
+
+    @cached_property
+    def has_products(self) -> bool:
+        """Whether scores are scaled dot products and nothing else, as the fused kernel has them."""
+        return self.attention.score.scale(1) is not None and not self.attention.bias
+
+
+def read(module: Attends, query: Tensor, keys: Keys, start: int | None = None) -> Tensor:
+    """What queries (B, H, I, D) read from `keys`, (B, H, I, E); the first query stands at position `start`.
+
+    Many queries are one call of `attend`. A single one, as in a decoder that waits for its last word, is
+    scored against the prepared keys at once: planning would take longer than the arithmetic.
+    """
+    attention = keys.attention
+    start = keys.length - query.shape[2] if start is None else start
+    positions = Positions(start, Spans(((0, keys.length),)))
+    if query.shape[2] > 1 or (attention.training and attention.dropout):
+        seen = attend(_masked(attention, keys), query, keys.key, keys.value, positions=positions)
+        listeners.tell(module, lambda: seen.weights)
+        return seen.output
+    return _read_one(module, query, keys, positions)
+
+
+def _read_one(module: Attends, query: Tensor, keys: Keys, positions: Positions) -> Tensor:
+    """A single query: the fused kernel where it can, else all its scores at once."""
+    attention = keys.attention
+    if attention.position is not None:
+        query = attention.position.encode(query, positions.query(slice(0, 1), query.device))
+    compared, key, encoded = keys.compared(query)
+    plain = keys.is_plain and _sees_all(attention.mask, positions)
+    if plain and keys.has_products and not listeners:
+        return _fused(attention, compared, key, keys)
+    grid = Grid.whole(positions, query.shape[0], query.shape[1], 1, query.device)
+    states = [bias.prepare(query, encoded, positions) for bias in attention.bias]
+    prepared = Prepared(compared, key, tuple(r for r, _ in states), tuple(c for _, c in states))
+    if listeners:
+        masked = _masked(attention, keys)
+        listeners.tell(module, lambda: AttentionMap(masked, prepared, positions, grid, None))
+    if plain and keys.has_products:
+        return _fused(attention, compared, key, keys)
+    if plain:
+        return _softmax(attention, prepared, grid, keys)
+    return solve_rows(_masked(attention, keys), prepared, keys.value, grid, keys.places)[0]
+
+
+def _fused(attention: Attention, query: Tensor, key: Tensor, keys: Keys) -> Tensor:
+    B, H, I, D = query.shape
+    rows, scale = group(query, key.shape[1]), attention.score.scale(D)
+    output = F.scaled_dot_product_attention(rows, key, keys.value, attn_mask=keys.added, scale=scale)
+    return output.reshape(B, H, I, keys.value.shape[3])
+
+
+def _softmax(attention: Attention, prepared: Prepared, grid: Grid, keys: Keys) -> Tensor:
+    """As the dense engine, without the row statistic, of which a single query has no use."""
+    s = scores(attention, prepared, grid, masked=False)
+    weights = torch.softmax(s if keys.added is None else s + keys.added, -1)
+    with torch.autocast(weights.device.type, enabled=False):
+        return grouped_values(weights, keys.value.to(weights.dtype)).to(keys.value.dtype)
+
+
+def _masked(attention: Attention, keys: Keys) -> Attention:
+    return attention if keys.mask is None else attention.with_mask(_both(attention.mask, keys.mask))
+
+
+def _sees_all(mask: Mask | None, positions: Positions) -> bool:
+    """Whether a single query at the end is kept from nothing."""
+    return mask is None or (isinstance(mask, causal) and positions.start >= len(positions.keys) - 1)
+
+
+def _both(first: Mask | None, second: Mask | None) -> Mask | None:
+    return second if first is None else first if second is None else first & second
+
+
+def select_rows(value: Any, index: Tensor) -> Any:
+    """The rows at `index` of a tensor, of `Keys`, of a padding mask, or of nested tuples of them; numbers stay."""
+    if isinstance(value, Tensor):
+        return value[index]
+    if isinstance(value, Keys):
+        return value.select(index)
+    if isinstance(value, RealKeys):
+        return padding(value.real[index])
+    if isinstance(value, tuple):
+        return tuple(select_rows(part, index) for part in value)
+    return value

@@ -1,0 +1,152 @@
+"""Multi-head attention with its projections: the module that stands in models."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention import Attention
+from regard.errors import RegardError
+from regard.nn.keys import Keys, read
+from regard.nn.listener import Attends
+from regard.pieces import Mask
+
+
+class MultiHeadAttention(Attends):
+    """sum_h head_h W_h, head_h = attend(x Q_h, y K_h, z V_h) (Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2).
+
+    `attention` is what every head does: any score, position, bias, mask and normaliser, plain scaled dot
+    products unless given. With `num_key_heads` below `num_heads` groups of query heads share a key and value head
+    (grouped-query; 1: multi-query). `key_width` and `value_width` are those of what is read, `width` unless given.
+
+    Inputs are (B, I, C), batch first. Where `nn.MultiheadAttention` returns a pair, this returns the output
+    alone, and `regard.watch(model)` shows the weights; its boolean masks mean the opposite (True = may
+    not attend). `from_torch` takes its weights over.
+
+    >>> import torch, regard as rg
+    >>> attention = rg.nn.MultiHeadAttention(512, 8, bias=False)
+    >>> sum(p.numel() for p in attention.parameters()), attention(torch.randn(2, 5, 512)).shape
+    (1048576, torch.Size([2, 5, 512]))
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        num_key_heads: int | None = None,
+        attention: Attention | None = None,
+        *,
+        key_width: int | None = None,
+        value_width: int | None = None,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        num_key_heads = num_heads if num_key_heads is None else num_key_heads
+        _check(width, num_heads, num_key_heads)
+        self.num_heads, self.num_key_heads, self.head_width = num_heads, num_key_heads, width // num_heads
+        inner = num_key_heads * self.head_width
+        self.query = nn.Linear(width, width, bias=bias)
+        self.key = nn.Linear(key_width or width, inner, bias=bias)
+        self.value = nn.Linear(value_width or key_width or width, inner, bias=bias)
+        self.output = nn.Linear(width, width, bias=bias)
+        self.attention = Attention() if attention is None else attention
+        for projection in (self.query, self.key, self.value, self.output):
+            nn.init.xavier_uniform_(projection.weight)
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
+        """An equal module with copies of the weights of an `nn.MultiheadAttention`.
+
+        >>> import torch, regard as rg
+        >>> theirs, x = torch.nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(1, 3, 8)
+        >>> torch.allclose(rg.nn.MultiHeadAttention.from_torch(theirs)(x), theirs(x, x, x)[0], atol=1e-6)
+        True
+        """
+        if module.bias_k is not None or module.add_zero_attn:
+            raise RegardError(
+                "MultiHeadAttention.from_torch: add_bias_kv and add_zero_attn add keys that no input has; "
+                "Softmax(sink=0.0) is what add_zero_attn does to the weights."
+            )
+        ours = cls(
+            module.embed_dim,
+            module.num_heads,
+            attention=Attention(dropout=module.dropout),
+            key_width=module.kdim,
+            value_width=module.vdim,
+            bias=module.in_proj_bias is not None,
+        )
+        separate = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
+        weights = separate if module.in_proj_weight is None else module.in_proj_weight.chunk(3)
+        biases = [None] * 3 if module.in_proj_bias is None else [*module.in_proj_bias.chunk(3)]
+        projections = (ours.query, ours.key, ours.value, ours.output)
+        ours.to(module.out_proj.weight)
+        with torch.no_grad():
+            given = zip((*weights, module.out_proj.weight), (*biases, module.out_proj.bias), strict=True)
+            for projection, (weight, bias) in zip(projections, given, strict=True):
+                projection.weight.copy_(weight)
+                if bias is not None:
+                    projection.bias.copy_(bias)
+        return ours.train(module.training)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | Keys | None = None,
+        value: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        start: int | None = None,
+    ) -> Tensor:
+        """(B, I, C) queries read (B, J, C') keys and values, themselves unless given: (B, I, C).
+
+        `mask` joins that of the attention (True = may attend), such as `regard.padding(real)`. `key` may be
+        what `keys` projected earlier; `value` is `key` unless given. The first query stands at position
+        `start`, so that the last stands where the last key does unless given.
+        """
+        keys = key if isinstance(key, Keys) else self.keys(query if key is None else key, value, mask)
+        return self._mixed(read(self, self._heads(self.query, query), keys, start))
+
+    def keys(self, key: Tensor, value: Tensor | None = None, mask: Mask | None = None) -> Keys:
+        """Project what is read, (B, J, C'), once for all queries to come."""
+        value = key if value is None else value
+        return Keys(self.attention, self._heads(self.key, key), self._heads(self.value, value), mask)
+
+    def advance(self, x: Tensor, past: Keys | None = None) -> tuple[Tensor, Keys]:
+        """Self-attention of the next tokens (B, n, C) to themselves and those before: the output and the new past."""
+        keys = self.keys(x)
+        keys = keys if past is None else past.extended(keys.key, keys.value)
+        return self(x, keys), keys
+
+    @property
+    def is_causal(self) -> bool:  # type: ignore[override]
+        return self.attention.mask is not None and "causal" in repr(self.attention.mask)
+
+    def _heads(self, projection: nn.Linear, x: Tensor) -> Tensor:
+        """(B, I, C) -> (B, heads, I, D)."""
+        if x.ndim != 3 or x.shape[-1] != projection.in_features:
+            raise RegardError(
+                f"MultiHeadAttention: inputs are (batch, length, {projection.in_features}), got {tuple(x.shape)}."
+            )
+        return projection(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+
+    def _mixed(self, heads: Tensor) -> Tensor:
+        return self.output(heads.transpose(1, 2).flatten(2))
+
+    def extra_repr(self) -> str:
+        shared = "" if self.num_key_heads == self.num_heads else f", num_key_heads={self.num_key_heads}"
+        return f"{self.query.in_features}, {self.num_heads}{shared}"
+
+
+def _check(width: int, num_heads: int, num_key_heads: int) -> None:
+    if num_heads < 1 or width % num_heads:
+        raise RegardError(
+            f"MultiHeadAttention({width}, {num_heads}): the width is cut into heads of equal width, so the number "
+            f"of heads divides it: {', '.join(str(n) for n in range(1, width + 1) if width % n == 0)}."
+        )
+    if num_key_heads < 1 or num_heads % num_key_heads:
+        raise RegardError(
+            f"MultiHeadAttention(num_key_heads={num_key_heads}): equal groups of the {num_heads} query heads share "
+            f"one: {', '.join(str(n) for n in range(1, num_heads + 1) if num_heads % n == 0)}."
+        )

@@ -1,0 +1,188 @@
+"""The Transformer: an encoder, a decoder, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+from regard.nn.embedding import Embedding
+from regard.nn.keys import Keys
+from regard.nn.layers import DecoderLayer, EncoderLayer, FeedForward
+from regard.nn.multi_head import MultiHeadAttention
+from regard.nn.roles import ROLES, attention_for
+from regard.pieces import LearnedPositions, Mask, Position, Sinusoidal
+
+Mechanism = str | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What the layers of a Transformer have in common; makes encoders and decoders.
+
+    `attention` is a mechanism of the catalogue for all roles, or one for each of "encoder", "decoder" and "cross";
+    `positions` is "sinusoidal", "learned", "rope", "alibi", "t5" or "none". `feed_forward` is the inner width,
+    4 x `width` unless given. `scaled=False` leaves 1 / sqrt(D) out of the scores, to show what it is for.
+
+    >>> import torch
+    >>> decoder = Blueprint(32, num_heads=4, positions="rope").decoder(2, vocabulary=100, cross=False)
+    >>> decoder(torch.tensor([[2, 7, 9]])).shape
+    torch.Size([1, 3, 32])
+    """
+
+    width: int
+    num_heads: int = 4
+    num_key_heads: int | None = None
+    feed_forward: int | None = None
+    activation: str = "relu"
+    norm: str = "pre"
+    dropout: float = 0.0
+    positions: str = "sinusoidal"
+    attention: Mechanism | Mapping[str, Mechanism] = "full"
+    scaled: bool = True
+    max_length: int = field(default=512, kw_only=True)
+
+    def encoder(self, layers: int, vocabulary: int | None = None) -> Encoder:
+        """A stack of `layers`; with a vocabulary it takes ids, without vectors."""
+        stack = [EncoderLayer(self._attends("encoder"), self._feeds(), self.norm, self.dropout) for _ in range(layers)]
+        return Encoder(stack, self._embeds(vocabulary))
+
+    def decoder(self, layers: int, vocabulary: int | None = None, cross: bool = True) -> Decoder:
+        """A stack of `layers` that see no later token; with `cross` they read an encoder."""
+        stack = []
+        for _ in range(layers):
+            reads = self._attends("cross") if cross else None
+            stack.append(DecoderLayer(self._attends("decoder"), reads, self._feeds(), self.norm, self.dropout))
+        return Decoder(stack, self._embeds(vocabulary))
+
+    def _attends(self, role: str) -> MultiHeadAttention:
+        if self.width % self.num_heads:
+            return MultiHeadAttention(self.width, self.num_heads)  # which says what is wrong
+        chosen = self.attention
+        if isinstance(chosen, Mapping) and "name" not in chosen:
+            if set(chosen) - set(ROLES):
+                raise RegardError(f"attention={dict(chosen)}: mechanisms are given by role: {', '.join(ROLES)}.")
+            chosen = chosen.get(role, "full")
+        options = {"positions": self.positions, "scaled": self.scaled, "num_heads": self.num_heads}
+        attention = attention_for(role, chosen, width=self.width // self.num_heads, **options)
+        return MultiHeadAttention(self.width, self.num_heads, self.num_key_heads, attention)
+
+    def _feeds(self) -> FeedForward:
+        return FeedForward(self.width, self.feed_forward, self.activation, self.dropout)
+
+    def _embeds(self, vocabulary: int | None) -> Embedding | None:
+        return None if vocabulary is None else Embedding(vocabulary, self.width, self._position(), self.dropout)
+
+    def _position(self) -> Position | None:
+        if self.positions == "learned":
+            return LearnedPositions(self.max_length, self.width)
+        return Sinusoidal() if self.positions == "sinusoidal" else None
+
+    def resized(self, **changes: Any) -> Blueprint:
+        """The same with some fields changed."""
+        return replace(self, **changes)
+
+
+class Encoder(nn.Module):
+    """A stack of encoder layers, as in BERT; it ends in a norm where norms stand before the sublayers.
+
+    >>> import torch, regard as rg
+    >>> encoder = rg.nn.Blueprint(16, num_heads=2).encoder(layers=2, vocabulary=50)
+    >>> encoder(torch.tensor([[4, 8, 3, 0]]), rg.padding([3])).shape
+    torch.Size([1, 4, 16])
+    """
+
+    def __init__(self, layers: Iterable[EncoderLayer], embedding: Embedding | None = None) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.layers = nn.ModuleList(layers)
+        self.norm = _last_norm([layer.around_feed for layer in self.layers])
+
+    def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
+        """Ids (B, I), or vectors (B, I, C) where there is no embedding, -> (B, I, C)."""
+        x = x if self.embedding is None else self.embedding(x)
+        for layer in self.layers:
+            x = layer(x, mask)
+        return self.norm(x)
+
+
+@dataclass(frozen=True, eq=False)
+class Past:
+    """The keys of the tokens a decoder has read, layer by layer."""
+
+    keys: tuple[Keys, ...]
+
+    @property
+    def length(self) -> int:
+        return self.keys[0].length
+
+
+class Decoder(nn.Module):
+    """A stack of decoder layers; without cross-attention a language model, as GPT.
+
+    >>> import torch, regard as rg
+    >>> decoder = rg.nn.Blueprint(16, num_heads=2).decoder(layers=2, vocabulary=50, cross=False)
+    >>> ids = torch.tensor([[2, 4, 8, 3]])
+    >>> whole = decoder(ids)
+    >>> first, past = decoder.advance(ids[:, :2])
+    >>> second, past = decoder.advance(ids[:, 2:], past=past)
+    >>> torch.allclose(torch.cat((first, second), 1), whole, atol=1e-6)
+    True
+    """
+
+    def __init__(self, layers: Iterable[DecoderLayer], embedding: Embedding | None = None) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.layers = nn.ModuleList(layers)
+        self.norm = _last_norm([layer.around_feed for layer in self.layers])
+
+    def keys(self, states: Tensor, mask: Mask | None = None) -> tuple[Keys, ...]:
+        """What each layer's cross-attention projects of encoder states (B, J, C), once for a source."""
+        attends = [layer.cross_attention for layer in self.layers]
+        return tuple(module.keys(states, mask=mask) for module in attends if isinstance(module, MultiHeadAttention))
+
+    def forward(self, x: Tensor, keys: tuple[Keys, ...] = ()) -> Tensor:
+        """Ids (B, I), or vectors (B, I, C) where there is no embedding, -> (B, I, C)."""
+        return self.advance(x, keys)[0]
+
+    def advance(self, x: Tensor, keys: tuple[Keys, ...] = (), past: Past | None = None) -> tuple[Tensor, Past]:
+        """The next tokens after those of `past`: their outputs, and the past of the tokens after them."""
+        start = 0 if past is None else past.length
+        x = x if self.embedding is None else self.embedding(x, start)
+        if keys and len(keys) != len(self.layers):
+            raise RegardError(f"Decoder: {len(self.layers)} layers, and keys of {len(keys)}; use decoder.keys(states).")
+        present = []
+        for number, layer in enumerate(self.layers):
+            read, before = keys[number] if keys else None, None if past is None else past.keys[number]
+            x, own = layer(x, read, before)
+            present.append(own)
+        return self.norm(x), Past(tuple(present))
+
+
+class Transformer(nn.Module):
+    """An encoder and a decoder that reads it (Vaswani et al. 2017, arXiv:1706.03762).
+
+    >>> import torch, regard as rg
+    >>> plan = rg.nn.Blueprint(16, num_heads=2)
+    >>> model = rg.nn.Transformer(plan.encoder(2, vocabulary=50), plan.decoder(2, vocabulary=40))
+    >>> model(torch.tensor([[4, 8, 3]]), torch.tensor([[2, 7]])).shape
+    torch.Size([1, 2, 16])
+    """
+
+    def __init__(self, encoder: Encoder, decoder: Decoder) -> None:
+        super().__init__()
+        self.encoder, self.decoder = encoder, decoder
+
+    def forward(self, source: Tensor, target: Tensor, mask: Mask | None = None) -> Tensor:
+        """Source (B, J) and target (B, I) -> (B, I, C); `mask` says which source tokens are real."""
+        return self.decoder(target, self.decoder.keys(self.encoder(source, mask), mask))
+
+
+def _last_norm(residuals: list[Any]) -> nn.Module:
+    """A stack whose norms stand before its sublayers ends in one more."""
+    if not residuals or residuals[-1].place == "post":
+        return nn.Identity()
+    return nn.LayerNorm(residuals[-1].norm.normalized_shape)

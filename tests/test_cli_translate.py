@@ -1,0 +1,128 @@
+"""`regard translate` and `regard evaluate` on a run that was made here and hardly trained."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from regard.cli.app import app
+from regard.seq2seq.evaluation import Evaluation
+from regard.seq2seq.run import WEIGHTS, load_run, save_weights
+from regard.seq2seq.translation import Wanted, translate
+
+pytest.importorskip("pydantic")
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs of the grammar with fresh weights, that say something."""
+    from regard.seq2seq.config import make_config
+    from regard.seq2seq.preparation import prepare
+
+    folder = tmp_path_factory.mktemp("runs")
+    for system in ("bahdanau", "none"):
+        sections = {"data": {"corpus": "grammar", "size": 60}, "tokenizer": {"kind": "words"}}
+        sections |= {"model": {"system": system, "width": 8}, "decoding": {"max_length": 6, "beam": 2, "min_length": 2}}
+        prepared = prepare(make_config(sections), folder / system)
+        with torch.no_grad():
+            for weight in prepared.task.model.parameters():
+                weight.mul_(6)  # fresh weights say the same to everything
+        save_weights(prepared.task.model, {}, folder / system / WEIGHTS, {})
+    return folder
+
+
+def run(*arguments, status=0, stdin=None):
+    result = runner.invoke(app, [str(each) for each in arguments], input=stdin, env={"COLUMNS": "100"})
+    assert result.exit_code == status, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+def expected(folder, lines, **options):
+    found = load_run(folder)
+    from regard.cli.translate import search_of
+
+    wanted = Wanted(search_of(found), **options)
+    return list(translate(found.model, found.source_tokenizer, found.target_tokenizer, lines, wanted))
+
+
+LINES = ["the dog sees a cat", "", "my red old clever bird", "the child"]
+
+
+def test_line_for_line_from_text_file_and_standard_input(runs, tmp_path):
+    texts = [each.text for each in expected(runs / "bahdanau", LINES)]
+    assert len(set(texts)) > 2
+    content = "\r\n".join(LINES)
+    (tmp_path / "lines").write_bytes(b"\xef\xbb\xbf" + content.encode())
+    for given in ((tmp_path / "lines",), ("\n".join(LINES),), ("-",), ()):
+        result = run("translate", runs / "bahdanau", *given, stdin=content)
+        assert result.stdout.split("\n")[:-1] == texts
+        assert "1 of 4 lines were empty" in result.stderr
+
+
+def test_alignments_and_n_best(runs):
+    aligned = expected(runs / "bahdanau", LINES[:1], reading="input")[0]
+    result = run("translate", runs / "bahdanau", LINES[0], "--align", "pharaoh", "--reading", "input")
+    links = " ".join(f"{i}-{j}" for i, j in sorted(aligned.alignment.links()))
+    assert result.stdout == f"{aligned.text} ||| {links}\n"
+    shown = run("translate", runs / "bahdanau", LINES[0], "--align", "show").stdout
+    assert "target word at the step that puts it out" in " ".join(shown.split())
+    best = run("translate", runs / "bahdanau", "the dog", "--n-best", "2").stdout.splitlines()
+    assert [line.split(" ||| ")[0] for line in best] == ["0", "0"]
+    scores = [float(line.split(" ||| ")[2]) for line in best]
+    assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--align", "pharao", "x"], "--align pharao is not known"),
+        (["--n-best", "3", "x"], "beam=3 or more"),
+        (["x", "y"], "Put a text of several words in quotes"),
+        (["--align", "show", "--reading", "outputs", "x"], "no reading 'outputs'"),
+        (["/"], "is a folder"),
+    ],
+)
+def test_what_is_asked_wrongly(runs, arguments, said):
+    result = run("translate", runs / "bahdanau", *arguments, status=2)
+    assert said in " ".join(result.stderr.split()) and result.stdout == ""
+
+
+def test_runs_and_input_that_cannot_be_used(runs, tmp_path):
+    assert "has no attention" in run("translate", runs / "none", "x", "--align", "show", status=2).stderr
+    assert "give a run and one text" in run("translate", status=2).stderr
+    assert "no folder of a run" in run("translate", tmp_path / "nothing", "x", status=2).stderr
+    assert "There is no model" in run("translate", "--model", "bahdanau-en-xx", "x", status=2).stderr
+    wrong = run("translate", runs / "bahdanau", "-", stdin=b"the dog\nca\xff\n", status=2)
+    assert "line 2 of standard input is not UTF-8 text (byte 2 is 0xff)" in " ".join(wrong.stderr.split())
+
+
+def test_a_line_is_translated_before_the_next_is_there(runs):
+    code = "from regard.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "translate", str(runs / "bahdanau")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with process:
+        assert process.stdin is not None and process.stdout is not None
+        for line in (LINES[0], LINES[2]):
+            process.stdin.write(f"{line}\n".encode())
+            process.stdin.flush()
+            assert process.stdout.readline().decode().strip() == expected(runs / "bahdanau", [line])[0].text
+        process.stdin.close()
+        assert process.wait(60) == 0
+
+
+def test_evaluate_writes_what_it_prints(runs):
+    result = run("evaluate", runs / "bahdanau", "--against", runs / "none")
+    assert "BLEU, copied" in result.stdout and "alignment error" in result.stdout and "p = " in result.stdout
+    found = Evaluation.from_json(json.loads((runs / "bahdanau" / "evaluation.json").read_text()))
+    assert f"{found.bleu.score:.2f}" in result.stdout and found.search["beam"] == 2
+    assert (runs / "none" / "evaluation.json").exists()
+    again = json.loads(run("evaluate", runs / "bahdanau", "--split", "valid", "--first", "2", "--json").stdout)
+    assert again["num_sentences"] == 2 and (runs / "bahdanau" / "evaluation-valid.json").exists()
+    assert "no split 'tset'" in run("evaluate", runs / "bahdanau", "--split", "tset", status=2).stderr
