@@ -1,0 +1,32 @@
+"""Text for the translation lab: vocabularies, batches, and the corpora that come with it or are brought."""
+
+from regard.data.batches import Batch, Batches, Epoch
+from regard.data.corpus import Corpus, Pair, encode_pairs, load_corpus, split_pairs
+from regard.data.retrieval import Nearest, nearest, without_near
+from regard.data.synthetic import synthetic_pairs
+from regard.data.tokenizer import SentencePiece, Tokenizer, Words, load_tokenizer, train_tokenizer
+from regard.data.vocabulary import BOS, EOS, PAD, UNK
+
+__all__ = [
+    "BOS",
+    "EOS",
+    "PAD",
+    "UNK",
+    "Batch",
+    "Batches",
+    "Corpus",
+    "Epoch",
+    "Nearest",
+    "Pair",
+    "SentencePiece",
+    "Tokenizer",
+    "Words",
+    "encode_pairs",
+    "load_corpus",
+    "load_tokenizer",
+    "nearest",
+    "split_pairs",
+    "synthetic_pairs",
+    "train_tokenizer",
+    "without_near",
+]

@@ -1,0 +1,218 @@
+"""Batches of sentence pairs: alike in length, in an order that a seed fixes, shared out over processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.data.vocabulary import BOS, EOS, PAD
+from regard.errors import RegardError
+
+__all__ = ["Batch", "Batches", "Epoch"]
+
+#: A source and a target as ids, without BOS and EOS.
+Encoded = tuple[Sequence[int], Sequence[int]]
+#: Pairs sorted by length at a time: as large as padding asks for, as small as chance asks for.
+POOL = 8192
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Sentence pairs as two tensors, padded on the right.
+
+    source (B, S) is [x_1 .. x_S, EOS, PAD ..]; target (B, T + 1) is [BOS, y_1 .. y_T, EOS, PAD ..].
+    """
+
+    source: Tensor
+    target: Tensor
+    #: Which pairs these are, by their places in what was given to `Batches`.
+    indices: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(pairs: Sequence[Encoded], indices: Sequence[int] = ()) -> Batch:
+        """The batch of some pairs of ids.
+
+        >>> batch = Batch.of([([7, 8], [9]), ([5], [6, 4])])
+        >>> batch.source.tolist(), batch.target.tolist()
+        ([[7, 8, 3], [5, 3, 0]], [[2, 9, 3, 0], [2, 6, 4, 3]])
+        >>> batch.target_output.tolist(), batch.num_tokens
+        ([[9, 3, 0], [6, 4, 3]], 5)
+        """
+        source = _padded([[*source, EOS] for source, _ in pairs])
+        target = _padded([[BOS, *target, EOS] for _, target in pairs])
+        return Batch(source, target, tuple(indices))
+
+    def __len__(self) -> int:
+        return self.source.shape[0]
+
+    @property
+    def target_input(self) -> Tensor:
+        """What the decoder reads, (B, T): starts with BOS."""
+        return self.target[:, :-1]
+
+    @property
+    def target_output(self) -> Tensor:
+        """What it should say, (B, T): ends with EOS; a loss leaves PAD out."""
+        return self.target[:, 1:]
+
+    @cached_property
+    def source_lengths(self) -> Tensor:
+        """Tokens of each source with its EOS, (B,)."""
+        return (self.source != PAD).sum(1)
+
+    @cached_property
+    def target_lengths(self) -> Tensor:
+        """Tokens to predict of each target with its EOS, (B,)."""
+        return (self.target_output != PAD).sum(1)
+
+    @cached_property
+    def num_tokens(self) -> int:
+        """Tokens to predict in all: what a loss is divided by."""
+        return int(self.target_lengths.sum())
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same on a device."""
+        return replace(self, source=self.source.to(device), target=self.target.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class Epoch(Sequence[Batch]):
+    """The batches of one pass over the pairs; a batch is made when it is asked for."""
+
+    pairs: Sequence[Encoded]
+    #: The pairs of each batch of this process.
+    plan: list[list[int]]
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    @overload
+    def __getitem__(self, step: int) -> Batch: ...
+    @overload
+    def __getitem__(self, step: slice) -> Epoch: ...
+    def __getitem__(self, step: int | slice) -> Batch | Epoch:
+        if isinstance(step, slice):
+            return Epoch(self.pairs, self.plan[step])
+        chosen = self.plan[step]
+        return Batch.of([self.pairs[index] for index in chosen], chosen)
+
+
+class Batches:
+    """Every pair once an epoch, in batches of alike lengths, in an order that (seed, epoch) fixes.
+
+    The size of a batch is `tokens` (rows x the longest row of either side with its EOS, padding counted:
+    what memory grows with) or `sentences`, of one process. With shard = (rank, world), the batches of
+    all processes at a step together are the batch of one process with `world` times the size, so that
+    training with two processes is training with one and the double batch. Each process gets every
+    world-th row; rows differ by at most one, and only the last batches of an epoch can be too
+    small to give every process a row (it then gets a batch of none).
+
+    >>> pairs = [([5] * n, [6] * n) for n in (3, 9, 4, 8)]
+    >>> sorted(sorted(batch.indices) for batch in Batches(pairs, sentences=2, seed=1).epoch(0))
+    [[0, 2], [1, 3]]
+    """
+
+    def __init__(
+        self,
+        pairs: Sequence[Encoded],
+        *,
+        tokens: int | None = None,
+        sentences: int | None = None,
+        seed: int = 0,
+        shard: tuple[int, int] = (0, 1),
+        shuffle: bool = True,
+    ):
+        self.pairs, self.seed, self.shard, self.shuffle = pairs, seed, shard, shuffle
+        rank, world = shard
+        if (tokens is None) == (sentences is None):
+            raise RegardError("Batches: give the size of a batch either as tokens= or as sentences=.")
+        if (size := tokens if sentences is None else sentences) is None or size < 1:
+            raise RegardError(f"Batches: a batch of {size} cannot be made. Give at least 1.")
+        if not 0 <= rank < world:
+            raise RegardError(f"Batches: shard={shard} is (rank, world) with 0 <= rank < world.")
+        if not len(pairs):
+            raise RegardError("Batches: there are no pairs. Give at least one.")
+        self.size, self.by_tokens = size, sentences is None
+        #: Lengths with EOS, (pairs, 2).
+        self.lengths = np.array([(len(source) + 1, len(target) + 1) for source, target in pairs])
+        longest = self.lengths.max(1)
+        if self.by_tokens and longest.max() > size:
+            raise RegardError(
+                f"Batches: pair {longest.argmax()} has {longest.max()} tokens, more than the {size} of a batch. "
+                "Raise tokens=, or leave long pairs out of the corpus."
+            )
+
+    def epoch(self, number: int = 0) -> Epoch:
+        """All batches of this process in one epoch; any slice of it costs nothing."""
+        rank, world = self.shard
+        return Epoch(self.pairs, [rows[rank::world] for rows in self._plan(number)])
+
+    def start_at(self, epoch: int = 0, step: int = 0) -> Iterator[tuple[tuple[int, int], Batch]]:
+        """Batches without end, from any place on; each with the place where the next one is.
+
+        Training that saves that place (epoch, step) goes on exactly where it was.
+        """
+        while True:
+            batches = self.epoch(epoch)
+            if step > len(batches):
+                raise RegardError(
+                    f"Batches: epoch {epoch} has {len(batches)} batches and cannot go on at {step}. "
+                    "Resume with the corpus, the batch size and the seed the run began with."
+                )
+            for place in range(step, len(batches)):
+                last = place + 1 == len(batches)
+                yield ((epoch + 1, 0) if last else (epoch, place + 1)), batches[place]
+            epoch, step = epoch + 1, 0
+
+    def _plan(self, epoch: int) -> list[list[int]]:
+        """The rows of each batch of all processes together."""
+        random = np.random.default_rng((self.seed, epoch))
+        batches = self._cut(self._order(random))
+        if len(batches) > 1:  # a last batch of few rows is a noisy step, and may be too small to share out
+            rest = batches[-2] + batches[-1]
+            halves = [rest[: (len(rest) + 1) // 2], rest[(len(rest) + 1) // 2 :]]
+            batches[-2:] = halves if all(map(self._fits, halves)) else batches[-2:]
+        if self.shuffle:
+            batches = [batches[place] for place in random.permutation(len(batches))]
+        return batches
+
+    def _order(self, random: np.random.Generator) -> np.ndarray:
+        """Pairs in pools drawn by chance, each sorted by length; up and down in turn, so that none ends in a jump."""
+        count = len(self.pairs)
+        if not self.shuffle:
+            return np.lexsort(self.lengths.T)
+        order = random.permutation(count)
+        pools = np.array_split(order, max(1, round(count / POOL)))
+        pools = [pool[np.lexsort(self.lengths[pool].T)] for pool in pools]
+        return np.concatenate([pool[::-1] if number % 2 else pool for number, pool in enumerate(pools)])
+
+    def _fits(self, rows: list[int]) -> bool:
+        width = int(self.lengths[rows].max()) if self.by_tokens else 1
+        return len(rows) * width <= self.size * self.shard[1]
+
+    def _cut(self, order: np.ndarray) -> list[list[int]]:
+        """As many rows of the order to a batch as its size allows."""
+        largest = self.size * self.shard[1]
+        if not self.by_tokens:
+            return [order[start : start + largest].tolist() for start in range(0, len(order), largest)]
+        batches: list[list[int]] = [[]]
+        widest, widths = 0, self.lengths.max(1)
+        for index, width in zip(order.tolist(), widths[order].tolist(), strict=True):
+            if (len(batches[-1]) + 1) * max(widest, width) > largest:
+                batches.append([])
+                widest = 0
+            widest = max(widest, width)
+            batches[-1].append(index)
+        return batches
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    width = max(map(len, rows), default=0)
+    filled = [[*row, *(PAD,) * (width - len(row))] for row in rows]
+    return torch.tensor(filled, dtype=torch.long).view(len(rows), width)

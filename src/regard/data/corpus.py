@@ -1,0 +1,224 @@
+"""Corpora: pairs of sentences in three splits, invented, embedded in the package, or brought by the user."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from regard.errors import RegardError, nearest
+
+if TYPE_CHECKING:
+    from regard.data.tokenizer import Tokenizer
+
+__all__ = ["Corpus", "Pair", "encode_pairs", "load_corpus", "split_pairs"]
+
+#: Fewer pairs than this cannot be split into three.
+FEWEST = 10
+Path = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A sentence and its translation.
+
+    `id` says where they are from (a verse, a line); `gold` holds (source word, target word) where the
+    true alignment is known.
+    """
+
+    source: str
+    target: str
+    id: str = ""
+    gold: frozenset[tuple[int, int]] | None = None
+
+    @property
+    def swapped(self) -> Pair:
+        """The pair in the other direction."""
+        gold = None if self.gold is None else frozenset((j, i) for i, j in self.gold)
+        return Pair(self.target, self.source, self.id, gold)
+
+    @property
+    def words(self) -> int:
+        """Words of the longer side."""
+        return max(len(self.source.split()), len(self.target.split()))
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Pairs in three splits; `skipped` counts what was left out, by reason."""
+
+    name: str
+    source_language: str
+    target_language: str
+    train: tuple[Pair, ...]
+    valid: tuple[Pair, ...]
+    test: tuple[Pair, ...]
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def hash(self) -> str:
+        """sha256 of every sentence, in order and by split: two reports with the same hash saw the same data."""
+        digest = hashlib.sha256()
+        for split in (self.train, self.valid, self.test):
+            digest.update(len(split).to_bytes(8, "big"))
+            for text in (text for pair in split for text in (pair.source, pair.target)):
+                content = text.encode("utf-8", "surrogatepass")
+                digest.update(len(content).to_bytes(8, "big") + content)
+        return digest.hexdigest()
+
+    @property
+    def swapped(self) -> Corpus:
+        """The corpus in the other direction, with the same splits."""
+        train, valid, test = (tuple(pair.swapped for pair in split) for split in (self.train, self.valid, self.test))
+        mirrored = replace(self, source_language=self.target_language, target_language=self.source_language)
+        return replace(mirrored, train=train, valid=valid, test=test)
+
+    def describe(self) -> str:
+        """One line: sizes, and what was left out and why."""
+        sizes = f"{self.name}: {len(self.train)} training, {len(self.valid)} validation, {len(self.test)} test pairs"
+        left_out = ", ".join(f"{count} {reason}" for reason, count in self.skipped.items() if count)
+        return f"{sizes}; left out: {left_out}." if left_out else f"{sizes}."
+
+
+def load_corpus(
+    spec: Path | Sequence[Path] | Mapping[str, Path | Sequence[Path]],
+    *,
+    size: int = 20_000,
+    valid: int | None = None,
+    test: int | None = None,
+    max_words: int | None = None,
+    seed: int = 0,
+    fields: tuple[str, str] = ("source", "target"),
+    languages: tuple[str, str] = ("source", "target"),
+) -> Corpus:
+    """A corpus by name or from files.
+
+    - "copy", "reverse", "grammar": `size` invented pairs, drawn from `seed`.
+    - "bible-en-fr": embedded, at most 20 words; "bible-en-es" and others once `regard data` has built
+      them. Their splits are fixed by verse. Any direction: "bible-fr-en".
+    - two text files of one sentence a line; one .tsv; one .jsonl with `fields`; a folder that
+      `datasets` saved. Split by a hash of (`seed`, source), so that a source is in one split alone:
+      `valid` and `test` pairs, a tenth each but at most 1,000 unless said.
+    - {"train": files, "valid": files, "test": files}: splits of the user's own.
+
+    Pairs of more than `max_words` words on a side are left out, and counted in `skipped`.
+
+    >>> corpus = load_corpus("reverse", size=100)
+    >>> corpus.describe()
+    'reverse: 80 training, 10 validation, 10 test pairs.'
+    """
+    if isinstance(spec, Mapping):
+        return _own_splits(spec, max_words, fields, languages)
+    if isinstance(spec, str) and (found := re.fullmatch(r"bible-([a-z]{2})-([a-z]{2})", spec)):
+        from regard.data.bible import load_bible
+
+        return load_bible(found[1], found[2], max_words)
+    name, skipped = _name(spec), Counter()
+    if isinstance(spec, str) and spec in _tasks():
+        from regard.data.synthetic import synthetic_pairs
+
+        pairs, languages = synthetic_pairs(spec, size, seed), (spec, spec)
+    else:
+        pairs, skipped = _read(spec, fields)
+    pairs, long = _short(pairs, max_words)
+    train, valid_pairs, test_pairs = split_pairs(pairs, valid, test, seed)
+    return Corpus(name, *languages, train, valid_pairs, test_pairs, dict(skipped + long))
+
+
+def split_pairs(
+    pairs: Sequence[Pair], valid: int | None = None, test: int | None = None, seed: int = 0
+) -> tuple[tuple[Pair, ...], tuple[Pair, ...], tuple[Pair, ...]]:
+    """Training, validation and test pairs, by a hash of (`seed`, source).
+
+    All pairs of one source fall into one split, whatever their order, and adding pairs moves few of the others.
+    """
+    share = min(1000, len(pairs) // 10)
+    valid, test = share if valid is None else valid, share if test is None else test
+    if len(pairs) < FEWEST or min(valid, test) < 1 or valid + test >= len(pairs):
+        raise RegardError(
+            f"load_corpus: {len(pairs)} pairs are too few for {valid} of validation and {test} of test and some to "
+            f"learn from. Give at least {FEWEST} pairs and smaller valid= and test=, each at least 1."
+        )
+    groups: dict[str, list[int]] = {}
+    for number, pair in enumerate(pairs):
+        groups.setdefault(pair.source, []).append(number)
+    ranked = sorted(groups, key=lambda source: stable_draw(seed, source))
+    held: list[set[int]] = [set(), set()]
+    for numbers in (groups[source] for source in ranked):
+        for chosen, wanted in zip(held, (test, valid), strict=True):
+            if len(chosen) + len(numbers) <= wanted:
+                chosen.update(numbers)
+                break
+    in_test, in_valid = held
+    held_out = in_test | in_valid
+    if not in_valid or not in_test:
+        raise RegardError(
+            f"load_corpus: {len(pairs)} pairs have {len(groups)} different sources, too few to hold {valid} and {test} "
+            "pairs out without a source on both sides. Give more text, or splits of your own."
+        )
+    return (
+        tuple(pair for number, pair in enumerate(pairs) if number not in held_out),
+        tuple(pairs[number] for number in sorted(in_valid)),
+        tuple(pairs[number] for number in sorted(in_test)),
+    )
+
+
+def encode_pairs(pairs: Iterable[Pair], source: Tokenizer, target: Tokenizer) -> list[tuple[list[int], list[int]]]:
+    """Both sides of every pair as ids, what `Batches` takes."""
+    return [(source.encode(pair.source), target.encode(pair.target)) for pair in pairs]
+
+
+def stable_draw(seed: int, text: str) -> bytes:
+    """A number by chance that belongs to a text: the same on every machine."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16, key=str(seed).encode()).digest()
+
+
+def _short(pairs: list[Pair], max_words: int | None) -> tuple[list[Pair], Counter[str]]:
+    if max_words is None:
+        return pairs, Counter()
+    kept = [pair for pair in pairs if pair.words <= max_words]
+    return kept, Counter({f"longer than {max_words} words": len(pairs) - len(kept)})
+
+
+def _tasks() -> Iterable[str]:
+    from regard.data.synthetic import TASKS
+
+    return TASKS
+
+
+def _read(spec: Path | Sequence[Path], fields: tuple[str, str]) -> tuple[list[Pair], Counter[str]]:
+    from regard.data.parallel import read_pairs
+
+    if isinstance(spec, str) and not os.path.exists(spec) and not os.path.splitext(spec)[1]:
+        known = (*_tasks(), "bible-en-fr")
+        raise RegardError(f"load_corpus: there is no corpus, file or folder {spec!r}. {nearest(spec, known)}")
+    return read_pairs(spec, fields)
+
+
+def _own_splits(
+    spec: Mapping[str, Path | Sequence[Path]],
+    max_words: int | None,
+    fields: tuple[str, str],
+    languages: tuple[str, str],
+) -> Corpus:
+    names = ("train", "valid", "test")
+    if set(spec) != set(names):
+        raise RegardError(f"load_corpus: own splits are named train, valid and test; these are {', '.join(spec)}.")
+    splits, skipped = {}, Counter()
+    for name in names:
+        pairs, left_out = _read(spec[name], fields)
+        pairs, long = _short(pairs, max_words)
+        if not pairs:
+            raise RegardError(f"load_corpus: the split {name} ({_name(spec[name])}) has no pair that can be used.")
+        splits[name], skipped = tuple(pairs), skipped + left_out + long
+    return Corpus(_name(spec["train"]), *languages, **splits, skipped=dict(skipped))
+
+
+def _name(spec: Path | Sequence[Path]) -> str:
+    parts = [spec] if isinstance(spec, str | os.PathLike) else spec
+    return " + ".join(os.path.basename(os.fspath(part).rstrip("/")) for part in parts)

@@ -1,0 +1,81 @@
+"""Sentence alignment by length: Gale & Church, "A Program for Aligning Sentences in Bilingual Corpora" (1993)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from regard.errors import RegardError
+
+__all__ = ["PRIORS", "VARIANCE", "Bead", "align", "cost"]
+
+#: P(match) by (sentences of the source, sentences of the target), table 5 of the paper.
+PRIORS = {(1, 1): 0.89, (1, 0): 0.0099, (0, 1): 0.0099, (2, 1): 0.089, (1, 2): 0.089, (2, 2): 0.011}
+#: s²: variance of the characters of a translation, for each character translated.
+VARIANCE = 6.8
+#: The most a difference of lengths can cost; the paper's program has the same bound.
+LARGEST = 25.0
+
+
+@dataclass(frozen=True)
+class Bead:
+    """Neighbouring sentences of the source that translate neighbouring ones of the target."""
+
+    source: range
+    target: range
+
+
+def cost(source: float, target: float, kind: tuple[int, int] = (1, 1), ratio: float = 1.0) -> float:
+    """-log P(δ | match) - log P(match), for lengths l1 and l2 in characters.
+
+    δ = (l2 - l1 c) / sqrt(m s²) is standard normal for true translations, with c the target characters for
+    each of the source (`ratio`), s² = 6.8 and m = (l1 + l2 / c) / 2; the paper's formula has l1 for m, its
+    program the mean, which is also right for l1 = 0. P(δ | match) = 2 (1 - Φ(|δ|)).
+
+    >>> round(cost(100, 100), 4) == round(-math.log(0.89), 4)
+    True
+    """
+    mean = (source + target / ratio) / 2
+    delta = abs(target - source * ratio) / math.sqrt(mean * VARIANCE) if mean else 0.0
+    tail = math.erfc(delta / math.sqrt(2))
+    return min(LARGEST, -math.log(tail) if tail else LARGEST) - math.log(PRIORS[kind])
+
+
+def align(source: Sequence[int], target: Sequence[int], ratio: float = 1.0) -> list[Bead]:
+    """The cheapest way to pair two texts off, given the characters of their sentences, in order.
+
+    D(i, j) = min over kinds (a, b) of D(i - a, j - b) + cost of the bead of the last a and b sentences.
+
+    >>> for bead in align([20, 21, 60], [40, 62]):
+    ...     print(list(bead.source), list(bead.target))
+    [0, 1] [0]
+    [2] [1]
+    """
+    if not ratio > 0:
+        raise RegardError(f"align: ratio={ratio} is target characters for each of the source. Give a positive number.")
+    before, ahead = [0, *accumulate(source)], [0, *accumulate(target)]
+    best: dict[tuple[int, int], tuple[float, tuple[int, int]]] = {(0, 0): (0.0, (0, 0))}
+    for i in range(len(before)):
+        for j in range(len(ahead)):
+            ways = [
+                (
+                    best[i - a, j - b][0] + cost(before[i] - before[i - a], ahead[j] - ahead[j - b], (a, b), ratio),
+                    (a, b),
+                )
+                for a, b in PRIORS
+                if (i - a, j - b) in best
+            ]
+            if ways:
+                best[i, j] = min(ways)
+    return _traced(best, len(source), len(target))
+
+
+def _traced(best: dict[tuple[int, int], tuple[float, tuple[int, int]]], i: int, j: int) -> list[Bead]:
+    beads = []
+    while i or j:
+        a, b = best[i, j][1]
+        beads.append(Bead(range(i - a, i), range(j - b, j)))
+        i, j = i - a, j - b
+    return beads[::-1]

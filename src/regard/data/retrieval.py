@@ -1,0 +1,89 @@
+"""How much of a test set is in the training set already: the nearest training sentence of each test sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from regard.data.corpus import Corpus
+from regard.errors import RegardError
+
+__all__ = ["NEAR", "NOVEL", "Nearest", "nearest", "without_near"]
+
+#: Test sentences below this are called novel.
+NOVEL = 0.3
+#: Test sentences above this are called near-duplicates.
+NEAR = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Nearest:
+    """For every test sentence, the place of the most similar training sentence, and how similar it is, (tests,)."""
+
+    index: np.ndarray
+    similarity: np.ndarray
+
+    def novel(self, below: float = NOVEL) -> list[int]:
+        """The test sentences that nothing in training is like."""
+        return np.flatnonzero(self.similarity < below).tolist()
+
+    def copies(self, targets: list[str]) -> list[str]:
+        """The retrieval baseline: the training targets of the nearest sources, as translations."""
+        return [targets[place] for place in self.index.tolist()]
+
+
+def nearest(train: Sequence[str], test: Sequence[str]) -> Nearest:
+    """Similarity is Jaccard's: J(a, b) = |A ∩ B| / |A ∪ B|, A and B the words and the pairs of neighbouring words.
+
+    Words are runs of letters and digits in lower case. Of equally similar sentences, the first is taken;
+    a test sentence without a common word has similarity 0.
+
+    >>> found = nearest(["the dog sees a cat", "he went home"], ["The dog sees a bird.", "zebras"])
+    >>> found.index.tolist(), found.similarity.round(2).tolist(), found.novel()
+    ([0, 0], [0.64, 0.0], [1])
+    """
+    if not len(train):
+        raise RegardError("nearest: there are no training sentences. Give at least one.")
+    numbers: dict[tuple[str, ...], int] = {}
+    rows = [
+        np.array([numbers.setdefault(gram, len(numbers)) for gram in _grams(text)], dtype=np.int64) for text in train
+    ]
+    sizes = np.array([len(row) for row in rows])
+    # where each n-gram occurs: the sentences, sorted by n-gram, and where those of one begin
+    columns = np.array([number for row in rows for number in row], dtype=np.int64)
+    order = np.argsort(columns, kind="stable")
+    sentences = np.repeat(np.arange(len(train)), sizes)[order]
+    starts = np.searchsorted(columns[order], np.arange(len(numbers) + 1))
+
+    index, similarity = np.zeros(len(test), dtype=np.int64), np.zeros(len(test))
+    for place, text in enumerate(test):
+        grams = _grams(text)
+        found = [sentences[starts[n] : starts[n + 1]] for n in (numbers.get(gram) for gram in grams) if n is not None]
+        if found:
+            common = np.bincount(np.concatenate(found), minlength=len(train))
+            scores = common / np.maximum(sizes + len(grams) - common, 1)
+            index[place] = scores.argmax()
+            similarity[place] = scores[index[place]]
+    return Nearest(index, similarity)
+
+
+def without_near(corpus: Corpus, above: float = NEAR) -> Corpus:
+    """The corpus without the test pairs whose source is nearly a training source; they are counted as skipped."""
+    sources = ([pair.source for pair in split] for split in (corpus.train, corpus.test))
+    keep = nearest(*sources).similarity <= above
+    test = tuple(pair for pair, kept in zip(corpus.test, keep.tolist(), strict=True) if kept)
+    if not test:
+        raise RegardError(f"without_near: no test source is less similar than {above} to a training source. Raise it.")
+    reason = "of test too near to training"
+    left_out = corpus.skipped.get(reason, 0) + len(corpus.test) - len(test)
+    return replace(corpus, test=test, skipped={**corpus.skipped, reason: left_out})
+
+
+def _grams(text: str) -> list[tuple[str, ...]]:
+    """Words and pairs of neighbours, each once, in the order of the text."""
+    words = re.findall(r"\w+", text.lower())
+    return list(dict.fromkeys([*((word,) for word in words), *pairwise(words)]))
