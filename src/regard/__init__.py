@@ -9,8 +9,14 @@ if TYPE_CHECKING:
     from regard.api import *  # noqa: F403
 
 
+#: Packages that are used by their own names: `regard.seq2seq.build`.
+PACKAGES = ("data", "nn", "seq2seq")
+
+
 def __getattr__(name: str) -> Any:
     """Load the public names at the first use: `regard --help` need not wait for torch."""
+    if name in PACKAGES:
+        return import_module(f"regard.{name}")
     if name.startswith("__") and name != "__all__":
         raise AttributeError(f"module 'regard' has no attribute {name!r}")
     api = import_module("regard.api")

@@ -97,10 +97,10 @@ class Told:
 
 
 def _begins_with(keys: Tensor, earlier: Tensor) -> bool:
-    """Whether keys go on from earlier ones; a beam that puts its rows in another order does not."""
+    """Whether keys go on from earlier ones, up to rounding; a beam that reorders its rows does not."""
     if keys is earlier:
         return True
-    return keys.shape[2] >= earlier.shape[2] and torch.equal(keys[:, :, : earlier.shape[2]], earlier)
+    return keys.shape[2] >= earlier.shape[2] and torch.allclose(keys[:, :, : earlier.shape[2]], earlier)
 
 
 @dataclass(frozen=True, eq=False)

@@ -297,6 +297,36 @@ def _cut(spans: Spans, width: int) -> Iterator[slice]:
             yield slice(first + (last - first) * n // pieces, first + (last - first) * (n + 1) // pieces)
 
 
+def joined(maps: Sequence[AttentionMap]) -> AttentionMap:
+    """Maps of consecutive queries as one: the rows of each, over the keys of the last, which are all there are.
+
+    Each must have the batch and heads of the first, and begin where the one before ended.
+
+    >>> import torch, regard as rg
+    >>> attention, q, k = rg.Attention(mask=rg.causal()), torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)
+    >>> steps = [rg.attend(attention, q[:, :, i : i + 1], k[:, :, : i + 1], k[:, :, : i + 1]) for i in range(3)]
+    >>> joined([step.weights for step in steps])
+    AttentionMap(1 x 2 heads x 3 queries x 3 keys)
+    """
+    if not maps:
+        raise RegardError("joined: there are no maps to join.")
+    last, place = maps[-1], maps[0].positions.start
+    for one in maps:
+        if one.positions.start != place or one.shape[:2] != last.shape[:2]:
+            raise RegardError(
+                f"joined: maps of consecutive queries become one; here queries from {one.positions.start} on with "
+                f"(batch, heads) {one.shape[:2]} stand where {place} and {last.shape[:2]} were expected. Watch one "
+                "sequence of calls at a time."
+            )
+        place += one.shape[2]
+    parts = [one._prepared for one in maps]
+    rows = tuple(None if r is None else torch.cat([p.rows[n] for p in parts], 2) for n, r in enumerate(parts[0].rows))  # type: ignore[misc]
+    prepared = Prepared(torch.cat([p.query for p in parts], 2), parts[-1].key, rows, parts[-1].cols)
+    positions = Positions(maps[0].positions.start, last.positions.keys)
+    grid = Grid(last.grid.batch, last.grid.head, torch.cat([one.grid.query for one in maps]), last.grid.key)
+    return AttentionMap(last.attention, prepared, positions, grid, None)
+
+
 def _scalar(part: Any) -> Any:
     """Any single integer (of NumPy, or a tensor without axes) as Python's own."""
     if isinstance(part, bool) or (isinstance(part, Tensor) and (part.ndim or part.is_floating_point())):

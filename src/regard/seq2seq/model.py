@@ -1,0 +1,134 @@
+"""The one protocol of all translators: encode once, then one token after the other, or all of them taught at once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from regard.data.vocabulary import PAD
+from regard.errors import RegardError
+from regard.nn import Keys, select_rows
+from regard.pieces import Mask, padding
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Values with one row for each sentence or hypothesis, on axis 0 of every tensor."""
+
+    def select(self, index: Tensor) -> Self:
+        """The rows at `index`, in that order; an index may come more than once (beams repeat and reorder rows)."""
+        return replace(self, **{part.name: select_rows(getattr(self, part.name), index) for part in fields(self)})
+
+
+@dataclass(frozen=True, eq=False)
+class Memory(_Rows):
+    """What the encoder made of a batch of sources.
+
+    `states` are (B, S, C) and `real` (B, S) is True where a token is real. `keys` are what each attention
+    of the decoder projected of the states, once for the source; `final` (B, C) summarises a recurrent encoder.
+    """
+
+    states: Tensor
+    real: Tensor
+    keys: tuple[Keys, ...] = ()
+    final: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class State(_Rows):
+    """Where a decoder stands after some tokens: `length` of them (the same for all rows), and what it carries on.
+
+    `carried` is nested tuples of tensors with the batch on axis 0: cells, the last attentional vector, or
+    the keys and values of earlier tokens.
+    """
+
+    carried: Any
+    length: int = 0
+
+
+class Translator(nn.Module, ABC):
+    """Base of all encoder-decoders.
+
+    Source ids (B, S) end with the end of sentence and are padded on the right with 0; target input (B, T)
+    begins with the start of sentence. No attribute holds anything of a call: what is carried is in `Memory`
+    and `State`, which go in and come out. One law binds both ways to run a decoder: the logits of `step`
+    equal `logits(forward(source, target))[:, t]` for the same tokens before.
+
+    `settings` are the arguments that `regard.seq2seq.build` makes an equal model from, and `cross_attention`
+    is the path of the module whose map aligns target with source (None: the model has none).
+    """
+
+    source_size: int
+    target_size: int
+    cross_attention: str | None
+
+    @abstractmethod
+    def encode(self, source: Tensor) -> Memory:
+        """Source ids (B, S) -> what the decoder reads."""
+
+    @abstractmethod
+    def start(self, memory: Memory) -> State:
+        """The state before the first token."""
+
+    @abstractmethod
+    def advance(self, memory: Memory, state: State, tokens: Tensor) -> tuple[Tensor, State]:
+        """One more token (B,) -> the decoder's output (B, C), and the next state; `state` stays valid."""
+
+    @abstractmethod
+    def decode(self, memory: Memory, target: Tensor) -> Tensor:
+        """Teacher forcing: target input (B, T) -> the decoder's outputs (B, T, C)."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The decoder's outputs (..., C) -> scores of every target token (..., V), before softmax."""
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Teacher forcing: source (B, S) and target input (B, T) -> the decoder's outputs (B, T, C).
+
+        The projection to the vocabulary is `logits`, so that a loss need not pay it for padding.
+        """
+        check_ids("source", source, self.source_size)
+        check_ids("target", target, self.target_size)
+        if len(source) != len(target):
+            raise RegardError(
+                f"forward: {len(source)} sources against {len(target)} targets; each source has one target."
+            )
+        return self.decode(self.encode(source), target)
+
+    def step(self, memory: Memory, state: State, tokens: Tensor) -> tuple[Tensor, State]:
+        """One more token (B,) -> logits (B, V) of the one after it, and the next state. The old state stays valid."""
+        hidden, following = self.advance(memory, state, tokens)
+        return self.logits(hidden), following
+
+    def settings(self) -> dict[str, Any]:
+        """What rebuilds the model: `build(**model.settings())`, all of it fit for JSON."""
+        return dict(self._settings)
+
+    _settings: dict[str, Any]
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+
+def check_ids(name: str, ids: Tensor, size: int) -> None:
+    """Refuse what is no batch of token ids."""
+    if ids.ndim != 2 or ids.is_floating_point() or 0 in ids.shape:
+        raise RegardError(
+            f"{name}: token ids are integers (batch, length) with at least one token, got {ids.dtype} of shape "
+            f"{tuple(ids.shape)}. Pad shorter sentences on the right with 0; one sentence is ids[None]."
+        )
+    low, high = (int(edge) for edge in ids.aminmax())
+    if low < 0 or high >= size:
+        wrong = low if low < 0 else high
+        raise RegardError(f"{name}: token id {wrong}, but the vocabulary has ids 0 to {size - 1}. Is it another's?")
+
+
+def real_tokens(source: Tensor) -> tuple[Tensor, Mask | None]:
+    """Which tokens (B, S) are no padding, and the mask that says so; None where all are real."""
+    real = source != PAD
+    return real, None if bool(real.all()) else padding(real)
