@@ -1,0 +1,179 @@
+"""`regard translate`: line by line, as the lines come."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from regard.cli.draw import SHADES
+from regard.errors import RegardError, nearest
+from regard.seq2seq.alignment import READINGS, Alignment, write_pharaoh
+from regard.seq2seq.decoding import Search
+from regard.seq2seq.translation import Translation, Wanted, translate
+
+if TYPE_CHECKING:
+    from regard.seq2seq.run import Run
+
+ALIGNMENTS = ("pharaoh", "show")
+#: Bytes read at a time; a pipe or a terminal gives what there is.
+CHUNK = 1 << 16
+#: Lines not translated that are named.
+NAMED = 5
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What was asked for on the command line; None leaves it to the run."""
+
+    arguments: Sequence[str]
+    model: str | None = None
+    beam: int | None = None
+    n_best: int | None = None
+    length_penalty: float | None = None
+    batch: int = 32
+    align: str | None = None
+    reading: str = "output"
+    replace_unknown: bool = False
+
+    def wanted(self, run: Run) -> Wanted:
+        """What to do with every sentence, of this run."""
+        search = search_of(run, beam=self.beam, n_best=self.n_best, length_penalty=self.length_penalty)
+        reading = None if self.align is None else self.reading
+        return Wanted(search, batch=self.batch, reading=reading, replace_unknown=self.replace_unknown)
+
+
+def run(wish: Wish) -> None:
+    """Translate and print; every line is out before the next is waited for."""
+    if wish.align is not None and wish.align not in ALIGNMENTS:
+        raise RegardError(f"translate: --align {wish.align} is not known. {nearest(wish.align, ALIGNMENTS)}")
+    folder, text = _arguments(wish)
+    with Console(stderr=True).status("Loading the model"):
+        found = load(folder, wish.model)
+    wanted, printer, number = wish.wanted(found), _Printer(wish, Counter()), 0
+    for lines in read_lines(text):
+        for each in translate(found.model, found.source_tokenizer, found.target_tokenizer, lines, wanted):
+            printer.print(number, each)
+            number += 1
+    printer.report(number)
+
+
+def load(folder: str | None, name: str | None) -> Run:
+    """The run of a folder, or a model that comes with the package."""
+    from regard.seq2seq.run import load_model_in_the_box, load_run
+
+    return load_run(folder or "") if name is None else load_model_in_the_box(name)
+
+
+def search_of(run: Run, **options: Any) -> Search:
+    """The search that the run was configured with, but for what is given."""
+    settings: dict[str, Any] = dict(run.config.get("decoding", {}))
+    settings["max_length"] = settings.get("max_length") or None
+    return Search(**settings | {name: value for name, value in options.items() if value is not None})
+
+
+def _arguments(wish: Wish) -> tuple[str | None, str]:
+    """RUN and TEXT, or TEXT alone where --model names the run."""
+    given = list(wish.arguments)
+    folder = given.pop(0) if wish.model is None and given else None
+    if (wish.model is None and folder is None) or len(given) > 1:
+        raise RegardError(
+            f"translate: give a run and one text, or --model NAME and one text; got {len(wish.arguments)} arguments. "
+            "Put a text of several words in quotes."
+        )
+    return folder, given[0] if given else "-"
+
+
+def read_lines(source: str) -> Iterator[list[str]]:
+    """The lines of a text, of a file, or of standard input ("-"), as many at a time as there are."""
+    if source == "-":
+        if sys.stdin.isatty():
+            Console(stderr=True).print("Reading from the keyboard; end with Ctrl-D.", style="dim")
+        yield from _decoded(sys.stdin.buffer, "standard input")
+    elif os.path.isfile(source):
+        try:
+            with open(source, "rb") as file:
+                yield from _decoded(file, source)
+        except OSError as error:
+            raise RegardError(f"translate: {source} cannot be read: {error.strerror or error}.") from None
+    elif os.path.isdir(source):
+        raise RegardError(f"translate: {source} is a folder. Give a text, a UTF-8 file, or - for standard input.")
+    else:
+        yield source.splitlines() or [""]
+
+
+def _decoded(stream: IO[bytes], name: str) -> Iterator[list[str]]:
+    """Whole lines as soon as they are there: `read1` waits for the first bytes alone."""
+    rest, number = b"", 0
+    while data := stream.read1(CHUNK):  # type: ignore[attr-defined]
+        *lines, rest = (rest + data).split(b"\n")
+        if lines:
+            yield [_line(line, name, number + place) for place, line in enumerate(lines)]
+            number += len(lines)
+    if rest:
+        yield [_line(rest, name, number)]
+
+
+def _line(line: bytes, name: str, number: int) -> str:
+    try:
+        text = line.decode("utf-8-sig" if number == 0 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise RegardError(
+            f"translate: line {number + 1} of {name} is not UTF-8 text (byte {error.start} is "
+            f"0x{line[error.start]:02x}). Convert it, for example with: iconv -f latin1 -t utf-8"
+        ) from None
+    return text.removesuffix("\r")
+
+
+@dataclass(frozen=True)
+class _Printer:
+    wish: Wish
+    skipped: Counter[str]
+
+    def print(self, number: int, done: Translation) -> None:
+        """One line for a line, so that input and output stay side by side; more with --n-best and --align show."""
+        if done.skipped:
+            self.skipped["empty" if done.skipped == "empty" else f"line {number + 1}: {done.skipped}"] += 1
+        for text in self._lines(number, done):
+            sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+        if self.wish.align == "show" and done.alignment is not None:
+            Console().print(picture(done.alignment))
+
+    def _lines(self, number: int, done: Translation) -> Iterator[str]:
+        if (self.wish.n_best or 1) > 1 and done.hypotheses:
+            for text, hypothesis in zip(done.texts, done.hypotheses, strict=True):
+                yield f"{number} ||| {text} ||| {hypothesis.score:.4f}"
+            return
+        links = "" if done.alignment is None else write_pharaoh(done.alignment.links())
+        yield f"{done.text} ||| {links}" if self.wish.align == "pharaoh" else done.text
+
+    def report(self, number: int) -> None:
+        """On the error stream: what was not translated, and why."""
+        errors, long = Console(stderr=True), [reason for reason in self.skipped if reason != "empty"]
+        if long:
+            named = "; ".join(long[:NAMED]) + ("; ..." if len(long) > NAMED else "")
+            errors.print(f"{len(long)} of {number} lines were too long and are left empty: {named}", style="yellow")
+        if self.skipped["empty"] and number > 1:
+            errors.print(f"{self.skipped['empty']} of {number} lines were empty.", style="dim")
+
+
+def picture(alignment: Alignment) -> Text:
+    """Target words down, each with the source words it looks at; darker is more."""
+    if not alignment.weights.numel():
+        return Text("no words")
+    width, drawn = max(map(len, alignment.target)), Text(no_wrap=True)
+    for word, row in zip(alignment.target, alignment.weights.tolist(), strict=True):
+        most = max(range(len(row)), key=row.__getitem__)
+        cells = "".join(SHADES[min(4, round(4 * max(weight, 0.0) ** 0.5))] * 2 for weight in row)
+        drawn.append(f"  {word:>{width}} ")
+        drawn.append(f"│{cells}│ ", "blue")
+        drawn.append(f"{alignment.source[most]} {row[most]:.2f}\n", "dim")
+    drawn.append(f"  across: {' '.join(alignment.source)}; down: {READINGS[alignment.reading]}\n", "dim")
+    return drawn

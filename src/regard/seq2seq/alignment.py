@@ -1,0 +1,209 @@
+"""Which source word a target word looks at: attention as an alignment, its formats and its error rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from regard.data.vocabulary import BOS, EOS, PAD
+from regard.errors import RegardError, nearest
+from regard.hf import watch
+from regard.maps import AttentionMap
+from regard.nn import Attends
+from regard.seq2seq.decoding import evaluating
+
+if TYPE_CHECKING:
+    from regard.data.tokenizer import Tokenizer
+    from regard.seq2seq.model import Translator
+
+#: Links (source word, target word), counted from 0.
+Links = frozenset[tuple[int, int]]
+
+#: Which row of the attention belongs to a target word, and how to name the axis.
+READINGS = {
+    "output": "target word at the step that puts it out",
+    "input": "target word at the step that takes it in",
+}
+
+
+def attention_of(model: Translator, source: Tensor, target_input: Tensor) -> dict[str, AttentionMap]:
+    """Every attention of a model that is made to say `target_input`: module path -> map, none for a model without.
+
+    `source` is (B, S), `target_input` (B, T) is [BOS, y_1 .. y_n], both padded on the right. Row t of a map
+    of the decoder is the step that reads y_t and predicts y_{t+1}. Decoding the same tokens step by step, in
+    a beam and in any batch, looks at exactly the same.
+
+    >>> import torch
+    >>> from regard import seq2seq
+    >>> model = seq2seq.build("bahdanau", source_size=9, target_size=9, width=8)
+    >>> maps = attention_of(model, torch.tensor([[5, 4, 7, 3]]), torch.tensor([[2, 6, 8]]))
+    >>> maps[model.cross_attention]
+    AttentionMap(1 x 1 heads x 3 queries x 4 keys)
+    """
+    if not any(isinstance(module, Attends) for module in model.modules()):
+        return {}
+    with evaluating(model), watch(model, verify=False) as seen:
+        model(source, target_input)
+    return seen.maps
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """How much every target word looks at every source word: weights (target words, source words).
+
+    What is missing to 1 in a row went to the end of the sentence. `reading` says at which step a target word
+    was read, see `READINGS`.
+    """
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    weights: Tensor
+    reading: str = "output"
+
+    def links(self, threshold: float | None = None) -> Links:
+        """The source word that every target word looks at most, or all it gives `threshold` or more.
+
+        >>> alignment = Alignment(("a", "b"), ("x", "y"), torch.tensor([[0.1, 0.8], [0.5, 0.4]]))
+        >>> sorted(alignment.links()), sorted(alignment.links(threshold=0.4))
+        ([(0, 1), (1, 0)], [(0, 1), (1, 0), (1, 1)])
+        """
+        if not self.weights.numel():
+            return frozenset()
+        if threshold is not None:
+            found = (self.weights >= threshold).nonzero().tolist()
+            return frozenset((source, target) for target, source in found)
+        return frozenset((source, target) for target, source in enumerate(self.weights.argmax(1).tolist()))
+
+
+def align(
+    model: Translator,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    *,
+    reading: str = "output",
+    name: str | None = None,
+) -> list[Alignment]:
+    """Read the cross-attention of sentence pairs (ids, without BOS and EOS) as word alignments.
+
+    The mean over the heads of module `name` (by default the model's last cross-attention); pieces are
+    merged to words by the sum over source pieces and the mean over target pieces. With
+    `reading="output"` a target word is read at the step that predicts it, with "input" at the one that
+    takes it in, where deep Transformers align best (Chen et al. 2020).
+    """
+    check_alignable(model, reading)
+    device = model.device
+    source = padded([[*ids, EOS] for ids in sources], device)
+    target = padded([[BOS, *ids] for ids in targets], device)
+    maps = attention_of(model, source, target)
+    name = name or model.cross_attention or ""
+    if name not in maps:
+        raise RegardError(f"align: there is no attention module {name!r}. {nearest(name, maps)}")
+    weights = maps[name].dense().mean(1).cpu()
+    first = 0 if reading == "output" else 1
+    found = []
+    for row, x, y in zip(weights, sources, targets, strict=True):
+        numbers = tokenizers[0].word_numbers(x), tokenizers[1].word_numbers(y)
+        merged = merge_pieces(row[first : first + len(y), : len(x)], numbers[1], numbers[0])
+        words = _words(tokenizers[0], x, numbers[0]), _words(tokenizers[1], y, numbers[1])
+        found.append(Alignment(words[0], words[1], merged, reading))
+    return found
+
+
+def check_alignable(model: Translator, reading: str) -> None:
+    """Refuse an unknown reading, and a model that has nothing to align by."""
+    if reading not in READINGS:
+        raise RegardError(f"align: there is no reading {reading!r}. {nearest(reading, READINGS)}")
+    if model.cross_attention is None:
+        raise RegardError(
+            "align: this model has no attention to the source, so it does not say which source word a target word "
+            "comes from. Use a model with attention, bahdanau for one."
+        )
+
+
+def padded(rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Tensor:
+    """Ids as one tensor (rows, longest), filled on the right with PAD."""
+    return pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], True, PAD).to(device)
+
+
+def merge_pieces(weights: Tensor, target_words: Sequence[int], source_words: Sequence[int]) -> Tensor:
+    """Weights between pieces (T, S) as weights between words: summed over source pieces, averaged over target's.
+
+    `target_words` and `source_words` number the word of every piece, -1 for none.
+
+    >>> merge_pieces(torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.5, 0.5]]), [0, 0], [0, 1, 1])
+    tensor([[0.2500, 0.7500]])
+    """
+    if weights.shape != (len(target_words), len(source_words)):
+        raise RegardError(
+            f"merge_pieces: weights are {tuple(weights.shape)}; with words of {len(target_words)} target and "
+            f"{len(source_words)} source pieces they must be ({len(target_words)}, {len(source_words)})."
+        )
+    target, source = _membership(target_words, weights), _membership(source_words, weights)
+    return (target / target.sum(1, keepdim=True)) @ weights @ source.T
+
+
+def _membership(words: Sequence[int], like: Tensor) -> Tensor:
+    """(words, pieces): 1 where a piece is a part of a word."""
+    numbers = torch.tensor(words, dtype=torch.int64)
+    count = int(numbers.max()) + 1 if len(words) else 0
+    return (numbers == torch.arange(count)[:, None]).to(like)
+
+
+def _words(tokenizer: Tokenizer, ids: Sequence[int], numbers: Sequence[int]) -> tuple[str, ...]:
+    groups: list[list[int]] = [[] for _ in range(max(numbers, default=-1) + 1)]
+    for each, number in zip(ids, numbers, strict=True):
+        if number >= 0:
+            groups[number].append(each)
+    return tuple(tokenizer.decode(group) for group in groups)
+
+
+def write_pharaoh(links: Iterable[tuple[int, int]]) -> str:
+    """Links as `source-target` pairs, counted from 0, in order: the format of Pharaoh, Moses and fast_align.
+
+    >>> write_pharaoh({(1, 2), (0, 0)})
+    '0-0 1-2'
+    """
+    return " ".join(f"{source}-{target}" for source, target in sorted(links))
+
+
+def read_pharaoh(line: str) -> Links:
+    """The links of one line.
+
+    >>> sorted(read_pharaoh("0-0 1-2"))
+    [(0, 0), (1, 2)]
+    """
+    links = set()
+    for pair in line.split():
+        source, dash, target = pair.partition("-")
+        if not (dash and source.isdecimal() and target.isdecimal()):
+            raise RegardError(f"read_pharaoh: {pair!r} is no link. Links are written source-target, such as 0-0 1-2.")
+        links.add((int(source), int(target)))
+    return frozenset(links)
+
+
+def alignment_error_rate(
+    found: Sequence[Links], sure: Sequence[Links], possible: Sequence[Links] | None = None
+) -> float:
+    """AER = 1 - (|A ∩ S| + |A ∩ P|) / (|A| + |S|) over all sentences (Och & Ney 2003); 0 is best.
+
+    A are the links found, S the sure ones and P, which contains S, the possible ones (by default S, where
+    AER is 1 - F1). NaN if there are no links at all.
+
+    >>> alignment_error_rate([{(0, 0), (1, 1)}], sure=[{(0, 0)}], possible=[{(0, 0), (1, 1)}])
+    0.0
+    """
+    possible = sure if possible is None else possible
+    if not len(found) == len(sure) == len(possible):
+        raise RegardError(
+            f"alignment_error_rate: {len(found)} sentences found, {len(sure)} with sure and {len(possible)} with "
+            "possible links; give one set of links for every sentence."
+        )
+    hits = sum(len(a & s) + len(a & (p | s)) for a, s, p in zip(found, sure, possible, strict=True))
+    size = sum(len(a) + len(s) for a, s in zip(found, sure, strict=True))
+    return 1 - hits / size if size else float("nan")

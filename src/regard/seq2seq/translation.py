@@ -1,0 +1,138 @@
+"""From lines of text to translations, in their order, in batches of alike lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from regard.data.vocabulary import EOS, UNK
+from regard.errors import RegardError
+from regard.seq2seq.alignment import Alignment, align, check_alignable, padded
+from regard.seq2seq.decoding import Hypothesis, Search
+
+if TYPE_CHECKING:
+    from regard.data.tokenizer import Tokenizer
+    from regard.seq2seq.model import Translator
+
+#: Most pieces of a sentence that is translated.
+LIMIT = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Translation:
+    """A sentence and its translations, best first; of one that was not translated `skipped` says why.
+
+    `alignment` is that of the best, where one was asked for.
+    """
+
+    source: str
+    texts: tuple[str, ...] = ()
+    hypotheses: tuple[Hypothesis, ...] = ()
+    alignment: Alignment | None = None
+    skipped: str = ""
+
+    @property
+    def text(self) -> str:
+        """The best translation; empty where there is none."""
+        return self.texts[0] if self.texts else ""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to do with every sentence: how to search, in which batches, and what else to tell.
+
+    `window` batches are read ahead and sorted by length. `reading` asks for alignments (see
+    `regard.seq2seq.alignment.READINGS`); `replace_unknown` puts the source word that an unknown word
+    is aligned to in its place (Luong et al. 2015). Sentences of more than `limit` pieces are skipped.
+    """
+
+    search: Search = field(default_factory=Search)
+    batch: int = 32
+    window: int = 8
+    limit: int = LIMIT
+    reading: str | None = None
+    replace_unknown: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "window", "limit"):
+            if getattr(self, name) < 1:
+                raise RegardError(f"translate: {name} must be at least 1, got {getattr(self, name)}.")
+
+
+def translate(
+    model: Translator,
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    sentences: Iterable[str],
+    wanted: Wanted | None = None,
+) -> Iterator[Translation]:
+    """Translate sentences as they come: one `Translation` for each, in their order.
+
+    A window of sentences is read, sorted by length, searched in batches and given out before the next is
+    read. An empty sentence, or one above the limit, comes back untranslated with the reason in `skipped`.
+    """
+    wanted = wanted or Wanted()
+    if wanted.reading is not None or wanted.replace_unknown:
+        check_alignable(model, wanted.reading or "output")
+    work, remaining = _Work(model, (source_tokenizer, target_tokenizer), wanted), iter(sentences)
+    while window := list(islice(remaining, wanted.batch * wanted.window)):
+        yield from work.window(window)
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    model: Translator
+    tokenizers: tuple[Tokenizer, Tokenizer]
+    wanted: Wanted
+
+    def window(self, sentences: Sequence[str]) -> list[Translation]:
+        encoded = [self.tokenizers[0].encode(sentence) for sentence in sentences]
+        done = [
+            Translation(sentence, skipped=self._reason(ids)) for sentence, ids in zip(sentences, encoded, strict=True)
+        ]
+        order = sorted((n for n, each in enumerate(done) if not each.skipped), key=lambda n: len(encoded[n]))
+        for start in range(0, len(order), self.wanted.batch):
+            places = order[start : start + self.wanted.batch]
+            found = self._batch([sentences[n] for n in places], [encoded[n] for n in places])
+            for place, each in zip(places, found, strict=True):
+                done[place] = each
+        return done
+
+    def _reason(self, ids: Sequence[int]) -> str:
+        if not ids:
+            return "empty"
+        return f"{len(ids)} pieces, the limit is {self.wanted.limit}" if len(ids) > self.wanted.limit else ""
+
+    def _batch(self, sentences: Sequence[str], encoded: Sequence[Sequence[int]]) -> list[Translation]:
+        device = self.model.device
+        found = self.wanted.search(self.model, padded([[*ids, EOS] for ids in encoded], device))
+        texts = [tuple(self.tokenizers[1].decode(h.tokens) for h in hypotheses) for hypotheses in found]
+        done = [Translation(*each) for each in zip(sentences, texts, found, strict=True)]
+        best = [hypotheses[0].tokens for hypotheses in found]
+        unknown = self.wanted.replace_unknown and any(UNK in tokens for tokens in best)
+        if self.wanted.reading is None and not unknown:
+            return done
+        alignments = align(self.model, self.tokenizers, encoded, best, reading=self.wanted.reading or "output")
+        return [self._aligned(each, alignment) for each, alignment in zip(done, alignments, strict=True)]
+
+    def _aligned(self, done: Translation, alignment: Alignment) -> Translation:
+        written = tuple(done.source.split())
+        if len(written) == len(alignment.source):
+            alignment = replace(alignment, source=written)
+        if self.wanted.replace_unknown and UNK in done.hypotheses[0].tokens:
+            words = self._known(done.hypotheses[0].tokens, alignment)
+            alignment = replace(alignment, target=words)
+            done = replace(done, texts=(" ".join(words), *done.texts[1:]))
+        return replace(done, alignment=alignment if self.wanted.reading is not None else None)
+
+    def _known(self, tokens: Sequence[int], alignment: Alignment) -> tuple[str, ...]:
+        """The target words, with the source words they look at in the place of unknown ones."""
+        numbers = self.tokenizers[1].word_numbers(tokens)
+        unknown = {number for token, number in zip(tokens, numbers, strict=True) if token == UNK}
+        aligned = alignment.weights.argmax(1).tolist()
+        return tuple(
+            alignment.source[aligned[place]] if place in unknown else word
+            for place, word in enumerate(alignment.target)
+        )
