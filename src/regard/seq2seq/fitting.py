@@ -1,0 +1,184 @@
+"""A task is taken to the end of its budget by Lightning's `Trainer`, quietly, and can be interrupted at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities import rank_zero_only
+
+from regard.errors import RegardError
+from regard.seq2seq.run import STATE, WEIGHTS, load_weights
+from regard.seq2seq.stream import Standing, turns
+from regard.seq2seq.training import Course, Task
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a training ended.
+
+    Args:
+        reason: "budget", "interrupted" or "patience".
+        standing: Where it stands.
+    """
+
+    reason: str
+    standing: Standing = field(repr=False)
+
+
+def fit(task: Task, *, resume: bool = False, told: Callable[[Standing], None] = lambda _: None) -> Outcome:
+    """Train until the budget is used up, the wished-for patience is over, or Ctrl-C; a state is saved in each case.
+
+    Afterwards the model has the weights that the run translates with: the averaged ones, of the best validation or
+    of the last step, as `validation.keep` says.
+
+    Args:
+        task: What is trained.
+        resume: Go on from the state in the folder of the task.
+        told: Called after every step with where the training stands.
+    """
+    with quiet():
+        course = Course(task, told)
+        trainer = _trainer(task)  # from here on every process knows its number
+        if resume:
+            course.load(_state(task))
+        with _one_thread_count(task.config.training.threads), _kernels(task), _stopping(course):
+            trainer.fit(course, _stream(course))
+        if rank_zero_only.rank == 0:
+            _translating(course)
+    return Outcome(course.reason, course.standing)
+
+
+def _translating(course: Course) -> None:
+    """The model with the weights that the run translates with."""
+    task = course.task
+    if task.config.validation.keep == "best" and course.standing.best is not None and task.folder is not None:
+        load_weights(task.model, task.folder / WEIGHTS)
+        return
+    with torch.no_grad():
+        for name, weight in task.model.named_parameters():
+            weight.copy_(course.averaging.weights[name])
+
+
+def _stream(course: Course) -> Any:
+    standing, training = course.standing, course.training_config
+    return _Stream(course.task, (standing.epoch, standing.place), training.epochs or None)
+
+
+class _Stream:
+    """The turns as Lightning wants them: an iterable without a length."""
+
+    def __init__(self, task: Task, start: tuple[int, int], stop: int | None) -> None:
+        self.task, self.start, self.stop = task, start, stop
+
+    def __iter__(self) -> Iterator[Any]:
+        return turns(self.task.epochs, self.task.config.training.accumulate, self.start, self.stop)
+
+
+def _state(task: Task) -> Path:
+    path = None if task.folder is None else task.folder / STATE
+    if path is None or not path.exists():
+        raise RegardError(f"train: there is no state to go on from in {task.folder}. Leave --resume out to begin.")
+    return path
+
+
+def _trainer(task: Task) -> Trainer:
+    training = task.config.training
+    several = training.devices * training.machines > 1
+    backend = "gloo" if training.accelerator == "cpu" else None
+    strategy: Any = (
+        DDPStrategy(process_group_backend=backend, gradient_as_bucket_view=True, broadcast_buffers=False)
+        if several
+        else "auto"
+    )
+    return Trainer(
+        accelerator=training.accelerator,
+        devices=training.devices,
+        num_nodes=training.machines,
+        strategy=strategy,
+        precision="bf16-mixed" if training.precision == "bfloat16" else "32-true",
+        max_epochs=-1,  # the budget is ours: an epoch of Lightning's cannot be gone on with in its middle
+        logger=_loggers(task),
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+    )
+
+
+def _loggers(task: Task) -> Any:
+    if not task.config.training.tensorboard or task.folder is None:
+        return False
+    try:
+        from lightning.pytorch.loggers import TensorBoardLogger
+
+        return TensorBoardLogger(task.folder, name="", version="tensorboard")
+    except ModuleNotFoundError:
+        raise RegardError("training.tensorboard needs one more package: pip install tensorboard") from None
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without Lightning's tips, summaries and advice about loaders, which are about loops that are not used here."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "lightning")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"lightning\..*")
+            warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN")  # torch's, on any flag
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _one_thread_count(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _kernels(task: Task) -> Iterator[None]:
+    """Without oneDNN's where the processor has no bfloat16 for them: its LSTM would refuse, torch's own does not."""
+    lacking = task.config.training.precision == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    with torch.backends.mkldnn.flags(enabled=False) if lacking else contextlib.nullcontext():  # type: ignore[attr-defined]
+        yield
+
+
+@contextlib.contextmanager
+def _stopping(course: Course) -> Iterator[None]:
+    """The first Ctrl-C or polite kill ends the training after the step it is in; the second ends it at once."""
+
+    def stop(number: int, frame: Any) -> None:
+        if course.interrupted:
+            raise KeyboardInterrupt
+        course.interrupted = True
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    course.before_training = lambda: [signal.signal(number, stop) for number in held]
+    try:
+        yield
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)

@@ -1,0 +1,187 @@
+"""From a configuration to a task: corpus, vocabularies, ids, model; and the folder they are written to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.data.batches import Batches, Encoded
+from regard.data.corpus import Corpus, Pair, encode_pairs, load_corpus
+from regard.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from regard.errors import RegardError
+from regard.seq2seq.checkpoint import write_whole
+from regard.seq2seq.config import Config, Data, Training, make_config
+from regard.seq2seq.run import (
+    CONFIG,
+    SOURCE,
+    STATE,
+    TARGET,
+    read_sections,
+    read_settings,
+    write_environment,
+    write_settings,
+)
+from regard.seq2seq.stream import Epochs
+from regard.seq2seq.training import Task
+from regard.seq2seq.validation import bleu_of
+
+#: Sizes of a vocabulary that are tried in turn when none is given: small corpora have fewer pieces, and some scripts
+#: more characters.
+SIZES = (2000, 1000, 500, 250, 125, 60, 30, 4000, 8000, 16000)
+#: Keys that a state is only good for as they were. All sections that are not named here may change.
+FIXED = ("seed", "sentences", "tokens", "accumulate", "devices", "machines", "average")
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A task with what it was made of: a corpus and a tokenizer for each side."""
+
+    task: Task
+    corpus: Corpus
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
+
+
+def prepare(config: Config, folder: Path | None = None, *, corpus: Corpus | None = None, rank: int = 0) -> Prepared:
+    """Everything that training needs; the first process writes it to the folder, whole enough to be gone on from.
+
+    A folder that already holds a state keeps its vocabularies.
+
+    Args:
+        config: Of the run.
+        folder: Of the run; None writes nothing.
+        corpus: The pairs, if they are at hand already.
+        rank: The number of this process among all.
+    """
+    corpus = corpus or read_corpus(config.data)
+    found = None if folder is None or not (folder / STATE).exists() else _tokenizers_of(folder)
+    source, target = found or (
+        learn_tokenizer([getattr(pair, side) for pair in corpus.train], config.tokenizer.kind, size)
+        for side, size in (("source", config.tokenizer.source_size), ("target", config.tokenizer.target_size))
+    )
+    torch.manual_seed(config.training.seed + rank)  # dropout differs between processes, the first weights do not:
+    model = _model(config, len(source), len(target))  # DDP sends those of the first to all
+    task = _task(config, corpus, source, target, model, folder, rank)
+    if folder is not None and rank == 0:
+        source.save(folder / SOURCE)
+        target.save(folder / TARGET)
+        write_whole(folder / CONFIG, config.write())
+        write_environment(folder)
+        languages = {"source_language": corpus.source_language, "target_language": corpus.target_language}
+        write_settings(folder, model, languages | {"corpus": corpus.name, "hash": corpus.hash})
+    return Prepared(task, corpus, source, target)
+
+
+def read_corpus(data: Data) -> Corpus:
+    """The corpus that a configuration names."""
+    spec: Any = [data.source, data.target] if data.source else data.corpus
+    valid, test, words = (None if n == "auto" else n for n in (data.valid, data.test, data.max_words))
+    return load_corpus(
+        spec,
+        size=data.size,
+        valid=valid,
+        test=test,
+        max_words=words,
+        seed=data.seed,
+        fields=(data.source_field, data.target_field),
+        languages=(data.source_language, data.target_language),
+    )
+
+
+def process_number(training: Training) -> int:
+    """The number of this process among all, as those who start processes (torchrun, Lightning, SLURM) tell it."""
+    told = os.environ
+    if "RANK" in told or ("SLURM_PROCID" in told and training.machines > 1):
+        return int(told.get("RANK", told.get("SLURM_PROCID", "0")))
+    return int(told.get("NODE_RANK", "0")) * training.devices + int(told.get("LOCAL_RANK", "0"))
+
+
+def learn_tokenizer(sentences: Sequence[str], kind: str, size: int | str) -> Tokenizer:
+    """A vocabulary of the training sentences; "auto" takes the first of `SIZES` that they allow."""
+    if isinstance(size, int) or kind == "words":
+        return train_tokenizer(sentences, size if isinstance(size, int) else None, kind)
+    for number in SIZES[:-1]:
+        try:
+            return train_tokenizer(sentences, number, kind)
+        except RegardError:
+            continue
+    return train_tokenizer(sentences, SIZES[-1], kind)
+
+
+def reconfigured(folder: Path, overrides: Callable[[dict[str, Any]], Config]) -> Config:
+    """The configuration of a run that is gone on with; what its state depends on must not change.
+
+    Args:
+        folder: Of the run.
+        overrides: From the sections of the run to the configuration that is wished for.
+    """
+    read_settings(folder)
+    if not (folder / STATE).exists():
+        raise RegardError(f"train: {folder} holds no state to go on from. Leave --resume out and give another --out.")
+    before = make_config(read_sections(folder))
+    after = overrides(before.model_dump())
+    changed = [name for name in ("data", "tokenizer", "model") if getattr(before, name) != getattr(after, name)]
+    changed += [f"training.{key}" for key in FIXED if getattr(before.training, key) != getattr(after.training, key)]
+    if changed:
+        raise RegardError(
+            f"train: {', '.join(changed)} cannot change in a run that is gone on with, since its state depends on it. "
+            "Train anew with another --out."
+        )
+    return after
+
+
+def _model(config: Config, source_size: int, target_size: int) -> Any:
+    from regard.seq2seq.systems import build
+
+    section = config.model
+    given = {name: getattr(section, name) for name in ("layers", "num_heads", "dropout")}
+    if given["dropout"] == "auto":
+        given["dropout"] = 0.1 if section.system.startswith("transformer") else 0.2
+    given = {name: value for name, value in given.items() if value != "auto"} | section.options
+    return build(section.system, source_size=source_size, target_size=target_size, width=section.width, **given)
+
+
+def _task(
+    config: Config, corpus: Corpus, source: Tokenizer, target: Tokenizer, model: Any, folder: Path | None, rank: int
+) -> Task:
+    training, validation = config.training, config.validation
+    shard = (rank, training.devices * training.machines)
+    valid = encode_pairs(corpus.valid, source, target)
+    score = None
+    if validation.sentences and valid:
+        apart = max(1, len(valid) // validation.sentences)  # spread over the split, whose order may be that of a book
+        some = slice(0, apart * validation.sentences, apart)
+        score = bleu_of(target, valid[some], [pair.target for pair in corpus.valid[some]], validation.batch)
+    held_out = Batches(valid, sentences=validation.batch, shard=shard, shuffle=False).epoch(0) if valid else ()
+    facts = (("corpus", corpus.hash), ("vocabulary", [len(source), len(target)]))
+    return Task(model, config, _epochs(config, corpus.train, source, target, shard), held_out, score, folder, facts)
+
+
+def _epochs(
+    config: Config, pairs: Sequence[Pair], source: Tokenizer, target: Tokenizer, shard: tuple[int, int]
+) -> Epochs:
+    """The batches of each epoch; with sampling, of words that are cut anew for each."""
+    training = config.training
+    size: dict[str, Any] = {"tokens": training.tokens} if training.tokens else {"sentences": training.sentences}
+    options = size | {"seed": training.seed, "shard": shard}
+    if not config.tokenizer.sampling:
+        return Batches(encode_pairs(pairs, source, target), **options).epoch
+    return lambda epoch: Batches(_sampled(pairs, source, target, (training.seed, epoch)), **options).epoch(epoch)
+
+
+def _sampled(pairs: Sequence[Pair], source: Tokenizer, target: Tokenizer, key: tuple[int, int]) -> list[Encoded]:
+    first = (key[0] * 1_000_003 + key[1]) * 2 * len(pairs)  # a number of its own for each epoch and sentence
+    return [
+        (source.encode(pair.source, True, first + 2 * n), target.encode(pair.target, True, first + 2 * n + 1))
+        for n, pair in enumerate(pairs)
+    ]
+
+
+def _tokenizers_of(folder: Path) -> tuple[Tokenizer, Tokenizer] | None:
+    paths = folder / SOURCE, folder / TARGET
+    return (load_tokenizer(paths[0]), load_tokenizer(paths[1])) if all(path.exists() for path in paths) else None

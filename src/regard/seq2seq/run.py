@@ -1,0 +1,198 @@
+"""A run is a folder: everything that translating with it, going on with it or repeating it takes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import platform
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from regard import __version__
+from regard.data.tokenizer import Tokenizer, load_tokenizer
+from regard.errors import RegardError, nearest
+from regard.seq2seq.checkpoint import read_json, read_tensors, write_tensors, write_whole
+
+if TYPE_CHECKING:
+    from regard.seq2seq.model import Translator
+
+#: Raised when a folder written before could no longer be read as it was meant.
+FORMAT = 1
+WEIGHTS, SETTINGS, CONFIG = "model.safetensors", "settings.json", "config.toml"
+METRICS, ENVIRONMENT, STATE = "metrics.csv", "environment.json", "state/state.safetensors"
+SOURCE, TARGET = "source.tokenizer", "target.tokenizer"
+#: Packages whose versions a run was made with.
+PACKAGES = ("torch", "numpy", "lightning", "sentencepiece", "sacrebleu", "pydantic", "safetensors")
+#: Where the models are that come with the package.
+BOX = Path(__file__).parent / "models"
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A trained system as it is read from its folder.
+
+    Args:
+        path: The folder.
+        model: The `Translator`, with the averaged weights, not in training mode.
+        source_tokenizer: Text to the ids the model reads.
+        target_tokenizer: The ids it writes to text.
+        config: The sections of config.toml as dictionaries.
+        settings: What the model is built from, and "source_language", "target_language", "corpus", "hash".
+        metrics: The lines of metrics.csv.
+    """
+
+    path: Path
+    model: Translator
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
+    config: dict[str, dict[str, Any]]
+    settings: dict[str, Any]
+    metrics: list[dict[str, float | None]] = field(default_factory=list)
+
+
+def load_run(path: str | Path) -> Run:
+    """Read a run folder, ready to translate; one of another version or with a truncated file is refused by name.
+
+    Only model.safetensors, settings.json and the two tokenizers must be there.
+    """
+    path = Path(path)
+    settings = read_settings(path)
+    model = _built(path, settings)
+    load_weights(model, path / WEIGHTS)
+    source, target = (load_tokenizer(_there(path / name)) for name in (SOURCE, TARGET))
+    for name, tokenizer, size in ((SOURCE, source, model.source_size), (TARGET, target, model.target_size)):
+        if len(tokenizer) != size:
+            raise RegardError(
+                f"{path / name} has {len(tokenizer)} pieces and the model {size}: they are of different runs."
+            )
+    return Run(path, model.eval(), source, target, read_sections(path), settings, read_metrics(path / METRICS))
+
+
+def load_model_in_the_box(name: str) -> Run:
+    """A run that comes with the package, as "bahdanau-en-fr"."""
+    known = [folder.name for folder in BOX.iterdir() if (folder / SETTINGS).exists()] if BOX.is_dir() else []
+    if name not in known:
+        raise RegardError(f"There is no model {name!r} in the package. {nearest(name, known)}")
+    return load_run(BOX / name)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """settings.json of a run folder, if it is one of this format."""
+    if not path.is_dir():
+        raise RegardError(f"{path} is no folder of a run. Give the folder that `regard train` wrote.")
+    settings = read_json(path / SETTINGS)
+    if settings.get("format") != FORMAT:
+        raise RegardError(
+            f"{path} was written by regard {settings.get('regard', 'of an unknown version')} in format "
+            f"{settings.get('format')}; regard {__version__} reads format {FORMAT}. Train it anew with this version, "
+            "or use that one."
+        )
+    return settings
+
+
+def write_settings(path: Path, model: Translator, facts: Mapping[str, Any]) -> None:
+    """What the model is built from, and facts about its data."""
+    settings = {"format": FORMAT, "regard": __version__, "model": model.settings(), **facts}
+    write_whole(path / SETTINGS, json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_environment(path: Path) -> None:
+    """The versions and threads a run was made with; nothing that names a machine or a person."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    facts = {
+        "regard": __version__,
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "packages": versions,
+    }
+    write_whole(path / ENVIRONMENT, json.dumps(facts, indent=1) + "\n")
+
+
+def read_sections(path: Path) -> dict[str, dict[str, Any]]:
+    """config.toml as it is, unchecked, so that translating needs no pydantic; empty if it is not there."""
+    if not (path / CONFIG).exists():
+        return {}
+    try:
+        return tomllib.loads((path / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise RegardError(f"{path / CONFIG} cannot be read or is truncated ({error}).") from None
+
+
+def named_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters, each once however often it is tied, and the buffers that are saved."""
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
+    every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return parameters | {name: value for name, value in model.state_dict().items() if name not in every}
+
+
+def save_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path, facts: Mapping[str, Any]) -> None:
+    """model.safetensors: the given parameters with the buffers of the model."""
+    write_tensors(path, named_weights(model) | dict(weights), {"format": FORMAT, **facts})
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, path: Path) -> dict[str, Any]:
+    """Put the weights of a file into a model of the same settings, in the model's dtype; gives the file's facts."""
+    weights, facts = read_tensors(path)
+    put_weights(model, weights, path)
+    return facts
+
+
+@torch.no_grad()
+def put_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
+    """Copy tensors into a model; what is missing, too much or of another shape is named."""
+    mine = named_weights(model)
+    wrong = sorted(mine.keys() ^ weights.keys())
+    wrong += [name for name in mine.keys() & weights.keys() if mine[name].shape != weights[name].shape]
+    if wrong:
+        raise RegardError(f"{path} holds the weights of another model: {', '.join(wrong[:5])} do not fit the settings.")
+    for name, tensor in mine.items():
+        tensor.copy_(weights[name])
+
+
+def write_metrics(path: Path, rows: Sequence[Mapping[str, float | None]]) -> None:
+    """All lines of metrics.csv; a number that was not measured at a step is an empty cell."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [",".join(columns)]
+    lines += [",".join("" if row.get(name) is None else repr(row[name]) for name in columns) for row in rows]
+    write_whole(path, "\n".join(lines) + "\n")
+
+
+def read_metrics(path: Path) -> list[dict[str, float | None]]:
+    """The lines of metrics.csv; none if there is no such file."""
+    if not path.exists():
+        return []
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return [{name: float(cell) if cell else None for name, cell in row.items()} for row in csv.DictReader(file)]
+    except (OSError, ValueError, TypeError) as error:
+        raise RegardError(f"{path} is truncated or no table of metrics ({error}).") from None
+
+
+def _built(path: Path, settings: Mapping[str, Any]) -> Translator:
+    from regard.seq2seq.systems import build
+
+    try:
+        return build(**settings["model"])
+    except (KeyError, TypeError) as error:
+        raise RegardError(f"{path / SETTINGS} does not say how the model is built ({error}).") from None
+
+
+def _there(path: Path) -> Path:
+    if not path.exists():
+        raise RegardError(f"{path} is missing: this is no whole run folder.")
+    return path

@@ -1,0 +1,358 @@
+"""Training on Lightning: one step, what follows it, and how a run that was stopped at any moment goes on."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
+
+from regard.data.batches import Batch
+from regard.errors import RegardError
+from regard.seq2seq.averaging import Averaging
+from regard.seq2seq.checkpoint import read_tensors, write_tensors
+from regard.seq2seq.config import Config
+from regard.seq2seq.loss import translation_loss
+from regard.seq2seq.run import METRICS, STATE, WEIGHTS, named_weights, put_weights, save_weights, write_metrics
+from regard.seq2seq.schedule import Plateau, Schedule
+from regard.seq2seq.stream import Epochs, Standing, Turn
+from regard.seq2seq.validation import Score, Validation, surprise
+
+if TYPE_CHECKING:
+    from regard.seq2seq.model import Translator
+
+#: Raised when a state written before could no longer be gone on from.
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is to be trained.
+
+    Args:
+        model: The system, with its first weights.
+        config: Of the run; the data and tokenizer sections are not read here.
+        epochs: The batches of this process, by epoch.
+        valid: Batches of this process' share of the held-out pairs; none: nothing is validated.
+        score: BLEU of the model on held-out pairs, or None.
+        folder: Where the run is written; None keeps it in memory.
+        facts: That a state must share to be gone on from, as the hash of the corpus.
+    """
+
+    model: Translator
+    config: Config
+    epochs: Epochs
+    valid: Sequence[Batch] = ()
+    score: Score | None = None
+    folder: Path | None = None
+    facts: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def schedule(self) -> Schedule:
+        """Of the learning rate, with what "auto" stands for."""
+        training, model = self.config.training, self.config.model
+        peak = training.learning_rate
+        if peak == "auto":
+            peak = 1.0 if training.schedule == "noam" else 0.005 if model.system.startswith("transformer") else 0.01
+        return Schedule(training.schedule, float(peak), training.warmup, model.width)
+
+
+class Course(LightningModule):
+    """A model that is being trained: `training_step` is one update, and the rest of the class is what follows it.
+
+    Gradients are those of  sum of the losses / target tokens, both over all batches of the update in all processes,
+    however the pairs are shared out. The optimizer is Adam with the betas of the Transformer's paper, 0.9 and 0.98.
+    """
+
+    def __init__(self, task: Task, told: Callable[[Standing], None] = lambda _: None) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.model, self.task, self.told = task.model, task, told
+        self.training_config = task.config.training
+        self.schedule = task.schedule
+        plateau = Plateau(self.training_config.plateau_patience, self.training_config.plateau_decay)
+        self.standing = Standing(plateau=plateau)
+        self.averaging = Averaging(task.model, self.training_config.average)
+        self.optimizer = torch.optim.Adam(task.model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=True)
+        #: Set from outside, as by Ctrl-C: the training ends before its next update.
+        self.interrupted = False
+        self.reason = ""
+        #: Called when Lightning has set up everything, and the first step is next.
+        self.before_training: Callable[[], Any] = lambda: None
+        self._took = 0.0  # seconds of the last step
+
+    # What Lightning asks for
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.optimizer
+
+    def transfer_batch_to_device(self, batch: Turn, device: torch.device, dataloader_idx: int) -> Turn:
+        if device.type != "cpu":
+            batch.batches = [one.to(device) for one in batch.batches]
+        return batch
+
+    def training_step(self, batch: Turn, batch_idx: int) -> None:
+        start = self._clock()
+        tokens, pairs = self._agree(batch)
+        if self._ended(batch):
+            self.trainer.should_stop = True
+            return
+        total = self._backward(batch, tokens)
+        self._update(batch)
+        self._count(batch, total, tokens, pairs)
+        self._took = self._clock() - start
+        self._after()
+
+    # One step
+
+    def _clock(self) -> float:
+        """Seconds: of this thread's own processor time on a CPU, so that other work there costs a budget nothing."""
+        return time.thread_time() if self.device.type == "cpu" else time.perf_counter()
+
+    def _agree(self, turn: Turn) -> tuple[int, int]:
+        """Target tokens and pairs of the turn in all processes; the clock and a wish to stop are shared, too."""
+        tokens, pairs = sum(b.num_tokens for b in turn.batches), sum(map(len, turn.batches))
+        shared = torch.tensor([tokens, pairs, self._took, float(self.interrupted)], dtype=torch.float64)
+        shared = _summed(shared, self.device)
+        tokens, pairs, took, wishes = shared.tolist()
+        self.standing.seconds += took / _world()
+        self.standing.add(seconds=took / _world())
+        self._took = 0.0
+        self.interrupted = wishes > 0
+        return int(tokens), int(pairs)
+
+    def _ended(self, turn: Turn) -> bool:
+        """Whether to stop before this turn, and why."""
+        standing, (unit, amount) = self.standing, self.training_config.budget
+        standing.share = {
+            "minutes": standing.seconds / 60,
+            "steps": standing.step,
+            "epochs": turn.epoch + turn.place / turn.num_batches,
+        }[unit] / amount
+        patience = self.task.config.validation.patience
+        if standing.share >= 1:
+            self.reason = "budget"
+        elif self.interrupted:
+            self.reason = "interrupted"
+        elif patience and standing.waited >= patience:
+            self.reason = "patience"
+        return bool(self.reason)
+
+    def _backward(self, turn: Turn, tokens: int) -> float:
+        """Gradients of the mean loss over all tokens; the sum of the losses of this process."""
+        total = 0.0
+        self.model.train()
+        for batch in turn.batches:
+            if not len(batch):  # nothing was left for this process, but the others wait for its gradients
+                self.manual_backward(torch.stack([weight.sum() for weight in self.model.parameters()]).sum() * 0.0)
+                continue
+            loss = translation_loss(self.model, batch.source, batch.target, self.training_config.label_smoothing)
+            self.manual_backward(loss.smoothed * (_world() / tokens))  # processes are averaged by DDP
+            total += float(loss.smoothed.detach())
+        return total
+
+    def _update(self, turn: Turn) -> None:
+        step, training = self.standing.step + 1, self.training_config
+        rate = self.schedule.rate(step, self.standing.share, self.standing.plateau.factor)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), training.clip or math.inf)
+        if not math.isfinite(norm):
+            self._diverged(turn, rate)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.averaging.add()
+
+    def _diverged(self, turn: Turn, rate: float) -> None:
+        """The weights are still those before the step: keep them, and say where it happened."""
+        self.optimizer.zero_grad()
+        self.reason = "diverged"
+        self.save()
+        pairs = [index for batch in turn.batches for index in batch.indices]
+        kept = f" The weights before that step are kept in {self.task.folder}." if self.task.folder else ""
+        raise RegardError(
+            f"train: the loss or its gradient is not a finite number at step {self.standing.step + 1} (epoch "
+            f"{turn.epoch + 1}, batch {turn.place + 1} of {turn.num_batches}, learning rate {rate:.3g}, training pairs "
+            f"{', '.join(map(str, pairs))}).{kept} "
+            "Lower training.learning_rate or training.clip, or look at these pairs."
+        )
+
+    def _count(self, turn: Turn, total: float, tokens: int, pairs: int) -> None:
+        standing = self.standing
+        standing.step += 1
+        standing.epoch, standing.place = turn.following
+        standing.tokens += tokens
+        standing.pairs += pairs
+        standing.add(loss=total, tokens=tokens, pairs=pairs)
+
+    # What follows a step
+
+    def _after(self) -> None:
+        standing, training, validation = self.standing, self.training_config, self.task.config.validation
+        if standing.step % training.log_steps == 0:
+            self.log_row()
+        if validation.steps and standing.step % validation.steps == 0:
+            self.validate()
+        waited = standing.seconds - standing.saved
+        by_time = training.save_minutes and waited >= 60 * training.save_minutes
+        if by_time or (training.save_steps and standing.step % training.save_steps == 0):
+            self.save()
+        self.told(standing)
+
+    def log_row(self) -> None:
+        """A line of metrics.csv over the steps since the last one."""
+        standing, recent = self.standing, self.standing.recent
+        loss = _summed(torch.tensor(recent.get("loss", 0.0), dtype=torch.float64), self.device).item()
+        seconds = recent.get("seconds", 0.0) + self._took
+        row = {
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "train_loss": loss / max(recent.get("tokens", 0.0), 1.0),
+            "tokens_per_second": round(recent.get("tokens", 0.0) / seconds, 1) if seconds else None,
+            "pairs_per_second": round(recent.get("pairs", 0.0) / seconds, 1) if seconds else None,
+        }
+        standing.recent = {"seconds": -self._took}  # which _agree counts at the next step
+        self._note(row)
+
+    def validate(self) -> Validation | None:
+        """Measure the averaged weights, keep them if they are the best, and let the learning rate know."""
+        if not self.task.valid:
+            return None
+        # nothing a measurement does may move what training draws next
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []), self.averaging.swapped_in():
+            self.model.eval()
+            found = self._measure()
+        self.model.train()
+        self._note({"valid_loss": found.loss, "perplexity": found.perplexity, "bleu": found.bleu})
+        self.standing.plateau = self.standing.plateau.after(found.loss)
+        by_bleu = self.task.config.validation.monitor == "bleu" and found.bleu is not None
+        value = -found.bleu if by_bleu and found.bleu is not None else found.loss
+        better = self.standing.best is None or value < self.standing.best
+        self.standing.waited = 0 if better else self.standing.waited + 1
+        if better:
+            self.standing.best = value
+            if self.task.config.validation.keep == "best":
+                self._save_weights()
+        return found
+
+    def _measure(self) -> Validation:
+        total, tokens = surprise(self.model, self.task.valid)
+        total, tokens = _summed(torch.tensor([total, tokens], dtype=torch.float64), self.device).tolist()
+        bleu = self.task.score(self.model) if self.task.score and _rank() == 0 else 0.0
+        if self.task.score:
+            bleu = _summed(torch.tensor(bleu, dtype=torch.float64), self.device).item()
+        return Validation(total / max(tokens, 1.0), bleu if self.task.score else None)
+
+    def _note(self, numbers: dict[str, float | None]) -> None:
+        self.standing.note(**numbers)
+        if _rank() == 0 and self.task.folder:
+            write_metrics(self.task.folder / METRICS, self.standing.rows)
+        for logger in self.loggers:
+            logger.log_metrics(
+                {name: value for name, value in numbers.items() if value is not None}, self.standing.step
+            )
+
+    def on_train_end(self) -> None:
+        """The last row, the last validation unless it was interrupted, and the state."""
+        standing = self.standing
+        if not self.reason:
+            self.reason, standing.share = "budget", 1.0  # all epochs were gone through
+        if standing.recent.get("tokens"):
+            self.log_row()
+        last = standing.rows[-1] if standing.rows else {}
+        if self.reason != "interrupted" and not (last.get("step") == standing.step and "valid_loss" in last):
+            self.validate()
+        self.save()
+
+    # Saving and going on
+
+    def save(self) -> None:
+        """Write the whole state of this moment to one file, and the weights to translate with if none are better."""
+        self.standing.saved = self.standing.seconds
+        random = _gathered(torch.get_rng_state(), self.device)
+        loss = _summed(torch.tensor(self.standing.recent.get("loss", 0.0), dtype=torch.float64), self.device).item()
+        self.standing.recent["loss"] = 0.0 if _rank() else loss
+        if self.task.folder is None or _rank():
+            return
+        if self.task.config.validation.keep == "last" or self.standing.best is None:
+            self._save_weights()
+        tensors = {f"model.{name}": value for name, value in named_weights(self.model).items()}
+        tensors |= {f"average.{name}": value for name, value in self.averaging.weights.items()}
+        for name, weight in self.model.named_parameters():
+            for key, value in self.optimizer.state.get(weight, {}).items():
+                tensors[f"{key}.{name}"] = value
+        tensors["random.cpu"] = random
+        if self.device.type == "cuda":
+            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        facts = {"format": FORMAT, "facts": dict(self.task.facts), "averaged": self.averaging.num_steps}
+        write_tensors(self.task.folder / STATE, tensors, facts | {"standing": self.standing.to_json()})
+
+    def load(self, path: Path) -> None:
+        """Put back what `save` wrote; a state of other data or with other processes is refused."""
+        tensors, facts = read_tensors(path)
+        if facts.get("format") != FORMAT:
+            raise RegardError(f"{path} is a state of format {facts.get('format')}, not {FORMAT}. Train the run anew.")
+        other = [name for name, value in self.task.facts if facts["facts"].get(name) != value]
+        if other:
+            raise RegardError(
+                f"{path} is the state of a run with another {' and '.join(other)}. "
+                "Give what it began with, or another --out."
+            )
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            kind, _, rest = name.partition(".")
+            parts.setdefault(kind, {})[rest] = tensor
+        put_weights(self.model, parts["model"], path)
+        self.averaging.load(parts["average"], facts["averaged"])
+        for name, weight in self.model.named_parameters():
+            self.optimizer.state[weight] = {k: parts[k][name] for k in ("step", "exp_avg", "exp_avg_sq") if k in parts}
+        self.standing = Standing.from_json(facts["standing"])
+        if rank_zero_only.rank:
+            self.standing.recent["loss"] = 0.0  # the sum of all processes is with the first
+        self._random = parts["random"]
+
+    def on_train_start(self) -> None:
+        """The averages follow the model to its device; the generators come last, since much else draws from them."""
+        self.before_training()
+        self.averaging.weights = {name: value.to(self.device) for name, value in self.averaging.weights.items()}
+        random = self.__dict__.pop("_random", None)
+        if random is not None and len(random["cpu"]) == _world():
+            torch.set_rng_state(random["cpu"][_rank()].clone())
+            if self.device.type == "cuda" and "cuda" in random:
+                torch.cuda.set_rng_state(random["cuda"], self.device)
+
+    def _save_weights(self) -> None:
+        if self.task.folder and _rank() == 0:
+            save_weights(self.model, self.averaging.weights, self.task.folder / WEIGHTS, {"step": self.standing.step})
+
+
+def _world() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def _summed(value: Tensor, device: torch.device) -> Tensor:
+    """The sum over all processes."""
+    if _world() > 1:
+        value = value.to(device)
+        dist.all_reduce(value)
+    return value
+
+
+def _gathered(value: Tensor, device: torch.device) -> Tensor:
+    """The values of all processes, stacked."""
+    if _world() == 1:
+        return value[None]
+    every = [torch.zeros_like(value, device=device) for _ in range(_world())]
+    dist.all_gather(every, value.to(device))
+    return torch.stack(every).cpu()

@@ -1,0 +1,87 @@
+"""How good a model is on pairs it was not trained on: loss, perplexity, BLEU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from regard.data.batches import Batch, Batches, Encoded
+from regard.data.tokenizer import Tokenizer
+from regard.errors import RegardError
+from regard.seq2seq.loss import translation_loss
+
+if TYPE_CHECKING:
+    from regard.seq2seq.model import Translator
+
+#: A model's BLEU on pairs that are held out.
+Score = Callable[["Translator"], float]
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Means over the held-out target tokens.
+
+    Args:
+        loss: The mean of -log p(y), in nats, without smoothing.
+        bleu: Of greedy translations, by sacreBLEU; None if nothing was translated.
+    """
+
+    loss: float
+    bleu: float | None = None
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss)."""
+        return math.exp(min(self.loss, 700.0))
+
+
+@torch.no_grad()
+def surprise(model: Translator, batches: Sequence[Batch]) -> tuple[float, int]:
+    """The sum of -log p(y) over the tokens of all batches, and how many these are."""
+    total, tokens = 0.0, 0
+    for batch in batches:
+        if len(batch):
+            near = batch.to(next(model.parameters()).device)
+            loss = translation_loss(model, near.source, near.target)
+            total, tokens = total + loss.surprise.double().item(), tokens + loss.num_tokens
+    return total, tokens
+
+
+def bleu_of(tokenizer: Tokenizer, pairs: Sequence[Encoded], references: Sequence[str], rows: int = 100) -> Score:
+    """A function of a model: the BLEU (sacreBLEU, 13a) of its greedy translations of the sources of the pairs.
+
+    Args:
+        tokenizer: Of the target side.
+        pairs: Ids; the sources are translated.
+        references: Their translations as text.
+        rows: Sentences that are translated at a time.
+    """
+    try:
+        from sacrebleu import corpus_bleu
+    except ModuleNotFoundError:
+        raise RegardError(
+            "Validation measures BLEU by sacrebleu: pip install 'regard[lab]', or set validation.sentences=0."
+        ) from None
+    batches = Batches(pairs, sentences=rows, shuffle=False).epoch(0)
+
+    def score(model: Translator) -> float:
+        texts = _translations(model, tokenizer, batches)
+        order = sorted(texts)
+        return float(corpus_bleu([texts[i] for i in order], [[references[i] for i in order]]).score)
+
+    return score
+
+
+def _translations(model: Translator, tokenizer: Tokenizer, batches: Sequence[Batch]) -> dict[int, str]:
+    from regard.seq2seq.decoding import greedy
+
+    texts: dict[int, str] = {}
+    device: Any = next(model.parameters()).device
+    for batch in batches:
+        found = greedy(model, batch.source.to(device))
+        texts |= {i: tokenizer.decode(best[0].tokens) for i, best in zip(batch.indices, found, strict=True)}
+    return texts

@@ -1,0 +1,211 @@
+"""Trials side by side: one process and one thread each, watched through pipes, stopped together, never lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from regard.errors import RegardError
+from regard.seq2seq.checkpoint import read_json
+from regard.seq2seq.comparison import EVALUATION, Trial
+from regard.seq2seq.trials import FAILED, STOPPED
+
+LOG, LOCK = "log.txt", ".lock"
+#: What takes one trial to its end, followed by the folder, the label and the seed.
+COMMAND = (sys.executable, "-m", "regard.seq2seq.trials")
+#: Seconds between two looks at the processes.
+PAUSE = 0.2
+#: Seconds that a process has to end its step and save when it is asked to stop.
+PATIENCE = 60.0
+#: Environment of a trial: each has one core, and threads beyond it would only be in the way of the others.
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
+
+
+@dataclass(eq=False)
+class Progress:
+    """Where a trial stands.
+
+    Args:
+        trial: Which.
+        state: "waiting", "preparing", "training", "looking", "pruning", "testing", "finished", "failed" or "stopped".
+        numbers: "step", "share" of the budget, seconds "left", "loss" and "bleu", as far as known.
+        message: Why it failed.
+    """
+
+    trial: Trial
+    state: str = "waiting"
+    numbers: dict[str, float | None] = field(default_factory=dict)
+    message: str = ""
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ("finished", "failed", "stopped")
+
+    @property
+    def log(self) -> Path:
+        """What the process wrote, all attempts one after the other."""
+        return self.trial.path / LOG
+
+    def tell(self, state: str, numbers: dict[str, float | None]) -> None:
+        """Take in what the process said; "finished" is only what its exit says."""
+        self.state = "testing" if state == "finished" else state
+        self.numbers |= {name: value for name, value in numbers.items() if value is not None}
+
+
+def progress_of(trials: Sequence[Trial]) -> list[Progress]:
+    """Where trials stand before any is started."""
+    return [_found(trial) if trial.finished else Progress(trial) for trial in trials]
+
+
+def run_trials(
+    folder: Path, progress: Sequence[Progress], processes: int, show: Callable[[], object] = lambda: None
+) -> None:
+    """Run all that wait, `processes` at a time, until each has ended; one that dies does not stop the others.
+
+    An interrupt asks all to stop after their step, waits until they have saved, and is raised again; a second
+    one ends them at once.
+
+    Args:
+        folder: Of the comparison.
+        progress: What is run, in this order; changed as the trials go on.
+        processes: How many at a time.
+        show: Called now and then, and whenever a trial starts or ends.
+    """
+    running: list[_Worker] = []
+    try:
+        while running or any(one.state == "waiting" for one in progress):
+            for one in progress:
+                if one.state == "waiting" and len(running) < processes:
+                    running.append(_Worker(folder, one))
+            time.sleep(PAUSE)
+            running = [worker for worker in running if not worker.look()]
+            show()
+    except BaseException:
+        _stop(running, show)
+        raise
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Refuse to work on a comparison that another process is working on; the system forgets this with the process."""
+    import fcntl
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RegardError(
+                f"compare: another process is working on {folder}. Wait for it, or give another --out."
+            ) from None
+        yield
+
+
+class _Worker:
+    """The process of one trial."""
+
+    def __init__(self, folder: Path, progress: Progress) -> None:
+        self.progress, self._rest = progress, b""
+        trial = progress.trial
+        progress.state = "preparing"
+        trial.path.mkdir(parents=True, exist_ok=True)
+        (trial.path / FAILED).unlink(missing_ok=True)
+        command = [*COMMAND, str(folder), trial.entry.label, str(trial.seed)]
+        with progress.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                bufsize=0,
+                env=os.environ | ONE_THREAD,
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then asks them to stop
+            )
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+
+    def look(self) -> bool:
+        """Take in what it said; True if it has ended."""
+        code = self._process.poll()
+        for state, numbers in self._said():
+            self.progress.tell(state, numbers)
+        if code is None:
+            return False
+        self._conclude(code)
+        return True
+
+    def ask_to_stop(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+
+    def end(self) -> None:
+        """At once, whatever it is doing."""
+        self._process.kill()
+        self._process.wait()
+        self.look()
+
+    def _said(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        while data := self._process.stdout.read(1 << 16):  # type: ignore[union-attr]
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                said = json.loads(line)
+                yield said.pop("state"), said
+
+    def _conclude(self, code: int) -> None:
+        """What the exit of the process means."""
+        one = self.progress
+        self._process.stdout.close()  # type: ignore[union-attr]
+        if code == 0 and one.trial.finished:
+            done = _found(one.trial)
+            one.state, one.numbers = done.state, one.numbers | done.numbers
+        elif code in (STOPPED, -signal.SIGTERM, -signal.SIGINT):
+            one.state = "stopped"
+        else:
+            one.state, one.message = "failed", _reason(one, code)
+            _note_failure(one, code)
+
+
+def _found(trial: Trial) -> Progress:
+    """The progress of a trial that is finished already."""
+    bleu = read_json(trial.path / EVALUATION)["bleu"]["score"]
+    return Progress(trial, "finished", {"bleu": bleu, "share": 1.0})
+
+
+def _stop(running: list[_Worker], show: Callable[[], object]) -> None:
+    """Ask all to stop, and wait until they have; who interrupts again, or waits too long, ends them at once."""
+    for worker in running:
+        worker.ask_to_stop()
+    end = time.monotonic() + PATIENCE
+    try:
+        while running and time.monotonic() < end:
+            time.sleep(PAUSE)
+            running = [worker for worker in running if not worker.look()]
+            show()
+    finally:
+        for worker in running:
+            worker.end()
+
+
+def _reason(one: Progress, code: int) -> str:
+    """Why a trial died: what it said itself, the last line of its log, or the signal."""
+    if (one.trial.path / FAILED).exists():
+        return str(read_json(one.trial.path / FAILED).get("message", ""))
+    if code < 0:
+        name = signal.Signals(-code).name
+        memory = "; the system may have run out of memory" if name == "SIGKILL" else ""
+        return f"ended by {name}{memory}"
+    lines = [line for line in one.log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else f"ended with status {code}"
+
+
+def _note_failure(one: Progress, code: int) -> None:
+    with contextlib.suppress(OSError):
+        (one.trial.path / FAILED).write_text(json.dumps({"code": code, "message": one.message}) + "\n")

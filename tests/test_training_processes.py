@@ -1,0 +1,109 @@
+"""Two processes that train together are one process with the double batch, and go on together."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from regard.seq2seq.config import read_config
+from regard.seq2seq.fitting import fit
+from regard.seq2seq.preparation import prepare
+from regard.seq2seq.run import METRICS, STATE, WEIGHTS, read_metrics, read_tensors
+
+# 21 pairs of batches of 1 and 2 processes: the last batch of an epoch has no row for the second
+COMMON = (
+    "data.corpus=reverse",
+    "data.size=29",
+    "data.valid=4",
+    "data.test=4",
+    "tokenizer.kind=words",
+    "model.width=8",
+    "model.dropout=0.0",
+    "training.schedule=constant",
+    "training.warmup=3",
+    "training.log_steps=1",
+    "training.save_minutes=0",
+    "validation.steps=4",
+    "validation.sentences=4",
+    "validation.batch=3",
+)
+
+
+#: What each process runs: eight steps, and then, in another fit, eight more.
+SCRIPT = """
+import pathlib, sys, torch
+torch.set_num_threads(1)
+from regard.seq2seq.config import read_config
+from regard.seq2seq.fitting import fit
+from regard.seq2seq.preparation import prepare, process_number
+folder, *common = sys.argv[1:]
+for steps, resume in ((8, False), (16, True)):
+    config = read_config(None, [*common, f"training.steps={steps}"])
+    fit(prepare(config, pathlib.Path(folder), rank=process_number(config.training)).task, resume=resume)
+torch.distributed.destroy_process_group()
+"""
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if "RANK" not in name} | {"OMP_NUM_THREADS": "1"}
+
+
+def launch(folder: Path, *arguments: str) -> None:
+    """Two processes, told who they are as torchrun does."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    told |= {"TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": "0"}
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(folder), *arguments]
+    processes = []
+    for rank in range(2):
+        mine = environment() | told | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        processes.append(
+            subprocess.Popen(command, env=mine, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        )
+    try:
+        said = [process.communicate(timeout=240)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
+
+
+def check_same(two: Path, one: Path, steps: int) -> None:
+    """Losses and weights of two processes against those of one with the double batch."""
+    config = read_config(None, (*COMMON, "training.sentences=2", f"training.steps={steps}"))
+    fit(prepare(config, one).task)
+    ours, theirs = read_metrics(two / METRICS), read_metrics(one / METRICS)
+    assert [row["step"] for row in ours] == [row["step"] for row in theirs] == list(range(1, steps + 1))
+    for mine, other in zip(ours, theirs, strict=True):
+        for name in ("epoch", "train_loss", "valid_loss", "bleu"):
+            assert (mine.get(name) is None) == (other.get(name) is None)
+            if mine.get(name) is not None:
+                assert mine[name] == pytest.approx(other[name], abs=1e-4), (mine["step"], name)
+    weights = [read_tensors(folder / WEIGHTS)[0] for folder in (two, one)]
+    for name, tensor in weights[0].items():
+        assert (tensor - weights[1][name]).abs().max() < 1e-4, name
+
+
+def test_two_processes_are_one_with_the_double_batch_also_when_they_go_on(tmp_path):
+    two = tmp_path / "two"
+    launch(two, *COMMON, "training.sentences=1", "training.devices=2")
+    assert len(read_tensors(two / STATE)[0]["random.cpu"]) == 2
+    check_same(two, tmp_path / "one", 16)
+    assert read_metrics(two / METRICS)[-1]["epoch"] == 1  # an epoch has 11 batches: both sides of its end were seen
+
+
+@pytest.mark.slow
+def test_the_command_starts_the_other_processes_itself(tmp_path):
+    two = tmp_path / "two"
+    command = [sys.executable, "-m", "regard.cli.main", "train", *COMMON, "training.sentences=1", "training.devices=2"]
+    command += ["--steps", "8", "--out", str(two)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=240)
+    assert done.returncode == 0, done.stderr
+    check_same(two, tmp_path / "one", 8)

@@ -1,0 +1,226 @@
+"""A training that was stopped, at whatever moment and however rudely, goes on to the same numbers."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard import RegardError
+from regard.seq2seq import SYSTEMS
+from regard.seq2seq.checkpoint import read_tensors, write_whole
+from regard.seq2seq.config import read_config
+from regard.seq2seq.fitting import fit
+from regard.seq2seq.loss import Loss
+from regard.seq2seq.preparation import prepare, reconfigured
+from regard.seq2seq.run import METRICS, STATE, WEIGHTS, load_run, read_metrics
+
+TINY = (
+    "data.corpus=reverse",
+    "data.size=60",
+    "tokenizer.kind=words",
+    "model.width=8",
+    "training.sentences=4",
+    "training.accumulate=2",
+    "training.steps=12",
+    "training.warmup=3",
+    "training.log_steps=2",
+    "training.save_steps=3",
+    "training.save_minutes=0",
+    "validation.steps=4",
+    "validation.sentences=4",
+)
+#: What the clock has no part in.
+EXACT = ("step", "epoch", "learning_rate", "train_loss", "valid_loss", "perplexity", "bleu")
+
+
+class Killed(Exception):
+    """Stands for a power cut: nothing of ours may run after it."""
+
+
+def train(folder: Path, *overrides: str, resume: bool = False, told=lambda standing: None):
+    if resume:
+        config = reconfigured(folder, lambda sections: read_config(None, overrides, sections))
+    else:
+        config = read_config(None, (*TINY, *overrides))
+    return fit(prepare(config, folder).task, resume=resume, told=told)
+
+
+def at_step(number, action):
+    return lambda standing: action() if standing.step == number else None
+
+
+def killed():
+    raise Killed
+
+
+def interrupted():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def same(one: Path, other: Path):
+    """All that was logged and all weights, bit for bit."""
+    rows = [
+        [{name: row.get(name) for name in EXACT} for row in read_metrics(folder / METRICS)] for folder in (one, other)
+    ]
+    assert rows[0] == rows[1] and len(rows[0]) > 3
+    assert (one / WEIGHTS).read_bytes() == (other / WEIGHTS).read_bytes()
+    mine, theirs = (read_tensors(folder / STATE)[0] for folder in (one, other))
+    assert mine.keys() == theirs.keys()
+    for name, tensor in mine.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+@pytest.mark.parametrize("system", sorted(SYSTEMS))
+def test_every_system_goes_on_bit_for_bit(system, tmp_path):
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    train(straight, f"model.system={system}")
+    with pytest.raises(Killed):
+        train(broken, f"model.system={system}", told=at_step(8, killed))  # a state of step 6 is there
+    assert read_tensors(broken / STATE)[1]["standing"]["step"] == 6
+    outcome = train(broken, resume=True)
+    assert outcome.reason == "budget" and outcome.standing.step == 12
+    same(straight, broken)
+
+
+@pytest.mark.parametrize("schedule", ["plateau", "noam", "inverse_square_root", "constant"])
+def test_every_schedule_goes_on_after_ctrl_c(schedule, tmp_path):
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    wish = (f"training.schedule={schedule}", "training.plateau_patience=1", "training.learning_rate=0.01")
+    train(straight, *wish)
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    outcome = train(broken, *wish, told=at_step(7, interrupted))
+    assert outcome.reason == "interrupted" and outcome.standing.step == 7
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    load_run(broken)  # a whole run at any time
+    train(broken, resume=True)
+    # the interrupt logged the odd step that it came at
+    rows = [row for row in read_metrics(broken / METRICS) if row["step"] != 7]
+    assert [row["valid_loss"] for row in rows] == [row["valid_loss"] for row in read_metrics(straight / METRICS)]
+    assert (straight / WEIGHTS).read_bytes() == (broken / WEIGHTS).read_bytes()
+
+
+def test_sampled_pieces_and_a_finished_run_go_on(tmp_path):
+    wish = ("tokenizer.kind=unigram", "tokenizer.source_size=35", "tokenizer.target_size=35", "tokenizer.sampling=true")
+    straight, longer = tmp_path / "straight", tmp_path / "longer"
+    train(straight, *wish, "training.schedule=constant")
+    train(longer, *wish, "training.schedule=constant", "training.steps=8")
+    again = train(longer, resume=True)  # nothing is left to do
+    assert again.standing.step == 8
+    train(longer, "training.steps=12", resume=True)
+    same(straight, longer)
+
+
+def test_a_process_that_is_killed_goes_on_bit_for_bit(tmp_path):
+    folder, wish = tmp_path / "killed", ("training.schedule=constant", "training.steps=1000000", "validation.steps=0")
+    command = [sys.executable, "-m", "regard.cli.main", "train", *TINY, *wish, "--out", str(folder)]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        began = time.monotonic()
+        while not (folder / STATE).exists():
+            assert process.poll() is None and time.monotonic() - began < 60, (tmp_path / "log").read_text()
+            time.sleep(0.01)
+        time.sleep(0.0137)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    step = read_tensors(folder / STATE)[1]["standing"]["step"]
+    assert 0 < step < 1000000
+    train(folder, f"training.steps={step + 5}", resume=True)
+    straight = tmp_path / "straight"
+    train(straight, *wish[::2], "training.schedule=constant", f"training.steps={step + 5}")
+    same(straight, folder)
+
+
+def test_a_loss_that_is_no_number_stops_with_the_last_good_weights(tmp_path, monkeypatch):
+    from regard.seq2seq import training
+
+    whole, calls = training.translation_loss, []
+
+    def poisoned(*arguments):
+        calls.append(1)
+        loss = whole(*arguments)
+        return Loss(loss.smoothed * float("nan"), loss.surprise, loss.num_tokens) if len(calls) == 12 else loss
+
+    monkeypatch.setattr(training, "translation_loss", poisoned)
+    with pytest.raises(RegardError) as error:
+        train(tmp_path / "bad", "validation.steps=0")
+    said = str(error.value)
+    assert "at step 6 (epoch 1, batch 11 of 12" in said and "training pairs" in said and "learning_rate" in said
+    tensors, facts = read_tensors(tmp_path / "bad" / STATE)
+    assert facts["standing"]["step"] == 5
+    monkeypatch.setattr(training, "translation_loss", whole)
+    with pytest.raises(Killed):
+        train(tmp_path / "good", "validation.steps=0", "training.save_steps=5", told=at_step(6, killed))
+    for name, tensor in read_tensors(tmp_path / "good" / STATE)[0].items():
+        assert name == "random.cpu" or torch.equal(tensor, tensors[name])
+    load_run(tmp_path / "bad")
+
+
+def test_a_full_disk_leaves_the_old_file_whole(tmp_path):
+    path = tmp_path / "facts"
+    write_whole(path, b"old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+        with pytest.raises(RegardError, match=r"facts \(100,000 bytes\) cannot be written.*held before is kept.*room"):
+            write_whole(path, b"x" * 100_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["facts"]
+
+
+def test_training_on_a_full_disk_can_go_on_from_the_last_state(tmp_path, monkeypatch):
+    straight, full = tmp_path / "straight", tmp_path / "full"
+    train(straight)
+    monkeypatch.undo()
+
+    def no_space():
+        def fsync(descriptor):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr("regard.seq2seq.checkpoint.os.fsync", fsync)
+
+    with pytest.raises(RegardError, match=r"No space left on device.*is kept.*--resume"):
+        train(full, told=at_step(7, no_space))
+    monkeypatch.undo()
+    assert not [name for _, _, names in os.walk(full) for name in names if name.startswith(".regard-")]
+    train(full, resume=True)
+    same(straight, full)
+
+
+def test_patience_ends_a_training_that_gets_no_better(tmp_path):
+    outcome = train(tmp_path, "training.learning_rate=1e-12", "validation.monitor=loss", "validation.patience=1")
+    assert outcome.reason == "patience" or outcome.standing.waited == 0
+    patient = train(tmp_path / "x", "validation.monitor=bleu", "validation.patience=1", "validation.steps=1")
+    assert patient.reason == "patience" and patient.standing.step < 12
+
+
+def test_what_a_state_depends_on_must_not_change(tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(RegardError, match="no folder of a run"):
+        train(folder, resume=True)
+    train(folder, "training.steps=2")
+    for change in ("model.width=16", "data.size=61", "tokenizer.kind=bpe", "training.sentences=8"):
+        with pytest.raises(RegardError, match="cannot change in a run"):
+            train(folder, change, resume=True)
+    config = read_config(None, (*TINY, "data.size=61"))
+    with pytest.raises(RegardError, match="state of a run with another corpus"):
+        fit(prepare(config, folder).task, resume=True)
+    (folder / STATE).write_bytes((folder / STATE).read_bytes()[:-50])
+    with pytest.raises(RegardError, match="truncated"):
+        train(folder, resume=True)
+    (folder / STATE).unlink()
+    with pytest.raises(RegardError, match="no state to go on from"):
+        train(folder, resume=True)
+    assert json.loads((folder / "settings.json").read_text())["corpus"] == "reverse"

@@ -1,0 +1,197 @@
+"""`regard train` from files to translations, and the folder it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from regard import RegardError
+from regard.cli.app import app
+from regard.seq2seq.decoding import greedy
+from regard.seq2seq.run import (
+    ENVIRONMENT,
+    METRICS,
+    SETTINGS,
+    SOURCE,
+    TARGET,
+    WEIGHTS,
+    load_model_in_the_box,
+    load_run,
+    named_weights,
+    save_weights,
+)
+
+QUICK = ("--steps", "3", "model.width=8", "training.log_steps=1", "validation.sentences=2")
+
+
+def regard(*arguments):
+    return CliRunner().invoke(app, ["train", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
+    words = ("un", "deux", "trois", "vent", "mer", "nuit", "jour", "eau")
+    lines = [" ".join(words[(3 * n + k * k) % 8] for k in range(2 + n % 5)) for n in range(60)]
+    lines = list(dict.fromkeys(lines))
+    (folder / "text.fr").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    (folder / "text.en").write_text("".join(f"{line[::-1]}\n" for line in lines), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(texts):
+    out = texts / "run"
+    result = regard("--source", texts / "text.fr", "--target", texts / "text.en", "--out", out, *QUICK)
+    assert result.exit_code == 0, result.output
+    assert f"regard translate {out}" in result.output.replace("\n", "")
+    return out
+
+
+def test_two_files_become_a_folder_that_translates(folder, tmp_path):
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    for name in (WEIGHTS, SETTINGS, SOURCE, TARGET):  # nothing else is needed
+        shutil.copy(folder / name, alone)
+    texts = []
+    for path in (folder, alone):
+        run = load_run(path)
+        assert not run.model.training
+        ids = torch.tensor([[*run.source_tokenizer.encode("un deux"), 3]])
+        texts.append(run.target_tokenizer.decode(greedy(run.model, ids)[0][0].tokens))
+    assert texts[0] == texts[1]
+    run = load_run(folder)
+    assert run.config["training"]["steps"] == 3 and [row["step"] for row in run.metrics] == [1, 2, 3]
+    assert run.metrics[-1]["bleu"] is not None and run.settings["source_language"] == "source"
+
+
+def test_the_folder_names_no_machine_and_no_person(folder):
+    import platform
+
+    said = (folder / ENVIRONMENT).read_text() + (folder / SETTINGS).read_text()
+    for private in (platform.node(), str(folder.parent)):
+        assert not private or private not in said
+    assert set(json.loads((folder / ENVIRONMENT).read_text())) == {
+        "regard",
+        "python",
+        "system",
+        "machine",
+        "threads",
+        "packages",
+    }
+
+
+def test_a_run_is_never_written_over(folder, texts):
+    files = "--source", texts / "text.fr", "--target", texts / "text.en"
+    result = regard(*files, "--out", folder, *QUICK)
+    assert result.exit_code == 2 and "holds a run already" in result.output and "--resume" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--steps", "3", "--epochs", "1"), "--steps and --epochs cannot both be the budget"),
+        (("a.toml", "b.toml"), "a.toml and b.toml cannot both"),
+        (("--resume",), "Name its folder with --out"),
+        (("--data", "reverse", "--source", "x"), "two corpora"),
+        (("--source", "x"), "two files that belong together"),
+        (("--data", "reverze", "--out", "{}"), "there is no corpus"),
+        (
+            ("--data", "reverse", "--system", "bahdanaw", "tokenizer.kind=words", "--out", "{}"),
+            "Did you mean 'bahdanau'",
+        ),
+        (("--data", "reverse", "model.options.cel=gru", "tokenizer.kind=words", "--out", "{}"), "Did you mean 'cell'"),
+        (("model.wdth=4",), "Did you mean 'width'"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_leave_nothing(arguments, said, tmp_path):
+    result = regard(*(part.format(tmp_path / "run") for part in arguments))
+    assert result.exit_code == 2 and said in " ".join(result.output.split()), result.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_template_is_printed_and_can_be_trained_with(tmp_path):
+    result = CliRunner().invoke(app, ["train", "--template"])
+    assert result.exit_code == 0 and result.output.startswith("# ")
+    (tmp_path / "config.toml").write_text(result.output)
+    wish = (tmp_path / "config.toml", "--data", "copy", "data.size=40", "tokenizer.kind=words", *QUICK)
+    assert regard(*wish, "--out", tmp_path / "run", "training.tokens=60", "training.precision=bfloat16").exit_code == 0
+    again = regard("--out", tmp_path / "run", "--resume", "--steps", "5")
+    assert again.exit_code == 0, again.output
+    assert [row["step"] for row in load_run(tmp_path / "run").metrics] == [1, 2, 3, 4, 5]
+
+
+def test_ctrl_c_leaves_a_whole_run_and_says_how_to_go_on(tmp_path):
+    folder = tmp_path / "run"
+
+    def interrupt():
+        while not (folder / METRICS).exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    wish = ("--data", "copy", "data.size=40", "tokenizer.kind=words", *QUICK, "--steps", 10**9, "--out", folder)
+    result = regard(*wish)
+    thread.join()
+    assert result.exit_code == 130, result.output
+    assert f"regard train --out {folder} --resume" in result.output.replace("\n", "")
+    assert load_run(folder).metrics
+
+
+def test_tensorboard_gets_what_the_table_gets(tmp_path):
+    pytest.importorskip("tensorboard")
+    wish = ("--data", "copy", "data.size=40", "tokenizer.kind=words", *QUICK, "training.tensorboard=true")
+    result = regard(*wish, "--out", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    (events,) = (tmp_path / "run" / "tensorboard").glob("events*")
+    assert b"train_loss" in events.read_bytes() and b"bleu" in events.read_bytes()
+
+
+def test_truncated_and_foreign_files_are_named(folder, tmp_path):
+    for name in (WEIGHTS, SETTINGS, SOURCE, METRICS):
+        broken = tmp_path / name
+        shutil.copytree(folder, broken)
+        (broken / name).write_bytes((broken / name).read_bytes()[:-40])
+        with pytest.raises(RegardError, match=name) if name != METRICS else pytest.raises(RegardError):
+            load_run(broken)
+            (broken / name).write_text("step,epoch\n1,x")
+            load_run(broken)
+    for name in (WEIGHTS, SETTINGS, TARGET):
+        missing = tmp_path / f"no-{name}"
+        shutil.copytree(folder, missing)
+        (missing / name).unlink()
+        with pytest.raises(RegardError, match=name):
+            load_run(missing)
+    old = tmp_path / "old"
+    shutil.copytree(folder, old)
+    settings = json.loads((old / SETTINGS).read_text())
+    (old / SETTINGS).write_text(json.dumps(settings | {"format": 0, "regard": "0.0.1"}))
+    with pytest.raises(RegardError, match=r"written by regard 0\.0\.1 in format 0"):
+        load_run(old)
+    (old / SETTINGS).write_text(json.dumps(settings | {"model": {**settings["model"], "width": 16}}))
+    with pytest.raises(RegardError, match="weights of another model"):
+        load_run(old)
+    with pytest.raises(RegardError, match="no folder of a run"):
+        load_run(tmp_path / "nowhere")
+    with pytest.raises(RegardError, match="no model 'klingon'"):
+        load_model_in_the_box("klingon")
+
+
+def test_half_precision_weights_are_read_into_the_model(folder, tmp_path):
+    half = tmp_path / "half"
+    shutil.copytree(folder, half)
+    run = load_run(folder)
+    weights = {name: value.half() for name, value in named_weights(run.model).items()}
+    save_weights(run.model, weights, half / WEIGHTS, {})
+    again = load_run(half)
+    for name, value in named_weights(again.model).items():
+        assert value.dtype == torch.float32 and torch.equal(value, weights[name].float())
