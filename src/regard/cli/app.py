@@ -52,12 +52,14 @@ def regard(version: Annotated[bool, typer.Option("--version", help="Print the ve
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("regard-demo"), model: Model = "minilm"
+    out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("regard-demo"),
+    model: Model = "minilm",
+    open_: Annotated[bool, typer.Option("--open", help="Open the page when it is written.")] = False,
 ) -> None:
     """Read two sentences and a passage with a real model, and make a page of all its weights."""
     from regard.cli.demo import run
 
-    run(out, model)
+    run(out, model, open_)
 
 
 @app.command("list")
@@ -103,7 +105,7 @@ def see(
     layers: Annotated[str | None, typer.Option(metavar="0,1,...", help="Only these layers.")] = None,
     length: Annotated[int | None, typer.Option(min=1, help="Read at most so many tokens.")] = None,
     word: Annotated[list[str] | None, typer.Option(help="Say what this word looks at; may be repeated.")] = None,
-    save: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the page (or corpus.json) there.")] = None,
+    save: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep all there, for `regard view`; a page, too.")] = None,
     figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Write pictures there, as PNG.")] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Name roles on random tokens that repeat, too.")] = False,
     corpus: Annotated[
@@ -124,6 +126,20 @@ def see(
         documents.run(wish, field)
     else:
         reading.run(wish)
+
+
+@app.command()
+def view(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `regard see TEXT --save DIR` kept.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8321,
+    host: Annotated[str, typer.Option(help="Another address lets others in, and needs --token.")] = "127.0.0.1",
+    token: Annotated[str, typer.Option(help="Asked of everyone; at least 16 characters.")] = "",
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Travel the maps of a saved text in the browser: every weight is computed as you come to it."""
+    from regard.cli.view import run
+
+    run(folder, host, port, token, open_)
 
 
 @app.command()
@@ -250,7 +266,7 @@ def compare(
     report: Annotated[bool, typer.Option("--report", help="Only write the report of what is finished so far.")] = False,
 ) -> None:
     """Train systems side by side on the same pairs with the same budget, and write a report."""
+    given = {name: value for name, value in locals().items() if name != "overrides"}
     from regard.cli import comparison
 
-    given = {name: value for name, value in locals().items() if name not in ("comparison", "overrides")}
     comparison.run(comparison.Wish(tuple(overrides or ()), **given))

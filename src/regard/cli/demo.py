@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import webbrowser
 from importlib.resources import files
 from pathlib import Path
 
@@ -22,8 +23,8 @@ SENTENCES = (
 PASSAGE_LENGTH = 512
 
 
-def run(out: Path, model: str) -> None:
-    """Read, print, write the page, and say where it is."""
+def run(out: Path, model: str, open_: bool = False) -> None:
+    """Read, print, write the page, say where it is, and open it if that is asked for."""
     try:
         reads, page = _read(out, model)
     except KeyboardInterrupt:
@@ -35,6 +36,8 @@ def run(out: Path, model: str) -> None:
         console.print()
     console.print(Text(CAVEAT, style="dim"))
     console.print(f"Every weight of these texts is on one page: {page}", markup=False, highlight=False, soft_wrap=True)
+    if open_:
+        webbrowser.open(page.resolve().as_uri())
 
 
 def _read(out: Path, model: str) -> tuple[list[Read], Path]:

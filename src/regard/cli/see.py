@@ -17,7 +17,7 @@ from regard.cli.report import as_data, locate, print_findings, print_reading, pr
 from regard.cli.summary import print_ending, print_probe, print_statements, print_summary
 from regard.errors import RegardError
 from regard.stats import Reading, RoleTable
-from regard.viewer import write_page
+from regard.viewer import Sheet, save_run, write_page
 
 #: Looked up without being asked for, when the text has it: the word whose meaning a sentence decides.
 PRONOUN = "it"
@@ -140,8 +140,11 @@ def _as_data(reads: Sequence[Read], wish: Wish, probe: RoleTable | None) -> dict
 
 def _write(readings: Sequence[Reading], wish: Wish, errors: Console) -> None:
     if wish.save is not None:
-        page = write_page(wish.save / "index.html", readings)
-        errors.print(f"The page is at {page}", markup=False, highlight=False)
+        with errors.status(f"Saving to {wish.save}") as status:
+            sheets = [Sheet.of(reading) for reading in readings]
+            page = write_page(wish.save / "index.html", sheets)
+            save_run(wish.save, sheets, status.update)
+        errors.print(f"The page is at {page}; regard view {wish.save} serves it.", markup=False, highlight=False)
     if wish.figures is not None:
         from regard.viewer.figures import save_figures
 

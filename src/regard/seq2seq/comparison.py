@@ -108,12 +108,13 @@ class Study:
     def equal(self) -> str:
         """What is the same for all trials, and what it leaves out."""
         unit, amount = self.config.training.budget
+        said = f"{amount:g} {unit if amount != 1 else unit[:-1]}"
         if unit == "minutes":
             return (
-                f"Equal time: every trial trains for {amount:g} minutes, one thread each; start, validation and test "
-                "are not counted."
+                f"Equal time: every trial trains for {said}, one thread each; start, validation and test are not "
+                "counted."
             )
-        return f"Equal {unit}: every trial trains for {amount:g} {unit}, however long they take it."
+        return f"Equal {unit}: every trial trains for {said}, however long it takes."
 
     def trials(self, folder: Path) -> list[Trial]:
         """All of them, seed by seed, so that what is finished so far is as even as can be."""

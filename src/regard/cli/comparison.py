@@ -1,0 +1,223 @@
+"""`regard compare`: systems trained side by side on the same pairs with the same budget, and a report."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from regard.cli.study import Wish, command_of, study_of
+from regard.cli.train import _lab
+from regard.errors import RegardError
+
+if TYPE_CHECKING:
+    from regard.seq2seq.comparison import Study
+    from regard.seq2seq.workers import Progress
+
+#: Load, beyond the cores that trials leave, above which a machine counts as busy.
+BUSY = 1.0
+#: Share of a core that a trial must have had for its minutes to count as such.
+OWN_CORE = 0.8
+
+
+def run(wish: Wish) -> None:
+    """Compare, or go on comparing, and write the report."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    with _lab():
+        from regard.seq2seq.comparison import cores, open_study
+
+        study, folder = _wished(wish)
+    if wish.report:
+        return _report(console, folder, _progress(study, folder))
+    processes = wish.processes or cores()
+    with console.status("Reading the corpus, learning its vocabularies, looking for near sentences"):
+        corpus = open_study(study, folder, command=command_of(wish, folder), processes=processes)
+    progress = _progress(study, folder)
+    _introduce(console, study, progress, processes, corpus.describe())
+    _compare(console, folder, progress, processes)
+    _conclude(console, folder, progress)
+
+
+def _wished(wish: Wish) -> tuple[Study, Path]:
+    """The comparison and its folder; a folder alone is the comparison that it holds."""
+    from regard.seq2seq.comparison import STUDY, read_study
+
+    if wish.out is not None and not wish.says_what and (wish.out / STUDY).exists():
+        return read_study(wish.out), wish.out
+    study = study_of(wish)
+    folder = wish.out or Path("comparisons") / study.name
+    if wish.report:
+        return read_study(folder), folder
+    return study, folder
+
+
+def _progress(study: Study, folder: Path) -> list[Progress]:
+    from regard.seq2seq.workers import progress_of
+
+    return progress_of(study.trials(folder))
+
+
+def _introduce(console: Console, study: Study, progress: Sequence[Progress], processes: int, corpus: str) -> None:
+    console.print(corpus, markup=False)
+    waiting = sum(one.state == "waiting" for one in progress)
+    unit, amount = study.config.training.budget
+    rounds = -(-waiting // processes)
+    about = f", about {_clock(60 * amount * rounds)} of training" if unit == "minutes" and waiting else ""
+    done = f" ({len(progress) - waiting} of them finished already)" if waiting < len(progress) else ""
+    console.print(
+        f"{_counted(study.systems, 'system')} x {_counted(study.seeds, 'seed')}{done}, {processes} at a time{about}.",
+        markup=False,
+    )
+    console.print(study.equal, markup=False)
+    for warning in _warnings(study, processes):
+        console.print(warning, markup=False, style="yellow")
+
+
+def _counted(things: Sequence[object], name: str) -> str:
+    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
+
+
+def _warnings(study: Study, processes: int) -> Iterable[str]:
+    """What makes equal time unequal."""
+    from regard.seq2seq.comparison import cores
+
+    if study.config.training.budget[0] != "minutes":
+        return
+    count = cores()
+    if processes > count:
+        yield f"{processes} processes share {count} cores: equal time is not what it says. Use --processes {count}."
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load + processes > count + BUSY:
+        yield (
+            f"The machine is busy (load {load:.1f} on {count} cores): trials get less done in their minutes than they "
+            "should, and not equally less. Use --steps, or wait."
+        )
+
+
+def _compare(console: Console, folder: Path, progress: list[Progress], processes: int) -> None:
+    """Run what waits, with a table of all trials; on Ctrl-C say how to go on."""
+    from regard.seq2seq.workers import alone, run_trials
+
+    try:
+        with alone(folder), _shown(console, progress) as show:
+            run_trials(folder, progress, processes, show)
+    except KeyboardInterrupt:
+        finished = sum(one.state == "finished" for one in progress)
+        console.print(f"Stopped with {finished} of {len(progress)} trials finished; everything is saved. Go on with:")
+        console.print(f"  regard compare --out {shlex.quote(str(folder))}", markup=False)
+        console.print("A report of what is finished so far:")
+        console.print(f"  regard compare --out {shlex.quote(str(folder))} --report", markup=False)
+        raise
+
+
+@contextmanager
+def _shown(console: Console, progress: list[Progress]) -> Any:
+    """A live table on a terminal; elsewhere a line for every trial that starts, or ends."""
+    if console.is_terminal:
+        with Live(table(progress), console=console, refresh_per_second=2) as live:
+            yield lambda: live.update(table(progress))
+        return
+    yield _lines(console, progress)
+
+
+def _lines(console: Console, progress: list[Progress]) -> Callable[[], None]:
+    said = {one.trial.name: one.state for one in progress}
+
+    def show() -> None:
+        for one in progress:
+            before, said[one.trial.name] = said[one.trial.name], one.state
+            if one.ended and before != one.state:
+                note = f", BLEU {one.numbers['bleu']:.1f}" if one.state == "finished" else f" {one.message}".rstrip()
+                console.print(f"{one.trial.name}: {one.state}{note}", markup=False)
+            elif before == "preparing" and one.state == "training":
+                console.print(f"{one.trial.name}: training", markup=False)
+
+    return show
+
+
+def table(progress: Sequence[Progress]) -> Table:
+    """All trials: state, step, loss, BLEU and time left."""
+    made = Table(box=None, padding=(0, 2, 0, 0))
+    made.add_column("system")
+    for column in ("seed", "state", "step", "loss", "BLEU", "left"):
+        made.add_column(column, justify="left" if column == "state" else "right")
+    styles = {"finished": "green", "failed": "red", "stopped": "yellow", "waiting": "dim"}
+    for one in progress:
+        known = one.numbers
+        state = f"{one.state} {100 * (known.get('share') or 0):.0f}%" if one.state == "training" else one.state
+        left = _clock(known["left"]) if one.state == "training" and known.get("left") is not None else ""
+        cells = (
+            _number(known.get("step"), ",.0f"),
+            _number(known.get("loss"), ".2f"),
+            _number(known.get("bleu"), ".1f"),
+        )
+        made.add_row(one.trial.entry.title, str(one.trial.seed), state, *cells, left, style=styles.get(one.state))
+    return made
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _clock(seconds: float | None) -> str:
+    """Hours and minutes, or minutes and seconds.
+
+    >>> _clock(75), _clock(7500)
+    ('1:15 min', '2:05 h')
+    """
+    whole = round(seconds or 0.0)
+    return f"{whole // 60}:{whole % 60:02d} min" if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02d} h"
+
+
+def _conclude(console: Console, folder: Path, progress: Sequence[Progress]) -> None:
+    """The report, and what failed."""
+    failed = [one for one in progress if one.state != "finished"]
+    for one in failed:
+        console.print(f"{one.trial.name} {one.state}: {one.message} (log: {one.log})", markup=False, style="red")
+    if len(failed) < len(progress):
+        _report(console, folder, progress)
+        _judge_time(console, folder, progress)
+    if failed:
+        raise RegardError(
+            f"compare: {len(failed)} of {len(progress)} trials did not end. Look at their logs, then go on with: "
+            f"regard compare --out {shlex.quote(str(folder))}"
+        )
+
+
+def _judge_time(console: Console, folder: Path, progress: Sequence[Progress]) -> None:
+    """Say it where trials of equal time had no core of their own."""
+    from regard.seq2seq.checkpoint import read_json
+    from regard.seq2seq.comparison import STUDY
+    from regard.seq2seq.trials import TRAINED
+
+    if read_json(folder / STUDY)["budget"]["kind"] != "minutes":
+        return
+    finished = [one.trial for one in progress if one.state == "finished"]
+    shares = {trial.name: read_json(trial.path / TRAINED).get("cpu_share") or 1.0 for trial in finished}
+    least = min(shares, key=lambda name: shares[name])
+    if shares[least] < OWN_CORE:
+        console.print(
+            f"The machine was busy with other things: {least} had {100 * shares[least]:.0f} % of a core while it "
+            "trained. Such minutes are not equal; compare again on an idle machine, or with --steps.",
+            markup=False,
+            style="yellow",
+        )
+
+
+def _report(console: Console, folder: Path, progress: Sequence[Progress]) -> None:
+    if not any(one.state == "finished" for one in progress):
+        raise RegardError(f"compare: no trial in {folder} is finished, so there is nothing to report yet.")
+    try:
+        from regard.viewer.report import write_report
+    except ImportError:
+        raise RegardError("The report needs matplotlib: pip install 'regard[lab]'") from None
+    with console.status("Writing the report"):
+        path = write_report(folder)
+    console.print(f"Report: {path}", markup=False)

@@ -1,0 +1,26 @@
+"""`regard view`: the page of a saved run, served on this machine."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+
+from rich.console import Console
+
+from regard.viewer.saved import load_run
+
+
+def run(folder: Path, host: str, port: int, token: str, open_: bool) -> None:
+    """Load, serve, and say where; Ctrl-C ends it."""
+    errors = Console(stderr=True)
+    with errors.status(f"Opening {folder}"):
+        sheets = load_run(folder)
+
+    def ready(address: str) -> None:
+        errors.print(f"The page is at {address}  (Ctrl-C ends it)", markup=False, highlight=False, soft_wrap=True)
+        if open_:
+            webbrowser.open(address)
+
+    from regard.viewer.server import serve
+
+    serve(sheets, host, port, token, ready)

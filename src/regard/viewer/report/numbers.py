@@ -1,0 +1,313 @@
+"""All numbers of a report as plain JSON: what its tables, figures and sentences are made from."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from regard.seq2seq.bootstrap import Comparison, paired_bootstrap
+from regard.viewer.report.folder import Study, Trial
+
+#: Raised when report.json could no longer be read as it was meant.
+VERSION = 1
+#: Facts of looking.json that are averaged over the seeds.
+LOOKS = ("entropy", "spread", "share_eos", "share_punctuation", "end_pieces", "punctuation_pieces")
+
+
+def numbers(study: Study) -> dict[str, Any]:
+    """Everything that is known of a comparison so far."""
+    return {
+        "version": VERSION,
+        "about": dict(study.about),
+        "baseline": study.baseline,
+        "progress": _progress(study),
+        "retrieval": {name: value for name, value in study.retrieval.items() if not isinstance(value, list)},
+        "systems": [_system(study, each) for each in study.about["systems"]],
+        "ranking": ranking(study),
+        "lead": _lead(study),
+        "examples": examples(study),
+        "signature": next((t.evaluation.bleu.signature for t in study.trials if t.evaluation), None),
+        "search": next((dict(t.evaluation.search) for t in study.trials if t.evaluation and t.evaluation.search), None),
+    }
+
+
+def spread(values: Iterable[float | None]) -> dict[str, Any] | None:
+    """Mean and sample deviation (n - 1) of what was measured; no deviation of one value, nothing of none.
+
+    >>> spread([1.0, None, 3.0])
+    {'mean': 2.0, 'deviation': 1.4142135623730951, 'values': [1.0, 3.0]}
+    """
+    found = [float(value) for value in values if value is not None and math.isfinite(value)]
+    if not found:
+        return None
+    deviation = statistics.stdev(found) if len(found) > 1 else None
+    return {"mean": statistics.fmean(found), "deviation": deviation, "values": found}
+
+
+def _progress(study: Study) -> dict[str, Any]:
+    missing = [f"{trial.label}-{trial.seed}" for trial in study.trials if not trial.finished]
+    running = [f"{trial.label}-{trial.seed}" for trial in study.trials if trial.started and not trial.finished]
+    failed = {f"{trial.label}-{trial.seed}": trial.failed.get("message", "") for trial in study.trials if trial.failed}
+    return {
+        "expected": len(study.trials),
+        "finished": len(study.trials) - len(missing),
+        "missing": missing,
+        "running": running,
+        "failed": {name: message for name, message in failed.items() if name in missing},
+    }
+
+
+def _system(study: Study, about: Mapping[str, Any]) -> dict[str, Any]:
+    label = about["label"]
+    done, started = study.of(label), study.of(label, finished=False)
+    return {
+        "label": label,
+        "title": title(about),
+        "settings": about.get("settings", {}),
+        "seeds": [trial.seed for trial in done],
+        "quality": _quality(done),
+        "cost": _cost(done),
+        "looks": {name: spread(trial.looking.get(name) for trial in done) for name in LOOKS},
+        "gradient": _gradient(done),
+        "p": against(study, label, study.baseline),
+        "sentences": outcomes(study, label),
+        "by_length": _buckets([t.evaluation.by_length for t in done if t.evaluation]),
+        "by_similarity": _buckets([t.evaluation.by_similarity for t in done if t.evaluation]),
+        "by_frequency": _frequencies(done),
+        "curves": [_curve(trial) for trial in started if trial.started],
+        "pruning": [dict(trial.pruning) for trial in done if trial.pruning],
+    }
+
+
+def title(about: Mapping[str, Any]) -> str:
+    """What people call a system: its title where the label is only its name, else the label."""
+    from regard.seq2seq.systems import SYSTEMS
+
+    label, name = about["label"], about.get("name")
+    if about.get("title"):
+        return str(about["title"])
+    if label in SYSTEMS:
+        return SYSTEMS[label].title
+    return label.replace("_", " ") if name is None or label != name else name
+
+
+def _quality(done: Sequence[Trial]) -> dict[str, Any]:
+    found = [trial.evaluation for trial in done if trial.evaluation is not None]
+    novel = [each.novel for each in found]
+    return {
+        "bleu": spread(each.bleu.score for each in found),
+        "bleu_novel": spread(each.bleu if each else None for each in novel),
+        "novel": next((each.count for each in novel if each), None),
+        "chrf": spread(each.chrf.score for each in found),
+        "ter": spread(each.ter.score for each in found),
+        "exact": spread(each.exact for each in found),
+        "length_ratio": spread(each.length_ratio for each in found),
+        "perplexity": spread(each.perplexity for each in found),
+        "alignment_error_rate": spread(each.alignment_error_rate for each in found),
+        "skipped": sum(each.skipped for each in found),
+        "num_sentences": found[0].num_sentences if found else None,
+    }
+
+
+def _cost(done: Sequence[Trial]) -> dict[str, Any]:
+    return {
+        "parameters": _first(done, "parameters"),
+        "bytes": _first(done, "bytes"),
+        "tokens_per_second": spread(_speed(trial) for trial in done),
+        "steps": spread(trial.trained.get("steps", _last(trial, "step")) for trial in done),
+        "minutes": spread(_minutes(trial) for trial in done),
+        "minutes_to_best": spread(_to_best(trial) for trial in done),
+        "peak_memory_mib": spread(trial.looking.get("peak_memory_mib") for trial in done),
+        "sentences_per_second": spread(t.evaluation.sentences_per_second for t in done if t.evaluation),
+    }
+
+
+def _first(done: Sequence[Trial], name: str) -> float | None:
+    return next((value for trial in done if (value := trial.looking.get(name)) is not None), None)
+
+
+def _minutes(trial: Trial) -> float | None:
+    seconds = trial.trained.get("seconds")
+    return _last(trial, "minutes") if seconds is None else seconds / 60
+
+
+def _speed(trial: Trial) -> float | None:
+    """Target tokens a second of training, validation left out."""
+    seconds, tokens = trial.trained.get("seconds"), trial.trained.get("tokens")
+    return tokens / seconds if seconds and tokens else _median(trial, "tokens_per_second")
+
+
+def _median(trial: Trial, column: str) -> float | None:
+    values = [value for row in trial.metrics if (value := row.get(column)) is not None]
+    return statistics.median(values) if values else None
+
+
+def _last(trial: Trial, column: str) -> float | None:
+    values = [value for row in trial.metrics if (value := row.get(column)) is not None]
+    return values[-1] if values else None
+
+
+def _to_best(trial: Trial) -> float | None:
+    """Minutes of training until the best validation: by BLEU where it was measured, else by loss."""
+    for column, best in (("bleu", max), ("valid_loss", min)):
+        rows = [row for row in trial.metrics if row.get(column) is not None and row.get("minutes") is not None]
+        if rows:
+            return best(rows, key=lambda row: row[column] or 0.0)["minutes"]
+    return None
+
+
+def _curve(trial: Trial) -> dict[str, Any]:
+    """Validations in the order of steps; `of` says which measure they are."""
+    of = "bleu" if any(row.get("bleu") is not None for row in trial.metrics) else "perplexity"
+    rows = [row for row in trial.metrics if row.get(of) is not None]
+    places = {name: [row.get(name) or 0.0 for row in rows] for name in ("step", "minutes")}
+    return {"seed": trial.seed, "of": of, **places, "value": [row[of] for row in rows]}
+
+
+def _gradient(done: Sequence[Trial]) -> dict[str, list[float]] | None:
+    """The mean over the seeds of the gradient by place in the source, 1 where it is that of all places on average."""
+    found = [trial.looking["gradient"] for trial in done if trial.looking.get("gradient")]
+    shares: dict[float, list[float]] = {}
+    for each in found:
+        for place, value in zip(each["bins"], each["relative"], strict=True):
+            if value is not None:
+                shares.setdefault(float(place), []).append(float(value))
+    if not shares:
+        return None
+    return {"position": sorted(shares), "relative": [statistics.fmean(shares[place]) for place in sorted(shares)]}
+
+
+def _buckets(found: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    """The same buckets of several seeds as one: the mean of their BLEU and of the ends of their intervals."""
+    labels = list(dict.fromkeys(bucket.label for each in found for bucket in each))
+    rows = []
+    for label in labels:
+        mine = [bucket for each in found for bucket in each if bucket.label == label]
+        means = {name: statistics.fmean(getattr(bucket, name) for bucket in mine) for name in ("bleu", "low", "high")}
+        rows.append({"label": label, "count": mine[0].count, **means})
+    return rows
+
+
+def _frequencies(done: Sequence[Trial]) -> list[dict[str, Any]]:
+    bins = [each for trial in done if trial.evaluation for each in trial.evaluation.by_frequency]
+    rows = []
+    for label in dict.fromkeys(each.label for each in bins):
+        mine = [each for each in bins if each.label == label]
+        rows.append({"label": label, "count": mine[0].expected, "f1": statistics.fmean(each.f1 for each in mine)})
+    return rows
+
+
+# Against the baseline
+
+
+def _paired(study: Study, label: str, other: str) -> tuple[Tensor, Tensor] | None:
+    """The counts of two systems, summed sentence by sentence over the seeds that both have."""
+    seeds = [s for s in study.about["seeds"] if (label, s) in study.counts and (other, s) in study.counts]
+    if not seeds or label == other:
+        return None
+    mine, theirs = (sum(study.counts[name, seed] for seed in seeds) for name in (label, other))
+    assert isinstance(mine, Tensor) and isinstance(theirs, Tensor)
+    return mine, theirs
+
+
+def against(study: Study, label: str, other: str) -> dict[str, Any] | None:
+    """The paired bootstrap between two systems, on all sentences and on the novel ones.
+
+    A sentence that is drawn is drawn for all seeds, so that p says what chance the choice of sentences has.
+    """
+    pair = _paired(study, label, other)
+    if pair is None or study.test is None:
+        return None
+    found = {"all": _comparison(paired_bootstrap(*pair))}
+    novel = [n for n, each in enumerate(study.test.similarities) if each < study.novel_below]
+    if novel:
+        found["novel"] = _comparison(paired_bootstrap(pair[0][novel], pair[1][novel]))
+    return found
+
+
+def _comparison(found: Comparison) -> dict[str, Any]:
+    interval = list(found.interval)
+    return {"difference": found.difference, "interval": interval, "p": found.p_value, "resamples": found.resamples}
+
+
+def sentence_scores(counts: Tensor) -> list[float]:
+    """BLEU of every sentence for itself, over the n-gram orders it is long enough for, as sacrebleu has it."""
+    from regard.seq2seq.bootstrap import sacrebleu
+
+    compute = sacrebleu().BLEU.compute_bleu
+    rows = counts.long().tolist()
+    return [
+        float(compute(row[2:6], row[6:], row[0], row[1], smooth_method="exp", effective_order=True).score)
+        for row in rows
+    ]
+
+
+def _differences(study: Study, label: str) -> tuple[int, list[float]] | None:
+    """The first seed that a system and the baseline both have, and by how much each sentence is better."""
+    counts, base = study.counts, study.baseline
+    seed = next((seed for seed in study.about["seeds"] if (label, seed) in counts and (base, seed) in counts), None)
+    if seed is None or label == base:
+        return None
+    scores = sentence_scores(counts[label, seed]), sentence_scores(counts[base, seed])
+    return seed, [mine - theirs for mine, theirs in zip(*scores, strict=True)]
+
+
+def outcomes(study: Study, label: str) -> dict[str, int] | None:
+    """How many sentences are better, alike and worse than the baseline's, by BLEU of the sentence."""
+    found = _differences(study, label)
+    if found is None:
+        return None
+    better, worse = (sum(sign * each > 1e-9 for each in found[1]) for sign in (1, -1))
+    return {"seed": found[0], "better": better, "alike": len(found[1]) - better - worse, "worse": worse}
+
+
+def ranking(study: Study) -> list[str]:
+    """The finished systems from the highest mean BLEU to the lowest, on the novel part where it is known."""
+    scores = {}
+    for label in filter(study.of, study.labels):
+        quality = _quality(study.of(label))
+        scores[label] = (quality["bleu_novel"] or quality["bleu"])["mean"]
+    return sorted(scores, key=lambda label: -scores[label])
+
+
+def _lead(study: Study) -> dict[str, Any] | None:
+    """The paired bootstrap between the best system and the next."""
+    ranked = ranking(study)
+    return against(study, ranked[0], ranked[1]) if len(ranked) > 1 else None
+
+
+def examples(study: Study, wins: int = 5, losses: int = 3) -> dict[str, Any] | None:
+    """Sentences, novel ones where that is known, in which the baseline and the best of the others differ most."""
+    best = next((label for label in ranking(study) if label != study.baseline), study.baseline)
+    found = _differences(study, best)
+    if found is None or study.test is None:
+        return None
+    seed, differences = found
+    near = study.test.similarities
+    order = sorted(range(len(differences)), key=lambda n: (-differences[n], n))
+    order = [n for n in order if not near or near[n] < study.novel_below]
+    chosen = {
+        "wins": [n for n in order[:wins] if differences[n] > 0],
+        "losses": [n for n in order[::-1][:losses] if differences[n] < 0],
+    }
+    return {"label": best, "seed": seed} | {
+        kind: [_example(study, best, seed, n, differences[n]) for n in rows] for kind, rows in chosen.items()
+    }
+
+
+def _example(study: Study, label: str, seed: int, place: int, difference: float) -> dict[str, Any]:
+    assert study.test is not None
+    said = {t.label: t.evaluation.hypotheses[place] for t in study.trials if t.seed == seed and t.evaluation}
+    return {
+        "sentence": place,
+        "source": study.test.sources[place],
+        "reference": study.test.references[place],
+        "system": said[label],
+        "baseline": said[study.baseline],
+        "difference": difference,
+        "similarity": study.test.similarities[place] if study.test.similarities else None,
+    }

@@ -1,0 +1,310 @@
+"""The sections of a report in the order in which they are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from regard.viewer.report import charts
+from regard.viewer.report.blocks import (
+    Block,
+    Document,
+    Facts,
+    Figures,
+    Folded,
+    Heading,
+    Quotes,
+    Table,
+    Text,
+)
+from regard.viewer.report.charts import Report, finished, quality_name, quality_of
+from regard.viewer.report.published import anchors
+from regard.viewer.report.svg import Figure
+from regard.viewer.report.sweeps import mean_points, sweep_figures
+from regard.viewer.report.tables import (
+    bucket_table,
+    chance,
+    looks_table,
+    main_table,
+    mean,
+    more_table,
+    number,
+    outcomes_table,
+    published_table,
+)
+
+Alignments = Sequence[tuple[str, Sequence[Figure]]]
+#: Sentences whose alignments are open from the start.
+OPEN = 2
+
+
+def document(report: Report, alignments: Alignments = ()) -> Document:
+    """The whole report; sections that nothing is known for yet are left out."""
+    about = report["about"]
+    blocks: list[Block] = [*_opening(report)]
+    if finished(report):
+        blocks += [*_quality(report), *_sweep(report)]
+    blocks += [*_learning(report)]
+    if finished(report):
+        blocks += [*_lengths(report), *_costs(report), *_looks(report, alignments), *_sentences(report)]
+    if finished(report) and anchors(about):
+        blocks += [Heading("Published figures"), Text(_PUBLISHED, "hint"), published_table(report)]
+    blocks += [Heading("How to repeat it"), Facts(_card(report))]
+    return Document(f"Comparison: {about.get('name') or about.get('data', '')}", blocks)
+
+
+_PUBLISHED = "Other corpora, sizes and tokenisations: hold orders and ratios beside each other, never scores."
+
+
+def _opening(report: Report) -> Iterator[Block]:
+    about, progress = report["about"], report["progress"]
+    yield from (Text(sentence, "leading") for sentence in findings(report))
+    yield Text(budget(about))
+    left = progress["expected"] - progress["finished"]
+    if left:
+        missing = ", ".join(progress["missing"])
+        yield Text(
+            f"Partial: {progress['finished']} of {progress['expected']} trials have finished; missing: {missing}. "
+            "The same command goes on with them.",
+            "warning",
+        )
+    for name, message in progress["failed"].items():
+        yield Text(f"{name} failed: {message}", "warning")
+
+
+def budget(about: Mapping[str, Any]) -> str:
+    """What was equal for all systems."""
+    amount = about.get("budget") or {}
+    unit = amount.get("kind", "steps")
+    equal = (
+        about.get("equal") or f"Equal {'time' if unit == 'minutes' else unit}: {amount.get('amount', 0):g} {unit} each."
+    )
+    seeds = about["seeds"]
+    several = (
+        f"{len(seeds)} seeds; ± is the deviation over them." if len(seeds) > 1 else "One seed: no deviation is known."
+    )
+    return f"{equal} {several}"
+
+
+def findings(report: Report) -> list[str]:
+    """What the comparison says, in a few sentences."""
+    by_label = {each["label"]: each for each in report["systems"]}
+    ranked = [by_label[label] for label in report["ranking"]]
+    if not ranked:
+        return ["No trial has finished yet."]
+    said = [_best_sentence(report, ranked), *_retrieval_sentence(report, ranked)]
+    return said + _pruning_sentence(report) + _cost_sentence(report)
+
+
+def _best_sentence(report: Report, ranked: Sequence[Report]) -> str:
+    """Which is best and how surely; that none has learnt to translate where copying is better."""
+    best, of = ranked[0], quality_name(report)
+    score, copied = mean(quality_of(best)), report["retrieval"].get("bleu_novel" if "novel" in of else "bleu")
+    if copied is not None and (found := quality_of(best)) and found["mean"] <= copied:
+        return (
+            f"None has learnt to translate: the best, {best['title']}, reaches {score} {of}, where copying the "
+            f"target of the most similar training sentence gives {number(copied)}. A larger budget is needed."
+        )
+    verb = "translates best" if len(ranked) > 1 else "so far" if report["progress"]["missing"] else "alone"
+    said = f"{best['title']} {verb}: {score} {of}{_baseline_clause(report, best)}."
+    if len(ranked) > 1:
+        lead = (report["lead"] or {}).get("novel" if best["quality"]["bleu_novel"] else "all")
+        apart = f"; between the two p is {chance(lead)}" if lead else ""
+        said += f" Next is {ranked[1]['title']} with {mean(quality_of(ranked[1]))}{apart}."
+    return said
+
+
+def _baseline_clause(report: Report, best: Report) -> str:
+    base = next((each for each in finished(report) if each["label"] == report["baseline"]), None)
+    if base is None or base is best or (found := quality_of(base)) is None:
+        return ""
+    return f", against {mean(found)} of {base['title']}"
+
+
+def _retrieval_sentence(report: Report, ranked: Sequence[Report]) -> list[str]:
+    retrieval = report["retrieval"]
+    if not retrieval:
+        return []
+    novel = retrieval.get("bleu_novel")
+    apart = f", and {novel:.1f} on the {retrieval['novel']:,} novel ones" if novel is not None else ""
+    said = f"Copying the target of the most similar training sentence scores {retrieval['bleu']:.1f}{apart}"
+    fallen = [each["title"] for each in ranked if (b := each["quality"]["bleu"]) and b["mean"] <= retrieval["bleu"]]
+    return [
+        f"{said}; {', '.join(fallen)} {'is' if len(fallen) == 1 else 'are'} not above that on the whole."
+        if fallen
+        else f"{said}."
+    ]
+
+
+def _cost_sentence(report: Report) -> list[str]:
+    known = [each for each in finished(report) if each["cost"]["sentences_per_second"]]
+    if len(known) < 2:
+        return []
+    speed = {each["title"]: each["cost"]["sentences_per_second"]["mean"] for each in known}
+    fast, slow = max(speed, key=lambda t: speed[t]), min(speed, key=lambda t: speed[t])
+    if speed[fast] < 1.05 * speed[slow]:
+        return []
+    return [f"{fast} decodes fastest, {speed[fast] / speed[slow]:.1f} times as fast as {slow}."]
+
+
+def _pruning_sentence(report: Report) -> list[str]:
+    """How many heads can go, the least important first, before 1 BLEU is lost."""
+    points = mean_points(report, "importance")
+    if not points:
+        return []
+    whole = points[0][1]
+    lost = next((n for n, (_, bleu) in enumerate(points) if bleu < whole - 1), len(points))
+    share = f"{100 * points[lost - 1][0]:.0f} %" if lost > 1 else "None"
+    return [f"{share} of the heads, the least important first, can go before 1 BLEU is lost."]
+
+
+def _quality(report: Report) -> Iterator[Block]:
+    yield Heading("Quality and cost")
+    base = next(each["title"] for each in report["systems"] if each["label"] == report["baseline"])
+    below = report["about"].get("novel_below", 0.3)
+    novel = next((each["quality"]["novel"] for each in finished(report) if each["quality"]["novel"]), None)
+    yield main_table(report)
+    part = (
+        f"The novel part is the {novel:,} test sources less than {below:g} similar to any training source. "
+        if novel
+        else ""
+    )
+    yield Text(
+        f"{part}p is of the paired bootstrap against {base}: the share of resampled test sets in which the difference "
+        "turns round, with all seeds together. The best of each column is set off.",
+        "hint",
+    )
+    yield Folded("Further measures", [more_table(report), *_tables(report, ("by_similarity", "by_frequency"))])
+
+
+_CAPTIONS = {
+    "by_length": "BLEU by words of the source (sentences), with 95 % intervals",
+    "by_similarity": "BLEU by similarity of the nearest training source (sentences), with 95 % intervals",
+    "by_frequency": "F1 of words by how often they are in the training targets (occurrences expected)",
+}
+
+
+def _tables(report: Report, keys: Sequence[str]) -> list[Table]:
+    return [table for key in keys if (table := bucket_table(report, key, _CAPTIONS[key]))]
+
+
+def _sweep(report: Report) -> Iterator[Block]:
+    figures = sweep_figures(report)
+    if figures:
+        yield Heading(f"The sweep: {report['about']['sweep']}")
+        yield Figures(figures)
+
+
+def _learning(report: Report) -> Iterator[Block]:
+    curves = [charts.learning_curves(report, against) for against in ("step", "minutes")]
+    if any(curves):
+        yield Heading("Learning")
+        yield Figures([each for each in curves if each])
+
+
+def _lengths(report: Report) -> Iterator[Block]:
+    figures = [
+        charts.by_bucket(report, "by_length", "lengths", "BLEU by source length", "words of the source"),
+        charts.by_bucket(report, "by_similarity", "similarity", "BLEU by similarity to training", "nearest source"),
+    ]
+    if any(figures):
+        yield Heading("Long and new sentences")
+        yield Figures([each for each in figures if each])
+        yield Text("Bars are 95 % bootstrap intervals; in brackets, how many sentences.", "hint")
+        yield Folded("The numbers", _tables(report, ("by_length",)))
+
+
+def _costs(report: Report) -> Iterator[Block]:
+    figures = [figure for cost in charts.COSTS if (figure := charts.against_cost(report, cost))]
+    if figures:
+        yield Heading("Quality against cost")
+        yield Figures(figures)
+
+
+def _looks(report: Report, alignments: Alignments) -> Iterator[Block]:
+    figures = [figure for figure in (charts.shares_looked_at(report), charts.gradients(report)) if figure]
+    table = looks_table(report)
+    if not (figures or table or alignments):
+        return
+    yield Heading("What they look at")
+    if table:
+        yield table
+    if figures:
+        yield Figures(figures)
+        yield Text(_GRADIENT, "hint")
+    if alignments:
+        yield Text(_ALIGNMENTS, "hint")
+        shown = [Figures(figures, sentence, small=True) for sentence, figures in alignments]
+        yield from shown[:OPEN]
+        if shown[OPEN:]:
+            yield Folded(f"{len(shown) - OPEN} more sentences", shown[OPEN:])
+
+
+_GRADIENT = (
+    "A weight says where a system looks, the gradient what its words depend on: without attention all of the source "
+    "must come through one vector."
+)
+_ALIGNMENTS = (
+    "Source words across, target words down, the reference put out word by word. One scale for all: the square root of "
+    "the weight, from none to 1. Orange frames are gold alignments, where they exist."
+)
+
+
+def _sentences(report: Report) -> Iterator[Block]:
+    table, examples = outcomes_table(report), report["examples"]
+    if table is None:
+        return
+    titles = {each["label"]: each["title"] for each in report["systems"]}
+    yield Heading("Wins and losses")
+    yield table
+    if examples is None:
+        return
+    best, base = titles[examples["label"]], titles[report["baseline"]]
+    for kind, said in (("wins", f"where {best} gains most"), ("losses", f"where {best} loses most")):
+        if examples[kind]:
+            yield Text(f"Sentences {said} against {base}, by BLEU of the sentence (seed {examples['seed']}):")
+            yield from (_quotes(each, best, base) for each in examples[kind])
+
+
+def _quotes(example: Mapping[str, Any], best: str, base: str) -> Quotes:
+    near = example["similarity"]
+    similar = "" if near is None else f", similarity to training {near:.2f}"
+    lines = [("source", example["source"]), ("reference", example["reference"])]
+    lines += [(best, example["system"]), (base, example["baseline"])]
+    return Quotes(f"Sentence {example['sentence'] + 1}: {example['difference']:+.1f}{similar}", lines)
+
+
+def _card(report: Report) -> list[tuple[str, str]]:
+    """Everything that repeating the comparison takes."""
+    about = report["about"]
+    pairs = ", ".join(f"{count:,} {split}" for split, count in (about.get("pairs") or {}).items())
+    facts = [
+        ("command", about.get("command")),
+        ("data", f"{about.get('data')}{f' ({pairs} pairs)' if pairs else ''}"),
+        ("data hash (sha256)", about.get("data_hash")),
+        ("seeds", ", ".join(map(str, about["seeds"]))),
+        ("budget", budget(about).split(". ")[0]),
+        ("decoding", _search(report.get("search"))),
+        ("sacreBLEU signature", report["signature"]),
+        ("versions", _listed(about.get("versions"))),
+        ("hardware", _listed(about.get("hardware"))),
+        ("trials", f"{report['progress']['finished']} of {report['progress']['expected']} finished"),
+        *(
+            (f"settings of {each['title']}", json.dumps(each["settings"]))
+            for each in report["systems"]
+            if each["settings"]
+        ),
+    ]
+    return [(name, str(value)) for name, value in facts if value]
+
+
+def _search(search: Mapping[str, Any] | None) -> str:
+    if not search:
+        return ""
+    beam = search.get("beam", 1)
+    return "greedy" if beam == 1 else f"beam {number(beam, 0)}, length penalty {search.get('length_penalty')}"
+
+
+def _listed(facts: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in (facts or {}).items())

@@ -1,0 +1,89 @@
+"""Figures as SVG that fits a light and a dark page, by itself or within one."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import dataclass
+from typing import Any
+from xml.sax.saxutils import escape
+
+#: The colour that stands for that of the text while matplotlib draws.
+INK = "#010203"
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
+#: Colours that those who see no red or no green tell apart (Okabe and Ito), the first that of the text.
+COLORS = (INK, "#1b80c4", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8f8a2c", "#7a6fd0")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+_LIGHT_OR_DARK = (
+    "<style>svg{color:#1d2329;background:#fcfbf8}"
+    "@media (prefers-color-scheme:dark){svg{color:#e6e3dc;background:#14171a}}</style>"
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture: `svg` is the whole element, with its title and description, in the colour of the text around it."""
+
+    name: str
+    title: str
+    description: str
+    svg: str
+
+    @property
+    def alone(self) -> str:
+        """A file of its own, which brings the colours of a light and a dark page."""
+        opening = self.svg.index(">") + 1
+        head = '<?xml version="1.0" encoding="utf-8"?>\n'
+        return head + self.svg[:opening] + _LIGHT_OR_DARK + self.svg[opening:] + "\n"
+
+
+def element(name: str, title: str, description: str, size: tuple[float, float], body: str) -> Figure:
+    """The SVG element of a figure; what is within has the coordinates 0 to `size`."""
+    width, height = (f"{side:g}" for side in size)
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" role="img" '
+        f'aria-labelledby="{name}-title {name}-description" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}">'
+        f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-description">{escape(description)}</desc>'
+    )
+    return Figure(name, title, description, f"{head}{body}</svg>")
+
+
+def drawing(figure: Any, name: str, title: str, description: str) -> Figure:
+    """A matplotlib figure as an element: text stays text, names are its own, nothing depends on the day."""
+    import matplotlib
+
+    written = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = written.getvalue()
+    found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
+    assert found, "matplotlib gives its pictures a viewBox"
+    body = re.sub(
+        r"<metadata>.*?</metadata>", "", text[text.index(">", found.end()) + 1 : text.rindex("</svg>")], flags=re.S
+    )
+    body = re.sub(r'\bid="', f'id="{name}-', body)
+    body = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", body)
+    body = re.sub(r"(font: [^;\"]*?px) [^;\"]*", rf"\g<1> {FONT}", body)
+    body = re.sub(r"\n\s*", "\n", body.replace(INK, "currentColor"))
+    return element(name, title, description, (float(found[1]) / 0.75, float(found[2]) / 0.75), _scaled(body))
+
+
+def _scaled(body: str) -> str:
+    """Points of 1/72 inch as pixels of 1/96."""
+    return f'<g transform="scale(1.3333333)">{body}</g>'
+
+
+def canvas(width: float, height: float) -> tuple[Any, Any]:
+    """A figure and its axes in inches, on a ground that lets the page through."""
+    from regard.viewer.figures import _figure
+
+    figure, axes = _figure(width, height)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(INK)
+    axes.tick_params(colors=INK, labelsize=9)
+    axes.xaxis.label.set(color=INK, size=9.5)
+    axes.yaxis.label.set(color=INK, size=9.5)
+    axes.grid(axis="y", color=INK, alpha=0.12, linewidth=0.7)
+    axes.set_axisbelow(True)
+    return figure, axes

@@ -1,0 +1,353 @@
+"""Comparisons: a stopped trial ends in the same numbers, one that dies stops no other, folders are not mixed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import textwrap
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("lightning")
+pytest.importorskip("pydantic")
+pytest.importorskip("sacrebleu")
+
+from regard.cli.study import Wish, command_of, seeds_of, study_of
+from regard.errors import RegardError
+from regard.seq2seq import comparison, pruning, trials, workers
+from regard.seq2seq.comparison import Entry, check_study, open_study, read_study
+from regard.seq2seq.evaluation import Evaluation
+from regard.seq2seq.run import load_run
+from regard.seq2seq.sweeps import SWEEPS
+from regard.seq2seq.trials import run_trial
+
+TINY = ("model.width=16", "data.size=60", "validation.sentences=4")
+
+
+def tiny(steps=6, systems="none,bahdanau", **options):
+    return study_of(Wish(TINY, data="grammar", systems=systems, steps=steps, **options))
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+# What is compared
+
+
+def test_defaults_are_the_seven_systems_with_the_recipe_and_one_budget():
+    study = study_of(Wish())
+    labels = ["none", "bahdanau", "luong_dot", "luong_general", "luong_concat", "hybrid", "transformer"]
+    assert [entry.label for entry in study.systems] == labels
+    config = study.config
+    assert (config.model.width, config.training.sentences, config.training.label_smoothing) == (128, 32, 0.1)
+    assert config.training.budget == ("minutes", 4.0)
+    assert "Equal time" in study.equal and "not counted" in study.equal
+
+
+def test_presets_yield_to_what_is_said():
+    quick = study_of(Wish(preset="quick", systems="none,hybrid", seeds="2", steps=9))
+    assert [entry.label for entry in quick.systems] == ["none", "hybrid"]
+    assert (quick.seeds, quick.config.training.budget) == ((1, 2), ("steps", 9.0))
+    assert (quick.config.data.corpus, quick.config.model.width) == ("grammar", 64)
+    assert study_of(Wish(preset="quick", data="bible-en-fr")).config.data.corpus == "bible-en-fr"
+    full = study_of(Wish(preset="full"))
+    assert len(full.trials(folder := comparison.Path("x"))) == 21
+    assert full.trials(folder)[7].seed == 2, "all systems with one seed come before any with the next"
+
+
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_sweeps_change_one_thing_and_every_variant_can_be_built(sweep):
+    study = study_of(Wish(**{sweep: True if sweep in ("prune", "scaled") else ",".join(SWEEPS[sweep])}))
+    check_study(study)
+    configs = [study.config_of(entry, 1) for entry in study.systems]
+    for config in configs:
+        assert config.data == configs[0].data and config.training == configs[0].training
+        assert config.model.system == "transformer"
+    assert len({json.dumps(config.model.model_dump()) for config in configs}) == len(SWEEPS[sweep])
+
+
+@pytest.mark.parametrize(
+    "wish, said",
+    [
+        (Wish(systems="none,bahdanu"), "Did you mean 'bahdanau'"),
+        (Wish(systems="none,none"), "none cannot be compared"),
+        (Wish(preset="quik"), "Did you mean 'quick'"),
+        (Wish(heads="1,3"), "the number of heads divides it"),
+        (Wish(heads="many"), "Give whole numbers"),
+        (Wish(heads="1", positions="rope"), "two questions"),
+        (Wish(positions="ropes"), "Did you mean 'rope'"),
+        (Wish(heads="2", systems="transformer,hybrid"), "changes one system"),
+        (Wish(minutes=1.0, steps=2), "cannot both be the budget"),
+        (Wish(seeds="some"), "how many, as 3"),
+        (Wish(seeds="1,1"), "each seed once"),
+        (Wish(source=comparison.Path("a.en")), "belong together"),
+        (Wish(("model.widht=3",)), "Did you mean 'width'"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_trained(wish, said):
+    with pytest.raises(RegardError, match=said):
+        check_study(study_of(wish))
+
+
+def test_seeds_are_a_number_or_a_list():
+    assert seeds_of("3") == (1, 2, 3)
+    assert seeds_of("4, 2") == (4, 2)
+
+
+def test_the_command_says_all_that_was_said(tmp_path):
+    wish = Wish(("model.width=64",), data="grammar", heads="1,2", minutes=0.5, train_words=9)
+    command = command_of(wish, tmp_path)
+    for word in ("--data grammar", "--heads 1,2", "--minutes 0.5", "--train-words 9", "model.width=64", str(tmp_path)):
+        assert word in command
+
+
+def test_training_short_leaves_the_test_long():
+    study = tiny(train_words=7)
+    whole, short = replace(study, train_words=None).corpus(), study.corpus()
+    assert max(pair.words for pair in (*short.train, *short.valid)) <= 7 < max(pair.words for pair in short.test)
+    assert short.test == whole.test and short.hash != whole.hash
+    left_out = len(whole.train) + len(whole.valid) - len(short.train) - len(short.valid)
+    assert left_out in short.skipped.values()
+
+
+# The folder
+
+
+def test_a_folder_goes_on_with_the_same_comparison_and_refuses_another_by_name(tmp_path):
+    study = tiny()
+    open_study(study, tmp_path / "a")
+    before = {path: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    open_study(study, tmp_path / "a", command="another")
+    assert {path: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
+    assert read_study(tmp_path / "a") == study
+    for other, named in (
+        (replace(study, seeds=(1, 2)), r"seeds was \[1\], now \[1, 2\]"),
+        (tiny(steps=7), "training.steps was 6"),
+        (tiny(systems="none,hybrid"), r"systems was \['none', 'bahdanau'\]"),
+        (replace(study, systems=(study.systems[0], Entry("bahdanau", "bahdanau", {"layers": 2}))), "other settings"),
+    ):
+        with pytest.raises(RegardError, match=named):
+            open_study(other, tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "thesis.tex").write_text("precious")
+    with pytest.raises(RegardError, match="holds no comparison"):
+        open_study(study, tmp_path / "b")
+
+
+def test_a_comparison_of_another_version_is_refused(tmp_path):
+    open_study(tiny(), tmp_path)
+    data = read(tmp_path / "comparison.json")
+    (tmp_path / "comparison.json").write_text(json.dumps(data | {"version": 0}))
+    with pytest.raises(RegardError, match="version 0"):
+        read_study(tmp_path)
+
+
+def test_the_retrieval_baseline_copies_what_it_has_seen():
+    corpus = tiny().corpus()
+    seen = comparison.retrieval(replace(corpus, test=corpus.train[:5]))
+    assert seen["bleu"] == pytest.approx(100) and seen["similarities"] == [1.0] * 5
+    assert seen["novel"] == 0 and seen["bleu_novel"] is None
+
+
+# A trial
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A comparison of two systems, and what each of its trials told."""
+    folder, told = tmp_path_factory.mktemp("whole"), {}
+    open_study(tiny(), folder)
+    for label in ("none", "bahdanau"):
+        words = told.setdefault(label, [])
+        assert run_trial(folder, label, 1, lambda state, words=words, **numbers: words.append((state, numbers)))
+    return folder, told
+
+
+def test_a_trial_leaves_a_run_its_test_and_what_it_looks_at(whole):
+    folder, told = whole
+    test = read(folder / "test.json")
+    for label in ("none", "bahdanau"):
+        path = folder / "trials" / f"{label}-1"
+        run, looking, data = load_run(path), read(path / "looking.json"), read(path / "evaluation.json")
+        assert len(data.pop("translations")) == len(test["references"])
+        measured = Evaluation.from_json(data)
+        assert measured.perplexity is not None and measured.novel is not None
+        assert looking["parameters"] == sum(weight.numel() for weight in run.model.parameters())
+        assert read(path / "trained.json")["steps"] == 6
+        assert looking["peak_memory_mib"] >= read(path / "trained.json")["memory_before_mib"] > 0
+        assert [state for state, _ in told[label]][-1] == "finished"
+        assert {"preparing", "training", "looking", "testing"} <= {state for state, _ in told[label]}
+
+
+def test_without_attention_there_is_a_gradient_and_nothing_to_align(whole):
+    none, bahdanau = (read(whole[0] / "trials" / name / "looking.json") for name in ("none-1", "bahdanau-1"))
+    assert none["alignments"] == [] and none["entropy"] is None
+    assert bahdanau["alignments"] and bahdanau["entropy"] > 0
+    for one in (none, bahdanau):
+        relative = [value for value in one["gradient"]["relative"] if value is not None]
+        assert min(relative) >= 0 and 0.5 < sum(relative) / len(relative) < 2
+    for one in bahdanau["alignments"]:
+        weights = torch.tensor(one["weights"])
+        assert weights.shape == (len(one["target"]), len(one["source"]))
+        assert (weights >= 0).all() and (weights.sum(1) <= 1.001).all()
+        assert all(s < len(one["source"]) and t < len(one["target"]) for s, t in one["gold"])
+
+
+def test_a_finished_trial_is_not_run_again(whole, monkeypatch):
+    monkeypatch.setattr(trials, "_trained", lambda *_: pytest.fail("it was trained again"))
+    assert run_trial(whole[0], "none", 1)
+
+
+def test_a_trial_that_was_stopped_ends_in_the_same_weights(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(trials, "OFTEN", 0.0)
+    open_study(tiny(), tmp_path)
+
+    def stop(state, **numbers):
+        if state == "training" and numbers["step"] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    path = tmp_path / "trials" / "bahdanau-1"
+    assert not run_trial(tmp_path, "bahdanau", 1, stop)
+    assert not (path / "trained.json").exists() and not (path / "evaluation.json").exists()
+    assert run_trial(tmp_path, "bahdanau", 1)
+    there = whole[0] / "trials" / "bahdanau-1"
+    for name in ("model.safetensors", "source.tokenizer"):
+        assert (path / name).read_bytes() == (there / name).read_bytes()
+    assert read(path / "evaluation.json")["hypotheses"] == read(there / "evaluation.json")["hypotheses"]
+
+
+def test_a_changed_corpus_is_noticed(tmp_path):
+    open_study(tiny(), tmp_path)
+    data = read(tmp_path / "comparison.json")
+    (tmp_path / "comparison.json").write_text(json.dumps(data | {"data_hash": "0"}))
+    with pytest.raises(RegardError, match="has changed"):
+        run_trial(tmp_path, "none", 1)
+
+
+def test_pruning_removes_heads_in_three_orders_and_one_by_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(pruning, "SHARES", (0.0, 0.5, 1.0))
+    study = study_of(Wish((*TINY, "model.num_heads=2", "model.layers=1"), data="grammar", prune=True, steps=4))
+    open_study(study, tmp_path)
+    assert run_trial(tmp_path, "transformer", 1)
+    found = read(tmp_path / "trials" / "transformer-1" / "pruning.json")
+    assert found["heads"] == 6 and [one["role"] for one in found["single"]] == [
+        role for role in ("encoder", "decoder", "cross") for _ in range(2)
+    ]
+    ends = {(one["share"], one["bleu"]) for one in found["points"] if one["share"] != 0.5}
+    assert len(ends) == 2 and (0.0, found["bleu"]) in ends, "orders agree on no head and on all heads"
+    assert [one["removed"] for one in found["points"]] == [0] * 3 + [3] * 3 + [6] * 3
+
+
+# Trials side by side
+
+FAKE = """
+    import json, os, pathlib, signal, sys, time
+    folder, label, seed = sys.argv[1:]
+    path = pathlib.Path(folder) / "trials" / f"{label}-{seed}"
+    def tell(**said):
+        print(json.dumps(said), flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: (path / "saved").touch() or sys.exit(130))
+    tell(state="training", step=1, share=0.5, left=1.0, loss=2.0, bleu=None)
+    (path / "threads").write_text(os.environ["OMP_NUM_THREADS"])
+    if label == "hybrid":
+        print("Traceback", "ZeroDivisionError: division by zero", sep="\\n", file=sys.stderr)
+        sys.exit(1)
+    if label == "luong_dot":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if label == "transformer":
+        time.sleep(60)
+    (path / "evaluation.json").write_text(json.dumps({"bleu": {"score": 7.5}}))
+"""
+
+
+@pytest.fixture
+def race(tmp_path, monkeypatch):
+    """Trials whose processes only pretend, by the names of their systems."""
+    script = tmp_path / "fake.py"
+    script.write_text(textwrap.dedent(FAKE))
+    monkeypatch.setattr(workers, "COMMAND", (sys.executable, str(script)))
+    monkeypatch.setattr(workers, "PAUSE", 0.02)
+
+    def made(*names, seeds=(1,)):
+        study = study_of(Wish(systems=",".join(names), seeds=",".join(map(str, [*seeds, ""]))))
+        return tmp_path, workers.progress_of(study.trials(tmp_path))
+
+    return made
+
+
+def test_one_that_dies_is_reported_and_the_others_go_on(race):
+    folder, progress = race("hybrid", "luong_dot", "none", "bahdanau")
+    workers.run_trials(folder, progress, 2)
+    assert [one.state for one in progress] == ["failed", "failed", "finished", "finished"]
+    assert progress[0].message == "ZeroDivisionError: division by zero" and "Traceback" in progress[0].log.read_text()
+    assert "SIGKILL" in progress[1].message and "memory" in progress[1].message
+    assert progress[2].numbers["bleu"] == 7.5 and progress[2].numbers["step"] == 1
+    assert (folder / "trials" / "none-1" / "threads").read_text() == "1"
+    assert [one.state for one in workers.progress_of([one.trial for one in progress])] == [
+        *["waiting"] * 2,
+        *["finished"] * 2,
+    ], "what failed is tried again, what is finished is not"
+
+
+def test_no_more_run_at_a_time_than_asked_for(race):
+    folder, progress = race("none", "bahdanau", "luong_general", "luong_concat", seeds=(1, 2))
+    at_once = []
+    workers.run_trials(
+        folder, progress, 3, lambda: at_once.append(sum(one.state in ("preparing", "training") for one in progress))
+    )
+    assert max(at_once) <= 3 and {one.state for one in progress} == {"finished"}
+
+
+def test_an_interrupt_stops_all_after_they_saved(race):
+    folder, progress = race("transformer", "none", seeds=(1, 2))
+    stopped = threading.Event()
+
+    def show():
+        training = [one for one in progress if one.state == "training" and one.trial.entry.name == "transformer"]
+        if len(training) == 2 and not stopped.is_set():
+            stopped.set()
+            raise KeyboardInterrupt
+
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        workers.run_trials(folder, progress, 2, show)
+    assert time.monotonic() - start < 30
+    states = {one.trial.name: one.state for one in progress}
+    assert states["transformer-1"] == states["transformer-2"] == "stopped"
+    assert (folder / "trials" / "transformer-1" / "saved").exists()
+
+
+def test_two_do_not_work_on_one_comparison(tmp_path):
+    with workers.alone(tmp_path), pytest.raises(RegardError, match="another process"), workers.alone(tmp_path):
+        pass
+    with workers.alone(tmp_path):
+        pass
+
+
+@pytest.mark.slow
+def test_the_command_compares_reports_and_is_done(tmp_path):
+    from typer.testing import CliRunner
+
+    from regard.cli.app import app
+
+    def command(*arguments):
+        return CliRunner().invoke(app, ["compare", *arguments, "--out", str(tmp_path / "c")])
+
+    what = ["--data", "grammar", "--systems", "none,bahdanau", "--steps", "6", *TINY]
+    first = command(*what)
+    assert first.exit_code == 0, first.output
+    for name in ("report.md", "report.html", "report.json"):
+        assert (tmp_path / "c" / name).stat().st_size > 0
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "c" / "trials").rglob("*") if path.is_file()}
+    again = command()
+    assert again.exit_code == 0 and "finished already" in again.output
+    assert made == {path: path.stat().st_mtime_ns for path in (tmp_path / "c" / "trials").rglob("*") if path.is_file()}
+    other = command("--data", "grammar", "--systems", "none,bahdanau", "--steps", "7", *TINY)
+    assert other.exit_code == 2 and "training.steps was 6" in other.output
