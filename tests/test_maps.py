@@ -92,6 +92,7 @@ def test_states_of_disjoint_tiles_merge(fold):
 @pytest.mark.parametrize("width", [4, 64], ids=["rows in pieces", "whole rows"])
 def test_statistics_do_not_depend_on_who_found_the_row_statistic(name, width, monkeypatch):
     monkeypatch.setattr("regard.maps.attention_map.TILE", (5, width))
+    monkeypatch.setattr("regard.maps.attention_map.WHOLE_ROW", width)
     monkeypatch.setattr("regard.maps.attention_map.WORKSPACE", 1 << 20)
     seen, _ = seen_and_dense(name)
     told = seen.weights

@@ -24,7 +24,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "seeds": "1",
         "minutes": 1.0,
     },
-    "full": {"systems": "", "seeds": "3", "minutes": 16.0},
+    "full": {"systems": "", "seeds": "3", "minutes": 8.0},
 }
 #: The budget when none is set.
 MINUTES = 4.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from importlib import import_module
 from operator import index as index_of
 from typing import Any
 
@@ -25,9 +26,11 @@ Index = int | slice | Sequence[int] | Tensor | None
 #: Largest dense result, in bytes, that is given without being asked for by budget.
 BUDGET = 1 << 30
 #: Queries and keys of the largest tiles that folds see.
-TILE = (512, 4096)
+TILE = (512, 2048)
+#: Rows of at most so many keys are one tile where that saves the pass that finds their statistic.
+WHOLE_ROW = 4096
 #: Bytes that computing one piece of a tile may hold.
-WORKSPACE = 48 << 20
+WORKSPACE = 32 << 20
 #: Stretches of keys with at most so many between them are one tile.
 GAP = 64
 
@@ -191,9 +194,9 @@ class AttentionMap:
         collected = Collected(self.shape[2])
         for rows, may, every in self._row_blocks():
             grid = self.grid.tile(rows, slice(None))
-            for cols in _cut(may, TILE[1]):
+            for cols in _cut(may, self._widest):
                 undecided = Spans.of((cols.start, cols.stop)) & ~every
-                if not self._is_solved and len(may) <= TILE[1] and len(may.intervals) == 1:
+                if not self._is_solved and len(may) <= self._widest and len(may.intervals) == 1:
                     weights, logs, statistic = self._solve(rows, cols, undecided)
                     collected.write(rows, statistic)
                 else:
@@ -207,6 +210,11 @@ class AttentionMap:
         """Whether the row statistic is known without another pass."""
         return self._statistic is not None or "statistic" in self.__dict__
 
+    @property
+    def _widest(self) -> int:
+        """Keys of the widest tile."""
+        return TILE[1] if self._is_solved or self.shape[3] > WHOLE_ROW else WHOLE_ROW
+
     def _row_blocks(self) -> Iterator[tuple[slice, Spans, Spans]]:
         """Stretches of queries, the keys that some of them may see, and those that all of them do.
 
@@ -217,7 +225,7 @@ class AttentionMap:
         top, height = 0, TILE[0]
         while top < I:
             rows, may = self._stretch(top, height)
-            while height > 1 and height * min(len(may), TILE[1]) > size:
+            while height > 1 and height * min(len(may), self._widest) > size:
                 height //= 2
                 rows, may = self._stretch(top, height)
             yield rows, may, self._spans("all", rows)
@@ -283,6 +291,13 @@ class AttentionMap:
     def similarity(self) -> Tensor:
         """Cosine between the maps of every two heads; (B, H, H)."""
         return self.summarize(Similarity())[0]
+
+    def show(self, tokens: Sequence[str] | None = None, queries: Sequence[str] | None = None, batch: int = 0) -> Any:
+        """Look at the map in a notebook; needs `pip install 'regard[view]'`.
+
+        `tokens` are those of the keys; `queries`, where they are others, those of the queries.
+        """
+        return import_module("regard.viewer.widget").show_map(self, tokens, queries, batch)
 
     def __repr__(self) -> str:
         B, H, I, J = self.shape

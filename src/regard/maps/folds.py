@@ -139,10 +139,8 @@ def greatest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
     the speed of memory, where `topk` compares one number at a time, and they shrink the row each time.
     """
     classes = weights.shape[-1] // MEMBERS
-    if k == 1:
-        return weights.max(-1, keepdim=True)
-    if classes < 2 * k:
-        return weights.topk(k)
+    if classes < max(2 * k, MEMBERS):
+        return weights.max(-1, keepdim=True) if k == 1 else weights.topk(k)
     maxima = weights[..., : MEMBERS * classes].unflatten(-1, (MEMBERS, classes)).amax(-2)
     steps = torch.arange(0, MEMBERS * classes, classes, device=weights.device)
     rest = torch.arange(MEMBERS * classes, weights.shape[-1], device=weights.device)

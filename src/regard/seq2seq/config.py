@@ -97,7 +97,11 @@ class Model(Section):
 class Training(Section):
     """How it learns. One of minutes, steps and epochs is the budget, the others are 0; all 0: 16 minutes."""
 
-    minutes: float = Field(default=0.0, ge=0, description="Budget: minutes of training, validation not counted.")
+    minutes: float = Field(
+        default=0.0,
+        ge=0,
+        description="Budget: minutes of a processor's time; validation, and what other programs take, do not count.",
+    )
     steps: int = Field(default=0, ge=0, description="Budget: updates of the weights.")
     epochs: int = Field(default=0, ge=0, description="Budget: passes over the training pairs.")
     seed: int = Field(default=1, ge=0, description="Seed of the first weights, of dropout and of the order of batches.")
@@ -107,7 +111,7 @@ class Training(Section):
     )
     accumulate: int = Field(default=1, ge=1, description="Batches whose gradients make one update.")
     learning_rate: Positive | Auto = Field(
-        default="auto", description="Peak; auto: 0.01 recurrent, 0.005 Transformer, and 1 (the paper's) with noam."
+        default="auto", description="Peak; auto: 0.007 recurrent, 0.005 Transformer, and 1 (the paper's) with noam."
     )
     schedule: Literal["cosine", "inverse_square_root", "noam", "plateau", "constant"] = Field(
         default="cosine",

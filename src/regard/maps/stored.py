@@ -1,0 +1,218 @@
+"""Maps as files: the pieces as JSON, their tensors as safetensors. Nothing is pickled.
+
+A file holds (q, k, r) after all that is O(n) was done, so that any tile can be computed from it again.
+The header names the pieces: `{"piece": "regard.pieces.mask:window", "fields": {"size": 256}}`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention import Attention, Prepared
+from regard.errors import RegardError
+from regard.maps.attention_map import AttentionMap
+from regard.pieces.bias import Bias
+from regard.pieces.grid import Grid
+from regard.pieces.kernel import FeatureMap
+from regard.pieces.mask import Mask
+from regard.pieces.normalizer import Normalizer, Statistic
+from regard.pieces.position import Position, Scaling
+from regard.pieces.score import Score
+from regard.positions import Positions
+from regard.spans import Spans
+
+#: The version of the files; a reader refuses those of a later one.
+VERSION = 1
+#: What a file may name: objects of these kinds, defined in this package.
+KINDS = (Score, Bias, Mask, Normalizer, Position, Scaling, FeatureMap, Spans)
+#: The one module of others that pieces are made of.
+LINEAR = "torch.nn:Linear"
+SLOTS = ("score", "position", "bias", "mask", "normalizer")
+#: Largest map, in bytes, that is stored weight by weight because its pieces cannot be named.
+LARGEST_TABLE = 256 << 20
+
+
+class Table(Score):
+    """Scores that are looked up: prepared queries are rows of weights, prepared keys the numbers of the columns."""
+
+    nonnegative = True
+
+    def check(self, sizes: object, key_width: int) -> None:
+        """Any size is right."""
+
+    def tile(self, query: Tensor, key: Tensor, grid: Grid) -> Tensor:
+        return query[..., key[0, 0, :, 0].long()]
+
+
+class Unchanged(Normalizer):
+    """w_ij = s_ij; the statistic is the sum of the row."""
+
+    row_sum = None
+
+    def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
+        return (scores.sum(-1),)
+
+    def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
+        return scores
+
+
+def tabled(weights: Tensor) -> AttentionMap:
+    """The map of weights (B, H, I, J) that are known already.
+
+    >>> tabled(torch.eye(3)[None, None])[0, 0, 1]
+    tensor([0., 1., 0.])
+    """
+    B, H, I, J = weights.shape
+    positions = Positions.aligned_to_end(I, J)
+    columns = torch.arange(J, dtype=torch.float64, device=weights.device).view(1, 1, J, 1).expand(B, H, J, 1)
+    prepared = Prepared(weights.detach(), columns, (), ())
+    grid = Grid.whole(positions, B, H, I, weights.device)
+    return AttentionMap(Attention(Table(), normalizer=Unchanged()), prepared, positions, grid, None)
+
+
+def save_map(path: str | os.PathLike[str], weights: AttentionMap) -> None:
+    """Write a map to a safetensors file, whole or not at all; masks given as functions are stored as their weights."""
+    from safetensors.torch import save_file
+
+    path = Path(path)
+    try:
+        header, tensors = _taken_apart(weights)
+    except _Unnamed as reason:
+        header, tensors = _taken_apart(_as_table(weights, reason))
+    metadata = {"format": "regard map", "version": str(VERSION), "map": json.dumps(header, allow_nan=False)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".regard-") as folder:
+        save_file(tensors, Path(folder) / path.name, metadata)
+        os.replace(Path(folder) / path.name, path)
+
+
+def load_map(path: str | os.PathLike[str]) -> AttentionMap:
+    """The map of a file that `save_map` wrote, on the CPU.
+
+    >>> import regard as rg
+    >>> seen = rg.attend(rg.Attention(mask=rg.causal()), *(torch.randn(1, 2, 5, 4) for _ in range(3)))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_map(folder + "/map.safetensors", seen.weights)
+    ...     again = load_map(folder + "/map.safetensors")
+    >>> torch.equal(again[0, 1, 3], seen.weights[0, 1, 3])
+    True
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), "pt") as file:
+            about = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+    except (OSError, SafetensorError) as error:
+        raise RegardError(f"load_map: {path} cannot be read: {error}.") from None
+    if about.get("format") != "regard map" or int(about.get("version", VERSION + 1)) > VERSION:
+        raise RegardError(f"load_map: {path} is no map of version {VERSION} or earlier; save_map writes them.")
+    try:
+        return _put_together(json.loads(about["map"]), tensors)
+    except (KeyError, TypeError, ValueError, AttributeError, ImportError) as error:
+        raise RegardError(f"load_map: {path} is damaged: {error}.") from None
+
+
+class _Unnamed(Exception):
+    """A piece that JSON and tensors cannot say."""
+
+
+def _as_table(weights: AttentionMap, reason: Exception) -> AttentionMap:
+    size = math.prod(weights.shape) * 4
+    if size > LARGEST_TABLE:
+        raise RegardError(
+            f"save_map: {reason}, and all weights take {size / 2**20:,.0f} MiB. Use masks and pieces of regard, "
+            "regard.given(tensor) for instance, or a shorter text."
+        )
+    return tabled(weights.dense().float())
+
+
+def _taken_apart(weights: AttentionMap) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if type(weights) is not AttentionMap:
+        raise _Unnamed(f"a {type(weights).__name__} computes its weights in a way of its own")
+    prepared, grid, positions, tensors = weights._prepared, weights.grid, weights.positions, {}
+    parts = (prepared.query, prepared.key, prepared.rows, prepared.cols, weights.statistic)
+    where = (grid.batch, grid.head, grid.query, grid.key, positions.start, positions.keys)
+    header = {
+        "pieces": {slot: _encode(getattr(weights.attention, slot), tensors) for slot in SLOTS},
+        "prepared": [_encode(part, tensors) for part in parts],
+        "where": [_encode(part, tensors) for part in where],
+    }
+    return header, tensors
+
+
+def _put_together(header: dict[str, Any], tensors: dict[str, Tensor]) -> AttentionMap:
+    pieces = {slot: _decode(header["pieces"][slot], tensors) for slot in SLOTS}
+    query, key, rows, cols, statistic = (_decode(part, tensors) for part in header["prepared"])
+    *axes, start, keys = (_decode(part, tensors) for part in header["where"])
+    attention = Attention(pieces.pop("score"), **pieces).eval()
+    return AttentionMap(attention, Prepared(query, key, rows, cols), Positions(start, keys), Grid(*axes), statistic)
+
+
+def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": str(value)}
+    if isinstance(value, Tensor):
+        name = f"tensor_{len(tensors)}"
+        tensors[name] = value.detach().cpu().contiguous().clone()
+        return {"tensor": name}
+    if isinstance(value, list | tuple):
+        return [_encode(each, tensors) for each in value]
+    kind = type(value)
+    if kind is nn.Linear or (isinstance(value, KINDS) and kind.__module__.startswith("regard.")):
+        inside = {name: _encode(each, tensors) for name, each in _fields(value)}
+        return {"piece": LINEAR if kind is nn.Linear else f"{kind.__module__}:{kind.__name__}", "fields": inside}
+    raise _Unnamed(f"{kind.__name__} cannot be stored by name")
+
+
+def _fields(piece: Any) -> Iterable[tuple[str, Any]]:
+    """All that a piece was made of: fields, parameters, buffers, modules."""
+    if isinstance(piece, nn.Module):
+        own = {name: value for name, value in vars(piece).items() if name[0] != "_" and name != "training"}
+        return {**own, **piece._parameters, **piece._buffers, **piece._modules}.items()
+    if is_dataclass(piece):
+        return [(field.name, getattr(piece, field.name)) for field in fields(piece)]
+    return vars(piece).items()
+
+
+def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return tuple(_decode(each, tensors) for each in value)
+    if not isinstance(value, dict):
+        return value
+    if "tensor" in value:
+        return tensors[value["tensor"]]
+    if "float" in value:
+        return float(value["float"])
+    return _made(value["piece"], {name: _decode(each, tensors) for name, each in value["fields"].items()})
+
+
+def _made(path: str, inside: dict[str, Any]) -> Any:
+    """A piece of this package by its name, with its fields; no other class can be named."""
+    module, _, name = path.partition(":")
+    kind = getattr(import_module(module), name, None) if module.startswith("regard.") else None
+    kind = nn.Linear if path == LINEAR else kind
+    if not (kind is nn.Linear or (isinstance(kind, type) and issubclass(kind, KINDS))):
+        raise ValueError(f"there is no piece {path}")
+    piece: Any = object.__new__(kind)
+    if isinstance(piece, nn.Module):
+        nn.Module.__init__(piece)
+        for name, each in inside.items():
+            piece.register_buffer(name, each) if isinstance(each, Tensor) else setattr(piece, name, each)
+        return piece
+    for name, each in inside.items():
+        object.__setattr__(piece, name, each)
+    return piece
