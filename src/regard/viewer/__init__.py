@@ -1,5 +1,7 @@
-"""Pages that show every weight of a model, and open without a network."""
+"""Pages that show every weight of a model: as one file, from a server, in a notebook."""
 
 from regard.viewer.page import write_page
+from regard.viewer.saved import load_run, save_run
+from regard.viewer.sheet import Sheet, reading_of
 
-__all__ = ["write_page"]
+__all__ = ["Sheet", "load_run", "reading_of", "save_run", "write_page"]

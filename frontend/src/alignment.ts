@@ -1,0 +1,104 @@
+// Source against target: several mechanisms side by side on one colour scale, with the gold links where there are any.
+import { legend, scaleOf } from "./colour";
+import { stretch, type Context, type Panel } from "./context";
+import { queriesOf, type Text } from "./data";
+import { choice, cut, h, s, saving, segments, visible } from "./dom";
+
+const SHOWN = 60;
+const READINGS: Record<string, string> = {
+  output: "Output-aligned: a row is what was looked at to produce its target word.",
+  input: "Input-aligned: a row is what was looked at after its target word was read.",
+};
+const alike = (one: Text, other: Text) => one.tokens.join("\n") === other.tokens.join("\n")
+  && queriesOf(one).join("\n") === queriesOf(other).join("\n");
+
+export function alignmentView(context: Context): Panel {
+  const [tools, body, foot] = [h("div", { class: "tools" }), h("div", { class: "panels" }), h("div", { class: "key" })];
+  const element = h("div", {}, tools, h("p", { class: "hint about-reading" }), body, foot);
+  let turn = 0;
+
+  // Every mechanism that read the same pair: the layers of this text, and those of the texts that are alike.
+  async function panels(): Promise<{ title: string; aligned: string;
+    rows: (query: number) => Promise<Float32Array> }[]> {
+    const { source, state, text } = context;
+    const mean = (lines: Float32Array[]) => lines[0].map((_, at) =>
+      lines.reduce((total, line) => total + line[at], 0) / lines.length);
+    if (state.panels === "heads")
+      return text.layers[state.layer].heads.map((_, head) =>
+        ({ title: `head ${head}`, aligned: text.aligned,
+        rows: async (query: number) => (await source.rows(state.text, state.layer, query))[head] }));
+    const texts = await Promise.all(source.titles.map((_, at) => source.text(at)));
+    return texts.flatMap((other, at) => (alike(other, text) ? other.layers.map((layer, place) => ({
+      title: `${texts.filter((one) => alike(one, text)).length > 1 ? `${other.title} · ` : ""}${other.layers.length > 1 ? `layer ${layer.number}` : layer.name}`,
+      aligned: other.aligned,
+      rows: async (query: number) => mean(await source.rows(at, place, query)),
+    })) : []));
+  }
+
+  async function draw() {
+    const mine = ++turn;
+    const { text, state, colours } = context;
+    const scale = scaleOf(state.scale, text.tokens.length);
+    tools.replaceChildren(
+      choice("Panels", state.panels, [["layers", "layers and mechanisms, mean of heads"],
+        ["heads", `heads of layer ${text.layers[state.layer].number}`]], (panels) => context.set({ panels })),
+      segments("Colour scale", state.scale, [["log", "Log"], ["linear", "Linear"]],
+        (kind) => context.set({ scale: kind })),
+    );
+    const gold = text.gold.length ? ` Outlined: ${text.gold.length} gold links, dashed where merely possible.` : "";
+    const note = text.queries ? READINGS[text.aligned] ?? "Target words down, source words across."
+      : "This text looks at itself: queries down, keys across.";
+    element.querySelector(".about-reading")!.textContent = `${note}${gold}`;
+    foot.replaceChildren(legend(colours, scale, "weight"),
+      h("span", { class: "hint" },
+      `weight, ${state.scale === "log" ? "logarithmic" : "linear"}, the same in all panels`));
+    const found = await panels();
+    if (mine !== turn) return;
+    const [rows, cols] = [stretch(state.query, SHOWN, queriesOf(text).length),
+      stretch(text.queries ? 0 : state.query, SHOWN, text.tokens.length)];
+    body.replaceChildren();
+    for (const panel of found) {
+      const lines = await Promise.all(Array.from({ length: rows[1] - rows[0] }, (_, at) => panel.rows(rows[0] + at)));
+      if (mine !== turn) return;
+      const figure = matrix(lines, rows, cols, scale);
+      const caption = h("figcaption", {}, h("span", { dir: "auto" }, panel.title),
+        panel.aligned && panel.aligned !== text.aligned && h("span", { class: "hint" }, ` ${panel.aligned}-aligned`),
+        saving(() => `${text.title} ${panel.title}`, () => figure, () => context.root));
+      body.append(h("figure", {}, caption, h("div", { class: "scroll" }, figure)));
+    }
+  }
+
+  function matrix(lines: Float32Array[], rows: [number, number], cols: [number, number],
+    scale: ReturnType<typeof scaleOf>): SVGSVGElement {
+    const { text, colours } = context;
+    const cell = Math.max(9, Math.min(26, 420 / Math.max(lines.length, cols[1] - cols[0])));
+    const size = Math.min(12, cell + 1);
+    const room = (tokens: string[]) => Math.max(...tokens.map((token) =>
+      Math.min([...visible(token)].length, 14))) * size * 0.58 + 10;
+    const [left, top] = [room(queriesOf(text).slice(...rows)), room(text.tokens.slice(...cols))];
+    const [width, height] = [left + (cols[1] - cols[0]) * cell + 2, top + lines.length * cell + 2];
+    const figure = s("svg", { class: "matrix", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
+      "aria-label": "Weights of target words on source words" });
+    const word = (token: string, x: number, y: number, turned: boolean) =>
+      s("text", { x: 0, y: 0, transform: `translate(${x},${y})${turned ? " rotate(-90)" : ""}`,
+      "text-anchor": turned ? "start" : "end", "dominant-baseline": "central", "font-size": size,
+      fill: "currentColor" }, cut(visible(token), 14));
+    for (let j = cols[0]; j < cols[1]; j++) figure.append(
+      word(text.tokens[j], left + (j - cols[0] + 0.5) * cell, top - 4, true));
+    lines.forEach((line, row) => {
+      figure.append(word(queriesOf(text)[rows[0] + row], left - 4, top + (row + 0.5) * cell, false));
+      for (let j = cols[0]; j < cols[1]; j++) figure.append(
+        s("rect", { x: left + (j - cols[0]) * cell, y: top + row * cell, width: cell - 0.6, height: cell - 0.6,
+        fill: colours.of(scale.place(line[j])) }, s("title", {},
+        `${queriesOf(text)[rows[0] + row]} → ${text.tokens[j]}: ${line[j].toPrecision(4)}`)));
+    });
+    for (const [i, j, sure] of text.gold)
+      if (i >= rows[0] && i < rows[1] && j >= cols[0] && j < cols[1])
+        figure.append(s("rect", { class: "gold", x: left + (j - cols[0]) * cell + 0.5,
+          y: top + (i - rows[0]) * cell + 0.5, width: cell - 1.6, height: cell - 1.6, fill: "none",
+          stroke: "var(--accent)", "stroke-width": 2, "stroke-dasharray": sure ? null : "3 2" }));
+    return figure;
+  }
+
+  return { element, update() { void draw(); } };
+}

@@ -1,0 +1,171 @@
+// The frame around the views: which text, which head, keys, links, light and dark.
+import { Colours } from "./colour";
+import { headName, type Context, type Panel } from "./context";
+import { choice, cut, h, strong } from "./dom";
+import type { Source } from "./source";
+import { fromLink, START, toLink, VIEWS, type State, type View } from "./state";
+import { alignmentView } from "./alignment";
+import { learnView } from "./learn";
+import { mapView } from "./map";
+import { overview } from "./overview";
+import { statisticsView } from "./statistics";
+import { textView } from "./text";
+
+const MAKE: Record<View, (context: Context) => Panel> = { overview, map: mapView, text: textView,
+  alignment: alignmentView, statistics: statisticsView, learn: learnView };
+const KEYS: [string, string][] = [
+  ["1 … 6", "overview, map, text, alignment, statistics, learn"], ["[ ]", "the head before, the next head"],
+    ["{ }", "the layer before, the next layer"], ["arrows", "move: among heads, cells, words (with Shift, ten cells)"],
+  ["+ −", "zoom"], ["0", "the whole map"], ["/", "find a token"], ["Esc", "stop computing; close this list"],
+    ["t", "light or dark"], ["?", "this list"],
+];
+
+export async function mount(root: HTMLElement, source: Source, own: boolean): Promise<() => void> {
+  const state: State = { ...START };
+  const context = { root, source, state, text: await source.text(0), colours: new Colours(root) } as Context;
+  let panel: Panel | null = null;
+  let drawn: State | null = null;
+
+  const spoken = h("div", { class: "spoken", "aria-live": "polite" });
+  const tabs = h("nav", { class: "tabs", "aria-label": "Views" });
+  const bar = h("div", { class: "bar" });
+  const texts = h("div", { class: "texts" });
+  const main = h("main", { class: "view", tabindex: -1 });
+  const help = h("dialog", { class: "help", "aria-label": "Keys" }, h("h2", {}, "Keys"),
+    h("dl", {}, ...KEYS.flatMap(([key, does]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, does)])),
+    h("button", { type: "button", onclick: () => help.close() }, "Close"));
+  const theme = h("button", { type: "button", class: "quiet", title: "Light or dark (t)", "aria-label": "Light or dark",
+    onclick: () => turnTheme() }, "◐");
+  const header = h("header", {}, h("p", { class: "name" }, "Regard"), texts, tabs,
+    h("span", { class: "end" }, theme, h("button", { type: "button", class: "quiet", title: "Keys (?)",
+    "aria-label": "Keys", onclick: () => help.showModal() }, "?")));
+  root.replaceChildren(header, bar, main, help, spoken);
+
+  const isDark = () => (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark"
+    : "light")) === "dark";
+  function turnTheme() { root.dataset.theme = isDark() ? "light" : "dark";
+    if (own) document.documentElement.dataset.theme = root.dataset.theme; recolour(); }
+  function recolour() { context.colours.read(); const before = panel; before?.close?.(); panel = null; draw(); }
+
+  context.tell = (message) => { spoken.textContent = message; };
+  context.set = (change, quiet = false) => {
+    Object.assign(state, change);
+    if (change.layer !== undefined || change.text !== undefined) tidy();
+    if (own) {
+      const link = toLink(state);
+      if (link !== location.hash) quiet ? history.replaceState(null, "", link) : history.pushState(null, "", link);
+    }
+    if (change.text !== undefined && source.titles.length > 1) void load(); else draw();
+  };
+
+  // Whatever a link says, only what there is.
+  function tidy() {
+    const within = (at: number, size: number) => Math.max(0, Math.min(size - 1, Math.round(at)));
+    const { text } = context;
+    state.layer = within(state.layer, text.layers.length);
+    state.head = within(state.head, text.layers[state.layer].heads.length);
+    state.query = within(state.query, (text.queries ?? text.tokens).length);
+    state.key = Math.min(Math.max(-1, Math.round(state.key)), text.tokens.length - 1);
+  }
+  async function load(fresh = false) {
+    state.text = Math.max(0, Math.min(source.titles.length - 1, Math.round(state.text)));
+    const text = await source.text(state.text);
+    if (text !== context.text || fresh) { context.text = text; drawn = null; }
+    tidy();
+    if (own) document.title = `${text.title} · Regard`;
+    draw();
+  }
+  const openText = (text: number) => void source.text(text).then(
+    (found) => { Object.assign(state, found.start, { text, key: -1, x: -1, y: -1 }); context.text = found; drawn = null;
+    context.set({ text }); });
+
+  function drawFrame() {
+    const { text } = context;
+    texts.replaceChildren(source.titles.length > 1
+      ? choice("Text", String(state.text), source.titles.map((title, at) => [String(at), cut(title, 60)]),
+        (value) => openText(Number(value)))
+      : h("span", { class: "title", title: text.title, dir: "auto" }, cut(text.title, 80)));
+    tabs.replaceChildren(...VIEWS.map((view, at) =>
+      h("button", { type: "button", "aria-current": view === state.view ? "page" : null, title: `${view} (${at + 1})`,
+      onclick: () => context.set({ view }) }, view[0].toUpperCase() + view.slice(1))));
+    const step = (by: number, said: string, sign: string) =>
+      h("button", { type: "button", title: said, "aria-label": said, onclick: () => turnHead(by) }, sign);
+    const roles = text.layers[state.layer].heads[state.head].roles.map((role) => role.kind).join(", ");
+    bar.hidden = state.view === "learn";
+    bar.replaceChildren(
+      choice("Layer", String(state.layer), text.layers.map((layer, at) =>
+        [String(at), layer.name.length < 24 && layer.name !== String(layer.number) && !layer.name.includes(".")
+        ? `${layer.number} ${layer.name}` : String(layer.number)]), (value) => context.set({ layer: Number(value) })),
+      choice("Head", String(state.head), text.layers[state.layer].heads.map((_, head) => [String(head), String(head)]),
+        (value) => context.set({ head: Number(value) })),
+      h("span", { class: "segments", role: "group", "aria-label": "Step through heads" },
+        step(-1, "The head before ([)", "‹"), step(1, "The next head (])", "›")),
+      h("h1", { dir: "auto" }, strong(headName(context)), roles && h("span", { class: "hint" }, ` ${roles}`)),
+    );
+  }
+
+  // The next head, through all layers.
+  function turnHead(by: number) {
+    const all = context.text.layers.flatMap((layer, at) => layer.heads.map((_, head) => [at, head]));
+    const here = all.findIndex(([layer, head]) => layer === state.layer && head === state.head);
+    const [layer, head] = all[(here + by + all.length) % all.length];
+    context.set({ layer, head });
+    context.tell(headName(context));
+  }
+
+  function draw() {
+    const before = drawn;
+    drawn = { ...state };
+    if (!panel || before?.view !== state.view) {
+      panel?.close?.();
+      panel = MAKE[state.view](context);
+      main.replaceChildren(panel.element);
+      main.className = `view view-${state.view}`;
+      drawFrame();
+      panel.update(null);
+      return;
+    }
+    if (!before || before.layer !== state.layer || before.head !== state.head
+      || before.text !== state.text) drawFrame();
+    panel.update(before);
+  }
+
+  function pressed(event: KeyboardEvent) {
+    const target = event.composedPath()[0] as HTMLElement;
+    if (event.ctrlKey || event.metaKey || event.altKey || help.open) return;
+    if (/^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName)) { if (event.key === "Escape") target.blur(); return; }
+    const used = panel?.key?.(event) || common(event.key);
+    if (used) event.preventDefault();
+  }
+  function common(key: string): boolean {
+    const view = VIEWS[Number(key) - 1];
+    if (view) return context.set({ view }), true;
+    if (key === "[" || key === "]") return turnHead(key === "]" ? 1 : -1), true;
+    if (key === "{" || key === "}") return context.set(
+      { layer: (state.layer + (key === "}" ? 1 : -1) + context.text.layers.length) % context.text.layers.length }),
+      true;
+    if (key === "/") { context.set({ view: "map" }); return panel?.key?.(new KeyboardEvent("keydown", { key })) ?? true;
+      }
+    if (key === "t") return turnTheme(), true;
+    if (key === "?") return help.showModal(), true;
+    return false;
+  }
+
+  const listen = own ? document : root;
+  const followed = () => { const link = fromLink(location.hash);
+    if (link) { Object.assign(state, START, context.text.start, link); void load(); } };
+  const night = matchMedia("(prefers-color-scheme: dark)");
+  listen.addEventListener("keydown", pressed as EventListener);
+  night.addEventListener("change", recolour);
+  if (!own) root.tabIndex = 0;
+  const link = own ? fromLink(location.hash) : null;
+  Object.assign(state, context.text.start, link ?? {});
+  if (state.text !== 0) { const chosen = await source.text(
+    Math.min(source.titles.length - 1, Math.max(0, Math.round(state.text))));
+    Object.assign(state, chosen.start, link ?? {}); }
+  await load(true);
+  if (own) { addEventListener("popstate", followed); addEventListener("hashchange", followed); }
+  return () => { panel?.close?.(); night.removeEventListener("change", recolour);
+    listen.removeEventListener("keydown", pressed as EventListener); removeEventListener("popstate", followed);
+    removeEventListener("hashchange", followed); root.replaceChildren(); };
+}

@@ -1,0 +1,61 @@
+// What every view is given, and what it gives back.
+import type { Colours } from "./colour";
+import { queriesOf, type Text } from "./data";
+import type { Place, Source } from "./source";
+import type { State } from "./state";
+
+export interface Context {
+  root: HTMLElement;
+  source: Source;
+  state: State;
+  text: Text;
+  colours: Colours;
+  set(change: Partial<State>, quiet?: boolean): void; // quiet: no step for the Back button
+  tell(message: string): void; // to those who listen
+}
+export interface Panel {
+  element: HTMLElement;
+  update(before: State | null): void;
+  key?(event: KeyboardEvent): boolean; // true: it was for this view
+  close?(): void;
+}
+
+export const place = ({ state }: Context): Place => ({ text: state.text, layer: state.layer, head: state.head });
+export const headName = (context: Context, layer = context.state.layer, head = context.state.head) =>
+  `Layer ${context.text.layers[layer].number}, head ${head}`;
+
+// The heads that a view shows together: layer -> heads.
+export function chosenHeads({ state, text }: Context): Map<number, number[]> {
+  const everyone = (layer: number) => text.layers[layer].heads.map((_, head) => head);
+  if (state.heads === "all") return new Map(text.layers.map((_, layer) => [layer, everyone(layer)]));
+  if (state.heads === "layer") return new Map([[state.layer, everyone(state.layer)]]);
+  const named = state.heads.split(",").map((part) => parseInt(part.trim(), 10)).filter((head) => head >= 0
+    && head < text.layers[state.layer].heads.length);
+  return new Map([[state.layer, named.length ? [...new Set(named)] : [state.head]]]);
+}
+
+// The mean over some heads of what a query looks at, or of what looks at a key.
+export async function meanLine(context: Context, heads: Map<number, number[]>, at: number,
+  turned = false): Promise<Float32Array> {
+  const { source, state, text } = context;
+  const total = new Float32Array(turned ? queriesOf(text).length : text.tokens.length);
+  let count = 0;
+  for (const [layer, chosen] of heads) {
+    const lines = await (turned ? source.columns(state.text, layer, at) : source.rows(state.text, layer, at));
+    for (const head of chosen) {
+      count++;
+      for (let place = 0; place < total.length; place++) total[place] += lines[head][place];
+    }
+  }
+  return total.map((value) => value / count);
+}
+
+// The places of the strongest values, strongest first.
+export const strongest = (values: Float32Array, count: number): number[] =>
+  Array.from(values.keys()).filter((at) => values[at] > 0).sort((a, b) => values[b] - values[a]).slice(0, count);
+
+// A stretch of at most `size` around a place.
+export function stretch(at: number, size: number, all: number): [number, number] {
+  const first = Math.max(0, Math.min(at - Math.floor(size / 2), all - size));
+  return [first, Math.min(first + size, all)];
+}

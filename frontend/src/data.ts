@@ -1,0 +1,56 @@
+// What Python tells the page; src/regard/viewer/sheet.py writes it.
+
+export type Pool = "mean" | "max";
+export interface Role { kind: string; offset: number | null; score: number; null: number; chance: number }
+export interface Head {
+  values: Record<string, number>;
+  strongest: [number, number, number];
+  thumbnail: string;
+  roles: Role[];
+  offsets: number[];
+  received: number[];
+}
+export interface Layer { name: string; number: number; small: [number, number]; similarity: number[][]; heads: Head[] }
+export interface Finding { kind: string; layer: number; heads: number[]; value: number; sentence: string }
+export interface Chart { title: string; x: string; y: string; series: { name: string; points: [number, number][] }[] }
+export interface Text {
+  title: string;
+  tokens: string[];
+  queries: string[] | null;
+  special: number[];
+  start: { layer: number; head: number; query: number };
+  layers: Layer[];
+  places: [number, number][] | null;
+  findings: Finding[];
+  told: boolean;
+  gold: [number, number, boolean][];
+  aligned: string;
+  charts: Chart[];
+}
+export interface Common {
+  statistics: Record<string, string>;
+  kinds: Record<string, { letter: string; meaning: string }>;
+  queries: number;
+  caveat: string;
+  roleCaveat: string;
+  offsets: number;
+  thumbnail: number;
+}
+
+export const queriesOf = (text: Text): string[] => text.queries ?? text.tokens;
+
+export const bytes = (base64: string): Uint8Array => Uint8Array.from(atob(base64), (one) => one.charCodeAt(0));
+export const floats = (base64: string): Float32Array => new Float32Array(bytes(base64).buffer);
+
+// Float16 by hand: not every browser has Float16Array.
+export function halves(base64: string): Float32Array {
+  return Float32Array.from(new Uint16Array(bytes(base64).buffer), (bits) => {
+    const [exponent, fraction] = [(bits >> 10) & 31, bits & 1023];
+    const size = exponent === 0 ? fraction * 2 ** -24 : exponent === 31 ? Infinity
+      : (1 + fraction / 1024) * 2 ** (exponent - 15);
+    return bits & 0x8000 ? -size : size;
+  });
+}
+
+// The inverse of quantise() in sheet.py.
+export const weightOf = (byte: number): number => (byte === 0 ? 0 : ((byte - 1) / 254) ** 2);

@@ -1,0 +1,124 @@
+// Elements, never from strings: texts of models and users only ever become text nodes.
+
+type Child = Node | string | number | null | undefined | false;
+type Attributes = Record<string, string | number | boolean | null | undefined | ((event: any) => void)>;
+
+function build<T extends Element>(element: T, attributes: Attributes, children: Child[]): T {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") element.addEventListener(name.slice(2), value as EventListener);
+    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name,
+      value === true ? "" : String(value));
+  }
+  for (const child of children) if (child !== null && child !== undefined
+    && child !== false) element.append(child as Node | string);
+  return element;
+}
+
+export const h = <K extends keyof HTMLElementTagNameMap>(tag: K, attributes: Attributes = {},
+  ...children: Child[]): HTMLElementTagNameMap[K] =>
+  build(document.createElement(tag), attributes, children);
+
+// The children of an element, anew; what is false or null is left out.
+export const fill = (element: Element, ...children: Child[]): void => {
+  element.replaceChildren();
+  build(element, {}, children);
+};
+
+export const s = <K extends keyof SVGElementTagNameMap>(tag: K, attributes: Attributes = {},
+  ...children: Child[]): SVGElementTagNameMap[K] =>
+  build(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+
+export function choice(label: string, value: string, options: [string, string][],
+  chosen: (value: string) => void): HTMLLabelElement {
+  const select = h("select", { "aria-label": label, onchange: () => chosen(select.value) },
+    ...options.map(([name, said]) => h("option", { value: name, selected: name === value }, said)));
+  return h("label", { class: "choice" }, h("span", {}, label), select);
+}
+
+export function slider(label: string, value: number, [low, high, step]: number[],
+  moved: (value: number) => void): HTMLLabelElement {
+  const said = h("output", {}, value);
+  const input = h("input", { type: "range", min: low, max: high, step, value,
+    oninput: () => { said.textContent = input.value; moved(Number(input.value)); } });
+  return h("label", { class: "choice slider" }, h("span", {}, label), input, said);
+}
+
+// Buttons of which one is pressed.
+export function segments(label: string, value: string, options: [string, string][],
+  chosen: (value: string) => void): HTMLElement {
+  const buttons = options.map(([name, said]) => h("button",
+    { type: "button", "aria-pressed": String(name === value), onclick: () => chosen(name) }, said));
+  return h("div", { class: "segments", role: "group", "aria-label": label }, ...buttons);
+}
+
+export const shown = (value: number): string =>
+  value === 0 ? "0" : Math.abs(value) < 0.0005 ? value.toExponential(1) : value.toFixed(3);
+
+export const strong = (text: string | number) => h("b", { dir: "auto" }, text);
+
+// A token as it stands in a sentence: ## is where a word goes on.
+export const plain = (token: string) => token.replace(/^##(?=.)/u, "");
+
+// What cannot be seen is named, so that no token is nothing.
+const UNSEEN: Record<string, string> = { "\u200b": "ZWSP", "\u200c": "ZWNJ", "\u200d": "ZWJ", "\ufeff": "BOM",
+  "\u200e": "LRM", "\u200f": "RLM", "\u00ad": "SHY", "\n": "↵", "\t": "⇥", " ": "␣" };
+export const visible = (token: string) => (/^[\s\p{Cf}]*$/u.test(token)
+  ? [...token].map((one) => UNSEEN[one] ?? `U+${one.codePointAt(0)!.toString(16)}`).join(" ") || "∅" : plain(token));
+export const cut = (text: string, size: number) =>
+  ([...text].length > size ? `${[...text].slice(0, size - 1).join("")}…` : text);
+
+// Whether a token follows the one before without a space.
+export const joins = (token: string, before: string | undefined) =>
+  before === undefined || /^##|^[.,;:!?)\]’”'%]+$/.test(token) || /^['’(“‘[]$/.test(before);
+
+// Saving figures
+
+function download(content: Blob, name: string) {
+  const link = h("a", { href: URL.createObjectURL(content), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+// A figure that can stand alone: its colours and letters with it.
+function alone(figure: SVGSVGElement, colours: CSSStyleDeclaration): string {
+  const copy = figure.cloneNode(true) as SVGSVGElement;
+  const { width, height } = figure.getBoundingClientRect();
+  const [w, t] = [Number(figure.getAttribute("width")) || width, Number(figure.getAttribute("height")) || height];
+  copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+  copy.setAttribute("width", String(w));
+  copy.setAttribute("height", String(t));
+  if (!copy.getAttribute("viewBox")) copy.setAttribute("viewBox", `0 0 ${w} ${t}`);
+  copy.setAttribute("style",
+    `color:${colours.getPropertyValue("--ink")};background:${colours.getPropertyValue("--paper")};font-family:system-ui,sans-serif`);
+  let text = new XMLSerializer().serializeToString(copy);
+  for (const name of new Set(text.match(/var\(--[a-z-]+\)/g) ?? [])) text = text.replaceAll(name,
+    colours.getPropertyValue(name.slice(4, -1)).trim());
+  return text;
+}
+
+async function asPng(text: string, figure: SVGSVGElement): Promise<Blob> {
+  const image = new Image();
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
+  await image.decode();
+  const { width, height } = figure.isConnected ? figure.getBoundingClientRect()
+    : { width: image.width, height: image.height };
+  const canvas = h("canvas", { width: Math.round(width * 2), height: Math.round(height * 2) });
+  const context = canvas.getContext("2d")!;
+  context.drawImage(image, 0, 0, canvas.width, canvas.height);
+  return new Promise((done) => canvas.toBlob((blob) => done(blob!), "image/png"));
+}
+
+export function saving(name: () => string, figure: () => SVGSVGElement | null, root: () => Element): HTMLElement {
+  const save = async (kind: "svg" | "png") => {
+    const found = figure();
+    if (!found) return;
+    const text = alone(found, getComputedStyle(root()));
+    const file = `${name().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").toLowerCase() || "figure"}.${kind}`;
+    download(kind === "svg" ? new Blob([text], { type: "image/svg+xml" }) : await asPng(text, found), file);
+  };
+  const button = (kind: "svg" | "png") => h("button",
+    { type: "button", class: "quiet", title: `Save as ${kind.toUpperCase()}`, onclick: () => save(kind) },
+    kind.toUpperCase());
+  return h("span", { class: "saving", role: "group", "aria-label": "Save this figure" },
+    h("span", { "aria-hidden": "true" }, "Save"), button("svg"), button("png"));
+}

@@ -1,0 +1,59 @@
+// One bundle for three places: a file that carries its maps, a server that answers, a notebook's widget.
+import { mount } from "./app";
+import type { Common, Text } from "./data";
+import { Embedded, Live, type Ask, type Source } from "./source";
+
+type Data = Common & { live?: boolean; texts: (Text & { maps: any })[] };
+
+const open = async (data: Data, ask: Ask): Promise<Source> =>
+  (data.live ? Live.open(ask) : new Embedded(data, data.texts));
+
+// A server below the page's own address; the token of the address, if there is one, goes along.
+const fromServer: Ask = async (path, signal) => {
+  const token = new URLSearchParams(location.search).get("token");
+  const answer = await fetch(`ask/${path}${token ? `?token=${encodeURIComponent(token)}` : ""}`, { signal });
+  if (!answer.ok) throw new Error(await answer.text());
+  return answer.arrayBuffer();
+};
+
+// A notebook's kernel: messages go out with a number and come back with it.
+function fromKernel(model: any): Ask {
+  let count = 0;
+  const waiting = new Map<number, [(buffer: ArrayBuffer) => void, (error: Error) => void]>();
+  model.on("msg:custom", (message: any, buffers: DataView[]) => {
+    const found = waiting.get(message?.id);
+    if (!found) return;
+    waiting.delete(message.id);
+    if (message.error) return found[1](new Error(message.error));
+    const { buffer, byteOffset, byteLength } = buffers[0];
+    found[0]((buffer as ArrayBuffer).slice(byteOffset, byteOffset + byteLength));
+  });
+  return (path, signal) => new Promise((done, failed) => {
+    const id = count++;
+    waiting.set(id, [done, failed]);
+    signal?.addEventListener("abort", () => { waiting.delete(id); failed(new Error("stopped")); });
+    model.send({ id, path });
+  });
+}
+
+async function start(root: HTMLElement, data: Data, ask: Ask, own: boolean): Promise<() => void> {
+  try {
+    return await mount(root, await open(data, ask), own);
+  } catch (error) {
+    root.replaceChildren(Object.assign(document.createElement("p"),
+      { className: "broken", textContent: `This page could not be shown: ${(error as Error).message}` }));
+    return () => undefined;
+  }
+}
+
+export default {
+  render({ model, el }: { model: any; el: HTMLElement }) {
+    el.classList.add("regard", "widget");
+    const closing = start(el, JSON.parse(model.get("data")), fromKernel(model), false);
+    return () => void closing.then((close) => close());
+  },
+};
+
+const data = document.getElementById("regard-data");
+const root = document.getElementById("regard");
+if (data && root) void start(root, JSON.parse(data.textContent ?? ""), fromServer, true);

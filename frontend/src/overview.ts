@@ -1,0 +1,195 @@
+// All heads: a grid of small maps, coloured and sorted by a statistic, with what stands out beside it.
+import { headName, type Context, type Panel } from "./context";
+import { paint } from "./colour";
+import { bytes } from "./data";
+import { choice, fill, h, saving, shown, s, strong } from "./dom";
+
+export function overview(context: Context): Panel {
+  const tools = h("div", { class: "tools" });
+  const grid = h("div", { class: "heads", role: "grid", "aria-label": "All heads" });
+  const beside = h("aside", { class: "beside" });
+  const element = h("div", { class: "overview" }, h("div", { class: "main" }, tools, grid), beside);
+  let buttons: HTMLButtonElement[] = [];
+  let drawn = "";
+
+  const places = () => {
+    const { state, text } = context;
+    const all = text.layers.flatMap((layer, at) => layer.heads.map((_, head) => ({ layer: at, head })));
+    if (state.sort === "layer") return all;
+    const value = (one: { layer: number; head: number }) => text.layers[one.layer].heads[one.head].values[state.colour]
+      ?? 0;
+    return all.sort((a, b) => (state.sort === "down" ? value(b) - value(a) : value(a) - value(b)));
+  };
+
+  function drawTools() {
+    const { state, text } = context;
+    const names = Object.keys(text.layers[0].heads[0].values);
+    tools.replaceChildren(
+      choice("Colour by", state.colour, [["weights", "weights alone"], ["role", "role"],
+        ...names.map((name): [string, string] => [name, name])], (colour) => context.set({ colour })),
+      choice("Order", state.sort, [["layer", "layer by layer"], ["down", "highest first"], ["up", "lowest first"]],
+        (sort) => context.set({ sort })),
+      saving(() => `${text.title} heads`, picture, () => context.root),
+      h("p", { class: "hint" }, state.colour in context.source.common.statistics
+        ? `${state.colour}: ${context.source.common.statistics[state.colour]}.`
+        : "Each picture is one head: queries down, keys across; more weight is darker, lighter on a dark page."),
+    );
+  }
+
+  function drawGrid() {
+    const { state, text } = context;
+    const warned = new Set(text.findings.flatMap((finding) => finding.heads.map((head) => `${finding.layer}.${head}`)));
+    const values = text.layers.flatMap((layer) => layer.heads.map((head) => head.values[state.colour] ?? 0));
+    const [low, high] = [Math.min(...values), Math.max(...values)];
+    const width = Math.max(...text.layers.map((layer) => layer.heads.length));
+    const grouped = state.sort === "layer";
+    grid.style.setProperty("--columns", String(grouped ? width : Math.min(12, values.length)));
+    buttons = [];
+    const rows = new Map<number, HTMLElement>();
+    grid.replaceChildren();
+    for (const { layer, head } of places()) {
+      const button = thumbnail(layer, head, warned, low, high);
+      buttons.push(button);
+      const row = grouped ? layer : Math.floor((buttons.length - 1) / 12);
+      if (!rows.has(row)) {
+        const label = h("span", { class: "axis", role: "rowheader",
+          "aria-label": grouped ? `Layer ${text.layers[layer].number}` : "" },
+          grouped ? text.layers[layer].number : "");
+        rows.set(row, grid.appendChild(h("div", { class: "row", role: "row" }, label)));
+      }
+      rows.get(row)!.append(button);
+    }
+    mark();
+  }
+
+  function thumbnail(layer: number, head: number, warned: Set<string>, low: number, high: number): HTMLButtonElement {
+    const { text, state, source, colours } = context;
+    const about = text.layers[layer].heads[head];
+    const value = about.values[state.colour];
+    const name = headName(context, layer, head);
+    const roles = about.roles.map((role) => role.kind);
+    const warning = warned.has(`${text.layers[layer].number}.${head}`);
+    const said = [name, value === undefined ? "" : `${state.colour} ${shown(value)}`, roles.join(" and "),
+      warning ? "has a warning" : ""].filter(Boolean).join(", ");
+    const canvas = h("canvas", { "aria-hidden": "true", class: text.layers[layer].small[0] < 40 ? "crisp" : "" });
+    const [rows, cols] = text.layers[layer].small;
+    paint(canvas, colours, Array.from(bytes(about.thumbnail), (byte) => byte / 255), rows, cols);
+    const button = h("button", { type: "button", role: "gridcell", "aria-label": said, title: said,
+      onclick: () => context.set({ layer, head, view: "map", x: -1, y: -1 }) }, canvas);
+    if (value !== undefined) {
+      const share = high > low ? (value - low) / (high - low) : 0;
+      button.append(h("span", { class: "gauge", "aria-hidden": "true",
+        style: `background:${colours.of(Math.max(share, 0.004))};color:${colours.on(share)}` }, shown(value)));
+    }
+    if (roles.length) button.append(h("span", { class: `chip${state.colour === "role" ? " big" : ""}`,
+      "aria-hidden": "true" }, roles.map((kind) => source.common.kinds[kind].letter).join("")));
+    if (warning) button.classList.add("warned");
+    button.dataset.place = `${layer}.${head}`;
+    button.addEventListener("focus", () => context.set({ layer, head }, true));
+    return button;
+  }
+
+  // One of them is in the order of Tab; arrows move among them.
+  function mark() {
+    const { layer, head } = context.state;
+    for (const button of buttons) {
+      const chosen = button.dataset.place === `${layer}.${head}`;
+      button.tabIndex = chosen ? 0 : -1;
+      button.setAttribute("aria-selected", String(chosen));
+    }
+  }
+
+  function drawBeside() {
+    const { text, source, state } = context;
+    const earned = text.layers.flatMap((layer) => layer.heads.flatMap((head) => head.roles.map((role) => role.kind)));
+    const roles = Object.entries(source.common.kinds).map(([kind, { letter, meaning }]) => {
+      const count = earned.filter((each) => each === kind).length;
+      return count ? h("li", {}, h("span", { class: "chip" }, letter), strong(kind),
+        ` ${meaning} (${count} head${count > 1 ? "s" : ""})`) : null;
+    });
+    const none = text.told ? "No head earned the name of a role on this text."
+      : `Roles need a text of more than ${source.common.queries} tokens that differ.`;
+    const warnings = text.findings.map((finding) => {
+      const layer = text.layers.findIndex((one) => one.number === finding.layer);
+      return h("li", {}, h("button", { type: "button", class: "line",
+        onclick: () => context.set({ layer: Math.max(layer, 0), head: finding.heads[0] ?? 0 }) }, finding.sentence));
+    });
+    fill(
+      beside,
+      h("h2", {}, headName(context)), aboutHead(context),
+      h("p", {}, h("button", { type: "button", class: "main-button",
+        onclick: () => context.set({ view: "map", x: -1, y: -1 }) }, "Open its map"), " ",
+        h("button", { type: "button", onclick: () => context.set({ view: "text" }) }, "Read it in the text")),
+      h("h2", {}, "Warnings"), h("p", { class: "hint" }, source.common.caveat),
+        h("ul", { class: "plain findings" }, ...(warnings.length ? warnings : [h("li", {}, "None for this text.")])),
+      h("h2", {}, "Roles"), h("ul", { class: "plain" }, ...(earned.length ? roles : [h("li", {}, none)])),
+        text.told && h("p", { class: "hint" }, source.common.roleCaveat),
+    );
+    beside.dataset.head = `${state.layer}.${state.head}`;
+  }
+
+  // The grid as one figure.
+  function picture(): SVGSVGElement {
+    const { text } = context;
+    const [size, width] = [60, Math.max(...text.layers.map((layer) => layer.heads.length))];
+    const figure = s("svg", { width: 24 + width * size, height: 4 + text.layers.length * size, role: "img" });
+    text.layers.forEach((layer, row) => {
+      figure.append(s("text", { x: 16, y: row * size + size / 2 + 4, "text-anchor": "end", "font-size": 12,
+        fill: "currentColor" }, layer.number));
+      layer.heads.forEach((_, head) => {
+        const canvas = grid.querySelector<HTMLCanvasElement>(`[data-place="${row}.${head}"] canvas`);
+        if (canvas) figure.append(s("image", { x: 24 + head * size, y: 2 + row * size, width: size - 4,
+          height: size - 4, preserveAspectRatio: "none", href: canvas.toDataURL() }));
+      });
+    });
+    return figure;
+  }
+
+  return {
+    element,
+    update(before) {
+      const { state } = context;
+      const wanted = [state.text, state.colour, state.sort, context.colours.css[1]].join();
+      if (!before || wanted !== drawn) {
+        drawn = wanted;
+        drawTools();
+        drawGrid();
+      }
+      mark();
+      drawBeside();
+    },
+    key(event) {
+      const at = buttons.findIndex((button) => button.tabIndex === 0);
+      const width = context.state.sort === "layer" ? context.text.layers[context.state.layer].heads.length : 12;
+      const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -width, ArrowDown: width }[event.key];
+      if (event.key === "Enter" && document.activeElement?.tagName !== "BUTTON") buttons[at]?.click();
+      if (step === undefined) return false;
+      buttons[at + step]?.focus();
+      return true;
+    },
+  };
+}
+
+// What is known of the chosen head: roles beside their null, and its numbers.
+export function aboutHead(context: Context): HTMLElement {
+  const { text, state, source } = context;
+  const about = text.layers[state.layer].heads[state.head];
+  const roles = about.roles.map(({ kind, offset, score, null: shuffled, chance }) => {
+    const meaning = offset === null ? source.common.kinds[kind].meaning
+      : `the token ${offset > 0 ? "+" : ""}${offset} places away`;
+    const share = kind === "broad" ? "of the largest entropy" : "of its weight";
+    const by = kind === "broad" ? "" : `, ${chance.toFixed(2)} by chance`;
+    return h("p", { class: "role" }, h("span", { class: "chip" }, source.common.kinds[kind].letter),
+      `looks at ${meaning}: `, strong(score.toFixed(2)),
+      ` ${share}; ${shuffled.toFixed(2)} when the words are shuffled${by}.`);
+  });
+  const [query, key, weight] = about.strongest;
+  const link = h("p", {}, "Strongest link: ", strong((text.queries ?? text.tokens)[query]), " → ",
+    strong(text.tokens[key] ?? "nothing"), ` ${shown(weight)}`);
+  const numbers = Object.entries(about.values).map(([name, value]) =>
+    h("tr", { title: source.common.statistics[name] ?? "" }, h("th", { scope: "row" }, name),
+      h("td", { class: "number" }, shown(value))));
+  return h("div", { class: "about" }, ...(roles.length ? roles
+    : [text.told && h("p", { class: "hint" }, "No role on this text.")]), link,
+    h("table", { class: "numbers" }, h("tbody", {}, ...numbers)));
+}

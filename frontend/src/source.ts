@@ -1,0 +1,221 @@
+// Where weights come from: a page that carries queries and keys, or someone who answers (a server, a notebook's kernel).
+import { bytes, floats, halves, queriesOf, weightOf, type Common, type Pool, type Text } from "./data";
+
+export const TILE = 128;
+
+export interface Source {
+  common: Common;
+  titles: string[];
+  text(t: number): Promise<Text>;
+  finest(t: number): number; // the level of the smallest cells there are; 0: single weights
+  precision(t: number): string;
+  tile(at: Place, level: number, row: number, col: number, pool: Pool, signal?: AbortSignal): Promise<Float32Array>;
+  rows(t: number, layer: number, query: number): Promise<Float32Array[]>; // for each head (J)
+  columns(t: number, layer: number, key: number): Promise<Float32Array[]>; // for each head (I)
+  pair(at: Place, query: number, key: number): Promise<[Float32Array, Float32Array] | null>; // c q and k
+}
+export interface Place { text: number; layer: number; head: number }
+
+type Maps =
+  | { form: "dot"; half: boolean; width: number; keyHeads: number; query: string; key: string; statistic: string;
+    mask?: string }
+  | { form: "weights"; weights: string }
+  | { form: "cells"; level: number; cells: string };
+interface Dot { q: Float32Array; k: Float32Array; r: Float32Array; mask: Uint8Array | null; width: number;
+  share: number }
+
+// Keeps the last few things that were made.
+export class Kept<T> {
+  private items = new Map<string, T>();
+  constructor(private size: number) {}
+  get(name: string, make: () => T): T {
+    const found = this.items.get(name) ?? make();
+    this.items.delete(name);
+    this.items.set(name, found);
+    if (this.items.size > this.size) this.items.delete(this.items.keys().next().value!);
+    return found;
+  }
+}
+
+export class Embedded implements Source {
+  titles: string[];
+  private made = new Map<string, Dot>();
+  private whole = new Kept<Float32Array>(16);
+  private pooled = new Kept<Float32Array>(64);
+
+  constructor(public common: Common, private texts: (Text & { maps: Maps[] })[]) {
+    this.titles = texts.map((text) => text.title);
+  }
+  async text(t: number) { return this.texts[t]; }
+  finest(t: number) { const [first] = this.texts[t].maps; return first.form === "cells" ? first.level : 0; }
+  precision(t: number) {
+    const [first] = this.texts[t].maps;
+    if (first.form === "cells") return `This page keeps cells of ${2 ** first.level} × ${2 ** first.level} weights of this text; regard view shows each.`;
+    return first.form === "dot" && first.half
+      ? "Weights are computed from queries and keys in half precision: about three digits." : "";
+  }
+
+  private dot(t: number, layer: number): Dot {
+    const maps = this.texts[t].maps[layer];
+    if (maps.form !== "dot") throw new Error("no queries and keys");
+    const name = `${t}.${layer}`;
+    if (!this.made.has(name)) {
+      const read = maps.half ? halves : floats;
+      const share = this.texts[t].layers[layer].heads.length / maps.keyHeads;
+      const mask = maps.mask ? bytes(maps.mask) : null;
+      this.made.set(name, { q: read(maps.query), k: read(maps.key), r: floats(maps.statistic), mask, width: maps.width,
+        share });
+    }
+    return this.made.get(name)!;
+  }
+
+  // w_ij = exp(c q_i . k_j - r_i) of one query, or of one key where `turned`.
+  private line(t: number, layer: number, head: number, fixed: number, turned: boolean, out: Float32Array, at = 0) {
+    const { q, k, r, mask, width, share } = this.dot(t, layer);
+    const text = this.texts[t];
+    const [I, J] = [queriesOf(text).length, text.tokens.length];
+    const [top, left] = [head * I, Math.floor(head / share) * J];
+    for (let other = 0; other < (turned ? I : J); other++) {
+      const [i, j] = turned ? [other, fixed] : [fixed, other];
+      const bit = i * J + j;
+      if (mask && !((mask[bit >> 3] >> (bit & 7)) & 1)) { out[at + other] = 0; continue; }
+      let score = 0;
+      const [a, b] = [(top + i) * width, (left + j) * width];
+      for (let d = 0; d < width; d++) score += q[a + d] * k[b + d];
+      out[at + other] = Math.exp(score - r[top + i]);
+    }
+  }
+
+  private dense({ text: t, layer, head }: Place): Float32Array {
+    return this.whole.get(`${t}.${layer}.${head}`, () => {
+      const text = this.texts[t];
+      const [I, J] = [queriesOf(text).length, text.tokens.length];
+      const maps = text.maps[layer];
+      if (maps.form === "weights") return floats(maps.weights).subarray(head * I * J, (head + 1) * I * J);
+      const out = new Float32Array(I * J);
+      for (let i = 0; i < I; i++) this.line(t, layer, head, i, false, out, i * J);
+      return out;
+    });
+  }
+
+  // The whole head in cells of 2^level, by halving the level below.
+  private cells(at: Place, level: number, pool: Pool): Float32Array {
+    const text = this.texts[at.text];
+    const [I, J] = [queriesOf(text).length, text.tokens.length];
+    const maps = text.maps[at.layer];
+    if (maps.form === "cells" && level === maps.level) {
+      const size = Math.ceil(I / 2 ** level) * Math.ceil(J / 2 ** level);
+      return Float32Array.from(bytes(maps.cells).subarray(at.head * size, (at.head + 1) * size), weightOf);
+    }
+    if (level === 0) return this.dense(at);
+    return this.pooled.get(`${at.text}.${at.layer}.${at.head}.${level}.${pool}`, () => {
+      const below = this.cells(at, level - 1, pool);
+      const [rows, cols] = [Math.ceil(I / 2 ** (level - 1)), Math.ceil(J / 2 ** (level - 1))];
+      return halved(below, rows, cols, pool, (row) => Math.min(2 ** (level - 1), I - row * 2 ** (level - 1)));
+    });
+  }
+
+  async tile(at: Place, level: number, row: number, col: number, pool: Pool) {
+    const text = this.texts[at.text];
+    const whole = this.cells(at, Math.max(level, this.finest(at.text)), pool);
+    const [rows, cols] = [queriesOf(text).length, text.tokens.length].map((n) => Math.ceil(n / 2 ** level));
+    const [height, width] = [Math.min(TILE, rows - row * TILE), Math.min(TILE, cols - col * TILE)];
+    const out = new Float32Array(height * width);
+    for (let y = 0; y < height; y++) {
+      const start = (row * TILE + y) * cols + col * TILE;
+      out.set(whole.subarray(start, start + width), y * width);
+    }
+    return out;
+  }
+
+  private async lines(t: number, layer: number, fixed: number, turned: boolean) {
+    const text = this.texts[t];
+    const [I, J] = [queriesOf(text).length, text.tokens.length];
+    const maps = text.maps[layer];
+    return text.layers[layer].heads.map((_, head) => {
+      const out = new Float32Array(turned ? I : J);
+      if (maps.form === "dot") this.line(t, layer, head, fixed, turned, out);
+      else if (maps.form === "weights") {
+        const whole = this.dense({ text: t, layer, head });
+        for (let other = 0; other < out.length; other++) out[other] = turned ? whole[other * J + fixed]
+          : whole[fixed * J + other];
+      } else { // a cell's weight, spread over its keys
+        const size = 2 ** maps.level;
+        const [whole, cols] = [this.cells({ text: t, layer, head }, maps.level, "mean"), Math.ceil(J / size)];
+        const cell = (i: number, j: number) => whole[Math.floor(i / size) * cols + Math.floor(j / size)] / size;
+        for (let other = 0; other < out.length; other++) out[other] = turned ? cell(other, fixed) : cell(fixed, other);
+      }
+      return out;
+    });
+  }
+  rows(t: number, layer: number, query: number) { return this.lines(t, layer, query, false); }
+  columns(t: number, layer: number, key: number) { return this.lines(t, layer, key, true); }
+
+  async pair(at: Place, i: number, j: number): Promise<[Float32Array, Float32Array] | null> {
+    const text = this.texts[at.text];
+    if (text.maps[at.layer].form !== "dot") return null;
+    const { q, k, width, share } = this.dot(at.text, at.layer);
+    const top = (at.head * queriesOf(text).length + i) * width;
+    const left = (Math.floor(at.head / share) * text.tokens.length + j) * width;
+    return [q.subarray(top, top + width), k.subarray(left, left + width)];
+  }
+}
+
+// Cells joined two by two: strongest weights, or means over queries of sums over keys. `tall` says how many queries a row holds.
+function halved(below: Float32Array, rows: number, cols: number, pool: Pool, tall: (row: number) => number) {
+  const [height, width] = [Math.ceil(rows / 2), Math.ceil(cols / 2)];
+  const out = new Float32Array(height * width);
+  for (let y = 0; y < rows; y++) {
+    const share = pool === "max" ? 1 : tall(y) / (tall(y - (y % 2)) + (y - (y % 2) + 1 < rows ? tall(y - (y % 2) + 1)
+      : 0));
+    for (let x = 0; x < cols; x++) {
+      const at = (y >> 1) * width + (x >> 1);
+      const value = below[y * cols + x];
+      out[at] = pool === "max" ? Math.max(out[at], value) : out[at] + value * share;
+    }
+  }
+  return out;
+}
+
+export type Ask = (path: string, signal?: AbortSignal) => Promise<ArrayBuffer>;
+
+// Someone answers paths: see src/regard/viewer/answers.py.
+export class Live implements Source {
+  private texts = new Map<number, Promise<Text>>();
+  private lines = new Kept<Promise<Float32Array[]>>(200);
+  private constructor(public common: Common, public titles: string[], private ask: Ask) {}
+
+  static async open(ask: Ask) {
+    const about = await asJson<Common & { titles: string[] }>(ask("texts"));
+    return new Live(about, about.titles, ask);
+  }
+  finest() { return 0; }
+  precision() { return ""; }
+  text(t: number) {
+    if (!this.texts.has(t)) this.texts.set(t, asJson<Text>(this.ask(`text/${t}`)));
+    return this.texts.get(t)!;
+  }
+  async tile(at: Place, level: number, row: number, col: number, pool: Pool, signal?: AbortSignal) {
+    return new Float32Array(await this.ask(`tile/${at.text}/${at.layer}/${at.head}/${level}/${row}/${col}/${pool}`,
+      signal));
+  }
+  private cut(path: string, t: number, layer: number) {
+    return this.lines.get(path, async () => {
+      const heads = (await this.text(t)).layers[layer].heads.length;
+      const all = new Float32Array(await this.ask(path));
+      const size = all.length / heads;
+      return Array.from({ length: heads }, (_, head) => all.subarray(head * size, (head + 1) * size));
+    });
+  }
+  rows(t: number, layer: number, query: number) { return this.cut(`rows/${t}/${layer}/${query}`, t, layer); }
+  columns(t: number, layer: number, key: number) { return this.cut(`columns/${t}/${layer}/${key}`, t, layer); }
+  async pair(at: Place, i: number, j: number): Promise<[Float32Array, Float32Array] | null> {
+    try {
+      const both = new Float32Array(await this.ask(`pair/${at.text}/${at.layer}/${at.head}/${i}/${j}`));
+      return [both.subarray(0, both.length / 2), both.subarray(both.length / 2)];
+    } catch { return null; }
+  }
+}
+
+const asJson = async <T>(answer: Promise<ArrayBuffer>): Promise<T> =>
+  JSON.parse(new TextDecoder().decode(await answer));

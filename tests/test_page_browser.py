@@ -1,0 +1,382 @@
+"""The real page in a real browser: as one file and from a server, with a mouse, with keys, on a phone, in the dark."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import contextmanager
+
+import pytest
+
+import regard as rg
+from pages import FLAGS, HOSTILE, UNUSUAL, WORDS, chromium, reading, served, told, translation, until
+from regard.viewer import Sheet, write_page
+
+playwright = pytest.importorskip("playwright.sync_api")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(chromium() is None, reason="needs chromium: apt-get install chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as running:
+        started = running.chromium.launch(executable_path=chromium(), args=FLAGS)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def texts():
+    long = reading(title="Long", length=300, mask=rg.causal(), layers=1)
+    hostile = reading(HOSTILE + UNUSUAL, title=HOSTILE[0])
+    gold = [(0, 0, True), (3, 4, False)]
+    return {
+        "short": Sheet.of(told(reading(title="Short"))),
+        "long": Sheet.of(long),
+        "hostile": Sheet.of(hostile),
+        "pair": Sheet.of(translation(), gold=gold, aligned="output"),
+        "curves": Sheet.of(
+            reading(title="Curves"),
+            charts=[
+                {
+                    "title": "BLEU by step",
+                    "x": "step",
+                    "y": "BLEU",
+                    "series": [{"name": "a", "points": [[0, 1], [1, 2]]}],
+                }
+            ],
+        ),
+    }
+
+
+@pytest.fixture(scope="module")
+def file(texts, tmp_path_factory):
+    return write_page(tmp_path_factory.mktemp("page") / "index.html", list(texts.values())).as_uri()
+
+
+@pytest.fixture(scope="module")
+def server(texts):
+    with served(list(texts.values())) as address:
+        yield address
+
+
+@contextmanager
+def opened(browser, address, width=1280, height=900, **options):
+    """A page; what it complains about, or asks of anyone else, fails the test."""
+    context = browser.new_context(viewport={"width": width, "height": height}, **options)
+    page, wrong = context.new_page(), []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+    page.on(
+        "request",
+        lambda asked: (
+            None if asked.url.startswith((address.split("#")[0], "data:", "blob:")) else wrong.append(asked.url)
+        ),
+    )
+    page.goto(address)
+    page.wait_for_selector(".view > *")
+    yield page
+    context.close()
+    assert not wrong, wrong
+
+
+def settled(page):
+    """The map, once all its tiles are there."""
+    until(page, "document.querySelector('.map-box').dataset.waiting === '0'")
+    return page.locator(".map-box")
+
+
+def weight(page):
+    until(page, "document.querySelector('.readout .weight')?.textContent !== '…'")
+    return float(page.locator(".readout .weight").inner_text())
+
+
+@pytest.fixture(params=["file", "server"])
+def address(request):
+    return request.getfixturevalue(request.param)
+
+
+def test_from_all_heads_to_one_weight(browser, address, texts):
+    maps = texts["short"].maps
+    with opened(browser, address) as page:
+        assert page.locator("[role=gridcell]").count() == 6
+        page.get_by_role("gridcell", name=re.compile("Layer 1, head 2")).click()
+        box = settled(page)
+        assert "#map" in page.url and box.get_attribute("data-level") == "0"
+        page.get_by_label("Jump to a token").fill("9,3")
+        page.keyboard.press("Enter")
+        settled(page)
+        assert weight(page) == pytest.approx(float(maps[1][0, 2, 9, 3]), rel=2e-5)
+        page.keyboard.press("Escape")
+        page.keyboard.press("ArrowRight")
+        until(page, "document.querySelector('.readout').textContent.includes('4:')")
+        assert weight(page) == pytest.approx(float(maps[1][0, 2, 9, 4]), rel=2e-5)
+
+
+def test_a_long_map_from_the_whole_to_one_weight(browser, address, texts):
+    weights = texts["long"].maps[0]
+    with opened(browser, address + "#map?text=1&layer=0&head=1", width=700, height=420) as page:
+        box = settled(page)
+        assert int(box.get_attribute("data-level")) > 0, "pooled, as 300 weights do not fit"
+        page.get_by_label("Jump to a token").fill("250,123")
+        page.keyboard.press("Enter")
+        until(page, "document.querySelector('.map-box').dataset.level === '0'")
+        settled(page)
+        assert weight(page) == pytest.approx(float(weights[0, 1, 250, 123]), rel=2e-5)
+        page.get_by_label("Jump to a token").fill("123,250")
+        page.keyboard.press("Enter")
+        until(page, "document.querySelector('.readout').textContent.includes('250:')")
+        assert weight(page) == 0, "the future is masked"
+
+
+def test_zooming_with_the_wheel_ends_at_single_weights(browser, file):
+    with opened(browser, file + "#map?text=1", width=700, height=420) as page:
+        bounds = settled(page).bounding_box()
+        page.mouse.move(bounds["x"] + bounds["width"] * 0.5, bounds["y"] + bounds["height"] * 0.3)
+        for _ in range(12):
+            page.mouse.wheel(0, -400)
+            page.wait_for_timeout(60)
+        until(page, "document.querySelector('.map-box').dataset.level === '0'")
+        before = page.url
+        page.mouse.down()
+        page.mouse.move(bounds["x"] + 200, bounds["y"] + 60, steps=4)
+        page.mouse.up()
+        until(page, "before => location.href !== before", before)
+
+
+def test_a_link_brings_back_the_view(browser, address):
+    with opened(browser, address + "#map?layer=1&head=2&query=4&key=6&x=6.5&y=4.5&zoom=5.5&scale=linear") as page:
+        settled(page)
+        assert page.locator("h1").inner_text().startswith("Layer 1, head 2")
+        said = page.locator(".readout").inner_text()
+        page.keyboard.press("]")
+        page.go_back()
+        page.reload()
+        page.wait_for_selector(".map-box")
+        settled(page)
+        assert page.locator(".readout").inner_text() == said and "not 4 → the 6" in said
+        assert page.get_by_role("button", name="Linear").get_attribute("aria-pressed") == "true"
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        "#map?layer=99&head=-4&query=1e9&key=77&text=50&x=1e12&y=NaN&zoom=900",
+        "#text?heads=,,&query=-3",
+        "#nowhere",
+        "#map?pool=sum&scale=x",
+    ],
+)
+def test_a_link_to_what_there_is_not_shows_what_there_is(browser, file, link):
+    with opened(browser, file + link) as page:
+        assert page.locator("h1 b").count() == 1 and not page.locator(".broken").count()
+
+
+def test_words(browser, address, texts):
+    row = texts["short"].maps[0][0, 1, 9]
+    with opened(browser, address + "#text?layer=0&head=1&query=2") as page:
+        words = page.locator(".words [role=option]")
+        assert words.all_inner_texts() == WORDS
+        words.nth(9).hover()
+        until(page, "document.querySelector('.looks').textContent.startsWith('it ')")
+        best = int(row.argmax())
+        assert f"looks at {WORDS[best]} {float(row[best]):.3f}" in page.locator(".looks").inner_text()
+        words.nth(4).click()
+        until(page, "document.querySelector('.looks').textContent.startsWith('not ')")
+        assert "query=4" in page.url
+        page.keyboard.press("ArrowRight")
+        until(page, "document.querySelector('.looks').textContent.startsWith('cross ')")
+        page.get_by_label("Heads", exact=True).select_option("all")
+        until(page, "document.querySelector('.looks').textContent.includes('mean of all heads')")
+
+
+@pytest.mark.parametrize("way", ["heads", "model", "neurons"])
+def test_lines_and_neurons(browser, address, way):
+    with opened(browser, address + f"#text?way={way}") as page:
+        kind = {"heads": "line", "model": "path", "neurons": "rect"}[way]
+        until(page, f"document.querySelectorAll('.view-text svg {kind}').length > {5 if way == 'model' else 20}")
+
+
+def test_neurons_add_up_to_the_score(browser, server, texts):
+    with opened(browser, server + "#text?way=neurons&layer=1&head=0&query=3") as page:
+        page.wait_for_selector(".neurons")
+        said = page.locator(".neurons text").all_text_contents()
+        first = next(text for text in said if text.startswith("score"))
+        seen = texts["short"].maps[1]
+        key = int(seen[0, 0, 3].argmax())
+        expected = seen._prepared.query[0, 0, 3] @ seen._prepared.key[0, 0, key] * 8**-0.5
+        assert float(first.split()[1]) == pytest.approx(float(expected), abs=0.006)
+
+
+def test_the_next_head_by_key(browser, file):
+    with opened(browser, file + "#map?layer=0&head=2") as page:
+        settled(page)
+        page.keyboard.press("]")
+        assert page.locator("h1 b").inner_text() == "Layer 1, head 0"
+        page.keyboard.press("[")
+        page.keyboard.press("}")
+        assert page.locator("h1 b").inner_text() == "Layer 1, head 2"
+        for key, view in zip("123456", ["overview", "map", "text", "alignment", "statistics", "learn"], strict=True):
+            page.keyboard.press(key)
+            assert f"#{view}" in page.url
+        page.keyboard.press("?")
+        assert page.locator("dialog[open]").count() == 1
+
+
+def test_alignment_with_gold_links(browser, address):
+    with opened(browser, address + "#alignment?text=3") as page:
+        page.wait_for_selector(".matrix")
+        assert page.locator(".gold").count() == 2
+        assert page.locator(".gold[stroke-dasharray]").count() == 1
+        assert "Output-aligned" in page.locator(".about-reading").inner_text()
+        words = page.locator(".matrix text").all_text_contents()
+        assert {"Haus", "house", "tiny", "klein"} <= set(words)
+        page.get_by_label("Panels").select_option("heads")
+        until(page, "document.querySelectorAll('.matrix').length === 2")
+        page.keyboard.press("3")
+        page.wait_for_selector(".words:not([role]) span")
+
+
+def test_statistics(browser, file):
+    with opened(browser, file + "#statistics") as page:
+        titles = page.locator("figcaption").all_inner_texts()
+        for title in (
+            "Map of entropy",
+            "Map of roles",
+            "Relative offsets",
+            "Weight received",
+            "Likeness",
+            "Heads that",
+        ):
+            assert any(title in each for each in titles), title
+        page.goto(file + "#statistics?text=4")
+        until(page, "document.body.textContent.includes('BLEU by step')")
+
+
+def test_lessons(browser, file):
+    with opened(browser, file + "#learn") as page:
+        assert page.locator(".charts > figure").count() == 3
+        page.get_by_role("button", name="Masks").click()
+        assert page.locator(".mask").count() >= 12
+        page.get_by_role("button", name="Scores and temperature").click()
+        page.get_by_label("Normaliser").select_option("sparsemax")
+        page.get_by_label("Temperature").fill("0.3")
+        assert "sparsemax of the scores over 0.3" in page.locator(".learn").inner_text()
+
+
+@pytest.mark.parametrize("view", ["overview", "map", "text?way=heads", "statistics", "alignment", "learn"])
+def test_figures_are_saved_as_svg_and_png(browser, file, view, tmp_path):
+    with opened(browser, file + f"#{view}", accept_downloads=True) as page:
+        page.wait_for_timeout(400)
+        for kind in ("SVG", "PNG"):
+            with page.expect_download() as waiting:
+                page.get_by_role("button", name=kind, exact=True).first.click()
+            target = tmp_path / waiting.value.suggested_filename
+            waiting.value.save_as(target)
+            content = target.read_bytes()
+            assert content.startswith(b"<svg" if kind == "SVG" else b"\x89PNG") and len(content) > 500
+            assert target.suffix == f".{kind.lower()}"
+        assert b"var(--" not in next(tmp_path.glob("*.svg")).read_bytes()
+
+
+def test_dark_and_light(browser, file):
+    paper = "getComputedStyle(document.querySelector('.regard')).backgroundColor"
+    with opened(browser, file, color_scheme="dark") as page:
+        assert page.evaluate(paper) == "rgb(20, 23, 26)"
+        page.keyboard.press("t")
+        assert page.evaluate(paper) == "rgb(252, 251, 248)"
+    with opened(browser, file, color_scheme="light") as page:
+        assert page.evaluate(paper) == "rgb(252, 251, 248)"
+
+
+SIZES = {"phone": (390, 800), "400 %": (320, 256), "widest": (2200, 1200)}
+VIEWS = ["overview", "map", "text", "text?way=model", "text?way=neurons", "alignment", "alignment?text=3"]
+VIEWS += ["statistics", "learn", "learn?learn=masks", "learn?learn=scores"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_no_view_scrolls_sideways(browser, file, size):
+    width, height = SIZES[size]
+    with opened(browser, file, width=width, height=height) as page:
+        for view in VIEWS:
+            page.goto(f"{file}#{view}")
+            page.wait_for_timeout(250)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, view
+
+
+def test_unusual_text_shows_as_itself(browser, address):
+    with opened(browser, address + "#text?text=2&query=0") as page:
+        said = []
+        page.on("dialog", lambda dialog: said.append(dialog.message))
+        shown = page.locator(".words [role=option]").evaluate_all("all => all.map((one) => one.textContent)")
+        assert shown[:3] == HOSTILE[:3] and {"👩‍👩‍👧", "שלום", "مرحبا"} <= set(shown)
+        assert "ZWSP" in shown and "U+202e" in shown and "⇥" in shown, "what cannot be seen is named"
+        for view in ("overview", "map", "alignment", "statistics", "text?way=heads"):
+            page.goto(f"{address}#{view}{'&' if '?' in view else '?'}text=2")
+            page.wait_for_timeout(300)
+            assert not page.locator(".view img, .view b b").count()
+        assert not said and page.title().startswith(HOSTILE[0])
+
+
+def test_everything_has_a_name_and_can_be_reached(browser, file):
+    nameless = """() => [...document.querySelectorAll('button, select, input, canvas[role=img], svg[role=img]')]
+        .filter((one) => !(one.getAttribute('aria-label') || one.textContent.trim()))
+        .filter((one) => !one.closest('label')?.textContent.trim())
+        .map((one) => one.outerHTML.slice(0, 120))"""
+    with opened(browser, file) as page:
+        for view in VIEWS:
+            page.goto(f"{file}#{view}")
+            page.wait_for_timeout(200)
+            assert page.evaluate(nameless) == [], view
+        page.goto(f"{file}#overview")
+        page.wait_for_selector("[role=gridcell]")
+        page.locator("[role=gridcell][tabindex='0']").focus()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".map-box")
+
+
+def test_a_server_that_fails_is_told_of(browser, texts):
+    with served([texts["short"]]) as address:
+        context = browser.new_context()
+        page = context.new_page()
+        page.route("**/ask/tile/**", lambda route: route.abort())
+        page.goto(address + "#map")
+        until(page, "document.querySelector('.spoken')?.textContent.includes('could not be had')")
+        page.keyboard.press("3")
+        page.wait_for_selector(".words [role=option]")
+        context.close()
+
+
+def test_long_work_shows_progress_and_can_be_stopped(browser, texts):
+    with served([texts["long"]]) as address:
+        context = browser.new_context()
+        page, asked = context.new_page(), []
+        page.route("**/ask/tile/**", lambda route: asked.append(route))  # which nobody answers
+        page.goto(address + "#map")
+        until(page, "document.querySelector('.progress')?.textContent.startsWith('Computing')")
+        page.locator("canvas").press("Escape")
+        until(page, "document.querySelector('.progress').textContent.startsWith('Stopped')")
+        before = len(asked)
+        page.wait_for_timeout(200)
+        assert len(asked) == before and page.locator(".map-box").get_attribute("data-waiting") == "0"
+        page.locator("canvas").press("+")
+        until(page, "document.querySelector('.progress').textContent.startsWith('Computing')")
+        context.close()
+
+
+def test_a_broken_page_says_so(browser, texts, tmp_path):
+    page_file = write_page(tmp_path / "index.html", [texts["short"]])
+    content = page_file.read_text()
+    page_file.write_text(
+        re.sub(
+            r'(id="regard-data">).*?(</script>)', lambda m: m[1] + json.dumps({"texts": []}) + m[2], content, flags=re.S
+        )
+    )
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(page_file.as_uri())
+    page.wait_for_selector(".broken")
+    context.close()

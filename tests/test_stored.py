@@ -1,0 +1,99 @@
+"""Maps as files: every mechanism comes back weight for weight, and a file can name nothing but pieces."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import regard as rg
+from regard.maps.stored import Table, load_map, save_map, tabled
+
+stored = pytest.importorskip("safetensors.torch")
+
+
+def header(path):
+    from safetensors import safe_open
+
+    with safe_open(str(path), "pt") as file:
+        return json.loads(file.metadata()["map"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def rewrite(path, about, tensors, **metadata):
+    told = {"format": "regard map", "version": "1", "map": json.dumps(about)} | metadata
+    stored.save_file(tensors, path, told)
+
+
+@pytest.mark.parametrize("name", rg.mechanisms())
+def test_every_mechanism_comes_back_weight_for_weight(name, tmp_path):
+    attention, query, key, value = rg.mechanism(name).example()
+    weights = rg.attend(attention, query, key, value).weights
+    save_map(tmp_path / "map.safetensors", weights)
+    again = load_map(tmp_path / "map.safetensors")
+    assert not isinstance(again.attention.score, Table), "stored as pieces, not as weights"
+    torch.testing.assert_close(again.dense(), weights.dense(), rtol=0, atol=0)
+    torch.testing.assert_close(again[1, -1, 3:5, ::5], weights[1, -1, 3:5, ::5])
+    assert [path.name for path in tmp_path.iterdir()] == ["map.safetensors"]
+
+
+def test_a_chosen_batch_entry_keeps_its_padding(tmp_path):
+    q, k, v = (torch.randn(2, 4, 6, 8) for _ in range(3))
+    weights = rg.attend(rg.Attention(mask=rg.padding([6, 3])), q, k, v).weights
+    one = weights.select(torch.tensor([1]), torch.arange(4))
+    save_map(tmp_path / "map.safetensors", one)
+    torch.testing.assert_close(load_map(tmp_path / "map.safetensors").dense(), weights.dense()[1:], rtol=0, atol=0)
+
+
+def test_a_mask_given_as_a_function_is_stored_as_its_weights(tmp_path):
+    q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
+    weights = rg.attend(rg.Attention(mask=rg.where(lambda b, h, i, j: (i + j) % 2 == 0)), q, k, v).weights
+    save_map(tmp_path / "map.safetensors", weights)
+    torch.testing.assert_close(load_map(tmp_path / "map.safetensors").dense(), weights.dense(), rtol=0, atol=0)
+
+
+def test_weights_too_large_for_a_table_are_refused_with_the_number(tmp_path, monkeypatch):
+    monkeypatch.setattr("regard.maps.stored.LARGEST_TABLE", 100)
+    q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
+    weights = rg.attend(rg.Attention(mask=rg.where(lambda b, h, i, j: i >= j)), q, k, v).weights
+    with pytest.raises(rg.RegardError, match=r"function cannot be stored by name.*MiB"):
+        save_map(tmp_path / "map.safetensors", weights)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_table_is_a_map_like_any_other():
+    weights = torch.rand(1, 2, 4, 7)
+    seen = tabled(weights)
+    torch.testing.assert_close(seen[0, 1, [2, 0], 3:], weights[0, 1, [2, 0], 3:])
+    torch.testing.assert_close(seen.received(), weights.sum(-2))
+
+
+@pytest.mark.parametrize(
+    "piece", ["os:system", "builtins:eval", "regard.errors:RegardError", "regard.nowhere:Dot", "Dot"]
+)
+def test_a_file_can_name_nothing_but_pieces(piece, tmp_path):
+    q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
+    path = tmp_path / "map.safetensors"
+    save_map(path, rg.attend(rg.Attention(), q, k, v).weights)
+    about, tensors = header(path)
+    about["pieces"]["score"] = {"piece": piece, "fields": {}}
+    rewrite(path, about, tensors)
+    with pytest.raises(rg.RegardError, match="damaged"):
+        load_map(path)
+
+
+def test_what_is_no_map_is_refused(tmp_path):
+    (tmp_path / "text").write_text("no tensors")
+    stored.save_file({"a": torch.zeros(1)}, tmp_path / "other")
+    rewrite(tmp_path / "later", {}, {"a": torch.zeros(1)}, version="9")
+    rewrite(tmp_path / "empty", {}, {"a": torch.zeros(1)})
+    for name, reason in {
+        "text": "cannot be read",
+        "none": "cannot be read",
+        "other": "is no map",
+        "later": "is no map",
+    }.items():
+        with pytest.raises(rg.RegardError, match=reason):
+            load_map(tmp_path / name)
+    with pytest.raises(rg.RegardError, match="damaged"):
+        load_map(tmp_path / "empty")

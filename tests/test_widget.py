@@ -1,0 +1,120 @@
+"""The page in a notebook: the widget carries short texts, answers for long ones, and runs in a real notebook."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import regard as rg
+from pages import FLAGS, WORDS, chromium, maps_of, reading, until
+from regard.viewer import widget as widget_module
+from regard.viewer.page import bundle
+from watching import watched
+
+pytest.importorskip("anywidget")
+NOTEBOOK = Path(__file__).parent.parent / "examples" / "looking.ipynb"
+
+
+def sent(widget, monkeypatch, content):
+    messages = []
+    monkeypatch.setattr(type(widget), "send", lambda self, content, buffers=None: messages.append((content, buffers)))
+    widget._asked(widget, content, [])
+    return messages[0]
+
+
+def test_a_map_shows_itself(monkeypatch):
+    weights = maps_of(6)["layer.1"]
+    widget = weights.show(list("abcdef"))
+    data = json.loads(widget.data)
+    assert data["texts"][0]["tokens"] == list("abcdef") and data["texts"][0]["maps"][0]["form"] == "dot"
+    content, (buffer,) = sent(widget, monkeypatch, {"id": 7, "path": "rows/0/0/2"})
+    assert content == {"id": 7}
+    np.testing.assert_allclose(np.frombuffer(buffer, "<f4").reshape(3, 6), weights[0, :, 2].numpy(), rtol=1e-5)
+    assert "there is no" in sent(widget, monkeypatch, {"id": 8, "path": "../x"})[0]["error"]
+
+
+def test_cross_attention_and_positions_without_names():
+    text = json.loads(maps_of(4, keys=7)["layer.0"].show(list("abcdefg"), list("wxyz")).data)["texts"][0]
+    assert (text["tokens"], text["queries"]) == (list("abcdefg"), list("wxyz"))
+    text = json.loads(maps_of(3, keys=5, mask=rg.causal())["layer.0"].show().data)["texts"][0]
+    assert (text["tokens"], text["queries"]) == (list("01234"), list("234"))
+    with pytest.raises(rg.RegardError, match="5 keys"):
+        maps_of(3, keys=5)["layer.0"].show(["a"])
+
+
+def test_long_texts_stay_with_the_kernel(monkeypatch):
+    monkeypatch.setattr(widget_module, "TRAVELLING", 100)
+    assert json.loads(maps_of(6)["layer.0"].show().data) == {"live": True}
+
+
+def test_a_model_shows_its_parts():
+    transformers = pytest.importorskip("transformers")
+    from miniatures import BART, BERT
+
+    torch.manual_seed(0)
+    bert = transformers.BertModel(transformers.BertConfig(**BERT)).eval()
+    _, seen = watched(bert, {"input_ids": torch.arange(3, 9)[None].repeat(2, 1)})
+    texts = json.loads(seen.show(list("abcdef"), batch=1).data)["texts"]
+    assert [len(text["layers"]) for text in texts] == [2] and texts[0]["tokens"] == list("abcdef")
+    bart = transformers.BartModel(transformers.BartConfig(**BART)).eval()
+    _, seen = watched(bart, {"input_ids": torch.arange(3, 9)[None], "decoder_input_ids": torch.arange(3, 7)[None]})
+    texts = json.loads(seen.show(list("abcdef"), list("wxyz")).data)["texts"]
+    assert [text["title"] for text in texts] == ["Encoder", "Decoder", "Decoder to encoder"]
+    assert texts[1]["tokens"] == list("wxyz")
+    assert (texts[2]["tokens"], texts[2]["queries"]) == (list("abcdef"), list("wxyz"))
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_and_has_the_widget_in_it(tmp_path):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    pytest.importorskip("transformers")
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "outputs are not kept"
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    kinds = [kind for cell in notebook.cells for out in cell.get("outputs", []) for kind in out.get("data", {})]
+    assert kinds.count("application/vnd.jupyter.widget-view+json") == 2
+
+
+MODEL = """async ([script, data]) => {
+    const { default: widget } = await import(URL.createObjectURL(new Blob([script], { type: 'text/javascript' })));
+    let heard;
+    const model = {
+        get: () => data,
+        on: (_, listener) => { heard = listener; },
+        send: async ({ id, path }) => {
+            const raw = Uint8Array.from(atob(await ask(path)), (one) => one.charCodeAt(0));
+            heard({ id }, [new DataView(raw.buffer)]);
+        },
+    };
+    window.close_ = widget.render({ model, el: document.getElementById('here') });
+}"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(chromium() is None, reason="needs chromium: apt-get install chromium")
+@pytest.mark.parametrize("live", [False, True])
+def test_the_widget_in_a_browser(live, monkeypatch):
+    playwright = pytest.importorskip("playwright.sync_api")
+    monkeypatch.setattr(widget_module, "TRAVELLING", 0 if live else 1 << 30)
+    widget = widget_module.show_texts([reading()])
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=chromium(), args=FLAGS)
+        page = browser.new_page()
+        page.expose_function("ask", lambda path: base64.b64encode(widget.answers.answer(path)).decode())
+        page.set_content(f"<style>{bundle('page.css')}</style><p>A notebook</p><div id='here'></div>")
+        page.evaluate(MODEL, [bundle("page.js"), widget.data])
+        page.wait_for_selector("[role=gridcell]")
+        page.locator("#here").press("3")
+        page.wait_for_selector(".words [role=option]")
+        assert page.locator(".words [role=option]").all_inner_texts() == WORDS
+        until(page, "document.querySelector('.looks').textContent.includes('looks at')")
+        assert "#" not in page.url, "a notebook's address is its own"
+        page.evaluate("window.close_()")
+        until(page, "document.getElementById('here').childElementCount === 0")
+        browser.close()
