@@ -17,8 +17,9 @@ from regard.engine.rows import Collected
 from regard.errors import RegardError
 from regard.maps.folds import Distance, Entropy, Fold, Links, Mass, Pool, Received, Similarity, Tile, Top
 from regard.pieces.grid import Grid
-from regard.pieces.normalizer import Statistic
+from regard.pieces.normalizer import Statistic, has_log_total, log_sum_exp
 from regard.positions import Positions
+from regard.shapes import at_least_float32
 from regard.spans import Spans
 
 Index = int | slice | Sequence[int] | Tensor | None
@@ -88,6 +89,24 @@ class AttentionMap:
         if self._statistic is not None:
             return self._statistic
         self._check_unchanged()
+        normalizer = self.attention.normalizer
+        if not has_log_total(normalizer):
+            return self._of_whole_rows()
+        return (normalizer.with_sink(self._log_total(normalizer.temperature)),)
+
+    def _log_total(self, temperature: float) -> Tensor:
+        """log sum_j exp(s_ij / T) of every row, from those of its tiles; (B, H, I)."""
+        dtype = at_least_float32(self._prepared.query[:, :, :0]).dtype
+        total = torch.full(self.shape[:3], -torch.inf, dtype=dtype, device=self.device)
+        for rows, cols, undecided, _ in self._places():
+            s = self._tile_scores(rows, cols, undecided)
+            total[:, :, rows] = torch.logaddexp(
+                total[:, :, rows], log_sum_exp(s if temperature == 1 else s / temperature)
+            )
+        return total
+
+    def _of_whole_rows(self) -> Statistic:
+        """The statistic where it takes all scores of a row at once, as a threshold does."""
         B, H, I, J = self.shape
         size = max(1, min(TILE[0], WORKSPACE // (B * H * J * self._bytes_per_weight)))
         collected = Collected(I)
@@ -192,18 +211,22 @@ class AttentionMap:
         Where a tile holds all keys that its queries see, their statistic is read off it, which saves a pass.
         """
         collected = Collected(self.shape[2])
-        for rows, may, every in self._row_blocks():
-            grid = self.grid.tile(rows, slice(None))
-            for cols in _cut(may, self._widest):
-                undecided = Spans.of((cols.start, cols.stop)) & ~every
-                if not self._is_solved and len(may) <= self._widest and len(may.intervals) == 1:
-                    weights, logs, statistic = self._solve(rows, cols, undecided)
-                    collected.write(rows, statistic)
-                else:
-                    weights, logs = self._look(rows, cols, undecided)
-                yield Tile(weights, logs, rows, cols, grid.tile(slice(None), cols), undecided)
+        for rows, cols, undecided, whole in self._places():
+            if whole and not self._is_solved:
+                weights, logs, statistic = self._solve(rows, cols, undecided)
+                collected.write(rows, statistic)
+            else:
+                weights, logs = self._look(rows, cols, undecided)
+            yield Tile(weights, logs, rows, cols, self.grid.tile(rows, cols), undecided)
         if collected.is_complete:
             self.statistic = collected.tensors()
+
+    def _places(self) -> Iterator[tuple[slice, slice, Spans, bool]]:
+        """Queries and keys of every tile, the keys the mask is undecided about, and whether these are all keys."""
+        for rows, may, every in self._row_blocks():
+            whole = len(may.intervals) == 1 and len(may) <= self._widest
+            for cols in _cut(may, self._widest):
+                yield rows, cols, Spans.of((cols.start, cols.stop)) & ~every, whole
 
     @property
     def _is_solved(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -153,6 +154,11 @@ class LearnedSink(nn.Module, Normalizer):
 
     def extra_repr(self) -> str:
         return str(self.sink.shape[0])
+
+
+def has_log_total(normalizer: Normalizer) -> TypeGuard[Softmax | LearnedSink]:
+    """Whether the statistic of a row is the log of a sum, which is known from those of the row's parts."""
+    return isinstance(normalizer, Softmax | LearnedSink)
 
 
 @dataclass(frozen=True)
