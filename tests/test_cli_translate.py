@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -31,8 +32,8 @@ def runs(tmp_path_factory):
         sections |= {"model": {"system": system, "width": 8}, "decoding": {"max_length": 6, "beam": 2, "min_length": 2}}
         prepared = prepare(make_config(sections), folder / system)
         with torch.no_grad():
-            for weight in prepared.task.model.parameters():
-                weight.mul_(6)  # fresh weights say the same to everything
+            for name, weight in prepared.task.model.named_parameters():
+                weight.mul_(2 if "embedding" in name else 6)  # fresh weights say the same to everything
         save_weights(prepared.task.model, {}, folder / system / WEIGHTS, {})
     return folder
 
@@ -101,6 +102,29 @@ def test_runs_and_input_that_cannot_be_used(runs, tmp_path):
     assert "There is no model" in run("translate", "--model", "bahdanau-en-xx", "x", status=2).stderr
     wrong = run("translate", runs / "bahdanau", "-", stdin=b"the dog\nca\xff\n", status=2)
     assert "line 2 of standard input is not UTF-8 text (byte 2 is 0xff)" in " ".join(wrong.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("baem = 3", "no key decoding.baem. Did you mean 'beam'"),
+        ('beam = "3"', "beam must be a whole number"),
+        ('length_penalty = "1"', "length_penalty must be a number"),
+    ],
+)
+def test_a_mistake_in_the_configuration_of_a_run_is_named(runs, tmp_path, line, said):
+    shutil.copytree(runs / "bahdanau", tmp_path / "run")
+    (tmp_path / "run" / "config.toml").write_text(f"[decoding]\n{line}\n")
+    assert said in " ".join(run("translate", tmp_path / "run", "the dog", status=2).stderr.split())
+
+
+def test_evaluate_leaves_what_the_report_of_a_comparison_is_made_of(runs, tmp_path):
+    shutil.copytree(runs / "bahdanau", tmp_path / "run")
+    for name in ("trained.json", "evaluation.json"):
+        (tmp_path / "run" / name).write_text("{}")
+    run("evaluate", tmp_path / "run", "--beam", "1")
+    assert (tmp_path / "run" / "evaluation.json").read_text() == "{}"
+    assert (tmp_path / "run" / "evaluation-test.json").exists()
 
 
 def test_a_line_is_translated_before_the_next_is_there(runs):

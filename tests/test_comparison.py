@@ -141,6 +141,14 @@ def test_a_folder_goes_on_with_the_same_comparison_and_refuses_another_by_name(t
         open_study(study, tmp_path / "b")
 
 
+def test_a_folder_whose_vocabularies_could_not_be_learned_is_free_again(tmp_path):
+    wish = Wish((*TINY, "tokenizer.target_size=99999"), data="grammar", systems="none", steps=6)
+    with pytest.raises(RegardError, match="vocabulary of 99999"):
+        open_study(study_of(wish), tmp_path)
+    assert not list(tmp_path.iterdir())
+    open_study(tiny(), tmp_path)
+
+
 def test_a_comparison_of_another_version_is_refused(tmp_path):
     open_study(tiny(), tmp_path)
     data = read(tmp_path / "comparison.json")

@@ -191,3 +191,9 @@ def test_a_file_that_may_not_be_read(files):
     files[0].chmod(0)
     with pytest.raises(RegardError, match="cannot be read"):
         load_corpus(files)
+
+
+def test_half_a_character_in_json_is_named(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"source": "a", "target": "b"}\n{"source": "a \\ud83d", "target": "b"}\n')
+    with pytest.raises(RegardError, match=r"line 2 of .* half a character in the field 'source'"):
+        load_corpus(tmp_path / "a.jsonl")

@@ -29,7 +29,7 @@ def test_known_text_comes_back(tokenizer):
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
-@given(words=st.lists(st.text(LETTERS, min_size=1, max_size=9), max_size=6), seed=st.integers(0, 2**31 - 1))
+@given(words=st.lists(st.text(LETTERS, min_size=1, max_size=9), max_size=6), seed=st.integers(0, 2**40))
 def test_subwords_spell_any_word_of_known_letters_sampled_or_not(kind, words, seed):
     tokenizer, text = KINDS[kind], " ".join(words)
     ids = tokenizer.encode(text)
@@ -134,3 +134,14 @@ def test_words_are_json_and_take_the_most_frequent(tmp_path):
     words = Words.train(["a b b c c c"], 6)
     assert words.words == ("b", "c") and words.encode("a b c") == [UNK, 4, 5]
     assert json.loads(words.to_bytes()) == {"kind": "words", "words": ["b", "c"]}
+
+
+@every
+def test_the_first_word_may_begin_with_a_piece_from_the_middle_of_one(tokenizer):
+    ids = tokenizer.encode(SENTENCES[0])[-1:] + tokenizer.encode(SENTENCES[0])
+    numbers = tokenizer.word_numbers(ids)
+    assert (numbers[0], numbers[1], numbers[-1]) == (0, 1, len(tokenizer.decode(ids).split()) - 1)
+
+
+def test_subwords_are_learned_from_the_shortest_sentences():
+    assert train_tokenizer(["a", "b"] * 9, 8, "bpe").encode("a b")

@@ -224,3 +224,26 @@ def test_what_a_state_depends_on_must_not_change(tmp_path):
     with pytest.raises(RegardError, match="no state to go on from"):
         train(folder, resume=True)
     assert json.loads((folder / "settings.json").read_text())["corpus"] == "reverse"
+
+
+def test_a_budget_in_epochs_ends_and_a_longer_one_goes_on(tmp_path):
+    def bounded(standing):
+        assert standing.step < 20, "epochs without end"
+
+    epochs = ("training.steps=0", "training.schedule=constant")
+    first = train(tmp_path / "a", *epochs, "training.epochs=1", told=bounded)
+    assert (first.reason, first.standing.epoch, first.standing.place) == ("budget", 1, 0)
+    again = train(tmp_path / "a", resume=True, told=bounded)  # nothing is left to do
+    assert (again.reason, again.standing.step) == ("budget", first.standing.step)
+    more = train(tmp_path / "a", "training.epochs=2", resume=True, told=bounded)
+    assert (more.standing.epoch, more.standing.step) == (2, 2 * first.standing.step)
+    train(tmp_path / "b", *epochs, "training.epochs=2", told=bounded)
+    assert (tmp_path / "a" / WEIGHTS).read_bytes() == (tmp_path / "b" / WEIGHTS).read_bytes()
+
+
+def test_another_corpus_is_refused_before_anything_is_written(tmp_path):
+    train(tmp_path, "training.steps=2")
+    before = (tmp_path / "settings.json").read_bytes()
+    with pytest.raises(RegardError, match="another corpus"):
+        prepare(read_config(None, (*TINY, "data.size=61")), tmp_path)
+    assert (tmp_path / "settings.json").read_bytes() == before

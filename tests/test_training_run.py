@@ -110,6 +110,7 @@ def test_a_run_is_never_written_over(folder, texts):
         ),
         (("--data", "reverse", "model.options.cel=gru", "tokenizer.kind=words", "--out", "{}"), "Did you mean 'cell'"),
         (("model.wdth=4",), "Did you mean 'width'"),
+        (("model.options.width=4",), "options.width is no option of a system. Set model.width"),
     ],
 )
 def test_mistakes_are_one_sentence_and_leave_nothing(arguments, said, tmp_path):

@@ -17,6 +17,7 @@ from regard.seq2seq.bootstrap import Comparison
 from regard.seq2seq.checkpoint import write_whole
 from regard.seq2seq.evaluation import Bucket, Evaluation, Metric, Training, compare, evaluate
 from regard.seq2seq.translation import Wanted
+from regard.seq2seq.trials import TRAINED
 
 if TYPE_CHECKING:
     from regard.data.corpus import Corpus, Pair
@@ -40,7 +41,7 @@ class Wish:
 
 
 def run(wish: Wish) -> None:
-    """Translate the split, print the table, and write evaluation.json into the folder of the run."""
+    """Translate the split, print the table, and write it into the folder of the run as JSON."""
     if wish.split not in SPLITS:
         raise RegardError(f"evaluate: there is no split {wish.split!r}. {nearest(wish.split, SPLITS)}")
     mine = load(wish.run, None)
@@ -85,9 +86,14 @@ def _measured(wish: Wish, run: Run, corpus: Corpus, pairs: Sequence[Pair]) -> Ev
             Training.of(corpus.train, pairs),
             progress=lambda done: progress.update(task, completed=done),
         )
-    name = "evaluation.json" if wish.split == "test" and wish.limit is None else f"evaluation-{wish.split}.json"
-    write_whole(run.path / name, json.dumps(measured.to_json(), ensure_ascii=False, indent=1) + "\n")
+    write_whole(run.path / _file(wish, run), json.dumps(measured.to_json(), ensure_ascii=False, indent=1) + "\n")
     return measured
+
+
+def _file(wish: Wish, run: Run) -> str:
+    """Where the result goes; a trial of a comparison keeps the evaluation.json that its report is made of."""
+    is_whole = wish.split == "test" and wish.limit is None and not (run.path / TRAINED).exists()
+    return "evaluation.json" if is_whole else f"evaluation-{wish.split}.json"
 
 
 def _against(wish: Wish, measured: Evaluation, corpus: Corpus, pairs: Sequence[Pair]) -> Comparison:

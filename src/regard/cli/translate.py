@@ -6,7 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -74,6 +74,10 @@ def load(folder: str | None, name: str | None) -> Run:
 def search_of(run: Run, **options: Any) -> Search:
     """The search that the run was configured with, but for what is given."""
     settings: dict[str, Any] = dict(run.config.get("decoding", {}))
+    known = [each.name for each in fields(Search)]
+    for name in settings:
+        if name not in known:
+            raise RegardError(f"{run.path / 'config.toml'}: there is no key decoding.{name}. {nearest(name, known)}")
     settings["max_length"] = settings.get("max_length") or None
     return Search(**settings | {name: value for name, value in options.items() if value is not None})
 

@@ -149,6 +149,11 @@ def _field(record: Any, name: str, where: str) -> str:
             f"load_corpus: {where} has no text in the field {name!r}. Its fields: {known}. "
             'Name both with fields=("source", "target"); "translation.en" looks into an object.'
         )
+    if any("\ud800" <= character <= "\udfff" for character in found):
+        raise RegardError(
+            f"load_corpus: {where} has half a character in the field {name!r} (a \\u escape of a surrogate without the "
+            "other one). Write the character whole, or leave the record out."
+        )
     return found
 
 

@@ -23,6 +23,10 @@ SPACE = "▁"
 SUBWORDS = ("unigram", "bpe")
 #: How even the draws of `sample` are (Kudo 2018, §3.3; the share of dropped merges of Provilkov et al. 2020).
 SMOOTHING = 0.1
+#: Seeds that sentencepiece takes; the one above them stands for none.
+SEEDS = 2**32 - 1
+#: Bytes that the longest sentence is at least said to have: sentencepiece takes no less.
+SHORTEST = 10
 
 
 class Tokenizer(ABC):
@@ -130,7 +134,7 @@ class SentencePiece(Tokenizer):
                 bos_id=2,
                 eos_id=3,
                 num_threads=1,  # sums depend on how the text is shared out: the same model on every machine
-                max_sentence_length=max(len(sentence.encode()) for sentence in sentences) + 1,
+                max_sentence_length=max(SHORTEST, *(len(sentence.encode()) + 1 for sentence in sentences)),
                 minloglevel=2,
             )
         except RuntimeError as error:
@@ -144,7 +148,7 @@ class SentencePiece(Tokenizer):
         if not sample:
             return self._processor.encode(text, out_type=int)
         if seed is not None:
-            _sentencepiece().set_random_generator_seed(seed)
+            _sentencepiece().set_random_generator_seed(seed % SEEDS)
         return self._processor.encode(text, out_type=int, enable_sampling=True, alpha=SMOOTHING, nbest_size=-1)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -292,6 +296,6 @@ def _numbered(starts: Iterable[tuple[bool, str]]) -> list[int]:
     numbers, last = [], -1
     for begins, piece in starts:
         special = piece in SPECIALS and piece != SPECIALS[UNK]
-        last += begins and not special
-        numbers.append(-1 if special else max(last, 0))
+        last += (begins or last < 0) and not special  # the first word may lack its mark in what a model wrote
+        numbers.append(-1 if special else last)
     return numbers

@@ -218,9 +218,7 @@ class Watched(Mapping[str, AttentionMap]):
             raise RegardError("verify: values are not kept after a call. Watch again with watch(model, verify=True).")
         return {name: worst([capture.check for capture in self._parts[name].calls]) for name in self.names}
 
-    def show(
-        self, tokens: Sequence[str] | None = None, targets: Sequence[str] | None = None, batch: int = 0
-    ) -> Any:
+    def show(self, tokens: Sequence[str] | None = None, targets: Sequence[str] | None = None, batch: int = 0) -> Any:
         """Look at every head in a notebook; needs `pip install 'regard[view]'`.
 
         `tokens` are those that the model read, `targets` those of the decoder where there is one.

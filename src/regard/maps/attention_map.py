@@ -243,7 +243,7 @@ class AttentionMap:
 
         As many queries as make a tile of the size that the workspace allows.
         """
-        B, H, I, J = self.shape
+        B, H, I, _J = self.shape
         size = WORKSPACE // (B * H * self._bytes_per_weight)
         top, height = 0, TILE[0]
         while top < I:

@@ -198,7 +198,13 @@ def open_study(study: Study, folder: Path, *, command: str = "", processes: int 
         raise RegardError(f"compare: {folder} is there and holds no comparison. Give --out a new folder.")
     else:
         _write(folder / STUDY, settings | {"novel_below": NOVEL, "command": command} | _surroundings(processes))
-    _share(study, corpus, folder)
+    try:
+        _share(study, corpus, folder)
+    except RegardError:
+        if not (folder / TRIALS).exists():  # a mistake, as in the size of a vocabulary: the folder is free again
+            for name in (STUDY, SOURCE, TARGET, TEST, RETRIEVAL):
+                (folder / name).unlink(missing_ok=True)
+        raise
     return corpus
 
 

@@ -93,6 +93,14 @@ class Model(Section):
         default={}, description="What this system alone takes, as a table: {cell = 'gru'} or model.options.cell=gru."
     )
 
+    @model_validator(mode="after")
+    def _options_are_others(self) -> Model:
+        for name in ("system", "name", "width", "source_size", "target_size"):
+            if name in self.options:
+                where = f"model.{name}" if name in type(self).model_fields else "the tokenizer, which decides about it"
+                raise ValueError(f"options.{name} is no option of a system. Set {where}")
+        return self
+
 
 class Training(Section):
     """How it learns. One of minutes, steps and epochs is the budget, the others are 0; all 0: 16 minutes."""

@@ -66,7 +66,14 @@ class Search:
     no_repeat: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("beam", 1), ("n_best", 1), ("min_length", 0), ("no_repeat", 0)):
+        if not isinstance(self.length_penalty, int | float):
+            raise RegardError(f"beam_search: length_penalty must be a number, got {self.length_penalty!r}.")
+        for name, least in (("beam", 1), ("n_best", 1), ("min_length", 0), ("no_repeat", 0), ("max_length", 0)):
+            given = getattr(self, name)
+            if not isinstance(given, int) and not (given is None and name == "max_length"):
+                raise RegardError(f"beam_search: {name} must be a whole number, got {given!r}.")
+            if name == "max_length":
+                continue
             if getattr(self, name) < least:
                 raise RegardError(f"beam_search: {name} must be at least {least}, got {getattr(self, name)}.")
         if self.n_best > self.beam:

@@ -59,6 +59,8 @@ def prepare(config: Config, folder: Path | None = None, *, corpus: Corpus | None
         rank: The number of this process among all.
     """
     corpus = corpus or read_corpus(config.data)
+    if folder is not None and (folder / STATE).exists():
+        _check_same_corpus(corpus, folder)
     found = None if folder is None or not (folder / STATE).exists() else _tokenizers_of(folder)
     source, target = found or (
         learn_tokenizer([getattr(pair, side) for pair in corpus.train], config.tokenizer.kind, size)
@@ -75,6 +77,14 @@ def prepare(config: Config, folder: Path | None = None, *, corpus: Corpus | None
         languages = {"source_language": corpus.source_language, "target_language": corpus.target_language}
         write_settings(folder, model, languages | {"corpus": corpus.name, "hash": corpus.hash})
     return Prepared(task, corpus, source, target)
+
+
+def _check_same_corpus(corpus: Corpus, folder: Path) -> None:
+    """Before anything is written: the hash in the folder says what may be tested on."""
+    if read_settings(folder).get("hash") != corpus.hash:
+        raise RegardError(
+            f"{folder / STATE} is the state of a run with another corpus. Give what it began with, or another --out."
+        )
 
 
 def read_corpus(data: Data) -> Corpus:

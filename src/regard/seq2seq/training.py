@@ -259,6 +259,10 @@ class Course(LightningModule):
                 {name: value for name, value in numbers.items() if value is not None}, self.standing.step
             )
 
+    def on_train_epoch_end(self) -> None:
+        """The stream has ended, as it does after the last wished-for epoch; Lightning would begin it once more."""
+        self.trainer.should_stop = True
+
     def on_train_end(self) -> None:
         """The last row, the last validation unless it was interrupted, and the state."""
         standing = self.standing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
