@@ -38,7 +38,6 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr("regard.engine.blocked.LARGEST_BLOCK", 7)
     monkeypatch.setattr("regard.engine.linear.CHUNK", 4)
     monkeypatch.setattr("regard.maps.attention_map.TILE", (5, 4))
-    monkeypatch.setattr("regard.maps.attention_map.WHOLE_ROW", 4)
     monkeypatch.setattr("regard.maps.attention_map.GAP", 1)
     monkeypatch.setattr("regard.maps.attention_map.WORKSPACE", 4096)
 

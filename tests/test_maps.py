@@ -89,10 +89,12 @@ def test_states_of_disjoint_tiles_merge(fold):
 
 
 @every_mechanism
-@pytest.mark.parametrize("width", [4, 64], ids=["rows in pieces", "whole rows"])
-def test_statistics_do_not_depend_on_who_found_the_row_statistic(name, width, monkeypatch):
+@pytest.mark.parametrize(
+    "width, strip", [(4, 1), (4, 64), (64, 1)], ids=["rows in pieces", "pieces that are kept", "whole rows"]
+)
+def test_statistics_do_not_depend_on_who_found_the_row_statistic(name, width, strip, monkeypatch):
+    monkeypatch.setattr("regard.maps.attention_map.STRIP", strip)
     monkeypatch.setattr("regard.maps.attention_map.TILE", (5, width))
-    monkeypatch.setattr("regard.maps.attention_map.WHOLE_ROW", width)
     monkeypatch.setattr("regard.maps.attention_map.WORKSPACE", 1 << 20)
     seen, _ = seen_and_dense(name)
     told = seen.weights
@@ -102,6 +104,12 @@ def test_statistics_do_not_depend_on_who_found_the_row_statistic(name, width, mo
         torch.testing.assert_close(mine, theirs)
     for mine, theirs in zip(alone.statistic, told.statistic, strict=True):
         torch.testing.assert_close(mine, theirs, check_dtype=False)
+
+
+def test_heads_are_compared_by_every_so_many_th_query(small_blocks):
+    weights = rg.attend(rg.Attention(mask=rg.causal()), *torch.randn(3, 1, 4, 23, 8)).weights
+    flat = torch.nn.functional.normalize(weights.dense()[:, :, ::3].flatten(2), dim=-1)
+    torch.testing.assert_close(weights.summarize(rg.Similarity(every=3))[0], flat @ flat.transpose(-1, -2))
 
 
 @pytest.mark.parametrize("length", [1, 7, 31, 64, 257, 4096])

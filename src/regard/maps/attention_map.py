@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property, reduce
 from importlib import import_module
 from operator import index as index_of
 from typing import Any
@@ -17,21 +17,23 @@ from regard.engine.rows import Collected
 from regard.errors import RegardError
 from regard.maps.folds import Distance, Entropy, Fold, Links, Mass, Pool, Received, Similarity, Tile, Top
 from regard.pieces.grid import Grid
-from regard.pieces.normalizer import Statistic, has_log_total, log_sum_exp
+from regard.pieces.normalizer import Statistic, has_log_total
 from regard.positions import Positions
 from regard.shapes import at_least_float32
 from regard.spans import Spans
 
+#: The keys of a tile, and those of them the mask is undecided about.
+Part = tuple[slice, Spans]
 Index = int | slice | Sequence[int] | Tensor | None
 
 #: Largest dense result, in bytes, that is given without being asked for by budget.
 BUDGET = 1 << 30
 #: Queries and keys of the largest tiles that folds see.
-TILE = (512, 2048)
-#: Rows of at most so many keys are one tile where that saves the pass that finds their statistic.
-WHOLE_ROW = 4096
+TILE = (512, 4096)
+#: Tiles whose scores are kept while the statistic of their rows is found.
+STRIP = 32
 #: Bytes that computing one piece of a tile may hold.
-WORKSPACE = 32 << 20
+WORKSPACE = 128 << 20
 #: Stretches of keys with at most so many between them are one tile.
 GAP = 64
 
@@ -89,21 +91,21 @@ class AttentionMap:
         if self._statistic is not None:
             return self._statistic
         self._check_unchanged()
-        normalizer = self.attention.normalizer
-        if not has_log_total(normalizer):
-            return self._of_whole_rows()
-        return (normalizer.with_sink(self._log_total(normalizer.temperature)),)
+        return self._of_parts() if has_log_total(self.attention.normalizer) else self._of_whole_rows()
 
-    def _log_total(self, temperature: float) -> Tensor:
-        """log sum_j exp(s_ij / T) of every row, from those of its tiles; (B, H, I)."""
-        dtype = at_least_float32(self._prepared.query[:, :, :0]).dtype
-        total = torch.full(self.shape[:3], -torch.inf, dtype=dtype, device=self.device)
-        for rows, cols, undecided, _ in self._places():
-            s = self._tile_scores(rows, cols, undecided)
-            total[:, :, rows] = torch.logaddexp(
-                total[:, :, rows], log_sum_exp(s if temperature == 1 else s / temperature)
-            )
-        return total
+    def _of_parts(self) -> Statistic:
+        """The statistic where it is the log of a sum, which adds up from tile to tile."""
+        collected = Collected(self.shape[2])
+        for rows, parts in self._strips():
+            collected.write(rows, self._total(rows, (self._tile_scores(rows, *part) for part in parts)))
+        return collected.tensors()
+
+    def _total(self, rows: slice, scores: Iterable[Tensor]) -> Statistic:
+        """The statistic of some queries from the scores of their tiles, where it is the log of a sum."""
+        normalizer, query = self.attention.normalizer, self._prepared.query[:, :, rows, 0]
+        assert has_log_total(normalizer)
+        nothing = torch.full_like(query, -torch.inf, dtype=at_least_float32(query).dtype)
+        return (normalizer.with_sink(reduce(torch.logaddexp, map(normalizer.log_total, scores), nothing)),)
 
     def _of_whole_rows(self) -> Statistic:
         """The statistic where it takes all scores of a row at once, as a threshold does."""
@@ -208,35 +210,49 @@ class AttentionMap:
     def tiles(self) -> Iterator[Tile]:
         """Every tile that may hold a weight above 0, row by row.
 
-        Where a tile holds all keys that its queries see, their statistic is read off it, which saves a pass.
+        Where the statistic of the rows is not known yet, it is read off their scores, which saves a pass.
         """
         collected = Collected(self.shape[2])
-        for rows, cols, undecided, whole in self._places():
-            if whole and not self._is_solved:
-                weights, logs, statistic = self._solve(rows, cols, undecided)
-                collected.write(rows, statistic)
-            else:
-                weights, logs = self._look(rows, cols, undecided)
-            yield Tile(weights, logs, rows, cols, self.grid.tile(rows, cols), undecided)
+        for rows, parts in self._strips():
+            for (cols, undecided), (weights, logs) in zip(parts, self._looks(rows, parts, collected), strict=True):
+                yield Tile(weights, logs, rows, cols, self.grid.tile(rows, cols), undecided)
         if collected.is_complete:
             self.statistic = collected.tensors()
 
-    def _places(self) -> Iterator[tuple[slice, slice, Spans, bool]]:
-        """Queries and keys of every tile, the keys the mask is undecided about, and whether these are all keys."""
+    def _strips(self) -> Iterator[tuple[slice, list[Part]]]:
+        """Stretches of queries with the keys of each of their tiles."""
         for rows, may, every in self._row_blocks():
-            whole = len(may.intervals) == 1 and len(may) <= self._widest
-            for cols in _cut(may, self._widest):
-                yield rows, cols, Spans.of((cols.start, cols.stop)) & ~every, whole
+            yield rows, [(cols, Spans.of((cols.start, cols.stop)) & ~every) for cols in _cut(may, TILE[1])]
+
+    def _looks(self, rows: slice, parts: list[Part], collected: Collected) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Weights of the tiles of some queries, and their logarithms where those are cheap.
+
+        If the statistic has to be found first, the scores of all tiles are kept meanwhile, as long as they are few.
+        """
+        normalizer = self.attention.normalizer
+        few = len(parts) <= STRIP if has_log_total(normalizer) else len(parts) == 1
+        if self._is_solved or not few:
+            statistic = tuple(t[:, :, rows] for t in self.statistic)
+            for part in parts:
+                yield normalizer.look(self._tile_scores(rows, *part), statistic, self._columns(part))
+            return
+        kept = [self._tile_scores(rows, *part) for part in parts]
+        if len(parts) == 1:
+            weights, logs, statistic = normalizer.solve(kept[0], self._columns(parts[0]))
+            collected.write(rows, statistic)
+            yield weights, logs
+            return
+        collected.write(rows, statistic := self._total(rows, kept))
+        for part, s in zip(parts, kept, strict=True):
+            yield normalizer.look(s, statistic, self._columns(part))
+
+    def _columns(self, part: Part) -> Tensor:
+        return torch.arange(part[0].start, part[0].stop, device=self.device)
 
     @property
     def _is_solved(self) -> bool:
         """Whether the row statistic is known without another pass."""
         return self._statistic is not None or "statistic" in self.__dict__
-
-    @property
-    def _widest(self) -> int:
-        """Keys of the widest tile."""
-        return TILE[1] if self._is_solved or self.shape[3] > WHOLE_ROW else WHOLE_ROW
 
     def _row_blocks(self) -> Iterator[tuple[slice, Spans, Spans]]:
         """Stretches of queries, the keys that some of them may see, and those that all of them do.
@@ -248,7 +264,7 @@ class AttentionMap:
         top, height = 0, TILE[0]
         while top < I:
             rows, may = self._stretch(top, height)
-            while height > 1 and height * min(len(may), self._widest) > size:
+            while height > 1 and height * min(len(may), TILE[1]) > size:
                 height //= 2
                 rows, may = self._stretch(top, height)
             yield rows, may, self._spans("all", rows)
@@ -275,17 +291,6 @@ class AttentionMap:
             forbidden = ~mask.allowed(grid.tile(slice(None), part))
             s[..., part] = s[..., part].masked_fill(forbidden, self.attention.normalizer.masked_score)
         return s
-
-    def _solve(self, rows: slice, cols: slice, undecided: Spans) -> tuple[Tensor, Tensor | None, Statistic]:
-        """Weights of whole rows, their logarithms where those are cheap, and the statistic of the rows."""
-        columns = torch.arange(cols.start, cols.stop, device=self.device)
-        return self.attention.normalizer.solve(self._tile_scores(rows, cols, undecided), columns)
-
-    def _look(self, rows: slice, cols: slice, undecided: Spans) -> tuple[Tensor, Tensor | None]:
-        """Weights of a tile, and their logarithms where those are cheap."""
-        columns = torch.arange(cols.start, cols.stop, device=self.device)
-        statistic = tuple(t[:, :, rows] for t in self.statistic)
-        return self.attention.normalizer.look(self._tile_scores(rows, cols, undecided), statistic, columns)
 
     def entropy(self) -> Tensor:
         """-sum_j w log w of every row, in nats; (B, H, I)."""

@@ -257,13 +257,22 @@ def _cells(weights: Tensor, cell_of: Tensor) -> tuple[Tensor, int]:
 
 @dataclass(frozen=True)
 class Similarity(Fold):
-    """Cosine of every two heads' whole maps: 1 on the diagonal, near 1 for copies; (B, H, H)."""
+    """Cosine of every two heads' maps: 1 on the diagonal, near 1 for copies; (B, H, H).
+
+    Of whole maps, or of every so-many-th query, which a long text has more than enough of.
+    """
+
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        _at_least_one("Similarity", every=self.every)
 
     def init(self, shape: Shape, device: torch.device) -> State:
         return [_zeros(device, shape[0], shape[1], shape[1])]
 
     def add(self, state: State, tile: Tile) -> None:
-        flat = tile.weights.flatten(2)
+        first = -tile.rows.start % self.every
+        flat = tile.weights[:, :, first :: self.every].flatten(2)
         state[0] += flat @ flat.transpose(-1, -2)
 
     def finish(self, state: State) -> Tensor:

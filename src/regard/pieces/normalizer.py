@@ -98,7 +98,11 @@ class Softmax(Normalizer):
         return 1.0 if self.sink is None else None
 
     def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
-        return (self.with_sink(log_sum_exp(self._tempered(scores))),)
+        return (self.with_sink(self.log_total(scores)),)
+
+    def log_total(self, scores: Tensor) -> Tensor:
+        """log sum_j exp(s_ij / T) over any part of the rows; those of all parts add up to the row's (B, H, I)."""
+        return log_sum_exp(self._tempered(scores))
 
     def with_sink(self, log_total: Tensor) -> Tensor:
         """The statistic from a plain log-sum-exp (B, H, I)."""
@@ -137,7 +141,10 @@ class LearnedSink(nn.Module, Normalizer):
         self.sink = nn.Parameter(torch.zeros(num_heads))
 
     def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
-        return (self.with_sink(log_sum_exp(scores)),)
+        return (self.with_sink(self.log_total(scores)),)
+
+    def log_total(self, scores: Tensor) -> Tensor:
+        return log_sum_exp(scores)
 
     def with_sink(self, log_total: Tensor) -> Tensor:
         return torch.logaddexp(log_total, self.sink.to(log_total.dtype).view(1, -1, 1).expand_as(log_total))

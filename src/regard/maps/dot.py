@@ -1,0 +1,38 @@
+"""Maps that are no more than queries, keys and one number a row: whoever has those can compute any weight."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from regard.maps.attention_map import AttentionMap
+from regard.pieces.normalizer import LearnedSink, Softmax
+
+
+def is_dot(weights: AttentionMap) -> bool:
+    """Whether w_ij = exp(c q_i . k_j - r_i) where the mask allows, the same mask for all heads.
+
+    >>> import regard as rg
+    >>> x = torch.randn(1, 2, 3, 4)
+    >>> is_dot(rg.attend(rg.Attention(), x, x, x).weights)
+    True
+    """
+    if type(weights) is not AttentionMap:
+        return False
+    attention = weights.attention
+    scale = attention.score.scale(weights._prepared.query.shape[-1])
+    plain = isinstance(attention.normalizer, Softmax | LearnedSink) and not attention.bias
+    one = attention.mask is None or attention.mask.allowed(weights.grid.tile(slice(0, 1), slice(0, 1))).shape[1] == 1
+    return scale is not None and plain and one
+
+
+def scaled(weights: AttentionMap) -> tuple[Tensor, Tensor, Tensor]:
+    """c q (H, I, D), k (G, J, D) and r (H, I) of the first text of a map that `is_dot`; r is 0 where a row is empty."""
+    prepared, attention = weights._prepared, weights.attention
+    scale, temperature = attention.score.scale(prepared.query.shape[-1]), attention.normalizer.temperature  # type: ignore[union-attr]
+    assert scale is not None
+    empty = weights.statistic[0].isneginf()
+    return (
+        prepared.query[0].float() * (scale / temperature),
+        prepared.key[0].float(),
+        weights.statistic[0].masked_fill(empty, 0.0)[0].float(),
+    )

@@ -1,0 +1,78 @@
+"""Maps in cells of 2^n x 2^n weights, as a street map has levels: sums over keys, and the strongest weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.maps.folds import Fold, Shape, State, Tile
+
+
+def cells(weights: Tensor, size: int, top: int = 0, left: int = 0) -> tuple[Tensor, Tensor]:
+    """Weights (..., i, j) in cells of `size` x `size`: sums, and strongest weights.
+
+    The first weight stands at (`top`, `left`) within its cell.
+
+    >>> [part.tolist() for part in cells(torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.25, 0.75]]), 2)]
+    [[[1.25, 0.75]], [[0.5, 0.75]]]
+    """
+    if size == 1:
+        return weights, weights
+    i, j = weights.shape[-2:]
+    margins = (left, -(left + j) % size, top, -(top + i) % size)
+    padded = F.pad(weights, margins) if any(margins) else weights
+    rows = padded.unflatten(-2, (-1, size))  # rows first: whole rows add up fast, and few numbers are left
+    sums, greatest = rows.sum(-2), rows.amax(-2)
+    return sums.unflatten(-1, (-1, size)).sum(-1), greatest.unflatten(-1, (-1, size)).amax(-1)
+
+
+def averaged(sums: Tensor, size: int, num_rows: int, first: int = 0) -> Tensor:
+    """Sums of cells divided by the queries of each: what a row of cells holds of a row of weights.
+
+    The first row of cells is number `first` of the map, which has `num_rows` queries.
+    """
+    starts = torch.arange(first, first + sums.shape[-2], device=sums.device) * size
+    return sums / (num_rows - starts).clamp(1, size)[:, None]
+
+
+@dataclass(frozen=True)
+class Pyramid(Fold):
+    """The map in cells of 2^level: means over queries of sums over keys, and strongest weights; (B, H, i, j) each."""
+
+    level: int
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        B, H, I, J = shape
+        rows, cols = (-(-n // (1 << self.level)) for n in (I, J))
+        return [*(torch.zeros(B, H, rows, cols, device=device) for _ in range(2)), torch.tensor(I)]
+
+    def add(self, state: State, tile: Tile) -> None:
+        size = 1 << self.level
+        row, col = tile.rows.start // size, tile.cols.start // size
+        sums, greatest = cells(tile.weights, size, tile.rows.start % size, tile.cols.start % size)
+        place = (..., slice(row, row + sums.shape[-2]), slice(col, col + sums.shape[-1]))
+        state[0][place] += sums
+        state[1][place] = torch.maximum(state[1][place], greatest)
+
+    def merge(self, state: State, other: State) -> State:
+        return [state[0] + other[0], torch.maximum(state[1], other[1]), state[2]]
+
+    def finish(self, state: State) -> tuple[Tensor, Tensor]:
+        return averaged(state[0], 1 << self.level, int(state[2])), state[1]
+
+
+def coarser(
+    pooled: tuple[Tensor, Tensor], steps: int, level: int, num_rows: int, first: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Cells of `level` joined 2^steps x 2^steps by 2^steps x 2^steps; as if they had been pooled so at once.
+
+    The first row of cells is number `first` of the map, a multiple of 2^steps.
+    """
+    mean, greatest = pooled
+    starts = torch.arange(first, first + mean.shape[-2]) * (1 << level)
+    sums = mean * (num_rows - starts).clamp(1, 1 << level)[:, None]
+    total = cells(sums, 1 << steps)[0]
+    return averaged(total, 1 << (level + steps), num_rows, first >> steps), cells(greatest, 1 << steps)[1]
