@@ -18,7 +18,8 @@ class RecurrentTranslator(Translator):
     """What recurrent encoder-decoders share: embeddings, the encoder, the decoder's cells, and how they start.
 
     `input_width` and `feed_width` are what the lowest cell is given: inputs that are known for all steps at
-    once, and what the step before made.
+    once, and what the step before made. `dropout` is that of outputs and between layers; words keep all their
+    numbers unless `embedding_dropout` says otherwise, for dropping theirs costs a short training most.
     """
 
     cross_attention = None
@@ -32,14 +33,15 @@ class RecurrentTranslator(Translator):
         cell: str,
         bidirectional: bool,
         dropout: float,
+        embedding_dropout: float,
         *,
         input_width: int,
         feed_width: int,
     ) -> None:
         super().__init__()
         self.source_size, self.target_size, self.width = source_size, target_size, width
-        self.source_embedding = Embedding(source_size, width, dropout=dropout, scale=False)
-        self.target_embedding = Embedding(target_size, width, dropout=dropout, scale=False)
+        self.source_embedding = Embedding(source_size, width, dropout=embedding_dropout, scale=False)
+        self.target_embedding = Embedding(target_size, width, dropout=embedding_dropout, scale=False)
         self.encoder = RecurrentEncoder(width, width, layers, cell, bidirectional, dropout)
         self.cells = Cells(input_width, width, layers, cell, feed_width, dropout)
         self.dropout = Dropout(dropout)
@@ -85,9 +87,12 @@ class FixedVectorTranslator(RecurrentTranslator):
         *,
         cell: str = "lstm",
         bidirectional: bool = True,
+        embedding_dropout: float = 0.0,
     ) -> None:
         sizes = {"input_width": 2 * width, "feed_width": 0}
-        super().__init__(source_size, target_size, width, layers, cell, bidirectional, dropout, **sizes)
+        super().__init__(
+            source_size, target_size, width, layers, cell, bidirectional, dropout, embedding_dropout, **sizes
+        )
         self.readout = nn.Linear(3 * width, width)
 
     def start(self, memory: Memory) -> State:
@@ -129,11 +134,14 @@ class BahdanauTranslator(RecurrentTranslator):
         *,
         cell: str = "lstm",
         bidirectional: bool = True,
+        embedding_dropout: float = 0.0,
         attention: Mechanism = "bahdanau",
         bridge_heads: int = 1,
     ) -> None:
         sizes = {"input_width": width, "feed_width": width}
-        super().__init__(source_size, target_size, width, layers, cell, bidirectional, dropout, **sizes)
+        super().__init__(
+            source_size, target_size, width, layers, cell, bidirectional, dropout, embedding_dropout, **sizes
+        )
         self.bridge = bridge_for(attention, width, bridge_heads)
         self.readout = nn.Linear(3 * width, width)
 
@@ -185,12 +193,15 @@ class LuongTranslator(RecurrentTranslator):
         *,
         cell: str = "lstm",
         bidirectional: bool = True,
+        embedding_dropout: float = 0.0,
         attention: Mechanism = "luong_general",
         bridge_heads: int = 1,
         input_feeding: bool = True,
     ) -> None:
         sizes = {"input_width": width, "feed_width": width if input_feeding else 0}
-        super().__init__(source_size, target_size, width, layers, cell, bidirectional, dropout, **sizes)
+        super().__init__(
+            source_size, target_size, width, layers, cell, bidirectional, dropout, embedding_dropout, **sizes
+        )
         self.input_feeding = input_feeding
         self.bridge = bridge_for(attention, width, bridge_heads)
         self.attentional = nn.Linear(2 * width, width)
