@@ -17,6 +17,7 @@ from regard.cli.app import app
 from regard.cli.compare import SHARES, differences, letter_of
 from regard.cli.reading import PROBE, Reader
 from regard.stats import roles, shuffle_order
+from regard.viewer import load_run
 
 SENTENCE = "The animal didn't cross the street because it was too tired."
 LONG = (
@@ -62,6 +63,13 @@ def test_roles_are_those_of_the_text_beside_its_shuffle(reader):
         assert (mine["score"], mine["null"]) == pytest.approx((theirs.score, theirs.null), abs=1e-4)
 
 
+@pytest.mark.parametrize("text", [SENTENCE, LONG])
+def test_what_is_true_of_a_text_fits_ten_lines(text, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    printed = run(text).stdout.strip().splitlines()
+    assert 5 <= len(printed) <= 10 and max(map(len, printed)) <= 100
+
+
 def test_roles_are_printed_under_their_caveat():
     printed = run(LONG, "--table").stdout
     assert re.search(r"^(previous|next|first|broad) +\d\.\d+=0\.\d\d/0\.\d\d", printed, re.MULTILINE)
@@ -78,7 +86,7 @@ def test_probe_names_the_previous_token_head(reader):
     told = json.loads(run(SENTENCE, "--probe", "--json").stdout)["probe"]
     assert ("previous", 0, 2) in {(role["kind"], role["layer"], role["head"]) for role in told}
     printed = run(SENTENCE, "--probe", "--layers", "0").stdout
-    assert "On random tokens, all of them twice:\nHead 0.2 looks at the token just before: 0." in printed
+    assert "On random tokens, all of them twice:\nHead 0.2 looks at the token just before: weight 0." in printed
     whole = run(SENTENCE, "--probe", "--layers", "0", "--table").stdout
     assert "Roles on random tokens, all of them twice" in whole
 
@@ -105,6 +113,50 @@ def test_a_future_that_leaks_is_among_the_warnings(reader, monkeypatch):
     for option in ([], ["--table"]):
         assert "tokens after the query" in " ".join(run(SENTENCE, *option).stdout.split())
     assert "leak" in {warning["kind"] for warning in json.loads(run(SENTENCE, "--json").stdout)["warnings"]}
+
+
+def language_model(tokenizer):
+    """A causal model of random weights that reads the pieces of the tokenizer."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=len(tokenizer), initializer_range=0.5)
+    return Reader(GPT2LMHeadModel(config).eval(), tokenizer)
+
+
+def test_importance_is_the_slope_of_the_next_tokens_loss(reader, monkeypatch, tmp_path):
+    causal = language_model(reader.tokenizer)
+    monkeypatch.setattr("regard.cli.reading.Reader.load", staticmethod(lambda name: causal))
+    result = run(SENTENCE, "--importance", "--json", "--save", str(tmp_path))
+    told = [head["importance"] for layer in json.loads(result.stdout)["layers"] for head in layer["heads"]]
+    ids = causal.tokenizer(SENTENCE, return_tensors="pt")
+
+    def loss(layer, head, gate):
+        """By hand: what the projection after the heads reads of one of them is scaled."""
+        rows = slice(4 * head, 4 * head + 4)
+        weight = causal.model.transformer.h[layer].attn.c_proj.weight
+        kept = weight.detach().clone()
+        with torch.no_grad():
+            weight[rows] *= gate
+            logits = causal.model(**ids).logits[0, :-1].double()
+            weight.copy_(kept)
+        return float(torch.nn.functional.cross_entropy(logits, ids["input_ids"][0, 1:]))
+
+    slopes = [abs(loss(n, h, 1.02) - loss(n, h, 0.98)) / 0.04 for n in range(2) for h in range(2)]
+    assert told == pytest.approx(slopes, rel=2e-2, abs=1e-4)
+    about = load_run(tmp_path)[0].about
+    assert about["layers"][1]["heads"][0]["values"]["importance"] == pytest.approx(told[2], rel=1e-3)
+    (chart,) = about["charts"]
+    assert [one["name"] for one in chart["series"]] == ["least important first", "at random", "most important first"]
+    assert chart["series"][0]["points"][0] == [0.0, pytest.approx(loss(0, 0, 1.0), rel=1e-5)]
+    strongest = max(range(4), key=told.__getitem__)
+    said = " ".join(run(SENTENCE, "--importance").stdout.split())
+    assert f"Telling the next token hangs most on heads {strongest // 2}.{strongest % 2} (" in said
+
+
+def test_importance_needs_a_model_that_tells_the_next_token(reader):
+    said = " ".join(run(SENTENCE, "--importance", status=2).stderr.split())
+    assert "BertModel has none of a bare text" in said and "rg.importance" in said
 
 
 def test_causality_is_claimed_by_the_modules(reader):
@@ -206,7 +258,7 @@ def test_chosen_layers_are_named_alike_wherever_they_are_told():
     several = json.loads(run(SENTENCE, "It rains.", "--layers", "2,4", "--json").stdout)
     assert {each["layer"] for each in several["differences"]} == {2, 4}
     assert re.search("^layer 4 ", run(SENTENCE, "--layers", "4", "--table").stdout, re.MULTILINE)
-    assert not re.search(r"\b0\.\d+[,)] ", run(SENTENCE, "--layers", "4").stdout.split("looks at hardest")[0])
+    assert not re.search(r"\b0\.\d+[,)] ", run(SENTENCE, "--layers", "4").stdout.split("looks hardest")[0])
 
 
 # The summary
@@ -227,12 +279,12 @@ def test_the_summary_is_about_ten_lines_and_true(reader, text):
 
 def test_the_summary_names_the_best_head_of_a_role_beside_its_null(reader):
     best = next(role for role in reader.read(LONG).reading.roles.of("previous") if role.label)
-    said = f"Head {best.layer}.{best.head} looks at the token just before: {best.score:.2f} of its weight"
+    said = f"Head {best.layer}.{best.head} looks at the token just before: weight {best.score:.2f}"
     assert f"{said}, shuffled {best.null:.2f}" in " ".join(run(LONG).stdout.split())
 
 
 def test_the_word_that_is_looked_up_is_one_of_how_many(reader):
-    assert "What was (token 2, the first of 2) looks at" in run(LONG, "--word", "was", "--layers", "0").stdout
+    assert "was (token 2, the first of 2) looks hardest: " in run(LONG, "--word", "was", "--layers", "0").stdout
     told = json.loads(run(LONG, "--word", "was", "--layers", "0", "--json").stdout)["words"][0]
     tokens = reader.tokenizer.convert_ids_to_tokens(reader.tokenizer(LONG)["input_ids"])
     assert told["occurrences"] == [place for place, token in enumerate(tokens) if token == "was"]

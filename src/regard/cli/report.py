@@ -107,11 +107,11 @@ def print_word(console: Console, reading: Reading, word: str) -> None:
         console.print(Text(f"The heads that look hardest past its neighbours: {strong}."))
 
 
-def notable(reading: Reading, query: int) -> str:
-    """`layer 3 head 1 at “animal” (0.68); ...`: the heads that look hardest past the neighbours of a token."""
-    links = reading.notable(query)
-    return "; ".join(
-        f"layer {n.layer} head {n.head} at “{reading.profile.tokens[n.link.key]}” ({n.link.weight:.2f})" for n in links
+def notable(reading: Reading, query: int, count: int = 3) -> str:
+    """`3.1 at “animal” (0.68), ...`: the heads, layer.head, that look hardest past the neighbours of a token."""
+    links = reading.notable(query, count)
+    return ", ".join(
+        f"{n.layer}.{n.head} at “{reading.profile.tokens[n.link.key]}” ({n.link.weight:.2f})" for n in links
     )
 
 

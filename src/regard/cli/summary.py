@@ -14,29 +14,17 @@ from regard.stats import CAVEAT, Finding, LayerProfile, Reading, RoleTable
 from regard.stats.roles import CONTENT, KINDS, LABEL
 
 #: Kinds of roles that are told, and heads named in a line.
-NUM_KINDS, NUM_HEADS = 4, 5
-#: Kind -> what its score is a share of, where that is not the weight.
-SHARE = {"broad": " of the largest entropy"}
+NUM_KINDS, NUM_HEADS = 3, 2
+#: Kind -> what its score is, where that is not a share of the weight.
+SCORE = {"broad": "evenness"}
 #: Statistic -> where a head looks that has much of it; told where a text is too short for roles.
 PLACES = {"previous": "the token just before", "next": "the token just after", "itself": "the token itself"}
 #: Kind of warning -> what its heads do, and what that does not mean. Others are told in their own sentence.
 WARNINGS = {
-    "uniform": (
-        "look at all tokens nearly alike: their strongest links stand out by little",
-        "That does not mean they are useless.",
-    ),
-    "special": (
-        "put 90% of the weight or more on special tokens: they mostly rest here",
-        "That does not say that those tokens matter.",
-    ),
-    "sink": (
-        "put 90% of the weight or more on the first token: they mostly rest here",
-        "That does not say that the first token matters.",
-    ),
-    "copies": (
-        "look at nearly the same places as another head of their layer",
-        "They may still carry different values onwards.",
-    ),
+    "uniform": ("look at all tokens nearly alike", "That does not mean they are useless."),
+    "special": ("put 90% of the weight or more on special tokens", "That does not say those matter."),
+    "sink": ("put 90% of the weight or more on the first token", "That does not say it matters."),
+    "copies": ("look where another of their layer does", "Their values may differ."),
 }
 #: What the last line says.
 MORE = "More: --table (every head), --word WORD, --probe, --save DIR (a page), --json."
@@ -84,7 +72,7 @@ def role_lines(reading: Reading) -> Iterator[Text]:
 
 
 def named_lines(found: RoleTable) -> Iterator[Text]:
-    """`Head 0.2 looks at the token just before: 0.93 of its weight, shuffled 0.91; so does 1.4`, a line a kind."""
+    """`Head 0.2 looks at the token just before: weight 0.93, shuffled 0.91; so does 1.4`, a line a kind."""
     for kind in (*(k for k in KINDS if k in CONTENT), *(k for k in KINDS if k not in CONTENT)):
         named = [role for role in found.of(kind) if role.label]
         if named:
@@ -92,17 +80,21 @@ def named_lines(found: RoleTable) -> Iterator[Text]:
             what = KINDS[kind] if best.offset is None else f"the token {best.offset:+d} places away"
             alike = f"so do{'es' * (len(others) == 1)}" if best.offset is None else "also at a fixed offset:"
             also = f"; {alike} {_listed(others)}" if others else ""
-            score = (f"{best.score:.2f}", "cyan"), f"{SHARE.get(kind, ' of its weight')}, shuffled {best.null:.2f}"
+            score = f"{SCORE.get(kind, 'weight')} ", (f"{best.score:.2f}", "cyan"), f", shuffled {best.null:.2f}"
             yield Text.assemble(
                 "Head ", (f"{best.layer}.{best.head}", "bold"), f" looks at {what}: ", *score, f"{also}."
             )
 
 
 def _places(layers: Sequence[LayerProfile]) -> Iterator[Text]:
-    for name, what in PLACES.items():
-        value, where = max(_all(layers, name))
-        if value >= LABEL:
-            yield Text.assemble("Head ", (where, "bold"), f" puts {value:.2f} of its weight on {what}.")
+    """The head that looks hardest at each kind of place, in one line."""
+    found = [(what, *max(_all(layers, name))) for name, what in PLACES.items()]
+    told = [((where, "bold"), f" puts {value:.2f} on {what}") for what, value, where in found if value >= LABEL]
+    if told:
+        parts = [
+            part for n, (head, said) in enumerate(told) for part in ("; " if n else "Of its weight, head ", head, said)
+        ]
+        yield Text.assemble(*parts, ".")
 
 
 def _all(layers: Sequence[LayerProfile], name: str) -> Iterator[tuple[float, str]]:
@@ -124,8 +116,8 @@ def extremes(layers: Sequence[LayerProfile]) -> Text:
 def word_lines(reading: Reading, words: Sequence[str]) -> Iterator[Text]:
     """Which heads look hardest from a word at one that is not beside it."""
     for word in words:
-        strong = notable(reading, locate(reading, word)) or "nothing but its neighbours"
-        yield Text.assemble("What ", (word, "bold"), f" ({occurrence(reading, word)}) looks at hardest: {strong}.")
+        strong = notable(reading, locate(reading, word), NUM_HEADS) or "nothing but its neighbours"
+        yield Text.assemble((word, "bold"), f" ({occurrence(reading, word)}) looks hardest: {strong}.")
 
 
 def warning_lines(found: Sequence[Finding]) -> Iterator[str]:
@@ -138,16 +130,8 @@ def warning_lines(found: Sequence[Finding]) -> Iterator[str]:
             continue
         heads = [f"{finding.layer}.{head}" for finding in same for head in finding.heads]
         what, caution = WARNINGS[kind]
-        s, verb = ("s", what) if len(heads) > 1 else ("", _singular(what))
+        s, verb = ("s", what) if len(heads) > 1 else ("", what.replace(" ", "s ", 1))
         yield f"{len(heads)} head{s} ({_listed(heads)}) {verb}. {caution}"
-
-
-def _singular(what: str) -> str:
-    """`put ...: they mostly rest here` -> `puts ...: it mostly rests here`."""
-    verb, rest = what.split(" ", 1)
-    for plural, single in (("they mostly rest", "it mostly rests"), ("their strongest", "its strongest")):
-        rest = rest.replace(plural, single)
-    return f"{verb}s {rest}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ its softmax is overheard; the dense weights of one call at a time are held.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,18 +17,18 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.attention import Attention
+from regard.engine.rows import Collected
 from regard.errors import RegardError
 from regard.hf.masks import recognise
 from regard.hf.running import SOFTMAX, over_keys
 from regard.hf.translate import Untranslatable
 from regard.hf.verify import Check
 from regard.maps import attention_map
-from regard.maps.attention_map import AttentionMap
+from regard.maps.attention_map import AttentionMap, Part
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import Statistic
 from regard.positions import Positions
 from regard.shapes import at_least_float32
-from regard.spans import Spans
 
 #: Weights of at most so many bytes are kept as they are: a step of generation is smaller than its inputs.
 SMALL = 1 << 14
@@ -153,8 +153,9 @@ class HeldMap(AttentionMap):
         weights = self._source()[:, :, rows][..., cols]
         return at_least_float32(weights[self.grid.batch][:, self.grid.head])
 
-    def _look(self, rows: slice, cols: slice, undecided: Spans) -> tuple[Tensor, Tensor | None]:
-        return self._weights(rows, cols), None
+    def _looks(self, rows: slice, parts: list[Part], collected: Collected) -> Iterator[tuple[Tensor, Tensor | None]]:
+        for cols, _ in parts:
+            yield self._weights(rows, cols), None
 
 
 class _Catch(TorchFunctionMode):

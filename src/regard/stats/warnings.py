@@ -10,10 +10,7 @@ from torch import Tensor
 from regard.stats.profile import LayerProfile, Profile
 
 #: Said once above any list of findings.
-CAVEAT = (
-    "Weights show where a model looked, not why it decided: a head that looks somewhere need not use what it finds, "
-    "and one text is not evidence for a role."
-)
+CAVEAT = "Weights show where a model looked, not why it decided; one text is no evidence for a role."
 #: Share of the largest entropy from which a head counts as uniform: as even as one that looks at 450 of 512
 #: tokens alike, so which of them it prefers says next to nothing.
 UNIFORM = 0.98
