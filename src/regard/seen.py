@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 
 import torch
@@ -47,7 +48,7 @@ def attend(
     heads share each key/value head. `positions` says where queries and keys stand (by default the
     last query stands where the last key does); `cache` holds earlier keys and values, and the
     returned `Seen.cache` is the one for the next call. `engine` is one of "auto", "reference",
-    "dense", "fused", "blocked", "linear"; one that cannot run the pieces refuses and says why.
+    "dense", "fused", "blocked", "linear", "flex"; one that cannot run the pieces refuses and says why.
     `check=True` refuses NaN and infinite inputs by name.
 
     >>> import torch, regard as rg
@@ -66,6 +67,8 @@ def attend(
         problem = replace(problem, seed=int(torch.randint(2**31, ())))
     with torch.autocast(query.device.type, enabled=False):  # its inputs are rounded already, its sums must not be
         chosen = plan(problem, engine)
+        for reason in chosen.quadratic:
+            warnings.warn(f"attend: {reason}. regard.explain(...) tells the whole plan.", stacklevel=2)
         result = ENGINES[chosen.engine].run(problem)
     problem.notes.clear()  # they refer back to the problem, and a cycle would keep its tensors for long
     if isinstance(following, RecurrentCache):

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from regard.engine.blocked import Blocked, Work
 from regard.engine.dense import Dense
+from regard.engine.flex import Flex
 from regard.engine.fused import Fused, is_top_left
 from regard.engine.fused import block_of as whole_block
 from regard.engine.linear import LinearEngine
 from regard.engine.problem import Cost, Engine, Problem
 from regard.engine.reference import Reference
 from regard.errors import RegardError, nearest
+from regard.pieces.mask import Both, Either, Mask, Not
 
-ENGINES: dict[str, Engine] = {e.name: e for e in (Reference(), Dense(), Fused(), Blocked(), LinearEngine())}
+ENGINES: dict[str, Engine] = {e.name: e for e in (Reference(), Dense(), Fused(), Blocked(), LinearEngine(), Flex())}
 
 #: Scores that the dense engine may hold before the blocked one is taken instead.
 DENSE_BYTES = 32 << 20
 #: Pairs a head up to which one fused call is taken, however many of them the mask forbids.
 SMALL_PAIRS = 512 * 512
+#: Share of pairs from which a mask of unknown spans is held responsible.
+MANY = 0.25
 #: Share of pairs that blocks must save before they are worth more than one fused call.
 WORTH_SKIPPING = 0.3
 
@@ -43,6 +48,12 @@ class Plan:
     def cost(self) -> Cost:
         return ENGINES[self.engine].cost(self.problem)
 
+    @cached_property
+    def quadratic(self) -> tuple[str, ...]:
+        """Which pieces make this take all pairs, in time or memory, where it looks as if it need not."""
+        s = self.problem.sizes
+        return () if s.I * s.J <= SMALL_PAIRS else tuple(_quadratic(self))
+
     def __str__(self) -> str:
         s, attention = self.problem.sizes, self.problem.attention
         sharing = "" if s.G == s.H else f" sharing {s.G} key/value heads"
@@ -54,6 +65,7 @@ class Plan:
             f"The {self.engine} engine is {who}: it {ENGINES[self.engine].does}. {self.why}",
             self._amounts(),
         ]
+        lines += [f"Quadratic: {reason}." for reason in self.quadratic]
         lines += [f"The {name} engine cannot run this: {reason}." for name, reason in self.refused.items()]
         return "\n".join(lines)
 
@@ -105,7 +117,38 @@ def _choose(problem: Problem) -> tuple[str, bool, str]:
     dense = Dense().cost(problem).bytes
     if FLASH_INSIDE not in _inside(problem) and dense <= DENSE_BYTES:
         return "dense", False, f"All scores fit in {_bytes(dense)}."
+    if on_gpu(problem) and _refusal("flex", problem) is None:
+        return "flex", False, "Its blocks are those that the spans of the mask allow."
     return "blocked", False, f"{_inside(problem)} inside blocks of {Work.of(problem).block_size} queries."
+
+
+def _quadratic(planned: Plan) -> Iterator[str]:
+    problem, attention = planned.problem, planned.problem.attention
+    summed = attention.normalizer.needs_nonnegative and planned.engine != "linear"
+    if summed and (reason := _refusal("linear", problem)) is not None:
+        piece = attention.bias or (f"dropout={attention.dropout}" if problem.dropout else attention.mask)
+        yield f"all pairs are scored, where sums over keys would take linear time, because of {piece!r}: {reason}"
+    if planned.engine == "flex" and not on_gpu(problem):
+        yield "FlexAttention holds all scores at once on CPU, where the blocked engine does not"
+    unknown = {type(leaf).__name__ for leaf in leaves(attention.mask) if type(leaf).may is Mask.may}
+    if unknown and planned.cost.pairs > MANY * problem.sizes.B * problem.sizes.H * problem.sizes.I * problem.sizes.J:
+        yield f"{', '.join(sorted(unknown))} tells nothing of its spans, so whatever else the mask leaves is scored"
+
+
+def leaves(mask: Mask | None) -> Iterator[Mask]:
+    """The masks that a mask is composed of."""
+    if isinstance(mask, Both | Either):
+        yield from leaves(mask.left)
+        yield from leaves(mask.right)
+    elif isinstance(mask, Not):
+        yield from leaves(mask.mask)
+    elif mask is not None:
+        yield mask
+
+
+def on_gpu(problem: Problem) -> bool:
+    """Whether compiled FlexAttention is worth its compilation: on CPU it has neither a backward pass nor statistics."""
+    return problem.query.device.type == "cuda"
 
 
 FLASH_INSIDE = "The fused kernel runs"

@@ -1,5 +1,6 @@
 """Hugging Face models: their weights seen while their own backend runs. transformers is imported at use."""
 
+from regard.hf.backend import register
 from regard.hf.curve import CurvePoint, PruningCurve, pruning_curve
 from regard.hf.gates import gated
 from regard.hf.importance import Importance, importance
@@ -17,5 +18,6 @@ __all__ = [
     "importance",
     "prune",
     "pruning_curve",
+    "register",
     "watch",
 ]

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from regard.pieces.bias import AdditiveBias
+from regard.engine.lowering import PairScore, change_of
+from regard.engine.problem import Problem
+from regard.pieces.bias import AdditiveBias, State
 from regard.pieces.grid import Grid
 from regard.positions import Positions
 
@@ -31,12 +33,28 @@ class TensorBias(AdditiveBias):
 
     tensor: Tensor = field(repr=False)
     start: int
+    first: int = field(default=0, repr=False)
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         t = self.tensor
-        for axis, index in enumerate((grid.batch, grid.head, grid.query - self.start, grid.key)):
+        for axis, index in enumerate((grid.batch, grid.head, grid.query - self.start, grid.key - self.first)):
             t = t if t.shape[axis] == 1 else t.index_select(axis, index)
         return t
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedBias(AdditiveBias):
+    """A tensor (B or 1, H or 1, I, J) that gradients reach: engines slice its rows as they slice queries."""
+
+    tensor: Tensor = field(repr=False)
+    positions: Positions
+
+    def prepare(self, query: Tensor, key: Tensor, positions: Positions) -> State:
+        return self.tensor.expand(-1, query.shape[1], query.shape[2], key.shape[2]), None
+
+    def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
+        assert rows is not None
+        return rows[..., grid.key - self.positions.keys.intervals[0][0]]
 
 
 def bias_of(tensor: Tensor, positions: Positions, num_queries: int, num_keys: int) -> AdditiveBias:
@@ -50,4 +68,18 @@ def bias_of(tensor: Tensor, positions: Positions, num_queries: int, num_keys: in
     if whole and tensor.shape[0] == 1 and torch.equal(tensor[:, :, 1:, 1:], tensor[:, :, :-1, :-1]):
         table = torch.cat((tensor[0, :, :, 0].flip(-1), tensor[0, :, 0, 1:]), -1)
         return DiagonalBias(table, positions.keys.intervals[0][0] - positions.start - num_queries + 1)
-    return TensorBias(tensor, positions.start)
+    return TensorBias(tensor, positions.start, positions.keys.intervals[0][0])
+
+
+@change_of.register
+def _(bias: TensorBias, problem: Problem, rows: Tensor | None, cols: Tensor | None) -> PairScore:
+    s = problem.sizes
+    added = bias.tensor.expand(s.B, s.H, s.I, s.J)
+    return lambda score, b, h, q, k: score + added[b, h, q, k]
+
+
+@change_of.register
+def _(bias: LearnedBias, problem: Problem, rows: Tensor | None, cols: Tensor | None) -> PairScore:
+    assert rows is not None
+    added = rows.expand(problem.sizes.B, -1, -1, -1)
+    return lambda score, b, h, q, k: score + added[b, h, q, k]

@@ -19,6 +19,7 @@ from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, block_local, causal, prefix, window
 from regard.pieces.mask_data import documents, given, padding
 from regard.positions import Positions
+from regard.spans import Spans
 
 #: Rows that are compared at once.
 BLOCK = 256
@@ -26,10 +27,16 @@ BLOCK = 256
 
 @dataclass(frozen=True, eq=False)
 class Recognised:
-    """A mask (None: everything is allowed) and where the first query stands (None: aligned to the end)."""
+    """A mask (None: everything is allowed), and where the first query (None: aligned to the end) and key stand."""
 
     mask: Mask | None
     start: int | None = None
+    first: int = 0
+
+    def positions(self, num_queries: int, num_keys: int) -> Positions:
+        """Where that many queries and keys stand."""
+        last = self.first + num_keys
+        return Positions(last - num_queries if self.start is None else self.start, Spans(((self.first, last),)))
 
 
 def recognise(allowed: Tensor, num_batch: int, num_queries: int, num_keys: int, decoding: bool = False) -> Recognised:

@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+_with_kwargs: dict[int, bool] = getattr(nn.modules.module, "_global_forward_hooks_with_kwargs", {})
 SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
 
 
@@ -97,6 +98,7 @@ class _Running:
     def _stop(self) -> None:
         for hook in self._hooks:
             hook.remove()
+            _with_kwargs.pop(hook.id, None)  # torch leaves this entry behind, and compiled models then warn of hooks
         if self._loud:
             self._ear.__exit__(None, None, None)
             self._loud.clear()

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
-from regard.hf.biases import bias_of
+from regard.hf.biases import LearnedBias, bias_of
 from regard.hf.masks import Recognised, recognise
+from regard.hf.span_mask import OURS, SpanMask
 from regard.pieces.bias import Bias, Softcap
 from regard.pieces.mask import Mask, causal, window
 from regard.pieces.mask_data import padding
@@ -46,7 +47,10 @@ class Untranslatable(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of a backend: who called which function, under which name, with what."""
+    """One call of a backend: who called which function, under which name, with what.
+
+    A call `to_run` is computed here, not watched: then gradients must reach all that learns, and weights are dropped.
+    """
 
     module: nn.Module
     backend: str
@@ -56,6 +60,11 @@ class Call:
     value: Tensor
     mask: Any
     options: dict[str, Any]
+    to_run: bool = False
+
+    def learns(self, tensor: Tensor) -> bool:
+        """Whether gradients must reach the tensor."""
+        return self.to_run and tensor.requires_grad and torch.is_grad_enabled()
 
     @property
     def flash(self) -> bool:
@@ -93,12 +102,12 @@ class Masks:
 
     def once(self, tensor: Tensor, made: Callable[[Tensor], Any]) -> Any:
         version = -1 if tensor.is_inference() else tensor._version  # inference tensors count no changes
-        held = self._known.get(id(tensor))
+        place = id(tensor)
+        held = self._known.get(place)
         if held is not None and held[0]() is tensor and held[1] == version:
             return held[2]
-        self._known = {key: entry for key, entry in self._known.items() if entry[0]() is not None}
         answer = made(tensor)
-        self._known[id(tensor)] = (weakref.ref(tensor), version, answer)
+        self._known[place] = (weakref.ref(tensor, lambda _: self._known.pop(place, None)), version, answer)
         return answer
 
 
@@ -107,14 +116,15 @@ def translate(call: Call, masks: Masks) -> Translation:
     _check(call)
     factor, query = _scale(call)
     recognised, additive = _masking(call, masks)
-    positions = Positions.of(recognised.start, call.query.shape[2], call.key.shape[2])
+    positions = recognised.positions(call.query.shape[2], call.key.shape[2])
     attention = Attention(
         Dot(factor),
         bias=_biases(call, additive, positions, masks),
         mask=recognised.mask,
         normalizer=_normalizer(call),
+        dropout=call.dropout if call.to_run else 0.0,
     )
-    return Translation(attention.eval(), positions, query)
+    return Translation(attention.train(call.to_run), positions, query)
 
 
 def _check(call: Call) -> None:
@@ -150,9 +160,10 @@ def _scale(call: Call) -> tuple[float | None, Tensor]:
         return None, call.query
     if not isinstance(scaling, Tensor):
         return float(scaling), call.query
-    if scaling.numel() == 1:
+    learns = call.learns(scaling)
+    if scaling.numel() == 1 and not learns:
         return float(scaling), call.query
-    scaled = call.query * scaling.detach()
+    scaled = call.query * (scaling if learns else scaling.detach())
     if scaled.shape != call.query.shape:
         raise Untranslatable(f"'scaling' is a tensor of shape {tuple(scaling.shape)}")
     return 1.0, scaled
@@ -165,41 +176,54 @@ def _normalizer(call: Call) -> Normalizer:
     if sinks.numel() != call.query.shape[1]:
         raise Untranslatable(f"the sinks 's_aux' have shape {tuple(sinks.shape)}, not one number for each head")
     normalizer = LearnedSink(call.query.shape[1]).requires_grad_(False)
-    normalizer.sink.data = sinks.detach().reshape(-1).float().clone()
+    if call.learns(sinks):
+        if not isinstance(sinks, nn.Parameter) or sinks.ndim != 1:
+            raise Untranslatable("the sinks 's_aux' are computed, not a parameter, and gradients must reach them")
+        normalizer.sink = sinks
+    else:
+        normalizer.sink.data = sinks.detach().reshape(-1).float().clone()
     return normalizer
 
 
-def _biases(call: Call, additive: Tensor | None, positions: Positions, masks: Masks) -> list[Bias]:
+def _biases(call: Call, additive: Bias | None, positions: Positions, masks: Masks) -> list[Bias]:
     """Softcap comes first: every backend caps the scaled product and adds afterwards."""
     cap = call.options.get("softcap")
     biases: list[Bias] = [Softcap(float(cap))] if cap else []
-    if additive is not None:
-        biases.append(bias_of(additive, positions, call.query.shape[2], call.key.shape[2]))
+    sizes = positions, call.query.shape[2], call.key.shape[2]
+    if isinstance(call.mask, Tensor) and call.learns(call.mask):
+        biases.append(LearnedBias(_four_axes(call.mask), positions))
+    elif additive is not None:
+        biases.append(additive)
     added = call.options.get("position_bias")
-    if added is not None:
-        sizes = positions, call.query.shape[2], call.key.shape[2]
+    if added is not None and call.learns(added):
+        biases.append(LearnedBias(_four_axes(added), positions))
+    elif added is not None:
         biases.append(masks.once(added, lambda tensor: bias_of(_four_axes(tensor), *sizes)))
     return biases
 
 
-def _masking(call: Call, masks: Masks) -> tuple[Recognised, Tensor | None]:
-    """The mask, and a tensor to add to the scores where `attention_mask` is not a mask."""
+def _masking(call: Call, masks: Masks) -> tuple[Recognised, Bias | None]:
+    """The mask, and what is added to the scores where `attention_mask` is not a mask."""
     mask = call.mask
     if mask is None or (call.flash and isinstance(mask, Tensor) and mask.ndim == 2):
         return _implicit(call, mask), None
+    if isinstance(mask, SpanMask):
+        return mask.recognised(call.query.shape[0], call.query.shape[2], call.key.shape[2]), None
     if not isinstance(mask, Tensor):
         raise Untranslatable(f"its mask is a {type(mask).__name__}, which is not read; use attn_implementation='sdpa'")
     sizes = call.query.shape[0], call.query.shape[2], call.key.shape[2], call.causal
 
-    def read(tensor: Tensor) -> tuple[Recognised, bool]:
+    def read(tensor: Tensor) -> tuple[Recognised, Bias | None]:
         tensor = _four_axes(tensor)
         if tensor.dtype == torch.bool:
-            return recognise(tensor, *sizes), False
+            return recognise(tensor, *sizes), None
         allowed = tensor > _lowest(tensor.dtype)
-        return recognise(allowed, *sizes), bool(((tensor != 0) & allowed).any())
+        recognised = recognise(allowed, *sizes)
+        if not bool(((tensor != 0) & allowed).any()):
+            return recognised, None
+        return recognised, bias_of(tensor, recognised.positions(*sizes[1:3]), *sizes[1:3])
 
-    recognised, is_bias = masks.once(mask, read)
-    return recognised, _four_axes(mask) if is_bias else None
+    return masks.once(mask, read)
 
 
 def _lowest(dtype: torch.dtype) -> float:
@@ -216,7 +240,7 @@ def _implicit(call: Call, real: Tensor | None) -> Recognised:
         rules.append(causal())
         start = None if call.flash or I == J else 0  # torch aligns the first query with the first key
     size = call.options.get("sliding_window")
-    if size and call.backend not in ("eager", "sdpa", DIRECT):
+    if size and call.backend not in ("eager", "sdpa", OURS, DIRECT):
         rules.append(window(int(size)))
     if real is not None:
         rules.append(padding(real[:, -J:].bool()))

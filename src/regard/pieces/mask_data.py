@@ -123,9 +123,13 @@ class documents(Mask):
             )
 
     def allowed(self, grid: Grid) -> Tensor:
-        mine = self._number(grid.query - self._start, self._edges).view(1, 1, -1, 1)
-        theirs = self._number(grid.key, self._key_edges).view(1, 1, 1, -1)
-        return (mine == theirs) & (mine > 0) & (mine < len(self._edges))
+        mine, theirs = self.numbers(grid)
+        return ((mine[:, None] == theirs) & (mine >= 0)[:, None])[None, None]
+
+    def numbers(self, grid: Grid) -> tuple[Tensor, Tensor]:
+        """The document of each query and of each key of a tile, (I,) and (J,); negative: in none."""
+        mine = self._number(grid.query - self._start, self._edges)
+        return mine.masked_fill(mine >= len(self._edges), 0) - 1, self._number(grid.key, self._key_edges) - 1
 
     def may(self, start: int, stop: int) -> Spans:
         first, last = self._range(start, stop)

@@ -1,0 +1,184 @@
+"""The flex engine: the pieces in one call of torch's FlexAttention (Dong et al. 2024, arXiv:2412.05496).
+
+On CUDA one compiled kernel computes scores, changes and masks them in registers, and skips the blocks that the mask
+rules out. Which blocks those are is read off the spans of the mask, n / 128 questions; torch's own
+`create_block_mask` evaluates every pair. On CPU torch has no backward pass for it, and without compilation it
+holds all scores: there it runs when asked for, to check what would run on CUDA.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+from regard.engine.dense import Dense, flops_per_pair
+from regard.engine.lowering import NoLowering, PairMask, PairScore, change_of, number, pairs_of
+from regard.engine.problem import Cost, Engine, Problem, Result
+from regard.pieces.normalizer import LearnedSink, Softmax
+from regard.shapes import at_least_float32
+
+#: Queries and keys of the blocks that are skipped, masked or taken whole.
+BLOCK = 128
+
+
+class Flex(Engine):
+    """One call of FlexAttention."""
+
+    name = "flex"
+    does = "is one call of FlexAttention over the blocks that the mask allows"
+
+    def refusal(self, problem: Problem) -> str | None:
+        if problem.scale is None:
+            return "its weights are no softmax of scaled dot products, which is all that FlexAttention computes"
+        if problem.dropout:
+            return "dropout acts on weights after the softmax, where FlexAttention lets nobody in"
+        device = problem.query.device.type
+        if device == "cpu" and (problem.learns or problem.learns_bias):
+            return "FlexAttention has no backward pass on CPU"
+        if device != "cpu" and problem.query.dtype == torch.float64:
+            return "the kernels of FlexAttention have no float64"
+        lowered = _lowered(problem)
+        return lowered if isinstance(lowered, str) else None
+
+    def run(self, problem: Problem) -> Result:
+        lowered = _lowered(problem)
+        assert isinstance(lowered, Lowered), lowered
+        output, aux = call(problem.query.device)(*lowered.tensors, **lowered.options, return_aux=AuxRequest(lse=True))
+        normalizer = problem.attention.normalizer
+        assert isinstance(normalizer, Softmax | LearnedSink)
+        total = normalizer.with_sink(aux.lse)
+        if normalizer.row_sum is None:
+            output = output * torch.exp(aux.lse - total)[..., None].to(output.dtype)
+        return Result(output.to(problem.value.dtype), (total.detach(),))
+
+    def cost(self, problem: Problem) -> Cost:
+        if problem.query.device.type == "cpu":
+            return Dense().cost(problem)
+        s, lowered = problem.sizes, _lowered(problem)
+        blocks = lowered.blocks if isinstance(lowered, Lowered) else None
+        pairs = s.B * s.H * (s.I * s.J if blocks is None else min(_count(blocks) * BLOCK * BLOCK, s.I * s.J))
+        return Cost(pairs, pairs * flops_per_pair(problem), s.B * s.H * s.I * 4)
+
+
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """A problem as the arguments of `flex_attention`."""
+
+    tensors: tuple[Tensor, Tensor, Tensor]
+    change: PairScore | None
+    blocks: BlockMask | None
+    scale: float
+    enable_gqa: bool
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {
+            "score_mod": self.change,
+            "block_mask": self.blocks,
+            "scale": self.scale,
+            "enable_gqa": self.enable_gqa,
+        }
+
+
+def _lowered(problem: Problem) -> Lowered | str:
+    """The arguments, worked out once a problem, or the reason why there are none."""
+    if "flex" not in problem.notes:
+        try:
+            problem.notes["flex"] = lower(problem)
+        except NoLowering as reason:
+            problem.notes["flex"] = str(reason)
+    return problem.notes["flex"]
+
+
+def lower(problem: Problem) -> Lowered:
+    """The pieces as functions of one pair, and the blocks of the mask; `NoLowering` says which piece cannot be."""
+    attention, prepared = problem.attention, problem.prepared
+    query, key, value = prepared.query, prepared.key, problem.value
+    if not query.dtype == key.dtype == value.dtype:
+        query, key, value = (at_least_float32(x) for x in (query, key, value))
+    changes = [
+        change_of(bias, problem, rows, cols)
+        for bias, rows, cols in zip(attention.bias, prepared.rows, prepared.cols, strict=True)
+    ]
+    scale = problem.scale
+    assert scale is not None
+    temperature = getattr(attention.normalizer, "temperature", 1.0)
+    if changes and temperature != 1:
+        scale *= temperature
+        inverse = number(1 / temperature, problem, torch.promote_types(query.dtype, torch.float32))
+        changes.append(lambda score, b, h, q, k: score * inverse)
+    blocks = None if attention.mask is None else block_mask(problem, pairs_of(attention.mask, problem))
+    return Lowered((query, key, value), _in_turn(changes), blocks, scale, problem.sizes.G != problem.sizes.H)
+
+
+def _in_turn(changes: list[PairScore]) -> PairScore | None:
+    if not changes:
+        return None
+
+    def change(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        for each in changes:
+            score = each(score, b, h, q, k)
+        return score
+
+    return change
+
+
+def block_mask(problem: Problem, allowed: PairMask) -> BlockMask:
+    """Which blocks of keys each block of queries needs, and which of those whole: read off the spans.
+
+    A block that ends beyond the last query or key is never called whole.
+    """
+    mask, positions, s = problem.attention.mask, problem.positions, problem.sizes
+    assert mask is not None
+    rows, columns = -(-s.I // BLOCK), -(-s.J // BLOCK)
+    some, whole = (torch.zeros(rows, columns, dtype=torch.bool) for _ in range(2))
+    for row in range(rows):
+        ends = positions.start + row * BLOCK, positions.start + min((row + 1) * BLOCK, s.I)
+        for start, stop in positions.columns(mask.may(*ends)):
+            some[row, start // BLOCK : -(-stop // BLOCK)] = True
+        if (row + 1) * BLOCK <= s.I:
+            for start, stop in positions.columns(mask.all(*ends)):
+                whole[row, -(-start // BLOCK) : stop // BLOCK] = True
+    device = problem.query.device
+    return BlockMask.from_kv_blocks(
+        *_table(some & ~whole, device),
+        *_table(some & whole, device),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=allowed,
+        seq_lengths=(s.I, s.J),
+    )
+
+
+def _table(flags: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """How many blocks each row has, and which: those first, in order, (1, 1, rows) and (1, 1, rows, columns)."""
+    order = torch.argsort(flags.int(), dim=1, descending=True, stable=True)
+    return flags.sum(1).int()[None, None].to(device), order.int()[None, None].contiguous().to(device)
+
+
+def _count(blocks: BlockMask) -> int:
+    """Blocks that are computed, of one head."""
+    whole = blocks.full_kv_num_blocks
+    return int(blocks.kv_num_blocks.sum()) + (0 if whole is None else int(whole.sum()))
+
+
+def call(device: torch.device) -> Callable[..., Any]:
+    """FlexAttention as it runs there: compiled, but on CPU, where compiled code does not tell the log-sum-exp."""
+    return _plain if device.type == "cpu" else _compiled()
+
+
+@cache
+def _compiled() -> Callable[..., Any]:
+    return torch.compile(flex_attention)
+
+
+def _plain(*args: Any, **options: Any) -> Any:
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+        return flex_attention(*args, **options)

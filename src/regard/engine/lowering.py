@@ -1,0 +1,191 @@
+"""The pieces as what FlexAttention computes for one pair: a changed score, and whether the pair is allowed.
+
+Its kernels call two functions of a score and four indices (batch, head, query, key), which may only calculate
+and look up. Whatever they close over is a tensor: a Python number would be compiled in, each value anew.
+What depends on j - i alone becomes a table of its I + J - 1 diagonals, what depends on one token a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import singledispatch
+
+import torch
+from torch import Tensor
+
+from regard.engine.problem import Problem
+from regard.pieces.bias import AdditiveBias, Bias, ShawBias, Softcap
+from regard.pieces.grid import Grid
+from regard.pieces.mask import Both, Either, Mask, Not, block_local, causal, window
+from regard.pieces.mask_data import documents, given, global_tokens, random_blocks, where
+
+#: Whether a pair is allowed, from the indices of batch entry, head, query and key.
+PairMask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+#: A score, changed, from the score and those indices.
+PairScore = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+Place = Callable[[Tensor], Tensor]
+
+
+class NoLowering(Exception):
+    """Why a piece cannot be said for single pairs."""
+
+
+def number(value: float, problem: Problem, dtype: torch.dtype = torch.int32) -> Tensor:
+    """A constant as FlexAttention needs it."""
+    return torch.tensor(value, dtype=dtype, device=problem.query.device)
+
+
+def query_position(problem: Problem) -> Place:
+    """From the index of a query to its position."""
+    start = number(problem.positions.start, problem)
+    return lambda q: q + start
+
+
+def key_position(problem: Problem) -> Place:
+    """From the index of a key to its position."""
+    keys = problem.positions.keys
+    if len(keys.intervals) == 1:
+        first = number(keys.intervals[0][0], problem)
+        return lambda k: k + first
+    places = problem.grid.key.int()
+    return lambda k: places[k]
+
+
+def diagonals(problem: Problem) -> tuple[Grid, Callable[[Tensor, Tensor], Tensor]]:
+    """A grid of one query that meets every j - i once, and where in it a pair of indices stands."""
+    grid = problem.grid
+    lowest, highest = int(grid.key[0] - grid.query[-1]), int(grid.key[-1] - grid.query[0])
+    line = Grid(grid.batch, grid.head, grid.query.new_zeros(1), torch.arange(lowest, highest + 1, device=grid.device))
+    of_query, of_key, offset = query_position(problem), key_position(problem), number(lowest, problem)
+    return line, lambda q, k: of_key(k) - of_query(q) - offset
+
+
+# Scores
+
+
+@singledispatch
+def change_of(bias: Bias, problem: Problem, rows: Tensor | None, cols: Tensor | None) -> PairScore:
+    """What a bias makes of one score; `NoLowering` where it cannot be said."""
+    if not (isinstance(bias, AdditiveBias) and bias.relative):
+        raise NoLowering(f"{type(bias).__name__} has no form for single pairs")
+    line, place = diagonals(problem)
+    precision = torch.promote_types(problem.query.dtype, torch.float32)
+    table = bias.term(line, rows, cols)[0, :, 0].to(precision)
+    table = table.expand(problem.sizes.H, -1).contiguous()
+    return lambda score, b, h, q, k: score + table[h, place(q, k)]
+
+
+@change_of.register
+def _(bias: Softcap, problem: Problem, rows: Tensor | None, cols: Tensor | None) -> PairScore:
+    cap = number(bias.cap, problem, torch.promote_types(problem.query.dtype, torch.float32))
+    return lambda score, b, h, q, k: cap * torch.tanh(score / cap)
+
+
+@change_of.register
+def _(bias: ShawBias, problem: Problem, rows: Tensor | None, cols: Tensor | None) -> PairScore:
+    assert rows is not None
+    of_query, of_key, reach = query_position(problem), key_position(problem), number(bias.reach, problem)
+
+    def add(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        distance = torch.minimum(torch.maximum(of_key(k) - of_query(q), -reach), reach)
+        return score + rows[b, h, q, distance + reach]
+
+    return add
+
+
+# Masks
+
+
+@singledispatch
+def pairs_of(mask: Mask, problem: Problem) -> PairMask:
+    """Whether a mask allows one pair; `NoLowering` where that cannot be said."""
+    if mask.keys_only:
+        flags = mask.allowed(problem.grid.tile(slice(0, 1), slice(None)))
+        real = flags[:, 0, 0].expand(problem.sizes.B, -1).contiguous()
+        return lambda b, h, q, k: real[b, k]
+    if mask.relative:
+        line, place = diagonals(problem)
+        allowed = mask.allowed(line)[0, 0, 0]
+        return lambda b, h, q, k: allowed[place(q, k)]
+    raise NoLowering(f"the mask {type(mask).__name__} has no form for single pairs")
+
+
+@pairs_of.register
+def _(mask: where, problem: Problem) -> PairMask:
+    raise NoLowering("the predicate of where(...) may look at more than one pair at once; use regard.given(tensor)")
+
+
+@pairs_of.register
+def _(mask: Both, problem: Problem) -> PairMask:
+    left, right = pairs_of(mask.left, problem), pairs_of(mask.right, problem)
+    return lambda b, h, q, k: left(b, h, q, k) & right(b, h, q, k)
+
+
+@pairs_of.register
+def _(mask: Either, problem: Problem) -> PairMask:
+    left, right = pairs_of(mask.left, problem), pairs_of(mask.right, problem)
+    return lambda b, h, q, k: left(b, h, q, k) | right(b, h, q, k)
+
+
+@pairs_of.register
+def _(mask: Not, problem: Problem) -> PairMask:
+    inner = pairs_of(mask.mask, problem)
+    return lambda b, h, q, k: ~inner(b, h, q, k)
+
+
+@pairs_of.register
+def _(mask: causal, problem: Problem) -> PairMask:
+    of_query, of_key = query_position(problem), key_position(problem)
+    return lambda b, h, q, k: of_key(k) <= of_query(q)
+
+
+@pairs_of.register
+def _(mask: window, problem: Problem) -> PairMask:
+    of_query, of_key, size = query_position(problem), key_position(problem), number(mask.size, problem)
+    return lambda b, h, q, k: (of_key(k) - of_query(q)).abs() < size
+
+
+@pairs_of.register
+def _(mask: block_local, problem: Problem) -> PairMask:
+    mine, theirs = problem.grid.query // mask.size, problem.grid.key // mask.size
+    before, after = number(mask.before, problem), number(mask.after, problem)
+
+    def near(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        apart = theirs[k] - mine[q]
+        return (apart >= -before) & (apart <= after)
+
+    return near
+
+
+@pairs_of.register
+def _(mask: documents, problem: Problem) -> PairMask:
+    mine, theirs = mask.numbers(problem.grid)
+    return same_number(mine[None], theirs[None], problem)
+
+
+def same_number(mine: Tensor, theirs: Tensor, problem: Problem) -> PairMask:
+    """Pairs of equal numbers (B or 1, I) and (B or 1, J) of at least 0."""
+    mine, theirs = (x.expand(problem.sizes.B, -1).contiguous() for x in (mine, theirs))
+    none = number(0, problem)
+    return lambda b, h, q, k: (mine[b, q] == theirs[b, k]) & (mine[b, q] >= none)
+
+
+@pairs_of.register
+def _(mask: global_tokens, problem: Problem) -> PairMask:
+    chosen = torch.tensor(mask.positions, dtype=torch.int64, device=problem.query.device)
+    mine, theirs = torch.isin(problem.grid.query, chosen), torch.isin(problem.grid.key, chosen)
+    return lambda b, h, q, k: mine[q] | theirs[k]
+
+
+@pairs_of.register
+def _(mask: random_blocks, problem: Problem) -> PairMask:
+    table = mask.table.to(problem.query.device)
+    drawn = torch.zeros(len(table), len(table), dtype=torch.bool, device=table.device).scatter_(1, table, True)
+    mine, theirs = problem.grid.query // mask.size, problem.grid.key // mask.size
+    return lambda b, h, q, k: drawn[mine[q], theirs[k]]
+
+
+@pairs_of.register
+def _(mask: given, problem: Problem) -> PairMask:
+    flags = mask.allowed(problem.grid).expand(problem.sizes.B, problem.sizes.H, -1, -1)
+    return lambda b, h, q, k: flags[b, h, q, k]

@@ -1,0 +1,87 @@
+"""Regard as a backend of transformers: `attn_implementation="regard"`."""
+
+from __future__ import annotations
+
+import inspect
+from functools import wraps
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+from regard.hf.span_mask import OURS, spans_mask
+from regard.hf.translate import Call, Masks, Untranslatable, translate
+from regard.seen import attend
+
+#: Masks and biases that the layers of a model share, read once a forward.
+_masks = Masks()
+
+
+def register() -> None:
+    """Run any Hugging Face model on Regard's engines: afterwards `attn_implementation="regard"` names them.
+
+    Masks become spans instead of n x n tensors: causal, windows, chunks, padding, packed sequences. Soft
+    caps, sinks, position biases, shared heads, caches, dropout and gradients are those of the model, and outputs equal
+    those of sdpa up to rounding. What cannot be run is refused with a `RegardError`, when the model is made or at
+    the first call. Calling it twice changes nothing.
+
+    >>> import torch, transformers, regard as rg
+    >>> rg.register()
+    >>> config = transformers.LlamaConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, vocab_size=20)
+    >>> model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="regard").eval()
+    >>> model(torch.tensor([[3, 1, 4, 1, 5]])).logits.shape
+    torch.Size([1, 5, 20])
+    """
+    if find_spec("transformers") is None:
+        raise RegardError("register: transformers is not installed. pip install 'regard[hf]'")
+    from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel, __version__
+    from transformers.masking_utils import sdpa_mask
+
+    if not {"q_length", "q_offset", "mask_function"} <= set(inspect.signature(sdpa_mask).parameters):
+        raise RegardError(
+            f"register: transformers {__version__} asks for masks in another way; pip install 'transformers>=5.23,<6'."
+        )
+    if OURS in AttentionInterface():
+        return
+    AttentionInterface.register(OURS, torch.compiler.disable(run))  # a compiled model breaks its graph around them
+    AttentionMaskInterface.register(OURS, torch.compiler.disable(spans_mask))
+    _refuse_models_with_backends_of_their_own(PreTrainedModel)
+
+
+def run(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """What transformers calls for every attention: (B, H, I, D), (B, G, J, D), (B, G, J, E) -> (B, I, H, E), None."""
+    call = Call(module, OURS, run, query, key, value, attention_mask, options, to_run=True)
+    if options.get("output_attentions"):
+        raise RegardError(
+            f"regard: {type(module).__name__} was asked for output_attentions, all weights at once. "
+            "`with rg.watch(model) as seen` shows any of them."
+        )
+    try:
+        translated = translate(call, _masks)
+    except Untranslatable as reason:
+        raise RegardError(
+            f"regard: {type(module).__name__} asks for attention that cannot be run: {reason}. "
+            "Set attn_implementation='sdpa' or 'eager' for this model."
+        ) from None
+    output = attend(translated.attention, translated.query, key, value, positions=translated.positions).output
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _refuse_models_with_backends_of_their_own(base: Any) -> None:
+    """Models that never ask the interface would accept any name and run their own code: "regard" is refused there."""
+    original = base.get_correct_attn_implementation
+
+    @wraps(original)
+    def get_correct_attn_implementation(self: Any, requested_attention: Any, is_init_check: bool = False) -> Any:
+        if requested_attention == OURS and not self._can_set_attn_implementation():
+            raise RegardError(
+                f"regard: {type(self).__name__} computes attention in its own code and asks no backend, so "
+                "attn_implementation='regard' would change nothing. Load it without; rg.watch may see its weights."
+            )
+        return original(self, requested_attention, is_init_check)
+
+    base.get_correct_attn_implementation = get_correct_attn_implementation

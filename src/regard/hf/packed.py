@@ -1,0 +1,95 @@
+"""Masks of groups that differ from one batch entry to the next: packed sequences, chunks, images in a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.engine.lowering import PairMask, pairs_of, same_number
+from regard.engine.problem import Problem
+from regard.errors import RegardError
+from regard.pieces.grid import Grid
+from regard.pieces.mask import Mask
+from regard.pieces.mask_data import documents
+from regard.positions import Positions
+from regard.shapes import Sizes
+from regard.spans import EMPTY, Spans
+
+
+def groups_mask(groups: Tensor) -> Mask:
+    """Pairs of the same group, for numbers (B, n); `documents` where all entries are packed alike.
+
+    >>> groups_mask(torch.tensor([[0, 0, 1, 1, 1]]))
+    documents([2, 3])
+    """
+    alike = bool((groups == groups[:1]).all())
+    if alike and bool((groups[0] >= 0).all() & (groups[0].diff() >= 0).all()):
+        return documents(torch.unique_consecutive(groups[0], return_counts=True)[1].tolist())
+    return SameGroup(groups[:1] if alike else groups)
+
+
+@dataclass(frozen=True, eq=False)
+class SameGroup(Mask):
+    """groups[b, i] = groups[b, j], both at least 0; a negative number is of no group. Groups may have gaps."""
+
+    groups: Tensor = field(repr=False)
+
+    def allowed(self, grid: Grid) -> Tensor:
+        groups = self.groups.to(grid.device)
+        groups = groups if len(groups) == 1 else groups[grid.batch]
+        mine, theirs = groups[:, grid.query][:, None, :, None], groups[:, grid.key][:, None, None]
+        return (mine == theirs) & (mine >= 0)
+
+    def may(self, start: int, stop: int) -> Spans:
+        first, last, _, _ = self._ends
+        rows = slice(max(start, 0), stop)
+        return Spans.of((int(first[rows].min()), int(last[rows].max()) + 1)) if len(first[rows]) else EMPTY
+
+    def all(self, start: int, stop: int) -> Spans:
+        _, _, first, last = self._ends
+        if start < 0 or stop > len(first) or int(last[start]) < stop - 1:
+            return EMPTY
+        return Spans.of((int(first[start]), int(last[start]) + 1))
+
+    def check(self, sizes: Sizes, positions: Positions) -> None:
+        batch, length = self.groups.shape
+        asked = positions.queries(sizes.I) | positions.keys
+        if batch not in (1, sizes.B) or not Spans(((0, length),)).covers(asked):
+            raise RegardError(
+                f"SameGroup: made for a batch of {batch} and {length} positions, used with a batch of {sizes.B} and "
+                f"positions up to {asked.hull().intervals[0][1] - 1}. Give every position its group."
+            )
+
+    @cached_property
+    def _ends(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """For each position: where its group may begin and end in some entry, and the run that is its group in all."""
+        groups = self.groups.cpu()
+        batch, length = groups.shape
+        place = torch.arange(length).expand(batch, -1)
+        number = torch.unique(groups, return_inverse=True)[1]
+        count = int(number.max()) + 1
+        first = torch.full((batch, count), length).scatter_reduce(1, number, place, "amin").gather(1, number)
+        last = torch.full((batch, count), -1).scatter_reduce(1, number, place, "amax").gather(1, number)
+        none = groups < 0
+        new = F.pad(groups.diff() != 0, (1, 0), value=True)
+        begun = place.masked_fill(~new, 0).cummax(1).values
+        ended = place.masked_fill(~new.roll(-1, 1), length - 1).flip(1).cummin(1).values.flip(1)
+        return (
+            first.masked_fill(none, length).amin(0),
+            last.masked_fill(none, -1).amax(0),
+            begun.masked_fill(none, length).amax(0),
+            ended.masked_fill(none, -1).amin(0),
+        )
+
+    def __repr__(self) -> str:
+        return f"SameGroup({int(self.groups.max()) + 1} groups, batch {len(self.groups)})"
+
+
+@pairs_of.register
+def _(mask: SameGroup, problem: Problem) -> PairMask:
+    groups = mask.groups.to(problem.query.device)
+    return same_number(groups[:, problem.grid.query], groups[:, problem.grid.key], problem)

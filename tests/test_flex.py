@@ -1,0 +1,287 @@
+"""The lowering to FlexAttention: right by the reference on CPU, block by block by torch's own block masks."""
+
+from __future__ import annotations
+
+import types
+from importlib import import_module
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+import regard as rg
+from regard.catalog import mechanisms
+from regard.engine import flex
+from regard.engine.plan import plan
+from regard.engine.problem import Problem
+from regard.engine.reference import reference
+from regard.shapes import Sizes
+from test_combinations import BIASES, CLOSE, POSITIONS, WIDTH, drawn, masks, placings
+
+SCORES = {
+    "dot": lambda H: rg.Dot(),
+    "unscaled": lambda H: rg.Dot(scale=1.0),
+    "cosine": lambda H: rg.Cosine(3.0),
+    "bilinear": lambda H: rg.Bilinear(WIDTH, WIDTH, num_heads=H),
+}
+NORMALIZERS = {
+    "softmax": lambda H: rg.Softmax(),
+    "warm": lambda H: rg.Softmax(temperature=3.0, sink=0.5),
+    "sink": lambda H: rg.LearnedSink(H),
+}
+LOWERED_BIASES = sorted(set(BIASES) - {"transformer_xl"})
+
+
+def problem_of(attention, q, k, v, positions=None):
+    sizes = Sizes.of(q, k, v)
+    return Problem(attention, q, k, v, positions or rg.Positions.aligned_to_end(sizes.I, sizes.J), sizes)
+
+
+@st.composite
+def problems(draw):
+    B, G, R = draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    I, J = draw(st.integers(1, 40)), draw(st.integers(1, 40))
+    H = G * R
+    torch.manual_seed(draw(st.integers(0, 2**31)))
+    attention = rg.Attention(
+        SCORES[draw(st.sampled_from(sorted(SCORES)))](H),
+        position=POSITIONS[draw(st.sampled_from(sorted(POSITIONS)))](),
+        bias=[BIASES[name](H) for name in draw(st.lists(st.sampled_from(LOWERED_BIASES), max_size=2))],
+        mask=draw(st.none() | masks(B, I, J)),
+        normalizer=NORMALIZERS[draw(st.sampled_from(sorted(NORMALIZERS)))](H),
+    )
+    shapes = ((B, H, I, WIDTH), (B, G, J, WIDTH), (B, G, J, draw(st.integers(1, 6))))
+    q, k, v = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
+    problem = problem_of(attention.double().requires_grad_(False), q, k, v, draw(placings(I, J)))
+    try:
+        attention.check(problem.sizes, problem.positions, WIDTH)
+    except rg.RegardError:  # a mask of a given length, drawn with positions beyond it
+        return None
+    return problem
+
+
+@drawn
+@given(problem=problems())
+@torch.no_grad()
+def test_what_is_lowered_is_what_the_reference_computes(problem):
+    if problem is None:
+        return
+    if (reason := flex.Flex().refusal(problem)) is not None:
+        assert "where(...)" in reason, "of these pieces, only predicates cannot be lowered"
+        return
+    result = flex.Flex().run(problem)
+    output, _ = reference(problem)
+    torch.testing.assert_close(result.output, torch.from_numpy(output), **CLOSE)
+    dense = plan(problem, "dense")
+    (expected,) = dense.problem.attention.normalizer.statistic(scores_of(problem), torch.arange(problem.sizes.J))
+    torch.testing.assert_close(result.statistic[0], expected, **CLOSE)
+
+
+def scores_of(problem):
+    from regard.attention import scores
+
+    return scores(problem.attention, problem.prepared, problem.grid)
+
+
+RAN = {
+    "self_attention",
+    "multi_head",
+    "longformer",
+    "bigbird",
+    "alibi",
+    "t5",
+    "shaw",
+    "softcap",
+    "sinks",
+    "sliding_window",
+}
+LEFT = {
+    "transformer_xl": "TransformerXLBias has no form",
+    "linear": "no softmax",
+    "bahdanau": "no softmax of scaled dot products",
+    "top_k": "no softmax",
+}
+
+
+def test_which_mechanisms_of_the_catalogue_it_runs():
+    refused = {}
+    for name, each in mechanisms().items():
+        attention, q, k, v = each.example()
+        for parameter in attention.parameters():
+            parameter.requires_grad_(False)
+        refused[name] = rg.explain(attention, q, k, v).refused.get("flex")
+    assert {name for name in refused if refused[name] is None} >= RAN
+    for name, reason in LEFT.items():
+        assert reason in refused[name]
+
+
+# Blocks
+
+LONG = {
+    "causal": rg.causal(),
+    "window": rg.causal() & rg.window(100),
+    "wide": rg.window(300),
+    "packed": rg.documents([200, 1, 299, 100]) & rg.causal(),
+    "padded": rg.padding([600, 333]) & rg.causal(),
+    "longformer": rg.window(30) | rg.global_tokens([0, 1, 400]),
+    "bigbird": rg.bigbird(600, block=32),
+    "local": rg.block_local(64, before=1),
+    "prefix": rg.causal() | rg.prefix(150),
+    "dilated": rg.dilated(9, 7),
+    "but": ~rg.window(200) & rg.causal(),
+    "nothing": rg.prefix(0),
+}
+
+
+@pytest.mark.parametrize("queries", [600, 512, 130])
+@pytest.mark.parametrize("name", LONG)
+def test_blocks_from_spans_hold_what_the_mask_says(name, queries):
+    q, k = torch.randn(2, 2, queries, 16), torch.randn(2, 2, 600, 16)
+    problem = problem_of(rg.Attention(mask=LONG[name]), q, k, k)
+    lowered = flex.lower(problem)
+    mine = lowered.blocks
+    allowed = torch.nn.functional.pad(
+        LONG[name].allowed(problem.grid).expand(2, 2, queries, 600), (0, -600 % 128, 0, -queries % 128)
+    )
+    tiles = allowed.unflatten(3, (-1, 128)).unflatten(2, (-1, 128)).transpose(3, 4)
+    some, whole = tiles.flatten(-2).any(-1).any(0).any(0), tiles.flatten(-2).all(-1).all(0).all(0)
+    partial, full = (dense(*table, some.shape) for table in tables(mine))
+    assert not (partial & full).any()
+    assert (partial | full)[some].all() and whole[full].all()
+    theirs = create_block_mask(mine.mask_mod, 2, None, queries, 600, device="cpu")
+    assert (theirs.to_dense().amax(0)[0].bool() == some).all(), "their blocks are read the same way"
+    if name in ("causal", "window", "wide", "packed", "prefix", "local"):
+        assert torch.equal(partial | full, some), "spans of these are exact"
+    inside = (slice(queries // 128), slice(600 // 128))
+    if name in ("causal", "wide", "prefix"):
+        assert torch.equal(full[inside], whole[inside])
+
+
+def tables(blocks):
+    return (blocks.kv_num_blocks, blocks.kv_indices), (blocks.full_kv_num_blocks, blocks.full_kv_indices)
+
+
+def dense(counts, indices, shape):
+    flags = torch.zeros(shape, dtype=torch.bool)
+    for row, (count, chosen) in enumerate(zip(counts[0, 0], indices[0, 0], strict=True)):
+        flags[row, chosen[:count].long()] = True
+    return flags
+
+
+def captured(function, seen):
+    """Everything a function closes over, through the functions it calls."""
+    if id(function) in seen:
+        return
+    seen.add(id(function))
+    for cell in function.__closure__ or ():
+        for value in cell.cell_contents if isinstance(cell.cell_contents, list) else [cell.cell_contents]:
+            if isinstance(value, types.FunctionType):
+                yield from captured(value, seen)
+            else:
+                yield value
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_no_python_number_is_compiled_in(name):
+    q = torch.randn(2, 2, 600, 16)
+    biases = [rg.Softcap(3.0), rg.ALiBi(2), rg.ShawBias(16, 4)]
+    attention = rg.Attention(mask=LONG[name], bias=biases, normalizer=rg.Softmax(temperature=2.0))
+    lowered = flex.lower(problem_of(attention, q, q, q))
+    held = [*captured(lowered.change, set()), *captured(lowered.blocks.mask_mod, set())]
+    assert held and all(isinstance(value, torch.Tensor) for value in held)
+
+
+def test_planning_65536_tokens_holds_nothing_like_all_pairs():
+    q = torch.empty(1, 1, 65_536, 8)
+    lowered = flex.lower(problem_of(rg.Attention(mask=rg.causal() & rg.window(256)), q, q, q))
+    assert lowered.blocks.kv_indices.numel() == 512 * 512
+    assert int(lowered.blocks.kv_num_blocks.sum() + lowered.blocks.full_kv_num_blocks.sum()) == 3 * 512 - 3
+
+
+# Compiled, as on CUDA
+
+COMPILED = {
+    "window of shared heads": rg.Attention(mask=rg.causal() & rg.window(100)),
+    "capped and padded": rg.Attention(mask=rg.padding([300, 210]), bias=[rg.Softcap(2.0), rg.ALiBi(4)]),
+    "packed": rg.Attention(mask=rg.documents([100, 130, 70]) & rg.causal()),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", COMPILED)
+@torch.no_grad()
+def test_compiled_it_gives_the_same(name):
+    q, k, v = torch.randn(2, 4, 300, 16), torch.randn(2, 2, 300, 16), torch.randn(2, 2, 300, 16)
+    lowered = flex.lower(problem_of(COMPILED[name], q, k, v))
+    output = torch.compile(flex_attention)(*lowered.tensors, **lowered.options)
+    torch.testing.assert_close(output, rg.attend(COMPILED[name], q, k, v, engine="dense").output, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_other_numbers_are_no_other_program():
+    """A window of another size runs what was compiled: constants are tensors."""
+    count = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(flex_attention, backend=count, fullgraph=True)
+    x = torch.randn(1, 2, 300, 16)
+    for size, cap in ((100, 3.0), (70, 5.0), (130, 9.0)):
+        attention = rg.Attention(mask=rg.causal() & rg.window(size), bias=rg.Softcap(cap))
+        lowered = flex.lower(problem_of(attention, x, x, x))
+        compiled(*lowered.tensors, **lowered.options)
+    assert count.frame_count == 1
+
+
+# What is asked of it
+
+x = torch.randn(1, 2, 8, 16)
+REFUSED = {
+    "sparsemax": (rg.Attention(normalizer=rg.Sparsemax()), "no softmax of scaled dot products"),
+    "entmax": (rg.Attention(normalizer=rg.Entmax15()), "no softmax"),
+    "top k": (rg.Attention(normalizer=rg.TopK(3)), "no softmax"),
+    "additive scores": (rg.Attention(rg.Additive(16, 16, 4)), "no softmax of scaled"),
+    "dropout": (rg.Attention(dropout=0.5), "dropout acts on weights"),
+    "a predicate": (rg.Attention(mask=rg.where(lambda b, h, i, j: i != j)), r"predicate.*regard\.given\(tensor\)"),
+    "transformer_xl": (
+        rg.Attention(bias=rg.TransformerXLBias(2, 16)).requires_grad_(False),
+        "TransformerXLBias has no",
+    ),
+    "gradients on CPU": (rg.Attention(normalizer=rg.LearnedSink(2)), "no backward pass on CPU"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_it_cannot_run_is_refused_with_who_can(what):
+    attention, message = REFUSED[what]
+    with pytest.raises(rg.RegardError, match=f"(?s)flex engine cannot run.*{message}.*Engines that can: .*dense"):
+        rg.attend(attention, x, x, x, engine="flex")
+    if what != "dropout":
+        assert "The flex engine cannot run this" in str(rg.explain(attention, x, x, x))
+
+
+def test_rings_with_sinks_run():
+    attention, cache = rg.Attention(mask=rg.causal()), rg.RingCache(5, sinks=2)
+    whole = rg.attend(attention, *(x for _ in range(3)), cache=cache)
+    ours = rg.attend(attention, x, x, x, cache=whole.cache, engine="flex")
+    torch.testing.assert_close(ours.output, rg.attend(attention, x, x, x, cache=whole.cache).output)
+    torch.testing.assert_close(ours.weights.dense(), rg.attend(attention, x, x, x, cache=whole.cache).weights.dense())
+
+
+@torch.no_grad()
+def test_bfloat16_stays_within_its_rounding():
+    q, k, v = (torch.randn(2, heads, 200, 16, dtype=torch.bfloat16) for heads in (4, 2, 2))
+    attention = rg.Attention(mask=rg.causal() & rg.window(50), bias=rg.ALiBi(4))
+    mine = rg.attend(attention, q, k, v, engine="flex").output
+    exact = rg.attend(attention, q.double(), k.double(), v.double(), engine="dense").output
+    assert mine.dtype == torch.bfloat16
+    assert (mine.double() - exact).abs().max() <= 4 * 2**-8 * v.abs().max()
+
+
+def test_it_is_chosen_on_a_gpu_alone(monkeypatch):
+    q = torch.randn(1, 2, 2048, 16)
+    attention = rg.Attention(mask=rg.causal() & rg.window(64))
+    assert rg.explain(attention, q, q, q).engine == "blocked"
+    monkeypatch.setattr(import_module("regard.engine.plan"), "on_gpu", lambda problem: True)
+    assert rg.explain(attention, q, q, q).engine == "flex"
+    assert rg.explain(rg.Attention(mask=rg.causal()), q, q, q).engine == "fused"
+    assert rg.explain(rg.Attention(normalizer=rg.Sparsemax(), mask=rg.window(64)), q, q, q).engine == "blocked"

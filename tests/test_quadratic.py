@@ -1,0 +1,71 @@
+"""A plan that takes all pairs where it looks as if it need not says so, and names the piece."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import regard as rg
+
+N = 1024
+LINEAR = {"score": rg.Kernel(), "normalizer": rg.Sum()}
+FALLS = {
+    "a bias on linear attention": (rg.Attention(**LINEAR, bias=rg.ALiBi(1)), "linear time, because of .*ALiBi"),
+    "a window on linear attention": (
+        rg.Attention(**LINEAR, mask=rg.causal() & rg.window(700)),
+        r"because of \(causal\(\) & window\(size=700\)\)",
+    ),
+    "dropout on linear attention": (rg.Attention(**LINEAR, dropout=0.5), r"because of 'dropout=0\.5'"),
+    "a predicate": (rg.Attention(mask=rg.where(lambda b, h, i, j: j == i)), "where tells nothing of its spans"),
+    "a predicate under causal": (
+        rg.Attention(mask=rg.causal() & ~rg.where(lambda b, h, i, j: j % 2 == i)),
+        "where tells nothing",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FALLS)
+def test_it_is_warned_of_with_the_piece_by_name(what):
+    attention, message = FALLS[what]
+    x = torch.randn(1, 1, N, 8)
+    with pytest.warns(UserWarning, match=f"attend: .*{message}.*explain"):
+        rg.attend(attention, x, x, x)
+    small = x[:, :, :100]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rg.attend(attention, small, small, small)
+
+
+@pytest.mark.parametrize("what", [name for name in FALLS if "dropout" not in name])
+def test_the_plan_says_it(what):
+    attention, _ = FALLS[what]
+    x = torch.randn(1, 1, N, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan = rg.explain(attention, x, x, x)
+    assert "Quadratic: " in str(plan)
+    assert plan.quadratic
+
+
+def test_flex_on_cpu_says_that_it_is_dense():
+    x = torch.randn(1, 1, N, 8)
+    with pytest.warns(UserWarning, match="holds all scores at once on CPU"):
+        rg.attend(rg.Attention(mask=rg.causal() & rg.window(9)), x, x, x, engine="flex")
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [
+        rg.Attention(),
+        rg.Attention(mask=rg.causal()),
+        rg.Attention(mask=rg.causal() & rg.window(64) & rg.where(lambda b, h, i, j: j % 2 == 0)),
+        rg.Attention(**LINEAR, mask=rg.causal()),
+        rg.Attention(mask=rg.window(64), normalizer=rg.Sparsemax()),
+    ],
+    ids=repr,
+)
+def test_what_is_quadratic_by_its_own_definition_or_not_at_all_is_not_warned_of(attention):
+    x = torch.randn(1, 1, 4 * N, 8)
+    assert not rg.explain(attention, x, x, x).quadratic
