@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from regard.data import Words
+from regard.data import Words, train_tokenizer
 from regard.data.vocabulary import BOS, EOS, UNK
 from regard.errors import RegardError
 from regard.seq2seq import build
@@ -19,6 +19,7 @@ from regard.seq2seq.alignment import (
     merge_pieces,
     read_pharaoh,
     write_pharaoh,
+    written_words,
 )
 from regard.seq2seq.decoding import Search
 from regard.seq2seq.looking import looking, punctuation, source_gradients
@@ -208,3 +209,40 @@ def test_gradients_to_source_positions_against_finite_differences(name):
             table.weight[9, n] += step
     torch.testing.assert_close(found[0, :, 1], gradient.norm(dim=1), rtol=1e-5, atol=1e-8)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+LINES = ["a b ab", "ba a b", "cab cb"] * 9
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ab b", [0, 1]),
+        ("a☃b ☃ ab", [0, 1, 2]),
+        ("a\u200bb cb", [0, 1]),  # no space to those who count words, one to those who cut
+        ("a \u200b b", [0, 2]),  # a word that nothing is left of is linked to nothing
+        ("a\u00a0b  c", [0, 1, 2]),
+    ],
+)
+def test_source_words_are_counted_as_they_are_written(text, words):
+    tokenizer = train_tokenizer(LINES, 12, "bpe")
+    ids = tokenizer.encode(text)
+    numbers = written_words(tokenizer, text, ids)
+    assert sorted(set(numbers)) == words and numbers == sorted(numbers)
+    joined = ["".join(text.split()[number]) for number in words]
+    for number, word in zip(words, joined, strict=True):
+        spelt = tokenizer.decode(i for i, n in zip(ids, numbers, strict=True) if n == number)
+        assert spelt.replace(" ", "") == word.replace("☃", "⁇").replace("\u200b", "")
+
+
+def test_links_of_cut_words_count_in_the_printed_text():
+    tokenizer = train_tokenizer(LINES, 12, "bpe")
+    torch.manual_seed(0)
+    model = build("bahdanau", source_size=len(tokenizer), target_size=len(tokenizer), width=8).eval()
+    sources = ["a☃b cab", "cb\u200bab a b", "☃☃ ba"]
+    search = Search(beam=1, min_length=4, max_length=9)
+    found = list(translate(model, tokenizer, tokenizer, sources, Wanted(search, reading="output")))
+    for source, each in zip(sources, found, strict=True):
+        assert each.alignment is not None and list(each.alignment.target) == each.text.split()
+        assert {i for i, _ in each.alignment.links()} <= set(range(len(source.split())))
+        assert sorted(j for _, j in each.alignment.links()) == list(range(len(each.text.split())))

@@ -104,7 +104,7 @@ def test_folders_are_read_by_datasets(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.txt", b"fine\ncaf\xe9\n", "line 2 of .* is not UTF-8 text .byte 3 is 0xe9"),
+        ("a.txt", b"fine\ncaf\xe9\n", "line 2 of .* is not UTF-8 text .byte 4 of the line is 0xe9"),
         ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', "line 2 of .* no text in the field 'text'.*its fields: body"),
         ("a.jsonl", b'{"text": "a"}\n\n{"text"\n', "line 3 of .* is not JSON"),
         ("a.jsonl", b"[1]\n", "line 1 of .* none, it is a list"),

@@ -88,11 +88,19 @@ def test_alignments_and_n_best(runs):
         (["x", "y"], "Put a text of several words in quotes"),
         (["--align", "show", "--reading", "outputs", "x"], "no reading 'outputs'"),
         (["/"], "is a folder"),
+        (["missing.fr"], "there is no file missing.fr"),
+        (["texts/missing"], "echo TEXT | regard translate RUN"),
+        (["two words.txt"], "there is no file two words.txt"),
     ],
 )
 def test_what_is_asked_wrongly(runs, arguments, said):
     result = run("translate", runs / "bahdanau", *arguments, status=2)
     assert said in " ".join(result.stderr.split()) and result.stdout == ""
+
+
+@pytest.mark.parametrize("text", ["Go on.", "dogs and/or cats", "3.14", "the", "what?", "He said so. a.m."])
+def test_texts_are_not_taken_for_files(runs, text):
+    assert len(run("translate", runs / "bahdanau", text).stdout.splitlines()) == 1
 
 
 def test_runs_and_input_that_cannot_be_used(runs, tmp_path):
@@ -101,7 +109,7 @@ def test_runs_and_input_that_cannot_be_used(runs, tmp_path):
     assert "no folder of a run" in run("translate", tmp_path / "nothing", "x", status=2).stderr
     assert "There is no model" in run("translate", "--model", "bahdanau-en-xx", "x", status=2).stderr
     wrong = run("translate", runs / "bahdanau", "-", stdin=b"the dog\nca\xff\n", status=2)
-    assert "line 2 of standard input is not UTF-8 text (byte 2 is 0xff)" in " ".join(wrong.stderr.split())
+    assert "line 2 of standard input is not UTF-8 text (byte 3 of the line is 0xff)" in " ".join(wrong.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -125,6 +133,23 @@ def test_evaluate_leaves_what_the_report_of_a_comparison_is_made_of(runs, tmp_pa
     run("evaluate", tmp_path / "run", "--beam", "1")
     assert (tmp_path / "run" / "evaluation.json").read_text() == "{}"
     assert (tmp_path / "run" / "evaluation-test.json").exists()
+
+
+def test_near_duplicates_are_left_out_and_counted(runs, tmp_path):
+    from regard.seq2seq.config import make_config
+    from regard.seq2seq.preparation import prepare
+
+    lines = [f"x{n} y{n} z{n}\tu{n}" if n % 2 else f"a b c d {n}\tv{n}" for n in range(80)]
+    (tmp_path / "pairs.tsv").write_text("\n".join(lines))
+    sections = {"data": {"corpus": str(tmp_path / "pairs.tsv")}, "tokenizer": {"kind": "words"}, "model": {"width": 8}}
+    prepared = prepare(make_config(sections), tmp_path / "run")
+    save_weights(prepared.task.model, {}, tmp_path / "run" / WEIGHTS, {})
+    whole = json.loads(run("evaluate", tmp_path / "run", "--json").stdout)
+    part = json.loads(run("evaluate", tmp_path / "run", "--json", "--without-near").stdout)
+    near = sum(each["count"] for each in whole["by_similarity"] if each["label"].startswith("near-duplicate"))
+    assert 0 < near == part["left_out"] == whole["num_sentences"] - part["num_sentences"] and whole["left_out"] == 0
+    assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["left_out"] == 0
+    assert f"left out {near} " in " ".join(run("evaluate", tmp_path / "run", "--without-near").stdout.split())
 
 
 def test_a_line_is_translated_before_the_next_is_there(runs):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 import threading
@@ -19,10 +20,12 @@ pytest.importorskip("pydantic")
 pytest.importorskip("sacrebleu")
 
 from regard.cli.study import Wish, command_of, seeds_of, study_of
+from regard.data import nearest
 from regard.errors import RegardError
 from regard.seq2seq import comparison, pruning, trials, workers
 from regard.seq2seq.comparison import Entry, check_study, open_study, read_study
 from regard.seq2seq.evaluation import Evaluation
+from regard.seq2seq.guards import alone, polite_signals
 from regard.seq2seq.run import load_run
 from regard.seq2seq.sweeps import SWEEPS
 from regard.seq2seq.trials import run_trial
@@ -118,6 +121,36 @@ def test_training_short_leaves_the_test_long():
 
 
 # The folder
+
+
+def test_near_duplicates_can_be_left_out_of_the_test_alone(tmp_path):
+    lines = [f"x{n} y{n} z{n}\tu{n}" if n % 2 else f"a b c d {n}\tv{n}" for n in range(80)]
+    (tmp_path / "pairs.tsv").write_text("\n".join(lines))
+    wish = Wish((*TINY, "tokenizer.kind=words"), data=str(tmp_path / "pairs.tsv"), steps=4)
+    whole, strict = (study_of(replace(wish, without_near=flag)) for flag in (False, True))
+    all_pairs, kept = whole.corpus(), strict.corpus()
+    assert kept.train == all_pairs.train and kept.valid == all_pairs.valid
+    similar = nearest([pair.source for pair in kept.train], [pair.source for pair in all_pairs.test]).similarity
+    assert kept.test == tuple(pair for pair, each in zip(all_pairs.test, similar, strict=True) if each <= 0.5)
+    assert 0 < len(kept.test) < len(all_pairs.test)
+    folder = tmp_path / "out"
+    open_study(strict, folder)
+    assert read_study(folder).without_near
+    assert read(folder / "comparison.json")["left_out"] == {
+        "of test too near to training": len(all_pairs.test) - len(kept.test)
+    }
+    assert read(folder / "test.json")["sources"] == [pair.source for pair in kept.test]
+    with pytest.raises(RegardError, match="without_near was True, now False"):
+        open_study(whole, folder)
+
+
+def test_a_comparison_begun_before_a_key_existed_goes_on(tmp_path):
+    open_study(tiny(), tmp_path)
+    data = read(tmp_path / "comparison.json")
+    del data["without_near"], data["left_out"], data["config"]["decoding"]["no_repeat"]
+    (tmp_path / "comparison.json").write_text(json.dumps(data))
+    open_study(tiny(), tmp_path)
+    open_study(read_study(tmp_path), tmp_path)
 
 
 def test_a_folder_goes_on_with_the_same_comparison_and_refuses_another_by_name(tmp_path):
@@ -332,11 +365,63 @@ def test_an_interrupt_stops_all_after_they_saved(race):
     assert (folder / "trials" / "transformer-1" / "saved").exists()
 
 
-def test_two_do_not_work_on_one_comparison(tmp_path):
-    with workers.alone(tmp_path), pytest.raises(RegardError, match="another process"), workers.alone(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_polite_kill_stops_all_after_they_saved(race, number):
+    folder, progress = race("transformer", "none")
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+
+    def show():
+        if progress[0].state == "training" and not (folder / "trials" / "transformer-1" / "saved").exists():
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(KeyboardInterrupt):
+        workers.run_trials(folder, progress, 2, show)
+    assert progress[0].state == "stopped" and (folder / "trials" / "transformer-1" / "saved").exists()
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
+
+
+def test_two_do_not_work_on_one_folder(tmp_path):
+    with alone(tmp_path, "compare"), pytest.raises(RegardError, match="another process"), alone(tmp_path, "compare"):
         pass
-    with workers.alone(tmp_path):
+    with alone(tmp_path, "compare"):
         pass
+
+
+def test_the_lock_of_a_dead_process_is_none(tmp_path):
+    code = (
+        f"from pathlib import Path; from regard.seq2seq.guards import alone; a = alone(Path({str(tmp_path)!r}), 'x');"
+    )
+    code += "a.__enter__(); import os, signal; print('held', flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"held\n"
+    with process:
+        with pytest.raises(RegardError, match="x: another process is working"), alone(tmp_path, "x"):
+            pass
+        process.kill()
+    with alone(tmp_path, "x"):
+        pass
+
+
+def test_a_folder_that_nothing_came_of_is_taken_away_again(tmp_path):
+    with pytest.raises(ZeroDivisionError), alone(tmp_path / "new", "train"):
+        1 / 0  # noqa: B018
+    assert not (tmp_path / "new").exists()
+    with alone(tmp_path / "new", "train"):
+        (tmp_path / "new" / "weights").touch()
+    assert (tmp_path / "new" / "weights").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(RegardError, match="is a file"), alone(tmp_path / "file", "train"):
+        pass
+
+
+def test_signals_that_are_ignored_stay_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with polite_signals(lambda *_: None) as numbers:
+            assert set(numbers) == {signal.SIGINT, signal.SIGTERM}
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.slow

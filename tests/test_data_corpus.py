@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.data import Pair, Words, encode_pairs, load_corpus, split_pairs
-from regard.data.parallel import suspicious_line
+from regard.data.drift import suspicious_line
 from regard.errors import RegardError
 
 TEXT = [(f"source sentence number {n}", f"phrase cible numéro {n}") for n in range(40)]

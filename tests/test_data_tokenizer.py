@@ -145,3 +145,43 @@ def test_the_first_word_may_begin_with_a_piece_from_the_middle_of_one(tokenizer)
 
 def test_subwords_are_learned_from_the_shortest_sentences():
     assert train_tokenizer(["a", "b"] * 9, 8, "bpe").encode("a b")
+
+
+#: Pieces as a model may write them, "?" the unknown one, with the words they are parts of and the text.
+WRITTEN = [
+    (["▁", "a", "▁b"], [0, 0, 1], "a b"),
+    (["▁", "▁b"], [0, 0], "b"),  # the first space makes no word of its own
+    (["▁b", "▁", "▁b"], [0, 1, 1], "b b"),
+    (["▁b", "▁", "▁", "a"], [0, 1, 1, 1], "b a"),
+    (["▁b", "▁"], [0, -1], "b"),
+    (["▁"], [-1], ""),
+    (["a", "?", "a"], [0, 0, 0], "a⁇a"),  # an unknown character inside a word parts it no more
+    (["?", "a"], [0, 0], "⁇a"),
+    (["▁", "?", "▁b"], [0, 0, 1], "⁇ b"),
+    (["▁b", "?", "▁", "?", "▁b"], [0, 0, 1, 1, 2], "b⁇ ⁇ b"),
+    (["▁b", "▁", "a", "?"], [0, 1, 1, 1], "b a⁇"),
+]
+
+
+def ids_of(tokenizer, pieces):
+    known = {piece: number for number, piece in enumerate(tokenizer.pieces(range(len(tokenizer))))} | {"?": UNK}
+    return [known[piece] for piece in pieces]
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize(("pieces", "numbers", "text"), WRITTEN)
+def test_spaces_and_unknown_characters_join_the_words_they_are_in(kind, pieces, numbers, text):
+    tokenizer = train_tokenizer(["a b ab", "b a ba"] * 9, 9, kind)
+    ids = ids_of(tokenizer, pieces)
+    assert tokenizer.word_numbers(ids) == numbers
+    assert tokenizer.decode(ids).split() == text.split()
+
+
+@every
+@given(data=st.data())
+def test_words_are_those_of_the_decoded_text_whatever_a_model_writes(tokenizer, data):
+    ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1).filter(lambda number: number != EOS), max_size=12))
+    numbers, text = tokenizer.word_numbers(ids), tokenizer.decode(ids).split()
+    assert max(numbers, default=-1) + 1 == len(text)
+    for place, word in enumerate(text):
+        assert tokenizer.decode(i for i, n in zip(ids, numbers, strict=True) if n == place).strip() == word

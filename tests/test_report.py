@@ -153,6 +153,16 @@ def test_systems_below_copying_are_not_said_to_translate(tmp_path):
     assert "None has learnt to translate" in page and "translates best" not in page
 
 
+def test_near_duplicates_that_are_left_out_are_said_to_be(tmp_path):
+    fabricate(tmp_path, {"none": 0.95, "bahdanau": 0.5}, seeds=(1,), sentences=30)
+    about = json.loads((tmp_path / "comparison.json").read_text())
+    assert "left out of the test" not in report.write_report(tmp_path).read_text()
+    left_out = {"without_near": True, "left_out": {"of test too near to training": 1103}}
+    (tmp_path / "comparison.json").write_text(json.dumps(about | left_out))
+    page = report.write_report(tmp_path).read_text()
+    assert "1,103 sentences are left out of the test" in page and "1,103 of test too near to training" in page
+
+
 def test_a_partial_comparison_says_what_is_missing_and_what_failed(folder):
     for name in ("report.md", "report.html"):
         text = (folder / name).read_text().replace("\\", "")

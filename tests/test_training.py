@@ -197,6 +197,10 @@ def test_every_key_can_be_set_on_the_command_line_and_comes_back_from_the_file()
         ("model=3", "section.key=value"),
         ("training.steps.x=3", "must be a whole number"),
         ("training.steps=1 training.steps.x=3", "is a value and no section"),
+        (
+            "decoding.max_length=4 decoding.min_length=4",
+            "[decoding] max_length = 4 steps (the end of the sentence is one)",
+        ),
         ("training.steps=1 training.epochs=1", "steps and epochs are set, and only one"),
     ],
 )

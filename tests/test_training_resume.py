@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import resource
 import signal
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from regard import RegardError
-from regard.seq2seq import SYSTEMS
+from regard.seq2seq import SYSTEMS, preparation
 from regard.seq2seq.checkpoint import read_tensors, write_whole
 from regard.seq2seq.config import read_config
 from regard.seq2seq.fitting import fit
@@ -165,6 +166,30 @@ def test_a_loss_that_is_no_number_stops_with_the_last_good_weights(tmp_path, mon
     for name, tensor in read_tensors(tmp_path / "good" / STATE)[0].items():
         assert name == "random.cpu" or torch.equal(tensor, tensors[name])
     load_run(tmp_path / "bad")
+
+
+def test_weights_that_are_no_numbers_never_replace_a_good_state(tmp_path):
+    folder, seen = tmp_path / "run", []
+
+    def poison(standing):
+        if standing.step == 7:
+            seen.append((folder / STATE).read_bytes())
+            with torch.no_grad():
+                next(models[-1].parameters()).fill_(math.inf)
+
+    models, built = [], preparation._model
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparation, "_model", lambda *args: models.append(built(*args)) or models[-1])
+        with pytest.raises(RegardError, match=r"at step 8 .*The state that was saved last is kept in"):
+            train(folder, "validation.steps=0", "training.save_steps=5", told=poison)
+    assert (folder / STATE).read_bytes() == seen[0]
+    assert train(folder, resume=True).standing.step == 12
+
+
+def test_a_validation_that_is_no_number_says_so(tmp_path):
+    wish = ("training.learning_rate=1e30", "training.clip=0", "training.warmup=0")
+    with pytest.raises(RegardError, match=r"train: the loss.* not a finite number.*Lower training.learning_rate"):
+        train(tmp_path / "run", *wish)
 
 
 def test_a_full_disk_leaves_the_old_file_whole(tmp_path):

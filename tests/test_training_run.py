@@ -95,6 +95,23 @@ def test_a_run_is_never_written_over(folder, texts):
     assert result.exit_code == 2 and "holds a run already" in result.output and "--resume" in result.output
 
 
+def test_two_trainings_do_not_share_a_folder(folder, texts, tmp_path):
+    from regard.seq2seq.guards import alone
+
+    files = "--source", texts / "text.fr", "--target", texts / "text.en"
+    for run, wish in ((tmp_path / "new", files), (folder, ("--resume",))):
+        with alone(run, "train"):
+            result = regard(*wish, "--out", run, *QUICK)
+        assert result.exit_code == 2 and "another process is working" in " ".join(result.output.split())
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_clock_has_no_sixtieth_second():
+    from regard.cli.train import clock
+
+    assert [clock(seconds) for seconds in (59.4, 59.6, 119.7, 3599.6)] == ["0:59 min", "1:00 min", "2:00 min", "1:00 h"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

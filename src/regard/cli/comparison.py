@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from regard.cli.study import Wish, command_of, study_of
-from regard.cli.train import _lab
+from regard.cli.train import _lab, clock
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 #: Load, beyond the cores that trials leave, above which a machine counts as busy.
 BUSY = 1.0
-#: Share of a core that a trial must have had for its minutes to count as such.
-OWN_CORE = 0.8
 
 
 def run(wish: Wish) -> None:
@@ -69,7 +67,7 @@ def _introduce(console: Console, study: Study, progress: Sequence[Progress], pro
     waiting = sum(one.state == "waiting" for one in progress)
     unit, amount = study.config.training.budget
     rounds = -(-waiting // processes)
-    about = f", about {_clock(60 * amount * rounds)} of training" if unit == "minutes" and waiting else ""
+    about = f", about {clock(60 * amount * rounds)} of training" if unit == "minutes" and waiting else ""
     done = f" ({len(progress) - waiting} of them finished already)" if waiting < len(progress) else ""
     console.print(
         f"{_counted(study.systems, 'system')} x {_counted(study.seeds, 'seed')}{done}, {processes} at a time{about}.",
@@ -85,28 +83,32 @@ def _counted(things: Sequence[object], name: str) -> str:
 
 
 def _warnings(study: Study, processes: int) -> Iterable[str]:
-    """What makes equal time unequal."""
+    """What makes equal time less equal: time is a processor's, but caches and memory are shared."""
     from regard.seq2seq.comparison import cores
 
     if study.config.training.budget[0] != "minutes":
         return
     count = cores()
-    if processes > count:
-        yield f"{processes} processes share {count} cores: equal time is not what it says. Use --processes {count}."
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    if load + processes > count + BUSY:
+    if processes > count:
         yield (
-            f"The machine is busy (load {load:.1f} on {count} cores): trials get less done in their minutes than they "
-            "should, and not equally less. Use --steps, or wait."
+            f"{processes} processes share {count} cores: none is done sooner for it, and they crowd each other's "
+            f"caches. Use --processes {count}."
+        )
+    elif load + processes > count + BUSY:
+        yield (
+            f"The machine is busy (load {load:.1f} on {count} cores): it will take longer than said. Only processor "
+            "time counts, but caches and memory are shared, so use --steps or wait where speed matters."
         )
 
 
 def _compare(console: Console, folder: Path, progress: list[Progress], processes: int) -> None:
     """Run what waits, with a table of all trials; on Ctrl-C say how to go on."""
-    from regard.seq2seq.workers import alone, run_trials
+    from regard.seq2seq.guards import alone
+    from regard.seq2seq.workers import run_trials
 
     try:
-        with alone(folder), _shown(console, progress) as show:
+        with alone(folder, "compare"), _shown(console, progress) as show:
             run_trials(folder, progress, processes, show)
     except KeyboardInterrupt:
         finished = sum(one.state == "finished" for one in progress)
@@ -152,7 +154,8 @@ def table(progress: Sequence[Progress]) -> Table:
     for one in progress:
         known = one.numbers
         state = f"{one.state} {100 * (known.get('share') or 0):.0f}%" if one.state == "training" else one.state
-        left = _clock(known["left"]) if one.state == "training" and known.get("left") is not None else ""
+        seconds = known.get("left") if one.state == "training" else None
+        left = "" if seconds is None else clock(seconds)
         cells = (
             _number(known.get("step"), ",.0f"),
             _number(known.get("loss"), ".2f"),
@@ -166,16 +169,6 @@ def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def _clock(seconds: float | None) -> str:
-    """Hours and minutes, or minutes and seconds.
-
-    >>> _clock(75), _clock(7500)
-    ('1:15 min', '2:05 h')
-    """
-    whole = round(seconds or 0.0)
-    return f"{whole // 60}:{whole % 60:02d} min" if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02d} h"
-
-
 def _conclude(console: Console, folder: Path, progress: Sequence[Progress]) -> None:
     """The report, and what failed."""
     failed = [one for one in progress if one.state != "finished"]
@@ -183,31 +176,10 @@ def _conclude(console: Console, folder: Path, progress: Sequence[Progress]) -> N
         console.print(f"{one.trial.name} {one.state}: {one.message} (log: {one.log})", markup=False, style="red")
     if len(failed) < len(progress):
         _report(console, folder, progress)
-        _judge_time(console, folder, progress)
     if failed:
         raise RegardError(
             f"compare: {len(failed)} of {len(progress)} trials did not end. Look at their logs, then go on with: "
             f"regard compare --out {shlex.quote(str(folder))}"
-        )
-
-
-def _judge_time(console: Console, folder: Path, progress: Sequence[Progress]) -> None:
-    """Say it where trials of equal time had no core of their own."""
-    from regard.seq2seq.checkpoint import read_json
-    from regard.seq2seq.comparison import STUDY
-    from regard.seq2seq.trials import TRAINED
-
-    if read_json(folder / STUDY)["budget"]["kind"] != "minutes":
-        return
-    finished = [one.trial for one in progress if one.state == "finished"]
-    shares = {trial.name: read_json(trial.path / TRAINED).get("cpu_share") or 1.0 for trial in finished}
-    least = min(shares, key=lambda name: shares[name])
-    if shares[least] < OWN_CORE:
-        console.print(
-            f"The machine was busy with other things: {least} had {100 * shares[least]:.0f} % of a core while it "
-            "trained. Such minutes are not equal; compare again on an idle machine, or with --steps.",
-            markup=False,
-            style="yellow",
         )
 
 

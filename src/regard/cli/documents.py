@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from regard.data.files import JSON_LINES, fields_of, json_records, lines, saved_dataset
 from regard.errors import RegardError
 
-JSON_LINES = (".jsonl", ".ndjson")
+#: What mistakes are said to have been made in.
+OPERATION = "see"
 
 
 @dataclass(frozen=True)
@@ -54,54 +53,24 @@ def open_corpus(source: str, field: str = "text") -> Documents:
 
 
 def _plain_lines(path: Path) -> Iterator[str]:
-    return (line for _, line in _lines(path))
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers; only line feeds end one, whatever else Unicode calls a line break."""
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise RegardError(
-                    f"see: line {number} of {path} is not UTF-8 text (byte {error.start} is "
-                    f"0x{line[error.start]:02x}). Convert the file, for example with: iconv -f latin1 -t utf-8"
-                ) from None
+    return (line for _, line in lines(path, OPERATION))
 
 
 def _json_lines(path: Path, field: str) -> Iterator[str]:
-    for number, line in _lines(path):
-        if not line.strip():
+    for number, record in json_records(path, OPERATION):
+        if record is None:
             continue
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise RegardError(f"see: line {number} of {path} is not JSON ({error}). Give one object a line.") from None
         found = record.get(field) if isinstance(record, dict) else None
         if not isinstance(found, str):
-            fields = ", ".join(record) if isinstance(record, dict) else f"none, it is a {type(record).__name__}"
             raise RegardError(
                 f"see: line {number} of {path} has no text in the field {field!r}. "
-                f"Name the field with --field; its fields: {fields}."
+                f"Name the field with --field; its fields: {fields_of(record)}."
             )
         yield found
 
 
 def _datasets(folder: Path, field: str) -> Callable[[], Iterator[str]]:
-    try:
-        from datasets import load_from_disk  # type: ignore[import-not-found]
-    except ImportError:
-        raise RegardError(
-            f"see: {folder} is a folder, and those are read with datasets, which is not installed. "
-            "pip install 'regard[corpus]'"
-        ) from None
-    try:
-        data: Any = load_from_disk(os.fspath(folder))
-    except Exception as error:  # datasets and pyarrow raise their own kinds
-        raise RegardError(f"see: {folder} is no folder that save_to_disk wrote. ({error})") from None
-    if isinstance(data, dict):
-        raise RegardError(f"see: {folder} has the splits {', '.join(data)}. Give one: {folder / next(iter(data), '')}")
+    data = saved_dataset(folder, OPERATION)
     if field not in data.column_names:
         raise RegardError(
             f"see: {folder} has no column {field!r}. Name it with --field; its columns: {', '.join(data.column_names)}."

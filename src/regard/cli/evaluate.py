@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from regard.cli.translate import load, search_of
+from regard.data.retrieval import NEAR, without_near
 from regard.errors import RegardError, nearest
 from regard.seq2seq.bootstrap import Comparison
 from regard.seq2seq.checkpoint import write_whole
@@ -38,6 +39,7 @@ class Wish:
     reading: str = "output"
     limit: int | None = None
     as_json: bool = False
+    without_near: bool = False
 
 
 def run(wish: Wish) -> None:
@@ -46,7 +48,7 @@ def run(wish: Wish) -> None:
         raise RegardError(f"evaluate: there is no split {wish.split!r}. {nearest(wish.split, SPLITS)}")
     mine = load(wish.run, None)
     corpus = corpus_of(mine)
-    pairs = getattr(corpus, wish.split)[: wish.limit]
+    pairs = _pairs(wish, corpus)
     measured = _measured(wish, mine, corpus, pairs)
     against = None if wish.against is None else _against(wish, measured, corpus, pairs)
     if wish.as_json:
@@ -57,15 +59,24 @@ def run(wish: Wish) -> None:
         print_comparison(Console(), against, wish.run, wish.against or "")
 
 
+def _pairs(wish: Wish, corpus: Corpus) -> tuple[Pair, ...]:
+    """What is tested."""
+    pairs = getattr(corpus, wish.split)[: wish.limit]
+    return without_near(replace(corpus, test=pairs)).test if wish.without_near else pairs
+
+
 def corpus_of(run: Run) -> Corpus:
     """The corpus that a run was trained on; it must still be what it was."""
+    from regard.seq2seq.comparison import STUDY, TRIALS, read_study
     from regard.seq2seq.config import make_config
     from regard.seq2seq.preparation import read_corpus
     from regard.seq2seq.run import CONFIG
 
     if not run.config:
         raise RegardError(f"evaluate: {run.path / CONFIG} is missing, so the corpus of the run is not known.")
-    corpus = read_corpus(make_config(run.config).data)
+    comparison = run.path.resolve().parent.parent
+    of_trial = run.path.resolve().parent.name == TRIALS and (comparison / STUDY).exists()
+    corpus = read_study(comparison).corpus() if of_trial else read_corpus(make_config(run.config).data)
     known = run.settings.get("hash")
     if known is not None and known != corpus.hash:
         raise RegardError(
@@ -77,7 +88,8 @@ def corpus_of(run: Run) -> Corpus:
 
 def _measured(wish: Wish, run: Run, corpus: Corpus, pairs: Sequence[Pair]) -> Evaluation:
     wanted = Wanted(search_of(run, beam=wish.beam), batch=wish.batch, reading=wish.reading)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"Translating with {run.path.name}", total=len(pairs))
         measured = evaluate(
             run,
@@ -86,13 +98,16 @@ def _measured(wish: Wish, run: Run, corpus: Corpus, pairs: Sequence[Pair]) -> Ev
             Training.of(corpus.train, pairs),
             progress=lambda done: progress.update(task, completed=done),
         )
+    if wish.without_near:
+        measured = replace(measured, left_out=len(getattr(corpus, wish.split)[: wish.limit]) - len(pairs))
     write_whole(run.path / _file(wish, run), json.dumps(measured.to_json(), ensure_ascii=False, indent=1) + "\n")
     return measured
 
 
 def _file(wish: Wish, run: Run) -> str:
     """Where the result goes; a trial of a comparison keeps the evaluation.json that its report is made of."""
-    is_whole = wish.split == "test" and wish.limit is None and not (run.path / TRAINED).exists()
+    is_all = wish.split == "test" and wish.limit is None and not wish.without_near
+    is_whole = is_all and not (run.path / TRAINED).exists()
     return "evaluation.json" if is_whole else f"evaluation-{wish.split}.json"
 
 
@@ -126,6 +141,8 @@ def print_evaluation(console: Console, measured: Evaluation, title: str) -> None
 def _rows(measured: Evaluation) -> list[tuple[str, str, str]]:
     low, high = measured.interval
     rows = [("sentences", f"{measured.num_sentences}", f"{measured.skipped} skipped" if measured.skipped else "")]
+    if measured.left_out:
+        rows.append(("left out", f"{measured.left_out}", f"sources more than {NEAR} similar to one of the training"))
     rows.append(("BLEU", f"{measured.bleu.score:.2f}", f"95 % interval {low:.1f} to {high:.1f}"))
     if (novel := measured.novel) is not None:
         rows.append(("BLEU, novel", f"{novel.bleu:.2f}", f"{novel.count} sources unlike any of the training"))

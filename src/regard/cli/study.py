@@ -24,7 +24,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "seeds": "1",
         "minutes": 1.0,
     },
-    "full": {"systems": "", "seeds": "3", "minutes": 8.0},
+    "full": {"systems": "", "seeds": "3", "minutes": 4.0},
 }
 #: The budget when none is set.
 MINUTES = 4.0
@@ -55,6 +55,7 @@ class Wish:
     prune: bool = False
     scaled: bool = False
     train_words: int | None = None
+    without_near: bool = False
     beam: int | None = None
     processes: int | None = None
     out: Path | None = None
@@ -89,6 +90,7 @@ def study_of(wish: Wish) -> Study:
         seeds=seeds_of(wish.seeds or preset.get("seeds", "1")),
         sweep=sweep,
         train_words=words,
+        without_near=wish.without_near,
         beam=wish.beam or 1,
     )
 

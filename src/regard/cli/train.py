@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,18 +59,26 @@ def print_template() -> None:
 def run(wish: Wish) -> None:
     """Prepare, train, and say how to translate or how to go on."""
     with _lab():
-        from regard.seq2seq.fitting import fit, quiet
-        from regard.seq2seq.preparation import prepare, process_number
+        from regard.seq2seq.guards import alone
+        from regard.seq2seq.preparation import process_number
     config, folder = _configured(wish)
     rank = process_number(config.training)
     console = Console(stderr=True, quiet=rank > 0, highlight=False, soft_wrap=True)
-    if not wish.resume and rank == 0:
-        _check_fresh(folder)
+    with alone(folder, "train") if rank == 0 else nullcontext():
+        if not wish.resume and rank == 0:
+            _check_fresh(folder)
+        _train(console, config, folder, rank, wish.resume)
+
+
+def _train(console: Console, config: Config, folder: Path, rank: int, resume: bool) -> None:
+    from regard.seq2seq.fitting import fit, quiet
+    from regard.seq2seq.preparation import prepare
+
     with quiet(), console.status("Reading the corpus and learning its vocabularies"):
         prepared = prepare(config, folder, rank=rank)
     _introduce(console, prepared, folder)
     with _bar(console, config) as told_bar:
-        outcome = fit(prepared.task, resume=wish.resume, told=told_bar)
+        outcome = fit(prepared.task, resume=resume, told=told_bar)
     if rank == 0:
         _conclude(console, folder, outcome.reason, outcome.standing)
     if outcome.reason == "interrupted":
@@ -143,8 +151,6 @@ def _check_fresh(folder: Path) -> None:
             f"train: {folder} holds a run already, and nothing trained is written over. Go on with it by "
             f"`regard train --out {folder} --resume`, or give another --out."
         )
-    if folder.exists() and not folder.is_dir():
-        raise RegardError(f"train: {folder} is a file. Give --out a folder.")
 
 
 def _introduce(console: Console, prepared: Prepared, folder: Path) -> None:
@@ -181,7 +187,8 @@ def _bar(console: Console, config: Config) -> Any:
     from regard.seq2seq.stream import time_left
 
     columns = (TextColumn("Training"), BarColumn(), TextColumn("{task.percentage:>3.0f}% {task.description}"))
-    with Progress(*columns, console=console, transient=True, refresh_per_second=4) as progress:
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, refresh_per_second=4, disable=hidden) as progress:
         task = progress.add_task("", total=1.0)
 
         def show(standing: Standing) -> None:
@@ -194,11 +201,21 @@ def _bar(console: Console, config: Config) -> Any:
                 for name, key in (("perplexity", "perplexity"), ("BLEU", "bleu"))
                 if measured.get(key) is not None
             )
-            left = f"{time_left(standing) // 60:.0f}:{time_left(standing) % 60:02.0f} left" if standing.share else ""
+            left = f"{clock(time_left(standing))} left" if standing.share else ""
             text = f"step {standing.step:,} | {speed:,.0f} tokens/s | {left}{said}"
             progress.update(task, completed=standing.share, description=text)
 
         yield show
+
+
+def clock(seconds: float) -> str:
+    """Hours and minutes, or minutes and seconds.
+
+    >>> clock(75), clock(119.7), clock(7500)
+    ('1:15 min', '2:00 min', '2:05 h')
+    """
+    whole = round(seconds)
+    return f"{whole // 60}:{whole % 60:02d} min" if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02d} h"
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from regard.cli.draw import SHADES
+from regard.data.files import decoded, looks_like_path
 from regard.errors import RegardError, nearest
 from regard.seq2seq.alignment import READINGS, Alignment, write_pharaoh
 from regard.seq2seq.decoding import Search
@@ -108,6 +109,11 @@ def read_lines(source: str) -> Iterator[list[str]]:
             raise RegardError(f"translate: {source} cannot be read: {error.strerror or error}.") from None
     elif os.path.isdir(source):
         raise RegardError(f"translate: {source} is a folder. Give a text, a UTF-8 file, or - for standard input.")
+    elif looks_like_path(source):
+        raise RegardError(
+            f"translate: there is no file {source}. Give a text, a UTF-8 file, or - for standard input; where this is "
+            "the text, send it there: echo TEXT | regard translate RUN"
+        )
     else:
         yield source.splitlines() or [""]
 
@@ -118,21 +124,14 @@ def _decoded(stream: IO[bytes], name: str) -> Iterator[list[str]]:
     while data := stream.read1(CHUNK):  # type: ignore[attr-defined]
         *lines, rest = (rest + data).split(b"\n")
         if lines:
-            yield [_line(line, name, number + place) for place, line in enumerate(lines)]
+            yield [_text(line, number + place, name) for place, line in enumerate(lines, 1)]
             number += len(lines)
     if rest:
-        yield [_line(rest, name, number)]
+        yield [_text(rest, number + 1, name)]
 
 
-def _line(line: bytes, name: str, number: int) -> str:
-    try:
-        text = line.decode("utf-8-sig" if number == 0 else "utf-8")
-    except UnicodeDecodeError as error:
-        raise RegardError(
-            f"translate: line {number + 1} of {name} is not UTF-8 text (byte {error.start} is "
-            f"0x{line[error.start]:02x}). Convert it, for example with: iconv -f latin1 -t utf-8"
-        ) from None
-    return text.removesuffix("\r")
+def _text(line: bytes, number: int, name: str) -> str:
+    return decoded(line, number, name, "translate").removesuffix("\r")
 
 
 @dataclass(frozen=True)
@@ -144,9 +143,17 @@ class _Printer:
         """One line for a line, so that input and output stay side by side; more with --n-best and --align show."""
         if done.skipped:
             self.skipped["empty" if done.skipped == "empty" else f"line {number + 1}: {done.skipped}"] += 1
-        for text in self._lines(number, done):
-            sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        try:
+            for text in self._lines(number, done):
+                sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:  # who reads has enough
+            raise
+        except OSError as error:
+            raise RegardError(
+                f"translate: what line {number + 1} became cannot be written: {error.strerror or error}. Make room, "
+                f"then translate from there on: tail -n +{number + 1} FILE"
+            ) from None
         if self.wish.align == "show" and done.alignment is not None:
             Console().print(picture(done.alignment))
 
@@ -160,7 +167,7 @@ class _Printer:
 
     def report(self, number: int) -> None:
         """On the error stream: what was not translated, and why."""
-        errors, long = Console(stderr=True), [reason for reason in self.skipped if reason != "empty"]
+        errors, long = Console(stderr=True, soft_wrap=True), [reason for reason in self.skipped if reason != "empty"]
         if long:
             named = "; ".join(long[:NAMED]) + ("; ..." if len(long) > NAMED else "")
             errors.print(f"{len(long)} of {number} lines were too long and are left empty: {named}", style="yellow")

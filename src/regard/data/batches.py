@@ -62,11 +62,6 @@ class Batch:
         return self.target[:, 1:]
 
     @cached_property
-    def source_lengths(self) -> Tensor:
-        """Tokens of each source with its EOS, (B,)."""
-        return (self.source != PAD).sum(1)
-
-    @cached_property
     def target_lengths(self) -> Tensor:
         """Tokens to predict of each target with its EOS, (B,)."""
         return (self.target_output != PAD).sum(1)

@@ -18,6 +18,8 @@ __all__ = ["NEAR", "NOVEL", "Nearest", "nearest", "without_near"]
 NOVEL = 0.3
 #: Test sentences above this are called near-duplicates.
 NEAR = 0.5
+#: What `without_near` counts them as.
+NEAR_REASON = "of test too near to training"
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,10 +79,12 @@ def without_near(corpus: Corpus, above: float = NEAR) -> Corpus:
     keep = nearest(*sources).similarity <= above
     test = tuple(pair for pair, kept in zip(corpus.test, keep.tolist(), strict=True) if kept)
     if not test:
-        raise RegardError(f"without_near: no test source is less similar than {above} to a training source. Raise it.")
-    reason = "of test too near to training"
-    left_out = corpus.skipped.get(reason, 0) + len(corpus.test) - len(test)
-    return replace(corpus, test=test, skipped={**corpus.skipped, reason: left_out})
+        raise RegardError(
+            f"without_near: every test source is more similar than {above} to a training source, so none would be "
+            "left. Keep them, or test on other text."
+        )
+    left_out = corpus.skipped.get(NEAR_REASON, 0) + len(corpus.test) - len(test)
+    return replace(corpus, test=test, skipped={**corpus.skipped, NEAR_REASON: left_out})
 
 
 def _grams(text: str) -> list[tuple[str, ...]]:

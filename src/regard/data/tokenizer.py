@@ -9,6 +9,7 @@ import re
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ __all__ = ["SentencePiece", "Tokenizer", "Words", "load_tokenizer", "train_token
 
 #: Written by sentencepiece in the place of a space.
 SPACE = "▁"
+#: Written by sentencepiece for UNK; its spaces would make three words of one that holds an unknown character.
+UNKNOWN = " ⁇ "
 #: Kinds of subwords: Kudo 2018, and Sennrich, Haddow & Birch 2016.
 SUBWORDS = ("unigram", "bpe")
 #: How even the draws of `sample` are (Kudo 2018, §3.3; the share of dropped merges of Provilkov et al. 2020).
@@ -56,7 +59,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def word_numbers(self, ids: Iterable[int]) -> list[int]:
-        """The number of the word that each id is a part of, from 0; -1 for PAD, BOS and EOS."""
+        """The number of the word of `decode(ids).split()` that each id is a part of; -1 for those of none."""
 
     @abstractmethod
     def to_bytes(self) -> bytes:
@@ -72,7 +75,9 @@ class Tokenizer(ABC):
                 draft.write_bytes(self.to_bytes())
                 os.replace(draft, path)
         except OSError as error:
-            raise RegardError(f"Tokenizer.save: {path} cannot be written: {error.strerror or error}.") from error
+            raise RegardError(
+                f"Tokenizer.save: {path} cannot be written: {error.strerror or error}. Make room, or save elsewhere."
+            ) from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
@@ -152,13 +157,13 @@ class SentencePiece(Tokenizer):
         return self._processor.encode(text, out_type=int, enable_sampling=True, alpha=SMOOTHING, nbest_size=-1)
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self._processor.decode(_plain(ids))
+        return self._processor.decode(_plain(ids)).replace(UNKNOWN, UNKNOWN.strip())
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         return [self._processor.id_to_piece(int(number)) for number in ids]
 
     def word_numbers(self, ids: Iterable[int]) -> list[int]:
-        return _numbered((piece.startswith(SPACE), piece) for piece in self.pieces(ids))
+        return _numbered(self.pieces(ids))
 
     def to_bytes(self) -> bytes:
         return self._model
@@ -210,7 +215,8 @@ class Words(Tokenizer):
         return [(*SPECIALS, *self.words)[int(number)] for number in ids]
 
     def word_numbers(self, ids: Iterable[int]) -> list[int]:
-        return _numbered((True, piece) for piece in self.pieces(ids))
+        real = [number not in (PAD, BOS, EOS) for number in ids]
+        return [count - 1 if each else -1 for each, count in zip(real, accumulate(real), strict=True)]
 
     def to_bytes(self) -> bytes:
         return json.dumps({"kind": "words", "words": self.words}, ensure_ascii=False).encode()
@@ -291,11 +297,19 @@ def _plain(ids: Iterable[int]) -> list[int]:
     return plain
 
 
-def _numbered(starts: Iterable[tuple[bool, str]]) -> list[int]:
-    """Numbers of words, from pairs of (does a word start here, piece)."""
-    numbers, last = [], -1
-    for begins, piece in starts:
-        special = piece in SPECIALS and piece != SPECIALS[UNK]
-        last += (begins or last < 0) and not special  # the first word may lack its mark in what a model wrote
-        numbers.append(-1 if special else last)
+def _numbered(pieces: Iterable[str]) -> list[int]:
+    """Numbers of words whose first piece begins with a space; a space alone belongs to the word that follows it."""
+    numbers: list[int] = []
+    last, spaces = -1, []  # the places of spaces whose word is not there yet
+    for place, piece in enumerate(pieces):
+        numbers.append(-1)
+        if piece in SPECIALS and piece != SPECIALS[UNK]:
+            continue
+        if not piece.strip(SPACE):
+            spaces.append(place)
+            continue
+        last += piece.startswith(SPACE) or bool(spaces) or last < 0  # the first may lack its mark in what a model wrote
+        for each in (*spaces, place):
+            numbers[each] = last
+        spaces.clear()
     return numbers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -80,10 +80,6 @@ class Blueprint:
         if self.positions == "learned":
             return LearnedPositions(self.max_length, self.width)
         return Sinusoidal() if self.positions == "sinusoidal" else None
-
-    def resized(self, **changes: Any) -> Blueprint:
-        """The same with some fields changed."""
-        return replace(self, **changes)
 
 
 class Encoder(nn.Module):

@@ -88,13 +88,15 @@ def align(
     *,
     reading: str = "output",
     name: str | None = None,
+    source_words: Sequence[Sequence[int]] | None = None,
 ) -> list[Alignment]:
     """Read the cross-attention of sentence pairs (ids, without BOS and EOS) as word alignments.
 
     The mean over the heads of module `name` (by default the model's last cross-attention); pieces are
     merged to words by the sum over source pieces and the mean over target pieces. With
     `reading="output"` a target word is read at the step that predicts it, with "input" at the one that
-    takes it in, where deep Transformers align best (Chen et al. 2020).
+    takes it in, where deep Transformers align best (Chen et al. 2020). `source_words` are the numbers of the words
+    that source pieces are parts of, where the tokenizer cannot know them from its pieces (see `written_words`).
     """
     check_alignable(model, reading)
     device = model.device
@@ -107,12 +109,24 @@ def align(
     weights = maps[name].dense().mean(1).cpu()
     first = 0 if reading == "output" else 1
     found = []
-    for row, x, y in zip(weights, sources, targets, strict=True):
-        numbers = tokenizers[0].word_numbers(x), tokenizers[1].word_numbers(y)
+    source_words = source_words or [tokenizers[0].word_numbers(x) for x in sources]
+    for row, x, y, words in zip(weights, sources, targets, source_words, strict=True):
+        numbers = words, tokenizers[1].word_numbers(y)
         merged = merge_pieces(row[first : first + len(y), : len(x)], numbers[1], numbers[0])
-        words = _words(tokenizers[0], x, numbers[0]), _words(tokenizers[1], y, numbers[1])
-        found.append(Alignment(words[0], words[1], merged, reading))
+        sides = _words(tokenizers[0], x, numbers[0]), _words(tokenizers[1], y, numbers[1])
+        found.append(Alignment(*sides, merged, reading))
     return found
+
+
+def written_words(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[int]:
+    """The number in `text.split()` of the word that each of its ids is a part of.
+
+    Cutting normalises: a character may become a space, or nothing, so that the pieces alone make other words.
+    """
+    parts = [tokenizer.encode(word) for word in text.split()]
+    if [each for part in parts for each in part] != list(ids):
+        return tokenizer.word_numbers(ids)
+    return [number for number, part in enumerate(parts) for _ in part]
 
 
 def check_alignable(model: Translator, reading: str) -> None:

@@ -39,7 +39,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
         if draft is not None and os.path.exists(draft):
             os.remove(draft)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        remedy = " Make room, then go on with --resume." if full else ""
+        remedy = " Make room, and run it again (a training goes on with --resume)." if full else ""
         kept = f" What {path.name} held before is kept." if path.exists() else ""
         raise RegardError(
             f"{path} ({len(data):,} bytes) cannot be written: {error.strerror or error}.{kept}{remedy}"

@@ -14,7 +14,7 @@ from typing import Any
 
 from regard import __version__
 from regard.data.corpus import Corpus
-from regard.data.retrieval import NOVEL, nearest
+from regard.data.retrieval import NOVEL, nearest, without_near
 from regard.errors import RegardError
 from regard.seq2seq.checkpoint import read_json, write_whole
 from regard.seq2seq.config import Config, Model, make_config
@@ -30,7 +30,7 @@ EVALUATION = "evaluation.json"
 #: Compared unless said otherwise.
 DEFAULT = ("none", "bahdanau", "luong_dot", "luong_general", "luong_concat", "hybrid", "transformer")
 #: What must be as it was in a comparison that is gone on with.
-FIXED = ("data", "data_hash", "systems", "seeds", "budget", "sweep", "train_words", "beam", "config")
+FIXED = ("data", "data_hash", "systems", "seeds", "budget", "sweep", "train_words", "without_near", "beam", "config")
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ class Study:
         sweep: What the systems differ in, if they are variants of one: "heads", "positions", "attention", "prune" or
             "scaled".
         train_words: Pairs of more words are left out of training and validation, and stay in the test.
+        without_near: Whether test pairs are left out whose source is nearly a training source.
         beam: Of the translations of the test; 1 is greedy.
     """
 
@@ -98,6 +99,7 @@ class Study:
     sweep: str | None = None
     train_words: int | None = None
     beam: int = 1
+    without_near: bool = False
 
     @property
     def baseline(self) -> str:
@@ -111,8 +113,8 @@ class Study:
         said = f"{amount:g} {unit if amount != 1 else unit[:-1]}"
         if unit == "minutes":
             return (
-                f"Equal time: every trial trains for {said}, one thread each; start, validation and test are not "
-                "counted."
+                f"Equal time: every trial trains for {said} of a processor's time, in one thread; start, validation "
+                "and test, and what other programs take, are not counted."
             )
         return f"Equal {unit}: every trial trains for {said}, however long it takes."
 
@@ -136,7 +138,11 @@ class Study:
 
     def corpus(self) -> Corpus:
         """The pairs that all trials see."""
-        corpus = read_corpus(self.config.data)
+        corpus = self._short(read_corpus(self.config.data))
+        return without_near(corpus) if self.without_near else corpus
+
+    def _short(self, corpus: Corpus) -> Corpus:
+        """Without long pairs in training and validation."""
         most = self.train_words
         if most is None:
             return corpus
@@ -157,12 +163,14 @@ class Study:
             "data_hash": corpus.hash,
             "languages": [corpus.source_language, corpus.target_language],
             "pairs": {split: len(getattr(corpus, split)) for split in ("train", "valid", "test")},
+            "left_out": {reason: count for reason, count in corpus.skipped.items() if count},
             "systems": [entry.to_json() for entry in self.systems],
             "seeds": list(self.seeds),
             "budget": {"kind": unit, "amount": amount},
             "equal": self.equal,
             "sweep": self.sweep,
             "train_words": self.train_words,
+            "without_near": self.without_near,
             "beam": self.beam,
             "baseline": self.baseline,
             "config": self.config.model_dump(),
@@ -215,7 +223,8 @@ def read_study(folder: Path) -> Study:
     try:
         systems = tuple(Entry(each["name"], each["label"], each["settings"]) for each in data["systems"])
         parts = {name: data[name] for name in ("name", "sweep", "train_words", "beam")}
-        return Study(config=make_config(data["config"]), systems=systems, seeds=tuple(data["seeds"]), **parts)
+        parts |= {"without_near": data.get("without_near", False), "config": make_config(data["config"])}
+        return Study(systems=systems, seeds=tuple(data["seeds"]), **parts)
     except (KeyError, TypeError) as error:
         raise RegardError(f"{folder / STUDY} is no whole comparison ({error!r}). Compare into a new folder.") from None
 
@@ -235,6 +244,8 @@ def _check_version(data: Mapping[str, Any], folder: Path) -> None:
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
     _check_version(before, folder)
+    # what came after it was begun has the value now that it had then without a name
+    before = {"without_near": False, **before, "config": make_config(before.get("config") or {}).model_dump()}
     names = [name for name in FIXED if before.get(name) != now[name]]
     if len(names) > 1 and "data_hash" in names:
         names.remove("data_hash")  # says nothing that the others do not

@@ -119,7 +119,7 @@ class Training(Section):
     )
     accumulate: int = Field(default=1, ge=1, description="Batches whose gradients make one update.")
     learning_rate: Positive | Auto = Field(
-        default="auto", description="Peak; auto: 0.007 recurrent, 0.005 Transformer, and 1 (the paper's) with noam."
+        default="auto", description="Peak; auto: 0.01 recurrent, 0.005 Transformer, and 1 (the paper's) with noam."
     )
     schedule: Literal["cosine", "inverse_square_root", "noam", "plateau", "constant"] = Field(
         default="cosine",
@@ -184,6 +184,15 @@ class Decoding(Section):
     min_length: int = Field(default=0, ge=0, description="Fewest pieces of a translation.")
     max_length: int = Field(default=0, ge=0, description="Most pieces of a translation; 0: twice the source and 10.")
     no_repeat: int = Field(default=0, ge=0, description="Block pieces that would repeat so many in a row; 0: do not.")
+
+    @model_validator(mode="after")
+    def _room_for_the_shortest(self) -> Decoding:
+        if 0 < self.max_length <= self.min_length:
+            raise ValueError(
+                f"max_length = {self.max_length} steps (the end of the sentence is one) leave no room for min_length = "
+                f"{self.min_length} pieces. Raise max_length above min_length"
+            )
+        return self
 
 
 class Config(Section):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +15,7 @@ from regard.data.batches import Batches
 from regard.data.corpus import encode_pairs
 from regard.data.retrieval import NEAR, NOVEL, nearest
 from regard.errors import RegardError
+from regard.seq2seq import clock
 from regard.seq2seq.alignment import align, alignment_error_rate
 from regard.seq2seq.bootstrap import Comparison, band, bleu, bleu_counts, check_sentences, paired_bootstrap, sacrebleu
 from regard.seq2seq.decoding import evaluating
@@ -99,7 +99,8 @@ class Evaluation:
     under teacher forcing, `alignment_error_rate` that of the attention (0 is best) where gold
     alignments exist. `by_similarity` is BLEU by how like the nearest training source is; the first of its
     buckets is the novel part. `retrieval` is the BLEU of the target of the most similar training source, copied:
-    first of all sentences, then as in `by_similarity`. Skipped sentences count as empty translations.
+    first of all sentences, then as in `by_similarity`. Skipped sentences count as empty translations;
+    `left_out` is how many were not tested, since they are near-duplicates of training sources.
     """
 
     num_sentences: int
@@ -118,6 +119,7 @@ class Evaluation:
     reading: str | None = None
     seconds: float | None = None
     skipped: int = 0
+    left_out: int = 0
     search: Mapping[str, Any] | None = None
     references_hash: str = ""
     hypotheses: tuple[str, ...] = ()
@@ -129,7 +131,7 @@ class Evaluation:
 
     @property
     def sentences_per_second(self) -> float | None:
-        """How fast the search was, tokenizing included."""
+        """How fast the search was, tokenizing included; on a CPU by the time that the thread had there."""
         return self.num_sentences / self.seconds if self.seconds else None
 
     def to_json(self) -> dict[str, Any]:
@@ -220,12 +222,13 @@ def evaluate(
         raise RegardError("evaluate: there are no sentence pairs. Give at least one.")
     sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
     found: list[Translation] = []
-    start = time.perf_counter()
+    device = system.model.device
+    start = clock.seconds(device)
     tokenizers = system.source_tokenizer, system.target_tokenizer
     for each in translate(system.model, *tokenizers, sources, replace(wanted, reading=None)):
         found.append(each)
         progress(len(found))
-    seconds = time.perf_counter() - start
+    seconds = clock.seconds(device) - start
     error_rate, reading = _error_rate(system, pairs, wanted)
     return replace(
         score([each.text for each in found], references, sources, training),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
 
 from regard.errors import RegardError
+from regard.seq2seq.guards import polite_signals
 from regard.seq2seq.run import STATE, WEIGHTS, load_weights
 from regard.seq2seq.stream import Standing, turns
 from regard.seq2seq.training import Course, Task
@@ -165,20 +165,13 @@ def _kernels(task: Task) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stopping(course: Course) -> Iterator[None]:
-    """The first Ctrl-C or polite kill ends the training after the step it is in; the second ends it at once."""
+    """The first Ctrl-C, polite kill or loss of the terminal ends the training after its step; the second at once."""
 
     def stop(number: int, frame: Any) -> None:
         if course.interrupted:
             raise KeyboardInterrupt
         course.interrupted = True
 
-    if threading.current_thread() is not threading.main_thread():
+    with polite_signals(stop) as numbers:
+        course.before_training = lambda: [signal.signal(number, stop) for number in numbers]  # Lightning sets its own
         yield
-        return
-    held = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    course.before_training = lambda: [signal.signal(number, stop) for number in held]
-    try:
-        yield
-    finally:
-        for number, handler in held.items():
-            signal.signal(number, handler)

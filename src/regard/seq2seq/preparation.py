@@ -70,8 +70,9 @@ def prepare(config: Config, folder: Path | None = None, *, corpus: Corpus | None
     model = _model(config, len(source), len(target))  # DDP sends those of the first to all
     task = _task(config, corpus, source, target, model, folder, rank)
     if folder is not None and rank == 0:
-        source.save(folder / SOURCE)
-        target.save(folder / TARGET)
+        if found is None:
+            source.save(folder / SOURCE)
+            target.save(folder / TARGET)
         write_whole(folder / CONFIG, config.write())
         write_environment(folder)
         languages = {"source_language": corpus.source_language, "target_language": corpus.target_language}

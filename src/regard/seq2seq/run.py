@@ -75,9 +75,14 @@ def load_run(path: str | Path) -> Run:
     return Run(path, model.eval(), source, target, read_sections(path), settings, read_metrics(path / METRICS))
 
 
+def models_in_the_box() -> list[str]:
+    """The names of the runs that come with the package."""
+    return sorted(folder.name for folder in BOX.iterdir() if (folder / SETTINGS).exists()) if BOX.is_dir() else []
+
+
 def load_model_in_the_box(name: str) -> Run:
     """A run that comes with the package, as "bahdanau-en-fr"."""
-    known = [folder.name for folder in BOX.iterdir() if (folder / SETTINGS).exists()] if BOX.is_dir() else []
+    known = models_in_the_box()
     if name not in known:
         raise RegardError(f"There is no model {name!r} in the package. {nearest(name, known)}")
     return load_run(BOX / name)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from regard.errors import RegardError, nearest
-from regard.nn import Blueprint
+from regard.hf import prune
+from regard.nn import Blueprint, MultiHeadAttention
 from regard.seq2seq.hybrid import HybridTranslator
 from regard.seq2seq.model import Translator
 from regard.seq2seq.recurrent import BahdanauTranslator, FixedVectorTranslator, LuongTranslator
@@ -35,6 +36,7 @@ class System:
 
     def build(self, source_size: int, target_size: int, width: int = 128, **options: Any) -> Translator:
         """A fresh model. Options the system does not have are refused."""
+        heads_left = options.pop("heads_left", {})
         known = (*COMMON, *self.options)
         for option in options:
             if option not in known:
@@ -45,14 +47,15 @@ class System:
             given.pop("num_heads", None)
         model = self.make(**given)
         model._settings = {"name": self.name, **given}
-        return model
+        return _with_heads(model, heads_left)
 
 
 def build(name: str, *, source_size: int, target_size: int, width: int = 128, **options: Any) -> Translator:
     """A translator by its name, such as "bahdanau"; `build(**model.settings())` builds an equal one.
 
     Options of all: `layers`, `dropout`, and `num_heads`, which means nothing where there are no heads;
-    `SYSTEMS[name].options` are the others.
+    `SYSTEMS[name].options` are the others. `heads_left` is how many heads are left in attention modules that
+    were pruned, by module path; any of the same number will do, since weights are loaded into them.
 
     >>> model = build("luong_general", source_size=20, target_size=30, width=16, input_feeding=False)
     >>> model.settings()
@@ -66,6 +69,18 @@ def system(name: str) -> System:
     if name not in SYSTEMS:
         raise RegardError(f"build: there is no system {name!r}. {nearest(str(name), SYSTEMS)}")
     return SYSTEMS[name]
+
+
+def _with_heads(model: Translator, left: Mapping[str, int]) -> Translator:
+    """The model with only so many heads in some of its attention modules."""
+    modules = dict(model.named_modules())
+    for name, count in left.items():
+        module = modules.get(name)
+        if not isinstance(module, MultiHeadAttention):
+            heads = [known for known, each in modules.items() if isinstance(each, MultiHeadAttention)]
+            raise RegardError(f"build(heads_left): there are no heads in {name!r}. {nearest(name, heads)}")
+        prune(model, {name: range(count, module.num_heads)})
+    return model
 
 
 def _check_numbers(name: str, given: dict[str, Any]) -> None:

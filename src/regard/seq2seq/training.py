@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from regard.data.batches import Batch
 from regard.errors import RegardError
+from regard.seq2seq import clock
 from regard.seq2seq.averaging import Averaging
 from regard.seq2seq.checkpoint import read_tensors, write_tensors
 from regard.seq2seq.config import Config
@@ -61,7 +61,7 @@ class Task:
         training, model = self.config.training, self.config.model
         peak = training.learning_rate
         if peak == "auto":
-            peak = 1.0 if training.schedule == "noam" else 0.005 if model.system.startswith("transformer") else 0.007
+            peak = 1.0 if training.schedule == "noam" else 0.005 if model.system.startswith("transformer") else 0.01
         return Schedule(training.schedule, float(peak), training.warmup, model.width)
 
 
@@ -100,7 +100,7 @@ class Course(LightningModule):
         return batch
 
     def training_step(self, batch: Turn, batch_idx: int) -> None:
-        start = self._clock()
+        start = clock.seconds(self.device)
         tokens, pairs = self._agree(batch)
         if self._ended(batch):
             self.trainer.should_stop = True
@@ -108,14 +108,10 @@ class Course(LightningModule):
         total = self._backward(batch, tokens)
         self._update(batch)
         self._count(batch, total, tokens, pairs)
-        self._took = self._clock() - start
+        self._took = clock.seconds(self.device) - start
         self._after()
 
     # One step
-
-    def _clock(self) -> float:
-        """Seconds: of this thread's own processor time on a CPU, so that other work there costs a budget nothing."""
-        return time.thread_time() if self.device.type == "cpu" else time.perf_counter()
 
     def _agree(self, turn: Turn) -> tuple[int, int]:
         """Target tokens and pairs of the turn in all processes; the clock and a wish to stop are shared, too."""
@@ -166,24 +162,32 @@ class Course(LightningModule):
             group["lr"] = rate
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), training.clip or math.inf)
         if not math.isfinite(norm):
-            self._diverged(turn, rate)
+            raise self._diverged(turn, rate)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.averaging.add()
 
-    def _diverged(self, turn: Turn, rate: float) -> None:
-        """The weights are still those before the step: keep them, and say where it happened."""
+    def _diverged(self, turn: Turn, rate: float) -> RegardError:
+        """Where it happened. The weights are still those before the step: they are kept, unless they are none."""
         self.optimizer.zero_grad()
         self.reason = "diverged"
-        self.save()
+        is_whole = all(bool(weight.isfinite().all()) for weight in self.model.parameters())
+        if is_whole:
+            self.save()
         pairs = [index for batch in turn.batches for index in batch.indices]
-        kept = f" The weights before that step are kept in {self.task.folder}." if self.task.folder else ""
-        raise RegardError(
+        return RegardError(
             f"train: the loss or its gradient is not a finite number at step {self.standing.step + 1} (epoch "
             f"{turn.epoch + 1}, batch {turn.place + 1} of {turn.num_batches}, learning rate {rate:.3g}, training pairs "
-            f"{', '.join(map(str, pairs))}).{kept} "
+            f"{', '.join(map(str, pairs))}).{self._kept('The state before that step' if is_whole else '')} "
             "Lower training.learning_rate or training.clip, or look at these pairs."
         )
+
+    def _kept(self, what: str = "") -> str:
+        """What of the training is in its folder after it failed."""
+        folder = self.task.folder
+        if folder is None or not (folder / STATE).exists():
+            return " Nothing was saved before it."
+        return f" {what or 'The state that was saved last'} is kept in {folder}."
 
     def _count(self, turn: Turn, total: float, tokens: int, pairs: int) -> None:
         standing = self.standing
@@ -245,6 +249,12 @@ class Course(LightningModule):
     def _measure(self) -> Validation:
         total, tokens = surprise(self.model, self.task.valid)
         total, tokens = _summed(torch.tensor([total, tokens], dtype=torch.float64), self.device).tolist()
+        if not math.isfinite(total):
+            self.reason = "diverged"
+            raise RegardError(
+                f"train: the loss on the validation pairs is not a finite number after step {self.standing.step}: the "
+                f"weights have run away.{self._kept()} Lower training.learning_rate or training.clip."
+            )
         bleu = self.task.score(self.model) if self.task.score and _rank() == 0 else 0.0
         if self.task.score:
             bleu = _summed(torch.tensor(bleu, dtype=torch.float64), self.device).item()

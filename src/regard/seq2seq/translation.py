@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from regard.data.vocabulary import EOS, UNK
 from regard.errors import RegardError
-from regard.seq2seq.alignment import Alignment, align, check_alignable, padded
+from regard.seq2seq.alignment import Alignment, align, check_alignable, padded, written_words
 from regard.seq2seq.decoding import Hypothesis, Search
 
 if TYPE_CHECKING:
@@ -114,7 +114,9 @@ class _Work:
         unknown = self.wanted.replace_unknown and any(UNK in tokens for tokens in best)
         if self.wanted.reading is None and not unknown:
             return done
-        alignments = align(self.model, self.tokenizers, encoded, best, reading=self.wanted.reading or "output")
+        words = [written_words(self.tokenizers[0], *each) for each in zip(sentences, encoded, strict=True)]
+        reading = self.wanted.reading or "output"
+        alignments = align(self.model, self.tokenizers, encoded, best, reading=reading, source_words=words)
         return [self._aligned(each, alignment) for each, alignment in zip(done, alignments, strict=True)]
 
     def _aligned(self, done: Translation, alignment: Alignment) -> Translation:

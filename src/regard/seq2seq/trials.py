@@ -41,13 +41,20 @@ def run_trial(folder: Path, label: str, seed: int, tell: Tell = lambda state, **
         tell: Called with a state ("preparing", "training", "looking", "pruning", "testing") and numbers.
     """
     from regard.seq2seq.comparison import read_study
-    from regard.seq2seq.run import load_run
+    from regard.seq2seq.guards import alone
 
     tell("preparing")
     study = read_study(folder)
     trial = find_trial(study, folder, label, seed)
     if trial.finished:
         return True
+    with alone(trial.path, "compare"):
+        return _taken(study, trial, folder, tell)
+
+
+def _taken(study: Study, trial: Trial, folder: Path, tell: Tell) -> bool:
+    from regard.seq2seq.run import load_run
+
     corpus = _corpus(study, folder)
     if not (trial.path / TRAINED).exists() and not _trained(study, trial, corpus, folder, tell):
         return False
@@ -112,11 +119,9 @@ def _trained(study: Study, trial: Trial, corpus: Corpus, folder: Path, tell: Tel
     before = peak_memory()
     with quiet():
         prepared = prepare(study.config_of(trial.entry, trial.seed), trial.path, corpus=corpus)
-    wall, processor = time.perf_counter(), time.process_time()
     outcome = fit(prepared.task, resume=(trial.path / STATE).exists(), told=_telling(tell))
     if outcome.reason == "interrupted":
         return False
-    wall, processor = time.perf_counter() - wall, time.process_time() - processor
     standing = outcome.standing
     facts = {
         "reason": outcome.reason,
@@ -126,7 +131,6 @@ def _trained(study: Study, trial: Trial, corpus: Corpus, folder: Path, tell: Tel
         "tokens": standing.tokens,
         "pairs": standing.pairs,
         "peak_memory_mib": round(peak_memory(), 1),
-        "cpu_share": round(processor / wall, 3),  # of one core, in this session
         "memory_before_mib": round(before, 1),
     }
     _write(trial.path / TRAINED, facts)

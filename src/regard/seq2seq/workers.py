@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regard.errors import RegardError
 from regard.seq2seq.checkpoint import read_json
 from regard.seq2seq.comparison import EVALUATION, Trial
+from regard.seq2seq.guards import polite_signals
 from regard.seq2seq.trials import FAILED, STOPPED
 
-LOG, LOCK = "log.txt", ".lock"
+LOG = "log.txt"
 #: What takes one trial to its end, followed by the folder, the label and the seed.
 COMMAND = (sys.executable, "-m", "regard.seq2seq.trials")
 #: Seconds between two looks at the processes.
@@ -71,8 +71,8 @@ def run_trials(
 ) -> None:
     """Run all that wait, `processes` at a time, until each has ended; one that dies does not stop the others.
 
-    An interrupt asks all to stop after their step, waits until they have saved, and is raised again; a second
-    one ends them at once.
+    Ctrl-C, a polite kill or the loss of the terminal asks all to stop after their step, waits until they have saved,
+    and is raised as KeyboardInterrupt; a second one ends them at once.
 
     Args:
         folder: Of the comparison.
@@ -81,33 +81,27 @@ def run_trials(
         show: Called now and then, and whenever a trial starts or ends.
     """
     running: list[_Worker] = []
-    try:
-        while running or any(one.state == "waiting" for one in progress):
-            for one in progress:
-                if one.state == "waiting" and len(running) < processes:
-                    running.append(_Worker(folder, one))
-            time.sleep(PAUSE)
-            running = [worker for worker in running if not worker.look()]
-            show()
-    except BaseException:
-        _stop(running, show)
-        raise
+    asked: list[int] = []
 
+    def stop(number: int, frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
 
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Refuse to work on a comparison that another process is working on; the system forgets this with the process."""
-    import fcntl
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as lock:
+    with polite_signals(stop):
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RegardError(
-                f"compare: another process is working on {folder}. Wait for it, or give another --out."
-            ) from None
-        yield
+            while not asked and (running or any(one.state == "waiting" for one in progress)):
+                for one in progress:
+                    if one.state == "waiting" and len(running) < processes:
+                        running.append(_Worker(folder, one))
+                time.sleep(PAUSE)
+                running = [worker for worker in running if not worker.look()]
+                show()
+            if asked:
+                raise KeyboardInterrupt
+        except BaseException:
+            _stop(running, show)
+            raise
 
 
 class _Worker:

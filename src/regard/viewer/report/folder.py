@@ -111,7 +111,7 @@ def read_study(path: Path) -> Study:
             f"write_report: {path / COMPARISON} names no systems or no seeds, so there is nothing to show."
         )
     trials = tuple(
-        _trial(path / TRIALS / f"{system['label']}-{seed}", system["label"], seed)
+        read_trial(path / TRIALS / f"{system['label']}-{seed}", system["label"], seed)
         for system in about["systems"]
         for seed in about["seeds"]
     )
@@ -119,7 +119,8 @@ def read_study(path: Path) -> Study:
     return Study(path, about, trials, retrieval, _sentences(path, about, trials, retrieval))
 
 
-def _trial(path: Path, label: str, seed: int) -> Trial:
+def read_trial(path: Path, label: str, seed: int) -> Trial:
+    """What is in the folder of one run so far."""
     found = _optional(path / EVALUATION)
     evaluation = _evaluation(path / EVALUATION, found) if found else None
     others = (_optional(path / name) for name in (LOOKING, PRUNING, TRAINED, FAILED))

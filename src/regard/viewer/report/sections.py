@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from regard.data.retrieval import NEAR, NEAR_REASON
 from regard.viewer.report import charts
 from regard.viewer.report.blocks import (
     Block,
@@ -61,6 +62,12 @@ def _opening(report: Report) -> Iterator[Block]:
     about, progress = report["about"], report["progress"]
     yield from (Text(sentence, "leading") for sentence in findings(report))
     yield Text(budget(about))
+    if about.get("without_near"):
+        count = (about.get("left_out") or {}).get(NEAR_REASON, 0)
+        yield Text(
+            f"{count:,} sentences are left out of the test: near-duplicates, whose source is more than {NEAR:g} "
+            "similar to a training source."
+        )
     left = progress["expected"] - progress["finished"]
     if left:
         missing = ", ".join(progress["missing"])
@@ -282,6 +289,7 @@ def _card(report: Report) -> list[tuple[str, str]]:
     facts = [
         ("command", about.get("command")),
         ("data", f"{about.get('data')}{f' ({pairs} pairs)' if pairs else ''}"),
+        ("left out", ", ".join(f"{count:,} {reason}" for reason, count in (about.get("left_out") or {}).items())),
         ("data hash (sha256)", about.get("data_hash")),
         ("seeds", ", ".join(map(str, about["seeds"]))),
         ("budget", budget(about).split(". ")[0]),

@@ -1,0 +1,90 @@
+"""Text files line by line, JSON lines and folders of `datasets`, each mistake named with its line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from regard.errors import RegardError
+
+__all__ = ["JSON_LINES", "decoded", "fields_of", "json_records", "lines", "looks_like_path", "saved_dataset"]
+
+JSON_LINES = (".jsonl", ".ndjson")
+#: Endings that make a file's name even of several words.
+TEXTS = (".txt", ".text", ".md", ".tsv", ".csv", ".json", *JSON_LINES)
+
+
+def looks_like_path(text: str) -> bool:
+    """Whether someone who wrote this must have meant a file: a mistyped name should not be taken for a text.
+
+    >>> [looks_like_path(text) for text in ("test.fr", "texts/a", "my notes.txt", "Go on.", "Who? Me.", "3.14")]
+    [True, True, True, False, False, False]
+    """
+    ending = os.path.splitext(text)[1]
+    if any(character.isspace() for character in text):
+        return ending.lower() in TEXTS
+    return os.sep in text or (ending.isascii() and ending[1:].isalnum() and not ending[1:].isdecimal())
+
+
+def lines(path: Path, operation: str) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers from 1; only line feeds end one, whatever else Unicode calls a line break."""
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                yield number, decoded(line, number, os.fspath(path), operation).rstrip("\r\n")
+    except OSError as error:
+        raise RegardError(f"{operation}: {path} cannot be read: {error.strerror or error}.") from None
+
+
+def decoded(line: bytes, number: int, name: str, operation: str) -> str:
+    """One line of UTF-8; the first may begin with a byte order mark."""
+    try:
+        return line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        place = error.start + len(line) - len(error.object)  # "utf-8-sig" counts from behind the mark
+        raise RegardError(
+            f"{operation}: line {number} of {name} is not UTF-8 text (byte {place + 1} of the line is "
+            f"0x{line[place]:02x}). Convert it, for example with: iconv -f latin1 -t utf-8"
+        ) from None
+
+
+def json_records(path: Path, operation: str) -> Iterator[tuple[int, Any]]:
+    """The values of a file of one JSON value a line, with their lines; None for an empty line."""
+    for number, line in lines(path, operation):
+        if not line.strip():
+            yield number, None
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise RegardError(
+                f"{operation}: line {number} of {path} is not JSON ({error}). Give one object a line."
+            ) from None
+        yield number, record
+
+
+def fields_of(record: Any) -> str:
+    """The names of the fields of a record, for a message."""
+    return ", ".join(record) if isinstance(record, dict) else f"none, it is a {type(record).__name__}"
+
+
+def saved_dataset(folder: Path, operation: str, remedy: str = "") -> Any:
+    """The one split that `datasets` saved in a folder; `remedy` is what else may be given where there are several."""
+    try:
+        from datasets import load_from_disk  # type: ignore[import-not-found]
+    except ImportError:
+        raise RegardError(
+            f"{operation}: {folder} is a folder, and those are read with datasets, which is not installed. "
+            "pip install 'regard[corpus]'"
+        ) from None
+    try:
+        data: Any = load_from_disk(os.fspath(folder))
+    except Exception as error:  # datasets and pyarrow raise their own kinds
+        raise RegardError(f"{operation}: {folder} is no folder that save_to_disk wrote. ({error})") from None
+    if isinstance(data, dict):
+        first = folder / next(iter(data), "")
+        raise RegardError(f"{operation}: {folder} has the splits {', '.join(data)}. Give one, {first}{remedy}.")
+    return data
