@@ -8,9 +8,14 @@ import sys
 
 import torch
 
-from benchmarks import spine, viewing, watching
+from benchmarks import spine, translating, viewing, watching
 
-SUITES = {"spine": spine.goals, "watching": watching.goals, "viewing": viewing.goals}
+SUITES = {
+    "spine": spine.goals,
+    "watching": watching.goals,
+    "viewing": viewing.goals,
+    "translating": translating.goals,
+}
 
 
 def conditions() -> str:

@@ -32,16 +32,18 @@ class Goal:
         return f"{self.work:<74} {self.measured:9.2f} {sign} {self.limit:g} {self.unit:<14} {verdict}"
 
 
-def in_turn(*runs: Callable[[], object], rounds: int = 5) -> list[float]:
+def in_turn(
+    *runs: Callable[[], object], rounds: int = 5, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
     """Median seconds of each, run A B A B ... after one warm-up of each."""
     times: list[list[float]] = [[] for _ in runs]
     for run in runs:
         run()
     for _ in range(rounds):
         for run, mine in zip(runs, times, strict=True):
-            start = time.perf_counter()
+            start = clock()
             run()
-            mine.append(time.perf_counter() - start)
+            mine.append(clock() - start)
     return [statistics.median(mine) for mine in times]
 
 

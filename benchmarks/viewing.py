@@ -16,8 +16,8 @@ import regard as rg
 from benchmarks.measure import Goal, added_memory
 from regard.stats import Reading
 from regard.viewer import Sheet, load_run, save_run, write_page
-from regard.viewer.answers import Answers
-from regard.viewer.pyramid import QUICK, READY, TILE
+from regard.viewer.answers import TILE, Answers
+from regard.viewer.sheet import QUICK, READY
 
 LENGTH, HEADS, LAYERS, WIDTH = 32_768, 12, 2, 64
 #: Bytes of a page of all 72 heads of MiniLM at 512 tokens, by the viewers that hold every weight (docs/benchmarks.md).

@@ -1,6 +1,6 @@
 // `make page`: bundles src/ into the package, and writes the hash of the sources into the bundle, which a test checks.
 import { createHash } from "node:crypto";
-import { readdirSync, readFileSync, writeFileSync } from "node:fs";
+import { copyFileSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { build } from "esbuild";
 
 const target = new URL("../src/regard/viewer/static/", import.meta.url);
@@ -18,3 +18,4 @@ const script = await build({ ...options, entryPoints: ["src/main.ts"], format: "
 const style = await build({ ...options, entryPoints: ["src/style.css"] });
 for (const [name, made] of [["page.js", script], ["page.css", style]])
   writeFileSync(new URL(name, target), `${stamp}\n${made.outputFiles[0].text}`);
+copyFileSync("src/page.html", new URL("page.html", target));

@@ -11,7 +11,6 @@ import torch
 
 import regard as rg
 from regard.stats import Finding, Reading, Role, RoleTable
-from regard.viewer import reading_of
 
 TEXT = "[CLS] the animal did not cross the street because it was too tired . [SEP]"
 WORDS = TEXT.split()
@@ -46,7 +45,7 @@ def told(text):
 
 def translation(title="Bahdanau"):
     source, target = ["das", "Haus", "ist", "sehr", "klein"], ["the", "house", "is", "tiny"]
-    return reading_of(title, maps_of(4, keys=5, heads=2, layers=1), source, target)
+    return Reading.of(title, maps_of(4, keys=5, heads=2, layers=1), source, queries=target)
 
 
 @contextmanager

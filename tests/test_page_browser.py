@@ -9,8 +9,10 @@ from contextlib import contextmanager
 import pytest
 
 import regard as rg
+from fabricated import fabricate
 from pages import FLAGS, HOSTILE, UNUSUAL, WORDS, chromium, reading, served, told, translation, until
 from regard.viewer import Sheet, write_page
+from regard.viewer.runs import open_folder
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = [
@@ -239,6 +241,27 @@ def test_alignment_with_gold_links(browser, address):
         page.wait_for_selector(".words:not([role]) span")
 
 
+def test_a_comparison_of_translators(browser, tmp_path):
+    sheets = open_folder(fabricate(tmp_path / "study"))
+    with served(sheets) as address, opened(browser, address + "#alignment") as page:
+        until(page, "document.querySelectorAll('.matrix').length === 3")
+        titles = page.locator(".panels figcaption > span:first-child").all_inner_texts()
+        assert titles == ["Bahdanau", "Luong general", "Transformer"]
+        assert page.locator(".gold").count() == 6
+        assert "Output-aligned" in page.locator(".about-reading").inner_text()
+        page.keyboard.press("5")
+        for title in (
+            "Validation BLEU by step",
+            "Validation BLEU by minutes",
+            "Training loss by step",
+            "BLEU by length",
+        ):
+            until(page, f"document.body.textContent.includes('{title}')")
+        figure = page.locator("figure", has_text="BLEU by length")
+        labels = figure.locator("[aria-label='x-axis tick label'] text").all_text_contents()
+        assert labels == [place for place, _ in sheets[0].about["charts"][-1]["series"][0]["points"]]
+
+
 def test_statistics(browser, file):
     with opened(browser, file + "#statistics") as page:
         titles = page.locator("figcaption").all_inner_texts()
@@ -304,6 +327,8 @@ def test_no_view_scrolls_sideways(browser, file, size):
             page.goto(f"{file}#{view}")
             page.wait_for_timeout(250)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, view
+            inside = "[...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth + 1)"
+            assert size != "phone" or page.evaluate(f"{inside}.length") == 0, f"{view}: what it draws has no room"
 
 
 def test_unusual_text_shows_as_itself(browser, address):

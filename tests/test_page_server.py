@@ -71,6 +71,10 @@ BAD = [
     "/ask/text/%D9%A3",
     "/ask//text/0",
     "/index.html",
+    "/ask/tile/0/0/0/24/0/0/mean",
+    "/ask/tile/0/0/0/0/0/4294967296/mean",
+    "/ask/tile/0/0-1/0/0/0/0/mean",
+    "/ask/" + "9" * 70_000,
 ]
 
 
@@ -87,7 +91,8 @@ def test_only_get_is_answered(address, method):
 
 
 @pytest.mark.parametrize(
-    "host", ["example.org", "example.org:80", "127.0.0.1.example.org", "", "evil@127.0.0.2", "[::2]:80"]
+    "host",
+    ["example.org", "example.org:80", "127.0.0.1.example.org", "", "evil@127.0.0.1", "127.0.0.1/x", "[::2]:80", "[::1"],
 )
 def test_other_host_names_are_refused(address, host):
     assert ask(address, "/", host=host)[0] == 400

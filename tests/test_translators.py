@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import regard as rg
+from regard.data import Words
 from regard.seq2seq import SYSTEMS, build
 
 V, W, C = 20, 24, 16
@@ -31,7 +32,7 @@ RECURRENT = [
 ]
 TRANSFORMERS = [
     {},
-    {"norm": "post", "activation": "gelu", "tied": False},
+    {"norm": "post", "activation": "gelu", "tied": True},
     {"activation": "swiglu", "num_key_heads": 1, "layers": 1},
     *({"positions": p} for p in ("learned", "rope", "alibi", "t5", "none")),
     *({"attention": name} for name in ("sliding_window", "bigbird", "linear", "performer")),
@@ -147,6 +148,45 @@ def test_settings_rebuild_the_model(name, options):
     again.load_state_dict(model.state_dict())
     source, target = pairs()
     close(again(source, target), model(source, target), atol=0)
+
+
+PRUNED = [
+    (
+        "transformer",
+        {"num_heads": 4},
+        {"encoder.layers.0.self_attention": [1], "decoder.layers.1.cross_attention": [0, 3]},
+    ),
+    ("transformer", {"num_heads": 4, "num_key_heads": 2}, {"decoder.layers.0.self_attention": [0, 1]}),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "heads"), PRUNED)
+def test_a_pruned_model_is_saved_and_read_as_it_is(name, options, heads, tmp_path):
+    from regard.seq2seq.run import (
+        SOURCE,
+        TARGET,
+        WEIGHTS,
+        load_run,
+        read_settings,
+        save_weights,
+        write_settings,
+    )
+
+    model = build(name, source_size=V, target_size=W, width=C, layers=2, **options).eval()
+    rg.prune(model, {f"transformer.{path}": numbers for path, numbers in heads.items()})
+    write_settings(tmp_path, model, {})
+    save_weights(model, {}, tmp_path / WEIGHTS, {})
+    for file, size in ((SOURCE, V), (TARGET, W)):
+        Words([f"w{number}" for number in range(size - 4)]).save(tmp_path / file)
+    again, (source, target) = load_run(tmp_path).model, pairs()
+    assert again.settings() == model.settings() == {**read_settings(tmp_path)["model"]}
+    close(again(source, target), model(source, target), atol=0)
+    rg.prune(again, {"transformer.encoder.layers.1.self_attention": [0] if "num_key_heads" not in options else [2, 3]})
+    twice = build(**json.loads(json.dumps(again.settings())))
+    twice.load_state_dict(again.state_dict())
+    close(twice.eval()(source, target), again(source, target), atol=0)
+    with pytest.raises(rg.RegardError, match=r"no heads in 'transformer.encoder.layers.9"):
+        build(name, source_size=V, target_size=W, width=C, heads_left={"transformer.encoder.layers.9": 1})
 
 
 def test_every_system_takes_the_common_options():

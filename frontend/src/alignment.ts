@@ -1,7 +1,7 @@
 // Source against target: several mechanisms side by side on one colour scale, with the gold links where there are any.
 import { legend, scaleOf } from "./colour";
 import { stretch, type Context, type Panel } from "./context";
-import { queriesOf, type Text } from "./data";
+import { layerName, queriesOf, type Text } from "./data";
 import { choice, cut, h, s, saving, segments, visible } from "./dom";
 
 const SHOWN = 60;
@@ -29,7 +29,7 @@ export function alignmentView(context: Context): Panel {
         rows: async (query: number) => (await source.rows(state.text, state.layer, query))[head] }));
     const texts = await Promise.all(source.titles.map((_, at) => source.text(at)));
     return texts.flatMap((other, at) => (alike(other, text) ? other.layers.map((layer, place) => ({
-      title: `${texts.filter((one) => alike(one, text)).length > 1 ? `${other.title} · ` : ""}${other.layers.length > 1 ? `layer ${layer.number}` : layer.name}`,
+      title: `${texts.filter((one) => alike(one, text)).length > 1 ? `${other.title} · ` : ""}${layerName(layer)}`,
       aligned: other.aligned,
       rows: async (query: number) => mean(await source.rows(at, place, query)),
     })) : []));
@@ -41,7 +41,7 @@ export function alignmentView(context: Context): Panel {
     const scale = scaleOf(state.scale, text.tokens.length);
     tools.replaceChildren(
       choice("Panels", state.panels, [["layers", "layers and mechanisms, mean of heads"],
-        ["heads", `heads of layer ${text.layers[state.layer].number}`]], (panels) => context.set({ panels })),
+        ["heads", `heads of ${layerName(text.layers[state.layer])}`]], (panels) => context.set({ panels })),
       segments("Colour scale", state.scale, [["log", "Log"], ["linear", "Linear"]],
         (kind) => context.set({ scale: kind })),
     );
@@ -71,10 +71,11 @@ export function alignmentView(context: Context): Panel {
   function matrix(lines: Float32Array[], rows: [number, number], cols: [number, number],
     scale: ReturnType<typeof scaleOf>): SVGSVGElement {
     const { text, colours } = context;
-    const cell = Math.max(9, Math.min(26, 420 / Math.max(lines.length, cols[1] - cols[0])));
+    const room = (tokens: string[], letter = 12) => Math.max(...tokens.map((token) =>
+      Math.min([...visible(token)].length, 14))) * letter * 0.58 + 10;
+    const wide = Math.min(420, body.clientWidth - room(queriesOf(text).slice(...rows)) - 4);
+    const cell = Math.max(9, Math.min(26, 420 / lines.length, wide / (cols[1] - cols[0])));
     const size = Math.min(12, cell + 1);
-    const room = (tokens: string[]) => Math.max(...tokens.map((token) =>
-      Math.min([...visible(token)].length, 14))) * size * 0.58 + 10;
     const [left, top] = [room(queriesOf(text).slice(...rows)), room(text.tokens.slice(...cols))];
     const [width, height] = [left + (cols[1] - cols[0]) * cell + 2, top + lines.length * cell + 2];
     const figure = s("svg", { class: "matrix", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",

@@ -1,6 +1,7 @@
 // The frame around the views: which text, which head, keys, links, light and dark.
 import { Colours } from "./colour";
 import { headName, type Context, type Panel } from "./context";
+import { layerName } from "./data";
 import { choice, cut, h, strong } from "./dom";
 import type { Source } from "./source";
 import { fromLink, START, toLink, VIEWS, type State, type View } from "./state";
@@ -94,8 +95,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
     bar.hidden = state.view === "learn";
     bar.replaceChildren(
       choice("Layer", String(state.layer), text.layers.map((layer, at) =>
-        [String(at), layer.name.length < 24 && layer.name !== String(layer.number) && !layer.name.includes(".")
-        ? `${layer.number} ${layer.name}` : String(layer.number)]), (value) => context.set({ layer: Number(value) })),
+        [String(at), layerName(layer).replace(/^layer /, "")]), (value) => context.set({ layer: Number(value) })),
       choice("Head", String(state.head), text.layers[state.layer].heads.map((_, head) => [String(head), String(head)]),
         (value) => context.set({ head: Number(value) })),
       h("span", { class: "segments", role: "group", "aria-label": "Step through heads" },

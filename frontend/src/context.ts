@@ -1,6 +1,6 @@
 // What every view is given, and what it gives back.
 import type { Colours } from "./colour";
-import { queriesOf, type Text } from "./data";
+import { layerName, queriesOf, type Text } from "./data";
 import type { Place, Source } from "./source";
 import type { State } from "./state";
 
@@ -21,8 +21,9 @@ export interface Panel {
 }
 
 export const place = ({ state }: Context): Place => ({ text: state.text, layer: state.layer, head: state.head });
+export const inText = (name: string) => name.replace(/^Layer/, "layer");
 export const headName = (context: Context, layer = context.state.layer, head = context.state.head) =>
-  `Layer ${context.text.layers[layer].number}, head ${head}`;
+  `${layerName(context.text.layers[layer]).replace(/^l/, "L")}, head ${head}`;
 
 // The heads that a view shows together: layer -> heads.
 export function chosenHeads({ state, text }: Context): Map<number, number[]> {

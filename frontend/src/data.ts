@@ -12,7 +12,9 @@ export interface Head {
 }
 export interface Layer { name: string; number: number; small: [number, number]; similarity: number[][]; heads: Head[] }
 export interface Finding { kind: string; layer: number; heads: number[]; value: number; sentence: string }
-export interface Chart { title: string; x: string; y: string; series: { name: string; points: [number, number][] }[] }
+// Places on x are numbers, or labels in their order.
+export interface Chart { title: string; x: string; y: string;
+  series: { name: string; points: [number | string, number][] }[] }
 export interface Text {
   title: string;
   tokens: string[];
@@ -37,14 +39,17 @@ export interface Common {
   thumbnail: number;
 }
 
+// A module path says no more than the number; a mechanism by its name does.
+export const layerName = ({ name, number }: Layer): string =>
+  (name.length < 40 && name !== `${number}` && !name.includes(".") ? name : `layer ${number}`);
 export const queriesOf = (text: Text): string[] => text.queries ?? text.tokens;
 
 export const bytes = (base64: string): Uint8Array => Uint8Array.from(atob(base64), (one) => one.charCodeAt(0));
 export const floats = (base64: string): Float32Array => new Float32Array(bytes(base64).buffer);
 
 // Float16 by hand: not every browser has Float16Array.
-export function halves(base64: string): Float32Array {
-  return Float32Array.from(new Uint16Array(bytes(base64).buffer), (bits) => {
+export function halves(buffer: ArrayBufferLike): Float32Array {
+  return Float32Array.from(new Uint16Array(buffer), (bits) => {
     const [exponent, fraction] = [(bits >> 10) & 31, bits & 1023];
     const size = exponent === 0 ? fraction * 2 ** -24 : exponent === 31 ? Infinity
       : (1 + fraction / 1024) * 2 ** (exponent - 15);

@@ -1,8 +1,8 @@
 // All heads: a grid of small maps, coloured and sorted by a statistic, with what stands out beside it.
 import { headName, type Context, type Panel } from "./context";
 import { paint } from "./colour";
-import { bytes } from "./data";
-import { choice, fill, h, saving, shown, s, strong } from "./dom";
+import { bytes, layerName } from "./data";
+import { choice, cut, fill, h, saving, shown, s, strong } from "./dom";
 
 export function overview(context: Context): Panel {
   const tools = h("div", { class: "tools" });
@@ -44,6 +44,8 @@ export function overview(context: Context): Panel {
     const width = Math.max(...text.layers.map((layer) => layer.heads.length));
     const grouped = state.sort === "layer";
     grid.style.setProperty("--columns", String(grouped ? width : Math.min(12, values.length)));
+    const names = text.layers.map((layer) => cut(layerName(layer).replace(/^layer /, ""), 24));
+    grid.style.setProperty("--label", `${Math.max(1.3, ...names.map((name) => grouped ? 0.6 * name.length : 0))}em`);
     buttons = [];
     const rows = new Map<number, HTMLElement>();
     grid.replaceChildren();
@@ -53,8 +55,7 @@ export function overview(context: Context): Panel {
       const row = grouped ? layer : Math.floor((buttons.length - 1) / 12);
       if (!rows.has(row)) {
         const label = h("span", { class: "axis", role: "rowheader",
-          "aria-label": grouped ? `Layer ${text.layers[layer].number}` : "" },
-          grouped ? text.layers[layer].number : "");
+          "aria-label": grouped ? layerName(text.layers[layer]) : "" }, grouped ? names[layer] : "");
         rows.set(row, grid.appendChild(h("div", { class: "row", role: "row" }, label)));
       }
       rows.get(row)!.append(button);

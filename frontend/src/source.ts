@@ -60,7 +60,7 @@ export class Embedded implements Source {
     if (maps.form !== "dot") throw new Error("no queries and keys");
     const name = `${t}.${layer}`;
     if (!this.made.has(name)) {
-      const read = maps.half ? halves : floats;
+      const read = (coded: string) => (maps.half ? halves(bytes(coded).buffer) : floats(coded));
       const share = this.texts[t].layers[layer].heads.length / maps.keyHeads;
       const mask = maps.mask ? bytes(maps.mask) : null;
       this.made.set(name, { q: read(maps.query), k: read(maps.key), r: floats(maps.statistic), mask, width: maps.width,
@@ -196,8 +196,8 @@ export class Live implements Source {
     return this.texts.get(t)!;
   }
   async tile(at: Place, level: number, row: number, col: number, pool: Pool, signal?: AbortSignal) {
-    return new Float32Array(await this.ask(`tile/${at.text}/${at.layer}/${at.head}/${level}/${row}/${col}/${pool}`,
-      signal));
+    const tile = await this.ask(`tile/${at.text}/${at.layer}/${at.head}/${level}/${row}/${col}/${pool}`, signal);
+    return level ? halves(tile) : new Float32Array(tile);
   }
   private cut(path: string, t: number, layer: number) {
     return this.lines.get(path, async () => {

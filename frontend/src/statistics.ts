@@ -1,7 +1,8 @@
 // Numbers of all heads: maps of a statistic and of roles, offsets, likeness, weight received, and the curves of a run.
 import * as Plot from "@observablehq/plot";
-import { headName, type Context, type Panel } from "./context";
+import { headName, inText, type Context, type Panel } from "./context";
 import { SERIES } from "./colour";
+import { layerName, type Layer } from "./data";
 import { choice, h, saving, shown } from "./dom";
 
 export function statisticsView(context: Context): Panel {
@@ -10,7 +11,7 @@ export function statisticsView(context: Context): Panel {
 
   const chart = (title: string, said: string, options: Plot.PlotOptions, chosen?: (value: any) => void) => {
     const made = Plot.plot({ width: Math.min(560, Math.max(280, context.root.clientWidth - 40)),
-      style: { background: "transparent", fontSize: "12px", fontFamily: "inherit" }, ...options });
+      marginBottom: 40, style: { background: "transparent", fontSize: "12px", fontFamily: "inherit" }, ...options });
     const figure = (made.tagName === "svg" ? made : made.querySelector("svg"))! as SVGSVGElement;
     figure.setAttribute("role", "img");
     figure.setAttribute("aria-label", `${title}. ${said}`);
@@ -30,15 +31,18 @@ export function statisticsView(context: Context): Panel {
     const name = names.includes(state.colour) ? state.colour : names[0];
     tools.replaceChildren(choice("Statistic", name, names.map((each) => [each, each]),
       (colour) => context.set({ colour })));
+    const label = (layer: Layer) => layerName(layer).replace(/^layer /, "");
+    const layers = text.layers.map(label);
     const heads = text.layers.flatMap((layer, at) => layer.heads.map((head, number) => ({
-      layer: `${layer.number}`, at, head: number, value: head.values[name],
+      layer: label(layer), at, head: number, value: head.values[name],
         roles: head.roles.map((role) => source.common.kinds[role.kind].letter).join(""),
       kind: head.roles[0]?.kind ?? "none", x: 0, y: 0, chosen: at === state.layer && number === state.head,
     })));
     const most = Math.max(...heads.map((head) => head.value));
     const go = (value: { at: number; head: number }) => context.set({ layer: value.at, head: value.head });
     const grid = { x: { label: "head", tickSize: 0, type: "band" as const },
-      y: { label: "layer", tickSize: 0, type: "band" as const }, height: 46 + text.layers.length * 34, marginLeft: 44 };
+      y: { label: "layer", tickSize: 0, type: "band" as const, domain: layers },
+      height: 46 + text.layers.length * 34, marginLeft: 30 + 7 * Math.max(2, ...layers.map((name) => name.length)) };
     const chosen = Plot.cell(heads.filter((head) => head.chosen),
       { x: "head", y: "layer", fill: "none", stroke: "var(--accent)", strokeWidth: 2 });
     const figures = [
@@ -66,7 +70,7 @@ export function statisticsView(context: Context): Panel {
       ({ offset: at - source.common.offsets, weight,
       mean: text.layers[state.layer].heads.reduce((total, each) => total + each.offsets[at],
       0) / text.layers[state.layer].heads.length }));
-    figures.push(chart(`Relative offsets, ${headName(context).toLowerCase()}`,
+    figures.push(chart(`Relative offsets, ${inText(headName(context))}`,
       "Mean weight on the token so many places away; −1 is the token just before. Ticks: the mean of the layer.",
       { height: 220, x: { label: "offset" }, y: { label: "weight", grid: true },
       marks: [Plot.barY(offsets, { x: "offset", y: "weight", fill: SERIES[0], tip: true }),
@@ -74,7 +78,7 @@ export function statisticsView(context: Context): Panel {
     const size = text.tokens.length / head.received.length;
     const received = head.received.map((weight, at) =>
       ({ at: Math.round(at * size), weight, token: text.tokens[Math.round(at * size)] }));
-    figures.push(chart(`Weight received, ${headName(context).toLowerCase()}`,
+    figures.push(chart(`Weight received, ${inText(headName(context))}`,
       size > 1 ? "How much tokens are looked at, summed over queries, averaged over stretches."
       : "How much every token is looked at, summed over queries.",
       { height: 200, x: { label: "token" }, y: { label: "weight received", grid: true },
@@ -84,29 +88,29 @@ export function statisticsView(context: Context): Panel {
       title: (d: any) => `${d.token} (${d.at}): ${shown(d.weight)}` })), Plot.ruleY([0])] }));
     const similarity = text.layers[state.layer].similarity.flatMap((row, a) =>
       row.map((cosine, b) => ({ a, b, cosine })));
-    figures.push(chart(`Likeness of heads, layer ${text.layers[state.layer].number}`,
+    figures.push(chart(`Likeness of heads, ${layerName(text.layers[state.layer])}`,
       "Cosine of the maps of every two heads of the layer; 1 where they are the same.",
       { height: 46 + text.layers[state.layer].heads.length * 22, x: { label: "head" }, y: { label: "head" },
       marginLeft: 44, color: colourScale([0, 1]), marks: [Plot.cell(similarity,
       { x: "a", y: "b", fill: "cosine", inset: 0.5, tip: true })] }));
     if (text.places) {
       heads.forEach((each, at) => { [each.x, each.y] = text.places![at]; });
-      const layers = text.layers.map((layer) => `${layer.number}`);
       figures.push(
         chart("Heads that look alike",
-        "Heads as points; near ones give nearly the same weights (classical scaling of the Jensen-Shannon distance). Colours are layers.", { height: 380, x: { ticks: [], label: null }, y: { ticks: [], label: null }, color: { domain: layers, range: layers.map((_, at) => SERIES[at % SERIES.length]), legend: true, label: "layer" }, marks: [
+        "Heads as points; near ones give nearly the same weights (classical scaling of the Jensen-Shannon distance). Colours are layers.", { height: 380, inset: 24, x: { ticks: [], label: null }, y: { ticks: [], label: null }, color: { domain: layers, range: layers.map((_, at) => SERIES[at % SERIES.length]), legend: layers.length < 13, label: "layer" }, marks: [
         Plot.dot(heads, { x: "x", y: "y", fill: "layer", r: 5, fillOpacity: 0.8, tip: true,
           title: (d: any) => `layer ${d.layer}, head ${d.head}` }),
-        Plot.text(heads, { x: "x", y: "y", text: (d: any) => `${d.layer}.${d.head}`, dy: -9, fontSize: 9,
+        Plot.text(heads.filter((each) => each.chosen || heads.length <= 150), { x: "x", y: "y", text: (d: any) => `${text.layers[d.at].number}.${d.head}`, dy: -9, fontSize: 9,
           pointerEvents: "none" }),
         Plot.dot(heads.filter((each) => each.chosen),
           { x: "x", y: "y", r: 8, stroke: "var(--accent)", strokeWidth: 2 })] }, go));
     }
     for (const each of text.charts) {
       const points = each.series.flatMap(({ name: series, points: list }) => list.map(([x, y]) => ({ series, x, y })));
+      const places = points.some(({ x }) => typeof x === "string") ? [...new Set(points.map(({ x }) => x))] : undefined;
       const domain = each.series.map((one) => one.name);
       figures.push(chart(each.title, `${each.y} by ${each.x}.`,
-        { height: 260, x: { label: each.x }, y: { label: each.y, grid: true },
+        { height: 260, x: { label: each.x, domain: places }, y: { label: each.y, grid: true },
         color: { domain, range: domain.map((_, at) => SERIES[at % SERIES.length]), legend: domain.length > 1 },
         marks: [Plot.line(points, { x: "x", y: "y", stroke: "series", tip: true }),
         Plot.dot(points, { x: "x", y: "y", fill: "series", r: 2.5 })] }));

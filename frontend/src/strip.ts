@@ -1,29 +1,30 @@
 // What one word looks at in every layer, one row each.
 import { meanLine, stretch, type Context } from "./context";
-import { queriesOf } from "./data";
+import { layerName, queriesOf } from "./data";
 import { cut, s, visible } from "./dom";
 
 const SHOWN = 72;
 
-export async function strip(context: Context, query: number): Promise<SVGSVGElement> {
+export async function strip(context: Context, query: number, room = 700): Promise<SVGSVGElement> {
   const { text } = context;
   const crossed = text.queries !== null;
   const [first, last] = stretch(crossed ? 0 : query, SHOWN, text.tokens.length);
   const lines = await Promise.all(text.layers.map((layer, at) =>
     meanLine(context, new Map([[at, layer.heads.map((_, head) => head)]]), query)));
-  const cell = Math.max(13, Math.min(30, 640 / (last - first)));
   const longest = Math.max(...text.tokens.slice(first, last).map((token) => Math.min([...visible(token)].length, 12)));
-  const [left, bottom] = [58, longest * 6.5 + 8];
+  const names = text.layers.map((layer) => cut(layerName(layer), 20));
+  const [left, bottom] = [Math.max(58, 12 + 6.2 * Math.max(...names.map((name) => name.length))), longest * 6.5 + 8];
+  const cell = Math.max(13, Math.min(30, (Math.min(room, 700) - left - 4) / (last - first)));
   const [width, height] = [left + (last - first) * cell + 4, text.layers.length * 18 + bottom];
   const figure = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
     "aria-label": `What ${queriesOf(text)[query]} looks at in every layer` });
   lines.forEach((line, layer) => {
     figure.append(s("text", { x: left - 6, y: layer * 18 + 12, "text-anchor": "end", "font-size": 11,
-      fill: "currentColor" }, `layer ${text.layers[layer].number}`));
+      fill: "currentColor" }, names[layer]));
     for (let at = first; at < last; at++) {
       const node = s("rect", { x: left + (at - first) * cell, y: layer * 18, width: cell - 1, height: 16,
         fill: context.colours.of(Math.sqrt(line[at])) },
-        s("title", {}, `layer ${text.layers[layer].number}, ${text.tokens[at]}: ${line[at].toPrecision(4)}`));
+        s("title", {}, `${layerName(text.layers[layer])}, ${text.tokens[at]}: ${line[at].toPrecision(4)}`));
       node.addEventListener("click", () => context.set({ layer }));
       figure.append(node);
     }

@@ -1,8 +1,8 @@
 // The text itself: what a word looks at and what looks at it, in one head, some heads, or all; as words, lines or neurons.
 import { aboutHead } from "./overview";
-import { chosenHeads, headName, meanLine, place, stretch, strongest, type Context, type Panel } from "./context";
+import { chosenHeads, headName, inText, meanLine, place, stretch, strongest, type Context, type Panel } from "./context";
 import { SERIES } from "./colour";
-import { queriesOf } from "./data";
+import { layerName, queriesOf } from "./data";
 import { choice, cut, fill, h, joins, s, saving, segments, shown, strong, visible } from "./dom";
 import { strip } from "./strip";
 
@@ -95,7 +95,7 @@ export function textView(context: Context): Panel {
         h("div", { class: "lower" }, h("section", { class: "strip" }, h("h2", {}, "All layers")),
         h("section", {}, h("h2", {}, headName(context)), aboutHead(context))));
     void colour(state.query);
-    void strip(context, state.query).then((figure) => {
+    void strip(context, state.query, body.querySelector(".strip")?.clientWidth).then((figure) => {
       const room = body.querySelector(".strip"); if (room) room.replaceChildren(
       h("h2", {}, "All layers", saving(() => `${text.title} layers`, () => figure, () => context.root)),
       h("p", { class: "hint" }, "What the chosen word looks at, averaged over each layer's heads."),
@@ -129,12 +129,14 @@ export function textView(context: Context): Panel {
     if (pointed === null) intoView(spans[query - from]);
     const scaled = (values: Float32Array | null) => values?.map((weight) => weight / norm) ?? null;
     drawArcs(query, scaled(looks), links, keySpans, seen ? strongest(seen, ARCS) : [], scaled(seen));
-    const which = state.heads === "one" ? headName(context).toLowerCase() : state.heads === "layer"
-      ? `the mean of layer ${text.layers[state.layer].number}` : state.heads === "all" ? "the mean of all heads"
-      : `heads ${state.heads.replace(/,\s*$/, "")} of layer ${text.layers[state.layer].number}`;
-    const say = (list: number[], values: Float32Array, tokens: string[]) =>
-      list.filter((at) => values[at] >= norm / 100).flatMap((at, n) =>
-      [n ? ", " : "", strong(visible(tokens[at])), ` ${shown(values[at])}`]);
+    const which = state.heads === "one" ? inText(headName(context)) : state.heads === "layer"
+      ? `the mean of ${layerName(text.layers[state.layer])}` : state.heads === "all" ? "the mean of all heads"
+      : `heads ${state.heads.replace(/,\s*$/, "")} of ${layerName(text.layers[state.layer])}`;
+    const say = (list: number[], values: Float32Array, tokens: string[]) => {
+      const told = list.filter((at) => values[at] >= norm / 100);
+      return told.length ? told.flatMap((at, n) => [n ? ", " : "", strong(visible(tokens[at])), ` ${shown(values[at])}`])
+        : ["nothing"];
+    };
     const line = body.querySelector(".looks");
     line?.replaceChildren(strong(visible(queries()[query])), ` (token ${query})`,
       ...(looks ? [" looks at ", ...say(links, looks, text.tokens)] : []),
@@ -192,7 +194,8 @@ export function textView(context: Context): Panel {
     const [rows, cols] = [stretch(state.query, LINES, queries().length),
       crossed() ? stretch(0, LINES, text.tokens.length) : stretch(state.query, LINES, text.tokens.length)];
     const tall = 19;
-    const [width, left, right] = [560, 170, 390];
+    const width = Math.min(560, body.clientWidth);
+    const [left, right] = [width * 0.3, width * 0.7];
     const height = Math.max(rows[1] - rows[0], cols[1] - cols[0]) * tall + 14;
     const figure = s("svg", { class: "lines", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
       "aria-label": "Lines from each word to what it looks at" });
@@ -203,7 +206,7 @@ export function textView(context: Context): Panel {
         const node = s("text", { x: isLeft ? left - 8 : right + 8, y: (at - first) * tall + 15,
           "text-anchor": isLeft ? "end" : "start", "font-size": 13, fill: "currentColor", direction: "ltr",
           class: isLeft ? "pick" : "", "font-weight": isLeft && at === state.query ? 700 : 400 },
-          cut(visible(tokens[at]), 20));
+          cut(visible(tokens[at]), Math.floor(left / 8.4)));
         if (isLeft) node.addEventListener("click", () => context.set({ query: at }));
         if (isLeft) node.addEventListener("pointerenter", () => only(at));
         figure.append(node);
@@ -239,8 +242,9 @@ export function textView(context: Context): Panel {
     const { text, state } = context;
     const [rows, cols] = [stretch(state.query, SMALL, queries().length),
       crossed() ? stretch(0, SMALL, text.tokens.length) : stretch(state.query, SMALL, text.tokens.length)];
-    const [size, gap] = [64, 8];
     const columns = Math.max(...text.layers.map((layer) => layer.heads.length));
+    const pitch = Math.max(20, Math.min(72, (body.clientWidth - 24) / columns));
+    const [size, gap] = [pitch * 0.89, pitch * 0.11];
     const [width, height] = [24 + columns * (size + gap), 20 + text.layers.length * (size + gap)];
     const figure = s("svg", { class: "model", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
       "aria-label": "Every head of every layer as lines" });
@@ -267,8 +271,10 @@ export function textView(context: Context): Panel {
         return figure.appendChild(cell);
       });
       const paths = cells.map(() => [[], [], []] as string[][]);
+      const asked = Array.from({ length: rows[1] - rows[0] }, (_, at) =>
+        context.source.rows(state.text, layer, rows[0] + at));
       for (let i = rows[0]; i < rows[1]; i++) {
-        const weights = await context.source.rows(state.text, layer, i);
+        const weights = await asked[i - rows[0]];
         if (mine !== turn) return;
         weights.forEach((row, head) => {
           for (let j = cols[0]; j < cols[1]; j++)
@@ -295,28 +301,28 @@ export function textView(context: Context): Panel {
     if (!found.length) { body.replaceChildren(h("p", { class: "hint" },
       "Queries and keys of this text are not here: neurons are shown where scores are dot products, and the page carries them or a server answers.")); return; }
     const size = found[0].q.length;
-    const cell = Math.max(5, Math.min(14, 560 / size));
+    const [left, beside, band] = body.clientWidth < 600 ? [84, 96, 20] : [150, 150, 20];
+    const cell = Math.max(2, Math.min(14, 560 / size, (body.clientWidth - left - beside) / size));
     const most = (lists: Iterable<number>[]) => Math.max(
       ...lists.map((list) => Math.max(...Array.from(list, Math.abs))), 1e-9);
     const products = found.map(({ q, k }) => q.map((value, d) => value * k[d]));
     const [mostQ, mostK, mostP] = [most([found[0].q]), most(found.map(({ k }) => k)), most(products)];
-    const [left, band] = [150, 20];
     const height = 46 + found.length * (band * 2 + 12) + 30;
-    const figure = s("svg", { class: "neurons", width: left + size * cell + 150, height,
-      viewBox: `0 0 ${left + size * cell + 150} ${height}`, role: "img",
+    const figure = s("svg", { class: "neurons", width: left + size * cell + beside, height,
+      viewBox: `0 0 ${left + size * cell + beside} ${height}`, role: "img",
       "aria-label": "Products of queries and keys by channel" });
     const stripe = (values: ArrayLike<number>, top: number, greatest: number, label: string, bold = false) => {
       figure.append(s("text", { x: left - 8, y: top + 14, "text-anchor": "end", "font-size": 12, fill: "currentColor",
         "font-weight": bold ? 600 : 400 }, label));
       for (let d = 0; d < size; d++) figure.append(s("rect",
-        { x: left + d * cell, y: top, width: cell - 0.5, height: band - 3,
+        { x: left + d * cell, y: top, width: cell * 0.95, height: band - 3,
         fill: values[d] > 0 ? "var(--more)" : "var(--less)", "fill-opacity": Math.abs(values[d]) / greatest },
         s("title", {}, `channel ${d}: ${values[d].toPrecision(4)}`)));
     };
-    stripe(found[0].q, 12, mostQ, `c q  ${cut(visible(queries()[state.query]), 12)}`, true);
+    stripe(found[0].q, 12, mostQ, `c q  ${cut(visible(queries()[state.query]), left / 12)}`, true);
     found.forEach(({ key, k }, at) => {
       const top = 46 + at * (band * 2 + 12);
-      stripe(k, top, mostK, `k  ${cut(visible(text.tokens[key]), 14)}`);
+      stripe(k, top, mostK, `k  ${cut(visible(text.tokens[key]), left / 10)}`);
       stripe(products[at], top + band, mostP, "product");
       const score = products[at].reduce((total, value) => total + value, 0);
       figure.append(s("text", { x: left + size * cell + 10, y: top + 14, "font-size": 12, fill: "currentColor" },
@@ -352,7 +358,7 @@ export function textView(context: Context): Panel {
       if (!same) return draw();
       if (before.query === state.query) return;
       void colour(state.query);
-      void strip(context, state.query).then((figure) => body.querySelector(".strip .scroll")?.replaceChildren(figure));
+      void strip(context, state.query, body.querySelector(".strip")?.clientWidth).then((figure) => body.querySelector(".strip .scroll")?.replaceChildren(figure));
     },
     key(event) {
       const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10 }[event.key];

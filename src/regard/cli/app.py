@@ -112,6 +112,9 @@ def see(
         bool, typer.Option("--corpus", help="A file of one document a line, a .jsonl, or a folder of `datasets`.")
     ] = False,
     field: Annotated[str, typer.Option(help="Where the text of a document is, in a .jsonl or a folder.")] = "text",
+    importance: Annotated[
+        bool, typer.Option("--importance", help="How much telling the next token hangs on each head; language models.")
+    ] = False,
     table: Annotated[bool, typer.Option("--table", help="Print every head, not the summary.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
@@ -121,7 +124,7 @@ def see(
 
     if "-" in texts and sys.stdin.isatty():
         typer.echo("Reading from the keyboard; end with Ctrl-D.", err=True)
-    wish = reading.Wish(texts, model, layers, length, tuple(word or ()), save, figures, probe, json, table)
+    wish = reading.Wish(texts, model, layers, length, tuple(word or ()), save, figures, probe, json, table, importance)
     if corpus:
         documents.run(wish, field)
     else:
@@ -130,13 +133,15 @@ def see(
 
 @app.command()
 def view(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `regard see TEXT --save DIR` kept.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="What `regard see --save`, `train` or `compare` wrote.")
+    ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8321,
     host: Annotated[str, typer.Option(help="Another address lets others in, and needs --token.")] = "127.0.0.1",
     token: Annotated[str, typer.Option(help="Asked of everyone; at least 16 characters.")] = "",
     open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Travel the maps of a saved text in the browser: every weight is computed as you come to it."""
+    """Travel the maps of a saved text, a trained translator or a comparison in the browser, down to single weights."""
     from regard.cli.view import run
 
     run(folder, host, port, token, open_)
@@ -168,7 +173,7 @@ def train(
     target: Annotated[Path | None, typer.Option(metavar="FILE", help="Their translations, line by line.")] = None,
     data: Annotated[str | None, typer.Option(metavar="NAME|FILE|DIR", help="A corpus, in place of two files.")] = None,
     system: Annotated[str | None, typer.Option(help="What translates: none, bahdanau, transformer, ...")] = None,
-    minutes: Annotated[float | None, typer.Option(min=0.001, help="Train so long, validation not counted.")] = None,
+    minutes: Annotated[float | None, typer.Option(min=0.001, help="Train so long: processor time.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Train so many updates of the weights.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Train so many passes over the corpus.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the run goes; runs/NAME unless said.")] = None,
@@ -222,12 +227,15 @@ def evaluate(
         str, typer.Option(metavar="output|input", help="Where the attention of a word is read for its alignment.")
     ] = "output",
     first: Annotated[int | None, typer.Option(min=1, help="Only so many sentences.")] = None,
+    without_near: Annotated[
+        bool, typer.Option("--without-near", help="Leave out sentences that are nearly in the training text.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Measure a run on sentences that are held out: BLEU and where it comes from; against another with p."""
     from regard.cli import evaluate as evaluating
 
-    evaluating.run(evaluating.Wish(run, split, against, beam, batch, reading, first, json))
+    evaluating.run(evaluating.Wish(run, split, against, beam, batch, reading, first, json, without_near))
 
 
 @app.command()
@@ -243,12 +251,21 @@ def compare(
     systems: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="What is compared; all seven unless said.")
     ] = None,
-    seeds: Annotated[str | None, typer.Option(metavar="N|A,B,...", help="How many seeds, or which.")] = None,
-    minutes: Annotated[float | None, typer.Option(min=0.001, help="Equal time: of training, for each trial.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Equal steps: updates of the weights.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Equal passes over the corpus.")] = None,
-    preset: Annotated[str | None, typer.Option(help="quick: 4 systems, 6 minutes; full: 7 systems x 3 seeds.")] = None,
-    heads: Annotated[str | None, typer.Option(metavar="1,4,...", help="Compare numbers of heads.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N|A,B,...", help="How many seeds, or which; one unless said.")
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(metavar="N", min=0.001, help="Equal time: a processor's minutes of training; 4 unless said."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Equal steps: updates of the weights.")] = None,
+    epochs: Annotated[int | None, typer.Option(metavar="N", min=1, help="Equal passes over the corpus.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(metavar="quick|full", help="4 systems, some minutes; 7 systems x 3 seeds, hours.")
+    ] = None,
+    heads: Annotated[
+        str | None, typer.Option(metavar="1,4,...", help="Compare numbers of heads of a Transformer.")
+    ] = None,
     positions: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="Compare position schemes: train short, test long.")
     ] = None,
@@ -257,9 +274,19 @@ def compare(
     ] = None,
     prune: Annotated[bool, typer.Option("--prune", help="Remove heads: by importance, at random, one by one.")] = False,
     scaled: Annotated[bool, typer.Option("--scaled", help="Compare scores with and without 1 / sqrt(D).")] = False,
-    train_words: Annotated[int | None, typer.Option(min=1, help="Train on pairs of so many words at most.")] = None,
-    beam: Annotated[int | None, typer.Option(min=1, help="Of the test translations; 1, greedy, unless said.")] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="Trials at a time; one a core unless said.")] = None,
+    train_words: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Train on pairs of so many words at most, test on all.")
+    ] = None,
+    without_near: Annotated[
+        bool, typer.Option("--without-near", help="Leave out test sentences that are nearly in the training text.")
+    ] = False,
+    beam: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Hypotheses in the test translations; 1, greedy, unless said."),
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Trials at a time; one a core unless said.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where all goes; one that is begun is gone on with.")
     ] = None,

@@ -1,4 +1,4 @@
-"""`regard demo`: three real texts through a real model, and a page of every weight."""
+"""`regard demo`: three real texts through a real model, a translation where there is a translator, and a page."""
 
 from __future__ import annotations
 
@@ -13,20 +13,28 @@ from rich.text import Text
 from regard.cli.reading import Read, Reader
 from regard.cli.see import default_words
 from regard.cli.summary import print_summary
+from regard.data.corpus import Pair
+from regard.errors import RegardError
+from regard.seq2seq.reading import read_pair
+from regard.seq2seq.run import load_model_in_the_box, models_in_the_box
+from regard.seq2seq.systems import system
+from regard.seq2seq.translation import translate
 from regard.stats import CAVEAT
-from regard.viewer import write_page
+from regard.viewer import Sheet, page_folds, write_page
 
 SENTENCES = (
     "The animal didn't cross the street because it was too tired.",
     "The trophy didn't fit in the suitcase because it was too big.",
 )
 PASSAGE_LENGTH = 512
+#: Translated by the models of these languages that come with the package.
+TRANSLATED, LANGUAGES = "And the king sent his servants into the city by night.", "en-fr"
 
 
 def run(out: Path, model: str, open_: bool = False) -> None:
     """Read, print, write the page, say where it is, and open it if that is asked for."""
     try:
-        reads, page = _read(out, model)
+        reads, page, translation = _read(out, model)
     except KeyboardInterrupt:
         Console(stderr=True).print("Stopped before the page was written; nothing was left behind.")
         raise
@@ -34,14 +42,15 @@ def run(out: Path, model: str, open_: bool = False) -> None:
     for read in reads:
         print_summary(console, read, default_words(read.reading))
         console.print()
+    console.print(translation, markup=False, highlight=False)
     console.print(Text(CAVEAT, style="dim"))
     console.print(f"Every weight of these texts is on one page: {page}", markup=False, highlight=False, soft_wrap=True)
     if open_:
         webbrowser.open(page.resolve().as_uri())
 
 
-def _read(out: Path, model: str) -> tuple[list[Read], Path]:
-    """The texts, and the page of them."""
+def _read(out: Path, model: str) -> tuple[list[Read], Path, str]:
+    """The texts, the page of them, and what is said of the translation."""
     reads: list[Read] = []
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
@@ -49,14 +58,31 @@ def _read(out: Path, model: str) -> tuple[list[Read], Path]:
         reader = Reader.load(model)
         for sentence in SENTENCES:
             progress.update(task, description=f"Reading: {sentence}")
-            reads.append(reader.read(sentence))
+            reads.append(reader.read(sentence, also=page_folds))
         progress.update(task, description=f"Reading {PASSAGE_LENGTH} tokens of Alice in Wonderland")
         reads.append(_passage(reader))
+        progress.update(task, description="Translating")
+        sheets, translation = _translation()
         progress.update(task, description="Writing the page")
-        return reads, write_page(out / "index.html", [read.reading for read in reads])
+        return reads, write_page(out / "index.html", [*(read.reading for read in reads), *sheets]), translation
+
+
+def _translation() -> tuple[list[Sheet], str]:
+    """A sentence as the models in the package align it, side by side; without any, the reason."""
+    try:
+        runs = [load_model_in_the_box(name) for name in models_in_the_box() if name.endswith(LANGUAGES)]
+    except RegardError as error:  # sentencepiece or safetensors may be missing
+        return [], f"No translation on the page: {error}"
+    if not runs:
+        return [], "No translation on the page: this package came without a trained translator."
+    named = {system(run.model.settings()["name"]).title: run for run in runs}
+    first = next((run for run in runs if run.model.cross_attention), runs[0])
+    (said,) = translate(first.model, first.source_tokenizer, first.target_tokenizer, [TRANSLATED])
+    sheets = [Sheet.of(*looked) for looked in read_pair(named, Pair(TRANSLATED, said.text))]
+    return sheets, f"{TRANSLATED} → {said.text} Aligned on the page by: {', '.join(named)}."
 
 
 def _passage(reader: Reader) -> Read:
     text = files("regard").joinpath("data", "passage.txt").read_text(encoding="utf-8")
     title = "Alice's Adventures in Wonderland, the opening"
-    return reader.read(text, length=PASSAGE_LENGTH, title=title)
+    return reader.read(text, length=PASSAGE_LENGTH, title=title, also=page_folds)

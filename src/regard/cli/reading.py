@@ -6,17 +6,18 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from regard.data.files import looks_like_path
 from regard.errors import RegardError
 from regard.hf import watch
 from regard.hf.models import load_model
 from regard.hf.watched import Watched
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, Fold
 from regard.stats import (
     Profile,
     Reading,
@@ -45,12 +46,18 @@ class Read:
     """A reading, the attention modules that could not be seen with the reason, and how right the maps are.
 
     `error` is the greatest difference between recomputed weights @ values and the model's own
-    output, on the rows that were checked; None where none could be.
+    output, on the rows that were checked; None where none could be. `charts` are curves for the page.
     """
 
     reading: Reading
     missing: dict[str, str]
     error: float | None
+    charts: list[dict[str, Any]] = field(default_factory=list)
+
+
+def no_folds(weights: AttentionMap) -> tuple[Fold, ...]:
+    """Nothing besides the profile."""
+    return ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,15 +81,24 @@ class Reader:
         return Reader(*load_model(name))
 
     def read(
-        self, text: str, layers: Sequence[int] | None = None, length: int | None = None, title: str | None = None
+        self,
+        text: str,
+        layers: Sequence[int] | None = None,
+        length: int | None = None,
+        title: str | None = None,
+        also: Callable[[AttentionMap], Sequence[Fold]] = no_folds,
     ) -> Read:
-        """Run the model on a text, of which `length` tokens at most, and keep the maps of `layers`."""
-        inputs = self._tokenize(text, length)
+        """Run the model on a text, of which `length` tokens at most, and keep the maps of `layers`.
+
+        Folds that `also` names for a map run in the pass of its profile.
+        """
+        inputs = self.tokenize(text, length)
         ids = inputs["input_ids"][0].tolist()
         found = self._see(inputs, layers)
         errors = [check.error for check in found.seen.verify().values() if check.error is not None]
         name = title or shortened(text)
-        reading = Reading.of(name, found.maps, self._labels(ids), self.special(ids), found.numbers)
+        labels = self._labels(ids)
+        reading = Reading.of(name, found.maps, labels, self.special(ids), found.numbers, also=also)
         masks = mask_findings(found.maps, causal=self._claims_causal(found.maps), numbers=found.numbers)
         reading = replace(reading, roles=self._roles(found, inputs, layers), masks=masks)
         return Read(reading, found.seen.missing, max(errors, default=None))
@@ -173,7 +189,8 @@ class Reader:
         """Of an encoder-decoder only the encoder, which is the part that reads."""
         return self.model.get_encoder() if getattr(self.model.config, "is_encoder_decoder", False) else self.model
 
-    def _tokenize(self, text: str, length: int | None) -> dict[str, Any]:
+    def tokenize(self, text: str, length: int | None) -> dict[str, Any]:
+        """What the model reads of a text; one that is empty or too long is refused."""
         if not text.strip():
             raise RegardError("see: the text is empty. Give at least one word, a file, or - for standard input.")
         self.check_length(length)
@@ -229,11 +246,7 @@ def read_text(source: str) -> str:
             return _decode(file.read(), source)
     if os.path.isdir(source):
         raise RegardError(f"see: {source} is a folder. Give a text, a UTF-8 file, or - for standard input.")
-    if (
-        source
-        and not any(c.isspace() for c in source)
-        and (os.sep in source or os.path.splitext(source)[1][1:].isalnum())
-    ):
+    if looks_like_path(source):
         raise RegardError(f"see: there is no file {source}. Give a text, a UTF-8 file, or - for standard input.")
     return source
 

@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.text import Text
 
 from regard.cli.compare import FEW_HEADS, NUM_HEADS, check_words, differences, letter_of, print_differences
-from regard.cli.reading import Read, Reader, read_text
+from regard.cli.importance import most_important, weighed
+from regard.cli.reading import Read, Reader, no_folds, read_text
 from regard.cli.report import as_data, locate, print_findings, print_reading, print_roles, print_word, roles_data
 from regard.cli.summary import print_ending, print_probe, print_statements, print_summary
 from regard.errors import RegardError
 from regard.stats import Reading, RoleTable
-from regard.viewer import Sheet, save_run, write_page
+from regard.viewer import Sheet, page_folds, save_run, write_page
 
 #: Looked up without being asked for, when the text has it: the word whose meaning a sentence decides.
 PRONOUN = "it"
@@ -37,6 +38,7 @@ class Wish:
     probe: bool = False
     as_json: bool = False
     table: bool = False
+    importance: bool = False
 
     @property
     def numbers(self) -> list[int] | None:
@@ -57,8 +59,11 @@ def run(wish: Wish) -> None:
     numbers = wish.numbers
     with errors.status(f"Reading with {wish.model}"):
         reader = Reader.load(wish.model)
-        reads = [reader.read(content, numbers, wish.length) for content in contents]
+        also = page_folds if wish.save is not None else no_folds
+        reads = [reader.read(content, numbers, wish.length, also=also) for content in contents]
         probe = reader.probe(numbers) if wish.probe else None
+    if wish.importance:
+        reads = [weighed(reader, content, read, wish.length) for content, read in zip(contents, reads, strict=True)]
     _check_words(reads, wish.words)
     if wish.as_json:
         print(json.dumps(_as_data(reads, wish, probe), ensure_ascii=False, indent=1))
@@ -66,7 +71,7 @@ def run(wish: Wish) -> None:
         _print(Console(), reads, wish, probe)
     for name, reason in reads[0].missing.items():
         errors.print(f"Not seen: {name}: {reason}", style="yellow", markup=False)
-    _write([read.reading for read in reads], wish, errors)
+    _write(reads, wish, errors)
 
 
 def _contents(sources: Sequence[str]) -> list[str]:
@@ -97,6 +102,8 @@ def _print(console: Console, reads: Sequence[Read], wish: Wish, probe: RoleTable
         print_reading(console, reads[0], _words(reads[0], wish))
     else:
         print_summary(console, reads[0], _words(reads[0], wish))
+    if wish.importance and len(reads) == 1:
+        console.print(most_important(reads[0].reading))
     if probe is not None:
         (_print_probe if wish.table else print_probe)(console, probe)
     if not wish.table:
@@ -138,19 +145,19 @@ def _as_data(reads: Sequence[Read], wish: Wish, probe: RoleTable | None) -> dict
     return data if probe is None else data | {"probe": roles_data(probe)}
 
 
-def _write(readings: Sequence[Reading], wish: Wish, errors: Console) -> None:
+def _write(reads: Sequence[Read], wish: Wish, errors: Console) -> None:
     if wish.save is not None:
         with errors.status(f"Saving to {wish.save}") as status:
-            sheets = [Sheet.of(reading) for reading in readings]
+            sheets = [Sheet.of(read.reading, charts=read.charts) for read in reads]
             page = write_page(wish.save / "index.html", sheets)
             save_run(wish.save, sheets, status.update)
         errors.print(f"The page is at {page}; regard view {wish.save} serves it.", markup=False, highlight=False)
     if wish.figures is not None:
         from regard.viewer.figures import save_figures
 
-        for number, reading in enumerate(readings):
-            folder = wish.figures if len(readings) == 1 else wish.figures / letter_of(number)
-            saved = save_figures(folder, reading)
+        for number, read in enumerate(reads):
+            folder = wish.figures if len(reads) == 1 else wish.figures / letter_of(number)
+            saved = save_figures(folder, read.reading)
             errors.print(f"{len(saved)} pictures are in {folder}", markup=False, highlight=False)
 
 

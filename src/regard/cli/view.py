@@ -1,4 +1,4 @@
-"""`regard view`: the page of a saved run, served on this machine."""
+"""`regard view`: the page of a saved text, a run or a comparison, served on this machine."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from regard.viewer.saved import load_run
+from regard.viewer.runs import open_folder
 
 
 def run(folder: Path, host: str, port: int, token: str, open_: bool) -> None:
     """Load, serve, and say where; Ctrl-C ends it."""
     errors = Console(stderr=True)
     with errors.status(f"Opening {folder}"):
-        sheets = load_run(folder)
+        sheets = open_folder(folder)
 
     def ready(address: str) -> None:
         errors.print(f"The page is at {address}  (Ctrl-C ends it)", markup=False, highlight=False, soft_wrap=True)

@@ -11,7 +11,7 @@ from regard.pieces.normalizer import LearnedSink, Softmax
 def is_dot(weights: AttentionMap) -> bool:
     """Whether w_ij = exp(c q_i . k_j - r_i) where the mask allows, the same mask for all heads.
 
-    >>> import regard as rg
+    >>> import torch, regard as rg
     >>> x = torch.randn(1, 2, 3, 4)
     >>> is_dot(rg.attend(rg.Attention(), x, x, x).weights)
     True

@@ -3,7 +3,7 @@
 from regard.nn.bridge import Bridge
 from regard.nn.dropout import Dropout
 from regard.nn.embedding import Embedding
-from regard.nn.keys import Keys, select_rows
+from regard.nn.keys import Keys, Rows, select_rows
 from regard.nn.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
 from regard.nn.listener import Attends, Listener, listeners
 from regard.nn.multi_head import MultiHeadAttention
@@ -31,6 +31,7 @@ __all__ = [
     "Past",
     "RecurrentEncoder",
     "Residual",
+    "Rows",
     "Transformer",
     "attention_for",
     "listeners",

@@ -36,7 +36,8 @@ class Bridge(Attends):
 
     def keys(self, states: Tensor, mask: Mask | None = None) -> Keys:
         """Encoder states (B, J, C), and which of them are real."""
-        return Keys(self.attention, states[:, None], states[:, None], mask)
+        states = states[:, None]
+        return Keys(self.attention, states, states, mask)
 
     def forward(self, query: Tensor, keys: Keys, start: int = 0) -> Tensor:
         """Decoder states (B, I, D), the first at position `start`, -> contexts (B, I, C)."""

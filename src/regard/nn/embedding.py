@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor, nn
 
 from regard.nn.dropout import Dropout
-from regard.pieces import Position
+from regard.pieces import Position, Sinusoidal
 
 
 class Embedding(nn.Module):
@@ -45,7 +47,17 @@ class Embedding(nn.Module):
         """Ids (B, T), the first at position `start`, -> (B, T, C)."""
         x = self.table(ids)
         x = x if self.factor == 1 else x * self.factor
-        if self.position is not None:
-            places = torch.arange(start, start + ids.shape[1], device=ids.device)
-            x = self.position.encode(x[:, None], places)[:, 0]
+        stop = start + ids.shape[1]
+        if isinstance(self.position, Sinusoidal):
+            room = max(64, 1 << (stop - 1).bit_length())
+            x = x + _waves(self.position, room, x.shape[-1], x.dtype, x.device)[start:stop]
+        elif self.position is not None:
+            x = self.position.encode(x[:, None], torch.arange(start, stop, device=ids.device))[:, 0]
         return self.dropout(x)
+
+
+@lru_cache(maxsize=16)
+def _waves(position: Sinusoidal, room: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What is added at the first places, (room, width): the same for every call, and dearer to make than to add."""
+    with torch.inference_mode(False):
+        return position.table(torch.arange(room, device=device), width).to(dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,17 +25,56 @@ PLAIN = Softmax()
 
 
 @dataclass(frozen=True, eq=False)
+class Rows:
+    """Which source each row of queries reads, where several read the same, as the hypotheses of a beam do.
+
+    `sources` (A,) are those that are read, one after the other. Their rows are one more axis of queries: a grid of
+    A x `width`, in which row r stands at `place[r]`; None where the rows fill it.
+    """
+
+    sources: Tensor
+    width: int
+    index: Tensor
+    place: Tensor | None = None
+
+    @staticmethod
+    def of(index: Tensor) -> Rows:
+        """Of the source that each row reads, (R,); rows of one source stand together."""
+        sources, number, count = index.unique_consecutive(return_inverse=True, return_counts=True)
+        width = int(count.max())
+        if len(sources) * width == len(index):
+            return Rows(sources, width, index)
+        rank = torch.arange(len(index), device=index.device) - (count.cumsum(0) - count)[number]
+        return Rows(sources, width, index, number * width + rank)
+
+    def fold(self, query: Tensor) -> Tensor:
+        """A query of each row, (R, H, 1, D) -> (A, H, width, D)."""
+        _, H, _, D = query.shape
+        if self.place is not None:
+            room = query.new_zeros(len(self.sources) * self.width, H, 1, D)
+            query = room.index_copy_(0, self.place, query)
+        return query.reshape(-1, self.width, H, D).transpose(1, 2)
+
+    def unfold(self, output: Tensor) -> Tensor:
+        """Back again, (A, H, width, E) -> (R, H, 1, E)."""
+        rows = output.transpose(1, 2).reshape(-1, output.shape[1], 1, output.shape[3])
+        return rows if self.place is None else rows.index_select(0, self.place)
+
+
+@dataclass(frozen=True, eq=False)
 class Keys:
     """Keys (B, G, J, D) and values (B, G, J, E) of one attention, and which may be read.
 
     What the score computes of keys alone (the projections of Bahdanau, the features of linear attention) is
-    computed at the first single query, once for all that follow. `mask` is about keys: `padding(...)`.
+    computed at the first single query, once for all that follow. `mask` is about keys: `padding(...)`. Several rows
+    of queries may share a row of keys, without a copy of it: `rows` says which, and `each` is what that stands for.
     """
 
     attention: Attention
     key: Tensor
     value: Tensor
     mask: Mask | None = None
+    rows: Rows | None = None
     _prepared: dict[bool, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     @property
@@ -44,8 +83,36 @@ class Keys:
 
     def select(self, index: Tensor) -> Keys:
         """The rows of the batch at `index`."""
-        prepared = {learns: (x[index], y[index]) for learns, (x, y) in self._prepared.items()}
-        return Keys(self.attention, self.key[index], self.value[index], select_rows(self.mask, index), prepared)
+        if self.rows is not None:
+            return self.each.select(index)
+        moved: dict[int, Tensor] = {}
+
+        def chosen(x: Tensor) -> Tensor:
+            """What the score leaves as it is, and values that are the keys, are one tensor: moved once."""
+            if id(x) not in moved:
+                moved[id(x)] = x.index_select(0, index)
+            return moved[id(x)]
+
+        prepared = {learns: (chosen(x), chosen(y)) for learns, (x, y) in self._prepared.items()}
+        mask = select_rows(self.mask, index)
+        return Keys(self.attention, chosen(self.key), chosen(self.value), mask, _prepared=prepared)
+
+    def shared(self, rows: Rows) -> Keys:
+        """As `select(rows.index)`, but every source that is read is there once."""
+        if self.rows is not None:
+            return self.each.shared(rows)
+        everything = len(rows.sources) == len(self.key) and torch.equal(rows.sources, _count(rows.sources))
+        own = self if everything else self.select(rows.sources)
+        return own if rows.width == 1 else replace(own, rows=rows)
+
+    @cached_property
+    def each(self) -> Keys:
+        """With a row of keys for every row of queries."""
+        if self.rows is None:
+            return self
+        number = _count(self.rows.sources).repeat_interleave(self.rows.width)
+        number = number if self.rows.place is None else number.index_select(0, self.rows.place)
+        return replace(self, rows=None).select(number)
 
     def extended(self, key: Tensor, value: Tensor) -> Keys:
         """With the keys and values of later tokens; these stay as they are."""
@@ -98,24 +165,37 @@ def read(module: Attends, query: Tensor, keys: Keys, start: int | None = None) -
     """
     attention = keys.attention
     start = keys.length - query.shape[2] if start is None else start
-    positions = Positions(start, Spans(((0, keys.length),)))
     if query.shape[2] > 1 or (attention.training and attention.dropout):
+        keys = keys.each
+        positions = Positions(start, Spans(((0, keys.length),)))
         seen = attend(_masked(attention, keys), query, keys.key, keys.value, positions=positions)
         listeners.tell(module, lambda: seen.weights)
         return seen.output
-    return _read_one(module, query, keys, positions)
+    return _read_one(module, query, keys, start)
 
 
-def _read_one(module: Attends, query: Tensor, keys: Keys, positions: Positions) -> Tensor:
-    """A single query: the fused kernel where it can, else all its scores at once."""
+def _read_one(module: Attends, query: Tensor, keys: Keys, start: int) -> Tensor:
+    """A single query for each row; rows that share their keys are queries of one row."""
     attention = keys.attention
+    plain = keys.is_plain and _sees_all(attention.mask, start, keys.length)
+    if listeners or attention.bias or not plain:
+        keys = keys.each  # those who look, and what depends on places, want every row by itself
     if attention.position is not None:
-        query = attention.position.encode(query, positions.query(slice(0, 1), query.device))
+        query = attention.position.encode(query, torch.arange(start, start + 1, device=query.device))
+    if keys.rows is None:
+        return _read_at_once(module, query, keys, start, plain)
+    return keys.rows.unfold(_read_at_once(module, keys.rows.fold(query), keys, start, plain))
+
+
+def _read_at_once(module: Attends, query: Tensor, keys: Keys, start: int, plain: bool) -> Tensor:
+    """The fused kernel where it can, else all scores."""
+    attention = keys.attention
     compared, key, encoded = keys.compared(query)
-    plain = keys.is_plain and _sees_all(attention.mask, positions)
     if plain and keys.has_products and not listeners:
         return _fused(attention, compared, key, keys)
-    grid = Grid.whole(positions, query.shape[0], query.shape[1], 1, query.device)
+    positions = Positions(start, Spans(((0, keys.length),)))
+    B, H, I, _ = query.shape
+    grid = Grid.whole(positions, B, H, I, query.device)
     states = [bias.prepare(query, encoded, positions) for bias in attention.bias]
     prepared = Prepared(compared, key, tuple(r for r, _ in states), tuple(c for _, c in states))
     if listeners:
@@ -143,13 +223,18 @@ def _softmax(attention: Attention, prepared: Prepared, grid: Grid, keys: Keys) -
         return grouped_values(weights, keys.value.to(weights.dtype)).to(keys.value.dtype)
 
 
+def _count(x: Tensor) -> Tensor:
+    """0, 1, ... as many as there are rows."""
+    return torch.arange(len(x), device=x.device)
+
+
 def _masked(attention: Attention, keys: Keys) -> Attention:
     return attention if keys.mask is None else attention.with_mask(_both(attention.mask, keys.mask))
 
 
-def _sees_all(mask: Mask | None, positions: Positions) -> bool:
-    """Whether a single query at the end is kept from nothing."""
-    return mask is None or (isinstance(mask, causal) and positions.start >= len(positions.keys) - 1)
+def _sees_all(mask: Mask | None, start: int, num_keys: int) -> bool:
+    """Whether a single query at `start` is kept from none of the keys."""
+    return mask is None or (isinstance(mask, causal) and start >= num_keys - 1)
 
 
 def _both(first: Mask | None, second: Mask | None) -> Mask | None:
@@ -159,11 +244,11 @@ def _both(first: Mask | None, second: Mask | None) -> Mask | None:
 def select_rows(value: Any, index: Tensor) -> Any:
     """The rows at `index` of a tensor, of `Keys`, of a padding mask, or of nested tuples of them; numbers stay."""
     if isinstance(value, Tensor):
-        return value[index]
+        return value.index_select(0, index)
     if isinstance(value, Keys):
         return value.select(index)
     if isinstance(value, RealKeys):
-        return padding(value.real[index])
+        return padding(value.real.index_select(0, index))
     if isinstance(value, tuple):
         return tuple(select_rows(part, index) for part in value)
     return value

@@ -129,7 +129,7 @@ class MultiHeadAttention(Attends):
             raise RegardError(
                 f"MultiHeadAttention: inputs are (batch, length, {projection.in_features}), got {tuple(x.shape)}."
             )
-        return projection(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        return projection(x).view(*x.shape[:2], -1, self.head_width).transpose(1, 2)
 
     def _mixed(self, heads: Tensor) -> Tensor:
         return self.output(heads.transpose(1, 2).flatten(2))

@@ -51,18 +51,23 @@ class RecurrentEncoder(nn.Module):
 
         The last state is the forward one at the last token beside the backward one at the first.
         """
-        places = torch.arange(x.shape[1], device=x.device)
+        B, S = x.shape[:2]
+        places, first = torch.arange(S, device=x.device), torch.arange(0, B * S, S, device=x.device)
         real = places < lengths[:, None]
-        turned = torch.where(real, lengths[:, None] - 1 - places, places)
-        rows, last = torch.arange(len(x), device=x.device)[:, None], lengths - 1
+        turned = (torch.where(real, lengths[:, None] - 1 - places, places) + first[:, None]).flatten()
         for number, ahead in enumerate(self.ahead):
             x = self.dropout(x) if number else x
             states = [_in_full(ahead, x)[0]]
             if self.back:
-                states.append(_in_full(self.back[number], x[rows, turned])[0][rows, turned])
+                states.append(_turned(_in_full(self.back[number], _turned(x, turned))[0], turned))
             x = torch.cat(states, -1)
-        final = [states[0][rows[:, 0], last], *(backward[:, 0] for backward in states[1:])]
+        final = [states[0].flatten(0, 1).index_select(0, first + lengths - 1), *(back[:, 0] for back in states[1:])]
         return x * real[..., None].to(x.dtype), torch.cat(final, -1)
+
+
+def _turned(x: Tensor, places: Tensor) -> Tensor:
+    """(B, S, C) with the vectors at `places` (B x S,) in the flattened rows."""
+    return x.flatten(0, 1).index_select(0, places).view_as(x)
 
 
 class Cell(nn.Module):

@@ -113,7 +113,8 @@ class Bilinear(nn.Module, Score):
         nn.init.xavier_uniform_(self.weight)
 
     def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        return query.to(self.weight.dtype) @ self.weight, key.to(self.weight.dtype)
+        weight = self.weight[0] if len(self.weight) == 1 else self.weight  # one product, not one for each of the batch
+        return query.to(self.weight.dtype) @ weight, key.to(self.weight.dtype)
 
     def scale(self, width: int) -> float:
         return 1.0

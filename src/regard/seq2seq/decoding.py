@@ -6,10 +6,12 @@ a sentence is done when as many hypotheses ended as the beam is wide, or when no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from regard.seq2seq.model import Translator
 
 NEVER = float("-inf")
+#: Numbers from which their best are looked for in parts.
+MANY = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -160,75 +164,82 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
+class _Path(NamedTuple):
+    """An open hypothesis, one row of the batch, and the row of the step before that it goes on from."""
+
+    sentence: int
+    parent: int
+    tokens: tuple[int, ...]
+    log_prob: float
+
+
 @dataclass(eq=False)
-class _Ended:
-    """Hypotheses of the sentences that left the search, and what an open one must beat."""
+class _Sentence:
+    """What is known of one sentence: what ended, how many more may, and what an open hypothesis must beat."""
 
     search: Search
-    kept: list[list[Hypothesis]]
-    to_beat: list[float] = field(init=False)
+    limit: int
+    room: int
+    kept: list[Hypothesis] = field(default_factory=list)
+    to_beat: float = NEVER
 
-    def __post_init__(self) -> None:
-        self.to_beat = [NEVER] * len(self.kept)
+    def follow(self, before: list[_Path], grown: list[_Path]) -> list[_Path]:
+        """Write down what ends here, and say which continuations go on: none where none of them can win.
 
-    def add(self, sentence: int, tokens: list[int], log_prob: float, ended: bool) -> None:
+        A sentence whose every continuation is barred keeps the hypotheses it has, cut.
+        """
+        for path in () if grown else before:
+            self._keep(path.tokens, path.log_prob, False)
+        going = []
+        for path in grown[: self.room]:
+            if path.tokens[-1] == EOS:
+                self._keep(path.tokens[:-1], path.log_prob, True)
+                self.room -= 1
+            elif len(path.tokens) >= self.limit:
+                self._keep(path.tokens, path.log_prob, False)
+            else:
+                going.append(path)
+        return going if any(self._can_win(path) for path in going) else []
+
+    def best(self) -> tuple[Hypothesis, ...]:
+        ranked = sorted(self.kept, key=lambda h: (not h.ended, -h.score))
+        return tuple(ranked[: self.search.n_best])
+
+    def _keep(self, tokens: tuple[int, ...], log_prob: float, ended: bool) -> None:
         score = log_prob / length_penalty(len(tokens) + ended, self.search.length_penalty)
-        kept = self.kept[sentence]
-        kept.append(Hypothesis(tuple(tokens), score, log_prob, ended))
-        scores = sorted((h.score for h in kept if h.ended), reverse=True)
+        self.kept.append(Hypothesis(tokens, score, log_prob, ended))
+        scores = sorted((h.score for h in self.kept if h.ended), reverse=True)
         if len(scores) >= self.search.n_best:
-            self.to_beat[sentence] = scores[self.search.n_best - 1]
+            self.to_beat = scores[self.search.n_best - 1]
 
-    def best(self) -> list[tuple[Hypothesis, ...]]:
-        ranked = (sorted(kept, key=lambda h: (not h.ended, -h.score)) for kept in self.kept)
-        return [tuple(kept[: self.search.n_best]) for kept in ranked]
-
-
-@dataclass(frozen=True, eq=False)
-class _Open:
-    """The open hypotheses, one a row, in order of sentence and rank: tokens (R, t), log p (R,), decoder state."""
-
-    sentence: Tensor
-    tokens: Tensor
-    log_prob: Tensor
-    memory: Any
-    state: Any
-
-    @property
-    def last(self) -> Tensor:
-        return self.tokens[:, -1] if self.tokens.shape[1] else torch.full_like(self.sentence, BOS)
-
-    @property
-    def first(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The sentences that have rows, which of them every row is of, and the first row of each."""
-        sentences, place, count = self.sentence.unique_consecutive(return_inverse=True, return_counts=True)
-        return sentences, place, count.cumsum(0) - count
-
-
-@dataclass(frozen=True, eq=False)
-class _Chosen:
-    """Continuations, (N,) each, in order of sentence and rank: the row they go on from, a token, log p with it."""
-
-    sentence: Tensor
-    parent: Tensor
-    token: Tensor
-    log_prob: Tensor
+    def _can_win(self, path: _Path) -> bool:
+        """Whether log p, which only falls, over the greatest penalty ahead still beats what ended."""
+        following, alpha = len(path.tokens) + 1, self.search.length_penalty
+        ahead = max(self.limit, following) if alpha >= 0 else following
+        return path.log_prob > self.to_beat * length_penalty(ahead, alpha)
 
 
 def _search(model: Translator, source: Tensor, search: Search) -> list[tuple[Hypothesis, ...]]:
     _check(model, source)
-    B, device = len(source), source.device
-    limits, room = search.limits(source), torch.full((B,), search.beam, device=device)
-    ended, barred = _Ended(search, [[] for _ in range(B)]), _Barred(search, device)
+    device, barred = source.device, _Barred(search, source.device)
+    sentences = [_Sentence(search, limit, search.beam) for limit in search.limits(source).tolist()]
+    paths = [_Path(number, number, (), 0.0) for number in range(len(sentences))]
     with evaluating(model):
-        encoded, rows = model.encode(source), torch.arange(B, device=device)
-        open_ = _Open(rows, rows[:, None][:, :0], torch.zeros(B, device=device), encoded, model.start(encoded))
-        while len(open_.sentence):
-            logits, state = model.step(open_.memory, open_.state, open_.last)
-            chosen = _choose(open_, logits, barred, room)
-            going = _close(open_, chosen, limits, room, ended)
-            open_ = _follow(open_, chosen, going, encoded, state)
-    return ended.best()
+        memory = encoded = model.encode(source)
+        state = model.start(encoded)
+        while True:
+            last = torch.tensor([path.tokens[-1] if path.tokens else BOS for path in paths], device=device)
+            logits, state = model.step(memory, state, last)
+            grown = _grown(paths, logits, barred)
+            going = [path for before, after in grown for path in sentences[before[0].sentence].follow(before, after)]
+            if not going:
+                return [sentence.best() for sentence in sentences]
+            parents, belongs = [path.parent for path in going], [path.sentence for path in going]
+            if belongs != [path.sentence for path in paths]:
+                memory = encoded.select(torch.tensor(belongs, device=device))
+            if parents != [*range(len(paths))]:
+                state = state.select(torch.tensor(parents, device=device))
+            paths = going
 
 
 def _check(model: Translator, source: Tensor) -> None:
@@ -252,89 +263,78 @@ class _Barred:
         self.search = search
         self.always, self.early = (torch.tensor(ids, device=device) for ids in ([PAD, BOS], [PAD, BOS, EOS]))
 
-    def set(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        """Write -inf into log p (R, V) of what may follow `tokens` (R, t)."""
-        n, t = self.search.no_repeat, tokens.shape[1]
+    def set(self, log_probs: Tensor, paths: list[_Path]) -> Tensor:
+        """Write -inf into log p (R, V) of what may follow the paths."""
+        n, t = self.search.no_repeat, len(paths[0].tokens)
         log_probs.index_fill_(1, self.early if t < self.search.min_length else self.always, NEVER)
         if not 0 < n <= t:
             return log_probs
+        tokens = torch.tensor([path.tokens for path in paths], device=log_probs.device)
         grams = tokens.unfold(1, n, 1)
         again = (grams[..., :-1] == tokens[:, None, t - n + 1 :]).all(-1)
         penalty = torch.zeros_like(again, dtype=log_probs.dtype).masked_fill_(again, NEVER)
         return log_probs.scatter_add_(1, grams[..., -1], penalty)
 
 
-def _choose(open_: _Open, logits: Tensor, barred: _Barred, room: Tensor) -> _Chosen:
-    """The best continuations of every sentence, as many as it has room for.
+def _grown(paths: list[_Path], logits: Tensor, barred: _Barred) -> Iterator[tuple[list[_Path], list[_Path]]]:
+    """The paths of each sentence, and the best of their continuations, as many as the beam is wide.
 
-    First those of every row, then those of every sentence among them: (A, rows, K) for A sentences.
+    First those of every row, then those of every sentence among them: (A, width x K) for A sentences.
     """
     beam = barred.search.beam
     logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    values, tokens = _best(barred.set(logits.log_softmax(1), open_.tokens), min(beam, logits.shape[1]))
-    _check_numbers(values)
-    sentences, place, first = open_.first
-    rank = torch.arange(len(place), device=place.device) - first[place]
-    K = values.shape[1]
-    grid = logits.new_full((len(sentences), int(rank.max()) + 1, K), NEVER)
-    grid[place, rank] = open_.log_prob[:, None] + values
-    log_prob, flat = _best(grid.flatten(1), min(beam, grid[0].numel()))
-    within = torch.arange(log_prob.shape[1], device=place.device) < room[sentences, None]
-    kept = within & (log_prob > NEVER)
-    parent = (first[:, None] + flat // K)[kept]
-    return _Chosen(open_.sentence[parent], parent, tokens[parent, (flat % K)[kept]], log_prob[kept])
+    values, tokens = _best(barred.set(logits.log_softmax(1), paths), min(beam, logits.shape[1]))
+    values += torch.tensor([path.log_prob for path in paths], dtype=values.dtype, device=values.device)[:, None]
+    groups = [[*group] for _, group in groupby(paths, lambda path: path.sentence)]
+    grid = _grid(values, [len(group) for group in groups])
+    log_probs, places = (found.tolist() for found in _best(grid, min(beam, grid.shape[1])))
+    _check_numbers(log_probs)
+    said, first, K = tokens.tolist(), 0, values.shape[1]
+    for before, each, at in zip(groups, log_probs, places, strict=True):
+        after, sentence = [], before[0].sentence
+        for log_prob, place in zip(each, at, strict=True):
+            if log_prob > NEVER:
+                rank = place // K
+                path = (*before[rank].tokens, said[first + rank][place % K])
+                after.append(_Path(sentence, first + rank, path, log_prob))
+        yield before, after
+        first += len(before)
+
+
+def _grid(values: Tensor, counts: list[int]) -> Tensor:
+    """Values (R, K) of the rows of A sentences as (A, width x K); what a sentence with fewer rows lacks is -inf."""
+    A, width, K = len(counts), max(counts), values.shape[1]
+    if A * width != len(values):
+        place = [number * width + rank for number, count in enumerate(counts) for rank in range(count)]
+        room = values.new_full((A * width, K), NEVER)
+        values = room.index_copy_(0, torch.tensor(place, device=values.device), values)
+    return values.view(A, width * K)
 
 
 def _best(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    return values.max(1, keepdim=True) if k == 1 else values.topk(k, 1)
+    """The k greatest of each row and where they are.
+
+    The greatest k lie in the k parts that have the greatest maxima, so of many long rows only those are
+    searched: 0.2 ms in place of 0.6 for 5 of 2,000 in each of 160 rows.
+    """
+    if k == 1:
+        return values.max(1, keepdim=True)
+    R, V = values.shape
+    if 64 * k > V or R * V < MANY:
+        return values.topk(k, 1)
+    parts = V // 16  # part c holds columns c, c + parts, ...; the last few columns belong to none
+    whole = values[:, : 16 * parts].unflatten(1, (16, parts))
+    chosen = whole.amax(1).topk(k, 1).indices
+    columns = torch.arange(0, 16 * parts, parts, device=values.device)[:, None] + chosen[:, None]
+    rest = torch.arange(16 * parts, V, device=values.device).expand(R, -1)
+    columns = torch.cat((columns.flatten(1), rest), 1)
+    best, at = values.gather(1, columns).topk(k, 1)
+    return best, columns.gather(1, at)
 
 
-def _check_numbers(log_probs: Tensor) -> None:
-    if bool(log_probs.isnan().any()):
+def _check_numbers(log_probs: list[list[float]]) -> None:
+    if any(math.isnan(best[0]) for best in log_probs):  # nothing is greater
         raise RegardError(
             "beam_search: the model's logits are not finite (NaN or infinity). Something went wrong in its "
             "training; translate with an earlier state of it."
         )
-
-
-def _close(open_: _Open, chosen: _Chosen, limits: Tensor, room: Tensor, ended: _Ended) -> Tensor:
-    """Write down what ends here, and say which continuations go on, (N,)."""
-    steps, eos = open_.tokens.shape[1] + 1, chosen.token == EOS
-    leaving = eos | (limits[chosen.sentence] <= steps)
-    if bool(leaving.any()):
-        paths = torch.cat([open_.tokens[chosen.parent[leaving]], chosen.token[leaving, None]], 1).tolist()
-        facts = (chosen.sentence[leaving].tolist(), paths, chosen.log_prob[leaving].tolist())
-        for sentence, path, log_prob in zip(*facts, strict=True):
-            is_end = path[-1] == EOS
-            ended.add(sentence, path[:-1] if is_end else path, log_prob, is_end)
-        room.index_add_(0, chosen.sentence[eos], -torch.ones_like(chosen.sentence[eos]))
-    _keep_stuck(open_, chosen, ended)
-    if max(ended.to_beat) == NEVER:
-        return ~leaving
-    hopeful = ~leaving & _can_win(chosen, steps, limits, ended)
-    searched = torch.zeros_like(limits, dtype=torch.bool).index_fill_(0, chosen.sentence[hopeful], True)
-    return ~leaving & searched[chosen.sentence]
-
-
-def _keep_stuck(open_: _Open, chosen: _Chosen, ended: _Ended) -> None:
-    """A sentence whose every continuation is barred keeps the hypotheses it has, cut."""
-    for sentence in set(open_.sentence.tolist()) - set(chosen.sentence.tolist()):
-        for row in (open_.sentence == sentence).nonzero().flatten().tolist():
-            ended.add(sentence, open_.tokens[row].tolist(), float(open_.log_prob[row]), False)
-
-
-def _can_win(chosen: _Chosen, steps: int, limits: Tensor, ended: _Ended) -> Tensor:
-    """Whether log p, which only falls, over the greatest penalty ahead still beats what ended."""
-    alpha = ended.search.length_penalty
-    ahead = limits.clamp_min(steps + 1) if alpha >= 0 else torch.full_like(limits, steps + 1)
-    to_beat = torch.tensor(ended.to_beat, dtype=torch.float64, device=limits.device) * length_penalty(ahead, alpha)
-    return chosen.log_prob > to_beat[chosen.sentence]
-
-
-def _follow(open_: _Open, chosen: _Chosen, going: Tensor, encoded: Any, state: Any) -> _Open:
-    """The rows that go on; memory and state are reordered only where the rows changed."""
-    sentence, parent = chosen.sentence[going], chosen.parent[going]
-    tokens = torch.cat([open_.tokens[parent], chosen.token[going, None]], 1)
-    same = len(parent) == len(open_.sentence) and bool((parent[1:] > parent[:-1]).all())
-    memory = open_.memory if torch.equal(sentence, open_.sentence) else encoded.select(sentence)
-    return _Open(sentence, tokens, chosen.log_prob[going], memory, state if same else state.select(parent))

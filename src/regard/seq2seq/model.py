@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.data.vocabulary import PAD
 from regard.errors import RegardError
-from regard.nn import Keys, select_rows
+from regard.nn import Keys, MultiHeadAttention, Rows, select_rows
 from regard.pieces import Mask, padding
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows:
-    """Values with one row for each sentence or hypothesis, on axis 0 of every tensor."""
-
-    def select(self, index: Tensor) -> Self:
-        """The rows at `index`, in that order; an index may come more than once (beams repeat and reorder rows)."""
-        return replace(self, **{part.name: select_rows(getattr(self, part.name), index) for part in fields(self)})
-
-
-@dataclass(frozen=True, eq=False)
-class Memory(_Rows):
+class Memory:
     """What the encoder made of a batch of sources.
 
-    `states` are (B, S, C) and `real` (B, S) is True where a token is real. `keys` are what each attention
-    of the decoder projected of the states, once for the source; `final` (B, C) summarises a recurrent encoder.
+    `states` are (B, S, C) and `real` (B, S) is True where a token is real. What steps read of them are `keys`, what
+    each attention of the decoder projected of the states, once for the source, and `final` (B, C), which
+    summarises a recurrent encoder.
     """
 
     states: Tensor
@@ -37,9 +29,17 @@ class Memory(_Rows):
     keys: tuple[Keys, ...] = ()
     final: Tensor | None = None
 
+    def select(self, index: Tensor) -> Memory:
+        """For decoders whose rows read the sources at `index`, in that order; sources may come more than once.
+
+        Hypotheses of one sentence share its keys. `states` and `real` stay those of all sources.
+        """
+        rows = Rows.of(index)
+        return replace(self, keys=tuple(keys.shared(rows) for keys in self.keys), final=select_rows(self.final, index))
+
 
 @dataclass(frozen=True, eq=False)
-class State(_Rows):
+class State:
     """Where a decoder stands after some tokens: `length` of them (the same for all rows), and what it carries on.
 
     `carried` is nested tuples of tensors with the batch on axis 0: cells, the last attentional vector, or
@@ -48,6 +48,10 @@ class State(_Rows):
 
     carried: Any
     length: int = 0
+
+    def select(self, index: Tensor) -> State:
+        """The rows at `index`, in that order; an index may come more than once (beams repeat and reorder rows)."""
+        return replace(self, carried=select_rows(self.carried, index))
 
 
 class Translator(nn.Module, ABC):
@@ -105,8 +109,13 @@ class Translator(nn.Module, ABC):
         return self.logits(hidden), following
 
     def settings(self) -> dict[str, Any]:
-        """What rebuilds the model: `build(**model.settings())`, all of it fit for JSON."""
-        return dict(self._settings)
+        """What rebuilds the model: `build(**model.settings())`, all of it fit for JSON, also after `regard.prune`."""
+        left = {
+            name: module.num_heads
+            for name, module in self.named_modules()
+            if isinstance(module, MultiHeadAttention) and module.query.out_features < module.query.in_features
+        }
+        return {**self._settings, "heads_left": left} if left else dict(self._settings)
 
     _settings: dict[str, Any]
 

@@ -61,7 +61,13 @@ class Task:
         training, model = self.config.training, self.config.model
         peak = training.learning_rate
         if peak == "auto":
-            peak = 1.0 if training.schedule == "noam" else 0.005 if model.system.startswith("transformer") else 0.01
+            peak = (
+                1.0
+                if training.schedule == "noam"
+                else 0.005
+                if model.system.startswith(("transformer", "hybrid"))
+                else 0.01
+            )
         return Schedule(training.schedule, float(peak), training.warmup, model.width)
 
 

@@ -15,12 +15,13 @@ class TransformerTranslator(Translator):
     """Encoder and decoder of attention alone (Vaswani et al. 2017, arXiv:1706.03762).
 
     `blueprint` says what the layers are made of, mechanisms and positions included. With `tied` the last
-    projection is the table of target embeddings (Press & Wolf 2017, arXiv:1608.05859). The state of decoding
-    holds keys and values of earlier tokens; those of the source are in the memory, projected once.
+    projection is the table of target embeddings (Press & Wolf 2017, arXiv:1608.05859): half the vectors of target
+    words, which in a training of minutes learns later. The state of decoding holds keys and values of earlier
+    tokens; those of the source are in the memory, projected once.
     """
 
     def __init__(
-        self, source_size: int, target_size: int, blueprint: Blueprint, layers: int = 2, tied: bool = True
+        self, source_size: int, target_size: int, blueprint: Blueprint, layers: int = 2, tied: bool = False
     ) -> None:
         super().__init__()
         self.source_size, self.target_size = source_size, target_size
@@ -40,7 +41,7 @@ class TransformerTranslator(Translator):
         *,
         width: int,
         layers: int = 2,
-        tied: bool = True,
+        tied: bool = False,
         attention: str | Mapping[str, Any] = "full",
         **options: Any,
     ) -> TransformerTranslator:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from regard.stats.statistics import STATISTICS, Allowed, HeadStatistic
 
 #: Tokens that models add to a text or split it with: [CLS], </s>, <|endoftext|> and the like.
 SPECIAL_TOKEN = re.compile(r"\[(CLS|SEP|PAD|MASK)\]|</?s>|<(pad|unk|bos|eos)>|<\|\w+\|>")
+
+#: Heads are compared by so many queries, and less than twice as many.
+COMPARED = 4096
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,9 @@ class LayerProfile:
     """One attention module: statistics by name (H,), the strongest links of every query, and head against head.
 
     `links` holds (H, I, k) weights and keys, `received` is (H, J), `similarity` (H, H) the cosine
-    of every two heads' maps, `allowed` (H, I) how many keys a query may attend to, `counts` (H,) how
-    many queries each statistic is the mean of. All are float32 at least. `number` is that of the layer in the model.
+    of every two heads' maps (of queries evenly spread, if there are 8,192 and more), `allowed` (H, I) how many keys a
+    query may attend to, `counts` (H,) how many queries each statistic is the mean of. All are float32 at least.
+    `number` is that of the layer in the model; `also` are the results of folds that were asked for besides.
     """
 
     name: str
@@ -44,6 +49,7 @@ class LayerProfile:
     allowed: Tensor
     counts: dict[str, Tensor] = field(default_factory=dict)
     number: int = 0
+    also: tuple[Any, ...] = ()
 
     @property
     def num_heads(self) -> int:
@@ -113,13 +119,15 @@ def profile(
     num_links: int = 8,
     statistics: Sequence[HeadStatistic] = STATISTICS,
     numbers: Sequence[int] | None = None,
+    also: Callable[[AttentionMap], Sequence[Fold]] = lambda weights: (),
 ) -> Profile:
     """Measure every head of every map in one pass each.
 
     `tokens` are those of the keys, `query_tokens` those of the queries where they differ
     (cross-attention). `special` are the indices of special keys; without it they are known by
     their names, [CLS], </s> and the like. `batch` chooses one text of a batch. `numbers` are those of the
-    layers; without them they are read off the module paths (`layer_numbers`).
+    layers; without them they are read off the module paths (`layer_numbers`). Folds that `also` names for a map run
+    in the same pass, and their results are in `layers[n].also`.
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 2, 3, 4)
@@ -137,7 +145,7 @@ def profile(
     for name, weights in maps.items():
         _check(name, weights, queries, tokens, batch)
     layers = [
-        replace(_layer(name, weights, special, batch, num_links, statistics), number=number)
+        replace(_layer(name, one_text(weights, batch), special, num_links, statistics, also), number=number)
         for number, (name, weights) in zip(layer_numbers(maps, numbers), maps.items(), strict=True)
     ]
     return Profile(tokens, queries, list(special), layers)
@@ -155,25 +163,37 @@ def _check(name: str, weights: AttentionMap, queries: list[str], tokens: list[st
         raise RegardError(f"profile: batch {batch} is out of range; the map of {name!r} has {B} texts.")
 
 
+def one_text(weights: AttentionMap, batch: int) -> AttentionMap:
+    """The map of one batch entry."""
+    if weights.shape[0] == 1:
+        return weights
+    everyone = torch.arange(weights.shape[1], device=weights.device)
+    return weights.select(torch.tensor([batch], device=weights.device), everyone)
+
+
 def _layer(
     name: str,
     weights: AttentionMap,
     special: Sequence[int],
-    batch: int,
     num_links: int,
     statistics: Sequence[HeadStatistic],
+    also: Callable[[AttentionMap], Sequence[Fold]],
 ) -> LayerProfile:
-    if weights.shape[0] > 1:
-        everyone = torch.arange(weights.shape[1], device=weights.device)
-        weights = weights.select(torch.tensor([batch], device=weights.device), everyone)
     wanted: list[tuple[Fold, ...]] = [s.folds(weights, special) for s in statistics]
-    shared: list[Fold] = [Top(num_links), Received(), Similarity(), Allowed(weights)]
-    results = weights.summarize(*shared, *(fold for folds in wanted for fold in folds))
+    shared: list[Fold] = [
+        Top(num_links),
+        Received(),
+        Similarity(every=max(1, weights.shape[2] // COMPARED)),
+        Allowed(weights),
+    ]
+    others = tuple(also(weights))
+    results = weights.summarize(*shared, *others, *(fold for folds in wanted for fold in folds))
     links, received, similarity, allowed = results[: len(shared)]
-    rest, values = iter(results[len(shared) :]), {}
+    rest, values = iter(results[len(shared) + len(others) :]), {}
     for statistic, folds in zip(statistics, wanted, strict=True):
         values[statistic.name] = statistic.per_head(*(next(rest) for _ in folds))[0].cpu()
     links = Links(links.weights[0].cpu(), links.keys[0].cpu())
     received, similarity, allowed = (result[0].cpu() for result in (received, similarity, allowed))
     counts = {statistic.name: statistic.counted(allowed) for statistic in statistics}
-    return LayerProfile(name, values, links, received, similarity, allowed, counts)
+    found = results[len(shared) : len(shared) + len(others)]
+    return LayerProfile(name, values, links, received, similarity, allowed, counts, also=found)

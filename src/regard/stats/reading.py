@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from torch import Tensor
 
-from regard.maps import AttentionMap
-from regard.stats.profile import Link, Profile, profile
+from regard.maps import AttentionMap, Fold
+from regard.stats.profile import Link, Profile, one_text, profile
 from regard.stats.roles import RoleTable
 from regard.stats.warnings import Finding, findings
 
@@ -25,7 +25,7 @@ class HeadLink:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """A title, the maps of every layer, and the profile made of them.
+    """A title, the maps of every layer (of one text each), and the profile made of them.
 
     `roles` is None where they were not told (the text is too short, or nobody asked); `masks` are the
     warnings about masks.
@@ -34,7 +34,6 @@ class Reading:
     title: str
     maps: Mapping[str, AttentionMap]
     profile: Profile
-    batch: int = 0
     roles: RoleTable | None = None
     masks: list[Finding] = field(default_factory=list)
 
@@ -42,11 +41,30 @@ class Reading:
     def of(
         title: str,
         maps: Mapping[str, AttentionMap],
-        tokens: Sequence[str],
+        tokens: Sequence[str] | None = None,
         special: Sequence[int] | None = None,
         numbers: Sequence[int] | None = None,
+        *,
+        queries: Sequence[str] | None = None,
+        batch: int = 0,
+        also: Callable[[AttentionMap], Sequence[Fold]] = lambda weights: (),
     ) -> Reading:
-        return Reading(title, maps, profile(maps, tokens, special=special, numbers=numbers))
+        """Measure maps of one size as `profile` does; without tokens, positions are their names.
+
+        `tokens` are those of the keys; `queries`, where they are others, those of the queries, which are
+        otherwise the last of the keys.
+
+        >>> import torch, regard as rg
+        >>> x = torch.zeros(1, 1, 2, 4)
+        >>> Reading.of("", {"layer": rg.attend(rg.Attention(), x, x, x).weights}).profile.tokens
+        ['0', '1']
+        """
+        _, _, I, J = next(iter(maps.values())).shape if maps else (0, 0, 0, 0)
+        keys = [str(j) for j in range(J)] if tokens is None else list(tokens)
+        if queries is None and I != J:
+            queries = keys[J - I :] if I < J else [str(i) for i in range(I)]
+        found = profile(maps, keys, query_tokens=queries, special=special, batch=batch, numbers=numbers, also=also)
+        return Reading(title, {name: one_text(weights, batch) for name, weights in maps.items()}, found)
 
     @cached_property
     def findings(self) -> list[Finding]:
@@ -55,7 +73,7 @@ class Reading:
 
     def looks(self, query: int) -> list[Tensor]:
         """The exact weights of one query, (H, J) for each layer."""
-        return [weights[self.batch, :, query].cpu() for weights in self.maps.values()]
+        return [weights[0, :, query].cpu() for weights in self.maps.values()]
 
     def notable(self, query: int, count: int = 3) -> list[HeadLink]:
         """The heads that look hardest from `query` at an ordinary token further than its neighbours, one link each."""

@@ -2,6 +2,6 @@
 
 from regard.viewer.page import write_page
 from regard.viewer.saved import load_run, save_run
-from regard.viewer.sheet import Sheet, reading_of
+from regard.viewer.sheet import Sheet, page_folds
 
-__all__ = ["Sheet", "load_run", "reading_of", "save_run", "write_page"]
+__all__ = ["Sheet", "load_run", "page_folds", "save_run", "write_page"]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from regard.maps import AttentionMap
-from regard.pieces.normalizer import LearnedSink, Softmax
-from regard.viewer.pyramid import Pyramid
+from regard.maps.dot import is_dot, scaled
+from regard.maps.pyramid import Pyramid
 from regard.viewer.sheet import Sheet, encode, quantise
 
 #: Bytes of the maps of all texts of a page, as base64.
@@ -48,17 +48,6 @@ def _size(weights: AttentionMap, dtype: torch.dtype) -> int:
     return (prepared.query.numel() + prepared.key.numel()) * dtype.itemsize + H * I * 4 + bits
 
 
-def is_dot(weights: AttentionMap) -> bool:
-    """Whether w_ij = exp(c q_i . k_j - r_i) where the mask allows, the same for all heads."""
-    if type(weights) is not AttentionMap:
-        return False
-    attention = weights.attention
-    scale = attention.score.scale(weights._prepared.query.shape[-1])
-    plain = isinstance(attention.normalizer, Softmax | LearnedSink) and not attention.bias
-    one = attention.mask is None or attention.mask.allowed(weights.grid.tile(slice(0, 1), slice(0, 1))).shape[1] == 1
-    return scale is not None and plain and one
-
-
 def _exact(weights: AttentionMap, dtype: torch.dtype) -> dict[str, Any]:
     if not is_dot(weights):
         return {"form": "weights", "weights": encode(weights.dense()[0].float())}
@@ -67,19 +56,6 @@ def _exact(weights: AttentionMap, dtype: torch.dtype) -> dict[str, Any]:
     found |= {"query": encode(query.to(dtype)), "key": encode(key.to(dtype)), "statistic": encode(statistic)}
     mask = weights.attention.mask
     return found if mask is None else found | {"mask": _bits(mask.allowed(weights.grid), weights.shape)}
-
-
-def scaled(weights: AttentionMap) -> tuple[Tensor, Tensor, Tensor]:
-    """c q, k and r with w = exp(c q . k - r), of the one text; (H, I, D), (G, J, D), (H, I)."""
-    prepared, attention = weights._prepared, weights.attention
-    scale, temperature = attention.score.scale(prepared.query.shape[-1]), attention.normalizer.temperature  # type: ignore[union-attr]
-    assert scale is not None
-    empty = weights.statistic[0].isneginf()
-    return (
-        prepared.query[0].float() * (scale / temperature),
-        prepared.key[0].float(),
-        weights.statistic[0].masked_fill(empty, 0.0)[0].float(),
-    )
 
 
 def _bits(allowed: Tensor, shape: tuple[int, int, int, int]) -> str:

@@ -60,7 +60,7 @@ def heatmap(weights: Tensor, queries: Sequence[str], keys: Sequence[str], title:
 
 def heads_grid(reading: Reading) -> Any:
     """Every head of every layer as a thumbnail: layers down, heads across."""
-    maps = [weights.pool(THUMBNAIL, THUMBNAIL)[reading.batch].cpu() for weights in reading.maps.values()]
+    maps = [weights.pool(THUMBNAIL, THUMBNAIL)[0].cpu() for weights in reading.maps.values()]
     rows, cols = len(maps), max(len(m) for m in maps)
     figure, axes = _figure(1 + 0.8 * cols, 1 + 0.8 * rows, rows, cols, squeeze=False)
     for place, (layer, pooled) in enumerate(zip(reading.profile.layers, maps, strict=True)):
@@ -193,14 +193,14 @@ def save_figures(folder: str | os.PathLike[str], reading: Reading) -> list[Path]
         figures[f"received-layer-{number}"] = received_bars(reading.profile, place)
         if weights.shape[2] == weights.shape[3]:
             title = f"layer {number}: share of the weight by offset (key minus query)"
-            figures[f"offsets-layer-{number}"] = offset_bars(weights, title, reading.batch)
+            figures[f"offsets-layer-{number}"] = offset_bars(weights, title)
         if max(weights.shape[2:]) <= LARGEST:
             figures[f"heatmap-layer-{number}"] = _mean_heatmap(reading, layer)
     return [_save(figure, folder / f"{name}.png") for name, figure in figures.items()]
 
 
 def _mean_heatmap(reading: Reading, layer: LayerProfile) -> Any:
-    mean = reading.maps[layer.name][reading.batch].mean(0).cpu()
+    mean = reading.maps[layer.name][0].mean(0).cpu()
     title = f"layer {layer.number}, mean of all heads"
     return heatmap(mean, reading.profile.query_tokens, reading.profile.tokens, title)
 

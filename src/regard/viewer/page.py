@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import RegardError
+from regard.seq2seq.checkpoint import write_whole
 from regard.stats import Reading
 from regard.viewer.embedded import embedded
 from regard.viewer.sheet import COMMON, Sheet, sheets_of
@@ -24,28 +24,6 @@ POLICY = (
     "default-src 'none'; script-src 'sha256-{hash}'; style-src 'unsafe-inline'; img-src data: blob:; "
     "connect-src {from_}; base-uri 'none'; form-action 'none'"
 )
-TEMPLATE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="<!--policy-->">
-<meta name="referrer" content="no-referrer">
-<link rel="icon" href="data:,">
-<title>Regard</title>
-<style>
-<!--style-->
-</style>
-</head>
-<body>
-<div id="regard" class="regard"></div>
-<noscript><p>This page draws its maps with a script that is part of it; please allow scripts.</p></noscript>
-<script type="application/json" id="regard-data"><!--data--></script>
-<script type="module"><!--script--></script>
-</body>
-</html>
-"""
 
 
 def write_page(path: str | os.PathLike[str], texts: Sequence[Reading | Sheet]) -> Path:
@@ -57,21 +35,8 @@ def write_page(path: str | os.PathLike[str], texts: Sequence[Reading | Sheet]) -
     path = Path(path)
     if not texts:
         raise RegardError("write_page: there is no text to show. Give at least one Reading.")
-    page = render(sheets_of(texts))
-    try:
-        write_whole(path, page)
-    except OSError as error:
-        raise RegardError(f"write_page: {path} cannot be written: {error.strerror or error}.") from error
+    write_whole(path, render(sheets_of(texts)))
     return path
-
-
-def write_whole(path: Path, content: str) -> None:
-    """To a file beside it, then renamed: whoever interrupts finds the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".regard-") as folder:
-        draft = Path(folder) / path.name
-        draft.write_text(content, encoding="utf-8")
-        os.replace(draft, path)
 
 
 def render(sheets: list[Sheet]) -> str:
@@ -95,7 +60,7 @@ def html(data: str, from_: str = "'none'") -> str:
         "script": script,
         "data": data,
     }
-    return re.sub(r"<!--(policy|style|script|data)-->", lambda place: parts[place[1]], TEMPLATE)
+    return re.sub(r"<!--(policy|style|script|data)-->", lambda place: parts[place[1]], bundle("page.html"))
 
 
 def embed(data: Any) -> str:

@@ -18,10 +18,10 @@ from typing import Any
 
 from regard.errors import RegardError
 from regard.maps.stored import load_map, save_map
-from regard.viewer.page import write_whole
+from regard.seq2seq.checkpoint import read_json, write_whole
 from regard.viewer.sheet import Sheet
 
-FORMAT, VERSION = "regard run", 1
+MANIFEST, FORMAT, VERSION = "manifest.json", "regard run", 1
 #: What is said of a text in tokens.json; the rest is in statistics.json.
 TOKENS = ("title", "tokens", "queries", "special")
 
@@ -30,21 +30,21 @@ def save_run(folder: str | os.PathLike[str], sheets: list[Sheet], told: Callable
     """Write a run; the manifest comes last: what is not whole is not taken for one. `told` hears of each step."""
     folder = Path(folder)
     try:
-        (folder / "manifest.json").unlink(missing_ok=True)
+        (folder / MANIFEST).unlink(missing_ok=True)
         for number, sheet in enumerate(sheets):
             _save(folder / f"text-{number}", sheet, told)
         texts = [
             {"folder": f"text-{number}", "title": sheet.about["title"], "layers": len(sheet.maps)}
             for number, sheet in enumerate(sheets)
         ]
-        _write(folder / "manifest.json", {"format": FORMAT, "version": VERSION, "texts": texts})
+        _write(folder / MANIFEST, {"format": FORMAT, "version": VERSION, "texts": texts})
     except OSError as error:
         raise RegardError(f"save_run: {folder} cannot be written: {error.strerror or error}.") from error
     return folder
 
 
 def _save(folder: Path, sheet: Sheet, told: Callable[[str], None]) -> None:
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     _write(folder / "tokens.json", {name: sheet.about[name] for name in TOKENS})
     _write(folder / "statistics.json", {name: part for name, part in sheet.about.items() if name not in TOKENS})
@@ -52,15 +52,14 @@ def _save(folder: Path, sheet: Sheet, told: Callable[[str], None]) -> None:
         told(f"Saving {sheet.about['title']}: layer {number + 1} of {len(sheet.maps)}")
         save_map(folder / f"layer-{number:02d}.safetensors", weights)
         if ready is not None:
-            draft = folder / f".cells-{number:02d}.safetensors"
-            save_file({"mean": ready[0].contiguous(), "max": ready[1].contiguous()}, draft)
-            os.replace(draft, folder / f"cells-{number:02d}.safetensors")
+            content = save({"mean": ready[0].contiguous(), "max": ready[1].contiguous()})
+            write_whole(folder / f"cells-{number:02d}.safetensors", content)
 
 
 def load_run(folder: str | os.PathLike[str]) -> list[Sheet]:
     """The texts of a saved run."""
     folder = Path(folder)
-    manifest = _read(folder / "manifest.json")
+    manifest = read_json(folder / MANIFEST)
     if manifest.get("format") != FORMAT or not isinstance(manifest.get("version"), int):
         raise RegardError(f"view: {folder} is no saved run. `regard see TEXT --save DIR` makes one.")
     if manifest["version"] > VERSION:
@@ -77,7 +76,7 @@ def load_run(folder: str | os.PathLike[str]) -> list[Sheet]:
 def _sheets(folder: Path, texts: list[dict[str, Any]]) -> Iterator[Sheet]:
     for text in texts:
         place = folder / Path(text["folder"]).name
-        about = _read(place / "tokens.json") | _read(place / "statistics.json")
+        about = read_json(place / "tokens.json") | read_json(place / "statistics.json")
         numbers = range(text["layers"])
         maps = [load_map(place / f"layer-{number:02d}.safetensors") for number in numbers]
         yield Sheet(about, maps, [_cells(place / f"cells-{number:02d}.safetensors") for number in numbers])
@@ -98,16 +97,3 @@ def _cells(path: Path) -> Any:
 
 def _write(path: Path, data: dict[str, Any]) -> None:
     write_whole(path, json.dumps(data, ensure_ascii=False, indent=1, allow_nan=False) + "\n")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        hint = " `regard see TEXT --save DIR` makes a folder to view." if path.name == "manifest.json" else ""
-        raise RegardError(f"view: {path} cannot be read: {error.strerror or error}.{hint}") from None
-    except ValueError as error:
-        raise RegardError(f"view: {path} is no JSON: {error}.") from None
-    if not isinstance(found, dict):
-        raise RegardError(f"view: {path} should hold a JSON object.")
-    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 from regard.errors import RegardError
 from regard.viewer.answers import Answers, NoAnswer
@@ -42,23 +42,21 @@ def application(sheets: list[Sheet], hosts: tuple[str, ...] = LOOPBACK, token: s
         raise RegardError(f"view: {error.name} is missing. Install it: pip install 'regard[view]'.") from None
 
     answers, page = Answers(sheets), html(embed({"live": True}), "'self'")
-    turn: list[Any] = []
+    turn = anyio.Semaphore(AT_ONCE)
 
     async def show(request: Request) -> Response:
         return HTMLResponse(page, headers=HEADERS)
 
     async def ask(request: Request) -> Response:
-        if not turn:
-            turn.append(anyio.Semaphore(AT_ONCE))
-        async with turn[0]:
+        async with turn:
             if await request.is_disconnected():  # the view has moved on
                 return Response(status_code=499)
             try:
                 found = await run_in_threadpool(answers.answer, request.path_params["path"])
             except (NoAnswer, RegardError) as reason:
                 return PlainTextResponse(str(reason), 404, headers=HEADERS)
-        kind = "application/json" if found[:1] == b"{" and "text" in request.path_params["path"] else None
-        return Response(found, media_type=kind or "application/octet-stream", headers=HEADERS)
+        kind = "json" if request.path_params["path"].startswith("text") else "octet-stream"
+        return Response(found, media_type=f"application/{kind}", headers=HEADERS)
 
     routes = [Route("/", show, methods=["GET"]), Route("/ask/{path:path}", ask, methods=["GET"])]
     app = Starlette(routes=routes)
@@ -83,15 +81,21 @@ class Guard:
 
     def _refusal(self, scope: Any) -> tuple[int, str] | None:
         headers = dict(scope["headers"])
-        host = headers.get(b"host", b"").decode("latin-1")
-        name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-        if name.strip("[]").lower() not in self.hosts:
+        if _name(headers.get(b"host", b"").decode("latin-1")) not in self.hosts:
             return 400, "This server does not go by that name."
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if self.token and not secrets.compare_digest(given.encode(), self.token.encode()):
             return 403, "The token is missing or wrong."
         if scope["method"] != "GET":
             return 405, "Only GET is answered."
+        return None
+
+
+def _name(host: str) -> str | None:
+    """Of `name:port` or `[address]:port` the name, in small letters; None where there is more to it."""
+    try:
+        return None if set(host) & set("@/?#\\") else urlsplit(f"//{host}").hostname
+    except ValueError:
         return None
 
 

@@ -11,21 +11,20 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.maps import AttentionMap, Pool
+from regard.maps import AttentionMap, Fold, Pool
+from regard.maps.pyramid import Pyramid, coarser
 from regard.stats import (
     CAVEAT,
     STATISTICS,
     LayerProfile,
+    Offsets,
     Reading,
     RoleTable,
     divergence,
     head_map,
-    profile,
     sample_rows,
 )
 from regard.stats.roles import KINDS, QUERIES, ROLE_CAVEAT
-from regard.stats.statistics import Offset
-from regard.viewer.pyramid import Pyramid, base_level, coarser
 
 #: Cells a side of a thumbnail; of long texts 2 to this power, at most.
 THUMBNAIL, SMALL_LEVELS = 48, 6
@@ -33,23 +32,17 @@ THUMBNAIL, SMALL_LEVELS = 48, 6
 OFFSETS, STRETCHES = 8, 512
 #: Weights that heads are compared on, so that a long text takes no longer than a short one.
 COMPARED = 1 << 15
-#: Kind of role -> the letter that stands for it on a small map.
-LETTERS = {
-    "previous": "P",
-    "next": "N",
-    "positional": "O",
-    "first": "F",
-    "special": "S",
-    "broad": "B",
-    "punctuation": "M",
-    "duplicate": "D",
-    "induction": "I",
-}
+#: Cells a side of the largest level that lies ready, and the last level whose tiles are computed when asked for.
+READY, QUICK = 1024, 4
+#: Kinds of roles that do not go by their initial on a small map.
+LETTERS = {"positional": "O", "punctuation": "M"}
 #: What the page says of all texts alike.
 COMMON = {
     "statistics": {statistic.name: statistic.meaning for statistic in STATISTICS}
     | {"importance": "|d loss / d gate|: how much the loss hangs on the head"},
-    "kinds": {kind: {"letter": LETTERS[kind], "meaning": meaning} for kind, meaning in KINDS.items()},
+    "kinds": {
+        kind: {"letter": LETTERS.get(kind, kind[0].upper()), "meaning": meaning} for kind, meaning in KINDS.items()
+    },
     "queries": QUERIES,
     "caveat": CAVEAT,
     "roleCaveat": ROLE_CAVEAT,
@@ -80,12 +73,18 @@ class Sheet:
         aligned: str = "",
         charts: Sequence[Mapping[str, Any]] = (),
     ) -> Sheet:
-        """Everything the page tells of a reading, in one pass over each map.
+        """Everything the page tells of a reading; one measured with `also=page_folds` costs no pass over its maps.
 
         A chart is `{"title", "x", "y", "series": [{"name", "points": [[x, y], ...]}]}`.
         """
-        maps = [one_text(weights, reading.batch) for weights in reading.maps.values()]
-        measured = [_measure(weights) for weights in maps]
+        maps = list(reading.maps.values())
+        measured = [
+            layer.also or weights.summarize(*page_folds(weights))
+            for layer, weights in zip(reading.profile.layers, maps, strict=True)
+        ]
+        pooled = [_pooled(weights, found[0]) for weights, found in zip(maps, measured, strict=True)]
+        offsets = [found[1][0].cpu() / weights.shape[2] for weights, found in zip(maps, measured, strict=True)]
+        layers = zip(reading.profile.layers, pooled, offsets, strict=True)
         profile = reading.profile
         about = {
             "title": reading.title,
@@ -93,7 +92,7 @@ class Sheet:
             "queries": None if profile.query_tokens == profile.tokens else profile.query_tokens,
             "special": profile.special,
             "start": _start(reading),
-            "layers": [_layer(layer, found, reading) for layer, found in zip(profile.layers, measured, strict=True)],
+            "layers": [_layer(layer, small, near, reading) for layer, (small, _), near in layers],
             "places": _places(maps),
             "findings": [vars(finding) for finding in reading.findings],
             "told": reading.roles is not None,
@@ -101,7 +100,7 @@ class Sheet:
             "aligned": aligned,
             "charts": list(charts),
         }
-        return Sheet(about, maps, [found["ready"] for found in measured])
+        return Sheet(about, maps, [ready for _, ready in pooled])
 
 
 def sheets_of(texts: Sequence[Reading | Sheet]) -> list[Sheet]:
@@ -109,44 +108,38 @@ def sheets_of(texts: Sequence[Reading | Sheet]) -> list[Sheet]:
     return [text if isinstance(text, Sheet) else Sheet.of(text) for text in texts]
 
 
-def reading_of(
-    title: str,
-    maps: dict[str, AttentionMap],
-    tokens: Sequence[str] | None,
-    queries: Sequence[str] | None = None,
-    batch: int = 0,
-) -> Reading:
-    """A reading of maps of one size; without tokens, positions are their names."""
-    _, _, I, J = next(iter(maps.values())).shape
-    keys = [str(j) for j in range(J)] if tokens is None else list(tokens)
-    if queries is None:
-        queries = keys[J - I :] if I <= J else [str(i) for i in range(I)]
-    return Reading(title, maps, profile(maps, keys, query_tokens=queries, batch=batch), batch)
+def base_level(I: int, J: int) -> int:
+    """The first level that lies ready, 0 for maps that need none: finer tiles are computed in a blink.
+
+    >>> base_level(512, 512), base_level(4096, 4096), base_level(65_536, 100)
+    (0, 5, 6)
+    """
+    level = 0 if max(I, J) <= READY else QUICK + 1
+    while max(I, J) > READY << level:
+        level += 1
+    return level
 
 
-def one_text(weights: AttentionMap, batch: int) -> AttentionMap:
-    """The map of one batch entry."""
-    if weights.shape[0] == 1:
-        return weights
-    everyone = torch.arange(weights.shape[1], device=weights.device)
-    return weights.select(torch.tensor([batch], device=weights.device), everyone)
-
-
-def _measure(weights: AttentionMap) -> dict[str, Any]:
-    """Thumbnails, offsets, and the cells of long maps, by one pass."""
+def page_folds(weights: AttentionMap) -> tuple[Fold, Fold]:
+    """What the page has to know of a map besides its profile: cells, and the weight by relative offset."""
     _, _, I, J = weights.shape
     level = base_level(I, J)
-    offsets = (Offset(by) for by in range(-OFFSETS, OFFSETS + 1))
-    pooled, *rest = weights.summarize(Pyramid(level) if level else Pool(min(THUMBNAIL, I), min(THUMBNAIL, J)), *offsets)
-    found = {"small": pooled, "offsets": torch.stack([each[0].mean(-1) for each in rest], -1).cpu(), "ready": None}
-    if level:
-        found["ready"] = tuple(part[0].half().cpu() for part in pooled)
-        steps = max(0, (max(I, J) - 1).bit_length() - level - SMALL_LEVELS)
-        found["small"] = coarser((pooled[0].cpu(), pooled[1].cpu()), steps, level, I)[0]
-    return found | {"small": found["small"][0].cpu()}
+    pooled = Pyramid(level) if level else Pool(min(THUMBNAIL, I), min(THUMBNAIL, J))
+    return pooled, Offsets(-OFFSETS, OFFSETS)
 
 
-def _layer(layer: LayerProfile, found: dict[str, Any], reading: Reading) -> dict[str, Any]:
+def _pooled(weights: AttentionMap, pooled: Any) -> tuple[Tensor, Cells | None]:
+    """Thumbnails of all heads, and the cells of long maps."""
+    _, _, I, J = weights.shape
+    level = base_level(I, J)
+    if not level:
+        return pooled[0].cpu(), None
+    mean, greatest = (part[0].cpu() for part in pooled)
+    steps = max(0, (max(I, J) - 1).bit_length() - level - SMALL_LEVELS)
+    return coarser((mean, greatest), steps, level, I)[0], (mean.half(), greatest.half())
+
+
+def _layer(layer: LayerProfile, small: Tensor, offsets: Tensor, reading: Reading) -> dict[str, Any]:
     received = layer.received
     if received.shape[-1] > STRETCHES:
         received = torch.nn.functional.adaptive_avg_pool1d(received[None], STRETCHES)[0]
@@ -157,15 +150,15 @@ def _layer(layer: LayerProfile, found: dict[str, Any], reading: Reading) -> dict
             {
                 "values": {name: _short(values[head]) for name, values in layer.values.items()},
                 "strongest": [strongest.query, strongest.key, _short(strongest.weight)],
-                "thumbnail": encode(quantise(found["small"][head])),
+                "thumbnail": encode(quantise(small[head])),
                 "roles": _roles(reading.roles, layer.number, head),
-                "offsets": [_short(value) for value in found["offsets"][head]],
+                "offsets": [_short(value) for value in offsets[head]],
                 "received": [_short(value) for value in received[head]],
             }
         )
     similarity = [[round(float(value), 3) for value in row] for row in layer.similarity]
-    rows, cols = found["small"].shape[-2:]
-    return {"name": layer.name, "number": layer.number, "small": [rows, cols], "similarity": similarity, "heads": heads}
+    shape = list(small.shape[-2:])
+    return {"name": layer.name, "number": layer.number, "small": shape, "similarity": similarity, "heads": heads}
 
 
 def _short(value: Tensor | float) -> float:

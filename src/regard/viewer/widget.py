@@ -12,7 +12,7 @@ from regard.maps import AttentionMap
 from regard.stats import Reading
 from regard.viewer.answers import Answers, NoAnswer
 from regard.viewer.page import bundle, embed, payload
-from regard.viewer.sheet import Sheet, reading_of, sheets_of
+from regard.viewer.sheet import Sheet, page_folds, sheets_of
 
 if TYPE_CHECKING:
     from regard.hf.watched import Watched
@@ -64,7 +64,7 @@ def show_texts(texts: Sequence[Reading | Sheet]) -> Any:
 
 def show_map(weights: AttentionMap, tokens: Sequence[str] | None, queries: Sequence[str] | None, batch: int) -> Any:
     """A widget of one map."""
-    return show_texts([reading_of("Attention", {"attention": weights}, tokens, queries, batch)])
+    return show_texts([_reading("Attention", {"attention": weights}, tokens, queries, batch)])
 
 
 def show_watched(seen: Watched, tokens: Sequence[str] | None, targets: Sequence[str] | None, batch: int) -> Any:
@@ -75,9 +75,13 @@ def show_watched(seen: Watched, tokens: Sequence[str] | None, targets: Sequence[
         if maps:
             keys = targets if part == "decoder" and targets is not None else tokens
             queries = targets if part == "cross" else keys
-            readings.append(reading_of(title, maps, keys, queries, batch))
+            readings.append(_reading(title, maps, keys, queries, batch))
     known = {name for part in TITLES for name in getattr(seen, part)}
     others = {name: seen[name] for name in seen if name not in known}
     if others:
-        readings.insert(0, reading_of("Model", others, tokens, None, batch))
+        readings.insert(0, _reading("Model", others, tokens, None, batch))
     return show_texts(readings)
+
+
+def _reading(title: str, maps: dict[str, AttentionMap], tokens: Any, queries: Any, batch: int) -> Reading:
+    return Reading.of(title, maps, tokens, queries=queries, batch=batch, also=page_folds)
