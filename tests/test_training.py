@@ -14,7 +14,7 @@ from regard import RegardError
 from regard.seq2seq.averaging import Averaging
 from regard.seq2seq.config import Config, make_config, read_config, template
 from regard.seq2seq.loss import smoothed_cross_entropy, translation_loss
-from regard.seq2seq.schedule import SCHEDULES, Plateau, Schedule, cosine, inverse_square_root, noam
+from regard.seq2seq.schedule import SCHEDULES, Plateau, Schedule, cosine, inverse_square_root, noam, trapezoid
 from regard.seq2seq.stream import Turn, turns
 
 
@@ -88,6 +88,8 @@ def test_schedules_are_the_formulas_of_the_papers():
     assert noam(16000, 4000, 512) == pytest.approx(noam(4000, 4000, 512) / 2)
     for step in (1, 7, 100, 1234):  # the same shape, one as a share of its peak
         assert noam(step, 100, 64) / noam(100, 100, 64) == pytest.approx(inverse_square_root(step, 100))
+    assert [trapezoid(share) for share in (0.0, 0.5, 0.75)] == [1.0, 1.0, 1.0]
+    assert [trapezoid(share) for share in (0.85, 0.9, 0.95, 1.0)] == pytest.approx([0.75, 0.5, 0.25, 0.0])
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
@@ -188,7 +190,7 @@ def test_every_key_can_be_set_on_the_command_line_and_comes_back_from_the_file()
         ("training.steps=abc", 'training.steps = "abc" is not right: it must be a whole number at least 0'),
         ("training.steps=1.5", "whole number"),
         ("training.clip=nan", "it must be a number at least 0"),
-        ("training.schedule=cosin", '"cosine", "inverse_square_root"'),
+        ("training.schedule=cosin", '"trapezoid", "cosine", "inverse_square_root"'),
         ("model.dropout=1.5", 'a number at least 0 and below 1 or "auto"'),
         ("tokenizer.sampling=1", "true or false"),
         ("data.source=a", "two files that belong together"),

@@ -87,7 +87,7 @@ class Model(Section):
     layers: Count | Auto = Field(default="auto", description="Layers a side; auto: the system's own.")
     num_heads: Count | Auto = Field(default="auto", description="Attention heads; auto: the system's own.")
     dropout: Share | Auto = Field(
-        default="auto", description="auto: 0.2 for recurrent systems, 0.1 for the Transformer."
+        default="auto", description="auto: 0.1 for the Transformer, else 0; longer trainings want more."
     )
     options: dict[str, Any] = Field(
         default={}, description="What this system alone takes, as a table: {cell = 'gru'} or model.options.cell=gru."
@@ -119,11 +119,11 @@ class Training(Section):
     )
     accumulate: int = Field(default=1, ge=1, description="Batches whose gradients make one update.")
     learning_rate: Positive | Auto = Field(
-        default="auto", description="Peak; auto: 0.01 recurrent, 0.005 Transformer, and 1 (the paper's) with noam."
+        default="auto", description="Peak; auto: 0.01, hybrid and Transformer 0.005, and 1 (the paper's) with noam."
     )
-    schedule: Literal["cosine", "inverse_square_root", "noam", "plateau", "constant"] = Field(
-        default="cosine",
-        description="Of the learning rate; cosine falls to 0 over the budget, be it steps, epochs or minutes.",
+    schedule: Literal["trapezoid", "cosine", "inverse_square_root", "noam", "plateau", "constant"] = Field(
+        default="trapezoid",
+        description="Of the learning rate; trapezoid falls to 0 over the last fifth of the budget, cosine over it all.",
     )
     warmup: int = Field(default=100, ge=0, description="Steps over which the learning rate rises to its peak.")
     plateau_patience: int = Field(default=3, ge=1, description="With plateau: validations without a better loss ...")

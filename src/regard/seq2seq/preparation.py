@@ -27,6 +27,7 @@ from regard.seq2seq.run import (
     write_settings,
 )
 from regard.seq2seq.stream import Epochs
+from regard.seq2seq.systems import build, system
 from regard.seq2seq.training import Task
 from regard.seq2seq.validation import bleu_of
 
@@ -147,12 +148,10 @@ def reconfigured(folder: Path, overrides: Callable[[dict[str, Any]], Config]) ->
 
 
 def _model(config: Config, source_size: int, target_size: int) -> Any:
-    from regard.seq2seq.systems import build
-
     section = config.model
     given = {name: getattr(section, name) for name in ("layers", "num_heads", "dropout")}
     if given["dropout"] == "auto":
-        given["dropout"] = 0.1 if section.system.startswith("transformer") else 0.2
+        given["dropout"] = system(section.system).dropout
     given = {name: value for name, value in given.items() if value != "auto"} | section.options
     return build(section.system, source_size=source_size, target_size=target_size, width=section.width, **given)
 

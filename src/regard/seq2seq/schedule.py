@@ -9,6 +9,7 @@ from regard.errors import RegardError, nearest
 
 #: The schedules by name, and what each multiplies the peak learning rate by after the warm-up.
 SCHEDULES = {
+    "trapezoid": "the peak, then straight down to 0 over the last fifth of the budget",
     "cosine": "one half cosine from the peak to 0 over the budget, be it steps, epochs or minutes",
     "inverse_square_root": "sqrt(warm-up / step)",
     "noam": "width^-0.5 min(step^-0.5, step warm-up^-1.5), times the learning rate; 1 is the paper's",
@@ -54,6 +55,17 @@ def cosine(share: float) -> float:
     return (1 + math.cos(math.pi * min(1.0, max(0.0, share)))) / 2
 
 
+def trapezoid(share: float, decay: float = 0.2) -> float:
+    """min(1, (1 - share) / decay): the peak, then straight down to 0 over the last part of the budget.
+
+    Zhai et al. 2022, arXiv:2106.04560; Hägele et al. 2024, arXiv:2405.18392, compare it with the cosine.
+
+    >>> trapezoid(0.0), trapezoid(0.75), round(trapezoid(0.9), 9), trapezoid(1.7)
+    (1.0, 1.0, 0.5, 0.0)
+    """
+    return min(1.0, max(0.0, 1 - share) / decay)
+
+
 @dataclass(frozen=True)
 class Plateau:
     """A factor that falls when a loss has not been below its best for `patience` validations in a row.
@@ -92,11 +104,11 @@ class Schedule:
         warmup: Steps of the warm-up.
         width: Width of the model, for "noam".
 
-    >>> Schedule("cosine", peak=0.01, warmup=100).rate(step=50, share=0.0)
+    >>> Schedule("trapezoid", peak=0.01, warmup=100).rate(step=50, share=0.0)
     0.005
     """
 
-    name: str = "cosine"
+    name: str = "trapezoid"
     peak: float = 1.0
     warmup: int = 0
     width: int = 512
@@ -117,5 +129,5 @@ class Schedule:
             return self.peak * noam(step, self.warmup, self.width)
         if self.name == "inverse_square_root":
             return self.peak * inverse_square_root(step, self.warmup)
-        after = {"cosine": cosine(share), "plateau": plateau, "constant": 1.0}[self.name]
-        return self.peak * warm_up(step, self.warmup) * after
+        parts = {"trapezoid": trapezoid(share), "cosine": cosine(share), "plateau": plateau, "constant": 1.0}
+        return self.peak * warm_up(step, self.warmup) * parts[self.name]

@@ -24,6 +24,7 @@ from regard.seq2seq.loss import translation_loss
 from regard.seq2seq.run import METRICS, STATE, WEIGHTS, named_weights, put_weights, save_weights, write_metrics
 from regard.seq2seq.schedule import Plateau, Schedule
 from regard.seq2seq.stream import Epochs, Standing, Turn
+from regard.seq2seq.systems import system
 from regard.seq2seq.validation import Score, Validation, surprise
 
 if TYPE_CHECKING:
