@@ -82,7 +82,7 @@ def test_minimum_and_maximum_length():
     for source, (best,) in zip(
         SOURCES, beam_search(model, batch(SOURCES), beam=200, min_length=2, max_length=4), strict=True
     ):
-        assert like(best, exhaustive(model, source, 1.0, 2, 4)[0])
+        assert like(best, exhaustive(model, source, 1.5, 2, 4)[0])
     for hypotheses in beam_search(model, batch(SOURCES), beam=3, n_best=3, min_length=5, max_length=6):
         assert all(len(each.tokens) in (5, 6) and each.ended == (len(each.tokens) == 5) for each in hypotheses)
         assert sorted(hypotheses, key=lambda h: (not h.ended, -h.score)) == list(hypotheses)
@@ -103,7 +103,7 @@ def test_no_n_gram_comes_twice(n):
     for source, (best,) in zip(
         SOURCES, beam_search(model, batch(SOURCES), beam=300, max_length=5, no_repeat=n), strict=True
     ):
-        assert like(best, exhaustive(model, source, 1.0, 0, 5, allowed)[0])
+        assert like(best, exhaustive(model, source, 1.5, 0, 5, allowed)[0])
 
 
 def test_where_every_continuation_is_barred_the_hypothesis_is_cut():
