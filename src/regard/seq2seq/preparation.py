@@ -115,8 +115,14 @@ def process_number(training: Training) -> int:
 
 def learn_tokenizer(sentences: Sequence[str], kind: str, size: int | str) -> Tokenizer:
     """A vocabulary of the training sentences; "auto" takes the first of `SIZES` that they allow."""
-    if isinstance(size, int) or kind == "words":
-        return train_tokenizer(sentences, size if isinstance(size, int) else None, kind)
+    if isinstance(size, int):
+        try:
+            return train_tokenizer(sentences, size, kind)
+        except RegardError as error:
+            keys = "tokenizer.source_size, tokenizer.target_size"
+            raise RegardError(f'{error} The keys are {keys}; "auto" takes what fits.') from None
+    if kind == "words":
+        return train_tokenizer(sentences, None, kind)
     for number in SIZES[:-1]:
         try:
             return train_tokenizer(sentences, number, kind)
