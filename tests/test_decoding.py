@@ -14,7 +14,7 @@ from regard.data.vocabulary import BOS, EOS, PAD
 from regard.errors import RegardError
 from regard.seq2seq import SYSTEMS, build
 from regard.seq2seq.alignment import attention_of
-from regard.seq2seq.decoding import Hypothesis, Search, _best, beam_search, evaluating, greedy, length_penalty
+from regard.seq2seq.decoding import Hypothesis, Search, beam_search, evaluating, greedy, length_penalty
 
 SOURCES = [[4, 5, 1, 3], [5, 3], [4, 4, 3], [5, 1, 4, 4, 5, 3]]
 ALPHAS = [0.0, 0.6, 1.0, 2.0, -0.5]
@@ -142,18 +142,6 @@ def test_training_mode_is_put_back():
     with evaluating(model):
         assert not model.training
     assert model.training and not model.frozen.training
-
-
-@pytest.mark.parametrize("size", [7, 320, 1003, 2000])
-def test_the_best_of_long_rows_are_those_of_topk(size):
-    values = torch.randn(40, size, dtype=torch.float64, generator=torch.Generator().manual_seed(size))
-    values[0, : size - 3] = -torch.inf
-    values[1, -1] = 9.0
-    found, at = _best(values, 5)
-    expected = values.topk(5, 1)
-    assert torch.equal(found, expected.values) and torch.equal(values.gather(1, at), found)
-    assert torch.equal(at[1:], expected.indices[1:])
-    assert at[0, :3].sort().values.tolist() == [size - 3, size - 2, size - 1]
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from regard.seq2seq.model import Translator
 
 NEVER = float("-inf")
-#: Numbers from which their best are looked for in parts.
-MANY = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -315,24 +313,8 @@ def _grid(values: Tensor, counts: list[int]) -> Tensor:
 
 
 def _best(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k greatest of each row and where they are.
-
-    The greatest k lie in the k parts that have the greatest maxima, so of many long rows only those are
-    searched: 0.2 ms in place of 0.6 for 5 of 2,000 in each of 160 rows.
-    """
-    if k == 1:
-        return values.max(1, keepdim=True)
-    R, V = values.shape
-    if 64 * k > V or R * V < MANY:
-        return values.topk(k, 1)
-    parts = V // 16  # part c holds columns c, c + parts, ...; the last few columns belong to none
-    whole = values[:, : 16 * parts].unflatten(1, (16, parts))
-    chosen = whole.amax(1).topk(k, 1).indices
-    columns = torch.arange(0, 16 * parts, parts, device=values.device)[:, None] + chosen[:, None]
-    rest = torch.arange(16 * parts, V, device=values.device).expand(R, -1)
-    columns = torch.cat((columns.flatten(1), rest), 1)
-    best, at = values.gather(1, columns).topk(k, 1)
-    return best, columns.gather(1, at)
+    """The k greatest of each row and where they are."""
+    return values.max(1, keepdim=True) if k == 1 else values.topk(k, 1)
 
 
 def _check_numbers(log_probs: list[list[float]]) -> None:

@@ -62,13 +62,7 @@ class Task:
         training, model = self.config.training, self.config.model
         peak = training.learning_rate
         if peak == "auto":
-            peak = (
-                1.0
-                if training.schedule == "noam"
-                else 0.005
-                if model.system.startswith(("transformer", "hybrid"))
-                else 0.01
-            )
+            peak = 1.0 if training.schedule == "noam" else system(model.system).learning_rate
         return Schedule(training.schedule, float(peak), training.warmup, model.width)
 
 
