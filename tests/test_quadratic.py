@@ -64,7 +64,7 @@ def test_flex_on_cpu_says_that_it_is_dense():
         rg.Attention(**LINEAR, mask=rg.causal()),
         rg.Attention(mask=rg.window(64), normalizer=rg.Sparsemax()),
     ],
-    ids=repr,
+    ids=["plain", "causal", "predicate in a window", "linear", "sparsemax"],
 )
 def test_what_is_quadratic_by_its_own_definition_or_not_at_all_is_not_warned_of(attention):
     x = torch.randn(1, 1, 4 * N, 8)
