@@ -100,9 +100,10 @@ POSITIONS = {
 
 
 @st.composite
-def problems(draw, kernel=False):
+def problems(draw, kernel=False, longest=40, equal=False):
     B, G, R = draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
-    I, J = draw(st.integers(1, 40)), draw(st.integers(1, 40))
+    I = draw(st.integers(1, longest))
+    J = I if equal else draw(st.integers(1, longest))
     H = G * R
     torch.manual_seed(draw(st.integers(0, 2**31)))
     mask = draw(st.none() | masks(B, I, J))
@@ -121,7 +122,8 @@ def problems(draw, kernel=False):
         )
     shapes = ((B, H, I, WIDTH), (B, G, J, WIDTH), (B, G, J, draw(st.integers(1, 6))))
     q, k, v = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
-    problem = Problem(attention.double(), q, k, v, draw(placings(I, J)), Sizes.of(q, k, v))
+    positions = rg.Positions.aligned_to_end(I, J) if equal else draw(placings(I, J))
+    problem = Problem(attention.double(), q, k, v, positions, Sizes.of(q, k, v))
     try:
         attention.check(problem.sizes, problem.positions, WIDTH)
     except rg.RegardError:  # a mask of a given length, drawn with positions beyond it

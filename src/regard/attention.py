@@ -154,6 +154,10 @@ class Prepared:
             tuple(None if c is None else c[:, :, cols] for c in self.cols),
         )
 
+    def entries(self, entries: slice) -> Prepared:
+        """Some batch entries."""
+        return self.with_tensors(t[entries] for t in self.tensors())
+
     def select(self, batch: Tensor, head: Tensor) -> Prepared:
         """Some batch entries and query heads; each head then has a key head of its own."""
         key_head = head // (self.query.shape[1] // self.key.shape[1])

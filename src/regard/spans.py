@@ -37,9 +37,12 @@ class Spans:
     @staticmethod
     def union(intervals: Iterable[tuple[int, int]]) -> Spans:
         merged: list[tuple[int, int]] = []
-        for start, stop in sorted(i for i in intervals if i[0] < i[1]):
+        for start, stop in sorted(intervals):
+            if start >= stop:
+                continue
             if merged and start <= merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+                if stop > merged[-1][1]:
+                    merged[-1] = (merged[-1][0], stop)
             else:
                 merged.append((start, stop))
         return Spans(tuple(merged))
@@ -52,11 +55,17 @@ class Spans:
         return Spans(tuple(zip(edges[::2], edges[1::2], strict=True)))
 
     def __and__(self, other: Spans) -> Spans:
+        mine, theirs = self.intervals, other.intervals
+        if len(mine) == len(theirs) == 1:
+            (left, right), (low, high) = mine[0], theirs[0]
+            left, right = left if left > low else low, right if right < high else high
+            return Spans(((left, right),)) if left < right else EMPTY
         found, a, b = [], 0, 0
-        while a < len(self.intervals) and b < len(other.intervals):
-            (left, right), (low, high) = self.intervals[a], other.intervals[b]
-            if max(left, low) < min(right, high):
-                found.append((max(left, low), min(right, high)))
+        while a < len(mine) and b < len(theirs):
+            (left, right), (low, high) = mine[a], theirs[b]
+            start, stop = left if left > low else low, right if right < high else high
+            if start < stop:
+                found.append((start, stop))
             if right < high:
                 a += 1
             else:
@@ -88,13 +97,21 @@ class Spans:
 
     def covers(self, other: Spans) -> bool:
         """Whether every integer of `other` is held here too."""
-        return len(self & other) == len(other)
+        mine, at = self.intervals, 0
+        for start, stop in other.intervals:  # intervals never touch, so each has to lie inside one of these
+            while at < len(mine) and mine[at][1] < stop:
+                at += 1
+            if at == len(mine) or mine[at][0] > start:
+                return False
+        return True
 
     def hull(self) -> Spans:
         """The one interval from the first integer to the last."""
         return Spans(((self.intervals[0][0], self.intervals[-1][1]),)) if self.intervals else self
 
     def shift(self, by: int) -> Spans:
+        if not by:
+            return self
         return Spans(tuple((start + by, stop + by) for start, stop in self.intervals))
 
     def gaps_up_to(self, size: int) -> Spans:

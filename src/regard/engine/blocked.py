@@ -22,14 +22,18 @@ from regard.engine.dense import flops_per_pair
 from regard.engine.flash import FlashRows
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.rows import Collected, solve_rows
+from regard.engine.runs import CALL_BYTES, Run, runs
+from regard.pieces.mask import Mask
 from regard.pieces.normalizer import Statistic
 
 #: Bytes of scores and what goes with them that one block may hold.
 BLOCK_BYTES = 48 << 20
-#: What one block costs beside its pairs, in pairs of one head (measured: 0.18 ms a call, 15 ns for 8 pairs).
+#: What one call costs beside its pairs, in pairs of one head (measured: 0.18 ms a call, 15 ns for 8 pairs).
 CALL_PAIRS = 100_000
+#: What one more block in the same call costs.
+SHARED_PAIRS = 10_000
 #: Longest block of queries.
-LARGEST_BLOCK = 512
+LARGEST_BLOCK = 1024
 #: Shortest block of queries that keeps the fused kernel busy.
 SMALLEST_FUSED_BLOCK = 64
 
@@ -51,7 +55,7 @@ class Blocked(Engine):
 
     def cost(self, problem: Problem) -> Cost:
         work, s = Work.of(problem), problem.sizes
-        pairs = sum(block.pairs for block in work.blocks) * s.B * s.H
+        pairs = sum(block.pairs * (s.B if block.batch is None else 1) for block in work.blocks) * s.H
         held = max((block.pairs * work.bytes_per_pair(block) for block in work.blocks), default=0)
         return Cost(pairs, pairs * flops_per_pair(problem), held + s.B * s.H * s.I * 4)
 
@@ -85,19 +89,58 @@ class Work:
 
     @cached_property
     def block_size(self) -> int:
-        p, s = self.problem, self.problem.sizes
+        return self._size_for(self.problem.attention.mask)
+
+    def _size_for(self, mask: Mask | None) -> int:
+        s, positions = self.problem.sizes, self.problem.positions
         smallest = SMALLEST_FUSED_BLOCK if self.flash is not None else 1
-        sizes = [size for size in (1 << n for n in range(10)) if smallest <= size <= LARGEST_BLOCK]
-        call = CALL_PAIRS / (s.B * s.H)
-        return cheapest_size(p.attention.mask, p.positions, s.I, sizes or [LARGEST_BLOCK], call)
+        sizes = [size for size in (1 << n for n in range(11)) if smallest <= size <= LARGEST_BLOCK]
+        together = self._may_run and mask is not None and mask.relative and not self.problem.learns
+        call = (SHARED_PAIRS if together else CALL_PAIRS) / (s.B * s.H)
+        pace = _pace if self.flash is not None else lambda size: 1.0
+        return cheapest_size(mask, positions, s.I, sizes or [LARGEST_BLOCK], call, pace)
+
+    @property
+    def _may_run(self) -> bool:
+        """Whether blocks that differ by a shift can be one call."""
+        return self.flash is not None and all(bias.relative for bias in self.problem.attention.bias)
 
     @cached_property
     def blocks(self) -> list[Block]:
+        s, mask = self.problem.sizes, self.problem.attention.mask
+        own = [] if mask is None or self.flash is None or s.B == 1 else [mask.of_entry(b) for b in range(s.B)]
+        if all(one is mask for one in own):
+            return self._cut(mask, self.block_size)
+        return [replace(block, batch=b) for b, one in enumerate(own) for block in self._cut(one, self._size_for(one))]
+
+    def _cut(self, mask: Mask | None, size: int) -> list[Block]:
         p = self.problem
-        everything = whole(p.attention.mask, p.positions, p.sizes.I)
-        each = self.bytes_per_pair(replace(everything, full=False))
-        most = max(BLOCK_BYTES // each, 1) if each else None
-        return list(blocks(p.attention.mask, p.positions, p.sizes.I, self.block_size, most))
+        at_most = self.bytes_per_pair(replace(whole(p.attention.mask, p.positions, p.sizes.I), full=False))
+        tall = self.flash is not None and not p.attention.bias
+
+        def too_large(block: Block) -> bool:
+            return block.pairs * at_most > BLOCK_BYTES < block.pairs * self.bytes_per_pair(block)
+
+        return list(blocks(mask, p.positions, p.sizes.I, size, too_large, tall))
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """The blocks, with those together that are one call."""
+        s = self.problem.sizes
+        row = s.H * s.E * self.problem.value.element_size()
+        size = max((block.stop - block.start for block in self.blocks), default=1)
+        return list(runs(self.blocks, max(1, CALL_BYTES // (row * size)) if self._may_run else 1))
+
+    def solve_run(self, run: Run, prepared: Prepared, value: Tensor) -> tuple[Tensor, Statistic]:
+        """Output and statistic of all rows of a run."""
+        if run.count > 1:
+            assert self.flash is not None, "only the fused kernel takes blocks together"
+            return self.flash.solve_run(run, prepared, value)
+        block = run.first
+        columns = block.index(value.device)
+        return self.solve(
+            block, prepared.tile(block.rows, columns).entries(block.entries), value[block.entries, :, columns]
+        )
 
     def solve(self, block: Block, tile: Prepared, value: Tensor) -> tuple[Tensor, Statistic]:
         if self.flash is not None:
@@ -112,6 +155,11 @@ class Work:
         )
 
 
+def _pace(size: int) -> float:
+    """Time of a pair in the fused kernel, which takes 32, 64 or 256 queries at once, by how many there are."""
+    return 1.3 if size < 192 else 1.15 if size < 768 else 1.0
+
+
 class _Blocked(torch.autograd.Function):
     """Blocks forward; in backward each is computed again, and its gradients land in its slices."""
 
@@ -120,13 +168,11 @@ class _Blocked(torch.autograd.Function):
         sizes, structure = work.problem.sizes, work.problem.prepared
         prepared = structure.with_tensors(tensors[: len(structure.tensors())])
         output = value.new_empty(sizes.B, sizes.H, sizes.I, sizes.E)
-        collected = Collected(sizes.I)
-        for block in work.blocks:
-            columns = block.index(value.device)
-            output[:, :, block.rows], statistic = work.solve(
-                block, prepared.tile(block.rows, columns), value[:, :, columns]
-            )
-            collected.write(block.rows, statistic)
+        collected = Collected(sizes.B, sizes.I)
+        for run in work.runs:
+            entries = run.first.entries
+            output[entries, :, run.rows], statistic = work.solve_run(run, prepared, value)
+            collected.write(run.rows, statistic, entries)
         ctx.work = work
         ctx.save_for_backward(value, *tensors)
         statistics = collected.tensors()
@@ -148,7 +194,7 @@ class _Blocked(torch.autograd.Function):
             found = _block_gradients(ctx.work, block, prepared, value, columns, parameters, grad, wanted)
             places = [block.rows if rows else columns for rows in on_rows]
             for total, part, place in zip(grads[: count + 1], found[: count + 1], places, strict=True):
-                _accumulate(total, part, place)
+                _accumulate(None if total is None else total[block.entries], part, place)
             for total, part in zip(grads[count + 1 :], found[count + 1 :], strict=True):
                 if total is not None and part is not None:
                     total += part
@@ -167,8 +213,8 @@ def _block_gradients(
 ) -> list[Tensor | None]:
     """Gradients of one block with respect to its slices of the value and prepared tensors, and the parameters."""
     with torch.enable_grad():
-        sliced = prepared.tile(block.rows, columns)
-        leaves = [t.detach() for t in (value[:, :, columns], *sliced.tensors())]
+        sliced = prepared.tile(block.rows, columns).entries(block.entries)
+        leaves = [t.detach() for t in (value[block.entries, :, columns], *sliced.tensors())]
         inputs = [*leaves, *parameters]
         for leaf, want in zip(leaves, wanted, strict=False):
             leaf.requires_grad_(want)
@@ -176,7 +222,7 @@ def _block_gradients(
         chosen = [t for t, want in zip(inputs, wanted, strict=True) if want]
         if not output.requires_grad:
             return [None] * len(inputs)
-        found = iter(torch.autograd.grad(output, chosen, grad[:, :, block.rows], allow_unused=True))
+        found = iter(torch.autograd.grad(output, chosen, grad[block.entries, :, block.rows], allow_unused=True))
     return [next(found) if want else None for want in wanted]
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 import torch
 from torch import Tensor
 
-from regard.pieces.mask import Mask
+from regard.pieces.mask import Both, Either, Mask, causal
 from regard.positions import Positions
 from regard.spans import Spans
 
@@ -27,16 +29,26 @@ SAMPLE = 64
 
 @dataclass(frozen=True)
 class Block:
-    """Queries [start, stop) need the keys at indices `columns`; `full` says they may attend to all of those."""
+    """Queries [start, stop) need the keys at indices `columns`; `full` says they may attend to all of those.
+
+    `mask` is what is left of the mask once that is taken out which decides nothing in this block;
+    `batch` is the one batch entry that the block is of, None: of all.
+    """
 
     start: int
     stop: int
     columns: Spans
     full: bool
+    mask: Mask | None = None
+    batch: int | None = None
 
     @property
     def rows(self) -> slice:
         return slice(self.start, self.stop)
+
+    @property
+    def entries(self) -> slice:
+        return slice(None) if self.batch is None else slice(self.batch, self.batch + 1)
 
     @property
     def pairs(self) -> int:
@@ -50,41 +62,71 @@ class Block:
 
 
 def blocks(
-    mask: Mask | None, positions: Positions, num_queries: int, size: int, most_pairs: int | None = None
+    mask: Mask | None,
+    positions: Positions,
+    num_queries: int,
+    size: int,
+    too_large: Callable[[Block], bool] = lambda block: False,
+    tall: bool = False,
 ) -> Iterator[Block]:
-    """Cut the queries into blocks of `size` and ask the mask what each of them may see.
+    """Cut the queries where the mask says, then into blocks of `size`, and ask it what each of them may see.
 
     A block that needs far more keys than most, because of a few rows that see everything, is cut
-    around those rows; none holds more than `most_pairs` pairs, unless it is a single row.
+    around those rows; so is one that is `too_large`, down to a single row. `tall`
+    leaves whole what holds no mask, or the kernel's own: no pair would be saved by cutting it.
     """
     usual = size + usual_width(mask, positions, num_queries, min(size, SAMPLE))
-    for start in range(0, num_queries, size):
-        block = _block(mask, positions, start, min(start + size, num_queries))
-        yield from _cut(mask, positions, block, 2 * usual, most_pairs)
+    known: dict[int, Block] = {}
+    for first, last in pairwise(_edges(mask, positions, num_queries)):
+        if tall and last - first > size:
+            block = _block(mask, positions, first, last)
+            if block.full or starts_causal(block, positions):
+                yield block
+                continue
+        for start in range(first, last, size):
+            block = _shifted(mask, positions, start, min(start + size, last), known)
+            yield from _cut(mask, positions, block, 2 * usual, too_large)
+
+
+def starts_causal(block: Block, positions: Positions) -> bool:
+    """Whether this block is the kernel's own causal case: its first query stands at its first key."""
+    keys, columns = positions.keys.intervals, block.columns.intervals
+    if not isinstance(block.mask, causal) or len(keys) != 1 or len(columns) != 1:
+        return False
+    return keys[0][0] + columns[0][0] == positions.start + block.start
+
+
+def _edges(mask: Mask | None, positions: Positions, num_queries: int) -> list[int]:
+    """Where queries are cut first: at the edges the mask names, with at least SAMPLE queries between."""
+    edges = [0]
+    for edge in () if mask is None else mask.edges(positions.start, positions.start + num_queries):
+        if edge - positions.start - edges[-1] >= SAMPLE:
+            edges.append(edge - positions.start)
+    return [*edges, num_queries]
 
 
 def _cut(
-    mask: Mask | None, positions: Positions, block: Block, usual: float, most_pairs: int | None
+    mask: Mask | None, positions: Positions, block: Block, usual: float, too_large: Callable[[Block], bool]
 ) -> Iterator[Block]:
-    rows = block.stop - block.start
-    if rows == 1 or not (len(block.columns) > usual or (most_pairs and rows * len(block.columns) > most_pairs)):
+    rows, large = block.stop - block.start, too_large(block)
+    if rows == 1 or not (large or len(block.columns) > usual):
         yield block
         return
     middle = block.start + rows // 2
     halves = [_block(mask, positions, *ends) for ends in ((block.start, middle), (middle, block.stop))]
-    too_large = most_pairs is not None and block.pairs > most_pairs
-    if not too_large and sum(half.pairs for half in halves) > WORTH_CUTTING * block.pairs:
+    if not large and sum(half.pairs for half in halves) > WORTH_CUTTING * block.pairs:
         yield block
         return
     for half in halves:
-        yield from _cut(mask, positions, half, usual, most_pairs)
+        yield from _cut(mask, positions, half, usual, too_large)
 
 
 def whole(mask: Mask | None, positions: Positions, num_queries: int) -> Block:
     """All queries against all keys, as one block."""
     block = _block(mask, positions, 0, num_queries)
     everything = Spans(((0, len(positions.keys)),))
-    return Block(0, num_queries, everything, block.full and block.columns == everything)
+    full = block.full and block.columns == everything
+    return Block(0, num_queries, everything, full, block.mask if block.columns == everything else mask)
 
 
 def _block(mask: Mask | None, positions: Positions, start: int, stop: int) -> Block:
@@ -96,24 +138,77 @@ def _block(mask: Mask | None, positions: Positions, start: int, stop: int) -> Bl
     if len(columns.hull()) <= HULL_SLACK * len(columns):
         columns = columns.hull()
     columns = columns or FIRST_KEY
-    return Block(start, stop, columns, positions.columns(mask.all(first, last)).covers(columns))
+    if positions.columns(mask.all(first, last)).covers(columns):
+        return Block(start, stop, columns, True)
+    if len(positions.keys.intervals) != 1:
+        return Block(start, stop, columns, False, mask)
+    return Block(start, stop, columns, False, _within(mask, first, last, columns.shift(positions.keys.intervals[0][0])))
+
+
+def _shifted(mask: Mask | None, positions: Positions, start: int, stop: int, known: dict[int, Block]) -> Block:
+    """A block. Where the mask depends on j - i alone and keys go on to both sides, it is an earlier one, moved."""
+    if mask is None or not mask.relative or len(positions.keys.intervals) != 1:
+        return _block(mask, positions, start, stop)
+    other, size = known.get(stop - start), stop - start
+    if other is not None:
+        columns = other.columns.shift(start - other.start)
+        if columns.intervals[0][0] >= 0 and columns.intervals[-1][1] <= len(positions.keys):
+            return Block(start, stop, columns, other.full, other.mask)
+    block = _block(mask, positions, start, stop)
+    if positions.keys.covers(mask.may(start + positions.start, stop + positions.start)) and block.columns != FIRST_KEY:
+        known[size] = block
+    return block
+
+
+def _within(mask: Mask, start: int, stop: int, keys: Spans) -> Mask | None:
+    """The part of a mask that still decides something for queries [start, stop) and `keys`; None: nothing does."""
+    if mask.all(start, stop).covers(keys):
+        return None
+    if not isinstance(mask, Both | Either):
+        return mask
+    if isinstance(mask, Both):
+        left, right = (_within(m, start, stop, keys) for m in (mask.left, mask.right))
+        if left is None or right is None:
+            return right if left is None else left
+    else:
+        for one, other in ((mask.left, mask.right), (mask.right, mask.left)):
+            if other.all(start, stop).covers(one.may(start, stop) & keys):
+                return _within(other, start, stop, keys)
+        left, right = mask.left, mask.right
+    return mask if left is mask.left and right is mask.right else type(mask)(left, right)
 
 
 def usual_width(mask: Mask | None, positions: Positions, num_queries: int, size: int) -> float:
     """How many keys a block of `size` queries needs: the median over blocks spread along the sequence."""
-    return median(len(block.columns) for block in _samples(mask, positions, num_queries, size))
+    edges = _edges(mask, positions, num_queries)
+    return median(len(block.columns) for block in _samples(mask, positions, edges, size))
 
 
-def cheapest_size(mask: Mask | None, positions: Positions, num_queries: int, sizes: Sequence[int], call: float) -> int:
-    """The size of block for which pairs, and `call` pairs' worth of work for each block, are fewest."""
+def cheapest_size(
+    mask: Mask | None,
+    positions: Positions,
+    num_queries: int,
+    sizes: Sequence[int],
+    call: float,
+    pace: Callable[[int], float],
+) -> int:
+    """The size with the least `pace(size)` times pairs, and `call` pairs' worth of work for each block."""
+    edges = _edges(mask, positions, num_queries)
 
     def cost(size: int) -> float:
-        return (size * usual_width(mask, positions, num_queries, size) + call) / size
+        found = list(_samples(mask, positions, edges, size))
+        return median(len(block.columns) * pace(size) + call / (block.stop - block.start) for block in found)
 
     return min(sizes, key=cost)
 
 
-def _samples(mask: Mask | None, positions: Positions, num_queries: int, size: int, count: int = 9) -> Iterator[Block]:
-    blocks = -(-num_queries // size)
-    for number in sorted({(2 * n + 1) * blocks // (2 * count) for n in range(count)}):
-        yield _block(mask, positions, number * size, min((number + 1) * size, num_queries))
+def _samples(mask: Mask | None, positions: Positions, edges: list[int], size: int, count: int = 9) -> Iterator[Block]:
+    """Blocks of `size` spread along the sequence."""
+    starts = set()
+    for number in range(count):
+        place = (2 * number + 1) * edges[-1] // (2 * count)
+        at = bisect_right(edges, place) - 1
+        first = edges[at] + (place - edges[at]) // size * size
+        starts.add((first, min(first + size, edges[at + 1])))
+    for start, stop in sorted(starts):
+        yield _block(mask, positions, start, stop)

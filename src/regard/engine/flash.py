@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention import Prepared
-from regard.engine.blocks import Block
+from regard.engine.blocks import Block, starts_causal
 from regard.engine.problem import Problem
+from regard.engine.runs import Run
 from regard.pieces.bias import AdditiveBias
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import LearnedSink, Softmax, Statistic
-from regard.shapes import at_least_float32
+from regard.shapes import at_least_float32, group
 
 
 def flash(
@@ -33,6 +34,8 @@ def flash(
     is padded with zeros, which changes neither scores nor outputs. An empty row gives output 0
     and the log-sum-exp -inf, where the CPU kernel itself says 0.
     """
+    if query.shape[1] != key.shape[1] and not causal and (mask is None or query.shape[2] == mask.shape[1] == 1):
+        return _folded(query, key, value, scale, mask)
     width, out_width = query.shape[-1], value.shape[-1]
     query, key = _pad(query, out_width), _pad(key, out_width)
     value = _pad(value, width)
@@ -51,6 +54,16 @@ def flash(
     return output[..., :out_width], log_total
 
 
+def _folded(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The query heads of a group as rows of one head: the kernel would read their keys once for each of them."""
+    B, H, I, _ = query.shape
+    output, log_total = flash(group(query, key.shape[1]), key, value, scale=scale, mask=mask)
+    output = output.reshape(B, H, I, output.shape[-1])
+    return output, log_total if log_total is None else log_total.reshape(B, H, I)
+
+
 def _pad(x: Tensor, width: int) -> Tensor:
     return F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
 
@@ -60,10 +73,20 @@ def tells_statistic(query: Tensor) -> bool:
     return query.device.type == "cpu" and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
 
 
+#: Rows whose mask is looked at together, to learn whether it leaves them anything.
+FEW_ROWS = 64
+
+
 def _mark_empty(log_total: Tensor, mask: Tensor | None) -> Tensor:
-    if mask is None:
+    """-inf for rows that may attend to nothing. The kernel says 0 there, so only rows of 0 have to be looked at."""
+    if mask is None or not (suspects := log_total == 0).any():
         return log_total
-    return log_total.masked_fill(mask.isneginf().all(-1), -torch.inf)
+    rows = suspects.flatten(0, 1).any(0).nonzero().flatten()
+    log_total = log_total.clone()  # autograd keeps the kernel's own for the backward pass
+    for some in rows.split(FEW_ROWS):
+        empty = mask.expand(*mask.shape[:2], log_total.shape[2], -1)[:, :, some].isneginf().all(-1)
+        log_total[:, :, some] = log_total[:, :, some].masked_fill(empty, -torch.inf)
+    return log_total
 
 
 class FlashRows:
@@ -99,20 +122,54 @@ class FlashRows:
         parameters = normalizer.parameters() if isinstance(normalizer, nn.Module) else ()
         return self.problem.learns or self.problem.needs_gradient(*parameters)
 
-    def solve(
-        self, block: Block, tile: Prepared, value: Tensor, causal: bool = False
-    ) -> tuple[Tensor, Statistic | None]:
-        """Output and statistic of the rows of a block. `causal`: top-left, in place of the mask."""
-        assert self.problem.scale is not None
-        query, key, dtype = tile.query, tile.key, value.dtype
-        if self.problem.attention.bias or query.dtype != dtype:
-            query, key, value = (at_least_float32(x) for x in (query, key, value))
+    def solve(self, block: Block, tile: Prepared, value: Tensor) -> tuple[Tensor, Statistic | None]:
+        """Output and statistic of the rows of a block."""
+        causal = self._is_causal(block)
+        query, key, value, dtype = *self._inputs(tile, value), value.dtype
         mask, flipped = (None, False) if causal else self._mask(block, tile, query.dtype)
         if flipped:
             query = query.flip(2)
-        output, log_total = flash(query, key, value, scale=self.problem.scale, causal=causal, mask=mask)
+        output, log_total = flash(query, key, value, scale=self._scale, causal=causal, mask=mask)
         if flipped:
             output, log_total = output.flip(2), log_total if log_total is None else log_total.flip(2)
+        return self._finished(output, log_total, dtype)
+
+    def solve_run(self, run: Run, prepared: Prepared, value: Tensor) -> tuple[Tensor, Statistic]:
+        """Output (B, H, I, E) and statistic of all rows of a run, one call for each batch entry."""
+        block, causal, dtype = run.first, self._is_causal(run.first), value.dtype
+        query, key, value = self._inputs(prepared, value)
+        mask = None
+        if not causal:
+            columns = block.index(key.device)
+            mask, flipped = self._mask(block, prepared.tile(block.rows, columns), query.dtype)
+            mask = mask.flip(2) if mask is not None and flipped else mask
+        found = []
+        for entry in range(query.shape[0])[block.entries]:
+            views = run.views(query[entry], key[entry], value[entry])
+            output, log_total = flash(*views, scale=self._scale, causal=causal, mask=mask)
+            assert log_total is not None, "the kernel inside the blocks tells its statistic"
+            found.append((output.transpose(0, 1).flatten(1, 2), log_total.transpose(0, 1).flatten(1, 2)))
+        outputs, totals = (torch.stack(parts) for parts in zip(*found, strict=True))
+        output, statistic = self._finished(outputs, totals, dtype)
+        assert statistic is not None
+        return output, statistic
+
+    @property
+    def _scale(self) -> float:
+        assert self.problem.scale is not None
+        return self.problem.scale
+
+    def _is_causal(self, block: Block) -> bool:
+        return not self.problem.attention.bias and starts_causal(block, self.problem.positions)
+
+    def _inputs(self, tile: Prepared, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self.problem.attention.bias or tile.query.dtype != value.dtype:
+            return at_least_float32(tile.query), at_least_float32(tile.key), at_least_float32(value)
+        return tile.query, tile.key, value
+
+    def _finished(
+        self, output: Tensor, log_total: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Statistic | None]:
         if log_total is None:
             return output.to(dtype), None
         total = self._normalizer.with_sink(log_total)
@@ -132,8 +189,8 @@ class FlashRows:
         if (block.full and not attention.bias) or self.on_diagonal(block):
             return 0
         batch, heads = 1, s.H if attention.bias else 1
-        if attention.mask is not None and not block.full:
-            shape = attention.mask.allowed(self.problem.grid.tile(slice(0, 1), slice(0, 1))).shape
+        if block.mask is not None:
+            shape = block.mask.allowed(self.problem.grid.tile(slice(0, 1), slice(0, 1))).shape
             batch, heads = shape[0], max(heads, shape[1])
         states = (*self.problem.prepared.rows, *self.problem.prepared.cols)
         return (batch if all(state is None for state in states) else s.B) * heads
@@ -142,7 +199,7 @@ class FlashRows:
         """Whether mask and biases depend on j - i alone, and queries and keys are one stretch each."""
         attention, keys = self.problem.attention, self.problem.positions.keys
         relative = all(bias.relative for bias in attention.bias)
-        relative &= block.full or (attention.mask is not None and attention.mask.relative)
+        relative &= block.mask is None or block.mask.relative
         return relative and len(keys.intervals) == len(block.columns.intervals) == 1
 
     def _mask(self, block: Block, tile: Prepared, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
@@ -153,7 +210,7 @@ class FlashRows:
         """
         if block.full and not self.problem.attention.bias:
             return None, False
-        grid = self.problem.grid.tile(block.rows, block.columns.tensor(tile.key.device))
+        grid = self.problem.grid.tile(block.rows, block.columns.tensor(tile.key.device)).entries(block.entries)
         if not self.on_diagonal(block):
             return self._additive(block, tile, grid).to(dtype), False
         I, J = len(grid.query), len(grid.key)
@@ -171,6 +228,6 @@ class FlashRows:
             total = bias.transform(total, grid, rows, cols)
         if self._normalizer.temperature != 1:
             total = total / self._normalizer.temperature
-        if block.full or attention.mask is None:
+        if block.mask is None:
             return total
-        return total.masked_fill(~attention.mask.allowed(grid), -torch.inf)
+        return total.masked_fill(~block.mask.allowed(grid), -torch.inf)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from regard.engine.blocks import Block, whole
+from regard.engine.blocks import Block, starts_causal, whole
 from regard.engine.dense import flops_per_pair
 from regard.engine.flash import FlashRows
 from regard.engine.problem import Cost, Engine, Problem, Result
-from regard.pieces.mask import causal
 
 #: Largest additive mask, in bytes, that is worth building to save the blocks.
 MASK_BYTES = 16 << 20
@@ -29,8 +28,7 @@ class Fused(Engine):
         return None
 
     def run(self, problem: Problem) -> Result:
-        top_left = is_top_left(problem)
-        return Result(*FlashRows(problem).solve(block_of(problem), problem.prepared, problem.value, top_left))
+        return Result(*FlashRows(problem).solve(block_of(problem), problem.prepared, problem.value))
 
     def cost(self, problem: Problem) -> Cost:
         s = problem.sizes
@@ -50,9 +48,7 @@ def block_of(problem: Problem) -> Block:
 
 def is_top_left(problem: Problem) -> bool:
     """Whether mask and positions are those of the kernel's own causal flag."""
-    attention, positions = problem.attention, problem.positions
-    starts = [start for start, _ in positions.keys] == [positions.start]
-    return isinstance(attention.mask, causal) and not attention.bias and starts
+    return not problem.attention.bias and starts_causal(block_of(problem), problem.positions)
 
 
 def mask_bytes(problem: Problem, block: Block) -> int:

@@ -12,6 +12,7 @@ from regard.engine.flex import Flex
 from regard.engine.fused import Fused, is_top_left
 from regard.engine.fused import block_of as whole_block
 from regard.engine.linear import LinearEngine
+from regard.engine.machine import seconds
 from regard.engine.problem import Cost, Engine, Problem
 from regard.engine.reference import Reference
 from regard.errors import RegardError, nearest
@@ -49,6 +50,11 @@ class Plan:
         return ENGINES[self.engine].cost(self.problem)
 
     @cached_property
+    def seconds(self) -> float | None:
+        """How long the forward pass should take on this machine, within a factor of 2; None: not known."""
+        return seconds(self.engine, self.problem, self.cost)
+
+    @cached_property
     def quadratic(self) -> tuple[str, ...]:
         """Which pieces make this take all pairs, in time or memory, where it looks as if it need not."""
         s = self.problem.sizes
@@ -81,6 +87,7 @@ class Plan:
             f"{pairs}: {_count(self.cost.flops)} floating-point operations. It reads and writes {_bytes(moved)} of "
             f"inputs and output, and holds about {_bytes(self.cost.bytes)} besides, where all pairs at once would take "
             f"{_bytes(at_once)}."
+            + ("" if self.seconds is None else f" The forward pass should take about {_duration(self.seconds)} here.")
         )
 
 
@@ -174,6 +181,10 @@ def _count(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g} {word}"
     return str(int(number))
+
+
+def _duration(number: float) -> str:
+    return f"{number:.2g} s" if number >= 1 else f"{number * 1e3:.2g} ms"
 
 
 def _bytes(number: float) -> str:

@@ -25,8 +25,7 @@ def solve_rows(
 ) -> tuple[Tensor, Statistic]:
     """Whole rows: every key they may attend to is in `tile`, at key indices `columns`."""
     s = scores(attention, tile, grid, masked)
-    statistic = attention.normalizer.statistic(s, columns)
-    weights = attention.normalizer.weights(s, statistic, columns)
+    weights, statistic = attention.normalizer.rows(s, columns)
     if dropout:
         weights = weights * kept(grid, dropout, seed) / (1 - dropout)
     with torch.autocast(value.device.type, enabled=False):  # it would round the weights
@@ -41,32 +40,32 @@ class Collected:
     holes its large ones leave, and the heap would grow with every block.
     """
 
-    def __init__(self, num_rows: int) -> None:
-        self.num_rows, self._written = num_rows, 0
+    def __init__(self, num_entries: int, num_rows: int) -> None:
+        self.num_entries, self.num_rows, self._written = num_entries, num_rows, 0
         self._tensors: list[Tensor] = []
 
     @property
     def is_complete(self) -> bool:
-        """Whether every row was written."""
-        return self._written == self.num_rows
+        """Whether every row of every batch entry was written."""
+        return self._written == self.num_entries * self.num_rows
 
-    def write(self, rows: slice, statistic: Statistic) -> None:
-        self._written += rows.stop - rows.start
+    def write(self, rows: slice, statistic: Statistic, entries: slice = slice(None)) -> None:
+        """The statistic of some rows of some batch entries."""
+        self._written += (rows.stop - rows.start) * len(range(self.num_entries)[entries])
         if not self._tensors:
-            self._tensors = [_unfilled(t, self.num_rows, t.shape[3:]) for t in statistic]
+            self._tensors = [self._unfilled(t, t.shape[3:]) for t in statistic]
         for number, part in enumerate(statistic):
             mine = self._tensors[number]
             if part.ndim == 4 and part.shape[3] > mine.shape[3]:
-                wider = _unfilled(part, self.num_rows, part.shape[3:])
+                wider = self._unfilled(part, part.shape[3:])
                 wider[..., : mine.shape[3]] = mine
                 self._tensors[number] = mine = wider
-            place = mine[:, :, rows] if part.ndim == 3 else mine[:, :, rows, : part.shape[3]]
+            place = mine[entries, :, rows] if part.ndim == 3 else mine[entries, :, rows, : part.shape[3]]
             place.copy_(part)
+
+    def _unfilled(self, like: Tensor, width: tuple[int, ...]) -> Tensor:
+        """-1 where a narrower block keeps fewer indices."""
+        return like.new_full((self.num_entries, like.shape[1], self.num_rows, *width), -1)
 
     def tensors(self) -> Statistic:
         return tuple(self._tensors)
-
-
-def _unfilled(like: Tensor, num_rows: int, width: tuple[int, ...]) -> Tensor:
-    """-1 where a narrower block keeps fewer indices."""
-    return like.new_full((*like.shape[:2], num_rows, *width), -1)

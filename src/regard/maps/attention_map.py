@@ -95,7 +95,7 @@ class AttentionMap:
 
     def _of_parts(self) -> Statistic:
         """The statistic where it is the log of a sum, which adds up from tile to tile."""
-        collected = Collected(self.shape[2])
+        collected = Collected(self.shape[0], self.shape[2])
         for rows, parts in self._strips():
             collected.write(rows, self._total(rows, (self._tile_scores(rows, *part) for part in parts)))
         return collected.tensors()
@@ -111,7 +111,7 @@ class AttentionMap:
         """The statistic where it takes all scores of a row at once, as a threshold does."""
         B, H, I, J = self.shape
         size = max(1, min(TILE[0], WORKSPACE // (B * H * J * self._bytes_per_weight)))
-        collected = Collected(I)
+        collected = Collected(B, I)
         for block in blocks(self.attention.mask, self.positions, I, size):
             columns = block.columns.tensor(self.device)
             tile, grid = self._prepared.tile(block.rows, columns), self.grid.tile(block.rows, columns)
@@ -212,7 +212,7 @@ class AttentionMap:
 
         Where the statistic of the rows is not known yet, it is read off their scores, which saves a pass.
         """
-        collected = Collected(self.shape[2])
+        collected = Collected(self.shape[0], self.shape[2])
         for rows, parts in self._strips():
             for (cols, undecided), (weights, logs) in zip(parts, self._looks(rows, parts, collected), strict=True):
                 yield Tile(weights, logs, rows, cols, self.grid.tile(rows, cols), undecided)

@@ -60,7 +60,7 @@ class Softcap(Bias):
     cap: float = 50.0
 
     def transform(self, score: Tensor, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
-        return self.cap * torch.tanh(score / self.cap)
+        return (score / self.cap).tanh_() * self.cap
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
@@ -156,8 +156,11 @@ class ShawBias(nn.Module, AdditiveBias):
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         assert rows is not None
-        distance = grid.distance.clamp(-self.reach, self.reach) + self.reach
-        return rows.gather(-1, distance.expand(*rows.shape[:3], -1))
+        distances = _stretch(grid)
+        if distances is None:
+            place = grid.distance.clamp(-self.reach, self.reach) + self.reach
+            return rows.gather(-1, place.expand(*rows.shape[:3], -1))
+        return _skewed(_clipped(rows, distances, self.reach), len(grid.key))
 
     def check(self, sizes: Sizes) -> None:
         if self.keys.shape[1] != sizes.D:
@@ -192,7 +195,11 @@ class TransformerXLBias(nn.Module, AdditiveBias):
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         assert rows is not None and cols is not None
-        behind, place = _distances(grid)
+        distances = _stretch(grid)
+        if distances is not None:
+            ahead = torch.arange(distances.start, distances.stop, device=grid.device)
+            return _skewed(rows @ self._waves(-ahead).T.to(rows.dtype), len(grid.key)) + cols.transpose(-1, -2)
+        behind, place = torch.unique(-grid.distance[0, 0], return_inverse=True)
         by_distance = rows @ self._waves(behind).T.to(rows.dtype)
         return by_distance.gather(-1, place.expand(*rows.shape[:3], -1)) + cols.transpose(-1, -2)
 
@@ -211,13 +218,28 @@ class TransformerXLBias(nn.Module, AdditiveBias):
         return f"{self.content.shape[0]}, {self.width}"
 
 
-def _distances(grid: Grid) -> tuple[Tensor, Tensor]:
-    """The distinct i - j of a tile (n,), and which of them each pair has (I, J)."""
-    behind = -grid.distance[0, 0]
-    first, last = int(behind.min()), int(behind.max())
-    if last - first < 2 * sum(behind.shape):
-        return torch.arange(first, last + 1, device=grid.device), behind - first
-    return torch.unique(behind, return_inverse=True)
+def _stretch(grid: Grid) -> range | None:
+    """Every j - i of a tile, where its queries are one stretch and its keys another; else None."""
+    for places in (grid.query, grid.key):
+        if not torch.equal(places, torch.arange(len(places), device=grid.device) + places[0]):
+            return None
+    return range(int(grid.key[0] - grid.query[-1]), int(grid.key[-1] - grid.query[0]) + 1)
+
+
+def _clipped(rows: Tensor, distances: range, reach: int) -> Tensor:
+    """Columns for -reach ... reach -> columns for all `distances`, the outermost repeated beyond: (B, H, I, n)."""
+    first, last = (min(max(d, -reach), reach) for d in (distances[0], distances[-1]))
+    before, after = max(first - distances[0], 0), max(distances[-1] - last, 0)
+    middle = rows[..., first + reach : last + reach + 1]
+    parts = [middle[..., :1].expand(*rows.shape[:3], before), middle, middle[..., -1:].expand(*rows.shape[:3], after)]
+    return torch.cat(parts, -1)
+
+
+def _skewed(by_distance: Tensor, num_keys: int) -> Tensor:
+    """(B, H, I, I + J - 1), a column for each j - i -> (B, H, I, J), by a view: each row begins one column earlier."""
+    x = by_distance.contiguous()
+    (B, H, I, count), (b, h, _, _) = x.shape, x.stride()
+    return x.as_strided((B, H, I, num_keys), (b, h, max(count - 1, 1), 1), x.storage_offset() + I - 1)
 
 
 class LearnedTable(nn.Module, AdditiveBias):

@@ -34,6 +34,10 @@ class Grid:
     def tile(self, rows: slice | Tensor, cols: slice | Tensor) -> Grid:
         return Grid(self.batch, self.head, self.query[rows], self.key[cols])
 
+    def entries(self, entries: slice) -> Grid:
+        """The same tile of some batch entries."""
+        return Grid(self.batch[entries], self.head, self.query, self.key)
+
     @property
     def b(self) -> Tensor:
         return self.batch.view(-1, 1, 1, 1)

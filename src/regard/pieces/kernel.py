@@ -7,6 +7,7 @@ the bracket is one W x E matrix, and attention costs O(n). The weights still exi
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ class EluPlusOne(FeatureMap):
     """phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, arXiv:2006.16236, eq. 7); W = D."""
 
     def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        return F.elu(query) + 1, F.elu(key) + 1
+        return F.elu(query).add_(1), F.elu(key).add_(1)
 
 
 class RandomFeatures(nn.Module, FeatureMap):
@@ -57,13 +58,11 @@ class RandomFeatures(nn.Module, FeatureMap):
         self.frequencies.copy_(orthogonal_gaussian(self.num_features, self.width, seed))
 
     def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        query, key = self._exponent(query), self._exponent(key)
-        query = query - query.detach().amax(-1, keepdim=True)
-        return torch.exp(query), torch.exp(key) / self.num_features
-
-    def _exponent(self, x: Tensor) -> Tensor:
-        x = x * self.width**-0.25
-        return F.linear(x, self.frequencies.to(x.dtype)) - x.square().sum(-1, keepdim=True) / 2
+        scaled = self.frequencies.to(query.dtype) * self.width**-0.25
+        for_query, for_key = F.linear(query, scaled), F.linear(key, scaled)
+        norms = key.square().sum(-1, keepdim=True) * (self.width**-0.5 / 2) + math.log(self.num_features)
+        # what depends on the query alone cancels in the normaliser, |x|^2 / 2 too
+        return for_query.sub_(for_query.detach().amax(-1, keepdim=True)).exp_(), for_key.sub_(norms).exp_()
 
     def extra_repr(self) -> str:
         return f"{self.width}, num_features={self.num_features}"

@@ -9,6 +9,7 @@ what lies outside the first, and need no mask inside the second.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -42,6 +43,14 @@ class Mask(ABC):
     def all(self, start: int, stop: int) -> Spans:
         """Key positions that every query in [start, stop) attends to (or fewer, never more)."""
         return EMPTY
+
+    def edges(self, start: int, stop: int) -> Sequence[int]:
+        """Query positions inside (start, stop), ascending, at which the answer changes at once: where to cut."""
+        return ()
+
+    def of_entry(self, entry: int) -> Mask:
+        """The same mask for one batch entry, where its spans are narrower than those of all; itself if they are not."""
+        return self
 
     def check(self, sizes: Sizes, positions: Positions) -> None:  # noqa: B027 - most masks fit any size
         """Refuse sizes that the mask was not made for."""
@@ -94,6 +103,13 @@ class Both(Mask):
     def all(self, start: int, stop: int) -> Spans:
         return self.left.all(start, stop) & self.right.all(start, stop)
 
+    def edges(self, start: int, stop: int) -> Sequence[int]:
+        return sorted({*self.left.edges(start, stop), *self.right.edges(start, stop)})
+
+    def of_entry(self, entry: int) -> Mask:
+        left, right = self.left.of_entry(entry), self.right.of_entry(entry)
+        return self if left is self.left and right is self.right else Both(left, right)
+
     def check(self, sizes: Sizes, positions: Positions) -> None:
         self.left.check(sizes, positions)
         self.right.check(sizes, positions)
@@ -126,6 +142,13 @@ class Either(Mask):
     def all(self, start: int, stop: int) -> Spans:
         return self.left.all(start, stop) | self.right.all(start, stop)
 
+    def edges(self, start: int, stop: int) -> Sequence[int]:
+        return sorted({*self.left.edges(start, stop), *self.right.edges(start, stop)})
+
+    def of_entry(self, entry: int) -> Mask:
+        left, right = self.left.of_entry(entry), self.right.of_entry(entry)
+        return self if left is self.left and right is self.right else Either(left, right)
+
     def check(self, sizes: Sizes, positions: Positions) -> None:
         self.left.check(sizes, positions)
         self.right.check(sizes, positions)
@@ -156,6 +179,13 @@ class Not(Mask):
 
     def all(self, start: int, stop: int) -> Spans:
         return ~self.mask.may(start, stop)
+
+    def edges(self, start: int, stop: int) -> Sequence[int]:
+        return self.mask.edges(start, stop)
+
+    def of_entry(self, entry: int) -> Mask:
+        mask = self.mask.of_entry(entry)
+        return self if mask is self.mask else Not(mask)
 
     def check(self, sizes: Sizes, positions: Positions) -> None:
         self.mask.check(sizes, positions)
@@ -281,6 +311,9 @@ class block_local(Mask):
     def all(self, start: int, stop: int) -> Spans:
         first, last = start // self.size, (stop - 1) // self.size
         return Spans.of(((last - self.before) * self.size, (first + self.after + 1) * self.size))
+
+    def edges(self, start: int, stop: int) -> Sequence[int]:
+        return range((start // self.size + 1) * self.size, stop, self.size)
 
 
 def _count(mask: str, **counts: int) -> None:

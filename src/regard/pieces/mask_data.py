@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.pieces.grid import Grid
-from regard.pieces.mask import Mask, block_local
+from regard.pieces.mask import Mask, block_local, prefix
 from regard.positions import Positions
 from regard.shapes import Sizes
 from regard.spans import EMPTY, EVERYTHING, INFINITY, Spans
@@ -59,6 +59,9 @@ class Lengths(Mask):
     def all(self, start: int, stop: int) -> Spans:
         return Spans(((-INFINITY, self._ends[0]),))
 
+    def of_entry(self, entry: int) -> Mask:
+        return prefix(max(int(self.lengths[entry]), 0))
+
     def __repr__(self) -> str:
         shortest, longest = self._ends
         return f"padding(lengths {shortest} to {longest})"
@@ -87,6 +90,9 @@ class RealKeys(Mask):
 
     def all(self, start: int, stop: int) -> Spans:
         return self._runs[0]
+
+    def of_entry(self, entry: int) -> Mask:
+        return RealKeys(self.real[entry : entry + 1].expand(self.real.shape))
 
     def __repr__(self) -> str:
         return f"padding({int(self.real.sum())} of {self.real.numel()} keys are real)"
@@ -140,6 +146,10 @@ class documents(Mask):
     def all(self, start: int, stop: int) -> Spans:
         first, last = self._range(start, stop)
         return self.may(start, stop) if first == last else EMPTY
+
+    def edges(self, start: int, stop: int) -> Sequence[int]:
+        first, last = (bisect_right(self._edges, place - self._start) for place in (start, stop - 1))
+        return [edge + self._start for edge in self._edges[first:last]]
 
     def check(self, sizes: Sizes, positions: Positions) -> None:
         queries = positions.queries(sizes.I).shift(-self._start)
@@ -224,12 +234,15 @@ class random_blocks(Mask):
         return flags.scatter_(1, chosen, True)[:, grid.key // self.size].view(1, 1, len(grid.query), len(grid.key))
 
     def may(self, start: int, stop: int) -> Spans:
-        rows = self.table[max(start, 0) // self.size : -(-stop // self.size)]
-        return self._spans(rows.flatten().tolist())
+        rows = self._rows[max(start, 0) // self.size : -(-stop // self.size)]
+        return self._spans([block for row in rows for block in row])
 
     def all(self, start: int, stop: int) -> Spans:
         one_block = start // self.size == (stop - 1) // self.size
         return self.may(start, stop) if one_block else EMPTY
+
+    def edges(self, start: int, stop: int) -> Sequence[int]:
+        return range((start // self.size + 1) * self.size, stop, self.size)
 
     def check(self, sizes: Sizes, positions: Positions) -> None:
         _check_covers("random_blocks", "queries", positions.queries(sizes.I), self.length)
@@ -239,10 +252,14 @@ class random_blocks(Mask):
         return Spans.union((b * self.size, min((b + 1) * self.size, self.length)) for b in blocks)
 
     @cached_property
+    def _rows(self) -> list[list[int]]:
+        return self.table.tolist()
+
+    @cached_property
     def table(self) -> Tensor:
         blocks = -(-self.length // self.size)
         generator = torch.Generator().manual_seed(self.seed)
-        return torch.rand(blocks, blocks, generator=generator).argsort(1)[:, : self.count]
+        return torch.rand(blocks, blocks, generator=generator).topk(self.count, 1, largest=False).indices
 
 
 def bigbird(

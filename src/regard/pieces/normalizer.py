@@ -43,6 +43,11 @@ class Normalizer(ABC):
         """log w where it is cheaper than log(weights), else None."""
         return None
 
+    def rows(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Statistic]:
+        """Weights of whole rows, with gradients, and the statistic."""
+        statistic = self.statistic(scores, columns)
+        return self.weights(scores, statistic, columns), statistic
+
     def look(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> tuple[Tensor, Tensor | None]:
         """Weights of any part of the rows, and their logarithms where those are cheap."""
         logs = self.log_weights(scores, statistic)
@@ -116,15 +121,25 @@ class Softmax(Normalizer):
     def log_weights(self, scores: Tensor, statistic: Statistic) -> Tensor:
         return self._tempered(scores) - _finite(statistic[0]).unsqueeze(-1)
 
+    def rows(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Statistic]:
+        if self.sink is not None:
+            return super().rows(scores, columns)
+        s = self._tempered(scores)
+        greatest = s.detach().amax(-1)
+        empty = greatest.isneginf()
+        if is_any := bool(empty.any()):
+            s = s.masked_fill(empty.unsqueeze(-1), 0.0)
+        weights = torch.softmax(s, -1)
+        log_total = greatest - weights.detach().amax(-1).log()  # the greatest weight is exp(its score - r) >= 1 / J
+        if is_any:
+            weights, log_total = weights.masked_fill(empty.unsqueeze(-1), 0.0), log_total.masked_fill(empty, -torch.inf)
+        return weights, (log_total,)
+
     def solve(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor | None, Statistic]:
         if self.sink is not None:
             return super().solve(scores, columns)
-        s = self._tempered(scores)
-        weights, greatest = torch.softmax(s, -1), s.amax(-1)
-        log_total = greatest - weights.amax(-1).log()  # the greatest weight is exp(its score - r), and at least 1 / J
-        if (empty := greatest.isneginf()).any():
-            weights, log_total = weights.masked_fill(empty.unsqueeze(-1), 0.0), log_total.masked_fill(empty, -torch.inf)
-        return weights, self.log_weights(scores, (log_total,)), (log_total,)
+        weights, statistic = self.rows(scores, columns)
+        return weights, self.log_weights(scores, statistic), statistic
 
     def _tempered(self, scores: Tensor) -> Tensor:
         return scores if self.temperature == 1 else scores / self.temperature

@@ -1,0 +1,91 @@
+"""How fast this machine is, measured once, and from that how long a plan will take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from regard.engine.blocked import Work
+from regard.engine.problem import Cost, Problem
+from regard.pieces.bias import AdditiveBias
+from regard.pieces.normalizer import has_log_total
+
+#: Share of the matrix-multiply rate that the fused kernel reaches on long rows, inside blocks, and the other
+#: engines in their products (measured: 62, 42, 58 and 29 of 73 billion operations a second).
+SHARES = {"fused": 0.85, "blocked": 0.58, "rows": 0.8, "linear": 0.4}
+#: Fewer rows than these keep the kernel less busy, down to the least.
+BUSY_ROWS, LEAST_ROWS = 32, 8
+#: Costs of one number, in exponentials: softmax and the passes around it; tanh; an added term; a sorted row.
+PASSES, TANH, TERM, SORT = 4.0, 3.5, 2.0, 40.0
+#: Seconds of one call to a kernel, and of `attend` itself.
+CALL, ATTEND = 150e-6, 300e-6
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Operations a second in matrix products, and exponentials a second, of float32 with the threads torch has."""
+
+    products: float
+    exponentials: float
+
+
+def machine(device: torch.device) -> Machine:
+    """The rates of this machine, measured at the first question: some 20 ms."""
+    return _measured(device, torch.get_num_threads())
+
+
+@lru_cache(maxsize=4)
+@torch.no_grad()
+def _measured(device: torch.device, _threads: int) -> Machine:
+    side = 512 if device.type == "cpu" else 4096
+    a, b = torch.rand(2, side, side, device=device)
+    x = torch.rand(1 << 16, device=device)
+    out = torch.empty_like(x)
+    return Machine(
+        2 * side**3 / _seconds(lambda: a @ b, device), len(x) / _seconds(lambda: torch.exp(x, out=out), device)
+    )
+
+
+def _seconds(work: Callable[[], object], device: torch.device, times: int = 7) -> float:
+    found = []
+    for _ in range(times):
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def seconds(engine: str, problem: Problem, cost: Cost) -> float | None:
+    """How long the forward pass should take, within a factor of 2; None for engines that are not made to be fast."""
+    if engine not in ("fused", "blocked", "dense", "linear") or problem.query.device.type != "cpu":
+        return None
+    rates, s = machine(problem.query.device), problem.sizes
+    if engine == "linear":
+        features = s.B * (s.H * s.I + s.G * s.J) * problem.prepared.query.shape[-1]
+        return ATTEND + cost.flops / (SHARES["linear"] * rates.products) + PASSES * features / rates.exponentials
+    if engine == "fused":
+        busy = min(1.0, max(s.I * (s.R if s.I == 1 else 1), LEAST_ROWS) / BUSY_ROWS)
+        return ATTEND + cost.flops / (SHARES["fused"] * busy * rates.products)
+    calls = CALL * (len(Work.of(problem).runs) if engine == "blocked" else 1)
+    if engine == "blocked" and Work.of(problem).flash is not None:
+        return ATTEND + calls + cost.flops / (SHARES["blocked"] * rates.products)
+    return (
+        ATTEND
+        + calls
+        + cost.flops / (SHARES["rows"] * rates.products)
+        + cost.pairs * _around(problem) / rates.exponentials
+    )
+
+
+def _around(problem: Problem) -> float:
+    """What a pair costs beside the products where whole rows of scores are formed, in exponentials."""
+    attention, floats = problem.attention, problem.attention.score.floats_per_score
+    additive = sum(isinstance(bias, AdditiveBias) for bias in attention.bias)
+    normalizer = PASSES if has_log_total(attention.normalizer) or attention.normalizer.needs_nonnegative else SORT
+    return normalizer + TERM * additive + TANH * (len(attention.bias) - additive) + (TANH * floats if floats > 1 else 0)

@@ -1,0 +1,163 @@
+"""Some queries against some keys: what one rank computes at one step, and how such parts add up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.attention import Attention, Prepared, scores
+from regard.engine.blocked import Blocked, Work
+from regard.engine.blocks import Block
+from regard.engine.problem import Problem
+from regard.pieces.normalizer import Normalizer, Softmax, Statistic, Sum, has_log_total
+from regard.positions import Positions
+from regard.shapes import Sizes, at_least_float32, grouped_values
+from regard.spans import Spans
+
+#: Some queries' outputs and the statistic of their rows.
+Rows = tuple[Tensor, Tensor]
+
+
+def refusal(attention: Attention) -> str | None:
+    """Why parts of rows cannot be merged, or None: they can."""
+    normalizer = attention.normalizer
+    if has_log_total(normalizer) or isinstance(normalizer, Sum):
+        return None
+    return (
+        f"the weights of {normalizer!r} take all scores of a row at once (a threshold, or which keys are kept), and no "
+        "number of each part tells those of the whole, as the log-sum-exp does for softmax"
+    )
+
+
+def without_sink(normalizer: Normalizer) -> Normalizer:
+    """The normaliser of a part: a sink belongs to the whole row, and is added when the parts are one."""
+    return Softmax(normalizer.temperature) if has_log_total(normalizer) else normalizer
+
+
+class Part(Problem):
+    """A problem whose queries and keys were prepared by those who hold them."""
+
+    @staticmethod
+    def of(attention: Attention, prepared: Prepared, value: Tensor, queries: Spans, keys: Spans) -> Part:
+        """Prepared queries that stand at one stretch, and keys with their values anywhere."""
+        (B, H, I, D), (_, G, J, E) = prepared.query.shape, value.shape
+        positions = Positions(queries.intervals[0][0], keys)
+        part = object.__new__(Part)
+        vars(part)["prepared"] = prepared
+        Part.__init__(part, attention, prepared.query, prepared.key, value, positions, Sizes(B, H, G, I, J, D, E))
+        return part
+
+    def solve(self) -> Rows:
+        """The output over these keys alone, in float32 at least, and the statistic of its rows."""
+        result = Blocked().run(self)
+        assert result.statistic is not None
+        return at_least_float32(result.output), result.statistic[0]
+
+
+def merged(normalizer: Normalizer, one: Rows, other: Rows) -> Rows:
+    """The rows over the keys of both: averages, weighted by how much each has summed up."""
+    (output, total), (added, more) = one, other
+    if has_log_total(normalizer):
+        both = torch.logaddexp(total, more)
+        finite = both.masked_fill(both.isneginf(), 0.0)
+        factors = torch.exp(total - finite), torch.exp(more - finite)
+    else:
+        both = total + more
+        whole = both.masked_fill(both == 0, 1.0)
+        factors = total / whole, more / whole
+    return output * factors[0][..., None] + added * factors[1][..., None], both
+
+
+def finished(normalizer: Normalizer, rows: Rows) -> Rows:
+    """The rows once no more keys come: the sink takes its share."""
+    output, total = rows
+    if not has_log_total(normalizer):
+        return rows
+    with_sink = normalizer.with_sink(total)
+    if normalizer.row_sum is None:
+        output = output * torch.exp(total - with_sink)[..., None]
+    return output, with_sink
+
+
+@dataclass(frozen=True, eq=False)
+class Slopes:
+    """Of finished rows: the gradient of the output, and how far it lies along the output, row by row."""
+
+    grad: Tensor
+    along: Tensor
+    statistic: Statistic
+
+    @staticmethod
+    def of(output: Tensor, grad: Tensor, statistic: Tensor) -> Slopes:
+        grad = at_least_float32(grad)
+        return Slopes(grad, (grad * output).sum(-1), (statistic,))
+
+    def rows(self, rows: slice, entries: slice = slice(None)) -> Slopes:
+        found = (t[entries, :, rows] for t in (self.grad, self.along, *self.statistic))
+        return Slopes(next(found), next(found), tuple(found))
+
+
+class _Formed(Work):
+    """Blocks whose scores are formed: the fused kernel knows only the statistic of the keys it is given."""
+
+    flash = None  # type: ignore[assignment]
+
+
+def gradients(
+    part: Part, whole: Normalizer, slopes: Slopes, wanted: Sequence[bool], parameters: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Of value, prepared tensors and parameters, as far as they are wanted, in float32 at least.
+
+    With r the statistic of whole rows, d out_i / d s_ij = w_ij (v_j - out_i): of other keys a part needs nothing but r.
+    """
+    like = (part.value, *part.prepared.tensors(), *parameters)
+    totals = [zeros_like(t) if want else None for t, want in zip(like, wanted, strict=True)]
+    on_rows = [False, *part.prepared.on_rows()]
+    for block in _Formed(part).blocks:
+        columns = block.index(part.value.device)
+        places = [block.rows if is_row else columns for is_row in on_rows]
+        found = _of_block(part, whole, block, slopes.rows(block.rows, block.entries), wanted, parameters)
+        for total, new, place in zip(totals, found, places, strict=False):
+            if total is not None and new is not None:
+                add_at(total[block.entries], new, place)
+        for total, new in zip(totals[len(on_rows) :], found[len(on_rows) :], strict=True):
+            if total is not None and new is not None:
+                total += new
+    return totals
+
+
+def _of_block(
+    part: Part, whole: Normalizer, block: Block, slopes: Slopes, wanted: Sequence[bool], parameters: Sequence[Tensor]
+) -> list[Tensor | None]:
+    columns = block.index(part.value.device)
+    index = block.columns.tensor(part.value.device)
+    grid = part.grid.tile(block.rows, index).entries(block.entries)
+    with torch.enable_grad():
+        tile = part.prepared.tile(block.rows, columns).entries(block.entries)
+        leaves = [t.detach() for t in (part.value[block.entries, :, columns], *tile.tensors())]
+        for leaf, want in zip(leaves, wanted, strict=False):
+            leaf.requires_grad_(want)
+        s = scores(part.attention, tile.with_tensors(leaves[1:]), grid, masked=not block.full)
+        weights = whole.weights(s, slopes.statistic, index)
+        output = grouped_values(weights, at_least_float32(leaves[0]).to(weights.dtype))
+        ends = {output: slopes.grad.to(output.dtype), weights.sum(-1): -slopes.along.to(output.dtype)}
+        ends = {end: start for end, start in ends.items() if end.requires_grad}
+        inputs = [t for t, want in zip((*leaves, *parameters), wanted, strict=True) if want]
+        found = iter(torch.autograd.grad(list(ends), inputs, list(ends.values()), allow_unused=True))
+    return [next(found) if want else None for want in wanted]
+
+
+def zeros_like(tensor: Tensor) -> Tensor:
+    """Zeros to add gradients to: in half precision the sum over many blocks would stop growing."""
+    return torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+
+
+def add_at(total: Tensor, new: Tensor, place: slice | Tensor) -> None:
+    """Add on axis 2."""
+    if isinstance(place, slice):
+        total[:, :, place] += new
+    else:
+        total.index_add_(2, place, new.to(total.dtype))

@@ -1,0 +1,62 @@
+"""Which tokens of a sequence each rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError, nearest
+from regard.positions import Positions
+from regard.spans import Spans
+
+LAYOUTS = ("zigzag", "contiguous")
+
+
+def shares(length: int, ranks: int, layout: str) -> list[Spans]:
+    """The tokens of each rank, as evenly as they go: nobody has two more than another.
+
+    "contiguous": the first rank has the first tokens. "zigzag": of 2 x ranks pieces, rank r has the r-th from
+    the start and the r-th from the end, so that under a causal mask all have the same number of pairs.
+
+    >>> [share.intervals for share in shares(10, 2, "zigzag")]
+    [((0, 2), (7, 10)), ((2, 7),)]
+    """
+    if layout not in LAYOUTS:
+        raise RegardError(f"Ring: there is no layout {layout!r}. {nearest(str(layout), LAYOUTS)}")
+    if length < ranks:
+        raise RegardError(f"Ring: {length} tokens over {ranks} ranks leave some with none. Use at most {length} ranks.")
+    count = ranks if layout == "contiguous" else 2 * ranks
+    pieces = list(pairwise(length * n // count for n in range(count + 1)))
+    return [Spans.of(pieces[r], pieces[count - 1 - r if count > ranks else r]) for r in range(ranks)]
+
+
+def shares_of(lengths: Sequence[int], layout: str, what: str) -> list[Spans]:
+    """The tokens of ranks that hold so many each: contiguous shares may be of any length, zigzag ones may not."""
+    if layout == "contiguous":
+        return [Spans.of(ends) for ends in pairwise([0, *accumulate(lengths)])]
+    found = shares(sum(lengths), len(lengths), layout)
+    for rank, (share, length) in enumerate(zip(found, lengths, strict=True)):
+        if len(share) != length:
+            raise RegardError(
+                f"attend: rank {rank} holds {length} {what}, but of {sum(lengths)} over {len(lengths)} ranks the layout "
+                f"{layout!r} gives it {len(share)}. Cut the whole with ring.share(x), or use layout='contiguous', "
+                "whose shares may be of any length."
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class Share(Positions):
+    """Positions of one rank: its queries stand at the integers of `rows`, which need not be one stretch."""
+
+    rows: Spans
+
+    def queries(self, num_queries: int) -> Spans:
+        return self.rows
+
+    def query(self, rows: slice, device: torch.device | str = "cpu") -> Tensor:
+        return self.rows.tensor(device)[rows]

@@ -1,0 +1,231 @@
+"""One turn of the ring: keys go from rank to rank while those that came before are computed; gradients go home."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from regard.attention import Attention
+from regard.engine.problem import Problem, Result
+from regard.engine.ring.exchange import Exchange, Transfer
+from regard.engine.ring.part import Part, Slopes, add_at, finished, gradients, merged, without_sink, zeros_like
+from regard.engine.ring.route import Route
+from regard.pieces.normalizer import has_log_total
+from regard.spans import Spans
+
+Place = slice | Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """One call as one rank sees it: its own share, where everything stands, and the other ranks.
+
+    At step t a rank sends to the t-th after it and receives from the t-th before it, so every message is
+    wanted by who gets it, and a rank holds the keys of two others at most: those it computes and the next.
+    What is shared is listed as value, then the prepared tensors; some of these are of queries and stay.
+    """
+
+    own: Problem
+    route: Route
+    exchange: Exchange
+
+    def run(self) -> Result:
+        parameters = [p for p in self.own.attention.parameters() if p.requires_grad]
+        shared = (self.own.value, *self.own.prepared.tensors())
+        output, statistic = _Turn.apply(self, len(shared), *shared, *parameters)  # type: ignore[misc]
+        return Result(output, (statistic,))
+
+    @cached_property
+    def attention(self) -> Attention:
+        """The pieces that a part needs: positions are in its keys already, sinks come last."""
+        mine = self.own.attention
+        return Attention(mine.score, bias=mine.bias, mask=mine.mask, normalizer=without_sink(mine.normalizer))
+
+    @cached_property
+    def travels(self) -> list[bool]:
+        """Of what is shared: which belongs to keys."""
+        return [True, *(not rows for rows in self.own.prepared.on_rows())]
+
+    def keys(self, shared: Sequence[Tensor]) -> list[Tensor]:
+        return [t for t, travels in zip(shared, self.travels, strict=True) if travels]
+
+    def with_keys(self, shared: Sequence[Tensor], came: Sequence[Tensor]) -> list[Tensor]:
+        """What is shared with the keys of another rank in place of one's own."""
+        source = iter(came)
+        return [next(source) if travels else t for t, travels in zip(shared, self.travels, strict=True)]
+
+    def visits(self, keys: Sequence[Tensor]) -> Iterator[tuple[int, list[Tensor]]]:
+        """At each step what arrived, one's own keys first; the next are on their way meanwhile."""
+        coming = self._ask(keys, 1)
+        yield 0, list(keys)
+        for step in range(1, self.route.ranks):
+            assert coming is not None
+            arrived = coming.wait()
+            coming = self._ask(keys, step + 1)
+            yield step, arrived
+
+    def parts(self, step: int, shared: Sequence[Tensor]) -> Iterator[tuple[Place, Place, Part]]:
+        """Each stretch of queries with each of the keys that came: where they lie in what is shared, and the part."""
+        mine, owner = self.exchange.rank, self._source(step)
+        held = self.route.needs(mine, owner) if step else self.route.keys[mine]
+        value, prepared = shared[0], self.own.prepared.with_tensors(shared[1:])
+        for queries, keys in self.route.parts(mine, owner):
+            rows = _index(_places(self.route.queries[mine], queries), value.device)
+            columns = _index(_places(held, keys), value.device)
+            tile = prepared.tile(rows, columns)
+            yield rows, columns, Part.of(self.attention, tile, value[:, :, columns], queries, keys)
+
+    def send_home(self, keys: Sequence[Tensor], step: int, found: Sequence[Tensor]) -> Transfer:
+        """Gradients of the keys that came at this step, against those of one's own `keys` that went."""
+        room = _room(keys, self.route.needs(self._goal(step), self.exchange.rank))
+        return self.exchange.swap(self._source(step), found, self._goal(step), room)
+
+    def come_home(self, home: Transfer, step: int, totals: Sequence[Tensor]) -> None:
+        """Add the gradients that come back to those of one's own keys."""
+        index = self._leaving(step)
+        for total, new in zip(totals, home.wait(), strict=False):
+            total.index_add_(2, index, new)
+
+    def _ask(self, keys: Sequence[Tensor], step: int) -> Transfer | None:
+        if step >= self.route.ranks:
+            return None
+        leaving, source = self._leaving(step), self._source(step)
+        sent = [t.index_select(2, leaving) for t in keys] if len(leaving) else []
+        room = _room(keys, self.route.needs(self.exchange.rank, source))
+        return self.exchange.swap(self._goal(step), sent, source, room)
+
+    def _goal(self, step: int) -> int:
+        return (self.exchange.rank + step) % self.route.ranks
+
+    def _source(self, step: int) -> int:
+        return (self.exchange.rank - step) % self.route.ranks
+
+    def _leaving(self, step: int) -> Tensor:
+        """Which of one's own keys go out at a step."""
+        mine = self.exchange.rank
+        needed = self.route.needs(self._goal(step), mine)
+        return _places(self.route.keys[mine], needed).tensor(self.own.query.device)
+
+
+def _places(held: Spans, some: Spans) -> Spans:
+    """Positions as places among those that are held."""
+    found, before = [], 0
+    for start, stop in held:
+        found += (some & Spans(((start, stop),))).shift(before - start).intervals
+        before += stop - start
+    return Spans.union(found)
+
+
+def _index(places: Spans, device: torch.device) -> Place:
+    return slice(*places.intervals[0]) if len(places.intervals) == 1 else places.tensor(device)
+
+
+def _room(like: Sequence[Tensor], keys: Spans) -> list[Tensor]:
+    count = len(keys)
+    return [t.new_empty(*t.shape[:2], count, *t.shape[3:]) for t in like] if count else []
+
+
+class _Turn(torch.autograd.Function):
+    """Forward, keys travel once; backward, they travel again, and their gradients come home."""
+
+    @staticmethod
+    def forward(ctx: Any, turn: Turn, count: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        shared, whole = tensors[:count], turn.own.attention.normalizer
+        rows = _nothing(turn)
+        for step, came in turn.visits(turn.keys(shared)):
+            for place, _, part in turn.parts(step, turn.with_keys(shared, came)) if came else ():
+                both = merged(whole, (rows[0][:, :, place], rows[1][:, :, place]), part.solve())
+                rows[0][:, :, place], rows[1][:, :, place] = both
+        output, statistic = finished(whole, rows)
+        output = output.to(turn.own.value.dtype)
+        ctx.turn, ctx.count = turn, count
+        ctx.save_for_backward(output, rows[1], statistic, *tensors)
+        ctx.mark_non_differentiable(statistic)
+        return output, statistic
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        output, total, statistic, *tensors = ctx.saved_tensors
+        slopes = Slopes.of(output, grad, statistic)
+        found = _Return(ctx.turn, tensors[: ctx.count], tensors[ctx.count :], ctx.needs_input_grad[2:])
+        found.take_all(slopes)
+        found.add_sink(total, slopes)
+        return None, None, *(g if g is None else g.to(t.dtype) for g, t in zip(found.totals, tensors, strict=True))
+
+
+def _nothing(turn: Turn) -> tuple[Tensor, Tensor]:
+    """Rows before any key came."""
+    s, value = turn.own.sizes, turn.own.value
+    precision = torch.promote_types(value.dtype, torch.float32)
+    nothing = -torch.inf if has_log_total(turn.own.attention.normalizer) else 0.0
+    output = torch.zeros(s.B, s.H, s.I, s.E, dtype=precision, device=value.device)
+    return output, torch.full(output.shape[:3], nothing, dtype=precision, device=value.device)
+
+
+class _Return:
+    """Gradients of what one rank holds, gathered over a second turn."""
+
+    def __init__(
+        self, turn: Turn, shared: Sequence[Tensor], parameters: Sequence[Tensor], wanted: Sequence[bool]
+    ) -> None:
+        self.turn, self.shared, self.parameters, self.wanted = turn, shared, parameters, wanted
+        self.totals = [zeros_like(t) if want else None for t, want in zip((*shared, *parameters), wanted, strict=True)]
+
+    def take_all(self, slopes: Slopes) -> None:
+        """Every step's gradients: those of queries and parameters stay, those of keys go home a step later."""
+        turn, home = self.turn, None
+        own = self._of_keys(self.totals)
+        for step, came in turn.visits(turn.keys(self.shared)):
+            found = self._taken(step, came, slopes) if came else []
+            if not step:
+                continue
+            if home is not None:
+                turn.come_home(home, step - 1, own)
+            home = turn.send_home(own, step, found)
+        if home is not None:
+            turn.come_home(home, turn.route.ranks - 1, own)
+
+    def _of_keys(self, totals: Sequence[Tensor | None]) -> list[Tensor]:
+        """Those that are wanted of keys."""
+        return [t for t, travels in zip(totals, self.turn.travels, strict=False) if travels and t is not None]
+
+    def _taken(self, step: int, came: Sequence[Tensor], slopes: Slopes) -> list[Tensor]:
+        """The gradients of the keys that came; those of one's own are added where they belong."""
+        turn, whole, count = self.turn, self.turn.own.attention.normalizer, len(self.shared)
+        shared = turn.with_keys(self.shared, came)
+        totals = list(self.totals)
+        for n, travels in enumerate(turn.travels) if step else ():
+            if travels and self.wanted[n]:
+                totals[n] = zeros_like(shared[n])
+        for rows, columns, part in turn.parts(step, shared):
+            found = gradients(part, whole, slopes.rows(rows), self.wanted, self.parameters)
+            places = [columns if travels else rows for travels in turn.travels]
+            for total, new, place in zip(totals, found, places, strict=False):
+                if total is not None and new is not None:
+                    add_at(total, new, place)
+            for total, new in zip(totals[count:], found[count:], strict=True):
+                if total is not None and new is not None:
+                    total += new
+        return self._of_keys(totals)
+
+    def add_sink(self, total: Tensor, slopes: Slopes) -> None:
+        """What a learned sink takes from each row: d out / d r = -out, and r is known from the row's total."""
+        normalizer = self.turn.own.attention.normalizer
+        own = {id(p) for p in normalizer.parameters()} if isinstance(normalizer, torch.nn.Module) else set()
+        chosen = [n for n, p in enumerate(self.parameters) if id(p) in own]
+        if not chosen or not has_log_total(normalizer):
+            return
+        with torch.enable_grad():
+            statistic = normalizer.with_sink(total)
+            learned = [self.parameters[n] for n in chosen]
+            found = torch.autograd.grad(statistic, learned, -slopes.along.to(statistic.dtype), allow_unused=True)
+        for n, new in zip(chosen, found, strict=True):
+            if new is not None:
+                self.totals[len(self.shared) + n] += new  # type: ignore[operator]
