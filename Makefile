@@ -13,7 +13,7 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --constra
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv install demo test lint format types page bench clean
+.PHONY: help venv install demo test lint format types page bench docs clean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,8 +45,11 @@ page: $(STAMPS)/dev ## Check frontend/ and bundle it into the package (node come
 bench: $(STAMPS)/bench ## Run the benchmarks (ARGS="NAME..." chooses some)
 	$(BIN)/python -m benchmarks $(ARGS)
 
+docs: $(STAMPS)/docs ## Build the documentation into site/; examples that have not changed are not run again
+	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 $(BIN)/python -m mkdocs build
+
 clean: ## Remove caches and what was built (.venv stays)
-	rm -rf build dist site .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist site docs/examples .pytest_cache .ruff_cache .hypothesis
 	find . -name $(VENV) -prune -o -name __pycache__ -type d -print | xargs rm -rf
 
 # Stamps: one empty file for each thing installed, inside .venv so that they go when it goes.
@@ -66,7 +69,7 @@ $(STAMPS)/torch: constraints.txt | $(STAMPS)/venv
 	@$(PIP) torch
 	@touch $@
 
-$(STAMPS)/demo $(STAMPS)/bench: $(STAMPS)/%: pyproject.toml $(STAMPS)/torch
+$(STAMPS)/demo $(STAMPS)/bench $(STAMPS)/docs: $(STAMPS)/%: pyproject.toml $(STAMPS)/torch
 	@echo "Installing regard[$*]"
 	@$(PIP) --editable '.[$*]'
 	@touch $@

@@ -1,17 +1,19 @@
-"""`python -m benchmarks [NAME...]`: measure every goal and say which hold."""
+"""`python -m benchmarks [NAME...]`: measure every goal of watching, the page and translation, and say which hold.
+
+Mechanisms beside their peers are measured by `regard bench`.
+"""
 
 from __future__ import annotations
 
 import platform
-import subprocess
 import sys
 
 import torch
 
-from benchmarks import spine, translating, viewing, watching
+from benchmarks import translating, viewing, watching
+from regard.bench.machine import commit
 
 SUITES = {
-    "spine": spine.goals,
     "watching": watching.goals,
     "viewing": viewing.goals,
     "translating": translating.goals,
@@ -19,9 +21,8 @@ SUITES = {
 
 
 def conditions() -> str:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     threads = f"{torch.get_num_threads()} threads"
-    return f"commit {commit or 'unknown'}, torch {torch.__version__}, {platform.machine()}, {threads}, float32"
+    return f"commit {commit() or 'unknown'}, torch {torch.__version__}, {platform.machine()}, {threads}, float32"
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import joey, marian
-from benchmarks.measure import Goal, in_turn
+from regard.bench.measure import Goal, in_turn
 from regard.data import EOS, PAD, Batch, Batches, encode_pairs, load_corpus, train_tokenizer
 from regard.seq2seq import Hypothesis, LuongTranslator, Translator, beam_search, build
 from regard.seq2seq.loss import translation_loss

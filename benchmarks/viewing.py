@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import regard as rg
-from benchmarks.measure import Goal, added_memory
+from regard.bench.measure import Goal, added_memory
 from regard.stats import Reading
 from regard.viewer import Sheet, load_run, save_run, write_page
 from regard.viewer.answers import TILE, Answers

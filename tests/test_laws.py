@@ -11,30 +11,21 @@ import torch
 from torch.autograd import gradcheck
 
 import regard as rg
+from regard.bench.laws import (
+    agrees_with_the_reference,
+    dense_slope_is_that_of_the_reference,
+    gradients_agree_with_dense,
+    problem_of,
+    runs,
+)
 from regard.catalog import mechanisms
 from regard.engine import ENGINES
-from regard.engine.problem import Problem
 from regard.engine.reference import reference
-from regard.shapes import Sizes
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 NAMES = sorted(mechanisms())
 every_mechanism = pytest.mark.parametrize("name", NAMES)
 TORCH_ENGINES = sorted(set(ENGINES) - {"reference"})
-
-
-def problem_of(attention, q, k, v, positions=None):
-    sizes = Sizes.of(q, k, v)
-    return Problem(attention, q, k, v, positions or rg.Positions.aligned_to_end(sizes.I, sizes.J), sizes)
-
-
-def runs(engine, attention, q, k, v):
-    """What an engine gives, or None where it refuses; a refusal names who can."""
-    try:
-        return rg.attend(attention, q, k, v, engine=engine)
-    except rg.RegardError as error:
-        assert "Engines that can: " in str(error) and "dense" in str(error).split("Engines that can: ")[1]
-        return None
 
 
 def sees_the_future(attention, length):
@@ -50,37 +41,19 @@ causal_names = [n for n in NAMES if not sees_the_future((e := mechanisms()[n].ex
 
 @pytest.mark.parametrize("engine", TORCH_ENGINES)
 @every_mechanism
-@torch.no_grad()
 def test_engines_agree_with_the_reference(name, engine):
-    attention, q, k, v = mechanisms()[name].example()
-    output, weights = reference(problem_of(attention, q, k, v))
-    seen = runs(engine, attention, q, k, v)
-    if seen is not None:
-        torch.testing.assert_close(seen.output, torch.from_numpy(output), rtol=1e-9, atol=1e-10)
-        torch.testing.assert_close(seen.weights.dense(), torch.from_numpy(weights), rtol=1e-9, atol=1e-10)
-
-
-def gradients(engine, name):
-    attention, q, k, v = mechanisms()[name].example()
-    inputs = [t.requires_grad_() for t in (q, k, v)]
-    seen = runs(engine, attention, *inputs)
-    if seen is None:
-        return None
-    toward = torch.randn(seen.output.shape, dtype=q.dtype, generator=torch.Generator().manual_seed(1))
-    wanted = [*inputs, *(p for p in attention.parameters() if p.requires_grad)]
-    return torch.autograd.grad(seen.output, wanted, toward, allow_unused=True)
+    agrees_with_the_reference(engine, mechanisms()[name].example())
 
 
 @pytest.mark.parametrize("engine", sorted(set(TORCH_ENGINES) - {"dense"}))
 @every_mechanism
 def test_gradients_agree_between_engines(name, engine):
-    found = gradients(engine, name)
-    if found is not None:
-        for mine, dense in zip(found, gradients("dense", name), strict=True):
-            if mine is None or dense is None:
-                assert all(g is None or not g.any() for g in (mine, dense))
-            else:
-                torch.testing.assert_close(mine, dense, rtol=1e-8, atol=1e-10)
+    gradients_agree_with_dense(engine, mechanisms()[name].example())
+
+
+@every_mechanism
+def test_gradients_are_slopes_of_the_reference(name):
+    dense_slope_is_that_of_the_reference(mechanisms()[name].example())
 
 
 @pytest.mark.parametrize("engine", ["blocked", "dense"])

@@ -23,7 +23,7 @@ LAYERS = [
     {"catalog", "cache", "engine"},
     {"maps", "seen", "nn"},
     {"stats", "hf", "seq2seq", "data"},
-    {"viewer", "cli", "api"},
+    {"viewer", "bench", "cli", "api"},
 ]
 
 

@@ -297,3 +297,24 @@ def compare(
     from regard.cli import comparison
 
     comparison.run(comparison.Wish(tuple(overrides or ()), **given))
+
+
+@app.command()
+def bench(
+    only: Annotated[str | None, typer.Option(metavar="A,B,...", help="Only these groups; --list names them.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="All lengths to 65,536 and all peers; takes long.")] = False,
+    device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where it is measured.")] = "cpu",
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all numbers there.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw time and memory against length.")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Name the cases and peers, and measure nothing.")] = False,
+) -> None:
+    """Measure every mechanism beside what one would pick instead: exactness, time, memory; within ten minutes."""
+    from regard.cli import bench as benching
+
+    wish = benching.Wish(only, full, device, json, picture)
+    if list_:
+        benching.show_cases(wish)
+    else:
+        benching.run(wish)

@@ -1,0 +1,54 @@
+"""Additive and concat scores: no cube of queries, keys and hidden numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+import regard as rg
+from regard.bench.case import Aim, Case, Setting, Side
+from regard.bench.peers import packages
+from regard.bench.peers.package import JOEY, KERAS
+
+WIDTH = 256
+#: At least as fast, in a tenth of the memory.
+AIMS = (Aim("time", 1.0), Aim("memory", 0.1))
+
+
+def cases(setting: Setting) -> Iterator[Case]:
+    """Forward at 2,048 x 2,048; with backward at 1,024 x 1,024 unless all is asked for."""
+    if setting.device == "cuda":
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        additive = rg.Attention(rg.Additive(WIDTH, WIDTH, WIDTH))
+        concat = rg.Attention(rg.Concat(WIDTH, WIDTH, WIDTH))
+    yield _case(setting, "bahdanau", additive, 2048, learns=False)
+    yield _case(setting, "bahdanau", additive, 1024, learns=True)
+    yield _case(setting, "luong_concat", concat, 1024, learns=True)
+    if setting.full:
+        yield _case(setting, "bahdanau", additive, 2048, learns=True)
+        yield _case(setting, "luong_concat", concat, 2048, learns=True)
+
+
+def _case(setting: Setting, mechanism: str, attention: rg.Attention, n: int, learns: bool) -> Case:
+    cube = n * n * WIDTH * 4
+    needs = cube * (5 if learns else 3)
+    peers = [Side("the formula", partial(packages.direct_additive, attention), AIMS, needs=needs)]
+    if mechanism == "bahdanau":
+        peers.append(Side("keras", partial(packages.keras_additive, attention), AIMS, KERAS, needs=needs))
+        # its memory is that of one query at a time, so only its time is a goal
+        joey = partial(packages.joey_additive, attention)
+        peers.append(Side("JoeyNMT, a query at a time", joey, AIMS[:1], JOEY, needs=needs))
+    return Case(
+        group="additive",
+        work=f"{'additive' if mechanism == 'bahdanau' else 'concat'}, {n:,} x {n:,}, hidden {WIDTH}, 1 head, "
+        f"{'forward + backward' if learns else 'forward'}",
+        inputs=setting.inputs(*[(1, 1, n, WIDTH)] * 3),
+        mechanism=mechanism,
+        attention=attention,
+        peers=tuple(peers),
+        learns=learns,
+    )

@@ -1,0 +1,59 @@
+"""A whole model on Regard's engines, through `regard.register()`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import regard as rg
+from regard.bench.case import Aim, Case, Setting, Side
+from regard.bench.peers.package import TRANSFORMERS
+
+LENGTH, WINDOW, WORDS = 16_384, 1024, 1000
+
+
+def cases(setting: Setting) -> Iterator[Case]:
+    """Prefill of a Mistral-like model; needs transformers on both sides."""
+    if setting.device == "cuda" or find_spec("transformers") is None:
+        return
+    yield Case(
+        group="model",
+        work=f"prefill of {LENGTH:,} tokens, Mistral of 2 layers, 8:2 heads of 64, width 512, window {WINDOW:,}",
+        inputs=partial(token_ids, LENGTH),
+        mechanism="grouped_query",
+        ours=partial(mistral, "regard"),
+        peers=(Side("transformers, sdpa", partial(mistral, "sdpa"), (Aim("faster", 3),), TRANSFORMERS),),
+    )
+
+
+def token_ids(length: int) -> tuple[Tensor, ...]:
+    """Random tokens, the same at every call."""
+    return (torch.randint(0, WORDS, (1, length), generator=torch.Generator().manual_seed(0)),)
+
+
+def mistral(backend: str, ids: Tensor) -> Callable[[Tensor], Any]:
+    """A model of random weights, the same for every backend."""
+    from transformers import MistralConfig, MistralModel
+
+    if backend == "regard":
+        rg.register()
+    config = MistralConfig(
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=64,
+        sliding_window=WINDOW,
+        vocab_size=WORDS,
+        max_position_embeddings=2 * LENGTH,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = MistralModel._from_config(config, attn_implementation=backend).eval()
+    return lambda ids: model(ids, use_cache=False).last_hidden_state

@@ -1,0 +1,83 @@
+"""Planning a mask: the questions that its spans answer, beside evaluating every pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import regard as rg
+from regard.bench.case import Aim, Case, Setting, Side, random_inputs
+from regard.bench.cases.packed import document_lengths, small_packed
+from regard.bench.cases.sparse import small_prefix
+from regard.bench.peers import sdpa
+
+HEADS, WIDTH, LENGTH = 8, 64, 65_536
+#: Tokens for which the peer makes its block mask: at 65,536 it would take tens of GiB.
+THEIRS = 16_384
+
+
+def cases(setting: Setting) -> Iterator[Case]:
+    """Every mask of the other groups at 65,536 tokens."""
+    if setting.device == "cuda":
+        return
+    lengths = document_lengths(63)
+    packed = (*lengths, LENGTH - sum(lengths)) if sum(lengths) < LENGTH else _cut(lengths)
+    masks: dict[str, tuple[str, rg.Mask, Callable[[], Any] | None]] = {
+        "causal & window 256": ("sliding_window", rg.causal() & rg.window(256), None),
+        "causal & window 1,024": ("sliding_window", rg.causal() & rg.window(1024), None),
+        "packed documents": ("masked, packed", rg.causal() & rg.documents(packed), small_packed),
+        "Longformer": ("longformer", rg.window(257) | rg.global_tokens(range(16)), None),
+        "BigBird": ("bigbird", rg.bigbird(LENGTH), None),
+        "dilated": ("dilated", rg.dilated(64, 2), None),
+        "block-local": ("block_local", rg.block_local(256), None),
+        "prefix": ("prefix", rg.causal() | rg.prefix(512), small_prefix),
+    }
+    for name, (mechanism, mask, example) in masks.items():
+        peers = ()
+        if name == "causal & window 256":
+            build = partial(_block_mask, mask)
+            differs = f"at n = {THEIRS:,}, a sixteenth of the pairs"
+            peers = (Side("FlexAttention's create_block_mask", build, differs=differs, needs=3 << 30),)
+        yield Case(
+            group="planning",
+            work=f"plan of {name}, n = {LENGTH:,}",
+            inputs=partial(random_inputs, ((1, 1, 1, WIDTH),), "cpu", torch.float32),
+            mechanism=mechanism,
+            example=example,
+            ours=partial(planned, rg.Attention(mask=mask)),
+            peers=peers,
+            aims=(Aim("milliseconds", 50), Aim("mebibytes", 20)),
+        )
+
+
+def _cut(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """Whole documents, and what is left of the length."""
+    found: list[int] = []
+    for length in lengths:
+        if sum(found) + length >= LENGTH:
+            break
+        found.append(length)
+    return (*found, LENGTH - sum(found))
+
+
+def planned(attention: rg.Attention, row: Tensor) -> Callable[[Tensor], tuple[()]]:
+    """Choose an engine and cut the blocks; what q, k and v hold does not matter, so one row stands for all."""
+    x = row.expand(1, HEADS, LENGTH, WIDTH)
+
+    def run(row: Tensor) -> tuple[()]:
+        assert rg.explain(attention, x, x, x).cost.pairs
+        return ()
+
+    return run
+
+
+def _block_mask(mask: rg.Mask, row: Tensor) -> Callable[[Tensor], tuple[()]]:
+    def run(row: Tensor) -> tuple[()]:
+        sdpa.block_mask(mask, THEIRS, "cpu")
+        return ()
+
+    return run

@@ -1,0 +1,52 @@
+"""Plain and causal softmax: the cost of the kernel, with every weight at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import regard as rg
+from regard.bench.case import Aim, Case, Setting, Side, allowed_pairs
+from regard.bench.peers import sdpa, transformers
+from regard.bench.peers.package import TRANSFORMERS
+
+HEADS, WIDTH = 8, 64
+#: Tokens up to which the eager peer is measured, too.
+EAGER = 2048
+
+
+def cases(setting: Setting) -> Iterator[Case]:
+    """Forward at all lengths; forward and backward up to 2,048 unless all is asked for."""
+    gpu = setting.device == "cuda"
+    lengths = (2048, 8192, 16_384) if gpu else (512, 2048, 8192)
+    for name, mask in (("plain", None), ("causal", rg.causal())):
+        for learns in (False, True):
+            for n in lengths:
+                if not learns or n <= 2048 or setting.full or gpu:
+                    yield _case(setting, name, mask, n, learns)
+
+
+def _case(setting: Setting, name: str, mask: rg.Mask | None, n: int, learns: bool) -> Case:
+    kernel = sdpa.sdpa if mask is None else sdpa.causal
+    limit = 1 / 0.99 if setting.device == "cuda" else 1.03
+    peers = [Side("SDPA", kernel, (Aim("time", limit),), tolerance=_tolerance(setting))]
+    if n <= EAGER and setting.device == "cpu":
+        eager = partial(transformers.eager, mask is not None)
+        peers.append(Side("transformers, eager", eager, package=TRANSFORMERS))
+    backward = 3.5 if learns else 1.0
+    return Case(
+        group="softmax",
+        work=f"{name}, n = {n:,}, {HEADS} heads of {WIDTH}, {'forward + backward' if learns else 'forward'}",
+        inputs=setting.inputs(*[(1, HEADS, n, WIDTH)] * 3),
+        mechanism="multi_head" if mask is None else "masked",
+        attention=rg.Attention(mask=mask),
+        peers=tuple(peers),
+        learns=learns,
+        flops=lambda: int(backward * 4 * HEADS * WIDTH * allowed_pairs(mask, n, n)),
+        series=f"{name} softmax, {'forward + backward' if learns else 'forward'}",
+        length=n,
+    )
+
+
+def _tolerance(setting: Setting) -> float:
+    return 3e-2 if setting.device == "cuda" else 1e-4

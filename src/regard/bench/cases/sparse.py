@@ -1,0 +1,90 @@
+"""Masks that leave most pairs out: Longformer, BigBird, dilated windows, blocks, prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache, partial
+from importlib.util import find_spec
+
+import regard as rg
+from regard.bench.case import Aim, Build, Case, Setting, Side, allowed_pairs
+from regard.bench.cases.packed import small
+from regard.bench.peers import sdpa, transformers
+from regard.bench.peers.package import TRANSFORMERS
+
+HEADS, WIDTH, LENGTH, BLOCK = 8, 64, 8192, 64
+#: Longformer's window as transformers counts it, both sides together, and how many tokens are global.
+BOTH_SIDES, NUM_GLOBAL = 512, 16
+
+
+def cases(setting: Setting) -> Iterator[Case]:
+    """Each mask beside the dense one, and beside compiled FlexAttention where all is asked for."""
+    if setting.device == "cuda":
+        return
+    longformer = rg.window(BOTH_SIDES // 2 + 1) | rg.global_tokens(range(NUM_GLOBAL))
+    theirs = Side(
+        "transformers' Longformer",
+        partial(transformers.longformer, BOTH_SIDES, NUM_GLOBAL),
+        (Aim("faster", 1.5),),
+        TRANSFORMERS,
+    )
+    for learns in (False, True):
+        yield _case(setting, "longformer", "Longformer, window 257 + 16 global", longformer, (theirs,), learns)
+    yield _bigbird(setting)
+    yield _case(setting, "dilated", "dilated, 64 on each side, every second", rg.dilated(64, 2))
+    yield _case(setting, "block_local", "block-local, blocks of 256", rg.block_local(256))
+    prefix = rg.causal() | rg.prefix(512)
+    yield _case(setting, "prefix", "prefix of 512, then causal", prefix, example=small_prefix)
+
+
+def small_prefix():
+    """A prefix of five tokens."""
+    return small(rg.causal() | rg.prefix(5))
+
+
+def _case(
+    setting: Setting,
+    mechanism: str,
+    what: str,
+    mask: rg.Mask,
+    peers: tuple[Side, ...] = (),
+    learns: bool = False,
+    example=None,
+) -> Case:
+    backward = 3.5 if learns else 1.0
+    sides = [*peers]
+    if not learns:
+        sides.insert(0, Side("SDPA, dense mask", partial(sdpa.dense, mask), (Aim("faster", 4),)))
+        if setting.full:
+            build = partial(sdpa.flex, mask)
+            sides.append(Side("FlexAttention, compiled", build, (Aim("faster", 1.2),), compiles=True))
+    return Case(
+        group="sparse",
+        work=f"{what}, n = {LENGTH:,}, {HEADS} heads of {WIDTH}{', forward + backward' if learns else ''}",
+        inputs=setting.inputs(*[(1, HEADS, LENGTH, WIDTH)] * 3),
+        mechanism=mechanism,
+        attention=rg.Attention(mask=mask),
+        peers=tuple(sides),
+        learns=learns,
+        example=example,
+        flops=lambda: int(backward * 4 * HEADS * WIDTH * allowed_pairs(mask, LENGTH, LENGTH)),
+    )
+
+
+def _bigbird(setting: Setting) -> Case:
+    """The blocks that transformers draws where it is here, whose last block is global as well."""
+    if find_spec("transformers") is None:
+        mask = rg.bigbird(LENGTH, BLOCK)
+        return _case(setting, "bigbird", "BigBird, blocks of 64", mask)
+    mask = _bigbird_mask()
+    build: Build = partial(transformers.bigbird, BLOCK, mask.left.right.table)  # type: ignore[attr-defined]
+    side = Side("transformers' BigBird", build, (Aim("faster", 1.5),), TRANSFORMERS)
+    return _case(setting, "bigbird", "BigBird, blocks of 64, 3 near, 2 global, 3 random", mask, (side,))
+
+
+@cache
+def _bigbird_mask() -> rg.Mask:
+    mask = rg.bigbird(LENGTH, BLOCK) | rg.global_tokens(range(LENGTH - BLOCK, LENGTH))
+    random = mask.left.right  # type: ignore[attr-defined]
+    random.__dict__["table"] = transformers.bigbird_table(BLOCK, LENGTH, random.count)
+    return mask

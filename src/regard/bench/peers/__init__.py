@@ -1,0 +1,1 @@
+"""What stands beside Regard: imported only where it is measured."""

@@ -1,0 +1,189 @@
+"""torch's own: its fused kernel with flags, dense masks and dense biases, FlexAttention, and the plain formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import regard as rg
+from regard.bench.case import Computes
+
+
+def sdpa(*inputs: Tensor, **options: Any) -> Callable[..., Tensor]:
+    """One call of the kernel."""
+    return partial(F.scaled_dot_product_attention, **options)
+
+
+def causal(*inputs: Tensor) -> Callable[..., Tensor]:
+    """The kernel's own causal flag."""
+    return sdpa(is_causal=True)
+
+
+def dense(mask: rg.Mask, *inputs: Tensor) -> Callable[..., Tensor]:
+    """The mask as a boolean tensor (I, J), or (B, 1, I, J) where it depends on the batch."""
+    return sdpa(attn_mask=dense_mask(mask, *inputs))
+
+
+def dense_mask(mask: rg.Mask, query: Tensor, key: Tensor, *others: Tensor) -> Tensor:
+    """Every pair of a mask: True = may attend, which is torch's convention too."""
+    (B, _, I, _), J = query.shape, key.shape[2]
+    positions = rg.Positions.aligned_to_end(I, J)
+    grid, parts = rg.Grid.whole(positions, B, 1, I, query.device), []
+    for start in range(0, I, 1024):
+        tile = mask.allowed(grid.tile(slice(start, start + 1024), slice(None)))
+        parts.append(tile.expand(tile.shape[0], 1, min(1024, I - start), J))
+    found = torch.cat(parts, 2)
+    return found[0, 0] if len(found) == 1 else found
+
+
+def one_call_each(lengths: tuple[int, ...], *inputs: Tensor, is_causal: bool = True) -> Callable[..., Tensor]:
+    """Documents cut out of the packed sequence, one call for each."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        parts = zip(*(x.split(lengths, 2) for x in (q, k, v)), strict=True)
+        return torch.cat([F.scaled_dot_product_attention(*part, is_causal=is_causal) for part in parts], 2)
+
+    return run
+
+
+def one_call_an_entry(lengths: tuple[int, ...], *inputs: Tensor) -> Callable[..., Tensor]:
+    """All queries of a batch entry against its real keys alone, one call for each entry."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        parts = zip(*(x.split(1) for x in (q, k, v)), lengths, strict=True)
+        return torch.cat([F.scaled_dot_product_attention(a, b[:, :, :n], c[:, :, :n]) for a, b, c, n in parts])
+
+    return run
+
+
+def flex(mask: rg.Mask, query: Tensor, key: Tensor, value: Tensor) -> Callable[..., Tensor]:
+    """FlexAttention, compiled, with the block mask made before: as its tutorial says, with our mask as mask_mod."""
+    return partial(_flex(), block_mask=block_mask(mask, query.shape[2], query.device.type))
+
+
+@cache
+def _flex() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def block_mask(mask: rg.Mask, length: int, device: str) -> Any:
+    """`create_block_mask` of the mask as a function of one pair, written by hand for each kind."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(pair_rule(mask, device), None, None, length, length, device=device)
+
+
+def pair_rule(mask: rg.Mask, device: str) -> Callable[..., Tensor]:
+    """What one writes for FlexAttention in place of this mask; constants are tensors, which compile once."""
+    rules: dict[type, Callable[[Any], Callable[..., Tensor]]] = {
+        rg.causal: lambda m: lambda b, h, i, j: j <= i,
+        rg.window: lambda m: _within(m.size, device),
+        rg.prefix: lambda m: _below(m.length, device),
+        rg.block_local: lambda m: _near_blocks(m, device),
+        rg.random_blocks: lambda m: _drawn_blocks(m, device),
+        rg.dilated: lambda m: _with_gaps(m, device),
+        rg.documents: lambda m: _same(_numbers(m.lengths, device)),
+        rg.global_tokens: lambda m: _either(_marked(m.positions, device)),
+    }
+    if type(mask) in rules:
+        return rules[type(mask)](mask)
+    parts = [pair_rule(part, device) for part in (mask.left, mask.right)]  # type: ignore[attr-defined]
+    both = type(mask).__name__ == "Both"
+    return lambda b, h, i, j: (
+        parts[0](b, h, i, j) & parts[1](b, h, i, j) if both else parts[0](b, h, i, j) | parts[1](b, h, i, j)
+    )
+
+
+def _within(size: int, device: str) -> Callable[..., Tensor]:
+    limit = torch.tensor(size, device=device)
+    return lambda b, h, i, j: (i - j).abs() < limit
+
+
+def _below(length: int, device: str) -> Callable[..., Tensor]:
+    limit = torch.tensor(length, device=device)
+    return lambda b, h, i, j: j < limit
+
+
+def _with_gaps(mask: Any, device: str) -> Callable[..., Tensor]:
+    limit, gap = (torch.tensor(n, device=device) for n in ((mask.size - 1) * mask.dilation + 1, mask.dilation))
+    return lambda b, h, i, j: ((i - j).abs() < limit) & ((i - j) % gap == 0)
+
+
+def _near_blocks(mask: Any, device: str) -> Callable[..., Tensor]:
+    size, before, after = (torch.tensor(n, device=device) for n in (mask.size, mask.before, mask.after))
+    return lambda b, h, i, j: (j // size - i // size >= -before) & (j // size - i // size <= after)
+
+
+def _drawn_blocks(mask: Any, device: str) -> Callable[..., Tensor]:
+    table, size = mask.table, torch.tensor(mask.size, device=device)
+    flags = torch.zeros(len(table), len(table), dtype=torch.bool).scatter_(1, table, True).to(device)
+    return lambda b, h, i, j: flags[i // size, j // size]
+
+
+def _numbers(lengths: tuple[int, ...], device: str) -> Tensor:
+    return torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(device)
+
+
+def _same(numbers: Tensor) -> Callable[..., Tensor]:
+    return lambda b, h, i, j: numbers[i] == numbers[j]
+
+
+def _marked(positions: tuple[int, ...], device: str) -> Tensor:
+    marks = torch.zeros(1 << 17, dtype=torch.bool, device=device)
+    marks[list(positions)] = True
+    return marks
+
+
+def _either(marks: Tensor) -> Callable[..., Tensor]:
+    return lambda b, h, i, j: marks[i] | marks[j]
+
+
+def with_bias(attention: rg.Attention, query: Tensor, key: Tensor, value: Tensor) -> Computes:
+    """The kernel with all biases and the mask in one dense tensor (H, I, J), made before: forward alone."""
+    bias = bias_tensor(attention, query, key)
+    return Computes(sdpa(attn_mask=bias, scale=attention.score.scale(query.shape[-1])))
+
+
+def with_bias_each_time(attention: rg.Attention, *inputs: Tensor) -> Callable[..., Tensor]:
+    """The same where the bias depends on the queries, so that it is made in every call."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias_tensor(attention, q, k))
+
+    return run
+
+
+def eager(attention: rg.Attention, *inputs: Tensor) -> Computes:
+    """softmax(bias(q k' c)) v by the formula, all pairs at once."""
+    scale = attention.score.scale(inputs[0].shape[-1])
+    assert scale is not None
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q * scale) @ k.transpose(-1, -2)
+        return torch.softmax(_changed(attention, scores, q, k), -1) @ v
+
+    return Computes(run, tuple(p for p in attention.parameters() if p.requires_grad))
+
+
+def bias_tensor(attention: rg.Attention, query: Tensor, key: Tensor) -> Tensor:
+    """All biases and the mask as what is added to the scores."""
+    I, J = query.shape[2], key.shape[2]
+    return _changed(attention, query.new_zeros(1, query.shape[1], I, J), query, key)
+
+
+def _changed(attention: rg.Attention, scores: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    H, I, J = scores.shape[1:]
+    positions = rg.Positions.aligned_to_end(I, J)
+    grid = rg.Grid.whole(positions, query.shape[0], H, I, query.device)
+    for piece in attention.bias:
+        scores = piece.transform(scores, grid, *piece.prepare(query, key, positions)).to(query.dtype)
+    if attention.mask is not None:
+        scores = scores.masked_fill(~attention.mask.allowed(grid), -torch.inf)
+    return scores

@@ -1,0 +1,269 @@
+"""Runs cases: laws first, then exactness, and only then times and memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import regard as rg
+from regard.bench.case import Aim, Case, Run, Setting, Side, built, goal, prepared
+from regard.bench.laws import broken_law
+from regard.bench.machine import Machine, free_memory, waited
+from regard.bench.measure import Goal, added_memory, in_turn
+from regard.bench.peers.package import quiet
+
+#: Rounds of A B A B: as many as fit in the seconds of a pair, within these bounds.
+ROUNDS = (1, 25)
+#: A run that takes longer is not repeated before its memory is measured.
+SLOW = 2.0
+#: Share by which weights times values may miss the output: rounding of float32, and of bfloat16.
+WEIGHTS = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+
+
+@dataclass
+class Line:
+    """One peer beside ours. Seconds are medians of the runs in turn, memory is in MiB."""
+
+    name: str
+    version: str
+    ours: float | None = None
+    theirs: float | None = None
+    memory: float | None = None
+    goals: list[Goal] = field(default_factory=list)
+    note: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times as fast ours is."""
+        return None if self.ours is None or self.theirs is None else self.theirs / self.ours
+
+
+@dataclass
+class Row:
+    """What came of a case. `broken` says why nothing was timed: a red law, or results that differ."""
+
+    group: str
+    work: str
+    engine: str = ""
+    seconds: float | None = None
+    memory: float | None = None
+    products: float | None = None
+    copying: float | None = None
+    predicted: float | None = None
+    goals: list[Goal] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    broken: str = ""
+    series: str = ""
+    length: int = 0
+
+    @property
+    def misjudged(self) -> float | None:
+        """By which factor the prediction is off, at least 1."""
+        if not self.seconds or not self.predicted:
+            return None
+        return max(self.seconds / self.predicted, self.predicted / self.seconds)
+
+    @property
+    def all_goals(self) -> list[Goal]:
+        return [*self.goals, *(g for line in self.lines for g in line.goals)]
+
+
+@dataclass
+class Runner:
+    """Measures cases on a machine, within `pair_seconds` for a peer and until `stop` (`time.monotonic()`)."""
+
+    machine: Machine
+    setting: Setting = field(default_factory=Setting)
+    pair_seconds: float = 4.0
+    stop: float | None = None
+    laws: dict[str, str] = field(default_factory=dict)
+
+    def run(self, cases: Iterable[Case], before: Callable[[Case], None] = lambda case: None) -> Iterator[Row]:
+        """One row a case, as each is finished; `before` is told which comes next."""
+        for case in cases:
+            before(case)
+            if self.stop is not None and time.monotonic() > self.stop:
+                yield Row(case.group, case.work, broken="not measured: the time was over; --only takes fewer")
+            else:
+                yield self.measure(case)
+
+    def measure(self, case: Case) -> Row:
+        """One case: a row without times where a law is red or no peer agrees."""
+        row = Row(case.group, case.work, series=case.series, length=case.length)
+        if red := self._law(case):
+            row.broken = f"not timed, a law is red: {red}"
+            return row
+        inputs = case.inputs()
+        try:
+            ours = waited(prepared(case.builds_ours, case.learns, inputs), self.setting.device)
+            result = ours()
+        except rg.RegardError as error:
+            row.broken = f"not timed, regard refuses: {error}"
+            return row
+        if missed := _weights_miss(result, inputs):
+            row.broken = f"not timed, {missed}"
+            return row
+        expected = tensors_of(result)
+        del result
+        row.lines = [self._beside(case, side, ours, expected, inputs) for side in case.peers]
+        del expected
+        self._ours(case, row, ours, inputs)
+        return row
+
+    def _law(self, case: Case) -> str:
+        if case.mechanism not in self.laws:
+            self.laws[case.mechanism] = broken_law(case.small)
+        return self.laws[case.mechanism]
+
+    def _beside(self, case: Case, side: Side, ours: Run, expected: list[Tensor], inputs: tuple[Tensor, ...]) -> Line:
+        line = Line(side.name, str(side.package), note=side.package.missing)
+        if not line.note and side.needs > (free := free_memory(self.setting.device)):
+            line.note = f"left out: it takes {side.needs / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
+        if line.note:
+            return line
+        try:
+            with quiet():
+                theirs, took = self._checked(case, side, expected, inputs)
+                rounds = self._rounds(took)
+                line.ours, line.theirs = in_turn(ours, theirs, rounds=rounds, clock=self.machine.clock, warm_up=False)
+        except Differs as difference:
+            line.note = f"not timed, {difference}"
+        except Exception as error:  # whatever a peer raises is its own, and no reason to end here
+            line.note = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        if line.theirs is not None:
+            line.note = side.differs
+        return line
+
+    def _checked(self, case: Case, side: Side, expected: list[Tensor], inputs: tuple[Tensor, ...]) -> tuple[Run, float]:
+        """The peer's run once it is known to compute the same, and the seconds it took."""
+        theirs = waited(prepared(side.build, case.learns, inputs), self.setting.device)
+        if side.witness is not None:
+            compare(expected, prepared(side.witness, case.learns, inputs)(), side.tolerance)
+        if side.compiles:
+            theirs()
+        start = self.machine.clock()
+        result = theirs()
+        took = self.machine.clock() - start
+        if side.witness is None and not side.differs:
+            compare(expected, result, side.tolerance)
+        return theirs, took
+
+    def _rounds(self, seconds: float) -> int:
+        least, most = ROUNDS
+        return max(least, min(most, int(self.pair_seconds / max(seconds, 1e-6))))
+
+    def _ours(self, case: Case, row: Row, ours: Run, inputs: tuple[Tensor, ...]) -> None:
+        """Our own time, memory and rates, and all goals, unless every peer that could be compared differs."""
+        differing = [line.note.startswith("not timed") for line in row.lines if line.version]
+        timed = [line for line in row.lines if line.ours is not None]
+        if any(differing) and not timed:
+            row.broken = "not timed: no peer agrees"
+            return
+        row.seconds = timed[0].ours if timed else in_turn(ours, rounds=5, clock=self.machine.clock)[0]
+        assert row.seconds is not None
+        if case.weighs:
+            row.memory = self._memory(case.builds_ours, case, row.seconds)
+            for line, side in zip(row.lines, case.peers, strict=True):
+                if line.theirs is not None:
+                    line.memory = self._memory(side.build, case, line.theirs)
+        self._rates(case, row, inputs)
+        row.goals = [g for aim in case.aims if (g := _goal_of_ours(aim, row)) is not None]
+        for line, side in zip(row.lines, case.peers, strict=True):
+            found = [_goal_beside(aim, row, line) for aim in side.aims]
+            line.goals = [g for g in found if g is not None]
+
+    def _memory(self, build: Any, case: Case, seconds: float) -> float | None:
+        ready = partial(built, build, case.learns, case.inputs, torch.get_num_threads())
+        try:
+            return added_memory(ready, self.setting.device, warm_up=seconds < SLOW)
+        except MemoryError:
+            return None
+
+    def _rates(self, case: Case, row: Row, inputs: tuple[Tensor, ...]) -> None:
+        assert row.seconds is not None
+        if case.flops is not None:
+            row.products = 100 * case.flops() / row.seconds / self.machine.products
+        if case.moved:
+            row.copying = 100 * case.moved / row.seconds / self.machine.copying
+        if case.attention is not None and case.ours is None:
+            with torch.set_grad_enabled(case.learns):
+                plan = rg.explain(case.attention, *inputs)
+            row.engine = plan.engine
+            backward = 3.5 if case.learns else 1.0  # five products of the backward pass beside two of the forward
+            moved = sum(t.numel() * t.element_size() for t in (*inputs, inputs[0]))
+            row.predicted = self.machine.seconds(backward * plan.cost.flops, moved)
+
+
+class Differs(Exception):
+    """Two sides do not compute the same."""
+
+
+def compare(mine: list[Tensor], result: Any, tolerance: float) -> None:
+    """Refuse results that differ by more than `tolerance` of the greatest number of each tensor."""
+    theirs = tensors_of(result)
+    if len(mine) != len(theirs):
+        raise Differs(f"the sides give {len(mine)} and {len(theirs)} tensors")
+    for number, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+        if a.shape != b.shape:
+            raise Differs(f"result {number} is {tuple(a.shape)} and {tuple(b.shape)}")
+        off = _greatest_difference(a, b)
+        greatest = float(b.abs().max()) or 1.0
+        if not off <= tolerance * greatest:
+            raise Differs(f"results differ by {off / greatest:.1e} of the greatest, more than {tolerance:.0e}")
+
+
+def _greatest_difference(a: Tensor, b: Tensor) -> float:
+    if a.dim() == 0 or a.numel() < 1 << 24:
+        return float((a.double() - b.double()).abs().max())
+    return max(_greatest_difference(x, y) for x, y in zip(a, b, strict=True))
+
+
+def tensors_of(result: Any) -> list[Tensor]:
+    """What is compared of a result: all tensors in it, detached."""
+    if isinstance(result, rg.Seen):
+        return [result.output]
+    if isinstance(result, Tensor):
+        return [result.detach()]
+    if isinstance(result, dict):
+        result = result.values()
+    return [t for part in result for t in tensors_of(part)] if isinstance(result, Iterable) else []
+
+
+@torch.no_grad()
+def _weights_miss(result: Any, inputs: tuple[Tensor, ...]) -> str:
+    """Whether the weights shown, times the values, are the output, on three rows of the first head."""
+    if not isinstance(result, rg.Seen) or len(inputs) != 3:
+        return ""
+    value, output = inputs[2][0, 0], result.output[0, 0]
+    rows = sorted({0, output.shape[0] // 2, output.shape[0] - 1})
+    weights = result.weights.tile(rows=rows, cols=slice(0, value.shape[0]))[0, 0]
+    off = float((weights @ value.to(weights.dtype) - output[rows].to(weights.dtype)).abs().max())
+    allowed = WEIGHTS.get(output.dtype, 1e-4) * float(value.abs().max())
+    return "" if off <= allowed else f"weights times values miss the output by {off:.1e}"
+
+
+def _goal_of_ours(aim: Aim, row: Row) -> Goal | None:
+    assert row.seconds is not None
+    measured = {
+        "products": row.products,
+        "copying": row.copying,
+        "milliseconds": 1000 * row.seconds,
+        "mebibytes": row.memory,
+    }[aim.kind]
+    return None if measured is None else goal(aim, row.work, measured)
+
+
+def _goal_beside(aim: Aim, row: Row, line: Line) -> Goal | None:
+    work = f"{row.work}, against {line.name}"
+    if aim.kind == "memory":
+        known = row.memory is not None and line.memory
+        return goal(aim, work, row.memory / line.memory) if known else None  # type: ignore[operator]
+    if line.ratio is None:
+        return None
+    return goal(aim, work, line.ratio if aim.kind == "faster" else 1 / line.ratio)

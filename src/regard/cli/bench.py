@@ -1,0 +1,121 @@
+"""`regard bench`: every mechanism beside what a user would pick instead, in one run."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from regard.bench.case import Case, Setting
+from regard.bench.cases import cases
+from regard.bench.machine import commit, measured
+from regard.bench.peers.package import PACKAGES
+from regard.bench.report import Report, picture, print_rows
+from regard.bench.runner import Runner
+from regard.errors import RegardError, nearest
+
+#: Seconds for a peer, and for all without --full: what is left then is named, not measured.
+PAIR, ALL = 1.5, 540.0
+PAIR_OF_FULL = 12.0
+DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What was asked for."""
+
+    only: str | None = None
+    full: bool = False
+    device: str = "cpu"
+    json: Path | None = None
+    picture: Path | None = None
+
+    @property
+    def command(self) -> str:
+        parts = [
+            "regard bench",
+            "--full" if self.full else "",
+            f"--only {self.only}" if self.only else "",
+            f"--device {self.device}" if self.device != "cpu" else "",
+        ]
+        return " ".join(part for part in parts if part)
+
+
+def run(wish: Wish) -> None:
+    """Measure, and tell; what was measured before Ctrl-C is told as well."""
+    chosen, setting = _chosen(wish)
+    for path in filter(None, (wish.json, wish.picture)):
+        if not path.absolute().parent.is_dir():
+            raise RegardError(f"bench: there is no folder {path.parent} to write {path.name} to.")
+    console = Console(stderr=True)
+    stop = None if wish.full else time.monotonic() + ALL
+    console.print(Text("Measuring the machine: its matrix products and copies", style="dim"))
+    machine = measured(setting.device, setting.dtype)
+    report = Report.begun(machine, wish.command, commit())
+    report.versions |= {p.name: str(p).removeprefix(f"{p.name} ") for p in PACKAGES if not p.missing}
+    runner = Runner(machine, setting, PAIR_OF_FULL if wish.full else PAIR, stop)
+    try:
+        _measure(runner, chosen, report, console)
+    except KeyboardInterrupt:
+        report.interrupted = True
+    _tell(report, wish)
+    if report.interrupted:
+        raise KeyboardInterrupt
+
+
+def show_cases(wish: Wish) -> None:
+    """Groups, cases and peers, and which peers are not here."""
+    chosen, _ = _chosen(wish)
+    console, group = Console(), None
+    for case in chosen:
+        if case.group != group:
+            group = case.group
+            console.print(Text(f"\n{group}", style="bold"))
+        beside = ", ".join(side.name for side in case.peers)
+        console.print(Text.assemble(f"  {case.work}", (f"  beside {beside}" if beside else "", "dim")))
+    console.print()
+    for package in PACKAGES:
+        console.print(Text(package.missing or str(package), style="yellow" if package.missing else "dim"))
+
+
+def _chosen(wish: Wish) -> tuple[list[Case], Setting]:
+    if wish.device not in DEVICES:
+        raise RegardError(f"bench: there is no device {wish.device!r}. {nearest(wish.device, DEVICES)}")
+    if wish.device == "cuda" and not torch.cuda.is_available():
+        raise RegardError("bench: torch finds no CUDA device here. --device cpu measures the processor.")
+    setting = Setting(wish.device, wish.full)
+    return cases(setting, wish.only.split(",") if wish.only else ()), setting
+
+
+def _measure(runner: Runner, chosen: list[Case], report: Report, console: Console) -> None:
+    columns = TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(chosen))
+
+        def tell(case: Case) -> None:
+            progress.update(task, description=f"{case.group}: {case.work}")
+            if not console.is_terminal:
+                console.print(f"{case.group}: {case.work}")
+
+        for row in runner.run(chosen, tell):
+            report.rows.append(row)
+            progress.advance(task)
+
+
+def _tell(report: Report, wish: Wish) -> None:
+    console = Console()
+    print_rows(report.rows, console)
+    console.print(Text(f"\n{report.conditions}", style="dim"))
+    console.print(Text(report.summary))
+    if wish.json:
+        report.save(wish.json)
+        print(f"Wrote {wish.json}", file=sys.stderr)
+    if wish.picture and report.rows:
+        picture(report.rows, wish.picture)
+        print(f"Wrote {wish.picture}", file=sys.stderr)

@@ -1,0 +1,382 @@
+"""`regard bench`: what it refuses to report, what it leaves out by name, and what it tells of what it measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from typer.testing import CliRunner
+
+import regard as rg
+from regard.bench import measure
+from regard.bench.case import Aim, Case, Setting, Side, allowed_pairs, random_inputs
+from regard.bench.cases import GROUPS, cases
+from regard.bench.laws import broken_law
+from regard.bench.machine import Machine, measured
+from regard.bench.peers import sdpa
+from regard.bench.peers.package import Package
+from regard.bench.report import Report, picture, print_rows
+from regard.bench.runner import Line, Row, Runner, compare, tensors_of
+from regard.catalog import mechanism
+from regard.cli.app import app
+from regard.engine.blocked import Blocked
+from regard.engine.dense import Dense
+
+MACHINE = Machine("a machine", "cpu", "float32", 1, products=1e11, copying=1e10)
+SHAPES = ((1, 2, 12, 8),) * 3
+
+
+def wrong(*inputs):
+    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v) + 0.01
+
+
+def failing(*inputs):
+    raise OSError("no kernel for this processor")
+
+
+def case(*peers, **changed):
+    given = {
+        "group": "softmax",
+        "work": "plain, n = 12",
+        "inputs": partial(random_inputs, SHAPES, "cpu", torch.float32),
+        "mechanism": "multi_head",
+        "attention": rg.Attention(),
+        "peers": peers,
+        "weighs": False,
+    }
+    return Case(**{**given, **changed})
+
+
+def row_of(one, **runner):
+    return Runner(MACHINE, pair_seconds=0.0, **runner).measure(one)
+
+
+def test_a_peer_that_agrees_is_timed_and_judged():
+    right = Side("SDPA", sdpa.sdpa, (Aim("time", 1e9), Aim("faster", 1e9)))
+    row = row_of(case(right, aims=(Aim("milliseconds", 1e9),), flops=lambda: 1000, moved=1000))
+    (line,) = row.lines
+    assert row.broken == "" and line.note == "" and row.engine == "fused"
+    assert line.ours > 0 and line.theirs > 0 and line.version == f"torch {torch.__version__}"
+    assert [g.holds for g in line.goals] == [True, False] and row.goals[0].holds
+    assert line.goals[1].wanted == "at least 1e+09 x faster"
+    assert row.products == pytest.approx(100 * 1000 / row.seconds / 1e11)
+    assert row.copying == pytest.approx(100 * 1000 / row.seconds / 1e10)
+    assert row.predicted > 0 and row.misjudged >= 1
+
+
+def test_results_that_differ_are_not_timed():
+    row = row_of(case(Side("off by a hundredth", wrong, (Aim("time", 2.0),))))
+    (line,) = row.lines
+    assert "results differ by" in line.note and line.ours is None and line.theirs is None and line.goals == []
+    assert row.seconds is None and row.broken == "not timed: no peer agrees"
+
+
+def test_one_peer_that_agrees_is_enough_for_our_time():
+    row = row_of(case(Side("wrong", wrong), Side("SDPA", sdpa.sdpa)))
+    assert row.seconds is not None and row.broken == ""
+    assert row.lines[0].theirs is None and row.lines[1].theirs is not None
+
+
+def test_what_computes_another_function_says_so_and_its_witness_is_compared():
+    another = Side("another", wrong, differs="it adds a hundredth", witness=sdpa.sdpa)
+    assert row_of(case(another)).lines[0].note == "it adds a hundredth"
+    row = row_of(case(dataclasses.replace(another, witness=wrong)))
+    assert "results differ" in row.lines[0].note and row.lines[0].theirs is None
+
+
+def test_gradients_are_compared_too():
+    def half_the_gradient(*inputs):
+        return lambda q, k, v: F.scaled_dot_product_attention(q, k, (v + v.detach()) / 2)
+
+    right, off = Side("SDPA", sdpa.sdpa), Side("half", half_the_gradient)
+    assert [line.theirs is None for line in row_of(case(off, right)).lines] == [False, False]
+    assert [line.theirs is None for line in row_of(case(off, right, learns=True)).lines] == [True, False]
+
+
+def test_our_own_wrong_output_is_not_timed():
+    def off(*inputs):
+        def run(q, k, v):
+            seen = rg.attend(rg.Attention(), q, k, v)
+            return rg.Seen(seen.output + 0.01, seen.weights)
+
+        return run
+
+    row = row_of(case(ours=off))
+    assert "weights times values miss the output" in row.broken and row.seconds is None
+
+
+def test_a_red_law_blocks_the_row(monkeypatch):
+    original = Dense.run
+
+    def off(self, problem):
+        result = original(self, problem)
+        return dataclasses.replace(result, output=result.output * 1.001)
+
+    monkeypatch.setattr(Dense, "run", off)
+    row = row_of(case(Side("SDPA", sdpa.sdpa)))
+    assert row.broken.startswith("not timed, a law is red: dense agrees with the reference:")
+    assert row.seconds is None and row.lines == []
+
+
+def test_a_wrong_gradient_is_a_red_law(monkeypatch):
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return 1.01 * grad
+
+    original = Blocked.run
+
+    def off(self, problem):
+        result = original(self, problem)
+        return dataclasses.replace(result, output=Scaled.apply(result.output))
+
+    assert broken_law(mechanism("masked").example) == ""
+    monkeypatch.setattr(Blocked, "run", off)
+    assert broken_law(mechanism("masked").example).startswith("gradients of blocked agree with dense:")
+
+
+def test_laws_are_asked_once_a_mechanism(monkeypatch):
+    asked = []
+    monkeypatch.setattr("regard.bench.runner.broken_law", lambda small: asked.append(small) or "")
+    runner = Runner(MACHINE, pair_seconds=0.0)
+    assert [row.broken for row in runner.run([case(), case(), case(mechanism="masked")])] == ["", "", ""]
+    assert len(asked) == 2
+
+
+def test_missing_peers_are_named_with_what_to_install():
+    absent = Package("no-such-attention", "no_such_attention")
+    row = row_of(case(Side("nobody", wrong, package=absent)))
+    assert row.lines[0].note == "no-such-attention is not installed: pip install 'regard[bench]'"
+    assert row.seconds is not None
+
+
+def test_peers_that_fail_or_do_not_fit_are_named():
+    row = row_of(case(Side("failing", failing), Side("huge", sdpa.sdpa, needs=1 << 60)))
+    assert row.lines[0].note == "OSError: no kernel for this processor"
+    assert row.lines[1].note.startswith("left out: it takes 1073741824.0 GiB, and ")
+
+
+def test_memory_is_that_of_a_process_of_its_own():
+    row = row_of(case(Side("SDPA", sdpa.sdpa, (Aim("memory", 1e9),)), weighs=True))
+    assert row.memory is not None and row.lines[0].memory is not None
+
+
+def prepare_bytes(count):
+    return partial(bytearray, count)
+
+
+def test_added_memory_is_what_was_added():
+    assert 60 < measure.added_memory(partial(prepare_bytes, 64 << 20)) < 80
+    assert measure.added_memory(partial(prepare_bytes, 1024), warm_up=True) < 8
+
+
+def end():
+    raise SystemExit(3)
+
+
+def prepare_end():
+    return end
+
+
+def test_a_process_that_ends_early_is_an_error_and_no_number():
+    with pytest.raises(MemoryError, match="ended early"):
+        measure.added_memory(prepare_end)
+
+
+def test_peers_run_in_turn():
+    order = []
+    a, b = measure.in_turn(lambda: order.append("A"), lambda: order.append("B"), rounds=2)
+    assert "".join(order) == "ABABAB" and a >= 0 and b >= 0
+
+
+def test_rounds_fit_into_the_time_of_a_pair():
+    runner = Runner(MACHINE, pair_seconds=2.0)
+    assert [runner._rounds(seconds) for seconds in (100.0, 0.5, 1e-9)] == [1, 4, 25]
+
+
+def test_when_the_time_is_over_the_rest_is_named():
+    rows = list(Runner(MACHINE, pair_seconds=0.0, stop=time.monotonic() - 1).run([case()]))
+    assert rows[0].broken.startswith("not measured: the time was over")
+
+
+def test_what_is_compared():
+    a, b = torch.ones(2), torch.zeros(3)
+    assert [t.tolist() for t in tensors_of((a, {"b": b}))] == [[1, 1], [0, 0, 0]] and tensors_of(()) == []
+    compare([a], a + 1e-5, 1e-4)
+    for other, said in ((a + 0.1, "results differ by"), (b, r"\(2,\) and \(3,\)"), ((a, b), "1 and 2 tensors")):
+        with pytest.raises(Exception, match=said):
+            compare([a], other, 1e-4)
+    with pytest.raises(Exception, match="results differ by nan"):
+        compare([a], a * float("nan"), 1e-4)
+
+
+@pytest.mark.parametrize("mask", [rg.causal() & rg.window(3), rg.documents([4, 9, 7]), rg.bigbird(20, 4, num_random=1)])
+def test_useful_pairs_are_those_of_the_dense_mask(mask):
+    q = torch.zeros(1, 1, 20, 4)
+    assert allowed_pairs(mask, 20, 20, block=7) == int(sdpa.dense_mask(mask, q, q).sum())
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        rg.causal() & rg.window(5),
+        rg.window(3) | rg.global_tokens([0, 1]),
+        rg.causal() & rg.documents([4, 9, 7]),
+        rg.causal() | rg.prefix(6),
+        rg.dilated(3, 2),
+        rg.bigbird(20, 4, num_random=1),
+    ],
+    ids=repr,
+)
+def test_the_rule_written_for_flex_attention_is_the_mask(mask):
+    i, j = torch.arange(20)[:, None], torch.arange(20)
+    q = torch.zeros(1, 1, 20, 4)
+    assert torch.equal(sdpa.pair_rule(mask, "cpu")(None, None, i, j).expand(20, 20), sdpa.dense_mask(mask, q, q))
+
+
+def test_one_call_a_document_is_the_packed_attention():
+    q, k, v = (torch.randn(1, 2, 20, 4) for _ in range(3))
+    mask = rg.causal() & rg.documents([4, 9, 7])
+    torch.testing.assert_close(sdpa.one_call_each((4, 9, 7))(q, k, v), sdpa.dense(mask, q, k, v)(q, k, v))
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_every_case_has_a_law_that_is_known(full):
+    found = cases(Setting(full=full))
+    assert [group for group in dict.fromkeys(c.group for c in found)] == list(GROUPS)
+    assert len({c.work for c in found}) == len(found)
+    for one in found:
+        attention, *tensors = one.small()
+        assert isinstance(attention, rg.Attention) and len(tensors) == 3
+        assert (one.attention is None) != (one.ours is None)
+
+
+def test_the_module_peer_is_the_same_step():
+    from regard.bench.cases import module
+
+    x, wanted = torch.randn(2, 5, module.WIDTH), torch.randn(2, 5, module.WIDTH)
+    for _ in range(2):
+        ours, theirs = module.ours(True), module.torchs()
+        ours(x, wanted), theirs(x, wanted)
+        torch.testing.assert_close(ours(x, wanted), theirs(x, wanted), rtol=1e-4, atol=1e-5)
+    assert isinstance(module._module(False), nn.Module)
+
+
+def test_statistics_of_the_peer_are_ours(monkeypatch):
+    from regard.bench.cases import statistics
+
+    monkeypatch.setattr(statistics, "CELLS", 8)
+    inputs = random_inputs(((1, 2, 64, 8),) * 3, "cpu", torch.float32)
+    for is_causal in (False, True):
+        attention = rg.Attention(mask=rg.causal() if is_causal else None)
+        mine = statistics.streaming(attention, *inputs)(*inputs)
+        compare(tensors_of(mine), statistics.eagerly(is_causal, *inputs)(*inputs), 1e-4)
+
+
+def some_rows():
+    goal = measure.Goal("plain", 1.01, 1.03, "x its time")
+    line = Line("SDPA", "torch 2", 0.2, 0.3, 5.0, [goal])
+    rows = [
+        Row("softmax", f"plain, n = {n}", "fused", n / 1000, 2.0, 80.0, None, 0.1, [], [line], "", "plain", n)
+        for n in (8, 9)
+    ]
+    return [*rows, Row("window", "causal", broken="not timed, a law is red")]
+
+
+def test_reports_survive_files(tmp_path):
+    report = Report(MACHINE, "regard bench", "abc", some_rows(), {"torch": "2"})
+    report.save(tmp_path / "bench.json")
+    assert Report.load(tmp_path / "bench.json") == report
+    assert report.summary == "2 of 2 goals hold. 1 cases were not timed."
+
+
+def test_the_table_tells_times_goals_and_what_was_not_timed(capsys):
+    from rich.console import Console
+
+    print_rows(some_rows(), Console(width=110))
+    told = capsys.readouterr().out
+    assert "1.50 x faster" in told and "holds 1.01: at most 1.03 x its time" in told
+    assert "80 % of the products' rate" in told and "not timed, a law is red" in told
+
+
+def test_pictures_need_two_lengths(tmp_path):
+    picture(some_rows(), tmp_path / "bench.png")
+    assert (tmp_path / "bench.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(rg.RegardError, match="several lengths"):
+        picture(some_rows()[1:], tmp_path / "bench.png")
+
+
+def test_the_machine_is_measured():
+    machine = measured(scale=0.02)
+    assert machine.products > 0 and machine.copying > 0 and machine.threads == torch.get_num_threads()
+    assert "GFLOP/s" in str(machine)
+
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """The command on two tiny cases."""
+    monkeypatch.setattr("regard.cli.bench.measured", lambda *given: MACHINE)
+    monkeypatch.setattr("regard.cli.bench.PAIR", 0.0)
+    few = [case(Side("SDPA", sdpa.sdpa, (Aim("time", 1e9),))), case(work="the second")]
+    monkeypatch.setattr("regard.cli.bench.cases", lambda setting, only: few)
+    return few
+
+
+def test_the_command_tells_progress_and_writes_what_it_measured(few, tmp_path):
+    result = runner.invoke(app, ["bench", "--json", str(tmp_path / "b.json")], env={"COLUMNS": "110"})
+    assert result.exit_code == 0, result.output
+    assert "softmax: plain, n = 12" in result.stderr and "softmax: the second" in result.stderr
+    assert "plain, n = 12" in result.stdout and "1 of 1 goals hold." in result.stdout
+    saved = json.loads((tmp_path / "b.json").read_text())
+    assert [row["work"] for row in saved["rows"]] == ["plain, n = 12", "the second"]
+    assert saved["versions"]["torch"] == torch.__version__ and saved["command"] == "regard bench"
+
+
+def test_ctrl_c_keeps_what_was_measured(few, monkeypatch, tmp_path):
+    original = Runner.measure
+
+    def measure_one(self, one):
+        if one.work == "the second":
+            raise KeyboardInterrupt
+        return original(self, one)
+
+    monkeypatch.setattr(Runner, "measure", measure_one)
+    result = runner.invoke(app, ["bench", "--json", str(tmp_path / "b.json")])
+    assert result.exit_code == 130 and "Interrupted" in result.stdout and "plain, n = 12" in result.stdout
+    saved = Report.load(tmp_path / "b.json")
+    assert saved.interrupted and [row.work for row in saved.rows] == ["plain, n = 12"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--only", "windw"], "Did you mean 'window'?"),
+        (["--only", "window,statistic"], "Did you mean 'statistics'?"),
+        (["--device", "gpu"], "there is no device 'gpu'"),
+        (["--device", "cuda", "--only", "bias"], "--device cpu"),
+        (["--json", "no/such/folder/b.json"], "there is no folder"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, said):
+    result = runner.invoke(app, ["bench", *arguments])
+    assert result.exit_code == 2 and said in result.stderr and "Traceback" not in result.output
+
+
+def test_the_list_names_cases_and_peers_and_measures_nothing():
+    result = runner.invoke(app, ["bench", "--list", "--only", "window,planning"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    assert "causal & window 256, n = 16,384" in result.stdout and "create_block_mask" in result.stdout
+    assert "local-attention" in result.stdout and "GFLOP" not in result.output
