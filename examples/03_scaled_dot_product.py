@@ -1,0 +1,78 @@
+"""
+# Scaled dot-product attention from scratch
+
+softmax(Q Kᵀ / sqrt(d)) V is three lines of NumPy (Vaswani et al. 2017, arXiv:1706.03762, equation 1). Four queries of
+width 8 read six keys and values here. Every number is compared with `rg.attend`, which computes the same without
+holding the weights, and with a third implementation, PyTorch's own.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+import regard as rg
+
+rng = np.random.default_rng(0)
+q, k, v = rng.normal(size=(4, 8)), rng.normal(size=(6, 8)), rng.normal(size=(6, 8))
+
+
+# %%
+# First the scores: one dot product for each query and key, over sqrt(8). Then a softmax along each row, from which
+# the greatest score is taken off first: that changes no weight, and without it exp overflows.
+def softmax(scores):
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+scores = q @ k.T / np.sqrt(8)
+weights = softmax(scores)
+output = weights @ v
+print("scores", scores.shape, "weights", weights.shape, "output", output.shape)
+print("weights of query 0:", weights[0].round(3), "their sum:", weights[0].sum().round(12))
+assert scores.shape == weights.shape == (4, 6) and output.shape == (4, 8)
+assert np.allclose(weights.sum(-1), 1) and (weights > 0).all()
+
+# %%
+# One entry by hand, with loops and nothing else, so that no convention of matrices can hide a mistake.
+powers = [np.exp(sum(q[2, c] * k[j, c] for c in range(8)) / 8**0.5) for j in range(6)]
+by_hand = sum(powers[j] / sum(powers) * v[j, 5] for j in range(6))
+print(f"output[2, 5] by loops {by_hand:.12f}, by matrices {output[2, 5]:.12f}")
+assert np.isclose(by_hand, output[2, 5], rtol=1e-12)
+
+# %%
+# `attend` takes (batch, heads, length, width). `weights` is a map that is computed where it is looked at: one weight,
+# a row, or all of them. Double precision comes in, so double precision comes out.
+Q, K, V = (torch.tensor(x)[None, None] for x in (q, k, v))
+seen = rg.attend(rg.Attention(), Q, K, V)
+theirs = F.scaled_dot_product_attention(Q, K, V)
+pairs = {"attend": (seen.output, output), "its weights": (seen.weights.dense(), weights), "PyTorch": (theirs, output)}
+for name, (given, expected) in pairs.items():
+    print(f"greatest difference to {name}: {np.abs(given[0, 0].numpy() - expected).max():.1e}")
+    assert np.allclose(given[0, 0], expected, atol=1e-12)
+
+# %%
+# Every engine of Regard gives these numbers; `reference` is one more NumPy definition, written apart from the others.
+for engine in ("reference", "dense", "fused", "blocked"):
+    assert np.allclose(rg.attend(rg.Attention(), Q, K, V, engine=engine).output[0, 0], output, atol=1e-12)
+
+# %%
+# Two mistakes that are easily made. Without taking off the greatest score, exp overflows at scores of 1,000 and all
+# is NaN. And a softmax along the wrong axis still gives numbers between 0 and 1, but its rows no longer sum to 1.
+large = scores * 1000 / scores.max()
+with np.errstate(over="ignore", invalid="ignore"):
+    naive = np.exp(large) / np.exp(large).sum(-1, keepdims=True)
+print("weights that are NaN without taking off the greatest score:", np.isnan(naive).sum(), "of", naive.size)
+assert np.isnan(naive).any() and np.isfinite(softmax(large)).all()
+wrong = softmax(scores.T).T
+print("sums of the rows of a softmax along the wrong axis:", wrong.sum(-1).round(2))
+assert not np.allclose(wrong.sum(-1), 1) and np.allclose(wrong.sum(0), 1)
+
+# %%
+# The three matrices on the way from queries to outputs.
+figure, axes = plt.subplots(1, 3, figsize=(7.5, 2.4), layout="constrained")
+panels = (("scores", scores, "key"), ("weights", weights, "key"), ("output", output, "channel"))
+for ax, (title, matrix, across) in zip(axes, panels, strict=True):
+    figure.colorbar(ax.imshow(matrix, cmap="cividis"), ax=ax, shrink=0.6)
+    ax.set(title=title, xlabel=across, ylabel="query", xticks=range(matrix.shape[1]), yticks=range(4))
+plt.show()

@@ -1,0 +1,79 @@
+"""
+# Attention as an alignment
+
+The picture that made attention famous (Bahdanau et al. 2015, arXiv:1409.0473, figure 3) shows which source word a
+translator looks at for each target word. Two translators learn an invented language here whose true alignments are
+known, so the pictures can be marked: their alignment error rate (AER) is exact. It depends on when one looks. Chen et
+al. 2020 (arXiv:2004.14837) found that Transformers align best at the step where the target word goes in; that does not
+hold for all of them.
+"""
+
+import matplotlib.pyplot as plt
+import torch
+from torch.nn import functional as F
+
+import regard as rg
+from regard.seq2seq.alignment import alignment_error_rate
+
+torch.set_num_threads(1)
+corpus = rg.data.load_corpus("grammar", size=16_000)
+texts = zip(*((pair.source, pair.target) for pair in corpus.train), strict=True)
+words = [rg.data.train_tokenizer(text, kind="words") for text in texts]
+train, tested = (rg.data.encode_pairs(split, *words) for split in (corpus.train, corpus.test[:100]))
+test, gold = rg.data.Batch.of(tested), [pair.gold for pair in corpus.test[:100]]
+
+
+# %%
+# A short training of each: Luong's attention in a recurrent network, and a Transformer.
+def trained(name, steps, rate, **options):
+    torch.manual_seed(0)
+    model = rg.seq2seq.build(name, source_size=len(words[0]), target_size=len(words[1]), width=64, **options)
+    optimizer, batches = torch.optim.Adam(model.parameters()), rg.data.Batches(train, sentences=64).start_at()
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1)
+    for _ in range(steps):
+        batch = next(batches)[1]
+        optimizer.zero_grad()
+        logits = model.logits(model(batch.source, batch.target_input))
+        F.cross_entropy(logits.mT, batch.target_output, ignore_index=rg.data.PAD).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    return model.eval()
+
+
+models = {
+    "Luong": trained("luong_general", 300, 0.01, input_feeding=False),
+    "Transformer": trained("transformer", 300, 0.004),
+}
+
+# %%
+# Both are made to say the true translation. Every target word is linked to the source word it looks at most, at the
+# step that puts it out or at the next, which takes it in. The yardstick is the diagonal, which looks at nothing.
+diagonal = alignment_error_rate([{(n, n) for n in range(len(target))} for _, target in tested], gold)
+print(f"AER of the diagonal: {diagonal:.3f}")
+alignments, rates = {}, {}
+for name, model in models.items():
+    with torch.no_grad():
+        right = model.logits(model(test.source, test.target_input)).argmax(-1) == test.target_output
+    print(f"{name}: {right[test.target_output != rg.data.PAD].float().mean():.1%} of words right", end="")
+    for reading in ("output", "input"):
+        found = rg.seq2seq.align(model, words, *zip(*tested, strict=True), reading=reading)
+        rates[name, reading] = alignment_error_rate([each.links() for each in found], gold)
+        alignments[name, reading] = found
+        print(f"; AER {rates[name, reading]:.3f} read at the {reading}", end="")
+    print()
+    assert rates[name, "output"] < min(diagonal - 0.15, rates[name, "input"])
+
+# %%
+# One sentence, with the true alignment as squares. What a row has not given to words is on the end of the sentence.
+chosen = next(n for n, pair in enumerate(corpus.test) if len(pair.source.split()) == 10)
+figure, axes = plt.subplots(1, 2, figsize=(9, 4.8), layout="constrained")
+for axis, name in zip(axes, models, strict=True):
+    each = alignments[name, "output"][chosen]
+    axis.imshow(each.weights, cmap="viridis", vmin=0, vmax=1)
+    axis.plot(*zip(*gold[chosen], strict=True), "s", color="#D55E00", markersize=14, fillstyle="none", label="true")
+    axis.set_xticks(range(len(each.source)), each.source, rotation=60)
+    axis.set_yticks(range(len(each.target)), each.target)
+    axis.set(title=f"{name}, AER {rates[name, 'output']:.2f}", xlabel="source word", ylabel="target word")
+axes[0].legend(fontsize=8)
+plt.show()
