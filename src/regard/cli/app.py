@@ -89,11 +89,13 @@ def explain(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the mechanism.")
     ] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, help="Spread the sequence over so many processes.")] = None,
+    layout: Annotated[str, typer.Option(help="How they share it: contiguous or zigzag.")] = "contiguous",
 ) -> None:
     """Say how a mechanism would run at a size: which engine, which cannot and why, time and memory."""
     from regard.cli.planning import explain_mechanism
 
-    explain_mechanism(name, length, heads, key_heads, width, dtype, set_ or [])
+    explain_mechanism(name, length, heads, key_heads, width, dtype, set_ or [], ranks, layout)
 
 
 @app.command()
@@ -109,9 +111,14 @@ def see(
     figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Write pictures there, as PNG.")] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Name roles on random tokens that repeat, too.")] = False,
     corpus: Annotated[
-        bool, typer.Option("--corpus", help="A file of one document a line, a .jsonl, or a folder of `datasets`.")
+        bool,
+        typer.Option("--corpus", help="A file of one document a line, .jsonl, .parquet, or a folder of `datasets`."),
     ] = False,
     field: Annotated[str, typer.Option(help="Where the text of a document is, in a .jsonl or a folder.")] = "text",
+    engine: Annotated[
+        str, typer.Option(metavar="local|ray", help="Who reads a corpus: this process, or Ray's.")
+    ] = "local",
+    workers: Annotated[int | None, typer.Option(min=1, help="Of --engine ray; as many as fit unless said.")] = None,
     importance: Annotated[
         bool, typer.Option("--importance", help="How much telling the next token hangs on each head; language models.")
     ] = False,
@@ -126,7 +133,7 @@ def see(
         typer.echo("Reading from the keyboard; end with Ctrl-D.", err=True)
     wish = reading.Wish(texts, model, layers, length, tuple(word or ()), save, figures, probe, json, table, importance)
     if corpus:
-        documents.run(wish, field)
+        documents.run(wish, field, engine, workers)
     else:
         reading.run(wish)
 
@@ -287,6 +294,9 @@ def compare(
     processes: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Trials at a time; one a core unless said.")
     ] = None,
+    engine: Annotated[
+        str, typer.Option(metavar="local|ray", help="Where trials run: on this machine, or on a Ray cluster.")
+    ] = "local",
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where all goes; one that is begun is gone on with.")
     ] = None,

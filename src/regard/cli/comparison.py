@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,12 @@ from rich.table import Table
 
 from regard.cli.study import Wish, command_of, study_of
 from regard.cli.train import _lab, clock
+from regard.cluster import check_engine, cluster, workers_that_fit
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
     from regard.seq2seq.comparison import Study
-    from regard.seq2seq.workers import Progress
+    from regard.seq2seq.workers import Progress, Start
 
 #: Load, beyond the cores that trials leave, above which a machine counts as busy.
 BUSY = 1.0
@@ -27,6 +29,7 @@ BUSY = 1.0
 
 def run(wish: Wish) -> None:
     """Compare, or go on comparing, and write the report."""
+    check_engine("compare", wish.engine)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     with _lab():
         from regard.seq2seq.comparison import cores, open_study
@@ -38,8 +41,10 @@ def run(wish: Wish) -> None:
     with console.status("Reading the corpus, learning its vocabularies, looking for near sentences"):
         corpus = open_study(study, folder, command=command_of(wish, folder), processes=processes)
     progress = _progress(study, folder)
-    _introduce(console, study, progress, processes, corpus.describe())
-    _compare(console, folder, progress, processes)
+    with _starting(wish) as (start, most):
+        processes = processes if wish.processes or wish.engine == "local" else most
+        _introduce(console, study, progress, processes, corpus.describe())
+        _compare(console, folder, progress, processes, start)
     _conclude(console, folder, progress)
 
 
@@ -102,14 +107,27 @@ def _warnings(study: Study, processes: int) -> Iterable[str]:
         )
 
 
-def _compare(console: Console, folder: Path, progress: list[Progress], processes: int) -> None:
+@contextmanager
+def _starting(wish: Wish) -> Iterator[tuple[Start, int]]:
+    """What starts a trial, and how many processors there are for them."""
+    from regard.seq2seq.comparison import cores
+    from regard.seq2seq.processes import ClusterProcess, LocalProcess
+
+    if wish.engine == "local":
+        yield LocalProcess, cores()
+        return
+    with cluster("compare") as ray:
+        yield partial(ClusterProcess, ray), workers_that_fit(ray, "compare", wish.processes, 1)
+
+
+def _compare(console: Console, folder: Path, progress: list[Progress], processes: int, start: Start) -> None:
     """Run what waits, with a table of all trials; on Ctrl-C say how to go on."""
     from regard.seq2seq.guards import alone
     from regard.seq2seq.workers import run_trials
 
     try:
         with alone(folder, "compare"), _shown(console, progress) as show:
-            run_trials(folder, progress, processes, show)
+            run_trials(folder, progress, processes, show, start)
     except KeyboardInterrupt:
         finished = sum(one.state == "finished" for one in progress)
         console.print(f"Stopped with {finished} of {len(progress)} trials finished; everything is saved. Go on with:")

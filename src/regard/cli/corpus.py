@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -16,14 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.cli.documents import Documents, open_corpus
+from regard.cli.folding import Key, Outcome, State, fold, measure, resume
 from regard.cli.reading import Reader
 from regard.cli.see import Wish
+from regard.cluster import check_engine
 from regard.errors import RegardError
 from regard.stats import CAVEAT, HeadTable
+from regard.viewer import Sheet, page_folds, save_run
 
-STATE = "corpus.json"
-#: Documents after which the state is written.
-EVERY = 20
 #: Heads named for a statistic in the summary.
 NUM_HIGHEST = 5
 #: What the numbers are.
@@ -35,143 +33,94 @@ LEGEND = (
 SHOWN = ("entropy", "evenness", "reach", "first", "special", "previous", "next", "punctuation", "same")
 
 
+class Engine(Protocol):
+    """Who measures the documents."""
+
+    def outcomes(self, documents: Iterable[str], key: Key) -> Iterator[Outcome]:
+        """What comes of each document, in their order."""
+        ...
+
+
 @dataclass(frozen=True)
-class Key:
-    """What a state belongs to: numbers of another corpus, model or cut must not be mixed in.
+class Alone:
+    """This process."""
 
-    `weights` is the fingerprint of the model, which tells two models of one name apart.
-    """
+    reader: Reader
 
-    corpus: str
-    model: str
-    length: int | None
-    layers: list[int] | None
-    weights: str = ""
+    def outcomes(self, documents: Iterable[str], key: Key) -> Iterator[Outcome]:
+        """One after the other."""
+        return (measure(self.reader, document, key.layers, key.length) for document in documents)
 
 
-@dataclass(frozen=True, eq=False)
-class State:
-    """How far a run is. It is replaced as a whole, so that no interrupt finds a document counted but not folded."""
-
-    key: Key
-    done: int = 0
-    cut: int = 0
-    empty: int = 0
-    broken: list[tuple[int, str]] = field(default_factory=list)
-    table: HeadTable | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """For `json.dumps`."""
-        table = None if self.table is None else self.table.to_json()
-        return {name: getattr(self, name) for name in ("done", "cut", "empty", "broken")} | {
-            "key": asdict(self.key),
-            "table": table,
-        }
-
-    def save(self, folder: Path | None) -> None:
-        """To a file beside it, then renamed: whoever interrupts finds the old state or the new one."""
-        if folder is None or self.table is None:
-            return  # a run that could read nothing leaves nothing to go on from
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder, prefix=".regard-") as near:
-                draft = Path(near) / STATE
-                draft.write_text(json.dumps(self.to_json()), encoding="utf-8")
-                os.replace(draft, folder / STATE)
-        except OSError as error:
-            raise RegardError(f"see: {folder / STATE} cannot be written: {error.strerror or error}.") from error
-
-
-def resume(key: Key, folder: Path | None) -> State:
-    """The state that an earlier run left in the folder, or a fresh one."""
-    path = None if folder is None else folder / STATE
-    if path is None or not path.exists():
-        return State(key)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        theirs = Key(**data["key"])
-        table = None if data["table"] is None else HeadTable.from_json(data["table"])
-        broken = [(int(number), str(reason)) for number, reason in data["broken"]]
-        state = State(theirs, int(data["done"]), int(data["cut"]), int(data["empty"]), broken, table)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RegardError(f"see: {path} is no state of a corpus run ({error}). Give --save another folder.") from None
-    other = [name for name, mine in asdict(key).items() if asdict(theirs)[name] != mine]
-    if other:
-        raise RegardError(
-            f"see: {path} is the state of another run, not of the same {' and '.join(other)}. Give --save another "
-            "folder, or delete the file to begin anew."
-        )
-    return state
-
-
-def run(wish: Wish, field: str) -> None:
+def run(wish: Wish, field: str, engine: str = "local", workers: int | None = None) -> None:
     """Fold the corpus, print the table, and say what was left out."""
-    _check(wish)
+    _check(wish, engine, workers)
     documents, errors = open_corpus(wish.texts[0], field), Console(stderr=True)
     with errors.status(f"Loading {wish.model}"):
         reader = Reader.load(wish.model)
-        weights = reader.fingerprint()
-    state = resume(Key(documents.hash, wish.model, wish.length, wish.numbers, weights), wish.save)
+        reader.check_length(wish.length)
+        key = Key(documents.hash, wish.model, wish.length, wish.numbers, reader.fingerprint())
+    state = resume(key, wish.save)
     if state.done:
         errors.print(f"Going on after {state.done} of {documents.count} documents.", markup=False)
-    state = _with_bar(reader, documents, state, wish.save, errors)
+    state = _with_bar(_engine(engine, reader, workers), documents, state, wish, errors)
     if state.table is None:
         reasons = f" The first: {state.broken[0][1]}" if state.broken else " All documents are empty."
         raise RegardError(f"see: no document of {wish.texts[0]} could be read.{reasons}")
+    _keep(wish, reader, documents, state, state.table)
     if wish.as_json:
         print(json.dumps(state.to_json() | {"caveat": CAVEAT}, ensure_ascii=False, indent=1))
     else:
         _print(Console(), state, state.table, wish.table)
 
 
-def _check(wish: Wish) -> None:
+def _check(wish: Wish, engine: str, workers: int | None) -> None:
     if len(wish.texts) != 1 or wish.texts[0] == "-":
         raise RegardError("see: --corpus takes one file or folder. Put the documents into one file, one a line.")
     for name, given in (("word", wish.words), ("figures", wish.figures), ("probe", wish.probe)):
         if given:
             raise RegardError(f"see: --{name} is for single texts and says nothing of a corpus. Leave it out.")
+    check_engine("see", engine)
+    if workers is not None and engine == "local":
+        raise RegardError("see: --workers are those of --engine ray. Leave it out, or name that engine.")
 
 
-def _with_bar(reader: Reader, documents: Documents, state: State, folder: Path | None, errors: Console) -> State:
+def _engine(name: str, reader: Reader, workers: int | None) -> Engine:
+    if name == "local":
+        return Alone(reader)
+    from regard.cli.pool import Pool
+
+    return Pool(workers)
+
+
+def _with_bar(engine: Engine, documents: Documents, state: State, wish: Wish, errors: Console) -> State:
     columns = (TextColumn("Reading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=errors, transient=True) as progress:
+    left = engine.outcomes(documents.start_at(state.done), state.key)
+    with Progress(*columns, console=errors, transient=True) as progress, closing(left):  # type: ignore[type-var]
         task = progress.add_task("", total=documents.count, completed=state.done)
-        return fold(reader, documents, state, folder, lambda done: progress.update(task, completed=done))
+        return fold(left, state, wish.save, lambda done: progress.update(task, completed=done))
 
 
-def fold(
-    reader: Reader,
-    documents: Documents,
-    state: State,
-    folder: Path | None,
-    told: Callable[[int], None] = lambda _: None,
-) -> State:
-    """Take the documents that are left into the table; however this ends, what was done is saved."""
-    reader.check_length(state.key.length)
-    try:
-        for document in documents.start_at(state.done):
-            state = step(reader, document, state)
-            told(state.done)
-            if state.done % EVERY == 0:
-                state.save(folder)
-    finally:
-        state.save(folder)
-    return state
+def _keep(wish: Wish, reader: Reader, documents: Documents, state: State, table: HeadTable) -> None:
+    """For `regard view`: the statistics of the corpus, over the maps of its first document."""
+    if wish.save is None:
+        return
+    broken = {number for number, _ in state.broken}
+    first = next(d for n, d in enumerate(documents.read(), 1) if d.strip() and n not in broken)
+    title = f"{table.documents} documents; maps of the first"
+    longest = wish.length or reader.limit
+    read = reader.read(first, wish.numbers, longest, title, also=page_folds)
+    sheet = Sheet.of(read.reading)
+    for layer, means in zip(sheet.about["layers"], table.layers, strict=True):
+        for number, head in enumerate(layer["heads"]):
+            head["values"] |= {
+                name: _short(means.means[name][number]) for name in head["values"] if name in means.means
+            }
+    save_run(wish.save, [sheet])
 
 
-def step(reader: Reader, document: str, state: State) -> State:
-    """The state after one more document."""
-    done = state.done + 1
-    if not document.strip():
-        return replace(state, done=done, empty=state.empty + 1)
-    try:
-        profile, cut = reader.profile(document, state.key.layers, state.key.length)
-        table = HeadTable.of(profile)
-    except Exception as error:  # one document must not end a run over a million; all are listed at its end
-        said = (str(error).strip().splitlines() or [""])[0][:200]
-        return replace(state, done=done, broken=[*state.broken, (done, f"{type(error).__name__}: {said}")])
-    table = table if state.table is None else state.table.merge(table)
-    return replace(state, done=done, cut=state.cut + cut, table=table)
+def _short(value: Any) -> float:
+    return float(f"{float(value):.4g}")
 
 
 def _print(console: Console, state: State, table: HeadTable, whole: bool) -> None:

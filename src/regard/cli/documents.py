@@ -1,4 +1,4 @@
-"""The documents of a corpus: a file of one a line, a .jsonl file, or a folder that `datasets` saved."""
+"""The documents of a corpus: a file of one a line, a .jsonl or .parquet file, or a folder that `datasets` saved."""
 
 from __future__ import annotations
 
@@ -37,11 +37,13 @@ def open_corpus(source: str, field: str = "text") -> Documents:
         documents = _datasets(path, field)
     elif not path.is_file():
         raise RegardError(
-            f"see: there is no file {source}. A corpus is a UTF-8 text file of one document a line, a .jsonl file, or "
-            "a folder written by save_to_disk."
+            f"see: there is no file {source}. A corpus is a UTF-8 text file of one document a line, a .jsonl or "
+            ".parquet file, or a folder written by save_to_disk."
         )
     elif path.suffix.lower() in JSON_LINES:
         documents = partial(_json_lines, path, field)
+    elif path.suffix.lower() == ".parquet":
+        documents = _parquet(path, field)
     else:
         documents = partial(_plain_lines, path)
     count, digest = 0, hashlib.sha256()
@@ -76,3 +78,26 @@ def _datasets(folder: Path, field: str) -> Callable[[], Iterator[str]]:
             f"see: {folder} has no column {field!r}. Name it with --field; its columns: {', '.join(data.column_names)}."
         )
     return lambda: (record[field] or "" for record in data)
+
+
+def _parquet(path: Path, field: str) -> Callable[[], Iterator[str]]:
+    try:
+        from pyarrow import ArrowInvalid
+        from pyarrow.parquet import ParquetFile
+    except ModuleNotFoundError:
+        raise RegardError(f"see: {path} is read with pyarrow. Install it: pip install 'regard[corpus]'.") from None
+    try:
+        columns = ParquetFile(path).schema_arrow
+    except (ArrowInvalid, OSError) as error:
+        raise RegardError(f"see: {path} is no whole Parquet file ({error}).") from None
+    if field not in columns.names or str(columns.field(field).type) not in ("string", "large_string"):
+        raise RegardError(
+            f"see: {path} has no column {field!r} of strings. Name it with --field; its columns: "
+            f"{', '.join(columns.names)}."
+        )
+
+    def read() -> Iterator[str]:
+        for batch in ParquetFile(path).iter_batches(batch_size=256, columns=[field]):
+            yield from (text or "" for text in batch.column(0).to_pylist())
+
+    return read

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from regard.attention import Attention
 from regard.catalog import Mechanism, mechanism
+from regard.engine.ring import Ring
 from regard.errors import RegardError, nearest
 from regard.seen import explain
 
@@ -25,15 +26,28 @@ FROM_LENGTH = ("length", "max_length", "queries", "keys", "num_queries", "num_ke
 
 
 def explain_mechanism(
-    name: str, length: int, heads: int | None, key_heads: int | None, width: int, dtype: str, settings: Sequence[str]
+    name: str,
+    length: int,
+    heads: int | None,
+    key_heads: int | None,
+    width: int,
+    dtype: str,
+    settings: Sequence[str],
+    ranks: int | None = None,
+    layout: str = "contiguous",
 ) -> None:
-    """Print the plan of the mechanism `name` for `length` queries and keys."""
+    """Print the plan of the mechanism `name` for `length` queries and keys, of training over `ranks` if there are."""
     entry = mechanism(name)
     if dtype not in DTYPES:
         raise RegardError(f"explain: there is no dtype {dtype!r}. {nearest(dtype, DTYPES)}")
     heads = heads or entry.sizes.get("heads", 8)
     key_heads = key_heads or _key_heads(entry, heads)
     attention = build(entry, length, heads, key_heads, width, settings).to(DTYPES[dtype])
+    if ranks is not None:
+        one = torch.zeros((), dtype=DTYPES[dtype], requires_grad=True)  # of whole tensors only the sizes are needed
+        query, key = (one.expand(1, count, length, width) for count in (heads, key_heads))
+        told = str(explain(attention, query, key, key, engine=Ring(ranks=ranks, layout=layout)))
+        return Console().print(Text(told), soft_wrap=True)
     query = torch.zeros(1, heads, length, width, dtype=DTYPES[dtype])
     key = query if key_heads == heads else torch.zeros(1, key_heads, length, width, dtype=DTYPES[dtype])
     with torch.no_grad():

@@ -107,7 +107,7 @@ class Reader:
         self, text: str, layers: Sequence[int] | None = None, length: int | None = None
     ) -> tuple[Profile, bool]:
         """Every statistic of one document of a corpus, and whether the document had to be cut to fit."""
-        longest = length or self._limit()
+        longest = length or self.limit
         whole = len(self.tokenizer(text, verbose=False)["input_ids"])
         cut = longest is not None and whole > longest
         inputs = self._inputs(text, longest if cut else None)
@@ -124,7 +124,7 @@ class Reader:
         special = set(self.special(ids))
         start = next((place for place in range(len(ids)) if place not in special), 0)
         stop = next((place for place in range(len(ids), 0, -1) if place - 1 not in special), start)
-        room = (self._limit() or 2 * PROBE + len(ids)) - start - (len(ids) - stop)
+        room = (self.limit or 2 * PROBE + len(ids)) - start - (len(ids) - stop)
         ordinary = self._ordinary_ids()
         probe = probe_tokens(ordinary, min(PROBE, room // 2, len(ordinary))).tolist()
         row = torch.tensor([[*ids[:start], *probe, *ids[stop:]]])
@@ -194,7 +194,7 @@ class Reader:
         if not text.strip():
             raise RegardError("see: the text is empty. Give at least one word, a file, or - for standard input.")
         self.check_length(length)
-        limit = self._limit()
+        limit = self.limit
         num_tokens = len(self.tokenizer(text, verbose=False)["input_ids"])
         if limit is not None and length is None and num_tokens > limit:
             raise RegardError(
@@ -205,7 +205,7 @@ class Reader:
 
     def check_length(self, length: int | None) -> None:
         """Refuse a length that the model or the special tokens rule out."""
-        limit = self._limit()
+        limit = self.limit
         if limit is not None and length is not None and length > limit:
             raise RegardError(f"see: --length {length} is more than the {limit} tokens that this model takes.")
         room = self.tokenizer.num_special_tokens_to_add()
@@ -217,7 +217,8 @@ class Reader:
         inputs = self.tokenizer(text, return_tensors="pt", verbose=False, **cut)
         return {name: inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in inputs}
 
-    def _limit(self) -> int | None:
+    @property
+    def limit(self) -> int | None:
         """Tokens that the model has positions for; RoBERTa and its kin keep two positions to themselves."""
         positions = getattr(self.model.config, "max_position_embeddings", None)
         told = self.tokenizer.model_max_length

