@@ -10,13 +10,14 @@ import sys
 
 import torch
 
-from benchmarks import translating, viewing, watching
+from benchmarks import ring, translating, viewing, watching
 from regard.bench.machine import commit
 
 SUITES = {
     "watching": watching.goals,
     "viewing": viewing.goals,
     "translating": translating.goals,
+    "ring": ring.goals,
 }
 
 

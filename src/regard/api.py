@@ -5,6 +5,7 @@ from regard.attention import Attention
 from regard.cache import Cache, GrowingCache, RecurrentCache, RingCache
 from regard.catalog import Mechanism, mechanism, mechanisms
 from regard.engine import Plan
+from regard.engine.ring import RankLost, Ring, RingPlan
 from regard.errors import RegardError
 from regard.hf import *  # noqa: F403
 from regard.maps import *  # noqa: F403
@@ -21,9 +22,12 @@ __all__ = [
     "Mechanism",
     "Plan",
     "Positions",
+    "RankLost",
     "RecurrentCache",
     "RegardError",
+    "Ring",
     "RingCache",
+    "RingPlan",
     "Seen",
     "Spans",
     "attend",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -12,8 +13,10 @@ from regard.attention import Attention
 from regard.cache import Cache, RecurrentCache
 from regard.engine.plan import ENGINES, Plan, plan
 from regard.engine.problem import Problem
+from regard.engine.ring import Ring, RingPlan
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
+from regard.maps.ring_map import RingMap
 from regard.positions import Positions
 from regard.shapes import Sizes, check_finite
 
@@ -39,7 +42,7 @@ def attend(
     *,
     positions: Positions | None = None,
     cache: Cache | None = None,
-    engine: str = "auto",
+    engine: str | Ring = "auto",
     check: bool = False,
 ) -> Seen:
     """output_i = sum_j w_ij v_j, with the weights of any mechanism, and every weight on demand.
@@ -49,6 +52,7 @@ def attend(
     last query stands where the last key does); `cache` holds earlier keys and values, and the
     returned `Seen.cache` is the one for the next call. `engine` is one of "auto", "reference",
     "dense", "fused", "blocked", "linear", "flex"; one that cannot run the pieces refuses and says why.
+    "ring", or a `Ring`, runs one sequence over the processes of a group, each of which gives its share.
     `check=True` refuses NaN and infinite inputs by name.
 
     >>> import torch, regard as rg
@@ -60,6 +64,8 @@ def attend(
     >>> seen.weights[0, 3, 700, 440:450].gt(0).tolist()
     [False, False, False, False, False, True, True, True, True, True]
     """
+    if isinstance(engine, Ring) or engine == Ring.name:
+        return _around(Ring.of(engine), attention, (query, key, value), positions, cache, check)
     if check:
         check_finite(query=query, key=key, value=value)
     problem, following = _problem(attention, query, key, value, positions, cache)
@@ -77,6 +83,20 @@ def attend(
     return Seen(result.output, weights, following)
 
 
+@overload
+def explain(
+    attention: Attention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    positions: Positions | None = None,
+    cache: None = None,
+    engine: Ring | Literal["ring"],
+) -> RingPlan: ...
+
+
+@overload
 def explain(
     attention: Attention,
     query: Tensor,
@@ -86,8 +106,23 @@ def explain(
     positions: Positions | None = None,
     cache: Cache | None = None,
     engine: str = "auto",
-) -> Plan:
+) -> Plan: ...
+
+
+def explain(
+    attention: Attention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    positions: Positions | None = None,
+    cache: Cache | None = None,
+    engine: str | Ring = "auto",
+) -> Plan | RingPlan:
     """How `attend` would run this: the engine chosen, those that cannot and why, pairs, operations, bytes.
+
+    With `engine=Ring(ranks=N)`, and no process group, the plan is that of N ranks for these whole tensors: bytes,
+    pairs and memory of each. In a process group the tensors are this rank's share, and all ranks have to ask.
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 8, 16384, 64)
@@ -96,10 +131,37 @@ def explain(
     16,384 queries, 16,384 keys, 8 heads of width 64, batch 1.
     The blocked engine is chosen: ...
     """
+    if isinstance(engine, Ring) or engine == Ring.name:
+        return Ring.of(engine).plan(attention, query, key, value, positions)
     problem, _ = _problem(attention, query, key, value, positions, cache)
     planned = plan(problem, engine)
     problem.notes.clear()
     return planned
+
+
+def _around(
+    ring: Ring,
+    attention: Attention,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    positions: Positions | None,
+    cache: Cache | None,
+    check: bool,
+) -> Seen:
+    """`attend` over the ranks of a group."""
+
+    def check_own() -> None:
+        if cache is not None:
+            raise RegardError(
+                "attend: the ring engine takes no cache: decoding reads one query. Use the blocked engine."
+            )
+        if check:
+            check_finite(**dict(zip(("query", "key", "value"), inputs, strict=True)))
+
+    query, key, value = (_autocast(t) for t in inputs)
+    turn = ring.turn(attention, query, key, value, positions, check_own)
+    with torch.autocast(query.device.type, enabled=False):
+        result = turn.run()
+    return Seen(result.output, RingMap(turn, result))
 
 
 def _problem(

@@ -55,7 +55,7 @@ class Blocked(Engine):
 
     def cost(self, problem: Problem) -> Cost:
         work, s = Work.of(problem), problem.sizes
-        pairs = sum(block.pairs * (s.B if block.batch is None else 1) for block in work.blocks) * s.H
+        pairs = sum(work.scored(block) * (s.B if block.batch is None else 1) for block in work.blocks) * s.H
         held = max((block.pairs * work.bytes_per_pair(block) for block in work.blocks), default=0)
         return Cost(pairs, pairs * flops_per_pair(problem), held + s.B * s.H * s.I * 4)
 
@@ -86,6 +86,10 @@ class Work:
             return 3 * 4 * self.flash.floats_per_pair(block)
         floats = 2 * p.attention.score.floats_per_score + 4 + 2 * len(p.attention.bias) + (12 if p.dropout else 0)
         return s.B * s.H * 4 * floats
+
+    def scored(self, block: Block) -> int:
+        """Pairs of a block that are scored: the kernel's own causal flag leaves out half."""
+        return block.pairs // 2 if self.flash is not None and self.flash.is_causal(block) else block.pairs
 
     @cached_property
     def block_size(self) -> int:

@@ -124,7 +124,7 @@ class FlashRows:
 
     def solve(self, block: Block, tile: Prepared, value: Tensor) -> tuple[Tensor, Statistic | None]:
         """Output and statistic of the rows of a block."""
-        causal = self._is_causal(block)
+        causal = self.is_causal(block)
         query, key, value, dtype = *self._inputs(tile, value), value.dtype
         mask, flipped = (None, False) if causal else self._mask(block, tile, query.dtype)
         if flipped:
@@ -136,7 +136,7 @@ class FlashRows:
 
     def solve_run(self, run: Run, prepared: Prepared, value: Tensor) -> tuple[Tensor, Statistic]:
         """Output (B, H, I, E) and statistic of all rows of a run, one call for each batch entry."""
-        block, causal, dtype = run.first, self._is_causal(run.first), value.dtype
+        block, causal, dtype = run.first, self.is_causal(run.first), value.dtype
         query, key, value = self._inputs(prepared, value)
         mask = None
         if not causal:
@@ -159,7 +159,8 @@ class FlashRows:
         assert self.problem.scale is not None
         return self.problem.scale
 
-    def _is_causal(self, block: Block) -> bool:
+    def is_causal(self, block: Block) -> bool:
+        """Whether the kernel's own causal flag serves this block."""
         return not self.problem.attention.bias and starts_causal(block, self.problem.positions)
 
     def _inputs(self, tile: Prepared, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

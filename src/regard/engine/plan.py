@@ -15,6 +15,7 @@ from regard.engine.linear import LinearEngine
 from regard.engine.machine import seconds
 from regard.engine.problem import Cost, Engine, Problem
 from regard.engine.reference import Reference
+from regard.engine.words import duration, number, rough, size
 from regard.errors import RegardError, nearest
 from regard.pieces.mask import Both, Either, Mask, Not
 
@@ -66,7 +67,7 @@ class Plan:
         who = "asked for" if self.chosen else "chosen"
         lines = [
             f"{attention!r}",
-            f"{_number(s.I, 'query', 'queries')}, {_number(s.J, 'key')}, {_number(s.H, 'head')}{sharing} of width "
+            f"{number(s.I, 'query', 'queries')}, {number(s.J, 'key')}, {number(s.H, 'head')}{sharing} of width "
             f"{s.D}, batch {s.B}.",
             f"The {self.engine} engine is {who}: it {ENGINES[self.engine].does}. {self.why}",
             self._amounts(),
@@ -84,17 +85,17 @@ class Plan:
         moved = item * s.B * (s.H * s.I * (s.D + s.E) + s.G * s.J * (s.D + s.E))
         at_once = everything * 4 * self.problem.attention.score.floats_per_score
         return (
-            f"{pairs}: {_count(self.cost.flops)} floating-point operations. It reads and writes {_bytes(moved)} of "
-            f"inputs and output, and holds about {_bytes(self.cost.bytes)} besides, where all pairs at once would take "
-            f"{_bytes(at_once)}."
-            + ("" if self.seconds is None else f" The forward pass should take about {_duration(self.seconds)} here.")
+            f"{pairs}: {rough(self.cost.flops)} floating-point operations. It reads and writes {size(moved)} of "
+            f"inputs and output, and holds about {size(self.cost.bytes)} besides, where all pairs at once would take "
+            f"{size(at_once)}."
+            + ("" if self.seconds is None else f" The forward pass should take about {duration(self.seconds)} here.")
         )
 
 
 def plan(problem: Problem, engine: str = "auto") -> Plan:
     """Choose an engine, or check the one asked for; a `RegardError` names those that can."""
     if engine != "auto" and engine not in ENGINES:
-        raise RegardError(f"attend: there is no engine {engine!r}. {nearest(str(engine), [*ENGINES, 'auto'])}")
+        raise RegardError(f"attend: there is no engine {engine!r}. {nearest(str(engine), [*ENGINES, 'auto', 'ring'])}")
     if engine == "auto":
         return Plan(*_choose(problem), problem)
     planned = Plan(engine, True, "", problem)
@@ -123,7 +124,7 @@ def _choose(problem: Problem) -> tuple[str, bool, str]:
         return "fused", False, "Nothing, or too little to be worth cutting up, is masked."
     dense = Dense().cost(problem).bytes
     if FLASH_INSIDE not in _inside(problem) and dense <= DENSE_BYTES:
-        return "dense", False, f"All scores fit in {_bytes(dense)}."
+        return "dense", False, f"All scores fit in {size(dense)}."
     if on_gpu(problem) and _refusal("flex", problem) is None:
         return "flex", False, "Its blocks are those that the spans of the mask allow."
     return "blocked", False, f"{_inside(problem)} inside blocks of {Work.of(problem).block_size} queries."
@@ -170,25 +171,3 @@ def _worth_skipping(problem: Problem) -> bool:
     if is_top_left(problem) or whole_block(problem).full or s.I * s.J <= SMALL_PAIRS:
         return False
     return Blocked().cost(problem).pairs < (1 - WORTH_SKIPPING) * s.B * s.H * s.I * s.J
-
-
-def _number(count: int, one: str, many: str = "") -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
-def _count(number: float) -> str:
-    for size, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
-        if number >= size:
-            return f"{number / size:.3g} {word}"
-    return str(int(number))
-
-
-def _duration(number: float) -> str:
-    return f"{number:.2g} s" if number >= 1 else f"{number * 1e3:.2g} ms"
-
-
-def _bytes(number: float) -> str:
-    for size, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{int(number)} bytes"

@@ -2,6 +2,7 @@
 
 from regard.maps.attention_map import AttentionMap
 from regard.maps.folds import Distance, Entropy, Fold, Links, Mass, Pool, Received, Similarity, Tile, Top
+from regard.maps.ring_map import RingMap
 
 __all__ = [
     "AttentionMap",
@@ -12,6 +13,7 @@ __all__ = [
     "Mass",
     "Pool",
     "Received",
+    "RingMap",
     "Similarity",
     "Tile",
     "Top",

@@ -50,10 +50,10 @@ class Exchange:
         try:
             yield
         except RuntimeError as error:
-            first = str(error).strip().split("\n")[0]
+            first = str(error).strip().split("\n")[0].split(". ")[0]
             raise RankLost(
-                f"attend: rank {self.rank} of {self.ranks} got no answer ({about}): a rank has ended, or took longer than "
-                "the time-out of the process group. The rank that ended first says why; "
+                f"attend: rank {self.rank} of {self.ranks} got no answer ({about}): a rank has ended, or took longer "
+                "than the time-out of the process group. The rank that ended first says why; "
                 f"init_process_group(timeout=...) says how long to wait. [{first}]"
             ) from error
 

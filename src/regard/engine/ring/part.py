@@ -57,9 +57,9 @@ class Part(Problem):
         return at_least_float32(result.output), result.statistic[0]
 
 
-def merged(normalizer: Normalizer, one: Rows, other: Rows) -> Rows:
-    """The rows over the keys of both: averages, weighted by how much each has summed up."""
-    (output, total), (added, more) = one, other
+def merge(normalizer: Normalizer, rows: Rows, others: Rows) -> None:
+    """Take other keys into the rows, in place: averages, weighted by how much each has summed up."""
+    (output, total), (added, more) = rows, others
     if has_log_total(normalizer):
         both = torch.logaddexp(total, more)
         finite = both.masked_fill(both.isneginf(), 0.0)
@@ -68,7 +68,8 @@ def merged(normalizer: Normalizer, one: Rows, other: Rows) -> Rows:
         both = total + more
         whole = both.masked_fill(both == 0, 1.0)
         factors = total / whole, more / whole
-    return output * factors[0][..., None] + added * factors[1][..., None], both
+    output.mul_(factors[0][..., None]).addcmul_(added, factors[1][..., None])
+    total.copy_(both)
 
 
 def finished(normalizer: Normalizer, rows: Rows) -> Rows:

@@ -42,9 +42,9 @@ def shares_of(lengths: Sequence[int], layout: str, what: str) -> list[Spans]:
     for rank, (share, length) in enumerate(zip(found, lengths, strict=True)):
         if len(share) != length:
             raise RegardError(
-                f"attend: rank {rank} holds {length} {what}, but of {sum(lengths)} over {len(lengths)} ranks the layout "
-                f"{layout!r} gives it {len(share)}. Cut the whole with ring.share(x), or use layout='contiguous', "
-                "whose shares may be of any length."
+                f"attend: rank {rank} holds {length} {what}, but of {sum(lengths)} over {len(lengths)} ranks the "
+                f"layout {layout!r} gives it {len(share)}. Cut the whole with ring.share(x), or use layout="
+                "'contiguous', whose shares may be of any length."
             )
     return found
 

@@ -14,12 +14,20 @@ from torch.autograd.function import once_differentiable
 from regard.attention import Attention
 from regard.engine.problem import Problem, Result
 from regard.engine.ring.exchange import Exchange, Transfer
-from regard.engine.ring.part import Part, Slopes, add_at, finished, gradients, merged, without_sink, zeros_like
+from regard.engine.ring.part import (
+    Part,
+    Rows,
+    Slopes,
+    add_at,
+    finished,
+    gradients,
+    merge,
+    without_sink,
+    zeros_like,
+)
 from regard.engine.ring.route import Route
 from regard.pieces.normalizer import has_log_total
 from regard.spans import Spans
-
-Place = slice | Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +69,10 @@ class Turn:
         return [next(source) if travels else t for t, travels in zip(shared, self.travels, strict=True)]
 
     def visits(self, keys: Sequence[Tensor]) -> Iterator[tuple[int, list[Tensor]]]:
-        """At each step what arrived, one's own keys first; the next are on their way meanwhile."""
+        """At each step what arrived, one's own keys first; the next are on their way meanwhile.
+
+        What was yielded is emptied before more is asked for, so whoever takes it keeps no part of it.
+        """
         coming = self._ask(keys, 1)
         yield 0, list(keys)
         for step in range(1, self.route.ranks):
@@ -69,17 +80,18 @@ class Turn:
             arrived = coming.wait()
             coming = self._ask(keys, step + 1)
             yield step, arrived
+            arrived.clear()
 
-    def parts(self, step: int, shared: Sequence[Tensor]) -> Iterator[tuple[Place, Place, Part]]:
+    def parts(self, step: int, shared: Sequence[Tensor]) -> Iterator[tuple[slice, slice | Tensor, Part]]:
         """Each stretch of queries with each of the keys that came: where they lie in what is shared, and the part."""
         mine, owner = self.exchange.rank, self._source(step)
         held = self.route.needs(mine, owner) if step else self.route.keys[mine]
         value, prepared = shared[0], self.own.prepared.with_tensors(shared[1:])
         for queries, keys in self.route.parts(mine, owner):
-            rows = _index(_places(self.route.queries[mine], queries), value.device)
+            ((first, last),) = _places(self.route.queries[mine], queries)
             columns = _index(_places(held, keys), value.device)
-            tile = prepared.tile(rows, columns)
-            yield rows, columns, Part.of(self.attention, tile, value[:, :, columns], queries, keys)
+            tile = prepared.tile(slice(first, last), columns)
+            yield slice(first, last), columns, Part.of(self.attention, tile, value[:, :, columns], queries, keys)
 
     def send_home(self, keys: Sequence[Tensor], step: int, found: Sequence[Tensor]) -> Transfer:
         """Gradients of the keys that came at this step, against those of one's own `keys` that went."""
@@ -96,7 +108,8 @@ class Turn:
         if step >= self.route.ranks:
             return None
         leaving, source = self._leaving(step), self._source(step)
-        sent = [t.index_select(2, leaving) for t in keys] if len(leaving) else []
+        whole = len(leaving) == keys[0].shape[2]
+        sent = [t if whole else t.index_select(2, leaving) for t in keys] if len(leaving) else []
         room = _room(keys, self.route.needs(self.exchange.rank, source))
         return self.exchange.swap(self._goal(step), sent, source, room)
 
@@ -122,7 +135,7 @@ def _places(held: Spans, some: Spans) -> Spans:
     return Spans.union(found)
 
 
-def _index(places: Spans, device: torch.device) -> Place:
+def _index(places: Spans, device: torch.device) -> slice | Tensor:
     return slice(*places.intervals[0]) if len(places.intervals) == 1 else places.tensor(device)
 
 
@@ -139,12 +152,11 @@ class _Turn(torch.autograd.Function):
         shared, whole = tensors[:count], turn.own.attention.normalizer
         rows = _nothing(turn)
         for step, came in turn.visits(turn.keys(shared)):
-            for place, _, part in turn.parts(step, turn.with_keys(shared, came)) if came else ():
-                both = merged(whole, (rows[0][:, :, place], rows[1][:, :, place]), part.solve())
-                rows[0][:, :, place], rows[1][:, :, place] = both
+            if came:
+                _take(turn, rows, step, turn.with_keys(shared, came))
         output, statistic = finished(whole, rows)
         output = output.to(turn.own.value.dtype)
-        ctx.turn, ctx.count = turn, count
+        ctx.turn, ctx.count, ctx.wanted = turn, count, ctx.needs_input_grad[2:]
         ctx.save_for_backward(output, rows[1], statistic, *tensors)
         ctx.mark_non_differentiable(statistic)
         return output, statistic
@@ -154,13 +166,20 @@ class _Turn(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         output, total, statistic, *tensors = ctx.saved_tensors
         slopes = Slopes.of(output, grad, statistic)
-        found = _Return(ctx.turn, tensors[: ctx.count], tensors[ctx.count :], ctx.needs_input_grad[2:])
+        found = _Return(ctx.turn, tensors[: ctx.count], tensors[ctx.count :], ctx.wanted)
         found.take_all(slopes)
         found.add_sink(total, slopes)
         return None, None, *(g if g is None else g.to(t.dtype) for g, t in zip(found.totals, tensors, strict=True))
 
 
-def _nothing(turn: Turn) -> tuple[Tensor, Tensor]:
+def _take(turn: Turn, rows: Rows, step: int, shared: Sequence[Tensor]) -> None:
+    """The keys that came, merged into the rows that have seen others."""
+    for place, _, part in turn.parts(step, shared):
+        some = rows[0][:, :, place], rows[1][:, :, place]
+        merge(turn.own.attention.normalizer, some, part.solve())
+
+
+def _nothing(turn: Turn) -> Rows:
     """Rows before any key came."""
     s, value = turn.own.sizes, turn.own.value
     precision = torch.promote_types(value.dtype, torch.float32)

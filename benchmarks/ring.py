@@ -1,0 +1,110 @@
+"""The goals of the ring engine: memory of a rank, and the bytes that travel, beside gathering all keys everywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+import regard as rg
+from regard.bench import measure
+from regard.bench.measure import Goal
+
+RANKS, HEADS, WIDTH = 4, 4, 64
+LENGTHS = (8_192, 16_384, 32_768)
+MIB = 2**20
+
+
+def goals() -> Iterator[Goal]:
+    """Every goal, measured as it is asked for: memory in processes that are there, bytes as planned (and as tested)."""
+    added = measured()
+    for n in LENGTHS:
+        ring, gathered = (added[f"{how.__name__} {n}"] for how in (around, gather_all))
+        yield Goal(f"memory that the last of {RANKS} ranks adds, causal, n = {n}", ring, planned(n), "MiB (planned)")
+        yield Goal("that of an all-gather over it", gathered / ring, 1.5, "x", at_most=False)
+    for name, (mask, share) in masks(1_048_576).items():
+        yield Goal(
+            f"bytes of keys sent, {name}, n = 1,048,576, {RANKS} ranks", 100 * sent(mask), share, "% of all-gather"
+        )
+
+
+def masks(n: int) -> dict[str, tuple[rg.Mask, float]]:
+    """Masks, and what share of an all-gather they may send at most."""
+    return {
+        "causal": (rg.causal(), 50),
+        "causal, window of 4,096": (rg.causal() & rg.window(4096), 0.5),
+        "128 packed documents": (rg.causal() & rg.documents([n // 128] * 128), 0.5),
+        "96 packed documents": (rg.causal() & rg.documents([n // 96] * 95 + [n - n // 96 * 95]), 1),
+    }
+
+
+def sent(mask: rg.Mask, n: int = 1_048_576) -> float:
+    """The share of the bytes of an all-gather that all ranks send."""
+    x = torch.zeros(()).expand(1, HEADS, n, WIDTH)
+    plan = rg.explain(rg.Attention(mask=mask), x, x, x, engine=rg.Ring(ranks=RANKS))
+    ranks = range(RANKS)
+    return sum(map(plan.sent, ranks)) / sum(map(plan.gathered, ranks))
+
+
+def planned(n: int) -> float:
+    """MiB that the last rank holds besides its queries, keys and values."""
+    x = torch.zeros(()).expand(1, HEADS, n, WIDTH)
+    plan = rg.explain(rg.Attention(mask=rg.causal()), x, x, x, engine=rg.Ring(ranks=RANKS))
+    return (plan.memory(RANKS - 1) - 3 * HEADS * (n // RANKS) * WIDTH * 4) / MIB
+
+
+def measured() -> dict[str, float]:
+    """MiB that the last rank adds to what it holds already, by way and length; the processes start once for all."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(RANKS)}
+    command, threads = [sys.executable, "-m", "benchmarks.ring"], {"OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(command, env=os.environ | told | threads | {"RANK": str(rank)}, stdout=subprocess.PIPE)
+        for rank in range(RANKS)
+    ]
+    said = [process.communicate()[0] for process in processes]
+    return json.loads(said[-1])
+
+
+def measure_as_a_rank() -> None:
+    """What each process runs; all say what they added."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(dist.get_rank())
+    found = {}
+    for n in (512, *LENGTHS):  # at the first, connections and code are loaded, which does not count
+        q, k, v = (torch.randn(1, HEADS, n // RANKS, WIDTH) for _ in range(3))
+        for how in (around, gather_all):
+            dist.barrier()
+            found[f"{how.__name__} {n}"] = measure._peak(partial(how, q, k, v)) / MIB
+    print(json.dumps(found))
+    dist.destroy_process_group()
+
+
+@torch.no_grad()
+def around(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
+    return rg.attend(rg.Attention(mask=rg.causal()), q, k, v, engine=rg.Ring()).output
+
+
+@torch.no_grad()
+def gather_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
+    """What is done without a ring: everybody gets all keys, and attends with its own queries."""
+    whole = []
+    for x in (k, v):
+        parts = [torch.empty_like(x) for _ in range(RANKS)]
+        dist.all_gather(parts, x)
+        whole.append(torch.cat(parts, 2))
+    n = q.shape[2]
+    positions = rg.Positions(dist.get_rank() * n, rg.Spans(((0, RANKS * n),)))
+    return rg.attend(rg.Attention(mask=rg.causal()), q, *whole, positions=positions, engine="blocked").output
+
+
+if __name__ == "__main__":
+    measure_as_a_rank()

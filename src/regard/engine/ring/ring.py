@@ -1,0 +1,247 @@
+"""The ring engine: one sequence over the ranks of a process group."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from regard.attention import Attention
+from regard.engine.problem import Problem
+from regard.engine.ring.exchange import Exchange
+from regard.engine.ring.part import refusal
+from regard.engine.ring.plan import RingPlan
+from regard.engine.ring.route import Route
+from regard.engine.ring.shares import LAYOUTS, Share, shares, shares_of
+from regard.engine.ring.turn import Turn
+from regard.errors import RegardError, nearest
+from regard.positions import Positions
+from regard.shapes import Sizes
+from regard.spans import Spans
+
+
+@dataclass(frozen=True)
+class Ring:
+    """One sequence over many ranks: `attend(..., engine=Ring())` where each rank gives its share of q, k and v.
+
+    Keys and values go from rank to rank while those that came before are computed; the mask's spans say
+    which of them anybody needs, and no others are sent. Partial outputs are merged by the statistic of
+    their rows, exactly (Liu et al. 2023, arXiv:2310.01889). Every rank of the group has to call `attend`, and
+    `backward` if gradients are wanted. Gradients of q, k and v are whole; those of parameters are of this
+    rank's share of the work, and their sum over ranks is what one process would have: as under data
+    parallelism, a learner adds (or, with DDP, averages) them.
+
+    `group` is a process group, or a device mesh of one dimension; by default all processes. `layout` says
+    which tokens a rank holds: "contiguous" ones, of any number a rank, or in "zigzag" one piece from the
+    start and one from the end, which shares the work of a causal mask evenly; `share` cuts either from a
+    whole tensor. `ranks` is how many there are, if it must be known: `explain` then needs no process group.
+
+    >>> import torch, regard as rg
+    >>> x = torch.randn(1, 8, 65_536, 64)
+    >>> plan = rg.explain(rg.Attention(mask=rg.causal() & rg.window(256)), x, x, x, engine=rg.Ring(ranks=8))
+    >>> plan.sent(0), plan.sent(7)      # 255 keys and values of float32 to the neighbour; the last has none after it
+    (1044480, 0)
+    """
+
+    group: Any = None
+    layout: str = "contiguous"
+    ranks: int | None = None
+    name: ClassVar[str] = "ring"
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise RegardError(f"Ring: there is no layout {self.layout!r}. {nearest(str(self.layout), LAYOUTS)}")
+        if self.ranks is not None and (not isinstance(self.ranks, int) or self.ranks < 1):
+            raise RegardError(f"Ring(ranks={self.ranks!r}): how many ranks is an integer of at least 1.")
+
+    @staticmethod
+    def of(engine: str | Ring) -> Ring:
+        """The ring that is meant: the name means that of all processes."""
+        return engine if isinstance(engine, Ring) else Ring()
+
+    def share(self, x: Tensor, axis: int = 2) -> Tensor:
+        """This rank's tokens of a whole tensor."""
+        exchange = self.exchange()
+        mine = shares(x.shape[axis], exchange.ranks, self.layout)[exchange.rank]
+        return x.index_select(axis, mine.tensor(x.device))
+
+    def gather(self, x: Tensor) -> Tensor:
+        """A whole tensor (B, H, n, ...) from the shares of all ranks, in order, without gradients. Collective."""
+        exchange = self.exchange()
+        counts = [int(count) for count in exchange.collected(x.shape[2])]
+        held = shares_of(counts, self.layout, "tokens")
+        places = torch.cat([share.tensor(x.device) for share in held])
+        return exchange.gathered(x, counts).index_select(2, places.argsort())
+
+    def exchange(self) -> Exchange:
+        """The ranks, as this one sees them."""
+        if not dist.is_available() or not dist.is_initialized():
+            raise RegardError(
+                "attend: the ring engine needs the processes of a group. Start them with `torchrun --nproc-per-node N "
+                "SCRIPT`, and let each call torch.distributed.init_process_group('gloo' on CPUs, 'nccl' on GPUs). "
+                "Without one, explain(..., engine=Ring(ranks=N)) tells what N ranks would do."
+            )
+        exchange = Exchange(_group(self.group))
+        if self.ranks not in (None, exchange.ranks):
+            raise RegardError(
+                f"Ring(ranks={self.ranks}): the group has {exchange.ranks}. Start as many, or leave it out."
+            )
+        return exchange
+
+    def turn(
+        self,
+        attention: Attention,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        positions: Positions | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> Turn:
+        """The call as this rank sees it, once all ranks agree on what is asked for. Collective.
+
+        What a rank refuses, also by `check`, the others hear of.
+        """
+        exchange = self.exchange()
+        said: Mapping[str, str] | RegardError
+        try:
+            check()
+            sizes = _checked(attention, query, key, value, positions)
+            lengths, said = (sizes.I, sizes.J), self._said(attention, sizes, query, key, value, positions)
+        except RegardError as error:
+            lengths, said = (0, 0), error
+        counts = zip(*exchange.agree(said, lengths), strict=True)
+        held = [shares_of(each, self.layout, what) for each, what in zip(counts, ("queries", "keys"), strict=True)]
+        sizes = Sizes.of(query, key, value)
+        route = _route(attention, sizes, query, key, held, positions)
+        rows, keys = (where[exchange.rank] for where in (route.queries, route.keys))
+        mine = Share(rows.intervals[0][0], keys, rows)
+        return Turn(Problem(attention, query, key, value, mine, sizes), route, exchange)
+
+    def plan(
+        self, attention: Attention, query: Tensor, key: Tensor, value: Tensor, positions: Positions | None = None
+    ) -> RingPlan:
+        """What every rank will do: of these ranks and shares, or of whole tensors on `ranks` that are not there."""
+        if self.ranks is not None and not (dist.is_available() and dist.is_initialized()):
+            sizes = _checked(attention, query, key, value, positions)
+            held = [shares(length, self.ranks, self.layout) for length in (sizes.I, sizes.J)]
+            route = _route(attention, sizes, query, key, held, positions)
+            return RingPlan.of(attention, query, key, value, route, self.layout)
+        turn = self.turn(attention, query, key, value, positions)
+        return RingPlan.of(attention, query, key, value, turn.route, self.layout, turn.exchange.rank)
+
+    def _said(
+        self,
+        attention: Attention,
+        sizes: Sizes,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        positions: Positions | None,
+    ) -> dict[str, str]:
+        """What all ranks have to say alike."""
+        wanted = [name for name, t in (("q", query), ("k", key), ("v", value)) if t.requires_grad]
+        wanted += [name for name, p in attention.named_parameters() if p.requires_grad]
+        return {
+            "batch size": str(sizes.B),
+            "number of query heads": str(sizes.H),
+            "number of key/value heads": str(sizes.G),
+            "widths": f"{sizes.D} of queries, {key.shape[-1]} of keys, {sizes.E} of values",
+            "number format": f"{query.dtype} on {query.device.type}",
+            "pieces": _words(attention.with_mask(None)),
+            "mask": f"{_words(attention.mask)}{_contents(attention.mask)}",
+            "gradients": ", ".join(wanted) if wanted and torch.is_grad_enabled() else "none",
+            "layout": self.layout,
+            "positions": repr(positions) if positions else "that are aligned to the end",
+        }
+
+
+def _group(group: Any) -> dist.ProcessGroup | None:
+    """A process group from what names one."""
+    if group is None or isinstance(group, dist.ProcessGroup):
+        return group
+    if hasattr(group, "get_group") and hasattr(group, "ndim"):
+        if group.ndim == 1:
+            return group.get_group()
+        raise RegardError(
+            f"Ring(group=...): a mesh of {group.ndim} dimensions {group.mesh_dim_names} is many groups. Name the one "
+            "along which the sequence lies: mesh['sequence']."
+        )
+    raise RegardError(
+        f"Ring(group=...): expected a process group or a device mesh of one dimension, got {type(group).__name__}."
+    )
+
+
+def _checked(attention: Attention, query: Tensor, key: Tensor, value: Tensor, positions: Positions | None) -> Sizes:
+    """The sizes of this share, if its pieces can be run in parts."""
+    if not isinstance(attention, Attention):
+        raise RegardError(f"attend: the first argument must be a regard.Attention, got {type(attention).__name__}.")
+    sizes = Sizes.of(query, key, value)
+    reason = refusal(attention)
+    if reason is None and attention.training and attention.dropout:
+        reason = (
+            f"each rank would draw a seed of its own for dropout={attention.dropout}. Call attention.eval(), or make "
+            "it with dropout=0"
+        )
+    if reason is None and positions is not None and len(positions.keys.intervals) != 1:
+        reason = f"its keys have to stand at one stretch of positions, and {positions.keys} are more"
+    if reason is not None:
+        able = "" if refusal(attention) is None else " Engines that can: dense, blocked, each on one device."
+        raise RegardError(f"attend: the ring engine cannot run {attention!r}: {reason}.{able}")
+    return sizes
+
+
+def _route(
+    attention: Attention,
+    sizes: Sizes,
+    query: Tensor,
+    key: Tensor,
+    held: Sequence[Sequence[Spans]],
+    positions: Positions | None,
+) -> Route:
+    """Where everybody's queries and keys stand, once all pieces have agreed to the sizes of the whole."""
+    I, J = (sum(map(len, shares)) for shares in held)
+    positions = positions or Positions.aligned_to_end(I, J)
+    positions.check(J)
+    attention.check(dataclasses.replace(sizes, I=I, J=J), positions, key.shape[-1])
+    ((first, last),) = positions.keys
+    if attention.position is not None:  # a table may end before the sequence: then all ranks say so, not the last one
+        for x, place in ((query, positions.start + I - 1), (key, last - 1)):
+            attention.position.encode(x[:, :, :1], torch.tensor([place], device=x.device))
+    queries, keys = ([s.shift(by) for s in shares] for shares, by in zip(held, (positions.start, first), strict=True))
+    return Route(attention.mask, queries, keys)
+
+
+def _words(piece: Any) -> str:
+    """Its repr, without the places in memory that differ between processes."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(piece))
+
+
+def _contents(piece: Any) -> str:
+    """A digest of the tensors and functions that a mask holds: " with values ...", or nothing."""
+    held = hashlib.sha256()
+    if not _add_contents(piece, held):
+        return ""
+    return f" with contents {held.hexdigest()[:8]}"
+
+
+def _add_contents(piece: Any, held: Any) -> bool:
+    if isinstance(piece, Tensor):
+        held.update(piece.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return True
+    if (code := getattr(piece, "__code__", None)) is not None:
+        cells = [cell.cell_contents for cell in piece.__closure__ or ()]
+        held.update(code.co_code + _words((code.co_consts, cells)).encode())
+        return True
+    if isinstance(piece, tuple) and len(piece) > 8:  # repr shortens it
+        held.update(repr(piece).encode())
+        return True
+    if dataclasses.is_dataclass(piece) and not isinstance(piece, type):
+        return any([_add_contents(getattr(piece, field.name), held) for field in dataclasses.fields(piece)])
+    return False

@@ -1,0 +1,47 @@
+"""Counts, bytes and seconds as plans tell them."""
+
+from __future__ import annotations
+
+
+def number(count: int, one: str, many: str = "") -> str:
+    """A count of things.
+
+    >>> number(1, "key"), number(2000, "query", "queries")
+    ('1 key', '2,000 queries')
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def rough(count: float) -> str:
+    """A count with three digits.
+
+    >>> rough(1_234_567_890)
+    '1.23 billion'
+    """
+    for size, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
+        if count >= size:
+            return f"{count / size:.3g} {word}"
+    return str(int(count))
+
+
+def duration(seconds: float) -> str:
+    """Seconds with two digits.
+
+    >>> duration(0.0123), duration(12.3)
+    ('12 ms', '12 s')
+    """
+    return (
+        f"{seconds:.2g} s" if 1 <= seconds < 100 else f"{seconds:,.0f} s" if seconds >= 1 else f"{seconds * 1e3:.2g} ms"
+    )
+
+
+def size(count: float) -> str:
+    """Bytes with three digits.
+
+    >>> size(1536), size(17)
+    ('1.5 KiB', '17 bytes')
+    """
+    for unit, word in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.3g} {word}"
+    return f"{int(count)} bytes"

@@ -1,0 +1,138 @@
+"""The weights of a sequence that lies on many ranks: whoever asks, all ranks answer together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import reduce
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from regard.attention import Prepared
+from regard.engine.problem import Result
+from regard.engine.ring import Turn
+from regard.errors import RegardError
+from regard.maps.attention_map import BUDGET, AttentionMap, Index, _indices
+from regard.maps.folds import Fold, Tile
+from regard.pieces.grid import Grid
+from regard.pieces.normalizer import Statistic
+from regard.positions import Positions
+from regard.spans import Spans
+
+
+class RingMap(AttentionMap):
+    """The weights (B, H, I, J) of a whole sequence, each rank holding its share of queries and keys.
+
+    Every look is collective: all ranks have to ask for the same, and all get the answer. A tile is computed
+    from the rows and columns that are asked for, which their owners send; a statistic takes one more turn of
+    the ring, each rank folds the tiles of its own queries, and the states are merged. `statistic` is of this
+    rank's queries.
+    """
+
+    def __init__(self, turn: Turn, result: Result) -> None:
+        own = turn.own
+        super().__init__(own.attention, own.prepared, own.positions, own.grid, result.statistic)
+        self._turn = replace(turn, own=replace(own, value=own.value.detach()))
+        vars(self._turn.own)["prepared"] = self._prepared
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        queries, keys = (sum(map(len, held)) for held in (self._turn.route.queries, self._turn.route.keys))
+        return len(self.grid.batch), len(self.grid.head), queries, keys
+
+    @torch.no_grad()
+    def tile(
+        self, batch: Index = None, head: Index = None, rows: Index = None, cols: Index = None, budget: int = BUDGET
+    ) -> Tensor:
+        """Exact weights (B', H', I', J') on every rank, of what all ranks ask for alike. Collective."""
+        names = ("batch", "head", "query", "key")
+        b, h, i, j = (
+            _indices(name, part, size, self.device)
+            for name, part, size in zip(names, (batch, head, rows, cols), self.shape, strict=True)
+        )
+        self._within_budget(len(b) * len(h) * len(i) * len(j) * self._item_bytes, budget)
+        self._check_unchanged()
+        return self._fetched(b, h, i, j).tile(budget=budget)
+
+    def _fetched(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> AttentionMap:
+        """The map of some queries and keys, sent by those who hold them."""
+        prepared, route = self._prepared.select(b, h), self._turn.route
+        i, j = i + self._first(route.queries), j + self._first(route.keys)
+        on_rows = prepared.on_rows()
+        tensors = [
+            self._sent(t, i, route.queries) if is_row else self._sent(t, j, route.keys)
+            for t, is_row in zip(prepared.tensors(), on_rows, strict=True)
+        ]
+        statistic = tuple(self._sent(t[b][:, h], i, route.queries) for t in self.statistic)
+        grid = Grid(self.grid.batch[b], self.grid.head[h], i, j)
+        return AttentionMap(self.attention, prepared.with_tensors(tensors), self.positions, grid, statistic)
+
+    @staticmethod
+    def _first(held: Any) -> int:
+        return min(share.intervals[0][0] for share in held)
+
+    def _sent(self, mine: Tensor, wanted: Tensor, held: Any) -> Tensor:
+        """Slices of axis 2 at some positions, from the ranks that hold them."""
+        exchange = self._turn.exchange
+        found = [torch.isin(wanted, share.tensor(self.device)).nonzero().flatten() for share in held]
+        places = torch.searchsorted(held[exchange.rank].tensor(self.device), wanted[found[exchange.rank]])
+        together = exchange.gathered(mine.index_select(2, places), [len(places) for places in found])
+        return together.index_select(2, torch.cat(found).argsort())
+
+    @torch.no_grad()
+    def summarize(self, *folds: Fold) -> tuple[Any, ...]:
+        """Any number of statistics in one turn of the ring, whole on every rank. Collective."""
+        states = {fold: fold.init(self.shape, self.device) for fold in folds}
+        for tile in self.tiles():
+            for fold, state in states.items():
+                fold.add(state, tile)
+        everyone = self._turn.exchange.collected([[t.cpu() for t in states[fold]] for fold in folds])
+        merged = [reduce(fold.merge, found) for fold, found in zip(folds, zip(*everyone, strict=True), strict=True)]
+        on_device = [[t.to(self.device) for t in state] for state in merged]
+        return tuple(fold.finish(state) for fold, state in zip(folds, on_device, strict=True))
+
+    @torch.no_grad()
+    def tiles(self) -> Iterator[Tile]:
+        """The tiles of this rank's own queries, as the keys come by. Collective: all ranks go through theirs."""
+        self._check_unchanged()
+        turn, route = self._turn, self._turn.route
+        shared = [turn.own.value[..., :0], *self._prepared.tensors()]
+        for step, came in turn.visits(turn.keys(shared)):
+            for rows, _, part in turn.parts(step, turn.with_keys(shared, came)) if came else ():
+                for place, keys in _stretches(part.positions.keys):
+                    of_keys = self._of_part(part.prepared.tile(slice(None), place), part.positions.start, rows, keys)
+                    row, col = part.positions.start - self._first(route.queries), keys.intervals[0][0]
+                    yield from (_moved(tile, row, col - self._first(route.keys)) for tile in of_keys.tiles())
+
+    def _of_part(self, prepared: Prepared, start: int, rows: slice | Tensor, keys: Spans) -> AttentionMap:
+        """The map of one stretch of this rank's queries against one stretch of keys."""
+        statistic: Statistic = tuple(t[:, :, rows] for t in self.statistic)
+        grid = Grid(self.grid.batch, self.grid.head, self.grid.query[rows], keys.tensor(self.device))
+        return AttentionMap(self.attention, prepared, Positions(start, keys), grid, statistic)
+
+    def select(self, batch: Tensor, head: Tensor) -> NoReturn:
+        """Refused: choose while looking, weights[batch, head]."""
+        raise RegardError(
+            "weights: a map over ranks cannot be narrowed before it is looked at. Choose in the look: "
+            "weights[0, 3, rows], or fold all and choose in the result: weights.entropy()[:, 3]."
+        )
+
+
+def _stretches(keys: Spans) -> Iterator[tuple[slice, Spans]]:
+    """Each stretch of keys, and where it lies among them."""
+    before = 0
+    for start, stop in keys:
+        yield slice(before, before + stop - start), Spans(((start, stop),))
+        before += stop - start
+
+
+def _moved(tile: Tile, rows: int, cols: int) -> Tile:
+    """The tile with the indices of the whole map."""
+    return replace(
+        tile,
+        rows=slice(tile.rows.start + rows, tile.rows.stop + rows),
+        cols=slice(tile.cols.start + cols, tile.cols.stop + cols),
+        undecided=tile.undecided.shift(cols),
+    )

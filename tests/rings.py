@@ -1,0 +1,489 @@
+"""What each rank of a ring runs: test_ring.py starts `main` in processes that are told what torchrun tells.
+
+Every rank runs all cases of the suite in the same order; what it found goes to a folder as JSON, one file a rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import time
+import traceback
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import regard as rg
+from regard.catalog import mechanisms
+from regard.engine.ring.part import Part, refusal
+from regard.errors import RegardError
+
+CASES = {}
+LAYOUTS = ("contiguous", "zigzag")
+CLOSE = {"rtol": 1e-10, "atol": 1e-10}
+MERGES = [name for name, entry in mechanisms().items() if refusal(entry.example()[0]) is None]
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def lost_memory_is_nan():
+    """Memory that nobody wrote must not pass for an answer."""
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        make = getattr(owner, name)
+
+        def poisoned(*args, make=make, **kwargs):
+            tensor = make(*args, **kwargs)
+            return tensor.fill_(float("nan")) if tensor.is_floating_point() and not tensor.requires_grad else tensor
+
+        setattr(owner, name, poisoned)
+
+
+class Sent:
+    """Bytes that really go out, counted at torch's own door."""
+
+    def __init__(self):
+        self.bytes, self.to, self._door = 0, set(), dist.batch_isend_irecv
+
+    def __enter__(self):
+        dist.batch_isend_irecv = self._counting
+        return self
+
+    def __exit__(self, *error):
+        dist.batch_isend_irecv = self._door
+
+    def _counting(self, calls):
+        leaving = [call for call in calls if call.op is dist.isend]
+        self.bytes += sum(call.tensor.numel() * call.tensor.element_size() for call in leaving)
+        self.to |= {call.group_peer for call in leaving}
+        return self._door(calls)
+
+
+def some(*shape, seed=0):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def cut(x, lengths):
+    """This rank's tokens where ranks hold so many each."""
+    return x.split(lengths, 2)[dist.get_rank()]
+
+
+def check(attention, q, k, v, ring, share_q=None, share_k=None, **options):
+    """Output and all gradients of the ring against those of one process."""
+    share_q, share_k = share_q or ring.share, share_k or share_q or ring.share
+    attention.zero_grad()
+    one = [t.clone().requires_grad_() for t in (q, k, v)]
+    with torch.no_grad():
+        expected = rg.attend(attention, q, k, v, engine="reference", **options).output
+    up = some(*expected.shape, seed=7).to(expected.dtype)
+    rg.attend(attention, *one, engine="dense", **options).output.backward(up)
+    slopes = [p.grad for p in attention.parameters()]
+    attention.zero_grad()
+    own = [share(t).clone().requires_grad_() for t, share in zip((q, k, v), (share_q, share_k, share_k), strict=True)]
+    seen = rg.attend(attention, *own, engine=ring, **options)
+    seen.output.backward(share_q(up))
+    torch.testing.assert_close(seen.output, share_q(expected), **CLOSE)
+    for mine, whole, share in zip(own, one, (share_q, share_k, share_k), strict=True):
+        torch.testing.assert_close(mine.grad, share(whole.grad), **CLOSE)
+    for parameter, whole in zip(attention.parameters(), slopes, strict=True):
+        added = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+        dist.all_reduce(added)
+        torch.testing.assert_close(added, torch.zeros_like(added) if whole is None else whole, **CLOSE)
+
+
+def raises(words, call):
+    """Every rank is told."""
+    try:
+        call()
+    except RegardError as error:
+        for word in words:
+            assert word in str(error), f"{word!r} is missing in: {error}"
+        return
+    raise AssertionError(f"nobody refused; expected {words}")
+
+
+def mechanism(name, layout):
+    entry = mechanisms()[name]
+
+    def run():
+        sizes = {} if {"queries", "key_heads"} & set(entry.sizes) else {"queries": 23}
+        grouped = {} if "heads" in entry.sizes or "key_heads" in entry.sizes else {"key_heads": 2}
+        check(*entry.example(**sizes, **grouped), rg.Ring(layout=layout))
+
+    return run
+
+
+for _name, _layout in itertools.product(MERGES, LAYOUTS):
+    CASES[f"{_name}-{_layout}"] = mechanism(_name, _layout)
+
+
+MASKS = {
+    "none": lambda n: None,
+    "causal": lambda n: rg.causal(),
+    "window": lambda n: rg.window(5),
+    "causal window": lambda n: rg.causal() & rg.window(4),
+    "prefix": lambda n: (rg.causal() & rg.window(3)) | rg.prefix(2),
+    "documents": lambda n: rg.causal() & rg.documents([n // 3, n // 4, n - n // 3 - n // 4]),
+    "padding": lambda n: rg.padding([n - 3, 2]),
+    "holes": lambda n: rg.padding(some(2, n, seed=3) > 0),
+    "global": lambda n: rg.window(2) | rg.global_tokens([0, n // 2]),
+    "dilated": lambda n: rg.dilated(3, 4),
+    "not": lambda n: ~rg.window(3),
+    "given": lambda n: rg.given(some(2, 4, n, n, seed=4) > 0.5),
+    "where": lambda n: rg.where(lambda b, h, i, j: (i + j + h) % 3 != b),
+    "empty": lambda n: rg.causal() & ~rg.window(2),
+    "random": lambda n: rg.random_blocks(3, 2, n),
+}
+BIASES = {
+    "none": lambda: (),
+    "alibi": lambda: rg.ALiBi(4),
+    "t5": lambda: rg.T5Bias(4, num_buckets=8, max_distance=16),
+    "shaw": lambda: rg.ShawBias(6, reach=3),
+    "transformer_xl": lambda: rg.TransformerXLBias(4, 6),
+    "softcap": lambda: (rg.ALiBi(4), rg.Softcap(3.0)),
+}
+POSITIONS = {"none": lambda: None, "rope": lambda: rg.RoPE(6), "learned": lambda: rg.LearnedPositions(40, 6)}
+NORMALIZERS = {
+    "softmax": lambda: rg.Softmax(),
+    "sink": lambda: rg.Softmax(temperature=0.7, sink=0.5),
+    "learned sink": lambda: rg.LearnedSink(4),
+}
+
+
+@case
+def any_pieces_together():
+    drawn = random.Random(0)
+    for layout, mask in itertools.product(LAYOUTS, MASKS):
+        n = drawn.randrange(2 * dist.get_world_size(), 22)
+        pieces = [kind[drawn.choice(list(kind))] for kind in (BIASES, POSITIONS, NORMALIZERS)]
+        heads = drawn.choice((1, 2, 4))
+        torch.manual_seed(n)
+        bias, position, normalizer = (make() for make in pieces)
+        attention = rg.Attention(bias=bias, position=position, normalizer=normalizer, mask=MASKS[mask](n)).double()
+        q, k, v = some(2, 4, n, 6), some(2, heads, n, 6, seed=1), some(2, heads, n, 5, seed=2)
+        try:
+            check(attention, q, k, v, rg.Ring(layout=layout))
+        except AssertionError as error:
+            raise AssertionError(f"{layout} {attention} n={n} heads={heads}: {error}") from error
+
+
+@case
+def shares_of_any_length():
+    W = dist.get_world_size()
+    lengths, key_lengths = [1, 9, 4, 2][:W], [3, 8, 1, 5][:W]
+    q, k, v = (
+        some(1, 2, sum(lengths), 4),
+        some(1, 2, sum(key_lengths), 4, seed=1),
+        some(1, 2, sum(key_lengths), 3, seed=2),
+    )
+    for mask in (None, rg.causal(), rg.window(3)):
+        attention = rg.Attention(mask=mask, position=rg.RoPE(4))
+        check(attention, q, k, v, rg.Ring(), lambda x: cut(x, lengths), lambda x: cut(x, key_lengths))
+
+
+@case
+def as_many_ranks_as_tokens():
+    W = dist.get_world_size()
+    x = some(1, 1, W, 4)
+    for layout in LAYOUTS:
+        check(rg.Attention(mask=rg.causal()), x, x, x, rg.Ring(layout=layout))
+    raises(["leave some with none"], lambda: rg.Ring().share(x[:, :, :1]))
+
+
+@case
+def positions_that_start_elsewhere():
+    q, k, v = (some(1, 2, 12, 4, seed=n) for n in range(3))
+    attention = rg.Attention(mask=rg.causal() & rg.window(6), position=rg.RoPE(4), bias=rg.ALiBi(2))
+    for start, first in ((3, 0), (100, 97)):
+        positions = rg.Positions(start, rg.Spans(((first, first + 12),)))
+        check(attention, q, k, v, rg.Ring(layout="zigzag"), positions=positions)
+
+
+@case
+def kernels_are_merged_by_their_sums():
+    q, k, v = (some(2, 4, 21, 6, seed=n) for n in range(3))
+    for mask in (rg.causal(), rg.window(4), rg.padding([0, 9])):
+        attention = rg.Attention(rg.Kernel(), normalizer=rg.Sum(), mask=mask)
+        check(attention, q, k, v, rg.Ring(layout="zigzag"))
+
+
+@case
+def half_precision_stays_close():
+    q, k, v = (some(2, 4, 64, 16, seed=n).bfloat16() for n in range(3))
+    ring, attention = rg.Ring(layout="zigzag"), rg.Attention(mask=rg.causal())
+    whole = rg.attend(attention, q.double(), k.double(), v.double()).output
+    mine = rg.attend(attention, *(ring.share(t) for t in (q, k, v)), engine=ring).output
+    assert mine.dtype == torch.bfloat16
+    torch.testing.assert_close(mine.double(), ring.share(whole), rtol=2**-7, atol=2**-7)
+
+
+@case
+def no_gradients_where_none_are_wanted():
+    q, k, v = (some(1, 2, 12, 4, seed=n) for n in range(3))
+    ring, attention = rg.Ring(), rg.Attention(mask=rg.causal())
+    own = [ring.share(t) for t in (q, k, v)]
+    assert not rg.attend(attention, *own, engine="ring").output.requires_grad
+    own[2].requires_grad_()
+    with Sent() as sent:
+        rg.attend(attention, *own, engine=ring).output.sum().backward()
+    assert own[0].grad is None and own[1].grad is None
+    plan = rg.explain(attention, *own, engine=ring)
+    assert plan.gradient_bytes == 2 * 4 * 8 and plan.key_bytes == 2 * plan.gradient_bytes
+    assert sent.bytes == 2 * plan.sent(dist.get_rank()) + plan.returned(dist.get_rank())
+
+
+@case
+def bytes_are_sent_as_planned():
+    rank = dist.get_rank()
+    for (what, mask), layout in itertools.product(MASKS.items(), LAYOUTS):
+        ring, n = rg.Ring(layout=layout), 26
+        attention = rg.Attention(rg.Bilinear(6, 6), mask=mask(n), bias=rg.TransformerXLBias(4, 6)).double()
+        inputs = some(2, 4, n, 6), some(2, 2, n, 6, seed=1), some(2, 2, n, 5, seed=2)
+        own = [ring.share(t).requires_grad_() for t in inputs]
+        plan = rg.explain(attention, *own, engine=ring)
+        with Sent() as forward:
+            output = rg.attend(attention, *own, engine=ring).output
+        with Sent() as backward:
+            output.sum().backward()
+        about = f"{what} {layout}"
+        assert forward.bytes == plan.sent(rank), f"{about}: {forward.bytes} bytes, {plan.sent(rank)} planned"
+        assert forward.to == set(plan.partners(rank)), about
+        assert backward.bytes == plan.sent(rank) + plan.returned(rank), about
+
+
+@case
+def nobody_gets_what_he_does_not_need():
+    """Bytes by hand: float64, 2 key heads, width 4: 128 bytes a key with its value."""
+    rank, W = dist.get_rank(), dist.get_world_size()
+    n = 8 * W
+
+    def sent(mask, layout="contiguous"):
+        ring = rg.Ring(layout=layout)
+        own = [ring.share(some(1, 2, n, 4, seed=seed)) for seed in range(3)]
+        with Sent() as found:
+            rg.attend(rg.Attention(mask=mask), *own, engine=ring)
+        return found.bytes // 128, found.to
+
+    later = set(range(rank + 1, W))
+    assert sent(None) == (8 * (W - 1), set(range(W)) - {rank})
+    assert sent(rg.causal()) == (8 * len(later), later)
+    assert sent(rg.causal() & rg.window(4)) == ((3, {rank + 1}) if rank + 1 < W else (0, set()))
+    assert sent(rg.documents([8] * W)) == (0, set())
+    assert sent(rg.documents([4] + [8] * (W - 1) + [4])) == (
+        4 * len({rank - 1, rank + 1} & set(range(W))),
+        {rank - 1, rank + 1} & set(range(W)),
+    )
+    early, late = 4 * (W - 1), 4 * rank  # zigzag: the early piece goes to all, the late one to those with later ones
+    assert sent(rg.causal(), "zigzag")[0] == early + late
+
+
+@case
+def a_zigzag_shares_the_work():
+    x = some(1, 1, 64 * dist.get_world_size(), 4)
+    for layout in LAYOUTS:
+        ring = rg.Ring(layout=layout)
+        plan = rg.explain(rg.Attention(mask=rg.causal()), *[ring.share(x)] * 3, engine=ring)
+        pairs = [plan.cost(rank).pairs for rank in range(plan.ranks)]
+        assert (max(pairs) > 1.5 * min(pairs)) == (layout == "contiguous"), pairs
+
+
+@case
+def any_weight_on_demand():
+    n = 21
+    for layout, mask in itertools.product(LAYOUTS, ("prefix", "documents", "empty")):
+        attention = rg.Attention(mask=MASKS[mask](n), position=rg.RoPE(6), bias=rg.TransformerXLBias(4, 6)).double()
+        for parameter in attention.parameters():
+            dist.broadcast(parameter.detach(), 0)
+        q, k, v = some(2, 4, n, 6), some(2, 2, n, 6, seed=1), some(2, 2, n, 5, seed=2)
+        ring = rg.Ring(layout=layout)
+        whole = rg.attend(attention, q, k, v).weights
+        mine = rg.attend(attention, *(ring.share(t) for t in (q, k, v)), engine=ring).weights
+        assert mine.shape == whole.shape
+        for index in ((0, 3, n // 2), (slice(None), [1, 0], -1, slice(3, 15)), (1, 2, [7, 7, 0], [20, 0, 3]), ...):
+            torch.testing.assert_close(mine[index], whole[index], **CLOSE)
+        folds = (rg.Entropy(), rg.Received(), rg.Distance(), rg.Mass([0, 4]), rg.Pool(4, 5), rg.Similarity())
+        for one, other in zip(mine.summarize(*folds), whole.summarize(*folds), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)  # folds add up in float32
+        torch.testing.assert_close(mine.top(2).weights, whole.top(2).weights)
+        torch.testing.assert_close(ring.gather(mine.statistic[0]), whole.statistic[0], **CLOSE)
+
+
+@case
+def weights_of_changed_tensors_are_refused():
+    ring = rg.Ring()
+    own = [ring.share(some(1, 2, 12, 4, seed=n)) for n in range(3)]
+    seen = rg.attend(rg.Attention(), *own, engine=ring)
+    own[1].add_(1)
+    raises(["changed in place"], lambda: seen.weights[0, 0, 3])
+    raises(["Choose in the look"], lambda: seen.weights.select(torch.tensor([0]), torch.tensor([0])))
+    raises(["budget"], lambda: seen.weights.dense(budget=100))
+
+
+@case
+def a_rank_that_differs_is_named():
+    last = dist.get_world_size() - 1
+    odd = dist.get_rank() == last
+    x = some(1, 2, 6, 4)
+
+    def call(attention, *inputs, ring=None):
+        return lambda: rg.attend(attention, *inputs, engine=ring or rg.Ring())
+
+    plain, who = rg.Attention(), f"rank {last}"
+    if dist.get_world_size() > 2:
+        masks = rg.window(3) if odd else rg.window(4)
+        raises([who, "mask", "window(size=3)", "window(size=4)"], call(rg.Attention(mask=masks), x, x, x))
+        raises([who, "batch size 2", "have 1"], call(plain, *[x.expand(2 if odd else 1, -1, -1, -1)] * 3))
+        learns = x.clone().requires_grad_(odd)
+        raises([who, "gradients q", "none"], call(plain, learns, x, x))
+        raises([who, "layout zigzag"], call(plain, x, x, x, ring=rg.Ring(layout="zigzag" if odd else "contiguous")))
+        raises([who, "float32"], call(plain, *[x.float() if odd else x] * 3))
+        raises([who, "pieces", "ALiBi"], call(rg.Attention(bias=rg.ALiBi(2)) if odd else plain, x, x, x))
+    held = torch.ones(6 * (last + 1), 6 * (last + 1), dtype=torch.bool)
+    held[0, 1] = not odd
+    raises(["mask", "contents"], call(rg.Attention(mask=rg.given(held)), x, x, x))
+    raises(["mask", "contents"], call(rg.Attention(mask=rg.where(odd_mask if odd else even_mask)), x, x, x))
+    wrong = [x[:, :, : 5 if odd else 6]] * 3
+    raises(["holds", "zigzag", "gives it", "ring.share"], call(plain, *wrong, ring=rg.Ring(layout="zigzag")))
+    words = ["query heads cannot share"] if odd else [who, "refused its share", "query heads cannot share"]
+    raises(words, call(plain, x, some(1, 3, 6, 4) if odd else x, some(1, 3, 6, 4) if odd else x))
+    check(plain, *[some(1, 2, 14, 4)] * 3, rg.Ring())  # and all can go on
+
+
+def odd_mask(b, h, i, j):
+    return (i + j) % 2 == 1
+
+
+def even_mask(b, h, i, j):
+    return j % 2 == i % 2
+
+
+@case
+def what_cannot_be_merged_is_refused():
+    x = some(1, 2, 6, 4)
+    for normalizer in (rg.Sparsemax(), rg.Entmax15(), rg.TopK(2), rg.Hardmax()):
+        attention = rg.Attention(normalizer=normalizer)
+        raises(
+            [repr(normalizer), "all scores of a row", "blocked"],
+            lambda a=attention: rg.attend(a, x, x, x, engine="ring"),
+        )
+    dropping = rg.Attention(dropout=0.1)
+    raises(["seed", "attention.eval()"], lambda: rg.attend(dropping, x, x, x, engine="ring"))
+    rg.attend(dropping.eval(), x, x, x, engine="ring")
+    raises(["no cache"], lambda: rg.attend(rg.Attention(), x, x, x, engine="ring", cache=rg.GrowingCache()))
+    bad = x.clone()
+    bad[0, 0, 0, 0] = torch.nan
+    raises(["NaN"], lambda: rg.attend(rg.Attention(), bad, x, x, engine="ring", check=True))
+    raises(["the group has"], lambda: rg.attend(rg.Attention(), x, x, x, engine=rg.Ring(ranks=77)))
+    raises(["expected a process group"], lambda: rg.attend(rg.Attention(), x, x, x, engine=rg.Ring(group="all")))
+    short = rg.Attention(position=rg.LearnedPositions(6 * dist.get_world_size() - 1, 4)).double()
+    raises(["knows positions"], lambda: rg.attend(short, x, x, x, engine="ring"))
+    raises(["documents"], lambda: rg.attend(rg.Attention(mask=rg.documents([5, 5])), x, x, x, engine="ring"))
+
+
+@case
+def meshes_and_groups_are_rings():
+    W = dist.get_world_size()
+    q, k, v = (some(1, 2, 12, 4, seed=n) for n in range(3))
+    attention = rg.Attention(mask=rg.causal())
+    mesh = dist.device_mesh.init_device_mesh("cpu", (W // 2, 2), mesh_dim_names=("data", "sequence"))
+    raises(["mesh['sequence']"], lambda: rg.attend(attention, q, k, v, engine=rg.Ring(group=mesh)))
+    ring = rg.Ring(group=mesh["sequence"], layout="zigzag")
+    q = q + mesh["data"].get_local_rank()  # each ring has a sequence of its own
+    whole = rg.attend(attention, q, k, v)
+    mine = rg.attend(attention, *(ring.share(t) for t in (q, k, v)), engine=ring)
+    torch.testing.assert_close(mine.output, ring.share(whole.output), **CLOSE)
+    torch.testing.assert_close(ring.gather(mine.output), whole.output, **CLOSE)
+    torch.testing.assert_close(mine.weights[0, 1, 5], whole.weights[0, 1, 5], **CLOSE)
+
+
+class Learner(torch.nn.Module):
+    """A projection and an attention over a ring."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.project = torch.nn.Linear(8, 8).double()
+        self.attention = rg.Attention(rg.Bilinear(4, 4, num_heads=2), mask=rg.causal(), bias=rg.T5Bias(2)).double()
+
+    def forward(self, x, engine):
+        q = self.project(x).unflatten(-1, (2, 4)).transpose(1, 2)
+        return rg.attend(self.attention, q, q, q, engine=engine).output
+
+
+@case
+def gradients_of_parameters_are_those_that_ddp_expects():
+    x, ring, one = some(1, 14, 8), rg.Ring(layout="zigzag"), Learner()
+    one(x, "auto").square().sum().backward()
+    many = DistributedDataParallel(Learner())
+    own = ring.share(x, axis=1)
+    many(own, ring).square().sum().backward()
+    for mine, whole in zip(many.parameters(), one.parameters(), strict=True):  # DDP takes the mean over ranks
+        torch.testing.assert_close(mine.grad * dist.get_world_size(), whole.grad, **CLOSE)
+
+
+@case
+def a_plan_says_who_asked():
+    ring = rg.Ring()
+    x = some(1, 2, 6, 4)
+    told = str(rg.explain(rg.Attention(mask=rg.causal()), x, x, x, engine=ring)).split("\n")
+    assert sum("*" in line for line in told) == 1 and f"{dist.get_rank()}*" in told[3 + dist.get_rank()]
+
+
+def told(group):
+    """After how many seconds this rank is told that another is lost, and in which words."""
+    own = [some(1, 2, 6, 4, seed=n).requires_grad_() for n in range(3)]
+    start = time.monotonic()
+    try:  # the keys of the lost rank may have come before it was lost, but no gradients will
+        rg.attend(rg.Attention(), *own, engine=rg.Ring(group=group)).output.sum().backward()
+    except rg.RankLost as error:
+        return time.monotonic() - start, str(error)
+    raise AssertionError("nobody noticed")
+
+
+def lose(last):
+    """In the middle of a call."""
+    Part.solve = lambda part: last()
+    told(None)
+
+
+def losses():
+    """A rank that hangs, then one that is killed; what rank 0 is told."""
+    slow = dist.new_group(timeout=timedelta(seconds=2))
+    rg.attend(rg.Attention(), *[some(1, 2, 6, 4)] * 3, engine=rg.Ring(group=slow))
+    if dist.get_rank() == 1:
+        dist.barrier()
+        lose(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    hung = told(slow)
+    dist.barrier()
+    return {"hung": hung, "killed": told(None)}
+
+
+def run(name):
+    try:
+        CASES[name]()
+    except BaseException:
+        return traceback.format_exc()
+    return "ok"
+
+
+def cases(ranks):
+    """The catalogue runs in both layouts on 2 ranks; on 4, in the one that cuts it into more pieces."""
+    return [name for name in CASES if ranks == 2 or not name.endswith("-contiguous")]
+
+
+def main(folder, suite, told):
+    os.environ |= told
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
+    lost_memory_is_nan()
+    found = losses() if suite == "losses" else {name: run(name) for name in cases(dist.get_world_size())}
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
+    if suite != "losses":
+        dist.destroy_process_group()
