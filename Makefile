@@ -46,7 +46,7 @@ bench: $(STAMPS)/bench ## Run the benchmarks (ARGS="NAME..." chooses some)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 docs: $(STAMPS)/docs ## Build the documentation into site/; examples that have not changed are not run again
-	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 $(BIN)/python -m mkdocs build
+	NO_MKDOCS_2_WARNING=1 PYTHONWARNINGS=ignore::DeprecationWarning OMP_NUM_THREADS=1 $(BIN)/python -m mkdocs build
 
 clean: ## Remove caches and what was built (.venv stays)
 	rm -rf build dist site docs/examples .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,31 @@
+"""What a pair costs: a dot product multiplies d numbers, an additive score adds, squashes and weighs hidden ones."""
+
+from time import process_time
+
+import torch
+
+import regard as rg
+
+torch.set_num_threads(1)
+n = 1024
+
+
+def seconds(attention, q, k):
+    times = []
+    for _ in range(3):
+        start = process_time()
+        rg.attend(attention, q, k, k, engine="dense")
+        times.append(process_time() - start)
+    return min(times)
+
+
+for width in (64, 256):
+    q, k = torch.randn(2, 1, 1, n, width)
+    with torch.no_grad():
+        dot = seconds(rg.Attention(rg.Dot()), q, k)
+        general = seconds(rg.Attention(rg.Bilinear(width, width)), q, k)
+        additive = seconds(rg.Attention(rg.Additive(width, width, width)), q, k)
+    print(f"d = hidden = {width}, {n:,} x {n:,} pairs, one thread's processor time, weighing the values included:")
+    print(f"  dot {dot * 1e3:6.0f} ms; general {general / dot:4.1f} x; additive {additive / dot:5.1f} x")
+    print(f"  a pair: dot {2 * width} operations; additive {3 * width} and {width} tanh; projections besides, once")
+    assert additive > 4 * dot and general < 3 * dot

@@ -1,0 +1,175 @@
+"""One page a mechanism, from its file in src/regard/catalog: what it says of itself, and two pictures of it."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+
+import matplotlib as mpl
+import torch
+from matplotlib import pyplot as plt
+from torch import Tensor
+
+import regard as rg
+from regard.cli.catalogue import LETTERS
+from regard.hf.models import load_model
+
+mpl.use("agg")
+
+SENTENCE = "The animal didn't cross the street because it was too tired."
+#: A layer and a head of MiniLM that link words, rather than every word to the separator.
+LAYER, HEAD, WIDTH = 3, 1, 32
+#: Mechanisms by what makes them: the heading, and the names under it.
+GROUPS = {
+    "Scores": "luong_dot luong_general luong_concat bahdanau cosine soft_lookup",
+    "Heads and roles": "self_attention masked cross multi_head grouped_query multi_query",
+    "Places": "sinusoidal learned_positions rope alibi t5 shaw transformer_xl",
+    "Masks": "sliding_window block_local dilated longformer bigbird",
+    "Rows": "sparse top_k softcap sinks",
+    "Linear time": "linear performer",
+}
+PLACE = (
+    "Left: every token is the same, so what is left is the place of the query and of the key: mask, bias and positions "
+    "(grey may not be attended to). "
+)
+NOWHERE = "Here there is none of these, so all weights are equal: this mechanism does not know where tokens stand. "
+REAL = (
+    "Right: the queries and keys of layer {layer}, head {head} of MiniLM, a BERT of six layers, reading a sentence."
+    "{untrained} Each picture has its own scale of colours, from 0 to its strongest weight."
+)
+UNTRAINED = (
+    " The mechanism's own parameters are as they are before training, so this shows how it works and not what it would "
+    "learn."
+)
+
+
+def names() -> list[str]:
+    return list(rg.mechanisms())
+
+
+def pages() -> Iterator[tuple[str, str | bytes]]:
+    """Path and content of every page and picture of the section."""
+    tokens, query, key = _read()
+    yield "catalogue/index.md", _index()
+    for name, entry in rg.mechanisms().items():
+        attention, q, k = _fitted(entry, query, key)
+        yield f"catalogue/{name}.md", _page(entry, attention)
+        yield f"catalogue/{name}.png", _picture(attention, q, k, tokens)
+
+
+def _index() -> str:
+    """All mechanisms by what makes them; one that no group names stands at the end."""
+    grouped = {title: group.split() for title, group in GROUPS.items()}
+    others = [name for name in names() if not any(name in group for group in grouped.values())]
+    lines = ["# Catalogue\n", "Each page is made from one file of `src/regard/catalog`.\n", f"{LETTERS}\n"]
+    lines.append('<div class="cards" markdown>\n')
+    for title, group in [*grouped.items(), *([("Others", others)] if others else [])]:
+        lines += [f"## {title}\n", "| mechanism | what it does | cost |", "|---|---|---|"]
+        for entry in map(rg.mechanism, group):
+            lines.append(f"| [{entry.name}]({entry.name}.md) | {_cell(entry.summary)} | {_cell(entry.cost)} |")
+        lines.append("")
+    return "\n".join([*lines, "</div>"])
+
+
+def _page(entry: rg.Mechanism, attention: rg.Attention) -> str:
+    _, q, k, v = entry.example()
+    trained = any(True for _ in attention.parameters())
+    placed = attention.mask or attention.bias or attention.position
+    shown = (
+        PLACE
+        + ("" if placed else NOWHERE)
+        + REAL.format(layer=LAYER, head=HEAD, untrained=UNTRAINED if trained else "")
+    )
+    parts = [
+        f"# {entry.name}\n\n{entry.summary}\n",
+        _formula(entry.formula),
+        f"Paper\n:   {_linked(entry.paper)}\n",
+        f"Cost\n:   {entry.cost}\n",
+        f"![Weights of {entry.name}: from places alone, and on a sentence]({entry.name}.png)\n",
+        f"{shown}\n",
+        f"## Use\n\n```python\n{_use(entry, q, k, v)}\n```\n",
+        f"Parameters: `{entry.signature}`. It is made of these pieces:\n",
+        _formula(repr(entry.build(**entry.tiny))),
+    ]
+    if entry.disagree:
+        parts.append(f"## Where libraries disagree\n\n{entry.disagree[0].upper()}{entry.disagree[1:]}\n")
+    return "\n".join(parts)
+
+
+def _use(entry: rg.Mechanism, q: Tensor, k: Tensor, v: Tensor) -> str:
+    """A few lines that run, with the shapes that the catalogue gives."""
+    arguments = ", ".join(f"{name}={value!r}" for name, value in entry.tiny.items())
+    shapes = [
+        f"{name} = torch.randn{tuple(x.shape)}" + " " * (28 - len(str(tuple(x.shape)))) + f"# {axes}"
+        for name, x, axes in zip("qkv", (q, k, v), ("B, H, I, D", "B, G, J, D", "B, G, J, E"), strict=True)
+    ]
+    lines = ["import torch", "import regard as rg", "", f'attention = rg.mechanism("{entry.name}").build({arguments})']
+    lines += [*shapes, "", "seen = rg.attend(attention, q, k, v)"]
+    return "\n".join([*lines, "print(seen.output.shape, seen.weights[0, 0, 5])"])
+
+
+def _formula(text: str) -> str:
+    """Text with its own line breaks that may take more of them where a page is narrow."""
+    return f'<div class="formula" markdown>\n\n```text\n{text}\n```\n\n</div>\n'
+
+
+def _linked(text: str) -> str:
+    return re.sub(r"arXiv:(\d{4}\.\d{5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+@torch.no_grad()
+def _read() -> tuple[list[str], Tensor, Tensor]:
+    """The words of the sentence, and what one layer of a real model asks and answers with: (1, 12, n, 32)."""
+    model, tokenizer = load_model("minilm")
+    given = tokenizer(SENTENCE, return_tensors="pt")
+    hidden = model(**given, output_hidden_states=True).hidden_states[LAYER]
+    projections = model.encoder.layer[LAYER].attention.self
+    query, key = (p(hidden).unflatten(-1, (-1, WIDTH)).transpose(1, 2) for p in (projections.query, projections.key))
+    return tokenizer.convert_ids_to_tokens(given["input_ids"][0]), query, key
+
+
+def _fitted(entry: rg.Mechanism, query: Tensor, key: Tensor) -> tuple[rg.Attention, Tensor, Tensor]:
+    """The mechanism built for the heads, width and length of the model, and the model's tensors cut to its heads."""
+    heads = entry.tiny.get("num_heads", 1)
+    sizes = dict.fromkeys(("width", "query_width", "key_width", "hidden"), WIDTH) | {"num_features": 256}
+    given = {name: sizes.get(name, value) for name, value in entry.tiny.items()}
+    if entry.name == "longformer":
+        given |= {"size": 5, "global_positions": (0,)}
+    if entry.name == "bigbird":
+        given["block"] = 2
+    torch.manual_seed(0)
+    with torch.no_grad():
+        attention = entry.build(**given).eval()
+    chosen = slice(HEAD, HEAD + heads)
+    return attention, query[:, chosen], key[:, chosen]
+
+
+@torch.no_grad()
+def _picture(attention: rg.Attention, q: Tensor, k: Tensor, tokens: list[str]) -> bytes:
+    alike = torch.ones(1, q.shape[1], 24, q.shape[3]) / 2
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.6), layout="constrained")
+    _draw(left, rg.attend(attention, alike, alike, alike).weights)
+    left.set(title="places alone", xlabel="key", ylabel="query")
+    _draw(right, rg.attend(attention, q, k, k).weights)
+    right.set_title("a sentence")
+    right.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=8)
+    right.set_yticks(range(len(tokens)), tokens, fontsize=8)
+    written = io.BytesIO()
+    figure.savefig(written, dpi=130)
+    plt.close(figure)
+    return written.getvalue()
+
+
+def _draw(axes: plt.Axes, weights: rg.AttentionMap) -> None:
+    grid = weights.grid
+    shown = weights.tile(0, 0, slice(0, weights.shape[2]), slice(0, weights.shape[3]))[0, 0].clone()
+    if weights.attention.mask is not None:
+        shown[~weights.attention.mask.allowed(grid).expand(1, weights.shape[1], *shown.shape)[0, 0]] = float("nan")
+    colours = mpl.colormaps["cividis"].with_extremes(bad="#d9d9d9")
+    picture = axes.imshow(shown, cmap=colours, norm=mpl.colors.PowerNorm(0.5, vmin=0))
+    plt.colorbar(picture, ax=axes, shrink=0.75, label="weight")

@@ -1,0 +1,90 @@
+"""Every Python block of the README and of docs/ runs, and the numbers of the claims come from commands that exist."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard as rg
+from fabricated import fabricate
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md")])
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
+
+
+def blocks(page):
+    return BLOCK.findall(page.read_text())
+
+
+def of_readers_own(folder):
+    """What README calls a loss, batches and a model of the reader's own."""
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "num_attention_heads": 8, "num_key_value_heads": 8, "num_hidden_layers": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=30, intermediate_size=8, **sizes)).eval()
+    model.save_pretrained(folder / "model")
+    ids = torch.randint(30, (1, 8))
+    return {
+        "AutoModelForCausalLM": AutoModelForCausalLM,
+        "folder": folder / "model",
+        "loss": lambda model, batch: model(batch, labels=batch).loss,
+        "batches": [ids],
+    }
+
+
+def of_the_page(folder):
+    """Maps and runs that docs/page.md takes for granted."""
+    from transformers import BertConfig, BertModel
+
+    from regard.seq2seq.config import make_config
+    from regard.seq2seq.fitting import fit
+    from regard.seq2seq.preparation import prepare
+
+    fabricate(folder / "fabricated")
+    tokens = ["das", "Haus", "ist", "klein"]
+    model = BertModel(BertConfig(vocab_size=9, hidden_size=8, num_attention_heads=2, num_hidden_layers=1))
+    with rg.watch(model.eval()) as watched:
+        model(torch.tensor([[1, 2, 3, 4]]))
+    weights = next(iter(watched.maps.values()))
+    short = {"data": {"corpus": "grammar", "size": 60}, "training": {"steps": 1}, "model": {"width": 8}}
+    for name in "ab":
+        fit(prepare(make_config(short), folder / "runs" / name).task)
+    names = {"tokens": tokens, "source": tokens, "target": tokens, "source_tokens": tokens, "target_tokens": tokens}
+    return {
+        "weights": weights,
+        "seen": rg.attend(rg.Attention(), *torch.randn(3, 1, 2, 4, 8)),
+        "watched": watched,
+    } | names
+
+
+GIVEN = {"README.md": of_readers_own, "page.md": of_the_page}
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: str(p.relative_to(ROOT)))
+def test_blocks_run_in_their_order(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = GIVEN.get(page.name, lambda _: {})(tmp_path)
+    for code in blocks(page):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="attend: where tells nothing")  # as the guides say
+            exec(compile(code, str(page), "exec"), names)
+
+
+def claims():
+    rows = [line for line in (ROOT / "docs" / "claims.md").read_text().splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows[1:]]
+
+
+def test_every_claim_has_a_verdict_and_a_command_that_is_there():
+    assert len(claims()) >= 20
+    for number, claim, _where, measured, command, verdict in claims():
+        assert verdict.strip("*") in {"holds", "holds with a condition", "does not hold"}, (number, verdict)
+        assert claim and re.search(r"\d", measured), number
+        for script in re.findall(r"\b(?:examples|docs/claims)/\w+\.py", command):
+            assert (ROOT / script).exists(), f"{number}: {script}"
+        assert re.match(r"`(python|regard|make) ", command), number
