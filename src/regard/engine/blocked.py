@@ -135,6 +135,11 @@ class Work:
         size = max((block.stop - block.start for block in self.blocks), default=1)
         return list(runs(self.blocks, max(1, CALL_BYTES // (row * size)) if self._may_run else 1))
 
+    @property
+    def remembers(self) -> bool:
+        """Whether backward is given the output and the statistic, and computes nothing again."""
+        return self.flash is not None and self.flash.remembers
+
     def solve_run(self, run: Run, prepared: Prepared, value: Tensor) -> tuple[Tensor, Statistic]:
         """Output and statistic of all rows of a run."""
         if run.count > 1:
@@ -165,7 +170,7 @@ def _pace(size: int) -> float:
 
 
 class _Blocked(torch.autograd.Function):
-    """Blocks forward; in backward each is computed again, and its gradients land in its slices."""
+    """Blocks forward and backward, where gradients land in their slices; what the kernel does not tell is made again."""
 
     @staticmethod
     def forward(ctx: Any, work: Work, value: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -178,15 +183,18 @@ class _Blocked(torch.autograd.Function):
             output[entries, :, run.rows], statistic = work.solve_run(run, prepared, value)
             collected.write(run.rows, statistic, entries)
         ctx.work = work
-        ctx.save_for_backward(value, *tensors)
         statistics = collected.tensors()
+        remembered = (output, *statistics) if work.remembers else ()
+        ctx.count = len(tensors)
+        ctx.save_for_backward(value, *tensors, *remembered)
         ctx.mark_non_differentiable(*statistics)
         return output, *statistics
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        value, *tensors = ctx.saved_tensors
+        value, *tensors = ctx.saved_tensors[: ctx.count + 1]
+        remembered = ctx.saved_tensors[ctx.count + 1 :]
         structure = ctx.work.problem.prepared
         count = len(structure.tensors())
         prepared, parameters = structure.with_tensors(tensors[:count]), tensors[count:]
@@ -195,7 +203,11 @@ class _Blocked(torch.autograd.Function):
         on_rows = [False, *structure.on_rows()]
         for block in ctx.work.blocks:
             columns = block.index(value.device)
-            found = _block_gradients(ctx.work, block, prepared, value, columns, parameters, grad, wanted)
+            if remembered:
+                found = _remembered_gradients(ctx.work, block, prepared, value, columns, remembered, grad)
+                found += [None] * (len(wanted) - len(found))
+            else:
+                found = _block_gradients(ctx.work, block, prepared, value, columns, parameters, grad, wanted)
             places = [block.rows if rows else columns for rows in on_rows]
             for total, part, place in zip(grads[: count + 1], found[: count + 1], places, strict=True):
                 _accumulate(None if total is None else total[block.entries], part, place)
@@ -203,6 +215,22 @@ class _Blocked(torch.autograd.Function):
                 if total is not None and part is not None:
                     total += part
         return None, *(g if g is None else g.to(t.dtype) for g, t in zip(grads, (value, *tensors), strict=True))
+
+
+def _remembered_gradients(
+    work: Work,
+    block: Block,
+    prepared: Prepared,
+    value: Tensor,
+    columns: slice | Tensor,
+    remembered: Sequence[Tensor],
+    grad: Tensor,
+) -> list[Tensor | None]:
+    """Gradients of one block with respect to its slices of value, query and key, without computing it again."""
+    assert work.flash is not None
+    tile = prepared.tile(block.rows, columns).entries(block.entries)
+    output, log_total, grad = (x[block.entries, :, block.rows] for x in (*remembered, grad))
+    return list(work.flash.gradients(block, tile, value[block.entries, :, columns], output, log_total, grad))
 
 
 def _block_gradients(

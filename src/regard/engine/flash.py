@@ -34,7 +34,7 @@ def flash(
     is padded with zeros, which changes neither scores nor outputs. An empty row gives output 0
     and the log-sum-exp -inf, where the CPU kernel itself says 0.
     """
-    if query.shape[1] != key.shape[1] and not causal and (mask is None or query.shape[2] == mask.shape[1] == 1):
+    if _folds(query, key, causal, mask):
         return _folded(query, key, value, scale, mask)
     width, out_width = query.shape[-1], value.shape[-1]
     query, key = _pad(query, out_width), _pad(key, out_width)
@@ -52,6 +52,39 @@ def flash(
         if mask is not None:
             output = output.masked_fill(mask.isneginf().all(-1, keepdim=True), 0.0)
     return output[..., :out_width], log_total
+
+
+def flash_gradients(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    log_total: Tensor,
+    *,
+    scale: float,
+    causal: bool = False,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value, from what `flash` returned: nothing of the forward pass is computed again."""
+    if _folds(query, key, causal, mask):
+        G = key.shape[1]
+        grad, inner, output = (group(x, G) for x in (grad, query, output))
+        total = group(log_total[..., None], G)[..., 0]
+        parts = flash_gradients(grad, inner, key, value, output, total, scale=scale, mask=mask)
+        return parts[0].reshape(query.shape), parts[1], parts[2]
+    width, out_width = query.shape[-1], value.shape[-1]
+    padded = (_pad(x, max(width, out_width)) for x in (grad, query, key, value, output))
+    empty = log_total.isneginf()  # where the kernel itself says 0
+    parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        *padded, log_total.masked_fill(empty, 0.0), 0.0, causal, attn_mask=mask, scale=scale
+    )
+    return parts[0][..., :width], parts[1][..., :width], parts[2][..., :out_width]
+
+
+def _folds(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None) -> bool:
+    """Whether the query heads of a group can be rows of one head."""
+    return query.shape[1] != key.shape[1] and not causal and (mask is None or query.shape[2] == mask.shape[1] == 1)
 
 
 def _folded(
@@ -133,6 +166,27 @@ class FlashRows:
         if flipped:
             output, log_total = output.flip(2), log_total if log_total is None else log_total.flip(2)
         return self._finished(output, log_total, dtype)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether output and statistic are all that `gradients` needs; a sink has scaled the output."""
+        return self.tells_statistic and self._normalizer.row_sum is not None
+
+    def gradients(
+        self, block: Block, tile: Prepared, value: Tensor, output: Tensor, log_total: Tensor, grad: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of a block's value, query and key, from the output and statistic of its rows."""
+        causal = self.is_causal(block)
+        query, key, value = self._inputs(tile, value)
+        mask, flipped = (None, False) if causal else self._mask(block, tile, query.dtype)
+        rows = [x.to(query.dtype) for x in (grad, query, output)]
+        if flipped:
+            rows, log_total = [x.flip(2) for x in rows], log_total.flip(2)
+        grad, query, output = rows
+        for_query, for_key, for_value = flash_gradients(
+            grad, query, key, value, output, log_total, scale=self._scale, causal=causal, mask=mask
+        )
+        return for_value, for_query.flip(2) if flipped else for_query, for_key
 
     def solve_run(self, run: Run, prepared: Prepared, value: Tensor) -> tuple[Tensor, Statistic]:
         """Output (B, H, I, E) and statistic of all rows of a run, one call for each batch entry."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +29,15 @@ class Bias(ABC):
     `prepare` may compute O(n) tensors from queries and keys, one with rows on axis -2 for the
     queries and one for the keys, both with all query heads, (B, H, n, ...); tiles get their slices.
     `relative` says that the term depends on head and j - i alone, so one diagonal holds it all.
+
+    >>> import torch, regard as rg
+    >>> class Halved(rg.Bias):
+    ...     def transform(self, score, grid, rows, cols):
+    ...         return score / 2
+    >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
+    >>> halved, plain = rg.Attention(bias=Halved()), rg.Attention(rg.Dot(scale=8**-0.5 / 2))
+    >>> torch.allclose(rg.attend(halved, q, k, v).output, rg.attend(plain, q, k, v).output, atol=1e-6)
+    True
     """
 
     relative: bool = False
@@ -43,7 +54,16 @@ class Bias(ABC):
 
 
 class AdditiveBias(Bias):
-    """score + term; a new additive bias defines `term` alone."""
+    """score + term; a new additive bias defines `term` alone.
+
+    >>> import math, torch, regard as rg
+    >>> class PreferFirst(rg.AdditiveBias):
+    ...     def term(self, grid, rows, cols):
+    ...         return math.log(2) * (grid.j == 0)
+    >>> x = torch.zeros(1, 1, 3, 8)  # without it, a third for each
+    >>> rg.attend(rg.Attention(bias=PreferFirst()), x, x, x).weights[0, 0, 2]
+    tensor([0.5000, 0.2500, 0.2500])
+    """
 
     @abstractmethod
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
@@ -55,7 +75,13 @@ class AdditiveBias(Bias):
 
 @dataclass(frozen=True)
 class Softcap(Bias):
-    """s -> cap tanh(s / cap): scores stay within +-cap (Gemma 2, arXiv:2408.00118). Not additive."""
+    """s -> cap tanh(s / cap): scores stay within +-cap (Gemma 2, arXiv:2408.00118). Not additive.
+
+    >>> import torch, regard as rg
+    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(1, 3), 1, 1, 1)
+    >>> rg.Softcap(50.0).transform(torch.tensor([[[[-1e9, 0.0, 1e9]]]]), grid, None, None)
+    tensor([[[[-50., 0., 50.]]]])
+    """
 
     cap: float = 50.0
 
@@ -83,6 +109,11 @@ class ALiBi(AdditiveBias):
 
     The slopes m_h are the authors' for any number of heads. The distance is taken without its
     sign, so that without a causal mask the future is penalised as the past is.
+
+    >>> import regard as rg
+    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(1, 3), 1, 8, 1)
+    >>> rg.ALiBi(8).term(grid, None, None)[0, :3, 0, 0].tolist()  # of the key 2 positions before, in 3 heads
+    [-1.0, -0.5, -0.25]
     """
 
     num_heads: int
@@ -90,7 +121,7 @@ class ALiBi(AdditiveBias):
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         slopes = torch.tensor(alibi_slopes(self.num_heads), dtype=torch.float64, device=grid.device)[grid.head]
-        return -slopes.view(1, -1, 1, 1) * grid.distance.abs()
+        return _by_distance(grid, lambda distance: -slopes.view(-1, *(1,) * distance.ndim) * distance.abs())
 
     def check(self, sizes: Sizes) -> None:
         _check_heads("ALiBi", self.num_heads, sizes)
@@ -116,6 +147,12 @@ class T5Bias(nn.Module, AdditiveBias):
 
     `bidirectional` spends half the buckets on each direction (encoders); without it the future
     shares the bucket of distance 0 (decoders). T5 itself scores with `Dot(scale=1.0)`.
+
+    >>> import torch, regard as rg
+    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(5, 5), 1, 2, 5)
+    >>> term = rg.T5Bias(num_heads=2).term(grid, None, None)
+    >>> term.shape, torch.equal(term[..., :-1, :-1], term[..., 1:, 1:])  # j - i is all that counts
+    (torch.Size([1, 2, 5, 5]), True)
     """
 
     relative = True
@@ -128,8 +165,11 @@ class T5Bias(nn.Module, AdditiveBias):
         self.table = nn.Parameter(torch.randn(num_buckets, num_heads))
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
-        bucket = t5_bucket(grid.distance[0, 0], self.num_buckets, self.max_distance, self.bidirectional)
-        return self.table[bucket][..., grid.head].permute(2, 0, 1)[None]
+        def number(distance: Tensor) -> Tensor:
+            bucket = t5_bucket(distance, self.num_buckets, self.max_distance, self.bidirectional)
+            return self.table[bucket][..., grid.head].movedim(-1, 0)
+
+        return _by_distance(grid, number)
 
     def check(self, sizes: Sizes) -> None:
         _check_heads("T5Bias", self.table.shape[1], sizes)
@@ -144,6 +184,12 @@ class ShawBias(nn.Module, AdditiveBias):
 
     Distances beyond `reach` share the outermost vector. The products with all 2 reach + 1 vectors
     are made once per query; a tile only picks among them.
+
+    >>> import torch, regard as rg
+    >>> q, k = torch.randn(1, 1, 5, 4), torch.zeros(1, 1, 5, 4)
+    >>> row = rg.attend(rg.Attention(bias=rg.ShawBias(width=4, reach=2)), q, k, k).weights[0, 0, 0]
+    >>> torch.allclose(row[2:], row[2])  # 2, 3 and 4 ahead: beyond the reach all are alike
+    True
     """
 
     def __init__(self, width: int, reach: int, scale: float | None = None) -> None:
@@ -176,6 +222,13 @@ class TransformerXLBias(nn.Module, AdditiveBias):
     r is sinusoidal and W learned for each head; u and v are learned too. With `Dot()` as the
     score the sum is the paper's. The distances of a tile are projected for that tile alone, so
     nothing n x n is held.
+
+    >>> import torch, regard as rg
+    >>> bias = rg.TransformerXLBias(num_heads=2, width=8)
+    >>> sum(p.numel() for p in bias.parameters())  # u, v and W: 2 * (8 + 8 + 8 * 8)
+    160
+    >>> rg.attend(rg.Attention(bias=bias), *torch.randn(3, 1, 2, 5, 8)).output.shape
+    torch.Size([1, 2, 5, 8])
     """
 
     def __init__(self, num_heads: int, width: int, base: float = 10_000.0) -> None:
@@ -218,6 +271,32 @@ class TransformerXLBias(nn.Module, AdditiveBias):
         return f"{self.content.shape[0]}, {self.width}"
 
 
+def _by_distance(grid: Grid, number: Callable[[Tensor], Tensor]) -> Tensor:
+    """`number(j - i)`, (H, ...) of (...), for all pairs: (1, H, I, J); asked once a distance where that is all."""
+    distances = _stretch(grid)
+    if distances is None:
+        return number(grid.distance[0, 0])[None]
+    each = number(torch.arange(distances.start, distances.stop, device=grid.device))
+    return _Diagonals.apply(each, len(grid.query))[None]  # type: ignore[index]
+
+
+class _Diagonals(torch.autograd.Function):
+    """A number for each j - i, (H, I + J - 1), along the diagonals of (H, I, J).
+
+    Backward sums along them: with one more column a row, diagonals stand below each other.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, each: Tensor, num_queries: int) -> Tensor:
+        return each.unfold(-1, each.shape[-1] - num_queries + 1, 1).flip(-2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        H, I, J = grad.shape
+        moved = torch.nn.functional.pad(grad.flip(-2), (0, I)).flatten(-2)[:, : I * (I + J - 1)]
+        return moved.view(H, I, I + J - 1).sum(-2), None
+
+
 def _stretch(grid: Grid) -> range | None:
     """Every j - i of a tile, where its queries are one stretch and its keys another; else None."""
     for places in (grid.query, grid.key):
@@ -243,7 +322,14 @@ def _skewed(by_distance: Tensor, num_keys: int) -> Tensor:
 
 
 class LearnedTable(nn.Module, AdditiveBias):
-    """A learned number for each head and distance -reach ... reach; beyond, the outermost (Swin, arXiv:2103.14030)."""
+    """A learned number for each head and distance -reach ... reach; beyond, the outermost (Swin, arXiv:2103.14030).
+
+    >>> import torch, regard as rg
+    >>> bias = rg.LearnedTable(num_heads=1, reach=1)
+    >>> bias.table.data[0] = torch.tensor([1.0, 2.0, 3.0])  # before, here, after
+    >>> bias.term(rg.Grid.whole(rg.Positions.aligned_to_end(3, 3), 1, 1, 3), None, None)[0, 0].tolist()
+    [[2.0, 3.0, 3.0], [1.0, 2.0, 3.0], [1.0, 1.0, 2.0]]
+    """
 
     relative = True
 
@@ -253,8 +339,8 @@ class LearnedTable(nn.Module, AdditiveBias):
         self.table = nn.Parameter(torch.zeros(num_heads, 2 * reach + 1))
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
-        distance = grid.distance[0, 0].clamp(-self.reach, self.reach) + self.reach
-        return self.table[grid.head][:, distance][None]
+        reach = self.reach
+        return _by_distance(grid, lambda distance: self.table[grid.head][:, distance.clamp(-reach, reach) + reach])
 
     def check(self, sizes: Sizes) -> None:
         _check_heads("LearnedTable", self.table.shape[0], sizes)
