@@ -54,7 +54,7 @@ def case(*peers, **changed):
 
 
 def row_of(one, **runner):
-    return Runner(MACHINE, pair_seconds=0.0, **runner).measure(one)
+    return Runner(MACHINE, pair_seconds=0.0, pace=lambda setting: MACHINE, **runner).measure(one)
 
 
 def test_a_peer_that_agrees_is_timed_and_judged():

@@ -39,14 +39,6 @@ class Machine:
         """One thread is timed by its processor time, which other work beside it does not change; more by the wall."""
         return time.process_time if self.device == "cpu" and self.threads == 1 else time.perf_counter
 
-    def seconds(self, flops: float, moved: float) -> float:
-        """What a computation takes at least: the slower of its arithmetic and its traffic.
-
-        >>> Machine("an example", "cpu", "float32", 1, products=1e9, copying=1e9).seconds(2e9, 3e9)
-        3.0
-        """
-        return max(flops / self.products, moved / self.copying)
-
     def __str__(self) -> str:
         threads = "" if self.device == "cuda" else f", {self.threads} thread{'' if self.threads == 1 else 's'}"
         timed = " timed by the processor's clock" if self.clock is time.process_time else ""

@@ -70,7 +70,7 @@ def added_memory(prepare: Callable[[], Callable[[], object]], device: str = "cpu
     count. On "cuda" it is the memory that torch allocates on the device.
     """
     context = multiprocessing.get_context("forkserver")  # torch is imported once, not by every process
-    context.set_forkserver_preload(["torch", "regard.api"])
+    context.set_forkserver_preload(["torch", "regard.api", "transformers"])
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_measure, args=(prepare, device, warm_up, sender), daemon=True)
     process.start()

@@ -14,9 +14,10 @@ from torch import Tensor
 import regard as rg
 from regard.bench.case import Aim, Case, Run, Setting, Side, built, goal, prepared
 from regard.bench.laws import broken_law
-from regard.bench.machine import Machine, free_memory, waited
+from regard.bench.machine import Machine, free_memory, measured, waited
 from regard.bench.measure import Goal, added_memory, in_turn
 from regard.bench.peers.package import quiet
+from regard.engine.machine import forget as forget_pace
 
 #: Rounds of A B A B: as many as fit in the seconds of a pair, within these bounds.
 ROUNDS = (1, 25)
@@ -74,15 +75,25 @@ class Row:
         return [*self.goals, *(g for line in self.lines for g in line.goals)]
 
 
+def pace(setting: Setting) -> Machine:
+    """The machine as fast as it is now: a shared one is not always."""
+    forget_pace()
+    return measured(setting.device, setting.dtype, scale=0.5)
+
+
 @dataclass
 class Runner:
-    """Measures cases on a machine, within `pair_seconds` for a peer and until `stop` (`time.monotonic()`)."""
+    """Measures cases on a machine, within `pair_seconds` for a peer and until `stop` (`time.monotonic()`).
+
+    `pace` measures the machine again beside each case, which rates are held against.
+    """
 
     machine: Machine
     setting: Setting = field(default_factory=Setting)
     pair_seconds: float = 4.0
     stop: float | None = None
     laws: dict[str, str] = field(default_factory=dict)
+    pace: Callable[[Setting], Machine] = pace
 
     def run(self, cases: Iterable[Case], before: Callable[[Case], None] = lambda case: None) -> Iterator[Row]:
         """One row a case, as each is finished; `before` is told which comes next."""
@@ -187,17 +198,16 @@ class Runner:
 
     def _rates(self, case: Case, row: Row, inputs: tuple[Tensor, ...]) -> None:
         assert row.seconds is not None
+        now = self.pace(self.setting) if case.flops is not None or case.moved else self.machine
         if case.flops is not None:
-            row.products = 100 * case.flops() / row.seconds / self.machine.products
+            row.products = 100 * case.flops() / row.seconds / now.products
         if case.moved:
-            row.copying = 100 * case.moved / row.seconds / self.machine.copying
+            row.copying = 100 * case.moved / row.seconds / now.copying
         if case.attention is not None and case.ours is None:
             with torch.set_grad_enabled(case.learns):
                 plan = rg.explain(case.attention, *inputs)
             row.engine = plan.engine
-            backward = 3.5 if case.learns else 1.0  # five products of the backward pass beside two of the forward
-            moved = sum(t.numel() * t.element_size() for t in (*inputs, inputs[0]))
-            row.predicted = self.machine.seconds(backward * plan.cost.flops, moved)
+            row.predicted = None if case.learns else plan.seconds
 
 
 class Differs(Exception):

@@ -170,7 +170,7 @@ def _pace(size: int) -> float:
 
 
 class _Blocked(torch.autograd.Function):
-    """Blocks forward and backward, where gradients land in their slices; what the kernel does not tell is made again."""
+    """Blocks forward and backward, where gradients land in their slices; what the kernel does not tell is redone."""
 
     @staticmethod
     def forward(ctx: Any, work: Work, value: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:

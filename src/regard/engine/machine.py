@@ -38,6 +38,11 @@ def machine(device: torch.device) -> Machine:
     return _measured(device, torch.get_num_threads())
 
 
+def forget() -> None:
+    """Measure again at the next question."""
+    _measured.cache_clear()
+
+
 @lru_cache(maxsize=4)
 @torch.no_grad()
 def _measured(device: torch.device, _threads: int) -> Machine:

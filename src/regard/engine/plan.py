@@ -33,7 +33,14 @@ WORTH_SKIPPING = 0.3
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What `attend` would do. `print(plan)` tells it in words."""
+    """What `attend` would do. `print(plan)` tells it in words.
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 2, 100, 8)
+    >>> plan = rg.explain(rg.Attention(), x, x, x, engine="dense")
+    >>> plan.engine, plan.cost.pairs, plan.refused["linear"]  # 2 heads of 100 x 100
+    ('dense', 20000, 'it needs a Kernel score with the Sum normaliser')
+    """
 
     engine: str
     chosen: bool

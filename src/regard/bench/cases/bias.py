@@ -55,6 +55,7 @@ def _case(setting: Setting, mechanism: str, what: str, attention: rg.Attention, 
         peers=tuple(_peers(mechanism, attention, learns)),
         learns=learns,
         flops=lambda: int(backward * 4 * HEADS * WIDTH * pairs),
+        weighs=not learns or setting.full,
     )
 
 
@@ -70,7 +71,7 @@ def _peers(mechanism: str, attention: rg.Attention, learns: bool) -> Iterator[Si
             needs=needs,
         )
     if not learns and mechanism in ("alibi", "t5"):
-        aims = Aim("time", 1.0), Aim("memory", SHARE)
+        aims = (Aim("time", 1.0),)
         yield Side("SDPA, dense bias made before", partial(sdpa.with_bias, attention), aims, needs=2 * one)
     elif not learns and mechanism != "softcap":
         aims = Aim("time", 1.0), Aim("memory", SHARE)
@@ -78,4 +79,5 @@ def _peers(mechanism: str, attention: rg.Attention, learns: bool) -> Iterator[Si
     if mechanism == "softcap" and not learns:
         build = partial(transformers.softcapped, 50.0)
         yield Side("transformers' Gemma 2", build, (Aim("faster", 2),), TRANSFORMERS, needs=4 * one)
-    yield Side("eager", partial(sdpa.eager, attention), (Aim("faster", 2),), needs=one * (8 if learns else 4))
+    aims = (Aim("faster", 2),) if learns else (Aim("faster", 2), Aim("memory", SHARE))
+    yield Side("eager", partial(sdpa.eager, attention), aims, needs=one * (8 if learns else 4))
