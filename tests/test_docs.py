@@ -1,9 +1,13 @@
-"""Every Python block of the README and of docs/ runs, and the numbers of the claims come from commands that exist."""
+"""Every Python block of the README and of docs/ runs, public names have examples, and claims name their commands."""
 
 from __future__ import annotations
 
+import doctest
+import importlib
+import inspect
 import re
 import warnings
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -73,6 +77,38 @@ def test_blocks_run_in_their_order(page, tmp_path, monkeypatch):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="attend: where tells nothing")  # as the guides say
             exec(compile(code, str(page), "exec"), names)
+
+
+#: Public names without an example of their own, and why.
+WITHOUT_EXAMPLE = {
+    "RankLost": "raised where another process of a group ends, which takes two processes: tests/test_ring_failures.py",
+    "RingPlan": "made by the example of Ring, which explains a ring and reads the plan",
+}
+
+
+def public():
+    """The classes and functions that have a place in the reference; constants and aliases have no docstring."""
+    for module in sorted(set(re.findall(r'"(regard\.\w+)"', (ROOT / "docs" / "hooks" / "site.py").read_text()))):
+        package = importlib.import_module(module)
+        for name in package.__all__:
+            value = getattr(package, name)
+            if inspect.isclass(value) or inspect.isroutine(inspect.unwrap(value)):
+                yield name, value
+
+
+@cache
+def with_examples(module):
+    """The names whose docstrings have an example that tests/test_public.py runs."""
+    found = doctest.DocTestFinder().find(importlib.import_module(module))
+    run = [test for test in found if any(not example.options.get(doctest.SKIP) for example in test.examples)]
+    return {test.name.removeprefix(f"{module}.") for test in run}
+
+
+def test_every_public_name_has_an_example_that_runs():
+    names = dict(public())
+    without = {name for name, value in names.items() if value.__qualname__ not in with_examples(value.__module__)}
+    assert len(names) > 150
+    assert without <= set(WITHOUT_EXAMPLE) <= set(names), sorted(without)
 
 
 def claims():

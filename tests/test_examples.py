@@ -14,7 +14,7 @@ SCRIPTS = sorted([*ROOT.glob("examples/*.py"), *ROOT.glob("docs/claims/*.py")])
 LONGEST = 600  # seconds on a machine that is busy with other things
 
 
-@pytest.mark.slow
+@pytest.mark.example
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_it_runs(script, tmp_path):
     told = os.environ | {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"}

@@ -31,7 +31,15 @@ class Extended:
 
 
 class Cache(ABC):
-    """Base of all caches. `length` is how many tokens went in so far."""
+    """Base of all caches. `length` is how many tokens went in so far.
+
+    >>> import torch, regard as rg
+    >>> cache = rg.GrowingCache()
+    >>> for n in (4, 1, 1):
+    ...     cache = cache.extend(torch.randn(1, 2, n, 8), torch.randn(1, 2, n, 8)).cache
+    >>> cache.length
+    6
+    """
 
     length: int
 
@@ -149,6 +157,12 @@ class RingCache(Cache):
     Memory and time for a token stay constant. Every query sees the `size` latest positions, its
     own included, and the sinks, however the tokens were cut into calls. Positions stay those of
     the text; StreamingLLM renumbers them inside the cache.
+
+    >>> import torch, regard as rg
+    >>> q, k, v = torch.randn(3, 1, 2, 8, 16)
+    >>> seen = rg.attend(rg.Attention(mask=rg.causal()), q, k, v, cache=rg.RingCache(size=3, sinks=1))
+    >>> seen.weights[0, 0, 7].gt(0).int().tolist(), seen.cache.length
+    ([1, 0, 0, 0, 0, 1, 1, 1], 8)
     """
 
     size: int
@@ -192,7 +206,16 @@ class RingCache(Cache):
 
 @dataclass(frozen=True, eq=False)
 class RecurrentCache(Cache):
-    """Keeps only the sum over keys, for kernel scores: constant memory, but no weights on earlier keys."""
+    """Keeps only the sum over keys, for kernel scores: constant memory, but no weights on earlier keys.
+
+    >>> import torch, regard as rg
+    >>> attention = rg.Attention(rg.Kernel(), mask=rg.causal(), normalizer=rg.Sum())
+    >>> q, k, v = torch.randn(3, 1, 2, 6, 8)
+    >>> cache = rg.attend(attention, q[:, :, :5], k[:, :, :5], v[:, :, :5], cache=rg.RecurrentCache()).cache
+    >>> last = rg.attend(attention, q[:, :, 5:], k[:, :, 5:], v[:, :, 5:], cache=cache).output
+    >>> torch.allclose(last, rg.attend(attention, q, k, v).output[:, :, 5:], atol=1e-5)
+    True
+    """
 
     state: Tensor | None = None
     length: int = 0

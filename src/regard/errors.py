@@ -11,6 +11,12 @@ class RegardError(ValueError):
 
     Every error that a user can cause is a `RegardError`; it is a `ValueError`, so code that
     catches those keeps working.
+
+    >>> import regard as rg
+    >>> rg.RoPE(width=3)
+    Traceback (most recent call last):
+        ...
+    regard.errors.RegardError: RoPE(width=3): channels turn in pairs, so the width must be even.
     """
 
 

@@ -23,7 +23,14 @@ from regard.shapes import Sizes, check_finite
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What `attend` returns: the output (B, H, I, E), the weights on demand, and the next cache if one was given."""
+    """What `attend` returns: the output (B, H, I, E), the weights on demand, and the next cache if one was given.
+
+    >>> import torch, regard as rg
+    >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
+    >>> seen = rg.attend(rg.Attention(), q, k, v)
+    >>> torch.allclose(seen.output, seen.weights.dense() @ v, atol=1e-6), seen.cache
+    (True, None)
+    """
 
     output: Tensor
     weights: AttentionMap

@@ -14,7 +14,12 @@ __all__ = ["Mechanism", "mechanism", "mechanisms"]
 
 @cache
 def mechanisms() -> dict[str, Mechanism]:
-    """All mechanisms by name, in alphabetical order."""
+    """All mechanisms by name, in alphabetical order.
+
+    >>> found = mechanisms()
+    >>> list(found) == sorted(found), found["alibi"].paper
+    (True, 'Press, Smith & Lewis 2022, arXiv:2108.12409')
+    """
     names = [module.name for module in iter_modules(__path__) if module.name != "mechanism"]
     return {name: import_module(f"{__name__}.{name}").MECHANISM for name in sorted(names)}
 

@@ -21,6 +21,14 @@ class Mechanism:
     `formula` is plain text, `cost` says time and memory for n tokens, `tiny` are the arguments
     with which `build` fits the tiny problem of `example`: heads, key heads, widths and lengths
     in `sizes`. `disagree` tells where other libraries mean something else by the name.
+
+    >>> import regard as rg
+    >>> mechanism = rg.mechanisms()["alibi"]
+    >>> mechanism.signature
+    'alibi(num_heads: int, is_causal: bool = True)'
+    >>> attention, query, key, value = mechanism.example(queries=3)
+    >>> rg.attend(attention, query, key, value).output.shape
+    torch.Size([2, 4, 3, 8])
     """
 
     build: Callable[..., Attention]

@@ -27,6 +27,11 @@ class Batch:
     """Sentence pairs as two tensors, padded on the right.
 
     source (B, S) is [x_1 .. x_S, EOS, PAD ..]; target (B, T + 1) is [BOS, y_1 .. y_T, EOS, PAD ..].
+
+    >>> from regard.data import Batch
+    >>> batch = Batch.of([([7, 8], [9]), ([5], [6, 4])])
+    >>> batch.target_input.tolist(), batch.target_output.tolist()  # BOS is 2, EOS is 3
+    ([[2, 9, 3], [2, 6, 4]], [[9, 3, 0], [6, 4, 3]])
     """
 
     source: Tensor
@@ -78,7 +83,13 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Epoch(Sequence[Batch]):
-    """The batches of one pass over the pairs; a batch is made when it is asked for."""
+    """The batches of one pass over the pairs; a batch is made when it is asked for.
+
+    >>> from regard.data import Batches
+    >>> epoch = Batches([([5] * n, [6]) for n in range(1, 8)], sentences=2, shuffle=False).epoch()
+    >>> len(epoch), len(epoch[2:]), epoch[0].indices
+    (4, 2, (0, 1))
+    """
 
     pairs: Sequence[Encoded]
     #: The pairs of each batch of this process.

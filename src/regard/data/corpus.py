@@ -29,6 +29,10 @@ class Pair:
 
     `id` says where they are from (a verse, a line); `gold` holds (source word, target word) where the
     true alignment is known.
+
+    >>> from regard.data import Pair
+    >>> Pair("the house", "das kleine Haus", gold=frozenset({(0, 0), (1, 2)})).swapped.gold == {(0, 0), (2, 1)}
+    True
     """
 
     source: str
@@ -50,7 +54,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Pairs in three splits; `skipped` counts what was left out, by reason."""
+    """Pairs in three splits; `skipped` counts what was left out, by reason.
+
+    >>> from regard.data import Corpus, Pair
+    >>> one, two, three = (Pair(word, word.upper()) for word in "abc")
+    >>> corpus = Corpus("letters", "small", "capital", (one,), (two,), (three,))
+    >>> corpus.swapped.train[0].source, corpus.swapped.swapped.hash == corpus.hash
+    ('A', True)
+    """
 
     name: str
     source_language: str
@@ -136,6 +147,13 @@ def split_pairs(
     """Training, validation and test pairs, by a hash of (`seed`, source).
 
     All pairs of one source fall into one split, whatever their order, and adding pairs moves few of the others.
+
+    >>> from regard.data import Pair, split_pairs
+    >>> splits = split_pairs([Pair(f"source {n % 50}", f"target {n}") for n in range(100)])
+    >>> [len(split) for split in splits]
+    [80, 10, 10]
+    >>> len(set.intersection(*({pair.source for pair in split} for split in splits)))
+    0
     """
     share = min(1000, len(pairs) // 10)
     valid, test = share if valid is None else valid, share if test is None else test
@@ -169,7 +187,13 @@ def split_pairs(
 
 
 def encode_pairs(pairs: Iterable[Pair], source: Tokenizer, target: Tokenizer) -> list[tuple[list[int], list[int]]]:
-    """Both sides of every pair as ids, what `Batches` takes."""
+    """Both sides of every pair as ids, what `Batches` takes.
+
+    >>> from regard.data import Pair, Words, encode_pairs
+    >>> small, capital = Words(["a", "b"]), Words(["A", "B"])
+    >>> encode_pairs([Pair("a b", "B")], small, capital)
+    [([4, 5], [5])]
+    """
     return [(source.encode(pair.source), target.encode(pair.target)) for pair in pairs]
 
 

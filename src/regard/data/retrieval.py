@@ -24,7 +24,13 @@ NEAR_REASON = "of test too near to training"
 
 @dataclass(frozen=True, eq=False)
 class Nearest:
-    """For every test sentence, the place of the most similar training sentence, and how similar it is, (tests,)."""
+    """For every test sentence, the place of the most similar training sentence, and how similar it is, (tests,).
+
+    >>> from regard.data import nearest
+    >>> found = nearest(["he went home", "the dog sees a cat"], ["the dog sees a cat", "zebras"])
+    >>> found.index[0].item(), found.similarity.tolist(), found.copies(["er ging heim", "der Hund sieht eine Katze"])[0]
+    (1, [1.0, 0.0], 'der Hund sieht eine Katze')
+    """
 
     index: np.ndarray
     similarity: np.ndarray
@@ -74,7 +80,13 @@ def nearest(train: Sequence[str], test: Sequence[str]) -> Nearest:
 
 
 def without_near(corpus: Corpus, above: float = NEAR) -> Corpus:
-    """The corpus without the test pairs whose source is nearly a training source; they are counted as skipped."""
+    """The corpus without the test pairs whose source is nearly a training source; they are counted as skipped.
+
+    >>> from regard.data import Corpus, Pair, without_near
+    >>> train, test = (Pair("a b c", "x"),), (Pair("a b c", "y"), Pair("d", "z"))
+    >>> without_near(Corpus("letters", "small", "small", train, train, test)).describe()
+    'letters: 1 training, 1 validation, 1 test pairs; left out: 1 of test too near to training.'
+    """
     sources = ([pair.source for pair in split] for split in (corpus.train, corpus.test))
     keep = nearest(*sources).similarity <= above
     test = tuple(pair for pair, kept in zip(corpus.test, keep.tolist(), strict=True) if kept)

@@ -36,6 +36,11 @@ class Tokenizer(ABC):
     """Text to ids and back. Ids 0 to 3 are PAD, UNK, BOS and EOS; `encode` adds none of them but UNK.
 
     What is saved is one file, which `load_tokenizer` reads whatever its kind.
+
+    >>> from regard.data import train_tokenizer
+    >>> tokenizer = train_tokenizer(["the dog sees", "the cat"], kind="words")
+    >>> len(tokenizer), tokenizer.pieces(tokenizer.encode("the bird")), tokenizer.decode(tokenizer.encode("the dog"))
+    (8, ['the', '<unk>'], 'the dog')
     """
 
     @abstractmethod
@@ -94,6 +99,11 @@ class SentencePiece(Tokenizer):
     """Subwords by sentencepiece (Kudo & Richardson 2018): no word is unknown whose characters were seen.
 
     `model` is the content of a .model file, with pad, unk, bos and eos at 0, 1, 2 and 3.
+
+    >>> from regard.data import SentencePiece
+    >>> subwords = SentencePiece.train(["the dog sees the cat", "the cat sees a dog"], size=16)
+    >>> len(subwords), subwords.decode(subwords.encode("a cat sees"))
+    (16, 'a cat sees')
     """
 
     def __init__(self, model: bytes):
@@ -240,7 +250,16 @@ def train_tokenizer(sentences: Iterable[str], size: int | None = None, kind: str
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer of a file that `save` wrote, or of a .model file of sentencepiece."""
+    """The tokenizer of a file that `save` wrote, or of a .model file of sentencepiece.
+
+    >>> import tempfile
+    >>> from regard.data import Words, load_tokenizer
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Words(["cat", "dog"]).save(f"{folder}/words.json")
+    ...     words = load_tokenizer(f"{folder}/words.json")
+    >>> words.encode("dog cat")
+    [5, 4]
+    """
     try:
         content = Path(path).read_bytes()
     except OSError as error:

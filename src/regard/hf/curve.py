@@ -19,7 +19,12 @@ TENTHS = tuple(tenth / 10 for tenth in range(11))
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """The quality of a model with `removed` heads gated to zero, a share of all of them, in one order."""
+    """The quality of a model with `removed` heads gated to zero, a share of all of them, in one order.
+
+    >>> import regard as rg
+    >>> rg.CurvePoint("random", share=0.5, removed=2, quality=-1.25)
+    CurvePoint(order='random', share=0.5, removed=2, quality=-1.25)
+    """
 
     order: str
     share: float
@@ -29,7 +34,13 @@ class CurvePoint:
 
 @dataclass(eq=False)
 class PruningCurve:
-    """Points in the order in which they were measured; `complete` is False after an interrupt."""
+    """Points in the order in which they were measured; `complete` is False after an interrupt.
+
+    >>> import regard as rg
+    >>> points = [rg.CurvePoint("random", share, round(4 * share), 1 - share) for share in (0.0, 0.5)]
+    >>> rg.PruningCurve(4, points, complete=True).qualities("random")
+    {0.0: 1.0, 0.5: 0.5}
+    """
 
     num_heads: int
     points: list[CurvePoint] = field(default_factory=list)

@@ -20,6 +20,13 @@ class Importance:
 
     `values[name]` is (H,); `missing` says of which modules nothing is known, and why; `groups[name]`
     is how many heads in a row share one key and value head; `batches` is how many were averaged.
+
+    >>> import torch, regard as rg
+    >>> found = rg.Importance({"a": torch.tensor([0.3, 0.1]), "b": torch.tensor([0.4, 0.2])}, batches=1)
+    >>> found.ranking()
+    [('a', 1), ('b', 1), ('a', 0), ('b', 0)]
+    >>> found.least(2)
+    [('a', 1), ('b', 1)]
     """
 
     values: dict[str, Tensor]

@@ -155,6 +155,13 @@ class Watched(Mapping[str, AttentionMap]):
     `verify()` tells how far recomputed weights @ values lie from what the kernel returned.
 
     Rows in which nothing may be attended (padding) show zeros, whatever the backend put there.
+
+    >>> import torch, regard as rg
+    >>> encoder = rg.nn.Blueprint(8, num_heads=2).encoder(layers=2).eval()
+    >>> with rg.watch(encoder) as seen:
+    ...     states = encoder(torch.randn(1, 5, 8))
+    >>> seen.names, seen[1].shape
+    (['layers.0.self_attention', 'layers.1.self_attention'], (1, 2, 5, 5))
     """
 
     def __init__(self, parts: dict[str, Part], missing: dict[str, str], order: list[str], verified: bool) -> None:

@@ -29,6 +29,12 @@ class Tile:
 
     `log_weights` are their logarithms where those came for free, else None. Every query may attend to
     every key of the tile, but for the stretches `undecided` (indices of keys), where the mask has to be asked.
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 2, 4, 8)
+    >>> tile = next(rg.attend(rg.Attention(), x, x, x).weights.tiles())
+    >>> tile.weights.shape, tile.rows, tile.cols, tile.grid.distance.min().item()
+    (torch.Size([1, 2, 4, 4]), slice(0, 4, None), slice(0, 4, None), -3)
     """
 
     weights: Tensor
@@ -40,7 +46,20 @@ class Tile:
 
 
 class Fold(ABC):
-    """Base of all streaming statistics. A new one is one subclass."""
+    """Base of all streaming statistics. A new one is one subclass.
+
+    >>> import torch, regard as rg
+    >>> class Strongest(rg.Fold):
+    ...     def init(self, shape, device):
+    ...         return [torch.zeros(shape[:2], device=device)]
+    ...     def add(self, state, tile):
+    ...         state[0].copy_(state[0].maximum(tile.weights.amax((-2, -1))))
+    ...     def merge(self, state, other):
+    ...         return [state[0].maximum(other[0])]
+    >>> x = torch.zeros(1, 2, 4, 8)
+    >>> rg.attend(rg.Attention(), x, x, x).weights.summarize(Strongest())[0]
+    tensor([[0.2500, 0.2500]])
+    """
 
     @abstractmethod
     def init(self, shape: Shape, device: torch.device) -> State:
@@ -70,7 +89,14 @@ def _zeros(device: torch.device, *shape: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Entropy(Fold):
-    """-sum_j w_ij log w_ij of every row, in nats: 0 for one key, log n for n equal ones; (B, H, I)."""
+    """-sum_j w_ij log w_ij of every row, in nats: 0 for one key, log n for n equal ones; (B, H, I).
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 1, 3, 8)
+    >>> (entropy,) = rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights.summarize(rg.Entropy())
+    >>> entropy.exp().round(decimals=4)  # as many keys as are looked at alike
+    tensor([[[1., 2., 3.]]])
+    """
 
     def init(self, shape: Shape, device: torch.device) -> State:
         return [_zeros(device, *shape[:3])]
@@ -94,7 +120,14 @@ def weighted_log(tile: Tile) -> Tensor:
 
 
 class Links(NamedTuple):
-    """The strongest links of every row: `weights` and key indices `keys`, both (B, H, I, k), strongest first."""
+    """The strongest links of every row: `weights` and key indices `keys`, both (B, H, I, k), strongest first.
+
+    >>> import torch, regard as rg
+    >>> x = 20 * torch.eye(3).expand(1, 1, 3, 3)
+    >>> weights, keys = rg.attend(rg.Attention(), x, x, x).weights.summarize(rg.Top(1))[0]
+    >>> keys.flatten().tolist(), weights.shape
+    ([0, 1, 2], torch.Size([1, 1, 3, 1]))
+    """
 
     weights: Tensor
     keys: Tensor
@@ -102,7 +135,13 @@ class Links(NamedTuple):
 
 @dataclass(frozen=True)
 class Top(Fold):
-    """The k strongest weights of every row and where they point; -1 where a row has fewer."""
+    """The k strongest weights of every row and where they point; -1 where a row has fewer.
+
+    >>> import torch, regard as rg
+    >>> x = torch.randn(1, 1, 2, 8)
+    >>> rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights.summarize(rg.Top(2))[0].keys[0, 0, 0]
+    tensor([ 0, -1])
+    """
 
     k: int = 1
 
@@ -152,7 +191,13 @@ def greatest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Received(Fold):
-    """sum_i w_ij: how much every key is looked at; (B, H, J)."""
+    """sum_i w_ij: how much every key is looked at; (B, H, J).
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 1, 2, 8)
+    >>> rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights.summarize(rg.Received())[0]
+    tensor([[[1.5000, 0.5000]]])
+    """
 
     def init(self, shape: Shape, device: torch.device) -> State:
         return [_zeros(device, *shape[:2], shape[3])]
@@ -163,7 +208,13 @@ class Received(Fold):
 
 @dataclass(frozen=True)
 class Distance(Fold):
-    """sum_j w_ij |i - j|: how far every query looks, in positions; (B, H, I)."""
+    """sum_j w_ij |i - j|: how far every query looks, in positions; (B, H, I).
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 1, 3, 8)
+    >>> rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights.summarize(rg.Distance())[0]
+    tensor([[[0.0000, 0.5000, 1.0000]]])
+    """
 
     def init(self, shape: Shape, device: torch.device) -> State:
         return [_zeros(device, *shape[:3])]
@@ -175,7 +226,13 @@ class Distance(Fold):
 
 @dataclass(frozen=True, eq=False)
 class Mass(Fold):
-    """sum of w_ij over chosen keys: indices, or a boolean vector (J,) or (B, J); (B, H, I)."""
+    """sum of w_ij over chosen keys: indices, or a boolean vector (J,) or (B, J); (B, H, I).
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 1, 4, 8)
+    >>> rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights.summarize(rg.Mass([0, 1]))[0]
+    tensor([[[1.0000, 1.0000, 0.6667, 0.5000]]])
+    """
 
     keys: Tensor
 
@@ -218,6 +275,12 @@ class Pool(Fold):
 
     A row of cells sums to what a row of weights sums to; (B, H, rows, cols). Cells never
     outnumber queries or keys.
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 1, 4, 8)
+    >>> rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights.summarize(rg.Pool(2, 2))[0][0, 0]
+    tensor([[1.0000, 0.0000],
+            [0.5833, 0.4167]])
     """
 
     rows: int = 64
@@ -260,6 +323,12 @@ class Similarity(Fold):
     """Cosine of every two heads' maps: 1 on the diagonal, near 1 for copies; (B, H, H).
 
     Of whole maps, or of every so-many-th query, which a long text has more than enough of.
+
+    >>> import torch, regard as rg
+    >>> x = torch.randn(1, 1, 4, 8).expand(1, 2, 4, 8)  # two heads that do the same
+    >>> rg.attend(rg.Attention(), x, x, x).weights.summarize(rg.Similarity())[0].round(decimals=4)
+    tensor([[[1., 1.],
+             [1., 1.]]])
     """
 
     every: int = 1

@@ -29,6 +29,14 @@ class RingMap(AttentionMap):
     from the rows and columns that are asked for, which their owners send; a statistic takes one more turn of
     the ring, each rank folds the tiles of its own queries, and the states are merged. `statistic` is of this
     rank's queries.
+
+    >>> import torch, torch.distributed as dist, regard as rg
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one
+    >>> x = torch.zeros(1, 1, 4, 8)
+    >>> weights = rg.attend(rg.Attention(), x, x, x, engine="ring").weights
+    >>> weights.shape, weights.summarize(rg.Received())[0].tolist()
+    ((1, 1, 4, 4), [[[1.0, 1.0, 1.0, 1.0]]])
+    >>> dist.destroy_process_group()
     """
 
     def __init__(self, turn: Turn, result: Result) -> None:

@@ -30,6 +30,12 @@ class Rows:
 
     `sources` (A,) are those that are read, one after the other. Their rows are one more axis of queries: a grid of
     A x `width`, in which row r stands at `place[r]`; None where the rows fill it.
+
+    >>> import torch, regard as rg
+    >>> rows = rg.nn.Rows.of(torch.tensor([0, 0, 1, 1, 1]))  # a beam of 2 and one of 3
+    >>> query = torch.randn(5, 4, 1, 8)
+    >>> rows.fold(query).shape, torch.equal(rows.unfold(rows.fold(query)), query)
+    (torch.Size([2, 4, 3, 8]), True)
     """
 
     sources: Tensor
@@ -68,6 +74,13 @@ class Keys:
     What the score computes of keys alone (the projections of Bahdanau, the features of linear attention) is
     computed at the first single query, once for all that follow. `mask` is about keys: `padding(...)`. Several rows
     of queries may share a row of keys, without a copy of it: `rows` says which, and `each` is what that stands for.
+
+    >>> import torch, regard as rg
+    >>> attention = rg.nn.MultiHeadAttention(8, 2)
+    >>> source, x = torch.randn(1, 5, 8), torch.randn(1, 1, 8)
+    >>> keys = attention.keys(source)
+    >>> keys.length, torch.allclose(attention(x, keys), attention(x, source), atol=1e-6)
+    (5, True)
     """
 
     attention: Attention
@@ -242,7 +255,12 @@ def _both(first: Mask | None, second: Mask | None) -> Mask | None:
 
 
 def select_rows(value: Any, index: Tensor) -> Any:
-    """The rows at `index` of a tensor, of `Keys`, of a padding mask, or of nested tuples of them; numbers stay."""
+    """The rows at `index` of a tensor, of `Keys`, of a padding mask, or of nested tuples of them; numbers stay.
+
+    >>> import torch, regard as rg
+    >>> rg.nn.select_rows((torch.tensor([[1], [2]]), 7), torch.tensor([1, 1, 0]))
+    (tensor([[2], [2], [1]]), 7)
+    """
     if isinstance(value, Tensor):
         return value.index_select(0, index)
     if isinstance(value, Keys):

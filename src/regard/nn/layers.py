@@ -58,6 +58,14 @@ class Residual(nn.Module):
 
     Post-norm is the paper's; pre-norm trains without warm-up (Xiong et al. 2020, arXiv:2002.04745), and a stack of it
     ends in a norm of its own.
+
+    >>> import torch, regard as rg
+    >>> x = torch.randn(1, 5, 8)
+    >>> pre, post = rg.nn.Residual(8, "pre"), rg.nn.Residual(8, "post")
+    >>> torch.equal(pre.after(x, torch.zeros(1, 5, 8)), x)  # what adds nothing changes nothing
+    True
+    >>> torch.allclose(post.after(x, x), pre.before(x), atol=1e-4)  # a norm knows no scale
+    True
     """
 
     def __init__(self, width: int, norm: str = "pre", dropout: float = 0.0) -> None:
@@ -110,6 +118,13 @@ class DecoderLayer(nn.Module):
 
     Without `cross_attention` it is the layer of a decoder alone, as language models have. That no token sees a later
     one is the business of the mask of `self_attention`.
+
+    >>> import torch, regard as rg
+    >>> own = rg.nn.MultiHeadAttention(8, 2, attention=rg.Attention(mask=rg.causal()))
+    >>> layer = rg.nn.DecoderLayer(own, None, rg.nn.FeedForward(8))
+    >>> output, past = layer(torch.randn(1, 5, 8))
+    >>> output.shape, past.length
+    (torch.Size([1, 5, 8]), 5)
     """
 
     def __init__(

@@ -12,7 +12,19 @@ from regard.maps import AttentionMap
 
 
 class Listener(Protocol):
-    """What is told of every attention of every module of `regard.nn`, whichever model it is in."""
+    """What is told of every attention of every module of `regard.nn`, whichever model it is in.
+
+    >>> import torch, regard as rg
+    >>> class Counter:
+    ...     heads = 0
+    ...     def told(self, module, weights):
+    ...         self.heads += weights.shape[1]
+    >>> counter, attention = Counter(), rg.nn.MultiHeadAttention(8, 2)
+    >>> with rg.nn.listeners.to(counter):
+    ...     output = attention(torch.randn(1, 5, 8))
+    >>> counter.heads
+    2
+    """
 
     def told(self, module: nn.Module, weights: AttentionMap) -> None: ...
 
@@ -50,6 +62,11 @@ class Attends(nn.Module):
     """Base of modules that attend and tell: `regard.watch` finds them by it.
 
     `is_cross_attention` and `is_causal` say which part of a model the attention is.
+
+    >>> import regard as rg
+    >>> model = rg.nn.Blueprint(8, num_heads=2).decoder(layers=1)
+    >>> [(each.is_cross_attention, each.is_causal) for each in model.modules() if isinstance(each, rg.nn.Attends)]
+    [(False, True), (True, False)]
     """
 
     is_cross_attention: bool = False

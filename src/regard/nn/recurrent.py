@@ -25,6 +25,14 @@ class RecurrentEncoder(nn.Module):
     The backward layers read each row from its own last token (the row is turned round by its length), so
     that padding on the right changes nothing. Both directions share `width`. On a CPU this took 8.1 ms
     forward and backward where packed sequences took 10.4 (32 sequences of 16, width 128).
+
+    >>> import torch, regard as rg
+    >>> encoder, x = rg.nn.RecurrentEncoder(6, 8), torch.randn(2, 5, 6)
+    >>> states, final = encoder(x, torch.tensor([5, 3]))
+    >>> states.shape, final.shape, states[1, 3:].abs().max().item()
+    (torch.Size([2, 5, 8]), torch.Size([2, 8]), 0.0)
+    >>> torch.allclose(encoder(x[1:, :3], torch.tensor([3]))[0], states[1:, :3], atol=1e-6)
+    True
     """
 
     def __init__(
@@ -159,6 +167,14 @@ class Cells(nn.Module):
     """Cells one above the other, and where they start: at tanh(W h), with h the last state of an encoder.
 
     The lowest is fed what the step before made, if `feed_width` is above 0.
+
+    >>> import torch, regard as rg
+    >>> cells, x = rg.nn.Cells(6, 8, layers=2), torch.randn(1, 3, 6)
+    >>> first = states = cells.first(torch.randn(1, 8))
+    >>> for projected in cells.project(x).unbind(1):
+    ...     states = cells(projected, None, states)
+    >>> torch.allclose(states[-1][0], cells.whole(x, first)[:, -1], atol=1e-6)
+    True
     """
 
     def __init__(

@@ -107,7 +107,15 @@ class Encoder(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Past:
-    """The keys of the tokens a decoder has read, layer by layer."""
+    """The keys of the tokens a decoder has read, layer by layer.
+
+    >>> import torch, regard as rg
+    >>> decoder = rg.nn.Blueprint(8, num_heads=2).decoder(layers=3, vocabulary=9, cross=False)
+    >>> _, past = decoder.advance(torch.tensor([[2, 4]]))
+    >>> _, longer = decoder.advance(torch.tensor([[8]]), past=past)
+    >>> past.length, longer.length, len(longer.keys)
+    (2, 3, 3)
+    """
 
     keys: tuple[Keys, ...]
 

@@ -15,6 +15,11 @@ class Grid:
     """Coordinates of a tile. `b`, `h`, `i`, `j` broadcast against a (B, H, I, J) tile of scores.
 
     `i` and `j` are positions, so `grid.j <= grid.i` is causality whatever the chunk or cache.
+
+    >>> import regard as rg
+    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(2, 3), B=1, H=1, I=2)
+    >>> grid.i.flatten().tolist(), grid.distance[0, 0].tolist()  # j - i
+    ([1, 2], [[-1, 0, 1], [-2, -1, 0]])
     """
 
     batch: Tensor

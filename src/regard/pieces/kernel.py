@@ -21,7 +21,16 @@ from regard.shapes import Sizes
 
 
 class FeatureMap(ABC):
-    """phi: turns queries and keys into non-negative features, (..., D) -> (..., W)."""
+    """phi: turns queries and keys into non-negative features, (..., D) -> (..., W).
+
+    >>> import torch, regard as rg
+    >>> class Positive(rg.FeatureMap):
+    ...     def __call__(self, query, key):
+    ...         return query.relu() + 1, key.relu() + 1
+    >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
+    >>> rg.attend(rg.Attention(rg.Kernel(Positive()), normalizer=rg.Sum()), q, k, v).output.shape
+    torch.Size([1, 2, 5, 8])
+    """
 
     @abstractmethod
     def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]: ...
@@ -29,7 +38,12 @@ class FeatureMap(ABC):
 
 @dataclass(frozen=True)
 class EluPlusOne(FeatureMap):
-    """phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, arXiv:2006.16236, eq. 7); W = D."""
+    """phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, arXiv:2006.16236, eq. 7); W = D.
+
+    >>> import torch, regard as rg
+    >>> rg.EluPlusOne()(torch.tensor([0.0, 2.0]), torch.tensor([-1e9, 4.0]))
+    (tensor([1., 3.]), tensor([0., 5.]))
+    """
 
     def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         return F.elu(query).add_(1), F.elu(key).add_(1)
@@ -43,6 +57,12 @@ class RandomFeatures(nn.Module, FeatureMap):
     variance. `redraw(seed)` draws new ones. performer-pytorch subtracts the greatest key score
     of the whole sequence, which lets the future change the past by rounding; here only a
     constant of each query is subtracted, which the normaliser cancels exactly.
+
+    >>> import torch, regard as rg
+    >>> features = rg.RandomFeatures(width=8, num_features=64, seed=0)
+    >>> query, key = features(torch.randn(1, 1, 5, 8), torch.randn(1, 1, 7, 8))
+    >>> query.shape, key.shape, bool((query >= 0).all() and (key >= 0).all())
+    (torch.Size([1, 1, 5, 64]), torch.Size([1, 1, 7, 64]), True)
     """
 
     frequencies: Tensor
@@ -86,6 +106,12 @@ class Kernel(nn.Module, Score):
     """s_ij = phi(q_i) . phi(k_j) for a feature map phi; use with the `Sum` normaliser.
 
     `Kernel(EluPlusOne())` is linear attention, `Kernel(RandomFeatures(64))` the Performer.
+
+    >>> import torch, regard as rg
+    >>> x = torch.randn(1, 2, 5, 8)
+    >>> weights = rg.attend(rg.Attention(rg.Kernel(), normalizer=rg.Sum()), x, x, x).weights.dense()
+    >>> torch.allclose(weights.sum(-1), torch.ones(1, 2, 5)), bool((weights >= 0).all())
+    (True, True)
     """
 
     nonnegative = True

@@ -27,6 +27,14 @@ class Mask(ABC):
     `relative` says that the answer depends on j - i alone, for every batch entry and head;
     then one tile serves a whole diagonal of blocks. `keys_only` says that it does not depend on
     the query; then sums over keys serve all queries.
+
+    >>> import regard as rg
+    >>> class every_other(rg.Mask):
+    ...     def allowed(self, grid):
+    ...         return grid.distance % 2 == 0
+    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(3, 3), 1, 1, 3)
+    >>> (rg.causal() & every_other()).allowed(grid)[0, 0].int().tolist()
+    [[1, 0, 0], [0, 1, 0], [1, 0, 1]]
     """
 
     relative: bool = False
@@ -200,6 +208,11 @@ class causal(Mask):
 
     Positions are compared, so 2 queries against 5 keys stand at positions 3 and 4 and see
     4 and 5 keys. torch's `is_causal=True` would let them see 1 and 2.
+
+    >>> import regard as rg
+    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(2, 5), 1, 1, 2)
+    >>> rg.causal().allowed(grid)[0, 0].int().tolist()
+    [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
     """
 
     relative = True
@@ -220,6 +233,11 @@ class window(Mask):
 
     `causal() & window(w)` sees w keys, the rule of Mistral and Hugging Face. attention-gym,
     x-transformers, jax and local-attention see w + 1 for the same number.
+
+    >>> import regard as rg
+    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(4, 4), 1, 1, 4)
+    >>> rg.window(2).allowed(grid)[0, 0].int().tolist()
+    [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
     """
 
     size: int
@@ -240,7 +258,13 @@ class window(Mask):
 
 @dataclass(frozen=True)
 class dilated(Mask):
-    """j = i + m * `dilation`, |m| < `size`: a window with gaps (Longformer, arXiv:2004.05150, 3.1)."""
+    """j = i + m * `dilation`, |m| < `size`: a window with gaps (Longformer, arXiv:2004.05150, 3.1).
+
+    >>> import regard as rg
+    >>> grid = rg.Grid.whole(rg.Positions.of(3, 1, 7), 1, 1, 1)  # one query, at position 3 of 7
+    >>> rg.dilated(size=2, dilation=3).allowed(grid)[0, 0, 0].int().tolist()
+    [1, 0, 0, 1, 0, 0, 1]
+    """
 
     size: int
     dilation: int
@@ -266,7 +290,13 @@ class dilated(Mask):
 
 @dataclass(frozen=True)
 class prefix(Mask):
-    """j < `length`: the first keys, open to everyone. `causal() | prefix(p)` is a prefix LM (Raffel 2020)."""
+    """j < `length`: the first keys, open to everyone. `causal() | prefix(p)` is a prefix LM (Raffel 2020).
+
+    >>> import regard as rg
+    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(4, 4), 1, 1, 4)
+    >>> (rg.causal() | rg.prefix(2)).allowed(grid)[0, 0].int().tolist()
+    [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    """
 
     length: int
     keys_only = True
@@ -290,6 +320,11 @@ class block_local(Mask):
 
     floor(j / size) - floor(i / size) lies in [-before, after]. Blocks of BigBird and of
     local-attention are these; a window slides with the query, a block does not.
+
+    >>> import regard as rg
+    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(4, 4), 1, 1, 4)
+    >>> rg.block_local(2).allowed(grid)[0, 0].int().tolist()
+    [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
     """
 
     size: int

@@ -109,6 +109,11 @@ class documents(Mask):
     `documents([100, 40, 7])` packs three documents of those lengths; a pair is allowed where
     both positions lie in the same one. Together they cover the sequence: padding at its end is a
     document of its own. With `key_lengths` the keys are packed differently (cross-attention between packed pairs).
+
+    >>> import regard as rg
+    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(4, 4), 1, 1, 4)
+    >>> (rg.causal() & rg.documents([3, 1])).allowed(grid)[0, 0].int().tolist()
+    [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 1]]
     """
 
     lengths: tuple[int, ...]
@@ -182,7 +187,13 @@ class documents(Mask):
 
 @dataclass(frozen=True)
 class global_tokens(Mask):
-    """Chosen positions see everyone and are seen by everyone (Longformer, ETC): i in set or j in set."""
+    """Chosen positions see everyone and are seen by everyone (Longformer, ETC): i in set or j in set.
+
+    >>> import regard as rg
+    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(3, 3), 1, 1, 3)
+    >>> rg.global_tokens([0]).allowed(grid)[0, 0].int().tolist()
+    [[1, 1, 1], [1, 0, 0], [1, 0, 0]]
+    """
 
     positions: tuple[int, ...]
 
@@ -213,6 +224,11 @@ class random_blocks(Mask):
 
     The blocks are drawn from the ceil(length / size) blocks of the sequence, without
     repetition, from `seed` alone: the same mask on every machine, layer and call.
+
+    >>> import regard as rg
+    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(8, 8), 1, 1, 8)
+    >>> rg.random_blocks(size=2, count=3, length=8).allowed(grid)[0, 0].sum(-1).tolist()  # 3 blocks of 2 keys
+    [6, 6, 6, 6, 6, 6, 6, 6]
     """
 
     size: int
@@ -275,6 +291,12 @@ def bigbird(
     `window_blocks` blocks around one's own, `global_blocks` at the start of the sequence that see
     and are seen by all, `num_random` random blocks to each block of queries. Hugging Face makes
     the last block global too and, in eval mode, draws block 0 for every random block.
+
+    >>> import regard as rg
+    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(80, 80), 1, 1, 80)
+    >>> keys = rg.bigbird(80, block=4).allowed(grid)[0, 0].sum(-1)
+    >>> keys[0].item(), bool(keys[4:].max() <= (3 + 1 + 3) * 4)  # the first block is global
+    (80, True)
     """
     side = window_blocks // 2
     near = block_local(block, before=side, after=side)
@@ -311,6 +333,12 @@ class given(Mask):
     Rows and columns are aligned to the end, like `causal`. A float mask (0 and -inf, added to
     the scores) means something else and is refused, and so is any shape that would broadcast
     along an axis it does not name: (B, I, J) must say where the heads are.
+
+    >>> import torch, regard as rg
+    >>> tensor = torch.tensor([[True, False], [True, True]])
+    >>> x = torch.randn(1, 2, 2, 8)
+    >>> rg.attend(rg.Attention(mask=rg.given(tensor)), x, x, x).weights[0, 1].gt(0).tolist()
+    [[True, False], [True, True]]
     """
 
     tensor: Tensor = field(repr=False)

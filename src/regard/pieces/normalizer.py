@@ -25,6 +25,12 @@ class Normalizer(ABC):
     """Base of all normalisers. `row_sum` is what the weights of a row that is not empty add up to.
 
     `masked_score` is what takes the place of a masked score; `needs_nonnegative` refuses scores that may be below 0.
+
+    >>> import torch, regard as rg
+    >>> scores, columns = torch.zeros(1, 1, 1, 4), torch.arange(4)
+    >>> statistic = rg.Softmax().statistic(scores, columns)  # of the whole row
+    >>> rg.Softmax().weights(scores[..., :2], statistic, columns[:2])  # of any part
+    tensor([[[[0.2500, 0.2500]]]])
     """
 
     row_sum: float | None = 1.0
@@ -87,6 +93,11 @@ class Softmax(Normalizer):
     Below T = 1 the row sharpens, and as T goes to 0 it becomes a hard lookup (`Hardmax`); above,
     it flattens. With a `sink` the denominator has the extra term exp(sink), so a head can look
     nowhere and the row sums to less than 1 (gpt-oss, arXiv:2508.10925; "softmax-off-by-one" is sink = 0).
+
+    >>> import torch, regard as rg
+    >>> scores, columns = torch.tensor([[[[1.0, 3.0]]]]).log(), torch.arange(2)
+    >>> [rg.Softmax(sink=sink).rows(scores, columns)[0] for sink in (None, 0.0)]  # a sink of 0 adds 1 to 1 + 3
+    [tensor([[[[0.2500, 0.7500]]]]), tensor([[[[0.2000, 0.6000]]]])]
     """
 
     temperature: float = 1.0
@@ -146,7 +157,13 @@ class Softmax(Normalizer):
 
 
 class LearnedSink(nn.Module, Normalizer):
-    """Softmax with a learned sink for each head: sum_j w_ij = 1 - exp(sink_h) / (...) (gpt-oss, arXiv:2508.10925)."""
+    """Softmax with a learned sink for each head: sum_j w_ij = 1 - exp(sink_h) / (...) (gpt-oss, arXiv:2508.10925).
+
+    >>> import torch, regard as rg
+    >>> scores, columns = torch.tensor([[[[1.0, 3.0]]]]).log(), torch.arange(2)
+    >>> rg.LearnedSink(num_heads=1).rows(scores, columns)[0].detach()  # it begins at 0: 1 / 5 goes nowhere
+    tensor([[[[0.2000, 0.6000]]]])
+    """
 
     row_sum = None
     temperature = 1.0
@@ -188,6 +205,10 @@ class Sparsemax(Normalizer):
     """w_ij = max(s_ij - t_i, 0) with t_i such that the row sums to 1 (Martins & Astudillo 2016, arXiv:1602.02068).
 
     The Euclidean projection of the scores on the simplex: far scores get exactly 0.
+
+    >>> import torch, regard as rg
+    >>> rg.Sparsemax().rows(torch.tensor([[[[0.0, 0.5, -1.0]]]]), torch.arange(3))[0]  # t = -0.25
+    tensor([[[[0.2500, 0.7500, 0.0000]]]])
     """
 
     def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
@@ -209,6 +230,10 @@ class Entmax15(Normalizer):
     """w_ij = max(s_ij / 2 - t_i, 0)^2 with t_i such that the row sums to 1 (Peters et al. 2019, arXiv:1905.05702).
 
     Halfway between softmax and sparsemax: alpha-entmax with alpha = 1.5.
+
+    >>> import torch, regard as rg
+    >>> rg.Entmax15().rows(torch.tensor([[[[0.0, 0.4, -2.0]]]]), torch.arange(3))[0]  # t = -0.6
+    tensor([[[[0.3600, 0.6400, 0.0000]]]])
     """
 
     def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
@@ -243,6 +268,10 @@ class TopK(Normalizer):
 
     The statistic keeps WHICH keys were kept: a stored threshold is wrong when a tile of another
     shape recomputes a score with another last bit. Rows with fewer than k keys keep them all.
+
+    >>> import torch, regard as rg
+    >>> rg.TopK(2).rows(torch.tensor([[[[1.0, 0.5, 3.0]]]]).log(), torch.arange(3))[0]
+    tensor([[[[0.2500, 0.0000, 0.7500]]]])
     """
 
     k: int
@@ -263,7 +292,12 @@ class TopK(Normalizer):
 
 @dataclass(frozen=True)
 class Hardmax(Normalizer):
-    """1 on the highest score of the row, 0 elsewhere: softmax at temperature 0. Of equal scores the first wins."""
+    """1 on the highest score of the row, 0 elsewhere: softmax at temperature 0. Of equal scores the first wins.
+
+    >>> import torch, regard as rg
+    >>> rg.Hardmax().rows(torch.tensor([[[[1.0, 3.0, 3.0]]]]), torch.arange(3))[0]
+    tensor([[[[0., 1., 0.]]]])
+    """
 
     def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
         best = scores.detach().max(-1, keepdim=True)
@@ -285,7 +319,12 @@ def _kept(kept: Tensor, columns: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Sum(Normalizer):
-    """w_ij = s_ij / sum_j s_ij, for scores that are not negative (linear attention, arXiv:2006.16236, eq. 4)."""
+    """w_ij = s_ij / sum_j s_ij, for scores that are not negative (linear attention, arXiv:2006.16236, eq. 4).
+
+    >>> import torch, regard as rg
+    >>> rg.Sum().rows(torch.tensor([[[[1.0, 0.0, 3.0]]]]), torch.arange(3))[0]
+    tensor([[[[0.2500, 0.0000, 0.7500]]]])
+    """
 
     masked_score = 0.0
     needs_nonnegative = True

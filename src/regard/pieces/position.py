@@ -13,7 +13,15 @@ from regard.errors import RegardError
 
 
 class Position(ABC):
-    """Base: `encode` adds or rotates in where each vector stands."""
+    """Base: `encode` adds or rotates in where each vector stands.
+
+    >>> import torch, regard as rg
+    >>> class Count(rg.Position):
+    ...     def encode(self, x, positions):
+    ...         return x + positions[:, None]
+    >>> Count().encode(torch.zeros(1, 1, 3, 1), torch.arange(4, 7)).flatten()
+    tensor([4., 5., 6.])
+    """
 
     @abstractmethod
     def encode(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -21,7 +29,15 @@ class Position(ABC):
 
 
 class Scaling(ABC):
-    """How RoPE's frequencies change to reach lengths beyond those of training."""
+    """How RoPE's frequencies change to reach lengths beyond those of training.
+
+    >>> import regard as rg
+    >>> class Halved(rg.Scaling):
+    ...     def __call__(self, frequencies):
+    ...         return frequencies / 2
+    >>> rg.RoPE(4).frequencies().tolist(), rg.RoPE(4, scaling=Halved()).frequencies().tolist()
+    ([1.0, 0.01], [0.5, 0.005])
+    """
 
     @abstractmethod
     def __call__(self, frequencies: Tensor) -> Tensor: ...
@@ -29,7 +45,14 @@ class Scaling(ABC):
 
 @dataclass(frozen=True)
 class Linear(Scaling):
-    """Position interpolation: positions over `factor` (Chen et al. 2023, arXiv:2306.15595)."""
+    """Position interpolation: positions over `factor` (Chen et al. 2023, arXiv:2306.15595).
+
+    >>> import torch, regard as rg
+    >>> x = torch.randn(1, 1, 2, 8)
+    >>> scaled = rg.RoPE(8, scaling=rg.Linear(4.0)).encode(x, torch.tensor([40, 80]))
+    >>> torch.allclose(scaled, rg.RoPE(8).encode(x, torch.tensor([10, 20])))
+    True
+    """
 
     factor: float
 
@@ -39,7 +62,12 @@ class Linear(Scaling):
 
 @dataclass(frozen=True)
 class NTK(Scaling):
-    """The base grows so that the slowest wave slows by `factor` and the fastest stays ("NTK-aware", 2023)."""
+    """The base grows so that the slowest wave slows by `factor` and the fastest stays ("NTK-aware", 2023).
+
+    >>> import torch, regard as rg
+    >>> rg.NTK(4.0)(torch.tensor([1.0, 0.1, 0.01])) / torch.tensor([1.0, 0.1, 0.01])  # 4^0, 4^-0.5, 4^-1
+    tensor([1.0000, 0.5000, 0.2500])
+    """
 
     factor: float
 
@@ -51,7 +79,13 @@ class NTK(Scaling):
 
 @dataclass(frozen=True)
 class Llama3(Scaling):
-    """Slow waves slow by `factor`, fast ones stay, with a ramp between (Llama 3.1, arXiv:2407.21783)."""
+    """Slow waves slow by `factor`, fast ones stay, with a ramp between (Llama 3.1, arXiv:2407.21783).
+
+    >>> import torch, regard as rg
+    >>> frequencies = torch.tensor([1.0, 1e-5])  # 1,304 turns in the trained length, and a hundredth of one
+    >>> rg.Llama3(factor=8.0)(frequencies) / frequencies
+    tensor([1.0000, 0.1250])
+    """
 
     factor: float = 8.0
     low: float = 1.0
@@ -72,6 +106,13 @@ class RoPE(Position):
     The pairs are (m, m + D/2) as in Llama and GPT-NeoX, or (2m, 2m + 1) with `interleaved=True`
     as in the paper and GPT-J: weights trained with one are wrong with the other. Channels past
     `width` are left as they are (partial rotation).
+
+    >>> import torch, regard as rg
+    >>> q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
+    >>> def score(i, j):
+    ...     return rg.RoPE(8).encode(q, torch.tensor([i])) @ rg.RoPE(8).encode(k, torch.tensor([j])).mT
+    >>> torch.allclose(score(3, 1), score(1003, 1001))
+    True
     """
 
     width: int
@@ -111,6 +152,12 @@ class Sinusoidal(Position):
 
     Channel 2m is the sine, 2m + 1 the cosine; low channels are the fast waves. In the slot of an
     attention the waves are added to queries and keys; `table` gives them for embeddings.
+
+    >>> import torch, regard as rg
+    >>> rg.Sinusoidal().table(torch.tensor([0]), 4).tolist()
+    [[0.0, 1.0, 0.0, 1.0]]
+    >>> rg.Sinusoidal().encode(torch.zeros(1, 1, 5, 8), torch.arange(5)).shape
+    torch.Size([1, 1, 5, 8])
     """
 
     base: float = 10_000.0
@@ -126,7 +173,14 @@ class Sinusoidal(Position):
 
 
 class LearnedPositions(nn.Module, Position):
-    """Add a learned vector for each position 0 ... length - 1 (Gehring et al. 2017, arXiv:1705.03122)."""
+    """Add a learned vector for each position 0 ... length - 1 (Gehring et al. 2017, arXiv:1705.03122).
+
+    >>> import torch, regard as rg
+    >>> positions = rg.LearnedPositions(length=16, width=4)
+    >>> encoded = positions.encode(torch.zeros(1, 1, 2, 4), torch.tensor([3, 7]))
+    >>> torch.equal(encoded[0, 0], positions.table[[3, 7]])
+    True
+    """
 
     def __init__(self, length: int, width: int) -> None:
         super().__init__()

@@ -25,6 +25,16 @@ class Score(ABC):
     A dot-like score implements `prepare` and `scale`; any other implements `tile`, and says in
     `floats_per_score` how many numbers it holds for one score, so that tiles fit in memory.
     `nonnegative` promises scores of at least 0, which the `Sum` normaliser asks for.
+
+    >>> import torch, regard as rg
+    >>> class Near(rg.Score):
+    ...     def tile(self, query, key, grid):
+    ...         return -(query[:, :, :, None] - key[:, :, None]).square().sum(-1)
+    ...     def check(self, sizes, key_width):
+    ...         rg.Dot().check(sizes, key_width)
+    >>> x = torch.randn(1, 2, 5, 8)  # every vector is nearest to itself
+    >>> torch.equal(rg.attend(rg.Attention(Near(), normalizer=rg.Hardmax()), x, x, x).output, x)
+    True
     """
 
     floats_per_score: int = 1
@@ -86,7 +96,13 @@ class Dot(Score):
 
 @dataclass(frozen=True)
 class Cosine(Score):
-    """s_ij = c cos(q_i, k_j): only directions count, so |s| <= c (Swin v2, arXiv:2111.09883, section 3.2)."""
+    """s_ij = c cos(q_i, k_j): only directions count, so |s| <= c (Swin v2, arXiv:2111.09883, section 3.2).
+
+    >>> import torch, regard as rg
+    >>> q, k = torch.tensor([[[[3.0, 4.0]]]]), torch.tensor([[[[3.0, 4.0], [30.0, 40.0]]]])
+    >>> rg.attend(rg.Attention(rg.Cosine()), q, k, k).weights.dense()  # the longer key gets no more
+    tensor([[[[0.5000, 0.5000]]]])
+    """
 
     factor: float = 10.0
 
@@ -105,6 +121,12 @@ class Bilinear(nn.Module, Score):
 
     W is (H, D, D') with one matrix a head, and is applied to the queries once, so the pairs cost
     no more than a dot product. No 1 / sqrt(D), as in the paper.
+
+    >>> import torch, regard as rg
+    >>> score = rg.Bilinear(query_width=4, key_width=6, num_heads=2)
+    >>> q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 6)
+    >>> score.weight.shape, rg.attend(rg.Attention(score), q, k, k).output.shape
+    (torch.Size([2, 4, 6]), torch.Size([1, 2, 3, 6]))
     """
 
     def __init__(self, query_width: int, key_width: int, num_heads: int = 1) -> None:
@@ -138,6 +160,13 @@ class Additive(nn.Module, Score):
     W (D, hidden) and U (D', hidden) are applied once to each query and key; each pair then costs
     `hidden` additions, tanh and products, where a dot product costs D products. One set of
     weights serves all heads. Keras' layer of this name has no projections.
+
+    >>> import torch, regard as rg
+    >>> score = rg.Additive(query_width=4, key_width=6, hidden=8)
+    >>> sum(p.numel() for p in score.parameters())  # 4 * 8 + 6 * 8 + 8
+    88
+    >>> rg.attend(rg.Attention(score), torch.randn(1, 2, 3, 4), *torch.randn(2, 1, 2, 5, 6)).output.shape
+    torch.Size([1, 2, 3, 6])
     """
 
     def __init__(self, query_width: int, key_width: int, hidden: int, bias: bool = False) -> None:
@@ -166,6 +195,14 @@ class Concat(nn.Module, Score):
 
     W [q ; k] = W_q q + W_k k with W = [W_q W_k] split in two, so this is Bahdanau's score in
     another notation, and is computed as such: nothing of size I x J x (D + D') is ever formed.
+
+    >>> import torch, regard as rg
+    >>> concat, additive = rg.Concat(4, 6, hidden=8), rg.Additive(4, 6, hidden=8)
+    >>> additive.query.weight.data, additive.key.weight.data = concat.projection.weight.data.split([4, 6], 1)
+    >>> additive.direction = concat.direction
+    >>> q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 6)
+    >>> torch.allclose(*(rg.attend(rg.Attention(score), q, k, k).output for score in (concat, additive)), atol=1e-6)
+    True
     """
 
     def __init__(self, query_width: int, key_width: int, hidden: int) -> None:

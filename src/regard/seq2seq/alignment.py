@@ -58,6 +58,12 @@ class Alignment:
 
     What is missing to 1 in a row went to the end of the sentence. `reading` says at which step a target word
     was read, see `READINGS`.
+
+    >>> import torch
+    >>> from regard.seq2seq import Alignment
+    >>> alignment = Alignment(("klein", "Haus"), ("small", "house"), torch.tensor([[0.9, 0.0], [0.2, 0.7]]))
+    >>> sorted(alignment.links())
+    [(0, 0), (1, 1)]
     """
 
     source: tuple[str, ...]
@@ -97,6 +103,12 @@ def align(
     `reading="output"` a target word is read at the step that predicts it, with "input" at the one that
     takes it in, where deep Transformers align best (Chen et al. 2020). `source_words` are the numbers of the words
     that source pieces are parts of, where the tokenizer cannot know them from its pieces (see `written_words`).
+
+    >>> from regard import data, seq2seq
+    >>> words, model = data.Words(["a", "b", "c"]), seq2seq.build("bahdanau", source_size=7, target_size=7, width=8)
+    >>> (found,) = seq2seq.align(model, (words, words), [words.encode("a b c")], [words.encode("c b")])
+    >>> found.source, found.target, found.weights.shape, bool((found.weights.sum(1) <= 1).all())
+    (('a', 'b', 'c'), ('c', 'b'), torch.Size([2, 3]), True)
     """
     check_alignable(model, reading)
     device = model.device

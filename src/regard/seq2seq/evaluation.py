@@ -101,6 +101,11 @@ class Evaluation:
     buckets is the novel part. `retrieval` is the BLEU of the target of the most similar training source, copied:
     first of all sentences, then as in `by_similarity`. Skipped sentences count as empty translations;
     `left_out` is how many were not tested, since they are near-duplicates of training sources.
+
+    >>> from regard.seq2seq import score
+    >>> found = score(["the dog sees a cat", "no"], ["the dog sees a cat", "yes"], sources=["x", "y"])
+    >>> found.num_sentences, found.exact, found.length_ratio
+    (2, 0.5, 1.0)
     """
 
     num_sentences: int
@@ -216,7 +221,16 @@ def evaluate(
     *,
     progress: Callable[[int], object] = lambda done: None,
 ) -> Evaluation:
-    """Translate the sources, and measure against the targets; `progress` is told the sentences done so far."""
+    """Translate the sources, and measure against the targets; `progress` is told the sentences done so far.
+
+    >>> from types import SimpleNamespace
+    >>> from regard import data, seq2seq
+    >>> words, model = data.Words(["a", "b", "c"]), seq2seq.build("bahdanau", source_size=7, target_size=7, width=8)
+    >>> own = SimpleNamespace(model=model, source_tokenizer=words, target_tokenizer=words)
+    >>> found = seq2seq.evaluate(own, [data.Pair("a b", "b a"), data.Pair("c", "c")])
+    >>> found.num_sentences, len(found.hypotheses), found.perplexity > 1
+    (2, 2, True)
+    """
     wanted = wanted or Wanted()
     if not pairs:
         raise RegardError("evaluate: there are no sentence pairs. Give at least one.")

@@ -19,6 +19,12 @@ class HybridTranslator(Translator):
     s = LSTM(y), output norm(s + cross-attention(s, m)). Nothing is fed back, so training is parallel over time but
     for the LSTM. The models of TensorFlow's and PyTorch's attention tutorials are of this kind, less one part
     or the other.
+
+    >>> import torch
+    >>> from regard.seq2seq import HybridTranslator, attention_of
+    >>> model = HybridTranslator(source_size=9, target_size=7, width=8, num_heads=2)
+    >>> [seen.shape for seen in attention_of(model, torch.tensor([[5, 4, 3]]), torch.tensor([[2, 6]])).values()]
+    [(1, 2, 3, 3), (1, 2, 2, 3)]
     """
 
     cross_attention = "cross_attention_layer"

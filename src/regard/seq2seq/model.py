@@ -22,6 +22,15 @@ class Memory:
     `states` are (B, S, C) and `real` (B, S) is True where a token is real. What steps read of them are `keys`, what
     each attention of the decoder projected of the states, once for the source, and `final` (B, C), which
     summarises a recurrent encoder.
+
+    >>> import torch
+    >>> from regard import seq2seq
+    >>> model = seq2seq.build("bahdanau", source_size=9, target_size=9, width=8)
+    >>> memory = model.encode(torch.tensor([[5, 4, 3], [6, 3, 0]]))
+    >>> memory.states.shape, memory.real.sum(1).tolist()
+    (torch.Size([2, 3, 8]), [3, 2])
+    >>> memory.select(torch.tensor([0, 0, 1])).final.shape  # a beam of two, and one
+    torch.Size([3, 8])
     """
 
     states: Tensor
@@ -44,6 +53,11 @@ class State:
 
     `carried` is nested tuples of tensors with the batch on axis 0: cells, the last attentional vector, or
     the keys and values of earlier tokens.
+
+    >>> import torch
+    >>> from regard.seq2seq import State
+    >>> State((torch.tensor([[1.0], [2.0]]),), length=3).select(torch.tensor([1, 1, 0]))
+    State(carried=(tensor([[2.], [2.], [1.]]),), length=3)
     """
 
     carried: Any
@@ -64,6 +78,15 @@ class Translator(nn.Module, ABC):
 
     `settings` are the arguments that `regard.seq2seq.build` makes an equal model from, and `cross_attention`
     is the path of the module whose map aligns target with source (None: the model has none).
+
+    >>> import torch
+    >>> from regard import seq2seq
+    >>> model = seq2seq.build("bahdanau", source_size=9, target_size=9, width=8)
+    >>> source, target = torch.tensor([[5, 4, 3]]), torch.tensor([[2, 6]])
+    >>> memory = model.encode(source)
+    >>> logits, state = model.step(memory, model.start(memory), target[:, 0])
+    >>> torch.allclose(logits, model.logits(model(source, target))[:, 0], atol=1e-6), state.length
+    (True, 1)
     """
 
     source_size: int

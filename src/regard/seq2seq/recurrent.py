@@ -75,6 +75,13 @@ class FixedVectorTranslator(RecurrentTranslator):
 
     s_t = cell([e_t; c], s_{t-1}); output tanh(W [s_t; c; e_t]) (Cho et al. 2014, arXiv:1406.1078; Sutskever et
     al. 2014, arXiv:1409.3215 give c as the first state alone). The bottleneck that attention was invented for.
+
+    >>> import torch
+    >>> from regard.seq2seq import FixedVectorTranslator
+    >>> model = FixedVectorTranslator(source_size=9, target_size=7, width=8)
+    >>> memory = model.encode(torch.tensor([[5, 4, 8, 6, 3]]))
+    >>> memory.final.shape, memory.keys  # however long the source is
+    (torch.Size([1, 8]), ())
     """
 
     def __init__(
@@ -120,6 +127,12 @@ class BahdanauTranslator(RecurrentTranslator):
     Bahdanau, Cho & Bengio 2015, arXiv:1409.0473. The keys are projected once for a source. `attention` is any
     mechanism of the catalogue; with `bridge_heads` above 1 it is that of a `MultiHeadAttention`. The paper has a
     GRU (`cell="gru"`) and a maxout before the softmax, where this has tanh.
+
+    >>> import torch
+    >>> from regard.seq2seq import BahdanauTranslator, attention_of
+    >>> model = BahdanauTranslator(source_size=9, target_size=7, width=8, cell="gru")
+    >>> attention_of(model, torch.tensor([[5, 4, 3]]), torch.tensor([[2, 6]]))
+    {'bridge': AttentionMap(1 x 1 heads x 2 queries x 3 keys)}
     """
 
     cross_attention = "bridge"
@@ -179,6 +192,13 @@ class LuongTranslator(RecurrentTranslator):
 
     Luong, Pham & Manning 2015, arXiv:1508.04025, section 3. With `input_feeding` (section 3.3) a_{t-1} is fed to the
     lowest cell, h_t = cell([e_t; a_{t-1}], h_{t-1}), from a_0 = 0; without it all steps are one call, in parallel.
+
+    >>> import torch
+    >>> from regard.seq2seq import LuongTranslator
+    >>> model = LuongTranslator(source_size=9, target_size=7, width=8, attention="luong_dot")
+    >>> hidden = model(torch.tensor([[5, 4, 3]]), torch.tensor([[2, 6]]))  # a_1 and a_2
+    >>> hidden.shape, bool((hidden.abs() <= 1).all()), model.logits(hidden).shape
+    (torch.Size([1, 2, 8]), True, torch.Size([1, 2, 7]))
     """
 
     cross_attention = "bridge"

@@ -26,6 +26,11 @@ class System:
 
     `title` is what reports call it, `meaning` one sentence on what it is, `options` what else it takes.
     `learning_rate` (a peak) and `dropout` are what trainings of minutes did best with, "auto" in a configuration.
+
+    >>> from regard import seq2seq
+    >>> made = seq2seq.SYSTEMS["hybrid"]
+    >>> made.title, made.has_heads, made.build(source_size=9, target_size=9, width=8).settings()["name"]
+    ('Hybrid', True, 'hybrid')
     """
 
     name: str
@@ -68,7 +73,15 @@ def build(name: str, *, source_size: int, target_size: int, width: int = 128, **
 
 
 def system(name: str) -> System:
-    """One system; an unknown name is answered with the nearest known one."""
+    """One system; an unknown name is answered with the nearest known one.
+
+    >>> system("luong_concat").title
+    'Luong concat'
+    >>> system("luong_conkat")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    regard.errors.RegardError: build: there is no system 'luong_conkat'. Did you mean 'luong_concat'? ...
+    """
     if name not in SYSTEMS:
         raise RegardError(f"build: there is no system {name!r}. {nearest(str(name), SYSTEMS)}")
     return SYSTEMS[name]

@@ -18,6 +18,12 @@ class TransformerTranslator(Translator):
     projection is the table of target embeddings (Press & Wolf 2017, arXiv:1608.05859): half the vectors of target
     words, which in a training of minutes learns later. The state of decoding holds keys and values of earlier
     tokens; those of the source are in the memory, projected once.
+
+    >>> import torch
+    >>> from regard.seq2seq import TransformerTranslator
+    >>> model = TransformerTranslator.of(source_size=9, target_size=7, width=8, num_heads=2, tied=True)
+    >>> model.logits(model(torch.tensor([[5, 4, 3]]), torch.tensor([[2, 6]]))).shape
+    torch.Size([1, 2, 7])
     """
 
     def __init__(

@@ -25,6 +25,10 @@ class Translation:
     """A sentence and its translations, best first; of one that was not translated `skipped` says why.
 
     `alignment` is that of the best, where one was asked for.
+
+    >>> from regard.seq2seq import Translation
+    >>> Translation("das Haus", texts=("the house", "a house")).text, Translation("", skipped="empty").text
+    ('the house', '')
     """
 
     source: str
@@ -46,6 +50,11 @@ class Wanted:
     `window` batches are read ahead and sorted by length. `reading` asks for alignments (see
     `regard.seq2seq.alignment.READINGS`); `replace_unknown` puts the source word that an unknown word
     is aligned to in its place (Luong et al. 2015). Sentences of more than `limit` pieces are skipped.
+
+    >>> from regard.seq2seq import Search, Wanted
+    >>> wanted = Wanted(Search(beam=4, n_best=2), batch=16)
+    >>> wanted.batch * wanted.window  # sentences that are read ahead
+    128
     """
 
     search: Search = field(default_factory=Search)
@@ -72,6 +81,12 @@ def translate(
 
     A window of sentences is read, sorted by length, searched in batches and given out before the next is
     read. An empty sentence, or one above the limit, comes back untranslated with the reason in `skipped`.
+
+    >>> from regard import data, seq2seq
+    >>> words, model = data.Words(["a", "b", "c"]), seq2seq.build("bahdanau", source_size=7, target_size=7, width=8)
+    >>> found = seq2seq.translate(model, words, words, ["a b c", "", "b"], seq2seq.Wanted(limit=2))
+    >>> [each.skipped for each in found]
+    ['3 pieces, the limit is 2', 'empty', '']
     """
     wanted = wanted or Wanted()
     if wanted.reading is not None or wanted.replace_unknown:

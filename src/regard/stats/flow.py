@@ -73,6 +73,13 @@ class ValueWeighted:
     """Weights scaled by the vector each carries: ||w_ij v_j W_O||, exactly, without holding them.
 
     `norms` (B, H, J) are ||v_j W_O|| of every key and head.
+
+    >>> import torch, regard as rg
+    >>> from regard.stats import value_weighted
+    >>> x, value = torch.zeros(1, 1, 2, 2), torch.tensor([[[[3.0, 4.0], [0.0, 0.0]]]])
+    >>> found = value_weighted(rg.attend(rg.Attention(), x, x, value).weights, value, torch.eye(2))
+    >>> found.carried().tolist(), found.received().tolist()  # the second key gives nothing
+    ([[[2.5, 2.5]]], [[[5.0, 0.0]]])
     """
 
     map: AttentionMap

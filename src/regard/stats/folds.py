@@ -50,6 +50,12 @@ class SameToken(Fold):
 
     `keys` are the token numbers of the keys, (J,) or (B, J); `queries` those of the queries, without
     which the queries are the last of the keys.
+
+    >>> import torch, regard as rg
+    >>> from regard.stats import SameToken
+    >>> x = torch.zeros(1, 1, 4, 2)
+    >>> rg.attend(rg.Attention(), x, x, x).weights.summarize(SameToken(torch.tensor([7, 5, 7, 7])))[0]
+    tensor([[[0.5000, 0.0000, 0.5000, 0.5000]]])
     """
 
     keys: Tensor

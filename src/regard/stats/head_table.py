@@ -15,7 +15,15 @@ from regard.stats.profile import Profile
 
 @dataclass(frozen=True, eq=False)
 class LayerTable:
-    """Of one layer: means by statistic, (H,) or (H, ...), how many queries each is over, (H,), and its number."""
+    """Of one layer: means by statistic, (H,) or (H, ...), how many queries each is over, (H,), and its number.
+
+    >>> import torch
+    >>> from regard.stats import LayerTable
+    >>> one = LayerTable("layer", {"reach": torch.tensor([1.0])}, {"reach": torch.tensor([3.0])})
+    >>> two = LayerTable("layer", {"reach": torch.tensor([5.0])}, {"reach": torch.tensor([1.0])})
+    >>> one.merge(two).means["reach"]  # (3 * 1 + 1 * 5) / 4
+    tensor([2.])
+    """
 
     name: str
     means: dict[str, Tensor]

@@ -9,7 +9,11 @@ from regard.errors import RegardError
 
 
 def layer_number(name: str) -> int | None:
-    """The first number in a module path: "encoder.layer.3.attention.self" -> 3."""
+    """The first number in a module path: "encoder.layer.3.attention.self" -> 3.
+
+    >>> layer_number("encoder.layer.3.attention.self"), layer_number("cross_attention")
+    (3, None)
+    """
     return next((int(part) for part in name.split(".") if part.isdigit()), None)
 
 

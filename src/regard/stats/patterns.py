@@ -37,6 +37,13 @@ class Patterns:
     - `block`: s the share of all weight within the query's own segment, e what the head's own weights by
       offset j - i would put there if segments had no borders: nearness alone is no block.
     - `participation`: mean over queries of p_i / n_i.
+
+    >>> import torch, regard as rg
+    >>> from regard.stats import patterns
+    >>> x = 1000 * torch.eye(40).expand(1, 1, 40, 40)
+    >>> found = patterns(rg.attend(rg.Attention(), x, x, x).weights)  # every query looks at itself alone
+    >>> found.local, found.distributed, found.participation
+    (tensor([1.]), tensor([0.]), tensor([0.0250]))
     """
 
     local: Tensor

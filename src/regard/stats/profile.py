@@ -24,7 +24,12 @@ COMPARED = 4096
 
 @dataclass(frozen=True)
 class Link:
-    """The strongest link of a head: `query` looks at `key` (indices) with `weight`."""
+    """The strongest link of a head: `query` looks at `key` (indices) with `weight`.
+
+    >>> from regard.stats import Link, Profile
+    >>> Profile(["the", "cat"], ["the", "cat"], [], []).describe(Link(query=1, key=0, weight=0.75))
+    'cat -> the 0.75'
+    """
 
     query: int
     key: int
@@ -39,6 +44,13 @@ class LayerProfile:
     of every two heads' maps (of queries evenly spread, if there are 8,192 and more), `allowed` (H, I) how many keys a
     query may attend to, `counts` (H,) how many queries each statistic is the mean of. All are float32 at least.
     `number` is that of the layer in the model; `also` are the results of folds that were asked for besides.
+
+    >>> import torch, regard as rg
+    >>> from regard.stats import profile
+    >>> x = 20 * torch.eye(3).expand(1, 1, 3, 3)
+    >>> layer = profile({"layers.4": rg.attend(rg.Attention(), x, x, x).weights}, ["a", "b", "c"]).layers[0]
+    >>> layer.number, layer.num_heads, layer.links.keys[0, :, 0].tolist(), layer.received.round().tolist()
+    (4, 1, [0, 1, 2], [[1.0, 1.0, 1.0]])
     """
 
     name: str
@@ -70,7 +82,15 @@ class LayerProfile:
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """What every head of every layer does with one text. `print(profile.table())` tells it to people."""
+    """What every head of every layer does with one text. `print(profile.table())` tells it to people.
+
+    >>> import torch, regard as rg
+    >>> from regard.stats import profile
+    >>> x = torch.zeros(1, 2, 4, 8)
+    >>> found = profile({"layer": rg.attend(rg.Attention(), x, x, x).weights}, ["[CLS]", "a", "b", "[SEP]"])
+    >>> found.ordinary, found.values("special")  # half of the tokens are special
+    ([1, 2], [tensor([0.5000, 0.5000])])
+    """
 
     tokens: list[str]
     query_tokens: list[str]

@@ -16,7 +16,16 @@ from regard.stats.warnings import Finding, findings
 
 @dataclass(frozen=True, eq=False)
 class HeadLink:
-    """A link of one head of one layer, by their numbers in the model."""
+    """A link of one head of one layer, by their numbers in the model.
+
+    >>> import torch, regard as rg
+    >>> from regard.stats import Reading
+    >>> q, k = 20 * torch.eye(4).roll(2, 1).expand(1, 1, 4, 4), torch.eye(4).expand(1, 1, 4, 4)
+    >>> reading = Reading.of("", {"layers.5": rg.attend(rg.Attention(), q, k, k).weights})
+    >>> (found,) = reading.notable(query=0)
+    >>> found.layer, found.head, found.link.query, found.link.key
+    (5, 0, 0, 2)
+    """
 
     layer: int
     head: int
@@ -29,6 +38,14 @@ class Reading:
 
     `roles` is None where they were not told (the text is too short, or nobody asked); `masks` are the
     warnings about masks.
+
+    >>> import torch, regard as rg
+    >>> from regard.stats import Reading
+    >>> x = torch.zeros(1, 1, 4, 8)
+    >>> maps = {"layer": rg.attend(rg.Attention(), x, x, x).weights}
+    >>> reading = Reading.of("A title", maps, ["the", "un", "##lock", "key"])
+    >>> reading.find("unlock"), [finding.kind for finding in reading.findings]
+    (1, ['uniform'])
     """
 
     title: str

@@ -58,6 +58,10 @@ class Role:
     `score` is a share of the weight, averaged over the `queries` that have a key to play the role
     with (NaN if there are none); for "broad" it is the evenness. `null` is the same on shuffled input,
     `chance` what a head that looks at all keys alike would score, `offset` the offset of "positional".
+
+    >>> from regard.stats import Role
+    >>> Role("previous", layer=2, head=4, score=0.93, null=0.91, label=True, chance=0.05).sentence
+    'Layer 2 head 4 looks at the token just before: 0.93, shuffled 0.91, by chance 0.05.'
     """
 
     kind: str
@@ -82,7 +86,14 @@ class Role:
 
 @dataclass(frozen=True, eq=False)
 class RoleTable:
-    """Every role of every head. `labelled` are those that earned their name; `print(table.table())` for people."""
+    """Every role of every head. `labelled` are those that earned their name; `print(table.table())` for people.
+
+    >>> from regard.stats import Role, RoleTable
+    >>> roles = [Role("previous", 0, head, score, null=0.9, label=score > 0.5) for head, score in enumerate((0.1, 0.9))]
+    >>> table = RoleTable(roles)
+    >>> [role.head for role in table.labelled], [role.score for role in table.of("previous")]
+    ([1], [0.9, 0.1])
+    """
 
     roles: list[Role]
 

@@ -22,6 +22,17 @@ class HeadStatistic(ABC):
     """Base of what is measured of a head. A new one is one subclass, added to `STATISTICS`.
 
     `name` heads the column, `meaning` is a phrase for people, with the unit.
+
+    >>> import torch, regard as rg
+    >>> from regard.stats import HeadStatistic, profile
+    >>> class Last(HeadStatistic):
+    ...     name, meaning = "last", "share of the weight on the last token"
+    ...     def folds(self, weights, special):
+    ...         return (rg.Mass([-1]),)
+    >>> x = torch.zeros(1, 2, 4, 8)
+    >>> maps = {"layer": rg.attend(rg.Attention(), x, x, x).weights}
+    >>> profile(maps, list("abcd"), statistics=[Last()]).layers[0].values
+    {'last': tensor([0.2500, 0.2500])}
     """
 
     name: ClassVar[str]

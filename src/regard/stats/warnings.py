@@ -23,7 +23,15 @@ SPECIAL = 0.9
 
 @dataclass(frozen=True)
 class Finding:
-    """One warning: its kind, the layer (number), the heads, the number that tripped it, and a sentence."""
+    """One warning: its kind, the layer (number), the heads, the number that tripped it, and a sentence.
+
+    >>> import torch, regard as rg
+    >>> from regard.stats import findings, profile
+    >>> x = torch.zeros(1, 1, 3, 4)
+    >>> maps = {"layers.2": rg.attend(rg.Attention(), x, x, x).weights}
+    >>> [(finding.kind, finding.layer, finding.heads) for finding in findings(profile(maps, ["a", "b", "c"]))]
+    [('uniform', 2, (0,))]
+    """
 
     kind: str
     layer: int
