@@ -25,6 +25,7 @@ from regard.bench.report import Report, picture, print_rows
 from regard.bench.runner import Line, Row, Runner, compare, tensors_of
 from regard.catalog import mechanism
 from regard.cli.app import app
+from regard.cli.bench import interleaved
 from regard.engine.blocked import Blocked
 from regard.engine.dense import Dense
 
@@ -320,6 +321,12 @@ def test_the_machine_is_measured():
     machine = measured(scale=0.02)
     assert machine.products > 0 and machine.copying > 0 and machine.threads == torch.get_num_threads()
     assert "GFLOP/s" in str(machine)
+
+
+def test_groups_take_turns():
+    works = ["a1", "a2", "a3", "b1", "c1", "c2"]
+    order = interleaved([case(group=work[0], work=work) for work in works])
+    assert [one.work for one in order] == ["a1", "b1", "c1", "a2", "c2", "a3"]
 
 
 runner = CliRunner()

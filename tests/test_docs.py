@@ -81,7 +81,7 @@ def test_blocks_run_in_their_order(page, tmp_path, monkeypatch):
 
 #: Public names without an example of their own, and why.
 WITHOUT_EXAMPLE = {
-    "RankLost": "raised where another process of a group ends, which takes two processes: tests/test_ring_failures.py",
+    "RankLost": "raised where another process of a group ends, which takes two processes: tests/test_ring.py",
     "RingPlan": "made by the example of Ring, which explains a ring and reads the plan",
 }
 

@@ -29,7 +29,7 @@ REFERENCE = {
     "Texts": "regard.data",
 }
 #: Those that are used by their own names; the names of the others are names of `regard`.
-SEPARATE = {"regard.nn", "regard.seq2seq", "regard.data"}
+SEPARATE = {"regard.nn", "regard.stats", "regard.seq2seq", "regard.data"}
 #: Files of the repository that are pages of the site too.
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md", "CONTRIBUTING.md": "CONTRIBUTING.md"}
 

@@ -19,9 +19,9 @@ from regard.bench.measure import Goal, added_memory, in_turn
 from regard.bench.peers.package import quiet
 from regard.engine.machine import forget as forget_pace
 
-#: Rounds of A B A B: as many as fit in the seconds of a pair, within these bounds.
-ROUNDS = (1, 25)
-#: A run that takes longer is not repeated before its memory is measured.
+#: Rounds of A B A B: as many as fit in the seconds of a pair, within these bounds; of what is slow, one will do.
+ROUNDS = (3, 25)
+#: Seconds of what is slow: it is not repeated before its memory is measured either.
 SLOW = 2.0
 #: Share by which weights times values may miss the output: rounding of float32, and of bfloat16.
 WEIGHTS = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
@@ -166,7 +166,7 @@ class Runner:
         return theirs, took
 
     def _rounds(self, seconds: float) -> int:
-        least, most = ROUNDS
+        least, most = ROUNDS if seconds < SLOW else (1, ROUNDS[1])
         return max(least, min(most, int(self.pair_seconds / max(seconds, 1e-6))))
 
     def _ours(self, case: Case, row: Row, ours: Run, inputs: tuple[Tensor, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -64,6 +65,8 @@ def run(wish: Wish) -> None:
         _measure(runner, chosen, report, console)
     except KeyboardInterrupt:
         report.interrupted = True
+    places = {case.work: place for place, case in enumerate(chosen)}
+    report.rows.sort(key=lambda row: places[row.work])
     _tell(report, wish)
     if report.interrupted:
         raise KeyboardInterrupt
@@ -103,9 +106,17 @@ def _measure(runner: Runner, chosen: list[Case], report: Report, console: Consol
             if not console.is_terminal:
                 console.print(f"{case.group}: {case.work}")
 
-        for row in runner.run(chosen, tell):
+        for row in runner.run(interleaved(chosen), tell):
             report.rows.append(row)
             progress.advance(task)
+
+
+def interleaved(chosen: list[Case]) -> list[Case]:
+    """The first case of every group, then the second of every group: time that is short is short for the last ones."""
+    groups: dict[str, list[Case]] = {}
+    for case in chosen:
+        groups.setdefault(case.group, []).append(case)
+    return [case for turn in zip_longest(*groups.values()) for case in turn if case is not None]
 
 
 def _tell(report: Report, wish: Wish) -> None:
