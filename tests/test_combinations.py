@@ -15,6 +15,7 @@ from regard.engine.plan import plan
 from regard.engine.problem import Problem
 from regard.engine.reference import reference
 from regard.shapes import Sizes
+from regard.spans import Spans
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 WIDTH = 4
@@ -168,6 +169,18 @@ def test_blocked_gradients_follow_dense_ones(problem):
     for tensor, *both in zip(wanted, found["dense"], found["blocked"], strict=True):
         dense, blocked = (torch.zeros_like(tensor) if g is None else g for g in both)
         torch.testing.assert_close(blocked, dense, **CLOSE)
+
+
+@pytest.mark.parametrize("mask", [rg.window(4), rg.causal() & rg.window(9), rg.dilated(3, 2), ~rg.window(2)], ids=str)
+def test_a_gap_between_keys_is_no_shift(mask):
+    """Blocks whose keys differ by a shift of their indices may be other blocks where positions leave some out."""
+    for gaps in (((0, 11), (12, 24)), ((0, 9), (30, 44)), ((2, 20), (21, 22), (25, 29))):
+        spans = Spans(gaps)
+        q, k, v = (torch.randn(1, 2, n, 4, dtype=torch.float64) for n in (30, len(spans), len(spans)))
+        positions = rg.Positions(0, spans)
+        problem = Problem(rg.Attention(mask=mask), q, k, v, positions, Sizes.of(q, k, v))
+        seen = rg.attend(problem.attention, q, k, v, positions=positions, engine="blocked")
+        torch.testing.assert_close(seen.output, torch.from_numpy(reference(problem)[0]), **CLOSE)
 
 
 @st.composite

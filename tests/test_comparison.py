@@ -365,8 +365,16 @@ def test_an_interrupt_stops_all_after_they_saved(race):
     assert (folder / "trials" / "transformer-1" / "saved").exists()
 
 
+@pytest.fixture
+def heard(number):
+    """A signal that is not ignored, as it would be where the tests run under nohup."""
+    before = signal.signal(number, signal.SIG_DFL)
+    yield
+    signal.signal(number, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_polite_kill_stops_all_after_they_saved(race, number):
+def test_a_polite_kill_stops_all_after_they_saved(race, number, heard):
     folder, progress = race("transformer", "none")
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
 

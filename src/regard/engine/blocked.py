@@ -106,8 +106,9 @@ class Work:
 
     @property
     def _may_run(self) -> bool:
-        """Whether blocks that differ by a shift can be one call."""
-        return self.flash is not None and all(bias.relative for bias in self.problem.attention.bias)
+        """Whether blocks that differ by a shift can be one call: where keys have a gap, a shift of indices is none."""
+        one_stretch = len(self.problem.positions.keys.intervals) == 1
+        return self.flash is not None and one_stretch and all(bias.relative for bias in self.problem.attention.bias)
 
     @cached_property
     def blocks(self) -> list[Block]:

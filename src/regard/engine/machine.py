@@ -19,6 +19,8 @@ from regard.pieces.normalizer import has_log_total
 SHARES = {"fused": 0.85, "blocked": 0.58, "rows": 0.8, "linear": 0.4}
 #: Fewer rows than these keep the kernel less busy, down to the least.
 BUSY_ROWS, LEAST_ROWS = 32, 8
+#: Keys that the kernel takes at once: of a causal mask it skips whole such blocks.
+KEY_BLOCK = 512
 #: Costs of one number, in exponentials: softmax and the passes around it; tanh; an added term; a sorted row.
 PASSES, TANH, TERM, SORT = 4.0, 3.5, 2.0, 40.0
 #: Seconds of one call to a kernel, and of `attend` itself.
@@ -76,7 +78,8 @@ def seconds(engine: str, problem: Problem, cost: Cost) -> float | None:
         return ATTEND + cost.flops / (SHARES["linear"] * rates.products) + PASSES * features / rates.exponentials
     if engine == "fused":
         busy = min(1.0, max(s.I * (s.R if s.I == 1 else 1), LEAST_ROWS) / BUSY_ROWS)
-        return ATTEND + cost.flops / (SHARES["fused"] * busy * rates.products)
+        skipping = 1 + KEY_BLOCK / s.J if cost.pairs < s.B * s.H * s.I * s.J else 1.0
+        return ATTEND + skipping * cost.flops / (SHARES["fused"] * busy * rates.products)
     calls = CALL * (len(Work.of(problem).runs) if engine == "blocked" else 1)
     if engine == "blocked" and Work.of(problem).flash is not None:
         return ATTEND + calls + cost.flops / (SHARES["blocked"] * rates.products)
