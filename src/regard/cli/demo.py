@@ -75,8 +75,10 @@ def _translation() -> tuple[list[Sheet], str]:
         return [], f"No translation on the page: {error}"
     if not runs:
         return [], "No translation on the page: this package came without a trained translator."
-    named = {system(run.model.settings()["name"]).title: run for run in runs}
-    first = next((run for run in runs if run.model.cross_attention), runs[0])
+    named = {system(run.model.settings()["name"]).title: run for run in runs if run.model.cross_attention}
+    if not named:
+        return [], "No translation on the page: the translators of this package have no attention."
+    first = next(iter(named.values()))
     (said,) = translate(first.model, first.source_tokenizer, first.target_tokenizer, [TRANSLATED])
     sheets = [Sheet.of(*looked) for looked in read_pair(named, Pair(TRANSLATED, said.text))]
     return sheets, f"{TRANSLATED} → {said.text} Aligned on the page by: {', '.join(named)}."
