@@ -78,6 +78,21 @@ def test_json_lines_and_their_field(tmp_path):
     assert open_corpus(str(file)).hash != open_corpus(str(file), "body").hash
 
 
+def test_parquet_and_its_columns(tmp_path):
+    pa = pytest.importorskip("pyarrow", reason="the corpus extra is not installed")
+    from pyarrow import parquet
+
+    file = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"text": ["one", None, "three"], "number": [1, 2, 3]}), file)
+    documents = open_corpus(str(file))
+    assert list(documents.read()) == ["one", "", "three"] == list(documents.start_at(0)) and documents.count == 3
+    with pytest.raises(RegardError, match=r"no column 'number' of strings.*its columns: text, number"):
+        open_corpus(str(file), "number")
+    file.write_bytes(b"PAR1")
+    with pytest.raises(RegardError, match="no whole Parquet file"):
+        open_corpus(str(file))
+
+
 def test_documents_split_otherwise_are_another_corpus(tmp_path):
     (tmp_path / "a.txt").write_text("ab\nc\n")
     (tmp_path / "b.txt").write_text("a\nbc\n")

@@ -320,7 +320,7 @@ def bench(
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Name the cases and peers, and measure nothing.")] = False,
 ) -> None:
-    """Measure every mechanism beside what one would pick instead: exactness, time, memory; within ten minutes."""
+    """Measure every mechanism beside what one would pick instead: exactness, time, memory; ten minutes at most."""
     from regard.cli import bench as benching
 
     wish = benching.Wish(only, full, device, json, picture)

@@ -82,6 +82,6 @@ def _in_order(pool: Any, documents: Iterable[str], workers: int) -> Iterator[Out
 def _lost(error: Exception) -> RegardError:
     said = " ".join(str(error).split())[:300]
     return RegardError(
-        f"see: a worker ended {RETRIES + 1} times over the same documents. If its memory was used up, lower --length "
-        f"or --workers. With --save, what was done is kept, and the same command goes on. [{said}]"
+        f"see: a worker could not be started, or ended {RETRIES + 1} times over the same documents. It needs the model "
+        "under the same name as here; if its memory was used up, lower --length or --workers. With --save, what was done is kept, and the same command goes on. [{said}]"
     )
