@@ -83,5 +83,6 @@ def _lost(error: Exception) -> RegardError:
     said = " ".join(str(error).split())[:300]
     return RegardError(
         f"see: a worker could not be started, or ended {RETRIES + 1} times over the same documents. It needs the model "
-        "under the same name as here; if its memory was used up, lower --length or --workers. With --save, what was done is kept, and the same command goes on. [{said}]"
+        "under the same name as here; if its memory was used up, lower --length or --workers. With --save, what was "
+        f"done is kept, and the same command goes on. [{said}]"
     )
