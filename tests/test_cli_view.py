@@ -65,16 +65,18 @@ def test_the_demo_shows_the_translators_that_there_are(tmp_path, monkeypatch):
     monkeypatch.setattr("regard.seq2seq.run.BOX", tmp_path / "box")
     sheets, said = demo._translation()
     assert not sheets and said == "No translation on the page: this package came without a trained translator."
-    for name in ("none", "bahdanau", "transformer"):
+    made_run(tmp_path / "box" / "none-en-fr", "none")
+    sheets, said = demo._translation()
+    assert not sheets and "have no attention" in said
+    for name in ("bahdanau", "transformer"):
         made_run(tmp_path / "box" / f"{name}-en-fr", name)
     sheets, said = demo._translation()
     assert [layer["name"] for layer in sheets[0].about["layers"]] == [
         "Bahdanau",
-        "No attention (gradient)",
         "Transformer, layer 0",
         "Transformer, layer 1",
     ]
-    assert said.startswith(demo.TRANSLATED) and "Bahdanau, No attention, Transformer" in said
+    assert said.startswith(demo.TRANSLATED) and "Aligned on the page by: Bahdanau, Transformer." in said
     (tmp_path / "box" / "bahdanau-en-fr" / "source.tokenizer").unlink()
     sheets, said = demo._translation()
     assert not sheets and said.startswith("No translation on the page: ") and "is missing" in said
