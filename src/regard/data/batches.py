@@ -76,6 +76,15 @@ class Batch:
         """Tokens to predict in all: what a loss is divided by."""
         return int(self.target_lengths.sum())
 
+    @property
+    def filled(self) -> Batch:
+        """Itself, or an empty sentence where it has none: what a process computes in step with others.
+
+        >>> Batch.of([]).filled.target.tolist()
+        [[2, 3]]
+        """
+        return self if len(self) else Batch.of([((), ())])
+
     def to(self, device: torch.device | str) -> Batch:
         """The same on a device."""
         return replace(self, source=self.source.to(device), target=self.target.to(device))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
+from regard.seq2seq.sharding import own_rows, shared_like
 
 
 class Averaging:
@@ -44,24 +45,29 @@ class Averaging:
         """Take in the weights after one more step."""
         self.num_steps += 1
         share = (1 - self.decay) / (1 - self.decay**self.num_steps)
-        weights = [weight.detach() for weight in self.model.parameters()]
-        torch._foreach_lerp_(list(self.weights.values()), weights, share)  # pyright: ignore[reportPrivateImportUsage]
+        weights = [own_rows(weight.detach()) for weight in self.model.parameters()]
+        averages = [own_rows(average) for average in self.weights.values()]
+        torch._foreach_lerp_(averages, weights, share)  # pyright: ignore[reportPrivateImportUsage]
 
     @contextmanager
+    @torch.no_grad()
     def swapped_in(self) -> Iterator[None]:
-        """The model computes with the average inside; nothing is copied, and the weights come back bit for bit."""
+        """The model computes with the average inside; the weights come back bit for bit."""
         parameters = dict(self.model.named_parameters())
-        held = {name: parameter.data for name, parameter in parameters.items()}
+        held = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         try:
-            for name, parameter in parameters.items():
-                parameter.data = self.weights[name]
+            self._put(parameters, self.weights)
             yield
         finally:
-            for name, parameter in parameters.items():
-                parameter.data = held[name]
+            self._put(parameters, held)
+
+    @staticmethod
+    def _put(parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
 
     def load(self, weights: Mapping[str, Tensor], num_steps: int) -> None:
         """Go on from what `weights` and `num_steps` were."""
         for name, mine in self.weights.items():
-            mine.copy_(weights[name])
+            mine.copy_(shared_like(mine, weights[name]))
         self.num_steps = num_steps

@@ -140,9 +140,12 @@ class Training(Section):
     )
     accelerator: Literal["cpu", "gpu", "auto"] = Field(default="cpu", description="Where it runs.")
     devices: int = Field(
-        default=1, ge=1, description="Processes of a machine that train together (DDP), each with its batches."
+        default=1, ge=1, description="Processes of a machine that train together, each with its batches."
     )
     machines: int = Field(default=1, ge=1, description="Machines that train together; each runs the same command.")
+    strategy: Literal["ddp", "fsdp"] = Field(
+        default="ddp", description="What each of several processes holds: all weights, or its share of them (FSDP2)."
+    )
     threads: int = Field(default=1, ge=1, description="Threads of a process. Two under contention are slower than one.")
     save_minutes: float = Field(default=1.0, ge=0, description="Minutes between two saved states; 0: see save_steps.")
     save_steps: int = Field(default=0, ge=0, description="Steps between two saved states; 0: see save_minutes.")

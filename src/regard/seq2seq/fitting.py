@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_only
 
 from regard.errors import RegardError
+from regard.seq2seq.config import Training
 from regard.seq2seq.guards import polite_signals
 from regard.seq2seq.run import STATE, WEIGHTS, load_weights
+from regard.seq2seq.sharding import is_sharded
 from regard.seq2seq.stream import Standing, turns
 from regard.seq2seq.training import Course, Task
 
@@ -48,13 +50,11 @@ def fit(task: Task, *, resume: bool = False, told: Callable[[Standing], None] = 
         told: Called after every step with where the training stands.
     """
     with quiet():
-        course = Course(task, told)
+        course = Course(task, told, _state(task) if resume else None)
         trainer = _trainer(task)  # from here on every process knows its number
-        if resume:
-            course.load(_state(task))
         with _one_thread_count(task.config.training.threads), _kernels(task), _stopping(course):
-            trainer.fit(course, _stream(course))
-        if rank_zero_only.rank == 0:
+            trainer.fit(course, _Stream(course))
+        if rank_zero_only.rank == 0 or is_sharded(task.model):
             _translating(course)
     return Outcome(course.reason, course.standing)
 
@@ -70,19 +70,16 @@ def _translating(course: Course) -> None:
             weight.copy_(course.averaging.weights[name])
 
 
-def _stream(course: Course) -> Any:
-    standing, training = course.standing, course.training_config
-    return _Stream(course.task, (standing.epoch, standing.place), training.epochs or None)
-
-
 class _Stream:
-    """The turns as Lightning wants them: an iterable without a length."""
+    """The turns as Lightning wants them: an iterable without a length. Where it starts is known when it starts."""
 
-    def __init__(self, task: Task, start: tuple[int, int], stop: int | None) -> None:
-        self.task, self.start, self.stop = task, start, stop
+    def __init__(self, course: Course) -> None:
+        self.course = course
 
     def __iter__(self) -> Iterator[Any]:
-        return turns(self.task.epochs, self.task.config.training.accumulate, self.start, self.stop)
+        task, standing = self.course.task, self.course.standing
+        training = task.config.training
+        return turns(task.epochs, training.accumulate, (standing.epoch, standing.place), training.epochs or None)
 
 
 def _state(task: Task) -> Path:
@@ -94,18 +91,11 @@ def _state(task: Task) -> Path:
 
 def _trainer(task: Task) -> Trainer:
     training = task.config.training
-    several = training.devices * training.machines > 1
-    backend = "gloo" if training.accelerator == "cpu" else None
-    strategy: Any = (
-        DDPStrategy(process_group_backend=backend, gradient_as_bucket_view=True, broadcast_buffers=False)
-        if several
-        else "auto"
-    )
     return Trainer(
         accelerator=training.accelerator,
         devices=training.devices,
         num_nodes=training.machines,
-        strategy=strategy,
+        strategy=_strategy(task.config.training),
         precision="bf16-mixed" if training.precision == "bfloat16" else "32-true",
         max_epochs=-1,  # the budget is ours: an epoch of Lightning's cannot be gone on with in its middle
         logger=_loggers(task),
@@ -115,6 +105,15 @@ def _trainer(task: Task) -> Trainer:
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
     )
+
+
+def _strategy(training: Training) -> Any:
+    if (world := training.devices * training.machines) == 1:
+        return "auto"
+    backend = "gloo" if training.accelerator == "cpu" else None
+    if training.strategy == "fsdp":
+        return ModelParallelStrategy(world, 1, process_group_backend=backend)
+    return DDPStrategy(process_group_backend=backend, gradient_as_bucket_view=True, broadcast_buffers=False)
 
 
 def _loggers(task: Task) -> Any:

@@ -67,8 +67,10 @@ def prepare(config: Config, folder: Path | None = None, *, corpus: Corpus | None
         learn_tokenizer([getattr(pair, side) for pair in corpus.train], config.tokenizer.kind, size)
         for side, size in (("source", config.tokenizer.source_size), ("target", config.tokenizer.target_size))
     )
-    torch.manual_seed(config.training.seed + rank)  # dropout differs between processes, the first weights do not:
-    model = _model(config, len(source), len(target))  # DDP sends those of the first to all
+    torch.manual_seed(config.training.seed)
+    model = _model(config, len(source), len(target))
+    if rank:  # the first weights are the same in all processes, dropout is not
+        torch.manual_seed(config.training.seed + rank)
     task = _task(config, corpus, source, target, model, folder, rank)
     if folder is not None and rank == 0:
         if found is None:

@@ -19,6 +19,7 @@ from regard import __version__
 from regard.data.tokenizer import Tokenizer, load_tokenizer
 from regard.errors import RegardError, nearest
 from regard.seq2seq.checkpoint import read_json, read_tensors, write_tensors, write_whole
+from regard.seq2seq.sharding import shared_like
 
 if TYPE_CHECKING:
     from regard.seq2seq.model import Translator
@@ -166,7 +167,7 @@ def put_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> 
     if wrong:
         raise RegardError(f"{path} holds the weights of another model: {', '.join(wrong[:5])} do not fit the settings.")
     for name, tensor in mine.items():
-        tensor.copy_(weights[name])
+        tensor.copy_(shared_like(tensor, weights[name]))
 
 
 def write_metrics(path: Path, rows: Sequence[Mapping[str, float | None]]) -> None:

@@ -18,11 +18,12 @@ from regard.data.batches import Batch
 from regard.errors import RegardError
 from regard.seq2seq import clock
 from regard.seq2seq.averaging import Averaging
-from regard.seq2seq.checkpoint import read_tensors, write_tensors
 from regard.seq2seq.config import Config
 from regard.seq2seq.loss import translation_loss
 from regard.seq2seq.run import METRICS, STATE, WEIGHTS, named_weights, put_weights, save_weights, write_metrics
 from regard.seq2seq.schedule import Plateau, Schedule
+from regard.seq2seq.sharding import borrowed, is_sharded, own_rows, shard, shared_like, whole
+from regard.seq2seq.state import read_state, write_state
 from regard.seq2seq.stream import Epochs, Standing, Turn
 from regard.seq2seq.systems import system
 from regard.seq2seq.validation import Score, Validation, surprise
@@ -73,7 +74,12 @@ class Course(LightningModule):
     however the pairs are shared out. The optimizer is Adam with the betas of the Transformer's paper, 0.9 and 0.98.
     """
 
-    def __init__(self, task: Task, told: Callable[[Standing], None] = lambda _: None) -> None:
+    averaging: Averaging
+    optimizer: torch.optim.Optimizer
+
+    def __init__(
+        self, task: Task, told: Callable[[Standing], None] = lambda _: None, resume: Path | None = None
+    ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.model, self.task, self.told = task.model, task, told
@@ -81,16 +87,24 @@ class Course(LightningModule):
         self.schedule = task.schedule
         plateau = Plateau(self.training_config.plateau_patience, self.training_config.plateau_decay)
         self.standing = Standing(plateau=plateau)
-        self.averaging = Averaging(task.model, self.training_config.average)
-        self.optimizer = torch.optim.Adam(task.model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=True)
         #: Set from outside, as by Ctrl-C: the training ends before its next update.
         self.interrupted = False
         self.reason = ""
         #: Called when Lightning has set up everything, and the first step is next.
         self.before_training: Callable[[], Any] = lambda: None
         self._took = 0.0  # seconds of the last step
+        self._resume = resume
 
     # What Lightning asks for
+
+    def configure_model(self) -> None:
+        """What follows the weights is made of what this process holds of them."""
+        if self.training_config.strategy == "fsdp" and self.device_mesh is not None:
+            shard(self.model, self.device_mesh["data_parallel"])
+        self.averaging = Averaging(self.model, self.training_config.average)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=True)
+        if self._resume:
+            self.load(self._resume)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimizer
@@ -148,12 +162,11 @@ class Course(LightningModule):
         total = 0.0
         self.model.train()
         for batch in turn.batches:
-            if not len(batch):  # nothing was left for this process, but the others wait for its gradients
-                self.manual_backward(torch.stack([weight.sum() for weight in self.model.parameters()]).sum() * 0.0)
-                continue
-            loss = translation_loss(self.model, batch.source, batch.target, self.training_config.label_smoothing)
-            self.manual_backward(loss.smoothed * (_world() / tokens))  # processes are averaged by DDP
-            total += float(loss.smoothed.detach())
+            full = batch.filled  # where nothing was left for this process, the others wait for its part all the same
+            loss = translation_loss(self.model, full.source, full.target, self.training_config.label_smoothing)
+            smoothed = loss.smoothed if len(batch) else loss.smoothed * 0.0
+            self.manual_backward(smoothed * (_world() / tokens))  # the gradients of processes are averaged
+            total += float(smoothed.detach())
         return total
 
     def _update(self, turn: Turn) -> None:
@@ -161,7 +174,7 @@ class Course(LightningModule):
         rate = self.schedule.rate(step, self.standing.share, self.standing.plateau.factor)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), training.clip or math.inf)
+        norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), training.clip or math.inf))
         if not math.isfinite(norm):
             raise self._diverged(turn, rate)
         self.optimizer.step()
@@ -172,7 +185,8 @@ class Course(LightningModule):
         """Where it happened. The weights are still those before the step: they are kept, unless they are none."""
         self.optimizer.zero_grad()
         self.reason = "diverged"
-        is_whole = all(bool(weight.isfinite().all()) for weight in self.model.parameters())
+        broken = sum(bool((~own_rows(weight).isfinite()).any()) for weight in self.model.parameters())
+        is_whole = not _summed(torch.tensor(float(broken)), self.device).item()
         if is_whole:
             self.save()
         pairs = [index for batch in turn.batches for index in batch.indices]
@@ -231,7 +245,8 @@ class Course(LightningModule):
         if not self.task.valid:
             return None
         # nothing a measurement does may move what training draws next
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []), self.averaging.swapped_in():
+        apart = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
+        with apart, self.averaging.swapped_in(), borrowed(self.model):
             self.model.eval()
             found = self._measure()
         self.model.train()
@@ -256,10 +271,13 @@ class Course(LightningModule):
                 f"train: the loss on the validation pairs is not a finite number after step {self.standing.step}: the "
                 f"weights have run away.{self._kept()} Lower training.learning_rate or training.clip."
             )
-        bleu = self.task.score(self.model) if self.task.score and _rank() == 0 else 0.0
-        if self.task.score:
-            bleu = _summed(torch.tensor(bleu, dtype=torch.float64), self.device).item()
-        return Validation(total / max(tokens, 1.0), bleu if self.task.score else None)
+        return Validation(total / max(tokens, 1.0), self._bleu() if self.task.score else None)
+
+    def _bleu(self) -> float:
+        """The first process translates; where it holds only its share of the weights, all of them do."""
+        assert self.task.score is not None
+        bleu = self.task.score(self.model) if is_sharded(self.model) or _rank() == 0 else 0.0
+        return _summed(torch.tensor(0.0 if _rank() else bleu, dtype=torch.float64), self.device).item()
 
     def _note(self, numbers: dict[str, float | None]) -> None:
         self.standing.note(**numbers)
@@ -285,6 +303,8 @@ class Course(LightningModule):
         if self.reason != "interrupted" and not (last.get("step") == standing.step and "valid_loss" in last):
             self.validate()
         self.save()
+        if _world() > 1:
+            dist.barrier()  # what the first process wrote is there for all
 
     # Saving and going on
 
@@ -294,11 +314,11 @@ class Course(LightningModule):
         random = _gathered(torch.get_rng_state(), self.device)
         loss = _summed(torch.tensor(self.standing.recent.get("loss", 0.0), dtype=torch.float64), self.device).item()
         self.standing.recent["loss"] = 0.0 if _rank() else loss
-        if self.task.folder is None or _rank():
+        if self.task.folder is None or (_rank() and not is_sharded(self.model)):
             return
         if self.task.config.validation.keep == "last" or self.standing.best is None:
             self._save_weights()
-        tensors = {f"model.{name}": value for name, value in named_weights(self.model).items()}
+        tensors: dict[str, Tensor] = {f"model.{name}": value for name, value in named_weights(self.model).items()}
         tensors |= {f"average.{name}": value for name, value in self.averaging.weights.items()}
         for name, weight in self.model.named_parameters():
             for key, value in self.optimizer.state.get(weight, {}).items():
@@ -307,11 +327,12 @@ class Course(LightningModule):
         if self.device.type == "cuda":
             tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
         facts = {"format": FORMAT, "facts": dict(self.task.facts), "averaged": self.averaging.num_steps}
-        write_tensors(self.task.folder / STATE, tensors, facts | {"standing": self.standing.to_json()})
+        facts["standing"] = self.standing.to_json()
+        write_state(self.task.folder / STATE, tensors, facts, self.standing.step)
 
     def load(self, path: Path) -> None:
         """Put back what `save` wrote; a state of other data or with other processes is refused."""
-        tensors, facts = read_tensors(path)
+        saved, facts = read_state(path)
         if facts.get("format") != FORMAT:
             raise RegardError(f"{path} is a state of format {facts.get('format')}, not {FORMAT}. Train the run anew.")
         other = [name for name, value in self.task.facts if facts["facts"].get(name) != value]
@@ -320,18 +341,18 @@ class Course(LightningModule):
                 f"{path} is the state of a run with another {' and '.join(other)}. "
                 "Give what it began with, or another --out."
             )
-        parts: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            kind, _, rest = name.partition(".")
-            parts.setdefault(kind, {})[rest] = tensor
-        put_weights(self.model, parts["model"], path)
-        self.averaging.load(parts["average"], facts["averaged"])
+        put_weights(self.model, saved.under("model"), path)
+        self.averaging.load(saved.under("average"), facts["averaged"])
+        kept = {key: found for key in ("step", "exp_avg", "exp_avg_sq") if (found := saved.under(key))}
         for name, weight in self.model.named_parameters():
-            self.optimizer.state[weight] = {k: parts[k][name] for k in ("step", "exp_avg", "exp_avg_sq") if k in parts}
+            self.optimizer.state[weight] = {
+                key: values[name] if key == "step" else shared_like(weight, values[name])
+                for key, values in kept.items()
+            }
         self.standing = Standing.from_json(facts["standing"])
         if rank_zero_only.rank:
             self.standing.recent["loss"] = 0.0  # the sum of all processes is with the first
-        self._random = parts["random"]
+        self._random = dict(saved.under("random"))
 
     def on_train_start(self) -> None:
         """The averages follow the model to its device; the generators come last, since much else draws from them."""
@@ -344,8 +365,16 @@ class Course(LightningModule):
                 torch.cuda.set_rng_state(random["cuda"], self.device)
 
     def _save_weights(self) -> None:
-        if self.task.folder and _rank() == 0:
-            save_weights(self.model, self.averaging.weights, self.task.folder / WEIGHTS, {"step": self.standing.step})
+        if not self.task.folder or (_rank() and not is_sharded(self.model)):
+            return
+        # one after the other, and only the first process keeps them
+        weights = {}
+        for name, value in self.averaging.weights.items():
+            rows = whole(value)
+            if _rank() == 0:
+                weights[name] = rows
+        if _rank() == 0:
+            save_weights(self.model, weights, self.task.folder / WEIGHTS, {"step": self.standing.step})
 
 
 def _world() -> int:

@@ -44,9 +44,9 @@ def surprise(model: Translator, batches: Sequence[Batch]) -> tuple[float, int]:
     """The sum of -log p(y) over the tokens of all batches, and how many these are."""
     total, tokens = 0.0, 0
     for batch in batches:
+        near = batch.filled.to(next(model.parameters()).device)
+        loss = translation_loss(model, near.source, near.target)
         if len(batch):
-            near = batch.to(next(model.parameters()).device)
-            loss = translation_loss(model, near.source, near.target)
             total, tokens = total + loss.surprise.double().item(), tokens + loss.num_tokens
     return total, tokens
 
