@@ -8,6 +8,7 @@ The same bracket, carried from call to call, is the state of recurrent decoding.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from regard.shapes import at_least_float32, group
 
 #: Tokens whose pairs are formed. Twice as many take a tenth longer, with 64 features as with 256.
 CHUNK = 64
+#: Chunks whose products are one call: small calls take twice as long, and much larger ones leave the caches.
+TOGETHER = 64
 #: Values and the ones beside them are filled up to a multiple of so many channels, for which products are fastest.
 LANES = 8
 
@@ -51,21 +54,14 @@ class LinearEngine(Engine):
 
     def run(self, problem: Problem) -> Result:
         is_causal, key_mask = split(problem.attention.mask) or (False, None)
-        query, key = (at_least_float32(x) for x in (problem.prepared.query, problem.prepared.key))
-        value = with_ones(at_least_float32(problem.value))
+        query, key, value = (at_least_float32(x) for x in (problem.prepared.query, problem.prepared.key, problem.value))
         if key_mask is not None:
             key = key * _chosen(key_mask, problem.grid)[..., None].to(key.dtype)
         past = key.new_zeros(*key.shape[:2], key.shape[-1], problem.sizes.E + 1)
         if problem.state is not None:
             past = past + problem.state
-        past = F.pad(past, (0, value.shape[-1] - past.shape[-1]))
-        if is_causal:
-            output, statistic, state = causal_averages(query, key, value, past, problem.sizes.E)
-        else:
-            state = past + key.transpose(-1, -2) @ value
-            total = (group(query, key.shape[1]) @ state).reshape(*query.shape[:3], -1)
-            output, statistic = _averages(total, problem.sizes.E)
-        state = state[..., : problem.sizes.E + 1]
+        averages = causal_averages if is_causal else _all_averages
+        output, statistic, state = averages(query, key, value, past)
         return Result(output.to(problem.value.dtype), (statistic.detach(),), state)
 
     def cost(self, problem: Problem) -> Cost:
@@ -77,15 +73,27 @@ class LinearEngine(Engine):
         return Cost(pairs, flops, 4 * (states + pairs))
 
 
-def with_ones(value: Tensor) -> Tensor:
-    """Values, a channel of ones, whose weighted sum is the denominator, and zeros up to a multiple of LANES."""
-    return F.pad(F.pad(value, (0, 1), value=1.0), (0, -(value.shape[-1] + 1) % LANES))
+def _in_lanes(x: Tensor) -> Tensor:
+    """Zeros up to a multiple of LANES channels."""
+    return F.pad(x, (0, -x.shape[-1] % LANES))
+
+
+def _with_ones(value: Tensor) -> Tensor:
+    """Values and a channel of ones, whose weighted sum is the denominator."""
+    return _in_lanes(F.pad(value, (0, 1), value=1.0))
 
 
 def _averages(total: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Sums of values and of ones as averages and their denominators; 0 where nothing was summed."""
     statistic = total[..., width]
     return total[..., :width] / statistic.masked_fill(statistic == 0, 1.0)[..., None], statistic
+
+
+def _all_averages(query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As `causal_averages`, with every query looking at all keys."""
+    state = past + torch.cat((key.transpose(-1, -2) @ value, key.sum(2)[..., None]), -1)
+    total = (group(query, key.shape[1]) @ _in_lanes(state)).reshape(*query.shape[:3], -1)
+    return *_averages(total, value.shape[-1]), state
 
 
 def split(mask: Mask | None) -> tuple[bool, Mask | None] | None:
@@ -115,94 +123,142 @@ def _ends_aligned(problem: Problem) -> bool:
     return ends == [positions.start + s.I] and s.J >= s.I
 
 
-def causal_averages(
-    query: Tensor, key: Tensor, value: Tensor, past: Tensor, width: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def causal_averages(query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """sum_{j <= i} (q_i . k_j) v_j over its denominator for the last I of J keys, and the state after all of them.
 
-    query (B, H, I, W), key (B, G, J, W), value (B, G, J, E) with ones at channel `width`, past (B, G, W, E).
-    Returns (B, H, I, width), the denominators (B, H, I) and (B, G, W, E).
+    query (B, H, I, W), key (B, G, J, W), value (B, G, J, E), past (B, G, W, E + 1) with the sum of keys last.
+    Returns (B, H, I, E), the denominators (B, H, I) and (B, G, W, E + 1).
     """
     before = key.shape[2] - query.shape[2]
     if before:
-        past = past + key[:, :, :before].transpose(-1, -2) @ value[:, :, :before]
-    return _CausalAverages.apply(query, key[:, :, before:], value[:, :, before:], past, width)  # type: ignore[return-value]
+        past = (
+            past + _all_averages(query[:, :, :0], key[:, :, :before], value[:, :, :before], torch.zeros_like(past))[2]
+        )
+    return _CausalAverages.apply(query, key[:, :, before:], value[:, :, before:], past)  # type: ignore[return-value]
 
 
-def _part(x: Tensor, first: int, groups: int) -> Tensor:
-    """One chunk, query heads of a group one after the other: (B, H, n, W) -> (B * G, R * CHUNK, W)."""
-    part = x[:, :, first : first + CHUNK]
-    return part.reshape(x.shape[0] * groups, -1, x.shape[3])
+@dataclass(frozen=True)
+class _Stretch:
+    """Chunks that are computed together, of one key head or of several short ones: large products of few calls.
+
+    Args:
+        heads: Key heads, those of all batch entries counted through.
+        first: Token they begin at.
+        chunks: How many of each head.
+        size: Tokens of each chunk.
+    """
+
+    heads: slice
+    first: int
+    chunks: int
+    size: int
+
+    @staticmethod
+    def all_of(heads: int, length: int) -> list[_Stretch]:
+        """Of a sequence, head after head; what is left at the end is a chunk of its own, of all heads."""
+        chunks, left = divmod(length, CHUNK)
+        some = max(1, TOGETHER // max(chunks, 1))
+        found = [
+            _Stretch(slice(head, min(head + some, heads)), first * CHUNK, min(TOGETHER, chunks - first), CHUNK)
+            for head in range(0, heads, some)
+            for first in range(0, chunks, TOGETHER)
+        ]
+        return found + [_Stretch(slice(0, heads), length - left, 1, left)] * bool(left)
+
+    def cut(self, x: Tensor) -> Tensor:
+        """(B * G, R, n, W) -> (heads * chunks, R * size, W), the query heads of a group one after the other."""
+        part = x[self.heads, :, self.first : self.first + self.chunks * self.size]
+        part = part.reshape(*part.shape[:2], self.chunks, self.size, x.shape[-1])
+        return part.transpose(1, 2).reshape(-1, x.shape[1] * self.size, x.shape[-1])
+
+    def put(self, x: Tensor, part: Tensor) -> None:
+        """What `cut` gives, back to where it was; channels that `x` has not are left out."""
+        parts = part[..., : x.shape[-1]].unflatten(1, (x.shape[1], self.size)).unflatten(0, (-1, self.chunks))
+        rows = slice(self.first, self.first + self.chunks * self.size)
+        x[self.heads, :, rows].unflatten(2, (self.chunks, self.size)).copy_(parts.transpose(1, 2))
+
+    def triangle(self, part: Tensor) -> Tensor:
+        """Ones where j <= i, for each of the query heads of a group: (R * size, size)."""
+        ones = torch.ones(self.size, self.size, dtype=part.dtype, device=part.device)
+        return ones.tril().repeat(part.shape[1] // self.size, 1)
+
+    def running(self, state: Tensor, made: Tensor, backwards: bool = False) -> Tensor:
+        """The sum of `state` and all chunks before each, or after it; `state` becomes that of all."""
+        each = made.unflatten(0, (-1, self.chunks)).flatten(2)
+        earlier = torch.ones(self.chunks, self.chunks, dtype=made.dtype, device=made.device).tril_(-1)
+        earlier = (earlier.T if backwards else earlier).expand(each.shape[0], -1, -1)
+        before = torch.baddbmm(state[self.heads].flatten(1)[:, None], earlier, each)
+        last = 0 if backwards else -1
+        state[self.heads] = (before[:, last] + each[:, last]).view_as(state[self.heads])
+        return before.view_as(made)
 
 
-def _triangle(query: Tensor, key: Tensor) -> Tensor:
-    """Ones where j <= i, for each of the query heads of a group: (R * n, n)."""
-    n = key.shape[1]
-    return torch.ones(n, n, dtype=query.dtype, device=query.device).tril().repeat(query.shape[1] // n, 1)
+def _by_group(x: Tensor, groups: int) -> Tensor:
+    """(B, H, n, W) -> (B * G, R, n, W)."""
+    return x.reshape(-1, x.shape[1] // groups, *x.shape[2:])
 
 
 class _CausalAverages(torch.autograd.Function):
-    """Chunk by chunk, the state in place; in backward the same sums, from the last chunk to the first."""
+    """Stretch by stretch, the state carried on; in backward the same sums, from the last stretch to the first."""
 
     @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, past: Tensor, width: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        (B, H, I, _), G = query.shape, key.shape[1]
-        output, statistic = query.new_empty(B, H, I, width), query.new_empty(B, H, I)
-        state = past.flatten(0, 1).clone()
-        for first in range(0, I, CHUNK):
-            q, k, v = (_part(x, first, G) for x in (query, key, value))
-            pairs = (q @ k.transpose(1, 2)).mul_(_triangle(q, k))
-            total = torch.bmm(q, state).baddbmm_(pairs, v).view(B, H, k.shape[1], -1)
-            rows = slice(first, first + CHUNK)
-            output[:, :, rows], statistic[:, :, rows] = _averages(total, width)
-            state.baddbmm_(k.transpose(1, 2), v)
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        (B, H, I, _), (G, E) = query.shape, value.shape[1::2]
+        output, statistic = query.new_empty(B, H, I, E), query.new_empty(B, H, I, 1)
+        into, denominators = _by_group(output, G), _by_group(statistic, G)
+        flat, state = [_by_group(x, G) for x in (query, key, value)], _in_lanes(past).flatten(0, 1)
+        for stretch in _Stretch.all_of(B * G, I):
+            q, k, v = (stretch.cut(x) for x in flat)
+            v = _with_ones(v)
+            before = stretch.running(state, torch.bmm(k.transpose(1, 2), v))
+            pairs = torch.bmm(q, k.transpose(1, 2)).mul_(stretch.triangle(q))
+            averages, sums = _averages(torch.bmm(q, before).baddbmm_(pairs, v), E)
+            stretch.put(into, averages)
+            stretch.put(denominators, sums[..., None])
         ctx.save_for_backward(query, key, value, past, output, statistic)
-        ctx.mark_non_differentiable(statistic)
-        return output, statistic, state.view_as(past)
+        ctx.mark_non_differentiable(statistic := statistic[..., 0])
+        return output, statistic, state[..., : E + 1].view(past.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, past, output, statistic = ctx.saved_tensors
-        sums = _gradient_of_sums(grad, output, statistic, value.shape[-1])
-        for_query = _for_queries(sums, query, key, value, past)
-        return for_query, *_for_keys(sums, query, key, value, grad_state), None
+        query, key, value, past, *averages = ctx.saved_tensors
+        G = key.shape[1]
+        found = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)]
+        into, inputs = ([_by_group(x, G) for x in some] for some in (found, (query, key, value)))
+        of = [_by_group(x, G) for x in (grad, *averages)]
+        state, later = (_in_lanes(x).flatten(0, 1) for x in (past, grad_state))
+        stretches = _Stretch.all_of(state.shape[0], query.shape[2])
+        for stretch in stretches:
+            stretch.put(into[0], _for_queries(stretch, of, inputs, state))
+        for stretch in reversed(stretches):
+            for x, part in zip(into[1:], _for_keys(stretch, of, inputs, later), strict=True):
+                stretch.put(x, part)
+        return *found, later[..., : past.shape[-1]].view(past.shape)
 
 
-def _gradient_of_sums(grad: Tensor, output: Tensor, statistic: Tensor, width: int) -> Tensor:
-    """From the gradient of averages to that of the sums they are made of, ones included: (B, H, I, width)."""
+def _of_sums(stretch: _Stretch, of: list[Tensor]) -> Tensor:
+    """From the gradient of averages to that of the sums they are made of, ones included."""
+    grad, output, statistic = (stretch.cut(x) for x in of)
     empty = statistic == 0
-    over = grad / statistic.masked_fill(empty, 1.0)[..., None]
-    ones = -(over * output).sum(-1, keepdim=True).masked_fill(empty[..., None], 0.0)
-    return F.pad(torch.cat((over, ones), -1), (0, width - over.shape[-1] - 1))
+    over = grad / statistic.masked_fill(empty, 1.0)
+    ones = -(over * output).sum(-1, keepdim=True).masked_fill(empty, 0.0)
+    return _in_lanes(torch.cat((over, ones), -1))
 
 
-def _for_queries(sums: Tensor, query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> Tensor:
-    G, found, state = key.shape[1], torch.empty_like(query), past.flatten(0, 1).clone()
-    for first in range(0, query.shape[2], CHUNK):
-        g, k, v = (_part(x, first, G) for x in (sums, key, value))
-        pairs = (g @ v.transpose(1, 2)).mul_(_triangle(g, k))
-        part = torch.bmm(g, state.transpose(1, 2)).baddbmm_(pairs, k)
-        found[:, :, first : first + CHUNK] = part.view(*query.shape[:2], k.shape[1], -1)
-        state.baddbmm_(k.transpose(1, 2), v)
-    return found
+def _for_queries(stretch: _Stretch, of: list[Tensor], inputs: list[Tensor], state: Tensor) -> Tensor:
+    g, k, v = _of_sums(stretch, of), stretch.cut(inputs[1]), _with_ones(stretch.cut(inputs[2]))
+    before = stretch.running(state, torch.bmm(k.transpose(1, 2), v))
+    pairs = torch.bmm(g, v.transpose(1, 2)).mul_(stretch.triangle(g))
+    return torch.bmm(g, before.transpose(1, 2)).baddbmm_(pairs, k)
 
 
-def _for_keys(
-    sums: Tensor, query: Tensor, key: Tensor, value: Tensor, grad_state: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of keys, values and past: `later` sums up what all later chunks ask of the state."""
-    G, for_key, for_value = key.shape[1], torch.empty_like(key), torch.empty_like(value)
-    later = grad_state.flatten(0, 1).clone()
-    for first in reversed(range(0, query.shape[2], CHUNK)):
-        g, q, k, v = (_part(x, first, G) for x in (sums, query, key, value))
-        triangle, rows = _triangle(q, k), slice(first, first + CHUNK)
-        pairs, weights = (g @ v.transpose(1, 2)).mul_(triangle), (q @ k.transpose(1, 2)).mul_(triangle)
-        of_key = torch.bmm(v, later.transpose(1, 2)).baddbmm_(pairs.transpose(1, 2), q)
-        of_value = torch.bmm(k, later).baddbmm_(weights.transpose(1, 2), g)
-        for_key[:, :, rows] = of_key.view(*key.shape[:2], k.shape[1], -1)
-        for_value[:, :, rows] = of_value.view(*key.shape[:2], k.shape[1], -1)
-        later.baddbmm_(q.transpose(1, 2), g)
-    return for_key, for_value, later.view(grad_state.shape)
+def _for_keys(stretch: _Stretch, of: list[Tensor], inputs: list[Tensor], later: Tensor) -> tuple[Tensor, Tensor]:
+    """Of keys and values: `later` sums up what all later chunks ask of the state."""
+    q, k, v = (stretch.cut(x) for x in inputs)
+    g, v, triangle = _of_sums(stretch, of), _with_ones(v), stretch.triangle(q)
+    after = stretch.running(later, torch.bmm(q.transpose(1, 2), g), backwards=True)
+    pairs = torch.bmm(g, v.transpose(1, 2)).mul_(triangle)
+    weights = torch.bmm(q, k.transpose(1, 2)).mul_(triangle)
+    of_keys = torch.bmm(v, after.transpose(1, 2)).baddbmm_(pairs.transpose(1, 2), q)
+    return of_keys, torch.bmm(k, after).baddbmm_(weights.transpose(1, 2), g)
