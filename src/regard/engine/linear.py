@@ -89,9 +89,14 @@ def _averages(total: Tensor, width: int) -> tuple[Tensor, Tensor]:
     return total[..., :width] / statistic.masked_fill(statistic == 0, 1.0)[..., None], statistic
 
 
+def _sum_of(key: Tensor, value: Tensor) -> Tensor:
+    """What keys add to the state: sum_j k_j v_j^T, and sum_j k_j last; (B, G, W, E + 1)."""
+    return torch.cat((key.transpose(-1, -2) @ value, key.sum(2)[..., None]), -1)
+
+
 def _all_averages(query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """As `causal_averages`, with every query looking at all keys."""
-    state = past + torch.cat((key.transpose(-1, -2) @ value, key.sum(2)[..., None]), -1)
+    state = past + _sum_of(key, value)
     total = (group(query, key.shape[1]) @ _in_lanes(state)).reshape(*query.shape[:3], -1)
     return *_averages(total, value.shape[-1]), state
 
@@ -131,9 +136,7 @@ def causal_averages(query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> 
     """
     before = key.shape[2] - query.shape[2]
     if before:
-        past = (
-            past + _all_averages(query[:, :, :0], key[:, :, :before], value[:, :, :before], torch.zeros_like(past))[2]
-        )
+        past = past + _sum_of(key[:, :, :before], value[:, :, :before])
     return _CausalAverages.apply(query, key[:, :, before:], value[:, :, before:], past)  # type: ignore[return-value]
 
 

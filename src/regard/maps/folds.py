@@ -112,9 +112,9 @@ NEARLY_ZERO = -1e30
 def weighted_log(tile: Tile) -> Tensor:
     """sum_j w_ij log w_ij over a tile, 0 log 0 being 0; (B, H, i)."""
     if tile.log_weights is not None:
-        total = torch.linalg.vecdot(tile.weights, tile.log_weights)
+        total = torch.einsum("...j,...j->...", tile.weights, tile.log_weights)
         if total.isnan().any():
-            total = torch.linalg.vecdot(tile.weights, tile.log_weights.clamp_min(NEARLY_ZERO))
+            total = torch.einsum("...j,...j->...", tile.weights, tile.log_weights.clamp_min(NEARLY_ZERO))
         return total
     return torch.xlogy(tile.weights, tile.weights).sum(-1)
 
@@ -298,10 +298,12 @@ class Pool(Fold):
 
     def add(self, state: State, tile: Tile) -> None:
         total, row_of, col_of = state
-        by_col, left = _cells(tile.weights, col_of[tile.cols])
-        cells, top = _cells(by_col.transpose(-1, -2), row_of[tile.rows])
-        area = total[:, :, top : top + cells.shape[-1], left : left + cells.shape[-2]]
-        area += cells.transpose(-1, -2)
+        of_row, top = _membership(row_of[tile.rows], tile.weights)
+        of_col, left = _membership(col_of[tile.cols], tile.weights)
+        # a cell costs a product for each weight, so first along the axis that has fewer
+        few_rows = of_row.shape[-1] < of_col.shape[-1]
+        cells = (of_row.T @ tile.weights) @ of_col if few_rows else of_row.T @ (tile.weights @ of_col)
+        total[:, :, top : top + cells.shape[-2], left : left + cells.shape[-1]] += cells
 
     def merge(self, state: State, other: State) -> State:
         return [state[0] + other[0], *state[1:]]
@@ -311,11 +313,11 @@ class Pool(Fold):
         return total / torch.bincount(row_of, minlength=total.shape[2])[:, None]
 
 
-def _cells(weights: Tensor, cell_of: Tensor) -> tuple[Tensor, int]:
-    """Sums over the last axis by cell, and the first cell; cells ascend along the axis."""
+def _membership(cell_of: Tensor, like: Tensor) -> tuple[Tensor, int]:
+    """Which places of a tile are in which cell, (places, cells) of ones and zeros, and the first cell."""
     first, last = int(cell_of[0]), int(cell_of[-1])
     membership = cell_of[:, None] == torch.arange(first, last + 1, device=cell_of.device)
-    return weights @ membership.to(weights.dtype), first
+    return membership.to(like.dtype), first
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class Normalizer(ABC):
         """Of any part of those rows: (B, H, I, J') -> (B, H, I, J')."""
 
     def log_weights(self, scores: Tensor, statistic: Statistic) -> Tensor | None:
-        """log w where it is cheaper than log(weights), else None."""
+        """log w where it is cheaper than log(weights), else None. It may take the place of the scores."""
         return None
 
     def rows(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Statistic]:
@@ -130,7 +130,7 @@ class Softmax(Normalizer):
         return softmax_weights(self._tempered(scores), statistic[0])
 
     def log_weights(self, scores: Tensor, statistic: Statistic) -> Tensor:
-        return self._tempered(scores) - _finite(statistic[0]).unsqueeze(-1)
+        return self._tempered(scores).sub_(_finite(statistic[0]).unsqueeze(-1))
 
     def rows(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Statistic]:
         if self.sink is not None:
@@ -185,7 +185,7 @@ class LearnedSink(nn.Module, Normalizer):
         return softmax_weights(scores, statistic[0])
 
     def log_weights(self, scores: Tensor, statistic: Statistic) -> Tensor:
-        return scores - statistic[0].unsqueeze(-1)
+        return scores.sub_(statistic[0].unsqueeze(-1))
 
     def check(self, sizes: Sizes) -> None:
         if self.sink.shape[0] != sizes.H:
