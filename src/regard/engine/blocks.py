@@ -138,11 +138,11 @@ def _block(mask: Mask | None, positions: Positions, start: int, stop: int) -> Bl
     if len(columns.hull()) <= HULL_SLACK * len(columns):
         columns = columns.hull()
     columns = columns or FIRST_KEY
-    if positions.columns(mask.all(first, last)).covers(columns):
-        return Block(start, stop, columns, True)
     if len(positions.keys.intervals) != 1:
-        return Block(start, stop, columns, False, mask)
-    return Block(start, stop, columns, False, _within(mask, first, last, columns.shift(positions.keys.intervals[0][0])))
+        full = positions.columns(mask.all(first, last)).covers(columns)
+        return Block(start, stop, columns, full, None if full else mask)
+    left = _within(mask, first, last, columns.shift(positions.keys.intervals[0][0]))
+    return Block(start, stop, columns, left is None, left)
 
 
 def _shifted(mask: Mask | None, positions: Positions, start: int, stop: int, known: dict[int, Block]) -> Block:

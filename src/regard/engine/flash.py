@@ -14,6 +14,7 @@ from regard.engine.problem import Problem
 from regard.engine.runs import Run
 from regard.pieces.bias import AdditiveBias
 from regard.pieces.grid import Grid
+from regard.pieces.mask import Mask
 from regard.pieces.normalizer import LearnedSink, Softmax, Statistic
 from regard.shapes import at_least_float32, group
 
@@ -245,10 +246,17 @@ class FlashRows:
             return 0
         batch, heads = 1, s.H if attention.bias else 1
         if block.mask is not None:
-            shape = block.mask.allowed(self.problem.grid.tile(slice(0, 1), slice(0, 1))).shape
-            batch, heads = shape[0], max(heads, shape[1])
+            of_mask = self._shape(block.mask)
+            batch, heads = of_mask[0], max(heads, of_mask[1])
         states = (*self.problem.prepared.rows, *self.problem.prepared.cols)
         return (batch if all(state is None for state in states) else s.B) * heads
+
+    def _shape(self, mask: Mask) -> torch.Size:
+        """Of what the mask answers for one pair; blocks share a few masks, which are asked once."""
+        known = self.problem.notes.setdefault("shapes", {})
+        if id(mask) not in known:  # the mask is kept, so that no other takes its number
+            known[id(mask)] = mask, mask.allowed(self.problem.grid.tile(slice(0, 1), slice(0, 1))).shape
+        return known[id(mask)][1]
 
     def on_diagonal(self, block: Block) -> bool:
         """Whether mask and biases depend on j - i alone, and queries and keys are one stretch each."""

@@ -251,7 +251,7 @@ class random_blocks(Mask):
 
     def may(self, start: int, stop: int) -> Spans:
         rows = self._rows[max(start, 0) // self.size : -(-stop // self.size)]
-        return self._spans([block for row in rows for block in row])
+        return rows[0] if len(rows) == 1 else Spans.union(interval for row in rows for interval in row)
 
     def all(self, start: int, stop: int) -> Spans:
         one_block = start // self.size == (stop - 1) // self.size
@@ -264,12 +264,11 @@ class random_blocks(Mask):
         _check_covers("random_blocks", "queries", positions.queries(sizes.I), self.length)
         _check_covers("random_blocks", "keys", positions.keys, self.length)
 
-    def _spans(self, blocks: list[int]) -> Spans:
-        return Spans.union((b * self.size, min((b + 1) * self.size, self.length)) for b in blocks)
-
     @cached_property
-    def _rows(self) -> list[list[int]]:
-        return self.table.tolist()
+    def _rows(self) -> list[Spans]:
+        """The keys of each block of queries."""
+        ends = [[(b * self.size, min((b + 1) * self.size, self.length)) for b in row] for row in self.table.tolist()]
+        return [Spans.union(row) for row in ends]
 
     @cached_property
     def table(self) -> Tensor:

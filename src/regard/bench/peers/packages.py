@@ -86,20 +86,18 @@ def joey_additive(attention: rg.Attention, *inputs: Tensor) -> Computes:
     score: Any = attention.score
     hidden, width = score.query.weight.shape
     layer = BahdanauAttention(hidden, width, width)
-    for theirs, mine in (
-        (layer.energy_layer, score.direction[None]),
-        (layer.query_layer, score.query.weight),
-        (layer.key_layer, score.key.weight),
-    ):
-        theirs.weight.data = mine.detach().clone()
+    layer.query_layer.weight.data = score.query.weight.detach().clone()
+    layer.key_layer.weight.data = score.key.weight.detach().clone()
+    direction = score.direction.detach().clone().requires_grad_()
+    del layer.energy_layer.weight  # theirs is a matrix of one row, and its gradient would be one
     mask = torch.ones(1, 1, inputs[1].shape[2], dtype=torch.bool)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        layer.energy_layer.weight = direction[None]
         layer.compute_proj_keys(k[:, 0])  # it reads values of the keys' width
         return torch.cat([layer(query, mask, v[:, 0])[0] for query in q[:, 0].split(1, 1)], 1)[:, None]
 
-    learned = layer.energy_layer.weight, layer.query_layer.weight, layer.key_layer.weight
-    return Computes(run, learned)
+    return Computes(run, (direction, layer.query_layer.weight, layer.key_layer.weight))
 
 
 def direct_additive(attention: rg.Attention, *inputs: Tensor) -> Computes:
