@@ -137,6 +137,7 @@ def quiet() -> Iterator[None]:
             logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"lightning\..*")
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module")  # no output is changed in place here
             warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN")  # torch's, on any flag
             yield
     finally:
