@@ -169,7 +169,7 @@ def lengths(batch: Batch, forced: bool) -> tuple[int, int]:
 
 
 def search(model: Translator, source: Tensor, beam: int, least: int, most: int) -> list[Hypothesis]:
-    found = beam_search(model, source, beam=beam, min_length=least, max_length=most)
+    found = beam_search(model, source, beam=beam, length_penalty=1.0, min_length=least, max_length=most)
     return [best for (best,) in found]
 
 
