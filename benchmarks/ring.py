@@ -27,7 +27,8 @@ def goals() -> Iterator[Goal]:
     added = measured()
     for n in LENGTHS:
         ring, gathered = (added[f"{how.__name__} {n}"] for how in (around, gather_all))
-        yield Goal(f"memory that the last of {RANKS} ranks adds, causal, n = {n}", ring, planned(n), "MiB (planned)")
+        what = f"memory that the last of {RANKS} ranks adds, causal, n = {n}: {ring:.1f} MiB"
+        yield Goal(what, ring / planned(n), 1.25, f"x the {planned(n):.1f} MiB planned")
         yield Goal("that of an all-gather over it", gathered / ring, 1.5, "x", at_most=False)
     for name, (mask, share) in masks(1_048_576).items():
         yield Goal(

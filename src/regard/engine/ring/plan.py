@@ -128,11 +128,14 @@ class RingPlan:
         rows, longest = len(self.route.queries[rank]), max(b - a for a, b in self.route.queries[rank])
         (B, H), E, item = self.prepared.query.shape[:2], self.value.shape[3], self.value.element_size()
         whole, copies = max(item, 4), item < 4
-        return B * H * (rows * ((E + 2) * whole + E * item * copies) + longest * E * (2 * item + whole * copies))
+        statistics = 6  # of the rows, of a part, of both, and what they are weighted with
+        return (
+            B * H * (rows * ((E + statistics) * whole + E * item * copies) + longest * E * (2 * item + whole * copies))
+        )
 
     def _two_that_come(self, rank: int) -> int:
         came = [len(self.route.needs(rank, (rank - step) % self.ranks)) for step in range(1, self.ranks)]
-        return max((a + b for a, b in zip(came, [*came[1:], 0], strict=True)), default=0)
+        return max(came[0::2], default=0) + max(came[1::2], default=0)
 
     def _copies_that_go(self, rank: int) -> int:
         held = len(self.route.keys[rank])

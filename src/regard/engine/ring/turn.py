@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
@@ -71,16 +72,16 @@ class Turn:
     def visits(self, keys: Sequence[Tensor]) -> Iterator[tuple[int, list[Tensor]]]:
         """At each step what arrived, one's own keys first; the next are on their way meanwhile.
 
-        What was yielded is emptied before more is asked for, so whoever takes it keeps no part of it.
+        What was yielded is overwritten once more is asked for, so whoever takes it keeps no part of it.
         """
-        coming = self._ask(keys, 1)
+        rooms = [self._wide_room(keys, range(first, self.route.ranks, 2)) for first in (2, 1)]
+        coming = self._ask(keys, 1, rooms)
         yield 0, list(keys)
         for step in range(1, self.route.ranks):
             assert coming is not None
             arrived = coming.wait()
-            coming = self._ask(keys, step + 1)
+            coming = self._ask(keys, step + 1, rooms)
             yield step, arrived
-            arrived.clear()
 
     def parts(self, step: int, shared: Sequence[Tensor]) -> Iterator[tuple[slice, slice | Tensor, Part]]:
         """Each stretch of queries with each of the keys that came: where they lie in what is shared, and the part."""
@@ -104,13 +105,20 @@ class Turn:
         for total, new in zip(totals, home.wait(), strict=False):
             total.index_add_(2, index, new)
 
-    def _ask(self, keys: Sequence[Tensor], step: int) -> Transfer | None:
+    def _wide_room(self, keys: Sequence[Tensor], steps: Iterable[int]) -> list[Tensor]:
+        """Room for what comes at any of these steps: gloo may hold on to a buffer after its last byte has come."""
+        most = max((len(self.route.needs(self.exchange.rank, self._source(step))) for step in steps), default=0)
+        return [t.new_empty(t.shape[0] * t.shape[1] * most * t.shape[3]) for t in keys]
+
+    def _ask(self, keys: Sequence[Tensor], step: int, rooms: Sequence[Sequence[Tensor]]) -> Transfer | None:
         if step >= self.route.ranks:
             return None
         leaving, source = self._leaving(step), self._source(step)
         whole = len(leaving) == keys[0].shape[2]
         sent = [t if whole else t.index_select(2, leaving) for t in keys] if len(leaving) else []
-        room = _room(keys, self.route.needs(self.exchange.rank, source))
+        count = len(self.route.needs(self.exchange.rank, source))
+        sizes = [(*t.shape[:2], count, t.shape[3]) for t in keys] if count else []
+        room = [wide[: prod(size)].view(size) for wide, size in zip(rooms[step % 2], sizes, strict=False)]
         return self.exchange.swap(self._goal(step), sent, source, room)
 
     def _goal(self, step: int) -> int:
