@@ -98,8 +98,8 @@ def _ring(setting: Setting) -> Iterator[Case]:
         weighs=False,
     )
     short = Side(
-        f"the last {2 * window:,} of them",
-        partial(filling, rg.RingCache(window), 2 * window),
+        f"half of them, {SEEN // 2:,}",
+        partial(filling, rg.RingCache(window), SEEN // 2),
         (Aim("memory", 1.1),),
         differs="constant memory is 1 x",
     )
