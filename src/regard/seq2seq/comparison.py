@@ -47,11 +47,15 @@ class Entry:
 
         >>> Entry("bahdanau", "bahdanau").title, Entry("transformer", "heads-4").title
         ('Bahdanau', '4 heads')
+        >>> Entry("transformer", "heads-1").title
+        '1 head'
         """
         if self.label == self.name:
             return system(self.name).title
         sweep, _, value = self.label.rpartition("-")
-        return f"{value} heads" if sweep == "heads" else value.replace("_", " ")
+        if sweep == "heads":
+            return "1 head" if value == "1" else f"{value} heads"
+        return value.replace("_", " ")
 
     def to_json(self) -> dict[str, Any]:
         """As comparison.json has it."""
