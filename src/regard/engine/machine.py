@@ -36,7 +36,7 @@ class Machine:
 
 
 def machine(device: torch.device) -> Machine:
-    """The rates of this machine, measured at the first question: some 20 ms."""
+    """The rates of this machine, measured at the first question: some 50 ms."""
     return _measured(device, torch.get_num_threads())
 
 
@@ -50,14 +50,15 @@ def forget() -> None:
 def _measured(device: torch.device, _threads: int) -> Machine:
     side = 512 if device.type == "cpu" else 4096
     a, b = torch.rand(2, side, side, device=device)
-    x = torch.rand(1 << 16, device=device)
+    x = torch.rand(1 << 18, device=device)
     out = torch.empty_like(x)
     return Machine(
         2 * side**3 / _seconds(lambda: a @ b, device), len(x) / _seconds(lambda: torch.exp(x, out=out), device)
     )
 
 
-def _seconds(work: Callable[[], object], device: torch.device, times: int = 7) -> float:
+def _seconds(work: Callable[[], object], device: torch.device, times: int = 15) -> float:
+    """The least of some times: beside other work, threads that wait for each other make most of them long."""
     found = []
     for _ in range(times):
         start = time.perf_counter()
@@ -82,13 +83,23 @@ def seconds(engine: str, problem: Problem, cost: Cost) -> float | None:
         return ATTEND + skipping * cost.flops / (SHARES["fused"] * busy * rates.products)
     calls = CALL * (len(Work.of(problem).runs) if engine == "blocked" else 1)
     if engine == "blocked" and Work.of(problem).flash is not None:
-        return ATTEND + calls + cost.flops / (SHARES["blocked"] * rates.products)
+        return ATTEND + calls + cost.flops / (SHARES["blocked"] * rates.products) + cost.pairs * _terms(problem, rates)
     return (
         ATTEND
         + calls
         + cost.flops / (SHARES["rows"] * rates.products)
         + cost.pairs * _around(problem) / rates.exponentials
     )
+
+
+def _terms(problem: Problem, rates: Machine) -> float:
+    """Seconds that a pair's biases take where they are formed pair by pair, and not once a diagonal."""
+    found = 0.0
+    for bias, rows in zip(problem.attention.bias, problem.prepared.rows, strict=True):
+        if not bias.relative:
+            products = 0 if rows is None else 2 * rows.shape[-1]
+            found += TERM / rates.exponentials + products / (SHARES["rows"] * rates.products)
+    return found
 
 
 def _around(problem: Problem) -> float:
