@@ -83,7 +83,7 @@ class Batch:
         >>> Batch.of([]).filled.target.tolist()
         [[2, 3]]
         """
-        return self if len(self) else Batch.of([((), ())])
+        return self if len(self) else Batch.of([((), ())]).to(self.source.device)
 
     def to(self, device: torch.device | str) -> Batch:
         """The same on a device."""

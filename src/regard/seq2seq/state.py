@@ -44,7 +44,7 @@ def write_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, A
 def read_state(path: Path) -> tuple[Saved, dict[str, Any]]:
     """What `write_state` wrote, by however many processes; any number can read it, and one tensor at a time."""
     tensors, facts = read_tensors(path)
-    return Saved(tensors, [path.with_name(name) for name in facts.pop("parts", [])]), facts
+    return Saved(tensors, [_opened(path.with_name(name)) for name in facts.pop("parts", [])]), facts
 
 
 class Saved(Mapping[str, Tensor]):
@@ -55,13 +55,12 @@ class Saved(Mapping[str, Tensor]):
     ['weight']
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], parts: Sequence[Path] = (), kind: str = "") -> None:
-        self._tensors, self._kind = tensors, kind
-        self._parts, self._paths = [_opened(path) for path in parts], parts
+    def __init__(self, tensors: Mapping[str, Tensor], parts: Sequence[Any] = (), kind: str = "") -> None:
+        self._tensors, self._parts, self._kind = tensors, parts, kind
 
     def under(self, kind: str) -> Saved:
         """Those whose names begin with `kind` and a dot, by the rest of their names."""
-        return Saved(self._tensors, self._paths, f"{kind}.")
+        return Saved(self._tensors, self._parts, f"{kind}.")
 
     def __getitem__(self, name: str) -> Tensor:
         full = self._kind + name
