@@ -15,8 +15,9 @@ class Embedding(nn.Module):
     """sqrt(C) E[token] + p[position] (Vaswani et al. 2017, arXiv:1706.03762, sections 3.4 and 3.5).
 
     `position` is what is added: `Sinusoidal()`, `LearnedPositions(length, C)`, or None where positions act
-    inside the attention (RoPE, ALiBi, T5) or nowhere. Id `padding` has the zero vector and learns nothing. The
-    numbers start at variance 1, the factor included; `scale=False` leaves it out, as recurrent networks do.
+    inside the attention (RoPE, ALiBi, T5) or nowhere. Id `padding` has the zero vector and learns nothing.
+    `scale=False` leaves the factor out, as recurrent networks do. The vectors of tokens start at deviation `std`, the
+    factor included.
 
     >>> import torch, regard as rg
     >>> rg.nn.Embedding(100, 16, rg.Sinusoidal())(torch.tensor([[5, 7, 0]])).shape
@@ -31,12 +32,13 @@ class Embedding(nn.Module):
         dropout: float = 0.0,
         *,
         scale: bool = True,
+        std: float = 1.0,
         padding: int | None = 0,
     ) -> None:
         super().__init__()
         self.table = nn.Embedding(size, width, padding)
         self.factor = width**0.5 if scale else 1.0
-        nn.init.normal_(self.table.weight, std=1 / self.factor)
+        nn.init.normal_(self.table.weight, std=std / self.factor)
         if padding is not None:
             with torch.no_grad():
                 self.table.weight[padding].zero_()

@@ -39,7 +39,7 @@ class System:
     meaning: str
     options: tuple[str, ...]
     has_heads: bool = False
-    learning_rate: float = 0.01
+    learning_rate: float = 0.007
     dropout: float = 0.0
 
     def build(self, source_size: int, target_size: int, width: int = 128, **options: Any) -> Translator:
