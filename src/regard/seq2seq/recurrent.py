@@ -15,7 +15,7 @@ from regard.seq2seq.model import Memory, State, Translator, check_ids, real_toke
 Mechanism = str | Mapping[str, Any]
 #: Deviation of the words' numbers at first. With 1 they drown what the recurrence knows of the words around, and
 #: attention learns late (docs/log.md).
-WORDS = 0.3
+WORD_STD = 0.3
 
 
 class RecurrentTranslator(Translator):
@@ -44,7 +44,7 @@ class RecurrentTranslator(Translator):
     ) -> None:
         super().__init__()
         self.source_size, self.target_size, self.width = source_size, target_size, width
-        words = partial(Embedding, width=width, dropout=embedding_dropout, scale=False, std=WORDS)
+        words = partial(Embedding, width=width, dropout=embedding_dropout, scale=False, std=WORD_STD)
         self.source_embedding, self.target_embedding = words(source_size), words(target_size)
         self.encoder = RecurrentEncoder(width, width, layers, cell, bidirectional, dropout)
         self.cells = Cells(input_width, width, layers, cell, feed_width, dropout)
