@@ -247,6 +247,12 @@ def test_the_scale_is_left_out_where_it_is_asked_for():
     close(unscaled(x), scaled(x))
 
 
+@pytest.mark.parametrize("scale", [True, False])
+def test_token_vectors_start_at_the_deviation_asked_for(scale: bool):
+    vectors = Embedding(4000, 64, scale=scale, std=0.3)(torch.arange(1, 4000)[None])
+    assert vectors.std().item() == pytest.approx(0.3, rel=0.01)  # of 255,936 numbers; 1 % is seven deviations of it
+
+
 def test_embeddings_are_the_formula():
     embedding = Embedding(9, 6, rg.Sinusoidal()).double()
     ids = torch.tensor([[4, 0, 8]])
