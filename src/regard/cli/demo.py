@@ -80,6 +80,8 @@ def _translation() -> tuple[list[Sheet], str]:
         return [], "No translation on the page: the translators of this package have no attention."
     first = next(iter(named.values()))
     (said,) = translate(first.model, first.source_tokenizer, first.target_tokenizer, [TRANSLATED])
+    if not said.text.strip():
+        return [], f"No translation on the page: {next(iter(named))} said nothing to {TRANSLATED!r}"
     sheets = [Sheet.of(*looked) for looked in read_pair(named, Pair(TRANSLATED, said.text))]
     return sheets, f"{TRANSLATED} → {said.text} Aligned on the page by: {', '.join(named)}."
 
