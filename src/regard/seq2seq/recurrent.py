@@ -13,8 +13,7 @@ from regard.nn import Bridge, Cells, CellStates, Dropout, Embedding, MultiHeadAt
 from regard.seq2seq.model import Memory, State, Translator, check_ids, real_tokens
 
 Mechanism = str | Mapping[str, Any]
-#: Deviation of the words' numbers at first. With 1 they drown what the recurrence knows of the words around, and
-#: attention learns late (docs/log.md).
+#: Deviation of the words' numbers at first. With 1 attention learns late (docs/log.md).
 WORD_STD = 0.3
 
 
