@@ -1,15 +1,19 @@
-"""What every test runs under: one thread, poisoned memory, and a count of the laws."""
+"""What every test runs under: signals as in a terminal, poisoned memory, and a count of the laws."""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-torch.set_num_threads(1)
+pytest_plugins = ["extras"]
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
+# A shell without job control starts background work with Ctrl-C ignored; the tests that send it would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("deep", parent=settings.get_profile("default"), max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

@@ -31,6 +31,21 @@ def like(found: Hypothesis, expected: tuple[float, float, tuple[int, ...]]) -> b
     return found.tokens == tokens and found.ended and close
 
 
+def alike(results, others) -> bool:
+    """Whether two searches give the same hypotheses; sums over batches of another shape differ in the last digits."""
+    return len(results) == len(others) and all(
+        len(hypotheses) == len(expected)
+        and all(
+            one.tokens == other.tokens
+            and one.ended == other.ended
+            and math.isclose(one.score, other.score, rel_tol=1e-12)
+            and math.isclose(one.log_prob, other.log_prob, rel_tol=1e-12)
+            for one, other in zip(hypotheses, expected, strict=True)
+        )
+        for hypotheses, expected in zip(results, others, strict=True)
+    )
+
+
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_beam_that_is_wide_enough_finds_what_trying_everything_finds(seed, alpha):
@@ -71,10 +86,10 @@ def test_results_do_not_depend_on_batch_order_or_padding(beam):
     model = Table(8, seed=5)
     search = Search(beam=beam, n_best=beam, no_repeat=3)
     together = search(model, batch(SOURCES))
-    assert together == [search(model, batch([source]))[0] for source in SOURCES]
-    assert together == search(model, batch(SOURCES, padding=3))
-    assert together[::-1] == search(model, batch(SOURCES[::-1]))
-    assert together == search(model, batch(SOURCES))
+    assert alike(together, [search(model, batch([source]))[0] for source in SOURCES])
+    assert alike(together, search(model, batch(SOURCES, padding=3)))
+    assert alike(together[::-1], search(model, batch(SOURCES[::-1])))
+    assert alike(together, search(model, batch(SOURCES)))
 
 
 def test_minimum_and_maximum_length():

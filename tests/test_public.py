@@ -45,7 +45,11 @@ def test_importing_regard_does_not_import_torch():
 @pytest.mark.parametrize("module", MODULES)
 def test_examples_in_docstrings_run(module):
     torch.manual_seed(0)
-    result = doctest.testmod(importlib.import_module(module), optionflags=doctest.NORMALIZE_WHITESPACE)
+    options = {"optionflags": doctest.NORMALIZE_WHITESPACE, "raise_on_error": True}
+    try:
+        result = doctest.testmod(importlib.import_module(module), **options)
+    except doctest.UnexpectedException as failure:
+        raise failure.exc_info[1] from failure
     assert result.failed == 0
 
 
