@@ -442,3 +442,94 @@ def test_nothing_seen_says_what_to_do():
     for name in (0, "layers.0.self_attn", "nowhere"):
         with pytest.raises(rg.RegardError, match="with-block"):
             seen[name]
+
+
+# Modules that call `regard.attend` themselves
+
+
+class Asking(nn.Module):
+    """A module of a user's own; no name says that it attends."""
+
+    def __init__(self, mask=None):
+        super().__init__()
+        self.mix, self.attention = nn.Linear(C, 3 * C), rg.Attention(mask=mask)
+
+    def split(self, x):
+        return self.mix(x).unflatten(-1, (3, H, -1)).permute(2, 0, 3, 1, 4)
+
+    def forward(self, x):
+        return rg.attend(self.attention, *self.split(x)).output.transpose(1, 2).flatten(2)
+
+
+class AskingAttention(Asking):
+    """Listened to for its name; what `attend` asks of torch meanwhile is no attention of its own."""
+
+    def __init__(self, engine):
+        super().__init__(rg.causal() & rg.window(2))
+        self.q_proj, self.engine = nn.Linear(C, C), engine
+
+    def forward(self, x):
+        return by_helper(self.attention, *self.split(x), engine=self.engine)
+
+
+def by_helper(*inputs, **options):
+    return rg.attend(*inputs, **options).output.transpose(1, 2).flatten(2)
+
+
+class ByHelper(Block):
+    def forward(self, x):
+        return self.then(attended(*self.mix(x).unflatten(-1, (3, H, -1)).permute(2, 0, 3, 1, 4)))
+
+
+@pytest.mark.parametrize("keep", ["qk", "statistics"])
+def test_modules_that_call_attend_are_seen(keep):
+    model, x = nn.Sequential(Asking(rg.causal()), Block(), Asking()).eval(), torch.randn(2, T, C)
+    plain = model(x)
+    output, seen = watched(model, {"input": x}, keep=keep)
+    assert_identical(plain, output)
+    assert seen.names == ["0", "1", "2"] and not seen.missing
+    q, k, _ = model[0].split(x)
+    wanted = (q @ k.mT / 2).masked_fill(~torch.ones(T, T).tril().bool(), -torch.inf).softmax(-1)
+    if keep == "qk":
+        torch.testing.assert_close(seen["0"].dense(), wanted.detach(), atol=1e-6, rtol=0)
+    else:
+        entropy = torch.special.entr(wanted).sum(-1).detach()
+        torch.testing.assert_close(seen.statistics["0"].of(rg.Entropy), entropy, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("engine", ["auto", "dense", "fused", "blocked", "reference"])
+def test_what_attend_asks_of_torch_is_not_taken_for_attention_of_the_module(engine):
+    model, x = AskingAttention(engine).eval(), torch.randn(1, T, C)
+    _, seen = watched(model, {"x": x})
+    assert len(seen.calls(0)) == 1 and not seen.missing
+    q, k, v = model.split(x)
+    torch.testing.assert_close(seen[0].dense(), rg.attend(model.attention, q, k, v).weights.dense())
+
+
+def test_calls_of_attend_stay_apart():
+    """Each may be of other pieces, even where its queries are the next ones."""
+    first, then = rg.Attention(mask=rg.causal()), rg.Attention(mask=rg.window(2))
+
+    class Twice(nn.Module):
+        def forward(self, q):
+            for attention, rows in ((first, slice(0, 2)), (then, slice(2, 4))):
+                rg.attend(attention, q[:, :, rows], q[:, :, : rows.stop], q[:, :, : rows.stop])
+
+    q = torch.randn(1, 2, 4, 4)
+    _, seen = watched(Twice(), {"q": q})
+    assert [weights.shape[2:] for weights in seen.calls(0)] == [(2, 2), (2, 4)]
+    torch.testing.assert_close(seen[0].dense(), rg.attend(then, q[:, :, 2:], q, q).weights.dense())
+
+
+@pytest.mark.parametrize("kind", [Asking, lambda: AskingAttention("auto"), Block, ByHelper])
+def test_modules_that_did_not_run_are_missing_by_name(kind):
+    model = nn.ModuleDict({"ran": Block(), "idle": kind()})
+    with rg.watch(model) as seen:
+        model["ran"](torch.randn(1, T, C))
+    assert seen.names == ["ran"] and seen.missing == {"idle": "was not called inside the with-block"}
+
+
+def test_attention_in_a_helper_function_is_seen():
+    _, seen = watched(nn.Sequential(ByHelper()), {"input": torch.randn(2, T, C)})
+    assert seen.names == ["0"]
+    assert_verified(seen)

@@ -16,9 +16,13 @@ from regard.engine.problem import Problem
 from regard.engine.ring import Ring, RingPlan
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
+from regard.maps.listener import Listeners
 from regard.maps.ring_map import RingMap
 from regard.positions import Positions
 from regard.shapes import Sizes, check_finite
+
+#: Told of every call of `attend`; the module is None, since a function does not know who called it.
+attend_listeners = Listeners()
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +82,8 @@ def attend(
     problem, following = _problem(attention, query, key, value, positions, cache)
     if attention.training and attention.dropout > 0:
         problem = replace(problem, seed=int(torch.randint(2**31, ())))
-    with torch.autocast(query.device.type, enabled=False):  # its inputs are rounded already, its sums must not be
+    # Inputs are rounded already, sums must not be.
+    with attend_listeners.computing(), torch.autocast(query.device.type, enabled=False):
         chosen = plan(problem, engine)
         for reason in chosen.quadratic:
             warnings.warn(f"attend: {reason}. regard.explain(...) tells the whole plan.", stacklevel=2)
@@ -87,6 +92,7 @@ def attend(
     if isinstance(following, RecurrentCache):
         following = replace(following, state=result.state)
     weights = AttentionMap(problem.attention, problem.prepared, problem.positions, problem.grid, result.statistic)
+    attend_listeners.tell(None, lambda: weights)
     return Seen(result.output, weights, following)
 
 
@@ -166,9 +172,11 @@ def _around(
 
     query, key, value = (_autocast(t) for t in inputs)
     turn = ring.turn(attention, query, key, value, positions, check_own)
-    with torch.autocast(query.device.type, enabled=False):
+    with attend_listeners.computing(), torch.autocast(query.device.type, enabled=False):
         result = turn.run()
-    return Seen(result.output, RingMap(turn, result))
+    weights = RingMap(turn, result)
+    attend_listeners.tell(None, lambda: weights)
+    return Seen(result.output, weights)
 
 
 def _problem(

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
+from functools import cache
+from types import CellType, CodeType, FunctionType
+from typing import Any
 
 from torch import nn
 
 from regard.errors import RegardError, nearest
 from regard.nn import Attends
+from regard.seen import attend
 from regard.stats.numbering import layer_number
 
 #: Names of the projections by which an attention module is known.
 PROJECTION = re.compile(r"(^|_)w?(q|k|v|qkv|kv|query|key|value|c_attn|attn)(_|$|\d)", re.IGNORECASE)
 CROSS = re.compile(r"cross_?att|encdecattention|encoder_attn|encoder_attention|attn2$", re.IGNORECASE)
+#: Functions by which a module attends: torch's fused one, and `regard.attend`, whatever it is called there.
+OURS = "regard.attend"
+FUSED = frozenset({"scaled_dot_product_attention", OURS})
+#: Packages whose functions are known: what they call is no business of the module's.
+LIBRARIES = ("torch", "transformers", "regard.")
 
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -24,22 +34,56 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _attends(module: nn.Module) -> bool:
-    if isinstance(module, nn.MultiheadAttention | Attends) or names_in_forward(module, "scaled_dot_product_attention"):
+    if isinstance(module, nn.MultiheadAttention | Attends) or FUSED.intersection(names_called(type(module))):
         return True
     if not re.search("attention|attn", type(module).__name__, re.IGNORECASE):
         return False
     return any(PROJECTION.search(name) and _projects(child) for name, child in module.named_children())
 
 
-def names_in_forward(module: nn.Module, name: str) -> bool:
-    """Whether the forward of a module speaks of a function or attribute."""
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    return code is not None and name in code.co_names
+@cache
+def names_called(kind: type[nn.Module]) -> frozenset[str]:
+    """Names that the forward of a module speaks of, and those of the user's functions and methods that it calls."""
+    names: set[str] = set()
+    _collect(inspect.unwrap(kind.forward), kind, names, set())
+    return frozenset(names)
+
+
+def _collect(function: Any, kind: type[nn.Module], names: set[str], visited: set[Any]) -> None:
+    """Add the names in the code of `function`, and in the code of what it calls, to `names`."""
+    if not isinstance(function, FunctionType) or function in visited:
+        return
+    visited.add(function)
+    closed_over = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+    values = function.__globals__ | {name: _content(cell) for name, cell in closed_over}
+    for name in _names_in(function.__code__):
+        called = values.get(name) or getattr(kind, name, None)
+        names.add(OURS if called is attend else name)
+        if not (getattr(called, "__module__", None) or "torch").startswith(LIBRARIES):
+            _collect(called, kind, names, visited)
+    if "attend" in names and any(values.get(name) is sys.modules["regard"] for name in names):
+        names.add(OURS)
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """The names in a piece of code and in the functions that it defines."""
+    yield from code.co_names
+    yield from code.co_freevars
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
 
 
 def is_loud(module: nn.Module) -> bool:
     """Whether a module may compute its weights by itself: not those of transformers, nor of torch, nor ours."""
-    if isinstance(module, Attends) or names_in_forward(module, "ALL_ATTENTION_FUNCTIONS"):
+    if isinstance(module, Attends) or "ALL_ATTENTION_FUNCTIONS" in names_called(type(module)):
         return False
     return not any(isinstance(part, nn.MultiheadAttention) for part in module.modules())
 

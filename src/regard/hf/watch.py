@@ -1,9 +1,9 @@
 """Watching a model: its own backend computes, and what it was given is kept.
 
 Attention is heard where it is asked for: at transformers' attention interface, at
-`F.scaled_dot_product_attention` and at torch's own attention modules; the modules of `regard.nn` tell
-it. Nothing of the model's is changed and outputs are bit-identical. Not thread-safe: what listens
-belongs to the whole process, and watching starts and ends in one thread.
+`F.scaled_dot_product_attention` and at torch's own attention modules; `regard.attend` and the modules
+of `regard.nn` tell it. Nothing of the model's is changed and outputs are bit-identical. Not thread-safe: what
+listens belongs to the whole process, and watching starts and ends in one thread.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from regard.hf.verify import Check, check
 from regard.hf.watched import Capture, Keys, Part, Told, Watched
 from regard.maps import AttentionMap, Fold
 from regard.nn import Attends, listeners
+from regard.seen import attend_listeners
 
 KEEPS = ("qk", "statistics")
 OUTSIDE = (
     "computes its own weights, through neither the attention interface of transformers nor "
-    "F.scaled_dot_product_attention nor nn.MultiheadAttention"
+    "F.scaled_dot_product_attention nor nn.MultiheadAttention nor regard.attend"
 )
 
 #: What can be watched.
 WATCHED = (
     "Only models whose attention goes through transformers' attention interface (BERT, Llama, T5, ViT and some 350 "
-    "more), F.scaled_dot_product_attention or nn.MultiheadAttention can be watched"
+    "more), F.scaled_dot_product_attention, nn.MultiheadAttention or regard.attend can be watched"
 )
 
 
@@ -115,6 +116,7 @@ class _Watcher:
         self.missing: dict[str, str] = {}
         self.ran: Counter[str] = Counter()
         self.stack: list[Frame] = []
+        self.running: list[nn.Module] = []
         self.seen = Watched(self.parts, self.missing, list(self.names.values()), verify)
 
     @contextmanager
@@ -123,6 +125,7 @@ class _Watcher:
             stack.enter_context(running.followed_by(self))
             stack.enter_context(tap.to(self))
             stack.enter_context(listeners.to(self))
+            stack.enter_context(attend_listeners.to(self))
             for module in self.loud:
                 stack.callback(module.register_forward_pre_hook(self._given, with_kwargs=True).remove)
             try:
@@ -136,6 +139,8 @@ class _Watcher:
         return module in self.loud
 
     def started(self, module: nn.Module) -> None:
+        if module in self.names:
+            self.running.append(module)
         name = self.attending.get(module)
         if name is not None or module is self.model:
             self.ran[name or ""] += 1
@@ -149,6 +154,8 @@ class _Watcher:
             self.stack[-1].given = snapshot(args, kwargs)
 
     def ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        while module in self.running and self.running.pop() is not module:
+            pass
         if not any(frame.module is module for frame in self.stack):
             return
         while (frame := self.stack.pop()).module is not module:
@@ -168,7 +175,7 @@ class _Watcher:
                 self._take(name, lambda: encoder_layer(module, args, kwargs, output, known))
 
     def asked(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not self.stack or tap.inside:
+        if not self.stack or tap.inside or attend_listeners.busy:
             return
         frame = self.stack[-1]
         if isinstance(frame.module, Attends):  # it tells by itself
@@ -183,10 +190,14 @@ class _Watcher:
         """Take one call of a backend, if its module belongs to the model."""
         self._take(self.names.get(call.module), lambda: Heard(call, _first(output)))
 
-    def told(self, module: nn.Module, weights: AttentionMap) -> None:
-        """Take the map that a module of `regard.nn` tells, if it belongs to the model."""
-        name = self.names.get(module)
-        self._keep(name, lambda: Told([weights], Check(name or "", note="the module told its own map")))
+    def told(self, module: nn.Module | None, weights: AttentionMap) -> None:
+        """Take the map that a module of `regard.nn` tells, or `attend` for the module that called it."""
+        called = module is None
+        if called and (tap.inside or not self.running or isinstance(self.running[-1], Attends)):
+            return  # a backend is heard by itself, and such modules tell by themselves
+        name = self.names.get(self.running[-1] if module is None else module)
+        note = "regard.attend told its own map" if called else "the module told its own map"
+        self._keep(name, lambda: Told([weights], Check(name or "", note=note), steps=not called))
 
     # What is kept of it
 

@@ -72,10 +72,14 @@ class Capture:
 
 @dataclass(eq=False)
 class Told:
-    """What a module of `regard.nn` told: one map, or those of single queries that went on where the last ended."""
+    """What a module of `regard.nn` told: one map, or those of single queries that went on where the last ended.
+
+    Without `steps` its map stands alone: other calls of `attend` may be of other pieces.
+    """
 
     maps: list[AttentionMap]
     check: Check
+    steps: bool = True
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -90,6 +94,8 @@ class Told:
 
     def goes_on(self, later: Told) -> bool:
         """Take the map of a later call if its queries are the next ones, and say whether they are."""
+        if not (self.steps and later.steps):
+            return False
         last, new = self.maps[-1], later.maps[0]
         follows = new.positions.start == last.positions.start + last.shape[2] and new.shape[:2] == last.shape[:2]
         if follows and _begins_with(new._prepared.key, last._prepared.key):
