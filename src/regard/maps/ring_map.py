@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import reduce
+from math import prod
 from typing import Any, NoReturn
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 from regard.attention import Prepared
 from regard.engine.problem import Result
 from regard.engine.ring import Turn
+from regard.engine.ring.contents import Contents, digest, words
+from regard.engine.ring.part import Part
 from regard.errors import RegardError
 from regard.maps.attention_map import BUDGET, AttentionMap, Index, _indices
 from regard.maps.folds import Fold, Tile
@@ -21,14 +24,17 @@ from regard.pieces.normalizer import Statistic
 from regard.positions import Positions
 from regard.spans import Spans
 
+#: Characters of the places that an error lists for one axis.
+LONGEST = 60
+
 
 class RingMap(AttentionMap):
     """The weights (B, H, I, J) of a whole sequence, each rank holding its share of queries and keys.
 
-    Every look is collective: all ranks have to ask for the same, and all get the answer. A tile is computed
-    from the rows and columns that are asked for, which their owners send; a statistic takes one more turn of
-    the ring, each rank folds the tiles of its own queries, and the states are merged. `statistic` is of this
-    rank's queries.
+    Every look is collective: all ranks have to ask for the same, in the same order, and all get the answer; if they
+    ask for different things, all are told which rank asks for what. A tile is computed from the rows and columns that
+    are asked for, which their owners send; a statistic takes one more turn of the ring, each rank folds the tiles of
+    its own queries, and the states are merged. `statistic` is of this rank's queries.
 
     >>> import torch, torch.distributed as dist, regard as rg
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one
@@ -56,13 +62,29 @@ class RingMap(AttentionMap):
     ) -> Tensor:
         """Exact weights (B', H', I', J') on every rank, of what all ranks ask for alike. Collective."""
         names = ("batch", "head", "query", "key")
-        b, h, i, j = (
-            _indices(name, part, size, self.device)
-            for name, part, size in zip(names, (batch, head, rows, cols), self.shape, strict=True)
-        )
-        self._within_budget(len(b) * len(h) * len(i) * len(j) * self._item_bytes, budget)
-        self._check_unchanged()
+
+        def ask() -> str:
+            places.extend(
+                _indices(name, part, size, self.device)
+                for name, part, size in zip(names, (batch, head, rows, cols), self.shape, strict=True)
+            )
+            self._within_budget(prod(map(len, places)) * self._item_bytes, budget)
+            return ", ".join(f"{name} {_stretched(place)}" for name, place in zip(names, places, strict=True))
+
+        places: list[Tensor] = []
+        self._agree("weights of", ask)
+        b, h, i, j = places
         return self._fetched(b, h, i, j).tile(budget=budget)
+
+    def _agree(self, look: str, ask: Callable[[], str]) -> None:
+        """Begin a look, the same on all ranks; what one of them refuses the others hear of. Collective."""
+        said: Mapping[str, str] | RegardError
+        try:
+            said = {"map": f"that of attend number {self._turn.number}", "look": f"{look} {ask()}"}
+            self._check_unchanged()
+        except RegardError as error:
+            said = error
+        self._turn.exchange.agree("weights", said)
 
     def _fetched(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> AttentionMap:
         """The map of some queries and keys, sent by those who hold them."""
@@ -92,8 +114,14 @@ class RingMap(AttentionMap):
     @torch.no_grad()
     def summarize(self, *folds: Fold) -> tuple[Any, ...]:
         """Any number of statistics in one turn of the ring, whole on every rank. Collective."""
-        states = {fold: fold.init(self.shape, self.device) for fold in folds}
-        for tile in self.tiles():
+        states: dict[Fold, Any] = {}
+
+        def ask() -> str:
+            states.update((fold, fold.init(self.shape, self.device)) for fold in folds)
+            return ", ".join(f"{words(fold)} ({Contents.of(fold).digest})" for fold in folds)
+
+        self._agree("statistics", ask)
+        for tile in self._own_tiles():
             for fold, state in states.items():
                 fold.add(state, tile)
         everyone = self._turn.exchange.collected([[t.cpu() for t in states[fold]] for fold in folds])
@@ -103,16 +131,33 @@ class RingMap(AttentionMap):
 
     @torch.no_grad()
     def tiles(self) -> Iterator[Tile]:
-        """The tiles of this rank's own queries, as the keys come by. Collective: all ranks go through theirs."""
-        self._check_unchanged()
-        turn, route = self._turn, self._turn.route
+        """The tiles of this rank's own queries, as the keys come by. Collective: all ranks go through theirs.
+
+        A rank that leaves its loop early still hands on the keys that others wait for.
+        """
+        self._agree("tiles of", lambda: "the queries of each rank")
+        yield from self._own_tiles()
+
+    def _own_tiles(self) -> Iterator[Tile]:
+        turn = self._turn
         shared = [turn.own.value[..., :0], *self._prepared.tensors()]
-        for step, came in turn.visits(turn.keys(shared)):
-            for rows, _, part in turn.parts(step, turn.with_keys(shared, came)) if came else ():
-                for place, keys in _stretches(part.positions.keys):
-                    of_keys = self._of_part(part.prepared.tile(slice(None), place), part.positions.start, rows, keys)
-                    row, col = part.positions.start - self._first(route.queries), keys.intervals[0][0]
-                    yield from (_moved(tile, row, col - self._first(route.keys)) for tile in of_keys.tiles())
+        visits = turn.visits(turn.keys(shared))
+        try:
+            for step, came in visits:
+                for rows, _, part in turn.parts(step, turn.with_keys(shared, came)) if came else ():
+                    yield from self._of_rows(rows, part)
+        except GeneratorExit:
+            for _ in visits:
+                pass
+            raise
+
+    def _of_rows(self, rows: slice, part: Part) -> Iterator[Tile]:
+        """The tiles of one stretch of queries with the keys that came, each stretch of keys by itself."""
+        route = self._turn.route
+        for place, keys in _stretches(part.positions.keys):
+            of_keys = self._of_part(part.prepared.tile(slice(None), place), part.positions.start, rows, keys)
+            row, col = part.positions.start - self._first(route.queries), keys.intervals[0][0]
+            yield from (_moved(tile, row, col - self._first(route.keys)) for tile in of_keys.tiles())
 
     def _of_part(self, prepared: Prepared, start: int, rows: slice | Tensor, keys: Spans) -> AttentionMap:
         """The map of one stretch of this rank's queries against one stretch of keys."""
@@ -126,6 +171,22 @@ class RingMap(AttentionMap):
             "weights: a map over ranks cannot be narrowed before it is looked at. Choose in the look: "
             "weights[0, 3, rows], or fold all and choose in the result: weights.entropy()[:, 3]."
         )
+
+
+def _stretched(places: Tensor) -> str:
+    """Places as stretches of neighbours, in their order.
+
+    >>> _stretched(torch.tensor([0, 1, 2, 7, 5, 6]))
+    '0-2, 7, 5-6'
+    """
+    parts: list[list[int]] = []
+    for place in places.tolist():
+        if parts and parts[-1][1] + 1 == place:
+            parts[-1][1] = place
+        else:
+            parts.append([place, place])
+    told = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts)
+    return told if len(told) <= LONGEST else f"{told[:LONGEST]} ... ({len(places)}, {digest(told)})"
 
 
 def _stretches(keys: Spans) -> Iterator[tuple[slice, Spans]]:

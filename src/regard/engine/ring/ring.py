@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from regard.attention import Attention
 from regard.engine.problem import Problem
+from regard.engine.ring.contents import Contents, words
 from regard.engine.ring.exchange import Exchange
 from regard.engine.ring.part import refusal
 from regard.engine.ring.plan import RingPlan
@@ -25,6 +24,9 @@ from regard.errors import RegardError, nearest
 from regard.positions import Positions
 from regard.shapes import Sizes
 from regard.spans import Spans
+
+#: What an attention is made of, besides its dropout.
+SLOTS = ("score", "position", "bias", "mask", "normalizer")
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,9 @@ class Ring:
     def gather(self, x: Tensor) -> Tensor:
         """A whole tensor (B, H, n, ...) from the shares of all ranks, in order, without gradients. Collective."""
         exchange = self.exchange()
-        counts = [int(count) for count in exchange.collected(x.shape[2])]
+        others = f"{tuple(x.shape[:2])} + {tuple(x.shape[3:])} in {x.dtype} on {x.device.type}"
+        said = {"shape but for the tokens": others, "layout": self.layout}
+        counts = [count for count, _ in exchange.agree("gather", said, (x.shape[2], 0)).lengths]
         held = shares_of(counts, self.layout, "tokens")
         places = torch.cat([share.tensor(x.device) for share in held])
         return exchange.gathered(x, counts).index_select(2, places.argsort())
@@ -110,19 +114,29 @@ class Ring:
         """
         exchange = self.exchange()
         said: Mapping[str, str] | RegardError
+        learned: dict[str, Contents] = {}
         try:
             check()
             sizes = _checked(attention, query, key, value, positions)
+            exchange.check_device(query.device.type)
+            contents = {name: Contents.of(getattr(attention, name)) for name in SLOTS}
             lengths, said = (sizes.I, sizes.J), self._said(attention, sizes, query, key, value, positions)
+            said |= {f"contents of the {name}": held.digest for name, held in contents.items() if held.hidden}
+            learned = {
+                name: held for name, held in contents.items() if any(t not in exchange.compared for t in held.learned)
+            }
         except RegardError as error:
             lengths, said = (0, 0), error
-        counts = zip(*exchange.agree(said, lengths), strict=True)
+        once = {f"learned values of the {name}": held.learned_digest for name, held in learned.items()}
+        agreement = exchange.agree("attend", said, lengths, once)
+        exchange.compared.update((t, True) for held in learned.values() for t in held.learned)
+        counts = zip(*agreement.lengths, strict=True)
         held = [shares_of(each, self.layout, what) for each, what in zip(counts, ("queries", "keys"), strict=True)]
         sizes = Sizes.of(query, key, value)
         route = _route(attention, sizes, query, key, held, positions)
         rows, keys = (where[exchange.rank] for where in (route.queries, route.keys))
         mine = Share(rows.intervals[0][0], keys, rows)
-        return Turn(Problem(attention, query, key, value, mine, sizes), route, exchange)
+        return Turn(Problem(attention, query, key, value, mine, sizes), route, exchange, agreement.number)
 
     def plan(
         self, attention: Attention, query: Tensor, key: Tensor, value: Tensor, positions: Positions | None = None
@@ -154,8 +168,8 @@ class Ring:
             "number of key/value heads": str(sizes.G),
             "widths": f"{sizes.D} of queries, {key.shape[-1]} of keys, {sizes.E} of values",
             "number format": f"{query.dtype} on {query.device.type}",
-            "pieces": _words(attention.with_mask(None)),
-            "mask": f"{_words(attention.mask)}{_contents(attention.mask)}",
+            "pieces": words(attention.with_mask(None)),
+            "mask": words(attention.mask),
             "gradients": ", ".join(wanted) if wanted and torch.is_grad_enabled() else "none",
             "layout": self.layout,
             "positions": repr(positions) if positions else "that are aligned to the end",
@@ -216,32 +230,3 @@ def _route(
             attention.position.encode(x[:, :, :1], torch.tensor([place], device=x.device))
     queries, keys = ([s.shift(by) for s in shares] for shares, by in zip(held, (positions.start, first), strict=True))
     return Route(attention.mask, queries, keys)
-
-
-def _words(piece: Any) -> str:
-    """Its repr, without the places in memory that differ between processes."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(piece))
-
-
-def _contents(piece: Any) -> str:
-    """A digest of the tensors and functions that a mask holds: " with values ...", or nothing."""
-    held = hashlib.sha256()
-    if not _add_contents(piece, held):
-        return ""
-    return f" with contents {held.hexdigest()[:8]}"
-
-
-def _add_contents(piece: Any, held: Any) -> bool:
-    if isinstance(piece, Tensor):
-        held.update(piece.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        return True
-    if (code := getattr(piece, "__code__", None)) is not None:
-        cells = [cell.cell_contents for cell in piece.__closure__ or ()]
-        held.update(code.co_code + _words((code.co_consts, cells)).encode())
-        return True
-    if isinstance(piece, tuple) and len(piece) > 8:  # repr shortens it
-        held.update(repr(piece).encode())
-        return True
-    if dataclasses.is_dataclass(piece) and not isinstance(piece, type):
-        return any([_add_contents(getattr(piece, field.name), held) for field in dataclasses.fields(piece)])
-    return False

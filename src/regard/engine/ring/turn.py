@@ -37,12 +37,14 @@ class Turn:
 
     At step t a rank sends to the t-th after it and receives from the t-th before it, so every message is
     wanted by who gets it, and a rank holds the keys of two others at most: those it computes and the next.
-    What is shared is listed as value, then the prepared tensors; some of these are of queries and stay.
+    What is shared is listed as value, then the prepared tensors; some of these are of queries and stay. `number` tells
+    the calls of a group apart.
     """
 
     own: Problem
     route: Route
     exchange: Exchange
+    number: int = 0
 
     def run(self) -> Result:
         parameters = [p for p in self.own.attention.parameters() if p.requires_grad]
@@ -173,6 +175,7 @@ class _Turn(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         output, total, statistic, *tensors = ctx.saved_tensors
+        ctx.turn.exchange.agree("backward", {"attend": f"number {ctx.turn.number}"})
         slopes = Slopes.of(output, grad, statistic)
         found = _Return(ctx.turn, tensors[: ctx.count], tensors[ctx.count :], ctx.wanted)
         found.take_all(slopes)

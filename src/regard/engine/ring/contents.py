@@ -1,0 +1,196 @@
+"""What pieces hold beyond their words: tensors, functions and objects as short digests that ranks can compare."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+#: Words of 8 bytes that are hashed at a time.
+CHUNK = 1 << 20
+#: Odd constants of 64 bits, as signed integers.
+FIRST, SECOND = 0x9E3779B97F4A7C15 - (1 << 64), 0xC2B2AE3D27D4EB4F - (1 << 64)
+#: What its repr tells wholly.
+SIMPLE = bool | int | float | complex | str | bytes | None | torch.dtype | type | range | slice
+#: `repr` writes collections out up to about this length.
+SHORT = 8
+
+#: The digests of constant tensors, with the version and the place at which they were computed.
+_known: Any = WeakTensorKeyDictionary()
+
+
+def words(piece: Any) -> str:
+    """Its repr, without the places in memory that differ between processes."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(piece))
+
+
+def digest(text: str) -> str:
+    """Eight characters that stand for a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+@dataclass(eq=False)
+class Contents:
+    """What was read of an object: `text` for what it is, and the tensors that gradients may change.
+
+    `hidden` says whether it holds anything that its repr does not tell.
+
+    >>> same = [Contents.of(lambda i, n=n: i + n) for n in (1, 1, 2)]
+    >>> same[0].digest == same[1].digest, same[0].digest == same[2].digest
+    (True, False)
+    """
+
+    text: list[str] = field(default_factory=list)
+    learned: list[Tensor] = field(default_factory=list)
+    hidden: bool = False
+    _before: dict[int, tuple[int, Any]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(thing: Any) -> Contents:
+        contents = Contents()
+        contents.read(thing)
+        return contents
+
+    @property
+    def digest(self) -> str:
+        """Of everything but the learned tensors."""
+        return digest(" ".join(self.text))
+
+    @property
+    def learned_digest(self) -> str:
+        return digest(" ".join(str(tensor_digest(t)) for t in self.learned))
+
+    def read(self, thing: Any) -> None:
+        """Take in one object and all that it holds; a function or object that was read before is told by its number."""
+        if isinstance(thing, SIMPLE):
+            self.text.append(words(thing))
+        elif isinstance(thing, Tensor | list | tuple | set | frozenset):
+            self.text.append(type(thing).__qualname__)
+            self._read_kind(thing)
+        elif id(thing) in self._before:
+            self.text.append(f"#{self._before[id(thing)][0]}")
+        else:
+            self._before[id(thing)] = len(self._before), thing
+            self.text.append(type(thing).__qualname__)
+            self._read_kind(thing)
+
+    def _read_kind(self, thing: Any) -> None:
+        if isinstance(thing, Tensor):
+            self._read_tensor(thing)
+        elif isinstance(thing, torch.device):  # ranks have devices of their own
+            self.text.append(thing.type)
+        elif isinstance(thing, ModuleType):
+            self.text.append(thing.__name__)
+        elif isinstance(thing, nn.Module):
+            self._read_all([thing._parameters, thing._buffers, thing._modules, _public(vars(thing))])
+        elif isinstance(thing, CodeType | FunctionType | MethodType | functools.partial):
+            self.hidden = True
+            self._read_function(thing)
+        elif isinstance(thing, Mapping):
+            self._read_all(part for name in sorted(thing, key=words) for part in (name, thing[name]))
+        elif isinstance(thing, list | tuple):
+            self.hidden |= len(thing) > SHORT
+            self._read_all(thing)
+        elif isinstance(thing, set | frozenset):
+            self._read_all(sorted(thing, key=words))
+        elif dataclasses.is_dataclass(thing):
+            self._read_all(getattr(thing, each.name) for each in dataclasses.fields(thing))
+            self._read_call(thing)
+        elif hasattr(thing, "__array__"):
+            self._read_tensor(torch.as_tensor(thing))
+        elif hasattr(thing, "__wrapped__"):  # of functools.cache, whose own state is no part of the function
+            self.read(thing.__wrapped__)
+        else:
+            self._read_object(thing)
+
+    def _read_all(self, things: Iterable[Any]) -> None:
+        for thing in things:
+            self.read(thing)
+
+    def _read_tensor(self, tensor: Tensor) -> None:
+        self.text.append(f"{tuple(tensor.shape)} {tensor.dtype}")
+        if tensor.is_meta or hasattr(tensor, "full_tensor"):  # no values, or those of one rank alone
+            return
+        if tensor.requires_grad:
+            self.learned.append(tensor)
+            return
+        self.hidden = True
+        self.text.append(str(_remembered(tensor)))
+
+    def _read_function(self, function: Any) -> None:
+        """What decides what a function computes: its code, and the values that it was closed over."""
+        if isinstance(function, functools.partial):
+            self._read_all((function.func, function.args, function.keywords))
+        elif isinstance(function, MethodType):
+            self._read_all((function.__func__, function.__self__))
+        elif isinstance(function, CodeType):
+            self._read_all((function.co_code, function.co_names, function.co_consts))
+        else:
+            named = {name: _near(function.__globals__.get(name), function) for name in function.__code__.co_names}
+            cells = [_near(value, function) for value in inspect.getclosurevars(function).nonlocals.values()]
+            self._read_all((function.__code__, function.__defaults__, function.__kwdefaults__, cells, named))
+
+    def _read_object(self, thing: Any) -> None:
+        """An object of any other class by its fields."""
+        held = getattr(thing, "__dict__", None)
+        if held is None:
+            self.text.append(words(thing))
+            return
+        self.hidden = True
+        self.read(dict(held))
+        self._read_call(thing)
+
+    def _read_call(self, thing: Any) -> None:
+        """The function that runs where the object is called."""
+        if callable(thing) and isinstance(call := type(thing).__call__, FunctionType):
+            self.read(call)
+
+
+def _near(thing: Any, function: FunctionType) -> Any:
+    """What a function names; a function of another module is told by its name alone."""
+    if isinstance(thing, FunctionType) and thing.__module__ != function.__module__:
+        return f"{thing.__module__}.{thing.__qualname__}"
+    return thing
+
+
+def _public(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a module that its class gave it."""
+    return {name: value for name, value in fields.items() if not name.startswith("_") and name != "training"}
+
+
+def _remembered(tensor: Tensor) -> int:
+    """The digest of a constant tensor, computed again only after a change."""
+    state = (0 if tensor.is_inference() else tensor._version, tensor.data_ptr())
+    before = _known.get(tensor)
+    if before is None or before[0] != state or tensor.is_inference():
+        _known[tensor] = before = (state, tensor_digest(tensor))
+    return before[1]
+
+
+@torch.no_grad()
+def tensor_digest(tensor: Tensor) -> int:
+    """A number of 64 bits that changes with any byte and with its place, computed where the tensor lies.
+
+    >>> one, other = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])
+    >>> tensor_digest(one) == tensor_digest(one.clone()), tensor_digest(one) == tensor_digest(other)
+    (True, False)
+    """
+    data = tensor.detach().contiguous().flatten().view(torch.uint8)
+    total = torch.zeros((), dtype=torch.int64, device=data.device)
+    for number, part in enumerate(data.split(8 * CHUNK)):
+        mixed = torch.nn.functional.pad(part, (0, -len(part) % 8)).view(torch.int64)
+        place = torch.arange(len(mixed), device=data.device) + (number * CHUNK + 1)
+        mixed = place.mul_(FIRST).bitwise_xor_(mixed).mul_(SECOND)
+        mixed = mixed.bitwise_xor_(mixed >> 29).mul_(FIRST)
+        total += mixed.sum()
+    return int(total)
