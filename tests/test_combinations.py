@@ -111,7 +111,7 @@ def problems(draw, kernel=False, longest=40, equal=False):
     if kernel:
         features = draw(st.sampled_from([rg.EluPlusOne(), rg.RandomFeatures(WIDTH, 16)]))
         simple = st.sampled_from([None, rg.causal(), rg.padding([J // 2] * B), rg.prefix(J // 2)])
-        mask = draw(st.one_of(st.just(mask), simple, simple.map(lambda m: m and m & rg.causal())))
+        mask = draw(st.one_of(st.just(mask), simple, simple.map(lambda m: m if m is None else m & rg.causal())))
         attention = rg.Attention(rg.Kernel(features), mask=mask, normalizer=rg.Sum())
     else:
         attention = rg.Attention(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 import regard as rg
 from regard.engine.blocks import blocks
+from regard.hf.packed import groups_mask
 from regard.spans import Spans
 from test_combinations import masks
 
@@ -114,3 +116,130 @@ def test_documents_plan_reads_each_document_alone():
     planned = blocks(rg.documents(lengths), rg.Positions.aligned_to_end(1024, 1024), 1024, 64)
     inside = [block for block in planned if block.start > 100 and block.stop <= 800]
     assert inside and all(block.columns == Spans(((100, 800),)) and block.full for block in inside)
+
+
+class EvenKeysOfOddEntries(rg.Mask):
+    """A mask of one's own, which differs from one batch entry to the next and tells nothing of that."""
+
+    def allowed(self, grid):
+        return (grid.b % 2 == 0) | (grid.j % 2 == 0)
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_a_selected_mask_is_the_mask_of_the_selected_entries(data):
+    """Reordered, repeated and dropped batch entries, as in a beam search, for any mask."""
+    B, I, J = 3, data.draw(st.integers(1, 12)), data.draw(st.integers(1, 12))
+    mask = data.draw(masks(B, I, J) | st.just(EvenKeysOfOddEntries() & rg.causal()))
+    index = torch.tensor(data.draw(st.lists(st.integers(0, B - 1), min_size=1, max_size=5)))
+    again = torch.tensor(data.draw(st.lists(st.integers(0, len(index) - 1), min_size=1, max_size=4)))
+    positions = rg.Positions.aligned_to_end(I, J)
+    whole = mask.allowed(rg.Grid.whole(positions, B, 2, I)).expand(B, 2, I, J)
+    for selected, entries in ((mask.select(index), index), (mask.select(index).select(again), index[again])):
+        n = len(entries)
+        assert torch.equal(
+            selected.allowed(rg.Grid.whole(positions, n, 2, I)).expand(n, 2, I, J), whole.index_select(0, entries)
+        )
+        assert_spans_bound(selected, whole.index_select(0, entries), positions)
+        for entry in range(n):
+            assert_spans_bound(selected.of_entry(entry), whole.index_select(0, entries[entry : entry + 1]), positions)
+
+
+def assert_spans_bound(mask, allowed, positions):
+    I = allowed.shape[2]
+    where = (positions.start, positions.start + I)
+    some, every = (set(positions.columns(answer(*where)).tensor().tolist()) for answer in (mask.may, mask.all))
+    assert set(allowed.flatten(0, 2).any(0).nonzero().flatten().tolist()) <= some
+    assert every <= set(allowed.flatten(0, 2).all(0).nonzero().flatten().tolist())
+
+
+@pytest.mark.parametrize("engine", ["dense", "blocked", "reference"])
+def test_engines_follow_a_selected_predicate(engine):
+    q, k, v = torch.randn(3, 2, 1, 7, 4)
+    mask, index = rg.causal() & (rg.where(lambda b, h, i, j: (i + j) % 2 == b) | EvenKeysOfOddEntries()), [1, 1, 0]
+    mask = mask if engine != "reference" else mask.left & mask.right.left
+    expected = rg.attend(rg.Attention(mask=mask), q, k, v).output[index]
+    rows = rg.Attention(mask=mask.select(torch.tensor(index)))
+    torch.testing.assert_close(rg.attend(rows, q[index], k[index], v[index], engine=engine).output, expected)
+
+
+def test_a_mask_that_checks_its_sizes_says_itself_what_its_rows_are():
+    class Own(EvenKeysOfOddEntries):
+        def check(self, sizes, positions):
+            assert sizes.B == 2
+
+    with pytest.raises(rg.RegardError, match=r"Define select\(index\)"):
+        Own().select(torch.tensor([0]))
+    with pytest.raises(rg.RegardError, match="made for a batch of 1, used with a batch of 2"):
+        x = torch.randn(2, 1, 3, 4)
+        rg.attend(rg.Attention(mask=EvenKeysOfOddEntries().select(torch.tensor([0]))), x, x, x)
+
+
+GIVEN = {
+    "lengths": (lambda: torch.tensor([6, 3]), rg.padding, lambda x: x.fill_(2)),
+    "numbers of NumPy": (lambda: np.array([6, 3]), rg.padding, lambda x: x.fill(2)),
+    "real keys": (lambda: torch.ones(2, 6).bool(), rg.padding, lambda x: x[:, 3:].fill_(False)),
+    "one row for all": (lambda: torch.ones(1, 6).bool(), lambda x: rg.padding(x.expand(2, -1)), lambda x: x.fill_(0)),
+    "pairs": (lambda: torch.ones(6, 6).bool(), rg.given, lambda x: x[:, 1:].fill_(False)),
+    "pairs of entries": (
+        lambda: torch.ones(2, 1, 6, 6).bool(),
+        lambda x: rg.causal() & ~rg.given(~x) & rg.given(x),
+        lambda x: x[..., 2:].fill_(False),
+    ),
+    "documents": (lambda: torch.tensor([4, 2]), rg.documents, lambda x: x.fill_(3)),
+    "chosen tokens": (lambda: torch.tensor([0, 1]), lambda x: rg.global_tokens(x) & rg.causal(), lambda x: x.fill_(5)),
+    "selected rows": (
+        lambda: torch.tensor([1, 0]),
+        lambda x: rg.where(lambda b, h, i, j: j > b).select(x),
+        lambda x: x.fill_(0),
+    ),
+    "groups": (lambda: torch.tensor([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 1]]), groups_mask, lambda x: x.fill_(0)),
+}
+
+
+@pytest.mark.parametrize("engine", ["dense", "blocked"])
+@pytest.mark.parametrize("what", GIVEN)
+def test_a_mask_keeps_what_it_was_given(what, engine):
+    """A tensor that its owner reuses for the next batch changes neither outputs, gradients nor maps."""
+    make, mask_of, change = GIVEN[what]
+    q, k, v = torch.randn(3, 2, 2, 6, 4, dtype=torch.float64).requires_grad_()
+
+    def run(attention):
+        seen = rg.attend(attention, q, k, v, engine=engine)
+        return seen, seen.output
+
+    expected = rg.attend(rg.Attention(mask=mask_of(make())), q, k, v, engine="dense")
+    (gradient,) = torch.autograd.grad(expected.output.square().sum(), k)
+    given = make()
+    attention = rg.Attention(mask=mask_of(given))
+    seen, output = run(attention)
+    change(given)
+    torch.testing.assert_close(torch.autograd.grad(output.square().sum(), k)[0], gradient)
+    torch.testing.assert_close(seen.weights.dense(), expected.weights.dense())
+    torch.testing.assert_close(run(attention)[1], expected.output)
+    untouched = rg.Attention(mask=mask_of(given_before := make()))  # changed before its first call
+    change(given_before)
+    torch.testing.assert_close(run(untouched)[1], expected.output)
+
+
+def test_a_copy_of_an_expanded_mask_takes_no_more_memory():
+    tensor = torch.rand(1, 1, 5, 6) < 0.5
+    kept = rg.given(tensor.expand(3, 4, 5, 6)).tensor
+    assert kept.untyped_storage().nbytes() == 30 and kept.data_ptr() != tensor.data_ptr()
+    assert torch.equal(kept, tensor.expand(3, 4, 5, 6))
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda m: m and rg.window(3),
+        lambda m: m or rg.window(3),
+        lambda m: not m,
+        lambda m: bool(m & rg.window(3)),
+        lambda m: 1 if ~m else 2,
+        lambda m: any([rg.padding([1]) | m]),
+    ],
+)
+def test_a_mask_has_no_truth_value(ask):
+    with pytest.raises(rg.RegardError, match=r"no truth value.*& \(both\), \| \(either\) and ~ \(not\)"):
+        ask(rg.causal())

@@ -75,7 +75,7 @@ def _index() -> str:
 def _page(entry: rg.Mechanism, attention: rg.Attention) -> str:
     _, q, k, v = entry.example()
     trained = any(True for _ in attention.parameters())
-    placed = attention.mask or attention.bias or attention.position
+    placed = attention.mask is not None or attention.bias or attention.position is not None
     shown = (
         PLACE
         + ("" if placed else NOWHERE)

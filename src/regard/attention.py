@@ -85,7 +85,12 @@ class Attention(nn.Module):
     def __repr__(self) -> str:
         slots = {"score": self.score, "position": self.position, "bias": self.bias, "mask": self.mask}
         slots |= {"normalizer": self.normalizer, "dropout": self.dropout}
-        return f"Attention({', '.join(f'{name}={piece!r}' for name, piece in slots.items() if piece)})"
+        return f"Attention({', '.join(f'{name}={piece!r}' for name, piece in slots.items() if _holds(piece))})"
+
+
+def _holds(slot: object) -> bool:
+    """Whether there is something in a slot: a piece, biases, or a dropout above 0."""
+    return slot is not None and slot != () and slot != 0.0
 
 
 P = TypeVar("P")

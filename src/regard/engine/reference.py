@@ -8,7 +8,7 @@ numbers. Every engine is tested against it, values and weights.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import Any
 
@@ -269,6 +269,11 @@ def _(piece: mask.Either, place: Place) -> Array:
 @attends.register
 def _(piece: mask.Not, place: Place) -> Array:
     return ~attends(piece.mask, place)
+
+
+@attends.register
+def _(piece: mask.Selected, place: Place) -> Array:
+    return attends(piece.mask, replace(place, b=int(piece.index[place.b])))
 
 
 @attends.register

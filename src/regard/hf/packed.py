@@ -14,7 +14,7 @@ from regard.engine.problem import Problem
 from regard.errors import RegardError
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
-from regard.pieces.mask_data import documents
+from regard.pieces.mask_data import documents, own
 from regard.positions import Positions
 from regard.shapes import Sizes
 from regard.spans import EMPTY, Spans
@@ -38,6 +38,9 @@ class SameGroup(Mask):
 
     groups: Tensor = field(repr=False)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "groups", own(self.groups))
+
     def allowed(self, grid: Grid) -> Tensor:
         groups = self.groups.to(grid.device)
         groups = groups if len(groups) == 1 else groups[grid.batch]
@@ -54,6 +57,9 @@ class SameGroup(Mask):
         if start < 0 or stop > len(first) or int(last[start]) < stop - 1:
             return EMPTY
         return Spans.of((int(first[start]), int(last[start]) + 1))
+
+    def select(self, index: Tensor) -> Mask:
+        return self if len(self.groups) == 1 else SameGroup(self.groups.index_select(0, index))
 
     def check(self, sizes: Sizes, positions: Positions) -> None:
         batch, length = self.groups.shape

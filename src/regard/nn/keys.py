@@ -14,11 +14,11 @@ from regard.attention import Attention, Prepared, scores
 from regard.engine.rows import solve_rows
 from regard.maps import AttentionMap
 from regard.nn.listener import Attends, listeners
-from regard.pieces import Grid, Mask, Softmax, causal, padding
+from regard.pieces import Grid, Mask, Softmax, causal
 from regard.pieces.mask_data import RealKeys
 from regard.positions import Positions
 from regard.seen import attend
-from regard.shapes import group, grouped_values
+from regard.shapes import Sizes, group, grouped_values
 from regard.spans import Spans
 
 PLAIN = Softmax()
@@ -107,8 +107,10 @@ class Keys:
             return moved[id(x)]
 
         prepared = {learns: (chosen(x), chosen(y)) for learns, (x, y) in self._prepared.items()}
-        mask = select_rows(self.mask, index)
-        return Keys(self.attention, chosen(self.key), chosen(self.value), mask, _prepared=prepared)
+        attention, mask = self.attention, select_rows(self.mask, index)
+        own = select_rows(attention.mask, index)
+        attention = attention if own is attention.mask else attention.with_mask(own)
+        return Keys(attention, chosen(self.key), chosen(self.value), mask, _prepared=prepared)
 
     def shared(self, rows: Rows) -> Keys:
         """As `select(rows.index)`, but every source that is read is there once."""
@@ -161,8 +163,17 @@ class Keys:
     @cached_property
     def is_plain(self) -> bool:
         """Whether weights are a softmax over keys of which every row has at least one."""
-        masks = self.mask is None or (isinstance(self.mask, RealKeys) and bool(self.mask.real.any(1).all()))
-        return masks and self.attention.normalizer == PLAIN
+        if self.attention.normalizer != PLAIN or not (self.mask is None or isinstance(self.mask, RealKeys)):
+            return False
+        if self.mask is None:
+            return True
+        self.mask.check(self.sizes(self.key), Positions.aligned_to_end(1, self.length))
+        return bool(self.mask.real.any(1).all())
+
+    def sizes(self, query: Tensor) -> Sizes:
+        """Those of a call of `attend` with queries (B, H, I, D)."""
+        (B, H, I, D), (_, G, J, _) = query.shape, self.key.shape
+        return Sizes(B, H, G, I, J, D, self.value.shape[3])
 
     @cached_property
     def has_products(self) -> bool:
@@ -203,22 +214,24 @@ def _read_one(module: Attends, query: Tensor, keys: Keys, start: int) -> Tensor:
 def _read_at_once(module: Attends, query: Tensor, keys: Keys, start: int, plain: bool) -> Tensor:
     """The fused kernel where it can, else all scores."""
     attention = keys.attention
+    positions = Positions(start, Spans(((0, keys.length),)))
+    masked = attention if plain and not listeners else _masked(attention, keys)
+    if not plain:
+        masked.check(keys.sizes(query), positions, keys.key.shape[3])
     compared, key, encoded = keys.compared(query)
     if plain and keys.has_products and not listeners:
         return _fused(attention, compared, key, keys)
-    positions = Positions(start, Spans(((0, keys.length),)))
     B, H, I, _ = query.shape
     grid = Grid.whole(positions, B, H, I, query.device)
     states = [bias.prepare(query, encoded, positions) for bias in attention.bias]
     prepared = Prepared(compared, key, tuple(r for r, _ in states), tuple(c for _, c in states))
     if listeners:
-        masked = _masked(attention, keys)
         listeners.tell(module, lambda: AttentionMap(masked, prepared, positions, grid, None))
     if plain and keys.has_products:
         return _fused(attention, compared, key, keys)
     if plain:
         return _softmax(attention, prepared, grid, keys)
-    return solve_rows(_masked(attention, keys), prepared, keys.value, grid, keys.places)[0]
+    return solve_rows(masked, prepared, keys.value, grid, keys.places)[0]
 
 
 def _fused(attention: Attention, query: Tensor, key: Tensor, keys: Keys) -> Tensor:
@@ -255,7 +268,7 @@ def _both(first: Mask | None, second: Mask | None) -> Mask | None:
 
 
 def select_rows(value: Any, index: Tensor) -> Any:
-    """The rows at `index` of a tensor, of `Keys`, of a padding mask, or of nested tuples of them; numbers stay.
+    """The rows at `index` of a tensor, of `Keys`, of a mask, or of nested tuples of them; numbers stay.
 
     >>> import torch, regard as rg
     >>> rg.nn.select_rows((torch.tensor([[1], [2]]), 7), torch.tensor([1, 1, 0]))
@@ -265,8 +278,8 @@ def select_rows(value: Any, index: Tensor) -> Any:
         return value.index_select(0, index)
     if isinstance(value, Keys):
         return value.select(index)
-    if isinstance(value, RealKeys):
-        return padding(value.real.index_select(0, index))
+    if isinstance(value, Mask):
+        return value.select(index)
     if isinstance(value, tuple):
         return tuple(select_rows(part, index) for part in value)
     return value

@@ -26,7 +26,10 @@ class Mask(ABC):
 
     `relative` says that the answer depends on j - i alone, for every batch entry and head;
     then one tile serves a whole diagonal of blocks. `keys_only` says that it does not depend on
-    the query; then sums over keys serve all queries.
+    the query; then sums over keys serve all queries. `batched` says that batch entries may differ.
+
+    A mask is a value: it keeps copies of the tensors it is given, so that a later change of those changes nothing.
+    It has no truth value: `and`, `or` and `not` would drop a mask without a word.
 
     >>> import regard as rg
     >>> class every_other(rg.Mask):
@@ -39,6 +42,7 @@ class Mask(ABC):
 
     relative: bool = False
     keys_only: bool = False
+    batched: bool = True
 
     @abstractmethod
     def allowed(self, grid: Grid) -> Tensor:
@@ -60,8 +64,32 @@ class Mask(ABC):
         """The same mask for one batch entry, where its spans are narrower than those of all; itself if they are not."""
         return self
 
+    def select(self, index: Tensor) -> Mask:
+        """The mask of the batch entries at `index`, in that order: what reorders or repeats a batch, as a beam search
+        does, has to reorder its masks.
+
+        >>> import torch, regard as rg
+        >>> rows = rg.padding([3, 1]).select(torch.tensor([1, 0, 0]))
+        >>> rows.allowed(rg.Grid.whole(rg.Positions.of(0, 1, 4), 3, 1, 1))[:, 0, 0].int().tolist()
+        [[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]]
+        """
+        if self.relative or not self.batched:
+            return self
+        if type(self).check is not Mask.check:
+            raise RegardError(
+                f"{type(self).__name__}.select: this mask checks the sizes it was made for, so only it can say what "
+                "its rows are. Define select(index) in it, or batched = False if all batch entries are alike."
+            )
+        return Selected(self, index.clone())
+
     def check(self, sizes: Sizes, positions: Positions) -> None:  # noqa: B027 - most masks fit any size
         """Refuse sizes that the mask was not made for."""
+
+    def __bool__(self) -> bool:
+        raise RegardError(
+            f"{self!r}: a mask has no truth value. Compose masks with & (both), | (either) and ~ (not), where Python's "
+            "`and`, `or` and `not` would drop one of them; whether there is a mask is `mask is not None`."
+        )
 
     def __and__(self, other: Mask) -> Mask:
         return Both(self, _mask(other, "&"))
@@ -102,6 +130,10 @@ class Both(Mask):
     def keys_only(self) -> bool:  # type: ignore[override]
         return self.left.keys_only and self.right.keys_only
 
+    @property
+    def batched(self) -> bool:  # type: ignore[override]
+        return self.left.batched or self.right.batched
+
     def allowed(self, grid: Grid) -> Tensor:
         return self.left.allowed(grid) & self.right.allowed(grid)
 
@@ -116,6 +148,10 @@ class Both(Mask):
 
     def of_entry(self, entry: int) -> Mask:
         left, right = self.left.of_entry(entry), self.right.of_entry(entry)
+        return self if left is self.left and right is self.right else Both(left, right)
+
+    def select(self, index: Tensor) -> Mask:
+        left, right = self.left.select(index), self.right.select(index)
         return self if left is self.left and right is self.right else Both(left, right)
 
     def check(self, sizes: Sizes, positions: Positions) -> None:
@@ -141,6 +177,10 @@ class Either(Mask):
     def keys_only(self) -> bool:  # type: ignore[override]
         return self.left.keys_only and self.right.keys_only
 
+    @property
+    def batched(self) -> bool:  # type: ignore[override]
+        return self.left.batched or self.right.batched
+
     def allowed(self, grid: Grid) -> Tensor:
         return self.left.allowed(grid) | self.right.allowed(grid)
 
@@ -155,6 +195,10 @@ class Either(Mask):
 
     def of_entry(self, entry: int) -> Mask:
         left, right = self.left.of_entry(entry), self.right.of_entry(entry)
+        return self if left is self.left and right is self.right else Either(left, right)
+
+    def select(self, index: Tensor) -> Mask:
+        left, right = self.left.select(index), self.right.select(index)
         return self if left is self.left and right is self.right else Either(left, right)
 
     def check(self, sizes: Sizes, positions: Positions) -> None:
@@ -179,6 +223,10 @@ class Not(Mask):
     def keys_only(self) -> bool:  # type: ignore[override]
         return self.mask.keys_only
 
+    @property
+    def batched(self) -> bool:  # type: ignore[override]
+        return self.mask.batched
+
     def allowed(self, grid: Grid) -> Tensor:
         return ~self.mask.allowed(grid)
 
@@ -195,11 +243,61 @@ class Not(Mask):
         mask = self.mask.of_entry(entry)
         return self if mask is self.mask else Not(mask)
 
+    def select(self, index: Tensor) -> Mask:
+        mask = self.mask.select(index)
+        return self if mask is self.mask else Not(mask)
+
     def check(self, sizes: Sizes, positions: Positions) -> None:
         self.mask.check(sizes, positions)
 
     def __repr__(self) -> str:
         return f"~{self.mask!r}"
+
+
+@dataclass(frozen=True, eq=False)
+class Selected(Mask):
+    """Batch entry b asks `mask` about entry index[b]; made by `select` of masks that know no shorter way.
+
+    `may` and `all` are about all batch entries, so those of `mask` hold for a choice of them too.
+    """
+
+    mask: Mask
+    index: Tensor
+
+    @property
+    def keys_only(self) -> bool:  # type: ignore[override]
+        return self.mask.keys_only
+
+    def allowed(self, grid: Grid) -> Tensor:
+        batch = self.index.to(grid.device)[grid.batch]
+        return self.mask.allowed(Grid(batch, grid.head, grid.query, grid.key))
+
+    def may(self, start: int, stop: int) -> Spans:
+        return self.mask.may(start, stop)
+
+    def all(self, start: int, stop: int) -> Spans:
+        return self.mask.all(start, stop)
+
+    def edges(self, start: int, stop: int) -> Sequence[int]:
+        return self.mask.edges(start, stop)
+
+    def select(self, index: Tensor) -> Mask:
+        return Selected(self.mask, self.index.index_select(0, index))
+
+    def check(self, sizes: Sizes, positions: Positions) -> None:
+        check_batch(repr(self), len(self.index), sizes)
+
+    def __repr__(self) -> str:
+        return f"{self.mask!r} of {len(self.index)} selected batch entries"
+
+
+def check_batch(what: str, made_for: int, sizes: Sizes) -> None:
+    """Refuse another batch than the one a mask was made for."""
+    if made_for != sizes.B:
+        raise RegardError(
+            f"{what}: made for a batch of {made_for}, used with a batch of {sizes.B}. "
+            "Masks never broadcast over the batch silently: give one row to each entry."
+        )
 
 
 @dataclass(frozen=True)
@@ -216,6 +314,7 @@ class causal(Mask):
     """
 
     relative = True
+    batched = False
 
     def allowed(self, grid: Grid) -> Tensor:
         return grid.j <= grid.i
@@ -242,6 +341,7 @@ class window(Mask):
 
     size: int
     relative = True
+    batched = False
 
     def __post_init__(self) -> None:
         _positive("window", size=self.size)
@@ -269,6 +369,7 @@ class dilated(Mask):
     size: int
     dilation: int
     relative = True
+    batched = False
 
     def __post_init__(self) -> None:
         _positive("dilated", size=self.size, dilation=self.dilation)
@@ -300,6 +401,7 @@ class prefix(Mask):
 
     length: int
     keys_only = True
+    batched = False
 
     def __post_init__(self) -> None:
         _count("prefix", length=self.length)
@@ -330,6 +432,7 @@ class block_local(Mask):
     size: int
     before: int = 0
     after: int = 0
+    batched = False
 
     def __post_init__(self) -> None:
         _positive("block_local", size=self.size)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.pieces.grid import Grid
-from regard.pieces.mask import Mask, block_local, prefix
+from regard.pieces.mask import Mask, block_local, check_batch, prefix
 from regard.positions import Positions
 from regard.shapes import Sizes
 from regard.spans import EMPTY, EVERYTHING, INFINITY, Spans
@@ -22,7 +22,7 @@ from regard.spans import EMPTY, EVERYTHING, INFINITY, Spans
 def padding(real: Tensor | Sequence[int]) -> Mask:
     """Keys that are real, by lengths (B,) or by a boolean vector (B, J) with True = real.
 
-    The vector may have holes and may be padded on either side. Torch's `key_padding_mask`
+    The vector may have holes and may be padded on either side. The mask keeps a copy. Torch's `key_padding_mask`
     means the opposite (True = padding): pass `~key_padding_mask`.
 
     >>> import torch, regard as rg
@@ -47,11 +47,14 @@ class Lengths(Mask):
     lengths: Tensor
     keys_only = True
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lengths", own(self.lengths))
+
     def allowed(self, grid: Grid) -> Tensor:
         return grid.j < self.lengths.to(grid.device)[grid.batch].view(-1, 1, 1, 1)
 
     def check(self, sizes: Sizes, positions: Positions) -> None:
-        _check_batch("padding(lengths)", len(self.lengths), sizes)
+        check_batch("padding(lengths)", len(self.lengths), sizes)
 
     def may(self, start: int, stop: int) -> Spans:
         return Spans(((-INFINITY, self._ends[1]),))
@@ -61,6 +64,9 @@ class Lengths(Mask):
 
     def of_entry(self, entry: int) -> Mask:
         return prefix(max(int(self.lengths[entry]), 0))
+
+    def select(self, index: Tensor) -> Mask:
+        return Lengths(self.lengths.index_select(0, index.to(self.lengths.device)))
 
     def __repr__(self) -> str:
         shortest, longest = self._ends
@@ -78,11 +84,14 @@ class RealKeys(Mask):
     real: Tensor
     keys_only = True
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "real", own(self.real))
+
     def allowed(self, grid: Grid) -> Tensor:
         return self.real.to(grid.device)[grid.batch][:, grid.key][:, None, None]
 
     def check(self, sizes: Sizes, positions: Positions) -> None:
-        _check_batch("padding(vector)", len(self.real), sizes)
+        check_batch("padding(vector)", len(self.real), sizes)
         _check_covers("padding(vector)", "keys", positions.keys, self.real.shape[1])
 
     def may(self, start: int, stop: int) -> Spans:
@@ -93,6 +102,9 @@ class RealKeys(Mask):
 
     def of_entry(self, entry: int) -> Mask:
         return RealKeys(self.real[entry : entry + 1].expand(self.real.shape))
+
+    def select(self, index: Tensor) -> Mask:
+        return RealKeys(self.real.index_select(0, index.to(self.real.device)))
 
     def __repr__(self) -> str:
         return f"padding({int(self.real.sum())} of {self.real.numel()} keys are real)"
@@ -118,6 +130,7 @@ class documents(Mask):
 
     lengths: tuple[int, ...]
     key_lengths: tuple[int, ...] | None = None
+    batched = False
 
     def __init__(self, lengths: Sequence[int], key_lengths: Sequence[int] | None = None) -> None:
         object.__setattr__(self, "lengths", tuple(int(n) for n in lengths))
@@ -196,6 +209,7 @@ class global_tokens(Mask):
     """
 
     positions: tuple[int, ...]
+    batched = False
 
     def __init__(self, positions: Sequence[int]) -> None:
         object.__setattr__(self, "positions", tuple(sorted({int(p) for p in positions})))
@@ -235,6 +249,7 @@ class random_blocks(Mask):
     count: int
     length: int
     seed: int = 0
+    batched = False
 
     def __post_init__(self) -> None:
         blocks = -(-self.length // self.size)
@@ -307,7 +322,9 @@ class where(Mask):
     """Any predicate of (b, h, i, j): integer tensors that broadcast; True = may attend.
 
     Nothing is known of its intervals, so every tile is computed; combine it with masks that
-    do know theirs (`causal() & where(...)`) and engines skip what those rule out.
+    do know theirs (`causal() & where(...)`) and engines skip what those rule out. A predicate is asked anew for every
+    tile, in the backward pass and for every look at the weights: what it closes over must stay as it is. A tensor that
+    is changed later belongs into `given` or `padding`, which keep copies.
 
     >>> import regard as rg
     >>> even = rg.where(lambda b, h, i, j: j % 2 == 0)
@@ -331,7 +348,8 @@ class given(Mask):
 
     Rows and columns are aligned to the end, like `causal`. A float mask (0 and -inf, added to
     the scores) means something else and is refused, and so is any shape that would broadcast
-    along an axis it does not name: (B, I, J) must say where the heads are.
+    along an axis it does not name: (B, I, J) must say where the heads are. The mask keeps a copy, a byte a pair, which
+    costs little beside the scores of those pairs; so a later change of the tensor changes neither output nor map.
 
     >>> import torch, regard as rg
     >>> tensor = torch.tensor([[True, False], [True, True]])
@@ -357,6 +375,14 @@ class given(Mask):
                 f"{tuple(t.shape)}. A (batch, queries, keys) mask becomes mask[:, None]; a (batch, keys) vector of "
                 "real tokens is regard.padding(vector)."
             )
+        object.__setattr__(self, "tensor", own(t))
+
+    @property
+    def batched(self) -> bool:  # type: ignore[override]
+        return len(self._full) > 1
+
+    def select(self, index: Tensor) -> Mask:
+        return given(self.tensor.index_select(0, index.to(self.tensor.device))) if self.batched else self
 
     def allowed(self, grid: Grid) -> Tensor:
         t = self._full.to(grid.device)
@@ -367,7 +393,7 @@ class given(Mask):
     def check(self, sizes: Sizes, positions: Positions) -> None:
         B, H, I, J = self._full.shape
         if B != 1:
-            _check_batch("given", B, sizes)
+            check_batch("given", B, sizes)
         if H not in (1, sizes.H):
             raise RegardError(
                 f"given: the mask has {H} heads on axis 1, the query {sizes.H}. The axes are (batch or 1, heads or 1, "
@@ -406,20 +432,18 @@ class given(Mask):
         return f"given(shape={tuple(self.tensor.shape)})"
 
 
+def own(tensor: Tensor) -> Tensor:
+    """A copy that nobody else writes into; axes that were expanded stay so, and take no memory."""
+    once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
+    return tensor.detach()[once].clone().expand(tensor.shape)
+
+
 def _few(numbers: Sequence[int]) -> str:
     """A list short enough for one line."""
     if len(numbers) <= 8:
         return str(list(numbers))
     first, last = ", ".join(map(str, numbers[:3])), numbers[-1]
     return f"[{first}, ..., {last}] ({len(numbers)} of them)"
-
-
-def _check_batch(what: str, made_for: int, sizes: Sizes) -> None:
-    if made_for != sizes.B:
-        raise RegardError(
-            f"{what}: made for a batch of {made_for}, used with a batch of {sizes.B}. "
-            "Masks never broadcast over the batch silently: give one row to each entry."
-        )
 
 
 def _check_covers(what: str, axis: str, asked: Spans, size: int) -> None:
