@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import regard as rg
+from drawn import CLOSE, examples, problems
 from regard.engine.plan import plan
 from regard.engine.reference import reference
-from test_combinations import CLOSE, problems
 
 pytestmark = pytest.mark.filterwarnings("ignore:attend.*whole plan")  # which rests on the pieces drawn
 LONGEST = 600
-drawn = settings(
-    max_examples=int(os.environ.get("REGARD_EXAMPLES", "100")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+drawn = examples(100)
 
 
 @drawn

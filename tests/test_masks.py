@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard as rg
+from drawn import masks
 from regard.engine.blocks import blocks
 from regard.hf.packed import groups_mask
 from regard.spans import Spans
-from test_combinations import masks
 
 spans = st.lists(st.tuples(st.integers(-20, 20), st.integers(-20, 20)), max_size=6).map(Spans.union)
 POINTS = range(-25, 25)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import regard as rg
+from drawn import LAYOUTS
 
 
 def tensors(*shape, count=3, **options):
@@ -175,3 +176,32 @@ def test_a_sum_needs_scores_that_are_not_negative():
 def test_heads_of_a_bilinear_score_are_those_of_the_query():
     with pytest.raises(rg.RegardError, match="made for 4 heads, the query has 1"):
         rg.attend(rg.Attention(rg.Bilinear(8, 8, num_heads=4)), *tensors(1, 1, 3, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_how_tensors_lie_in_memory_changes_nothing(layout, dtype):
+    """Output, statistic and gradients are those of contiguous copies, in every engine that calls torch's kernel."""
+    close = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    given = [LAYOUTS[layout](torch.randn(2, 2, 80, 6).to(dtype)) for _ in range(4)]
+    copies = [t.clone(memory_format=torch.contiguous_format) for t in given]
+    for attention in (
+        rg.Attention(),
+        rg.Attention(position=rg.RoPE(2)),
+        rg.Attention(mask=rg.causal() & rg.window(9)),  # blocks that differ by a shift are one call over views
+        rg.Attention(bias=rg.ALiBi(2)),
+    ):
+        for engine in ("fused", "blocked"):
+            ours, expected = (_all_of(attention, engine, *tensors) for tensors in (given, copies))
+            for found, wanted in zip(ours, expected, strict=True):
+                torch.testing.assert_close(found, wanted, **close)
+
+
+def _all_of(attention, engine, *tensors):
+    *inputs, grad = tensors
+    inputs = [t.detach().requires_grad_() for t in inputs]
+    seen = rg.attend(attention, *inputs, engine=engine)
+    with torch.no_grad():
+        alone = rg.attend(attention, *inputs, engine=engine)
+    gradients = torch.autograd.grad(seen.output, inputs, grad)
+    return seen.output, alone.output, seen.weights.dense(), alone.weights.statistic[0], *gradients

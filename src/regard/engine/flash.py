@@ -37,9 +37,9 @@ def flash(
     """
     if _folds(query, key, causal, mask):
         return _folded(query, key, value, scale, mask)
-    width, out_width = query.shape[-1], value.shape[-1]
-    query, key = _pad(query, out_width), _pad(key, out_width)
-    value = _pad(value, width)
+    out_width = value.shape[-1]
+    width = max(query.shape[-1], out_width)
+    query, key, value = (_as_rows(_pad(x, width)) for x in (query, key, value))
     if tells_statistic(query):
         output, log_total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, causal, attn_mask=mask, scale=scale
@@ -75,7 +75,7 @@ def flash_gradients(
         parts = flash_gradients(grad, inner, key, value, output, total, scale=scale, mask=mask)
         return parts[0].reshape(query.shape), parts[1], parts[2]
     width, out_width = query.shape[-1], value.shape[-1]
-    padded = (_pad(x, max(width, out_width)) for x in (grad, query, key, value, output))
+    padded = (_as_rows(_pad(x, max(width, out_width))) for x in (grad, query, key, value, output))
     empty = log_total.isneginf()  # where the kernel itself says 0
     parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         *padded, log_total.masked_fill(empty, 0.0), 0.0, causal, attn_mask=mask, scale=scale
@@ -100,6 +100,17 @@ def _folded(
 
 def _pad(x: Tensor, width: int) -> Tensor:
     return F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    """Vectors that lie whole and apart in memory, copied where they do not: the kernel reads no other strides.
+
+    It takes the stride of channels for 1, and vectors that overlap for a matrix whose rows do not.
+    """
+    *_, length, width = x.shape
+    whole = width == 1 or x.stride(-1) == 1
+    apart = length == 1 or x.stride(-2) >= width
+    return x if whole and apart else x.contiguous()
 
 
 def tells_statistic(query: Tensor) -> bool:

@@ -1,0 +1,221 @@
+"""What drawn tests draw from: masks, pieces, problems, and every way a tensor may lie in memory."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from hypothesis import HealthCheck, assume, settings
+from hypothesis import strategies as st
+
+import regard as rg
+from regard.engine.problem import Problem
+from regard.shapes import Sizes
+
+CLOSE = {"rtol": 1e-8, "atol": 1e-9}
+
+
+def examples(usual):
+    """Settings of a drawn test; REGARD_EXAMPLES asks for more examples than the usual number."""
+    return settings(
+        max_examples=int(os.environ.get("REGARD_EXAMPLES", str(usual))),
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+
+
+# Layouts: the same shape (B, H, n, D), other strides
+
+
+def _among(x, axis):
+    """Every second place of `axis`, with NaN between."""
+    wide = torch.full([size * (2 if n == axis else 1) for n, size in enumerate(x.shape)], torch.nan, dtype=x.dtype)
+    places = tuple(slice(None, None, 2 if n == axis else 1) for n in range(x.ndim))
+    wide[places] = x
+    return wide[places]
+
+
+def _permuted(x, *order):
+    """The axes lie in memory in another order."""
+    back = [order.index(axis) for axis in range(x.ndim)]
+    return x.permute(order).contiguous().permute(back)
+
+
+def _overlapping(x):
+    """Each vector begins one number after the one before, in every axis."""
+    return x.flatten()[: sum(x.shape) - x.ndim + 1].as_strided(x.shape, (1,) * x.ndim)
+
+
+def _offset(x):
+    return torch.cat((x.new_full((3,), torch.nan), x.flatten()))[3:].view(x.shape)
+
+
+#: Layouts that keep the numbers of a tensor.
+KEEPING = {
+    "contiguous": lambda x: x.contiguous(),
+    "offset": _offset,
+    "transposed": lambda x: _permuted(x, 0, 1, 3, 2),
+    "channels last": lambda x: _permuted(x, 0, 2, 3, 1),
+    "heads inside": lambda x: _permuted(x, 0, 2, 1, 3),
+    "batch inside": lambda x: _permuted(x, 1, 2, 3, 0),
+    "every second channel": lambda x: _among(x, 3),
+    "every second token": lambda x: _among(x, 2),
+    "unbound": lambda x: torch.stack((x, torch.full_like(x, torch.nan)), -1).unbind(-1)[0],
+}
+#: Layouts in which places share a number.
+SHARING = {
+    "one token": lambda x: x[:, :, :1].expand_as(x),
+    "one head": lambda x: x[:, :1].expand_as(x),
+    "one channel": lambda x: x[..., :1].expand_as(x),
+    "one number": lambda x: x[:1, :1, :1, :1].expand_as(x),
+    "overlapping": _overlapping,
+}
+LAYOUTS = KEEPING | SHARING
+
+
+def layouts(chosen=LAYOUTS):
+    """The name of a layout."""
+    return st.sampled_from(list(chosen))
+
+
+# Masks and positions
+
+
+def masks(B, I, J, depth=2):
+    """Any mask that fits, with &, | and ~ to the given depth."""
+    length = max(I, J)
+    simple = st.one_of(
+        st.just(rg.causal()),
+        st.builds(rg.window, st.integers(1, 9)),
+        st.builds(rg.dilated, st.integers(1, 4), st.integers(1, 4)),
+        st.builds(rg.prefix, st.integers(0, J)),
+        st.builds(rg.block_local, st.integers(1, 7), st.integers(0, 2), st.integers(0, 2)),
+        st.builds(rg.global_tokens, st.lists(st.integers(0, length), max_size=3)),
+        st.lists(st.integers(0, J), min_size=B, max_size=B).map(rg.padding),
+        st.integers(0, 2**31).map(lambda seed: rg.padding(coins(seed, B, J))),
+        st.integers(0, 2**31).map(lambda seed: rg.given(coins(seed, B, 1, I, J))),
+        st.just(rg.where(lambda b, h, i, j: (i + j + h) % 3 != b)),
+        cuts(I, J),
+    )
+    if I <= J:
+        seeded = st.builds(rg.random_blocks, st.integers(1, 5), st.just(1), st.just(J), st.integers(0, 99))
+        simple = st.one_of(simple, seeded)
+    if not depth:
+        return simple
+    deeper = masks(B, I, J, depth - 1)
+    both, either = st.builds(rg.Mask.__and__, deeper, deeper), st.builds(rg.Mask.__or__, deeper, deeper)
+    return st.one_of(simple, both, either, deeper.map(lambda m: ~m))
+
+
+def coins(seed, *shape):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.7
+
+
+def cuts(I, J):
+    """Packed documents whose lengths add up to those of queries and keys."""
+    if min(I, J) < 2:
+        return st.just(rg.documents([I], [J]))
+    at = st.integers(1, min(I, J) - 1)
+    return at.map(lambda n: rg.documents([n, I - n], [n, J - n]))
+
+
+@st.composite
+def placings(draw, I, J):
+    """Where queries and keys stand: aligned to the end, or anywhere, with a gap among the keys."""
+    if draw(st.booleans()):
+        return rg.Positions.aligned_to_end(I, J)
+    before, gap = draw(st.integers(0, J)), draw(st.integers(0, 9))
+    keys = rg.Spans.of((0, before), (before + gap, J + gap))
+    return rg.Positions(draw(st.integers(0, J + gap + 5)), keys)
+
+
+# Pieces: of so many heads and vectors of so many channels
+
+SCORES = {
+    "dot": lambda H, D: rg.Dot(),
+    "unscaled": lambda H, D: rg.Dot(scale=1.0),
+    "cosine": lambda H, D: rg.Cosine(3.0),
+    "bilinear": lambda H, D: rg.Bilinear(D, D, num_heads=H),
+    "additive": lambda H, D: rg.Additive(D, D, 3, bias=True),
+    "concat": lambda H, D: rg.Concat(D, D, 3),
+}
+BIASES = {
+    "alibi": lambda H, D: rg.ALiBi(H),
+    "t5": lambda H, D: rg.T5Bias(H, num_buckets=8, max_distance=16),
+    "shaw": lambda H, D: rg.ShawBias(D, reach=3),
+    "transformer_xl": lambda H, D: rg.TransformerXLBias(H, D),
+    "softcap": lambda H, D: rg.Softcap(1.5),
+    "table": lambda H, D: rg.LearnedTable(H, reach=4),
+}
+NORMALIZERS = {
+    "softmax": lambda H: rg.Softmax(),
+    "warm": lambda H: rg.Softmax(temperature=3.0, sink=0.5),
+    "sink": lambda H: rg.LearnedSink(H),
+    "sparsemax": lambda H: rg.Sparsemax(),
+    "entmax": lambda H: rg.Entmax15(),
+    "top_k": lambda H: rg.TopK(3),
+    "hardmax": lambda H: rg.Hardmax(),
+}
+POSITIONS = {
+    "none": lambda D: None,
+    "rope": lambda D: rg.RoPE(D),
+    "interleaved": lambda D: rg.RoPE(2, interleaved=True),
+    "partial": lambda D: rg.RoPE(2),
+    "ntk": lambda D: rg.RoPE(D, scaling=rg.NTK(4.0)),
+    "sinusoidal": lambda D: rg.Sinusoidal(),
+}
+WIDTHS = (2, 4, 6, 8, 16)
+
+
+def piece(draw, pieces, *sizes):
+    """The first of the pieces half the time: the plain ones together are what the fused kernel runs."""
+    first = draw(st.booleans())
+    return pieces[next(iter(pieces)) if first else draw(st.sampled_from(sorted(pieces)))](*sizes)
+
+
+def drawn_tensor(draw, *shape, chosen=LAYOUTS, dtype=torch.float64):
+    """Random numbers in a drawn layout."""
+    return chosen[draw(layouts(chosen))](torch.randn(shape, dtype=dtype))
+
+
+@st.composite
+def problems(
+    draw, kernel=False, longest=40, equal=False, scores=SCORES, biases=BIASES, normalizers=NORMALIZERS, learned=None
+):
+    """Any pieces, sizes, positions and layouts that fit together, in float64."""
+    B, G, R = draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    D, E = draw(st.sampled_from(WIDTHS)), draw(st.integers(1, 9))
+    I = draw(st.integers(1, longest))
+    J = I if equal else draw(st.integers(1, longest))
+    H = G * R
+    torch.manual_seed(draw(st.integers(0, 2**31)))
+    mask = draw(st.none() | masks(B, I, J))
+    if kernel:
+        features = draw(st.sampled_from([rg.EluPlusOne(), rg.RandomFeatures(D, 16)]))
+        simple = st.sampled_from([None, rg.causal(), rg.padding([J // 2] * B), rg.prefix(J // 2)])
+        mask = draw(st.one_of(st.just(mask), simple, simple.map(lambda m: m if m is None else m & rg.causal())))
+        attention = rg.Attention(rg.Kernel(features), mask=mask, normalizer=rg.Sum())
+    else:
+        attention = rg.Attention(
+            piece(draw, scores, H, D),
+            position=piece(draw, POSITIONS, D),
+            bias=[biases[name](H, D) for name in draw(st.lists(st.sampled_from(sorted(biases)), max_size=2))],
+            mask=mask,
+            normalizer=piece(draw, normalizers, H),
+        )
+    positions = rg.Positions.aligned_to_end(I, J) if equal else draw(placings(I, J))
+    choosing = isinstance(attention.normalizer, rg.TopK | rg.Hardmax)  # of equal scores, rounding chooses one
+    q, v = drawn_tensor(draw, B, H, I, D), drawn_tensor(draw, B, G, J, E)
+    k = drawn_tensor(draw, B, G, J, D, chosen=KEEPING if choosing else LAYOUTS)
+    learned = draw(st.booleans()) if learned is None else learned
+    problem = Problem(attention.double().requires_grad_(learned), q, k, v, positions, Sizes.of(q, k, v))
+    try:
+        attention.check(problem.sizes, problem.positions, D)
+    except rg.RegardError:  # a mask of a given length, drawn with positions beyond it
+        assume(False)
+    return problem
+
+
+def leaves(problem):
+    """Query, key and value as leaves of a graph, in the layouts that were drawn."""
+    return [t.detach().requires_grad_() for t in (problem.query, problem.key, problem.value)]
