@@ -64,6 +64,16 @@ class Positions:
             found += inside.shift(offset - start).intervals
         return Spans.union(found)
 
+    def at(self, columns: Spans) -> Spans:
+        """Key indices -> key positions, the inverse of `columns`."""
+        if len(self.keys.intervals) == 1:
+            return columns.shift(self.keys.intervals[0][0])
+        parts = []
+        for offset, (start, stop) in zip(self._offsets, self.keys, strict=False):
+            inside = columns & Spans(((offset, offset + stop - start),))
+            parts += inside.shift(start - offset).intervals
+        return Spans.union(parts)
+
     def query(self, rows: slice, device: torch.device | str = "cpu") -> Tensor:
         return torch.arange(self.start + rows.start, self.start + rows.stop, device=device)
 

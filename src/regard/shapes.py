@@ -111,6 +111,22 @@ def grouped_values(weights: Tensor, value: Tensor) -> Tensor:
     return (group(weights, value.shape[1]) @ value).reshape(B, H, I, value.shape[3])
 
 
+def to_device(made: Tensor, device: torch.device) -> Tensor:
+    """What was made on the host, on the device, without waiting for the work that is queued there.
+
+    Apple's GPUs read memory that the host has given back by then, so there the copy is waited for.
+    """
+    return made.to(device, non_blocking=device.type != "mps")
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """float64 where the device has it; Apple's GPUs have not."""
+    try:
+        return torch.empty(0, dtype=torch.float64, device=device).dtype
+    except (TypeError, RuntimeError):
+        return torch.float32
+
+
 def at_least_float32(x: Tensor) -> Tensor:
     """Scores and statistics are never kept in half precision."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()

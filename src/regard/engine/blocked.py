@@ -159,7 +159,7 @@ class Work:
             return output, statistic
         p = self.problem
         columns = block.columns.tensor(value.device)
-        grid = p.grid.tile(block.rows, columns)
+        grid = p.grid.tile(block.rows, block.columns)
         return solve_rows(
             p.attention, tile, value, grid, columns, masked=not block.full, dropout=p.dropout, seed=p.seed or 0
         )

@@ -284,12 +284,13 @@ class FlashRows:
         """
         if block.full and not self.problem.attention.bias:
             return None, False
-        grid = self.problem.grid.tile(block.rows, block.columns.tensor(tile.key.device)).entries(block.entries)
+        grid = self.problem.grid.tile(block.rows, block.columns).entries(block.entries)
         if not self.on_diagonal(block):
             return self._additive(block, tile, grid).to(dtype), False
         I, J = len(grid.query), len(grid.key)
-        distances = torch.arange(int(grid.key[0] - grid.query[-1]), int(grid.key[-1] - grid.query[0]) + 1)
-        line = Grid(grid.batch, grid.head, grid.query.new_zeros(1), distances.to(grid.device))
+        distances = grid.distances()
+        assert distances is not None, "on a diagonal queries and keys are one stretch each"
+        line = grid.line(distances)
         diagonals = self._additive(block, tile, line).to(dtype).contiguous()
         heads = diagonals.shape[1]
         return diagonals.as_strided((1, heads, I, J), (0, diagonals.stride(1), 1, 1)), True

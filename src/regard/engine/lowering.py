@@ -54,10 +54,10 @@ def key_position(problem: Problem) -> Place:
 def diagonals(problem: Problem) -> tuple[Grid, Callable[[Tensor, Tensor], Tensor]]:
     """A grid of one query that meets every j - i once, and where in it a pair of indices stands."""
     grid = problem.grid
-    lowest, highest = int(grid.key[0] - grid.query[-1]), int(grid.key[-1] - grid.query[0])
-    line = Grid(grid.batch, grid.head, grid.query.new_zeros(1), torch.arange(lowest, highest + 1, device=grid.device))
-    of_query, of_key, offset = query_position(problem), key_position(problem), number(lowest, problem)
-    return line, lambda q, k: of_key(k) - of_query(q) - offset
+    keys, start = problem.positions.keys.hull().intervals[0], problem.positions.start
+    distances = range(keys[0] - start - problem.sizes.I + 1, keys[1] - start)
+    of_query, of_key, offset = query_position(problem), key_position(problem), number(distances.start, problem)
+    return grid.line(distances), lambda q, k: of_key(k) - of_query(q) - offset
 
 
 # Scores

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError
 from regard.pieces.grid import Grid
+from regard.pieces.position import angles
 from regard.positions import Positions
-from regard.shapes import Sizes
+from regard.shapes import Sizes, at_least_float32, to_device, widest_float
 
 State = tuple[Tensor | None, Tensor | None]
 
@@ -120,7 +121,8 @@ class ALiBi(AdditiveBias):
     relative = True
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
-        slopes = torch.tensor(alibi_slopes(self.num_heads), dtype=torch.float64, device=grid.device)[grid.head]
+        slopes = torch.tensor(alibi_slopes(self.num_heads), dtype=widest_float(grid.device))
+        slopes = to_device(slopes, grid.device)[grid.head]
         return _by_distance(grid, lambda distance: -slopes.view(-1, *(1,) * distance.ndim) * distance.abs())
 
     def check(self, sizes: Sizes) -> None:
@@ -202,7 +204,7 @@ class ShawBias(nn.Module, AdditiveBias):
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         assert rows is not None
-        distances = _stretch(grid)
+        distances = grid.distances()
         if distances is None:
             place = grid.distance.clamp(-self.reach, self.reach) + self.reach
             return rows.gather(-1, place.expand(*rows.shape[:3], -1))
@@ -248,19 +250,21 @@ class TransformerXLBias(nn.Module, AdditiveBias):
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         assert rows is not None and cols is not None
-        distances = _stretch(grid)
+        if grid.positions is not None and len(grid.positions.keys.intervals) > 1:
+            return torch.cat([self.term(part, rows, cols[:, :, place]) for place, part in _stretches(grid)], -1)
+        distances = grid.distances()
         if distances is not None:
             ahead = torch.arange(distances.start, distances.stop, device=grid.device)
-            return _skewed(rows @ self._waves(-ahead).T.to(rows.dtype), len(grid.key)) + cols.transpose(-1, -2)
+            return _skewed(rows @ self._waves(-ahead, rows).T, len(grid.key)) + cols.transpose(-1, -2)
         behind, place = torch.unique(-grid.distance[0, 0], return_inverse=True)
-        by_distance = rows @ self._waves(behind).T.to(rows.dtype)
+        by_distance = rows @ self._waves(behind, rows).T
         return by_distance.gather(-1, place.expand(*rows.shape[:3], -1)) + cols.transpose(-1, -2)
 
-    def _waves(self, distance: Tensor) -> Tensor:
-        """Sines, then cosines, as the paper's code has them: (n,) -> (n, width)."""
-        exponents = torch.arange(0, self.width, 2, dtype=torch.float64, device=distance.device) / self.width
-        angles = distance[:, None] * self.base**-exponents
-        return torch.cat((angles.sin(), angles.cos()), -1)
+    def _waves(self, distance: Tensor, rows: Tensor) -> Tensor:
+        """Sines, then cosines, as the paper's code has them, in the dtype of the rows: (n,) -> (n, width)."""
+        exponents = torch.arange(0, self.width, 2, dtype=torch.float64) / self.width
+        turned = angles(distance, self.base**-exponents, at_least_float32(rows).dtype)
+        return torch.cat((turned.sin(), turned.cos()), -1).to(rows.dtype)
 
     def check(self, sizes: Sizes) -> None:
         _check_heads("TransformerXLBias", self.content.shape[0], sizes)
@@ -273,7 +277,7 @@ class TransformerXLBias(nn.Module, AdditiveBias):
 
 def _by_distance(grid: Grid, number: Callable[[Tensor], Tensor]) -> Tensor:
     """`number(j - i)`, (H, ...) of (...), for all pairs: (1, H, I, J); asked once a distance where that is all."""
-    distances = _stretch(grid)
+    distances = grid.distances()
     if distances is None:
         return number(grid.distance[0, 0])[None]
     each = number(torch.arange(distances.start, distances.stop, device=grid.device))
@@ -297,12 +301,14 @@ class _Diagonals(torch.autograd.Function):
         return moved.view(H, I, I + J - 1).sum(-2), None
 
 
-def _stretch(grid: Grid) -> range | None:
-    """Every j - i of a tile, where its queries are one stretch and its keys another; else None."""
-    for places in (grid.query, grid.key):
-        if not torch.equal(places, torch.arange(len(places), device=grid.device) + places[0]):
-            return None
-    return range(int(grid.key[0] - grid.query[-1]), int(grid.key[-1] - grid.query[0]) + 1)
+def _stretches(grid: Grid) -> Iterator[tuple[slice, Grid]]:
+    """Each stretch of the keys of a tile: where it lies among them, and its own tile."""
+    assert grid.positions is not None
+    first = 0
+    for start, stop in grid.positions.keys:
+        place = slice(first, first + stop - start)
+        yield place, grid.tile(slice(None), place)
+        first = place.stop
 
 
 def _clipped(rows: Tensor, distances: range, reach: int) -> Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from regard.positions import Positions
+from regard.spans import EMPTY, Spans
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,6 +16,8 @@ class Grid:
     """Coordinates of a tile. `b`, `h`, `i`, `j` broadcast against a (B, H, I, J) tile of scores.
 
     `i` and `j` are positions, so `grid.j <= grid.i` is causality whatever the chunk or cache.
+    `positions` is the host's copy of where queries and keys stand, where it is known: to ask the
+    tensors themselves, the host would have to wait for the device.
 
     >>> import regard as rg
     >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(2, 3), B=1, H=1, I=2)
@@ -26,6 +29,7 @@ class Grid:
     head: Tensor
     query: Tensor
     key: Tensor
+    positions: Positions | None = None
 
     @staticmethod
     def whole(positions: Positions, B: int, H: int, I: int, device: torch.device | str = "cpu") -> Grid:
@@ -34,14 +38,50 @@ class Grid:
             torch.arange(H, device=device),
             positions.query(slice(0, I), device),
             positions.key(device),
+            positions,
         )
 
-    def tile(self, rows: slice | Tensor, cols: slice | Tensor) -> Grid:
-        return Grid(self.batch, self.head, self.query[rows], self.key[cols])
+    def tile(self, rows: slice | Tensor, cols: slice | Tensor | Spans) -> Grid:
+        """Some queries and keys, by their indices."""
+        places = cols.tensor(self.device) if isinstance(cols, Spans) else cols
+        return replace(self, query=self.query[rows], key=self.key[places], positions=self._at(rows, cols))
+
+    def _at(self, rows: slice | Tensor, cols: slice | Tensor | Spans) -> Positions | None:
+        """Where the queries and keys at these indices stand, if the host knows."""
+        if self.positions is None or isinstance(rows, Tensor) or isinstance(cols, Tensor):
+            return None
+        queries = range(len(self.query))[rows]
+        if isinstance(cols, slice):
+            keys = range(len(self.key))[cols]
+            cols = Spans.of((keys.start, keys.stop)) if keys.step == 1 else EMPTY
+        if queries.step != 1 or not cols:
+            return None
+        return Positions(self.positions.start + queries.start, self.positions.at(cols))
 
     def entries(self, entries: slice) -> Grid:
         """The same tile of some batch entries."""
-        return Grid(self.batch[entries], self.head, self.query, self.key)
+        return replace(self, batch=self.batch[entries])
+
+    def line(self, distances: range) -> Grid:
+        """One query at position 0 that meets every j - i once."""
+        positions = Positions(0, Spans(((distances.start, distances.stop),)))
+        one = Grid.whole(positions, 1, 1, 1, self.device)
+        return replace(one, batch=self.batch, head=self.head)
+
+    def distances(self) -> range | None:
+        """Every j - i, where the queries are one stretch and the keys another; None: they are not, or nobody knows."""
+        if self.positions is not None:
+            if len(self.positions.keys.intervals) != 1:
+                return None
+            first, last = self.positions.keys.intervals[0]
+            start = self.positions.start
+            return range(first - start - len(self.query) + 1, last - start)
+        if self.device.type != "cpu":
+            return None
+        for places in (self.query, self.key):
+            if not torch.equal(places, torch.arange(len(places)) + places[0]):
+                return None
+        return range(int(self.key[0] - self.query[-1]), int(self.key[-1] - self.query[0]) + 1)
 
     @property
     def b(self) -> Tensor:

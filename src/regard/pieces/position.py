@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
+from regard.shapes import at_least_float32, to_device, widest_float
 
 
 class Position(ABC):
@@ -26,6 +27,21 @@ class Position(ABC):
     @abstractmethod
     def encode(self, x: Tensor, positions: Tensor) -> Tensor:
         """(B, heads, n, D) and their positions (n,) -> (B, heads, n, D)."""
+
+
+def angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
+    """position x frequency less whole turns: integers (n,), (m,) of the host -> (n, m), in radians.
+
+    Angles are counted in 2^-64 of a turn: integers of 64 bits wrap around as angles do. So positions of any
+    size keep their precision in float32 too, which is all that some devices have.
+    """
+    if positions.is_floating_point():
+        raise RegardError(
+            f"positions are integers, got {positions.dtype}. rg.RoPE(..., scaling=rg.Linear(2)) halves them."
+        )
+    turns = frequencies.to(torch.float64) / (2 * math.pi)
+    parts = ((turns - turns.round()) * 2.0**64).clamp_max(2.0**63 - 1024).long()
+    return (positions[:, None] * to_device(parts, positions.device)).to(dtype) * (2 * math.pi / 2.0**64)
 
 
 class Scaling(ABC):
@@ -124,18 +140,18 @@ class RoPE(Position):
         if self.width < 2 or self.width % 2:
             raise RegardError(f"RoPE(width={self.width}): channels turn in pairs, so the width must be even.")
 
-    def frequencies(self, device: torch.device | str = "cpu") -> Tensor:
-        """Angle per position of each pair, (D / 2,), float64."""
-        exponents = torch.arange(0, self.width, 2, dtype=torch.float64, device=device) / self.width
+    def frequencies(self) -> Tensor:
+        """Angle per position of each pair, (D / 2,), float64 on the host."""
+        exponents = torch.arange(0, self.width, 2, dtype=torch.float64) / self.width
         frequencies = self.base**-exponents
         return frequencies if self.scaling is None else self.scaling(frequencies)
 
     def encode(self, x: Tensor, positions: Tensor) -> Tensor:
         if x.shape[-1] < self.width:
             raise RegardError(f"RoPE(width={self.width}): the vectors have only {x.shape[-1]} channels.")
-        angles = positions.to(torch.float64)[:, None] * self.frequencies(x.device)
+        by = angles(positions, self.frequencies(), at_least_float32(x).dtype)
         turned, rest = x[..., : self.width], x[..., self.width :]
-        turned = self._turn(turned, angles.cos().to(x.dtype), angles.sin().to(x.dtype))
+        turned = self._turn(turned, by.cos().to(x.dtype), by.sin().to(x.dtype))
         return torch.cat((turned, rest), -1) if rest.shape[-1] else turned
 
     def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -162,14 +178,14 @@ class Sinusoidal(Position):
 
     base: float = 10_000.0
 
-    def table(self, positions: Tensor, width: int) -> Tensor:
-        """(n,) positions -> (n, width), float64."""
-        m = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device)
-        angles = positions.to(torch.float64)[:, None] * self.base ** (-m / width)
-        return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)[:, :width]
+    def table(self, positions: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
+        """(n,) positions -> (n, width), in float64 unless given, or in float32 where the device has no float64."""
+        m = torch.arange(0, width, 2, dtype=torch.float64)
+        by = angles(positions, self.base ** (-m / width), dtype or widest_float(positions.device))
+        return torch.stack((by.sin(), by.cos()), -1).flatten(-2)[:, :width]
 
     def encode(self, x: Tensor, positions: Tensor) -> Tensor:
-        return x + self.table(positions, x.shape[-1]).to(x.dtype)
+        return x + self.table(positions, x.shape[-1], at_least_float32(x).dtype).to(x.dtype)
 
 
 class LearnedPositions(nn.Module, Position):

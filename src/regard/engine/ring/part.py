@@ -135,7 +135,7 @@ def _of_block(
 ) -> list[Tensor | None]:
     columns = block.index(part.value.device)
     index = block.columns.tensor(part.value.device)
-    grid = part.grid.tile(block.rows, index).entries(block.entries)
+    grid = part.grid.tile(block.rows, block.columns).entries(block.entries)
     with torch.enable_grad():
         tile = part.prepared.tile(block.rows, columns).entries(block.entries)
         leaves = [t.detach() for t in (part.value[block.entries, :, columns], *tile.tensors())]

@@ -1,0 +1,144 @@
+"""The laws of attention on a pretend accelerator; test_accelerator.py runs this module in a process of its own."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard as rg
+from accelerator import DEVICE, moved, no_float64, on_host
+from regard.bench.laws import runs
+from regard.catalog import mechanisms
+from regard.engine import ENGINES
+
+pytestmark = pytest.mark.usefixtures("small_blocks")
+every_mechanism = pytest.mark.parametrize("name", sorted(mechanisms()))
+#: Float64 as the laws of the CPU have it; float32 where the device has nothing else, as Apple's GPUs.
+DTYPES = {torch.float64: {"rtol": 1e-9, "atol": 1e-10}, torch.float32: {"rtol": 1e-4, "atol": 1e-5}}
+
+
+@pytest.fixture(params=DTYPES, ids=["float64", "no float64"])
+def dtype(request):
+    if request.param == torch.float64:
+        yield request.param
+        return
+    with no_float64():
+        yield request.param
+
+
+def examples(name: str, dtype: torch.dtype):
+    """The same problem on the CPU and on the device."""
+    example = mechanisms()[name].example(dtype=dtype)
+    return example, moved(copy.deepcopy(example))
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(on_host(found), expected.detach(), **DTYPES.get(expected.dtype, {}))
+
+
+def gradients(engine: str, attention: rg.Attention, *tensors: Tensor) -> list[Tensor | None] | None:
+    inputs = [t.detach().requires_grad_() for t in tensors]
+    seen = runs(engine, attention, *inputs)
+    if seen is None:
+        return None
+    toward = torch.linspace(-1, 1, seen.output.numel(), dtype=seen.output.dtype).view(seen.output.shape)
+    wanted = [*inputs, *(p for p in attention.parameters() if p.requires_grad)]
+    return list(torch.autograd.grad(seen.output, wanted, toward.to(seen.output.device), allow_unused=True))
+
+
+@pytest.mark.parametrize("engine", sorted(set(ENGINES) - {"flex"}))
+@every_mechanism
+@torch.no_grad()
+def test_every_engine_gives_the_values_of_the_cpu(name, engine, dtype):
+    here, there = examples(name, dtype)
+    expected, seen = rg.attend(*here), runs(engine, *there)
+    if seen is not None:
+        close(seen.output, expected.output)
+        close(seen.weights.dense(), expected.weights.dense())
+
+
+@pytest.mark.parametrize("engine", sorted(set(ENGINES) - {"flex", "reference"}))
+@every_mechanism
+def test_gradients_are_those_of_the_cpu(name, engine, dtype):
+    here, there = examples(name, dtype)
+    found, expected = gradients(engine, *there), gradients("dense", *here)
+    for mine, theirs in zip(found or (), expected or (), strict=False):
+        if mine is None or theirs is None:
+            assert all(g is None or not g.any() for g in (mine, theirs))
+        else:
+            close(mine, theirs)
+
+
+@every_mechanism
+@torch.no_grad()
+def test_rows_tiles_and_folds_are_those_of_the_cpu(name, dtype):
+    here, there = (rg.attend(*example).weights for example in examples(name, dtype))
+    J = here.shape[3]
+    close(there[1, -1, 2], here[1, -1, 2])
+    close(there[0, :, 1:-1, J // 2 :], here[0, :, 1:-1, J // 2 :])
+    close(there[..., [J - 1, 0, 0]], here[..., [J - 1, 0, 0]])
+    folds = (rg.Entropy(), rg.Received(), rg.Distance(), rg.Mass([0, 2]), rg.Pool(3, 3), rg.Similarity())
+    for mine, theirs in zip(there.summarize(*folds), here.summarize(*folds), strict=True):
+        close(mine, theirs)
+    close(there.top(2).weights, here.top(2).weights)
+
+
+@every_mechanism
+@torch.no_grad()
+def test_decoding_with_a_cache_is_that_of_the_cpu(name, dtype):
+    here, (attention, q, k, v) = examples(name, dtype)
+    if q.shape[2] != k.shape[2]:
+        return
+    causal = [a.with_mask(rg.causal() if a.mask is None else a.mask & rg.causal()) for a in (here[0], attention)]
+    expected = rg.attend(causal[0], *here[1:]).output
+    for cache in (rg.GrowingCache(), rg.RingCache(size=q.shape[2])):
+        outputs = []
+        for step in (slice(0, 4), slice(4, 5), slice(5, q.shape[2])):
+            seen = rg.attend(causal[1], q[:, :, step], k[:, :, step], v[:, :, step], cache=cache)
+            cache = seen.cache
+            outputs.append(seen.output)
+        close(torch.cat(outputs, 2), expected)
+
+
+@every_mechanism
+def test_explain_says_of_the_device_what_it_says_of_the_cpu(name, dtype):
+    here, there = examples(name, dtype)
+    assert type(rg.explain(*there)) is type(rg.explain(*here))
+    assert str(rg.explain(*there))
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        rg.padding([24, 5]),
+        rg.padding(torch.arange(24) < torch.tensor([[24], [5]])),
+        rg.given(torch.ones(24, 24, dtype=torch.bool).tril()),
+        rg.documents([10, 14]),
+        rg.random_blocks(4, 1, 24),
+        rg.where(lambda b, h, i, j: (i + 2 * j + b) % 3 != 0),
+        rg.causal() & ~rg.window(2) | rg.prefix(1),
+        rg.block_local(4) | rg.dilated(3, 2),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("engine", ["dense", "fused", "blocked"])
+@torch.no_grad()
+def test_masks_made_on_the_host_serve_the_device(mask, engine, dtype):
+    attention, q, k, v = mechanisms()["multi_head"].example(dtype=dtype)
+    expected = rg.attend(attention.with_mask(mask), q, k, v)
+    seen = rg.attend(attention.with_mask(mask), *moved((q, k, v)), engine=engine)
+    close(seen.output, expected.output)
+    close(seen.weights.dense(), expected.weights.dense())
+    close(seen.weights.entropy(), expected.weights.entropy())
+
+
+def test_the_device_mixes_with_no_other():
+    x = torch.ones(3, device=DEVICE)
+    with pytest.raises(RuntimeError, match="same device"):
+        x + torch.ones(3)
+    assert on_host(x + torch.tensor(2.0)).tolist() == [3.0, 3.0, 3.0]
+    with pytest.raises(rg.RegardError, match="one device"):
+        rg.attend(rg.Attention(), torch.randn(1, 1, 3, 4, device=DEVICE), *torch.randn(2, 1, 1, 3, 4))
