@@ -1,0 +1,21 @@
+"""What holds on the CPU holds on any device: each module runs on a pretend accelerator, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("module", ["laws"])
+def test_on_a_pretend_accelerator(module):
+    """Registering a device changes a whole process: autograd starts a thread for it, torch.accelerator finds it."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    done = subprocess.run(
+        [*command, HERE / f"accelerator_{module}.py"], cwd=HERE.parent, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2_000:]
