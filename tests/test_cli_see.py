@@ -268,8 +268,13 @@ def test_chosen_layers_are_named_alike_wherever_they_are_told():
 def test_the_summary_is_about_ten_lines_and_true(reader, text):
     printed = run(text).stdout
     assert 6 <= len(printed.splitlines()) <= 16
-    heads = {(layer.number, head): layer for layer in reader.read(text).reading.profile.layers for head in range(12)}
-    entropy = {place: float(layer.values["entropy"][place[1]]) for place, layer in heads.items()}
+    maps, entropy = list(reader.read(text).reading.maps.values()), {}
+    for place in ((layer, head) for layer in range(6) for head in range(12)):
+        weights = maps[place[0]][0, place[1]][:, 1:-1]  # without [CLS], which is the first token, and [SEP]
+        left = weights.sum(-1)
+        if float(left.mean()) >= 0.4:
+            rows = torch.special.entr(weights / left[:, None]).sum(-1)
+            entropy[place] = float((rows * left).sum() / left.sum())
     focused, broadest = (
         f"{layer}.{head}" for layer, head in (min(entropy, key=entropy.get), max(entropy, key=entropy.get))
     )

@@ -40,11 +40,17 @@ def dense_statistics(w, allowed, special):
     entropy = -(w * logs).sum(-1)
     counts = allowed.sum(-1)
     choice = counts > 1
+    beside = np.delete(w, [0, *special], axis=-1)
+    left = beside.sum(-1, keepdims=True)
+    shares = np.divide(beside, left, out=np.zeros_like(beside), where=left > 0)
+    elsewhere = -(beside * np.log(shares, out=np.zeros_like(shares), where=shares > 0)).sum(-1)
     return {
         "entropy": entropy.mean(-1),
         "evenness": (entropy[:, choice] / np.log(counts[choice])).mean(-1),
         "reach": (w * np.abs(i - j)).sum(-1).mean(-1),
         "special": w[..., special].sum(-1).mean(-1),
+        "first": w[..., 0].mean(-1),
+        "elsewhere": elsewhere.mean(-1),
         "previous": (w * (j == i - 1)).sum(-1).mean(-1),
         "next": (w * (j == i + 1)).sum(-1).mean(-1),
         "itself": (w * (j == i)).sum(-1).mean(-1),
@@ -113,6 +119,40 @@ def test_a_single_token_has_no_evenness_and_no_warning_of_it():
     result = profile({"layer": rg.attend(rg.Attention(), x, x, x).weights}, ["a"])
     assert result.layers[0].values["evenness"].item() == 0
     assert findings(result) == []
+
+
+@pytest.mark.parametrize("mask", [None, rg.causal()], ids=["none", "causal"])
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_text_of_one_to_three_tokens_says_nothing_of_alike_heads(length, mask):
+    x = torch.randn(1, 1, length, 4).expand(1, 3, length, 4)
+    q, k = 0.5 * x, x + 0.01 * torch.randn(1, 3, length, 4)
+    result = profile({"layer": rg.attend(rg.Attention(mask=mask), q, k, k).weights}, list("abc")[:length])
+    assert not any(finding.kind == "copies" for finding in findings(result))
+
+
+def test_one_query_with_two_keys_is_not_uniform_by_chance():
+    x = torch.zeros(1, 1, 2, 4)
+    result = profile({"layer": rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights}, ["a", "b"])
+    assert findings(result) == []
+
+
+def test_heads_alike_because_they_rest_on_the_first_token_say_so():
+    resting = np.full((2, 9, 9), 0.02)
+    resting[:, :, 0] = 0.84
+    (copies,) = findings(profile({"layer": exact(resting)}, list("abcdefghi")))
+    assert copies.kind == "copies" and "most of its weight on the first token, which alone" in copies.sentence
+
+
+def test_the_heads_that_look_hardest_are_measured_without_the_first_token():
+    rows = np.full((2, 9, 9), 0.01)
+    rows[0, :, 0], rows[1, :, 2] = 0.92, 0.5
+    rows[1, :, 0] = 0.43
+    maps = {"layer": exact(rows / rows.sum(-1, keepdims=True))}
+    best = Reading.of("text", maps, list("abcdefghi")).notable(6, 2)
+    assert (best[0].head, best[0].link.key) == (1, 2) and all(link.link.key for link in best)
+    assert best[0].link.weight == pytest.approx(0.5, abs=1e-6)
+    across = Reading.of("text", maps, list("abcdefghi"), queries=list("ABCDEFGHI")).notable(6, 1)
+    assert across[0].link.key == 0, "the first word of a source is no place to rest"
 
 
 def test_findings_name_the_heads_that_were_made_for_them():

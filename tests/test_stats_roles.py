@@ -32,14 +32,14 @@ def links(kind, tokens):
         for j in range(n):
             free = not special[i] and not special[j]
             found[i, j] = {
-                "previous": j == i - 1,
+                "previous": 0 < j == i - 1,
                 "next": j == i + 1,
-                "positional": j == i - 3,
+                "positional": 0 < j == i - 3,
                 "first": j == 0 < i,
                 "special": special[j] and j > 0 and i != j,
                 "broad": True,
-                "punctuation": tokens[j] in ".,?" and i != j,
-                "duplicate": tokens[i] == tokens[j] and i != j and free,
+                "punctuation": tokens[j] in '.,?"#' and 0 < j != i,
+                "duplicate": tokens[i] == tokens[j] and 0 < j != i and free,
                 "induction": 0 < j < i and tokens[j - 1] == tokens[i] and not special[i] and not special[j - 1],
             }[kind]
     return found
@@ -119,6 +119,65 @@ def test_scores_nulls_and_chances_are_their_definitions(mask, small_blocks):
             null = (held[role.head] * kept).sum(-1)[left].sum() / rest[left].sum()
             assert role.null == pytest.approx(null, abs=1e-6)
             assert role.chance == pytest.approx((mine.sum(-1) / allowed.sum(-1))[there].mean(), abs=1e-6)
+
+
+@pytest.mark.parametrize("start", ['"', "#", "a", "[CLS]"])
+def test_a_sink_is_a_sink_whatever_the_first_token_is(start):
+    tokens = [start, *text()[1:]]
+    n = len(tokens)
+    other = shuffled(tokens)
+    resting = np.zeros((n, n))
+    resting[:, 0] = 1
+    maps = {"layer": exact([resting])}
+    table = roles(maps, tokens, null=maps, null_tokens=other)
+    assert [role.kind for role in table.labelled] == ["first"]
+    for role in table.roles:
+        assert role.kind == "first" or not role.score > 1e-6, role
+
+
+@pytest.mark.parametrize("start", ['"', "a"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("first", "broad")])
+def test_weight_on_the_first_token_is_taken_out_of_every_other_role(kind, start):
+    tokens = [start, *text()[1:]]
+    other, n = shuffled(tokens), len(tokens)
+    resting = np.zeros((n, n))
+    resting[:, 0] = 1
+    maps, null = ({"layer": exact([(head(kind, t) + resting) / 2])} for t in (tokens, other))
+    table = roles(maps, tokens, null=null, null_tokens=other)
+    (role,) = table.of(kind)
+    assert role.score == pytest.approx(0.5, abs=1e-5) and role.null < 0.5 + 1e-5
+    mine, ordinary = links(kind, tokens), np.array([not token.startswith("[") for token in tokens])
+    queries = mine.any(-1) & ordinary
+    assert role.queries == queries.sum() and role.chance == pytest.approx(mine[queries].sum(-1).mean() / n, abs=1e-6)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "window"])
+def test_broad_is_evenness_beside_the_first_token(mask):
+    tokens = list("abcdefghijklmnopqrstuvwxyz") * 2
+    n = len(tokens)
+    i, j = np.indices((n, n))
+    allowed = {"none": i == i, "causal": j <= i, "window": (j <= i) & (j > i - 9)}[mask]
+    scores = [0.0 * i, 2.0 * (j == 0), 9.0 * (j == 0), np.random.default_rng(0).normal(size=(n, n))]
+    q, k = torch.tensor(np.stack(scores))[None], torch.eye(n).double().expand(1, 4, n, n)
+    masks = {"none": None, "causal": rg.causal(), "window": rg.causal() & rg.window(9)}
+    maps = {"layer": rg.attend(rg.Attention(score=rg.Dot(scale=1.0), mask=masks[mask]), q, k, k).weights}
+    table = roles(maps, tokens, null=maps, null_tokens=shuffled(tokens))
+    w = maps["layer"].dense()[0].numpy()
+    scores = {role.head: role.score for role in table.of("broad")}
+    for number, weights in enumerate(w):
+        expected = []
+        for row, may in enumerate(allowed):
+            keys = np.flatnonzero(may & ~((j[0] == 0) & (row > 0)))
+            if len(keys) > 1:
+                rest = weights[row, keys].sum()
+                p = weights[row, keys] / rest
+                entropy = -(p * np.log(p)).sum()
+                expected.append(min(1.0, rest * entropy / (len(keys) / may.sum() * np.log(len(keys)))))
+        assert scores[number] == pytest.approx(np.mean(expected), abs=1e-5)
+    assert scores[0] == pytest.approx(1.0, abs=1e-4) and scores[1] < scores[0]
+    if mask == "none":
+        named = {role.head: role.kind for role in table.labelled}
+        assert named[0] == "broad" and named[2] == "first", "a head that rests is not broad"
 
 
 def test_few_queries_make_no_name():
@@ -207,5 +266,5 @@ def test_minilm_has_the_heads_that_its_eager_weights_show():
     with torch.no_grad():
         eager = model(input_ids=torch.tensor([ids]), output_attentions=True).attentions
     twins = [eager[2][0, 9, i, i + 40 if i <= 40 else i - 40] for i in range(1, 81)]
-    assert found[0, 2, "previous"].score == pytest.approx(eager[0][0, 2].diagonal(-1)[:80].mean().item(), abs=1e-5)
+    assert found[0, 2, "previous"].score == pytest.approx(eager[0][0, 2].diagonal(-1)[1:80].mean().item(), abs=1e-5)
     assert found[2, 9, "duplicate"].score == pytest.approx(torch.stack(twins).mean().item(), abs=1e-5)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from regard.cli.reading import Read
 from regard.cli.report import TOO_SHORT, facts, locate, notable, occurrence
-from regard.stats import CAVEAT, Finding, LayerProfile, Reading, RoleTable
+from regard.stats import CAVEAT, Finding, Profile, Reading, RoleTable
 from regard.stats.roles import CONTENT, KINDS, LABEL
 
 #: Kinds of roles that are told, and heads named in a line.
@@ -39,7 +39,7 @@ def print_summary(console: Console, read: Read, words: Sequence[str]) -> None:
 
 def print_statements(console: Console, reading: Reading, words: Sequence[str]) -> None:
     """What is true of this text: roles, the extremes, what a word looks at, warnings."""
-    for line in (*role_lines(reading), extremes(reading.profile.layers), *word_lines(reading, words)):
+    for line in (*role_lines(reading), extremes(reading.profile), *word_lines(reading, words)):
         console.print(line)
     for line in warning_lines(reading.findings):
         console.print(Text.assemble(("! ", "yellow"), line))
@@ -62,7 +62,7 @@ def print_ending(console: Console) -> None:
 def role_lines(reading: Reading) -> Iterator[Text]:
     """The heads that earned a name, one line a kind; on a short text, where heads looked without a null."""
     if reading.roles is None:
-        yield from _places(reading.profile.layers)
+        yield from _places(reading)
         yield Text(TOO_SHORT)
         return
     lines = list(named_lines(reading.roles))
@@ -86,9 +86,9 @@ def named_lines(found: RoleTable) -> Iterator[Text]:
             )
 
 
-def _places(layers: Sequence[LayerProfile]) -> Iterator[Text]:
-    """The head that looks hardest at each kind of place, in one line."""
-    found = [(what, *max(_all(layers, name))) for name, what in PLACES.items()]
+def _places(reading: Reading) -> Iterator[Text]:
+    """The head that looks hardest at each kind of place other than the first token, in one line."""
+    found = [(what, *max(_beside_first(reading, name))) for name, what in PLACES.items()]
     told = [((where, "bold"), f" puts {value:.2f} on {what}") for what, value, where in found if value >= LABEL]
     if told:
         parts = [
@@ -97,20 +97,42 @@ def _places(layers: Sequence[LayerProfile]) -> Iterator[Text]:
         yield Text.assemble(*parts, ".")
 
 
-def _all(layers: Sequence[LayerProfile], name: str) -> Iterator[tuple[float, str]]:
-    """One statistic of every head: (value, layer.head)."""
-    for layer in layers:
-        for head, value in enumerate(layer.values[name].tolist()):
-            yield value, f"{layer.number}.{head}"
+def _beside_first(reading: Reading, name: str) -> Iterator[tuple[float, str]]:
+    """A statistic of `PLACES` of every head, over the queries that have such a place other than the first token."""
+    count = len(reading.profile.query_tokens)
+    query = {"previous": 1, "itself": 0}.get(name, count)  # the one whose place is the first token
+    at_first = reading.looks(query) if query < count else None
+    queries = max(count - (2 if name == "previous" else 1), 1)
+    for number, layer in enumerate(reading.profile.layers):
+        for head, mean in enumerate(layer.values[name].tolist()):
+            without = 0.0 if at_first is None else float(at_first[number][head, 0])
+            yield (mean * count - without) / queries, f"{layer.number}.{head}"
 
 
-def extremes(layers: Sequence[LayerProfile]) -> Text:
-    """The most focused and the broadest head; e to the entropy is how many tokens would do, looked at alike."""
-    (least, focused), (most, broadest) = min(_all(layers, "entropy")), max(_all(layers, "entropy"))
+def extremes(profile: Profile) -> Text:
+    """The most focused and the broadest head; e to the entropy is how many tokens would do, looked at alike.
+
+    The entropy is that of the weight beside the first token and special ones, of heads that keep as much as a role
+    takes (`LABEL`): a head that rests is focused on nothing in the text.
+    """
+    heads = list(_entropies(profile))
+    if not heads:
+        return Text("Every head rests on the first token and on special ones.")
+    (least, focused), (most, broadest) = min(heads), max(heads)
     return Text.assemble(
         *("Most focused: ", (focused, "bold"), f", as if on {math.exp(least):.1f} tokens (entropy {least:.2f} nats); "),
         *("broadest: ", (broadest, "bold"), f", as if on {math.exp(most):.1f} ({most:.2f})."),
     )
+
+
+def _entropies(profile: Profile) -> Iterator[tuple[float, str]]:
+    """The entropy of where every head looks when it does not rest: (nats, layer.head)."""
+    for layer in profile.layers:
+        beside = 1 - layer.values["special"]
+        beside = beside if 0 in profile.special else beside - layer.values["first"]
+        for head, (kept, entropy) in enumerate(zip(beside.tolist(), layer.values["elsewhere"].tolist(), strict=True)):
+            if kept >= LABEL:
+                yield entropy / kept, f"{layer.number}.{head}"
 
 
 def word_lines(reading: Reading, words: Sequence[str]) -> Iterator[Text]:

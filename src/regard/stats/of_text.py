@@ -1,4 +1,4 @@
-"""What a profile can measure once it knows the tokens of a text: first, punctuation, same token, offsets, chosen."""
+"""What a profile can measure once it knows the tokens of a text: punctuation, same token, offsets, chosen."""
 
 from __future__ import annotations
 
@@ -26,17 +26,6 @@ def is_punctuation(token: str) -> bool:
 
 
 @dataclass(frozen=True)
-class First(HeadStatistic):
-    """Mean over queries of the weight on the first key."""
-
-    name: ClassVar[str] = "first"
-    meaning: ClassVar[str] = "share of the weight on the first token"
-
-    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
-        return (Mass([0]),)
-
-
-@dataclass(frozen=True)
 class Chosen(HeadStatistic):
     """Mean over queries of the weight on chosen keys (indices)."""
 
@@ -50,22 +39,24 @@ class Chosen(HeadStatistic):
 
 @dataclass(frozen=True)
 class Punctuation(Chosen):
-    """Mean over queries of the weight on punctuation (indices of keys)."""
+    """Mean over queries of the weight on punctuation (indices of keys, without the first)."""
 
     name: ClassVar[str] = "punctuation"
-    meaning: ClassVar[str] = "share of the weight on punctuation"
+    meaning: ClassVar[str] = "share of the weight on punctuation other than the first token"
 
 
 @dataclass(frozen=True, eq=False)
 class Same(HeadStatistic):
-    """Mean over queries of the weight on other places of the query's own token (`ids` of the keys)."""
+    """Mean over queries of the weight on other places of the query's own token (`ids`), the first key left out."""
 
     ids: Tensor
     name: ClassVar[str] = "same"
     meaning: ClassVar[str] = "share of the weight on the same token elsewhere"
 
     def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
-        return (SameToken(self.ids),)
+        keys = self.ids.clone()
+        keys[:1] = -1  # no token's number
+        return (SameToken(keys, self.ids),)
 
 
 @dataclass(frozen=True)
@@ -86,13 +77,14 @@ class AtOffsets(HeadStatistic):
 def text_statistics(tokens: Sequence[str], chosen: Sequence[int] | None = None) -> tuple[HeadStatistic, ...]:
     """All statistics of a text: `STATISTICS` and those that need its tokens. For `profile(..., statistics=)`.
 
-    `chosen` are indices of keys whose share of the weight is wanted too.
+    `chosen` are indices of keys whose share of the weight is wanted too. Weight on the first key is the statistic
+    "first", and is not counted for its token.
 
-    >>> [statistic.name for statistic in text_statistics(["a", "."])][-4:]
-    ['first', 'punctuation', 'same', 'offsets']
+    >>> [statistic.name for statistic in text_statistics(["a", "."])][-3:]
+    ['punctuation', 'same', 'offsets']
     """
-    marks = tuple(index for index, token in enumerate(tokens) if is_punctuation(token))
-    extra: list[HeadStatistic] = [First(), Punctuation(marks), Same(numbers(list(tokens))), AtOffsets()]
+    marks = tuple(index for index, token in enumerate(tokens) if index and is_punctuation(token))
+    extra: list[HeadStatistic] = [Punctuation(marks), Same(numbers(list(tokens))), AtOffsets()]
     if chosen is not None:
         extra.append(Chosen(tuple(chosen)))
     return (*STATISTICS, *extra)

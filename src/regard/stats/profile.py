@@ -104,6 +104,11 @@ class Profile:
             return [i for i, token in enumerate(self.query_tokens) if not SPECIAL_TOKEN.fullmatch(token)]
         return [i for i in range(len(self.query_tokens)) if i not in set(self.special)]
 
+    @property
+    def of_itself(self) -> bool:
+        """Whether queries and keys are tokens of one text, the queries its last ones."""
+        return self.query_tokens == self.tokens[-len(self.query_tokens) :]
+
     def values(self, name: str) -> list[Tensor]:
         """One statistic of all layers, (H,) each."""
         known = list(self.layers[0].values)

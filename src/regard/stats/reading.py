@@ -93,8 +93,11 @@ class Reading:
         return [weights[0, :, query].cpu() for weights in self.maps.values()]
 
     def notable(self, query: int, count: int = 3) -> list[HeadLink]:
-        """The heads that look hardest from `query` at an ordinary token further than its neighbours, one link each."""
-        special = set(self.profile.special)
+        """The heads that look hardest from `query` at an ordinary token further than its neighbours, one link each.
+
+        Of a text that attends to itself the first token is left out too: heads rest on it, whatever it is.
+        """
+        special = {*self.profile.special, *((0,) if self.profile.of_itself else ())}
         others = [j for j in range(len(self.profile.tokens)) if abs(j - query) > 1 and j not in special]
         links = []
         for layer, weights in zip(self.profile.layers, self.looks(query), strict=True):

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError, nearest
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, Entropy
 from regard.stats.numbering import layer_numbers
-from regard.stats.statistics import Allowed, Evenness
+from regard.stats.statistics import Allowed, entropy_beside
 from regard.stats.targets import Diagonals, TargetMass, Text, Where, beginning
 
 #: Share of the weight from which a head may carry a role's name: two fifths of what it looks at. Less than that and
@@ -56,7 +56,8 @@ class Role:
     """How much one head plays one role: its score, the null, and whether that earns the name.
 
     `score` is a share of the weight, averaged over the `queries` that have a key to play the role
-    with (NaN if there are none); for "broad" it is the evenness. `null` is the same on shuffled input,
+    with (NaN if there are none); for "broad" it is the evenness. Weight on the first token counts for
+    the role "first" alone. `null` is the same on shuffled input,
     `chance` what a head that looks at all keys alike would score, `offset` the offset of "positional".
 
     >>> from regard.stats import Role
@@ -136,6 +137,10 @@ def roles(
 
     A score is the mean, over ordinary queries that have such a key, of sum_j w_ij over the keys of
     the role; for induction this is the prefix-matching score of Olsson et al. 2022, arXiv:2209.11895.
+    The first key belongs to the role "first" alone, whatever its token is: many heads rest on it, and would
+    pass for punctuation heads on a text that begins with a quotation mark. For "broad" the score is
+    (1 - f) H' / ((1 - 1/n) log(n - 1)), at most 1, with f the weight on the first key, H' the entropy of the rest, and
+    n the keys that the query may attend to: 1 for a head that looks at all of them alike.
     `null` are the maps of a run on the shuffled tokens `null_tokens` (`shuffle_order`; for duplicate
     and induction heads shuffle `probe_tokens`).
 
@@ -210,10 +215,9 @@ class _Measured(NamedTuple):
 def _measure(weights: AttentionMap, text: Text, shuffled: Text | None) -> dict[str, _Measured]:
     """All roles of one map. On shuffled input, the links of `text` that `shuffled` has too are left out."""
     links = _links(text, shuffled)
-    even = Evenness().folds(weights, ())
     folds = [TargetMass(weights, where) for where in links.values()]
-    allowed, entropy, _, diagonal, *rest = weights.summarize(
-        Allowed(weights), *even, Diagonals(weights, (-1, 1, *FIXED)), *folds
+    allowed, entropy, diagonal, *rest = weights.summarize(
+        Allowed(weights), Entropy(), Diagonals(weights, (-1, 1, *FIXED)), *folds
     )
     ordinary = ~text.special
     sums = dict(zip(links, rest, strict=True))
@@ -221,10 +225,20 @@ def _measure(weights: AttentionMap, text: Text, shuffled: Text | None) -> dict[s
     at = _mean(diagonal, None, allowed[:, :, None], ordinary)
     for kind, place in (("previous", 0), ("next", 1), ("positional", slice(2, None))):
         found[kind] = _Measured(at.score[:, place], at.chance[:, place], at.queries[:, place])
-    even = Evenness().per_head(entropy[:, :, ordinary], allowed[:, :, ordinary])[0].cpu()
-    count = (allowed[0][:, ordinary] > 1).sum(-1).cpu()
-    found["broad"] = _Measured(even.where(count > 0, torch.nan), torch.zeros_like(even), count)
+    found["broad"] = _evenness(entropy, allowed, sums["first"], ordinary)
     return found
+
+
+def _evenness(entropy: Tensor, allowed: Tensor, at_first: tuple[Tensor, Tensor], ordinary: Tensor) -> _Measured:
+    """How even the weights beside the first key are, 1 for a head that looks at all keys alike; (B, H, I) each."""
+    first, sees_first = at_first
+    beside = allowed - sees_first
+    even = beside / allowed.clamp_min(1) * beside.clamp_min(2).log()
+    choice = (beside > 1) & ordinary
+    share = (entropy_beside(entropy, first, -torch.xlogy(first, first)) / even.clamp_min(1e-6)).clamp_max(1.0) * choice
+    count = choice.sum(-1)[0].cpu()
+    score = (share.sum(-1) / choice.sum(-1))[0].cpu()  # NaN where no query has a choice
+    return _Measured(score, torch.zeros_like(score), count)
 
 
 def _links(text: Text, shuffled: Text | None) -> dict[str, Where]:

@@ -108,6 +108,45 @@ class Special(HeadStatistic):
 
 
 @dataclass(frozen=True)
+class First(HeadStatistic):
+    """Mean over queries of the weight on the first key."""
+
+    name: ClassVar[str] = "first"
+    meaning: ClassVar[str] = "share of the weight on the first token"
+
+    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
+        return (Mass([0]),)
+
+
+@dataclass(frozen=True)
+class Elsewhere(HeadStatistic):
+    """Mean over queries of sum_j w_ij log((1 - r_i) / w_ij) over keys j at which no head rests.
+
+    Heads rest on the first key and on special ones, which have the weight r_i together. By the chain rule of
+    entropy this is (1 - r_i) times the entropy of where the other weight goes, as a distribution of its own.
+    """
+
+    name: ClassVar[str] = "elsewhere"
+    meaning: ClassVar[str] = "entropy in nats that tokens beside the first and special ones add"
+
+    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
+        return Entropy(), Part(tuple(sorted({0, *special})))
+
+    def per_head(self, *results: Any) -> Tensor:
+        entropy, (mass, part) = results
+        return entropy_beside(entropy, mass, part).mean(-1)
+
+
+def entropy_beside(entropy: Tensor, mass: Tensor, part: Tensor) -> Tensor:
+    """From sum_j -w_j log w_j over all keys to sum_j w_j log(m / w_j) over those that are left, m of the weight.
+
+    `mass` is the weight of the keys that are left out, `part` what they add to the entropy.
+    """
+    left = (1 - mass).clamp_min(0.0)
+    return (entropy - part + torch.xlogy(left, left)).clamp_min(0.0)
+
+
+@dataclass(frozen=True)
 class Previous(HeadStatistic):
     """Mean over queries of the weight on the token just before."""
 
@@ -146,6 +185,8 @@ STATISTICS: tuple[HeadStatistic, ...] = (
     Evenness(),
     Reach(),
     Special(),
+    First(),
+    Elsewhere(),
     Previous(),
     Following(),
     Itself(),
@@ -167,6 +208,26 @@ class Offset(Fold):
         found = (keys[place] == wanted).nonzero().flatten()  # of a tile, few queries have their key in it
         if len(found):
             state[0][:, :, tile.rows][:, :, found] += tile.weights[:, :, found, place[found]]
+
+
+@dataclass(frozen=True)
+class Part(Fold):
+    """Weight that every query puts on some keys (indices), and what they add to its entropy; (B, H, I) each."""
+
+    keys: tuple[int, ...]
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        return [torch.zeros(shape[:3], device=device) for _ in range(2)]
+
+    def add(self, state: State, tile: Tile) -> None:
+        inside = [key - tile.cols.start for key in self.keys if tile.cols.start <= key < tile.cols.stop]
+        if inside:
+            weights = tile.weights[..., inside]
+            state[0][:, :, tile.rows] += weights.sum(-1)
+            state[1][:, :, tile.rows] -= torch.xlogy(weights, weights).sum(-1)
+
+    def finish(self, state: State) -> tuple[Tensor, Tensor]:
+        return state[0], state[1]
 
 
 @dataclass(frozen=True, eq=False)

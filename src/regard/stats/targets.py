@@ -36,8 +36,8 @@ class Text:
         return Text(codes.to(device), flags.to(device), (marks & ~flags).to(device))
 
     def duplicate(self, i: Tensor, j: Tensor) -> Tensor:
-        """t_j = t_i elsewhere, neither of them special."""
-        return (self.codes[i] == self.codes[j]) & (i != j) & ~self.special[i] & ~self.special[j]
+        """t_j = t_i elsewhere, neither of them special, j not the first key."""
+        return (self.codes[i] == self.codes[j]) & (i != j) & (j > 0) & ~self.special[i] & ~self.special[j]
 
     def induction(self, i: Tensor, j: Tensor) -> Tensor:
         """t_(j-1) = t_i with j < i: j follows an earlier occurrence of the query's token."""
@@ -45,8 +45,8 @@ class Text:
         return (self.codes[i] == self.codes[before]) & (j > 0) & (j < i) & ~self.special[i] & ~self.special[before]
 
     def marks(self, i: Tensor, j: Tensor) -> Tensor:
-        """t_j is punctuation, and another place than i."""
-        return self.punctuation[j] & (i != j)
+        """t_j is punctuation, another place than i and not the first key."""
+        return self.punctuation[j] & (i != j) & (j > 0)
 
     def resting(self, i: Tensor, j: Tensor) -> Tensor:
         """t_j is special, and not the first key, which is a role of its own."""
@@ -82,7 +82,10 @@ class TargetMass(Fold):
 
 @dataclass(frozen=True, eq=False)
 class Diagonals(Fold):
-    """Weight of every query at chosen offsets j - i, and whether it may attend there; (B, H, offsets, I) each."""
+    """Weight of every query at chosen offsets j - i, and whether it may attend there; (B, H, offsets, I) each.
+
+    The first key is left out: weight on it is a role of its own.
+    """
 
     weights: AttentionMap
     offsets: tuple[int, ...]
@@ -94,10 +97,11 @@ class Diagonals(Fold):
     def add(self, state: State, tile: Tile) -> None:
         apart = tile.grid.distance[0, 0]
         low, high = int(apart.min()), int(apart.max())
+        beside = torch.arange(tile.cols.start, tile.cols.stop, device=apart.device) > 0
         inside = [(n, offset) for n, offset in enumerate(self.offsets) if low <= offset <= high]
         allowed = may_attend(self.weights, tile).expand(tile.weights.shape) if inside else None
         for number, offset in inside:
-            i, j = (apart == offset).nonzero(as_tuple=True)
+            i, j = ((apart == offset) & beside).nonzero(as_tuple=True)
             state[0][:, :, number, tile.rows.start + i] = tile.weights[:, :, i, j].to(state[0].dtype)
             state[1][:, :, number, tile.rows.start + i] = allowed[:, :, i, j].to(state[1].dtype)  # type: ignore[index]
 

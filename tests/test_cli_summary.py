@@ -1,0 +1,67 @@
+"""The summary of `regard see` on maps that were made: which heads it names as most focused, and at what they look."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("rich")
+
+import regard as rg
+from regard.cli.summary import extremes, role_lines
+from regard.stats import Reading
+
+N = 9
+
+
+def exact(rows, mask=None):
+    """A map whose weights are these (heads, n, n), to rounding: scores are their logarithms."""
+    rows = torch.from_numpy(np.asarray(rows, dtype=np.float64))
+    n = rows.shape[-1]
+    identity = torch.eye(n, dtype=torch.float64).expand(1, len(rows), n, n)
+    attention = rg.Attention(score=rg.Dot(scale=1.0), mask=mask)
+    return rg.attend(attention, rows.clamp_min(1e-30).log()[None], identity, identity).weights
+
+
+def on(*keys, weight=1.0):
+    """Rows with `weight` shared by some keys, the rest of it by all others."""
+    rows = np.full((N, N), (1 - weight) / (N - len(keys)))
+    rows[:, list(keys)] = weight / len(keys)
+    return rows
+
+
+@pytest.mark.parametrize("tokens", [list("abcdefghi"), ["[CLS]", *"bcdefgh", "[SEP]"]], ids=["bare", "special"])
+def test_the_most_focused_head_is_no_sink(tokens):
+    special = tokens[0] == "[CLS]"
+    resting = on(0, 8, weight=0.99) if special else on(0, weight=0.99)
+    sharp, half = on(3, weight=0.9), (on(0) + on(2, 5)) / 2
+    reading = Reading.of("", {"layers.4": exact([resting, sharp, half, np.full((N, N), 1 / N)])}, tokens)
+    left = np.delete(np.stack([sharp, np.full((N, N), 1 / N)]), [0, 8] if special else [0], axis=-1)[:, 0]
+    left /= left.sum(-1, keepdims=True)
+    sharpest, broadest = -(left * np.log(left)).sum(-1)
+    printed = extremes(reading.profile).plain
+    assert f"Most focused: 4.1, as if on {math.exp(sharpest):.1f} tokens (entropy {sharpest:.2f} nats)" in printed
+    assert f"broadest: 4.3, as if on {math.exp(broadest):.1f} ({broadest:.2f})" in printed
+
+
+def test_where_every_head_rests_nothing_is_called_focused():
+    reading = Reading.of("", {"layer": exact([on(0, weight=0.9), on(0, weight=0.8)])}, list("abcdefghi"))
+    assert extremes(reading.profile).plain == "Every head rests on the first token and on special ones."
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_sink_on_a_short_text_looks_neither_at_itself_nor_at_the_token_before(length):
+    rows = np.zeros((1, length, length))
+    rows[..., 0] = 1
+    reading = Reading.of("", {"layer": exact(rows, rg.causal())}, list("abc")[:length])
+    assert not any("Of its weight" in line.plain for line in role_lines(reading))
+
+
+def test_a_short_text_tells_where_a_head_looks_beside_the_first_token():
+    rows = np.eye(N, k=-1)
+    rows[0, 0] = 1
+    (places, _) = (line.plain for line in role_lines(Reading.of("", {"layer": exact([rows])}, list("abcdefghi"))))
+    assert places == "Of its weight, head 0.0 puts 1.00 on the token just before."
