@@ -103,7 +103,7 @@ def test_scores_nulls_and_chances_are_their_definitions(mask, small_blocks):
         q, k, v = (torch.randn(2, 2, n, 4) for _ in range(3))
         maps.append(rg.attend(rg.Attention(mask=mask), q, k, v).weights)
     table = roles({"layer": maps[0]}, tokens, null={"layer": maps[1]}, null_tokens=other, batch=1)
-    allowed = np.tril(np.ones((n, n), dtype=bool)) if mask else np.ones((n, n), dtype=bool)
+    allowed = np.tril(np.ones((n, n), dtype=bool)) if mask is not None else np.ones((n, n), dtype=bool)
     w, held = (weights.dense()[1].double().numpy() for weights in maps)
     for kind in [kind for kind in KINDS if kind not in ("broad", "positional")]:
         mine = links(kind, tokens) & allowed
