@@ -237,12 +237,17 @@ def evaluate(
     without_near: Annotated[
         bool, typer.Option("--without-near", help="Leave out sentences that are nearly in the training text.")
     ] = False,
+    bleu_tokenizer: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="sacrebleu's: 13a, zh, ja-mecab, char ...; the run's unless said."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Measure a run on sentences that are held out: BLEU and where it comes from; against another with p."""
     from regard.cli import evaluate as evaluating
 
-    evaluating.run(evaluating.Wish(run, split, against, beam, batch, reading, first, json, without_near))
+    wish = evaluating.Wish(run, split, against, beam, batch, reading, first, json, without_near, bleu_tokenizer)
+    evaluating.run(wish)
 
 
 @app.command()

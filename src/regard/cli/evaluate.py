@@ -16,7 +16,8 @@ from regard.data.retrieval import NEAR, without_near
 from regard.errors import RegardError, nearest
 from regard.seq2seq.bootstrap import Comparison
 from regard.seq2seq.checkpoint import write_whole
-from regard.seq2seq.evaluation import Bucket, Evaluation, Metric, Training, compare, evaluate
+from regard.seq2seq.evaluation import Bucket, Evaluation, Training, compare, evaluate
+from regard.seq2seq.metrics import Metric, bleu_tokenizer, check_tokenizer
 from regard.seq2seq.translation import Wanted
 from regard.seq2seq.trials import TRAINED
 
@@ -40,14 +41,19 @@ class Wish:
     limit: int | None = None
     as_json: bool = False
     without_near: bool = False
+    bleu_tokenizer: str | None = None
 
 
 def run(wish: Wish) -> None:
     """Translate the split, print the table, and write it into the folder of the run as JSON."""
     if wish.split not in SPLITS:
         raise RegardError(f"evaluate: there is no split {wish.split!r}. {nearest(wish.split, SPLITS)}")
+    if wish.bleu_tokenizer is not None:
+        check_tokenizer(wish.bleu_tokenizer)
     mine = load(wish.run, None)
     corpus = corpus_of(mine)
+    counted = wish.bleu_tokenizer or mine.bleu_tokenizer or bleu_tokenizer(pair.target for pair in corpus.train)
+    wish = replace(wish, bleu_tokenizer=counted)
     pairs = _pairs(wish, corpus)
     measured = _measured(wish, mine, corpus, pairs)
     against = None if wish.against is None else _against(wish, measured, corpus, pairs)
@@ -95,7 +101,8 @@ def _measured(wish: Wish, run: Run, corpus: Corpus, pairs: Sequence[Pair]) -> Ev
             run,
             pairs,
             wanted,
-            Training.of(corpus.train, pairs),
+            Training.of(corpus.train, pairs, wish.bleu_tokenizer),
+            tokenizer=wish.bleu_tokenizer,
             progress=lambda done: progress.update(task, completed=done),
         )
     if wish.without_near:
@@ -143,7 +150,8 @@ def _rows(measured: Evaluation) -> list[tuple[str, str, str]]:
     rows = [("sentences", f"{measured.num_sentences}", f"{measured.skipped} skipped" if measured.skipped else "")]
     if measured.left_out:
         rows.append(("left out", f"{measured.left_out}", f"sources more than {NEAR} similar to one of the training"))
-    rows.append(("BLEU", f"{measured.bleu.score:.2f}", f"95 % interval {low:.1f} to {high:.1f}"))
+    note = f"95 % interval {low:.1f} to {high:.1f}; tokenizer {measured.tokenizer}"
+    rows.append(("BLEU", f"{measured.bleu.score:.2f}", note))
     if (novel := measured.novel) is not None:
         rows.append(("BLEU, novel", f"{novel.bleu:.2f}", f"{novel.count} sources unlike any of the training"))
     if measured.retrieval:

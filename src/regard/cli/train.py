@@ -154,6 +154,8 @@ def _check_fresh(folder: Path) -> None:
 
 
 def _introduce(console: Console, prepared: Prepared, folder: Path) -> None:
+    from regard.seq2seq.preparation import counted_by
+
     model, config = prepared.task.model, prepared.task.config
     unit, amount = config.training.budget
     weights = sum(weight.numel() for weight in model.parameters())
@@ -163,6 +165,8 @@ def _introduce(console: Console, prepared: Prepared, folder: Path) -> None:
         f"{amount:g} {unit}, into {folder}",
         markup=False,
     )
+    if (counted := counted_by(config, prepared.corpus)) != "13a":
+        console.print(f"BLEU counts tokens of sacrebleu's tokenizer {counted}.", markup=False)
 
 
 def _conclude(console: Console, folder: Path, reason: str, standing: Standing) -> None:

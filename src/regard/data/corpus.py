@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from regard.data.words import cut
 from regard.errors import RegardError, nearest
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Pair:
     @property
     def words(self) -> int:
         """Words of the longer side."""
-        return max(len(self.source.split()), len(self.target.split()))
+        return max(len(cut(self.source)), len(cut(self.target)))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -10,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from regard.data.corpus import Corpus
+from regard.data.words import cut, word_characters
 from regard.errors import RegardError
 
 __all__ = ["NEAR", "NOVEL", "Nearest", "nearest", "without_near"]
@@ -47,8 +47,8 @@ class Nearest:
 def nearest(train: Sequence[str], test: Sequence[str]) -> Nearest:
     """Similarity is Jaccard's: J(a, b) = |A ∩ B| / |A ∪ B|, A and B the words and the pairs of neighbouring words.
 
-    Words are runs of letters and digits in lower case. Of equally similar sentences, the first is taken;
-    a test sentence without a common word has similarity 0.
+    Words are runs of letters and digits in lower case; scripts that write no spaces are `cut`. Of equally similar
+    sentences, the first is taken; a test sentence without a common word has similarity 0.
 
     >>> found = nearest(["the dog sees a cat", "he went home"], ["The dog sees a bird.", "zebras"])
     >>> found.index.tolist(), found.similarity.round(2).tolist(), found.novel()
@@ -101,5 +101,5 @@ def without_near(corpus: Corpus, above: float = NEAR) -> Corpus:
 
 def _grams(text: str) -> list[tuple[str, ...]]:
     """Words and pairs of neighbours, each once, in the order of the text."""
-    words = re.findall(r"\w+", text.lower())
+    words = cut(word_characters(text.lower()))
     return list(dict.fromkeys([*((word,) for word in words), *pairwise(words)]))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.seq2seq.metrics import bleu_metric, bleu_tokenizer
 
 #: Numbers a sentence: its length, that of the reference, then n-grams in common and n-grams, n = 1 to 4.
 NUM_COUNTS = 10
@@ -17,22 +17,13 @@ SEED = 12345
 RESAMPLES = 1000
 
 
-def sacrebleu() -> Any:
-    """The metrics of sacrebleu."""
-    try:
-        from sacrebleu import metrics  # type: ignore[import-not-found]
-    except ImportError:
-        raise RegardError("evaluate: sacrebleu is not installed. pip install 'regard[lab]'") from None
-    return metrics
-
-
-def bleu_counts(hypotheses: Sequence[str], references: Sequence[str]) -> Tensor:
+def bleu_counts(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str | None = None) -> Tensor:
     """What BLEU needs to know of every sentence, (N, 10): their sum gives the BLEU of the corpus.
 
-    Tokenised by sacrebleu's 13a.
+    `tokenizer` is one of sacrebleu's; None takes what suits the script of the references (see `bleu_tokenizer`).
     """
     check_sentences("bleu_counts", hypotheses, references)
-    metric = sacrebleu().BLEU(effective_order=True)
+    metric = bleu_metric(tokenizer or bleu_tokenizer(references), effective_order=True)
     scores = [metric.sentence_score(h, [r]) for h, r in zip(hypotheses, references, strict=True)]
     rows = [[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores]
     return torch.tensor(rows, dtype=torch.float64)

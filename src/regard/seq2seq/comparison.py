@@ -18,7 +18,7 @@ from regard.data.retrieval import NOVEL, nearest, without_near
 from regard.errors import RegardError
 from regard.seq2seq.checkpoint import read_json, write_whole
 from regard.seq2seq.config import Config, Model, make_config
-from regard.seq2seq.preparation import learn_tokenizer, read_corpus
+from regard.seq2seq.preparation import counted_by, learn_tokenizer, read_corpus
 from regard.seq2seq.run import PACKAGES, SOURCE, TARGET
 from regard.seq2seq.systems import build, system
 
@@ -27,10 +27,15 @@ VERSION = 1
 STUDY, RETRIEVAL, TEST, TRIALS = "comparison.json", "retrieval.json", "test.json", "trials"
 #: Written last: a trial that has it is finished.
 EVALUATION = "evaluation.json"
+#: What a comparison counted BLEU with that was written before it could be chosen.
+OLD_TOKENIZER = "13a"
 #: Compared unless said otherwise.
 DEFAULT = ("none", "bahdanau", "luong_dot", "luong_general", "luong_concat", "hybrid", "transformer")
 #: What must be as it was in a comparison that is gone on with.
-FIXED = ("data", "data_hash", "systems", "seeds", "budget", "sweep", "train_words", "without_near", "beam", "config")
+FIXED = (
+    *("data", "data_hash", "systems", "seeds", "budget", "sweep", "train_words", "without_near", "beam"),
+    *("bleu_tokenizer", "config"),
+)
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,7 @@ class Study:
             "scaled".
         train_words: Pairs of more words are left out of training and validation, and stay in the test.
         without_near: Whether test pairs are left out whose source is nearly a training source.
+        bleu_tokenizer: sacrebleu's, of every BLEU; None: what the configuration says.
         beam: Of the translations of the test; 1 is greedy.
     """
 
@@ -104,6 +110,7 @@ class Study:
     train_words: int | None = None
     beam: int = 1
     without_near: bool = False
+    bleu_tokenizer: str | None = None
 
     @property
     def baseline(self) -> str:
@@ -138,6 +145,8 @@ class Study:
         for key, value in entry.settings.items():
             (model if key in Model.model_fields else model["options"])[key] = value
         sections["training"]["seed"] = seed
+        if self.bleu_tokenizer is not None:
+            sections["validation"]["bleu_tokenizer"] = self.bleu_tokenizer
         return make_config(sections)
 
     def corpus(self) -> Corpus:
@@ -176,6 +185,7 @@ class Study:
             "train_words": self.train_words,
             "without_near": self.without_near,
             "beam": self.beam,
+            "bleu_tokenizer": self.bleu_tokenizer or counted_by(self.config, corpus),
             "baseline": self.baseline,
             "config": self.config.model_dump(),
         }
@@ -211,7 +221,7 @@ def open_study(study: Study, folder: Path, *, command: str = "", processes: int 
     else:
         _write(folder / STUDY, settings | {"novel_below": NOVEL, "command": command} | _surroundings(processes))
     try:
-        _share(study, corpus, folder)
+        _share(study, corpus, folder, settings["bleu_tokenizer"])
     except RegardError:
         if not (folder / TRIALS).exists():  # a mistake, as in the size of a vocabulary: the folder is free again
             for name in (STUDY, SOURCE, TARGET, TEST, RETRIEVAL):
@@ -228,6 +238,7 @@ def read_study(folder: Path) -> Study:
         systems = tuple(Entry(each["name"], each["label"], each["settings"]) for each in data["systems"])
         parts = {name: data[name] for name in ("name", "sweep", "train_words", "beam")}
         parts |= {"without_near": data.get("without_near", False), "config": make_config(data["config"])}
+        parts |= {"bleu_tokenizer": data.get("bleu_tokenizer", OLD_TOKENIZER)}
         return Study(systems=systems, seeds=tuple(data["seeds"]), **parts)
     except (KeyError, TypeError) as error:
         raise RegardError(f"{folder / STUDY} is no whole comparison ({error!r}). Compare into a new folder.") from None
@@ -249,7 +260,12 @@ def _check_version(data: Mapping[str, Any], folder: Path) -> None:
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
     _check_version(before, folder)
     # what came after it was begun has the value now that it had then without a name
-    before = {"without_near": False, **before, "config": make_config(before.get("config") or {}).model_dump()}
+    before = {
+        "without_near": False,
+        "bleu_tokenizer": OLD_TOKENIZER,
+        **before,
+        "config": make_config(before.get("config") or {}).model_dump(),
+    }
     names = [name for name in FIXED if before.get(name) != now[name]]
     if len(names) > 1 and "data_hash" in names:
         names.remove("data_hash")  # says nothing that the others do not
@@ -277,7 +293,7 @@ def _change(name: str, before: Any, now: Any) -> str:
     return f"{name} was {before}, now {now}"
 
 
-def _share(study: Study, corpus: Corpus, folder: Path) -> None:
+def _share(study: Study, corpus: Corpus, folder: Path, tokenizer: str) -> None:
     """What all trials have in common, each file once."""
     section = study.config.tokenizer
     for file, side, size in ((SOURCE, "source", section.source_size), (TARGET, "target", section.target_size)):
@@ -288,10 +304,10 @@ def _share(study: Study, corpus: Corpus, folder: Path) -> None:
         texts = {"sources": [p.source for p in corpus.test], "references": [p.target for p in corpus.test]}
         _write(folder / TEST, texts | {"ids": [p.id for p in corpus.test]})
     if not (folder / RETRIEVAL).exists():
-        _write(folder / RETRIEVAL, retrieval(corpus))
+        _write(folder / RETRIEVAL, retrieval(corpus, tokenizer))
 
 
-def retrieval(corpus: Corpus) -> dict[str, Any]:
+def retrieval(corpus: Corpus, tokenizer: str | None = None) -> dict[str, Any]:
     """BLEU of copying the target of the most similar training source: what a corpus that repeats itself gives away."""
     from regard.seq2seq.evaluation import Training, score
 
@@ -299,7 +315,7 @@ def retrieval(corpus: Corpus) -> dict[str, Any]:
     copies = found.copies([pair.target for pair in corpus.train])
     similarities = found.similarity.tolist()
     texts = [pair.target for pair in corpus.test], [pair.source for pair in corpus.test]
-    measured = score(copies, *texts, Training(similarities=similarities))
+    measured = score(copies, *texts, Training(similarities=similarities), tokenizer)
     novel = measured.novel
     return {
         "bleu": measured.bleu.score,

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic.fields import FieldInfo
 
 from regard.errors import RegardError, nearest
+from regard.seq2seq.metrics import Name
 
 Auto = Literal["auto"]
 Positive = Annotated[float, Field(gt=0)]
@@ -174,6 +175,10 @@ class Validation(Section):
         default=300, ge=0, description="Validation pairs that are translated, greedily, for BLEU; 0: none."
     )
     batch: int = Field(default=100, ge=1, description="Pairs of a batch.")
+    bleu_tokenizer: Name | Auto = Field(
+        default="auto",
+        description="sacrebleu's, for every BLEU of the run; auto: what suits the script of the training targets.",
+    )
     monitor: Literal["bleu", "loss"] = Field(default="bleu", description="What says which weights are best.")
     patience: int = Field(default=0, ge=0, description="Stop after so many validations without a better one; 0: never.")
     keep: Literal["best", "last"] = Field(default="best", description="Which averaged weights the run translates with.")

@@ -14,11 +14,13 @@ from torch import Tensor
 from regard.data.batches import Batches
 from regard.data.corpus import encode_pairs
 from regard.data.retrieval import NEAR, NOVEL, nearest
+from regard.data.words import cut
 from regard.errors import RegardError
 from regard.seq2seq import clock
 from regard.seq2seq.alignment import align, alignment_error_rate
-from regard.seq2seq.bootstrap import Comparison, band, bleu, bleu_counts, check_sentences, paired_bootstrap, sacrebleu
+from regard.seq2seq.bootstrap import Comparison, band, bleu, bleu_counts, check_sentences, paired_bootstrap
 from regard.seq2seq.decoding import evaluating
+from regard.seq2seq.metrics import Metric, bleu_score, bleu_tokenizer, chrf_score, ter_score, word_tokenizer
 from regard.seq2seq.translation import Translation, Wanted, translate
 from regard.seq2seq.validation import surprise
 
@@ -42,14 +44,6 @@ class Translates(Protocol):
     def source_tokenizer(self) -> Tokenizer: ...
     @property
     def target_tokenizer(self) -> Tokenizer: ...
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A corpus score of sacrebleu, and the signature that says which."""
-
-    score: float
-    signature: str
 
 
 @dataclass(frozen=True)
@@ -99,7 +93,8 @@ class Evaluation:
     under teacher forcing, `alignment_error_rate` that of the attention (0 is best) where gold
     alignments exist. `by_similarity` is BLEU by how like the nearest training source is; the first of its
     buckets is the novel part. `retrieval` is the BLEU of the target of the most similar training source, copied:
-    first of all sentences, then as in `by_similarity`. Skipped sentences count as empty translations;
+    first of all sentences, then as in `by_similarity`. BLEU, TER and words are counted in tokens of sacrebleu's
+    `tokenizer`. Skipped sentences count as empty translations;
     `left_out` is how many were not tested, since they are near-duplicates of training sources.
 
     >>> from regard.seq2seq import score
@@ -128,6 +123,7 @@ class Evaluation:
     search: Mapping[str, Any] | None = None
     references_hash: str = ""
     hypotheses: tuple[str, ...] = ()
+    tokenizer: str = "13a"
 
     @property
     def novel(self) -> Bucket | None:
@@ -176,40 +172,50 @@ class Training:
     retrieved: Sequence[str] | None = None
 
     @staticmethod
-    def of(train: Sequence[Pair], pairs: Sequence[Pair]) -> Training:
+    def of(train: Sequence[Pair], pairs: Sequence[Pair], tokenizer: str | None = None) -> Training:
         """All of it, of a training split and the pairs of a test."""
         found = nearest([pair.source for pair in train], [pair.source for pair in pairs])
         targets = [pair.target for pair in train]
-        return Training(word_frequencies(targets), found.similarity.tolist(), found.copies(targets))
+        frequencies = word_frequencies(targets, tokenizer or bleu_tokenizer(pair.target for pair in pairs))
+        return Training(frequencies, found.similarity.tolist(), found.copies(targets))
 
 
 def score(
-    hypotheses: Sequence[str], references: Sequence[str], sources: Sequence[str], training: Training | None = None
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    sources: Sequence[str],
+    training: Training | None = None,
+    tokenizer: str | None = None,
 ) -> Evaluation:
     """Everything that can be said from texts alone.
+
+    `tokenizer` is sacrebleu's, for BLEU; None takes what suits the script of the references: "ja-mecab", "zh", "char"
+    or "flores200" where words are written without spaces, else "13a".
 
     >>> round(score(["a b c d e"], ["a b c d e"], ["v w x y z"]).bleu.score, 6)
     100.0
     """
     check_sentences("score", hypotheses, references)
     check_sentences("score", sources, references)
-    metrics, counts, training = sacrebleu(), bleu_counts(hypotheses, references), training or Training()
-    total, lengths = counts.sum(0), [len(source.split()) for source in sources]
+    tokenizer, training = tokenizer or bleu_tokenizer(references), training or Training()
+    counts = bleu_counts(hypotheses, references, tokenizer)
+    total, lengths = counts.sum(0), [len(cut(source)) for source in sources]
     frequencies, similarities = training.frequencies, training.similarities
     return Evaluation(
         num_sentences=len(references),
-        bleu=_metric(metrics.BLEU(), hypotheses, references),
+        bleu=bleu_score(tokenizer, hypotheses, references),
         interval=band(counts),
-        chrf=_metric(metrics.CHRF(), hypotheses, references),
-        ter=_metric(metrics.TER(), hypotheses, references),
+        chrf=chrf_score(hypotheses, references),
+        ter=ter_score(tokenizer, hypotheses, references),
         exact=sum(h == r for h, r in zip(hypotheses, references, strict=True)) / len(references),
         length_ratio=float(total[0] / total[1].clamp_min(1)),
         by_length=_buckets(counts, lengths, _length_label),
         by_similarity=() if similarities is None else _buckets(counts, similarities, _similarity_label),
-        by_frequency=() if frequencies is None else by_frequency(hypotheses, references, frequencies),
-        retrieval=_retrieval(training, references),
+        by_frequency=() if frequencies is None else by_frequency(hypotheses, references, frequencies, tokenizer),
+        retrieval=_retrieval(training, references, tokenizer),
         references_hash=_hash(references),
         hypotheses=tuple(hypotheses),
+        tokenizer=tokenizer,
     )
 
 
@@ -219,9 +225,12 @@ def evaluate(
     wanted: Wanted | None = None,
     training: Training | None = None,
     *,
+    tokenizer: str | None = None,
     progress: Callable[[int], object] = lambda done: None,
 ) -> Evaluation:
     """Translate the sources, and measure against the targets; `progress` is told the sentences done so far.
+
+    `tokenizer` is that of BLEU, see `score`.
 
     >>> from types import SimpleNamespace
     >>> from regard import data, seq2seq
@@ -245,7 +254,7 @@ def evaluate(
     seconds = clock.seconds(device) - start
     error_rate, reading = _error_rate(system, pairs, wanted)
     return replace(
-        score([each.text for each in found], references, sources, training),
+        score([each.text for each in found], references, sources, training, tokenizer),
         perplexity=perplexity(system, pairs, wanted.batch),
         alignment_error_rate=error_rate,
         reading=reading,
@@ -261,7 +270,13 @@ def compare(a: Evaluation, b: Evaluation, references: Sequence[str]) -> Comparis
         raise RegardError(
             "compare: the two systems were evaluated on different sentences. Evaluate both on the same test set."
         )
-    return paired_bootstrap(bleu_counts(a.hypotheses, references), bleu_counts(b.hypotheses, references))
+    if a.tokenizer != b.tokenizer:
+        raise RegardError(
+            f"compare: BLEU of one system is in tokens of {a.tokenizer}, of the other in those of {b.tokenizer}. "
+            "Evaluate both with the same tokenizer."
+        )
+    mine, theirs = (bleu_counts(each.hypotheses, references, a.tokenizer) for each in (a, b))
+    return paired_bootstrap(mine, theirs)
 
 
 def perplexity(system: Translates, pairs: Sequence[Pair], batch: int = 32) -> float:
@@ -272,21 +287,21 @@ def perplexity(system: Translates, pairs: Sequence[Pair], batch: int = 32) -> fl
     return math.exp(min(total / tokens, 700.0))
 
 
-def word_frequencies(texts: Iterable[str]) -> Counter[str]:
+def word_frequencies(texts: Iterable[str], tokenizer: str = "13a") -> Counter[str]:
     """How often every word occurs, tokenized as for BLEU."""
-    tokenize = sacrebleu().BLEU().tokenizer
+    tokenize = word_tokenizer(tokenizer)
     return Counter(word for text in texts for word in tokenize(text).split())
 
 
 def by_frequency(
-    hypotheses: Sequence[str], references: Sequence[str], frequencies: Mapping[str, int]
+    hypotheses: Sequence[str], references: Sequence[str], frequencies: Mapping[str, int], tokenizer: str = "13a"
 ) -> tuple[Frequency, ...]:
     """Matches of words, sentence by sentence, by how often the word occurs in the training targets.
 
     >>> [(bin.label, bin.recall) for bin in by_frequency(["a c"], ["a b"], {"a": 1, "b": 3})]
     [('0', 0.0), ('1', 1.0), ('2-4', 0.0)]
     """
-    tokenize = sacrebleu().BLEU().tokenizer
+    tokenize = word_tokenizer(tokenizer)
     matches, put_out, expected = Counter[int](), Counter[int](), Counter[int]()
     for hypothesis, reference in zip(hypotheses, references, strict=True):
         ours, theirs = Counter(tokenize(hypothesis).split()), Counter(tokenize(reference).split())
@@ -305,11 +320,6 @@ def _range(place: int) -> str:
     return str(edges[place]) if last == edges[place] else f"{edges[place]}-{last}"
 
 
-def _metric(metric: Any, hypotheses: Sequence[str], references: Sequence[str]) -> Metric:
-    found = metric.corpus_score(list(hypotheses), [list(references)])
-    return Metric(found.score, str(metric.get_signature()))
-
-
 def _buckets(counts: Tensor, values: Sequence[float], label: Callable[[float], tuple[int, str]]) -> tuple[Bucket, ...]:
     if len(values) != len(counts):
         raise RegardError(f"score: {len(values)} similarities for {len(counts)} sentences; give one for each.")
@@ -321,10 +331,10 @@ def _buckets(counts: Tensor, values: Sequence[float], label: Callable[[float], t
     return tuple(found)
 
 
-def _retrieval(training: Training, references: Sequence[str]) -> tuple[Bucket, ...]:
+def _retrieval(training: Training, references: Sequence[str], tokenizer: str) -> tuple[Bucket, ...]:
     if training.retrieved is None:
         return ()
-    counts = bleu_counts(training.retrieved, references)
+    counts = bleu_counts(training.retrieved, references, tokenizer)
     whole = _buckets(counts, [0.0] * len(counts), lambda _: (0, "all"))
     similarities = training.similarities
     return whole if similarities is None else (*whole, *_buckets(counts, similarities, _similarity_label))

@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.data.batches import Batch
 from regard.data.corpus import encode_pairs
 from regard.data.vocabulary import EOS, PAD
+from regard.data.words import cut
 from regard.seq2seq.alignment import align
 from regard.seq2seq.comparison import chosen_sentences
 from regard.seq2seq.looking import looking, source_gradients
@@ -28,7 +29,7 @@ BINS = 10
 
 def inspect(run: Run, corpus: Corpus, similarities: Sequence[float]) -> dict[str, Any]:
     """Shares and entropy of the cross-attention, gradients, and alignments of a few sentences."""
-    lengths = [len(pair.source.split()) for pair in corpus.test]
+    lengths = [len(cut(pair.source)) for pair in corpus.test]
     close = [corpus.test[n] for n in chosen_sentences(similarities, lengths)]
     return {
         **_shares(run, spread(corpus.test, PAIRS)),

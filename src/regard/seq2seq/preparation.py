@@ -16,6 +16,7 @@ from regard.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from regard.errors import RegardError
 from regard.seq2seq.checkpoint import write_whole
 from regard.seq2seq.config import Config, Data, Training, make_config
+from regard.seq2seq.metrics import bleu_tokenizer, check_tokenizer
 from regard.seq2seq.run import (
     CONFIG,
     SOURCE,
@@ -78,8 +79,9 @@ def prepare(config: Config, folder: Path | None = None, *, corpus: Corpus | None
             target.save(folder / TARGET)
         write_whole(folder / CONFIG, config.write())
         write_environment(folder)
-        languages = {"source_language": corpus.source_language, "target_language": corpus.target_language}
-        write_settings(folder, model, languages | {"corpus": corpus.name, "hash": corpus.hash})
+        facts = {"source_language": corpus.source_language, "target_language": corpus.target_language}
+        facts |= {"corpus": corpus.name, "hash": corpus.hash, "bleu_tokenizer": counted_by(config, corpus)}
+        write_settings(folder, model, facts)
     return Prepared(task, corpus, source, target)
 
 
@@ -105,6 +107,12 @@ def read_corpus(data: Data) -> Corpus:
         fields=(data.source_field, data.target_field),
         languages=(data.source_language, data.target_language),
     )
+
+
+def counted_by(config: Config, corpus: Corpus) -> str:
+    """sacrebleu's tokenizer that a run measures BLEU with."""
+    chosen = config.validation.bleu_tokenizer
+    return bleu_tokenizer(pair.target for pair in corpus.train) if chosen == "auto" else check_tokenizer(chosen)
 
 
 def process_number(training: Training) -> int:
@@ -174,7 +182,8 @@ def _task(
     if validation.sentences and valid:
         apart = max(1, len(valid) // validation.sentences)  # spread over the split, whose order may be that of a book
         some = slice(0, apart * validation.sentences, apart)
-        score = bleu_of(target, valid[some], [pair.target for pair in corpus.valid[some]], validation.batch)
+        references = [pair.target for pair in corpus.valid[some]]
+        score = bleu_of(target, valid[some], references, counted_by(config, corpus), validation.batch)
     held_out = Batches(valid, sentences=validation.batch, shard=shard, shuffle=False).epoch(0) if valid else ()
     facts = (("corpus", corpus.hash), ("vocabulary", [len(source), len(target)]))
     return Task(model, config, _epochs(config, corpus.train, source, target, shard), held_out, score, folder, facts)

@@ -15,6 +15,7 @@ from regard.hf.gates import gated
 from regard.hf.importance import Importance, importance
 from regard.seq2seq.inspection import spread
 from regard.seq2seq.loss import translation_loss
+from regard.seq2seq.metrics import bleu_tokenizer
 from regard.seq2seq.validation import Score, bleu_of
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ def pruning(run: Run, corpus: Corpus, progress: Callable[[float], object] = lamb
     """
     tokenizers = run.source_tokenizer, run.target_tokenizer
     pairs = spread(corpus.test, TRANSLATED)
-    quality = bleu_of(run.target_tokenizer, encode_pairs(pairs, *tokenizers), [pair.target for pair in pairs])
+    references = [pair.target for pair in pairs]
+    counted = run.bleu_tokenizer or bleu_tokenizer(references)
+    quality = bleu_of(run.target_tokenizer, encode_pairs(pairs, *tokenizers), references, counted)
     encoded = encode_pairs(spread(corpus.valid, MEASURED), *tokenizers)
     found = importance(run.model, _loss, list(Batches(encoded, sentences=1, shuffle=False).epoch(0)))
     count = sum(len(value) for value in found.values.values())

@@ -45,7 +45,8 @@ class Run:
         source_tokenizer: Text to the ids the model reads.
         target_tokenizer: The ids it writes to text.
         config: The sections of config.toml as dictionaries.
-        settings: What the model is built from, and "source_language", "target_language", "corpus", "hash".
+        settings: What the model is built from, and "source_language", "target_language", "corpus", "hash",
+            "bleu_tokenizer".
         metrics: The lines of metrics.csv.
     """
 
@@ -56,6 +57,11 @@ class Run:
     config: dict[str, dict[str, Any]]
     settings: dict[str, Any]
     metrics: list[dict[str, float | None]] = field(default_factory=list)
+
+    @property
+    def bleu_tokenizer(self) -> str | None:
+        """sacrebleu's tokenizer that its BLEU is counted with; None for a run that was written before there was one."""
+        return self.settings.get("bleu_tokenizer")
 
 
 def load_run(path: str | Path) -> Run:

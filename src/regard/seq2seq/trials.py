@@ -185,11 +185,14 @@ def _test(study: Study, run: Run, corpus: Corpus, similarities: list[float], tel
     from regard.seq2seq.comparison import EVALUATION
     from regard.seq2seq.decoding import Search
     from regard.seq2seq.evaluation import Training, evaluate, word_frequencies
+    from regard.seq2seq.preparation import counted_by
     from regard.seq2seq.translation import Wanted
 
     tell("testing")
-    training = Training(word_frequencies(pair.target for pair in corpus.train), similarities)
-    measured = evaluate(run, corpus.test, Wanted(Search(beam=study.beam), batch=BATCH), training)
+    counted = study.bleu_tokenizer or counted_by(study.config, corpus)
+    training = Training(word_frequencies((pair.target for pair in corpus.train), counted), similarities)
+    wanted = Wanted(Search(beam=study.beam), batch=BATCH)
+    measured = evaluate(run, corpus.test, wanted, training, tokenizer=counted)
     data = measured.to_json() | {"translations": list(measured.hypotheses)}
     _write(run.path / EVALUATION, data)
     tell("finished", bleu=measured.bleu.score)

@@ -11,8 +11,8 @@ import torch
 
 from regard.data.batches import Batch, Batches, Encoded
 from regard.data.tokenizer import Tokenizer
-from regard.errors import RegardError
 from regard.seq2seq.loss import translation_loss
+from regard.seq2seq.metrics import bleu_metric
 
 if TYPE_CHECKING:
     from regard.seq2seq.model import Translator
@@ -51,27 +51,25 @@ def surprise(model: Translator, batches: Sequence[Batch]) -> tuple[float, int]:
     return total, tokens
 
 
-def bleu_of(tokenizer: Tokenizer, pairs: Sequence[Encoded], references: Sequence[str], rows: int = 100) -> Score:
-    """A function of a model: the BLEU (sacreBLEU, 13a) of its greedy translations of the sources of the pairs.
+def bleu_of(
+    tokenizer: Tokenizer, pairs: Sequence[Encoded], references: Sequence[str], counted: str, rows: int = 100
+) -> Score:
+    """A function of a model: the BLEU of its greedy translations of the sources of the pairs.
 
     Args:
         tokenizer: Of the target side.
         pairs: Ids; the sources are translated.
         references: Their translations as text.
+        counted: sacrebleu's tokenizer, whose tokens BLEU counts.
         rows: Sentences that are translated at a time.
     """
-    try:
-        from sacrebleu import corpus_bleu
-    except ModuleNotFoundError:
-        raise RegardError(
-            "Validation measures BLEU by sacrebleu: pip install 'regard[lab]', or set validation.sentences=0."
-        ) from None
+    metric = bleu_metric(counted)
     batches = Batches(pairs, sentences=rows, shuffle=False).epoch(0)
 
     def score(model: Translator) -> float:
         texts = _translations(model, tokenizer, batches)
         order = sorted(texts)
-        return float(corpus_bleu([texts[i] for i in order], [[references[i] for i in order]]).score)
+        return float(metric.corpus_score([texts[i] for i in order], [[references[i] for i in order]]).score)
 
     return score
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from regard.data.words import cut
 from regard.errors import RegardError
 from regard.seq2seq.curves import curves
 from regard.seq2seq.reading import read_alignments, read_pair
@@ -43,7 +44,7 @@ def translator_sheets(folder: Path) -> list[Sheet]:
     if not run.config:
         raise RegardError(f"view: {folder / CONFIG} is missing, so there is no corpus to take sentences from.")
     name, pairs = system(run.model.settings()["name"]).title, read_corpus(make_config(run.config).data).test
-    chosen = chosen_sentences([0.0] * len(pairs), [len(pair.source.split()) for pair in pairs])
+    chosen = chosen_sentences([0.0] * len(pairs), [len(cut(pair.source)) for pair in pairs])
     charts = curves({name: [read_trial(folder, name, 0)]})
     return [Sheet.of(*looked, charts) for n in chosen for looked in read_pair({name: run}, pairs[n], parts=True)]
 

@@ -92,7 +92,9 @@ class Study:
         if self.test is None:
             return {}
         return {
-            (trial.label, trial.seed): bleu_counts(trial.evaluation.hypotheses, self.test.references)
+            (trial.label, trial.seed): bleu_counts(
+                trial.evaluation.hypotheses, self.test.references, trial.evaluation.tokenizer
+            )
             for trial in self.trials
             if trial.evaluation is not None
         }

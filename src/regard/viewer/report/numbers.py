@@ -30,6 +30,7 @@ def numbers(study: Study) -> dict[str, Any]:
         "ranking": ranking(study),
         "lead": _lead(study),
         "examples": examples(study),
+        "tokenizer": next((t.evaluation.tokenizer for t in study.trials if t.evaluation), None),
         "signature": next((t.evaluation.bleu.signature for t in study.trials if t.evaluation), None),
         "search": next((dict(t.evaluation.search) for t in study.trials if t.evaluation and t.evaluation.search), None),
     }
@@ -236,7 +237,7 @@ def _comparison(found: Comparison) -> dict[str, Any]:
 
 def sentence_scores(counts: Tensor) -> list[float]:
     """BLEU of every sentence for itself, over the n-gram orders it is long enough for, as sacrebleu has it."""
-    from regard.seq2seq.bootstrap import sacrebleu
+    from regard.seq2seq.metrics import sacrebleu
 
     compute = sacrebleu().BLEU.compute_bleu
     rows = counts.long().tolist()

@@ -294,6 +294,7 @@ def _card(report: Report) -> list[tuple[str, str]]:
         ("seeds", ", ".join(map(str, about["seeds"]))),
         ("budget", budget(about).split(". ")[0]),
         ("decoding", _search(report.get("search"))),
+        ("sacreBLEU tokenizer", report["tokenizer"]),
         ("sacreBLEU signature", report["signature"]),
         ("versions", _listed(about.get("versions"))),
         ("hardware", _listed(about.get("hardware"))),

