@@ -7,13 +7,17 @@ import unicodedata
 
 import pytest
 import sacrebleu
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import Pair, nearest
+from regard.data import Pair, Words, nearest, train_tokenizer
 from regard.data.words import cut, script_without_spaces
-from regard.seq2seq import metrics
+from regard.seq2seq import build, metrics
+from regard.seq2seq.alignment import align, attention_of
+from regard.seq2seq.decoding import Search
 from regard.seq2seq.evaluation import Evaluation, compare, score
+from regard.seq2seq.translation import Wanted, translate
 
 pytest.importorskip("pydantic")
 
@@ -99,3 +103,58 @@ def test_sentences_are_near_by_their_words(texts):
     found = nearest(texts, [near])
     assert found.index.tolist() == [2] and 0.2 < found.similarity[0] < 1
     assert max(Pair(text, "x").words for text in texts) > 2
+
+
+def characters(tokenizer, ids):
+    """The piece of every character, and how many characters that has; a space before the text is a part of it."""
+    spelt = ["".join(tokenizer.decode([each]).split()) or " " for each in ids]
+    return [(piece, len(text)) for piece, text in enumerate(spelt) for _ in text]
+
+
+@pytest.mark.parametrize(("texts", "kind"), [(JAPANESE, "bpe"), (CHINESE, "unigram"), (THAI, "bpe")])
+def test_alignments_are_of_words_and_not_of_sentences(texts, kind):
+    """Each character looks as its piece does, shared out evenly over the characters of the pieces it looks at."""
+    size = {"bpe": 70, "unigram": 30}[kind]
+    tokenizer = train_tokenizer(texts * 3, size, kind)
+    torch.manual_seed(3)
+    model = build("bahdanau", source_size=len(tokenizer), target_size=len(tokenizer), width=8).eval()
+    source, target = texts[1], texts[3]
+    x, y = tokenizer.encode(source), tokenizer.encode(target)
+    (found,) = align(model, (tokenizer, tokenizer), [x], [y])
+    assert found.source == tuple(cut(source)) and found.target == tuple(cut(target))
+    rows = attention_of(model, torch.tensor([[*x, 3]]), torch.tensor([[2, *y]]))["bridge"].dense()[0, 0].double()
+    across, down = characters(tokenizer, x), characters(tokenizer, y)
+    lengths = [[len(word) for word in side] for side in (found.target, found.source)]
+    for side, all_of in zip(lengths, (down, across), strict=True):
+        side[0] += len(all_of) - sum(side)
+    expected, t = torch.zeros(len(found.target), len(found.source), dtype=torch.float64), 0
+    for row, height in enumerate(lengths[0]):
+        inside, s = down[t : t + height], 0
+        total = sum(1 / size for _, size in inside)
+        for column, width in enumerate(lengths[1]):
+            pairs = [(p, q) for p in inside for q in across[s : s + width]]
+            expected[row, column] = sum(rows[p, q] / n / m for (p, n), (q, m) in pairs) / total
+            s += width
+        t += height
+    torch.testing.assert_close(found.weights.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_words_that_a_vocabulary_of_words_was_given_are_not_cut_further():
+    words = Words(["私は", "学生です"])
+    model = build("bahdanau", source_size=6, target_size=6, width=8).eval()
+    (found,) = align(model, (words, words), [words.encode("私は 学生です")], [words.encode("学生です")])
+    assert found.source == ("私は", "学生です") and found.target == ("学生です",)
+
+
+def test_unknown_words_of_a_text_without_spaces_are_replaced_in_their_places():
+    tokenizer = train_tokenizer(JAPANESE * 3, 70, "bpe")
+    model = build("bahdanau", source_size=len(tokenizer), target_size=len(tokenizer), width=8).eval()
+    with torch.no_grad():  # nothing but UNK, and then the end
+        output = next(m for m in model.modules() if isinstance(m, torch.nn.Linear) and m.out_features == len(tokenizer))
+        output.weight.zero_()
+        output.bias.zero_()
+        output.bias[1] = 9.0
+    search = Search(beam=1, max_length=3)
+    wanted = Wanted(search, reading="output", replace_unknown=True)
+    (done,) = translate(model, tokenizer, tokenizer, ["猫が魚を"], wanted)
+    assert done.text == "".join(done.alignment.target) and set(done.alignment.target) <= {"猫", "が", "魚", "を"}

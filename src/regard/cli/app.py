@@ -204,7 +204,7 @@ def translate(
     ] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="A model in the package, in place of RUN.")] = None,
     beam: Annotated[int | None, typer.Option(min=1, help="Hypotheses that are kept; 1: greedy.")] = None,
-    n_best: Annotated[int | None, typer.Option(min=1, help="Print so many translations, with scores.")] = None,
+    n_best: Annotated[int | None, typer.Option(min=1, help="Print up to so many translations, with scores.")] = None,
     length_penalty: Annotated[float | None, typer.Option(help="Exponent of ((5 + length) / 6).")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sentences at a time.")] = 32,
     align: Annotated[str | None, typer.Option(metavar="pharaoh|show", help="Print alignments, too.")] = None,

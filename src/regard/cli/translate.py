@@ -6,7 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -57,7 +57,7 @@ def run(wish: Wish) -> None:
     folder, text = _arguments(wish)
     with Console(stderr=True).status("Loading the model"):
         found = load(folder, wish.model)
-    wanted, printer, number = wish.wanted(found), _Printer(wish, Counter()), 0
+    wanted, printer, number = wish.wanted(found), _Printer(wish), 0
     for lines in read_lines(text):
         for each in translate(found.model, found.source_tokenizer, found.target_tokenizer, lines, wanted):
             printer.print(number, each)
@@ -137,10 +137,13 @@ def _text(line: bytes, number: int, name: str) -> str:
 @dataclass(frozen=True)
 class _Printer:
     wish: Wish
-    skipped: Counter[str]
+    skipped: Counter[str] = field(default_factory=Counter)
+    cut: list[int] = field(default_factory=list)
 
     def print(self, number: int, done: Translation) -> None:
         """One line for a line, so that input and output stay side by side; more with --n-best and --align show."""
+        if done.hypotheses and not done.hypotheses[0].ended:
+            self.cut.append(number + 1)
         if done.skipped:
             self.skipped["empty" if done.skipped == "empty" else f"line {number + 1}: {done.skipped}"] += 1
         try:
@@ -158,12 +161,32 @@ class _Printer:
             Console().print(picture(done.alignment))
 
     def _lines(self, number: int, done: Translation) -> Iterator[str]:
-        if (self.wish.n_best or 1) > 1 and done.hypotheses:
-            for text, hypothesis in zip(done.texts, done.hypotheses, strict=True):
-                yield f"{number} ||| {text} ||| {hypothesis.score:.4f}"
-            return
-        links = "" if done.alignment is None else write_pharaoh(done.alignment.links())
-        yield f"{done.text} ||| {links}" if self.wish.align == "pharaoh" else done.text
+        if (self.wish.n_best or 1) > 1:
+            yield from (" ||| ".join(fields) for fields in self._ranked(number, done))
+        else:
+            yield " ||| ".join(self._linked(done, 0))
+
+    def _ranked(self, number: int, done: Translation) -> Iterator[list[str]]:
+        """The fields of Moses: number, text, score, links where asked for, and "cut" of a text that has no end.
+
+        A line that was not translated keeps its number, with no text and no score.
+        """
+        for n, hypothesis in enumerate(done.hypotheses):
+            text, *links = self._linked(done, n)
+            yield [str(number), text, f"{hypothesis.score:.4f}", *links, *([] if hypothesis.ended else ["cut"])]
+        if not done.hypotheses:
+            text, *links = self._linked(done, 0)
+            yield [str(number), text, "nan", *links]
+
+    def _linked(self, done: Translation, n: int) -> list[str]:
+        """A text, and its links where they are asked for; they count words, so those have spaces between them."""
+        text = done.texts[n] if done.texts else ""
+        if self.wish.align != "pharaoh":
+            return [text]
+        if not done.alignments:
+            return [text, ""]
+        alignment = done.alignments[n]
+        return [" ".join(alignment.target), write_pharaoh(alignment.links())]
 
     def report(self, number: int) -> None:
         """On the error stream: what was not translated, and why."""
@@ -171,6 +194,9 @@ class _Printer:
         if long:
             named = "; ".join(long[:NAMED]) + ("; ..." if len(long) > NAMED else "")
             errors.print(f"{len(long)} of {number} lines were too long and are left empty: {named}", style="yellow")
+        if self.cut:
+            named = ", ".join(map(str, self.cut[:NAMED])) + (", ..." if len(self.cut) > NAMED else "")
+            errors.print(f"{len(self.cut)} of {number} translations were cut at their greatest length: line {named}.")
         if self.skipped["empty"] and number > 1:
             errors.print(f"{self.skipped['empty']} of {number} lines were empty.", style="dim")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.data.vocabulary import BOS, EOS, PAD, SPECIALS, UNK
+from regard.data.words import cut
 from regard.errors import RegardError, nearest
 
 __all__ = ["SentencePiece", "Tokenizer", "Words", "load_tokenizer", "train_tokenizer"]
@@ -65,6 +66,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def word_numbers(self, ids: Iterable[int]) -> list[int]:
         """The number of the word of `decode(ids).split()` that each id is a part of; -1 for those of none."""
+
+    def cut(self, text: str) -> list[str]:
+        """The words of a text that alignments link: those between spaces, and of scripts without spaces their `cut`."""
+        return cut(text)
 
     @abstractmethod
     def to_bytes(self) -> bytes:
@@ -227,6 +232,9 @@ class Words(Tokenizer):
     def word_numbers(self, ids: Iterable[int]) -> list[int]:
         real = [number not in (PAD, BOS, EOS) for number in ids]
         return [count - 1 if each else -1 for each, count in zip(real, accumulate(real), strict=True)]
+
+    def cut(self, text: str) -> list[str]:
+        return text.split()
 
     def to_bytes(self) -> bytes:
         return json.dumps({"kind": "words", "words": self.words}, ensure_ascii=False).encode()

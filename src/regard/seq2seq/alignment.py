@@ -122,11 +122,11 @@ def align(
     first = 0 if reading == "output" else 1
     found = []
     source_words = source_words or [tokenizers[0].word_numbers(x) for x in sources]
-    for row, x, y, words in zip(weights, sources, targets, source_words, strict=True):
-        numbers = words, tokenizers[1].word_numbers(y)
-        merged = merge_pieces(row[first : first + len(y), : len(x)], numbers[1], numbers[0])
-        sides = _words(tokenizers[0], x, numbers[0]), _words(tokenizers[1], y, numbers[1])
-        found.append(Alignment(*sides, merged, reading))
+    for row, x, y, numbers in zip(weights, sources, targets, source_words, strict=True):
+        source_side, source_shares = _words_of_pieces(tokenizers[0], x, numbers)
+        target_side, target_shares = _words_of_pieces(tokenizers[1], y, tokenizers[1].word_numbers(y))
+        merged = _merged(row[first : first + len(y), : len(x)], target_shares, source_shares)
+        found.append(Alignment(source_side, target_side, merged, reading))
     return found
 
 
@@ -135,6 +135,8 @@ def written_words(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[i
 
     Cutting normalises: a character may become a space, or nothing, so that the pieces alone make other words.
     """
+    if tokenizer.cut(text) != text.split():
+        return tokenizer.word_numbers(ids)
     parts = [tokenizer.encode(word) for word in text.split()]
     if [each for part in parts for each in part] != list(ids):
         return tokenizer.word_numbers(ids)
@@ -170,15 +172,42 @@ def merge_pieces(weights: Tensor, target_words: Sequence[int], source_words: Seq
             f"merge_pieces: weights are {tuple(weights.shape)}; with words of {len(target_words)} target and "
             f"{len(source_words)} source pieces they must be ({len(target_words)}, {len(source_words)})."
         )
-    target, source = _membership(target_words, weights), _membership(source_words, weights)
+    return _merged(weights, _membership(target_words), _membership(source_words))
+
+
+def _merged(weights: Tensor, target_shares: Tensor, source_shares: Tensor) -> Tensor:
+    target, source = target_shares.to(weights), source_shares.to(weights)
     return (target / target.sum(1, keepdim=True)) @ weights @ source.T
 
 
-def _membership(words: Sequence[int], like: Tensor) -> Tensor:
+def _membership(words: Sequence[int]) -> Tensor:
     """(words, pieces): 1 where a piece is a part of a word."""
     numbers = torch.tensor(words, dtype=torch.int64)
     count = int(numbers.max()) + 1 if len(words) else 0
-    return (numbers == torch.arange(count)[:, None]).to(like)
+    return (numbers == torch.arange(count)[:, None]).double()
+
+
+def _words_of_pieces(
+    tokenizer: Tokenizer, ids: Sequence[int], numbers: Sequence[int]
+) -> tuple[tuple[str, ...], Tensor]:
+    """The words, and the share of every piece that is in each word (words, pieces).
+
+    Where a script writes no spaces, a piece may be a part of two words: its share in each is that of its characters.
+    """
+    words = _words(tokenizer, ids, numbers)
+    parts = tokenizer.cut(" ".join(words))
+    spelt = zip(ids, numbers, strict=True)
+    surfaces = ["".join(tokenizer.decode([each]).split()) if number >= 0 else "" for each, number in spelt]
+    if parts == [word for word in words if word] or "".join(surfaces) != "".join(parts):
+        return words, _membership(numbers)
+    places = [place for place, part in enumerate(parts) for _ in part]  # the word of every character
+    shares, start = torch.zeros(len(parts), len(ids), dtype=torch.float64), 0
+    for piece, surface in enumerate(surfaces):
+        inside = places[start : start + len(surface)] or places[start : start + 1] * (numbers[piece] >= 0)
+        for place in inside:
+            shares[place, piece] += 1 / len(inside)
+        start += len(surface)
+    return tuple(parts), shares
 
 
 def _words(tokenizer: Tokenizer, ids: Sequence[int], numbers: Sequence[int]) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ LIMIT = 1000
 class Translation:
     """A sentence and its translations, best first; of one that was not translated `skipped` says why.
 
-    `alignment` is that of the best, where one was asked for.
+    No two texts are equal. `alignments` are theirs, and `alignment` that of the best, where any were asked for.
 
     >>> from regard.seq2seq import Translation
     >>> Translation("das Haus", texts=("the house", "a house")).text, Translation("", skipped="empty").text
@@ -34,13 +34,18 @@ class Translation:
     source: str
     texts: tuple[str, ...] = ()
     hypotheses: tuple[Hypothesis, ...] = ()
-    alignment: Alignment | None = None
+    alignments: tuple[Alignment, ...] = ()
     skipped: str = ""
 
     @property
     def text(self) -> str:
         """The best translation; empty where there is none."""
         return self.texts[0] if self.texts else ""
+
+    @property
+    def alignment(self) -> Alignment | None:
+        """That of the best translation."""
+        return self.alignments[0] if self.alignments else None
 
 
 @dataclass(frozen=True)
@@ -121,35 +126,62 @@ class _Work:
         return f"{len(ids)} pieces, the limit is {self.wanted.limit}" if len(ids) > self.wanted.limit else ""
 
     def _batch(self, sentences: Sequence[str], encoded: Sequence[Sequence[int]]) -> list[Translation]:
-        device = self.model.device
-        found = self.wanted.search(self.model, padded([[*ids, EOS] for ids in encoded], device))
-        texts = [tuple(self.tokenizers[1].decode(h.tokens) for h in hypotheses) for hypotheses in found]
-        done = [Translation(*each) for each in zip(sentences, texts, found, strict=True)]
-        best = [hypotheses[0].tokens for hypotheses in found]
-        unknown = self.wanted.replace_unknown and any(UNK in tokens for tokens in best)
+        found = self.wanted.search(self.model, padded([[*ids, EOS] for ids in encoded], self.model.device))
+        done = [self._distinct(*each) for each in zip(sentences, found, strict=True)]
+        unknown = self.wanted.replace_unknown and any(UNK in h.tokens for each in done for h in each.hypotheses)
         if self.wanted.reading is None and not unknown:
             return done
         words = [written_words(self.tokenizers[0], *each) for each in zip(sentences, encoded, strict=True)]
-        reading = self.wanted.reading or "output"
-        alignments = align(self.model, self.tokenizers, encoded, best, reading=reading, source_words=words)
-        return [self._aligned(each, alignment) for each, alignment in zip(done, alignments, strict=True)]
+        rows = [(encoded[n], h.tokens, words[n]) for n, each in enumerate(done) for h in each.hypotheses]
+        alignments = iter(self._alignments(rows))
+        return [self._aligned(each, [next(alignments) for _ in each.hypotheses]) for each in done]
 
-    def _aligned(self, done: Translation, alignment: Alignment) -> Translation:
-        written = tuple(done.source.split())
-        if len(written) == len(alignment.source):
-            alignment = replace(alignment, source=written)
-        if self.wanted.replace_unknown and UNK in done.hypotheses[0].tokens:
-            words = self._known(done.hypotheses[0].tokens, alignment)
-            alignment = replace(alignment, target=words)
-            done = replace(done, texts=(" ".join(words), *done.texts[1:]))
-        return replace(done, alignment=alignment if self.wanted.reading is not None else None)
+    def _distinct(self, sentence: str, hypotheses: Sequence[Hypothesis]) -> Translation:
+        """Different tokens may spell one text: the best of those is kept."""
+        spelt = {}
+        for hypothesis in hypotheses:
+            spelt.setdefault(self.tokenizers[1].decode(hypothesis.tokens), hypothesis)
+        return Translation(sentence, tuple(spelt), tuple(spelt.values()))
+
+    def _alignments(self, rows: Sequence[tuple[Sequence[int], Sequence[int], Sequence[int]]]) -> Iterator[Alignment]:
+        reading = self.wanted.reading or "output"
+        for start in range(0, len(rows), self.wanted.batch):
+            sources, targets, words = zip(*rows[start : start + self.wanted.batch], strict=True)
+            yield from align(self.model, self.tokenizers, sources, targets, reading=reading, source_words=words)
+
+    def _aligned(self, done: Translation, alignments: list[Alignment]) -> Translation:
+        written = tuple(self.tokenizers[0].cut(done.source))
+        texts = list(done.texts)
+        for n, alignment in enumerate(alignments):
+            if len(written) == len(alignment.source):
+                alignments[n] = alignment = replace(alignment, source=written)
+            if self.wanted.replace_unknown and UNK in done.hypotheses[n].tokens:
+                words = self._known(done.hypotheses[n].tokens, alignment)
+                texts[n] = _rewritten(texts[n], alignment.target, words)
+                alignments[n] = replace(alignment, target=words)
+        shown = () if self.wanted.reading is None else tuple(alignments)
+        return replace(done, texts=tuple(texts), alignments=shown)
 
     def _known(self, tokens: Sequence[int], alignment: Alignment) -> tuple[str, ...]:
         """The target words, with the source words they look at in the place of unknown ones."""
         numbers = self.tokenizers[1].word_numbers(tokens)
-        unknown = {number for token, number in zip(tokens, numbers, strict=True) if token == UNK}
+        if max(numbers, default=-1) + 1 == len(alignment.target):
+            unknown = {number for token, number in zip(tokens, numbers, strict=True) if token == UNK}
+        else:  # cut further than the pieces tell
+            mark = self.tokenizers[1].decode([UNK])
+            unknown = {place for place, word in enumerate(alignment.target) if mark in word}
         aligned = alignment.weights.argmax(1).tolist()
         return tuple(
             alignment.source[aligned[place]] if place in unknown else word
             for place, word in enumerate(alignment.target)
         )
+
+
+def _rewritten(text: str, words: Sequence[str], others: Sequence[str]) -> str:
+    """The text with other words in the places of its own."""
+    parts, place = [], 0
+    for word, other in zip(words, others, strict=True):
+        start = text.find(word, place)
+        parts += [text[place:start], other]
+        place = start + len(word)
+    return "".join([*parts, text[place:]])
