@@ -6,12 +6,14 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from regard.cli.app import app
+from regard.seq2seq.alignment import write_pharaoh
 from regard.seq2seq.evaluation import Evaluation
 from regard.seq2seq.run import WEIGHTS, load_run, save_weights
 from regard.seq2seq.translation import Wanted, translate
@@ -47,10 +49,17 @@ def run(*arguments, status=0, stdin=None):
 
 def expected(folder, lines, **options):
     found = load_run(folder)
+    return list(translate(found.model, *tokenizers(found), lines, Wanted(search(found), **options)))
+
+
+def search(found):
     from regard.cli.translate import search_of
 
-    wanted = Wanted(search_of(found), **options)
-    return list(translate(found.model, found.source_tokenizer, found.target_tokenizer, lines, wanted))
+    return search_of(found)
+
+
+def tokenizers(found):
+    return found.source_tokenizer, found.target_tokenizer
 
 
 LINES = ["the dog sees a cat", "", "my red old clever bird", "the child"]
@@ -175,3 +184,27 @@ def test_evaluate_writes_what_it_prints(runs):
     again = json.loads(run("evaluate", runs / "bahdanau", "--split", "valid", "--first", "2", "--json").stdout)
     assert again["num_sentences"] == 2 and (runs / "bahdanau" / "evaluation-valid.json").exists()
     assert "no split 'tset'" in run("evaluate", runs / "bahdanau", "--split", "tset", status=2).stderr
+
+
+def test_n_best_lists_number_every_line_keep_links_repeat_nothing_and_mark_what_was_cut(runs):
+    found = load_run(runs / "bahdanau")
+    result = run("translate", runs / "bahdanau", "\n".join(LINES), "--beam", "6", "--n-best", "6", "--align", "pharaoh")
+    rows = [line.split(" ||| ") for line in result.stdout.splitlines()]
+    assert {int(row[0]) for row in rows} == set(range(len(LINES))), "an empty line has its number"
+    assert [row for row in rows if row[0] == "1"] == [["1", "", "nan", ""]]
+    wanted = Wanted(replace(search(found), beam=6, n_best=6), reading="output")
+    for number, each in enumerate(translate(found.model, *tokenizers(found), LINES, wanted)):
+        mine = [row for row in rows if int(row[0]) == number and row[1]]
+        assert [row[1] for row in mine] == list(each.texts) and len(set(each.texts)) == len(each.texts)
+        assert [row[3] for row in mine] == [write_pharaoh(alignment.links()) for alignment in each.alignments]
+        assert [row[4:] == ["cut"] for row in mine] == [not hypothesis.ended for hypothesis in each.hypotheses]
+    assert any(row[4:] for row in rows) and "were cut at their greatest length: line 1" in result.stderr
+
+
+def test_texts_that_different_tokens_spell_are_printed_once(runs):
+    found = load_run(runs / "bahdanau")
+    found.target_tokenizer.decode = lambda ids: "same"
+    (each,) = translate(found.model, *tokenizers(found), ["the dog"], Wanted(replace(search(found), beam=3, n_best=3)))
+    assert each.texts == ("same",) and len(each.hypotheses) == 1
+    (best,) = translate(found.model, *tokenizers(found), ["the dog"], Wanted(replace(search(found), beam=3)))
+    assert each.hypotheses == best.hypotheses
