@@ -61,6 +61,84 @@ def test_gradients_flow_through_a_cache():
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("queries", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("before", [0, 4])
+@pytest.mark.parametrize(
+    ("cache", "mask"),
+    [
+        (rg.GrowingCache(), rg.causal()),
+        (rg.GrowingCache(), None),
+        (rg.RingCache(9, sinks=1), rg.causal() & (rg.window(9) | rg.prefix(1))),
+        (rg.RingCache(2), rg.causal() & rg.window(2)),
+        (rg.RecurrentCache(), rg.causal()),
+        (rg.RecurrentCache(), None),
+    ],
+    ids=["growing", "all keys", "large ring", "small ring", "recurrent", "all keys summed"],
+)
+def test_the_last_query_stands_at_the_last_key(cache, mask, before, queries, grad):
+    """One query for several new keys is the last of them; more queries than new keys reach back, or are refused."""
+    new, pieces = 3, {}
+    if isinstance(cache, rg.RecurrentCache):
+        pieces = {"score": rg.Kernel(), "normalizer": rg.Sum()}
+    own = rg.causal() if mask is not None else None
+    q, k, v = torch.randn(3, 2, 2, 12, 4, dtype=torch.float64).requires_grad_(grad)
+    length = before + new
+    placed = rg.Positions.aligned_to_end(queries, length)
+    inputs = (q[:, :, :queries], k[:, :, :length], v[:, :, :length])
+    whole = rg.attend(rg.Attention(mask=mask, **pieces), *inputs, positions=placed)
+    attention = rg.Attention(mask=own, **pieces)
+    if before:
+        first = (x[:, :, :before] for x in (q, k, v))
+        cache = rg.attend(attention, *first, cache=cache).cache
+    rest = [x[:, :, before:length] for x in (k, v)]
+    try:
+        seen = rg.attend(attention, q[:, :, :queries], *rest, cache=cache)
+    except rg.RegardError as refused:
+        assert (queries > new and "at most as many queries as new keys" in str(refused)) or "linear" in str(refused)
+        assert type(cache) is not rg.GrowingCache and mask is not None
+        return
+    torch.testing.assert_close(seen.output, whole.output)
+    assert seen.cache.length == length and seen.weights.positions.start == length - queries
+    if type(cache) is not rg.RecurrentCache:
+        keys = seen.weights.positions.keys.tensor()
+        torch.testing.assert_close(seen.weights.dense(), whole.weights.dense()[..., keys])
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("make", [rg.GrowingCache, lambda: rg.RingCache(5), lambda: rg.RingCache(4, sinks=2)])
+def test_a_cache_keeps_what_it_was_given(make, grad):
+    """The caller may write the next chunk into the same tensors."""
+    with torch.set_grad_enabled(grad):
+        k, v, q = torch.randn(3, 1, 2, 3, 4)
+        chunks = k.clone(), v.clone()
+        cache = rg.attend(rg.Attention(), q, *chunks, cache=make()).cache
+        for chunk in chunks:
+            chunk.fill_(torch.nan)
+        seen, expected = (
+            rg.attend(rg.Attention(), q, k, v, cache=c)
+            for c in (cache, rg.attend(rg.Attention(), q, k, v, cache=make()).cache)
+        )
+    torch.testing.assert_close(seen.output, expected.output)
+    torch.testing.assert_close(seen.weights.dense(), expected.weights.dense())
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("make", [rg.GrowingCache, lambda: rg.RingCache(4, sinks=1)])
+def test_the_maps_of_earlier_steps_can_still_be_looked_at(make, mode):
+    q, k, v = torch.randn(3, 1, 2, 9, 4)
+    with mode():
+        cache, steps = make(), []
+        for place in range(9):
+            at = slice(place, place + 1)
+            steps.append(rg.attend(rg.Attention(mask=rg.causal()), q[:, :, at], k[:, :, at], v[:, :, at], cache=cache))
+            cache = steps[-1].cache
+    whole = rg.attend(rg.Attention(mask=rg.causal()), q, k, v, cache=make()).weights.dense()
+    for place, seen in enumerate(steps):
+        keys = seen.weights.positions.keys.tensor()
+        torch.testing.assert_close(seen.weights.dense()[:, :, 0], whole[:, :, place, keys])
+
+
 def test_another_layers_cache_is_refused():
     cache = step(rg.GrowingCache())[0].cache
     with pytest.raises(rg.RegardError, match="one cache for each layer"):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.errors import RegardError, keep_integers
 from regard.pieces.mask import Mask, prefix, window
 from regard.positions import Positions
 from regard.spans import Spans
@@ -57,7 +57,8 @@ class _Buffer:
     """Room for keys and values, shared by the caches that grew from each other.
 
     `filled` tells how much is written. A cache may only write behind its own end if nobody else
-    has; otherwise it moves to a buffer of its own.
+    has; otherwise it moves to a buffer of its own. What is written there nobody was given before, so it
+    counts as no change of what was: maps of earlier steps can still be looked at.
     """
 
     def __init__(self, key: Tensor, value: Tensor, room: int) -> None:
@@ -67,8 +68,8 @@ class _Buffer:
 
     def write(self, key: Tensor, value: Tensor) -> None:
         stop = self.filled + key.shape[2]
-        self.key[:, :, self.filled : stop] = key
-        self.value[:, :, self.filled : stop] = value
+        self.key.data[:, :, self.filled : stop] = key
+        self.value.data[:, :, self.filled : stop] = value
         self.filled = stop
 
 
@@ -115,7 +116,7 @@ class _Store:
 
 def _appended(store: _Store | None, key: Tensor, value: Tensor) -> _Store:
     if store is None:
-        return _Store.of(key, value)
+        return _Store.of(key.clone(), value.clone())  # the caller may write into its own
     for name, kept, new in (("keys", store.key, key), ("values", store.value, value)):
         sizes = [(*t.shape[:2], t.shape[3]) for t in (kept, new)]
         if sizes[0] != sizes[1] or kept.dtype != new.dtype:
@@ -172,8 +173,8 @@ class RingCache(Cache):
     length: int = 0
 
     def __post_init__(self) -> None:
-        if self.size < 1 or self.sinks < 0:
-            raise RegardError(f"RingCache(size={self.size}, sinks={self.sinks}): size is at least 1, sinks at least 0.")
+        keep_integers(self, 1, "size")
+        keep_integers(self, 0, "sinks")
 
     @property
     def mask(self) -> Mask:

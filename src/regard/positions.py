@@ -13,7 +13,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.errors import RegardError, integer
 from regard.spans import Spans
 
 
@@ -27,6 +27,13 @@ class Positions:
 
     start: int
     keys: Spans
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "start", integer("Positions", "start", self.start))
+        if not isinstance(self.keys, Spans):
+            raise RegardError(
+                f"Positions(keys={self.keys!r}): expected Spans, such as regard.Spans.of((0, 5)) for keys at 0 to 4."
+            )
 
     @staticmethod
     def aligned_to_end(num_queries: int, num_keys: int) -> Positions:
@@ -79,3 +86,12 @@ class Positions:
 
     def key(self, device: torch.device | str = "cpu") -> Tensor:
         return self.keys.tensor(device)
+
+
+def check_positions(positions: object) -> None:
+    """Refuse what says in another way where tokens stand."""
+    if positions is not None and not isinstance(positions, Positions):
+        raise RegardError(
+            f"attend(positions={positions!r}): expected regard.Positions, got {type(positions).__name__}. With the "
+            "first query at position 3 and keys from 0 on it is regard.Positions.of(3, num_queries, num_keys)."
+        )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention
-from regard.cache import Cache, RecurrentCache
+from regard.cache import Cache, Extended, RecurrentCache
 from regard.engine.plan import ENGINES, Plan, plan
 from regard.engine.problem import Problem
 from regard.engine.ring import Ring, RingPlan
@@ -18,8 +18,9 @@ from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.listener import Listeners
 from regard.maps.ring_map import RingMap
-from regard.positions import Positions
+from regard.positions import Positions, check_positions
 from regard.shapes import Sizes, check_finite
+from regard.spans import Spans
 
 #: Told of every call of `attend`; the module is None, since a function does not know who called it.
 attend_listeners = Listeners()
@@ -191,6 +192,7 @@ def _problem(
         raise RegardError(f"attend: the first argument must be a regard.Attention, got {type(attention).__name__}.")
     query, key, value = (_autocast(t) for t in (query, key, value))
     sizes = Sizes.of(query, key, value)
+    check_positions(positions)
     state, following = None, None
     if cache is not None:
         if not isinstance(cache, Cache):
@@ -198,7 +200,8 @@ def _problem(
         if positions is not None:
             raise RegardError("attend: a cache brings its own positions; give one or the other.")
         extended = cache.extend(key, value)
-        key, value, positions, following = extended.key, extended.value, extended.positions, extended.cache
+        positions = _at_the_end(sizes, extended, cache)
+        key, value, following = extended.key, extended.value, extended.cache
         if isinstance(cache, RecurrentCache):
             state = query.new_zeros(()) if cache.state is None else cache.state
         if cache.mask is not None:
@@ -208,6 +211,23 @@ def _problem(
     positions.check(sizes.J)
     attention.check(sizes, positions, key.shape[-1])
     return Problem(attention, query, key, value, positions, sizes, state=state), following
+
+
+def _at_the_end(sizes: Sizes, extended: Extended, cache: Cache) -> Positions:
+    """The last query stands at the last key, however many new keys there are; sizes are those of the call."""
+    keys, length = extended.positions.keys, extended.positions.start + sizes.J
+    start = length - sizes.I
+    if (
+        sizes.I > sizes.J
+        and cache.mask is not None
+        and not keys.covers(cache.mask.may(start, length) & Spans(((0, length),)))
+    ):
+        raise RegardError(
+            f"attend: {sizes.I} queries come with {sizes.J} new keys, so the first stands at position {start}, and "
+            f"{type(cache).__name__} has forgotten keys that it may attend to. Give at most as many queries as new "
+            "keys, or use GrowingCache, which keeps all."
+        )
+    return Positions(start, keys)
 
 
 def _autocast(tensor: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.errors import RegardError, keep_integers
 from regard.pieces.grid import Grid
 from regard.positions import Positions
 from regard.shapes import Sizes
@@ -344,7 +344,7 @@ class window(Mask):
     batched = False
 
     def __post_init__(self) -> None:
-        _positive("window", size=self.size)
+        keep_integers(self, 1, "size")
 
     def allowed(self, grid: Grid) -> Tensor:
         return grid.distance.abs() < self.size
@@ -372,7 +372,7 @@ class dilated(Mask):
     batched = False
 
     def __post_init__(self) -> None:
-        _positive("dilated", size=self.size, dilation=self.dilation)
+        keep_integers(self, 1, "size", "dilation")
 
     @property
     def _reach(self) -> int:
@@ -404,7 +404,7 @@ class prefix(Mask):
     batched = False
 
     def __post_init__(self) -> None:
-        _count("prefix", length=self.length)
+        keep_integers(self, 0, "length")
 
     def allowed(self, grid: Grid) -> Tensor:
         return grid.j < self.length
@@ -435,8 +435,8 @@ class block_local(Mask):
     batched = False
 
     def __post_init__(self) -> None:
-        _positive("block_local", size=self.size)
-        _count("block_local", before=self.before, after=self.after)
+        keep_integers(self, 1, "size")
+        keep_integers(self, 0, "before", "after")
 
     def allowed(self, grid: Grid) -> Tensor:
         apart = grid.j // self.size - grid.i // self.size
@@ -452,15 +452,3 @@ class block_local(Mask):
 
     def edges(self, start: int, stop: int) -> Sequence[int]:
         return range((start // self.size + 1) * self.size, stop, self.size)
-
-
-def _count(mask: str, **counts: int) -> None:
-    for name, count in counts.items():
-        if not isinstance(count, int) or count < 0:
-            raise RegardError(f"{mask}({name}={count!r}): {name} must be an integer of at least 0.")
-
-
-def _positive(mask: str, **sizes: int) -> None:
-    for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
-            raise RegardError(f"{mask}({name}={size!r}): {name} must be an integer of at least 1.")

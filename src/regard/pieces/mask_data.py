@@ -11,7 +11,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.errors import RegardError, integer, keep_integers
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, block_local, check_batch, prefix
 from regard.positions import Positions
@@ -29,14 +29,20 @@ def padding(real: Tensor | Sequence[int]) -> Mask:
     >>> rg.padding([3, 1]).allowed(rg.Grid.whole(rg.Positions.of(0, 1, 4), 2, 1, 1))[:, 0, 0].int().tolist()
     [[1, 1, 1, 0], [1, 0, 0, 0]]
     """
-    given = torch.as_tensor(real)
-    if given.ndim == 1 and given.dtype in (torch.int64, torch.int32):
-        return Lengths(given)
-    if given.ndim == 2 and given.dtype == torch.bool:
-        return RealKeys(given)
+    try:
+        given = torch.as_tensor(real)
+    except (TypeError, ValueError, RuntimeError):
+        kind = type(real).__name__
+    else:
+        kind = f"{given.dtype} of shape {tuple(given.shape)}"
+        is_integer = not (given.dtype == torch.bool or given.is_floating_point() or given.is_complex())
+        if given.ndim == 1 and (is_integer or not given.numel()):
+            return Lengths(given.long())
+        if given.ndim == 2 and given.dtype == torch.bool:
+            return RealKeys(given)
     raise RegardError(
-        f"padding: expected integer lengths of shape (batch,) or a boolean tensor of shape (batch, keys), "
-        f"got {given.dtype} of shape {tuple(given.shape)}. An attention_mask of 0 and 1 becomes mask.bool()."
+        f"padding: expected integer lengths of shape (batch,) or a boolean tensor of shape (batch, keys), got {kind}. "
+        "An attention_mask of 0 and 1 becomes mask.bool()."
     )
 
 
@@ -55,6 +61,8 @@ class Lengths(Mask):
 
     def check(self, sizes: Sizes, positions: Positions) -> None:
         check_batch("padding(lengths)", len(self.lengths), sizes)
+        if self._ends[0] < 0:
+            raise RegardError(f"padding(lengths): lengths are at least 0, got {self._ends[0]}.")
 
     def may(self, start: int, stop: int) -> Spans:
         return Spans(((-INFINITY, self._ends[1]),))
@@ -74,7 +82,7 @@ class Lengths(Mask):
 
     @cached_property
     def _ends(self) -> tuple[int, int]:
-        return int(self.lengths.min()), int(self.lengths.max())
+        return (int(self.lengths.min()), int(self.lengths.max())) if len(self.lengths) else (0, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,9 +141,10 @@ class documents(Mask):
     batched = False
 
     def __init__(self, lengths: Sequence[int], key_lengths: Sequence[int] | None = None) -> None:
-        object.__setattr__(self, "lengths", tuple(int(n) for n in lengths))
-        object.__setattr__(self, "key_lengths", None if key_lengths is None else tuple(int(n) for n in key_lengths))
-        if min((*self.lengths, *(self.key_lengths or ())), default=0) < 1:
+        object.__setattr__(self, "lengths", _integers("documents", "lengths", lengths))
+        keys = None if key_lengths is None else _integers("documents", "key_lengths", key_lengths)
+        object.__setattr__(self, "key_lengths", keys)
+        if min((*self.lengths, *(self.key_lengths or ())), default=1) < 1:
             raise RegardError(
                 f"documents({_few(self.lengths)}): every document has at least one token. What is given are lengths; "
                 "document numbers become torch.unique_consecutive(numbers, return_counts=True)[1]."
@@ -212,7 +221,13 @@ class global_tokens(Mask):
     batched = False
 
     def __init__(self, positions: Sequence[int]) -> None:
-        object.__setattr__(self, "positions", tuple(sorted({int(p) for p in positions})))
+        chosen = _integers("global_tokens", "positions", positions)
+        if min(chosen, default=0) < 0:
+            raise RegardError(
+                f"global_tokens({_few(chosen)}): positions count from 0 at the first key; the mask does not know where "
+                "a sequence ends, so there are none from the end. Give the length minus 1 for the last."
+            )
+        object.__setattr__(self, "positions", tuple(sorted(set(chosen))))
 
     def allowed(self, grid: Grid) -> Tensor:
         chosen = torch.tensor(self.positions, dtype=torch.int64, device=grid.device)
@@ -252,6 +267,8 @@ class random_blocks(Mask):
     batched = False
 
     def __post_init__(self) -> None:
+        keep_integers(self, 1, "size", "length")
+        keep_integers(self, 0, "count", "seed")
         blocks = -(-self.length // self.size)
         if not 1 <= self.count <= blocks:
             raise RegardError(
@@ -312,6 +329,8 @@ def bigbird(
     >>> keys[0].item(), bool(keys[4:].max() <= (3 + 1 + 3) * 4)  # the first block is global
     (80, True)
     """
+    for name, value in {"window_blocks": window_blocks, "global_blocks": global_blocks}.items():
+        integer("bigbird", name, value, least=0)
     side = window_blocks // 2
     near = block_local(block, before=side, after=side)
     return near | global_tokens(range(global_blocks * block)) | random_blocks(block, num_random, length, seed)
@@ -369,7 +388,7 @@ class given(Mask):
                 "-inf becomes `mask == 0`; an integer mask of 1 and 0 becomes `mask.bool()`; a float that is meant "
                 "to be added to the scores is a bias: regard.LearnedTable or your own AdditiveBias."
             )
-        if t.ndim not in (2, 4) or 0 in t.shape:
+        if t.ndim not in (2, 4):
             raise RegardError(
                 f"given: expected shape (queries, keys) or (batch or 1, heads or 1, queries, keys), got "
                 f"{tuple(t.shape)}. A (batch, queries, keys) mask becomes mask[:, None]; a (batch, keys) vector of "
@@ -379,7 +398,7 @@ class given(Mask):
 
     @property
     def batched(self) -> bool:  # type: ignore[override]
-        return len(self._full) > 1
+        return len(self._full) != 1
 
     def select(self, index: Tensor) -> Mask:
         return given(self.tensor.index_select(0, index.to(self.tensor.device))) if self.batched else self
@@ -430,6 +449,16 @@ class given(Mask):
 
     def __repr__(self) -> str:
         return f"given(shape={tuple(self.tensor.shape)})"
+
+
+def _integers(owner: str, name: str, values: Sequence[int]) -> tuple[int, ...]:
+    try:
+        listed = values.tolist() if hasattr(values, "tolist") else list(values)  # type: ignore[union-attr]
+    except TypeError:
+        raise RegardError(f"{owner}({name}={values!r}): expected a list of integers.") from None
+    if not isinstance(listed, list):
+        raise RegardError(f"{owner}({name}={values!r}): expected a list of integers.")
+    return tuple(integer(owner, name, value) for value in listed)
 
 
 def own(tensor: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from regard.engine.ring.route import Route
 from regard.engine.ring.shares import LAYOUTS, Share, shares, shares_of
 from regard.engine.ring.turn import Turn
 from regard.errors import RegardError, nearest
-from regard.positions import Positions
+from regard.positions import Positions, check_positions
 from regard.shapes import Sizes
 from regard.spans import Spans
 
@@ -197,6 +197,7 @@ def _checked(attention: Attention, query: Tensor, key: Tensor, value: Tensor, po
     if not isinstance(attention, Attention):
         raise RegardError(f"attend: the first argument must be a regard.Attention, got {type(attention).__name__}.")
     sizes = Sizes.of(query, key, value)
+    check_positions(positions)
     reason = refusal(attention)
     if reason is None and attention.training and attention.dropout:
         reason = (
