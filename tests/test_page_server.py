@@ -112,10 +112,10 @@ def test_a_token_is_asked_of_everyone(text):
         assert ask(address, "/ask/texts?token=a-long-enough-token")[0] == 200
 
 
-def test_other_addresses_need_a_token(text):
-    from regard.viewer.server import serve
+def test_other_addresses_need_a_token():
+    from regard.viewer.server import listen
 
     with pytest.raises(RegardError, match=r"--host 0\.0\.0\.0 opens the page to others.*--token"):
-        serve([Sheet.of(text)], "0.0.0.0", 0, "short", print)
+        listen("0.0.0.0", 0, "short")
     with pytest.raises(RegardError, match="cannot be used"):
-        serve([Sheet.of(text)], "localhost.invalid", 0, "a-long-enough-token", print)
+        listen("localhost.invalid", 0, "a-long-enough-token")

@@ -6,6 +6,7 @@ import json
 import platform
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from regard.bench.machine import Machine
 from regard.bench.measure import Goal
 from regard.bench.runner import Line, Row
 from regard.errors import RegardError
+from regard.seq2seq.checkpoint import write_whole
 
 #: Factor by which a prediction may be off.
 PREDICTED = 2.0
@@ -61,7 +63,7 @@ class Report:
 
     def save(self, path: Path) -> None:
         """All numbers as JSON."""
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        write_whole(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @staticmethod
     def load(path: Path) -> Report:
@@ -174,7 +176,9 @@ def picture(rows: list[Row], path: Path) -> None:
             axes.set(xscale="log", yscale="log", title=name, xlabel="tokens", ylabel=label)
             axes.grid(True, which="major", alpha=0.3)
         left.legend(fontsize="small")
-    figure.savefig(path, dpi=120)
+    content = BytesIO()
+    figure.savefig(content, format="png", dpi=120)
+    write_whole(path, content.getvalue())
 
 
 def _series(rows: list[Row]) -> dict[str, dict[str, list[tuple[int, float | None, float | None]]]]:

@@ -19,6 +19,7 @@ from regard.bench.machine import commit, measured
 from regard.bench.peers.package import PACKAGES
 from regard.bench.report import Report, picture, print_rows
 from regard.bench.runner import Runner
+from regard.cli.outputs import check_drawing, check_file
 from regard.errors import RegardError, nearest
 
 #: Seconds for a peer, and for all without --full: what is left then is named, not measured.
@@ -51,9 +52,10 @@ class Wish:
 def run(wish: Wish) -> None:
     """Measure, and tell; what was measured before Ctrl-C is told as well."""
     chosen, setting = _chosen(wish)
-    for path in filter(None, (wish.json, wish.picture)):
-        if not path.absolute().parent.is_dir():
-            raise RegardError(f"bench: there is no folder {path.parent} to write {path.name} to.")
+    check_file("bench", "--json", wish.json)
+    check_file("bench", "--picture", wish.picture, ".png")
+    if wish.picture is not None:
+        check_drawing("bench", "--picture")
     console = Console(stderr=True)
     stop = None if wish.full else time.monotonic() + ALL
     console.print(Text("Measuring the machine: its matrix products and copies", style="dim"))

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from regard.cli.outputs import check_folder
 from regard.cli.study import Wish, command_of, study_of
 from regard.cli.train import _lab, clock
 from regard.cluster import check_engine, cluster, workers_that_fit
@@ -30,6 +31,7 @@ BUSY = 1.0
 def run(wish: Wish) -> None:
     """Compare, or go on comparing, and write the report."""
     check_engine("compare", wish.engine)
+    check_folder("compare", "--out", wish.out)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     with _lab():
         from regard.seq2seq.comparison import cores, open_study

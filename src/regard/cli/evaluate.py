@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from regard.cli.outputs import check_folder
 from regard.cli.translate import load, search_of
 from regard.data.retrieval import NEAR, without_near
 from regard.errors import RegardError, nearest
@@ -51,6 +52,7 @@ def run(wish: Wish) -> None:
     if wish.bleu_tokenizer is not None:
         check_tokenizer(wish.bleu_tokenizer)
     mine = load(wish.run, None)
+    check_folder("evaluate", "the run", mine.path)
     corpus = corpus_of(mine)
     counted = wish.bleu_tokenizer or mine.bleu_tokenizer or bleu_tokenizer(pair.target for pair in corpus.train)
     wish = replace(wish, bleu_tokenizer=counted)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from regard.cli.compare import FEW_HEADS, NUM_HEADS, check_words, differences, letter_of, print_differences
 from regard.cli.importance import most_important, weighed
+from regard.cli.outputs import check_drawing, check_folder
 from regard.cli.reading import Read, Reader, no_folds, read_text
 from regard.cli.report import as_data, locate, print_findings, print_reading, print_roles, print_word, roles_data
 from regard.cli.summary import print_ending, print_probe, print_statements, print_summary
@@ -55,6 +56,7 @@ class Wish:
 
 def run(wish: Wish) -> None:
     """Read, print, and write the page and the pictures where they are asked for."""
+    check_outputs(wish)
     contents, errors = _contents(wish.texts), Console(stderr=True)
     numbers = wish.numbers
     with errors.status(f"Reading with {wish.model}"):
@@ -72,6 +74,14 @@ def run(wish: Wish) -> None:
     for name, reason in reads[0].missing.items():
         errors.print(f"Not seen: {name}: {reason}", style="yellow", markup=False)
     _write(reads, wish, errors)
+
+
+def check_outputs(wish: Wish) -> None:
+    """Refuse places that cannot be written to, before the work."""
+    check_folder("see", "--save", wish.save)
+    check_folder("see", "--figures", wish.figures)
+    if wish.figures is not None:
+        check_drawing("see", "--figures")
 
 
 def _contents(sources: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from regard.cli.outputs import check_folder
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def print_template() -> None:
 
 def run(wish: Wish) -> None:
     """Prepare, train, and say how to translate or how to go on."""
+    check_folder("train", "--out", wish.out)
     with _lab():
         from regard.seq2seq.guards import alone
         from regard.seq2seq.preparation import process_number

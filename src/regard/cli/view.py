@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -12,15 +13,16 @@ from regard.viewer.runs import open_folder
 
 def run(folder: Path, host: str, port: int, token: str, open_: bool) -> None:
     """Load, serve, and say where; Ctrl-C ends it."""
+    from regard.viewer.server import listen, serve
+
     errors = Console(stderr=True)
-    with errors.status(f"Opening {folder}"):
-        sheets = open_folder(folder)
+    with listen(host, port, token) as listening:
+        with errors.status(f"Opening {folder}"):
+            sheets = open_folder(folder)
+        serve(sheets, listening, host, token, partial(_tell, errors, open_))
 
-    def ready(address: str) -> None:
-        errors.print(f"The page is at {address}  (Ctrl-C ends it)", markup=False, highlight=False, soft_wrap=True)
-        if open_:
-            webbrowser.open(address)
 
-    from regard.viewer.server import serve
-
-    serve(sheets, host, port, token, ready)
+def _tell(errors: Console, open_: bool, address: str) -> None:
+    errors.print(f"The page is at {address}  (Ctrl-C ends it)", markup=False, highlight=False, soft_wrap=True)
+    if open_:
+        webbrowser.open(address)

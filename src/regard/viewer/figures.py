@@ -7,8 +7,8 @@ red or green; weights are shown by their square root, so that weak links still s
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.maps import AttentionMap
+from regard.seq2seq.checkpoint import write_whole
 from regard.stats import LayerProfile, Offsets, Profile, Reading, Role, RoleTable
 from regard.stats.roles import KINDS, QUERIES
 
@@ -182,7 +183,6 @@ def offset_bars(weights: AttentionMap, title: str = "", batch: int = 0) -> Any:
 def save_figures(folder: str | os.PathLike[str], reading: Reading) -> list[Path]:
     """Every figure of a reading as PNG files in `folder`; each is written whole or not at all."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     figures = {"heads": heads_grid(reading)}
     figures |= {f"map-{name}": statistic_map(reading.profile, name) for name in reading.profile.layers[0].values}
     if reading.roles is not None:
@@ -234,8 +234,7 @@ def _colorbar(figure: Any, image: Any, axes: Any, label: str) -> None:
 
 
 def _save(figure: Any, path: Path) -> Path:
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".regard-") as folder:
-        draft = Path(folder) / path.name
-        figure.savefig(draft, dpi=110)
-        os.replace(draft, path)
+    content = BytesIO()
+    figure.savefig(content, format="png", dpi=110)
+    write_whole(path, content.getvalue())
     return path

@@ -32,14 +32,12 @@ HEADERS = {
 
 def application(sheets: list[Sheet], hosts: tuple[str, ...] = LOOPBACK, token: str = "") -> Starlette:
     """The server as an ASGI application: the page at `/`, answers below `/ask/`. `hosts` are names it goes by."""
-    try:
-        import anyio
-        from starlette.applications import Starlette
-        from starlette.concurrency import run_in_threadpool
-        from starlette.responses import HTMLResponse, PlainTextResponse, Response
-        from starlette.routing import Route
-    except ImportError as error:
-        raise RegardError(f"view: {error.name} is missing. Install it: pip install 'regard[view]'.") from None
+    _need_packages()
+    import anyio
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.responses import HTMLResponse, PlainTextResponse, Response
+    from starlette.routing import Route
 
     answers, page = Answers(sheets), html(embed({"live": True}), "'self'")
     turn = anyio.Semaphore(AT_ONCE)
@@ -62,6 +60,15 @@ def application(sheets: list[Sheet], hosts: tuple[str, ...] = LOOPBACK, token: s
     app = Starlette(routes=routes)
     app.add_middleware(Guard, hosts=hosts, token=token)
     return app
+
+
+def _need_packages() -> None:
+    try:
+        import anyio  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise RegardError(f"view: {error.name} is missing. Install it: pip install 'regard[view]'.") from None
 
 
 class Guard:
@@ -99,22 +106,28 @@ def _name(host: str) -> str | None:
         return None
 
 
-def serve(sheets: list[Sheet], host: str, port: int, token: str, ready: Any) -> None:
-    """Serve until interrupted; `ready` is called with the address once there is one."""
+def listen(host: str, port: int, token: str) -> socket.socket:
+    """The socket that `serve` answers on, before there is anything to serve."""
     if host not in LOOPBACK and len(token) < 16:
         raise RegardError(
             f"view: --host {host} opens the page to others, so it needs --token of at least 16 characters, for "
             f"instance {secrets.token_urlsafe(16)}."
         )
-    app = application(sheets, (*LOOPBACK, host.lower()), token)
+    _need_packages()
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, UnicodeError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise RegardError(f"view: port {port} of {host} cannot be used: {said}.") from None
+
+
+def serve(sheets: list[Sheet], listening: socket.socket, host: str, token: str, ready: Any) -> None:
+    """Serve until interrupted; `ready` is called with the address."""
     import torch
     import uvicorn
 
+    app = application(sheets, (*LOOPBACK, host.lower()), token)
     torch.set_num_threads(1)
-    try:
-        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise RegardError(f"view: port {port} of {host} cannot be used: {error.strerror or error}.") from None
     name = f"[{host}]" if ":" in host else host
     ready(f"http://{name}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else ""))
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)

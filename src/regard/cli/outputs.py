@@ -1,0 +1,70 @@
+"""Whether a command can write what it was asked to write: said before the work, which may take hours."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from regard.errors import RegardError
+
+
+def check_folder(operation: str, option: str, folder: Path | None) -> None:
+    """Refuse a folder that cannot be made or written to; None is an option that was not given.
+
+    >>> check_folder("see", "--save", Path(__file__))
+    Traceback (most recent call last):
+        ...
+    regard.errors.RegardError: see: --save ...outputs.py: that is a file. Give a folder, or the name of a new one.
+    """
+    if folder is None:
+        return
+    try:
+        existing = _nearest(folder.absolute())
+        if not existing.is_dir():
+            inside = "that is" if existing == folder.absolute() else f"{existing} is"
+            raise RegardError(
+                f"{operation}: {option} {folder}: {inside} a file. Give a folder, or the name of a new one."
+            )
+        with tempfile.TemporaryDirectory(dir=existing, prefix=".regard-"):
+            pass
+    except OSError as error:
+        said = error.strerror or error
+        raise RegardError(f"{operation}: {option} {folder} cannot be written to: {said}. Give another.") from None
+
+
+def check_file(operation: str, option: str, path: Path | None, ending: str = "") -> None:
+    """Refuse a file that cannot be written, or whose name does not end as what will be in it; None is not given."""
+    if path is None:
+        return
+    if os.path.isdir(path):
+        raise RegardError(f"{operation}: {option} {path} is a folder. Give the name of a file.")
+    if ending and path.suffix.lower() != ending:
+        raise RegardError(f"{operation}: {option} {path} does not end in {ending}, which is what is written there.")
+    if not path.absolute().parent.is_dir():
+        raise RegardError(f"{operation}: there is no folder {path.parent} to write {path.name} to.")
+    check_folder(operation, option, path.parent)
+    if path.exists() and not os.access(path, os.W_OK):
+        raise RegardError(f"{operation}: {option} {path} may not be written. Give another name.")
+
+
+def check_drawing(operation: str, option: str) -> None:
+    """Refuse pictures where nothing can draw them."""
+    if find_spec("matplotlib") is None:
+        raise RegardError(f"{operation}: {option} needs matplotlib. Install it: pip install 'regard[demo]'.")
+
+
+def _nearest(path: Path) -> Path:
+    """The path itself, or the nearest folder above it that exists."""
+    while not os.path.lexists(path) and path != path.parent:
+        _check_name(path)
+        path = path.parent
+    return path
+
+
+def _check_name(path: Path) -> None:
+    """Raise the system's error for a name that no file can have."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.stat(path)
