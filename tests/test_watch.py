@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import contextmanager
+from functools import wraps
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from transformers.modeling_utils import AttentionInterface
 import regard as rg
 from miniatures import BART, BERT, DECODERS, ENCODERS, LLAMA, SEQ2SEQ, padding, sharpened, tokens
 from regard.hf import translate as translating
+from regard.hf import verify as verifying
 from regard.hf.biases import DiagonalBias, TensorBias
 from regard.hf.masks import Recognised, recognise
 from watching import assert_identical, assert_verified, oracle, watched
@@ -313,6 +316,69 @@ def test_a_users_own_backend(own_backend):
     assert_verified(seen)
     with pytest.raises(rg.RegardError, match=r"the option 'tilt' may change its weights"):
         watched(model, {"input_ids": tokens(9), "tilt": 1.5})
+
+
+SDPA = transformers.AttentionInterface()["sdpa"]
+
+
+def knocking_out(*place):
+    """SDPA, but for one pair: batch entry, head, query and key."""
+
+    def backend(module, query, key, value, attention_mask, **options):
+        B, H, I, _ = query.shape
+        mask = torch.ones(B, H, I, key.shape[2], dtype=torch.bool)
+        mask[place] = False
+        return SDPA(module, query, key, value, mask, **options | {"is_causal": False})
+
+    return backend
+
+
+@contextmanager
+def registered(backend):
+    transformers.AttentionInterface.register("own", backend)
+    transformers.AttentionMaskInterface.register("own", transformers.masking_utils.sdpa_mask)
+    try:
+        yield bert("own")
+    finally:
+        for interface in (transformers.AttentionInterface, transformers.AttentionMaskInterface):
+            interface._global_mapping.pop("own")
+
+
+@pytest.mark.parametrize("disguised", [False, True])
+@pytest.mark.parametrize("bytes_at_once", [1, 1 << 23])
+@pytest.mark.parametrize("place", [(1, 0, 3, 7), (0, 3, 1, 8), (2, 1, 4, 2)])
+def test_a_backend_that_leaves_out_one_pair_is_caught(place, bytes_at_once, disguised, monkeypatch):
+    monkeypatch.setattr(verifying, "BYTES", bytes_at_once)
+    backend = knocking_out(*place)
+    inputs = {"input_ids": tokens(9, batch=4)}
+    with registered(wraps(SDPA)(backend) if disguised else backend) as model:
+        with pytest.raises(rg.RegardError, match=r"not what the kernel returned[^$]*WRONG, error"):
+            watched(model, inputs)
+        _, seen = watched(model, inputs, verify=False)
+        assert len(seen) == 2
+
+
+def rows_recomputed(monkeypatch):
+    rows, recompute = [], verifying._recompute
+    monkeypatch.setattr(
+        verifying, "_recompute", lambda h, t, e, r: rows.append(len(e) * len(r)) or recompute(h, t, e, r)
+    )
+    return rows
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_every_row_is_verified_when_asked(backend, monkeypatch):
+    monkeypatch.setattr(verifying, "BYTES", 4 * 3 * 4 * 9 * 2)
+    rows, model, inputs = rows_recomputed(monkeypatch), llama(backend), {"input_ids": tokens(9, batch=3)}
+    _, seen = watched(model, inputs)
+    assert rows == [2 * 4] * 2  # of each layer, 4 rows of the first and the last entry
+    assert_verified(seen)
+    rows.clear()
+    _, seen = watched(model, inputs, verify="all")
+    assert rows == [6, 6, 6, 6, 3] * 2
+    assert_verified(seen)
+    with pytest.raises(rg.RegardError, match=r"verify='some'.*True .*'all'.*False"):
+        watched(model, inputs, verify="some")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

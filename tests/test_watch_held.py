@@ -127,6 +127,120 @@ def test_another_softmax_is_no_map(made, why):
         watched(OwnAttention(**made), {"x": torch.randn(2, 6, 16)})
 
 
+M = torch.eye(4) + 0.5
+KEPT = torch.arange(6) < 3
+#: What a module does between its softmax and its values, and the function that changes the weights.
+CHANGES = {
+    "masks": (lambda w: w * KEPT, "mul"),
+    "fills": (lambda w: w.masked_fill(~KEPT, 0), "masked_fill"),
+    "fills in place": (lambda w: w.masked_fill_(~KEPT, 0), "masked_fill_"),
+    "fills a view in place": (lambda w: w.flatten(0, 1).mul_(KEPT).view_as(w), "mul_"),
+    "writes an item": (lambda w: w.__setitem__((..., 0), 0.0) or w, "__setitem__"),
+    "scales": (lambda w: w / 2, "div"),
+    "mixes heads": (lambda w: torch.einsum("gh,bhij->bgij", M, w), "einsum"),
+    "mixes heads by a product": (lambda w: (M @ w.flatten(2)).view_as(w), "flatten"),
+    "mixes heads by a projection": (
+        lambda w: nn.functional.linear(w.permute(0, 2, 3, 1), M).permute(0, 3, 1, 2),
+        "linear",
+    ),
+    "adds": (lambda w: w + torch.eye(6), "add"),
+    "drops the last": (lambda w: nn.functional.pad(w[..., :-1], (1, 0)), "getitem"),
+    "once more": (lambda w: (w * 4).softmax(-1) * w, "mul"),
+}
+#: What leaves them as they are.
+KEEPS = {
+    "nothing": lambda w: w,
+    "types": lambda w: w.double().to(torch.float32),
+    "dropout": lambda w: nn.functional.dropout(w, 0.5, training=False),
+    "dropout in place": lambda w: nn.functional.dropout(w, 0.5, training=False, inplace=True),
+    "axes": lambda w: w.permute(0, 2, 1, 3).contiguous().transpose(1, 2),
+    "heads and batch together": lambda w: w.flatten(0, 1).view(2, 4, 6, 6),
+    "a mask of ones": lambda w: w * torch.ones(4, 1, 1),
+    "no change in place": lambda w: w.clone().contiguous(),
+    "statistics": lambda w: (w, w.amax(-1), w.std())[0],
+}  # fmt: skip
+PRODUCTS = {
+    "matmul": lambda w, v: torch.matmul(w, v),
+    "bmm": lambda w, v: torch.bmm(w.flatten(0, 1), v.flatten(0, 1)).view(2, 4, 6, 4),
+    "baddbmm": lambda w, v: torch.baddbmm(torch.zeros(8, 6, 4), w.flatten(0, 1), v.flatten(0, 1)).view(2, 4, 6, 4),
+    "einsum": lambda w, v: torch.einsum("bhij,bhjd->bhid", w, v),
+    "einsum, any batch": lambda w, v: torch.einsum("...jd, ...ij -> ...id", v, w),
+    "turned": lambda w, v: (v.mT @ w.mT).mT,
+}
+
+
+class ChangedAttention(OwnAttention):
+    """Does something between its softmax and its product."""
+
+    def __init__(self, change, product=torch.matmul):
+        super().__init__()
+        self.change, self.product = change, product
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+        return self.product(self.change((q @ k.mT).softmax(-1)), v).transpose(1, 2).flatten(2)
+
+
+@torch.no_grad()
+def look(model):
+    x = torch.randn(2, 6, 16)
+    _, seen = watched(model, {"x": x})
+    q, k, _ = model.qkv(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+    torch.testing.assert_close(seen[0].dense(), (q @ k.mT).softmax(-1), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("product", ["matmul", "einsum"])
+def test_weights_changed_after_the_softmax_are_refused(change, product):
+    model = ChangedAttention(CHANGES[change][0], PRODUCTS[product])
+    why = f"ChangedAttention changes its weights after the softmax .*{CHANGES[change][1]}"
+    with pytest.raises(rg.RegardError, match=why), torch.no_grad():
+        watched(model, {"x": torch.randn(2, 6, 16)})
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+def test_weights_that_stay_the_same_are_shown(keep, size):
+    look(ChangedAttention(KEEPS[keep]))
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_any_product_with_the_values_is_known(product, size):
+    look(ChangedAttention(lambda w: w, PRODUCTS[product]))
+
+
+def test_a_softmax_that_takes_no_values_is_no_weight():
+    """A gate of each row, beside the attention: the softmax that the values are multiplied by is shown."""
+
+    class Gated(OwnAttention):
+        def forward(self, x):
+            return x.softmax(-1).amax(-1, keepdim=True) * super().forward(x)
+
+    look(Gated())
+
+
+def test_a_softmax_in_a_module_that_is_not_named_after_attention():
+    class Mixer(OwnAttention):
+        pass
+
+    look(Mixer())
+
+
+def test_weights_changed_after_their_product_are_refused():
+    def spoilt(w, v):
+        output = w @ v
+        w[:, :, :, 0] = 0
+        return output
+
+    with pytest.raises(rg.RegardError, match="changes its weights"), torch.no_grad():
+        watched(ChangedAttention(lambda w: w, spoilt), {"x": torch.randn(2, 6, 16)})
+
+
+@pytest.mark.parametrize("product", [lambda w, v: (w[..., None] * v[:, :, None]).sum(3), lambda w, v: w.mT @ v])
+def test_a_softmax_without_a_product_is_refused(product):
+    with pytest.raises(rg.RegardError, match="no product that takes it was heard"), torch.no_grad():
+        watched(ChangedAttention(lambda w: w, product), {"x": torch.randn(2, 6, 16)})
+
+
 def test_generation_of_a_model_with_a_softmax_of_its_own(size):
     config = transformers.BloomConfig(**MODELS["BloomModel"])
     model = sharpened(transformers.BloomForCausalLM._from_config(config, attn_implementation="eager").eval())

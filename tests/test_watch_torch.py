@@ -16,6 +16,7 @@ from torch.nn.modules import module as every
 
 import regard as rg
 from miniatures import V, padding, sharpened, tokens
+from regard.hf import verify as verifying
 from regard.hf.inputs import Inputs
 from watching import assert_identical, assert_verified, oracle, watched
 
@@ -429,6 +430,26 @@ def test_layers_with_a_forward_of_their_own_are_not_trusted_with_their_inputs():
     with torch.no_grad(), rg.watch(model) as seen:
         model(x)
     torch.testing.assert_close(seen[0].dense(), wanted, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_every_row_of_torch_layers_is_verified_when_asked(grad, monkeypatch):
+    """On the fused path, off it, with padding; one weight of one row is wrong by a little and that is told."""
+    model, x = encoder(), torch.randn(3, T, C)
+    with torch.set_grad_enabled(grad), rg.watch(model, verify="all") as seen:
+        model(x, src_key_padding_mask=torch.arange(T) >= torch.tensor([T, 5, 2])[:, None])
+    assert_verified(seen)
+    scores = verifying.scores
+
+    def off(attention, tile, grid):
+        s = scores(attention, tile, grid)
+        return s.masked_fill((grid.query == 5)[:, None] & (grid.key == 2), -torch.inf)
+
+    monkeypatch.setattr(verifying, "scores", off)
+    with torch.set_grad_enabled(grad):
+        watched(model, {"src": x})
+        with pytest.raises(rg.RegardError, match="not what the kernel returned"):
+            watched(model, {"src": x}, verify="all")
 
 
 # A model without attention

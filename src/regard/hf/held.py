@@ -20,7 +20,7 @@ from regard.attention import Attention
 from regard.engine.rows import Collected
 from regard.errors import RegardError
 from regard.hf.masks import recognise
-from regard.hf.running import SOFTMAX, over_keys
+from regard.hf.trace import Trace
 from regard.hf.translate import Untranslatable
 from regard.hf.verify import Check
 from regard.maps import attention_map
@@ -53,26 +53,25 @@ class Held:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     shape: tuple[int, int, int, int]
+    number: int
     sample: Tensor
     slot: Slot
     check: Check
     small: Tensor | None = field(default=None, repr=False)
 
     @staticmethod
-    def of(name: str, module: nn.Module, given: tuple[Any, Any], softmaxes: list[Tensor], slot: Slot) -> Held:
-        """From the inputs of a module and what its softmax returned."""
-        if len(softmaxes) != 1:
-            raise Untranslatable(
-                f"{type(module).__name__} computes {len(softmaxes)} softmaxes, and which of them are its weights is "
-                "not known here; output_attentions=True with attn_implementation='eager' may return them"
-            )
-        weights = _four_axes(module, given, softmaxes[0])
+    def of(name: str, module: nn.Module, given: tuple[Any, Any], trace: Trace, slot: Slot) -> Held:
+        """From the inputs of a module, and the softmax that its values are multiplied by."""
+        number = trace.taken(type(module).__name__)
+        weights = _four_axes(module, given, trace.softmaxes[number])
         B, H, I, J = weights.shape
         small = weights.clone() if weights.numel() * 4 <= SMALL else None
         args, kwargs = given if small is None else ((), {})
-        check = Check(name, note="these are the weights of the module's own softmax")
+        check = Check(
+            name, note="these are the weights of the module's own softmax, which its values are multiplied by"
+        )
         sample = _rows(weights).clone()
-        return Held(name, module, args, kwargs, (B, H, I, J), sample, slot, check, small)
+        return Held(name, module, args, kwargs, (B, H, I, J), number, sample, slot, check, small)
 
     @property
     def map(self) -> AttentionMap:
@@ -101,7 +100,7 @@ class Held:
         devices = [self.sample.device] if self.sample.is_cuda else []
         with torch.random.fork_rng(devices), _Catch() as caught:
             self.module.forward(*_snapshot(self.args), **_snapshot(self.kwargs))
-        weights = _four_axes(self.module, (self.args, self.kwargs), caught.softmaxes[-1])
+        weights = _four_axes(self.module, (self.args, self.kwargs), caught.trace.softmaxes[self.number])
         if weights.shape != self.shape or not torch.allclose(_rows(weights), self.sample, atol=1e-4, equal_nan=True):
             raise RegardError(
                 f"seen[{self.name!r}]: {type(self.module).__name__} gives other weights now than when it was watched: "
@@ -159,17 +158,16 @@ class HeldMap(AttentionMap):
 
 
 class _Catch(TorchFunctionMode):
-    """Keeps what softmax returns."""
+    """Traces what softmax returns."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.softmaxes: list[Tensor] = []
+        self.trace = Trace()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
-        if func in SOFTMAX and over_keys(output, *args[1:], **kwargs):
-            self.softmaxes.append(output)
+        self.trace.follow(func, args, kwargs, output)
         return output
 
 

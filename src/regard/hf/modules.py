@@ -29,14 +29,15 @@ LIBRARIES = ("torch", "transformers", "regard.")
 
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules that look like attention: called so, and holding projections of queries and keys themselves."""
+    """Modules that look like attention: named so or calling softmax, and holding projections of queries and keys."""
     return {name: module for name, module in model.named_modules() if _attends(module)}
 
 
 def _attends(module: nn.Module) -> bool:
     if isinstance(module, nn.MultiheadAttention | Attends) or FUSED.intersection(names_called(type(module))):
         return True
-    if not re.search("attention|attn", type(module).__name__, re.IGNORECASE):
+    named = re.search("attention|attn", type(module).__name__, re.IGNORECASE)
+    if not named and "softmax" not in names_called(type(module)):
         return False
     return any(PROJECTION.search(name) and _projects(child) for name, child in module.named_children())
 

@@ -11,20 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 _with_kwargs: dict[int, bool] = getattr(nn.modules.module, "_global_forward_hooks_with_kwargs", {})
-SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
-
-
-def over_keys(output: Any, dim: Any = None, *_: Any, **__: Any) -> bool:
-    """Whether a softmax with these arguments is over the last of at least three axes."""
-    return isinstance(output, torch.Tensor) and output.ndim > 2 and dim in (-1, output.ndim - 1)
 
 
 class Follower(Protocol):
@@ -39,7 +31,7 @@ class Follower(Protocol):
 
 
 class _Ear(TorchFunctionMode):
-    """Passes every function on, and tells of those that make weights."""
+    """Passes every function on, and tells of it."""
 
     def __init__(self, followers: list[Follower]) -> None:
         super().__init__()
@@ -48,9 +40,8 @@ class _Ear(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
-        if func is F.scaled_dot_product_attention or func in SOFTMAX:
-            for follower in tuple(self.followers):
-                follower.asked(func, args, kwargs, output)
+        for follower in tuple(self.followers):
+            follower.asked(func, args, kwargs, output)
         return output
 
 

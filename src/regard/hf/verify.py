@@ -1,20 +1,27 @@
-"""The proof that a map is right: recomputed weights @ values against what the kernel itself returned."""
+"""Checks a map: recomputed weights @ values must equal the kernel's own output."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from regard.attention import Prepared, scores
+from regard.hf.span_mask import OURS
 from regard.hf.torch_calls import Heard
-from regard.hf.translate import Call, Translation
+from regard.hf.translate import DIRECT, Call, Translation
 from regard.pieces.grid import Grid
 from regard.shapes import at_least_float32, grouped_values
 
-#: Queries that are recomputed, spread over the sequence, for the first and the last batch entry.
+#: Queries of known kernels that are recomputed, spread over the sequence, for the first and the last batch entry.
 ROWS = 4
+#: Bytes of scores that are recomputed at once where every row is.
+BYTES = 8 << 20
+#: Packages whose backends are known kernels.
+KNOWN = ("torch", "transformers", "regard")
 #: Error allowed, as a share of the greatest output.
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 3e-2}
 
@@ -40,34 +47,77 @@ class Check:
 
 
 @torch.no_grad()
-def check(name: str, heard: Heard, translation: Translation) -> Check:
-    """Recompute a few rows of all heads and compare with the output: (B, I, H, E), or what `finish` makes of that."""
+def check(name: str, heard: Heard, translation: Translation, every_row: bool = False) -> Check:
+    """Recompute rows of all heads and compare with the output: (B, I, H, E), or what `finish` makes of that.
+
+    A few rows tell whether a kernel that is known was read rightly. A backend of the user's own may treat any pair
+    otherwise, so all of its rows are recomputed, block by block.
+    """
     call, output, finish = heard.call, heard.output, heard.finish
     if call.drops:
         return Check(name, note=f"dropout {call.dropout} drops weights in training mode; use model.eval()")
     (B, H, I, _), E = call.query.shape, call.value.shape[-1]
     if finish is None and output.shape != (B, I, H, E):
         return Check(name, note=f"the backend returned shape {tuple(output.shape)} instead of {(B, I, H, E)}")
-    entries = torch.tensor(sorted({0, B - 1}), device=output.device)
-    rows = torch.linspace(0, I - 1, min(ROWS, I), device=output.device).round().long()
+    compared = _Compared()
     with torch.autocast(output.device.type, enabled=False):
+        for entries, rows in _blocks(call, every_row or not _is_known(call)):
+            compared.add(heard, translation, entries, rows)
+    return compared.check(name, call, output.dtype)
+
+
+def _is_known(call: Call) -> bool:
+    """Whether the backend is a function of torch, of transformers or ours, as those packages hold it."""
+    function = call.function
+    module = getattr(function, "__module__", None) or ""
+    held = getattr(sys.modules.get(module), getattr(function, "__name__", ""), None)
+    return call.backend in (DIRECT, OURS) or (module.split(".")[0] in KNOWN and held is function)
+
+
+def _blocks(call: Call, every_row: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batch entries and rows that are recomputed at once."""
+    (B, H, I, _), J, device = call.query.shape, call.key.shape[2], call.query.device
+    if every_row:
+        at_once = max(BYTES // (4 * B * H * J), 1)
+        for rows in torch.arange(I, device=device).split(at_once):
+            yield torch.arange(B, device=device), rows
+        return
+    rows = torch.linspace(0, I - 1, min(ROWS, I), device=device).round().long()
+    yield torch.tensor(sorted({0, B - 1}), device=device), rows
+
+
+@dataclass
+class _Compared:
+    """The greatest difference so far, the greatest output, and what rounding of scores may change."""
+
+    any_row: bool = False
+    error: float = 0.0
+    reach: float = 0.0
+    rounding: float = 0.0
+
+    def add(self, heard: Heard, translation: Translation, entries: Tensor, rows: Tensor) -> None:
+        """Recompute some rows of some entries."""
         expected, empty, rounding = _recompute(heard, translation, entries, rows)
-        actual = at_least_float32(output[entries[:, None], rows])
-        if finish is None:
+        actual = at_least_float32(heard.output[entries[:, None], rows])
+        if heard.finish is None:
             actual = actual.transpose(1, 2)
         else:
-            expected, empty = finish(expected, entries, rows), empty.any(1)
-    compared = expected.isfinite() & ~empty
-    if not compared.any():
-        return Check(name, note="the values or all rows looked at are empty or not finite")
-    return _compared(name, call, output.dtype, actual[compared], expected[compared], rounding)
+            expected, empty = heard.finish(expected, entries, rows), empty.any(1)
+        compared = expected.isfinite() & ~empty
+        if not compared.any():
+            return
+        actual, expected = actual[compared], expected[compared]
+        difference = float((expected - actual).abs().max())
+        self.error = max(self.error, difference) if difference == difference else difference
+        self.reach = max(self.reach, float(actual.abs().max()))
+        self.rounding, self.any_row = max(self.rounding, rounding), True
 
-
-def _compared(name: str, call: Call, dtype: torch.dtype, actual: Tensor, expected: Tensor, rounding: float) -> Check:
-    error = float((expected - actual).abs().max())
-    share = TOLERANCE.get(dtype, TOLERANCE[torch.float32]) + (rounding if call.backend == "eager" else 0.0)
-    tolerance = share * max(float(actual.abs().max()), 1e-6)
-    return Check(name, error, tolerance, error <= tolerance)
+    def check(self, name: str, call: Call, dtype: torch.dtype) -> Check:
+        if not self.any_row:
+            return Check(name, note="the values or all rows looked at are empty or not finite")
+        share = TOLERANCE.get(dtype, TOLERANCE[torch.float32]) + (self.rounding if call.backend == "eager" else 0.0)
+        tolerance = share * max(self.reach, 1e-6)
+        return Check(name, self.error, tolerance, self.error <= tolerance)
 
 
 def _recompute(heard: Heard, translation: Translation, entries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, float]:

@@ -22,9 +22,10 @@ from regard.errors import RegardError, nearest
 from regard.hf.held import Held, Slot, snapshot
 from regard.hf.interface import tap
 from regard.hf.modules import Chosen, attention_modules, inside_torch_layers, is_loud, part_of, parts_of_torch_layers
-from regard.hf.running import over_keys, running
+from regard.hf.running import running
 from regard.hf.summed import ModuleStatistics, checked_folds
 from regard.hf.torch_calls import Heard, encoder_layer, multihead, sdpa
+from regard.hf.trace import Trace
 from regard.hf.translate import DIRECT, Call, Masks, Untranslatable, translate
 from regard.hf.unprojected import Unprojected
 from regard.hf.verify import Check, check
@@ -34,6 +35,7 @@ from regard.nn import Attends, listeners
 from regard.seen import attend_listeners
 
 KEEPS = ("qk", "statistics")
+ALL = "all"
 OUTSIDE = (
     "computes its own weights, through neither the attention interface of transformers nor "
     "F.scaled_dot_product_attention nor nn.MultiheadAttention nor regard.attend"
@@ -51,7 +53,7 @@ def watch(
     model: nn.Module,
     layers: Iterable[int | str] | None = None,
     keep: str = "qk",
-    verify: bool = True,
+    verify: bool | str = True,
     folds: Iterable[Fold] | None = None,
 ) -> Iterator[Watched]:
     """See every attention weight of a model, of transformers or in plain torch, while its own backend runs it.
@@ -59,7 +61,8 @@ def watch(
     Queries and keys are kept, O(n) for each layer, and weights are recomputed from them when asked
     for; the outputs of the model are bit-identical. `layers` takes layer numbers or module paths
     (with * and ?). With `verify` a few rows of every call are recomputed and compared with what the
-    kernel returned, and the block ends in a `RegardError` if they differ. Of a module that computes softmax
+    kernel returned, and the block ends in a `RegardError` if they differ; every row, in quadratic time but linear
+    memory, if the backend is one that you registered, or with `verify="all"`. Of a module that computes softmax
     itself (Bloom, GPT-J, DeBERTa) the inputs are kept, and it runs once more when its map is looked at.
 
     With `keep="statistics"` every call is folded by `folds` (by default entropy, strongest link, distance
@@ -79,6 +82,10 @@ def watch(
     """
     if keep not in KEEPS:
         raise RegardError(f"watch(keep={keep!r}): what is kept is one of a few. {nearest(str(keep), KEEPS)}")
+    if verify not in (True, False, ALL):
+        raise RegardError(
+            f"watch(verify={verify!r}): verify is True (a few rows), {ALL!r} (every row) or False (none)."
+        )
     _check_model(model)
     watcher = _Watcher(model, Chosen(layers), verify, checked_folds(folds, keep))
     with watcher.listening():
@@ -94,13 +101,13 @@ class Frame:
     name: str | None
     inside: int
     given: tuple[Any, Any] | None = None
-    softmaxes: list[Tensor] = field(default_factory=list)
+    trace: Trace = field(default_factory=Trace)
 
 
 class _Watcher:
     """Listens for one model: sorts the calls of its modules into captures and reasons."""
 
-    def __init__(self, model: nn.Module, chosen: Chosen, verify: bool, folds: tuple[Fold, ...]) -> None:
+    def __init__(self, model: nn.Module, chosen: Chosen, verify: bool | str, folds: tuple[Fold, ...]) -> None:
         self.folds = folds
         self.model, self.chosen, self.verify, self.masks = model, chosen, verify, Masks()
         self.names = {module: name for name, module in model.named_modules()}
@@ -117,7 +124,7 @@ class _Watcher:
         self.ran: Counter[str] = Counter()
         self.stack: list[Frame] = []
         self.running: list[nn.Module] = []
-        self.seen = Watched(self.parts, self.missing, list(self.names.values()), verify)
+        self.seen = Watched(self.parts, self.missing, list(self.names.values()), bool(verify))
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -163,8 +170,8 @@ class _Watcher:
         if output is None:
             return
         name, given = frame.name, frame.given
-        if given is not None and frame.softmaxes:
-            self._keep(name, lambda: Held.of(name or "", module, given, frame.softmaxes, self.slot))
+        if given is not None and frame.trace.softmaxes:
+            self._keep(name, lambda: Held.of(name or "", module, given, frame.trace, self.slot))
         elif isinstance(module, nn.MultiheadAttention):
             self._take(frame.name, lambda: multihead(module, args, kwargs, output, module in self.known))
         elif isinstance(module, nn.TransformerEncoderLayer):
@@ -183,8 +190,8 @@ class _Watcher:
         if function is F.scaled_dot_product_attention:
             frame.given = None
             self._take(frame.name, lambda: sdpa(frame.module, args, kwargs, output))
-        elif over_keys(output, *args[1:], **kwargs):
-            frame.softmaxes.append(output)
+        else:
+            frame.trace.follow(function, args, kwargs, output)
 
     def hear(self, call: Call, output: Any) -> None:
         """Take one call of a backend, if its module belongs to the model."""
@@ -223,7 +230,7 @@ class _Watcher:
         call, translation = heard.call, translate(heard.call, self.masks)
         checked = Check(name, note="verify=False")
         if self.verify:
-            checked = check(name, heard, translation)
+            checked = check(name, heard, translation, self.verify == ALL)
         if heard.inputs is not None:
             return Unprojected(name, translation.attention, translation.positions, heard.inputs, checked)
         query, key = _own(translation.query.detach()), _own(call.key.detach(), call)
