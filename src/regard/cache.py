@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.checks import checked
 from regard.errors import RegardError, keep_integers
 from regard.pieces.mask import Mask, prefix, window
 from regard.positions import Positions
@@ -127,6 +128,7 @@ def _appended(store: _Store | None, key: Tensor, value: Tensor) -> _Store:
     return store.append(key, value)
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class GrowingCache(Cache):
     """Keeps everything; appending is amortised O(new tokens) where gradients are off.
@@ -151,6 +153,7 @@ class GrowingCache(Cache):
         return Extended(store.key, store.value, positions, GrowingCache(store, length))
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class RingCache(Cache):
     """Keeps the last `size` tokens, and the first `sinks` for good (StreamingLLM, arXiv:2309.17453).
@@ -205,6 +208,7 @@ class RingCache(Cache):
         return torch.cat((self.first[0], new[0]), 2), torch.cat((self.first[1], new[1]), 2)
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class RecurrentCache(Cache):
     """Keeps only the sum over keys, for kernel scores: constant memory, but no weights on earlier keys.

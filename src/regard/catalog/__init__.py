@@ -7,6 +7,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from regard.catalog.mechanism import Mechanism
+from regard.checks import checked
 from regard.errors import RegardError, nearest
 
 __all__ = ["Mechanism", "mechanism", "mechanisms"]
@@ -24,6 +25,7 @@ def mechanisms() -> dict[str, Mechanism]:
     return {name: import_module(f"{__name__}.{name}").MECHANISM for name in sorted(names)}
 
 
+@checked
 def mechanism(name: str) -> Mechanism:
     """One mechanism; an unknown name is answered with the nearest known one.
 

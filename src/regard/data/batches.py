@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.checks import checked
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.errors import RegardError
 
@@ -118,6 +119,7 @@ class Epoch(Sequence[Batch]):
         return Batch.of([self.pairs[index] for index in chosen], chosen)
 
 
+@checked
 class Batches:
     """Every pair once an epoch, in batches of alike lengths, in an order that (seed, epoch) fixes.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from regard.checks import checked
 from regard.data.words import cut
 from regard.errors import RegardError, nearest
 
@@ -97,6 +98,7 @@ class Corpus:
         return f"{sizes}; left out: {left_out}." if left_out else f"{sizes}."
 
 
+@checked
 def load_corpus(
     spec: Path | Sequence[Path] | Mapping[str, Path | Sequence[Path]],
     *,
@@ -142,6 +144,7 @@ def load_corpus(
     return Corpus(name, *languages, train, valid_pairs, test_pairs, dict(skipped + long))
 
 
+@checked
 def split_pairs(
     pairs: Sequence[Pair], valid: int | None = None, test: int | None = None, seed: int = 0
 ) -> tuple[tuple[Pair, ...], tuple[Pair, ...], tuple[Pair, ...]]:
@@ -187,6 +190,7 @@ def split_pairs(
     )
 
 
+@checked
 def encode_pairs(pairs: Iterable[Pair], source: Tokenizer, target: Tokenizer) -> list[tuple[list[int], list[int]]]:
     """Both sides of every pair as ids, what `Batches` takes.
 

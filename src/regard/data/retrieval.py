@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from regard.checks import checked
 from regard.data.corpus import Corpus
 from regard.data.words import cut, word_characters
 from regard.errors import RegardError
@@ -44,6 +45,7 @@ class Nearest:
         return [targets[place] for place in self.index.tolist()]
 
 
+@checked
 def nearest(train: Sequence[str], test: Sequence[str]) -> Nearest:
     """Similarity is Jaccard's: J(a, b) = |A ∩ B| / |A ∪ B|, A and B the words and the pairs of neighbouring words.
 
@@ -79,6 +81,7 @@ def nearest(train: Sequence[str], test: Sequence[str]) -> Nearest:
     return Nearest(index, similarity)
 
 
+@checked
 def without_near(corpus: Corpus, above: float = NEAR) -> Corpus:
     """The corpus without the test pairs whose source is nearly a training source; they are counted as skipped.
 

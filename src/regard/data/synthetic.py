@@ -22,6 +22,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from regard.checks import checked
 from regard.data.corpus import Pair
 from regard.errors import RegardError, nearest
 
@@ -148,6 +149,7 @@ def _reverse(draw: random.Random) -> Phrase:
 TASKS: dict[str, Callable[[random.Random], Phrase]] = {"copy": _copy, "reverse": _reverse, "grammar": _sentence}
 
 
+@checked
 def synthetic_pairs(task: str, size: int = 20_000, seed: int = 0) -> list[Pair]:
     """`size` pairs of different sources with their gold alignments; the same seed gives the same.
 

@@ -13,6 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from regard.checks import checked
 from regard.data.vocabulary import BOS, EOS, PAD, SPECIALS, UNK
 from regard.data.words import cut
 from regard.errors import RegardError, nearest
@@ -244,6 +245,7 @@ class Words(Tokenizer):
 KINDS = (*SUBWORDS, "words")
 
 
+@checked
 def train_tokenizer(sentences: Iterable[str], size: int | None = None, kind: str = "unigram") -> Tokenizer:
     """Learn a vocabulary: "unigram" or "bpe" subwords (2,000 unless `size` says), or whole "words".
 
@@ -257,6 +259,7 @@ def train_tokenizer(sentences: Iterable[str], size: int | None = None, kind: str
     return SentencePiece.train(sentences, size, kind)
 
 
+@checked
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer of a file that `save` wrote, or of a .model file of sentencepiece.
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.checks import checked
 from regard.errors import RegardError, nearest
 from regard.hf.held import Held, Slot, snapshot
 from regard.hf.interface import tap
@@ -48,6 +49,7 @@ WATCHED = (
 )
 
 
+@checked
 @contextmanager
 def watch(
     model: nn.Module,

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.checks import checked
 from regard.errors import RegardError
 from regard.pieces.grid import Grid
 from regard.spans import Spans
@@ -133,6 +134,7 @@ class Links(NamedTuple):
     keys: Tensor
 
 
+@checked
 @dataclass(frozen=True)
 class Top(Fold):
     """The k strongest weights of every row and where they point; -1 where a row has fewer.
@@ -224,6 +226,7 @@ class Distance(Fold):
         state[0][:, :, tile.rows] += (tile.weights * distance).sum(-1)
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Mass(Fold):
     """sum of w_ij over chosen keys: indices, or a boolean vector (J,) or (B, J); (B, H, I).
@@ -269,6 +272,7 @@ class Mass(Fold):
         return [state[0] + other[0], state[1]]
 
 
+@checked
 @dataclass(frozen=True)
 class Pool(Fold):
     """The map in `rows` x `cols` cells: weights summed over the keys of a cell, averaged over its queries.
@@ -320,6 +324,7 @@ def _membership(cell_of: Tensor, like: Tensor) -> tuple[Tensor, int]:
     return membership.to(like.dtype), first
 
 
+@checked
 @dataclass(frozen=True)
 class Similarity(Fold):
     """Cosine of every two heads' maps: 1 on the diagonal, near 1 for copies; (B, H, H).

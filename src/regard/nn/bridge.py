@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from regard.attention import Attention
+from regard.checks import checked
 from regard.nn.keys import Keys, read
 from regard.nn.listener import Attends
 from regard.pieces import Mask
@@ -12,6 +13,7 @@ from regard.positions import Positions
 from regard.shapes import Sizes
 
 
+@checked
 class Bridge(Attends):
     """c_i = sum_j w_ij h_j over encoder states h, with any attention as w: (Bahdanau et al. 2015, arXiv:1409.0473).
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from regard.checks import checked
 from regard.errors import RegardError
 
 
+@checked
 class Dropout(nn.Module):
     """x -> x m / (1 - p), with m = 0 for a share p (Srivastava et al. 2014), in training mode only.
 

@@ -7,10 +7,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from regard.checks import checked
 from regard.nn.dropout import Dropout
 from regard.pieces import Position, Sinusoidal
 
 
+@checked
 class Embedding(nn.Module):
     """sqrt(C) E[token] + p[position] (Vaswani et al. 2017, arXiv:1706.03762, sections 3.4 and 3.5).
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.checks import checked
 from regard.errors import RegardError, nearest
 from regard.nn.dropout import Dropout
 from regard.nn.keys import Keys
@@ -15,6 +16,7 @@ ACTIVATIONS = ("relu", "gelu", "swiglu")
 NORMS = ("pre", "post")
 
 
+@checked
 class FeedForward(nn.Module):
     """f(x W_1 + b_1) W_2 + b_2 at every position by itself (Vaswani et al. 2017, arXiv:1706.03762, section 3.3).
 
@@ -53,6 +55,7 @@ class FeedForward(nn.Module):
         return self.activation
 
 
+@checked
 class Residual(nn.Module):
     """x + dropout(f(norm(x))) before ("pre"), or norm(x + dropout(f(x))) behind ("post").
 
@@ -89,6 +92,7 @@ class Residual(nn.Module):
         return self.place
 
 
+@checked
 class EncoderLayer(nn.Module):
     """Self-attention, then feed-forward, each in a residual (Vaswani et al. 2017, arXiv:1706.03762, section 3.1).
 
@@ -113,6 +117,7 @@ class EncoderLayer(nn.Module):
         return self.around_feed.after(x, self.feed_forward(self.around_feed.before(x)))
 
 
+@checked
 class DecoderLayer(nn.Module):
     """Masked self-attention, attention to the encoder, then feed-forward, each in a residual (section 3.1).
 

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
+from regard.checks import checked
 from regard.errors import RegardError
 from regard.nn.keys import Keys, read
 from regard.nn.listener import Attends
 from regard.pieces import Mask
 
 
+@checked
 class MultiHeadAttention(Attends):
     """sum_h head_h W_h, head_h = attend(x Q_h, y K_h, z V_h) (Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2).
 

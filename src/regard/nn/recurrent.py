@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.checks import checked
 from regard.errors import RegardError, nearest
 from regard.nn.dropout import Dropout
 
@@ -19,6 +20,7 @@ CellStates = tuple[CellState, ...]
 KINDS = {"lstm": nn.LSTM, "gru": nn.GRU}
 
 
+@checked
 class RecurrentEncoder(nn.Module):
     """Stacked LSTM or GRU layers over padded sequences, in both directions unless told otherwise.
 
@@ -78,6 +80,7 @@ def _turned(x: Tensor, places: Tensor) -> Tensor:
     return x.flatten(0, 1).index_select(0, places).view_as(x)
 
 
+@checked
 class Cell(nn.Module):
     """One recurrent layer of a decoder, which is fed something besides its input: a context, or its own last output.
 
@@ -163,6 +166,7 @@ class Cell(nn.Module):
         return f"{self.input.in_features}, {self.width}{fed}, kind={self.kind!r}"
 
 
+@checked
 class Cells(nn.Module):
     """Cells one above the other, and where they start: at tanh(W h), with h the last state of an encoder.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from regard.attention import Attention
 from regard.catalog import mechanism
+from regard.checks import checked
 from regard.errors import RegardError, nearest
 from regard.pieces import ALiBi, Bias, Dot, Mask, Position, RoPE, T5Bias, causal
 
@@ -27,6 +28,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
+@checked
 def attention_for(
     role: str,
     name: str | Mapping[str, Any] = "full",

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from regard.checks import checked
 from regard.errors import RegardError
 from regard.nn.embedding import Embedding
 from regard.nn.keys import Keys
@@ -19,6 +20,7 @@ from regard.pieces import LearnedPositions, Mask, Position, Sinusoidal
 Mechanism = str | Mapping[str, Any]
 
 
+@checked
 @dataclass(frozen=True)
 class Blueprint:
     """What the layers of a Transformer have in common; makes encoders and decoders.
@@ -82,6 +84,7 @@ class Blueprint:
         return Sinusoidal() if self.positions == "sinusoidal" else None
 
 
+@checked
 class Encoder(nn.Module):
     """A stack of encoder layers, as in BERT; it ends in a norm where norms stand before the sublayers.
 
@@ -124,6 +127,7 @@ class Past:
         return self.keys[0].length
 
 
+@checked
 class Decoder(nn.Module):
     """A stack of decoder layers; without cross-attention a language model, as GPT.
 
@@ -166,6 +170,7 @@ class Decoder(nn.Module):
         return self.norm(x), Past(tuple(present))
 
 
+@checked
 class Transformer(nn.Module):
     """An encoder and a decoder that reads it (Vaswani et al. 2017, arXiv:1706.03762).
 

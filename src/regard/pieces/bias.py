@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.checks import checked
 from regard.errors import RegardError
 from regard.pieces.grid import Grid
 from regard.pieces.position import angles
@@ -74,6 +75,7 @@ class AdditiveBias(Bias):
         return score + self.term(grid, rows, cols).to(score.dtype)
 
 
+@checked
 @dataclass(frozen=True)
 class Softcap(Bias):
     """s -> cap tanh(s / cap): scores stay within +-cap (Gemma 2, arXiv:2408.00118). Not additive.
@@ -104,6 +106,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
     return geometric(power) + geometric(2 * power)[0::2][: num_heads - power]
 
 
+@checked
 @dataclass(frozen=True)
 class ALiBi(AdditiveBias):
     """-m_h |i - j|: a penalty that grows with distance (Press et al. 2022, arXiv:2108.12409).
@@ -144,6 +147,7 @@ def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int, bidirection
     return ahead + torch.where(behind < exact, behind, far)
 
 
+@checked
 class T5Bias(nn.Module, AdditiveBias):
     """A learned number for each head and bucket of j - i (Raffel et al. 2020, arXiv:1910.10683, section 2.1).
 
@@ -181,6 +185,7 @@ class T5Bias(nn.Module, AdditiveBias):
         return f"{H}, num_buckets={B}, max_distance={self.max_distance}, bidirectional={self.bidirectional}"
 
 
+@checked
 class ShawBias(nn.Module, AdditiveBias):
     """q_i . a_{clip(j - i)} / sqrt(D): learned keys for distances (Shaw et al. 2018, arXiv:1803.02155, eq. 5).
 
@@ -218,6 +223,7 @@ class ShawBias(nn.Module, AdditiveBias):
         return f"{self.keys.shape[1]}, reach={self.reach}"
 
 
+@checked
 class TransformerXLBias(nn.Module, AdditiveBias):
     """(u.k_j + (q_i + v).W r_{i-j}) / sqrt(D) (Dai et al. 2019, arXiv:1901.02860, section 3.3, terms b, c and d).
 
@@ -327,6 +333,7 @@ def _skewed(by_distance: Tensor, num_keys: int) -> Tensor:
     return x.as_strided((B, H, I, num_keys), (b, h, max(count - 1, 1), 1), x.storage_offset() + I - 1)
 
 
+@checked
 class LearnedTable(nn.Module, AdditiveBias):
     """A learned number for each head and distance -reach ... reach; beyond, the outermost (Swin, arXiv:2103.14030).
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.checks import checked
 from regard.errors import RegardError
 from regard.pieces.score import Score, check_equal_widths
 from regard.shapes import Sizes
@@ -49,6 +50,7 @@ class EluPlusOne(FeatureMap):
         return F.elu(query).add_(1), F.elu(key).add_(1)
 
 
+@checked
 class RandomFeatures(nn.Module, FeatureMap):
     """FAVOR+: phi(x) = exp(w . x - |x|^2 / 2) / sqrt(m), w ~ N(0, I) (Choromanski et al. 2021, arXiv:2009.14794).
 
@@ -102,6 +104,7 @@ def orthogonal_gaussian(num_rows: int, width: int, seed: int) -> Tensor:
     return directions.transpose(1, 2).reshape(-1, width)[:num_rows] * norms
 
 
+@checked
 class Kernel(nn.Module, Score):
     """s_ij = phi(q_i) . phi(k_j) for a feature map phi; use with the `Sum` normaliser.
 

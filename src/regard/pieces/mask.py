@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from regard.checks import checked
 from regard.errors import RegardError, keep_integers
 from regard.pieces.grid import Grid
 from regard.positions import Positions
@@ -326,6 +327,7 @@ class causal(Mask):
         return Spans(((-INFINITY, start + 1),))
 
 
+@checked
 @dataclass(frozen=True)
 class window(Mask):
     """i - size < j < i + size: the `size` nearest keys on each side, the query's own included.
@@ -356,6 +358,7 @@ class window(Mask):
         return Spans.of((stop - self.size, start + self.size))
 
 
+@checked
 @dataclass(frozen=True)
 class dilated(Mask):
     """j = i + m * `dilation`, |m| < `size`: a window with gaps (Longformer, arXiv:2004.05150, 3.1).
@@ -389,6 +392,7 @@ class dilated(Mask):
         return window(self._reach).all(start, stop) if self.dilation == 1 else EMPTY
 
 
+@checked
 @dataclass(frozen=True)
 class prefix(Mask):
     """j < `length`: the first keys, open to everyone. `causal() | prefix(p)` is a prefix LM (Raffel 2020).
@@ -416,6 +420,7 @@ class prefix(Mask):
         return self.may(start, stop)
 
 
+@checked
 @dataclass(frozen=True)
 class block_local(Mask):
     """Keys of the query's own block of `size`, and of `before` / `after` neighbouring blocks.

@@ -11,6 +11,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from regard.checks import checked
 from regard.errors import RegardError, integer, keep_integers
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, block_local, check_batch, prefix
@@ -19,6 +20,7 @@ from regard.shapes import Sizes
 from regard.spans import EMPTY, EVERYTHING, INFINITY, Spans
 
 
+@checked
 def padding(real: Tensor | Sequence[int]) -> Mask:
     """Keys that are real, by lengths (B,) or by a boolean vector (B, J) with True = real.
 
@@ -122,6 +124,7 @@ class RealKeys(Mask):
         return Spans.where(self.real.all(0)), Spans.where(self.real.any(0))
 
 
+@checked
 @dataclass(frozen=True)
 class documents(Mask):
     """Pairs of the same document, for sequences packed one after the other.
@@ -207,6 +210,7 @@ class documents(Mask):
         return self._key_edges[-1] - self._edges[-1]
 
 
+@checked
 @dataclass(frozen=True)
 class global_tokens(Mask):
     """Chosen positions see everyone and are seen by everyone (Longformer, ETC): i in set or j in set.
@@ -247,6 +251,7 @@ class global_tokens(Mask):
         return Spans.union((p, p + 1) for p in self.positions)
 
 
+@checked
 @dataclass(frozen=True)
 class random_blocks(Mask):
     """Each block of `size` queries sees `count` random blocks of keys (BigBird, arXiv:2007.14062).
@@ -309,6 +314,7 @@ class random_blocks(Mask):
         return torch.rand(blocks, blocks, generator=generator).topk(self.count, 1, largest=False).indices
 
 
+@checked
 def bigbird(
     length: int,
     block: int = 64,
@@ -336,6 +342,7 @@ def bigbird(
     return near | global_tokens(range(global_blocks * block)) | random_blocks(block, num_random, length, seed)
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class where(Mask):
     """Any predicate of (b, h, i, j): integer tensors that broadcast; True = may attend.
@@ -361,6 +368,7 @@ class where(Mask):
         return answer
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class given(Mask):
     """A boolean tensor (I, J), (B, 1, I, J), (1, H, I, J) or (B, H, I, J); True = may attend.

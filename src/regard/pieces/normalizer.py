@@ -15,6 +15,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
+from regard.checks import checked
 from regard.errors import RegardError
 from regard.shapes import Sizes
 
@@ -86,6 +87,7 @@ def _finite(log_total: Tensor) -> Tensor:
     return log_total.masked_fill(log_total.isneginf(), 0.0)
 
 
+@checked
 @dataclass(frozen=True)
 class Softmax(Normalizer):
     """w_ij = exp(s_ij / T) / sum_j exp(s_ij / T); the statistic is the log of the sum.
@@ -156,6 +158,7 @@ class Softmax(Normalizer):
         return scores if self.temperature == 1 else scores / self.temperature
 
 
+@checked
 class LearnedSink(nn.Module, Normalizer):
     """Softmax with a learned sink for each head: sum_j w_ij = 1 - exp(sink_h) / (...) (gpt-oss, arXiv:2508.10925).
 
@@ -262,6 +265,7 @@ def _from_greatest(scores: Tensor, greatest: Tensor) -> Tensor:
     return (scores - greatest).masked_fill(scores.isneginf(), -1e4)
 
 
+@checked
 @dataclass(frozen=True)
 class TopK(Normalizer):
     """Softmax over the k highest scores of the row, 0 elsewhere (Gupta et al. 2021, arXiv:2106.06899).

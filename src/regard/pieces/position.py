@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from regard.checks import checked
 from regard.errors import RegardError
 from regard.shapes import at_least_float32, to_device, widest_float
 
@@ -59,6 +60,7 @@ class Scaling(ABC):
     def __call__(self, frequencies: Tensor) -> Tensor: ...
 
 
+@checked
 @dataclass(frozen=True)
 class Linear(Scaling):
     """Position interpolation: positions over `factor` (Chen et al. 2023, arXiv:2306.15595).
@@ -76,6 +78,7 @@ class Linear(Scaling):
         return frequencies / self.factor
 
 
+@checked
 @dataclass(frozen=True)
 class NTK(Scaling):
     """The base grows so that the slowest wave slows by `factor` and the fastest stays ("NTK-aware", 2023).
@@ -93,6 +96,7 @@ class NTK(Scaling):
         return frequencies * self.factor**-steps
 
 
+@checked
 @dataclass(frozen=True)
 class Llama3(Scaling):
     """Slow waves slow by `factor`, fast ones stay, with a ramp between (Llama 3.1, arXiv:2407.21783).
@@ -114,6 +118,7 @@ class Llama3(Scaling):
         return frequencies * (keep + (1 - keep) / self.factor)
 
 
+@checked
 @dataclass(frozen=True)
 class RoPE(Position):
     """Rotate pairs of channels by angles that grow with position (Su et al. 2021, arXiv:2104.09864).
@@ -162,6 +167,7 @@ class RoPE(Position):
         return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Sinusoidal(Position):
     """Add sin and cos of position / 10000^(2m / D) (Vaswani et al. 2017, arXiv:1706.03762, section 3.5).
@@ -188,6 +194,7 @@ class Sinusoidal(Position):
         return x + self.table(positions, x.shape[-1], at_least_float32(x).dtype).to(x.dtype)
 
 
+@checked
 class LearnedPositions(nn.Module, Position):
     """Add a learned vector for each position 0 ... length - 1 (Gehring et al. 2017, arXiv:1705.03122).
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.checks import checked
 from regard.errors import RegardError
 from regard.pieces.grid import Grid
 from regard.shapes import Sizes, at_least_float32, grouped_scores
@@ -68,6 +69,7 @@ def check_equal_widths(score: str, query_width: int, key_width: int) -> None:
         )
 
 
+@checked
 @dataclass(frozen=True)
 class Dot(Score):
     """s_ij = c q_i . k_j, with c = 1 / sqrt(D) unless given (Vaswani et al. 2017, arXiv:1706.03762, eq. 1).
@@ -94,6 +96,7 @@ class Dot(Score):
         return "Dot()" if self.factor is None else f"Dot(scale={self.factor})"
 
 
+@checked
 @dataclass(frozen=True)
 class Cosine(Score):
     """s_ij = c cos(q_i, k_j): only directions count, so |s| <= c (Swin v2, arXiv:2111.09883, section 3.2).
@@ -116,6 +119,7 @@ class Cosine(Score):
         check_equal_widths("Cosine", sizes.D, key_width)
 
 
+@checked
 class Bilinear(nn.Module, Score):
     """s_ij = q_i W k_j: Luong's "general" (Luong et al. 2015, arXiv:1508.04025, eq. 8).
 
@@ -154,6 +158,7 @@ class Bilinear(nn.Module, Score):
         return f"{D}, {K}, num_heads={H}"
 
 
+@checked
 class Additive(nn.Module, Score):
     """s_ij = v . tanh(W q_i + U k_j + b): Bahdanau (Bahdanau et al. 2015, arXiv:1409.0473, appendix A.1.2).
 
@@ -190,6 +195,7 @@ class Additive(nn.Module, Score):
         _check_widths("Additive", (self.query.in_features, self.key.in_features), (sizes.D, key_width))
 
 
+@checked
 class Concat(nn.Module, Score):
     """s_ij = v . tanh(W [q_i ; k_j]): Luong's "concat" (Luong et al. 2015, arXiv:1508.04025, eq. 8).
 

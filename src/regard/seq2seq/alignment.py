@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from regard.checks import checked
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.errors import RegardError, nearest
 from regard.hf import watch
@@ -31,6 +32,7 @@ READINGS = {
 }
 
 
+@checked
 def attention_of(model: Translator, source: Tensor, target_input: Tensor) -> dict[str, AttentionMap]:
     """Every attention of a model that is made to say `target_input`: module path -> map, none for a model without.
 
@@ -86,6 +88,7 @@ class Alignment:
         return frozenset((source, target) for target, source in enumerate(self.weights.argmax(1).tolist()))
 
 
+@checked
 def align(
     model: Translator,
     tokenizers: tuple[Tokenizer, Tokenizer],

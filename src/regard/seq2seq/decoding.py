@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.checks import checked
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.errors import RegardError
 
@@ -61,6 +62,7 @@ def length_penalty(steps: Any, alpha: float) -> Any:
     return ((5 + steps) / 6) ** alpha
 
 
+@checked
 @dataclass(frozen=True)
 class Search:
     """How to search: the settings of `beam_search`, kept together. Called, it searches; `beam=1` is greedy.
@@ -116,6 +118,7 @@ class Search:
         return (2 * lengths + 10).clamp_min(self.min_length + 1)
 
 
+@checked
 def beam_search(
     model: Translator,
     source: Tensor,
@@ -149,6 +152,7 @@ def beam_search(
     return _search(model, source, Search(beam, length_penalty, n_best, min_length, max_length, no_repeat))
 
 
+@checked
 def greedy(
     model: Translator,
     source: Tensor,

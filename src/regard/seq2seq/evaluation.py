@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
+from regard.checks import checked
 from regard.data.batches import Batches
 from regard.data.corpus import encode_pairs
 from regard.data.retrieval import NEAR, NOVEL, nearest
@@ -180,6 +181,7 @@ class Training:
         return Training(frequencies, found.similarity.tolist(), found.copies(targets))
 
 
+@checked
 def score(
     hypotheses: Sequence[str],
     references: Sequence[str],
@@ -219,6 +221,7 @@ def score(
     )
 
 
+@checked
 def evaluate(
     system: Translates,
     pairs: Sequence[Pair],

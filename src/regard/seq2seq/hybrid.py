@@ -7,11 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from regard.checks import checked
 from regard.nn import Cells, Embedding, MultiHeadAttention, RecurrentEncoder, Residual, attention_for
 from regard.pieces import Sinusoidal
 from regard.seq2seq.model import Memory, State, Translator, check_ids, real_tokens
 
 
+@checked
 class HybridTranslator(Translator):
     """A bidirectional LSTM with multi-head self-attention, read by an LSTM with multi-head cross-attention.
 

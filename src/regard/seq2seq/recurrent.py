@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.checks import checked
 from regard.nn import Bridge, Cells, CellStates, Dropout, Embedding, MultiHeadAttention, RecurrentEncoder, attention_for
 from regard.seq2seq.model import Memory, State, Translator, check_ids, real_tokens
 
@@ -73,6 +74,7 @@ class RecurrentTranslator(Translator):
         return self.target_embedding(tokens[:, None])[:, 0]
 
 
+@checked
 class FixedVectorTranslator(RecurrentTranslator):
     """Without attention: all the decoder knows of the source is one vector c, fed at every step.
 
@@ -124,6 +126,7 @@ class FixedVectorTranslator(RecurrentTranslator):
         return self.dropout(torch.tanh(self.readout(torch.cat((state, final, embedded), -1))))
 
 
+@checked
 class BahdanauTranslator(RecurrentTranslator):
     """The previous state asks: c_t = attend(s_{t-1}), s_t = cell([e_t; c_t], s_{t-1}), output tanh(W [s_t; c_t; e_t]).
 
@@ -190,6 +193,7 @@ class BahdanauTranslator(RecurrentTranslator):
         return self.dropout(torch.tanh(self.readout(torch.cat((state, context, embedded), -1))))
 
 
+@checked
 class LuongTranslator(RecurrentTranslator):
     """The current state asks: c_t = attend(h_t), and the output is the attentional vector a_t = tanh(W [c_t; h_t]).
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from regard.checks import checked
 from regard.errors import RegardError, nearest
 from regard.hf import prune
 from regard.nn import Blueprint, MultiHeadAttention
@@ -58,6 +59,7 @@ class System:
         return _with_heads(model, heads_left)
 
 
+@checked
 def build(name: str, *, source_size: int, target_size: int, width: int = 128, **options: Any) -> Translator:
     """A translator by its name, such as "bahdanau"; `build(**model.settings())` builds an equal one.
 
@@ -72,6 +74,7 @@ def build(name: str, *, source_size: int, target_size: int, width: int = 128, **
     return system(name).build(source_size, target_size, width, **options)
 
 
+@checked
 def system(name: str) -> System:
     """One system; an unknown name is answered with the nearest known one.
 

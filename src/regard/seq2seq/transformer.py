@@ -7,10 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from regard.checks import checked
 from regard.nn import Blueprint, Past, Transformer
 from regard.seq2seq.model import Memory, State, Translator, check_ids, real_tokens
 
 
+@checked
 class TransformerTranslator(Translator):
     """Encoder and decoder of attention alone (Vaswani et al. 2017, arXiv:1706.03762).
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from regard.checks import checked
 from regard.data.vocabulary import EOS, UNK
 from regard.errors import RegardError
 from regard.seq2seq.alignment import Alignment, align, check_alignable, padded, written_words
@@ -48,6 +49,7 @@ class Translation:
         return self.alignments[0] if self.alignments else None
 
 
+@checked
 @dataclass(frozen=True)
 class Wanted:
     """What to do with every sentence: how to search, in which batches, and what else to tell.
@@ -75,6 +77,7 @@ class Wanted:
                 raise RegardError(f"translate: {name} must be at least 1, got {getattr(self, name)}.")
 
 
+@checked
 def translate(
     model: Translator,
     source_tokenizer: Tokenizer,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps import AttentionMap
 
@@ -14,6 +15,7 @@ from regard.maps import AttentionMap
 ROWS = 16
 
 
+@checked
 def sample_rows(num_queries: int, count: int = 64, seed: int = 0) -> Tensor:
     """Up to `count` different queries, in order; the same for the same seed.
 
@@ -24,6 +26,7 @@ def sample_rows(num_queries: int, count: int = 64, seed: int = 0) -> Tensor:
     return drawn[:count].sort().values
 
 
+@checked
 @torch.no_grad()
 def divergence(
     maps: Mapping[str, AttentionMap] | Sequence[AttentionMap],
@@ -67,6 +70,7 @@ def _entropy(p: Tensor) -> Tensor:
     return -torch.xlogy(p, p).sum(-1)
 
 
+@checked
 def head_groups(distance: Tensor, threshold: float) -> list[tuple[int, ...]]:
     """Groups of heads by average linkage: the two nearest groups join until all are further apart than `threshold`.
 
@@ -91,6 +95,7 @@ def head_groups(distance: Tensor, threshold: float) -> list[tuple[int, ...]]:
     return sorted(groups, key=lambda group: (-len(group), group))
 
 
+@checked
 def head_map(distance: Tensor, dimensions: int = 2) -> Tensor:
     """Places of heads whose distances are as near as can be to those given: classical scaling; (N, dimensions).
 

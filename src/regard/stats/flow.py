@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps import AttentionMap, Fold, Received, Tile
 from regard.maps.attention_map import Index
 from regard.maps.folds import Shape, State
 
 
+@checked
 @torch.no_grad()
 def rollout(
     maps: Mapping[str, AttentionMap] | Sequence[AttentionMap],
@@ -117,6 +119,7 @@ class Carried(Fold):
         state[0][:, :, tile.rows] += (tile.weights @ numbers).squeeze(-1)
 
 
+@checked
 @torch.no_grad()
 def value_weighted(map: AttentionMap, value: Tensor, projection: Tensor) -> ValueWeighted:
     """Weights times what they carry, ||w_ij v_j W_O^h|| (Kobayashi et al. 2020, arXiv:2004.10102).

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps import Fold, Tile
 from regard.maps.folds import Shape, State
 
 
+@checked
 @dataclass(frozen=True)
 class Offsets(Fold):
     """Weight at every relative offset j - i from `first` to `last`, summed over queries; (B, H, last - first + 1).
@@ -44,6 +46,7 @@ class Offsets(Fold):
             state[0][:, :, offset - self.first] += tile.weights[:, :, i, j].sum(-1)
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class SameToken(Fold):
     """Weight that every query puts on other places of its own token: sum of w_ij over t_j = t_i, j != i; (B, H, I).

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from regard.checks import checked
 from regard.errors import RegardError
 
 
+@checked
 def layer_number(name: str) -> int | None:
     """The first number in a module path: "encoder.layer.3.attention.self" -> 3.
 
@@ -17,6 +19,7 @@ def layer_number(name: str) -> int | None:
     return next((int(part) for part in name.split(".") if part.isdigit()), None)
 
 
+@checked
 def layer_numbers(names: Iterable[str], given: Sequence[int] | None = None) -> list[int]:
     """The numbers of some layers: those `given`, else those in their module paths.
 

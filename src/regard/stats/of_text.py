@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from regard.checks import checked
 from regard.maps import AttentionMap, Fold, Mass
 from regard.stats.folds import Offsets, SameToken, numbers
 from regard.stats.statistics import STATISTICS, Allowed, HeadStatistic
@@ -74,6 +75,7 @@ class AtOffsets(HeadStatistic):
         return offsets / allowed.shape[-1]
 
 
+@checked
 def text_statistics(tokens: Sequence[str], chosen: Sequence[int] | None = None) -> tuple[HeadStatistic, ...]:
     """All statistics of a text: `STATISTICS` and those that need its tokens. For `profile(..., statistics=)`.
 

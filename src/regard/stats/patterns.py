@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps import AttentionMap, Fold, Received, Tile
 from regard.maps.folds import Shape, State
@@ -61,6 +62,7 @@ class Patterns:
         return "\n".join(lines)
 
 
+@checked
 def patterns(weights: AttentionMap, segments: Sequence[int] | Tensor | None = None, batch: int = 0) -> Patterns:
     """The patterns of every head of one self-attention map, in two passes and O(n) memory.
 

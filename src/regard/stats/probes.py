@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from regard.checks import checked
 from regard.errors import RegardError
 from regard.stats.profile import SPECIAL_TOKEN
 
 
+@checked
 def probe_tokens(vocabulary: int | Sequence[int], length: int, seed: int = 0) -> Tensor:
     """A random sequence of `length` different tokens, twice: what duplicate and induction heads show on; (2 length,).
 
@@ -31,6 +33,7 @@ def probe_tokens(vocabulary: int | Sequence[int], length: int, seed: int = 0) ->
     return drawn.repeat(2)
 
 
+@checked
 def shuffle_order(tokens: Sequence[str | int], special: Sequence[int] | None = None, seed: int = 0) -> list[int]:
     """An order of the tokens that shuffles all but the special ones, which stay where they are.
 

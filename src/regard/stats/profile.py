@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps import AttentionMap, Fold, Links, Received, Similarity, Top
 from regard.stats.numbering import layer_numbers
@@ -134,6 +135,7 @@ class Profile:
         return f"{self.query_tokens[link.query]} -> {self.tokens[link.key]} {link.weight:.2f}"
 
 
+@checked
 def profile(
     maps: Mapping[str, AttentionMap],
     tokens: Sequence[str],

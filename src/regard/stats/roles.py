@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.checks import checked
 from regard.errors import RegardError, nearest
 from regard.maps import AttentionMap, Entropy
 from regard.stats.numbering import layer_numbers
@@ -123,6 +124,7 @@ class RoleTable:
         return "\n".join(lines if self.labelled else [ROLE_CAVEAT, "No head earned a name."])
 
 
+@checked
 def roles(
     maps: Mapping[str, AttentionMap],
     tokens: Sequence[str] | Sequence[int],

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from regard.checks import checked
 from regard.stats.profile import LayerProfile, Profile
 
 #: Said once above any list of findings.
@@ -46,6 +47,7 @@ class Finding:
     sentence: str
 
 
+@checked
 def findings(profile: Profile) -> list[Finding]:
     """All warnings about a profile, layer by layer.
 

@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from regard.checks import checked
 from regard.errors import RegardError
 from regard.seq2seq.checkpoint import write_whole
 from regard.stats import Reading
@@ -26,6 +27,7 @@ POLICY = (
 )
 
 
+@checked
 def write_page(path: str | os.PathLike[str], texts: Sequence[Reading | Sheet]) -> Path:
     """Write the page of some texts to `path`, whole or not at all; its folders are made.
 

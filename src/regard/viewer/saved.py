@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps.stored import load_map, save_map
 from regard.seq2seq.checkpoint import read_json, write_whole
@@ -26,6 +27,7 @@ MANIFEST, FORMAT, VERSION = "manifest.json", "regard run", 1
 TOKENS = ("title", "tokens", "queries", "special")
 
 
+@checked
 def save_run(folder: str | os.PathLike[str], sheets: list[Sheet], told: Callable[[str], None] = lambda _: None) -> Path:
     """Write a run; the manifest comes last: what is not whole is not taken for one. `told` hears of each step."""
     folder = Path(folder)
@@ -56,6 +58,7 @@ def _save(folder: Path, sheet: Sheet, told: Callable[[str], None]) -> None:
             write_whole(folder / f"cells-{number:02d}.safetensors", content)
 
 
+@checked
 def load_run(folder: str | os.PathLike[str]) -> list[Sheet]:
     """The texts of a saved run."""
     folder = Path(folder)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regard.attention import Attention
+from regard.checks import checked
 from regard.engine.problem import Problem
 from regard.engine.ring.contents import Contents, words
 from regard.engine.ring.exchange import Exchange
@@ -29,6 +30,7 @@ from regard.spans import Spans
 SLOTS = ("score", "position", "bias", "mask", "normalizer")
 
 
+@checked
 @dataclass(frozen=True)
 class Ring:
     """One sequence over many ranks: `attend(..., engine=Ring())` where each rank gives its share of q, k and v.

@@ -1,0 +1,162 @@
+"""Arguments are what their annotations say, or a `RegardError` names the argument, the rule and what was received."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache, wraps
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+from regard.errors import RegardError
+
+Checked = TypeVar("Checked", bound=Callable[..., Any])
+
+
+def checked(target: Checked) -> Checked:
+    """Check the types of a function's arguments, or of a class's when one is made, before anything else runs.
+
+    An integer may be of NumPy, a number may be an integer, and True is neither. What an annotation cannot say
+    (a range, a shape) is checked by the function itself.
+
+    >>> from regard.checks import checked
+    >>> @checked
+    ... def repeat(word: str, times: int = 2) -> str:
+    ...     return word * times
+    >>> repeat("ab", times="3")
+    Traceback (most recent call last):
+        ...
+    regard.errors.RegardError: repeat(times='3'): times must be an integer, got str. repeat(word: str, times: int = 2)
+    """
+    if isinstance(target, type):
+        target.__init__ = _checked(target.__init__, target.__name__)  # type: ignore[misc]
+        return target  # type: ignore[return-value]
+    return _checked(target, target.__name__)
+
+
+def _checked(function: Any, name: str) -> Any:
+    signature = inspect.signature(function)
+
+    @cache
+    def annotations() -> dict[str, Any]:
+        """Read at the first call: an annotation may name what is defined further below."""
+        names = inspect.get_annotations(function)
+        return {name: _resolved(names[name], function) for name in names if name != "return"}
+
+    @wraps(function)
+    def with_checks(*args: Any, **kwargs: Any) -> Any:
+        for parameter, value in _bound(signature, args, kwargs, name).items():
+            expected = annotations().get(parameter)
+            if expected is not None and not fits(value, expected):
+                raise RegardError(_mistake(name, parameter, value, expected, signature))
+        return function(*args, **kwargs)
+
+    return with_checks
+
+
+def _bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> dict[str, Any]:
+    try:
+        return signature.bind(*args, **kwargs).arguments
+    except TypeError as error:  # the words of Python, and what would be right
+        raise RegardError(f"{name}: {error}. {_shown(name, signature)}") from None
+
+
+def _mistake(name: str, parameter: str, value: object, expected: Any, signature: inspect.Signature) -> str:
+    got = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+    shown = f"{parameter}={_short(value)}"
+    return f"{name}({shown}): {parameter} must be {words(expected)}, got {got}. {_shown(name, signature)}"
+
+
+def _short(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _shown(name: str, signature: inspect.Signature) -> str:
+    parameters = [parameter for parameter in signature.parameters.values() if parameter.name != "self"]
+    text = str(inspect.Signature(parameters)).replace("'", "").replace("<factory>", "...")
+    return f"{name}{text}"
+
+
+def _resolved(annotation: Any, function: Any) -> Any:
+    """The type that an annotation names; None where it names something that is only imported for type checkers."""
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, getattr(inspect.unwrap(function), "__globals__", {}))
+    except (NameError, AttributeError):
+        return None
+
+
+def fits(value: object, expected: Any) -> bool:
+    """Whether a value is of a type, as annotations write types: unions, sequences, literals, callables."""
+    origin, arguments = typing.get_origin(expected), typing.get_args(expected)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, option) for option in arguments)
+    if origin is typing.Literal:
+        return value in arguments
+    if origin is tuple and isinstance(value, tuple) and ... not in arguments:
+        return len(value) == len(arguments) and all(map(fits, value, arguments))
+    if origin in (list, tuple, Sequence, Collection, Iterable):
+        return _is_collection(value, origin) and all(fits(item, arguments[0]) for item in _items(value))
+    if origin in (dict, Mapping):
+        return isinstance(value, Mapping) and all(
+            fits(key, arguments[0]) and fits(item, arguments[1]) for key, item in value.items()
+        )
+    if origin is not None:
+        return not isinstance(origin, type) or isinstance(value, origin)
+    return _is_plain(value, expected)
+
+
+def _is_plain(value: object, expected: Any) -> bool:
+    if expected in (None, type(None)):
+        return value is None
+    if expected is int:
+        return isinstance(value, Integral) and not isinstance(value, bool)
+    if expected is float:
+        return isinstance(value, Real) and not isinstance(value, bool)
+    if expected is Any or getattr(expected, "_is_protocol", False) or not isinstance(expected, type):
+        return True
+    return isinstance(value, expected)
+
+
+def _is_collection(value: object, origin: type) -> bool:
+    """NumPy's arrays are lists of numbers; a text is no list of texts, and a dict no list."""
+    if isinstance(value, str | bytes) or (origin is Sequence and isinstance(value, Mapping)):
+        return False
+    return isinstance(value, Iterable if origin is Sequence else origin)
+
+
+def _items(value: Any) -> Collection[Any]:
+    """What a collection holds; an iterator is left alone, since looking would use it up."""
+    return value if hasattr(value, "__len__") else ()
+
+
+def words(expected: Any) -> str:
+    """A type in words: `an integer`, `a list of integers`, `a Mask or None`."""
+    origin, arguments = typing.get_origin(expected), typing.get_args(expected)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(words(option) for option in arguments))
+    if origin is typing.Literal:
+        return " or ".join(map(repr, arguments))
+    if origin in (list, tuple, Sequence, Collection, Iterable):
+        return f"a list of {_plural(arguments[0])}" if arguments else "a list"
+    if origin in (dict, Mapping):
+        return "a dict"
+    if origin is Callable or expected is Callable:
+        return "a function"
+    return WORDS.get(expected) or _with_article(getattr(expected, "__name__", str(expected)))
+
+
+WORDS = {int: "an integer", float: "a number", str: "a text", bool: "True or False", None: "None", type(None): "None"}
+PLURALS = {int: "integers", float: "numbers", str: "texts", bool: "True and False"}
+
+
+def _plural(expected: Any) -> str:
+    return PLURALS.get(expected) or f"{getattr(expected, '__name__', 'values')}s"
+
+
+def _with_article(name: str) -> str:
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

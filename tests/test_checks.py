@@ -1,0 +1,63 @@
+"""Arguments are what their annotations say: types, unions, collections, literals, and the words of a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+
+from regard.checks import checked, fits, words
+from regard.errors import RegardError
+
+FITS = {
+    "an integer": (int, [0, -3, np.int64(3)], [True, 1.0, "1", None, torch.tensor(1), int]),
+    "a number": (float, [1, 0.5, np.float32(2), np.int8(1)], [True, "1", None, 1j]),
+    "True or False": (bool, [True, False], [0, 1, "yes", None]),
+    "a text": (str, ["", "a"], [b"a", 1, None]),
+    "an integer or None": (int | None, [None, 2], ["", 2.5]),
+    "a list of integers": (Sequence[int], [[], (1, 2), range(3), [np.int64(1)]], ["12", [1.5], {1: 2}, 3]),
+    "a list of numbers": (Iterable[float], [[1], iter("ab")], ["12", 3]),
+    "a list of texts": (tuple[str, str], [("a", "b")], [("a",), ("a", 1), "ab"]),
+    "a dict": (Mapping[str, int], [{}, {"a": 1}], [{"a": "b"}, {1: 1}, [("a", 1)]]),
+    "'pre' or 'post'": (Literal["pre", "post"], ["pre"], ["middle", None]),
+    "a function": (Callable[[int], int], [len, lambda x: x], [3, "len"]),
+    "a Tensor": (torch.Tensor, [torch.ones(2)], [np.ones(2), [1.0], torch.Tensor]),
+    "an Any": (Any, [object(), None], []),
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_values_fit_or_do_not(name):
+    expected, right, wrong = FITS[name]
+    assert all(fits(value, expected) for value in right)
+    assert not any(fits(value, expected) for value in wrong)
+    assert name == "an Any" or words(expected) == name
+
+
+@checked
+def cut(text: str, at: int = 0, *, keep: Sequence[int] | None = None) -> str:
+    """Some text from a place on."""
+    return text[at:] + str(keep or "")
+
+
+def test_a_checked_function_is_itself():
+    assert cut("abc", 1) == "bc" and cut(text="abc", keep=[1]) == "abc[1]"
+    assert cut.__name__ == "cut" and cut.__doc__ == "Some text from a place on."
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        (lambda: cut(3), r"cut\(text=3\): text must be a text, got int\. cut\(text: str, at: int = 0"),
+        (lambda: cut("a", keep="12"), "keep must be a list of integers or None, got str"),
+        (lambda: cut("a", at=int), "at must be an integer, got the class int"),
+        (lambda: cut("a", form=2), "unexpected keyword argument 'form'"),
+        (lambda: cut(), "missing a required argument: 'text'"),
+    ],
+)
+def test_a_mistake_names_the_argument_and_the_signature(mistake, said):
+    with pytest.raises(RegardError, match=said):
+        mistake()
