@@ -13,8 +13,8 @@ from regard.checks import checked, fits, words
 from regard.errors import RegardError
 
 FITS = {
-    "an integer": (int, [0, -3, np.int64(3)], [True, 1.0, "1", None, torch.tensor(1), int]),
-    "a number": (float, [1, 0.5, np.float32(2), np.int8(1)], [True, "1", None, 1j]),
+    "an integer": (int, [0, -3, np.int64(3), torch.tensor(1)], [True, 1.0, "1", None, torch.tensor([1, 2]), int]),
+    "a number": (float, [1, 0.5, np.float32(2), np.int8(1), torch.tensor(0.5)], [torch.ones(2), True, "1", None, 1j]),
     "True or False": (bool, [True, False], [0, 1, "yes", None]),
     "a text": (str, ["", "a"], [b"a", 1, None]),
     "an integer or None": (int | None, [None, 2], ["", 2.5]),

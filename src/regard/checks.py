@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, wraps
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, TypeVar
+
+from torch import Tensor
 
 from regard.errors import RegardError
 
@@ -18,8 +21,8 @@ Checked = TypeVar("Checked", bound=Callable[..., Any])
 def checked(target: Checked) -> Checked:
     """Check the types of a function's arguments, or of a class's when one is made, before anything else runs.
 
-    An integer may be of NumPy, a number may be an integer, and True is neither. What an annotation cannot say
-    (a range, a shape) is checked by the function itself.
+    An integer may be of NumPy or a tensor without axes, a number may be an integer, and True is neither.
+    What an annotation cannot say (a range, a shape) is checked by the function itself.
 
     >>> from regard.checks import checked
     >>> @checked
@@ -113,13 +116,24 @@ def fits(value: object, expected: Any) -> bool:
 def _is_plain(value: object, expected: Any) -> bool:
     if expected in (None, type(None)):
         return value is None
-    if expected is int:
-        return isinstance(value, Integral) and not isinstance(value, bool)
-    if expected is float:
-        return isinstance(value, Real) and not isinstance(value, bool)
+    if expected in (int, float):
+        return not isinstance(value, bool) and (_is_integer(value) or (expected is float and _is_number(value)))
     if expected is Any or getattr(expected, "_is_protocol", False) or not isinstance(expected, type):
         return True
     return isinstance(value, expected)
+
+
+def _is_integer(value: object) -> bool:
+    try:
+        operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return True
+
+
+def _is_number(value: object) -> bool:
+    """A number, or a tensor without axes, which may be learned."""
+    return isinstance(value, Real) or (isinstance(value, Tensor) and value.ndim == 0 and not value.is_complex())
 
 
 def _is_collection(value: object, origin: type) -> bool:
