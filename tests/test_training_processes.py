@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from regard.errors import RegardError
-from regard.seq2seq.config import read_config
+from regard.seq2seq.config import Config, read_config
 from regard.seq2seq.fitting import fit
-from regard.seq2seq.preparation import prepare
+from regard.seq2seq.preparation import prepare, reconfigured
 from regard.seq2seq.run import METRICS, STATE, WEIGHTS, read_metrics, read_tensors
 from regard.seq2seq.state import read_state
 
@@ -46,11 +46,11 @@ import pathlib, sys, torch
 torch.set_num_threads(1)
 from regard.seq2seq.config import read_config
 from regard.seq2seq.fitting import fit
-from regard.seq2seq.preparation import prepare, process_number
+from regard.seq2seq.preparation import prepare
 folder, first, second, *common = sys.argv[1:]
 for strategy, steps, resume in ((first, 8, False), (second, 16, True)):
     config = read_config(None, [*common, f"training.strategy={strategy}", f"training.steps={steps}"])
-    task = prepare(config, pathlib.Path(folder), rank=process_number(config.training)).task
+    task = prepare(config, pathlib.Path(folder)).task
     fit(task, resume=resume)
     own = sum((w.to_local() if hasattr(w, "to_local") else w).numel() for w in task.model.parameters())
     every = sum(w.numel() for w in task.model.parameters())
@@ -89,6 +89,16 @@ def check_same(two: Path, one: Path, steps: int, *options: str) -> None:
     """Losses and weights of two processes against those of one with the double batch."""
     config = read_config(None, (*COMMON, *options, "training.sentences=2", f"training.steps={steps}"))
     fit(prepare(config, one).task)
+    compare(two, one, steps)
+
+
+def changed(folder: Path, *overrides: str) -> Config:
+    """The configuration of a run that is gone on with."""
+    return reconfigured(folder, lambda sections: read_config(None, overrides, sections))
+
+
+def compare(two: Path, one: Path, steps: int) -> None:
+    """Losses and weights of two runs."""
     ours, theirs = read_metrics(two / METRICS), read_metrics(one / METRICS)
     assert [row["step"] for row in ours] == [row["step"] for row in theirs] == list(range(1, steps + 1))
     for mine, other in zip(ours, theirs, strict=True):
@@ -108,6 +118,14 @@ def test_two_processes_are_one_with_the_double_batch_also_when_they_go_on(tmp_pa
     assert len(read_tensors(two / STATE)[0]["random.cpu"]) == 2
     check_same(two, tmp_path / "one", 16)
     assert read_metrics(two / METRICS)[-1]["epoch"] == 1  # an epoch has 11 batches: both sides of its end were seen
+    with pytest.raises(
+        RegardError, match=r"3 processes cannot go on .* have 2 sentences .* order .* with 1, 2 processes"
+    ):
+        changed(two, "training.devices=3")
+    for folder in (two, tmp_path / "one"):  # one process takes the pairs of both
+        config = changed(folder, "training.devices=1", "training.steps=20")
+        fit(prepare(config, folder).task, resume=True)
+    compare(two, tmp_path / "one", 20)
 
 
 @pytest.mark.parametrize(

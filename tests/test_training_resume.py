@@ -7,6 +7,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,9 +16,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from regard import RegardError
-from regard.seq2seq import SYSTEMS, preparation
+from regard.cli.app import app
+from regard.seq2seq import SYSTEMS, preparation, run
 from regard.seq2seq.checkpoint import read_tensors, write_whole
 from regard.seq2seq.config import read_config
 from regard.seq2seq.fitting import fit
@@ -249,6 +252,63 @@ def test_what_a_state_depends_on_must_not_change(tmp_path):
     with pytest.raises(RegardError, match="no state to go on from"):
         train(folder, resume=True)
     assert json.loads((folder / "settings.json").read_text())["corpus"] == "reverse"
+
+
+def test_what_was_written_after_the_state_is_cut(tmp_path, monkeypatch):
+    """Lines are appended, not written anew; of a killed training those after its state go, also one cut short."""
+    whole = []
+    monkeypatch.setattr(
+        run, "write_metrics", lambda path, rows, write=run.write_metrics: whole.append(1) or write(path, rows)
+    )
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    train(straight, "training.log_steps=1")
+    assert len(read_metrics(straight / METRICS)) == 12 and len(whole) == 1
+    with pytest.raises(Killed):
+        train(broken, "training.log_steps=1", told=at_step(8, killed))  # a state of step 6 is there
+    with (broken / METRICS).open("a") as file:
+        file.write("9,0,0.1")
+    assert [row["step"] for row in read_metrics(broken / METRICS)] == list(range(1, 9))
+    seen = []
+    train(broken, resume=True, told=lambda standing: seen.append(read_metrics(broken / METRICS)[-1]["step"]))
+    assert seen == list(range(7, 13))
+    same(straight, broken)
+
+
+@pytest.mark.parametrize("stage", ["lock", "configuration", "all"])
+def test_a_run_that_was_killed_before_its_first_save_begins_anew(stage, tmp_path):
+    straight, folder = tmp_path / "straight", tmp_path / "run"
+    train(straight)
+    if stage == "all":
+        with pytest.raises(Killed):
+            train(folder, told=at_step(1, killed))
+    folder.mkdir(exist_ok=True)
+    (folder / ".lock").touch()
+    if stage == "configuration":
+        shutil.copy(straight / "config.toml", folder)
+    wish = TINY if stage == "lock" else ()
+    result = CliRunner().invoke(app, ["train", *wish, "--out", str(folder), "--resume"])
+    assert result.exit_code == 0, result.output
+    assert "stopped before its first save. The training begins anew." in " ".join(result.output.split())
+    same(straight, folder)
+
+
+def test_the_first_weights_go_with_a_state(tmp_path):
+    """Or a training that was killed after its first validation would have weights and nothing to go on from."""
+    with pytest.raises(Killed):
+        train(tmp_path / "run", "training.save_steps=0", told=at_step(5, killed))
+    assert (tmp_path / "run" / WEIGHTS).exists()
+    assert train(tmp_path / "run", resume=True).standing.step == 12
+
+
+def test_what_a_kill_inside_a_save_left_is_removed_by_the_next_start(tmp_path):
+    folder = tmp_path / "run"
+    train(folder, "training.steps=2")
+    drafts = folder / ".regard-a1b2", folder / "state" / ".regard-c3d4"
+    for draft in drafts:
+        draft.write_bytes(b"half")
+    result = CliRunner().invoke(app, ["train", "--out", str(folder), "--resume"])
+    assert result.exit_code == 0, result.output
+    assert not any(draft.exists() for draft in drafts)
 
 
 def test_a_budget_in_epochs_ends_and_a_longer_one_goes_on(tmp_path):

@@ -181,7 +181,7 @@ def test_truncated_and_foreign_files_are_named(folder, tmp_path):
         (broken / name).write_bytes((broken / name).read_bytes()[:-40])
         with pytest.raises(RegardError, match=name) if name != METRICS else pytest.raises(RegardError):
             load_run(broken)
-            (broken / name).write_text("step,epoch\n1,x")
+            (broken / name).write_text("step,epoch\n1,x\n")
             load_run(broken)
     for name in (WEIGHTS, SETTINGS, TARGET):
         missing = tmp_path / f"no-{name}"

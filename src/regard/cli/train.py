@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,26 +62,31 @@ def run(wish: Wish) -> None:
     check_folder("train", "--out", wish.out)
     with _lab():
         from regard.seq2seq.guards import alone
-        from regard.seq2seq.preparation import process_number
+        from regard.seq2seq.preparation import is_unsaved
+        from regard.seq2seq.ranks import process_number
+    if anew := wish.resume and wish.out is not None and is_unsaved(wish.out):
+        wish = _begun_anew(wish)
     config, folder = _configured(wish)
     rank = process_number(config.training)
     console = Console(stderr=True, quiet=rank > 0, highlight=False, soft_wrap=True)
     with alone(folder, "train") if rank == 0 else nullcontext():
         if not wish.resume and rank == 0:
             _check_fresh(folder)
-        _train(console, config, folder, rank, wish.resume)
+        if anew:
+            console.print(f"{folder} was stopped before its first save. The training begins anew.", markup=False)
+        _train(console, config, folder, wish.resume)
 
 
-def _train(console: Console, config: Config, folder: Path, rank: int, resume: bool) -> None:
+def _train(console: Console, config: Config, folder: Path, resume: bool) -> None:
     from regard.seq2seq.fitting import fit, quiet
     from regard.seq2seq.preparation import prepare
 
     with quiet(), console.status("Reading the corpus and learning its vocabularies"):
-        prepared = prepare(config, folder, rank=rank)
+        prepared = prepare(config, folder)
     _introduce(console, prepared, folder)
     with _bar(console, config) as told_bar:
         outcome = fit(prepared.task, resume=resume, told=told_bar)
-    if rank == 0:
+    if not console.quiet:
         _conclude(console, folder, outcome.reason, outcome.standing)
     if outcome.reason == "interrupted":
         raise KeyboardInterrupt
@@ -107,6 +112,15 @@ def _configured(wish: Wish) -> tuple[Config, Path]:
         return read_config(None, overrides, sections)
 
     return reconfigured(wish.out, changed), wish.out
+
+
+def _begun_anew(wish: Wish) -> Wish:
+    """The same wish for a run that nothing is there to go on from; its configuration is, if it came to be written."""
+    from regard.seq2seq.run import CONFIG
+
+    assert wish.out is not None
+    kept = wish.out / CONFIG
+    return replace(wish, resume=False, config=wish.config or (kept if kept.exists() else None))
 
 
 def _options(wish: Wish) -> Iterable[str]:

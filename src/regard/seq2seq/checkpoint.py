@@ -14,6 +14,9 @@ from torch import Tensor
 
 from regard.errors import RegardError
 
+#: Beginning of the names of files that are being written.
+DRAFT = ".regard-"
+
 
 def write_whole(path: Path, content: bytes | str) -> None:
     """Write to a file beside it, then rename: whoever is killed, or has no space left, leaves the old file.
@@ -28,7 +31,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
     draft = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=".regard-")
+        descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=DRAFT)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
@@ -38,12 +41,30 @@ def write_whole(path: Path, content: bytes | str) -> None:
     except OSError as error:
         if draft is not None and os.path.exists(draft):
             os.remove(draft)
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        remedy = " Make room, and run it again (a training goes on with --resume)." if full else ""
-        kept = f" What {path.name} held before is kept." if path.exists() else ""
-        raise RegardError(
-            f"{path} ({len(data):,} bytes) cannot be written: {error.strerror or error}.{kept}{remedy}"
-        ) from error
+        raise _unwritten(path, len(data), error) from error
+
+
+def append(path: Path, text: str) -> None:
+    """Add to the end of a file, at once; a line that was cut short by a kill lacks its end."""
+    data = text.encode()
+    try:
+        with path.open("ab", buffering=0) as file:
+            file.write(data)
+    except OSError as error:
+        raise _unwritten(path, len(data), error) from error
+
+
+def remove_drafts(folder: Path) -> None:
+    """Take away what processes that were killed while they wrote left in a folder and in those inside it."""
+    for draft in (*folder.glob(f"{DRAFT}*"), *folder.glob(f"*/{DRAFT}*")):
+        draft.unlink(missing_ok=True)
+
+
+def _unwritten(path: Path, size: int, error: OSError) -> RegardError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    remedy = " Make room, and run it again (a training goes on with --resume)." if full else ""
+    kept = f" What {path.name} held before is kept." if path.exists() else ""
+    return RegardError(f"{path} ({size:,} bytes) cannot be written: {error.strerror or error}.{kept}{remedy}")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:

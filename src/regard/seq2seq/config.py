@@ -147,6 +147,9 @@ class Training(Section):
     strategy: Literal["ddp", "fsdp"] = Field(
         default="ddp", description="What each of several processes holds: all weights, or its share of them (FSDP2)."
     )
+    timeout_minutes: float = Field(
+        default=30.0, gt=0, description="Minutes that processes wait for one that does not answer."
+    )
     threads: int = Field(default=1, ge=1, description="Threads of a process. Two under contention are slower than one.")
     save_minutes: float = Field(default=1.0, ge=0, description="Minutes between two saved states; 0: see save_steps.")
     save_steps: int = Field(default=0, ge=0, description="Steps between two saved states; 0: see save_minutes.")

@@ -8,6 +8,7 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from regard.errors import RegardError
 from regard.seq2seq.config import Training
 from regard.seq2seq.guards import polite_signals
+from regard.seq2seq.ranks import answers, cluster
 from regard.seq2seq.run import STATE, WEIGHTS, load_weights
 from regard.seq2seq.sharding import is_sharded
 from regard.seq2seq.stream import Standing, turns
@@ -52,7 +54,8 @@ def fit(task: Task, *, resume: bool = False, told: Callable[[Standing], None] = 
     with quiet():
         course = Course(task, told, _state(task) if resume else None)
         trainer = _trainer(task)  # from here on every process knows its number
-        with _one_thread_count(task.config.training.threads), _kernels(task), _stopping(course):
+        training = task.config.training
+        with _one_thread_count(training.threads), _kernels(task), _stopping(course), answers(training):
             trainer.fit(course, _Stream(course))
         if rank_zero_only.rank == 0 or is_sharded(task.model):
             _translating(course)
@@ -96,6 +99,7 @@ def _trainer(task: Task) -> Trainer:
         devices=training.devices,
         num_nodes=training.machines,
         strategy=_strategy(task.config.training),
+        plugins=[cluster(training)],
         precision="bf16-mixed" if training.precision == "bfloat16" else "32-true",
         max_epochs=-1,  # the budget is ours: an epoch of Lightning's cannot be gone on with in its middle
         logger=_loggers(task),
@@ -110,10 +114,11 @@ def _trainer(task: Task) -> Trainer:
 def _strategy(training: Training) -> Any:
     if (world := training.devices * training.machines) == 1:
         return "auto"
-    backend = "gloo" if training.accelerator == "cpu" else None
+    options: dict[str, Any] = {"process_group_backend": "gloo" if training.accelerator == "cpu" else None}
+    options["timeout"] = timedelta(minutes=training.timeout_minutes)
     if training.strategy == "fsdp":
-        return ModelParallelStrategy(world, 1, process_group_backend=backend)
-    return DDPStrategy(process_group_backend=backend, gradient_as_bucket_view=True, broadcast_buffers=False)
+        return ModelParallelStrategy(world, 1, **options)
+    return DDPStrategy(gradient_as_bucket_view=True, broadcast_buffers=False, **options)
 
 
 def _loggers(task: Task) -> Any:

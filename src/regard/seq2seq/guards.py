@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from regard.errors import RegardError
+from regard.seq2seq.checkpoint import remove_drafts
 
 LOCK = ".lock"
 #: Asked to end by Ctrl-C, by `kill` or a scheduler, or because the terminal is gone.
@@ -20,13 +21,15 @@ POLITE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def alone(folder: Path, operation: str) -> Iterator[None]:
     """Refuse to work in a folder that another process is working in; the system forgets this with the process.
 
-    A folder that was made for this, and in which nothing was written, is taken away again.
+    What was left there by a process that was killed while it wrote is removed. A folder that was made for this, and
+    in which nothing was written, is taken away again.
     """
     if folder.exists() and not folder.is_dir():
         raise RegardError(f"{operation}: {folder} is a file. Give --out a folder.")
     made = not folder.exists()
     with _opened(folder / LOCK, operation) as lock:
         _lock(lock, folder, operation)
+        remove_drafts(folder)
         try:
             yield
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,15 @@ from regard.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from regard.errors import RegardError
 from regard.seq2seq.checkpoint import write_whole
 from regard.seq2seq.config import Config, Data, Training, make_config
+from regard.seq2seq.guards import LOCK
 from regard.seq2seq.metrics import bleu_tokenizer, check_tokenizer
+from regard.seq2seq.ranks import process_number
 from regard.seq2seq.run import (
     CONFIG,
     SOURCE,
     STATE,
     TARGET,
+    WEIGHTS,
     read_sections,
     read_settings,
     write_environment,
@@ -36,7 +38,7 @@ from regard.seq2seq.validation import bleu_of
 #: more characters.
 SIZES = (2000, 1000, 500, 250, 125, 60, 30, 4000, 8000, 16000)
 #: Keys that a state is only good for as they were. All sections that are not named here may change.
-FIXED = ("seed", "sentences", "tokens", "accumulate", "devices", "machines", "average")
+FIXED = ("seed", "sentences", "tokens", "accumulate", "average")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +51,7 @@ class Prepared:
     target_tokenizer: Tokenizer
 
 
-def prepare(config: Config, folder: Path | None = None, *, corpus: Corpus | None = None, rank: int = 0) -> Prepared:
+def prepare(config: Config, folder: Path | None = None, *, corpus: Corpus | None = None) -> Prepared:
     """Everything that training needs; the first process writes it to the folder, whole enough to be gone on from.
 
     A folder that already holds a state keeps its vocabularies.
@@ -58,8 +60,8 @@ def prepare(config: Config, folder: Path | None = None, *, corpus: Corpus | None
         config: Of the run.
         folder: Of the run; None writes nothing.
         corpus: The pairs, if they are at hand already.
-        rank: The number of this process among all.
     """
+    rank = process_number(config.training)
     corpus = corpus or read_corpus(config.data)
     if folder is not None and (folder / STATE).exists():
         _check_same_corpus(corpus, folder)
@@ -115,14 +117,6 @@ def counted_by(config: Config, corpus: Corpus) -> str:
     return bleu_tokenizer(pair.target for pair in corpus.train) if chosen == "auto" else check_tokenizer(chosen)
 
 
-def process_number(training: Training) -> int:
-    """The number of this process among all, as those who start processes (torchrun, Lightning, SLURM) tell it."""
-    told = os.environ
-    if "RANK" in told or ("SLURM_PROCID" in told and training.machines > 1):
-        return int(told.get("RANK", told.get("SLURM_PROCID", "0")))
-    return int(told.get("NODE_RANK", "0")) * training.devices + int(told.get("LOCAL_RANK", "0"))
-
-
 def learn_tokenizer(sentences: Sequence[str], kind: str, size: int | str) -> Tokenizer:
     """A vocabulary of the training sentences; "auto" takes the first of `SIZES` that they allow."""
     if isinstance(size, int):
@@ -141,8 +135,16 @@ def learn_tokenizer(sentences: Sequence[str], kind: str, size: int | str) -> Tok
     return train_tokenizer(sentences, SIZES[-1], kind)
 
 
+def is_unsaved(folder: Path) -> bool:
+    """Whether a training began in this folder and was stopped before it saved anything."""
+    return (folder / LOCK).exists() and not (folder / STATE).exists() and not (folder / WEIGHTS).exists()
+
+
 def reconfigured(folder: Path, overrides: Callable[[dict[str, Any]], Config]) -> Config:
     """The configuration of a run that is gone on with; what its state depends on must not change.
+
+    Other processes may go on with it than began it, if they can share the pairs of a step: each then takes more or
+    fewer, so that batches and their order stay as they were, and only dropout is drawn anew.
 
     Args:
         folder: Of the run.
@@ -152,15 +154,41 @@ def reconfigured(folder: Path, overrides: Callable[[dict[str, Any]], Config]) ->
     if not (folder / STATE).exists():
         raise RegardError(f"train: {folder} holds no state to go on from. Leave --resume out and give another --out.")
     before = make_config(read_sections(folder))
-    after = overrides(before.model_dump())
+    after = _shared_anew(before, overrides(before.model_dump()))
     changed = [name for name in ("data", "tokenizer", "model") if getattr(before, name) != getattr(after, name)]
-    changed += [f"training.{key}" for key in FIXED if getattr(before.training, key) != getattr(after.training, key)]
+    sizes = _pairs_of_step(before.training), _pairs_of_step(after.training)
+    of_step = () if sizes[0] != sizes[1] else ("sentences", "tokens")
+    fixed = [key for key in FIXED if key not in of_step]
+    changed += [f"training.{key}" for key in fixed if getattr(before.training, key) != getattr(after.training, key)]
     if changed:
         raise RegardError(
             f"train: {', '.join(changed)} cannot change in a run that is gone on with, since its state depends on it. "
             "Train anew with another --out."
         )
     return after
+
+
+def _pairs_of_step(training: Training) -> tuple[str, int]:
+    """What all processes take of the corpus for one batch, counted in sentences or tokens."""
+    name = "tokens" if training.tokens else "sentences"
+    return name, getattr(training, name) * training.devices * training.machines
+
+
+def _shared_anew(before: Config, after: Config) -> Config:
+    """The pairs of a step as they were, over as many processes as there are now."""
+    old, new = before.training, after.training
+    (name, total), world = _pairs_of_step(old), new.devices * new.machines
+    if old.devices * old.machines == world or getattr(old, name) != getattr(new, name):
+        return after
+    if total % world:
+        able = [str(count) for count in range(1, 65) if not total % count]
+        raise RegardError(
+            f"train: {world} processes cannot go on with this run: its batches have {total} {name} over all processes, "
+            f"which {world} cannot share evenly, so batches, their order and all numbers after would be others. Go on "
+            f"with {', '.join(able)} processes (training.devices x training.machines), or train anew."
+        )
+    training = new.model_copy(update={name: total // world})
+    return after.model_copy(update={"training": training})
 
 
 def _model(config: Config, source_size: int, target_size: int) -> Any:

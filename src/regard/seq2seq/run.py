@@ -6,7 +6,7 @@ import csv
 import json
 import platform
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from regard import __version__
 from regard.data.tokenizer import Tokenizer, load_tokenizer
 from regard.errors import RegardError, nearest
-from regard.seq2seq.checkpoint import read_json, read_tensors, write_tensors, write_whole
+from regard.seq2seq.checkpoint import append, read_json, read_tensors, write_tensors, write_whole
 from regard.seq2seq.sharding import shared_like
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ FORMAT = 1
 WEIGHTS, SETTINGS, CONFIG = "model.safetensors", "settings.json", "config.toml"
 METRICS, ENVIRONMENT, STATE = "metrics.csv", "environment.json", "state/state.safetensors"
 SOURCE, TARGET = "source.tokenizer", "target.tokenizer"
+#: Of metrics.csv, so that a line can be appended that has numbers which the first had not.
+COLUMNS = ("step", "epoch", "minutes", "learning_rate", "train_loss", "tokens_per_second", "pairs_per_second")
+COLUMNS += ("valid_loss", "perplexity", "bleu")
 #: Packages whose versions a run was made with.
 PACKAGES = ("torch", "numpy", "lightning", "sentencepiece", "sacrebleu", "pydantic", "safetensors")
 #: Where the models are that come with the package.
@@ -176,21 +179,45 @@ def put_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> 
         tensor.copy_(shared_like(tensor, weights[name]))
 
 
+class MetricsFile:
+    """metrics.csv as a training writes it: a new line is appended; the file is written anew only where one changed.
+
+    Args:
+        path: Of the file; what another training left there is replaced by the first lines.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._count = 0
+        self._last: Mapping[str, float | None] = {}
+
+    def write(self, rows: Sequence[Mapping[str, float | None]]) -> None:
+        """Bring the file up to date with all rows, of which only the last may change."""
+        if self._count and rows[self._count - 1] == self._last:
+            append(self.path, "".join(_line(row, COLUMNS) for row in rows[self._count :]))
+        elif rows or self.path.exists():
+            write_metrics(self.path, rows)
+        self._count, self._last = len(rows), dict(rows[-1]) if rows else {}
+
+
 def write_metrics(path: Path, rows: Sequence[Mapping[str, float | None]]) -> None:
     """All lines of metrics.csv; a number that was not measured at a step is an empty cell."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [",".join(columns)]
-    lines += [",".join("" if row.get(name) is None else repr(row[name]) for name in columns) for row in rows]
-    write_whole(path, "\n".join(lines) + "\n")
+    columns = dict.fromkeys((*COLUMNS, *(name for row in rows for name in row)))
+    write_whole(path, ",".join(columns) + "\n" + "".join(_line(row, columns) for row in rows))
+
+
+def _line(row: Mapping[str, float | None], columns: Iterable[str]) -> str:
+    return ",".join("" if row.get(name) is None else repr(row[name]) for name in columns) + "\n"
 
 
 def read_metrics(path: Path) -> list[dict[str, float | None]]:
-    """The lines of metrics.csv; none if there is no such file."""
+    """The lines of metrics.csv; none if there is no such file. A last line without its end was being written."""
     if not path.exists():
         return []
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return [{name: float(cell) if cell else None for name, cell in row.items()} for row in csv.DictReader(file)]
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith("\n")]
+        return [{name: float(cell) if cell else None for name, cell in row.items()} for row in csv.DictReader(whole)]
     except (OSError, ValueError, TypeError) as error:
         raise RegardError(f"{path} is truncated or no table of metrics ({error}).") from None
 

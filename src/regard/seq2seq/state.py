@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from regard.errors import RegardError
 from regard.seq2seq.checkpoint import read_tensors, write_tensors
+from regard.seq2seq.ranks import rank, together, world
 from regard.seq2seq.sharding import is_shared, own_rows
 
 
@@ -27,18 +27,20 @@ def write_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, A
         facts: Plain numbers and texts.
         moment: The step, in the names of the files, so that those of an older moment are whole until this is.
     """
-    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     shares = {name: own_rows(tensor) for name, tensor in tensors.items() if is_shared(tensor)}
-    names = [f"{path.stem}-{moment}-{number + 1}-of-{world}.safetensors" for number in range(world)] if shares else []
+    names = (
+        [f"{path.stem}-{moment}-{number + 1}-of-{world()}.safetensors" for number in range(world())] if shares else []
+    )
     if names:
-        write_tensors(path.with_name(names[rank]), shares, {})
-        dist.barrier()
-    if rank:
-        return
-    write_tensors(path, {n: t for n, t in tensors.items() if n not in shares}, {**facts, "parts": names})
-    for older in path.parent.glob(f"{path.stem}-*-of-*.safetensors"):
-        if older.name not in names:
-            older.unlink()
+        with together():
+            write_tensors(path.with_name(names[rank()]), shares, {})
+    with together():
+        if rank() == 0:
+            write_tensors(path, {n: t for n, t in tensors.items() if n not in shares}, {**facts, "parts": names})
+    if rank() == 0:
+        for older in path.parent.glob(f"{path.stem}-*-of-*.safetensors"):
+            if older.name not in names:
+                older.unlink(missing_ok=True)
 
 
 def read_state(path: Path) -> tuple[Saved, dict[str, Any]]:

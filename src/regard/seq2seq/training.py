@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
@@ -20,7 +19,8 @@ from regard.seq2seq import clock
 from regard.seq2seq.averaging import Averaging
 from regard.seq2seq.config import Config
 from regard.seq2seq.loss import translation_loss
-from regard.seq2seq.run import METRICS, STATE, WEIGHTS, named_weights, put_weights, save_weights, write_metrics
+from regard.seq2seq.ranks import gathered, rank, summed, together, world
+from regard.seq2seq.run import METRICS, STATE, WEIGHTS, MetricsFile, named_weights, put_weights, save_weights
 from regard.seq2seq.schedule import Plateau, Schedule
 from regard.seq2seq.sharding import borrowed, is_sharded, own_rows, shard, shared_like, whole
 from regard.seq2seq.state import read_state, write_state
@@ -94,6 +94,7 @@ class Course(LightningModule):
         self.before_training: Callable[[], Any] = lambda: None
         self._took = 0.0  # seconds of the last step
         self._resume = resume
+        self._metrics = None if task.folder is None else MetricsFile(task.folder / METRICS)
 
     # What Lightning asks for
 
@@ -132,10 +133,10 @@ class Course(LightningModule):
         """Target tokens and pairs of the turn in all processes; the clock and a wish to stop are shared, too."""
         tokens, pairs = sum(b.num_tokens for b in turn.batches), sum(map(len, turn.batches))
         shared = torch.tensor([tokens, pairs, self._took, float(self.interrupted)], dtype=torch.float64)
-        shared = _summed(shared, self.device)
+        shared = summed(shared, self.device)
         tokens, pairs, took, wishes = shared.tolist()
-        self.standing.seconds += took / _world()
-        self.standing.add(seconds=took / _world())
+        self.standing.seconds += took / world()
+        self.standing.add(seconds=took / world())
         self._took = 0.0
         self.interrupted = wishes > 0
         return int(tokens), int(pairs)
@@ -165,7 +166,7 @@ class Course(LightningModule):
             full = batch.filled  # where nothing was left for this process, the others wait for its part all the same
             loss = translation_loss(self.model, full.source, full.target, self.training_config.label_smoothing)
             smoothed = loss.smoothed if len(batch) else loss.smoothed * 0.0
-            self.manual_backward(smoothed * (_world() / tokens))  # the gradients of processes are averaged
+            self.manual_backward(smoothed * (world() / tokens))  # the gradients of processes are averaged
             total += float(smoothed.detach())
         return total
 
@@ -186,7 +187,7 @@ class Course(LightningModule):
         self.optimizer.zero_grad()
         self.reason = "diverged"
         broken = sum(bool((~own_rows(weight).isfinite()).any()) for weight in self.model.parameters())
-        is_whole = not _summed(torch.tensor(float(broken)), self.device).item()
+        is_whole = not summed(torch.tensor(float(broken)), self.device).item()
         if is_whole:
             self.save()
         pairs = [index for batch in turn.batches for index in batch.indices]
@@ -216,20 +217,24 @@ class Course(LightningModule):
 
     def _after(self) -> None:
         standing, training, validation = self.standing, self.training_config, self.task.config.validation
-        if standing.step % training.log_steps == 0:
-            self.log_row()
-        if validation.steps and standing.step % validation.steps == 0:
-            self.validate()
+        try:
+            if standing.step % training.log_steps == 0:
+                self.log_row()
+            if validation.steps and standing.step % validation.steps == 0:
+                self.validate()
+        finally:
+            self._write_rows()
         waited = standing.seconds - standing.saved
         by_time = training.save_minutes and waited >= 60 * training.save_minutes
-        if by_time or (training.save_steps and standing.step % training.save_steps == 0):
+        first_weights = standing.best is not None and not standing.saved  # which a state must go with
+        if by_time or first_weights or (training.save_steps and standing.step % training.save_steps == 0):
             self.save()
         self.told(standing)
 
     def log_row(self) -> None:
         """A line of metrics.csv over the steps since the last one."""
         standing, recent = self.standing, self.standing.recent
-        loss = _summed(torch.tensor(recent.get("loss", 0.0), dtype=torch.float64), self.device).item()
+        loss = summed(torch.tensor(recent.get("loss", 0.0), dtype=torch.float64), self.device).item()
         seconds = recent.get("seconds", 0.0) + self._took
         row = {
             "learning_rate": self.optimizer.param_groups[0]["lr"],
@@ -264,7 +269,7 @@ class Course(LightningModule):
 
     def _measure(self) -> Validation:
         total, tokens = surprise(self.model, self.task.valid)
-        total, tokens = _summed(torch.tensor([total, tokens], dtype=torch.float64), self.device).tolist()
+        total, tokens = summed(torch.tensor([total, tokens], dtype=torch.float64), self.device).tolist()
         if not math.isfinite(total):
             self.reason = "diverged"
             raise RegardError(
@@ -276,17 +281,19 @@ class Course(LightningModule):
     def _bleu(self) -> float:
         """The first process translates; where it holds only its share of the weights, all of them do."""
         assert self.task.score is not None
-        bleu = self.task.score(self.model) if is_sharded(self.model) or _rank() == 0 else 0.0
-        return _summed(torch.tensor(0.0 if _rank() else bleu, dtype=torch.float64), self.device).item()
+        bleu = self.task.score(self.model) if is_sharded(self.model) or rank() == 0 else 0.0
+        return summed(torch.tensor(0.0 if rank() else bleu, dtype=torch.float64), self.device).item()
 
     def _note(self, numbers: dict[str, float | None]) -> None:
         self.standing.note(**numbers)
-        if _rank() == 0 and self.task.folder:
-            write_metrics(self.task.folder / METRICS, self.standing.rows)
         for logger in self.loggers:
             logger.log_metrics(
                 {name: value for name, value in numbers.items() if value is not None}, self.standing.step
             )
+
+    def _write_rows(self) -> None:
+        if rank() == 0 and self._metrics is not None:
+            self._metrics.write(self.standing.rows)
 
     def on_train_epoch_end(self) -> None:
         """The stream has ended, as it does after the last wished-for epoch; Lightning would begin it once more."""
@@ -302,19 +309,18 @@ class Course(LightningModule):
         last = standing.rows[-1] if standing.rows else {}
         if self.reason != "interrupted" and not (last.get("step") == standing.step and "valid_loss" in last):
             self.validate()
-        self.save()
-        if _world() > 1:
-            dist.barrier()  # what the first process wrote is there for all
+        self._write_rows()
+        self.save()  # after which what the first process wrote is there for all
 
     # Saving and going on
 
     def save(self) -> None:
         """Write the whole state of this moment to one file, and the weights to translate with if none are better."""
         self.standing.saved = self.standing.seconds
-        random = _gathered(torch.get_rng_state(), self.device)
-        loss = _summed(torch.tensor(self.standing.recent.get("loss", 0.0), dtype=torch.float64), self.device).item()
-        self.standing.recent["loss"] = 0.0 if _rank() else loss
-        if self.task.folder is None or (_rank() and not is_sharded(self.model)):
+        random = {name: gathered(state, self.device) for name, state in _generators(self.device).items()}
+        loss = summed(torch.tensor(self.standing.recent.get("loss", 0.0), dtype=torch.float64), self.device).item()
+        self.standing.recent["loss"] = 0.0 if rank() else loss
+        if self.task.folder is None:
             return
         if self.task.config.validation.keep == "last" or self.standing.best is None:
             self._save_weights()
@@ -323,9 +329,7 @@ class Course(LightningModule):
         for name, weight in self.model.named_parameters():
             for key, value in self.optimizer.state.get(weight, {}).items():
                 tensors[f"{key}.{name}"] = value
-        tensors["random.cpu"] = random
-        if self.device.type == "cuda":
-            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        tensors |= {f"random.{name}": states for name, states in random.items()}
         facts = {"format": FORMAT, "facts": dict(self.task.facts), "averaged": self.averaging.num_steps}
         facts["standing"] = self.standing.to_json()
         write_state(self.task.folder / STATE, tensors, facts, self.standing.step)
@@ -359,44 +363,34 @@ class Course(LightningModule):
         self.before_training()
         self.averaging.weights = {name: value.to(self.device) for name, value in self.averaging.weights.items()}
         random = self.__dict__.pop("_random", None)
-        if random is not None and len(random["cpu"]) == _world():
-            torch.set_rng_state(random["cpu"][_rank()].clone())
-            if self.device.type == "cuda" and "cuda" in random:
-                torch.cuda.set_rng_state(random["cuda"], self.device)
+        if random is not None:
+            _set_generators(random, self.device)
+            self._write_rows()  # without those that were written after the state
 
     def _save_weights(self) -> None:
-        if not self.task.folder or (_rank() and not is_sharded(self.model)):
+        if not self.task.folder:
             return
         # one after the other, and only the first process keeps them
         weights = {}
         for name, value in self.averaging.weights.items():
             rows = whole(value)
-            if _rank() == 0:
+            if rank() == 0:
                 weights[name] = rows
-        if _rank() == 0:
-            save_weights(self.model, weights, self.task.folder / WEIGHTS, {"step": self.standing.step})
+        with together():
+            if rank() == 0:
+                save_weights(self.model, weights, self.task.folder / WEIGHTS, {"step": self.standing.step})
 
 
-def _world() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+def _generators(device: torch.device) -> dict[str, Tensor]:
+    """The states of the generators that this process draws from."""
+    on_device = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {"cpu": torch.get_rng_state(), **on_device}
 
 
-def _rank() -> int:
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-
-
-def _summed(value: Tensor, device: torch.device) -> Tensor:
-    """The sum over all processes."""
-    if _world() > 1:
-        value = value.to(device)
-        dist.all_reduce(value)
-    return value
-
-
-def _gathered(value: Tensor, device: torch.device) -> Tensor:
-    """The values of all processes, stacked."""
-    if _world() == 1:
-        return value[None]
-    every = [torch.zeros_like(value, device=device) for _ in range(_world())]
-    dist.all_gather(every, value.to(device))
-    return torch.stack(every).cpu()
+def _set_generators(states: Mapping[str, Tensor], device: torch.device) -> None:
+    """Each process goes on with its own state; where there are now other processes, all go on with their new seeds."""
+    if len(states["cpu"]) != world():
+        return
+    torch.set_rng_state(states["cpu"][rank()].clone())
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"].reshape(world(), -1)[rank()].clone(), device)
