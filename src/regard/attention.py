@@ -17,7 +17,7 @@ from regard.pieces.normalizer import Normalizer, Softmax
 from regard.pieces.position import Position
 from regard.pieces.score import Dot, Score
 from regard.positions import Positions
-from regard.shapes import Sizes, at_least_float32
+from regard.shapes import Sizes, as_slice, at_least_float32, to_device
 
 
 class Attention(nn.Module):
@@ -131,6 +131,7 @@ class Prepared:
     @staticmethod
     def of(attention: Attention, query: Tensor, key: Tensor, positions: Positions) -> Prepared:
         if attention.position is not None:
+            attention.position.check(positions.queries(query.shape[2]) | positions.keys)
             query = attention.position.encode(query, positions.query(slice(0, query.shape[2]), query.device))
             key = attention.position.encode(key, positions.key(key.device))
         states = [bias.prepare(query, key, positions) for bias in attention.bias]
@@ -164,7 +165,7 @@ class Prepared:
         return self.with_tensors(t[entries] for t in self.tensors())
 
     def select(self, batch: Tensor, head: Tensor) -> Prepared:
-        """Some batch entries and query heads; each head then has a key head of its own."""
+        """Some batch entries and query heads, named on the host; each head then has a key head of its own."""
         key_head = head // (self.query.shape[1] // self.key.shape[1])
         return Prepared(
             _pick(self.query, batch, head),
@@ -179,18 +180,10 @@ class Prepared:
 
 def _pick(x: Tensor, batch: Tensor, head: Tensor) -> Tensor:
     """Some batch entries and heads; where each are one stretch, a view, which copies nothing."""
-    stretches = _stretch(batch), _stretch(head)
+    stretches = as_slice(batch), as_slice(head)
     if None not in stretches:
         return x[stretches]
-    return x[batch[:, None], head]
-
-
-def _stretch(index: Tensor) -> slice | None:
-    """Consecutive ascending places as a slice."""
-    places = index.tolist()
-    if not places or places != list(range(places[0], places[0] + len(places))):
-        return None
-    return slice(places[0], places[0] + len(places))
+    return x[to_device(batch, x.device)[:, None], to_device(head, x.device)]
 
 
 def scores(attention: Attention, tile: Prepared, grid: Grid, masked: bool = True) -> Tensor:

@@ -119,6 +119,19 @@ def to_device(made: Tensor, device: torch.device) -> Tensor:
     return made.to(device, non_blocking=device.type != "mps")
 
 
+def as_slice(index: Tensor) -> slice | None:
+    """Consecutive ascending places as a slice, which reads a view; None: they are not."""
+    places = index.tolist()
+    if not places or places != list(range(places[0], places[0] + len(places))):
+        return None
+    return slice(places[0], places[0] + len(places))
+
+
+def surely_none(flags: Tensor) -> bool:
+    """Whether no flag is set, where that is known at once; False on a device, which would have to be waited for."""
+    return flags.device.type == "cpu" and not bool(flags.any())
+
+
 def widest_float(device: torch.device) -> torch.dtype:
     """float64 where the device has it; Apple's GPUs have not."""
     try:

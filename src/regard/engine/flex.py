@@ -22,7 +22,7 @@ from regard.engine.dense import Dense, flops_per_pair
 from regard.engine.lowering import NoLowering, PairMask, PairScore, change_of, number, pairs_of
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.pieces.normalizer import LearnedSink, Softmax
-from regard.shapes import at_least_float32
+from regard.shapes import at_least_float32, to_device
 
 #: Queries and keys of the blocks that are skipped, masked or taken whole.
 BLOCK = 128
@@ -159,7 +159,8 @@ def block_mask(problem: Problem, allowed: PairMask) -> BlockMask:
 def _table(flags: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     """How many blocks each row has, and which: those first, in order, (1, 1, rows) and (1, 1, rows, columns)."""
     order = torch.argsort(flags.int(), dim=1, descending=True, stable=True)
-    return flags.sum(1).int()[None, None].to(device), order.int()[None, None].contiguous().to(device)
+    counts, order = flags.sum(1).int()[None, None], order.int()[None, None].contiguous()
+    return to_device(counts, device), to_device(order, device)
 
 
 def _count(blocks: BlockMask) -> int:

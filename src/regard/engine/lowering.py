@@ -18,6 +18,7 @@ from regard.pieces.bias import AdditiveBias, Bias, ShawBias, Softcap
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Both, Either, Mask, Not, block_local, causal, window
 from regard.pieces.mask_data import documents, given, global_tokens, random_blocks, where
+from regard.shapes import to_device
 
 #: Whether a pair is allowed, from the indices of batch entry, head, query and key.
 PairMask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -32,7 +33,7 @@ class NoLowering(Exception):
 
 def number(value: float, problem: Problem, dtype: torch.dtype = torch.int32) -> Tensor:
     """A constant as FlexAttention needs it."""
-    return torch.tensor(value, dtype=dtype, device=problem.query.device)
+    return to_device(torch.tensor(value, dtype=dtype), problem.query.device)
 
 
 def query_position(problem: Problem) -> Place:
@@ -172,14 +173,14 @@ def same_number(mine: Tensor, theirs: Tensor, problem: Problem) -> PairMask:
 
 @pairs_of.register
 def _(mask: global_tokens, problem: Problem) -> PairMask:
-    chosen = torch.tensor(mask.positions, dtype=torch.int64, device=problem.query.device)
+    chosen = to_device(torch.tensor(mask.positions, dtype=torch.int64), problem.query.device)
     mine, theirs = torch.isin(problem.grid.query, chosen), torch.isin(problem.grid.key, chosen)
     return lambda b, h, q, k: mine[q] | theirs[k]
 
 
 @pairs_of.register
 def _(mask: random_blocks, problem: Problem) -> PairMask:
-    table = mask.table.to(problem.query.device)
+    table = to_device(mask.table, problem.query.device)
     drawn = torch.zeros(len(table), len(table), dtype=torch.bool, device=table.device).scatter_(1, table, True)
     mine, theirs = problem.grid.query // mask.size, problem.grid.key // mask.size
     return lambda b, h, q, k: drawn[mine[q], theirs[k]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,7 +28,7 @@ from regard.maps.attention_map import AttentionMap, Part
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import Statistic
 from regard.positions import Positions
-from regard.shapes import at_least_float32
+from regard.shapes import at_least_float32, to_device
 
 #: Weights of at most so many bytes are kept as they are: a step of generation is smaller than its inputs.
 SMALL = 1 << 14
@@ -136,7 +136,8 @@ class HeldMap(AttentionMap):
         return 8
 
     def select(self, batch: Tensor, head: Tensor) -> AttentionMap:
-        grid = Grid(self.grid.batch[batch], self.grid.head[head], self.grid.query, self.grid.key)
+        b, h = (to_device(x, self.device) for x in (batch, head))
+        grid = replace(self.grid, batch=self.grid.batch[b], head=self.grid.head[h])
         return HeldMap(self._source, self.positions, grid)
 
     def _dense(self) -> Tensor:
@@ -149,6 +150,7 @@ class HeldMap(AttentionMap):
         return True
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+        rows, cols = (x if isinstance(x, slice) else to_device(x, self.device) for x in (rows, cols))
         weights = self._source()[:, :, rows][..., cols]
         return at_least_float32(weights[self.grid.batch][:, self.grid.head])
 

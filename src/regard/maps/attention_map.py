@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, reduce
 from importlib import import_module
 from operator import index as index_of
@@ -19,7 +20,7 @@ from regard.maps.folds import Distance, Entropy, Fold, Links, Mass, Pool, Receiv
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import Statistic, has_log_total
 from regard.positions import Positions
-from regard.shapes import at_least_float32
+from regard.shapes import as_slice, at_least_float32, to_device
 from regard.spans import Spans
 
 #: The keys of a tile, and those of them the mask is undecided about.
@@ -153,7 +154,7 @@ class AttentionMap:
         """Exact weights of chosen batch entries, heads, queries and keys, always (B', H', I', J')."""
         names = ("batch", "head", "query", "key")
         b, h, i, j = (
-            _indices(name, part, size, self.device)
+            _indices(name, part, size)
             for name, part, size in zip(names, (batch, head, rows, cols), self.shape, strict=True)
         )
         self._within_budget(len(b) * len(h) * len(i) * len(j) * self._item_bytes, budget)
@@ -161,7 +162,7 @@ class AttentionMap:
         keys, place = j.unique(return_inverse=True)
         step = max(1, WORKSPACE // (len(b) * len(h) * max(len(keys), 1) * self._bytes_per_weight))
         weights = torch.cat([view._weights(part, keys) for part in i.split(step)], 2)
-        return weights if torch.equal(keys, j) else weights[..., place]
+        return weights if torch.equal(keys, j) else weights[..., to_device(place, self.device)]
 
     def dense(self, budget: int = BUDGET) -> Tensor:
         """All weights (B, H, I, J), if they fit in `budget` bytes."""
@@ -169,8 +170,9 @@ class AttentionMap:
 
     def select(self, batch: Tensor, head: Tensor) -> AttentionMap:
         """The map of some batch entries and heads (indices), still lazy."""
-        grid = Grid(self.grid.batch[batch], self.grid.head[head], self.grid.query, self.grid.key)
-        statistic = tuple(t[batch][:, head] for t in self.statistic)
+        near = to_device(batch, self.device), to_device(head, self.device)
+        grid = replace(self.grid, batch=self.grid.batch[near[0]], head=self.grid.head[near[1]])
+        statistic = tuple(t[near[0]][:, near[1]] for t in self.statistic)
         return AttentionMap(self.attention, self._prepared.select(batch, head), self.positions, grid, statistic)
 
     def _within_budget(self, size: int, budget: int) -> None:
@@ -182,11 +184,13 @@ class AttentionMap:
                 f"the budget: tile(..., budget={size})."
             )
 
-    def _weights(self, rows: Tensor | slice, cols: Tensor) -> Tensor:
-        """Weights of a tile whose keys ascend."""
+    def _weights(self, rows: Tensor, cols: Tensor) -> Tensor:
+        """Weights of a tile whose keys ascend, by indices of the host."""
         self._check_unchanged()
-        s = scores(self.attention, self._prepared.tile(rows, cols), self.grid.tile(rows, cols))
-        return self.attention.normalizer.weights(s, tuple(t[:, :, rows] for t in self.statistic), cols)
+        columns, keys = to_device(cols, self.device), Spans.union((j, j + 1) for j in cols.tolist())
+        i, j = (at if (at := as_slice(x)) is not None else to_device(x, self.device) for x in (rows, cols))
+        s = scores(self.attention, self._prepared.tile(i, j), self.grid.tile(i, keys))
+        return self.attention.normalizer.weights(s, tuple(t[:, :, i] for t in self.statistic), columns)
 
     # Streaming statistics
 
@@ -380,14 +384,14 @@ def _scalar(part: Any) -> Any:
         return part
 
 
-def _indices(axis: str, index: Index, size: int, device: torch.device) -> Tensor:
-    """Any index of one axis as the list of its places, negative ones counted from the end."""
+def _indices(axis: str, index: Index, size: int) -> Tensor:
+    """Any index of one axis as the list of its places on the host, negative ones counted from the end."""
     if index is None:
-        return torch.arange(size, device=device)
+        return torch.arange(size)
     if isinstance(index, slice):
-        return torch.tensor(range(size)[index], dtype=torch.int64, device=device)
+        return torch.tensor(range(size)[index], dtype=torch.int64)
     try:
-        places = torch.as_tensor(index, device=device)
+        places = torch.as_tensor(index, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise RegardError(f"weights[...]: the {axis} index must be integers or a slice, got {index!r}.") from None
     places = places.long() if not places.numel() else places

@@ -17,6 +17,7 @@ from torch import Tensor
 from regard.checks import checked
 from regard.errors import RegardError
 from regard.pieces.grid import Grid
+from regard.shapes import surely_none, to_device
 from regard.spans import Spans
 
 State = list[Tensor]
@@ -114,7 +115,7 @@ def weighted_log(tile: Tile) -> Tensor:
     """sum_j w_ij log w_ij over a tile, 0 log 0 being 0; (B, H, i)."""
     if tile.log_weights is not None:
         total = torch.einsum("...j,...j->...", tile.weights, tile.log_weights)
-        if total.isnan().any():
+        if not surely_none(total.isnan()):
             total = torch.einsum("...j,...j->...", tile.weights, tile.log_weights.clamp_min(NEARLY_ZERO))
         return total
     return torch.xlogy(tile.weights, tile.weights).sum(-1)
@@ -247,26 +248,24 @@ class Mass(Fold):
         return [_zeros(device, *shape[:3]), self._flags(shape[0], shape[3], device)]
 
     def _flags(self, B: int, J: int, device: torch.device) -> Tensor:
-        keys = self.keys.to(device)
+        keys = self.keys.cpu()
         if keys.dtype == torch.bool:
             if keys.shape not in ((J,), (B, J)):
                 raise RegardError(
                     f"mass: a boolean choice of keys has shape ({J},) or ({B}, {J}), got {tuple(keys.shape)}."
                 )
-            return keys.float().expand(B, J)
+            return to_device(keys.float().expand(B, J), device)
         if keys.is_floating_point() or keys.ndim != 1 or (len(keys) and not (keys >= -J).logical_and(keys < J).all()):
             raise RegardError(
                 f"mass: keys are indices from 0 to {J - 1}, or from the end, or a boolean vector; got {keys}."
             )
-        flags = _zeros(device, B, J)
+        flags = torch.zeros(B, J)
         flags[:, keys] = 1.0
-        return flags
+        return to_device(flags, device)
 
     def add(self, state: State, tile: Tile) -> None:
         flags = state[1][:, tile.cols].to(tile.weights.dtype)
-        chosen = flags.any(0).nonzero().flatten()
-        if len(chosen):
-            state[0][:, :, tile.rows] += (tile.weights[..., chosen] * flags[:, None, None, chosen]).sum(-1)
+        state[0][:, :, tile.rows] += (tile.weights @ flags[:, None, :, None])[..., 0]
 
     def merge(self, state: State, other: State) -> State:
         return [state[0] + other[0], state[1]]
@@ -296,14 +295,13 @@ class Pool(Fold):
     def init(self, shape: Shape, device: torch.device) -> State:
         B, H, I, J = shape
         rows, cols = min(self.rows, I), min(self.cols, J)
-        row_of = torch.arange(I, device=device) * rows // I
-        col_of = torch.arange(J, device=device) * cols // J
+        row_of, col_of = torch.arange(I) * rows // I, torch.arange(J) * cols // J  # on the host, which reads them
         return [_zeros(device, B, H, rows, cols), row_of, col_of]
 
     def add(self, state: State, tile: Tile) -> None:
         total, row_of, col_of = state
-        of_row, top = _membership(row_of[tile.rows], tile.weights)
-        of_col, left = _membership(col_of[tile.cols], tile.weights)
+        of_row, top = _membership(row_of.cpu()[tile.rows], tile.weights)
+        of_col, left = _membership(col_of.cpu()[tile.cols], tile.weights)
         # a cell costs a product for each weight, so first along the axis that has fewer
         few_rows = of_row.shape[-1] < of_col.shape[-1]
         cells = (of_row.T @ tile.weights) @ of_col if few_rows else of_row.T @ (tile.weights @ of_col)
@@ -314,14 +312,15 @@ class Pool(Fold):
 
     def finish(self, state: State) -> Tensor:
         total, row_of, _ = state
-        return total / torch.bincount(row_of, minlength=total.shape[2])[:, None]
+        counts = torch.bincount(row_of.cpu(), minlength=total.shape[2])
+        return total / to_device(counts, total.device)[:, None]
 
 
 def _membership(cell_of: Tensor, like: Tensor) -> tuple[Tensor, int]:
     """Which places of a tile are in which cell, (places, cells) of ones and zeros, and the first cell."""
     first, last = int(cell_of[0]), int(cell_of[-1])
-    membership = cell_of[:, None] == torch.arange(first, last + 1, device=cell_of.device)
-    return membership.to(like.dtype), first
+    membership = cell_of[:, None] == torch.arange(first, last + 1)
+    return to_device(membership.to(like.dtype), like.device), first
 
 
 @checked

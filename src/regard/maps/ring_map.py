@@ -22,6 +22,7 @@ from regard.maps.folds import Fold, Tile
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import Statistic
 from regard.positions import Positions
+from regard.shapes import to_device
 from regard.spans import Spans
 
 #: Characters of the places that an error lists for one axis.
@@ -65,7 +66,7 @@ class RingMap(AttentionMap):
 
         def ask() -> str:
             places.extend(
-                _indices(name, part, size, self.device)
+                _indices(name, part, size)
                 for name, part, size in zip(names, (batch, head, rows, cols), self.shape, strict=True)
             )
             self._within_budget(prod(map(len, places)) * self._item_bytes, budget)
@@ -73,7 +74,7 @@ class RingMap(AttentionMap):
 
         places: list[Tensor] = []
         self._agree("weights of", ask)
-        b, h, i, j = places
+        b, h, i, j = (to_device(place, self.device) for place in places)
         return self._fetched(b, h, i, j).tile(budget=budget)
 
     def _agree(self, look: str, ask: Callable[[], str]) -> None:

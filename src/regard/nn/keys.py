@@ -18,7 +18,7 @@ from regard.pieces import Grid, Mask, Softmax, causal
 from regard.pieces.mask_data import RealKeys
 from regard.positions import Positions
 from regard.seen import attend
-from regard.shapes import Sizes, group, grouped_values
+from regard.shapes import Sizes, group, grouped_values, to_device
 from regard.spans import Spans
 
 PLAIN = Softmax()
@@ -46,11 +46,12 @@ class Rows:
     @staticmethod
     def of(index: Tensor) -> Rows:
         """Of the source that each row reads, (R,); rows of one source stand together."""
+        index = index.cpu()
         sources, number, count = index.unique_consecutive(return_inverse=True, return_counts=True)
         width = int(count.max())
         if len(sources) * width == len(index):
             return Rows(sources, width, index)
-        rank = torch.arange(len(index), device=index.device) - (count.cumsum(0) - count)[number]
+        rank = torch.arange(len(index)) - (count.cumsum(0) - count)[number]
         return Rows(sources, width, index, number * width + rank)
 
     def fold(self, query: Tensor) -> Tensor:
@@ -58,13 +59,13 @@ class Rows:
         _, H, _, D = query.shape
         if self.place is not None:
             room = query.new_zeros(len(self.sources) * self.width, H, 1, D)
-            query = room.index_copy_(0, self.place, query)
+            query = room.index_copy_(0, to_device(self.place, query.device), query)
         return query.reshape(-1, self.width, H, D).transpose(1, 2)
 
     def unfold(self, output: Tensor) -> Tensor:
         """Back again, (A, H, width, E) -> (R, H, 1, E)."""
         rows = output.transpose(1, 2).reshape(-1, output.shape[1], 1, output.shape[3])
-        return rows if self.place is None else rows.index_select(0, self.place)
+        return rows if self.place is None else rows.index_select(0, to_device(self.place, rows.device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +104,7 @@ class Keys:
         def chosen(x: Tensor) -> Tensor:
             """What the score leaves as it is, and values that are the keys, are one tensor: moved once."""
             if id(x) not in moved:
-                moved[id(x)] = x.index_select(0, index)
+                moved[id(x)] = x.index_select(0, to_device(index, x.device))
             return moved[id(x)]
 
         prepared = {learns: (chosen(x), chosen(y)) for learns, (x, y) in self._prepared.items()}
@@ -158,7 +159,8 @@ class Keys:
             return None
         assert isinstance(self.mask, RealKeys)
         real = self.mask.real[:, None, None]
-        return torch.zeros_like(real, dtype=self.key.dtype).masked_fill(~real, -torch.inf)
+        added = torch.zeros_like(real, dtype=self.key.dtype).masked_fill(~real, -torch.inf)
+        return to_device(added, self.key.device)
 
     @cached_property
     def is_plain(self) -> bool:
@@ -275,7 +277,7 @@ def select_rows(value: Any, index: Tensor) -> Any:
     (tensor([[2], [2], [1]]), 7)
     """
     if isinstance(value, Tensor):
-        return value.index_select(0, index)
+        return value.index_select(0, to_device(index, value.device))
     if isinstance(value, Keys):
         return value.select(index)
     if isinstance(value, Mask):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from regard.checks import checked
 from regard.errors import RegardError, keep_integers
 from regard.pieces.grid import Grid
 from regard.positions import Positions
-from regard.shapes import Sizes
+from regard.shapes import Sizes, to_device
 from regard.spans import EMPTY, EVERYTHING, INFINITY, Spans
 
 
@@ -270,8 +270,7 @@ class Selected(Mask):
         return self.mask.keys_only
 
     def allowed(self, grid: Grid) -> Tensor:
-        batch = self.index.to(grid.device)[grid.batch]
-        return self.mask.allowed(Grid(batch, grid.head, grid.query, grid.key))
+        return self.mask.allowed(replace(grid, batch=to_device(self.index, grid.device)[grid.batch]))
 
     def may(self, start: int, stop: int) -> Spans:
         return self.mask.may(start, stop)
@@ -283,7 +282,7 @@ class Selected(Mask):
         return self.mask.edges(start, stop)
 
     def select(self, index: Tensor) -> Mask:
-        return Selected(self.mask, self.index.index_select(0, index))
+        return Selected(self.mask, self.index.index_select(0, index.to(self.index.device)))
 
     def check(self, sizes: Sizes, positions: Positions) -> None:
         check_batch(repr(self), len(self.index), sizes)

@@ -16,7 +16,7 @@ from regard.errors import RegardError, integer, keep_integers
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, block_local, check_batch, prefix
 from regard.positions import Positions
-from regard.shapes import Sizes
+from regard.shapes import Sizes, to_device
 from regard.spans import EMPTY, EVERYTHING, INFINITY, Spans
 
 
@@ -56,10 +56,10 @@ class Lengths(Mask):
     keys_only = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lengths", own(self.lengths))
+        object.__setattr__(self, "lengths", own(self.lengths).cpu())
 
     def allowed(self, grid: Grid) -> Tensor:
-        return grid.j < self.lengths.to(grid.device)[grid.batch].view(-1, 1, 1, 1)
+        return grid.j < to_device(self.lengths, grid.device)[grid.batch].view(-1, 1, 1, 1)
 
     def check(self, sizes: Sizes, positions: Positions) -> None:
         check_batch("padding(lengths)", len(self.lengths), sizes)
@@ -95,10 +95,10 @@ class RealKeys(Mask):
     keys_only = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "real", own(self.real))
+        object.__setattr__(self, "real", own(self.real).cpu())
 
     def allowed(self, grid: Grid) -> Tensor:
-        return self.real.to(grid.device)[grid.batch][:, grid.key][:, None, None]
+        return to_device(self.real, grid.device)[grid.batch][:, grid.key][:, None, None]
 
     def check(self, sizes: Sizes, positions: Positions) -> None:
         check_batch("padding(vector)", len(self.real), sizes)
@@ -191,7 +191,7 @@ class documents(Mask):
 
     @staticmethod
     def _number(positions: Tensor, edges: list[int]) -> Tensor:
-        return torch.bucketize(positions, torch.tensor(edges, device=positions.device), right=True)
+        return torch.bucketize(positions, to_device(torch.tensor(edges), positions.device), right=True)
 
     def __repr__(self) -> str:
         keys = "" if self.key_lengths is None else f", keys {_few(self.key_lengths)}"
@@ -234,7 +234,7 @@ class global_tokens(Mask):
         object.__setattr__(self, "positions", tuple(sorted(set(chosen))))
 
     def allowed(self, grid: Grid) -> Tensor:
-        chosen = torch.tensor(self.positions, dtype=torch.int64, device=grid.device)
+        chosen = to_device(torch.tensor(self.positions, dtype=torch.int64), grid.device)
         return torch.isin(grid.i, chosen) | torch.isin(grid.j, chosen)
 
     def may(self, start: int, stop: int) -> Spans:
@@ -282,7 +282,7 @@ class random_blocks(Mask):
             )
 
     def allowed(self, grid: Grid) -> Tensor:
-        chosen = self.table.to(grid.device)[grid.query // self.size]
+        chosen = to_device(self.table, grid.device)[grid.query // self.size]
         flags = torch.zeros(len(grid.query), -(-self.length // self.size), dtype=torch.bool, device=grid.device)
         return flags.scatter_(1, chosen, True)[:, grid.key // self.size].view(1, 1, len(grid.query), len(grid.key))
 
@@ -412,7 +412,7 @@ class given(Mask):
         return given(self.tensor.index_select(0, index.to(self.tensor.device))) if self.batched else self
 
     def allowed(self, grid: Grid) -> Tensor:
-        t = self._full.to(grid.device)
+        t = to_device(self._full, grid.device)
         t = t[:, :, grid.query - self._offset][:, :, :, grid.key]
         t = t if t.shape[0] == 1 else t[grid.batch]
         return t if t.shape[1] == 1 else t[:, grid.head]
@@ -452,8 +452,13 @@ class given(Mask):
     def _offset(self) -> int:
         return self._full.shape[3] - self._full.shape[2]
 
+    @cached_property
+    def _on_host(self) -> Tensor:
+        """The answers where spans are read off, so that one copy serves all blocks."""
+        return self._full.cpu()
+
     def _rows(self, start: int, stop: int) -> Tensor:
-        return self._full[:, :, start - self._offset : stop - self._offset].flatten(0, 2)
+        return self._on_host[:, :, start - self._offset : stop - self._offset].flatten(0, 2)
 
     def __repr__(self) -> str:
         return f"given(shape={tuple(self.tensor.shape)})"

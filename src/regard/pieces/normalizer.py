@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from regard.checks import checked
 from regard.errors import RegardError
-from regard.shapes import Sizes
+from regard.shapes import Sizes, surely_none
 
 Statistic = tuple[Tensor, ...]
 
@@ -140,11 +140,11 @@ class Softmax(Normalizer):
         s = self._tempered(scores)
         greatest = s.detach().amax(-1)
         empty = greatest.isneginf()
-        if is_any := bool(empty.any()):
+        if may_be_empty := not surely_none(empty):
             s = s.masked_fill(empty.unsqueeze(-1), 0.0)
         weights = torch.softmax(s, -1)
         log_total = greatest - weights.detach().amax(-1).log()  # the greatest weight is exp(its score - r) >= 1 / J
-        if is_any:
+        if may_be_empty:
             weights, log_total = weights.masked_fill(empty.unsqueeze(-1), 0.0), log_total.masked_fill(empty, -torch.inf)
         return weights, (log_total,)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard.checks import checked
 from regard.errors import RegardError
 from regard.shapes import at_least_float32, to_device, widest_float
+from regard.spans import Spans
 
 
 class Position(ABC):
@@ -28,6 +29,9 @@ class Position(ABC):
     @abstractmethod
     def encode(self, x: Tensor, positions: Tensor) -> Tensor:
         """(B, heads, n, D) and their positions (n,) -> (B, heads, n, D)."""
+
+    def check(self, positions: Spans) -> None:  # noqa: B027 - most encodings know every position
+        """Refuse positions that the encoding does not know; `encode` reads them on the device, and cannot ask."""
 
 
 def angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
@@ -210,15 +214,21 @@ class LearnedPositions(nn.Module, Position):
         self.table = nn.Parameter(torch.randn(length, width) * 0.02)
 
     def encode(self, x: Tensor, positions: Tensor) -> Tensor:
-        length, width = self.table.shape
+        width = self.table.shape[1]
         if x.shape[-1] != width:
             raise RegardError(f"LearnedPositions: made for width {width}, got {x.shape[-1]}.")
-        if int(positions[0]) < 0 or int(positions[-1]) >= length:
-            raise RegardError(
-                f"LearnedPositions: knows positions 0 to {length - 1}, asked for {int(positions[0])} to "
-                f"{int(positions[-1])}. Make a longer table, or use Sinusoidal or RoPE, which have no end."
-            )
+        if positions.device.type == "cpu" and len(positions):
+            self.check(Spans(((int(positions.min()), int(positions.max()) + 1),)))
         return x + self.table[positions].to(x.dtype)
+
+    def check(self, positions: Spans) -> None:
+        length = len(self.table)
+        if not Spans(((0, length),)).covers(positions):
+            ((first, last),) = positions.hull()
+            raise RegardError(
+                f"LearnedPositions: knows positions 0 to {length - 1}, asked for {first} to {last - 1}. "
+                "Make a longer table, or use Sinusoidal or RoPE, which have no end."
+            )
 
     def extra_repr(self) -> str:
         return ", ".join(map(str, self.table.shape))

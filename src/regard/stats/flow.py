@@ -49,8 +49,7 @@ def rollout(
     flow = torch.zeros(len(chosen), n, device=device)
     flow[torch.arange(len(chosen), device=device), chosen] = 1.0
     for layer in reversed(layers):
-        everyone = torch.arange(layer.shape[1], device=device)
-        one = layer.select(torch.tensor([batch], device=device), everyone)
+        one = layer.select(torch.tensor([batch]), torch.arange(layer.shape[1]))
         flow = residual * flow + (1 - residual) * one.summarize(Through(flow))[0]
     return flow
 

@@ -80,7 +80,7 @@ def patterns(weights: AttentionMap, segments: Sequence[int] | Tensor | None = No
         raise RegardError(f"patterns: queries and keys must be the same text, got {I} queries and {J} keys.")
     if not 0 <= batch < B:
         raise RegardError(f"patterns: batch {batch} is out of range; the map has {B} texts.")
-    one = weights.select(torch.tensor([batch], device=weights.device), torch.arange(H, device=weights.device))
+    one = weights.select(torch.tensor([batch]), torch.arange(H))
     divisions = _divisions(I, segments)
     (allowed,) = one.summarize(Allowed(one))
     near, received, squares, offsets, *inside = one.summarize(

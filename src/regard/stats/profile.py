@@ -194,8 +194,7 @@ def one_text(weights: AttentionMap, batch: int) -> AttentionMap:
     """The map of one batch entry."""
     if weights.shape[0] == 1:
         return weights
-    everyone = torch.arange(weights.shape[1], device=weights.device)
-    return weights.select(torch.tensor([batch], device=weights.device), everyone)
+    return weights.select(torch.tensor([batch]), torch.arange(weights.shape[1]))
 
 
 def _layer(

@@ -203,7 +203,7 @@ def _one_text(weights: AttentionMap, batch: int) -> AttentionMap:
     B, H, _, _ = weights.shape
     if not 0 <= batch < B:
         raise RegardError(f"roles: batch {batch} is out of range; the maps have {B} texts.")
-    return weights.select(torch.tensor([batch], device=weights.device), torch.arange(H, device=weights.device))
+    return weights.select(torch.tensor([batch]), torch.arange(H))
 
 
 class _Measured(NamedTuple):

@@ -1,0 +1,102 @@
+"""How often the host may wait for a pretend accelerator; run by test_accelerator.py, in a process of its own."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import regard as rg
+from accelerator import DEVICE, moved, waits
+from regard.bench.laws import runs
+from regard.catalog import mechanisms
+from regard.engine import ENGINES
+
+pytestmark = pytest.mark.usefixtures("small_blocks")
+every_mechanism = pytest.mark.parametrize("name", sorted(mechanisms()))
+
+
+def problem(name: str):
+    return moved(copy.deepcopy(mechanisms()[name].example(dtype=torch.float32)))
+
+
+@pytest.mark.parametrize("engine", sorted(set(ENGINES) - {"flex", "reference"}))
+@every_mechanism
+def test_forward_and_backward_wait_for_nothing(name, engine):
+    attention, *tensors = problem(name)
+    inputs = [x.requires_grad_() for x in tensors]
+    with waits() as counted:
+        seen = runs(engine, attention, *inputs)
+        if seen is not None:
+            seen.output.sum().backward()
+    assert counted == []
+
+
+#: A look, and how many waits it is allowed. Which distances there are to a list of queries, only the device knows.
+LOOKS = {
+    "a row": (lambda w: w[1, -1, 2], 0),
+    "a tile": (lambda w: w[0, :, 1:-1, 3:], 0),
+    "keys from a list": (lambda w: w[..., [3, 0, 0]], 0),
+    "queries from a list": (lambda w: w[0, 1, [3, 0, 0]], 1),
+    "entropy": (lambda w: w.entropy(), 0),
+    "received": (lambda w: w.received(), 0),
+    "distance": (lambda w: w.distance(), 0),
+    "mass": (lambda w: w.mass([0, 2]), 0),
+    "pool": (lambda w: w.pool(3, 3), 0),
+    "similarity": (lambda w: w.similarity(), 0),
+    "top": (lambda w: w.top(2), 0),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@every_mechanism
+@torch.no_grad()
+def test_a_look_stays_in_its_budget(name, look):
+    weights = rg.attend(*problem(name)).weights
+    run, allowed = LOOKS[look]
+    with waits() as counted:
+        run(weights)
+    assert len(counted) <= allowed, counted
+
+
+@every_mechanism
+@torch.no_grad()
+def test_a_decoding_step_waits_for_nothing(name):
+    attention, q, k, v = problem(name)
+    attention = attention.with_mask(rg.causal() if attention.mask is None else attention.mask & rg.causal())
+    if q.shape[2] != k.shape[2]:
+        return
+    for cache in (rg.GrowingCache(), rg.RingCache(size=q.shape[2], sinks=1)):
+        with waits() as counted:
+            for step in (slice(0, 4), slice(4, 5), slice(5, 6)):
+                cache = rg.attend(attention, q[:, :, step], k[:, :, step], v[:, :, step], cache=cache).cache
+        assert counted == []
+
+
+#: What is known to the device alone has to be read once; what is known to the host never.
+MASKS = {
+    "lengths": (lambda: rg.padding([24, 5]), 0),
+    "lengths on the device": (lambda: rg.padding(torch.full((2,), 5, device=DEVICE)), 1),
+    "a vector": (lambda: rg.padding(torch.ones(2, 24, dtype=torch.bool)), 0),
+    "a vector on the device": (lambda: rg.padding(torch.ones(2, 24, dtype=torch.bool, device=DEVICE)), 1),
+    "a tensor": (lambda: rg.given(torch.ones(24, 24, dtype=torch.bool).tril()), 0),
+    "a tensor on the device": (lambda: rg.given(torch.ones(24, 24, dtype=torch.bool, device=DEVICE).tril()), 1),
+    "documents": (lambda: rg.documents([10, 14]), 0),
+    "random blocks": (lambda: rg.random_blocks(4, 1, 24), 0),
+    "a predicate": (lambda: rg.where(lambda b, h, i, j: (i + 2 * j + b) % 3 != 0), 0),
+    "global tokens": (lambda: rg.causal() & (rg.window(4) | rg.global_tokens([0])), 0),
+    "blocks": (lambda: rg.block_local(4) | rg.dilated(3, 2), 0),
+    "prefix": (lambda: rg.causal() | rg.prefix(3), 0),
+}
+
+
+@pytest.mark.parametrize("engine", ["auto", "dense", "fused", "blocked"])
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_mask_is_read_at_most_once(mask, engine):
+    attention, *tensors = problem("multi_head")
+    inputs = [x.requires_grad_() for x in tensors]
+    make, allowed = MASKS[mask]
+    with waits() as counted:
+        rg.attend(attention.with_mask(make()), *inputs, engine=engine).output.sum().backward()
+    assert len(counted) <= allowed, counted
