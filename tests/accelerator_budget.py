@@ -38,7 +38,7 @@ LOOKS = {
     "a row": (lambda w: w[1, -1, 2], 0),
     "a tile": (lambda w: w[0, :, 1:-1, 3:], 0),
     "keys from a list": (lambda w: w[..., [3, 0, 0]], 0),
-    "queries from a list": (lambda w: w[0, 1, [3, 0, 0]], 1),
+    "queries from a list": (lambda w: w[0, 0, [3, 0, 0]], 1),
     "entropy": (lambda w: w.entropy(), 0),
     "received": (lambda w: w.received(), 0),
     "distance": (lambda w: w.distance(), 0),

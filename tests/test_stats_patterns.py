@@ -55,7 +55,7 @@ def dense_patterns(w, allowed, lengths):
 @every_mask
 def test_patterns_are_their_definitions(mask, small_blocks):
     weights, lengths = weights_of(MASKS[mask]), [7, 20, 13]
-    allowed = np.tril(np.ones((N, N))) if MASKS[mask] else np.ones((N, N))
+    allowed = np.tril(np.ones((N, N))) if MASKS[mask] is not None else np.ones((N, N))
     found = patterns(weights, lengths, batch=1)
     for name, expected in dense_patterns(weights.dense()[1].double().numpy(), allowed, lengths).items():
         np.testing.assert_allclose(getattr(found, name), expected, atol=1e-5, err_msg=name)
