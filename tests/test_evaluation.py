@@ -114,6 +114,30 @@ def test_the_p_value_of_one_sentence_in_which_systems_differ():
     assert paired_bootstrap(mine, theirs, resamples=4000).p_value == pytest.approx(0.9**10, abs=0.03)
 
 
+def test_resamples_of_several_trainings_draw_sentences_and_seeds():
+    """p by sacrebleu, from the corpora that are drawn written out."""
+    from regard.seq2seq.bootstrap import SEED
+
+    (first, references), (second, _), (third, _) = (texts(12, seed) for seed in (6, 7, 8))
+    hypotheses = [[first, second[:6] + first[6:], first], [third[:5] + first[5:], second[:3] + first[3:]]]
+    counts = [torch.stack([bleu_counts(said, references) for said in side]) for side in hypotheses]
+    sentences = resample(12, 40).long().tolist()
+    seeds = [resample(len(side), 40, SEED + n).long().tolist() for n, side in enumerate(hypotheses, 1)]
+
+    def corpus(side, draw):
+        drawn = [s for s, times in enumerate(seeds[side][draw]) for _ in range(times)]
+        rows = [n for n, times in enumerate(sentences[draw]) for _ in range(times)]
+        said = [hypotheses[side][s][n] for s in drawn for n in rows]
+        return sacrebleu.corpus_bleu(said, [[references[n] for _ in drawn for n in rows]]).score
+
+    differences = [corpus(0, draw) - corpus(1, draw) for draw in range(40)]
+    found = paired_bootstrap(*counts, resamples=40)
+    turned = sum(each <= 0 if found.difference > 0 else each >= 0 for each in differences)
+    assert 0 < turned < 40 and found.p_value == pytest.approx((turned + 1) / 41)
+    one = paired_bootstrap(counts[0][:1], counts[1][:1], resamples=40)
+    assert one == paired_bootstrap(counts[0][0], counts[1][0], resamples=40)
+
+
 def test_chance_alone_is_rarely_significant():
     generator, found = random.Random(0), []
     for _ in range(40):

@@ -78,35 +78,71 @@ def test_bleu_of_the_novel_part_is_of_the_novel_sentences(folder, found):
     assert found["by_label"]["bahdanau"]["quality"]["novel"] == len(novel)
 
 
-def test_the_p_value_is_that_of_sentences_drawn_for_all_seeds_at_once(folder, found):
-    from regard.seq2seq.bootstrap import RESAMPLES, resample
+def test_three_seeds_tell_systems_apart(tmp_path):
+    fabricate(tmp_path, {"none": 0.55, "luong_general": 0.2}, seeds=(1, 2, 3), sentences=30)
+    page = report.write_report(tmp_path).read_text()
+    data = json.loads((tmp_path / "report.json").read_text())
+    from regard.seq2seq.bootstrap import RESAMPLES
 
-    references = texts(folder)["references"]
-    outs = {(label, s): read(folder, label, s)["translations"] for label in ("none", "luong_general") for s in (1, 2)}
-    draws = resample(len(references))[:60].long().tolist()
-
-    def corpus(label, draw):
-        """BLEU by sacrebleu of the drawn sentences, of both seeds as one corpus."""
-        chosen = [n for n, times in enumerate(draw) for _ in range(times)]
-        said = [outs[label, seed][n] for seed in (1, 2) for n in chosen]
-        return sacrebleu.corpus_bleu(said, [[references[n] for _ in (1, 2) for n in chosen]]).score
-
-    pair = found["by_label"]["luong_general"]["p"]["all"]
-    whole = [1] * len(references)
-    assert pair["difference"] == pytest.approx(corpus("luong_general", whole) - corpus("none", whole), abs=1e-6)
-    assert all(corpus("luong_general", draw) > corpus("none", draw) for draw in draws)
+    references = texts(tmp_path)["references"]
+    whole = [
+        sacrebleu.corpus_bleu(
+            [text for seed in (1, 2, 3) for text in read(tmp_path, label, seed)["translations"]], [references * 3]
+        ).score
+        for label in ("luong_general", "none")
+    ]
+    pair = data["systems"][1]["p"]["all"]
+    assert pair["difference"] == pytest.approx(whole[0] - whole[1], abs=1e-6)
     assert pair["p"] == pytest.approx(1 / (RESAMPLES + 1)) and pair["resamples"] == RESAMPLES
-    assert found["by_label"]["none"]["p"] is None, "the baseline is not held against itself"
+    assert data["systems"][0]["p"] is None, "the baseline is not held against itself"
+    assert "Luong general translates best" in page and "between the two p is" in page and "In this run" not in page
+    rows = rows_of((tmp_path / "report.md").read_text(), "perplexity")
+    assert rows["Luong general"]["p"] == "≤ 0.001"
+    assert f"**{rows['Luong general']['BLEU']}**" in (tmp_path / "report.md").read_text()
 
 
-def test_systems_that_say_the_same_are_not_told_apart(tmp_path):
-    fabricate(tmp_path, {"none": 0.4, "bahdanau": 0.4}, seeds=(1,), sentences=20)
-    shutil.copy(tmp_path / "trials/none-1/evaluation.json", tmp_path / "trials/bahdanau-1/evaluation.json")
+@pytest.mark.parametrize("seeds", [(1,), (1, 2)])
+def test_fewer_than_three_seeds_are_one_run_and_give_no_p(tmp_path, seeds):
+    fabricate(tmp_path, {"none": 0.55, "luong_general": 0.2}, seeds=seeds, sentences=30)
+    page, data = report.write_report(tmp_path).read_text(), json.loads((tmp_path / "report.json").read_text())
+    assert "In this run, Luong general scores highest" in page and "best" not in " ".join(findings_of(data))
+    assert all(system["p"] is None for system in data["systems"]) and data["lead"] is None
+    markdown = (tmp_path / "report.md").read_text()
+    rows = rows_of(markdown, "perplexity")
+    assert "p" not in rows["Luong general"]
+    assert not any("**" in line for line in markdown.splitlines() if line.startswith("|"))
+    assert "With fewer than 3 seeds of each system, other trainings may order them otherwise" in markdown
+
+
+def findings_of(data):
+    from regard.viewer.report.sections import findings
+
+    return findings(data)
+
+
+@pytest.mark.parametrize("seeds", [(1,), (1, 2, 3)])
+def test_systems_that_say_the_same_are_not_told_apart(tmp_path, seeds):
+    fabricate(tmp_path, {"none": 0.4, "bahdanau": 0.4, "transformer": 0.8}, seeds=seeds, sentences=20)
+    for seed in seeds:
+        shutil.copy(tmp_path / f"trials/none-{seed}/evaluation.json", tmp_path / f"trials/bahdanau-{seed}")
     report.write_report(tmp_path)
     data = json.loads((tmp_path / "report.json").read_text())
-    assert data["systems"][1]["p"]["all"]["p"] == 1.0
+    assert len(seeds) < 3 or data["systems"][1]["p"]["all"]["p"] > 0.3
     assert data["systems"][1]["sentences"] == {"seed": 1, "better": 0, "alike": 20, "worse": 0}
     assert data["examples"] is None or not data["examples"]["wins"]
+    said = findings_of(data)[0]
+    assert "No attention and Bahdanau reach the same score" in said and "Next is Transformer" in said
+    markdown = (tmp_path / "report.md").read_text()
+    chrf = rows_of(markdown, "perplexity")["Bahdanau"]["chrF"]
+    assert markdown.count(f"| **{chrf}** |") == (2 if len(seeds) == 3 else 0)
+
+
+def test_equal_time_says_which_steps_it_came_to(folder, found):
+    text = (folder / "report.md").read_text()
+    assert "Steps reached in it: No attention 100 ± 0, Bahdanau 100 ± 0" in text
+    row = rows_of(text, "perplexity")["Bahdanau"]
+    assert row["minutes to best"].startswith("3.50") and row["steps to best"].startswith("350")
+    assert found["tokenizer"] == "13a" and "sacrebleu's tokenizer 13a" in text
 
 
 def test_costs_come_from_the_training(folder, found):
@@ -142,7 +178,7 @@ def test_the_best_system_is_the_one_of_highest_novel_bleu(folder, found):
     means = {system["label"]: system["quality"]["bleu_novel"]["mean"] for system in found["systems"]}
     assert found["ranking"] == sorted(means, key=lambda label: -means[label])
     title = found["by_label"][found["ranking"][0]]["title"]
-    assert f"{title} translates best" in (folder / "report.md").read_text()
+    assert f"In this run, {title} scores highest" in (folder / "report.md").read_text()
 
 
 def test_systems_below_copying_are_not_said_to_translate(tmp_path):

@@ -156,7 +156,10 @@ def _lines(console: Console, progress: list[Progress]) -> Callable[[], None]:
         for one in progress:
             before, said[one.trial.name] = said[one.trial.name], one.state
             if one.ended and before != one.state:
-                note = f", BLEU {one.numbers['bleu']:.1f}" if one.state == "finished" else f" {one.message}".rstrip()
+                steps = one.numbers.get("step")
+                after = "" if steps is None else f" after {steps:,.0f} steps"
+                done = f", BLEU {one.numbers['bleu']:.1f}{after}" if one.state == "finished" else ""
+                note = done or f" {one.message}".rstrip()
                 console.print(f"{one.trial.name}: {one.state}{note}", markup=False)
             elif before == "preparing" and one.state == "training":
                 console.print(f"{one.trial.name}: training", markup=False)

@@ -205,6 +205,7 @@ def print_comparison(console: Console, found: Comparison, mine: str, theirs: str
     console.print(f"{mine}: BLEU {found.bleu[0]:.2f}; {theirs}: BLEU {found.bleu[1]:.2f}", markup=False)
     console.print(
         f"difference {found.difference:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}, p = {found.p_value:.3f} "
-        f"(paired bootstrap, {found.resamples} resamples)",
+        f"(paired bootstrap of the sentences, {found.resamples} resamples)",
         markup=False,
     )
+    console.print("This is of these two trainings: another seed of either may turn it. See regard compare --seeds 3.")

@@ -93,21 +93,26 @@ class Comparison:
 def paired_bootstrap(a: Tensor, b: Tensor, resamples: int = RESAMPLES, seed: int = SEED) -> Comparison:
     """Is system a better than b, or are these the sentences that suit it? (Koehn 2004).
 
-    `a` and `b` are the `bleu_counts` of the same sentences; both are resampled alike. One matrix product
-    gives the counts of all resampled corpora.
+    `a` and `b` are the `bleu_counts` of the same sentences, (N, 10), or of several trainings of each system,
+    (seeds, N, 10). Sentences are resampled alike for both, seeds for each by itself: p says how surely the difference
+    would be found on other sentences and, with several seeds, in other trainings. One matrix product gives the counts
+    of all resampled corpora.
 
     >>> counts = torch.tensor([[4.0, 4, 4, 3, 2, 1, 4, 3, 2, 1]]).double()
     >>> paired_bootstrap(counts, counts, resamples=9).p_value
     1.0
     """
-    if a.shape != b.shape or a.ndim != 2 or a.shape[1] != NUM_COUNTS or not len(a):
+    sides = [counts if counts.ndim == 3 else counts[None] for counts in (a, b)]
+    if any(s.ndim != 3 or s.shape[1:] != (sides[0].shape[1], NUM_COUNTS) or not s.numel() for s in sides):
         raise RegardError(
             f"paired_bootstrap: counts {tuple(a.shape)} and {tuple(b.shape)}; both must be (sentences, {NUM_COUNTS}) "
-            "of the same sentences, from bleu_counts."
+            f"or (seeds, sentences, {NUM_COUNTS}) of the same sentences, from bleu_counts."
         )
-    weights = resample(len(a), resamples, seed)
-    differences = bleu(weights @ a) - bleu(weights @ b)
-    whole = float(bleu(a.sum(0))), float(bleu(b.sum(0)))
+    weights = resample(sides[0].shape[1], resamples, seed)
+    seeds = [resample(len(side), resamples, seed + number) for number, side in enumerate(sides, 1)]
+    drawn = [torch.einsum("rs,srk->rk", times, weights @ side) for times, side in zip(seeds, sides, strict=True)]
+    differences = bleu(drawn[0]) - bleu(drawn[1])
+    whole = float(bleu(sides[0].sum((0, 1)))), float(bleu(sides[1].sum((0, 1))))
     difference = whole[0] - whole[1]
     better = differences > 0 if difference > 0 else differences < 0
     p_value = (int((~better).sum()) + 1) / (resamples + 1)

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard.seq2seq.bootstrap import Comparison, paired_bootstrap
@@ -14,6 +15,8 @@ from regard.viewer.report.folder import Study, Trial
 
 #: Raised when report.json could no longer be read as it was meant.
 VERSION = 1
+#: Seeds that each system must have before two are told apart by more than this run.
+LEAST_SEEDS = 3
 #: Facts of looking.json that are averaged over the seeds.
 LOOKS = ("entropy", "spread", "share_eos", "share_punctuation", "end_pieces", "punctuation_pieces")
 
@@ -28,6 +31,7 @@ def numbers(study: Study) -> dict[str, Any]:
         "retrieval": {name: value for name, value in study.retrieval.items() if not isinstance(value, list)},
         "systems": [_system(study, each) for each in study.about["systems"]],
         "ranking": ranking(study),
+        "few_seeds": any(len(study.of(label)) < LEAST_SEEDS for label in study.labels if study.of(label)),
         "lead": _lead(study),
         "examples": examples(study),
         "tokenizer": next((t.evaluation.tokenizer for t in study.trials if t.evaluation), None),
@@ -121,7 +125,8 @@ def _cost(done: Sequence[Trial]) -> dict[str, Any]:
         "tokens_per_second": spread(_speed(trial) for trial in done),
         "steps": spread(trial.trained.get("steps", _last(trial, "step")) for trial in done),
         "minutes": spread(_minutes(trial) for trial in done),
-        "minutes_to_best": spread(_to_best(trial) for trial in done),
+        "minutes_to_best": spread(_to_best(trial, "minutes") for trial in done),
+        "steps_to_best": spread(_to_best(trial, "step") for trial in done),
         "peak_memory_mib": spread(trial.looking.get("peak_memory_mib") for trial in done),
         "sentences_per_second": spread(t.evaluation.sentences_per_second for t in done if t.evaluation),
     }
@@ -152,12 +157,12 @@ def _last(trial: Trial, column: str) -> float | None:
     return values[-1] if values else None
 
 
-def _to_best(trial: Trial) -> float | None:
-    """Minutes of training until the best validation: by BLEU where it was measured, else by loss."""
+def _to_best(trial: Trial, unit: str) -> float | None:
+    """Minutes or steps of training until the best validation: by BLEU where it was measured, else by loss."""
     for column, best in (("bleu", max), ("valid_loss", min)):
-        rows = [row for row in trial.metrics if row.get(column) is not None and row.get("minutes") is not None]
+        rows = [row for row in trial.metrics if row.get(column) is not None and row.get(unit) is not None]
         if rows:
-            return best(rows, key=lambda row: row[column] or 0.0)["minutes"]
+            return best(rows, key=lambda row: row[column] or 0.0)[unit]
     return None
 
 
@@ -205,28 +210,24 @@ def _frequencies(done: Sequence[Trial]) -> list[dict[str, Any]]:
 # Against the baseline
 
 
-def _paired(study: Study, label: str, other: str) -> tuple[Tensor, Tensor] | None:
-    """The counts of two systems, summed sentence by sentence over the seeds that both have."""
-    seeds = [s for s in study.about["seeds"] if (label, s) in study.counts and (other, s) in study.counts]
-    if not seeds or label == other:
-        return None
-    mine, theirs = (sum(study.counts[name, seed] for seed in seeds) for name in (label, other))
-    assert isinstance(mine, Tensor) and isinstance(theirs, Tensor)
-    return mine, theirs
+def _trained(study: Study, label: str) -> Tensor | None:
+    """The counts of a system, (seeds, sentences, 10); None where it has too few seeds to say anything of others."""
+    found = [study.counts[label, seed] for seed in study.about["seeds"] if (label, seed) in study.counts]
+    return torch.stack(found) if len(found) >= LEAST_SEEDS else None
 
 
 def against(study: Study, label: str, other: str) -> dict[str, Any] | None:
-    """The paired bootstrap between two systems, on all sentences and on the novel ones.
+    """The paired bootstrap between two systems, on all sentences and on the novel ones, over sentences and seeds.
 
-    A sentence that is drawn is drawn for all seeds, so that p says what chance the choice of sentences has.
+    None with fewer than `LEAST_SEEDS` seeds of each: what one training says of a system may be turned by the next.
     """
-    pair = _paired(study, label, other)
-    if pair is None or study.test is None:
+    mine, theirs = _trained(study, label), _trained(study, other)
+    if mine is None or theirs is None or study.test is None or label == other:
         return None
-    found = {"all": _comparison(paired_bootstrap(*pair))}
+    found = {"all": _comparison(paired_bootstrap(mine, theirs))}
     novel = [n for n, each in enumerate(study.test.similarities) if each < study.novel_below]
     if novel:
-        found["novel"] = _comparison(paired_bootstrap(pair[0][novel], pair[1][novel]))
+        found["novel"] = _comparison(paired_bootstrap(mine[:, novel], theirs[:, novel]))
     return found
 
 

@@ -20,6 +20,7 @@ from regard.viewer.report.blocks import (
     Text,
 )
 from regard.viewer.report.charts import Report, finished, quality_name, quality_of
+from regard.viewer.report.numbers import LEAST_SEEDS
 from regard.viewer.report.published import anchors
 from regard.viewer.report.svg import Figure
 from regard.viewer.report.sweeps import mean_points, sweep_figures
@@ -61,7 +62,7 @@ _PUBLISHED = "Other corpora, sizes and tokenisations: hold orders and ratios bes
 def _opening(report: Report) -> Iterator[Block]:
     about, progress = report["about"], report["progress"]
     yield from (Text(sentence, "leading") for sentence in findings(report))
-    yield Text(budget(about))
+    yield Text(f"{budget(about)}{_steps_reached(report)}")
     if about.get("without_near"):
         count = (about.get("left_out") or {}).get(NEAR_REASON, 0)
         yield Text(
@@ -94,6 +95,16 @@ def budget(about: Mapping[str, Any]) -> str:
     return f"{equal} {several}"
 
 
+def _steps_reached(report: Report) -> str:
+    """What equal time came to, which depends on the machine and on what else it does."""
+    if (report["about"].get("budget") or {}).get("kind") != "minutes":
+        return ""
+    reached = [
+        f"{each['title']} {mean(each['cost']['steps'], 0)}" for each in finished(report) if each["cost"]["steps"]
+    ]
+    return f" Steps reached in it: {', '.join(reached)}." if reached else ""
+
+
 def findings(report: Report) -> list[str]:
     """What the comparison says, in a few sentences."""
     by_label = {each["label"]: each for each in report["systems"]}
@@ -113,18 +124,40 @@ def _best_sentence(report: Report, ranked: Sequence[Report]) -> str:
             f"None has learnt to translate: the best, {best['title']}, reaches {score} {of}, where copying the "
             f"target of the most similar training sentence gives {number(copied)}. A larger budget is needed."
         )
-    verb = "translates best" if len(ranked) > 1 else "so far" if report["progress"]["missing"] else "alone"
-    said = f"{best['title']} {verb}: {score} {of}{_baseline_clause(report, best)}."
-    if len(ranked) > 1:
-        lead = (report["lead"] or {}).get("novel" if best["quality"]["bleu_novel"] else "all")
-        apart = f"; between the two p is {chance(lead)}" if lead else ""
-        said += f" Next is {ranked[1]['title']} with {mean(quality_of(ranked[1]))}{apart}."
-    return said
+    if len(ranked) == 1:
+        return f"{best['title']} {'so far' if report['progress']['missing'] else 'alone'}: {score} {of}."
+    alike = [each for each in ranked if _read(each) == _read(best)]
+    where = "In this run, " if report["few_seeds"] else ""
+    names = " and ".join((", ".join(each["title"] for each in alike[:-1]), alike[-1]["title"]))
+    if len(alike) > 1:
+        said = f"{where}{names} reach the same score: {score} {of}{_baseline_clause(report, alike)}."
+    elif where:
+        said = f"{where}{best['title']} scores highest: {score} {of}{_baseline_clause(report, alike)}."
+    else:
+        said = f"{best['title']} translates best: {score} {of}{_baseline_clause(report, alike)}."
+    return said + _next_sentence(report, ranked[len(alike) :]) + (f" {_FEW_SEEDS}" if where else "")
 
 
-def _baseline_clause(report: Report, best: Report) -> str:
+_FEW_SEEDS = f"With fewer than {LEAST_SEEDS} seeds of each system, other trainings may order them otherwise."
+
+
+def _read(system: Report) -> str | None:
+    """A system's score as it is printed: those that read the same are not ranked."""
+    found = quality_of(system)
+    return None if found is None else number(found["mean"])
+
+
+def _next_sentence(report: Report, others: Sequence[Report]) -> str:
+    if not others:
+        return ""
+    lead = (report["lead"] or {}).get("novel" if others[0]["quality"]["bleu_novel"] else "all")
+    apart = f"; between the two p is {chance(lead)}" if lead and others[0]["label"] == report["ranking"][1] else ""
+    return f" Next is {others[0]['title']} with {mean(quality_of(others[0]))}{apart}."
+
+
+def _baseline_clause(report: Report, best: Sequence[Report]) -> str:
     base = next((each for each in finished(report) if each["label"] == report["baseline"]), None)
-    if base is None or base is best or (found := quality_of(base)) is None:
+    if base is None or base in best or (found := quality_of(base)) is None:
         return ""
     return f", against {mean(found)} of {base['title']}"
 
@@ -177,11 +210,13 @@ def _quality(report: Report) -> Iterator[Block]:
         if novel
         else ""
     )
-    yield Text(
-        f"{part}p is of the paired bootstrap against {base}: the share of resampled test sets in which the difference "
-        "turns round, with all seeds together. The best of each column is set off.",
-        "hint",
+    sure = (
+        f"p is of the paired bootstrap against {base}: the share of resamples, of test sentences and of seeds, in "
+        "which the difference turns round. The best of each column is set off."
     )
+    few = f"{_FEW_SEEDS} So no p is given and nothing is set off."
+    counted = f"BLEU counts tokens of sacrebleu's tokenizer {report['tokenizer']}. "
+    yield Text(f"{part}{counted}{few if report['few_seeds'] else sure}", "hint")
     yield Folded("Further measures", [more_table(report), *_tables(report, ("by_similarity", "by_frequency"))])
 
 

@@ -75,7 +75,9 @@ MAIN: tuple[Measure, ...] = (
     ("p", lambda s: chance((s["p"] or {}).get("all")), None, False),
     ("p, novel part", lambda s: chance((s["p"] or {}).get("novel")), None, False),
     _cost("training tokens\u00a0/\u00a0s", "tokens_per_second", 0, more=True),
+    _cost("steps", "steps", 0),
     _cost("minutes to best", "minutes_to_best", 2),
+    _cost("steps to best", "steps_to_best", 0),
     _cost("peak memory, MiB", "peak_memory_mib", 0),
     _cost("decoded sentences\u00a0/\u00a0s", "sentences_per_second", 0, more=True),
 )
@@ -85,17 +87,16 @@ MORE: tuple[Measure, ...] = (
     _quality("exact match", "exact", 3),
     _quality("length ratio", "length_ratio", 3),
     _quality("alignment error rate", "alignment_error_rate", 3, more=False),
-    _cost("steps", "steps", 0),
     _cost("minutes of training", "minutes", 2),
     _cost("file, MB", "bytes", 2, unit=1e-6),
 )
 #: Ranked by a number that says nothing of merit.
-UNRANKED = ("length ratio", "steps", "minutes of training", "minutes to best")
+UNRANKED = ("length ratio", "steps", "minutes of training", "minutes to best", "steps to best")
 
 
 def main_table(report: Report) -> Table:
     """Quality beside cost: a row for each system, and one for copying the nearest training sentence."""
-    table = measures("", MAIN, finished(report))
+    table = measures("", MAIN, finished(report), report["few_seeds"])
     retrieval = report["retrieval"]
     if not retrieval:
         return table
@@ -108,21 +109,30 @@ def main_table(report: Report) -> Table:
 
 def more_table(report: Report) -> Table:
     """Further measures of quality and cost."""
-    return measures("", MORE, finished(report))
+    return measures("", MORE, finished(report), report["few_seeds"])
 
 
-def measures(caption: str, wanted: Sequence[Measure], systems: Sequence[Report]) -> Table:
-    """A row for each system; columns that nothing was measured for are left out, the best of each is set off."""
+def measures(caption: str, wanted: Sequence[Measure], systems: Sequence[Report], few_seeds: bool) -> Table:
+    """A row for each system, without columns that nothing was measured for.
+
+    The best of each column is set off, with all that read the same; with few seeds none is.
+    """
     shown = [each for each in wanted if any(each[1](system) != NOTHING for system in systems)]
     rows = [[system["title"], *(text(system) for _, text, _, _ in shown)] for system in systems]
     best = set()
     for place, (name, _, value, more) in enumerate(shown, 1):
-        values = [] if value is None or name in UNRANKED else [value(system) for system in systems]
-        known = [each for each in values if each is not None]
-        if len(known) > 1 and len(set(known)) > 1:
-            top = max(known) if more else min(known)
-            best |= {(row, place) for row, each in enumerate(values) if each == top}
+        ranked = systems if name not in UNRANKED and not few_seeds else ()
+        values = {row: found for row, system in enumerate(ranked) if value and (found := value(system)) is not None}
+        if values:
+            top = (max if more else min)(values, key=lambda row: values[row])
+            alike = {row for row in values if _leading(rows[row][place]) == _leading(rows[top][place])}
+            best |= {(row, place) for row in alike if len(alike) < len(values)}
     return Table(caption, [Column("system", False), *(Column(name) for name, *_ in shown)], rows, frozenset(best))
+
+
+def _leading(cell: str) -> str:
+    """A number as it is read, without its deviation."""
+    return cell.split(" ± ")[0]
 
 
 def bucket_table(report: Report, key: str, caption: str) -> Table | None:
