@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -84,3 +86,104 @@ def test_no_bars_are_shown_and_those_of_others_stay(folder, capfd):
     logging.enable_progress_bar()
     load_model(folder)
     assert capfd.readouterr().err == "" and logging.is_progress_bar_enabled()
+
+
+# Models that come as GGUF
+
+
+def refuse(*_, **__):
+    raise ValueError("The model is quantized with gguf and is not serializable")
+
+
+@pytest.fixture
+def gguf(folder, tmp_path_factory, monkeypatch):
+    """A file that `load_model("smollm2")` takes for its model, and how often it was unpacked."""
+    cache, root = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("package")
+    file = root / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    file.write_bytes(b"GGUF of a kind")
+    monkeypatch.setenv("REGARD_CACHE", str(cache))
+    monkeypatch.setattr(models, "_packaged", lambda name: models._from_gguf(file))
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=32, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    packed, unpacked, load = transformers.LlamaForCausalLM(config).eval(), [], models._load
+    packed.save_pretrained = refuse  # dense, and yet not to be saved, as transformers makes it of a GGUF file
+    packed.config.quantization_config = {"quant_method": "gguf"}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+
+    def counted(name, remedy, options=None):
+        if options is None:
+            return load(name, remedy)
+        assert options["gguf_file"] == file.name and options["dtype"] == torch.float32
+        unpacked.append(name)
+        return packed, tokenizer
+
+    monkeypatch.setattr(models, "_load", counted)
+    return SimpleNamespace(file=file, cache=cache / "models", packed=packed, unpacked=unpacked)
+
+
+def same(one, other):
+    ids = torch.arange(6)[None]
+    with torch.no_grad():
+        return torch.equal(one(ids).logits, other(ids).logits)
+
+
+def test_a_gguf_is_unpacked_once_and_its_model_can_be_saved(gguf, tmp_path, capsys):
+    first, _ = load_model("smollm2")
+    said = capsys.readouterr().err
+    (kept,) = gguf.cache.iterdir()
+    assert str(kept) in said and len(gguf.unpacked) == 1
+    second, tokenizer = load_model("smollm2")
+    assert len(gguf.unpacked) == 1 and capsys.readouterr().err == "" and tokenizer("it").input_ids
+    assert same(first, gguf.packed) and same(second, gguf.packed) and not second.training
+    assert not any(path.suffix in (".bin", ".pt", ".pth", ".pkl") for path in kept.iterdir())
+    second.save_pretrained(tmp_path / "again")
+    assert same(transformers.LlamaForCausalLM.from_pretrained(tmp_path / "again").eval(), gguf.packed)
+    gguf.packed.model.norm.weight.data += 1  # the plain model shares no weights with a cache that others read
+    assert not same(load_model("smollm2")[0], gguf.packed)
+
+
+def test_another_file_of_the_same_name_is_unpacked_anew(gguf):
+    load_model("smollm2")
+    gguf.file.write_bytes(b"GGUF of a king")  # as long
+    load_model("smollm2")
+    assert len(gguf.unpacked) == 2 and len(list(gguf.cache.iterdir())) == 2
+
+
+def test_a_broken_cache_is_made_again(gguf):
+    load_model("smollm2")
+    (weights,) = gguf.cache.glob("*/model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:100])
+    assert same(load_model("smollm2")[0], gguf.packed) and len(gguf.unpacked) == 2
+    load_model("smollm2")
+    assert len(gguf.unpacked) == 2
+
+
+def test_a_cache_that_cannot_be_written_costs_time_alone(gguf, monkeypatch, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "file"))
+    for _ in range(2):
+        model, _ = load_model("smollm2")
+        assert same(model, gguf.packed) and "cannot be kept" in capsys.readouterr().err
+    model.save_pretrained(tmp_path / "saved")
+    assert len(gguf.unpacked) == 2
+
+
+def test_an_interrupt_leaves_nothing_and_what_a_kill_left_is_removed(gguf, monkeypatch):
+    abandoned, busy = gguf.cache / ".regard-old", gguf.cache / ".regard-busy"
+    for draft in (abandoned, busy):
+        draft.mkdir(parents=True)
+    os.utime(abandoned, (0, 0))
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transformers.LlamaForCausalLM, "save_pretrained", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            load_model("smollm2")
+    assert [path.name for path in gguf.cache.iterdir()] == [".regard-busy"]
+    load_model("smollm2")
+    assert len(gguf.unpacked) == 2

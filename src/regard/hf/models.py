@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stderr
+from functools import partial
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from regard.errors import RegardError, nearest
+from regard.hf.unpacked import load_once, without_bars
 
 #: Name -> (package that holds it, how to get that, where it lies in the package).
 PACKAGED = {
@@ -28,7 +30,8 @@ def load_model(name: str | Path) -> tuple[Any, Any]:
     """A model, ready to be watched, and its tokenizer: `load_model("minilm")`, `load_model("path/to/folder")`.
 
     `name` is a local folder, "minilm", "smollm2", or the name of a model in the local Hugging Face
-    cache. Nothing is downloaded, and weights are read from safetensors (or GGUF) only, never pickle.
+    cache. Nothing is downloaded, and weights are read from safetensors (or GGUF) only, never pickle. A GGUF file is
+    unpacked once, and kept as safetensors in the cache folder (REGARD_CACHE, or the system's place for such files).
 
     >>> model, tokenizer = load_model("minilm")
     >>> type(model).__name__, model.config.num_attention_heads
@@ -106,9 +109,12 @@ def _from_cache(name: str) -> tuple[Any, Any]:
 
 def _from_gguf(file: Path) -> tuple[Any, Any]:
     import torch
+    import transformers as hf
 
-    options = {"gguf_file": file.name, "dtype": torch.float32}
-    return _load(str(file.parent), f"the file {file} cannot be read", options)
+    options: dict[str, Any] = {"gguf_file": file.name, "dtype": torch.float32}
+    if hasattr(hf, "GgufConfig"):  # from the version on that would keep weights packed on some devices
+        options["quantization_config"] = hf.GgufConfig(dequantize=True)
+    return load_once(file, partial(_load, str(file.parent), f"the file {file} cannot be read", options), _from_folder)
 
 
 def _load(name: str, remedy: str, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
@@ -121,23 +127,9 @@ def _load(name: str, remedy: str, options: dict[str, Any] | None = None) -> tupl
     saved_as = (config.architectures or ["AutoModel"])[0]
     kind = hf.AutoModelForCausalLM if "gguf_file" in told else getattr(hf, saved_as, hf.AutoModel)
     tokenizer = _try(lambda: hf.AutoTokenizer.from_pretrained(name, **told), name, remedy)
-    with _without_bars(), redirect_stderr(StringIO()) if "gguf_file" in told else nullcontext():  # a bar of its own
+    with without_bars(), redirect_stderr(StringIO()) if "gguf_file" in told else nullcontext():  # a bar of its own
         model = _try(lambda: kind.from_pretrained(name, local_files_only=True, **options), name, remedy)
     return model.eval(), tokenizer
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """The progress bars of transformers are off inside: a folder on disk loads faster than they are read."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _try(load: Callable[[], Any], name: str, remedy: str) -> Any:

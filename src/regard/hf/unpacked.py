@@ -1,0 +1,111 @@
+"""Models that come as GGUF: unpacked to plain weights once, and kept as safetensors in the cache folder."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.data.fetching import cache_folder
+from regard.errors import RegardError
+
+#: A model and its tokenizer.
+Loaded = tuple[Any, Any]
+#: Drafts in the cache, and seconds after which one that is still there belongs to a process that was killed.
+DRAFT, ABANDONED = ".regard-", 3600.0
+
+
+def load_once(file: Path, unpack: Callable[[], Loaded], load: Callable[[Path], Loaded]) -> Loaded:
+    """The model of a GGUF file: `load` reads the folder in the cache, `unpack` the file where there is none yet.
+
+    The folder is what `save_pretrained` writes, and is named by the content of the file: another file is unpacked
+    anew. It may be deleted at any time. Where it cannot be written the model is unpacked each time.
+    """
+    folder = unpacked_folder(file)
+    if (folder / "config.json").exists():
+        try:
+            return load(folder)
+        except RegardError:  # cut short or written over: what can be made again is no reason to stop
+            shutil.rmtree(folder, ignore_errors=True)
+    print(f"Unpacking {file.name}, once; this takes about a minute.", file=sys.stderr)
+    packed, tokenizer = unpack()
+    model = plain(packed)
+    try:
+        _keep(model, tokenizer, folder)
+    except OSError as error:
+        said = error.strerror or error
+        print(f"The unpacked model cannot be kept in {folder} ({said}). REGARD_CACHE names another.", file=sys.stderr)
+        return model, tokenizer
+    print(f"The unpacked model is kept in {folder}, which may be deleted at any time.", file=sys.stderr)
+    return load(folder)
+
+
+def unpacked_folder(file: Path) -> Path:
+    """Where the weights of a GGUF file are kept; named by its content, so that a changed file is another one.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+    ...     unpacked_folder(Path(file.name)).name.rpartition("-")[2]
+    'e3b0c44298fc1c14'
+    """
+    with open(file, "rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    return cache_folder() / "models" / f"{file.stem}-{digest[:16]}"
+
+
+def plain(packed: Any) -> Any:
+    """The same weights in a model that does not know it was quantized, which `save_pretrained` would refuse."""
+    config = copy.deepcopy(packed.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with torch.device("meta"):
+        model = type(packed)(config)
+    model.load_state_dict(packed.state_dict(), assign=True)
+    model.tie_weights()
+    for name, buffer in packed.named_buffers():  # those that no state holds, such as frequencies of positions
+        module, _, last = name.rpartition(".")
+        model.get_submodule(module)._buffers[last] = buffer
+    model.generation_config = getattr(packed, "generation_config", None)
+    return model.eval()
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """The progress bars of transformers are off inside: a folder on disk loads faster than they are read."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _keep(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write to a folder beside it, then rename: whoever is interrupted, or has no space left, leaves nothing."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for draft in folder.parent.glob(f"{DRAFT}*"):
+        if time.time() - draft.stat().st_mtime > ABANDONED:
+            shutil.rmtree(draft, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=DRAFT) as near:
+        draft = Path(near) / folder.name
+        with without_bars():
+            model.save_pretrained(draft)
+        tokenizer.save_pretrained(draft)
+        try:
+            os.replace(draft, folder)
+        except OSError:
+            if not (folder / "config.json").exists():  # else another process was sooner
+                raise
