@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -93,10 +95,14 @@ def test_alignments_and_n_best(runs):
     ("arguments", "said"),
     [
         (["--align", "pharao", "x"], "--align pharao is not known"),
-        (["--n-best", "3", "x"], "beam=3 or more"),
+        (["--n-best", "3", "x"], "a beam of 3 or more"),
         (["x", "y"], "Put a text of several words in quotes"),
         (["--align", "show", "--reading", "outputs", "x"], "no reading 'outputs'"),
         (["/"], "is a folder"),
+        (["--beam", "100000", "x"], "a beam of 100,000 is too wide. Ask for one of at most 1,000"),
+        (["--length-penalty", "nan", "x"], "length_penalty must be a number from -10 to 10, got nan"),
+        (["--length-penalty", "-1e9", "x"], "from -10 to 10"),
+        (["--length-penalty", "inf", "x"], "from -10 to 10"),
         (["missing.fr"], "there is no file missing.fr"),
         (["texts/missing"], "echo TEXT | regard translate RUN"),
         (["two words.txt"], "there is no file two words.txt"),
@@ -105,6 +111,7 @@ def test_alignments_and_n_best(runs):
 def test_what_is_asked_wrongly(runs, arguments, said):
     result = run("translate", runs / "bahdanau", *arguments, status=2)
     assert said in " ".join(result.stderr.split()) and result.stdout == ""
+    assert not re.search(r"\b\w+=", result.stderr), "an option is named as it is on the command line"
 
 
 @pytest.mark.parametrize("text", ["Go on.", "dogs and/or cats", "3.14", "the", "what?", "He said so. a.m."])
@@ -119,6 +126,16 @@ def test_runs_and_input_that_cannot_be_used(runs, tmp_path):
     assert "There is no model" in run("translate", "--model", "bahdanau-en-xx", "x", status=2).stderr
     wrong = run("translate", runs / "bahdanau", "-", stdin=b"the dog\nca\xff\n", status=2)
     assert "line 2 of standard input is not UTF-8 text (byte 3 of the line is 0xff)" in " ".join(wrong.stderr.split())
+    assert wrong.stdout.splitlines() == [expected(runs / "bahdanau", ["the dog"])[0].text], "the good line before it"
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bytes])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_lines_are_read_from_packed_files_and_streams(runs, tmp_path, pack, encoding):
+    texts = [each.text for each in expected(runs / "bahdanau", LINES)]
+    (tmp_path / "lines").write_bytes(content := pack("\n".join(LINES).encode(encoding)))
+    assert run("translate", runs / "bahdanau", tmp_path / "lines").stdout.splitlines() == texts
+    assert run("translate", runs / "bahdanau", "-", stdin=content).stdout.splitlines() == texts
 
 
 @pytest.mark.parametrize(

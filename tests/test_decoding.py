@@ -163,8 +163,8 @@ def test_training_mode_is_put_back():
     ("options", "said"),
     [
         ({"beam": 0}, "beam must be at least 1"),
-        ({"beam": 2, "n_best": 3}, "beam=3 or more"),
-        ({"min_length": 4, "max_length": 4}, "leave no room"),
+        ({"beam": 2, "n_best": 3}, "a beam of 3 or more"),
+        ({"min_length": 4, "max_length": 4}, "leaves no room"),
         ({"no_repeat": -1}, "no_repeat must be at least 0"),
     ],
 )

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from regard.data.files import JSON_LINES, fields_of, json_records, lines, saved_dataset
+from regard.data.streams import inner_suffix
 from regard.errors import RegardError
 
 #: What mistakes are said to have been made in.
@@ -40,7 +41,7 @@ def open_corpus(source: str, field: str = "text") -> Documents:
             f"see: there is no file {source}. A corpus is a UTF-8 text file of one document a line, a .jsonl or "
             ".parquet file, or a folder written by save_to_disk."
         )
-    elif path.suffix.lower() in JSON_LINES:
+    elif inner_suffix(path) in JSON_LINES:
         documents = partial(_json_lines, path, field)
     elif path.suffix.lower() == ".parquet":
         documents = _parquet(path, field)

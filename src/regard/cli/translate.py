@@ -14,6 +14,7 @@ from rich.text import Text
 
 from regard.cli.draw import SHADES
 from regard.data.files import decoded, looks_like_path
+from regard.data.streams import utf8_stream
 from regard.errors import RegardError, nearest
 from regard.seq2seq.alignment import READINGS, Alignment, write_pharaoh
 from regard.seq2seq.decoding import Search
@@ -79,6 +80,9 @@ def search_of(run: Run, **options: Any) -> Search:
     for name in settings:
         if name not in known:
             raise RegardError(f"{run.path / 'config.toml'}: there is no key decoding.{name}. {nearest(name, known)}")
+        kinds, kind = ((int, float), "a number") if name == "length_penalty" else ((int,), "a whole number")
+        if type(value := settings[name]) not in kinds:
+            raise RegardError(f"{run.path / 'config.toml'}: decoding.{name} must be {kind}, got {value!r}.")
     settings["max_length"] = settings.get("max_length") or None
     return Search(**settings | {name: value for name, value in options.items() if value is not None})
 
@@ -121,17 +125,26 @@ def read_lines(source: str) -> Iterator[list[str]]:
 def _decoded(stream: IO[bytes], name: str) -> Iterator[list[str]]:
     """Whole lines as soon as they are there: `read1` waits for the first bytes alone."""
     rest, number = b"", 0
-    while data := stream.read1(CHUNK):  # type: ignore[attr-defined]
+    stream = utf8_stream(stream, name, "translate")
+    while data := stream.read1(CHUNK):
         *lines, rest = (rest + data).split(b"\n")
-        if lines:
-            yield [_text(line, number + place, name) for place, line in enumerate(lines, 1)]
-            number += len(lines)
-    if rest:
-        yield [_text(rest, number + 1, name)]
+        yield from _texts(lines, number, name)
+        number += len(lines)
+    yield from _texts([rest] if rest else [], number, name)
 
 
-def _text(line: bytes, number: int, name: str) -> str:
-    return decoded(line, number, name, "translate").removesuffix("\r")
+def _texts(lines: Sequence[bytes], number: int, name: str) -> Iterator[list[str]]:
+    """All lines as text; before one that cannot be read, those that can."""
+    texts: list[str] = []
+    try:
+        for place, line in enumerate(lines, number + 1):
+            texts.append(decoded(line, place, name, "translate").removesuffix("\r"))
+    except RegardError:
+        if texts:
+            yield texts
+        raise
+    if texts:
+        yield texts
 
 
 @dataclass(frozen=True)

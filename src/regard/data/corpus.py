@@ -164,7 +164,7 @@ def split_pairs(
     if len(pairs) < FEWEST or min(valid, test) < 1 or valid + test >= len(pairs):
         raise RegardError(
             f"load_corpus: {len(pairs)} pairs are too few for {valid} of validation and {test} of test and some to "
-            f"learn from. Give at least {FEWEST} pairs and smaller valid= and test=, each at least 1."
+            f"learn from. Give at least {FEWEST} pairs, and hold out fewer of them, but at least 1 for each."
         )
     groups: dict[str, list[int]] = {}
     for number, pair in enumerate(pairs):

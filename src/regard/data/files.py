@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from regard.data.streams import utf8_stream
 from regard.errors import RegardError
 
 __all__ = ["JSON_LINES", "decoded", "fields_of", "json_records", "lines", "looks_like_path", "saved_dataset"]
@@ -30,10 +31,13 @@ def looks_like_path(text: str) -> bool:
 
 
 def lines(path: Path, operation: str) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers from 1; only line feeds end one, whatever else Unicode calls a line break."""
+    """Lines with their numbers from 1; only line feeds end one, whatever else Unicode calls a line break.
+
+    Of UTF-8, of UTF-16 with its mark, and of either packed by gzip, bzip2, xz or zstd.
+    """
     try:
         with open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(utf8_stream(file, os.fspath(path), operation), 1):
                 yield number, decoded(line, number, os.fspath(path), operation).rstrip("\r\n")
     except OSError as error:
         raise RegardError(f"{operation}: {path} cannot be read: {error.strerror or error}.") from None
@@ -47,7 +51,7 @@ def decoded(line: bytes, number: int, name: str, operation: str) -> str:
         place = error.start + len(line) - len(error.object)  # "utf-8-sig" counts from behind the mark
         raise RegardError(
             f"{operation}: line {number} of {name} is not UTF-8 text (byte {place + 1} of the line is "
-            f"0x{line[place]:02x}). Convert it, for example with: iconv -f latin1 -t utf-8"
+            f"0x{line[place]:02x}). Convert it from what it is, if that is Latin-1 with: iconv -f latin1 -t utf-8"
         ) from None
 
 

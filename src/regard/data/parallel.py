@@ -11,6 +11,7 @@ from typing import Any
 from regard.data.corpus import Pair
 from regard.data.drift import suspicious_line
 from regard.data.files import JSON_LINES, fields_of, json_records, lines, saved_dataset
+from regard.data.streams import inner_suffix
 from regard.errors import RegardError
 
 __all__ = ["read_pairs"]
@@ -51,7 +52,7 @@ def _sides(paths: list[Path], fields: tuple[str, str]) -> Iterable[Sides]:
     (path,) = paths
     if path.is_dir():
         return _datasets(path, fields)
-    if path.suffix.lower() in JSON_LINES:
+    if inner_suffix(path) in JSON_LINES:
         return _json_lines(path, fields)
     return _tab_lines(path)
 
@@ -98,7 +99,8 @@ def _field(record: Any, name: str, where: str) -> str:
     if not isinstance(found, str):
         raise RegardError(
             f"{OPERATION}: {where} has no text in the field {name!r}. Its fields: {fields_of(record)}. "
-            'Name both with fields=("source", "target"); "translation.en" looks into an object.'
+            'Name both, in a configuration as data.source_field and data.target_field; "translation.en" looks into an '
+            "object."
         )
     if any("\ud800" <= character <= "\udfff" for character in found):
         raise RegardError(

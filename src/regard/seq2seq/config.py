@@ -190,8 +190,8 @@ class Validation(Section):
 class Decoding(Section):
     """How the run translates unless it is told otherwise."""
 
-    beam: int = Field(default=5, ge=1, description="Hypotheses that are kept; 1: greedy.")
-    length_penalty: float = Field(default=1.5, ge=0, description="Exponent of ((5 + length) / 6).")
+    beam: int = Field(default=5, ge=1, le=1000, description="Hypotheses that are kept; 1: greedy.")
+    length_penalty: float = Field(default=1.5, ge=0, le=10, description="Exponent of ((5 + length) / 6).")
     min_length: int = Field(default=0, ge=0, description="Fewest pieces of a translation.")
     max_length: int = Field(default=0, ge=0, description="Most pieces of a translation; 0: twice the source and 10.")
     no_repeat: int = Field(default=0, ge=0, description="Block pieces that would repeat so many in a row; 0: do not.")

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from regard.seq2seq.model import Translator
 
 NEVER = float("-inf")
+#: Widest beam: its time and memory grow with it, and its translations get worse (Stahlberg & Byrne 2019).
+WIDEST = 1000
+#: Greatest exponent of the length penalty, of either sign.
+STEEPEST = 10.0
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,11 @@ class Search:
     no_repeat: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.length_penalty, int | float):
-            raise RegardError(f"beam_search: length_penalty must be a number, got {self.length_penalty!r}.")
+        exponent = self.length_penalty
+        if not isinstance(exponent, int | float) or not abs(exponent) <= STEEPEST:  # which NaN is not
+            raise RegardError(
+                f"beam_search: length_penalty must be a number from {-STEEPEST:g} to {STEEPEST:g}, got {exponent!r}."
+            )
         for name, least in (("beam", 1), ("n_best", 1), ("min_length", 0), ("no_repeat", 0), ("max_length", 0)):
             given = getattr(self, name)
             if not isinstance(given, int) and not (given is None and name == "max_length"):
@@ -96,15 +103,17 @@ class Search:
                 continue
             if getattr(self, name) < least:
                 raise RegardError(f"beam_search: {name} must be at least {least}, got {getattr(self, name)}.")
+        if self.beam > WIDEST:
+            raise RegardError(f"beam_search: a beam of {self.beam:,} is too wide. Ask for one of at most {WIDEST:,}.")
         if self.n_best > self.beam:
             raise RegardError(
                 f"beam_search: {self.n_best} best of a beam of {self.beam}; a beam ends in as many hypotheses as it "
-                f"is wide. Ask for beam={self.n_best} or more."
+                f"is wide. Ask for a beam of {self.n_best} or more."
             )
         if self.max_length is not None and self.max_length <= self.min_length:
             raise RegardError(
-                f"beam_search: max_length={self.max_length} steps (the EOS is one) leave no room for "
-                f"min_length={self.min_length} tokens. Raise max_length above min_length."
+                f"beam_search: a max_length of {self.max_length} steps (the EOS is one) leaves no room for a "
+                f"min_length of {self.min_length} tokens. Raise max_length above min_length."
             )
 
     def __call__(self, model: Translator, source: Tensor) -> list[tuple[Hypothesis, ...]]:

@@ -1,0 +1,197 @@
+"""Bytes of UTF-8 from whatever a text is packed in: gzip, bzip2, xz, zstd, UTF-16 and UTF-32 with their marks."""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import io
+import lzma
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from regard.errors import RegardError
+
+__all__ = ["inner_suffix", "utf8_stream"]
+
+#: Bytes that are looked at to tell what a file is, and that are read at a time.
+HEAD, CHUNK = 512, 1 << 16
+#: Endings of packed files.
+PACKED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
+#: First bytes of files that hold no text.
+FOREIGN = {
+    b"PK\x03\x04": "a ZIP archive, as .docx and .xlsx files are",
+    b"%PDF": "a PDF",
+    b"PAR1": "a Parquet file",
+    b"7z\xbc\xaf": "a 7z archive",
+    b"Rar!": "a RAR archive",
+    b"\xd0\xcf\x11\xe0": "an old Office document",
+    b"{\\rtf": "an RTF document",
+    b"\x89PNG": "a PNG picture",
+    b"SQLite format 3": "an SQLite database",
+}
+#: Byte order marks, the longer ones first: UTF-32 begins as UTF-16 does.
+MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+
+
+def inner_suffix(path: Path) -> str:
+    """The ending that says what is inside: of `pairs.jsonl.gz` it is `.jsonl`.
+
+    >>> inner_suffix(Path("pairs.JSONL.gz")), inner_suffix(Path("a.en"))
+    ('.jsonl', '.en')
+    """
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in PACKED_SUFFIXES:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
+def utf8_stream(stream: Any, name: str, operation: str) -> io.BufferedReader:
+    """The bytes of a text in UTF-8; a file that is no text is refused by what it is.
+
+    Args:
+        stream: Opened to read bytes, with nothing read yet; reading waits for no more than there is.
+        name: Of the file, for messages.
+        operation: That a mistake is said to have been made in.
+    """
+    stream = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
+    head = stream.peek(HEAD)[:HEAD]
+    for magic, unpack in _PACKED.items():
+        if head.startswith(magic):
+            unpacked = _Reader(unpack(stream, name, operation), name, operation)
+            return utf8_stream(io.BufferedReader(unpacked, CHUNK), name, operation)
+    for mark, encoding in MARKS.items():
+        if head.startswith(mark):
+            return io.BufferedReader(_Reader(_recoded(stream, encoding), name, operation), CHUNK)
+    _check_text(head, name, operation)
+    return stream
+
+
+def _check_text(head: bytes, name: str, operation: str) -> None:
+    kinds = [kind for magic, kind in FOREIGN.items() if head.startswith(magic)]
+    if head[257:262] == b"ustar":
+        kinds.append("a tar archive")
+    if kinds:
+        raise RegardError(f"{operation}: {name} is {kinds[0]}. Give a text file, one sentence a line.")
+    if b"\0" in head:
+        raise RegardError(
+            f"{operation}: {name} holds zero bytes: it is UTF-16 without its mark, or no text. Convert it, for example "
+            "with: iconv -f utf-16le -t utf-8"
+        )
+
+
+#: Reads at most so many bytes, at least one unless at the end.
+Read = Callable[[int], bytes]
+
+
+class _Reader(io.RawIOBase):
+    """A raw stream of what a function reads; a damaged file is an error that names it."""
+
+    def __init__(self, read: Read, name: str, operation: str) -> None:
+        self._read, self._name, self._operation = read, name, operation
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._read(len(buffer))
+        except RegardError:
+            raise
+        except (OSError, EOFError, UnicodeError, zlib.error, lzma.LZMAError, *_zstd_errors()) as error:
+            raise RegardError(
+                f"{self._operation}: {self._name} is cut short or damaged ({error}). Fetch or pack it again."
+            ) from None
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _recoded(stream: Any, encoding: str) -> Read:
+    """Text of another encoding as UTF-8."""
+    decoder = codecs.getincrementaldecoder(encoding)()
+    return _turned(stream, lambda data: decoder.decode(data, final=not data).encode())
+
+
+def _turned(stream: Any, turn: Callable[[bytes], bytes]) -> Read:
+    """What a function makes of the bytes of a stream, part by part; it is called with none at the end."""
+    rest, ended = bytearray(), False
+
+    def read(size: int) -> bytes:
+        nonlocal ended
+        while not rest and not ended:
+            data = stream.read1(CHUNK)
+            ended = not data
+            rest.extend(turn(data))
+        part = bytes(rest[:size])
+        del rest[:size]
+        return part
+
+    return read
+
+
+def _gzip(stream: Any, name: str, operation: str) -> Read:
+    return gzip.GzipFile(fileobj=stream, mode="rb").read1
+
+
+def _bz2(stream: Any, name: str, operation: str) -> Read:
+    return bz2.BZ2File(stream).read1
+
+
+def _xz(stream: Any, name: str, operation: str) -> Read:
+    return lzma.LZMAFile(stream).read1
+
+
+def _zstd(stream: Any, name: str, operation: str) -> Read:
+    """By Python's own module from 3.14 on, else by the package zstandard."""
+    try:
+        from compression.zstd import ZstdFile  # type: ignore[import-not-found]
+
+        return ZstdFile(stream).read1
+    except ImportError:
+        pass
+    try:
+        import zstandard  # type: ignore[import-not-found]
+    except ImportError:
+        raise RegardError(
+            f"{operation}: {name} is packed by zstd, which needs one more package: pip install zstandard. Or unpack it "
+            f"with: zstd -d {os.path.basename(name)}"
+        ) from None
+    return _turned(stream, _Frames(zstandard).turn)
+
+
+class _Frames:
+    """Frames of zstd one after the other; the package's own reader takes one that is cut short for whole."""
+
+    def __init__(self, library: Any) -> None:
+        self._new = lambda: library.ZstdDecompressor().decompressobj()
+        self._frame: Any = None
+
+    def turn(self, data: bytes) -> bytes:
+        if not data and self._frame is not None:
+            raise EOFError("the end of a frame is missing")
+        parts = []
+        while data:
+            self._frame = self._frame or self._new()
+            parts.append(self._frame.decompress(data))
+            data = self._frame.unused_data if self._frame.eof else b""
+            if self._frame.eof:
+                self._frame = None
+        return b"".join(parts)
+
+
+def _zstd_errors() -> tuple[type[Exception], ...]:
+    import sys
+
+    modules = (sys.modules.get("zstandard"), sys.modules.get("compression.zstd"))
+    return tuple(module.ZstdError for module in modules if module is not None)
+
+
+_PACKED = {b"\x1f\x8b": _gzip, b"BZh": _bz2, b"\xfd7zXZ\x00": _xz, b"\x28\xb5\x2f\xfd": _zstd}
