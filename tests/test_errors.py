@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 import regard as rg
 from regard.catalog import mechanism
+from regard.viewer import write_page
 
 
 def x(*shape):
@@ -14,11 +16,12 @@ def x(*shape):
 
 
 def attend(q, k, v, attention=None, **options):
-    return rg.attend(attention or rg.Attention(), q, k, v, **options)
+    return rg.attend(rg.Attention() if attention is None else attention, q, k, v, **options)
 
 
 q, k = x(2, 4, 5, 8), x(2, 4, 6, 8)
 floats = torch.zeros(5, 6)
+large = attend(*(torch.zeros(1, 2, 16384, 1),) * 3, rg.Attention(mask=rg.window(1)))
 
 MISTAKES = {
     "widths that do not match": (lambda: attend(q, x(2, 4, 6, 7), k), "width 8 and key width 7.*Project"),
@@ -80,7 +83,7 @@ MISTAKES = {
         r"Create it as Additive\(8, 8",
     ),
     "temperature zero": (lambda: rg.Softmax(temperature=0.0), r"Hardmax\(\)"),
-    "no key kept": (lambda: rg.TopK(0), "at least one key"),
+    "no key kept": (lambda: rg.TopK(0), "at least 1"),
     "a window of nothing": (lambda: rg.window(0), "at least 1"),
     "an odd rotation": (lambda: rg.RoPE(7), "even"),
     "a position beyond the table": (
@@ -101,6 +104,60 @@ MISTAKES = {
     "an unknown mechanism": (lambda: mechanism("longfromer"), "Did you mean 'longformer'"),
     "a choice of keys that is not there": (lambda: attend(q, k, k).weights.mass([6]), "indices from 0 to 5"),
     "too many random blocks": (lambda: rg.random_blocks(4, 9, 16), "count must lie between 1 and 4"),
+    "random blocks of nothing": (lambda: rg.random_blocks(0, 1, 8), r"random_blocks\(size=0\).*at least 1"),
+    "random blocks of an empty sequence": (lambda: rg.random_blocks(4, 1, 0), r"length=0.*at least 1"),
+    "half a block": (lambda: rg.bigbird(64, window_blocks=-1), "window_blocks must be an integer of at least 0"),
+    "positions from the end": (
+        lambda: rg.global_tokens([-1]),
+        r"global_tokens\(\[-1\]\).*count from 0.*length minus 1",
+    ),
+    "positions between two": (lambda: rg.global_tokens([1.5]), "integers"),
+    "lengths below 0": (lambda: attend(q, k, k, rg.Attention(mask=rg.padding([3, -1]))), "at least 0, got -1"),
+    "lengths of no number": (lambda: rg.padding([[1], [2, 3]]), "list of integers, got list"),
+    "documents of half a token": (lambda: rg.documents([2.5, 1.5]), "integers"),
+    "no bucket beyond the exact": (lambda: rg.T5Bias(2, num_buckets=2), "at least 2 for each direction, 4 in all"),
+    "a distance within the exact buckets": (lambda: rg.T5Bias(2, 32, 8), "max_distance lies beyond the exact ones"),
+    "a reach below 0": (lambda: rg.LearnedTable(2, -1), "reach must be an integer of at least 0"),
+    "a Shaw reach below 0": (lambda: rg.ShawBias(8, -1), "reach must be an integer of at least 0"),
+    "no heads": (lambda: rg.ALiBi(0), "num_heads must be an integer of at least 1"),
+    "a number of positions": (lambda: attend(q, k, k, positions=3), r"positions=3.*got int.*Positions\.of\(3"),
+    "positions of a number": (lambda: rg.Positions(0, 5), r"regard\.Spans\.of\(\(0, 5\)\)"),
+    "a start between two": (lambda: rg.Positions.of(1.5, 2, 3), "start must be an integer"),
+    "a predicate of two": (lambda: rg.where(lambda i, j: j <= i), r"takes \(i, j\).*called with.*\(b, h, i, j\)"),
+    "a predicate that is none": (lambda: rg.where(torch.ones(2, 2)), "got Tensor|expected a function"),
+    "a mask in another slot": (lambda: rg.Attention(rg.causal()), r"score=\.\.\..*expected a Score, got causal"),
+    "a mask as a bias": (lambda: rg.Attention(bias=rg.causal()), r"bias=\.\.\..*expected a Bias, got causal"),
+    "a mask for an attention": (lambda: rg.attend(rg.causal(), q, k, k), r"regard\.Attention\(mask=causal\(\)\)"),
+    "a score for an attention": (lambda: attend(q, k, k, rg.Dot()), r"regard\.Attention\(Dot\(\)\)"),
+    "a name for an attention": (lambda: attend(q, k, k, "alibi"), r"regard\.mechanism\('alibi'\)\.build"),
+    "a mechanism for an attention": (lambda: attend(q, k, k, mechanism("alibi")), r"mechanism\.build\(\.\.\.\)"),
+    "a mask in a module": (lambda: rg.nn.MultiHeadAttention(8, 2, attention=rg.causal()), "Attention.*got causal"),
+    "a name in a module": (lambda: rg.nn.MultiHeadAttention(8, 2, attention="alibi"), "Attention.*got str"),
+    "a mechanism in a module": (
+        lambda: rg.nn.MultiHeadAttention(8, 2, attention=mechanism("alibi")),
+        "Attention.*got Mechanism",
+    ),
+    "torch's mask": (lambda: attend(q, k, k, attn_mask=floats), r"attn_mask: a mask is a piece.*regard\.given"),
+    "torch's causal flag": (lambda: attend(q, k, k, is_causal=True), r"is_causal: .*Attention\(mask=regard\.causal"),
+    "torch's width": (lambda: rg.nn.MultiHeadAttention(embed_dim=8, num_heads=2), "embed_dim: it is called width"),
+    "torch's layout": (lambda: rg.nn.MultiHeadAttention(8, 2, batch_first=True), "batch_first: inputs are always"),
+    "torch's causal flag of a module": (lambda: rg.nn.MultiHeadAttention(8, 2, is_causal=True), r"regard\.causal\(\)"),
+    "torch's mask of a module's call": (
+        lambda: rg.nn.MultiHeadAttention(8, 2)(x(1, 3, 8), attn_mask=floats),
+        "attn_mask: a mask is a piece",
+    ),
+    "causality of the container": (
+        lambda: rg.Attention(causal=True),
+        r"causal: .*Attention\(mask=regard\.causal\(\)\)",
+    ),
+    "another name of the base": (lambda: rg.RoPE(64, theta=1e4), "theta: it is called base"),
+    "a word that is nearly right": (lambda: attend(q, k, k, engin="dense"), "Did you mean 'engine'"),
+    "an argument that is missing": (lambda: rg.attend(rg.Attention(), q, k), "missing a required argument: 'value'"),
+    "a page of what was seen": (lambda: write_page(attend(q, k, k)), "write_page"),
+    "a page of maps": (lambda: write_page("a.html", [attend(q, k, k)]), r"Reading"),
+    "a page of one map": (lambda: write_page("a.html", attend(q, k, k).weights), "Reading"),
+    "an array without a copy": (lambda: np.array(attend(q, k, k).weights, copy=False), "always a new one"),
+    "an array that is too large": (lambda: np.asarray(large.weights), "MiB were asked for.*budget"),
     "an empty document": (lambda: rg.documents([3, 0]), "at least one token"),
 }
 
@@ -116,3 +173,55 @@ def test_a_mistake_is_named_with_its_remedy(mistake):
 def test_a_good_mask_is_not_refused():
     for shape in ((5, 6), (1, 1, 5, 6), (2, 1, 5, 6), (1, 4, 5, 6), (2, 4, 5, 6)):
         attend(q, k, k, rg.Attention(mask=rg.given(torch.ones(shape, dtype=torch.bool))))
+
+
+def test_integers_of_numpy_and_of_tensors_are_integers():
+    for kind in (np.int64, np.uint8, torch.tensor):
+        assert rg.window(kind(3)) == rg.window(3) and type(rg.window(kind(3)).size) is int
+        assert rg.random_blocks(kind(4), kind(1), kind(8)) == rg.random_blocks(4, 1, 8)
+        assert rg.Positions(kind(2), rg.Spans.of((0, 3))) == rg.Positions.of(2, 1, 3)
+        assert rg.TopK(kind(2)) == rg.TopK(2) and rg.Top(kind(2)) == rg.Top(2) and rg.ALiBi(kind(2)) == rg.ALiBi(2)
+    for kind in (np.array, torch.tensor, tuple, list):
+        assert rg.documents(kind([3, 1])) == rg.documents([3, 1])
+        assert rg.global_tokens(kind([3, 1])) == rg.global_tokens([1, 3])
+    real = rg.padding(np.array([3, 1], dtype=np.int16))
+    assert real.allowed(rg.Grid.whole(rg.Positions.of(0, 1, 4), 2, 1, 1))[:, 0, 0].sum(-1).tolist() == [3, 1]
+    for wrong in (True, 3.0, "3", None):
+        with pytest.raises(rg.RegardError, match="integer"):
+            rg.window(wrong)
+
+
+def test_a_map_is_an_array_of_its_weights():
+    weights = attend(q, k, k).weights
+    for array in (np.asarray(weights), np.array(weights), np.asarray(weights, dtype=np.float64)):
+        np.testing.assert_allclose(array, weights.dense().numpy(), rtol=1e-6)
+    assert np.asarray(weights, dtype=np.float64).dtype == np.float64
+    assert np.asarray(attend(q.bfloat16(), k.bfloat16(), k.bfloat16()).weights).dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("mask", "is_causal"),
+    [
+        (rg.causal(), True),
+        (rg.causal() & rg.where(lambda b, h, i, j: j > 0), True),
+        (rg.window(1), True),
+        (~(~rg.causal() | ~rg.window(3)), True),
+        (rg.causal() | (rg.causal() & rg.window(3)), True),
+        (rg.causal() | rg.prefix(2), False),
+        (~rg.causal(), False),
+        (rg.window(2), False),
+        (None, False),
+    ],
+    ids=["causal", "and", "own key", "de Morgan", "or", "prefix", "not", "window", "none"],
+)
+def test_a_module_is_causal_if_no_query_sees_a_later_key(mask, is_causal):
+    assert rg.nn.MultiHeadAttention(8, 2, attention=rg.Attention(mask=mask)).is_causal is is_causal
+
+
+def test_a_learned_table_has_no_positions_before_the_first():
+    attention = rg.Attention(position=rg.LearnedPositions(8, 4))
+    with pytest.raises(rg.RegardError, match="knows positions 0 to 7, asked for -1 to 1"):
+        rg.attend(attention, x(1, 1, 3, 4), x(1, 1, 2, 4), x(1, 1, 2, 4))
+    for positions in ([2, -1, 3], [0, 8, 1]):  # in any order
+        with pytest.raises(rg.RegardError, match="knows positions 0 to 7"):
+            attention.position.encode(x(1, 1, 3, 4), torch.tensor(positions))

@@ -188,3 +188,21 @@ def test_an_index_beyond_the_map_is_refused(index):
 def test_a_tile_is_public():
     x = torch.randn(1, 2, 9, 4)
     assert all(isinstance(t, Tile) for t in rg.attend(rg.Attention(), x, x, x).weights.tiles())
+
+
+def test_weight_on_chosen_keys_is_each_entrys_own(small_blocks):
+    """Keys that only the last batch entry chooses count too, in every tile."""
+    q, k, v = torch.randn(3, 3, 2, 11, 4)
+    weights = rg.attend(rg.Attention(mask=rg.causal()), q, k, v).weights
+    chosen = torch.zeros(3, 11, dtype=torch.bool)
+    chosen[1, 2], chosen[2, 5:9], chosen[2, 0] = True, True, True
+    expected = (weights.dense() * chosen[:, None, None]).sum(-1)
+    close(weights.mass(chosen), expected)
+    assert not expected[0].any() and expected[1].any() and expected[2].any()
+
+
+def test_a_fold_keeps_the_keys_it_was_given():
+    weights, keys = rg.attend(rg.Attention(), *torch.randn(3, 1, 1, 4, 4)).weights, torch.tensor([0, 1])
+    fold = rg.Mass(keys)
+    keys.fill_(3)
+    close(weights.summarize(fold)[0], weights.mass([0, 1]))

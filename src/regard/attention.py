@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from regard.checks import explained
 from regard.errors import RegardError
 from regard.pieces.bias import Bias
 from regard.pieces.grid import Grid
@@ -20,6 +21,7 @@ from regard.positions import Positions
 from regard.shapes import Sizes, as_slice, at_least_float32, to_device
 
 
+@explained
 class Attention(nn.Module):
     """An attention mechanism: w_ij = normalise(bias(score(position(q_i), position(k_j)))) where mask allows.
 
@@ -44,11 +46,12 @@ class Attention(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.score = _slot("score", score or Dot(), Score)
+        self.score = _slot("score", Dot() if score is None else score, Score)
         self.position = _slot("position", position, Position, optional=True)
-        self.bias = tuple(_slot("bias", b, Bias) for b in ((bias,) if isinstance(bias, Bias) else bias))
+        biases = (bias,) if isinstance(bias, Bias) or not isinstance(bias, Iterable) else bias
+        self.bias = tuple(_slot("bias", b, Bias) for b in biases)
         self.mask = _slot("mask", mask, Mask, optional=True)
-        self.normalizer = _slot("normalizer", normalizer or Softmax(), Normalizer)
+        self.normalizer = _slot("normalizer", Softmax() if normalizer is None else normalizer, Normalizer)
         for number, piece in enumerate(self.bias):
             if isinstance(piece, nn.Module):
                 self.add_module(f"bias_{number}", piece)
@@ -91,6 +94,23 @@ class Attention(nn.Module):
 def _holds(slot: object) -> bool:
     """Whether there is something in a slot: a piece, biases, or a dropout above 0."""
     return slot is not None and slot != () and slot != 0.0
+
+
+def checked_attention(owner: str, attention: object) -> Attention:
+    """An `Attention`; a `RegardError` says how what was given instead becomes one."""
+    if isinstance(attention, Attention):
+        return attention
+    slots = (("", Score), ("mask=", Mask), ("bias=", Bias), ("position=", Position), ("normalizer=", Normalizer))
+    slot = next((slot for slot, kind in slots if isinstance(attention, kind)), None)
+    if slot is not None:
+        got, remedy = f"the piece {attention!r}", f"Put it into its slot: regard.Attention({slot}{attention!r})."
+    elif isinstance(attention, str):
+        got, remedy = repr(attention), f"Names are those of the catalogue: regard.mechanism({attention!r}).build(...)."
+    elif hasattr(attention, "build"):
+        got, remedy = f"a {type(attention).__name__}", "It is what builds one: mechanism.build(...)."
+    else:
+        got, remedy = type(attention).__name__, "Plain attention is regard.Attention()."
+    raise RegardError(f"{owner} must be a regard.Attention, got {got}. {remedy}")
 
 
 P = TypeVar("P")

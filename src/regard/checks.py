@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.names import explanation
 
 Checked = TypeVar("Checked", bound=Callable[..., Any])
 
@@ -37,6 +38,36 @@ def checked(target: Checked) -> Checked:
         target.__init__ = _checked(target.__init__, target.__name__)  # type: ignore[misc]
         return target  # type: ignore[return-value]
     return _checked(target, target.__name__)
+
+
+def explained(target: Checked) -> Checked:
+    """As `checked`, of the names of arguments alone, and only once a call has failed: for what is called often.
+
+    >>> import regard as rg
+    >>> rg.Attention(is_causal=True)
+    Traceback (most recent call last):
+        ...
+    regard.errors.RegardError: Attention: got an unexpected keyword argument 'is_causal'. is_causal: a mask is a piece:
+      Attention(mask=regard.causal()). Attention(score: Score | None = None, *,
+      position: Position | None = None, bias: Bias | Iterable[Bias] = (), mask: Mask | None = None,
+      normalizer: Normalizer | None = None, dropout: float = 0.0)
+    """
+    if isinstance(target, type):
+        target.__init__ = _explained(target.__init__, target.__name__)  # type: ignore[misc]
+        return target  # type: ignore[return-value]
+    return _explained(target, target.__qualname__.removesuffix(".forward"))
+
+
+def _explained(function: Any, name: str) -> Any:
+    @wraps(function)
+    def with_names(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            _bound(inspect.signature(function), args, kwargs, name)
+            raise  # the arguments fit: the mistake is another
+
+    return with_names
 
 
 def _checked(function: Any, name: str) -> Any:
@@ -63,7 +94,8 @@ def _bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str
     try:
         return signature.bind(*args, **kwargs).arguments
     except TypeError as error:  # the words of Python, and what would be right
-        raise RegardError(f"{name}: {error}. {_shown(name, signature)}") from None
+        called = explanation(kwargs, signature.parameters)
+        raise RegardError(f"{name}: {error}. {called}{_shown(name, signature)}") from None
 
 
 def _mistake(name: str, parameter: str, value: object, expected: Any, signature: inspect.Signature) -> str:

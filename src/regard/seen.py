@@ -9,8 +9,9 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from regard.attention import Attention
+from regard.attention import Attention, checked_attention
 from regard.cache import Cache, Extended, RecurrentCache
+from regard.checks import explained
 from regard.engine.plan import ENGINES, Plan, plan
 from regard.engine.problem import Problem
 from regard.engine.ring import Ring, RingPlan
@@ -46,6 +47,7 @@ class Seen:
         return f"Seen(output {tuple(self.output.shape)}, weights {self.weights!r}{cache})"
 
 
+@explained
 def attend(
     attention: Attention,
     query: Tensor,
@@ -87,7 +89,7 @@ def attend(
     with attend_listeners.computing(), torch.autocast(query.device.type, enabled=False):
         chosen = plan(problem, engine)
         for reason in chosen.quadratic:
-            warnings.warn(f"attend: {reason}. regard.explain(...) tells the whole plan.", stacklevel=2)
+            warnings.warn(f"attend: {reason}. regard.explain(...) tells the whole plan.", stacklevel=3)
         result = ENGINES[chosen.engine].run(problem)
     problem.notes.clear()  # they refer back to the problem, and a cycle would keep its tensors for long
     if isinstance(following, RecurrentCache):
@@ -123,6 +125,7 @@ def explain(
 ) -> Plan: ...
 
 
+@explained
 def explain(
     attention: Attention,
     query: Tensor,
@@ -188,8 +191,7 @@ def _problem(
     positions: Positions | None,
     cache: Cache | None,
 ) -> tuple[Problem, Cache | None]:
-    if not isinstance(attention, Attention):
-        raise RegardError(f"attend: the first argument must be a regard.Attention, got {type(attention).__name__}.")
+    checked_attention("attend: the first argument", attention)
     query, key, value = (_autocast(t) for t in (query, key, value))
     sizes = Sizes.of(query, key, value)
     check_positions(positions)

@@ -14,7 +14,8 @@ from regard.engine.problem import Problem
 from regard.errors import RegardError
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
-from regard.pieces.mask_data import documents, own
+from regard.pieces.mask_checks import own
+from regard.pieces.mask_data import documents
 from regard.positions import Positions
 from regard.shapes import Sizes
 from regard.spans import EMPTY, Spans

@@ -168,6 +168,13 @@ class AttentionMap:
         """All weights (B, H, I, J), if they fit in `budget` bytes."""
         return self.tile(budget=budget)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """All weights as an array of NumPy, if they fit in the budget of `dense`."""
+        if copy is False:
+            raise RegardError("weights: they are computed when asked for, so an array of them is always a new one.")
+        weights = self.dense().cpu().numpy()
+        return weights if dtype is None else weights.astype(dtype)
+
     def select(self, batch: Tensor, head: Tensor) -> AttentionMap:
         """The map of some batch entries and heads (indices), still lazy."""
         near = to_device(batch, self.device), to_device(head, self.device)

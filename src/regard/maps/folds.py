@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.checks import checked
-from regard.errors import RegardError
+from regard.errors import RegardError, keep_integers
 from regard.pieces.grid import Grid
 from regard.shapes import surely_none, to_device
 from regard.spans import Spans
@@ -77,12 +77,6 @@ class Fold(ABC):
     def merge(self, state: State, other: State) -> State:
         """The state of the tiles of both; sums unless a fold says otherwise."""
         return [a + b for a, b in zip(state, other, strict=True)]
-
-
-def _at_least_one(fold: str, **counts: int) -> None:
-    for name, count in counts.items():
-        if not isinstance(count, int) or count < 1:
-            raise RegardError(f"{fold}({name}={count!r}): {name} is an integer of at least 1.")
 
 
 def _zeros(device: torch.device, *shape: int) -> Tensor:
@@ -149,7 +143,7 @@ class Top(Fold):
     k: int = 1
 
     def __post_init__(self) -> None:
-        _at_least_one("Top", k=self.k)
+        keep_integers(self, 1, "k")
 
     def init(self, shape: Shape, device: torch.device) -> State:
         kept = (*shape[:3], min(self.k, shape[3]))
@@ -241,7 +235,7 @@ class Mass(Fold):
     keys: Tensor
 
     def __init__(self, keys: Tensor | list[int] | tuple[int, ...]) -> None:
-        given = torch.as_tensor(keys)
+        given = torch.as_tensor(keys).clone()  # a fold is a value: the caller may write into its own
         object.__setattr__(self, "keys", given if given.numel() else given.long())
 
     def init(self, shape: Shape, device: torch.device) -> State:
@@ -290,7 +284,7 @@ class Pool(Fold):
     cols: int = 64
 
     def __post_init__(self) -> None:
-        _at_least_one("Pool", rows=self.rows, cols=self.cols)
+        keep_integers(self, 1, "rows", "cols")
 
     def init(self, shape: Shape, device: torch.device) -> State:
         B, H, I, J = shape
@@ -340,7 +334,7 @@ class Similarity(Fold):
     every: int = 1
 
     def __post_init__(self) -> None:
-        _at_least_one("Similarity", every=self.every)
+        keep_integers(self, 1, "every")
 
     def init(self, shape: Shape, device: torch.device) -> State:
         return [_zeros(device, shape[0], shape[1], shape[1])]

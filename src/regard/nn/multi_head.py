@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
-from regard.checks import checked
+from regard.checks import checked, explained
 from regard.errors import RegardError
 from regard.nn.keys import Keys, read
 from regard.nn.listener import Attends
 from regard.pieces import Mask
+from regard.pieces.mask import sees_no_later_key
 
 
 @checked
@@ -92,6 +93,7 @@ class MultiHeadAttention(Attends):
                     projection.bias.copy_(bias)
         return ours.train(module.training)
 
+    @explained
     def forward(
         self,
         query: Tensor,
@@ -123,7 +125,7 @@ class MultiHeadAttention(Attends):
 
     @property
     def is_causal(self) -> bool:  # type: ignore[override]
-        return self.attention.mask is not None and "causal" in repr(self.attention.mask)
+        return sees_no_later_key(self.attention.mask)
 
     def _heads(self, projection: nn.Linear, x: Tensor) -> Tensor:
         """(B, I, C) -> (B, heads, I, D)."""

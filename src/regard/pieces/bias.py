@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.checks import checked
-from regard.errors import RegardError
+from regard.errors import RegardError, integer, keep_integers
 from regard.pieces.grid import Grid
 from regard.pieces.position import angles
 from regard.positions import Positions
@@ -123,6 +123,9 @@ class ALiBi(AdditiveBias):
     num_heads: int
     relative = True
 
+    def __post_init__(self) -> None:
+        keep_integers(self, 1, "num_heads")
+
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         slopes = torch.tensor(alibi_slopes(self.num_heads), dtype=widest_float(grid.device))
         slopes = to_device(slopes, grid.device)[grid.head]
@@ -167,6 +170,15 @@ class T5Bias(nn.Module, AdditiveBias):
         self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
     ) -> None:
         super().__init__()
+        for name, value in {"num_heads": num_heads, "max_distance": max_distance}.items():
+            integer("T5Bias", name, value, least=1)
+        sides, exact = (2, "2 for each direction, 4 in all") if bidirectional else (1, "2")
+        if integer("T5Bias", "num_buckets", num_buckets) < 2 * sides or max_distance <= num_buckets // sides // 2:
+            raise RegardError(
+                f"T5Bias(num_buckets={num_buckets}, max_distance={max_distance}, bidirectional={bidirectional}): half "
+                f"of the buckets are exact and half grow to max_distance, so there are at least {exact}, and "
+                "max_distance lies beyond the exact ones. T5 has 32 and 128."
+            )
         self.num_buckets, self.max_distance, self.bidirectional = num_buckets, max_distance, bidirectional
         self.table = nn.Parameter(torch.randn(num_buckets, num_heads))
 
@@ -201,6 +213,7 @@ class ShawBias(nn.Module, AdditiveBias):
 
     def __init__(self, width: int, reach: int, scale: float | None = None) -> None:
         super().__init__()
+        width, reach = integer("ShawBias", "width", width, 1), integer("ShawBias", "reach", reach, 0)
         self.reach, self.scale = reach, width**-0.5 if scale is None else scale
         self.keys = nn.Parameter(torch.randn(2 * reach + 1, width) * width**-0.5)
 
@@ -241,7 +254,8 @@ class TransformerXLBias(nn.Module, AdditiveBias):
 
     def __init__(self, num_heads: int, width: int, base: float = 10_000.0) -> None:
         super().__init__()
-        if width % 2:
+        num_heads = integer("TransformerXLBias", "num_heads", num_heads, 1)
+        if integer("TransformerXLBias", "width", width, 1) % 2:
             raise RegardError(f"TransformerXLBias(width={width}): sines come with cosines, so the width must be even.")
         self.width, self.base = width, base
         self.content = nn.Parameter(torch.randn(num_heads, 1, width) * 0.02)
@@ -348,6 +362,8 @@ class LearnedTable(nn.Module, AdditiveBias):
 
     def __init__(self, num_heads: int, reach: int) -> None:
         super().__init__()
+        num_heads = integer("LearnedTable", "num_heads", num_heads, 1)
+        reach = integer("LearnedTable", "reach", reach, 0)
         self.reach = reach
         self.table = nn.Parameter(torch.zeros(num_heads, 2 * reach + 1))
 

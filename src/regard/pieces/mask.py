@@ -17,6 +17,7 @@ from torch import Tensor
 from regard.checks import checked
 from regard.errors import RegardError, keep_integers
 from regard.pieces.grid import Grid
+from regard.pieces.mask_checks import check_batch
 from regard.positions import Positions
 from regard.shapes import Sizes, to_device
 from regard.spans import EMPTY, EVERYTHING, INFINITY, Spans
@@ -291,13 +292,19 @@ class Selected(Mask):
         return f"{self.mask!r} of {len(self.index)} selected batch entries"
 
 
-def check_batch(what: str, made_for: int, sizes: Sizes) -> None:
-    """Refuse another batch than the one a mask was made for."""
-    if made_for != sizes.B:
-        raise RegardError(
-            f"{what}: made for a batch of {made_for}, used with a batch of {sizes.B}. "
-            "Masks never broadcast over the batch silently: give one row to each entry."
-        )
+def sees_no_later_key(mask: Mask | None) -> bool:
+    """Whether no query may attend to a later key, as far as the mask's own structure tells.
+
+    >>> import regard as rg
+    >>> masks = rg.causal() & rg.padding([3]), rg.causal() | rg.prefix(2), ~rg.causal(), ~~rg.causal(), None
+    >>> [sees_no_later_key(mask) for mask in masks]
+    [True, False, False, True, False]
+    """
+    if isinstance(mask, Both):
+        return sees_no_later_key(mask.left) or sees_no_later_key(mask.right)
+    if isinstance(mask, Either):
+        return sees_no_later_key(mask.left) and sees_no_later_key(mask.right)
+    return mask is not None and mask.relative and Spans(((-INFINITY, 1),)).covers(mask.may(0, 1))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from torch import Tensor
 from regard.checks import checked
 from regard.errors import RegardError, integer, keep_integers
 from regard.pieces.grid import Grid
-from regard.pieces.mask import Mask, block_local, check_batch, prefix
+from regard.pieces.mask import Mask, block_local, prefix
+from regard.pieces.mask_checks import check_batch, check_covers, check_predicate, few, integers, own
 from regard.positions import Positions
 from regard.shapes import Sizes, to_device
 from regard.spans import EMPTY, EVERYTHING, INFINITY, Spans
@@ -102,7 +103,7 @@ class RealKeys(Mask):
 
     def check(self, sizes: Sizes, positions: Positions) -> None:
         check_batch("padding(vector)", len(self.real), sizes)
-        _check_covers("padding(vector)", "keys", positions.keys, self.real.shape[1])
+        check_covers("padding(vector)", "keys", positions.keys, self.real.shape[1])
 
     def may(self, start: int, stop: int) -> Spans:
         return self._runs[1]
@@ -144,12 +145,12 @@ class documents(Mask):
     batched = False
 
     def __init__(self, lengths: Sequence[int], key_lengths: Sequence[int] | None = None) -> None:
-        object.__setattr__(self, "lengths", _integers("documents", "lengths", lengths))
-        keys = None if key_lengths is None else _integers("documents", "key_lengths", key_lengths)
+        object.__setattr__(self, "lengths", integers("documents", "lengths", lengths))
+        keys = None if key_lengths is None else integers("documents", "key_lengths", key_lengths)
         object.__setattr__(self, "key_lengths", keys)
         if min((*self.lengths, *(self.key_lengths or ())), default=1) < 1:
             raise RegardError(
-                f"documents({_few(self.lengths)}): every document has at least one token. What is given are lengths; "
+                f"documents({few(self.lengths)}): every document has at least one token. What is given are lengths; "
                 "document numbers become torch.unique_consecutive(numbers, return_counts=True)[1]."
             )
         if self.key_lengths is not None and len(self.key_lengths) != len(self.lengths):
@@ -183,8 +184,8 @@ class documents(Mask):
 
     def check(self, sizes: Sizes, positions: Positions) -> None:
         queries = positions.queries(sizes.I).shift(-self._start)
-        _check_covers("documents", "queries", queries, self._edges[-1])
-        _check_covers("documents", "keys", positions.keys, self._key_edges[-1])
+        check_covers("documents", "queries", queries, self._edges[-1])
+        check_covers("documents", "keys", positions.keys, self._key_edges[-1])
 
     def _range(self, start: int, stop: int) -> tuple[int, int]:
         return bisect_right(self._edges, start - self._start), bisect_right(self._edges, stop - 1 - self._start)
@@ -194,8 +195,8 @@ class documents(Mask):
         return torch.bucketize(positions, to_device(torch.tensor(edges), positions.device), right=True)
 
     def __repr__(self) -> str:
-        keys = "" if self.key_lengths is None else f", keys {_few(self.key_lengths)}"
-        return f"documents({_few(self.lengths)}{keys})"
+        keys = "" if self.key_lengths is None else f", keys {few(self.key_lengths)}"
+        return f"documents({few(self.lengths)}{keys})"
 
     @cached_property
     def _edges(self) -> list[int]:
@@ -225,10 +226,10 @@ class global_tokens(Mask):
     batched = False
 
     def __init__(self, positions: Sequence[int]) -> None:
-        chosen = _integers("global_tokens", "positions", positions)
+        chosen = integers("global_tokens", "positions", positions)
         if min(chosen, default=0) < 0:
             raise RegardError(
-                f"global_tokens({_few(chosen)}): positions count from 0 at the first key; the mask does not know where "
+                f"global_tokens({few(chosen)}): positions count from 0 at the first key; the mask does not know where "
                 "a sequence ends, so there are none from the end. Give the length minus 1 for the last."
             )
         object.__setattr__(self, "positions", tuple(sorted(set(chosen))))
@@ -244,7 +245,7 @@ class global_tokens(Mask):
         return EVERYTHING if self._spans.covers(Spans.of((start, stop))) else self._spans
 
     def __repr__(self) -> str:
-        return f"global_tokens({_few(self.positions)})"
+        return f"global_tokens({few(self.positions)})"
 
     @cached_property
     def _spans(self) -> Spans:
@@ -298,8 +299,8 @@ class random_blocks(Mask):
         return range((start // self.size + 1) * self.size, stop, self.size)
 
     def check(self, sizes: Sizes, positions: Positions) -> None:
-        _check_covers("random_blocks", "queries", positions.queries(sizes.I), self.length)
-        _check_covers("random_blocks", "keys", positions.keys, self.length)
+        check_covers("random_blocks", "queries", positions.queries(sizes.I), self.length)
+        check_covers("random_blocks", "keys", positions.keys, self.length)
 
     @cached_property
     def _rows(self) -> list[Spans]:
@@ -359,6 +360,9 @@ class where(Mask):
     """
 
     predicate: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+    def __post_init__(self) -> None:
+        check_predicate(self.predicate)
 
     def allowed(self, grid: Grid) -> Tensor:
         answer = self.predicate(grid.b, grid.h, grid.i, grid.j)
@@ -435,8 +439,8 @@ class given(Mask):
             raise RegardError(
                 f"given: the mask is for {I} queries and {J} keys, this call has {sizes.I} queries and {sizes.J} keys."
             )
-        _check_covers("given", "queries", positions.queries(sizes.I).shift(-self._offset), I)
-        _check_covers("given", "keys", positions.keys, J)
+        check_covers("given", "queries", positions.queries(sizes.I).shift(-self._offset), I)
+        check_covers("given", "keys", positions.keys, J)
 
     def may(self, start: int, stop: int) -> Spans:
         return Spans.where(self._rows(start, stop).any(0))
@@ -462,37 +466,3 @@ class given(Mask):
 
     def __repr__(self) -> str:
         return f"given(shape={tuple(self.tensor.shape)})"
-
-
-def _integers(owner: str, name: str, values: Sequence[int]) -> tuple[int, ...]:
-    try:
-        listed = values.tolist() if hasattr(values, "tolist") else list(values)  # type: ignore[union-attr]
-    except TypeError:
-        raise RegardError(f"{owner}({name}={values!r}): expected a list of integers.") from None
-    if not isinstance(listed, list):
-        raise RegardError(f"{owner}({name}={values!r}): expected a list of integers.")
-    return tuple(integer(owner, name, value) for value in listed)
-
-
-def own(tensor: Tensor) -> Tensor:
-    """A copy that nobody else writes into; axes that were expanded stay so, and take no memory."""
-    once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
-    return tensor.detach()[once].clone().expand(tensor.shape)
-
-
-def _few(numbers: Sequence[int]) -> str:
-    """A list short enough for one line."""
-    if len(numbers) <= 8:
-        return str(list(numbers))
-    first, last = ", ".join(map(str, numbers[:3])), numbers[-1]
-    return f"[{first}, ..., {last}] ({len(numbers)} of them)"
-
-
-def _check_covers(what: str, axis: str, asked: Spans, size: int) -> None:
-    if not Spans(((0, size),)).covers(asked):
-        ((first, last),) = asked.hull()
-        raise RegardError(
-            f"{what}: covers {axis} 0 to {size - 1}, asked for {first} to {last - 1}. "
-            "Make the mask for the whole length; a shorter one never broadcasts. "
-            "Rows and columns are counted so that the last query stands at the last key."
-        )

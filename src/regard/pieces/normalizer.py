@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.checks import checked
-from regard.errors import RegardError
+from regard.errors import RegardError, keep_integers
 from regard.shapes import Sizes, surely_none
 
 Statistic = tuple[Tensor, ...]
@@ -281,8 +281,7 @@ class TopK(Normalizer):
     k: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.k, int) or self.k < 1:
-            raise RegardError(f"TopK(k={self.k}): how many keys are kept is an integer; at least one key must be.")
+        keep_integers(self, 1, "k")
 
     def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
         kept = scores.topk(min(self.k, scores.shape[-1]), dim=-1)

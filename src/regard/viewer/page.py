@@ -34,10 +34,16 @@ def write_page(path: str | os.PathLike[str], texts: Sequence[Reading | Sheet]) -
     Weights are exact where queries and keys fit in the page, at most 15 MB in all; maps of longer texts are shown
     in cells that hold the weight summed over keys and averaged over queries.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise RegardError(
+            f"write_page: the first argument is the file to write, got {type(path).__name__}. "
+            "Write write_page('page.html', [reading]); Reading.of(title, maps, tokens) makes a reading."
+        )
     path = Path(path)
-    if not texts:
+    sheets = sheets_of(texts)
+    if not sheets:
         raise RegardError("write_page: there is no text to show. Give at least one Reading.")
-    write_whole(path, render(sheets_of(texts)))
+    write_whole(path, render(sheets))
     return path
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,7 +105,19 @@ class Sheet:
 
 def sheets_of(texts: Sequence[Reading | Sheet]) -> list[Sheet]:
     """Readings as sheets."""
+    wrong = (
+        next((text for text in texts if not isinstance(text, Reading | Sheet)), None) if _is_listed(texts) else texts
+    )
+    if wrong is not None:
+        raise RegardError(
+            f"page: texts are a list of Reading or Sheet, got {type(wrong).__name__}. Of maps, and of what rg.watch "
+            "saw, it is [Reading.of(title, seen.maps, tokens)], with Reading from regard.stats."
+        )
     return [text if isinstance(text, Sheet) else Sheet.of(text) for text in texts]
+
+
+def _is_listed(texts: object) -> bool:
+    return isinstance(texts, Iterable) and not isinstance(texts, str | Mapping)
 
 
 def base_level(I: int, J: int) -> int:

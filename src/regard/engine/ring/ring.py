@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regard.attention import Attention
+from regard.attention import Attention, checked_attention
 from regard.checks import checked
 from regard.engine.problem import Problem
 from regard.engine.ring.contents import Contents, words
@@ -196,8 +196,7 @@ def _group(group: Any) -> dist.ProcessGroup | None:
 
 def _checked(attention: Attention, query: Tensor, key: Tensor, value: Tensor, positions: Positions | None) -> Sizes:
     """The sizes of this share, if its pieces can be run in parts."""
-    if not isinstance(attention, Attention):
-        raise RegardError(f"attend: the first argument must be a regard.Attention, got {type(attention).__name__}.")
+    checked_attention("attend: the first argument", attention)
     sizes = Sizes.of(query, key, value)
     check_positions(positions)
     reason = refusal(attention)

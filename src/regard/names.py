@@ -1,0 +1,78 @@
+"""What other libraries call an argument, and what it is called here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+_CAUSAL = "a mask is a piece: Attention(mask=regard.causal())"
+_GIVEN = "a mask is a piece, with True = may attend: Attention(mask=regard.given(tensor))"
+_PADDING = "a mask is a piece, with True = real: Attention(mask=regard.padding(real)); torch's means the opposite"
+_WINDOW = "a mask is a piece: Attention(mask=regard.causal() & regard.window(size))"
+_WEIGHTS = "weights are always at hand: regard.attend(...).weights, or regard.watch(model)"
+_DROPOUT = "dropout is a number of the container: Attention(dropout=0.1)"
+_MODULE = "modules are moved afterwards: module.to(device, dtype)"
+_EXTRA_KEY = "the weight of a key that is zero is Softmax(sink=0.0); other keys that no input has there are none"
+_SHARED = "head sharing is read off the shapes of queries and keys; in MultiHeadAttention it is num_key_heads"
+
+#: Arguments of torch, transformers, flash-attn, x-transformers and others, and what does that here.
+THEIRS = {
+    "attn_mask": _GIVEN,
+    "attention_mask": _PADDING,
+    "key_padding_mask": _PADDING,
+    "src_key_padding_mask": _PADDING,
+    "mask": _GIVEN,
+    "is_causal": _CAUSAL,
+    "causal": _CAUSAL,
+    "window_size": _WINDOW,
+    "sliding_window": _WINDOW,
+    "dropout_p": _DROPOUT,
+    "dropout": _DROPOUT,
+    "scale": "the factor belongs to the score: Attention(regard.Dot(scale=...))",
+    "softmax_scale": "the factor belongs to the score: Attention(regard.Dot(scale=...))",
+    "softcap": "a bias: Attention(bias=regard.Softcap(50.0))",
+    "alibi_slopes": "a bias: Attention(bias=regard.ALiBi(num_heads))",
+    "enable_gqa": _SHARED,
+    "need_weights": _WEIGHTS,
+    "average_attn_weights": _WEIGHTS,
+    "output_attentions": _WEIGHTS,
+    "past_key_value": "earlier keys are a cache: attend(..., cache=regard.GrowingCache())",
+    "past_key_values": "earlier keys are a cache: attend(..., cache=regard.GrowingCache())",
+    "backend": "it is called engine",
+    "attn_implementation": "it is called engine",
+    "embed_dim": "it is called width",
+    "d_model": "it is called width",
+    "hidden_size": "it is called width",
+    "dim": "it is called width",
+    "nhead": "it is called num_heads",
+    "n_heads": "it is called num_heads",
+    "heads": "it is called num_heads",
+    "num_attention_heads": "it is called num_heads",
+    "num_kv_heads": "it is called num_key_heads",
+    "num_key_value_heads": "it is called num_key_heads",
+    "kdim": "it is called key_width",
+    "vdim": "it is called value_width",
+    "dim_feedforward": "it is FeedForward's hidden, and feed_forward of Blueprint",
+    "norm_first": 'it is norm="pre" or norm="post"',
+    "batch_first": "inputs are always (batch, length, width), batch first",
+    "add_bias_kv": _EXTRA_KEY,
+    "add_zero_attn": _EXTRA_KEY,
+    "theta": "it is called base",
+    "rope_theta": "it is called base",
+    "device": _MODULE,
+    "dtype": _MODULE,
+}
+
+
+def explanation(given: Iterable[str], known: Iterable[str]) -> str:
+    """What to write for the first argument that a function has not; empty: it has all of them.
+
+    >>> explanation(["theta"], ["width", "base"])
+    'theta: it is called base. '
+    """
+    known = list(known)
+    name = next((name for name in given if name not in known), None)
+    if name is None:
+        return ""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"{name}: {THEIRS[name]}. " if name in THEIRS else f"Did you mean {close[0]!r}? " if close else ""
