@@ -91,14 +91,11 @@ def test_a_cache_made_in_inference_mode_goes_on_without_it():
         assert rg.attend(rg.Attention(), *tensors(1, 1, 1, 4), cache=cache).cache.length == 5
 
 
-@pytest.mark.parametrize("change", ["query", "parameter"])
-def test_weights_of_changed_inputs_are_refused(change):
-    attention = rg.Attention(bias=rg.T5Bias(2))
+def test_weights_of_changed_inputs_are_refused():
     q, k, v = tensors(1, 2, 5, 8)
-    seen = rg.attend(attention, q, k, v)
+    seen = rg.attend(rg.Attention(bias=rg.T5Bias(2)), q, k, v)
     seen.weights.dense()
-    with torch.no_grad():
-        (q if change == "query" else attention.bias[0].table).mul_(2)
+    q.mul_(2)
     with pytest.raises(rg.RegardError, match="changed in place since attend ran"):
         seen.weights.dense()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard.checks import explained
 from regard.errors import RegardError
 from regard.pieces.bias import Bias
+from regard.pieces.contents import Skeleton, is_small, kept, take_apart
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
 from regard.pieces.normalizer import Normalizer, Softmax
@@ -34,6 +35,9 @@ class Attention(nn.Module):
     >>> Attention()
     Attention(score=Dot(), normalizer=Softmax(temperature=1.0, sink=None))
     """
+
+    #: Of a copy that `lasting` made: the tensors that it shares with the pieces it was made of. None: it is no copy.
+    shared: list[Tensor] | None = None
 
     def __init__(
         self,
@@ -74,7 +78,8 @@ class Attention(nn.Module):
             normalizer=self.normalizer,
             dropout=self.dropout,
         )
-        return other.train(self.training)
+        other.training = self.training  # and not that of the pieces, which others hold as well
+        return other
 
     def check(self, sizes: Sizes, positions: Positions, key_width: int) -> None:
         """Refuse sizes that one of the pieces was not made for."""
@@ -111,6 +116,28 @@ def checked_attention(owner: str, attention: object) -> Attention:
     else:
         got, remedy = type(attention).__name__, "Plain attention is regard.Attention()."
     raise RegardError(f"{owner} must be a regard.Attention, got {got}. {remedy}")
+
+
+def lasting(attention: Attention) -> Attention:
+    """A copy of the pieces as they are now, which no exchange of a piece and no new data of a parameter reaches.
+
+    >>> import torch, regard as rg
+    >>> attention = rg.Attention(normalizer=rg.LearnedSink(1))
+    >>> copy, attention.normalizer = lasting(attention), rg.LearnedSink(2)
+    >>> attention.normalizer, copy.normalizer
+    (LearnedSink(2), LearnedSink(1))
+    """
+    if attention.shared is not None:
+        return attention
+    tensors, skeleton = take_apart(attention)
+    return lasting_around([kept(tensor) for tensor in tensors], skeleton)
+
+
+def lasting_around(tensors: Sequence[Tensor], skeleton: Skeleton) -> Attention:
+    """Such a copy from what `take_apart` gave, its tensors `kept`."""
+    copy: Attention = skeleton.around(tensors)
+    copy.shared = [tensor for tensor in tensors if not is_small(tensor)]
+    return copy
 
 
 P = TypeVar("P")

@@ -82,9 +82,7 @@ def attend(
         return _around(Ring.of(engine), attention, (query, key, value), positions, cache, check)
     if check:
         check_finite(query=query, key=key, value=value)
-    problem, following = _problem(attention, query, key, value, positions, cache)
-    if attention.training and attention.dropout > 0:
-        problem = replace(problem, seed=int(torch.randint(2**31, ())))
+    problem, following = _problem(attention, query, key, value, positions, cache, seed=_seed(attention))
     # Inputs are rounded already, sums must not be.
     with attend_listeners.computing(), torch.autocast(query.device.type, enabled=False):
         chosen = plan(problem, engine)
@@ -94,7 +92,9 @@ def attend(
     problem.notes.clear()  # they refer back to the problem, and a cycle would keep its tensors for long
     if isinstance(following, RecurrentCache):
         following = replace(following, state=result.state)
-    weights = AttentionMap(problem.attention, problem.prepared, problem.positions, problem.grid, result.statistic)
+    weights = AttentionMap(
+        problem.lasting_pieces(), problem.prepared, problem.positions, problem.grid, result.statistic
+    )
     attend_listeners.tell(None, lambda: weights)
     return Seen(result.output, weights, following)
 
@@ -150,7 +150,7 @@ def explain(
     """
     if isinstance(engine, Ring) or engine == Ring.name:
         return Ring.of(engine).plan(attention, query, key, value, positions)
-    problem, _ = _problem(attention, query, key, value, positions, cache)
+    problem, _ = _problem(attention, query, key, value, positions, cache, seed=0 if _drops(attention) else None)
     planned = plan(problem, engine)
     problem.notes.clear()
     return planned
@@ -190,6 +190,7 @@ def _problem(
     value: Tensor,
     positions: Positions | None,
     cache: Cache | None,
+    seed: int | None,
 ) -> tuple[Problem, Cache | None]:
     checked_attention("attend: the first argument", attention)
     query, key, value = (_autocast(t) for t in (query, key, value))
@@ -212,7 +213,16 @@ def _problem(
     positions = positions or Positions.aligned_to_end(sizes.I, sizes.J)
     positions.check(sizes.J)
     attention.check(sizes, positions, key.shape[-1])
-    return Problem(attention, query, key, value, positions, sizes, state=state), following
+    return Problem(attention, query, key, value, positions, sizes, seed=seed, state=state), following
+
+
+def _drops(attention: Attention) -> bool:
+    return isinstance(attention, Attention) and attention.training and attention.dropout > 0
+
+
+def _seed(attention: Attention) -> int | None:
+    """What decides which weights are dropped; None: no dropout."""
+    return int(torch.randint(2**31, ())) if _drops(attention) else None
 
 
 def _at_the_end(sizes: Sizes, extended: Extended, cache: Cache) -> Positions:

@@ -19,10 +19,12 @@ from torch.autograd.function import once_differentiable
 from regard.attention import Prepared
 from regard.engine.blocks import Block, blocks, cheapest_size, whole
 from regard.engine.dense import flops_per_pair
+from regard.engine.derivatives import HIDDEN, once
 from regard.engine.flash import FlashRows
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.rows import Collected, solve_rows
 from regard.engine.runs import CALL_BYTES, Run, runs
+from regard.pieces.contents import kept
 from regard.pieces.mask import Mask
 from regard.pieces.normalizer import Statistic
 
@@ -45,12 +47,11 @@ class Blocked(Engine):
     does = "computes block by block over the spans of the mask, in O(n) memory"
 
     def refusal(self, problem: Problem) -> str | None:
-        return None
+        return HIDDEN if problem.hides_gradients else None
 
     def run(self, problem: Problem) -> Result:
-        work = Work.of(problem)
-        parameters = [p for p in problem.attention.parameters() if p.requires_grad]
-        output, *statistic = _Blocked.apply(work, problem.value, *problem.prepared.tensors(), *parameters)  # type: ignore[misc]
+        tensors = once(self.name, *problem.tensors())
+        output, *statistic = _Blocked.apply(Work.of(problem), *tensors)  # type: ignore[misc]
         return Result(output, tuple(statistic))
 
     def cost(self, problem: Problem) -> Cost:
@@ -78,6 +79,13 @@ class Work:
         if "blocked" not in problem.notes:
             problem.notes["blocked"] = Work(problem)
         return problem.notes["blocked"]
+
+    @staticmethod
+    def again(problem: Problem, blocks: list[Block]) -> Work:
+        """The plan of a problem that was cut before."""
+        work = Work(problem)
+        work.blocks = blocks
+        return work
 
     def bytes_per_pair(self, block: Block) -> int:
         """Bytes that one pair of a block holds while it is computed, all batch entries and heads, backward included."""
@@ -171,91 +179,73 @@ def _pace(size: int) -> float:
 
 
 class _Blocked(torch.autograd.Function):
-    """Blocks forward and backward, where gradients land in their slices; what the kernel does not tell is redone."""
+    """Blocks forward and backward. Gradients add up in slices; blocks without saved statistics are computed again."""
 
     @staticmethod
-    def forward(ctx: Any, work: Work, value: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        sizes, structure = work.problem.sizes, work.problem.prepared
-        prepared = structure.with_tensors(tensors[: len(structure.tensors())])
+    def forward(ctx: Any, work: Work, *tensors: Tensor) -> tuple[Tensor, ...]:
+        problem, (value, *rest) = work.problem, tensors
+        sizes, prepared = problem.sizes, problem.prepared.with_tensors(rest)
         output = value.new_empty(sizes.B, sizes.H, sizes.I, sizes.E)
         collected = Collected(sizes.B, sizes.I)
         for run in work.runs:
             entries = run.first.entries
             output[entries, :, run.rows], statistic = work.solve_run(run, prepared, value)
             collected.write(run.rows, statistic, entries)
-        ctx.work = work
         statistics = collected.tensors()
         remembered = (output, *statistics) if work.remembers else ()
-        ctx.count = len(tensors)
-        ctx.save_for_backward(value, *tensors, *remembered)
+        ctx.outline, ctx.blocks, ctx.count = problem.outline(), work.blocks, len(tensors)
+        prepared = (t.detach() for t in tensors[: len(ctx.outline.on_rows)])
+        ctx.save_for_backward(*prepared, *map(kept, problem.held), *remembered)
         ctx.mark_non_differentiable(*statistics)
         return output, *statistics
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        value, *tensors = ctx.saved_tensors[: ctx.count + 1]
-        remembered = ctx.saved_tensors[ctx.count + 1 :]
-        structure = ctx.work.problem.prepared
-        count = len(structure.tensors())
-        prepared, parameters = structure.with_tensors(tensors[:count]), tensors[count:]
-        wanted = ctx.needs_input_grad[1:]
-        grads = [_sum_of(t) if w else None for t, w in zip((value, *tensors), wanted, strict=True)]
-        on_rows = [False, *structure.on_rows()]
-        for block in ctx.work.blocks:
-            columns = block.index(value.device)
+        saved = ctx.saved_tensors  # read once: checkpointing computes them again at each reading
+        tensors, remembered = saved[: ctx.count], saved[ctx.count :]
+        wanted, on_rows = ctx.needs_input_grad[1:], ctx.outline.on_rows
+        leaves = [t.detach().requires_grad_(want) for t, want in zip(tensors, wanted, strict=True)]
+        problem = ctx.outline.around([*tensors[: len(on_rows)], *leaves[len(on_rows) :]])
+        work = Work.again(problem, ctx.blocks)
+        grads = [_sum_of(t) if w else None for t, w in zip(tensors, wanted, strict=True)]
+        for block in work.blocks:
             if remembered:
-                found = _remembered_gradients(ctx.work, block, prepared, value, columns, remembered, grad)
-                found += [None] * (len(wanted) - len(found))
+                parts = _remembered_gradients(work, block, remembered, grad)
             else:
-                found = _block_gradients(ctx.work, block, prepared, value, columns, parameters, grad, wanted)
+                parts = _block_gradients(work, block, grad, wanted)
+            columns = block.index(grad.device)
             places = [block.rows if rows else columns for rows in on_rows]
-            for total, part, place in zip(grads[: count + 1], found[: count + 1], places, strict=True):
+            for total, part, place in zip(grads, parts, places, strict=False):
                 _accumulate(None if total is None else total[block.entries], part, place)
-            for total, part in zip(grads[count + 1 :], found[count + 1 :], strict=True):
+            for total, part in zip(grads[len(on_rows) :], parts[len(on_rows) :], strict=False):
                 if total is not None and part is not None:
                     total += part
-        return None, *(g if g is None else g.to(t.dtype) for g, t in zip(grads, (value, *tensors), strict=True))
+        return None, *(g if g is None else g.to(t.dtype) for g, t in zip(grads, tensors, strict=True))
 
 
-def _remembered_gradients(
-    work: Work,
-    block: Block,
-    prepared: Prepared,
-    value: Tensor,
-    columns: slice | Tensor,
-    remembered: Sequence[Tensor],
-    grad: Tensor,
-) -> list[Tensor | None]:
+def _remembered_gradients(work: Work, block: Block, remembered: Sequence[Tensor], grad: Tensor) -> list[Tensor | None]:
     """Gradients of one block with respect to its slices of value, query and key, without computing it again."""
     assert work.flash is not None
-    tile = prepared.tile(block.rows, columns).entries(block.entries)
+    columns, value = block.index(grad.device), work.problem.value
+    tile = work.problem.prepared.tile(block.rows, columns).entries(block.entries)
     output, log_total, grad = (x[block.entries, :, block.rows] for x in (*remembered, grad))
     return list(work.flash.gradients(block, tile, value[block.entries, :, columns], output, log_total, grad))
 
 
-def _block_gradients(
-    work: Work,
-    block: Block,
-    prepared: Prepared,
-    value: Tensor,
-    columns: slice | Tensor,
-    parameters: Sequence[Tensor],
-    grad: Tensor,
-    wanted: Sequence[bool],
-) -> list[Tensor | None]:
-    """Gradients of one block with respect to its slices of the value and prepared tensors, and the parameters."""
+def _block_gradients(work: Work, block: Block, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
+    """Gradients of one block with respect to its slices of the value and prepared tensors, and what pieces hold."""
+    problem, columns = work.problem, block.index(grad.device)
     with torch.enable_grad():
-        sliced = prepared.tile(block.rows, columns).entries(block.entries)
-        leaves = [t.detach() for t in (value[block.entries, :, columns], *sliced.tensors())]
-        inputs = [*leaves, *parameters]
+        sliced = problem.prepared.tile(block.rows, columns).entries(block.entries)
+        leaves = [t.detach() for t in (problem.value[block.entries, :, columns], *sliced.tensors())]
         for leaf, want in zip(leaves, wanted, strict=False):
             leaf.requires_grad_(want)
         output, _ = work.solve(block, sliced.with_tensors(leaves[1:]), leaves[0])
-        chosen = [t for t, want in zip(inputs, wanted, strict=True) if want]
+        inputs = [t for t, want in zip((*leaves, *problem.held), wanted, strict=True) if want]
         if not output.requires_grad:
-            return [None] * len(inputs)
-        found = iter(torch.autograd.grad(output, chosen, grad[block.entries, :, block.rows], allow_unused=True))
+            return [None] * len(wanted)
+        found = iter(torch.autograd.grad(output, inputs, grad[block.entries, :, block.rows], allow_unused=True))
     return [next(found) if want else None for want in wanted]
 
 

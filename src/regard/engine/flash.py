@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from regard.attention import Prepared
 from regard.engine.blocks import Block, starts_causal
+from regard.engine.derivatives import HIDDEN
 from regard.engine.problem import Problem
 from regard.engine.runs import Run
 from regard.pieces.bias import AdditiveBias
@@ -155,6 +156,8 @@ class FlashRows:
                 return f"{type(bias).__name__} does not add to the scores, so it cannot be given as a mask"
         if p.learns_bias:
             return "gradients must reach the bias, and the kernel turns dense for a mask that requires them"
+        if p.hides_gradients:
+            return HIDDEN
         if p.dropout:
             return "it could not drop the same weights again in the backward pass"
         if attention.normalizer.row_sum is None and (self._learns_sink or not self.tells_statistic):
@@ -163,9 +166,7 @@ class FlashRows:
 
     @property
     def _learns_sink(self) -> bool:
-        normalizer = self.problem.attention.normalizer
-        parameters = normalizer.parameters() if isinstance(normalizer, nn.Module) else ()
-        return self.problem.learns or self.problem.needs_gradient(*parameters)
+        return self.problem.learns
 
     def solve(self, block: Block, tile: Prepared, value: Tensor) -> tuple[Tensor, Statistic | None]:
         """Output and statistic of the rows of a block."""

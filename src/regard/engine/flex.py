@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from regard.engine.dense import Dense, flops_per_pair
+from regard.engine.derivatives import HIDDEN
 from regard.engine.lowering import NoLowering, PairMask, PairScore, change_of, number, pairs_of
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.pieces.normalizer import LearnedSink, Softmax
@@ -39,6 +40,8 @@ class Flex(Engine):
             return "its weights are no softmax of scaled dot products, which is all that FlexAttention computes"
         if problem.dropout:
             return "dropout acts on weights after the softmax, where FlexAttention lets nobody in"
+        if problem.hides_gradients:
+            return HIDDEN
         device = problem.query.device.type
         if device == "cpu" and (problem.learns or problem.learns_bias):
             return "FlexAttention has no backward pass on CPU"

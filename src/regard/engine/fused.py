@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from regard.engine.blocks import Block, starts_causal, whole
 from regard.engine.dense import flops_per_pair
+from regard.engine.derivatives import once
 from regard.engine.flash import FlashRows
 from regard.engine.problem import Cost, Engine, Problem, Result
 
@@ -28,7 +29,9 @@ class Fused(Engine):
         return None
 
     def run(self, problem: Problem) -> Result:
-        return Result(*FlashRows(problem).solve(block_of(problem), problem.prepared, problem.value))
+        value, *prepared = once(self.name, problem.value, *problem.prepared.tensors())
+        tile = problem.prepared.with_tensors(prepared)
+        return Result(*FlashRows(problem).solve(block_of(problem), tile, value))
 
     def cost(self, problem: Problem) -> Cost:
         s = problem.sizes

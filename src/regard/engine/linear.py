@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from regard.engine.derivatives import once
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.pieces.grid import Grid
 from regard.pieces.kernel import Kernel
@@ -60,6 +61,8 @@ class LinearEngine(Engine):
         past = key.new_zeros(*key.shape[:2], key.shape[-1], problem.sizes.E + 1)
         if problem.state is not None:
             past = past + problem.state
+        if is_causal:
+            query, key, value, past = once(self.name, query, key, value, past)
         averages = causal_averages if is_causal else _all_averages
         output, statistic, state = averages(query, key, value, past)
         return Result(output.to(problem.value.dtype), (statistic.detach(),), state)

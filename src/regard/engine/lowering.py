@@ -78,6 +78,8 @@ def change_of(bias: Bias, problem: Problem, rows: Tensor | None, cols: Tensor | 
 
 @change_of.register
 def _(bias: Softcap, problem: Problem, rows: Tensor | None, cols: Tensor | None) -> PairScore:
+    if isinstance(bias.cap, Tensor):
+        raise NoLowering("the cap is a tensor, which may learn; FlexAttention takes a number")
     cap = number(bias.cap, problem, torch.promote_types(problem.query.dtype, torch.float32))
     return lambda score, b, h, q, k: cap * torch.tanh(score / cap)
 

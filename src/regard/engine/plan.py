@@ -8,6 +8,7 @@ from functools import cached_property
 
 from regard.engine.blocked import Blocked, Work
 from regard.engine.dense import Dense
+from regard.engine.derivatives import TRANSFORMED, is_transformed
 from regard.engine.flex import Flex
 from regard.engine.fused import Fused, is_top_left
 from regard.engine.fused import block_of as whole_block
@@ -118,6 +119,8 @@ def plan(problem: Problem, engine: str = "auto") -> Plan:
 def _refusal(name: str, problem: Problem) -> str | None:
     if problem.state is not None and name != "linear":
         return "earlier keys are only kept as a sum (RecurrentCache); use GrowingCache to keep them"
+    if name != "dense" and is_transformed():
+        return TRANSFORMED
     return ENGINES[name].refusal(problem)
 
 
@@ -129,11 +132,17 @@ def _choose(problem: Problem) -> tuple[str, bool, str]:
         raise RegardError(f"attend: a RecurrentCache needs the linear engine, which cannot run this: {not_linear}.")
     if _refusal("fused", problem) is None and not _worth_skipping(problem):
         return "fused", False, "Nothing, or too little to be worth cutting up, is masked."
+    if is_transformed():
+        return "dense", False, f"{TRANSFORMED[0].upper()}{TRANSFORMED[1:]}."
     dense = Dense().cost(problem).bytes
     if FLASH_INSIDE not in _inside(problem) and dense <= DENSE_BYTES:
         return "dense", False, f"All scores fit in {size(dense)}."
     if on_gpu(problem) and _refusal("flex", problem) is None:
         return "flex", False, "Its blocks are those that the spans of the mask allow."
+    if (reason := _refusal("blocked", problem)) is not None:
+        raise RegardError(
+            f"attend: {problem.attention!r} has {size(dense)} of scores, and in blocks it cannot run: {reason}."
+        )
     return "blocked", False, f"{_inside(problem)} inside blocks of {Work.of(problem).block_size} queries."
 
 

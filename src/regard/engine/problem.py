@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from itertools import repeat
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from regard.attention import Attention, Prepared
+from regard.attention import Attention, Prepared, lasting_around, scores
+from regard.engine.derivatives import is_transformed
+from regard.pieces.contents import Skeleton, is_small, kept, take_apart, tensors_of
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import LearnedSink, Softmax, Statistic
 from regard.positions import Positions
@@ -35,10 +39,27 @@ class Problem:
     seed: int | None = None
     state: Tensor | None = None
     notes: dict[str, Any] = field(default_factory=dict, repr=False)
+    #: The tensors that the pieces depend on, and the pieces without them.
+    held: list[Tensor] = field(init=False, repr=False)
+    skeleton: Skeleton = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Whether gradients are wanted is asked now: inside an autograd function they are always off."""
+        """What later changes must not reach is read now: pieces, their tensors, and whether gradients are wanted."""
+        _ = self.prepared  # by the pieces themselves, for the hooks of their modules
+        tensors, skeleton = take_apart(self.attention)
+        live = [is_transformed() or self.needs_gradient(t) for t in tensors]
+        held = [t if is_live else kept(t) for t, is_live in zip(tensors, live, strict=True)]
+        attention = skeleton.around(held) if any(live) else lasting_around(held, skeleton)
+        vars(self).update(attention=attention, skeleton=skeleton, held=held)
         _ = self.learns, self.learns_bias
+
+    @classmethod
+    def solved(cls, *, prepared: Prepared, **facts: Any) -> Self:
+        """A problem whose queries and keys were prepared before, and whose pieces are not read again."""
+        problem = object.__new__(cls)
+        given = {"seed": None, "state": None, "notes": {}, "prepared": prepared}
+        vars(problem).update(given, query=prepared.query, key=prepared.key, **facts)
+        return problem
 
     @cached_property
     def prepared(self) -> Prepared:
@@ -59,7 +80,9 @@ class Problem:
         if not isinstance(normalizer, Softmax | LearnedSink):
             return None
         scale = self.attention.score.scale(self.prepared.query.shape[-1])
-        return None if scale is None else scale / normalizer.temperature
+        if scale is None or isinstance(scale, Tensor) or isinstance(normalizer.temperature, Tensor):
+            return None  # kernels take a number: one for all heads, with no gradient
+        return scale / normalizer.temperature
 
     def needs_gradient(self, *tensors: Tensor | None) -> bool:
         return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
@@ -68,13 +91,63 @@ class Problem:
     def learns_bias(self) -> bool:
         """Whether gradients must reach the biases, which no fused kernel on CPU offers."""
         states = (*self.prepared.rows, *self.prepared.cols)
-        modules = [b for b in self.attention.bias if isinstance(b, torch.nn.Module)]
-        return self.needs_gradient(*states, *(p for m in modules for p in m.parameters()))
+        return bool(self.attention.bias) and self.needs_gradient(*states, *tensors_of(self.attention.bias))
 
     @cached_property
     def learns(self) -> bool:
-        tensors = (self.query, self.key, self.value, *self.attention.parameters())
-        return self.needs_gradient(*tensors)
+        return self.needs_gradient(self.query, self.key, self.value, *self.held)
+
+    @cached_property
+    def hides_gradients(self) -> bool:
+        """Whether a piece depends on a tensor that requires gradients and cannot be found in it.
+
+        One pair is scored around tensors without gradients: what still has one comes from elsewhere.
+        """
+        if not (self.skeleton.is_foreign and torch.is_grad_enabled()):
+            return False
+        attention = self.skeleton.around(t.detach() for t in self.held)
+        first = slice(0, 1)
+        tile, grid = self.prepared.detach().tile(first, first), self.grid.tile(first, first)
+        weights, _ = attention.normalizer.rows(scores(attention, tile, grid), grid.key.new_zeros(1))
+        return weights.requires_grad
+
+    def tensors(self) -> list[Tensor]:
+        """All that the output depends on: values, what was prepared, and what the pieces hold."""
+        return [self.value, *self.prepared.tensors(), *self.held]
+
+    def lasting_pieces(self) -> Attention:
+        """The pieces without gradients, out of reach of later changes."""
+        if self.attention.shared is not None:
+            return self.attention
+        return lasting_around([kept(t) for t in self.held], self.skeleton)
+
+    def lasting(self) -> Problem:
+        """The problem without gradients, out of reach of later changes."""
+        tensors = [t.detach() for t in (self.value, *self.prepared.tensors())]
+        problem = self.outline().around([*tensors, *map(kept, self.held)])
+        problem.attention.shared = [t for t in problem.held if not is_small(t)]
+        return problem
+
+    def outline(self) -> Outline:
+        return Outline(self)
+
+
+class Outline:
+    """A problem without its tensors, for a backward pass that is given them back."""
+
+    def __init__(self, problem: Problem) -> None:
+        facts = ("positions", "sizes", "seed", "skeleton", "learns", "learns_bias", "scale", "hides_gradients")
+        self._facts = {name: getattr(problem, name) for name in facts}
+        self._prepared = problem.prepared.with_tensors(repeat(torch.empty(0)))
+        self.on_rows = [False, *problem.prepared.on_rows()]
+
+    def around(self, tensors: Sequence[Tensor]) -> Problem:
+        """The problem around tensors in the order of `Problem.tensors`."""
+        value, *rest = tensors
+        count = len(self.on_rows) - 1
+        prepared, held = self._prepared.with_tensors(rest[:count]), rest[count:]
+        attention = self._facts["skeleton"].around(held)
+        return Problem.solved(**self._facts, attention=attention, prepared=prepared, value=value, held=held)
 
 
 @dataclass(frozen=True, eq=False)

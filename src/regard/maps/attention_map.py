@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention import Attention, Prepared, scores
+from regard.attention import Attention, Prepared, lasting, scores
 from regard.engine.blocks import blocks
 from regard.engine.rows import Collected
 from regard.errors import RegardError
@@ -60,13 +60,14 @@ class AttentionMap:
     def __init__(
         self, attention: Attention, prepared: Prepared, positions: Positions, grid: Grid, statistic: Statistic | None
     ) -> None:
-        self.attention, self.positions, self.grid = attention, positions, grid
+        self.attention, self.positions, self.grid = lasting(attention), positions, grid
         self._prepared = prepared.detach()
         self._statistic = statistic
         self._versions = self._current_versions()
 
     def _current_versions(self) -> list[int]:
-        tensors = (*self._prepared.tensors(), *self.attention.parameters(), *self.attention.buffers())
+        """How often the tensors that others can write to as well were changed in place."""
+        tensors = (*self._prepared.tensors(), *(self.attention.shared or ()))
         return [t._version for t in tensors if not t.is_inference()]
 
     def _check_unchanged(self) -> None:
@@ -76,6 +77,15 @@ class AttentionMap:
                 "weights: queries, keys or parameters were changed in place since attend ran (an optimizer step, "
                 "perhaps), so its weights cannot be recomputed. Look before the change, or attend again."
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, or a file, holds tensors of its own, whose changes are counted from 0."""
+        self._check_unchanged()
+        return {name: value for name, value in vars(self).items() if name != "_versions"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._versions = self._current_versions()
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -47,10 +47,9 @@ class RingMap(AttentionMap):
     """
 
     def __init__(self, turn: Turn, result: Result) -> None:
-        own = turn.own
+        own = turn.own.lasting()
         super().__init__(own.attention, own.prepared, own.positions, own.grid, result.statistic)
-        self._turn = replace(turn, own=replace(own, value=own.value.detach()))
-        vars(self._turn.own)["prepared"] = self._prepared
+        self._turn = replace(turn, own=own)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

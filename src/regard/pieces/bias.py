@@ -310,9 +310,19 @@ class _Diagonals(torch.autograd.Function):
     Backward sums along them: with one more column a row, diagonals stand below each other.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, each: Tensor, num_queries: int) -> Tensor:
+    def forward(each: Tensor, num_queries: int) -> Tensor:
         return each.unfold(-1, each.shape[-1] - num_queries + 1, 1).flip(-2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.num_queries = inputs[1]
+
+    @staticmethod
+    def jvp(ctx: Any, along: Tensor, _: None) -> Tensor:
+        return _Diagonals.forward(along, ctx.num_queries)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:

@@ -106,6 +106,13 @@ class Softmax(Normalizer):
     sink: float | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.sink, Tensor):
+            raise RegardError(
+                f"Softmax(sink=...): the sink is one number, got a tensor {tuple(self.sink.shape)}. A sink for "
+                "each head, which can be learned, is LearnedSink(num_heads); a number is sink.item()."
+            )
+        if isinstance(self.temperature, Tensor):
+            return  # as it is now says nothing of what it will have learned
         if not self.temperature > 0:
             raise RegardError(
                 f"Softmax(temperature={self.temperature}): must be above 0. The limit of temperature 0 is Hardmax()."
@@ -155,6 +162,9 @@ class Softmax(Normalizer):
         return weights, self.log_weights(scores, statistic), statistic
 
     def _tempered(self, scores: Tensor) -> Tensor:
+        if isinstance(self.temperature, Tensor):
+            masked = scores.isneginf()  # -inf over a temperature that learns has the gradient NaN
+            return (scores.masked_fill(masked, 0.0) / self.temperature).masked_fill(masked, -torch.inf)
         return scores if self.temperature == 1 else scores / self.temperature
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from regard.attention import Attention, Prepared, scores
 from regard.engine.blocked import Blocked, Work
 from regard.engine.blocks import Block
 from regard.engine.problem import Problem
+from regard.pieces.contents import take_apart
 from regard.pieces.normalizer import Normalizer, Softmax, Statistic, Sum, has_log_total
 from regard.positions import Positions
 from regard.shapes import Sizes, at_least_float32, grouped_values
@@ -45,10 +47,12 @@ class Part(Problem):
         """Prepared queries that stand at one stretch, and keys with their values anywhere."""
         (B, H, I, D), (_, G, J, E) = prepared.query.shape, value.shape
         positions = Positions(queries.intervals[0][0], keys)
-        part = object.__new__(Part)
-        vars(part)["prepared"] = prepared
-        Part.__init__(part, attention, prepared.query, prepared.key, value, positions, Sizes(B, H, G, I, J, D, E))
-        return part
+        held, skeleton = take_apart(attention)
+        sizes = Sizes(B, H, G, I, J, D, E)
+        facts: dict[str, Any] = {"held": held, "skeleton": skeleton, "hides_gradients": False}
+        return Part.solved(
+            attention=attention, prepared=prepared, value=value, positions=positions, sizes=sizes, **facts
+        )
 
     def solve(self) -> Rows:
         """The output over these keys alone, in float32 at least, and the statistic of its rows."""

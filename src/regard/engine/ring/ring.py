@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.attention import Attention, checked_attention
 from regard.checks import checked
+from regard.engine.derivatives import HIDDEN
 from regard.engine.problem import Problem
 from regard.engine.ring.contents import Contents, words
 from regard.engine.ring.exchange import Exchange
@@ -22,6 +23,7 @@ from regard.engine.ring.route import Route
 from regard.engine.ring.shares import LAYOUTS, Share, shares, shares_of
 from regard.engine.ring.turn import Turn
 from regard.errors import RegardError, nearest
+from regard.pieces.contents import take_apart
 from regard.positions import Positions, check_positions
 from regard.shapes import Sizes
 from regard.spans import Spans
@@ -207,10 +209,19 @@ def _checked(attention: Attention, query: Tensor, key: Tensor, value: Tensor, po
         )
     if reason is None and positions is not None and len(positions.keys.intervals) != 1:
         reason = f"its keys have to stand at one stretch of positions, and {positions.keys} are more"
+    if reason is None and _hides_gradients(attention, query, key, value):
+        reason = HIDDEN
     if reason is not None:
         able = "" if refusal(attention) is None else " Engines that can: dense, blocked, each on one device."
         raise RegardError(f"attend: the ring engine cannot run {attention!r}: {reason}.{able}")
     return sizes
+
+
+def _hides_gradients(attention: Attention, query: Tensor, key: Tensor, value: Tensor) -> bool:
+    if not take_apart(attention)[1].is_foreign:
+        return False
+    q, k, v = (t[:, :, :1] for t in (query, key, value))
+    return Problem(attention, q, k, v, Positions.aligned_to_end(1, 1), Sizes.of(q, k, v)).hides_gradients
 
 
 def _route(

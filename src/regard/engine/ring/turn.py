@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.attention import Attention
+from regard.engine.derivatives import once
 from regard.engine.problem import Problem, Result
 from regard.engine.ring.exchange import Exchange, Transfer
 from regard.engine.ring.part import (
@@ -27,6 +28,7 @@ from regard.engine.ring.part import (
     zeros_like,
 )
 from regard.engine.ring.route import Route
+from regard.pieces.contents import kept, tensors_of
 from regard.pieces.normalizer import has_log_total
 from regard.spans import Spans
 
@@ -47,9 +49,7 @@ class Turn:
     number: int = 0
 
     def run(self) -> Result:
-        parameters = [p for p in self.own.attention.parameters() if p.requires_grad]
-        shared = (self.own.value, *self.own.prepared.tensors())
-        output, statistic = _Turn.apply(self, len(shared), *shared, *parameters)  # type: ignore[misc]
+        output, statistic = _Turn.apply(self, *once("ring", *self.own.tensors()))  # type: ignore[misc]
         return Result(output, (statistic,))
 
     @cached_property
@@ -158,16 +158,16 @@ class _Turn(torch.autograd.Function):
     """Forward, keys travel once; backward, they travel again, and their gradients come home."""
 
     @staticmethod
-    def forward(ctx: Any, turn: Turn, count: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        shared, whole = tensors[:count], turn.own.attention.normalizer
-        rows = _nothing(turn)
+    def forward(ctx: Any, turn: Turn, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        outline, whole, rows = turn.own.outline(), turn.own.attention.normalizer, _nothing(turn)
+        shared, held = tensors[: len(outline.on_rows)], turn.own.held
         for step, came in turn.visits(turn.keys(shared)):
             if came:
                 _take(turn, rows, step, turn.with_keys(shared, came))
         output, statistic = finished(whole, rows)
         output = output.to(turn.own.value.dtype)
-        ctx.turn, ctx.count, ctx.wanted = turn, count, ctx.needs_input_grad[2:]
-        ctx.save_for_backward(output, rows[1], statistic, *tensors)
+        ctx.outline, ctx.turn = outline, replace(turn, own=None)  # its tensors are saved by autograd
+        ctx.save_for_backward(output, rows[1], statistic, *(t.detach() for t in shared), *map(kept, held))
         ctx.mark_non_differentiable(statistic)
         return output, statistic
 
@@ -176,11 +176,14 @@ class _Turn(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         output, total, statistic, *tensors = ctx.saved_tensors
         ctx.turn.exchange.agree("backward", {"attend": f"number {ctx.turn.number}"})
+        wanted, count = ctx.needs_input_grad[1:], len(ctx.outline.on_rows)
+        leaves = [t.detach().requires_grad_(w) for t, w in zip(tensors[count:], wanted[count:], strict=True)]
+        turn = replace(ctx.turn, own=ctx.outline.around([*tensors[:count], *leaves]))
         slopes = Slopes.of(output, grad, statistic)
-        found = _Return(ctx.turn, tensors[: ctx.count], tensors[ctx.count :], ctx.wanted)
-        found.take_all(slopes)
-        found.add_sink(total, slopes)
-        return None, None, *(g if g is None else g.to(t.dtype) for g, t in zip(found.totals, tensors, strict=True))
+        gathered = _Return(turn, tensors[:count], leaves, wanted)
+        gathered.take_all(slopes)
+        gathered.add_sink(total, slopes)
+        return None, *(g if g is None else g.to(t.dtype) for g, t in zip(gathered.totals, tensors, strict=True))
 
 
 def _take(turn: Turn, rows: Rows, step: int, shared: Sequence[Tensor]) -> None:
@@ -248,8 +251,8 @@ class _Return:
     def add_sink(self, total: Tensor, slopes: Slopes) -> None:
         """What a learned sink takes from each row: d out / d r = -out, and r is known from the row's total."""
         normalizer = self.turn.own.attention.normalizer
-        own = {id(p) for p in normalizer.parameters()} if isinstance(normalizer, torch.nn.Module) else set()
-        chosen = [n for n, p in enumerate(self.parameters) if id(p) in own]
+        own = {id(t) for t in tensors_of(normalizer)}
+        chosen = [n for n, t in enumerate(self.parameters) if id(t) in own and t.requires_grad]
         if not chosen or not has_log_total(normalizer):
             return
         with torch.enable_grad():

@@ -1,0 +1,352 @@
+"""The tensors that a piece depends on, and the same piece around others.
+
+An engine that computes its own gradients must name every tensor that they reach; a map of weights must keep every
+tensor that its scores need. Both read them here: fields of dataclasses, parameters and buffers of modules, attributes
+of other pieces, items of containers, and what functions and methods close over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, is_dataclass
+from functools import cache, cached_property, partial
+from types import CellType, CodeType, FunctionType, MethodType
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard.pieces.bias import Bias
+from regard.pieces.kernel import FeatureMap
+from regard.pieces.mask import Both, Either, Mask, Not
+from regard.pieces.mask_data import where
+from regard.pieces.normalizer import Normalizer
+from regard.pieces.position import Position, Scaling
+from regard.pieces.score import Score
+
+PIECES = (Score, Bias, Mask, Normalizer, Position, Scaling, FeatureMap)
+#: The masks of this package that are made of other masks or of functions; all others never change.
+COMPOSED = (Both, Either, Not, where)
+#: Tensors of up to so many bytes are copied to keep their values.
+SMALL = 64 << 10
+#: Objects of these types hold no tensors.
+PLAIN = frozenset({int, float, complex, str, bytes, bool, type(None), type, range, slice})
+#: Containers longer than this are looked into only if they begin with a tensor, a module or a piece.
+LONG = 256
+#: Attributes of a module that hold its tensors and parts, and those that every other module has as well.
+OWNED = ("_parameters", "_buffers", "_modules")
+INTERNAL = frozenset(vars(nn.Module())) - set(OWNED)
+
+
+@dataclass(frozen=True, eq=False)
+class Skeleton:
+    """A piece without its tensors. `is_foreign`: some of its code lies outside this package."""
+
+    build: Any
+    is_foreign: bool
+
+    def around(self, tensors: Iterable[Tensor]) -> Any:
+        """The piece around other tensors, in the order that `take_apart` gave them."""
+        return _built(self.build, list(tensors), {})
+
+
+def take_apart(piece: Any) -> tuple[list[Tensor], Skeleton]:
+    """Each tensor that a piece depends on, once, and the piece without them.
+
+    >>> import torch, regard as rg
+    >>> tensors, skeleton = take_apart(rg.LearnedTable(num_heads=2, reach=3))
+    >>> [tuple(t.shape) for t in tensors], skeleton.around([torch.zeros(2, 7)]).table.sum().item()
+    ([(2, 7)], 0.0)
+    """
+    reader = _Reader()
+    build = reader.read(piece)
+    return reader.tensors, Skeleton(build, reader.is_foreign)
+
+
+def tensors_of(piece: Any) -> list[Tensor]:
+    """Each tensor that a piece depends on, once.
+
+    >>> import torch, regard as rg
+    >>> [tuple(t.shape) for t in tensors_of(rg.where(lambda b, h, i, j, seen=torch.ones(5) > 0: seen[j]))]
+    [(5,)]
+    """
+    return take_apart(piece)[0]
+
+
+def kept(tensor: Tensor) -> Tensor:
+    """The tensor as it is now: a copy where it is small, else one that sees changes in place, which are counted."""
+    return tensor.detach().clone() if is_small(tensor) else tensor.detach()
+
+
+def is_small(tensor: Tensor) -> bool:
+    """Whether `kept` copies it."""
+    return tensor.nbytes <= SMALL
+
+
+class _Builder:
+    """Base of what builds an object again."""
+
+    def build(self, tensors: Sequence[Tensor], known: dict[int, Any]) -> Any:
+        raise NotImplementedError
+
+
+def _built(part: Any, tensors: Sequence[Tensor], known: dict[int, Any]) -> Any:
+    """The object that a builder stands for; what is no builder is the object itself."""
+    if not isinstance(part, _Builder):
+        return part
+    if id(part) not in known:
+        known[id(part)] = part.build(tensors, known)
+    return known[id(part)]
+
+
+@dataclass(eq=False)
+class _Tensor(_Builder):
+    number: int
+
+    def build(self, tensors: Sequence[Tensor], known: dict[int, Any]) -> Any:
+        return tensors[self.number]
+
+
+@dataclass(eq=False)
+class _Items(_Builder):
+    """A tuple, list or dictionary."""
+
+    kind: type
+    items: list[Any]
+    keys: list[Any] | None = None
+
+    def build(self, tensors: Sequence[Tensor], known: dict[int, Any]) -> Any:
+        items = [_built(item, tensors, known) for item in self.items]
+        if self.keys is not None:
+            return self.kind(zip(self.keys, items, strict=True))
+        return self.kind(*items) if hasattr(self.kind, "_fields") else self.kind(items)
+
+
+@dataclass(eq=False)
+class _Object(_Builder):
+    """An object by its attributes: `same` as they are, and those to be built.
+
+    `methods` are those of its class that close over tensors.
+    """
+
+    kind: type
+    same: dict[str, Any]
+    parts: dict[str, _Builder]
+    methods: dict[str, _Builder]
+
+    def build(self, tensors: Sequence[Tensor], known: dict[int, Any]) -> Any:
+        new = known[id(self)] = object.__new__(self.kind)
+        attributes = {**self.same, **{name: _built(part, tensors, known) for name, part in self.parts.items()}}
+        attributes |= {name: MethodType(_built(part, tensors, known), new) for name, part in self.methods.items()}
+        if hasattr(new, "__dict__"):
+            new.__dict__.update(attributes)
+        else:
+            for name, value in attributes.items():
+                object.__setattr__(new, name, value)
+        return new
+
+    def add(self, name: str, part: Any) -> None:
+        (self.parts if isinstance(part, _Builder) else self.same)[name] = part
+
+
+@dataclass(eq=False)
+class _Function(_Builder):
+    """A function with what it closes over, its defaults and the tensors it reads as globals."""
+
+    function: Any
+    cells: list[Any]
+    defaults: Any
+    keywords: Any
+    variables: dict[str, Any]
+
+    def build(self, tensors: Sequence[Tensor], known: dict[int, Any]) -> Any:
+        old = self.function
+        cells = tuple(CellType(_built(cell, tensors, known)) for cell in self.cells)
+        read = {name: _built(part, tensors, known) for name, part in self.variables.items()}
+        variables = {**old.__globals__, **read} if read else old.__globals__
+        new = FunctionType(old.__code__, variables, old.__name__, _built(self.defaults, tensors, known), cells)
+        new.__kwdefaults__ = _built(self.keywords, tensors, known)
+        new.__dict__.update(old.__dict__)
+        return new
+
+
+@dataclass(eq=False)
+class _Call(_Builder):
+    """A partial function or a bound method."""
+
+    kind: Any
+    arguments: list[Any]
+    keywords: Any
+
+    def build(self, tensors: Sequence[Tensor], known: dict[int, Any]) -> Any:
+        arguments = [_built(part, tensors, known) for part in self.arguments]
+        return self.kind(*arguments, **_built(self.keywords, tensors, known))
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How objects of a type are read: as a `Tensor`, `nn.Module`, `tuple`, ...; None: they are left as they are.
+
+    `worked_out` are attributes that are computed once from others, and would be wrong around other tensors.
+    """
+
+    how: Any
+    is_piece: bool
+    is_foreign: bool
+    is_frozen: bool
+    fields: tuple[str, ...]
+    worked_out: frozenset[str]
+
+
+@cache
+def _about(kind: type) -> _Kind:
+    is_data = is_dataclass(kind)
+    attributes = [item for owner in kind.__mro__ for item in vars(owner).items()]
+    return _Kind(
+        _how(kind),
+        issubclass(kind, PIECES),
+        _root(kind) not in ("regard", "torch"),
+        is_data and getattr(kind, "__dataclass_params__").frozen,  # noqa: B009 - it has no public name
+        tuple(getattr(kind, "__dataclass_fields__", ())),
+        frozenset(name for name, attribute in attributes if isinstance(attribute, cached_property)),
+    )
+
+
+def _how(kind: type) -> Any:
+    for known in (Tensor, nn.Module, FunctionType, partial, MethodType):
+        if issubclass(kind, known):
+            return known
+    if issubclass(kind, tuple | list | dict):
+        return tuple
+    if issubclass(kind, PIECES):
+        never_changes = issubclass(kind, Mask) and _is_own(kind) and not issubclass(kind, COMPOSED)
+        return None if never_changes else object
+    if issubclass(kind, type) or _root(kind) == "torch" or kind.__new__ is not object.__new__:
+        return None
+    return object if is_dataclass(kind) or hasattr(kind, "__call__") else None  # noqa: B004 - of its objects
+
+
+class _Reader:
+    """Goes through a piece once and numbers its tensors."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.is_foreign = False
+        self._parts: dict[int, Any] = {}
+        self._alive: list[Any] = []  # so that no other object takes an id
+
+    def read(self, value: Any) -> Any:
+        """A builder, or the value itself where nothing of it can change."""
+        if type(value) in PLAIN:
+            return value
+        if id(value) not in self._parts:
+            self._alive.append(value)
+            self._parts[id(value)] = value  # of a circle that holds nothing else
+            self._parts[id(value)] = self._part(value)
+        return self._parts[id(value)]
+
+    def _part(self, value: Any) -> Any:
+        how = _about(type(value)).how
+        if how is Tensor:
+            self.tensors.append(value)
+            return _Tensor(len(self.tensors) - 1)
+        if how is nn.Module:
+            return self._module(value)
+        if how is tuple:
+            return self._items(value)
+        if how is FunctionType:
+            return self._function(value)
+        if how is partial:
+            return self._call(value, partial, [value.func, *value.args], value.keywords)
+        if how is MethodType:
+            return self._call(value, MethodType, [value.__func__, value.__self__], {})
+        return value if how is None else self._object(value)
+
+    def _items(self, value: Any) -> Any:
+        values = list(value.values()) if isinstance(value, dict) else value
+        if not values or (len(values) > LONG and not isinstance(values[0], Tensor | nn.Module | PIECES)):
+            return value
+        items = [self.read(item) for item in values]
+        if not any(isinstance(item, _Builder) for item in items):
+            return value
+        return _Items(type(value), items, list(value) if isinstance(value, dict) else None)
+
+    def _module(self, value: nn.Module) -> Any:
+        """A module is always copied: its attributes and parts can be exchanged."""
+        new = self._parts[id(value)] = _Object(type(value), {}, {}, {})
+        for name, attribute in vars(value).items():
+            if name in INTERNAL:
+                new.same[name] = attribute
+            elif name in OWNED:
+                new.parts[name] = _Items(dict, [self.read(x) for x in attribute.values()], list(attribute))
+            else:
+                new.add(name, self.read(attribute))
+        return self._with_class(new, value)
+
+    def _object(self, value: Any) -> Any:
+        kind, about = type(value), _about(type(value))
+        new = _Object(kind, {}, {}, {})
+        if not about.is_frozen:
+            self._parts[id(value)] = new
+        for name in dict.fromkeys((*about.fields, *getattr(value, "__dict__", ()))):
+            if name not in about.worked_out and hasattr(value, name):
+                new.add(name, self.read(getattr(value, name)))
+        self._with_class(new, value)
+        if about.is_frozen or not about.is_piece:
+            return new if new.parts or new.methods else value
+        return new
+
+    def _with_class(self, new: _Object, value: Any) -> _Object:
+        """With the tensors that its class holds, and the methods that close over some."""
+        if not _about(type(value)).is_foreign:
+            return new
+        self.is_foreign = True
+        for name, attribute in _of_class(type(value)):
+            part = self.read(attribute)
+            if name not in vars(value) and isinstance(part, _Builder) and hasattr(value, "__dict__"):
+                (new.methods if isinstance(attribute, FunctionType) else new.parts)[name] = part
+        return new
+
+    def _function(self, value: FunctionType) -> Any:
+        if _root(value) == "torch" or _is_own(value):
+            return value
+        self.is_foreign = True
+        cells = [self.read(_contents(cell)) for cell in value.__closure__ or ()]
+        defaults, keywords = self.read(value.__defaults__), self.read(value.__kwdefaults__)
+        read = ((name, value.__globals__.get(name)) for name in _names(value.__code__))
+        variables = {name: self.read(x) for name, x in read if isinstance(x, Tensor | nn.Module)}
+        if not any(isinstance(part, _Builder) for part in (*cells, defaults, keywords, *variables.values())):
+            return value
+        return _Function(value, cells, defaults, keywords, variables)
+
+    def _call(self, value: Any, kind: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+        parts, named = [self.read(part) for part in arguments], self.read(keywords)
+        return _Call(kind, parts, named) if any(isinstance(part, _Builder) for part in (*parts, named)) else value
+
+
+def _contents(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # of a name that has no value yet
+        return None
+
+
+def _root(value: Any) -> str:
+    return (value.__module__ or "").partition(".")[0]
+
+
+def _is_own(value: Any) -> bool:
+    return _root(value) == "regard"
+
+
+@cache
+def _names(code: CodeType) -> tuple[str, ...]:
+    """The names that a function looks up as globals or attributes, those of functions inside it too."""
+    inner = (name for constant in code.co_consts if isinstance(constant, CodeType) for name in _names(constant))
+    return (*code.co_names, *inner)
+
+
+def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
+    """Tensors and functions that the classes of an object hold, as far as they are the user's own."""
+    for owner in kind.__mro__:
+        if _root(owner) not in ("regard", "torch", "builtins", "abc", "typing"):
+            yield from ((n, x) for n, x in vars(owner).items() if isinstance(x, Tensor | FunctionType))

@@ -1,0 +1,470 @@
+"""Gradients reach every tensor that a piece depends on, belong to the forward pass, or are refused in words."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import sys
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import forward_ad, gradcheck
+from torch.func import functional_call, grad, jacrev, jvp, vjp
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import regard as rg
+
+pytestmark = [
+    pytest.mark.usefixtures("small_blocks"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),  # torch's own, in forward mode
+]
+ENGINES_WITH_GRADIENTS = ("dense", "fused", "blocked", "linear")
+CLOSE = {"rtol": 1e-9, "atol": 1e-10}
+
+
+def inputs(n: int = 9, heads: int = 2, width: int = 4, learn: bool = True, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (3, 2, heads, n, width)
+    return [t.clone().requires_grad_(learn) for t in torch.randn(shape, dtype=torch.float64, generator=generator)]
+
+
+def learned(*shape: int, seed: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(shape, dtype=torch.float64, generator=generator).add(0.5).requires_grad_()
+
+
+class PairBias(rg.AdditiveBias):
+    """A number for each head and pair, held as a plain tensor."""
+
+    def __init__(self, table):
+        self.table = table
+
+    def term(self, grid, rows, cols):
+        return self.table[grid.h, grid.i, grid.j]
+
+
+class Tempered(rg.Score):
+    """Dot products over a learned temperature, which lies in a list in a dictionary."""
+
+    def __init__(self, temperature):
+        self.settings = {"temperatures": [temperature]}
+
+    def check(self, sizes, key_width):
+        """Any size is right."""
+
+    def tile(self, query, key, grid):
+        return query @ key.mT / self.settings["temperatures"][0]
+
+
+class Sharpened(rg.Bias):
+    """A bias that keeps its tensor in another piece."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def transform(self, score, grid, rows, cols):
+        return self.inner.transform(score, grid, rows, cols) * 0.5
+
+
+def by_hand(q, k, v, change):
+    """Causal attention in plain operations."""
+    n = q.shape[2]
+    scores = change(q @ k.mT)
+    return scores.masked_fill(~torch.ones(n, n, dtype=torch.bool).tril(), -torch.inf).softmax(-1) @ v
+
+
+def pieces(name: str, tensor: torch.Tensor) -> rg.Attention:
+    mask = rg.causal()
+
+    class Closed(rg.AdditiveBias):
+        def term(self, grid, rows, cols):
+            return tensor[grid.h, grid.i, grid.j]
+
+    class OfClass(rg.AdditiveBias):
+        table = tensor
+
+        def term(self, grid, rows, cols):
+            return self.table[grid.h, grid.i, grid.j]
+
+    return {
+        "pair bias": lambda: rg.Attention(bias=PairBias(tensor), mask=mask),
+        "two biases": lambda: rg.Attention(bias=(rg.ALiBi(2), Sharpened(PairBias(tensor))), mask=mask),
+        "closed over": lambda: rg.Attention(bias=Closed(), mask=mask),
+        "of the class": lambda: rg.Attention(bias=OfClass(), mask=mask),
+        "temperature of a score": lambda: rg.Attention(Tempered(tensor), mask=mask),
+        "scale": lambda: rg.Attention(rg.Dot(scale=tensor), mask=mask),
+        "factor": lambda: rg.Attention(rg.Cosine(tensor), mask=mask),
+        "temperature": lambda: rg.Attention(rg.Dot(scale=1.0), normalizer=rg.Softmax(temperature=tensor), mask=mask),
+        "cap": lambda: rg.Attention(rg.Dot(scale=1.0), bias=rg.Softcap(tensor), mask=mask),
+    }[name]()
+
+
+def expected(name: str, tensor: torch.Tensor, q, k, v) -> torch.Tensor:
+    distance = (torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])).abs()
+    slopes = torch.tensor([2.0**-4, 2.0**-8], dtype=torch.float64)[:, None, None]
+    scale = q.shape[-1] ** -0.5
+    change = {
+        "pair bias": lambda s: s * scale + tensor,
+        "two biases": lambda s: (s * scale - slopes * distance + tensor) * 0.5,
+        "closed over": lambda s: s * scale + tensor,
+        "of the class": lambda s: s * scale + tensor,
+        "temperature of a score": lambda s: s / tensor,
+        "scale": lambda s: s * tensor,
+        "factor": lambda s: s * tensor,
+        "temperature": lambda s: s / tensor,
+        "cap": lambda s: (s / tensor).tanh() * tensor,
+    }[name]
+    if name == "factor":
+        q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+    return by_hand(q, k, v, change)
+
+
+HELD = {
+    "pair bias": (2, 9, 9),
+    "two biases": (2, 9, 9),
+    "closed over": (2, 9, 9),
+    "of the class": (2, 9, 9),
+    "temperature of a score": (),
+    "scale": (2, 1, 1),
+    "factor": (2, 1, 1),
+    "temperature": (),
+    "cap": (),
+}
+
+
+@pytest.mark.parametrize("engine", ["auto", "dense", "blocked"])
+@pytest.mark.parametrize("name", HELD)
+def test_gradients_reach_tensors_of_pieces_that_are_no_modules(name, engine):
+    tensor, leaves = learned(*HELD[name]), inputs()
+    attention = pieces(name, tensor)
+    output = rg.attend(attention, *leaves, engine=engine).output
+    by_definition = expected(name, tensor, *leaves)
+    torch.testing.assert_close(output, by_definition, **CLOSE)
+    along = torch.randn_like(output)
+    mine, theirs = (torch.autograd.grad(o, (tensor, *leaves), along) for o in (output, by_definition))
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_the_fused_engine_refuses_what_would_not_get_its_gradient(name):
+    with pytest.raises(rg.RegardError, match="the fused engine cannot run"):
+        rg.attend(pieces(name, learned(*HELD[name])), *inputs(), engine="fused")
+
+
+OUTSIDE = {"temperature": learned()}
+
+
+class Hiding(rg.Score):
+    """A temperature that no attribute leads to."""
+
+    def check(self, sizes, key_width):
+        """Any size is right."""
+
+    def tile(self, query, key, grid):
+        return query @ key.mT / OUTSIDE["temperature"]
+
+
+def test_a_tensor_that_cannot_be_found_is_refused_by_engines_with_a_backward_pass_of_their_own(monkeypatch):
+    attention, leaves = rg.Attention(Hiding(), mask=rg.causal()), inputs()
+    with pytest.raises(rg.RegardError, match="requires gradients and is none of its attributes"):
+        rg.attend(attention, *leaves, engine="blocked")
+    output = rg.attend(attention, *leaves).output  # dense: torch's own operations
+    by_definition = by_hand(*leaves, lambda s: s / OUTSIDE["temperature"])
+    mine, theirs = (torch.autograd.grad(o.sum(), OUTSIDE["temperature"]) for o in (output, by_definition))
+    torch.testing.assert_close(mine, theirs, **CLOSE)
+    monkeypatch.setattr(sys.modules["regard.engine.plan"], "DENSE_BYTES", 0)
+    with pytest.raises(rg.RegardError, match="none of its attributes"):
+        rg.attend(attention, *leaves)
+    with torch.no_grad():
+        assert rg.attend(attention, *leaves, engine="blocked").output.shape == output.shape
+
+
+def test_a_learned_sink_is_no_number():
+    with pytest.raises(rg.RegardError, match="LearnedSink"):
+        rg.Softmax(sink=torch.tensor(0.0, requires_grad=True))
+
+
+# What belongs to the forward pass
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = rg.Attention(
+            bias=rg.T5Bias(2, num_buckets=8), mask=rg.causal(), normalizer=rg.LearnedSink(2)
+        ).double()
+
+    def forward(self, engine, *tensors):
+        return rg.attend(self.attention, *tensors, engine=engine).output
+
+
+@pytest.mark.parametrize("engine", ["dense", "blocked"])
+def test_gradients_under_functional_call_are_those_of_the_given_parameters(engine):
+    model, leaves = Model(), inputs()
+    given = {name: torch.randn_like(p, requires_grad=True) for name, p in model.named_parameters()}
+    output = functional_call(model, given, (engine, *leaves))
+    along = torch.randn_like(output)
+    mine = torch.autograd.grad(output, (*given.values(), *leaves), along)
+    for name, parameter in model.named_parameters():
+        parameter.data.copy_(given[name].detach())
+    theirs = torch.autograd.grad(model("dense", *leaves), (*model.parameters(), *leaves), along)
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)
+
+
+def exchange_normalizer(attention):
+    attention.normalizer = rg.LearnedSink(2).double()
+    attention.normalizer.sink.data.fill_(3)
+
+
+def exchange_parameter(attention):
+    attention.bias_0.table = nn.Parameter(torch.randn_like(attention.bias_0.table))
+
+
+def exchange_data(attention):
+    attention.bias_0.table.data = torch.randn_like(attention.bias_0.table)
+
+
+def change_data(attention):
+    attention.bias_0.table.data.mul_(-3)
+    attention.normalizer.sink.data.add_(2)
+
+
+CHANGES = [exchange_normalizer, exchange_parameter, exchange_data, change_data]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_after_the_forward_pass_changes_no_gradient_and_no_map(change):
+    leaves, along = inputs(), inputs(seed=3)[0].detach()
+    model, other = Model(), Model()
+    other.load_state_dict(model.state_dict())
+    parameters = list(model.parameters())
+    seen = rg.attend(model.attention, *leaves, engine="blocked")
+    change(model.attention)
+    mine = torch.autograd.grad(seen.output, (*parameters, *leaves), along)
+    again = rg.attend(other.attention, *leaves, engine="dense")
+    theirs = torch.autograd.grad(again.output, (*other.parameters(), *leaves), along)
+    for one, another in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, another, **CLOSE)
+    torch.testing.assert_close(seen.weights.dense(), again.weights.dense(), **CLOSE)
+
+
+class Shifted(nn.Module, rg.AdditiveBias):
+    """A bias by a buffer, small or large."""
+
+    def __init__(self, numel: int) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.linspace(0, 1, numel))
+
+    def term(self, grid, rows, cols):
+        return self.shift[grid.j]
+
+
+@pytest.mark.parametrize("numel", [9, 1 << 20])
+def test_a_map_of_a_changed_buffer_is_right_or_refused(numel):
+    attention = rg.Attention(bias=Shifted(numel))
+    seen = rg.attend(attention, *inputs(learn=False))
+    before = seen.weights.dense()
+    attention.bias_0.shift.mul_(-5)
+    if numel > 9:
+        with pytest.raises(rg.RegardError, match="changed in place since attend ran"):
+            seen.weights.dense()
+    else:
+        torch.testing.assert_close(seen.weights.dense(), before)
+
+
+def test_a_predicate_that_closes_over_a_tensor_is_remembered_as_it_was():
+    even = torch.arange(9) % 2 == 0
+    seen = rg.attend(rg.Attention(mask=rg.where(lambda b, h, i, j: even[j])), *inputs(), engine="blocked")
+    before = seen.weights.dense()
+    even.logical_not_()
+    torch.testing.assert_close(seen.weights.dense(), before)
+    assert (before[..., 1::2] == 0).all()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_of_a_map_has_its_weights(copied):
+    attention, (q, k, v) = rg.Attention(bias=rg.T5Bias(2)), inputs(learn=False)
+    with torch.no_grad():
+        for tensor in (q, attention.bias_0.table):
+            tensor.mul_(2)  # tensors that were changed before they were looked at
+    weights = rg.attend(attention, q, k, v).weights
+    again = copied(weights)
+    torch.testing.assert_close(again.dense(), weights.dense())
+    q.mul_(2)
+    again.dense()  # of its own tensors
+    with pytest.raises(rg.RegardError, match="changed in place"):
+        copied(weights)
+
+
+def test_with_mask_leaves_the_pieces_in_their_mode():
+    score = rg.Additive(4, 4, 4).eval()
+    whole = rg.Attention(score)
+    assert whole.training and not whole.with_mask(rg.causal()).score.training
+    assert not score.training
+    assert not whole.eval().with_mask(None).training
+
+
+def test_explain_counts_dropout():
+    attention, x = rg.Attention(mask=rg.causal(), dropout=0.1), torch.zeros(1, 2, 16, 8)
+    state = torch.get_rng_state()
+    plan = rg.explain(attention, x, x, x)
+    assert torch.equal(state, torch.get_rng_state())  # to explain draws nothing
+    assert plan.engine != "fused" and "fused" in plan.refused
+    assert rg.explain(attention.eval(), x, x, x).engine == "fused"
+
+
+# Memory
+
+
+@pytest.mark.parametrize("engine", ENGINES_WITH_GRADIENTS)
+def test_activation_checkpointing_frees_what_is_inside_and_gives_the_same_gradients(engine):
+    kernel = engine == "linear"
+    attention = (
+        rg.Attention(rg.Kernel(), mask=rg.causal(), normalizer=rg.Sum()) if kernel else rg.Attention(mask=rg.causal())
+    )
+    (x, _, _), held = inputs(), []
+
+    def layer(x):
+        q, k, v = x * 1.5, x.sin(), x.cos()
+        held.extend(map(weakref.ref, (q, k, v)))
+        return rg.attend(attention, q, k, v, engine=engine).output
+
+    output = checkpoint(layer, x, use_reentrant=False)
+    gc.collect()
+    assert all(tensor() is None for tensor in held)
+    along = torch.randn_like(output)
+    mine = torch.autograd.grad(output, x, along)
+    torch.testing.assert_close(mine, torch.autograd.grad(layer(x), x, along), **CLOSE)
+
+
+@pytest.mark.parametrize("engine", ENGINES_WITH_GRADIENTS)
+def test_saved_tensors_can_be_kept_elsewhere(engine):
+    """Everything large that backward needs passes the hooks for saved tensors."""
+    kernel = engine == "linear"
+    attention = (
+        rg.Attention(rg.Kernel(), mask=rg.causal(), normalizer=rg.Sum()) if kernel else rg.Attention(mask=rg.causal())
+    )
+    x, packed = inputs()[0], []
+
+    def pack(tensor):
+        packed.append(tensor.clone())
+        return len(packed) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda number: packed[number]):
+        q, k, v = x * 1.5, x.sin(), x.cos()
+        output = rg.attend(attention, q, k, v, engine=engine).output
+    held = [weakref.ref(t) for t in (q, k, v)]
+    del q, k, v
+    gc.collect()
+    assert all(tensor() is None for tensor in held)
+    along = torch.randn_like(output)
+    mine = torch.autograd.grad(output, x, along)
+    again = rg.attend(attention, x * 1.5, x.sin(), x.cos(), engine="dense").output
+    torch.testing.assert_close(mine, torch.autograd.grad(again, x, along), **CLOSE)
+
+
+# Derivatives of other kinds
+
+
+def example(engine: str) -> rg.Attention:
+    if engine == "linear":
+        return rg.Attention(rg.Kernel(), mask=rg.causal(), normalizer=rg.Sum())
+    return rg.Attention(mask=rg.causal(), bias=rg.ALiBi(2))
+
+
+@pytest.mark.parametrize("engine", ["fused", "blocked", "linear"])
+def test_a_second_derivative_is_refused_where_it_would_be_wrong(engine):
+    leaves = inputs()
+    output = rg.attend(example(engine), *leaves, engine=engine).output
+    first = torch.autograd.grad(output.square().sum(), leaves, create_graph=True)
+    with pytest.raises(rg.RegardError, match="engine='dense'"):
+        torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+    with pytest.raises(rg.RegardError, match="engine='dense'"):  # of a sum, whose own gradient is constant
+        output = rg.attend(example(engine), *leaves, engine=engine).output
+        torch.autograd.grad(torch.autograd.grad(output.sum(), leaves[0], create_graph=True)[0].sum(), leaves[0])
+
+
+def test_first_derivatives_may_keep_their_graph():
+    leaves = inputs()
+    for engine in ("fused", "blocked"):
+        output = rg.attend(example(engine), *leaves, engine=engine).output
+        kept = torch.autograd.grad(output.sum(), leaves, create_graph=True)
+        plain = torch.autograd.grad(rg.attend(example(engine), *leaves, engine="dense").output.sum(), leaves)
+        for one, other in zip(kept, plain, strict=True):
+            torch.testing.assert_close(one, other, **CLOSE)
+
+
+def test_second_derivatives_of_the_dense_engine_are_slopes_of_the_first():
+    leaves = inputs(n=4, heads=1, width=2)
+
+    def first(*leaves):
+        output = rg.attend(rg.Attention(mask=rg.causal()), *leaves, engine="dense").output
+        return torch.autograd.grad(output.square().sum(), leaves, create_graph=True)
+
+    assert gradcheck(first, leaves)
+
+
+@pytest.mark.parametrize("engine", ["fused", "blocked", "linear"])
+def test_transforms_of_torch_func_are_refused_by_engines_with_gradients_of_their_own(engine):
+    (q, k, v), attention = inputs(learn=False), example(engine)
+
+    def output(q):
+        return rg.attend(attention, q, k, v, engine=engine).output
+
+    for transform in (
+        lambda: grad(lambda q: output(q).sum())(q),
+        lambda: jacrev(output)(q),
+        lambda: jvp(output, (q,), (q,)),
+    ):
+        with pytest.raises(rg.RegardError, match="as the dense engine does"):
+            transform()
+    with forward_ad.dual_level(), pytest.raises(rg.RegardError, match="as the dense engine does"):
+        output(forward_ad.make_dual(q, torch.ones_like(q)))
+
+
+FUNCTIONAL = {
+    "alibi": lambda: rg.Attention(mask=rg.causal(), bias=rg.ALiBi(2)),
+    "t5": lambda: rg.Attention(mask=rg.causal() & rg.window(3), bias=rg.T5Bias(2, num_buckets=8)).double(),
+    "transformer-xl": lambda: rg.Attention(bias=rg.TransformerXLBias(2, 4)).double(),
+    "bahdanau": lambda: rg.Attention(rg.Additive(4, 4, 5), mask=rg.padding([9, 4])).double(),
+    "sink": lambda: rg.Attention(position=rg.RoPE(4), normalizer=rg.LearnedSink(2)).double(),
+    "entmax": lambda: rg.Attention(normalizer=rg.Entmax15()),
+    "linear": lambda: rg.Attention(rg.Kernel(), mask=rg.causal(), normalizer=rg.Sum()),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONAL)
+def test_derivatives_by_torch_func_are_those_of_autograd(name):
+    attention, (q, k, v) = FUNCTIONAL[name](), inputs(n=9)
+
+    def output(q):
+        return rg.attend(attention, q, k.detach(), v.detach()).output
+
+    along = torch.randn_like(q)
+    (expected,) = torch.autograd.grad(rg.attend(attention, q, k, v, engine="dense").output, q, along)
+    q = q.detach()
+    torch.testing.assert_close(grad(lambda q: (output(q) * along).sum())(q), expected, **CLOSE)
+    torch.testing.assert_close(vjp(output, q)[1](along)[0], expected, **CLOSE)
+    by_rows = jacrev(lambda q: output(q)[0, 0, -1])(q)
+    torch.testing.assert_close(by_rows, torch.autograd.functional.jacobian(lambda q: output(q)[0, 0, -1], q), **CLOSE)
+    _, forwards = jvp(lambda q: output(q)[0, 0, -1], (q,), (along,))
+    torch.testing.assert_close(forwards, (by_rows * along).flatten(1).sum(1), **CLOSE)
+
+
+def test_forward_derivatives_reach_the_pieces():
+    model, (q, k, v) = Model(), inputs(learn=False)
+    given = {name: p.detach() for name, p in model.named_parameters()}
+    along = {name: torch.randn_like(p) for name, p in given.items()}
+
+    def output(given):
+        return functional_call(model, given, ("auto", q, k, v)).square().sum()
+
+    _, forwards = jvp(output, (given,), (along,))
+    backwards = grad(output)(given)
+    torch.testing.assert_close(forwards, sum((backwards[name] * along[name]).sum() for name in along), **CLOSE)
