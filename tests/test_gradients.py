@@ -468,3 +468,14 @@ def test_forward_derivatives_reach_the_pieces():
     _, forwards = jvp(output, (given,), (along,))
     backwards = grad(output)(given)
     torch.testing.assert_close(forwards, sum((backwards[name] * along[name]).sum() for name in along), **CLOSE)
+
+
+def test_a_learned_scale_decodes_as_it_was_trained():
+    inner = rg.Attention(rg.Dot(scale=learned(2, 1, 1)), mask=rg.causal())
+    attention = rg.nn.MultiHeadAttention(8, 2, attention=inner).double()
+    x = inputs(width=8, heads=1, learn=False)[0][:, 0]
+    past, outputs = None, []
+    for token in x.split(1, dim=1):
+        output, past = attention.advance(token, past)
+        outputs.append(output)
+    torch.testing.assert_close(torch.cat(outputs, 1), attention(x), **CLOSE)

@@ -180,7 +180,7 @@ class Keys:
     @cached_property
     def has_products(self) -> bool:
         """Whether scores are scaled dot products and nothing else, as the fused kernel has them."""
-        return self.attention.score.scale(1) is not None and not self.attention.bias
+        return isinstance(self.attention.score.scale(1), float | int) and not self.attention.bias
 
 
 def read(module: Attends, query: Tensor, keys: Keys, start: int | None = None) -> Tensor:
@@ -239,6 +239,7 @@ def _read_at_once(module: Attends, query: Tensor, keys: Keys, start: int, plain:
 def _fused(attention: Attention, query: Tensor, key: Tensor, keys: Keys) -> Tensor:
     B, H, I, D = query.shape
     rows, scale = group(query, key.shape[1]), attention.score.scale(D)
+    assert not isinstance(scale, Tensor), "has_products says so"
     output = F.scaled_dot_product_attention(rows, key, keys.value, attn_mask=keys.added, scale=scale)
     return output.reshape(B, H, I, keys.value.shape[3])
 

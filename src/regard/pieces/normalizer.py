@@ -111,8 +111,6 @@ class Softmax(Normalizer):
                 f"Softmax(sink=...): the sink is one number, got a tensor {tuple(self.sink.shape)}. A sink for "
                 "each head, which can be learned, is LearnedSink(num_heads); a number is sink.item()."
             )
-        if isinstance(self.temperature, Tensor):
-            return  # as it is now says nothing of what it will have learned
         if not self.temperature > 0:
             raise RegardError(
                 f"Softmax(temperature={self.temperature}): must be above 0. The limit of temperature 0 is Hardmax()."

@@ -45,8 +45,11 @@ class Score(ABC):
         """What is O(n): (B, H, I, D), (B, G, J, D) -> (B, H, I, W), (B, G, J, W)."""
         return query, key
 
-    def scale(self, width: int) -> float | None:
-        """The number c with score = c * q.k of the prepared q and k, or None: not a dot product."""
+    def scale(self, width: int) -> float | Tensor | None:
+        """The number c with score = c * q.k of the prepared q and k, or None: not a dot product.
+
+        A tensor, such as a learned factor for each head (H, 1, 1), is no number that a fused kernel takes.
+        """
         return None
 
     @abstractmethod
@@ -74,6 +77,7 @@ def check_equal_widths(score: str, query_width: int, key_width: int) -> None:
 class Dot(Score):
     """s_ij = c q_i . k_j, with c = 1 / sqrt(D) unless given (Vaswani et al. 2017, arXiv:1706.03762, eq. 1).
 
+    `scale` may be a tensor that learns: one number, or one for each head (H, 1, 1).
     The factor keeps the variance of the scores at 1 for inputs of variance 1. T5 and Luong's
     "dot" use c = 1. A matrix product of 2 D operations a pair.
 
@@ -81,12 +85,12 @@ class Dot(Score):
     (0.125, 1.0)
     """
 
-    factor: float | None = None
+    factor: float | Tensor | None = None
 
-    def __init__(self, scale: float | None = None) -> None:
+    def __init__(self, scale: float | Tensor | None = None) -> None:
         object.__setattr__(self, "factor", scale)
 
-    def scale(self, width: int) -> float:
+    def scale(self, width: int) -> float | Tensor:
         return width**-0.5 if self.factor is None else self.factor
 
     def check(self, sizes: Sizes, key_width: int) -> None:
@@ -107,12 +111,12 @@ class Cosine(Score):
     tensor([[[[0.5000, 0.5000]]]])
     """
 
-    factor: float = 10.0
+    factor: float | Tensor = 10.0
 
     def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         return F.normalize(at_least_float32(query), dim=-1), F.normalize(at_least_float32(key), dim=-1)
 
-    def scale(self, width: int) -> float:
+    def scale(self, width: int) -> float | Tensor:
         return self.factor
 
     def check(self, sizes: Sizes, key_width: int) -> None:
