@@ -202,3 +202,94 @@ def _all_of(attention, engine, *tensors):
         alone = rg.attend(attention, *inputs, engine=engine)
     gradients = torch.autograd.grad(seen.output, inputs, grad)
     return seen.output, alone.output, seen.weights.dense(), alone.weights.statistic[0], *gradients
+
+
+class Synthesizer(rg.Score):
+    """Scores that are a learned table, whatever the vectors (Tay et al. 2021): tiles are views of a parameter."""
+
+    def __init__(self, n):
+        self.table = torch.nn.Parameter(torch.randn(1, 1, n, n))
+
+    def tile(self, query, key, grid):
+        first, last = int(grid.query[0]), int(grid.query[-1]) + 1
+        return self.table.expand(*query.shape[:2], -1, -1)[:, :, first:last, int(grid.key[0]) : int(grid.key[-1]) + 1]
+
+    def check(self, sizes, key_width):
+        pass
+
+
+class Replaced(rg.Bias):
+    """A bias that puts a table in the place of the scores."""
+
+    def __init__(self, n):
+        self.score = Synthesizer(n)
+
+    def transform(self, score, grid, rows, cols):
+        return self.score.tile(score, score, grid)
+
+
+@pytest.mark.parametrize("mask", [None, rg.causal(), rg.window(3)], ids=str)
+@pytest.mark.parametrize("normalizer", [rg.Softmax(), rg.Softmax(sink=0.0), rg.LearnedSink(1)], ids=repr)
+@pytest.mark.parametrize("kind", ["score", "bias"])
+def test_looking_changes_no_tensor_of_a_piece(small_blocks, kind, normalizer, mask):
+    """Scores may be views of what a piece keeps, so statistics must not be computed in their place."""
+    own = Synthesizer(13) if kind == "score" else Replaced(13)
+    attention = rg.Attention(**{kind: own}, mask=mask, normalizer=normalizer)
+    table = (own if kind == "score" else own.score).table
+    before = table.detach().clone()
+    seen = rg.attend(attention, *tensors(1, 1, 13, 4))
+    weights = seen.weights.dense()
+    found = seen.weights.summarize(rg.Entropy(), rg.Received(), rg.Top(2))
+    assert torch.equal(table, before)
+    torch.testing.assert_close(found[1], weights.sum(-2))
+    torch.testing.assert_close(found[0], -torch.xlogy(weights, weights).sum(-1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_statistics_do_not_follow_the_default_dtype(dtype):
+    attention, inputs = rg.Attention(mask=rg.causal()), tensors(1, 2, 40, 8)
+    folds = (rg.Entropy(), rg.Received(), rg.Distance(), rg.Mass([0, 3]), rg.Pool(4, 4), rg.Similarity(), rg.Top(2))
+    expected = rg.attend(attention, *inputs).weights.summarize(*folds)
+    torch.set_default_dtype(dtype)
+    try:
+        found = rg.attend(attention, *inputs).weights.summarize(*folds)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(tuple(mine), tuple(theirs))
+
+
+NORMALIZERS = [rg.Softmax(), rg.Softmax(sink=0.5), rg.LearnedSink(1), rg.Sparsemax(), rg.Entmax15(), rg.TopK(2)]
+
+
+@pytest.mark.parametrize("engine", ["auto", "dense", "blocked"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("normalizer", [*NORMALIZERS, rg.Hardmax()], ids=repr)
+def test_a_score_that_is_no_number_makes_its_row_none_and_no_other(normalizer, value, engine):
+    q, k, v = tensors(1, 1, 6, 4)
+    attention = rg.Attention(normalizer=normalizer)
+    expected = rg.attend(attention, q, k, v)
+    q = q.clone()
+    q[0, 0, 2, 1] = value
+    seen = rg.attend(attention, q, k, v, engine=engine)
+    others = [0, 1, 3, 4, 5]
+    torch.testing.assert_close(seen.output[:, :, others], expected.output[:, :, others])
+    torch.testing.assert_close(seen.weights[:, :, others], expected.weights[:, :, others])
+    if not (isinstance(normalizer, rg.Hardmax) and value > 0):  # an infinite score may be the greatest
+        assert seen.output[0, 0, 2].isnan().all() and seen.weights[0, 0, 2].isnan().all()
+
+
+@pytest.mark.parametrize("normalizer", [*NORMALIZERS, rg.Hardmax()], ids=repr)
+def test_no_weight_is_above_one_however_large_the_scores(normalizer):
+    """Near 1e6 a score has steps of 1/16, and one that is computed in a tile of another shape differs by many."""
+    attention = rg.Attention(normalizer=normalizer)
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        q, k, v = (torch.randn(1, 1, 130, 64, generator=generator) * size for size in (1500, 1500, 1))
+        for engine in ("dense", "auto"):
+            weights = rg.attend(attention, q, k, v, engine=engine).weights
+            entropy, top = weights.summarize(rg.Entropy(), rg.Top(1))
+            tiles = [weights[0, 0, i, j] for i in range(0, 130, 7) for j in [int(top.keys[0, 0, i, 0])]]
+            for some in (weights.dense(), weights[:, :, 5], weights[..., ::3], top.weights, torch.stack(tiles)):
+                assert some.max() <= 1 and some.min() >= 0
+            assert entropy.min() >= 0

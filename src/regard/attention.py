@@ -245,3 +245,12 @@ def scores(attention: Attention, tile: Prepared, grid: Grid, masked: bool = True
     if attention.mask is None or not masked:
         return s
     return s.masked_fill(~attention.mask.allowed(grid), attention.normalizer.masked_score)
+
+
+def makes_new_scores(attention: Attention) -> bool:
+    """Whether `scores` without a mask are a new tensor, which may be written to.
+
+    A piece from outside this package may give scores that it keeps, or a view of them: a Synthesizer's are a parameter.
+    """
+    last = type(attention.bias[-1]).transform if attention.bias else type(attention.score).tile
+    return last.__module__.startswith("regard.")

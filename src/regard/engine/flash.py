@@ -45,7 +45,7 @@ def flash(
         output, log_total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, causal, attn_mask=mask, scale=scale
         )
-        log_total = _mark_empty(log_total.detach(), mask)
+        output, log_total = _settled(output, log_total.detach(), query, key, mask)
     else:
         output = F.scaled_dot_product_attention(
             query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
@@ -123,10 +123,26 @@ def tells_statistic(query: Tensor) -> bool:
 FEW_ROWS = 64
 
 
-def _mark_empty(log_total: Tensor, mask: Tensor | None) -> Tensor:
-    """-inf for rows that may attend to nothing. The kernel says 0 there, so only rows of 0 have to be looked at."""
-    if mask is None or not (suspects := log_total == 0).any():
-        return log_total
+def _settled(
+    output: Tensor, log_total: Tensor, query: Tensor, key: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The log-sum-exp -inf for rows that may attend to nothing, and NaN for rows whose scores are all NaN.
+
+    For both the kernel says 0, with an output of 0, so only rows of 0 have to be looked at.
+    """
+    suspects = log_total == 0
+    if not suspects.any():
+        return output, log_total
+    if mask is not None:
+        log_total = _mark_empty(log_total, suspects, mask)
+    undefined = (log_total == 0) & ~(query.isfinite().all(-1) & key.isfinite().all())
+    if not undefined.any():
+        return output, log_total
+    return output.masked_fill(undefined[..., None], torch.nan), log_total.masked_fill(undefined, torch.nan)
+
+
+def _mark_empty(log_total: Tensor, suspects: Tensor, mask: Tensor) -> Tensor:
+    """-inf for those of the suspected rows that may attend to nothing."""
     rows = suspects.flatten(0, 1).any(0).nonzero().flatten()
     log_total = log_total.clone()  # autograd keeps the kernel's own for the backward pass
     for some in rows.split(FEW_ROWS):

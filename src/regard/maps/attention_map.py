@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention import Attention, Prepared, lasting, scores
+from regard.attention import Attention, Prepared, lasting, makes_new_scores, scores
 from regard.engine.blocks import blocks
 from regard.engine.rows import Collected
 from regard.errors import RegardError
@@ -307,6 +307,8 @@ class AttentionMap:
         self._check_unchanged()
         grid, mask = self.grid.tile(rows, cols), self.attention.mask
         s = scores(self.attention, self._prepared.tile(rows, cols), grid, masked=False)
+        if not makes_new_scores(self.attention):
+            s = s.clone()  # what is looked at is computed in its place
         for first, last in undecided if mask is not None else ():
             part = slice(first - cols.start, last - cols.start)
             forbidden = ~mask.allowed(grid.tile(slice(None), part))

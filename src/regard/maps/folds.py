@@ -79,8 +79,9 @@ class Fold(ABC):
         return [a + b for a, b in zip(state, other, strict=True)]
 
 
-def _zeros(device: torch.device, *shape: int) -> Tensor:
-    return torch.zeros(shape, device=device)
+def zeros(device: torch.device, *shape: int) -> Tensor:
+    """Room for sums of weights: float32, whatever torch's default dtype is."""
+    return torch.zeros(shape, dtype=torch.float32, device=device)
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Entropy(Fold):
     """
 
     def init(self, shape: Shape, device: torch.device) -> State:
-        return [_zeros(device, *shape[:3])]
+        return [zeros(device, *shape[:3])]
 
     def add(self, state: State, tile: Tile) -> None:
         state[0][:, :, tile.rows] -= weighted_log(tile)
@@ -147,7 +148,7 @@ class Top(Fold):
 
     def init(self, shape: Shape, device: torch.device) -> State:
         kept = (*shape[:3], min(self.k, shape[3]))
-        return [_zeros(device, *kept), torch.full(kept, -1, device=device)]
+        return [zeros(device, *kept), torch.full(kept, -1, device=device)]
 
     def add(self, state: State, tile: Tile) -> None:
         mine = [part[:, :, tile.rows] for part in state]
@@ -197,7 +198,7 @@ class Received(Fold):
     """
 
     def init(self, shape: Shape, device: torch.device) -> State:
-        return [_zeros(device, *shape[:2], shape[3])]
+        return [zeros(device, *shape[:2], shape[3])]
 
     def add(self, state: State, tile: Tile) -> None:
         state[0][:, :, tile.cols] += tile.weights.sum(-2)
@@ -214,7 +215,7 @@ class Distance(Fold):
     """
 
     def init(self, shape: Shape, device: torch.device) -> State:
-        return [_zeros(device, *shape[:3])]
+        return [zeros(device, *shape[:3])]
 
     def add(self, state: State, tile: Tile) -> None:
         distance = tile.grid.distance.abs().to(tile.weights.dtype)
@@ -239,7 +240,7 @@ class Mass(Fold):
         object.__setattr__(self, "keys", given if given.numel() else given.long())
 
     def init(self, shape: Shape, device: torch.device) -> State:
-        return [_zeros(device, *shape[:3]), self._flags(shape[0], shape[3], device)]
+        return [zeros(device, *shape[:3]), self._flags(shape[0], shape[3], device)]
 
     def _flags(self, B: int, J: int, device: torch.device) -> Tensor:
         keys = self.keys.cpu()
@@ -253,7 +254,7 @@ class Mass(Fold):
             raise RegardError(
                 f"mass: keys are indices from 0 to {J - 1}, or from the end, or a boolean vector; got {keys}."
             )
-        flags = torch.zeros(B, J)
+        flags = zeros(torch.device("cpu"), B, J)
         flags[:, keys] = 1.0
         return to_device(flags, device)
 
@@ -290,7 +291,7 @@ class Pool(Fold):
         B, H, I, J = shape
         rows, cols = min(self.rows, I), min(self.cols, J)
         row_of, col_of = torch.arange(I) * rows // I, torch.arange(J) * cols // J  # on the host, which reads them
-        return [_zeros(device, B, H, rows, cols), row_of, col_of]
+        return [zeros(device, B, H, rows, cols), row_of, col_of]
 
     def add(self, state: State, tile: Tile) -> None:
         total, row_of, col_of = state
@@ -337,7 +338,7 @@ class Similarity(Fold):
         keep_integers(self, 1, "every")
 
     def init(self, shape: Shape, device: torch.device) -> State:
-        return [_zeros(device, shape[0], shape[1], shape[1])]
+        return [zeros(device, shape[0], shape[1], shape[1])]
 
     def add(self, state: State, tile: Tile) -> None:
         first = -tile.rows.start % self.every

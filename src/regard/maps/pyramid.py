@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.maps.folds import Fold, Shape, State, Tile
+from regard.maps.folds import Fold, Shape, State, Tile, zeros
 
 
 def cells(weights: Tensor, size: int, top: int = 0, left: int = 0) -> tuple[Tensor, Tensor]:
@@ -47,7 +47,7 @@ class Pyramid(Fold):
     def init(self, shape: Shape, device: torch.device) -> State:
         B, H, I, J = shape
         rows, cols = (-(-n // (1 << self.level)) for n in (I, J))
-        return [*(torch.zeros(B, H, rows, cols, device=device) for _ in range(2)), torch.tensor(I)]
+        return [*(zeros(device, B, H, rows, cols) for _ in range(2)), torch.tensor(I)]
 
     def add(self, state: State, tile: Tile) -> None:
         size = 1 << self.level

@@ -47,7 +47,7 @@ class Normalizer(ABC):
         """Of any part of those rows: (B, H, I, J') -> (B, H, I, J')."""
 
     def log_weights(self, scores: Tensor, statistic: Statistic) -> Tensor | None:
-        """log w where it is cheaper than log(weights), else None. It may take the place of the scores."""
+        """log w where it is cheaper than log(weights), else None. It may be written over the scores."""
         return None
 
     def rows(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Statistic]:
@@ -56,7 +56,7 @@ class Normalizer(ABC):
         return self.weights(scores, statistic, columns), statistic
 
     def look(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Weights of any part of the rows, and their logarithms where those are cheap."""
+        """Weights of any part of the rows, and their logarithms where those are cheap; the scores are used up."""
         logs = self.log_weights(scores, statistic)
         return (logs.exp(), logs) if logs is not None else (self.weights(scores, statistic, columns), None)
 
@@ -80,7 +80,21 @@ def log_sum_exp(scores: Tensor) -> Tensor:
 
 def softmax_weights(scores: Tensor, log_total: Tensor) -> Tensor:
     """exp(s_ij - r_i), 0 in empty rows."""
-    return torch.exp(scores - _finite(log_total).unsqueeze(-1))
+    return _at_most_one(torch.exp(scores - _finite(log_total).unsqueeze(-1)))
+
+
+def _log_softmax_weights(scores: Tensor, log_total: Tensor) -> Tensor:
+    """s_ij - r_i, at most 0, in the place of the scores."""
+    return scores.sub_(_finite(log_total).unsqueeze(-1)).clamp_(max=0.0)
+
+
+def _at_most_one(weights: Tensor) -> Tensor:
+    """Weights (a new tensor), none above 1 where they are only looked at.
+
+    A score that is computed once more may round above the statistic of its row: by 1, where scores are near 1e6.
+    With gradients it is computed once, and a bound would cut them off.
+    """
+    return weights if torch.is_grad_enabled() else weights.clamp_(max=1.0)
 
 
 def _finite(log_total: Tensor) -> Tensor:
@@ -137,7 +151,7 @@ class Softmax(Normalizer):
         return softmax_weights(self._tempered(scores), statistic[0])
 
     def log_weights(self, scores: Tensor, statistic: Statistic) -> Tensor:
-        return self._tempered(scores).sub_(_finite(statistic[0]).unsqueeze(-1))
+        return _log_softmax_weights(self._tempered(scores), statistic[0])
 
     def rows(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Statistic]:
         if self.sink is not None:
@@ -196,7 +210,7 @@ class LearnedSink(nn.Module, Normalizer):
         return softmax_weights(scores, statistic[0])
 
     def log_weights(self, scores: Tensor, statistic: Statistic) -> Tensor:
-        return scores.sub_(statistic[0].unsqueeze(-1))
+        return _log_softmax_weights(scores, statistic[0])
 
     def check(self, sizes: Sizes) -> None:
         if self.sink.shape[0] != sizes.H:
@@ -227,13 +241,13 @@ class Sparsemax(Normalizer):
         ranked = _from_greatest(scores, greatest).sort(-1, descending=True).values
         counts = torch.arange(1, ranked.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
         sums = ranked.cumsum(-1)
-        support = (1 + counts * ranked > sums).sum(-1, keepdim=True)
+        support = (1 + counts * ranked > sums).sum(-1, keepdim=True).clamp_min(1)  # 0 where a score is NaN
         threshold = (sums.gather(-1, support - 1) - 1) / support
         return greatest.squeeze(-1), threshold.squeeze(-1)
 
     def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
         greatest, threshold = (t.unsqueeze(-1) for t in statistic)
-        return (scores - greatest - threshold).clamp_min(0)
+        return _at_most_one((scores - greatest - threshold).clamp_min(0))
 
 
 @dataclass(frozen=True)
@@ -254,12 +268,12 @@ class Entmax15(Normalizer):
         mean, square = ranked.cumsum(-1) / counts, ranked.square().cumsum(-1) / counts
         spread = (1 - counts * (square - mean.square())) / counts
         thresholds = mean - spread.clamp_min(torch.finfo(scores.dtype).tiny).sqrt()
-        support = (thresholds <= ranked).sum(-1, keepdim=True)
+        support = (thresholds <= ranked).sum(-1, keepdim=True).clamp_min(1)  # 0 where a score is NaN
         return greatest.squeeze(-1), thresholds.gather(-1, support - 1).squeeze(-1)
 
     def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
         greatest, threshold = (t.unsqueeze(-1) for t in statistic)
-        return ((scores - greatest) / 2 - threshold).clamp_min(0).square()
+        return _at_most_one(((scores - greatest) / 2 - threshold).clamp_min(0).square())
 
 
 def _greatest(scores: Tensor) -> Tensor:
@@ -301,6 +315,10 @@ class TopK(Normalizer):
         return softmax_weights(scores, log_total) * _kept(kept, columns).to(scores.dtype)
 
 
+#: In the place of the best key, where a score is NaN.
+UNDEFINED = -2
+
+
 @dataclass(frozen=True)
 class Hardmax(Normalizer):
     """1 on the highest score of the row, 0 elsewhere: softmax at temperature 0. Of equal scores the first wins.
@@ -312,10 +330,12 @@ class Hardmax(Normalizer):
 
     def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
         best = scores.detach().max(-1, keepdim=True)
-        return (columns[best.indices].masked_fill(best.values.isneginf(), -1),)
+        index = columns[best.indices].masked_fill(best.values.isneginf(), -1)
+        return (index.masked_fill(best.values.isnan(), UNDEFINED),)
 
     def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
-        return _kept(statistic[0], columns).to(scores.dtype)
+        weights = _kept(statistic[0], columns).to(scores.dtype)
+        return weights.masked_fill(statistic[0] == UNDEFINED, torch.nan)
 
 
 def _kept(kept: Tensor, columns: Tensor) -> Tensor:
@@ -345,4 +365,4 @@ class Sum(Normalizer):
 
     def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
         total = statistic[0].unsqueeze(-1)
-        return scores / total.masked_fill(total == 0, 1.0)
+        return _at_most_one(scores / total.masked_fill(total == 0, 1.0))

@@ -13,7 +13,7 @@ from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps import AttentionMap, Fold, Received, Tile
 from regard.maps.attention_map import Index
-from regard.maps.folds import Shape, State
+from regard.maps.folds import Shape, State, zeros
 
 
 @checked
@@ -46,7 +46,7 @@ def rollout(
     chosen = torch.as_tensor(rows, dtype=torch.long, device=device).reshape(-1)
     if len(chosen) and not (-n <= int(chosen.min()) and int(chosen.max()) < n):
         raise RegardError(f"rollout: rows are from 0 to {n - 1}, got {chosen.tolist()}.")
-    flow = torch.zeros(len(chosen), n, device=device)
+    flow = zeros(device, len(chosen), n)
     flow[torch.arange(len(chosen), device=device), chosen] = 1.0
     for layer in reversed(layers):
         one = layer.select(torch.tensor([batch]), torch.arange(layer.shape[1]))
@@ -61,7 +61,7 @@ class Through(Fold):
     flow: Tensor
 
     def init(self, shape: Shape, device: torch.device) -> State:
-        return [torch.zeros(len(self.flow), shape[3], device=device)]
+        return [zeros(device, len(self.flow), shape[3])]
 
     def add(self, state: State, tile: Tile) -> None:
         flow = self.flow[:, tile.rows]
@@ -111,7 +111,7 @@ class Carried(Fold):
     numbers: Tensor
 
     def init(self, shape: Shape, device: torch.device) -> State:
-        return [torch.zeros(shape[:3], device=device)]
+        return [zeros(device, *shape[:3])]
 
     def add(self, state: State, tile: Tile) -> None:
         numbers = self.numbers[:, :, tile.cols, None].to(tile.weights)

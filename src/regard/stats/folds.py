@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps import Fold, Tile
-from regard.maps.folds import Shape, State
+from regard.maps.folds import Shape, State, zeros
 
 
 @checked
@@ -36,7 +36,7 @@ class Offsets(Fold):
             raise RegardError(f"Offsets({self.first}, {self.last}): the first offset must not lie behind the last.")
 
     def init(self, shape: Shape, device: torch.device) -> State:
-        return [torch.zeros(*shape[:2], self.last - self.first + 1, device=device)]
+        return [zeros(device, *shape[:2], self.last - self.first + 1)]
 
     def add(self, state: State, tile: Tile) -> None:
         apart = tile.grid.distance[0, 0]
@@ -68,7 +68,7 @@ class SameToken(Fold):
         B, _, I, J = shape
         keys = _tokens("keys", self.keys, B, J, device)
         queries = keys[:, J - I :] if self.queries is None else _tokens("queries", self.queries, B, I, device)
-        return [torch.zeros(shape[:3], device=device), keys, queries]
+        return [zeros(device, *shape[:3]), keys, queries]
 
     def add(self, state: State, tile: Tile) -> None:
         total, keys, queries = state

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.maps import AttentionMap, Fold, Mass, Received, Tile
-from regard.maps.folds import Shape, State
+from regard.maps.folds import Shape, State, zeros
 from regard.stats.numbering import layer_numbers
 from regard.stats.warnings import Finding, ending, name_of
 
@@ -24,7 +24,7 @@ class Future(Fold):
     """Weight that every query puts on keys after it, sum of w_ij over j > i; (B, H, I)."""
 
     def init(self, shape: Shape, device: torch.device) -> State:
-        return [torch.zeros(shape[:3], device=device)]
+        return [zeros(device, *shape[:3])]
 
     def add(self, state: State, tile: Tile) -> None:
         if int(tile.grid.distance.max()) > 0:

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps import AttentionMap, Fold, Received, Tile
-from regard.maps.folds import Shape, State
+from regard.maps.folds import Shape, State, zeros
 from regard.stats.statistics import Allowed
 from regard.stats.targets import may_attend
 
@@ -137,7 +137,7 @@ def _block(inside: Tensor, offsets: Tensor, lengths: list[int]) -> Tensor:
     """Weight within segments, against what the offsets alone put there; (B, H)."""
     n = sum(lengths)
     apart = torch.arange(1 - n, n).abs()
-    pairs = torch.zeros(2 * n - 1)
+    pairs = torch.zeros(2 * n - 1, dtype=torch.float64)
     for length in lengths:
         pairs += (length - apart).clamp_min(0)
     expected = (offsets * (pairs / (n - apart)).to(offsets)).sum(-1)
@@ -175,7 +175,7 @@ class Near(Fold):
     by: int
 
     def init(self, shape: Shape, device: torch.device) -> State:
-        return [torch.zeros(shape[:3], device=device)]
+        return [zeros(device, *shape[:3])]
 
     def add(self, state: State, tile: Tile) -> None:
         state[0][:, :, tile.rows] += (tile.weights * (tile.grid.distance.abs() <= self.by)).sum(-1)
@@ -186,7 +186,7 @@ class Squares(Fold):
     """sum_j w_ij^2, one over the number of keys that a row takes part in; (B, H, I)."""
 
     def init(self, shape: Shape, device: torch.device) -> State:
-        return [torch.zeros(shape[:3], device=device)]
+        return [zeros(device, *shape[:3])]
 
     def add(self, state: State, tile: Tile) -> None:
         state[0][:, :, tile.rows] += torch.linalg.vecdot(tile.weights, tile.weights)
@@ -198,7 +198,7 @@ class OffsetSums(Fold):
 
     def init(self, shape: Shape, device: torch.device) -> State:
         B, H, I, J = shape
-        return [torch.zeros(B, H, I + J - 1, device=device), torch.tensor(I - 1, device=device)]
+        return [zeros(device, B, H, I + J - 1), torch.tensor(I - 1, device=device)]
 
     def add(self, state: State, tile: Tile) -> None:
         total, zero = state
@@ -220,7 +220,7 @@ class Within(Fold):
     segment: Tensor
 
     def init(self, shape: Shape, device: torch.device) -> State:
-        return [torch.zeros(shape[:3], device=device), self.segment.to(device)]
+        return [zeros(device, *shape[:3]), self.segment.to(device)]
 
     def add(self, state: State, tile: Tile) -> None:
         same = state[1][tile.rows, None] == state[1][None, tile.cols]

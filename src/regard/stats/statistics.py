@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.maps import AttentionMap, Distance, Entropy, Fold, Mass, Tile
-from regard.maps.folds import Shape, State
+from regard.maps.folds import Shape, State, zeros
 
 
 class HeadStatistic(ABC):
@@ -48,7 +48,7 @@ class HeadStatistic(ABC):
 
     def counted(self, allowed: Tensor) -> Tensor:
         """How many queries `per_head` is a mean of, (H,); `allowed` (H, I) are the keys each may attend to."""
-        return torch.full(allowed.shape[:1], float(allowed.shape[1]))
+        return torch.full(allowed.shape[:1], float(allowed.shape[1]), dtype=torch.float32)
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class Offset(Fold):
     by: int
 
     def init(self, shape: Shape, device: torch.device) -> State:
-        return [torch.zeros(shape[:3], device=device)]
+        return [zeros(device, *shape[:3])]
 
     def add(self, state: State, tile: Tile) -> None:
         wanted, keys = tile.grid.query + self.by, tile.grid.key
@@ -237,7 +237,7 @@ class Allowed(Fold):
     weights: AttentionMap
 
     def init(self, shape: Shape, device: torch.device) -> State:
-        return [torch.zeros(shape[:3], device=device)]
+        return [zeros(device, *shape[:3])]
 
     def add(self, state: State, tile: Tile) -> None:
         mask, counts = self.weights.attention.mask, state[0][:, :, tile.rows]

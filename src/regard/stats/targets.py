@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.maps import AttentionMap, Fold, Tile
-from regard.maps.folds import Shape, State
+from regard.maps.folds import Shape, State, zeros
 from regard.stats.folds import numbers
 from regard.stats.of_text import is_punctuation
 from regard.stats.probes import special_places
@@ -66,7 +66,7 @@ class TargetMass(Fold):
     where: Where
 
     def init(self, shape: Shape, device: torch.device) -> State:
-        return [torch.zeros(shape[:3], device=device), torch.zeros(shape[:3], device=device)]
+        return [zeros(device, *shape[:3]), zeros(device, *shape[:3])]
 
     def add(self, state: State, tile: Tile) -> None:
         i = torch.arange(tile.rows.start, tile.rows.stop, device=tile.weights.device)[:, None]
@@ -92,7 +92,7 @@ class Diagonals(Fold):
 
     def init(self, shape: Shape, device: torch.device) -> State:
         B, H, I, _ = shape
-        return [torch.zeros(B, H, len(self.offsets), I, device=device) for _ in range(2)]
+        return [zeros(device, B, H, len(self.offsets), I) for _ in range(2)]
 
     def add(self, state: State, tile: Tile) -> None:
         apart = tile.grid.distance[0, 0]
