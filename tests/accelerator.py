@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils._mode_utils import no_dispatch
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 NAME = "pretend"
@@ -60,6 +61,52 @@ COPYING = {"_to_copy", "copy_", "_copy_from", "to", "copy"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 
 
+def _lstm_cell(inputs: Tensor, hidden: Tensor, c: Tensor, b_in: Any = None, b_hidden: Any = None) -> tuple[Tensor, ...]:
+    i, f, g, o = _added(inputs, hidden, b_in, b_hidden).chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    c = f * c + i * g
+    return o * c.tanh(), c, torch.cat((i, f, g, o), 1)
+
+
+def _lstm_cell_backward(grad_h: Any, grad_c: Any, c: Tensor, next_c: Tensor, saved: Tensor, has_bias: bool) -> Any:
+    i, f, g, o = saved.chunk(4, 1)
+    reached = next_c.tanh()
+    grad_h, grad_c = (torch.zeros_like(c) if x is None else x for x in (grad_h, grad_c))
+    grad_c = grad_c + grad_h * o * (1 - reached**2)
+    parts = grad_c * g * i * (1 - i), grad_c * c * f * (1 - f), grad_c * i * (1 - g**2), grad_h * reached * o * (1 - o)
+    gates = torch.cat(parts, 1)
+    return gates, grad_c * f, gates.sum(0) if has_bias else None
+
+
+def _gru_cell(inputs: Tensor, hidden: Tensor, h: Tensor, b_in: Any = None, b_hidden: Any = None) -> tuple[Tensor, ...]:
+    inputs, hidden = _added(inputs, b_in), _added(hidden, b_hidden)
+    (r, z, n), (of_r, of_z, of_n) = inputs.chunk(3, 1), hidden.chunk(3, 1)
+    r, z = (r + of_r).sigmoid(), (z + of_z).sigmoid()
+    n = (n + r * of_n).tanh()
+    return n + z * (h - n), torch.cat((r, z, n, h, of_n), 1)
+
+
+def _gru_cell_backward(grad: Tensor, saved: Tensor, has_bias: bool) -> Any:
+    r, z, n, h, of_n = saved.chunk(5, 1)
+    for_z, for_n = grad * (h - n) * z * (1 - z), grad * (1 - z) * (1 - n**2)
+    for_r = for_n * of_n * r * (1 - r)
+    inputs, hidden = torch.cat((for_r, for_z, for_n), 1), torch.cat((for_r, for_z, for_n * r), 1)
+    return inputs, hidden, grad * z, *((inputs.sum(0), hidden.sum(0)) if has_bias else (None, None))
+
+
+def _added(*parts: Any) -> Tensor:
+    return sum(part for part in parts if part is not None)  # type: ignore[return-value]
+
+
+#: What torch has for accelerators alone.
+FORMULAS = {
+    "_thnn_fused_lstm_cell": _lstm_cell,
+    "_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
+    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+}
+
+
 class PretendTensor(Tensor):
     """A tensor of the device around the numbers of `host`."""
 
@@ -89,6 +136,12 @@ class PretendTensor(Tensor):
     def tolist(self) -> Any:
         _wait("tolist")
         return self.detach().host.tolist()
+
+    def untyped_storage(self) -> Any:
+        return self.detach().host.untyped_storage()
+
+    def data_ptr(self) -> int:
+        return self.detach().host.data_ptr()
 
     def numpy(self, *, force: bool = False) -> Any:
         raise TypeError(f"can't convert {NAME}:0 device type tensor to numpy. Use Tensor.cpu() first.")
@@ -120,9 +173,11 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     leaves_device = target is not None and torch.device(target).type == "cpu"
     if target is not None and not leaves_device:
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    result = func(
-        *pytree.tree_map_only(PretendTensor, _host, args), **pytree.tree_map_only(PretendTensor, _host, kwargs)
-    )
+    args_there, kwargs_there = pytree.tree_map_only(PretendTensor, _host, (args, kwargs))
+    result = FORMULAS.get(name, func)(*args_there, **kwargs_there)
+    if torch.Tag.inplace_view in func.tags:
+        with no_dispatch():
+            return func(*args, **kwargs)
     if leaves_device:
         return result.clone() if any(result is x.host for x in wrapper_of.values()) else result
     if name == "copy_" and not isinstance(args[0], PretendTensor):

@@ -11,7 +11,7 @@ import pytest
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("module", ["laws", "budget"])
+@pytest.mark.parametrize("module", ["laws", "budget", "models"])
 def test_on_a_pretend_accelerator(module):
     """Registering a device changes a whole process: autograd starts a thread for it, torch.accelerator finds it."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]

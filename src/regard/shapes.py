@@ -119,6 +119,15 @@ def to_device(made: Tensor, device: torch.device) -> Tensor:
     return made.to(device, non_blocking=device.type != "mps")
 
 
+def to_host(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors of one device on the host, which waits once for all of them; those of the widest numbers first."""
+    if all(x.device.type == "cpu" for x in tensors):
+        return tensors
+    together = torch.cat([x.contiguous().view(-1).view(torch.uint8) for x in tensors]).cpu()
+    parts = together.split([x.numel() * x.element_size() for x in tensors])
+    return tuple(part.view(x.dtype).view(x.shape) for part, x in zip(parts, tensors, strict=True))
+
+
 def as_slice(index: Tensor) -> slice | None:
     """Consecutive ascending places as a slice, which reads a view; None: they are not."""
     places = index.tolist()

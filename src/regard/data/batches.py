@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.checks import checked
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.errors import RegardError
+from regard.shapes import to_device
 
 __all__ = ["Batch", "Batches", "Epoch"]
 
@@ -88,7 +89,8 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same on a device."""
-        return replace(self, source=self.source.to(device), target=self.target.to(device))
+        near = torch.device(device)
+        return replace(self, source=to_device(self.source, near), target=to_device(self.target, near))
 
 
 @dataclass(frozen=True, eq=False)

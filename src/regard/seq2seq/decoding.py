@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from regard.checks import checked
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.errors import RegardError
+from regard.shapes import to_device, to_host
 
 if TYPE_CHECKING:
     from regard.seq2seq.model import Translator
@@ -255,40 +256,43 @@ class _Sentence:
 
 
 def _search(model: Translator, source: Tensor, search: Search) -> list[tuple[Hypothesis, ...]]:
-    _check(model, source)
+    near = _checked(model, source)
     device, barred = source.device, _Barred(search, source.device)
-    sentences = [_Sentence(search, limit, search.beam) for limit in search.limits(source).tolist()]
+    sentences = [_Sentence(search, limit, search.beam) for limit in search.limits(near).tolist()]
     paths = [_Path(number, number, (), 0.0) for number in range(len(sentences))]
     with evaluating(model):
         memory = encoded = model.encode(source)
         state = model.start(encoded)
         while True:
-            last = torch.tensor([path.tokens[-1] if path.tokens else BOS for path in paths], device=device)
-            logits, state = model.step(memory, state, last)
+            last = torch.tensor([path.tokens[-1] if path.tokens else BOS for path in paths])
+            logits, state = model.step(memory, state, to_device(last, device))
             grown = _grown(paths, logits, barred)
             going = [path for before, after in grown for path in sentences[before[0].sentence].follow(before, after)]
             if not going:
                 return [sentence.best() for sentence in sentences]
             parents, belongs = [path.parent for path in going], [path.sentence for path in going]
             if belongs != [path.sentence for path in paths]:
-                memory = encoded.select(torch.tensor(belongs, device=device))
+                memory = encoded.select(torch.tensor(belongs))
             if parents != [*range(len(paths))]:
-                state = state.select(torch.tensor(parents, device=device))
+                state = state.select(torch.tensor(parents))
             paths = going
 
 
-def _check(model: Translator, source: Tensor) -> None:
+def _checked(model: Translator, source: Tensor) -> Tensor:
+    """The source on the host, which reads it once."""
     if source.ndim != 2 or source.dtype != torch.int64 or not source.numel():
         raise RegardError(
             f"beam_search: source must be (batch, positions) token ids of int64 with at least one of each, "
             f"got {tuple(source.shape)} of {source.dtype}. Pad sentences on the right with {PAD}."
         )
-    least, most = int(source.min()), int(source.max())
+    near = source.cpu()
+    least, most = int(near.min()), int(near.max())
     if least < 0 or most >= model.source_size:
         raise RegardError(
             f"beam_search: source ids lie between {least} and {most}, the model knows 0 to {model.source_size - 1}. "
             "Use the tokenizer that the model was trained with."
         )
+    return near
 
 
 class _Barred:
@@ -296,7 +300,8 @@ class _Barred:
 
     def __init__(self, search: Search, device: torch.device) -> None:
         self.search = search
-        self.always, self.early = (torch.tensor(ids, device=device) for ids in ([PAD, BOS], [PAD, BOS, EOS]))
+        always, early = torch.tensor([PAD, BOS]), torch.tensor([PAD, BOS, EOS])
+        self.always, self.early = to_device(always, device), to_device(early, device)
 
     def set(self, log_probs: Tensor, paths: list[_Path]) -> Tensor:
         """Write -inf into log p (R, V) of what may follow the paths."""
@@ -304,7 +309,7 @@ class _Barred:
         log_probs.index_fill_(1, self.early if t < self.search.min_length else self.always, NEVER)
         if not 0 < n <= t:
             return log_probs
-        tokens = torch.tensor([path.tokens for path in paths], device=log_probs.device)
+        tokens = to_device(torch.tensor([path.tokens for path in paths]), log_probs.device)
         grams = tokens.unfold(1, n, 1)
         again = (grams[..., :-1] == tokens[:, None, t - n + 1 :]).all(-1)
         penalty = torch.zeros_like(again, dtype=log_probs.dtype).masked_fill_(again, NEVER)
@@ -319,12 +324,13 @@ def _grown(paths: list[_Path], logits: Tensor, barred: _Barred) -> Iterator[tupl
     beam = barred.search.beam
     logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
     values, tokens = _best(barred.set(logits.log_softmax(1), paths), min(beam, logits.shape[1]))
-    values += torch.tensor([path.log_prob for path in paths], dtype=values.dtype, device=values.device)[:, None]
+    values += to_device(torch.tensor([path.log_prob for path in paths], dtype=values.dtype), values.device)[:, None]
     groups = [[*group] for _, group in groupby(paths, lambda path: path.sentence)]
     grid = _grid(values, [len(group) for group in groups])
-    log_probs, places = (found.tolist() for found in _best(grid, min(beam, grid.shape[1])))
+    best, ranks = _best(grid, min(beam, grid.shape[1]))
+    said, places, log_probs = (x.tolist() for x in to_host(tokens, ranks, best))
     _check_numbers(log_probs)
-    said, first, K = tokens.tolist(), 0, values.shape[1]
+    first, K = 0, values.shape[1]
     for before, each, at in zip(groups, log_probs, places, strict=True):
         after, sentence = [], before[0].sentence
         for log_prob, place in zip(each, at, strict=True):
@@ -342,7 +348,7 @@ def _grid(values: Tensor, counts: list[int]) -> Tensor:
     if A * width != len(values):
         place = [number * width + rank for number, count in enumerate(counts) for rank in range(count)]
         room = values.new_full((A * width, K), NEVER)
-        values = room.index_copy_(0, torch.tensor(place, device=values.device), values)
+        values = room.index_copy_(0, to_device(torch.tensor(place), values.device), values)
     return values.view(A, width * K)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.checks import checked
 from regard.nn import Cells, Embedding, MultiHeadAttention, RecurrentEncoder, Residual, attention_for
 from regard.pieces import Sinusoidal
-from regard.seq2seq.model import Memory, State, Translator, check_ids, real_tokens
+from regard.seq2seq.model import Memory, State, Translator, real_tokens
 
 
 @checked
@@ -57,8 +57,7 @@ class HybridTranslator(Translator):
         self.projection = nn.Linear(width, target_size)
 
     def encode(self, source: Tensor) -> Memory:
-        check_ids("source", source, self.source_size)
-        real, mask = real_tokens(source)
+        real, mask = real_tokens(source, self.source_size)
         states, final = self.encoder(self.source_embedding(source), real.sum(1).clamp_min(1))
         states = self.around_self.after(states, self.self_attention(states, mask=mask))
         return Memory(states, real, (self.cross_attention_layer.keys(states, mask=mask),), final)

@@ -66,11 +66,11 @@ def translation_loss(model: Any, source: Tensor, target: Tensor, smoothing: floa
         smoothing: Of the labels.
         pad: The id of padding.
     """
-    expected = target[:, 1:]
-    real = expected != pad
-    hidden = model(source, target[:, :-1])
+    expected = target[:, 1:].flatten()
+    real = (expected != pad).nonzero().flatten()
+    hidden = model(source, target[:, :-1]).flatten(0, 1)
     total, surprise = smoothed_cross_entropy(model.logits(hidden[real]), expected[real], smoothing)
-    return Loss(total, surprise, int(real.sum()))
+    return Loss(total, surprise, len(real))
 
 
 class _Smoothed(torch.autograd.Function):

@@ -13,6 +13,7 @@ from regard.data.vocabulary import PAD
 from regard.errors import RegardError
 from regard.nn import Keys, MultiHeadAttention, Rows, select_rows
 from regard.pieces import Mask, padding
+from regard.shapes import to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +119,6 @@ class Translator(nn.Module, ABC):
 
         The projection to the vocabulary is `logits`, so that a loss need not pay it for padding.
         """
-        check_ids("source", source, self.source_size)
         check_ids("target", target, self.target_size)
         if len(source) != len(target):
             raise RegardError(
@@ -147,20 +147,22 @@ class Translator(nn.Module, ABC):
         return next(self.parameters()).device
 
 
-def check_ids(name: str, ids: Tensor, size: int) -> None:
-    """Refuse what is no batch of token ids."""
+def check_ids(name: str, ids: Tensor, size: int) -> Tensor:
+    """Refuse what is no batch of token ids; the ids on the host, which waits for them once."""
     if ids.ndim != 2 or ids.is_floating_point() or 0 in ids.shape:
         raise RegardError(
             f"{name}: token ids are integers (batch, length) with at least one token, got {ids.dtype} of shape "
             f"{tuple(ids.shape)}. Pad shorter sentences on the right with 0; one sentence is ids[None]."
         )
-    low, high = (int(edge) for edge in ids.aminmax())
+    near = ids.cpu()
+    low, high = (int(edge) for edge in near.aminmax())
     if low < 0 or high >= size:
         wrong = low if low < 0 else high
         raise RegardError(f"{name}: token id {wrong}, but the vocabulary has ids 0 to {size - 1}. Is it another's?")
+    return near
 
 
-def real_tokens(source: Tensor) -> tuple[Tensor, Mask | None]:
-    """Which tokens (B, S) are no padding, and the mask that says so; None where all are real."""
-    real = source != PAD
-    return real, None if bool(real.all()) else padding(real)
+def real_tokens(source: Tensor, size: int) -> tuple[Tensor, Mask | None]:
+    """Which ids (B, S) of a vocabulary are no padding, and the mask that says so; None where all are real."""
+    real = check_ids("source", source, size) != PAD
+    return to_device(real, source.device), None if bool(real.all()) else padding(real)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.checks import checked
 from regard.nn import Bridge, Cells, CellStates, Dropout, Embedding, MultiHeadAttention, RecurrentEncoder, attention_for
-from regard.seq2seq.model import Memory, State, Translator, check_ids, real_tokens
+from regard.seq2seq.model import Memory, State, Translator, real_tokens
 
 Mechanism = str | Mapping[str, Any]
 #: Deviation of the words' numbers at first. With 1 attention learns late (docs/log.md).
@@ -52,8 +52,7 @@ class RecurrentTranslator(Translator):
         self.projection = nn.Linear(width, target_size)
 
     def encode(self, source: Tensor) -> Memory:
-        check_ids("source", source, self.source_size)
-        real, mask = real_tokens(source)
+        real, mask = real_tokens(source, self.source_size)
         states, final = self.encoder(self.source_embedding(source), real.sum(1).clamp_min(1))
         bridge = self._bridge()
         return Memory(states, real, () if bridge is None else (bridge.keys(states, mask=mask),), final)

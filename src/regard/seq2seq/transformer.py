@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.checks import checked
 from regard.nn import Blueprint, Past, Transformer
-from regard.seq2seq.model import Memory, State, Translator, check_ids, real_tokens
+from regard.seq2seq.model import Memory, State, Translator, real_tokens
 
 
 @checked
@@ -64,8 +64,7 @@ class TransformerTranslator(Translator):
         return embedding.table.weight  # type: ignore[return-value]
 
     def encode(self, source: Tensor) -> Memory:
-        check_ids("source", source, self.source_size)
-        real, mask = real_tokens(source)
+        real, mask = real_tokens(source, self.source_size)
         states = self.transformer.encoder(source, mask)
         return Memory(states, real, self.transformer.decoder.keys(states, mask))
 

@@ -47,7 +47,7 @@ def surprise(model: Translator, batches: Sequence[Batch]) -> tuple[float, int]:
         near = batch.filled.to(next(model.parameters()).device)
         loss = translation_loss(model, near.source, near.target)
         if len(batch):
-            total, tokens = total + loss.surprise.double().item(), tokens + loss.num_tokens
+            total, tokens = total + loss.surprise.item(), tokens + loss.num_tokens
     return total, tokens
 
 

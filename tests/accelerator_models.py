@@ -1,0 +1,159 @@
+"""Models and translators on a pretend accelerator; run by test_accelerator.py, in a process of its own."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import regard as rg
+from accelerator import moved, no_float64, on_host, waits
+from miniatures import BERT, LLAMA, T5, Model
+from regard.data import Batches
+from regard.seq2seq import beam_search, build, greedy
+from regard.seq2seq.averaging import Averaging
+from regard.seq2seq.loss import translation_loss
+
+V, W = 20, 24
+SYSTEMS = [
+    ("none", {}),
+    ("bahdanau", {}),
+    ("luong_general", {"cell": "gru"}),
+    ("luong_concat", {"input_feeding": False}),
+    ("hybrid", {"num_heads": 2}),
+    ("transformer", {"num_heads": 2}),
+    *(("transformer", {"num_heads": 2, "positions": name}) for name in ("rope", "alibi", "t5", "learned")),
+]
+every_system = pytest.mark.parametrize(("name", "options"), SYSTEMS, ids=str)
+
+
+@pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "no float64"])
+def dtype(request):
+    if request.param == torch.float64:
+        yield request.param
+        return
+    with no_float64():
+        yield request.param
+
+
+def close(found, expected):
+    """Equal but for rounding, of which sums over many parts of either sign leave some of their largest part."""
+    share = 1e-9 if expected.dtype == torch.float64 else 1e-4
+    atol = share * max(1.0, float(expected.detach().abs().max()))
+    torch.testing.assert_close(on_host(found), expected.detach(), rtol=share, atol=atol)
+
+
+def translators(name, options, dtype):
+    """The same translator on the CPU and on the device, with weights large enough to choose between tokens."""
+    torch.manual_seed(1)
+    here = build(name, source_size=V, target_size=W, width=16, **options).to(dtype)
+    with torch.no_grad():
+        for p in here.parameters():
+            p.mul_(2.0)
+    return here, moved(copy.deepcopy(here))
+
+
+def pairs():
+    source = torch.tensor([[5, 6, 7, 8, 3], [9, 3, 0, 0, 0], [3, 0, 0, 0, 0]])
+    target = torch.tensor([[2, 5, 9, 6, 3], [2, 7, 3, 0, 0], [2, 8, 8, 3, 0]])
+    return source, target
+
+
+@every_system
+def test_a_translator_learns_what_it_learns_on_the_cpu(name, options, dtype):
+    here, there = translators(name, options, dtype)
+    batch, near = pairs(), moved(pairs())
+    expected = translation_loss(here, *batch, smoothing=0.1)
+    expected.smoothed.backward()
+    with waits() as counted:
+        loss = translation_loss(there, *near, smoothing=0.1)
+        loss.smoothed.backward()
+    close(loss.smoothed, expected.smoothed)
+    assert loss.num_tokens == expected.num_tokens
+    for mine, theirs in zip(there.parameters(), here.parameters(), strict=True):
+        close(mine.grad, theirs.grad)
+    # the ids of either side are checked, and the tokens that are no padding are found
+    assert len(counted) <= 3, counted
+
+
+@every_system
+def test_a_translator_says_what_it_says_on_the_cpu(name, options, dtype):
+    here, there = translators(name, options, dtype)
+    source, near = pairs()[0], moved(pairs()[0])
+    for search in ({"beam": 3, "n_best": 2, "no_repeat": 2}, {"beam": 1, "min_length": 2}):
+        found, expected = (
+            beam_search(model, x, max_length=9, **search) for model, x in ((there, near), (here, source))
+        )
+        for mine, theirs in zip(found, expected, strict=True):
+            assert [one.tokens for one in mine] == [one.tokens for one in theirs]
+            assert [one.score for one in mine] == pytest.approx([one.score for one in theirs], rel=1e-4)
+
+
+@every_system
+def test_a_search_waits_once_a_step(name, options):
+    _, there = translators(name, options, torch.float32)
+    near = moved(pairs()[0])
+    steps = max(len(one.tokens) for (one,) in greedy(there, near, max_length=9)) + 1
+    with waits() as counted:
+        greedy(there, near, max_length=9)
+    assert len(counted) <= steps + 2, counted
+    with waits() as counted:
+        beam_search(there, near, beam=3, max_length=9)
+    assert len(counted) <= 9 + 2, counted
+
+
+@pytest.mark.parametrize("name", ["bahdanau", "transformer"])
+def test_a_few_steps_of_training_end_where_they_end_on_the_cpu(name, dtype):
+    encoded = [([5 + n % 9, 6, 3], [7, 5 + n % 9, 3]) for n in range(12)]
+    ends = []
+    for model in translators(name, {}, dtype):
+        optimizer, averaging = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), Averaging(model, 0.9)
+        for batch in Batches(encoded, sentences=4, shuffle=False).epoch():
+            batch = batch.to(model.device)
+            loss = translation_loss(model, batch.source, batch.target, smoothing=0.1)
+            optimizer.zero_grad()
+            (loss.smoothed / loss.num_tokens).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            averaging.add()
+        ends.append((list(model.parameters()), averaging.weights))
+    (expected, average), (found, near) = ends
+    for mine, theirs in zip(found, expected, strict=True):
+        close(mine, theirs)
+    for key, value in near.items():
+        close(value, average[key])
+
+
+MODELS = [Model("BertModel", BERT, "encoder"), Model("LlamaModel", LLAMA), Model("T5Model", T5, "seq2seq")]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=str)
+@torch.no_grad()
+def test_a_watched_model_shows_what_it_shows_on_the_cpu(model):
+    here = model.make("sdpa")
+    there, inputs = moved(copy.deepcopy(here)), model.inputs("left")
+    with no_float64():
+        seen = []
+        for one, given in ((here, inputs), (there, moved(inputs))):
+            with rg.watch(one) as watched:
+                one(**given)
+            seen.append(watched)
+        expected, found = seen
+        assert list(found) == list(expected) and not found.missing
+        for name in expected:
+            close(found[name].dense(), expected[name].dense())
+            close(found[name].entropy(), expected[name].entropy())
+        assert all(check.ok for check in found.verify().values())
+
+
+@pytest.mark.parametrize("model", MODELS, ids=str)
+@torch.no_grad()
+def test_a_registered_model_says_what_it_says_on_the_cpu(model):
+    rg.register()
+    here = model.make("sdpa")
+    there = moved(copy.deepcopy(here))
+    there.set_attn_implementation("regard")
+    inputs = model.inputs()
+    with no_float64():
+        close(there(**moved(inputs))[0], here(**inputs)[0])
