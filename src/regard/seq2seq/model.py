@@ -120,11 +120,12 @@ class Translator(nn.Module, ABC):
         The projection to the vocabulary is `logits`, so that a loss need not pay it for padding.
         """
         check_ids("target", target, self.target_size)
+        memory = self.encode(source)
         if len(source) != len(target):
             raise RegardError(
                 f"forward: {len(source)} sources against {len(target)} targets; each source has one target."
             )
-        return self.decode(self.encode(source), target)
+        return self.decode(memory, target)
 
     def step(self, memory: Memory, state: State, tokens: Tensor) -> tuple[Tensor, State]:
         """One more token (B,) -> logits (B, V) of the one after it, and the next state. The old state stays valid."""
