@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import regard as rg
 from regard.catalog import mechanisms
-from regard.engine.ring import contents
+from regard.engine.ring import contents, exchange
 from regard.engine.ring.part import Part, refusal
 from regard.errors import RegardError
 
@@ -469,6 +469,30 @@ def backward_is_compared():
     own = [some(1, 2, 6, 4, seed=n).requires_grad_() for n in range(3)]
     calls = [rg.attend(rg.Attention(), *own, engine="ring").output.sum() for _ in range(2)]
     raises(["backward: the ranks differ in the attend"], lambda: calls[int(dist.get_rank() == 0)].backward())
+
+
+@case
+def a_group_of_devices_shakes_hands_on_the_host():
+    """Where a group carries no tensors of the CPU, one of the same ranks beside it does: no device is waited for."""
+    backends, used = exchange._backends, []
+    devices = dist.new_group(list(range(dist.get_world_size())))
+    door = dist.all_gather
+    try:
+        exchange._backends = lambda group: {"cuda": "nccl"} if group is devices else backends(group)
+        dist.all_gather = lambda rows, mine, group: (
+            used.append((group, mine.device.type)) or door(rows, mine, group=group)
+        )
+        numbers = [exchange.Exchange(devices).agree("attend", {"mask": "None"}).number for _ in range(2)]
+        raises(
+            ["mask", "on rank 0"],
+            lambda: exchange.Exchange(devices).agree("attend", {"mask": str(dist.get_rank() > 0)}),
+        )
+        x = some(1, 2, 6, 4)
+        raises(["sends only those of cuda"], lambda: rg.attend(rg.Attention(), x, x, x, engine=rg.Ring(devices)))
+    finally:
+        exchange._backends, dist.all_gather = backends, door
+    assert numbers == [1, 2] and len({id(group) for group, _ in used}) == 1
+    assert all(group is not devices and kind == "cpu" for group, kind in used)
 
 
 @case

@@ -165,7 +165,7 @@ def answers(training: Training) -> Iterator[None]:
         count = training.devices * training.machines
         if count == 1 or isinstance(error, RegardError) or not _is_of_transport(error):
             raise
-        first = str(error).strip().split("\n")[0]
+        first = str(error).strip().split("\n")[0].split(". ")[0]
         raise RegardError(
             f"train: another of the {count} processes has ended, or did not answer within training.timeout_minutes="
             f"{training.timeout_minutes:g}. The one that ended first says why; --resume goes on from what was saved. "
