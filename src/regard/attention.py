@@ -253,4 +253,4 @@ def makes_new_scores(attention: Attention) -> bool:
     A piece from outside this package may give scores that it keeps, or a view of them: a Synthesizer's are a parameter.
     """
     last = type(attention.bias[-1]).transform if attention.bias else type(attention.score).tile
-    return last.__module__.startswith("regard.")
+    return (last.__module__ or "").startswith("regard.")

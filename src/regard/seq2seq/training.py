@@ -271,18 +271,25 @@ class Course(LightningModule):
         total, tokens = surprise(self.model, self.task.valid)
         total, tokens = summed(torch.tensor([total, tokens], dtype=torch.float64), self.device).tolist()
         if not math.isfinite(total):
-            self.reason = "diverged"
-            raise RegardError(
-                f"train: the loss on the validation pairs is not a finite number after step {self.standing.step}: the "
-                f"weights have run away.{self._kept()} Lower training.learning_rate or training.clip."
-            )
+            raise self._ran_away()
         return Validation(total / max(tokens, 1.0), self._bleu() if self.task.score else None)
 
     def _bleu(self) -> float:
         """The first process translates; where it holds only its share of the weights, all of them do."""
         assert self.task.score is not None
-        bleu = self.task.score(self.model) if is_sharded(self.model) or rank() == 0 else 0.0
+        try:
+            bleu = self.task.score(self.model) if is_sharded(self.model) or rank() == 0 else 0.0
+        except RegardError as error:  # decoding refuses what is no number; a loss may be finite still
+            raise self._ran_away() from error
         return summed(torch.tensor(0.0 if rank() else bleu, dtype=torch.float64), self.device).item()
+
+    def _ran_away(self) -> RegardError:
+        self.reason = "diverged"
+        return RegardError(
+            f"train: the loss on the validation pairs, or a score of their translations, is not a finite number after "
+            f"step {self.standing.step}: the weights have run away.{self._kept()} Lower training.learning_rate or "
+            "training.clip."
+        )
 
     def _note(self, numbers: dict[str, float | None]) -> None:
         self.standing.note(**numbers)
