@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional as F
 
 import regard as rg
+from regard.pieces.dropout import kept
 
 
 def inputs(I, J, H=1, G=1, D=4):
@@ -60,6 +61,20 @@ def test_dropout_keeps_the_mean_and_drops_its_share():
     deviation = (0.25 / 0.75 / 500) ** 0.5
     assert abs(output.mean() - 1) < 5 * deviation / 400**0.5
     assert 0.8 < output.std() / deviation < 1.2
+
+
+def test_dropout_of_other_seeds_and_places_is_other_dropout():
+    """No two of them agree more than chance allows, and the first weight of the first seed is dropped by chance too."""
+    grid = rg.Grid.whole(rg.Positions.aligned_to_end(40, 50), 3, 2, 40)
+    flips = {seed: kept(grid, 0.5, seed) for seed in range(60)}
+    patterns = [flips[seed][b, h].flatten() for seed in range(4) for b in range(3) for h in range(2)]
+    for n, one in enumerate(patterns):
+        for other in patterns[:n]:
+            assert abs((one == other).double().mean() - 0.5) < 6 * 0.5 / 2000**0.5
+    assert 10 < sum(bool(flip[0, 0, 0, 0]) for flip in flips.values()) < 50
+    for rate in (0.001, 0.1, 0.999):
+        share = float((~kept(rg.Grid.whole(rg.Positions.aligned_to_end(200, 500), 2, 2, 200), rate, 7)).double().mean())
+        assert abs(share - rate) < 5 * (rate * (1 - rate) / 400_000) ** 0.5
 
 
 def test_query_heads_share_key_heads_in_consecutive_groups():

@@ -208,6 +208,30 @@ def test_low_precision_stays_within_its_budget(name, dtype):
     assert seen.weights.dense().dtype == torch.float32
 
 
+MIXED = [
+    (torch.float32, torch.float64),
+    (torch.float64, torch.float32),
+    (torch.float32, torch.bfloat16),
+    (torch.bfloat16, torch.float32),
+]
+
+
+@pytest.mark.parametrize(("learned", "given"), MIXED)
+@every_mechanism
+def test_parameters_and_inputs_may_have_different_dtypes(name, learned, given):
+    """The output has the dtype of the values; between float32 and float64 it is precise to float32."""
+    attention, *inputs = mechanisms()[name].example(batch=1)
+    q, k, v = (t.to(given).requires_grad_() for t in inputs)
+    exact = rg.attend(copy.deepcopy(attention), *(t.detach().double() for t in (q, k, v))).output
+    attention.to(learned)
+    for engine in TORCH_ENGINES:
+        if (seen := runs(engine, attention, q, k, v)) is not None:
+            gradients = torch.autograd.grad(seen.output.sum(), (q, k, v), retain_graph=True)
+            assert {seen.output.dtype, *(g.dtype for g in gradients)} == {given}
+            if torch.bfloat16 not in (learned, given):
+                torch.testing.assert_close(seen.output.double(), exact, rtol=1e-4, atol=1e-4)
+
+
 @every_mechanism
 @torch.no_grad()
 def test_an_attention_survives_copies_and_files(name):

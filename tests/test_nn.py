@@ -334,6 +334,27 @@ def test_dropout_drops_its_share_and_keeps_the_mean():
     close(first, dropout(x), atol=0)
 
 
+@pytest.mark.parametrize("p", [0.0001, 0.001, 0.01, 0.02, 0.05, 0.1, 0.3, 0.5, 0.9, 0.99, 0.999])
+def test_dropout_drops_what_it_is_told(p):
+    n = 400_000
+    y = Dropout(p)(torch.ones(n))
+    allowed = 0.02 * min(p, 1 - p) + 5 * (p * (1 - p) / n) ** 0.5
+    assert abs(float((y == 0).double().mean()) - p) < allowed
+    assert abs(float(y.double().mean()) - 1) < 5 * (p / (1 - p) / n) ** 0.5
+
+
+def test_a_single_query_is_read_in_half_precision_whatever_the_score():
+    """Cosine prepares vectors in float32, and values stay as they are: the fused kernel needs one dtype."""
+    for dtype in (torch.bfloat16, torch.float16):
+        module = rg.nn.MultiHeadAttention(8, 2, attention=rg.Attention(rg.Cosine())).to(dtype)
+        keys = torch.randn(3, 5, 8, dtype=dtype)
+        for mask in (None, rg.padding([5, 2, 1])):
+            one = module(keys[:, :1], keys, mask=mask)
+            both = module(keys[:, :2], keys, mask=mask)
+            assert one.dtype == dtype
+            torch.testing.assert_close(one, both[:, :1], rtol=5e-2, atol=5e-2)
+
+
 # The bridge
 
 

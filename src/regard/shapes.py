@@ -7,6 +7,7 @@ heads to one key/value head, I queries, J keys, D query/key width, E value width
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -147,6 +148,12 @@ def widest_float(device: torch.device) -> torch.dtype:
         return torch.empty(0, dtype=torch.float64, device=device).dtype
     except (TypeError, RuntimeError):
         return torch.float32
+
+
+def in_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in the dtype that holds them all: scores of learned pieces have that of their parameters."""
+    dtype = reduce(torch.promote_types, (x.dtype for x in tensors))
+    return tuple(x.to(dtype) for x in tensors)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from regard.pieces.bias import AdditiveBias
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
 from regard.pieces.normalizer import LearnedSink, Softmax, Statistic
-from regard.shapes import at_least_float32, group
+from regard.shapes import at_least_float32, group, in_one_dtype
 
 
 def flash(
@@ -247,9 +247,11 @@ class FlashRows:
         return not self.problem.attention.bias and starts_causal(block, self.problem.positions)
 
     def _inputs(self, tile: Prepared, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        inputs = tile.query, tile.key, value
         if self.problem.attention.bias or tile.query.dtype != value.dtype:
-            return at_least_float32(tile.query), at_least_float32(tile.key), at_least_float32(value)
-        return tile.query, tile.key, value
+            query, key, value = in_one_dtype(*map(at_least_float32, inputs))
+            return query, key, value
+        return inputs
 
     def _finished(
         self, output: Tensor, log_total: Tensor | None, dtype: torch.dtype

@@ -22,7 +22,7 @@ from regard.pieces.grid import Grid
 from regard.pieces.kernel import Kernel
 from regard.pieces.mask import Both, Mask, causal
 from regard.pieces.normalizer import Sum
-from regard.shapes import at_least_float32, group
+from regard.shapes import at_least_float32, group, in_one_dtype
 
 #: Tokens whose pairs are formed. Twice as many take a tenth longer, with 64 features as with 256.
 CHUNK = 64
@@ -55,7 +55,8 @@ class LinearEngine(Engine):
 
     def run(self, problem: Problem) -> Result:
         is_causal, key_mask = split(problem.attention.mask) or (False, None)
-        query, key, value = (at_least_float32(x) for x in (problem.prepared.query, problem.prepared.key, problem.value))
+        prepared = problem.prepared
+        query, key, value = in_one_dtype(*map(at_least_float32, (prepared.query, prepared.key, problem.value)))
         if key_mask is not None:
             key = key * _chosen(key_mask, problem.grid)[..., None].to(key.dtype)
         past = key.new_zeros(*key.shape[:2], key.shape[-1], problem.sizes.E + 1)

@@ -8,13 +8,17 @@ from torch import Tensor, nn
 from regard.checks import checked
 from regard.errors import RegardError
 
+#: Relative change of p, or of 1 - p, that rounding may bring.
+TOLERANCE = 0.02
+
 
 @checked
 class Dropout(nn.Module):
     """x -> x m / (1 - p), with m = 0 for a share p (Srivastava et al. 2014), in training mode only.
 
     On a CPU torch draws 64 bits for every number, which takes 7.3 ns; here they decide eight numbers, which takes
-    1.5. So p is rounded to a multiple of 1/256, and the factor is that of the rounded p. Flips come from torch's
+    1.5. So p is rounded to a multiple of 1/256, and the factor is that of the rounded p; torch's own dropout takes
+    its place where that would change p or 1 - p by more than 2 %, as for p below 0.01. Flips come from torch's
     generator, so its seed repeats them.
 
     >>> dropped = Dropout(0.25)(torch.ones(4, 1000))
@@ -31,9 +35,10 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        if x.device.type != "cpu":
+        dropped = round(self.p * 256)
+        changed = abs(dropped / 256 - self.p) > TOLERANCE * min(self.p, 1 - self.p)
+        if x.device.type != "cpu" or changed:
             return nn.functional.dropout(x, self.p)
-        dropped = min(max(round(self.p * 256), 1), 255)
         flips = torch.empty(-(-x.numel() // 8), dtype=torch.int64).random_(-(2**63), None)
         kept = flips.view(torch.uint8)[: x.numel()].view(x.shape).to(x.dtype)  # 0 to 255, as are those below
         return x * kept.sub_(dropped - 1).clamp_(0, 1).mul_(256 / (256 - dropped))

@@ -18,7 +18,7 @@ from regard.pieces import Grid, Mask, Softmax, causal
 from regard.pieces.mask_data import RealKeys
 from regard.positions import Positions
 from regard.seen import attend
-from regard.shapes import Sizes, group, grouped_values, to_device
+from regard.shapes import Sizes, group, grouped_values, in_one_dtype, to_device
 from regard.spans import Spans
 
 PLAIN = Softmax()
@@ -240,7 +240,9 @@ def _fused(attention: Attention, query: Tensor, key: Tensor, keys: Keys) -> Tens
     B, H, I, D = query.shape
     rows, scale = group(query, key.shape[1]), attention.score.scale(D)
     assert not isinstance(scale, Tensor), "has_products says so"
-    output = F.scaled_dot_product_attention(rows, key, keys.value, attn_mask=keys.added, scale=scale)
+    rows, key, value = in_one_dtype(rows, key, keys.value)
+    added = None if keys.added is None else keys.added.to(rows.dtype)
+    output = F.scaled_dot_product_attention(rows, key, value, attn_mask=added, scale=scale).to(keys.value.dtype)
     return output.reshape(B, H, I, keys.value.shape[3])
 
 

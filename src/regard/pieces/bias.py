@@ -266,7 +266,8 @@ class TransformerXLBias(nn.Module, AdditiveBias):
         scale = self.width**-0.5
         repeated = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         by_content = (repeated * self.content * scale).sum(-1, keepdim=True)
-        return ((query + self.distance) * scale) @ self.projection, by_content
+        compared = (query + self.distance) * scale
+        return compared @ self.projection.to(compared.dtype), by_content
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         assert rows is not None and cols is not None

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from torch import Tensor
 
 from regard.pieces.grid import Grid
 
 _WORD = 0xFFFFFFFF
+#: Added before mixing, which leaves 0 as it is.
+_STEP = 0x9E3779B9
+Word = TypeVar("Word", int, Tensor)
 
 
 def kept(grid: Grid, rate: float, seed: int) -> Tensor:
@@ -14,15 +19,16 @@ def kept(grid: Grid, rate: float, seed: int) -> Tensor:
 
     A random number generator would tie the pattern to the order of the blocks; a hash lets the
     backward pass recompute any block, and the weights after dropout be shown tile by tile.
+    Each coordinate is mixed in by itself, the seed first: sums of them would be shared by many places.
     """
-    sequence = _mix(_mix(grid.b + seed) + grid.h)
+    sequence = _mix(_mix(grid.b + _mix(seed)) + grid.h)
     pair = _mix(_mix(sequence + grid.i) + grid.j)
-    return pair >= int(rate * (_WORD + 1))
+    return pair >= round(rate * (_WORD + 1))
 
 
-def _mix(x: Tensor) -> Tensor:
+def _mix(x: Word) -> Word:
     """The finaliser of MurmurHash3 on 32-bit words held in int64 (Appleby, public domain)."""
-    x = x & _WORD
+    x = (x + _STEP) & _WORD
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _WORD
     x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _WORD
     return x ^ (x >> 16)
