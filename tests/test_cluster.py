@@ -10,6 +10,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -22,7 +23,7 @@ from regard import RegardError
 from regard.cli.app import app
 from regard.cli.corpus import Alone
 from regard.cli.folding import Key, State, fold
-from regard.cli.pool import Pool
+from regard.cli.pool import Pool, Worker
 from regard.cli.reading import Reader
 from regard.cluster import cluster, workers_that_fit
 from regard.seq2seq.comparison import EVALUATION
@@ -79,6 +80,27 @@ def test_a_worker_that_is_killed_loses_and_doubles_nothing(ray, key, alone):
 
     assert fold(Pool(2).outcomes(texts(), key), State(key), None).to_json() == alone
     assert killed and killed[0] not in workers()
+
+
+def fragile():
+    """A worker that does not survive one of the documents; made here, so that it travels as code."""
+
+    class Fragile(Worker):
+        def measure(self, documents):
+            if any("number 81." in document for document in documents):
+                os._exit(1)
+            return super().measure(documents)
+
+    return Fragile
+
+
+def test_a_document_that_no_worker_survives_is_set_aside_and_named(ray, reader, key, monkeypatch, capfd):
+    monkeypatch.setattr("regard.cli.pool.RETRIES", 0)  # each of them loads the model anew
+    state = fold(Pool(1, fragile()).outcomes(TEXTS[:16], key), State(key), None)
+    assert [number for number, _ in state.broken] == [10] and "a worker ended" in state.broken[0][1]
+    others = fold(Alone(reader).outcomes([*TEXTS[:9], *TEXTS[10:16]], key), State(key), None)
+    assert state.done == 16 and state.table.to_json() == others.table.to_json()
+    assert capfd.readouterr().out == "", "standard output is for results"
 
 
 def test_a_worker_with_another_model_of_the_same_name_is_refused(ray, key):
@@ -195,6 +217,20 @@ def test_a_cluster_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(RegardError, match=rf"RAY_ADDRESS={address} cannot be joined.*ray start --head"), cluster("see"):
         pass
+
+
+def test_what_is_written_to_standard_output_in_a_cluster_goes_to_standard_error(monkeypatch, capfd):
+    joined = SimpleNamespace(is_initialized=lambda: True)
+    monkeypatch.setattr("regard.cluster._ray", lambda operation: joined)
+    for _ in range(2):
+        print("before")
+        with pytest.raises(KeyError), cluster("see") as ray:
+            assert ray is joined
+            os.write(1, b"a worker died\n")  # as Ray's core does, past Python
+            print("and so it was")
+            raise KeyError
+        print("after")
+    assert capfd.readouterr() == ("before\nafter\n" * 2, "a worker died\nand so it was\n" * 2)
 
 
 def test_without_ray_it_is_said_how_to_install_it(monkeypatch):

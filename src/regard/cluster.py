@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import socket
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +26,11 @@ def cluster(operation: str) -> Iterator[Any]:
     ...     ray.cluster_resources()["CPU"]
     2.0
     """
-    ray = _ray(operation)
+    with _printing_to_stderr():
+        yield from _joined(_ray(operation), operation)
+
+
+def _joined(ray: Any, operation: str) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
@@ -43,6 +48,24 @@ def cluster(operation: str) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _printing_to_stderr() -> Iterator[None]:
+    """Send to standard error all that is printed inside, also past Python.
+
+    Ray and its core print when a worker dies, and standard output is for results.
+    """
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def check_engine(operation: str, engine: str) -> None:

@@ -67,11 +67,14 @@ def run(wish: Wish, field: str, engine: str = "local", workers: int | None = Non
     if state.table is None:
         reasons = f" The first: {state.broken[0][1]}" if state.broken else " All documents are empty."
         raise RegardError(f"see: no document of {wish.texts[0]} could be read.{reasons}")
+    try:
+        if wish.as_json:
+            print(json.dumps(state.to_json() | {"caveat": CAVEAT}, ensure_ascii=False, indent=1), flush=True)
+        else:
+            _print(Console(), state, state.table, wish.table)
+    finally:  # after the numbers, which a full disk must not cost
+        state.save(wish.save)
     _keep(wish, reader, documents, state, state.table)
-    if wish.as_json:
-        print(json.dumps(state.to_json() | {"caveat": CAVEAT}, ensure_ascii=False, indent=1))
-    else:
-        _print(Console(), state, state.table, wish.table)
 
 
 def _check(wish: Wish, engine: str, workers: int | None) -> None:

@@ -133,13 +133,14 @@ def resume(key: Key, folder: Path | None) -> State:
 def fold(
     outcomes: Iterable[Outcome], state: State, folder: Path | None, told: Callable[[int], None] = lambda _: None
 ) -> State:
-    """Take what comes of the documents that are left into the state; however this ends, what was done is saved."""
+    """Take what comes of the documents that are left into the state; if this is cut short, what was done is saved."""
     try:
         for outcome in outcomes:
             state = state.after(outcome)
             told(state.done)
             if state.done % EVERY == 0:
                 state.save(folder)
-    finally:
+    except BaseException:
         state.save(folder)
+        raise
     return state

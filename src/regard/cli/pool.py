@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,45 +44,98 @@ class Pool:
     """Workers on a Ray cluster; None: as many as there are processors for. Each takes the threads that torch has here.
 
     A worker that dies is started again, and measures again what it was at: outcomes are taken in once, in the order
-    of the documents, so that they add up to the last digit of one process.
+    of the documents, so that they add up to the last digit of one process. Documents over which workers die
+    `RETRIES` + 1 times are measured one by one, and one that a worker does not survive then is set aside.
     """
 
     workers: int | None = None
+    kind: type[Worker] = Worker
 
     def outcomes(self, documents: Iterable[str], key: Key) -> Iterator[Outcome]:
         """What comes of each document, in their order."""
         threads = torch.get_num_threads()
         with cluster("see") as ray:
             count = workers_that_fit(ray, "see", self.workers, threads)
-            remote = ray.remote(num_cpus=threads, max_restarts=RETRIES, max_task_retries=RETRIES)(Worker)
-            from ray.util import ActorPool
-
-            workers = [remote.remote(key, threads) for _ in range(count)]
+            remote = ray.remote(num_cpus=threads, max_restarts=RETRIES, max_task_retries=RETRIES)(self.kind)
+            crew = Crew(ray, lambda: remote.remote(key, threads))
             try:
-                ray.get([worker.check.remote() for worker in workers])
-                yield from _in_order(ActorPool(workers), documents, count)
-            except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
+                yield from crew.in_order(documents, count)
+            except crew.died as error:
                 raise _lost(error) from None
             except ray.exceptions.RayTaskError as error:
                 raise error.cause if isinstance(error.cause, RegardError) else error from None
 
 
-def _in_order(pool: Any, documents: Iterable[str], workers: int) -> Iterator[Outcome]:
-    waiting, rest = 0, iter(documents)
+class Crew:
+    """Workers that take batches as they become free; `start` starts one."""
+
+    def __init__(self, ray: Any, start: Callable[[], Any]) -> None:
+        self.ray, self.start = ray, start
+        self.died = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
+
+    def in_order(self, documents: Iterable[str], count: int) -> Iterator[Outcome]:
+        """What comes of each document, in their order, from `count` workers."""
+        idle, batches = self.hire(count), enumerate(batched(documents))
+        running: dict[Any, tuple[int, list[str], Any]] = {}
+        finished: dict[int, list[Outcome]] = {}
+        told = 0
+        while True:
+            while idle and len(running) + len(finished) < AHEAD * count and (numbered := next(batches, None)):
+                worker = idle.pop()
+                running[worker.measure.remote(numbered[1])] = (*numbered, worker)
+            if not running:
+                return
+            future = self.ray.wait(list(running))[0][0]
+            number, batch, worker = running.pop(future)
+            finished[number], worker = self.outcomes_of(future, batch, worker)
+            idle.append(worker)
+            while told in finished:
+                yield from finished.pop(told)
+                told += 1
+
+    def outcomes_of(self, future: Any, batch: list[str], worker: Any) -> tuple[list[Outcome], Any]:
+        """What comes of a batch, and the worker that is free now: another, if this one is gone for good."""
+        try:
+            return [Outcome.from_json(outcome) for outcome in self.ray.get(future)], worker
+        except self.died:
+            return self.one_by_one(batch)
+
+    def one_by_one(self, batch: list[str]) -> tuple[list[Outcome], Any]:
+        """What comes of documents over which workers died: each alone, so that the one at fault is known."""
+        outcomes = []
+        (worker,) = self.hire(1)
+        for document in batch:
+            try:
+                (outcome,) = self.ray.get(worker.measure.options(max_task_retries=0).remote([document]))
+                outcomes.append(Outcome.from_json(outcome))
+            except self.died as error:
+                outcomes.append(Outcome(reason=f"a worker ended {RETRIES + 2} times over it. {_first_line(error)}"))
+                self.ray.kill(worker)
+                (worker,) = self.hire(1)
+        return outcomes, worker
+
+    def hire(self, count: int) -> list[Any]:
+        """New workers that hold the model."""
+        workers = [self.start() for _ in range(count)]
+        self.ray.get([worker.check.remote() for worker in workers])
+        return workers
+
+
+def batched(documents: Iterable[str]) -> Iterator[list[str]]:
+    """Documents that travel together."""
+    rest = iter(documents)
     while batch := list(itertools.islice(rest, BATCH)):
-        pool.submit(lambda worker, those: worker.measure.remote(those), batch)
-        waiting += 1
-        if waiting > AHEAD * workers:
-            yield from map(Outcome.from_json, pool.get_next())
-            waiting -= 1
-    for _ in range(waiting):
-        yield from map(Outcome.from_json, pool.get_next())
+        yield batch
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _lost(error: Exception) -> RegardError:
     said = " ".join(str(error).split())[:300]
     return RegardError(
-        f"see: a worker could not be started, or ended {RETRIES + 1} times over the same documents. It needs the model "
-        "under the same name as here; if its memory was used up, lower --length or --workers. With --save, what was "
-        f"done is kept, and the same command goes on. [{said}]"
+        "see: a worker could not be started, or ended before it had the model. It needs the model under the same name "
+        "as here; if its memory was used up, lower --length or --workers. With --save, what was done is kept, and the "
+        f"same command goes on. [{said}]"
     )

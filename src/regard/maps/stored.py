@@ -83,6 +83,7 @@ def tabled(weights: Tensor) -> AttentionMap:
 
 def save_map(path: str | os.PathLike[str], weights: AttentionMap) -> None:
     """Write a map to a safetensors file, whole or not at all; masks given as functions are stored as their weights."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     path = Path(path)
@@ -91,10 +92,13 @@ def save_map(path: str | os.PathLike[str], weights: AttentionMap) -> None:
     except _Unnamed as reason:
         header, tensors = _taken_apart(_as_table(weights, reason))
     metadata = {"format": "regard map", "version": str(VERSION), "map": json.dumps(header, allow_nan=False)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".regard-") as folder:
-        save_file(tensors, Path(folder) / path.name, metadata)
-        os.replace(Path(folder) / path.name, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".regard-") as folder:
+            save_file(tensors, Path(folder) / path.name, metadata)
+            os.replace(Path(folder) / path.name, path)
+    except (OSError, SafetensorError) as error:  # a full disk is a SafetensorError
+        raise RegardError(f"save_map: {path} cannot be written: {error}.") from error
 
 
 def load_map(path: str | os.PathLike[str]) -> AttentionMap:
