@@ -120,7 +120,6 @@ def test_folders_are_read_by_datasets(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.txt", b"fine\ncaf\xe9\n", "line 2 of .* is not UTF-8 text .byte 4 of the line is 0xe9"),
         ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', "line 2 of .* no text in the field 'text'.*its fields: body"),
         ("a.jsonl", b'{"text": "a"}\n\n{"text"\n', "line 3 of .* is not JSON"),
         ("a.jsonl", b"[1]\n", "line 1 of .* none, it is a list"),
@@ -168,6 +167,39 @@ def test_documents_that_break_the_model_are_listed(model, reader, corpus, monkey
     monkeypatch.setattr(Reader, "profile", fragile)
     result = run(corpus)
     assert "1 could not be read" in result.stdout and "! document 4: RuntimeError: no dogs" in result.stdout
+
+
+def test_a_line_that_is_no_utf8_is_set_aside_and_named(model, reader, tmp_path):
+    file = tmp_path / "corpus.txt"
+    file.write_bytes(b"The cat sat.\ncaf\xe9\nA dog barks.\n")
+    told = json.loads(run(file, "--json", "--save", tmp_path / "out").stdout)
+    ((number, reason),) = told["broken"]
+    assert number == 2 and re.search("line 2 of .* is not UTF-8 text .byte 4 of the line is 0xe9", reason)
+    wanted = HeadTable.over(reader.profile(text)[0] for text in ("The cat sat.", "A dog barks."))
+    equal(told["table"], wanted.to_json())
+    assert "! document 2: line 2 of" in run(file).stdout
+    before = open_corpus(str(file)).hash
+    file.write_bytes(b"The cat sat.\ncaf\xe9s\nA dog barks.\n")
+    assert open_corpus(str(file)).hash != before
+    file.write_bytes(b"caf\xe9\nna\xefve\n")
+    assert "could be read. The first: line 1" in " ".join(run(file, status=2).stderr.split())
+
+
+@pytest.mark.parametrize("full", ["regard.cli.folding.os.replace", "safetensors.torch.save_file"])
+def test_a_full_disk_after_the_fold_costs_no_numbers(model, corpus, tmp_path, monkeypatch, full):
+    at_once = json.loads(run(corpus, "--json").stdout)
+
+    def no_room(*_, **__):
+        from safetensors import SafetensorError
+
+        if "safetensors" in full:
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(full, no_room)
+    result = run(corpus, "--json", "--save", tmp_path / "out", status=2)
+    assert json.loads(result.stdout) == at_once
+    assert "cannot be written" in " ".join(result.stderr.split()) and "No space left" in result.stderr
 
 
 def test_a_corpus_of_which_nothing_can_be_read_is_an_error(model, corpus, tmp_path):

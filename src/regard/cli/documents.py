@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from regard.data.files import JSON_LINES, fields_of, json_records, lines, saved_dataset
+from regard.data.files import JSON_LINES, decoded, fields_of, json_records, raw_lines, saved_dataset
 from regard.data.streams import inner_suffix
 from regard.errors import RegardError
 
@@ -50,13 +51,36 @@ def open_corpus(source: str, field: str = "text") -> Documents:
     count, digest = 0, hashlib.sha256()
     for document in documents():
         count += 1
-        content = document.encode("utf-8", "surrogatepass")
+        is_text = not isinstance(document, Unreadable)
+        content = document.encode("utf-8", "surrogatepass") if is_text else document.content
         digest.update(len(content).to_bytes(8, "big") + content)
     return Documents(count, digest.hexdigest(), documents)
 
 
+class Unreadable(str):
+    """The reason why a document cannot be read, in its place; `content` is what stands there.
+
+    >>> Unreadable.of("line 2 is not UTF-8 text", bytes([0xE9])).content.hex()
+    'e9'
+    """
+
+    content: bytes
+
+    @staticmethod
+    def of(reason: str, content: bytes) -> Unreadable:
+        """A document of some bytes."""
+        document = Unreadable(reason)
+        document.content = content
+        return document
+
+
 def _plain_lines(path: Path) -> Iterator[str]:
-    return (line for _, line in lines(path, OPERATION))
+    """Each line; one that is no UTF-8 is set aside, and does not end the corpus."""
+    for number, line in raw_lines(path, OPERATION):
+        try:
+            yield decoded(line, number, os.fspath(path), OPERATION).rstrip("\r\n")
+        except RegardError as error:
+            yield Unreadable.of(str(error).removeprefix(f"{OPERATION}: "), line)
 
 
 def _json_lines(path: Path, field: str) -> Iterator[str]:

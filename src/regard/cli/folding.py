@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from regard.cli.documents import Unreadable
 from regard.cli.reading import Reader
 from regard.errors import RegardError
 from regard.stats import HeadTable
@@ -41,6 +42,8 @@ class Outcome:
 
 def measure(reader: Reader, document: str, layers: list[int] | None, length: int | None) -> Outcome:
     """One document of a corpus."""
+    if isinstance(document, Unreadable):
+        return Outcome(reason=str(document))
     if not document.strip():
         return Outcome()
     try:

@@ -11,7 +11,16 @@ from typing import Any
 from regard.data.streams import utf8_stream
 from regard.errors import RegardError
 
-__all__ = ["JSON_LINES", "decoded", "fields_of", "json_records", "lines", "looks_like_path", "saved_dataset"]
+__all__ = [
+    "JSON_LINES",
+    "decoded",
+    "fields_of",
+    "json_records",
+    "lines",
+    "looks_like_path",
+    "raw_lines",
+    "saved_dataset",
+]
 
 JSON_LINES = (".jsonl", ".ndjson")
 #: Endings that make a file's name even of several words.
@@ -35,10 +44,15 @@ def lines(path: Path, operation: str) -> Iterator[tuple[int, str]]:
 
     Of UTF-8, of UTF-16 with its mark, and of either packed by gzip, bzip2, xz or zstd.
     """
+    for number, line in raw_lines(path, operation):
+        yield number, decoded(line, number, os.fspath(path), operation).rstrip("\r\n")
+
+
+def raw_lines(path: Path, operation: str) -> Iterator[tuple[int, bytes]]:
+    """The same as bytes of UTF-8, which may be none."""
     try:
         with open(path, "rb") as file:
-            for number, line in enumerate(utf8_stream(file, os.fspath(path), operation), 1):
-                yield number, decoded(line, number, os.fspath(path), operation).rstrip("\r\n")
+            yield from enumerate(utf8_stream(file, os.fspath(path), operation), 1)
     except OSError as error:
         raise RegardError(f"{operation}: {path} cannot be read: {error.strerror or error}.") from None
 
