@@ -13,7 +13,11 @@ from regard.checks import checked, fits, words
 from regard.errors import RegardError
 
 FITS = {
-    "an integer": (int, [0, -3, np.int64(3), torch.tensor(1)], [True, 1.0, "1", None, torch.tensor([1, 2]), int]),
+    "an integer": (
+        int,
+        [0, -3, np.int64(3), torch.tensor(1)],
+        [True, 1.0, "1", None, torch.tensor(1.0), torch.ones(2).int(), int],
+    ),
     "a number": (float, [1, 0.5, np.float32(2), np.int8(1), torch.tensor(0.5)], [torch.ones(2), True, "1", None, 1j]),
     "True or False": (bool, [True, False], [0, 1, "yes", None]),
     "a text": (str, ["", "a"], [b"a", 1, None]),
@@ -44,7 +48,10 @@ def cut(text: str, at: int = 0, *, keep: Sequence[int] | None = None) -> str:
 
 
 def test_a_checked_function_is_itself():
-    assert cut("abc", 1) == "bc" and cut(text="abc", keep=[1]) == "abc[1]"
+    assert (
+        cut("abc", 1) == cut("abc", np.int8(1)) == cut("abc", torch.tensor(1)) == "bc"
+        and cut(text="abc", keep=[1]) == "abc[1]"
+    )
     assert cut.__name__ == "cut" and cut.__doc__ == "Some text from a place on."
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TypeVar
 
 import torch
@@ -52,15 +53,15 @@ class Attention(nn.Module):
         super().__init__()
         self.score = _slot("score", Dot() if score is None else score, Score)
         self.position = _slot("position", position, Position, optional=True)
-        biases = (bias,) if isinstance(bias, Bias) or not isinstance(bias, Iterable) else bias
+        biases = bias if isinstance(bias, Iterable) and not isinstance(bias, Bias | Tensor) else (bias,)
         self.bias = tuple(_slot("bias", b, Bias) for b in biases)
         self.mask = _slot("mask", mask, Mask, optional=True)
         self.normalizer = _slot("normalizer", Softmax() if normalizer is None else normalizer, Normalizer)
         for number, piece in enumerate(self.bias):
             if isinstance(piece, nn.Module):
                 self.add_module(f"bias_{number}", piece)
-        if not 0 <= dropout < 1:
-            raise RegardError(f"Attention(dropout={dropout}): the share of dropped weights lies in [0, 1).")
+        if isinstance(dropout, bool) or not isinstance(dropout, Real) or not 0 <= dropout < 1:
+            raise RegardError(f"Attention(dropout={dropout!r}): the share of dropped weights lies in [0, 1).")
         self.dropout = float(dropout)
         if self.normalizer.needs_nonnegative and not self.score.nonnegative:
             raise RegardError(

@@ -7,14 +7,31 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, wraps
-from numbers import Real
-from typing import Any, TypeVar
+from numbers import Integral, Real
+from typing import Annotated, Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from regard.errors import RegardError
 from regard.names import explanation
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """The least value of an annotated number: `Annotated[int, AtLeast(1)]`."""
+
+    least: float
+
+
+#: How many there are of something that has to be there: heads, channels, layers.
+Size = Annotated[int, AtLeast(1)]
+#: How many there are of something that may be missing.
+Count = Annotated[int, AtLeast(0)]
+
+INTEGERS = (int, Size, Count, int | None, Size | None, Count | None)
 
 Checked = TypeVar("Checked", bound=Callable[..., Any])
 
@@ -22,7 +39,8 @@ Checked = TypeVar("Checked", bound=Callable[..., Any])
 def checked(target: Checked) -> Checked:
     """Check the types of a function's arguments, or of a class's when one is made, before anything else runs.
 
-    An integer may be of NumPy or a tensor without axes, a number may be an integer, and True is neither.
+    An integer of NumPy, or in a tensor without axes, becomes Python's own. A number may be an integer, or a tensor
+    without axes, which may be learned. True is neither.
     What an annotation cannot say (a range, a shape) is checked by the function itself.
 
     >>> from regard.checks import checked
@@ -81,18 +99,27 @@ def _checked(function: Any, name: str) -> Any:
 
     @wraps(function)
     def with_checks(*args: Any, **kwargs: Any) -> Any:
-        for parameter, value in _bound(signature, args, kwargs, name).items():
+        bound = _bound(signature, args, kwargs, name)
+        for parameter, value in bound.arguments.items():
             expected = annotations().get(parameter)
-            if expected is not None and not fits(value, expected):
-                raise RegardError(_mistake(name, parameter, value, expected, signature))
-        return function(*args, **kwargs)
+            if expected is None:
+                continue
+            several = signature.parameters[parameter].kind is inspect.Parameter.VAR_POSITIONAL
+            wrong = [item for item in (value if several else [value]) if not fits(item, expected)]
+            if wrong:
+                raise RegardError(_mistake(name, parameter, wrong[0], expected, signature))
+            if expected in INTEGERS and value is not None:
+                bound.arguments[parameter] = operator.index(value)
+        return function(*bound.args, **bound.kwargs)
 
     return with_checks
 
 
-def _bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> dict[str, Any]:
+def _bound(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+) -> inspect.BoundArguments:
     try:
-        return signature.bind(*args, **kwargs).arguments
+        return signature.bind(*args, **kwargs)
     except TypeError as error:  # the words of Python, and what would be right
         called = explanation(kwargs, signature.parameters)
         raise RegardError(f"{name}: {error}. {called}{_shown(name, signature)}") from None
@@ -130,6 +157,8 @@ def fits(value: object, expected: Any) -> bool:
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, option) for option in arguments)
+    if origin is Annotated:
+        return fits(value, arguments[0]) and all(value >= bound.least for bound in arguments[1:])  # type: ignore[operator]
     if origin is typing.Literal:
         return value in arguments
     if origin is tuple and isinstance(value, tuple) and ... not in arguments:
@@ -148,19 +177,19 @@ def fits(value: object, expected: Any) -> bool:
 def _is_plain(value: object, expected: Any) -> bool:
     if expected in (None, type(None)):
         return value is None
-    if expected in (int, float):
-        return not isinstance(value, bool) and (_is_integer(value) or (expected is float and _is_number(value)))
+    if expected is int:
+        return _is_integer(value)
+    if expected is float:
+        return _is_number(value) and not isinstance(value, bool)
     if expected is Any or getattr(expected, "_is_protocol", False) or not isinstance(expected, type):
         return True
     return isinstance(value, expected)
 
 
 def _is_integer(value: object) -> bool:
-    try:
-        operator.index(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError):
-        return False
-    return True
+    if isinstance(value, Tensor):
+        return value.ndim == 0 and value.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _is_number(value: object) -> bool:
@@ -170,7 +199,11 @@ def _is_number(value: object) -> bool:
 
 def _is_collection(value: object, origin: type) -> bool:
     """NumPy's arrays are lists of numbers; a text is no list of texts, and a dict no list."""
-    if isinstance(value, str | bytes) or (origin is Sequence and isinstance(value, Mapping)):
+    if (
+        isinstance(value, str | bytes)
+        or getattr(value, "ndim", 1) == 0
+        or (origin is Sequence and isinstance(value, Mapping))
+    ):
         return False
     return isinstance(value, Iterable if origin is Sequence else origin)
 
@@ -185,6 +218,8 @@ def words(expected: Any) -> str:
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(words(option) for option in arguments))
+    if origin is Annotated:
+        return words(arguments[0]) + "".join(f" of at least {bound.least}" for bound in arguments[1:])
     if origin is typing.Literal:
         return " or ".join(map(repr, arguments))
     if origin in (list, tuple, Sequence, Collection, Iterable):

@@ -78,11 +78,13 @@ def attend(
     >>> seen.weights[0, 3, 700, 440:450].gt(0).tolist()
     [False, False, False, False, False, True, True, True, True, True]
     """
-    if isinstance(engine, Ring) or engine == Ring.name:
+    if not isinstance(check, bool):
+        raise RegardError(f"attend: check is True or False, got {type(check).__name__}.")
+    if isinstance(engine, Ring) or (isinstance(engine, str) and engine == Ring.name):
         return _around(Ring.of(engine), attention, (query, key, value), positions, cache, check)
+    problem, following = _problem(attention, query, key, value, positions, cache, seed=_seed(attention))
     if check:
         check_finite(query=query, key=key, value=value)
-    problem, following = _problem(attention, query, key, value, positions, cache, seed=_seed(attention))
     # Inputs are rounded already, sums must not be.
     with attend_listeners.computing(), torch.autocast(query.device.type, enabled=False):
         chosen = plan(problem, engine)
@@ -148,7 +150,7 @@ def explain(
     16,384 queries, 16,384 keys, 8 heads of width 64, batch 1.
     The blocked engine is chosen: ...
     """
-    if isinstance(engine, Ring) or engine == Ring.name:
+    if isinstance(engine, Ring) or (isinstance(engine, str) and engine == Ring.name):
         return Ring.of(engine).plan(attention, query, key, value, positions)
     problem, _ = _problem(attention, query, key, value, positions, cache, seed=0 if _drops(attention) else None)
     planned = plan(problem, engine)

@@ -102,7 +102,7 @@ class Plan:
 
 def plan(problem: Problem, engine: str = "auto") -> Plan:
     """Choose an engine, or check the one asked for; a `RegardError` names those that can."""
-    if engine != "auto" and engine not in ENGINES:
+    if not isinstance(engine, str) or (engine != "auto" and engine not in ENGINES):
         raise RegardError(f"attend: there is no engine {engine!r}. {nearest(str(engine), [*ENGINES, 'auto', 'ring'])}")
     if engine == "auto":
         return Plan(*_choose(problem), problem)

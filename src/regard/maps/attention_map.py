@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared, lasting, makes_new_scores, scores
+from regard.checks import Count, checked
 from regard.engine.blocks import blocks
 from regard.engine.rows import Collected
 from regard.errors import RegardError
 from regard.maps.folds import Distance, Entropy, Fold, Links, Mass, Pool, Received, Similarity, Tile, Top
+from regard.maps.indices import Index, OutOfRange, indices
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import Statistic, has_log_total
 from regard.positions import Positions
@@ -25,7 +27,6 @@ from regard.spans import Spans
 
 #: The keys of a tile, and those of them the mask is undecided about.
 Part = tuple[slice, Spans]
-Index = int | slice | Sequence[int] | Tensor | None
 
 #: Largest dense result, in bytes, that is given without being asked for by budget.
 BUDGET = 1 << 30
@@ -37,10 +38,6 @@ STRIP = 32
 WORKSPACE = 128 << 20
 #: Stretches of keys with at most so many between them are one tile.
 GAP = 64
-
-
-class OutOfRange(RegardError, IndexError):
-    """An index beyond the map."""
 
 
 class AttentionMap:
@@ -157,24 +154,26 @@ class AttentionMap:
         tile = self.tile(b, h, i, j)
         return tile[tuple(0 if isinstance(part, int) else slice(None) for part in (b, h, i, j))]
 
+    @checked
     @torch.no_grad()
     def tile(
-        self, batch: Index = None, head: Index = None, rows: Index = None, cols: Index = None, budget: int = BUDGET
+        self, batch: Index = None, head: Index = None, rows: Index = None, cols: Index = None, budget: Count = BUDGET
     ) -> Tensor:
         """Exact weights of chosen batch entries, heads, queries and keys, always (B', H', I', J')."""
         names = ("batch", "head", "query", "key")
         b, h, i, j = (
-            _indices(name, part, size)
+            indices("weights[...]", name, part, size)
             for name, part, size in zip(names, (batch, head, rows, cols), self.shape, strict=True)
         )
         self._within_budget(len(b) * len(h) * len(i) * len(j) * self._item_bytes, budget)
         view = self if batch is None and head is None else self.select(b, h)
         keys, place = j.unique(return_inverse=True)
-        step = max(1, WORKSPACE // (len(b) * len(h) * max(len(keys), 1) * self._bytes_per_weight))
+        step = max(1, WORKSPACE // max(1, len(b) * len(h) * len(keys) * self._bytes_per_weight))
         weights = torch.cat([view._weights(part, keys) for part in i.split(step)], 2)
         return weights if torch.equal(keys, j) else weights[..., to_device(place, self.device)]
 
-    def dense(self, budget: int = BUDGET) -> Tensor:
+    @checked
+    def dense(self, budget: Count = BUDGET) -> Tensor:
         """All weights (B, H, I, J), if they fit in `budget` bytes."""
         return self.tile(budget=budget)
 
@@ -185,8 +184,11 @@ class AttentionMap:
         weights = self.dense().cpu().numpy()
         return weights if dtype is None else weights.astype(dtype)
 
-    def select(self, batch: Tensor, head: Tensor) -> AttentionMap:
+    @checked
+    def select(self, batch: Index, head: Index) -> AttentionMap:
         """The map of some batch entries and heads (indices), still lazy."""
+        batch = indices("weights.select", "batch", batch, self.shape[0])
+        head = indices("weights.select", "head", head, self.shape[1])
         near = to_device(batch, self.device), to_device(head, self.device)
         grid = replace(self.grid, batch=self.grid.batch[near[0]], head=self.grid.head[near[1]])
         statistic = tuple(t[near[0]][:, near[1]] for t in self.statistic)
@@ -211,6 +213,7 @@ class AttentionMap:
 
     # Streaming statistics
 
+    @checked
     @torch.no_grad()
     def summarize(self, *folds: Fold) -> tuple[Any, ...]:
         """Any number of statistics in one pass over the tiles that the mask allows, in O(n) memory.
@@ -401,27 +404,3 @@ def _scalar(part: Any) -> Any:
         return index_of(part)
     except TypeError:
         return part
-
-
-def _indices(axis: str, index: Index, size: int) -> Tensor:
-    """Any index of one axis as the list of its places on the host, negative ones counted from the end."""
-    if index is None:
-        return torch.arange(size)
-    if isinstance(index, slice):
-        return torch.tensor(range(size)[index], dtype=torch.int64)
-    try:
-        places = torch.as_tensor(index, device="cpu")
-    except (TypeError, ValueError, RuntimeError):
-        raise RegardError(f"weights[...]: the {axis} index must be integers or a slice, got {index!r}.") from None
-    places = places.long() if not places.numel() else places
-    if places.dtype == torch.bool and places.shape == (size,):
-        return places.nonzero().flatten()
-    if places.is_floating_point() or places.dtype == torch.bool or places.ndim > 1:
-        raise RegardError(
-            f"weights[...]: the {axis} index must be integers, a slice or {size} booleans, got {index!r}."
-        )
-    places = places.reshape(-1)
-    wrong = places[(places < -size) | (places >= size)]
-    if len(wrong):
-        raise OutOfRange(f"weights[...]: {axis} {int(wrong[0])} is out of range; the map has {size} of them.")
-    return places % size

@@ -236,6 +236,8 @@ class Mass(Fold):
     keys: Tensor
 
     def __init__(self, keys: Tensor | list[int] | tuple[int, ...]) -> None:
+        if isinstance(keys, Tensor) and keys.is_meta:
+            raise RegardError("mass: the keys are on the meta device, where tensors hold no numbers.")
         given = torch.as_tensor(keys).clone()  # a fold is a value: the caller may write into its own
         object.__setattr__(self, "keys", given if given.numel() else given.long())
 

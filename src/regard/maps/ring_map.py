@@ -17,8 +17,9 @@ from regard.engine.ring import Turn
 from regard.engine.ring.contents import Contents, digest, words
 from regard.engine.ring.part import Part
 from regard.errors import RegardError
-from regard.maps.attention_map import BUDGET, AttentionMap, Index, _indices
+from regard.maps.attention_map import BUDGET, AttentionMap
 from regard.maps.folds import Fold, Tile
+from regard.maps.indices import Index, indices
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import Statistic
 from regard.positions import Positions
@@ -65,7 +66,7 @@ class RingMap(AttentionMap):
 
         def ask() -> str:
             places.extend(
-                _indices(name, part, size)
+                indices("weights[...]", name, part, size)
                 for name, part, size in zip(names, (batch, head, rows, cols), self.shape, strict=True)
             )
             self._within_budget(prod(map(len, places)) * self._item_bytes, budget)

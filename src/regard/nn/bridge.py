@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from regard.attention import Attention
-from regard.checks import checked
+from regard.checks import Size, checked
 from regard.nn.keys import Keys, read
 from regard.nn.listener import Attends
 from regard.pieces import Mask
@@ -30,7 +30,7 @@ class Bridge(Attends):
 
     is_cross_attention = True
 
-    def __init__(self, attention: Attention, query_width: int, key_width: int) -> None:
+    def __init__(self, attention: Attention, query_width: Size, key_width: Size) -> None:
         super().__init__()
         sizes = Sizes(B=1, H=1, G=1, I=1, J=1, D=query_width, E=key_width)
         attention.check(sizes, Positions.aligned_to_end(1, 1), key_width)

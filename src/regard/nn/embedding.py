@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
-from regard.checks import checked
+from regard.checks import Size, checked
+from regard.errors import RegardError
 from regard.nn.dropout import Dropout
 from regard.pieces import Position, Sinusoidal
 
@@ -28,8 +30,8 @@ class Embedding(nn.Module):
 
     def __init__(
         self,
-        size: int,
-        width: int,
+        size: Size,
+        width: Size,
         position: Position | None = None,
         dropout: float = 0.0,
         *,
@@ -38,6 +40,8 @@ class Embedding(nn.Module):
         padding: int | None = 0,
     ) -> None:
         super().__init__()
+        if not 0 <= std < math.inf:
+            raise RegardError(f"Embedding(std={std}): a deviation is a number of at least 0.")
         self.table = nn.Embedding(size, width, padding)
         self.factor = width**0.5 if scale else 1.0
         nn.init.normal_(self.table.weight, std=std / self.factor)

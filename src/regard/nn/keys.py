@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from regard.attention import Attention, Prepared, scores
 from regard.engine.rows import solve_rows
+from regard.errors import RegardError
 from regard.maps import AttentionMap
 from regard.nn.listener import Attends, listeners
 from regard.pieces import Grid, Mask, Softmax, causal
@@ -279,8 +280,15 @@ def select_rows(value: Any, index: Tensor) -> Any:
     >>> rg.nn.select_rows((torch.tensor([[1], [2]]), 7), torch.tensor([1, 1, 0]))
     (tensor([[2], [2], [1]]), 7)
     """
+    if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype not in (torch.int32, torch.int64):
+        kind = f"{index.dtype} of shape {tuple(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
+        raise RegardError(f"select_rows: the index must be a vector of integers, got {kind}.")
     if isinstance(value, Tensor):
-        return value.index_select(0, to_device(index, value.device))
+        try:
+            return value.index_select(0, to_device(index, value.device))
+        except (IndexError, RuntimeError):
+            shape = tuple(value.shape)
+            raise RegardError(f"select_rows: rows {index.tolist()} were asked for of a tensor {shape}.") from None
     if isinstance(value, Keys):
         return value.select(index)
     if isinstance(value, Mask):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.checks import checked
+from regard.checks import Size, checked
 from regard.errors import RegardError, nearest
 from regard.nn.dropout import Dropout
 from regard.nn.keys import Keys
@@ -28,7 +28,7 @@ class FeedForward(nn.Module):
     2099712
     """
 
-    def __init__(self, width: int, hidden: int | None = None, activation: str = "relu", dropout: float = 0.0) -> None:
+    def __init__(self, width: Size, hidden: Size | None = None, activation: str = "relu", dropout: float = 0.0) -> None:
         super().__init__()
         if activation not in ACTIVATIONS:
             known = nearest(str(activation), ACTIVATIONS)
@@ -44,6 +44,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)."""
+        if x.shape[-1] != self.inner.in_features:
+            raise RegardError(f"FeedForward: made for width {self.inner.in_features}, got {tuple(x.shape)}.")
         hidden = self.inner(x)
         if self.activation == "swiglu":
             hidden = F.silu(self.gate(x)) * hidden
@@ -71,7 +73,7 @@ class Residual(nn.Module):
     True
     """
 
-    def __init__(self, width: int, norm: str = "pre", dropout: float = 0.0) -> None:
+    def __init__(self, width: Size, norm: str = "pre", dropout: float = 0.0) -> None:
         super().__init__()
         if norm not in NORMS:
             raise RegardError(f"Residual(norm={norm!r}): a norm stands before or behind. {nearest(str(norm), NORMS)}")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
-from regard.checks import checked, explained
+from regard.checks import Size, checked, explained
 from regard.errors import RegardError
 from regard.nn.keys import Keys, read
 from regard.nn.listener import Attends
@@ -34,13 +34,13 @@ class MultiHeadAttention(Attends):
 
     def __init__(
         self,
-        width: int,
-        num_heads: int,
-        num_key_heads: int | None = None,
+        width: Size,
+        num_heads: Size,
+        num_key_heads: Size | None = None,
         attention: Attention | None = None,
         *,
-        key_width: int | None = None,
-        value_width: int | None = None,
+        key_width: Size | None = None,
+        value_width: Size | None = None,
         bias: bool = True,
     ) -> None:
         super().__init__()

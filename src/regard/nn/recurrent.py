@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.checks import checked
+from regard.checks import Count, Size, checked
 from regard.errors import RegardError, nearest
 from regard.nn.dropout import Dropout
 
@@ -39,9 +39,9 @@ class RecurrentEncoder(nn.Module):
 
     def __init__(
         self,
-        input_width: int,
-        width: int,
-        layers: int = 1,
+        input_width: Size,
+        width: Size,
+        layers: Size = 1,
         cell: str = "lstm",
         bidirectional: bool = True,
         dropout: float = 0.0,
@@ -95,7 +95,7 @@ class Cell(nn.Module):
     torch.Size([2, 8])
     """
 
-    def __init__(self, input_width: int, width: int, feed_width: int = 0, kind: str = "lstm") -> None:
+    def __init__(self, input_width: Size, width: Size, feed_width: Count = 0, kind: str = "lstm") -> None:
         super().__init__()
         _check_kind(kind)
         self.kind, self.width, self.feed_width = kind, width, feed_width
@@ -183,11 +183,11 @@ class Cells(nn.Module):
 
     def __init__(
         self,
-        input_width: int,
-        width: int,
-        layers: int = 1,
+        input_width: Size,
+        width: Size,
+        layers: Size = 1,
         kind: str = "lstm",
-        feed_width: int = 0,
+        feed_width: Count = 0,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()

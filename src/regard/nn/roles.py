@@ -8,7 +8,7 @@ from typing import Any
 
 from regard.attention import Attention
 from regard.catalog import mechanism
-from regard.checks import checked
+from regard.checks import Size, checked
 from regard.errors import RegardError, nearest
 from regard.pieces import ALiBi, Bias, Dot, Mask, Position, RoPE, T5Bias, causal
 
@@ -33,9 +33,9 @@ def attention_for(
     role: str,
     name: str | Mapping[str, Any] = "full",
     *,
-    num_heads: int = 1,
-    width: int = 64,
-    key_width: int | None = None,
+    num_heads: Size = 1,
+    width: Size = 64,
+    key_width: Size | None = None,
     positions: str = "none",
     scaled: bool = True,
     dropout: float = 0.0,

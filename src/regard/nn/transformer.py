@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regard.checks import checked
+from regard.checks import Size, checked
 from regard.errors import RegardError
 from regard.nn.embedding import Embedding
 from regard.nn.keys import Keys
@@ -35,17 +35,17 @@ class Blueprint:
     torch.Size([1, 3, 32])
     """
 
-    width: int
-    num_heads: int = 4
-    num_key_heads: int | None = None
-    feed_forward: int | None = None
+    width: Size
+    num_heads: Size = 4
+    num_key_heads: Size | None = None
+    feed_forward: Size | None = None
     activation: str = "relu"
     norm: str = "pre"
     dropout: float = 0.0
     positions: str = "sinusoidal"
     attention: Mechanism | Mapping[str, Mechanism] = "full"
     scaled: bool = True
-    max_length: int = field(default=512, kw_only=True)
+    max_length: Size = field(default=512, kw_only=True)
 
     def encoder(self, layers: int, vocabulary: int | None = None) -> Encoder:
         """A stack of `layers`; with a vocabulary it takes ids, without vectors."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.checks import checked
+from regard.checks import Count, Size, checked
 from regard.errors import RegardError, integer, keep_integers
 from regard.pieces.grid import Grid
 from regard.pieces.position import angles
@@ -120,7 +120,7 @@ class ALiBi(AdditiveBias):
     [-1.0, -0.5, -0.25]
     """
 
-    num_heads: int
+    num_heads: Size
     relative = True
 
     def __post_init__(self) -> None:
@@ -167,7 +167,7 @@ class T5Bias(nn.Module, AdditiveBias):
     relative = True
 
     def __init__(
-        self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
+        self, num_heads: Size, num_buckets: Size = 32, max_distance: Size = 128, bidirectional: bool = True
     ) -> None:
         super().__init__()
         for name, value in {"num_heads": num_heads, "max_distance": max_distance}.items():
@@ -211,7 +211,7 @@ class ShawBias(nn.Module, AdditiveBias):
     True
     """
 
-    def __init__(self, width: int, reach: int, scale: float | None = None) -> None:
+    def __init__(self, width: Size, reach: Count, scale: float | None = None) -> None:
         super().__init__()
         width, reach = integer("ShawBias", "width", width, 1), integer("ShawBias", "reach", reach, 0)
         self.reach, self.scale = reach, width**-0.5 if scale is None else scale
@@ -252,7 +252,7 @@ class TransformerXLBias(nn.Module, AdditiveBias):
     torch.Size([1, 2, 5, 8])
     """
 
-    def __init__(self, num_heads: int, width: int, base: float = 10_000.0) -> None:
+    def __init__(self, num_heads: Size, width: Size, base: float = 10_000.0) -> None:
         super().__init__()
         num_heads = integer("TransformerXLBias", "num_heads", num_heads, 1)
         if integer("TransformerXLBias", "width", width, 1) % 2:
@@ -371,7 +371,7 @@ class LearnedTable(nn.Module, AdditiveBias):
 
     relative = True
 
-    def __init__(self, num_heads: int, reach: int) -> None:
+    def __init__(self, num_heads: Size, reach: Count) -> None:
         super().__init__()
         num_heads = integer("LearnedTable", "num_heads", num_heads, 1)
         reach = integer("LearnedTable", "reach", reach, 0)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.checks import checked
+from regard.checks import Size, checked
 from regard.errors import RegardError
 from regard.pieces.score import Score, check_equal_widths
 from regard.shapes import Sizes
@@ -69,7 +69,7 @@ class RandomFeatures(nn.Module, FeatureMap):
 
     frequencies: Tensor
 
-    def __init__(self, width: int, num_features: int = 256, seed: int = 0) -> None:
+    def __init__(self, width: Size, num_features: Size = 256, seed: int = 0) -> None:
         super().__init__()
         self.width, self.num_features = width, num_features
         self.register_buffer("frequencies", torch.empty(num_features, width))

@@ -11,7 +11,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from regard.checks import checked
+from regard.checks import Count, checked
 from regard.errors import RegardError, integer, keep_integers
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, block_local, prefix
@@ -267,7 +267,7 @@ class random_blocks(Mask):
     """
 
     size: int
-    count: int
+    count: Count
     length: int
     seed: int = 0
     batched = False

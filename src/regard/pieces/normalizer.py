@@ -15,7 +15,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
-from regard.checks import checked
+from regard.checks import Size, checked
 from regard.errors import RegardError, keep_integers
 from regard.shapes import Sizes, surely_none
 
@@ -193,7 +193,7 @@ class LearnedSink(nn.Module, Normalizer):
     row_sum = None
     temperature = 1.0
 
-    def __init__(self, num_heads: int) -> None:
+    def __init__(self, num_heads: Size) -> None:
         super().__init__()
         self.sink = nn.Parameter(torch.zeros(num_heads))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regard.checks import checked
+from regard.checks import Size, checked
 from regard.errors import RegardError, integer, keep_integers
 from regard.shapes import at_least_float32, to_device, widest_float
 from regard.spans import Spans
@@ -114,7 +114,7 @@ class Llama3(Scaling):
     factor: float = 8.0
     low: float = 1.0
     high: float = 4.0
-    trained_length: int = 8192
+    trained_length: Size = 8192
 
     def __call__(self, frequencies: Tensor) -> Tensor:
         turns = self.trained_length * frequencies / (2 * math.pi)
@@ -140,7 +140,7 @@ class RoPE(Position):
     True
     """
 
-    width: int
+    width: Size
     base: float = 10_000.0
     interleaved: bool = False
     scaling: Scaling | None = None
@@ -210,7 +210,7 @@ class LearnedPositions(nn.Module, Position):
     True
     """
 
-    def __init__(self, length: int, width: int) -> None:
+    def __init__(self, length: Size, width: Size) -> None:
         super().__init__()
         length, width = integer("LearnedPositions", "length", length, 1), integer("LearnedPositions", "width", width, 1)
         self.table = nn.Parameter(torch.randn(length, width) * 0.02)

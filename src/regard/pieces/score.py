@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.checks import checked
+from regard.checks import Size, checked
 from regard.errors import RegardError
 from regard.pieces.grid import Grid
 from regard.shapes import Sizes, at_least_float32, grouped_scores
@@ -72,6 +72,15 @@ def check_equal_widths(score: str, query_width: int, key_width: int) -> None:
         )
 
 
+def check_factor(score: str, factor: float | Tensor | None, sizes: Sizes) -> None:
+    """Refuse a factor that is neither one number nor one for each head."""
+    if isinstance(factor, Tensor) and (not factor.is_floating_point() or factor.shape not in ((), (sizes.H, 1, 1))):
+        raise RegardError(
+            f"{score}: a tensor is one floating-point number, or one for each head of shape ({sizes.H}, 1, 1); "
+            f"got {factor.dtype} of shape {tuple(factor.shape)}."
+        )
+
+
 @checked
 @dataclass(frozen=True)
 class Dot(Score):
@@ -95,6 +104,7 @@ class Dot(Score):
 
     def check(self, sizes: Sizes, key_width: int) -> None:
         check_equal_widths("Dot", sizes.D, key_width)
+        check_factor("Dot(scale=...)", self.factor, sizes)
 
     def __repr__(self) -> str:
         return "Dot()" if self.factor is None else f"Dot(scale={self.factor})"
@@ -121,6 +131,7 @@ class Cosine(Score):
 
     def check(self, sizes: Sizes, key_width: int) -> None:
         check_equal_widths("Cosine", sizes.D, key_width)
+        check_factor("Cosine(factor=...)", self.factor, sizes)
 
 
 @checked
@@ -137,7 +148,7 @@ class Bilinear(nn.Module, Score):
     (torch.Size([2, 4, 6]), torch.Size([1, 2, 3, 6]))
     """
 
-    def __init__(self, query_width: int, key_width: int, num_heads: int = 1) -> None:
+    def __init__(self, query_width: Size, key_width: Size, num_heads: Size = 1) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_heads, query_width, key_width))
         nn.init.xavier_uniform_(self.weight)
@@ -178,7 +189,7 @@ class Additive(nn.Module, Score):
     torch.Size([1, 2, 3, 6])
     """
 
-    def __init__(self, query_width: int, key_width: int, hidden: int, bias: bool = False) -> None:
+    def __init__(self, query_width: Size, key_width: Size, hidden: Size, bias: bool = False) -> None:
         super().__init__()
         self.query = nn.Linear(query_width, hidden, bias=bias)
         self.key = nn.Linear(key_width, hidden, bias=False)
@@ -215,7 +226,7 @@ class Concat(nn.Module, Score):
     True
     """
 
-    def __init__(self, query_width: int, key_width: int, hidden: int) -> None:
+    def __init__(self, query_width: Size, key_width: Size, hidden: Size) -> None:
         super().__init__()
         self.query_width = query_width
         self.projection = nn.Linear(query_width + key_width, hidden, bias=False)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.checks import checked
+from regard.checks import Count, Size, checked
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.errors import RegardError
 from regard.shapes import to_device, to_host
@@ -86,9 +86,9 @@ class Search:
     beam: int = 5
     length_penalty: float = 1.5
     n_best: int = 1
-    min_length: int = 0
-    max_length: int | None = None
-    no_repeat: int = 0
+    min_length: Count = 0
+    max_length: Size | None = None
+    no_repeat: Count = 0
 
     def __post_init__(self) -> None:
         exponent = self.length_penalty
@@ -136,9 +136,9 @@ def beam_search(
     beam: int = 5,
     length_penalty: float = 1.5,
     n_best: int = 1,
-    min_length: int = 0,
-    max_length: int | None = None,
-    no_repeat: int = 0,
+    min_length: Count = 0,
+    max_length: Size | None = None,
+    no_repeat: Count = 0,
 ) -> list[tuple[Hypothesis, ...]]:
     """The `n_best` translations of every sentence, best first, by argmax over y of log p(y | x) / lp(y).
 
@@ -167,9 +167,9 @@ def greedy(
     model: Translator,
     source: Tensor,
     *,
-    min_length: int = 0,
-    max_length: int | None = None,
-    no_repeat: int = 0,
+    min_length: Count = 0,
+    max_length: Size | None = None,
+    no_repeat: Count = 0,
     length_penalty: float = 1.5,
 ) -> list[tuple[Hypothesis, ...]]:
     """The most probable token at every step, y_t = argmax p(y_t | y_<t, x); one hypothesis a sentence.

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regard.checks import checked
+from regard.checks import Size, checked
 from regard.nn import Cells, Embedding, MultiHeadAttention, RecurrentEncoder, Residual, attention_for
 from regard.pieces import Sinusoidal
 from regard.seq2seq.model import Memory, State, Translator, real_tokens
@@ -33,13 +33,13 @@ class HybridTranslator(Translator):
 
     def __init__(
         self,
-        source_size: int,
-        target_size: int,
-        width: int = 128,
-        layers: int = 1,
+        source_size: Size,
+        target_size: Size,
+        width: Size = 128,
+        layers: Size = 1,
         dropout: float = 0.0,
         *,
-        num_heads: int = 4,
+        num_heads: Size = 4,
         cell: str = "lstm",
         bidirectional: bool = True,
         attention: str | Mapping[str, Any] = "full",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.checks import checked
+from regard.checks import Size, checked
 from regard.nn import Bridge, Cells, CellStates, Dropout, Embedding, MultiHeadAttention, RecurrentEncoder, attention_for
 from regard.seq2seq.model import Memory, State, Translator, real_tokens
 
@@ -90,10 +90,10 @@ class FixedVectorTranslator(RecurrentTranslator):
 
     def __init__(
         self,
-        source_size: int,
-        target_size: int,
-        width: int = 128,
-        layers: int = 1,
+        source_size: Size,
+        target_size: Size,
+        width: Size = 128,
+        layers: Size = 1,
         dropout: float = 0.0,
         *,
         cell: str = "lstm",
@@ -144,17 +144,17 @@ class BahdanauTranslator(RecurrentTranslator):
 
     def __init__(
         self,
-        source_size: int,
-        target_size: int,
-        width: int = 128,
-        layers: int = 1,
+        source_size: Size,
+        target_size: Size,
+        width: Size = 128,
+        layers: Size = 1,
         dropout: float = 0.0,
         *,
         cell: str = "lstm",
         bidirectional: bool = True,
         embedding_dropout: float = 0.0,
         attention: Mechanism = "bahdanau",
-        bridge_heads: int = 1,
+        bridge_heads: Size = 1,
     ) -> None:
         sizes = {"input_width": width, "feed_width": width}
         super().__init__(
@@ -211,17 +211,17 @@ class LuongTranslator(RecurrentTranslator):
 
     def __init__(
         self,
-        source_size: int,
-        target_size: int,
-        width: int = 128,
-        layers: int = 1,
+        source_size: Size,
+        target_size: Size,
+        width: Size = 128,
+        layers: Size = 1,
         dropout: float = 0.0,
         *,
         cell: str = "lstm",
         bidirectional: bool = True,
         embedding_dropout: float = 0.0,
         attention: Mechanism = "luong_general",
-        bridge_heads: int = 1,
+        bridge_heads: Size = 1,
         input_feeding: bool = True,
     ) -> None:
         sizes = {"input_width": width, "feed_width": width if input_feeding else 0}

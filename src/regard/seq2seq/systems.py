@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from regard.checks import checked
+from regard.checks import Size, checked
 from regard.errors import RegardError, nearest
 from regard.hf import prune
 from regard.nn import Blueprint, MultiHeadAttention
@@ -60,7 +60,7 @@ class System:
 
 
 @checked
-def build(name: str, *, source_size: int, target_size: int, width: int = 128, **options: Any) -> Translator:
+def build(name: str, *, source_size: Size, target_size: Size, width: Size = 128, **options: Any) -> Translator:
     """A translator by its name, such as "bahdanau"; `build(**model.settings())` builds an equal one.
 
     Options of all: `layers`, `dropout`, and `num_heads`, which means nothing where there are no heads;

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regard.checks import checked
+from regard.checks import Size, checked
 from regard.nn import Blueprint, Past, Transformer
 from regard.seq2seq.model import Memory, State, Translator, real_tokens
 
@@ -29,7 +29,7 @@ class TransformerTranslator(Translator):
     """
 
     def __init__(
-        self, source_size: int, target_size: int, blueprint: Blueprint, layers: int = 2, tied: bool = False
+        self, source_size: Size, target_size: Size, blueprint: Blueprint, layers: Size = 2, tied: bool = False
     ) -> None:
         super().__init__()
         self.source_size, self.target_size = source_size, target_size

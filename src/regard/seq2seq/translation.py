@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from regard.checks import checked
+from regard.checks import Count, checked
 from regard.data.vocabulary import EOS, UNK
 from regard.errors import RegardError
 from regard.seq2seq.alignment import Alignment, align, check_alignable, padded, written_words
@@ -65,7 +65,7 @@ class Wanted:
     """
 
     search: Search = field(default_factory=Search)
-    batch: int = 32
+    batch: Count = 32
     window: int = 8
     limit: int = LIMIT
     reading: str | None = None

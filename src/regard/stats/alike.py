@@ -7,16 +7,17 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from regard.checks import checked
+from regard.checks import Count, Size, checked
 from regard.errors import RegardError
 from regard.maps import AttentionMap
+from regard.maps.indices import indices
 
 #: Rows held at once when heads are compared.
 ROWS = 16
 
 
 @checked
-def sample_rows(num_queries: int, count: int = 64, seed: int = 0) -> Tensor:
+def sample_rows(num_queries: Count, count: Count = 64, seed: int = 0) -> Tensor:
     """Up to `count` different queries, in order; the same for the same seed.
 
     >>> sample_rows(4, 10)
@@ -31,7 +32,7 @@ def sample_rows(num_queries: int, count: int = 64, seed: int = 0) -> Tensor:
 def divergence(
     maps: Mapping[str, AttentionMap] | Sequence[AttentionMap],
     rows: Sequence[int] | Tensor | None = None,
-    batch: int = 0,
+    batch: Count = 0,
 ) -> Tensor:
     """Jensen-Shannon divergence between every two heads of all maps, in nats, averaged over rows; (N, N).
 
@@ -50,7 +51,7 @@ def divergence(
             "divergence: heads are compared row by row, so all maps must have the same numbers of queries and keys, "
             f"and there must be one; got {[tuple(layer.shape) for layer in layers]}."
         )
-    chosen = sample_rows(layers[0].shape[2]) if rows is None else torch.as_tensor(rows, dtype=torch.long)
+    chosen = sample_rows(layers[0].shape[2]) if rows is None else indices("divergence", "row", rows, layers[0].shape[2])
     if not len(chosen):
         raise RegardError("divergence: no rows were given. Give at least one query.")
     total = torch.zeros((), dtype=torch.float32)
@@ -96,7 +97,7 @@ def head_groups(distance: Tensor, threshold: float) -> list[tuple[int, ...]]:
 
 
 @checked
-def head_map(distance: Tensor, dimensions: int = 2) -> Tensor:
+def head_map(distance: Tensor, dimensions: Size = 2) -> Tensor:
     """Places of heads whose distances are as near as can be to those given: classical scaling; (N, dimensions).
 
     With C = I - 1/n, -1/2 C D^2 C = V diag(l) V', and places are V sqrt(l) of the largest eigenvalues

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checks import checked
+from regard.checks import Count, checked
 from regard.errors import RegardError
 from regard.maps import AttentionMap, Fold, Received, Tile
-from regard.maps.attention_map import Index
 from regard.maps.folds import Shape, State, zeros
+from regard.maps.indices import Index, indices
 
 
 @checked
@@ -21,7 +21,7 @@ from regard.maps.folds import Shape, State, zeros
 def rollout(
     maps: Mapping[str, AttentionMap] | Sequence[AttentionMap],
     rows: Sequence[int] | Tensor,
-    batch: int = 0,
+    batch: Count = 0,
     residual: float = 0.5,
 ) -> Tensor:
     """How much of each input token is in chosen rows of the last layer, if weights were all that mattered; (rows, n).
@@ -43,9 +43,7 @@ def rollout(
             f"got {[tuple(layer.shape) for layer in layers]}. Leave cross-attention out; watch one pass, not decoding."
         )
     n, device = layers[0].shape[2], layers[0].device
-    chosen = torch.as_tensor(rows, dtype=torch.long, device=device).reshape(-1)
-    if len(chosen) and not (-n <= int(chosen.min()) and int(chosen.max()) < n):
-        raise RegardError(f"rollout: rows are from 0 to {n - 1}, got {chosen.tolist()}.")
+    chosen = indices("rollout", "row", rows, n).to(device)
     flow = zeros(device, len(chosen), n)
     flow[torch.arange(len(chosen), device=device), chosen] = 1.0
     for layer in reversed(layers):
@@ -133,10 +131,12 @@ def value_weighted(map: AttentionMap, value: Tensor, projection: Tensor) -> Valu
     torch.Size([1, 2])
     """
     B, H, _, J = map.shape
-    E = value.shape[-1]
-    if value.ndim != 4 or (value.shape[0], value.shape[2]) != (B, J) or H % value.shape[1]:
+    E = value.shape[-1] if value.ndim else 0
+    right = value.ndim == 4 and (value.shape[0], value.shape[2]) == (B, J) and H % value.shape[1] == 0
+    if not right or not value.is_floating_point() or value.device != map.device:
         raise RegardError(
-            f"value_weighted: values are (batch {B}, heads that divide {H}, keys {J}, width), got {tuple(value.shape)}."
+            f"value_weighted: values are (batch {B}, heads that divide {H}, keys {J}, width) numbers on {map.device}, "
+            f"got {value.dtype} of shape {tuple(value.shape)} on {value.device}."
         )
     if projection.ndim == 2 and projection.shape[1] == H * E:
         projection = projection.T.reshape(H, E, -1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps import AttentionMap, Fold, Mass, Received, Tile
 from regard.maps.folds import Shape, State, zeros
@@ -31,6 +32,7 @@ class Future(Fold):
             state[0][:, :, tile.rows] += (tile.weights * (tile.grid.distance > 0)).sum(-1)
 
 
+@checked
 def mask_findings(
     maps: Mapping[str, AttentionMap],
     *,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checks import checked
+from regard.checks import Count, checked
 from regard.errors import RegardError
 from regard.maps import AttentionMap, Fold, Received, Tile
 from regard.maps.folds import Shape, State, zeros
@@ -63,7 +63,7 @@ class Patterns:
 
 
 @checked
-def patterns(weights: AttentionMap, segments: Sequence[int] | Tensor | None = None, batch: int = 0) -> Patterns:
+def patterns(weights: AttentionMap, segments: Sequence[int] | Tensor | None = None, batch: Count = 0) -> Patterns:
     """The patterns of every head of one self-attention map, in two passes and O(n) memory.
 
     `segments` are the lengths of the stretches that blocks may be (sentences, say), which add up to the
@@ -107,12 +107,20 @@ def patterns(weights: AttentionMap, segments: Sequence[int] | Tensor | None = No
 def _divisions(n: int, segments: Sequence[int] | Tensor | None) -> list[list[int]]:
     """Lengths of segments: those given, or equal ones."""
     if segments is not None:
-        lengths = [int(length) for length in segments]
+        lengths = _lengths(segments)
         if sum(lengths) != n or min(lengths, default=0) < 1:
             raise RegardError(f"patterns: segments are lengths of at least 1 that add up to {n}, got {lengths}.")
         return [lengths]
     found = [[(k + 1) * n // blocks - k * n // blocks for k in range(blocks)] for blocks in BLOCKS if blocks <= n]
     return found or [[n]]
+
+
+def _lengths(segments: Sequence[int] | Tensor) -> list[int]:
+    if not isinstance(segments, Tensor):
+        return [int(length) for length in segments]
+    if segments.ndim != 1 or segments.dtype not in (torch.int32, torch.int64) or segments.is_meta:
+        raise RegardError(f"patterns: segments are a vector of lengths, got {segments.dtype} {tuple(segments.shape)}.")
+    return segments.tolist()
 
 
 def _of(lengths: list[int]) -> Tensor:

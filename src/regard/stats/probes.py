@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regard.checks import checked
+from regard.checks import Size, checked
 from regard.errors import RegardError
 from regard.stats.profile import SPECIAL_TOKEN
 
 
 @checked
-def probe_tokens(vocabulary: int | Sequence[int], length: int, seed: int = 0) -> Tensor:
+def probe_tokens(vocabulary: Size | Sequence[int], length: Size, seed: int = 0) -> Tensor:
     """A random sequence of `length` different tokens, twice: what duplicate and induction heads show on; (2 length,).
 
     Olsson et al. 2022, arXiv:2209.11895: on random tokens nothing but the repetition tells which token

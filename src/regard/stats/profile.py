@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checks import checked
+from regard.checks import Count, checked
 from regard.errors import RegardError
 from regard.maps import AttentionMap, Fold, Links, Received, Similarity, Top
 from regard.stats.numbering import layer_numbers
@@ -142,8 +142,8 @@ def profile(
     *,
     query_tokens: Sequence[str] | None = None,
     special: Sequence[int] | None = None,
-    batch: int = 0,
-    num_links: int = 8,
+    batch: Count = 0,
+    num_links: Count = 8,
     statistics: Sequence[HeadStatistic] = STATISTICS,
     numbers: Sequence[int] | None = None,
     also: Callable[[AttentionMap], Sequence[Fold]] = lambda weights: (),

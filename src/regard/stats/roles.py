@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.checks import checked
+from regard.checks import Count, checked
 from regard.errors import RegardError, nearest
 from regard.maps import AttentionMap, Entropy
 from regard.stats.numbering import layer_numbers
@@ -132,7 +132,7 @@ def roles(
     null: Mapping[str, AttentionMap],
     null_tokens: Sequence[str] | Sequence[int],
     special: Sequence[int] | None = None,
-    batch: int = 0,
+    batch: Count = 0,
     numbers: Sequence[int] | None = None,
 ) -> RoleTable:
     """Score every head for every role, beside the same head on shuffled input.

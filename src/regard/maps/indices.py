@@ -1,0 +1,49 @@
+"""What users choose rows, keys and heads by: integers, slices, lists, tensors, booleans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+
+Index = int | slice | Sequence[int] | Tensor | None
+
+
+class OutOfRange(RegardError, IndexError):
+    """An index beyond the map."""
+
+
+def indices(owner: str, axis: str, index: Index, size: int) -> Tensor:
+    """Any index of one axis as the list of its places on the host, negative ones counted from the end.
+
+    >>> indices("weights[...]", "key", slice(-2, None), 5)
+    tensor([3, 4])
+    """
+    if index is None:
+        return torch.arange(size)
+    if isinstance(index, slice):
+        return torch.tensor(_range(owner, axis, index, size), dtype=torch.int64)
+    try:
+        places = torch.as_tensor(index, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        raise RegardError(f"{owner}: the {axis} index must be integers or a slice, got {index!r}.") from None
+    places = places.long() if not places.numel() else places
+    if places.dtype == torch.bool and places.shape == (size,):
+        return places.nonzero().flatten()
+    if places.is_floating_point() or places.is_complex() or places.dtype == torch.bool or places.ndim > 1:
+        raise RegardError(f"{owner}: the {axis} index must be integers, a slice or {size} booleans, got {index!r}.")
+    places = places.reshape(-1)
+    wrong = places[(places < -size) | (places >= size)]
+    if len(wrong):
+        raise OutOfRange(f"{owner}: {axis} {int(wrong[0])} is out of range; the map has {size} of them.")
+    return places % size if size else places
+
+
+def _range(owner: str, axis: str, index: slice, size: int) -> range:
+    try:
+        return range(size)[index]
+    except (TypeError, ValueError) as error:
+        raise RegardError(f"{owner}: the {axis} index {index} is no slice of integers: {error}.") from None
