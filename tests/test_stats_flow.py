@@ -113,7 +113,7 @@ def test_bad_input_is_refused():
         divergence([short], [])
     with pytest.raises(rg.RegardError, match="the layers multiply"):
         rollout([short, long], [0])
-    with pytest.raises(rg.RegardError, match="rows are from 0 to 10"):
+    with pytest.raises(rg.RegardError, match="row 11 is out of range; the map has 11"):
         rollout([short], [11])
     with pytest.raises(rg.RegardError, match="distances are a square"):
         head_map(torch.zeros(2, 3))

@@ -31,8 +31,6 @@ Size = Annotated[int, AtLeast(1)]
 #: How many there are of something that may be missing.
 Count = Annotated[int, AtLeast(0)]
 
-INTEGERS = (int, Size, Count, int | None, Size | None, Count | None)
-
 Checked = TypeVar("Checked", bound=Callable[..., Any])
 
 
@@ -108,7 +106,7 @@ def _checked(function: Any, name: str) -> Any:
             wrong = [item for item in (value if several else [value]) if not fits(item, expected)]
             if wrong:
                 raise RegardError(_mistake(name, parameter, wrong[0], expected, signature))
-            if expected in INTEGERS and value is not None:
+            if _is_integer(value) and not _names(expected, Tensor):
                 bound.arguments[parameter] = operator.index(value)
         return function(*bound.args, **bound.kwargs)
 
@@ -184,6 +182,11 @@ def _is_plain(value: object, expected: Any) -> bool:
     if expected is Any or getattr(expected, "_is_protocol", False) or not isinstance(expected, type):
         return True
     return isinstance(value, expected)
+
+
+def _names(expected: Any, kind: type) -> bool:
+    """Whether a type is one of those that an annotation allows."""
+    return expected is kind or any(_names(option, kind) for option in typing.get_args(expected))
 
 
 def _is_integer(value: object) -> bool:

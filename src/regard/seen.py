@@ -249,4 +249,5 @@ def _autocast(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, Tensor) or tensor.dtype == torch.float64 or not tensor.is_floating_point():
         return tensor
     kind = tensor.device.type
-    return tensor.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else tensor
+    enabled = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return tensor.to(torch.get_autocast_dtype(kind)) if enabled else tensor
