@@ -33,7 +33,8 @@ MISTAKES = {
     "values without keys": (lambda: attend(q, k, x(2, 4, 5, 8)), "one value to each key"),
     "three axes": (lambda: attend(q[0], k, k), r"4 axes.*unsqueeze\(0\)"),
     "no tensor": (lambda: attend([1.0], k, k), "torch.Tensor, got list"),
-    "an empty sequence": (lambda: attend(q, k[:, :, :0], k[:, :, :0]), "key is empty.*at least one"),
+    "no key heads": (lambda: attend(q, k[:, :0], k[:, :0]), "key has shape.*at least one head"),
+    "no channels": (lambda: attend(q[..., :0], k[..., :0], k), "query has shape.*at least one head and one channel"),
     "integers": (lambda: attend(q.long(), k, k), "floating point, got torch.int64"),
     "two dtypes": (lambda: attend(q, k.double(), k.double()), "share one dtype"),
     "NaN": (

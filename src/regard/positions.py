@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError, integer
-from regard.spans import Spans
+from regard.spans import EMPTY, Spans
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Positions:
 
         torch's `is_causal` aligns the first query with the first key instead.
         """
-        return Positions(num_keys - num_queries, Spans(((0, num_keys),)))
+        return Positions(num_keys - num_queries, Spans(((0, num_keys),)) if num_keys else EMPTY)
 
     @staticmethod
     def of(start: int | None, num_queries: int, num_keys: int) -> Positions:
@@ -55,7 +55,7 @@ class Positions:
 
     def queries(self, num_queries: int) -> Spans:
         """The positions of the queries."""
-        return Spans(((self.start, self.start + num_queries),))
+        return Spans(((self.start, self.start + num_queries),)) if num_queries else EMPTY
 
     @cached_property
     def _offsets(self) -> list[int]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.attention import Attention, checked_attention
 from regard.cache import Cache, Extended, RecurrentCache
 from regard.checks import explained
-from regard.engine.plan import ENGINES, Plan, plan
+from regard.engine.plan import Plan, plan
 from regard.engine.problem import Problem
 from regard.engine.ring import Ring, RingPlan
 from regard.errors import RegardError
@@ -90,7 +90,7 @@ def attend(
         chosen = plan(problem, engine)
         for reason in chosen.quadratic:
             warnings.warn(f"attend: {reason}. regard.explain(...) tells the whole plan.", stacklevel=3)
-        result = ENGINES[chosen.engine].run(problem)
+        result = chosen.run()
     problem.notes.clear()  # they refer back to the problem, and a cycle would keep its tensors for long
     if isinstance(following, RecurrentCache):
         following = replace(following, state=result.state)

@@ -31,6 +31,11 @@ class Sizes:
     def R(self) -> int:
         return self.H // self.G
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no pair of a query and a key at all."""
+        return 0 in (self.B, self.I, self.J)
+
     @staticmethod
     def of(query: Tensor, key: Tensor, value: Tensor) -> Sizes:
         """Read the sizes off the tensors; a `RegardError` says which rule they break."""
@@ -72,10 +77,10 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
             f"attend: {name} must have 4 axes (batch, heads, length, width), got shape {tuple(tensor.shape)}. "
             f"For one head: {name}.unsqueeze(1); without a batch: {name}.unsqueeze(0)."
         )
-    if 0 in tensor.shape:
+    if 0 in (tensor.shape[1], tensor.shape[3]):
         raise RegardError(
-            f"attend: {name} is empty: shape {tuple(tensor.shape)} has an axis of length 0. "
-            "There must be at least one query and one key; skip the call for empty sequences."
+            f"attend: {name} has shape {tuple(tensor.shape)} (batch, heads, length, width): batch and length may be 0, "
+            "but there is at least one head and one channel."
         )
     if not tensor.is_floating_point():
         raise RegardError(f"attend: {name} must be floating point, got {tensor.dtype}. Convert with .float().")

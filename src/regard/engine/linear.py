@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from regard.engine.derivatives import once
-from regard.engine.problem import Cost, Engine, Problem, Result
+from regard.engine.problem import Cost, Engine, Problem, Result, of_nothing
 from regard.pieces.grid import Grid
 from regard.pieces.kernel import Kernel
 from regard.pieces.mask import Both, Mask, causal
@@ -62,6 +62,8 @@ class LinearEngine(Engine):
         past = key.new_zeros(*key.shape[:2], key.shape[-1], problem.sizes.E + 1)
         if problem.state is not None:
             past = past + problem.state
+        if 0 in (problem.sizes.B, problem.sizes.I):
+            return Result(of_nothing(problem).output, None, past + _sum_of(key, value))
         if is_causal:
             query, key, value, past = once(self.name, query, key, value, past)
         averages = causal_averages if is_causal else _all_averages

@@ -14,7 +14,7 @@ from regard.engine.fused import Fused, is_top_left
 from regard.engine.fused import block_of as whole_block
 from regard.engine.linear import LinearEngine
 from regard.engine.machine import seconds
-from regard.engine.problem import Cost, Engine, Problem
+from regard.engine.problem import Cost, Engine, Problem, Result, of_nothing
 from regard.engine.reference import Reference
 from regard.engine.words import duration, number, rough, size
 from regard.errors import RegardError, nearest
@@ -51,17 +51,25 @@ class Plan:
     @cached_property
     def refused(self) -> dict[str, str]:
         """The engines that cannot run this, and why."""
+        if self.problem.is_empty:
+            return {}
         reasons = {name: _refusal(name, self.problem) for name in ENGINES}
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
     @cached_property
     def cost(self) -> Cost:
+        if self.problem.is_empty:
+            return Cost(0, 0, 0)
         return ENGINES[self.engine].cost(self.problem)
 
     @cached_property
     def seconds(self) -> float | None:
         """How long the forward pass should take on this machine, within a factor of 2; None: not known."""
-        return seconds(self.engine, self.problem, self.cost)
+        return 0.0 if self.problem.is_empty else seconds(self.engine, self.problem, self.cost)
+
+    def run(self) -> Result:
+        """The output, computed."""
+        return of_nothing(self.problem) if self.problem.is_empty else ENGINES[self.engine].run(self.problem)
 
     @cached_property
     def quadratic(self) -> tuple[str, ...]:
@@ -87,7 +95,7 @@ class Plan:
     def _amounts(self) -> str:
         s = self.problem.sizes
         everything = s.B * s.H * s.I * s.J
-        share = f"{self.cost.pairs:,} of {everything:,} pairs are scored ({self.cost.pairs / everything:.2%})"
+        share = f"{self.cost.pairs:,} of {everything:,} pairs are scored ({self.cost.pairs / max(everything, 1):.2%})"
         pairs = share if self.cost.pairs else "No pair is scored"
         item = self.problem.query.element_size()
         moved = item * s.B * (s.H * s.I * (s.D + s.E) + s.G * s.J * (s.D + s.E))
@@ -104,6 +112,8 @@ def plan(problem: Problem, engine: str = "auto") -> Plan:
     """Choose an engine, or check the one asked for; a `RegardError` names those that can."""
     if not isinstance(engine, str) or (engine != "auto" and engine not in ENGINES):
         raise RegardError(f"attend: there is no engine {engine!r}. {nearest(str(engine), [*ENGINES, 'auto', 'ring'])}")
+    if problem.is_empty:
+        return Plan("dense" if engine == "auto" else engine, engine != "auto", "There is nothing to score.", problem)
     if engine == "auto":
         return Plan(*_choose(problem), problem)
     planned = Plan(engine, True, "", problem)

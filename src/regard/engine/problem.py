@@ -18,7 +18,7 @@ from regard.pieces.contents import Skeleton, is_small, kept, take_apart, tensors
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import LearnedSink, Softmax, Statistic
 from regard.positions import Positions
-from regard.shapes import Sizes
+from regard.shapes import Sizes, grouped_scores, grouped_values
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +60,11 @@ class Problem:
         given = {"seed": None, "state": None, "notes": {}, "prepared": prepared}
         vars(problem).update(given, query=prepared.query, key=prepared.key, **facts)
         return problem
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is scored: there is no pair, and no sum of earlier keys."""
+        return self.sizes.is_empty and self.state is None
 
     @cached_property
     def prepared(self) -> Prepared:
@@ -157,6 +162,12 @@ class Result:
     output: Tensor
     statistic: Statistic | None
     state: Tensor | None = None
+
+
+def of_nothing(problem: Problem) -> Result:
+    """Where there is no pair: no rows, or rows of zeros, and gradients of zero for whoever asks."""
+    weights = grouped_scores(problem.query[..., :0], problem.key[..., :0])
+    return Result(grouped_values(weights, problem.value), None)
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,20 @@ class AttentionMap:
         if self._statistic is not None:
             return self._statistic
         self._check_unchanged()
+        if 0 in self.shape:
+            return self._of_empty_rows()
         return self._of_parts() if has_log_total(self.attention.normalizer) else self._of_whole_rows()
+
+    def _of_empty_rows(self) -> Statistic:
+        """That of rows which may attend to nothing: to one key, which is masked."""
+        normalizer = self.attention.normalizer
+        masked = self._prepared.query.new_full((*self.shape[:3], 1), normalizer.masked_score, dtype=self._dtype)
+        return normalizer.statistic(masked, torch.zeros(1, dtype=torch.int64, device=self.device))
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """That of the weights."""
+        return at_least_float32(self._prepared.query).dtype
 
     def _of_parts(self) -> Statistic:
         """The statistic where it is the log of a sum, which adds up from tile to tile."""
@@ -165,6 +178,8 @@ class AttentionMap:
             indices("weights[...]", name, part, size)
             for name, part, size in zip(names, (batch, head, rows, cols), self.shape, strict=True)
         )
+        if 0 in (len(b), len(h), len(i), len(j)):
+            return self._prepared.query.new_zeros(len(b), len(h), len(i), len(j), dtype=self._dtype)
         self._within_budget(len(b) * len(h) * len(i) * len(j) * self._item_bytes, budget)
         view = self if batch is None and head is None else self.select(b, h)
         keys, place = j.unique(return_inverse=True)
@@ -236,6 +251,8 @@ class AttentionMap:
 
         Where the statistic of the rows is not known yet, it is read off their scores, which saves a pass.
         """
+        if 0 in self.shape:
+            return
         collected = Collected(self.shape[0], self.shape[2])
         for rows, parts in self._strips():
             for (cols, undecided), (weights, logs) in zip(parts, self._looks(rows, parts, collected), strict=True):

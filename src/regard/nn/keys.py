@@ -49,7 +49,7 @@ class Rows:
         """Of the source that each row reads, (R,); rows of one source stand together."""
         index = index.cpu()
         sources, number, count = index.unique_consecutive(return_inverse=True, return_counts=True)
-        width = int(count.max())
+        width = int(count.max()) if len(index) else 1
         if len(sources) * width == len(index):
             return Rows(sources, width, index)
         rank = torch.arange(len(index)) - (count.cumsum(0) - count)[number]
@@ -61,11 +61,11 @@ class Rows:
         if self.place is not None:
             room = query.new_zeros(len(self.sources) * self.width, H, 1, D)
             query = room.index_copy_(0, to_device(self.place, query.device), query)
-        return query.reshape(-1, self.width, H, D).transpose(1, 2)
+        return query.reshape(len(self.sources), self.width, H, D).transpose(1, 2)
 
     def unfold(self, output: Tensor) -> Tensor:
         """Back again, (A, H, width, E) -> (R, H, 1, E)."""
-        rows = output.transpose(1, 2).reshape(-1, output.shape[1], 1, output.shape[3])
+        rows = output.transpose(1, 2).flatten(0, 1).unsqueeze(2)
         return rows if self.place is None else rows.index_select(0, to_device(self.place, rows.device))
 
 
@@ -192,9 +192,10 @@ def read(module: Attends, query: Tensor, keys: Keys, start: int | None = None) -
     """
     attention = keys.attention
     start = keys.length - query.shape[2] if start is None else start
-    if query.shape[2] > 1 or (attention.training and attention.dropout):
+    nothing = 0 in (*query.shape[:3], keys.length)
+    if query.shape[2] > 1 or nothing or (attention.training and attention.dropout):
         keys = keys.each
-        positions = Positions(start, Spans(((0, keys.length),)))
+        positions = Positions.of(start, query.shape[2], keys.length)
         seen = attend(_masked(attention, keys), query, keys.key, keys.value, positions=positions)
         listeners.tell(module, lambda: seen.weights)
         return seen.output

@@ -133,7 +133,9 @@ class MultiHeadAttention(Attends):
             raise RegardError(
                 f"MultiHeadAttention: inputs are (batch, length, {projection.in_features}), got {tuple(x.shape)}."
             )
-        return projection(x).view(*x.shape[:2], -1, self.head_width).transpose(1, 2)
+        return (
+            projection(x).unflatten(-1, (projection.out_features // self.head_width, self.head_width)).transpose(1, 2)
+        )
 
     def _mixed(self, heads: Tensor) -> Tensor:
         return self.output(heads.transpose(1, 2).flatten(2))

@@ -50,6 +50,7 @@ class RecurrentEncoder(nn.Module):
         _check_kind(cell)
         if bidirectional and width % 2:
             raise RegardError(f"RecurrentEncoder(width={width}): two directions share it, so it must be even.")
+        self.width = width
         each, kind = (width // 2 if bidirectional else width), KINDS[cell]
         widths = [input_width, *[width] * (layers - 1)]
         self.ahead = nn.ModuleList(kind(w, each, batch_first=True) for w in widths)
@@ -62,6 +63,8 @@ class RecurrentEncoder(nn.Module):
         The last state is the forward one at the last token beside the backward one at the first.
         """
         B, S = x.shape[:2]
+        if 0 in (B, S):
+            return x.new_zeros(B, S, self.width), x.new_zeros(B, self.width)
         places, first = torch.arange(S, device=x.device), torch.arange(0, B * S, S, device=x.device)
         real = places < lengths[:, None]
         turned = (torch.where(real, lengths[:, None] - 1 - places, places) + first[:, None]).flatten()
@@ -71,8 +74,11 @@ class RecurrentEncoder(nn.Module):
             if self.back:
                 states.append(_turned(_in_full(self.back[number], _turned(x, turned))[0], turned))
             x = torch.cat(states, -1)
-        final = [states[0].flatten(0, 1).index_select(0, first + lengths - 1), *(back[:, 0] for back in states[1:])]
-        return x * real[..., None].to(x.dtype), torch.cat(final, -1)
+        final = [
+            states[0].flatten(0, 1).index_select(0, first + (lengths - 1).clamp_min(0)),
+            *(back[:, 0] for back in states[1:]),
+        ]
+        return x * real[..., None].to(x.dtype), torch.cat(final, -1) * real[:, :1].to(x.dtype)
 
 
 def _turned(x: Tensor, places: Tensor) -> Tensor:
@@ -146,6 +152,8 @@ class Cell(nn.Module):
     def whole(self, x: Tensor, state: CellState) -> Tensor:
         """All time steps in one call of torch, (B, T, C) -> (B, T, width): for decoders that are fed nothing."""
         assert self.fed is None, "what is fed depends on the step before"
+        if 0 in x.shape[:2]:
+            return x.new_zeros(*x.shape[:2], self.width)
         return _in_full(self._whole, x, *state)
 
     def _whole(self, x: Tensor, *state: Tensor) -> Tensor:

@@ -78,6 +78,8 @@ class Grid:
             return range(first - start - len(self.query) + 1, last - start)
         if self.device.type != "cpu":
             return None
+        if not (len(self.query) and len(self.key)):
+            return None
         for places in (self.query, self.key):
             if not torch.equal(places, torch.arange(len(places)) + places[0]):
                 return None

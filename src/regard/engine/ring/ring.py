@@ -211,6 +211,8 @@ def _checked(attention: Attention, query: Tensor, key: Tensor, value: Tensor, po
         reason = f"its keys have to stand at one stretch of positions, and {positions.keys} are more"
     if reason is None and _hides_gradients(attention, query, key, value):
         reason = HIDDEN
+    if reason is None and sizes.is_empty:
+        reason = f"each rank holds at least one batch entry, query and key, this one {sizes.B}, {sizes.I} and {sizes.J}"
     if reason is not None:
         able = "" if refusal(attention) is None else " Engines that can: dense, blocked, each on one device."
         raise RegardError(f"attend: the ring engine cannot run {attention!r}: {reason}.{able}")
