@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -16,9 +18,11 @@ from regard.engine.problem import Problem
 from regard.engine.reference import reference
 from regard.shapes import Sizes
 from regard.spans import Spans
+from rounding import budget
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 drawn = examples(150)
+NAMES = ("query", "key", "value")
 
 
 @drawn
@@ -55,6 +59,23 @@ def test_gradients_of_every_engine_follow_dense_ones(kernel, data):
     for engine in {"blocked", "fused", "linear"} - set(refused):
         for found, expected in zip(gradients(engine), dense, strict=True):
             torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@examples(60)
+@given(st.data())
+@pytest.mark.parametrize("kernel", [False, True], ids=["softmax-like", "kernel"])
+@torch.no_grad()
+def test_every_engine_stays_within_the_budget_of_its_dtype(kernel, data):
+    drawn = data.draw(problems(kernel, longest=20))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+    attention = drawn.attention.to(dtype)
+    inputs = [t.to(dtype) for t in (drawn.query, drawn.key, drawn.value)]
+    rounded = [t.double() for t in inputs]
+    exact = replace(drawn, attention=copy.deepcopy(attention).double(), **dict(zip(NAMES, rounded, strict=True)))
+    output, allowed = budget(exact, dtype)
+    for engine in {"dense", "blocked", "fused", "linear"} - set(plan(drawn).refused):
+        seen = rg.attend(attention, *inputs, positions=drawn.positions, engine=engine)
+        assert ((seen.output.double() - output).abs() <= allowed).all()
 
 
 @pytest.mark.parametrize("mask", [rg.window(4), rg.causal() & rg.window(9), rg.dilated(3, 2), ~rg.window(2)], ids=str)

@@ -21,6 +21,7 @@ from regard.bench.laws import (
 from regard.catalog import mechanisms
 from regard.engine import ENGINES
 from regard.engine.reference import reference
+from rounding import budget
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 NAMES = sorted(mechanisms())
@@ -187,25 +188,47 @@ def test_an_empty_row_gives_zeros_and_finite_gradients(name, engine):
     assert not full or not seen.output.isnan().any()
 
 
+def exact_problem(name, dtype):
+    """A mechanism and its inputs, rounded to `dtype`, as they are and in float64."""
+    attention, *inputs = mechanisms()[name].example(dtype=dtype)
+    return (attention, *inputs), problem_of(copy.deepcopy(attention).double(), *(t.double() for t in inputs))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @every_mechanism
 @torch.no_grad()
 def test_low_precision_stays_within_its_budget(name, dtype):
-    """The rounding of inputs is given to both; what remains is the arithmetic inside.
+    """The rounding of inputs is given to both; what remains is the arithmetic inside, element by element."""
+    example, problem = exact_problem(name, dtype)
+    output, allowed = budget(problem, dtype)
+    for engine in ("auto", "dense", "blocked"):
+        seen = rg.attend(*example, engine=engine)
+        assert ((seen.output.double() - output).abs() <= allowed).all()
+        assert seen.weights.dense().dtype == torch.float32
 
-    Products are summed in float32 at least; a score is then off by some units of its own
-    rounding, the weights are rounded once more when they meet the values, and so is the output.
-    """
-    attention, q, k, v = mechanisms()[name].example(dtype=dtype)
-    seen = rg.attend(attention, q, k, v)
-    exact = copy.deepcopy(attention).double()
-    output, weights = reference(problem_of(exact, q.double(), k.double(), v.double()))
-    output, weights = torch.from_numpy(output), torch.from_numpy(weights)
-    step = torch.finfo(dtype).eps
-    greatest_score = 8 * max(1.0, float(weights.clamp_min(1e-30).log().abs().clamp_max(20).max()))
-    budget = 4 * step * greatest_score * float(v.abs().max())
-    assert (seen.output.double() - output).abs().max() <= budget
-    assert seen.weights.dense().dtype == torch.float32
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@every_mechanism
+@torch.no_grad()
+def test_the_budget_has_no_room_for_a_mistake(name, dtype):
+    """Zeros, scores without their factor and a mask that is off by one key are all beyond it."""
+    _, problem = exact_problem(name, dtype)
+    output, allowed = budget(problem, dtype)
+    attention, inputs = problem.attention, (problem.query, problem.key, problem.value)
+    wrong = {"zeros": torch.zeros_like(output)}
+    if isinstance(attention.score, rg.Dot) and not isinstance(attention.normalizer, rg.Hardmax):
+        scale = 1.0 if attention.score.factor is None else attention.score.factor / 2
+        wrong["factor"] = rg.attend(with_score(attention, rg.Dot(scale=scale)), *inputs).output
+    if attention.mask is not None:
+        shifted = attention.mask.allowed(problem.grid).roll(1, -1)
+        wrong["mask"] = rg.attend(attention.with_mask(rg.given(shifted)), *inputs).output
+    for mistake, mistaken in wrong.items():
+        assert ((mistaken - output).abs() > allowed).any(), mistake
+
+
+def with_score(attention, score):
+    slots = {name: getattr(attention, name) for name in ("position", "bias", "mask", "normalizer", "dropout")}
+    return rg.Attention(score, **slots)
 
 
 MIXED = [
