@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import regard as rg
 from regard.catalog import mechanisms
-from regard.engine.ring import contents, exchange
+from regard.engine.ring import digests, exchange
 from regard.engine.ring.part import Part, refusal
 from regard.errors import RegardError
 
@@ -377,10 +377,17 @@ class Near:
     """A predicate that is an object."""
 
     def __init__(self, reach):
-        self.reach = reach
+        self.reach, self.rank = reach, dist.get_rank()
 
     def __call__(self, b, h, i, j):
+        return self.near(i, j)
+
+    def near(self, i, j):
         return (i - j).abs() <= self.reach
+
+
+def by_method(near):
+    return lambda b, h, i, j: near.near(i, j)
 
 
 def told_apart(make):
@@ -412,6 +419,7 @@ def hidden_contents_are_compared():
     told_apart(lambda n: rg.Attention(mask=rg.where(lambda b, h, i, j: i >= int(arrays[n][0]) - 1)))
     told_apart(lambda n: rg.Attention(mask=rg.where(Near(n + 1))))
     told_apart(lambda n: rg.Attention(mask=rg.where(Near(n + 1).__call__)))
+    told_apart(lambda n: rg.Attention(mask=rg.where(by_method(Near(n + 1)))))
     told_apart(lambda n: rg.Attention(mask=rg.where(half((odd_mask, even_mask)[n]))))
     told_apart(lambda n: sink_of(float(n)))
     told_apart(lambda n: rg.Attention(bias=shaw_of(n)))
@@ -429,7 +437,7 @@ def learned_values_are_compared_once():
     x, attention = some(1, 2, 6, 4), sink_of(0.5)
     held = torch.ones(6 * dist.get_world_size(), 6 * dist.get_world_size(), dtype=torch.bool)
     attention = rg.Attention(normalizer=attention.normalizer, mask=rg.given(held))
-    hashed, contents.tensor_digest = [], lambda t, digest=contents.tensor_digest: hashed.append(t) or digest(t)
+    hashed, digests.tensor_digest = [], lambda t, digest=digests.tensor_digest: hashed.append(t) or digest(t)
     rg.attend(attention, x, x, x, engine="ring")
     assert len(hashed) == 2
     with torch.no_grad():

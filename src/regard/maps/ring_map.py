@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.attention import Prepared
 from regard.engine.problem import Result
 from regard.engine.ring import Turn
-from regard.engine.ring.contents import Contents, digest, words
+from regard.engine.ring.digests import Contents, digest, words
 from regard.engine.ring.part import Part
 from regard.errors import RegardError
 from regard.maps.attention_map import BUDGET, AttentionMap

@@ -15,7 +15,7 @@ from regard.attention import Attention, checked_attention
 from regard.checks import checked
 from regard.engine.derivatives import HIDDEN
 from regard.engine.problem import Problem
-from regard.engine.ring.contents import Contents, words
+from regard.engine.ring.digests import Contents, words
 from regard.engine.ring.exchange import Exchange
 from regard.engine.ring.part import refusal
 from regard.engine.ring.plan import RingPlan

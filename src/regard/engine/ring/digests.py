@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import inspect
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -53,7 +52,8 @@ class Contents:
     text: list[str] = field(default_factory=list)
     learned: list[Tensor] = field(default_factory=list)
     hidden: bool = False
-    _before: dict[int, tuple[int, Any]] = field(default_factory=dict)
+    _before: dict[tuple[int, frozenset[str] | None], tuple[int, Any]] = field(default_factory=dict)
+    _names: frozenset[str] | None = None  # that the function which is being read uses; None: outside of functions
 
     @staticmethod
     def of(thing: Any) -> Contents:
@@ -77,10 +77,10 @@ class Contents:
         elif isinstance(thing, Tensor | list | tuple | set | frozenset):
             self.text.append(type(thing).__qualname__)
             self._read_kind(thing)
-        elif id(thing) in self._before:
-            self.text.append(f"#{self._before[id(thing)][0]}")
+        elif (key := (id(thing), self._names)) in self._before:
+            self.text.append(f"#{self._before[key][0]}")
         else:
-            self._before[id(thing)] = len(self._before), thing
+            self._before[key] = len(self._before), thing
             self.text.append(type(thing).__qualname__)
             self._read_kind(thing)
 
@@ -92,7 +92,7 @@ class Contents:
         elif isinstance(thing, ModuleType):
             self.text.append(thing.__name__)
         elif isinstance(thing, nn.Module):
-            self._read_all([thing._parameters, thing._buffers, thing._modules, _public(vars(thing))])
+            self._read_all([thing._parameters, thing._buffers, thing._modules, self._used(thing, _public(vars(thing)))])
         elif isinstance(thing, CodeType | FunctionType | MethodType | functools.partial):
             self.hidden = True
             self._read_function(thing)
@@ -104,14 +104,16 @@ class Contents:
         elif isinstance(thing, set | frozenset):
             self._read_all(sorted(thing, key=words))
         elif dataclasses.is_dataclass(thing):
-            self._read_all(getattr(thing, each.name) for each in dataclasses.fields(thing))
-            self._read_call(thing)
+            self._read_object(thing, {each.name: getattr(thing, each.name) for each in dataclasses.fields(thing)})
         elif hasattr(thing, "__array__"):
             self._read_tensor(torch.as_tensor(thing))
         elif hasattr(thing, "__wrapped__"):  # of functools.cache, whose own state is no part of the function
             self.read(thing.__wrapped__)
+        elif isinstance(held := getattr(thing, "__dict__", None), dict):
+            self.hidden = True
+            self._read_object(thing, held)
         else:
-            self._read_object(thing)
+            self.text.append(words(thing))
 
     def _read_all(self, things: Iterable[Any]) -> None:
         for thing in things:
@@ -136,24 +138,54 @@ class Contents:
         elif isinstance(function, CodeType):
             self._read_all((function.co_code, function.co_names, function.co_consts))
         else:
-            named = {name: _near(function.__globals__.get(name), function) for name in function.__code__.co_names}
-            cells = [_near(value, function) for value in inspect.getclosurevars(function).nonlocals.values()]
-            self._read_all((function.__code__, function.__defaults__, function.__kwdefaults__, cells, named))
+            code = function.__code__
+            before, self._names = self._names, (self._names or frozenset()) | _names_of(code)
+            named = {name: _near(function.__globals__.get(name), function) for name in code.co_names}
+            cells = [_near(_held(cell), function) for cell in function.__closure__ or ()]
+            self._read_all((code, function.__defaults__, function.__kwdefaults__, cells, named))
+            self._names = before
 
-    def _read_object(self, thing: Any) -> None:
-        """An object of any other class by its fields."""
-        held = getattr(thing, "__dict__", None)
-        if held is None:
-            self.text.append(words(thing))
-            return
-        self.hidden = True
-        self.read(dict(held))
-        self._read_call(thing)
-
-    def _read_call(self, thing: Any) -> None:
-        """The function that runs where the object is called."""
-        if callable(thing) and isinstance(call := type(thing).__call__, FunctionType):
+    def _read_object(self, thing: Any, fields: Mapping[str, Any]) -> None:
+        """An object by its class's function that is called, and its fields: in a function those that it uses."""
+        call = type(thing).__call__ if callable(thing) else None
+        before = self._names
+        if isinstance(call, FunctionType):
+            self._names = (before or frozenset()) | _names_of(call.__code__)
             self.read(call)
+        self.read(self._used(thing, fields))
+        self._names = before
+
+    def _used(self, thing: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields and methods of an object that the function being read uses; outside of functions all fields.
+
+        What an object holds besides, as its rank or its device, may differ between ranks.
+        """
+        if self._names is None:
+            return dict(fields)
+        methods: dict[str, FunctionType] = {}
+        names, new = self._names, self._names
+        while new:
+            more = {
+                name: method for name in new if isinstance(method := getattr(type(thing), name, None), FunctionType)
+            }
+            methods |= more
+            new = frozenset().union(*(_names_of(method.__code__) for method in more.values())) - names
+            names |= new
+        return methods | {name: value for name, value in fields.items() if name in names}
+
+
+def _names_of(code: CodeType) -> frozenset[str]:
+    """Globals and attributes that code names, also in functions inside it."""
+    inside = (_names_of(part) for part in code.co_consts if isinstance(part, CodeType))
+    return frozenset(code.co_names).union(*inside)
+
+
+def _held(cell: CellType) -> Any:
+    """The value of a closed-over name; None for one that is not bound yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 def _near(thing: Any, function: FunctionType) -> Any:
