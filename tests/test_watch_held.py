@@ -27,6 +27,21 @@ MODELS = {
 }  # fmt: skip
 
 
+XLNET = {"vocab_size": V, "d_model": 16, "n_layer": 2, "n_head": 4, "d_inner": 16}
+BARK = {"input_vocab_size": V, "output_vocab_size": V, "hidden_size": 16, "num_layers": 2, "num_heads": 4}
+ENTITIES = {"entity_vocab_size": 10, "entity_emb_size": 8}
+#: Whose inputs have axes of their own: channels before tokens, tokens before texts, words beside entities.
+OTHERS = {
+    "SqueezeBertModel": BERT | {"embedding_size": 16},
+    "XLNetModel": XLNET,
+    "BarkSemanticModel": BARK | {"block_size": 40},
+    "LukeModel": BERT | ENTITIES,
+    "DebertaModel": BERT | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+    "BigBirdModel": BERT | {"block_size": 4, "num_random_blocks": 1},
+}
+MODELS |= OTHERS
+
+
 def make(name):
     config = getattr(transformers, f"{name.removesuffix('Model')}Config")(**MODELS[name])
     torch.manual_seed(1)
@@ -38,7 +53,65 @@ def size(request, monkeypatch):
     monkeypatch.setattr(held, "SMALL", request.param)
 
 
-@pytest.mark.parametrize("name", MODELS)
+def entities():
+    places = torch.full((2, 2, 30), -1)
+    places[:, 0, :2], places[:, 1, 0] = torch.tensor([1, 2]), 3
+    mask = torch.ones(2, 2, dtype=torch.long)
+    return {"entity_ids": torch.tensor([[1, 2]] * 2), "entity_position_ids": places, "entity_attention_mask": mask}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_layouts_of_inputs(name, size):
+    """BigBird exchanges its attention modules in its first call, when it finds the text too short for blocks."""
+    model, inputs = make(name), {"input_ids": tokens(9), "attention_mask": padding("right")}
+    inputs |= entities() if name == "LukeModel" else {}
+    outputs, seen = watched(model, inputs)
+    with torch.no_grad():
+        returned = model(**inputs, output_attentions=True)
+    assert_identical(returned[0], outputs[0])
+    assert not seen.missing and len(seen) == 2
+    for weights, weight in zip(seen.values(), returned.attentions, strict=True):
+        weight = weight.softmax(-1) if name == "SqueezeBertModel" else weight  # it returns its scores
+        torch.testing.assert_close(weights.dense(), weight, atol=1e-6, rtol=0)
+
+
+def test_texts_before_batches_of_other_sizes(size):
+    """A batch, heads, tokens and channels that all differ, so that no axis can stand in for another."""
+    model, inputs = make("XLNetModel"), {"input_ids": tokens(7, batch=3)}
+    _, seen = watched(model, inputs)
+    assert seen[0].shape == (3, 4, 7, 7)
+
+
+def test_a_head_that_is_mixed_after_the_softmax_is_refused():
+    config = transformers.DebertaConfig(**BERT, relative_attention=True, talking_head=True, pos_att_type=["c2p"])
+    model = sharpened(transformers.DebertaModel(config).eval())
+    with pytest.raises(
+        rg.RegardError, match=r"DisentangledSelfAttention changes its weights after the softmax \(linear\)"
+    ):
+        watched(model, {"input_ids": tokens(9)})
+
+
+def test_a_gate_of_each_token_is_no_map():
+    config = transformers.SwiftFormerConfig(depths=[1] * 4, embed_dims=[8, 8, 16, 16], image_size=64)
+    with pytest.raises(rg.RegardError, match="SwiftFormerEfficientAdditiveAttention changes its weights"):
+        watched(transformers.SwiftFormerModel(config).eval(), {"pixel_values": torch.randn(1, 3, 64, 64)})
+
+
+def test_queries_that_a_module_has_of_its_own():
+    labels = {"num_character_labels": 5, "num_bpe_labels": 6, "num_wordpiece_labels": 7, "max_token_length": 5}
+    sizes = {"image_size": [8, 16], "patch_size": 4, "hidden_size": 16, "num_hidden_layers": 2}
+    config = transformers.MgpstrConfig(**sizes, **labels, num_attention_heads=4, mlp_ratio=1)
+    model, x = transformers.MgpstrForSceneTextRecognition(config).eval(), torch.randn(2, 3, 8, 16)
+    _, seen = watched(model, {"pixel_values": x})
+    assert not seen.missing and len(seen) == 5
+    with torch.no_grad():
+        wanted = model(x, output_a3_attentions=True).a3_attentions
+    names = ("char_a3_module", "bpe_a3_module", "wp_a3_module")
+    for name, weight in zip(names, wanted, strict=True):
+        torch.testing.assert_close(seen[name].dense(), weight[:, None], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in OTHERS])
 def test_weights_are_those_that_the_model_returns(name, size):
     model, inputs = make(name), {"input_ids": tokens(9), "attention_mask": padding("right")}
     with torch.no_grad():

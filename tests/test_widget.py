@@ -69,6 +69,31 @@ def test_a_model_shows_its_parts():
     assert (texts[2]["tokens"], texts[2]["queries"]) == (list("abcdef"), list("wxyz"))
 
 
+def test_generation_shows_the_call_that_read_the_tokens():
+    """The whole output may be given, whose last token nothing has read, or the beginning that was read at once."""
+    transformers = pytest.importorskip("transformers")
+    from miniatures import BART, LLAMA
+
+    greedy = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).eval()
+    with rg.watch(llama) as seen:
+        llama.generate(torch.arange(3, 7)[None], **greedy)
+    for tokens, queries in (("abcdefg", "f"), ("abcdef", "f"), ("abcd", "abcd"), ("abcde", "e")):
+        text = json.loads(seen.show(list(tokens)).data)["texts"][0]
+        assert "".join(text["queries"] or text["tokens"])[-len(queries) :] == queries
+        assert len(text["tokens"]) == min(len(tokens), 6)
+    assert len(json.loads(seen.show().data)["texts"][0]["tokens"]) == 6
+    with pytest.raises(rg.RegardError, match="1 queries and 6 keys"):
+        seen.show(list("ab"))
+    bart = transformers.BartForConditionalGeneration(transformers.BartConfig(**BART)).eval()
+    with rg.watch(bart) as seen:
+        output = bart.generate(torch.arange(3, 7)[None], num_beams=1, **greedy)
+    targets = [str(place) for place in range(output.shape[1])]
+    texts = json.loads(seen.show(list("abcd"), targets).data)["texts"]
+    assert [text["tokens"] for text in texts] == [list("abcd"), targets[:-1], list("abcd")]
+    assert texts[2]["queries"] == targets[-2:-1]
+
+
 @pytest.mark.slow
 def test_the_notebook_runs_and_has_the_widget_in_it(tmp_path):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")

@@ -101,7 +101,7 @@ class Reader:
         reading = Reading.of(name, found.maps, labels, self.special(ids), found.numbers, also=also)
         masks = mask_findings(found.maps, causal=self._claims_causal(found.maps), numbers=found.numbers)
         reading = replace(reading, roles=self._roles(found, inputs, layers), masks=masks)
-        return Read(reading, found.seen.missing, max(errors, default=None))
+        return Read(reading, found.seen.missing | self._unread(), max(errors, default=None))
 
     def profile(
         self, text: str, layers: Sequence[int] | None = None, length: int | None = None
@@ -152,7 +152,7 @@ class Reader:
     def _see(self, inputs: dict[str, Any], layers: Sequence[int] | None) -> Layers:
         encoder = self._encoder()
         with watch(encoder) as seen, torch.no_grad():
-            encoder(**inputs)
+            _run(encoder, inputs)
         if not seen.names:
             reasons = "; ".join(f"{name}: {why}" for name, why in list(seen.missing.items())[:3])
             raise RegardError(f"see: no attention of this model could be captured. {reasons or 'It has none.'}")
@@ -188,6 +188,13 @@ class Reader:
     def _encoder(self) -> Any:
         """Of an encoder-decoder only the encoder, which is the part that reads."""
         return self.model.get_encoder() if getattr(self.model.config, "is_encoder_decoder", False) else self.model
+
+    def _unread(self) -> dict[str, str]:
+        """The part of an encoder-decoder that a text alone does not reach."""
+        if self._encoder() is self.model:
+            return {}
+        reason = "a text alone is read by the encoder; rg.watch(model) shows decoder and cross-attention while it runs"
+        return {"decoder": reason}
 
     def tokenize(self, text: str, length: int | None) -> dict[str, Any]:
         """What the model reads of a text; one that is empty or too long is refused."""
@@ -236,6 +243,20 @@ class Reader:
             inside = spaced and after_word and label.isalnum() and not token.startswith(WORD_STARTS)
             labels.append(f"##{label}" if inside else label)
         return labels
+
+
+def _run(model: Any, inputs: dict[str, Any]) -> None:
+    """Run a model on a text; one that needs more than a text is refused in words."""
+    try:
+        model(**inputs)
+    except RegardError:
+        raise
+    except Exception as error:  # each model complains of missing pictures or sounds in its own way
+        told = str(error).strip().splitlines() or [type(error).__name__]
+        raise RegardError(
+            f"see: {type(model).__name__} cannot read a text alone ({told[0][:200]}). Give a model of texts; "
+            "rg.watch(model) shows any model while you run it on its own inputs."
+        ) from error
 
 
 def read_text(source: str) -> str:

@@ -21,7 +21,7 @@ from regard.engine.rows import Collected
 from regard.errors import RegardError
 from regard.hf.masks import recognise
 from regard.hf.trace import Trace
-from regard.hf.translate import Untranslatable
+from regard.hf.translate import NO_NUMBERS, Untranslatable
 from regard.hf.verify import Check
 from regard.maps import attention_map
 from regard.maps.attention_map import AttentionMap, Part
@@ -62,6 +62,8 @@ class Held:
     @staticmethod
     def of(name: str, module: nn.Module, given: tuple[Any, Any], trace: Trace, slot: Slot) -> Held:
         """From the inputs of a module, and the softmax that its values are multiplied by."""
+        if trace.softmaxes[0].is_meta:
+            raise Untranslatable(NO_NUMBERS)
         number = trace.taken(type(module).__name__)
         weights = _four_axes(module, given, trace.softmaxes[number])
         B, H, I, J = weights.shape
@@ -174,15 +176,35 @@ class _Catch(TorchFunctionMode):
 
 
 def _four_axes(module: nn.Module, given: tuple[Any, Any], weights: Tensor) -> Tensor:
-    """(B, H, I, J), where the softmax is over the keys of all queries that came in."""
+    """(B, H, I, J), where the batch and the queries of the softmax are those of the inputs."""
     inputs = [x for x in (*given[0], *given[1].values()) if isinstance(x, Tensor) and x.ndim == 3]
-    B, I = inputs[0].shape[:2] if inputs else (-1, -1)
-    if weights.ndim == 3 and B > 0 and len(weights) % B == 0:
-        weights = weights.unflatten(0, (B, -1))
-    if weights.ndim != 4 or weights.shape[0] != B or weights.shape[2] != I:
-        name, shape = type(module).__name__, tuple(weights.shape)
-        raise Untranslatable(f"the softmax of {name} has shape {shape}, not (batch, heads, queries, keys)")
-    return weights.detach()
+    for B, I in _batch_and_length(module, inputs):
+        shaped = _shaped(weights, B)
+        one_head = weights.ndim == 3 and weights.shape[::2] == (B, I)  # queries may then be of the module's own
+        if shaped is not None and (shaped.shape[2] == I or one_head):
+            return shaped.detach()
+    shapes = ", ".join(str(tuple(x.shape)) for x in inputs) or "no tensor of three axes"
+    raise Untranslatable(
+        f"the softmax of {type(module).__name__} has shape {tuple(weights.shape)}, and which of its axes are batch, "
+        f"heads and queries cannot be told from the inputs: {shapes}"
+    )
+
+
+def _shaped(weights: Tensor, num_batch: int) -> Tensor | None:
+    if weights.ndim == 3 and num_batch > 0 and len(weights) % num_batch == 0:
+        weights = weights.unflatten(0, (num_batch, -1))
+    return weights if weights.ndim == 4 and len(weights) == num_batch else None
+
+
+def _batch_and_length(module: nn.Module, inputs: list[Tensor]) -> Iterator[tuple[int, int]]:
+    """What may be the size of the batch and the number of queries, the likeliest first."""
+    yield from ((x.shape[0], x.shape[1]) for x in inputs)
+    alike = [x for x in inputs if (x.shape[0], x.shape[2]) == (inputs[0].shape[0], inputs[0].shape[2])]
+    if len(alike) > 1:  # words and entities, which attend to each other
+        yield alike[0].shape[0], sum(x.shape[1] for x in alike)
+    if any(isinstance(child, nn.Conv1d) for child in module.children()):
+        yield from ((x.shape[0], x.shape[2]) for x in inputs)
+    yield from ((x.shape[1], x.shape[0]) for x in inputs)
 
 
 def _rows(weights: Tensor) -> Tensor:

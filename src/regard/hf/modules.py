@@ -21,25 +21,35 @@ from regard.stats.numbering import layer_number
 #: Names of the projections by which an attention module is known.
 PROJECTION = re.compile(r"(^|_)w?(q|k|v|qkv|kv|query|key|value|c_attn|attn)(_|$|\d)", re.IGNORECASE)
 CROSS = re.compile(r"cross_?att|encdecattention|encoder_attn|encoder_attention|attn2$", re.IGNORECASE)
+#: Words by which attention is known in the names of classes and variables.
+ATTENTION = re.compile("attention|attn", re.IGNORECASE)
 #: Functions by which a module attends: torch's fused one, and `regard.attend`, whatever it is called there.
 OURS = "regard.attend"
 FUSED = frozenset({"scaled_dot_product_attention", OURS})
 #: Packages whose functions are known: what they call is no business of the module's.
 LIBRARIES = ("torch", "transformers", "regard.")
+BASES = ("torch", "transformers.modeling_utils", "transformers.generation", "regard.")
 
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules that look like attention: named so or calling softmax, and holding projections of queries and keys."""
+    """Modules that look like attention, whether or not their weights can be seen."""
     return {name: module for name, module in model.named_modules() if _attends(module)}
 
 
 def _attends(module: nn.Module) -> bool:
-    if isinstance(module, nn.MultiheadAttention | Attends) or FUSED.intersection(names_called(type(module))):
+    """Whether a module calls a fused function; or has two of: the name, projections of queries and keys, a softmax."""
+    names = names_called(type(module))
+    if isinstance(module, nn.MultiheadAttention | Attends) or FUSED & names:
         return True
-    named = re.search("attention|attn", type(module).__name__, re.IGNORECASE)
-    if not named and "softmax" not in names_called(type(module)):
-        return False
-    return any(PROJECTION.search(name) and _projects(child) for name, child in module.named_children())
+    named = ATTENTION.search(type(module).__name__) is not None
+    if "softmax" in names:
+        return named or _has_projections(module) or any(map(ATTENTION.search, names))
+    return named and _has_projections(module)
+
+
+def _has_projections(module: nn.Module) -> bool:
+    children = any(PROJECTION.search(name) and _projects(child) for name, child in module.named_children())
+    return children or any(PROJECTION.search(name) for name, _ in module.named_parameters(recurse=False))
 
 
 @cache
@@ -58,18 +68,19 @@ def _collect(function: Any, kind: type[nn.Module], names: set[str], visited: set
     closed_over = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
     values = function.__globals__ | {name: _content(cell) for name, cell in closed_over}
     for name in _names_in(function.__code__):
-        called = values.get(name) or getattr(kind, name, None)
+        called, method = values.get(name), getattr(kind, name, None)
         names.add(OURS if called is attend else name)
         if not (getattr(called, "__module__", None) or "torch").startswith(LIBRARIES):
             _collect(called, kind, names, visited)
+        if not (getattr(method, "__module__", None) or "torch").startswith(BASES):
+            _collect(method, kind, names, visited)
     if "attend" in names and any(values.get(name) is sys.modules["regard"] for name in names):
         names.add(OURS)
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    """The names in a piece of code and in the functions that it defines."""
-    yield from code.co_names
-    yield from code.co_freevars
+    """The names in a piece of code, of variables too, and in the functions that it defines."""
+    yield from (*code.co_names, *code.co_varnames, *code.co_freevars)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names_in(constant)

@@ -180,8 +180,8 @@ def _axis_after(part: Traced, name: str, args: tuple[Any, ...], kwargs: dict[str
         return _moved(part, name, args, kwargs)
     if name in ("unsqueeze", "squeeze", "expand", "expand_as", "repeat_interleave", "repeat"):
         return -1 if part.axis == -1 and output.shape[-1] == before.shape[-1] > 1 and output.ndim > 1 else None
-    same = output.shape == before.shape and output.dtype == before.dtype and torch.equal(output, before)
-    return part.axis if same else None
+    alike = output.shape == before.shape and output.dtype == before.dtype and not output.is_meta
+    return part.axis if alike and torch.equal(output, before) else None
 
 
 def _moved(part: Traced, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:

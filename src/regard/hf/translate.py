@@ -28,6 +28,8 @@ from regard.pieces.normalizer import LearnedSink, Normalizer, Softmax
 from regard.pieces.score import Dot
 from regard.positions import Positions
 
+#: Why nothing is seen of a model without weights.
+NO_NUMBERS = "its tensors are on the meta device and hold no numbers; load the model's weights first"
 #: The backend of modules that call torch's fused attention themselves.
 DIRECT = "F.scaled_dot_product_attention"
 #: Options that are read here.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from regard.hf.running import running
 from regard.hf.summed import ModuleStatistics, checked_folds
 from regard.hf.torch_calls import Heard, encoder_layer, multihead, sdpa
 from regard.hf.trace import Trace
-from regard.hf.translate import DIRECT, Call, Masks, Untranslatable, translate
+from regard.hf.translate import DIRECT, NO_NUMBERS, Call, Masks, Untranslatable, translate
 from regard.hf.unprojected import Unprojected
 from regard.hf.verify import Check, check
 from regard.hf.watched import Capture, Keys, Part, Told, Watched
@@ -41,7 +41,6 @@ OUTSIDE = (
     "computes its own weights, through neither the attention interface of transformers nor "
     "F.scaled_dot_product_attention nor nn.MultiheadAttention nor regard.attend"
 )
-
 #: What can be watched.
 WATCHED = (
     "Only models whose attention goes through transformers' attention interface (BERT, Llama, T5, ViT and some 350 "
@@ -50,14 +49,13 @@ WATCHED = (
 
 
 @checked
-@contextmanager
 def watch(
     model: nn.Module,
     layers: Iterable[int | str] | None = None,
     keep: str = "qk",
     verify: bool | str = True,
     folds: Iterable[Fold] | None = None,
-) -> Iterator[Watched]:
+) -> AbstractContextManager[Watched]:
     """See every attention weight of a model, of transformers or in plain torch, while its own backend runs it.
 
     Queries and keys are kept, O(n) for each layer, and weights are recomputed from them when asked
@@ -89,10 +87,32 @@ def watch(
             f"watch(verify={verify!r}): verify is True (a few rows), {ALL!r} (every row) or False (none)."
         )
     _check_model(model)
-    watcher = _Watcher(model, Chosen(layers), verify, checked_folds(folds, keep))
+    chosen, checked = Chosen(layers), checked_folds(folds, keep)
+    return _Watch(lambda: _watching(_Watcher(model, chosen, verify, checked)))
+
+
+@contextmanager
+def _watching(watcher: _Watcher) -> Iterator[Watched]:
     with watcher.listening():
         yield watcher.seen
     watcher.conclude()
+
+
+class _Watch(AbstractContextManager[Watched]):
+    """A watch that may be entered again: each block sees the calls inside it."""
+
+    def __init__(self, begin: Callable[[], AbstractContextManager[Watched]]) -> None:
+        self._begin = begin
+        self._blocks: list[AbstractContextManager[Watched]] = []
+
+    def __enter__(self) -> Watched:
+        block = self._begin()
+        seen = block.__enter__()
+        self._blocks.append(block)
+        return seen
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._blocks.pop().__exit__(*error)
 
 
 @dataclass(eq=False)
@@ -112,21 +132,38 @@ class _Watcher:
     def __init__(self, model: nn.Module, chosen: Chosen, verify: bool | str, folds: tuple[Fold, ...]) -> None:
         self.folds = folds
         self.model, self.chosen, self.verify, self.masks = model, chosen, verify, Masks()
-        self.names = {module: name for name, module in model.named_modules()}
-        attending = attention_modules(model)
-        self.attending = {module: name for name, module in attending.items()}
-        self.modules = {name: module for module, name in self.names.items()}
-        self.slot = Slot()
-        self.torch_parts, self.known = parts_of_torch_layers(model), inside_torch_layers(model)
-        self.candidates = {name: module for name, module in attending.items() if name in chosen}
-        self.loud = {module for module in self.candidates.values() if is_loud(module)}
+        self.slot, self.hooks = Slot(), ExitStack()
+        self.order: list[str] = []
+        self.names: dict[nn.Module, str] = {}
+        self.modules: dict[str, nn.Module] = {}
+        self.attending: dict[nn.Module, str] = {}
+        self.candidates: dict[str, nn.Module] = {}
+        self.loud: set[nn.Module] = set()
+        attending = self._learn()
         chosen.check(self.names.values(), attending)
+        self.torch_parts, self.known = parts_of_torch_layers(model), inside_torch_layers(model)
         self.parts: dict[str, Part] = {}
         self.missing: dict[str, str] = {}
         self.ran: Counter[str] = Counter()
         self.stack: list[Frame] = []
         self.running: list[nn.Module] = []
-        self.seen = Watched(self.parts, self.missing, list(self.names.values()), bool(verify))
+        self.seen = Watched(self.parts, self.missing, self.order, bool(verify))
+
+    def _learn(self) -> dict[str, nn.Module]:
+        """Read off the names of modules and which of them attend; a model may exchange some while it runs (BigBird)."""
+        attending = attention_modules(self.model)
+        self.names = {module: name for name, module in self.model.named_modules()}
+        self.modules = {name: module for module, name in self.names.items()}
+        self.order[:] = self.modules
+        self.attending = {module: name for name, module in attending.items()}
+        self.candidates = {name: module for name, module in attending.items() if name in self.chosen}
+        return attending
+
+    def _listen_to_the_loud(self) -> None:
+        for module in self.candidates.values():
+            if module not in self.loud and is_loud(module):
+                self.loud.add(module)
+                self.hooks.callback(module.register_forward_pre_hook(self._given, with_kwargs=True).remove)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -135,8 +172,8 @@ class _Watcher:
             stack.enter_context(tap.to(self))
             stack.enter_context(listeners.to(self))
             stack.enter_context(attend_listeners.to(self))
-            for module in self.loud:
-                stack.callback(module.register_forward_pre_hook(self._given, with_kwargs=True).remove)
+            stack.enter_context(self.hooks)
+            self._listen_to_the_loud()
             try:
                 yield
             finally:
@@ -150,6 +187,9 @@ class _Watcher:
     def started(self, module: nn.Module) -> None:
         if module in self.names:
             self.running.append(module)
+            if any(part is not None and part not in self.names for part in module._modules.values()):
+                self._learn()
+                self._listen_to_the_loud()
         name = self.attending.get(module)
         if name is not None or module is self.model:
             self.ran[name or ""] += 1
@@ -229,6 +269,8 @@ class _Watcher:
         self.parts[name].add(captured)
 
     def _capture(self, name: str, heard: Heard) -> Capture | Unprojected:
+        if heard.output.is_meta:
+            raise Untranslatable(NO_NUMBERS)
         call, translation = heard.call, translate(heard.call, self.masks)
         checked = Check(name, note="verify=False")
         if self.verify:
@@ -289,13 +331,20 @@ def _is_static(call: Call) -> bool:
     return call.backend == DIRECT and any(b.untyped_storage().data_ptr() == place for b in call.module.buffers())
 
 
+def _is_compiled(module: nn.Module) -> bool:
+    forward = module.forward
+    own = hasattr(forward, "_torchdynamo_orig_callable") and not hasattr(forward, "_torchdynamo_disable")
+    return own or hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
 def _check_model(model: object) -> None:
     if not isinstance(model, nn.Module):
         raise RegardError(f"watch: expected a Hugging Face model, got {type(model).__name__}, which is no nn.Module.")
     for name, module in model.named_modules():
-        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+        if _is_compiled(module):
             where = f"its part {name!r}" if name else "the model"
             raise RegardError(
                 f"watch: {where} is compiled, and compiled code does not ask for its backend again. Watch the model "
-                "that was compiled: model._orig_mod after torch.compile(model), one loaded anew after model.compile()."
+                "that was compiled: model._orig_mod after torch.compile(model), one loaded anew after model.compile() "
+                "or after its forward was compiled."
             )

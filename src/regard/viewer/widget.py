@@ -68,19 +68,41 @@ def show_map(weights: AttentionMap, tokens: Sequence[str] | None, queries: Seque
 
 
 def show_watched(seen: Watched, tokens: Sequence[str] | None, targets: Sequence[str] | None, batch: int) -> Any:
-    """A widget of a model: a text for each part, the encoder on `tokens`, the decoder on `targets`."""
+    """A widget of a model: a text for each part, the encoder on `tokens`, the decoder on `targets`.
+
+    Of several calls, as generation makes them, it is the last one that read just these tokens.
+    """
+    step, decoded = _call_that_read(seen.decoder, tokens if targets is None else targets)
     readings = []
     for part, title in TITLES.items():
-        maps = getattr(seen, part).maps
-        if maps:
-            keys = targets if part == "decoder" and targets is not None else tokens
-            queries = targets if part == "cross" else keys
-            readings.append(_reading(title, maps, keys, queries, batch))
+        view, keys, queries = getattr(seen, part), tokens, None
+        if not view:
+            continue
+        if part == "encoder":
+            call, keys = _call_that_read(view, tokens)
+        else:
+            call = step
+            keys = decoded if part == "decoder" else tokens
+        maps = {name: view.calls(name)[call] for name in view}
+        if part == "cross" and targets is not None and decoded is not None:
+            queries = decoded[-next(iter(maps.values())).shape[2] :]
+        readings.append(_reading(title, maps, keys, queries, batch))
     known = {name for part in TITLES for name in getattr(seen, part)}
     others = {name: seen[name] for name in seen if name not in known}
     if others:
         readings.insert(0, _reading("Model", others, tokens, None, batch))
     return show_texts(readings)
+
+
+def _call_that_read(view: Watched, tokens: Sequence[str] | None) -> tuple[int, Sequence[str] | None]:
+    """The last call (numbered from the end) of so many keys, and its tokens: nothing has read what came out last."""
+    if not view or tokens is None:
+        return -1, tokens
+    sizes = [weights.shape[3] for weights in view.calls(0)]
+    for number in range(-1, -len(sizes) - 1, -1):
+        if sizes[number] == len(tokens):
+            return number, tokens
+    return -1, tokens[:-1] if len(sizes) > 1 and sizes[-1] == len(tokens) - 1 else tokens
 
 
 def _reading(title: str, maps: dict[str, AttentionMap], tokens: Any, queries: Any, batch: int) -> Reading:
