@@ -389,7 +389,7 @@ def test_refusals():
     with pytest.raises(rg.RegardError, match=r"model\._orig_mod"), rg.watch(torch.compile(model)):
         pass
     with (
-        pytest.raises(rg.RegardError, match=r"expected a Hugging Face model, got str, which is no nn\.Module"),
+        pytest.raises(rg.RegardError, match=r"watch\(model='bert'\): model must be a Module, got str"),
         rg.watch("bert"),
     ):
         pass

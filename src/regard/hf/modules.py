@@ -142,7 +142,7 @@ class Chosen:
     (True, False)
     """
 
-    def __init__(self, layers: Iterable[int | str] | None) -> None:
+    def __init__(self, layers: int | str | Iterable[int | str] | None) -> None:
         self.layers = None if layers is None else [layers] if isinstance(layers, int | str) else list(layers)
         for layer in self.layers or ():
             if not isinstance(layer, int | str) or isinstance(layer, bool):

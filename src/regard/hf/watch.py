@@ -51,7 +51,7 @@ WATCHED = (
 @checked
 def watch(
     model: nn.Module,
-    layers: Iterable[int | str] | None = None,
+    layers: int | str | Iterable[int | str] | None = None,
     keep: str = "qk",
     verify: bool | str = True,
     folds: Iterable[Fold] | None = None,
@@ -87,8 +87,8 @@ def watch(
             f"watch(verify={verify!r}): verify is True (a few rows), {ALL!r} (every row) or False (none)."
         )
     _check_model(model)
-    chosen, checked = Chosen(layers), checked_folds(folds, keep)
-    return _Watch(lambda: _watching(_Watcher(model, chosen, verify, checked)))
+    chosen, kept = Chosen(layers), checked_folds(folds, keep)
+    return _Watch(lambda: _watching(_Watcher(model, chosen, verify, kept)))
 
 
 @contextmanager
@@ -337,9 +337,7 @@ def _is_compiled(module: nn.Module) -> bool:
     return own or hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
-def _check_model(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise RegardError(f"watch: expected a Hugging Face model, got {type(model).__name__}, which is no nn.Module.")
+def _check_model(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if _is_compiled(module):
             where = f"its part {name!r}" if name else "the model"
