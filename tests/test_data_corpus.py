@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import unicodedata
 from dataclasses import replace
 
 import pytest
@@ -164,6 +165,33 @@ def test_too_few_pairs_are_refused(tmp_path):
     path = write(tmp_path / "a.tsv", [f"the same\tb {n}" for n in range(20)])
     with pytest.raises(RegardError, match="1 different sources"):
         load_corpus(path)
+
+
+def test_a_line_that_is_no_sentence_is_left_out_counted_and_named(tmp_path):
+    slips = {3: "word " * 1001, 7: "x" * 10_001, 11: "ว" * 1001}
+    pairs = [f"a {n}\t{slips.get(n, 'b')}" for n in range(1, 41)]
+    corpus = load_corpus(write(tmp_path / "a.tsv", pairs))
+    assert corpus.describe().endswith("left out: 3 longer than 1,000 words or 10,000 characters (3, 7, 11).")
+    whole = load_corpus(write(tmp_path / "a.tsv", pairs), max_words=2000)
+    assert sum(map(len, (whole.train, whole.valid, whole.test))) == 40
+    many = [f"a {n}\t{'word ' * 1001 if n > 12 else 'b'}" for n in range(1, 41)]
+    assert "(13, 14, 15, 16, 17, ...)" in load_corpus(write(tmp_path / "a.tsv", many)).describe()
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        lambda text, n: " " * (n % 4) + text + "\n" * (n % 3),
+        lambda text, n: text.replace(" ", " " * (n % 4 + 1)),
+        lambda text, n: unicodedata.normalize(("NFC", "NFD", "NFKC")[n % 3], text),
+    ],
+)
+def test_no_source_is_on_both_sides_of_a_split_however_it_is_spaced(same):
+    pairs = [Pair(same(f"été {n // 3} à la mer", n), f"t {n}") for n in range(120)]
+    splits = split_pairs(pairs)
+    sources = [{unicodedata.normalize("NFC", " ".join(pair.source.split())) for pair in split} for split in splits]
+    assert not sources[0] & sources[1] and not sources[0] & sources[2] and not sources[1] & sources[2]
+    assert sum(map(len, splits)) == 120 and all(splits)
 
 
 def test_other_mistakes_are_named(files, tmp_path):

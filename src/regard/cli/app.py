@@ -224,6 +224,23 @@ def translate(
 
 
 @app.command()
+def align(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    source: Annotated[Path, typer.Option(metavar="FILE", help="Source sentences, one a line.")],
+    target: Annotated[Path, typer.Option(metavar="FILE", help="Their translations, line by line.")],
+    reading: Annotated[
+        str, typer.Option(metavar="output|input", help="Where the attention of a word is read: as it comes or goes in.")
+    ] = "output",
+    batch: Annotated[int, typer.Option(min=1, help="Sentences at a time.")] = 32,
+    words: Annotated[bool, typer.Option("--words", help="Print the words before the links that count them.")] = False,
+) -> None:
+    """Link the words of sentence pairs: what each target word looks at, as source-target from 0."""
+    from regard.cli import align as aligning
+
+    aligning.run(aligning.Wish(run, source, target, reading, batch, words))
+
+
+@app.command()
 def evaluate(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
     split: Annotated[str, typer.Option(metavar="test|valid|train", help="Which part of the corpus.")] = "test",

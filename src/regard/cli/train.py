@@ -72,6 +72,8 @@ def run(wish: Wish) -> None:
     with alone(folder, "train") if rank == 0 else nullcontext():
         if not wish.resume and rank == 0:
             _check_fresh(folder)
+        if wish.resume:
+            _say_changes(console, folder, config)
         if anew:
             console.print(f"{folder} was stopped before its first save. The training begins anew.", markup=False)
         _train(console, config, folder, wish.resume)
@@ -159,9 +161,23 @@ def _name(config: Config) -> str:
     return re.sub(r"[^\w.-]+", "-", f"{corpus}-{config.model.system}")
 
 
+def _say_changes(console: Console, folder: Path, config: Config) -> None:
+    """What a run that is gone on with has from now on that it had not."""
+    from regard.seq2seq.config import differences, make_config
+    from regard.seq2seq.run import CONFIG, read_sections
+
+    for key, (before, now) in differences(make_config(read_sections(folder)), config).items():
+        console.print(f"{folder / CONFIG}: {key} was {before!r} and is {now!r} from here on.", markup=False)
+
+
 def _check_fresh(folder: Path) -> None:
+    from regard.seq2seq.comparison import STUDY
     from regard.seq2seq.run import STATE, WEIGHTS
 
+    if (folder / STUDY).exists():
+        raise RegardError(
+            f"train: {folder} holds a comparison, whose vocabularies a run would write over. Give another --out."
+        )
     if (folder / WEIGHTS).exists() or (folder / STATE).exists():
         raise RegardError(
             f"train: {folder} holds a run already, and nothing trained is written over. Go on with it by "
@@ -204,9 +220,10 @@ def _conclude(console: Console, folder: Path, reason: str, standing: Standing) -
 @contextmanager
 def _bar(console: Console, config: Config) -> Any:
     """The share of the budget, the speed and the time left, as a function of where the training stands."""
-    from regard.seq2seq.stream import time_left
+    from regard.seq2seq.stream import TimeLeft
 
-    columns = (TextColumn("Training"), BarColumn(), TextColumn("{task.percentage:>3.0f}% {task.description}"))
+    columns = (BarColumn(bar_width=6), TextColumn("{task.percentage:>3.0f}% {task.description}"))
+    left = TimeLeft()
     hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, refresh_per_second=4, disable=hidden) as progress:
         task = progress.add_task("", total=1.0)
@@ -214,18 +231,23 @@ def _bar(console: Console, config: Config) -> Any:
         def show(standing: Standing) -> None:
             if standing.step % 5 and standing.step > 5:
                 return
-            speed = standing.tokens / standing.seconds if standing.seconds else 0.0
-            measured = next((row for row in reversed(standing.rows) if row.get("valid_loss") is not None), {})
-            said = "".join(
-                f" | {name} {measured[key]:.1f}"
-                for name, key in (("perplexity", "perplexity"), ("BLEU", "bleu"))
-                if measured.get(key) is not None
-            )
-            left = f"{clock(time_left(standing))} left" if standing.share else ""
-            text = f"step {standing.step:,} | {speed:,.0f} tokens/s | {left}{said}"
-            progress.update(task, completed=standing.share, description=text)
+            progress.update(task, completed=standing.share, description=_described(standing, left(standing)))
 
         yield show
+
+
+def _described(standing: Standing, seconds_left: float | None) -> str:
+    """Step, speed, time left on the wall and the last validation, in what 80 columns leave beside the bar."""
+    speed = standing.tokens / standing.seconds if standing.seconds else 0.0
+    measured = next((row for row in reversed(standing.rows) if row.get("valid_loss") is not None), {})
+    parts = [f"step {standing.step:,}", f"{speed:,.0f} tokens/s"]
+    if seconds_left is not None:
+        parts.append(f"{clock(seconds_left)} left")
+    if (bleu := measured.get("bleu")) is not None:
+        parts.append(f"BLEU {bleu:.1f}")
+    elif (perplexity := measured.get("perplexity")) is not None:
+        parts.append(f"perplexity {perplexity:.4g}")
+    return " | ".join(parts)
 
 
 def clock(seconds: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,8 @@ __all__ = ["Corpus", "Pair", "encode_pairs", "load_corpus", "split_pairs"]
 
 #: Fewer pairs than this cannot be split into three.
 FEWEST = 10
+#: Most words and characters of a side where no other bound is given, and how many of the lines beyond are named.
+MOST_WORDS, MOST_CHARACTERS, NAMED = 1000, 10_000, 5
 Path = str | os.PathLike[str]
 
 
@@ -120,7 +123,8 @@ def load_corpus(
       `valid` and `test` pairs, a tenth each but at most 1,000 unless said.
     - {"train": files, "valid": files, "test": files}: splits of the user's own.
 
-    Pairs of more than `max_words` words on a side are left out, and counted in `skipped`.
+    Pairs of more than `max_words` words on a side are left out, and counted in `skipped`. Where it is not given, those
+    of more than 1,000 words or 10,000 characters are, which one slip of a file makes, and `skipped` names their lines.
 
     >>> corpus = load_corpus("reverse", size=100)
     >>> corpus.describe()
@@ -150,7 +154,8 @@ def split_pairs(
 ) -> tuple[tuple[Pair, ...], tuple[Pair, ...], tuple[Pair, ...]]:
     """Training, validation and test pairs, by a hash of (`seed`, source).
 
-    All pairs of one source fall into one split, whatever their order, and adding pairs moves few of the others.
+    All pairs of one source fall into one split, whatever their order, and adding pairs moves few of the others. Sources
+    that differ in spaces alone, or in how Unicode writes the same letters, are one.
 
     >>> from regard.data import Pair, split_pairs
     >>> splits = split_pairs([Pair(f"source {n % 50}", f"target {n}") for n in range(100)])
@@ -168,10 +173,12 @@ def split_pairs(
         )
     groups: dict[str, list[int]] = {}
     for number, pair in enumerate(pairs):
-        groups.setdefault(pair.source, []).append(number)
-    ranked = sorted(groups, key=lambda source: stable_draw(seed, source))
+        groups.setdefault(_same(pair.source), []).append(number)
+    ranked = sorted(
+        groups.values(), key=lambda numbers: stable_draw(seed, min(pairs[n].source.strip() for n in numbers))
+    )
     held: list[set[int]] = [set(), set()]
-    for numbers in (groups[source] for source in ranked):
+    for numbers in ranked:
         for chosen, wanted in zip(held, (test, valid), strict=True):
             if len(chosen) + len(numbers) <= wanted:
                 chosen.update(numbers)
@@ -191,6 +198,11 @@ def split_pairs(
 
 
 @checked
+def _same(text: str) -> str:
+    """What is equal for texts that a tokenizer hardly tells apart."""
+    return " ".join(text.split()) if text.isascii() else " ".join(unicodedata.normalize("NFKC", text).split())
+
+
 def encode_pairs(pairs: Iterable[Pair], source: Tokenizer, target: Tokenizer) -> list[tuple[list[int], list[int]]]:
     """Both sides of every pair as ids, what `Batches` takes.
 
@@ -209,9 +221,65 @@ def stable_draw(seed: int, text: str) -> bytes:
 
 def _short(pairs: list[Pair], max_words: int | None) -> tuple[list[Pair], Counter[str]]:
     if max_words is None:
-        return pairs, Counter()
+        return _without_slips(pairs)
     kept = [pair for pair in pairs if pair.words <= max_words]
     return kept, Counter({f"longer than {max_words} words": len(pairs) - len(kept)})
+
+
+def _without_slips(pairs: list[Pair]) -> tuple[list[Pair], Counter[str]]:
+    """Without lines that are no sentences: one of them would widen a batch by its length, and fill the memory."""
+
+    def fits(pair: Pair) -> bool:
+        characters = max(len(pair.source), len(pair.target))
+        return characters <= MOST_WORDS or (characters <= MOST_CHARACTERS and pair.words <= MOST_WORDS)
+
+    kept = [pair for pair in pairs if fits(pair)]
+    if len(kept) == len(pairs):
+        return pairs, Counter()
+    reason = (
+        f"longer than {MOST_WORDS:,} words or {MOST_CHARACTERS:,} characters{named(p for p in pairs if not fits(p))}"
+    )
+    return kept, Counter({reason: len(pairs) - len(kept)})
+
+
+def named(pairs: Iterable[Pair]) -> str:
+    """Where some pairs are from, in brackets.
+
+    >>> named([Pair("a", "b", "17"), Pair("a", "b", "30")])
+    ' (17, 30)'
+    """
+    names = [pair.id for pair in pairs if pair.id]
+    said = ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
+    return f" ({said})" if said else ""
+
+
+def fitting(corpus: Corpus, source: Tokenizer, target: Tokenizer, most: int) -> Corpus:
+    """The corpus without training and validation pairs of more than `most` pieces on a side; `skipped` names them.
+
+    >>> from regard.data import Words
+    >>> words, pairs = Words(["a"]), (Pair("a", "a"), Pair("a a a", "a", "2"))
+    >>> fitting(Corpus("letters", "x", "y", pairs, pairs[:1], pairs), words, words, most=2).describe()
+    'letters: 1 training, 1 validation, 2 test pairs; left out: 1 of more than 2 pieces (2).'
+    """
+    kept = [fitting_pairs(split, source, target, most) for split in (corpus.train, corpus.valid)]
+    whole = corpus.train + corpus.valid
+    if sum(map(len, kept)) == len(whole):
+        return corpus
+    if not kept[0]:
+        raise RegardError(f"load_corpus: every training pair of {corpus.name} has more than {most} pieces on a side.")
+    inside = {*map(id, (pair for split in kept for pair in split))}
+    outside = [pair for pair in whole if id(pair) not in inside]
+    skipped = {**corpus.skipped, f"of more than {most:,} pieces{named(outside)}": len(outside)}
+    return replace(corpus, train=kept[0], valid=kept[1], skipped=skipped)
+
+
+def fitting_pairs(pairs: Iterable[Pair], source: Tokenizer, target: Tokenizer, most: int) -> tuple[Pair, ...]:
+    """Those of at most so many pieces on either side."""
+
+    def fits(text: str, tokenizer: Tokenizer) -> bool:
+        return len(text) < most or len(tokenizer.encode(text)) <= most  # a piece has a character, but for a first space
+
+    return tuple(pair for pair in pairs if fits(pair.source, source) and fits(pair.target, target))
 
 
 def _tasks() -> Iterable[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from regard.data.tokenizer import Tokenizer
     from regard.seq2seq.model import Translator
 
+#: Batches that are read ahead and sorted by length.
+AHEAD = 8
 #: Links (source word, target word), counted from 0.
 Links = frozenset[tuple[int, int]]
 
@@ -98,14 +101,16 @@ def align(
     reading: str = "output",
     name: str | None = None,
     source_words: Sequence[Sequence[int]] | None = None,
+    target_words: Sequence[Sequence[int]] | None = None,
 ) -> list[Alignment]:
     """Read the cross-attention of sentence pairs (ids, without BOS and EOS) as word alignments.
 
     The mean over the heads of module `name` (by default the model's last cross-attention); pieces are
     merged to words by the sum over source pieces and the mean over target pieces. With
     `reading="output"` a target word is read at the step that predicts it, with "input" at the one that
-    takes it in, where deep Transformers align best (Chen et al. 2020). `source_words` are the numbers of the words
-    that source pieces are parts of, where the tokenizer cannot know them from its pieces (see `written_words`).
+    takes it in, where deep Transformers align best (Chen et al. 2020). `source_words` and `target_words` are the
+    numbers of the words that pieces are parts of, where the tokenizer cannot tell from its pieces (see
+    `written_words`).
 
     >>> from regard import data, seq2seq
     >>> words, model = data.Words(["a", "b", "c"]), seq2seq.build("bahdanau", source_size=7, target_size=7, width=8)
@@ -125,12 +130,72 @@ def align(
     first = 0 if reading == "output" else 1
     found = []
     source_words = source_words or [tokenizers[0].word_numbers(x) for x in sources]
-    for row, x, y, numbers in zip(weights, sources, targets, source_words, strict=True):
-        source_side, source_shares = _words_of_pieces(tokenizers[0], x, numbers)
-        target_side, target_shares = _words_of_pieces(tokenizers[1], y, tokenizers[1].word_numbers(y))
+    target_words = target_words or [tokenizers[1].word_numbers(y) for y in targets]
+    for row, x, y, *numbers in zip(weights, sources, targets, source_words, target_words, strict=True):
+        source_side, source_shares = _words_of_pieces(tokenizers[0], x, numbers[0])
+        target_side, target_shares = _words_of_pieces(tokenizers[1], y, numbers[1])
         merged = _merged(row[first : first + len(y), : len(x)], target_shares, source_shares)
         found.append(Alignment(source_side, target_side, merged, reading))
     return found
+
+
+def align_texts(
+    model: Translator,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    pairs: Iterable[tuple[str, str]],
+    *,
+    reading: str = "output",
+    batch: int = 32,
+    limit: int = 1000,
+) -> Iterator[Alignment | None]:
+    """The alignments of pairs that are given, as they come: the model is made to say the target.
+
+    Words are those of the texts as they are written (see `Tokenizer.cut`). None stands for a pair with an empty side,
+    or of more than `limit` pieces.
+
+    >>> from regard import data, seq2seq
+    >>> words, model = data.Words(["a", "b", "c"]), seq2seq.build("bahdanau", source_size=7, target_size=7, width=8)
+    >>> found = list(align_texts(model, (words, words), [("a b", "c"), ("", "a")]))
+    >>> found[0].source, found[0].target, found[1]
+    (('a', 'b'), ('c',), None)
+    """
+    check_alignable(model, reading)
+    remaining = iter(pairs)
+    while window := list(islice(remaining, batch * AHEAD)):
+        encoded = [tuple(t.encode(text) for t, text in zip(tokenizers, pair, strict=True)) for pair in window]
+        fitting = [n for n, sides in enumerate(encoded) if all(0 < len(ids) <= limit for ids in sides)]
+        fitting.sort(key=lambda n: [len(ids) for ids in encoded[n]])
+        done: list[Alignment | None] = [None] * len(window)
+        for start in range(0, len(fitting), batch):
+            places = fitting[start : start + batch]
+            found = _align_written(
+                model, tokenizers, [window[n] for n in places], [encoded[n] for n in places], reading
+            )
+            for place, alignment in zip(places, found, strict=True):
+                done[place] = alignment
+        yield from done
+
+
+def _align_written(
+    model: Translator, tokenizers: tuple[Tokenizer, Tokenizer], pairs: Any, encoded: Any, reading: str
+) -> list[Alignment]:
+    texts, ids = list(zip(*pairs, strict=True)), list(zip(*encoded, strict=True))
+    words = [
+        [written_words(tokenizers[side], *each) for each in zip(texts[side], ids[side], strict=True)] for side in (0, 1)
+    ]
+    found = align(model, tokenizers, *ids, reading=reading, source_words=words[0], target_words=words[1])
+    return [
+        replace(
+            each, source=as_written(tokenizers[0], x, each.source), target=as_written(tokenizers[1], y, each.target)
+        )
+        for each, (x, y) in zip(found, pairs, strict=True)
+    ]
+
+
+def as_written(tokenizer: Tokenizer, text: str, words: tuple[str, ...]) -> tuple[str, ...]:
+    """The words of a text as they are written, where there are as many as the pieces make."""
+    written = tuple(tokenizer.cut(text))
+    return written if len(written) == len(words) else words
 
 
 def written_words(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[int]:

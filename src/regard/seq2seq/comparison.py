@@ -17,7 +17,7 @@ from regard.data.corpus import Corpus
 from regard.data.retrieval import NOVEL, nearest, without_near
 from regard.errors import RegardError
 from regard.seq2seq.checkpoint import read_json, write_whole
-from regard.seq2seq.config import Config, Model, make_config
+from regard.seq2seq.config import Config, Model, differences, make_config
 from regard.seq2seq.preparation import counted_by, learn_tokenizer, read_corpus
 from regard.seq2seq.run import PACKAGES, SOURCE, TARGET
 from regard.seq2seq.systems import build, system
@@ -280,12 +280,8 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path)
 def _change(name: str, before: Any, now: Any) -> str:
     """What differs, in words; of the configuration the keys."""
     if name == "config":
-        old, new = (
-            {f"{section}.{key}": value for section, keys in (side or {}).items() for key, value in keys.items()}
-            for side in (before, now)
-        )
-        changed = [key for key in old | new if old.get(key) != new.get(key)]
-        return ", ".join(f"{key} was {old.get(key)!r}, now {new.get(key)!r}" for key in changed)
+        changed = differences(make_config(before), make_config(now))
+        return ", ".join(f"{key} was {old!r}, now {new!r}" for key, (old, new) in changed.items())
     if name == "systems":
         before, now = ([each["label"] for each in side or ()] for side in (before, now))
         if before == now:

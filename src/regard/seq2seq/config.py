@@ -49,7 +49,7 @@ class Data(Section):
         default="target", description="Where the target is in a .jsonl or a folder of `datasets`."
     )
     max_words: Count | Auto = Field(
-        default="auto", description="Most words of a side, longer pairs are left out; auto: any."
+        default="auto", description="Most words of a side, longer pairs are left out; auto: 1,000."
     )
     valid: Count | Auto = Field(
         default="auto", description="Pairs held out for validation; auto: a tenth, at most 1,000."
@@ -267,6 +267,19 @@ def make_config(data: Mapping[str, Any]) -> Config:
     except ValidationError as error:
         said = dict.fromkeys(_said(one) for one in error.errors())  # each once: a union complains for all its members
         raise RegardError("config: " + " ".join(said)) from None
+
+
+def differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
+    """The keys in which two configurations differ, with the value of each.
+
+    >>> differences(Config(), make_config({"model": {"width": 64}}))
+    {'model.width': (128, 64)}
+    """
+    old, new = (
+        {f"{section}.{key}": value for section, keys in config.model_dump().items() for key, value in keys.items()}
+        for config in (before, now)
+    )
+    return {key: (old[key], value) for key, value in new.items() if old[key] != value}
 
 
 def _put(data: dict[str, Any], override: str) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.checks import checked
 from regard.data.batches import Batches
-from regard.data.corpus import encode_pairs
+from regard.data.corpus import encode_pairs, fitting_pairs
 from regard.data.retrieval import NEAR, NOVEL, nearest
 from regard.data.words import cut
 from regard.errors import RegardError
@@ -89,14 +89,13 @@ class Frequency:
 class Evaluation:
     """Everything measured of a system on a set of sentence pairs.
 
-    Scores are percentages as sacrebleu gives them; `exact` is the share of sentences that equal their
-    reference, `length_ratio` tokens put out over tokens expected, `perplexity` that of the reference pieces
-    under teacher forcing, `alignment_error_rate` that of the attention (0 is best) where gold
-    alignments exist. `by_similarity` is BLEU by how like the nearest training source is; the first of its
-    buckets is the novel part. `retrieval` is the BLEU of the target of the most similar training source, copied:
-    first of all sentences, then as in `by_similarity`. BLEU, TER and words are counted in tokens of sacrebleu's
-    `tokenizer`. Skipped sentences count as empty translations;
-    `left_out` is how many were not tested, since they are near-duplicates of training sources.
+    Scores are percentages as sacrebleu gives them, BLEU, TER and words in tokens of its `tokenizer`; `exact` is the
+    share of sentences that equal their reference, `length_ratio` tokens put out over tokens expected, `perplexity` that
+    of the reference pieces under teacher forcing, `alignment_error_rate` that of the attention (0 is best) where gold
+    alignments exist; both leave out pairs that are too long to translate. `by_similarity` is BLEU by how like the
+    nearest training source is; the first of its buckets is the novel part. `retrieval` is the BLEU of the target of the
+    most similar training source, copied: first of all sentences, then as in `by_similarity`. Skipped sentences count as
+    empty translations; `left_out` is how many were not tested, since they are near-duplicates of training sources.
 
     >>> from regard.seq2seq import score
     >>> found = score(["the dog sees a cat", "no"], ["the dog sees a cat", "yes"], sources=["x", "y"])
@@ -255,10 +254,11 @@ def evaluate(
         found.append(each)
         progress(len(found))
     seconds = clock.seconds(device) - start
-    error_rate, reading = _error_rate(system, pairs, wanted)
+    short = fitting_pairs(pairs, *tokenizers, wanted.limit)
+    error_rate, reading = _error_rate(system, short, wanted)
     return replace(
         score([each.text for each in found], references, sources, training, tokenizer),
-        perplexity=perplexity(system, pairs, wanted.batch),
+        perplexity=perplexity(system, short, wanted.batch) if short else None,
         alignment_error_rate=error_rate,
         reading=reading,
         seconds=seconds,

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from regard.data.batches import Batch
-from regard.data.corpus import encode_pairs
+from regard.data.corpus import encode_pairs, fitting_pairs
 from regard.data.vocabulary import EOS, PAD
 from regard.data.words import cut
 from regard.seq2seq.alignment import align
 from regard.seq2seq.comparison import chosen_sentences
 from regard.seq2seq.looking import looking, source_gradients
 from regard.seq2seq.run import WEIGHTS
+from regard.seq2seq.translation import LIMIT
 
 if TYPE_CHECKING:
     from regard.data.corpus import Corpus, Pair
@@ -29,11 +30,12 @@ BINS = 10
 
 def inspect(run: Run, corpus: Corpus, similarities: Sequence[float]) -> dict[str, Any]:
     """Shares and entropy of the cross-attention, gradients, and alignments of a few sentences."""
+    pairs = fitting_pairs(corpus.test, run.source_tokenizer, run.target_tokenizer, LIMIT)
     lengths = [len(cut(pair.source)) for pair in corpus.test]
     close = [corpus.test[n] for n in chosen_sentences(similarities, lengths)]
     return {
-        **_shares(run, spread(corpus.test, PAIRS)),
-        "gradient": gradient_profile(run, spread(corpus.test, GRADIENTS)),
+        **_shares(run, spread(pairs, PAIRS)),
+        "gradient": gradient_profile(run, spread(pairs, GRADIENTS)),
         "alignments": _alignments(run, close),
         "parameters": sum(weight.numel() for weight in run.model.parameters()),
         "bytes": (run.path / WEIGHTS).stat().st_size,

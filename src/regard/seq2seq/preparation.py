@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from regard.data.batches import Batches, Encoded
-from regard.data.corpus import Corpus, Pair, encode_pairs, load_corpus
+from regard.data.corpus import Corpus, Pair, encode_pairs, fitting, load_corpus
 from regard.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from regard.errors import RegardError
 from regard.seq2seq.checkpoint import write_whole
@@ -24,6 +24,7 @@ from regard.seq2seq.run import (
     STATE,
     TARGET,
     WEIGHTS,
+    check_sums,
     read_sections,
     read_settings,
     write_environment,
@@ -32,6 +33,7 @@ from regard.seq2seq.run import (
 from regard.seq2seq.stream import Epochs
 from regard.seq2seq.systems import build, system
 from regard.seq2seq.training import Task
+from regard.seq2seq.translation import LIMIT
 from regard.seq2seq.validation import bleu_of
 
 #: Sizes of a vocabulary that are tried in turn when none is given: small corpora have fewer pieces, and some scripts
@@ -74,7 +76,8 @@ def prepare(config: Config, folder: Path | None = None, *, corpus: Corpus | None
     model = _model(config, len(source), len(target))
     if rank:  # the first weights are the same in all processes, dropout is not
         torch.manual_seed(config.training.seed + rank)
-    task = _task(config, corpus, source, target, model, folder, rank)
+    short = fitting(corpus, source, target, LIMIT)
+    task = _task(config, short, source, target, model, folder, rank)
     if folder is not None and rank == 0:
         if found is None:
             source.save(folder / SOURCE)
@@ -84,7 +87,7 @@ def prepare(config: Config, folder: Path | None = None, *, corpus: Corpus | None
         facts = {"source_language": corpus.source_language, "target_language": corpus.target_language}
         facts |= {"corpus": corpus.name, "hash": corpus.hash, "bleu_tokenizer": counted_by(config, corpus)}
         write_settings(folder, model, facts)
-    return Prepared(task, corpus, source, target)
+    return Prepared(task, short, source, target)
 
 
 def _check_same_corpus(corpus: Corpus, folder: Path) -> None:
@@ -150,7 +153,7 @@ def reconfigured(folder: Path, overrides: Callable[[dict[str, Any]], Config]) ->
         folder: Of the run.
         overrides: From the sections of the run to the configuration that is wished for.
     """
-    read_settings(folder)
+    check_sums(folder, read_settings(folder))
     if not (folder / STATE).exists():
         raise RegardError(f"train: {folder} holds no state to go on from. Leave --resume out and give another --out.")
     before = make_config(read_sections(folder))

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from regard.data.batches import Batch, Batches
-from regard.data.corpus import encode_pairs
+from regard.data.corpus import encode_pairs, fitting_pairs
 from regard.hf.curve import ORDERS, pruning_curve
 from regard.hf.gates import gated
 from regard.hf.importance import Importance, importance
 from regard.seq2seq.inspection import spread
 from regard.seq2seq.loss import translation_loss
 from regard.seq2seq.metrics import bleu_tokenizer
+from regard.seq2seq.translation import LIMIT
 from regard.seq2seq.validation import Score, bleu_of
 
 if TYPE_CHECKING:
@@ -34,11 +35,11 @@ def pruning(run: Run, corpus: Corpus, progress: Callable[[float], object] = lamb
     translations of test pairs.
     """
     tokenizers = run.source_tokenizer, run.target_tokenizer
-    pairs = spread(corpus.test, TRANSLATED)
+    pairs = spread(fitting_pairs(corpus.test, *tokenizers, LIMIT), TRANSLATED)
     references = [pair.target for pair in pairs]
     counted = run.bleu_tokenizer or bleu_tokenizer(references)
     quality = bleu_of(run.target_tokenizer, encode_pairs(pairs, *tokenizers), references, counted)
-    encoded = encode_pairs(spread(corpus.valid, MEASURED), *tokenizers)
+    encoded = encode_pairs(spread(fitting_pairs(corpus.valid, *tokenizers, LIMIT), MEASURED), *tokenizers)
     found = importance(run.model, _loss, list(Batches(encoded, sentences=1, shuffle=False).epoch(0)))
     count = sum(len(value) for value in found.values.values())
     done, todo = [0], len(ORDERS) * len(SHARES) + count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import platform
 import tomllib
@@ -74,6 +75,7 @@ def load_run(path: str | Path) -> Run:
     """
     path = Path(path)
     settings = read_settings(path)
+    check_sums(path, settings)
     model = _built(path, settings)
     load_weights(model, path / WEIGHTS)
     source, target = (load_tokenizer(_there(path / name)) for name in (SOURCE, TARGET))
@@ -114,8 +116,28 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 def write_settings(path: Path, model: Translator, facts: Mapping[str, Any]) -> None:
     """What the model is built from, and facts about its data."""
-    settings = {"format": FORMAT, "regard": __version__, "model": model.settings(), **facts}
+    settings = {"format": FORMAT, "regard": __version__, "model": model.settings(), **facts, "sums": sums(path)}
     write_whole(path / SETTINGS, json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
+
+
+def sums(path: Path) -> dict[str, str]:
+    """sha256 of what else a run translates with: its tokenizers, and the keys of its configuration."""
+    contents = {name: (path / name).read_bytes() for name in (SOURCE, TARGET) if (path / name).exists()}
+    if (path / CONFIG).exists():  # whatever its comments and the ends of its lines are
+        contents[CONFIG] = json.dumps(read_sections(path), sort_keys=True).encode()
+    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+
+
+def check_sums(path: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse a run of which a file was changed since it was written."""
+    known, now = settings.get("sums") or {}, sums(path)
+    changed = [name for name in now if known.get(name, now[name]) != now[name]]
+    if changed:
+        raise RegardError(
+            f"{path}: {' and '.join(changed)} changed after the run was written (the sum in settings.json "
+            "differs). Put back what was there; to decode otherwise give --beam and the like, to train on otherwise "
+            "give the keys to `regard train --resume`."
+        )
 
 
 def write_environment(path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,6 +102,23 @@ class Standing:
         return Standing(**{**data, "plateau": Plateau(**data["plateau"])})
 
 
-def time_left(standing: Standing) -> float:
-    """Seconds until the budget is used up, at the speed so far."""
-    return standing.seconds * (1 - standing.share) / standing.share if standing.share else math.inf
+class TimeLeft:
+    """Seconds of the clock on the wall until the budget is used up, at the pace since this was made.
+
+    A budget in minutes counts a processor's time: validation, saving and other programs come on top of it.
+
+    >>> times = iter([100.0, 130.0])
+    >>> left, standing = TimeLeft(lambda: next(times)), Standing(plateau=Plateau(3, 0.5), share=0.5)
+    >>> left(standing), left(dataclasses.replace(standing, share=0.6))
+    (None, 120.0)
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first: tuple[float, float] | None = None
+
+    def __call__(self, standing: Standing) -> float | None:
+        now = self._clock()
+        self._first = self._first or (now, standing.share)
+        passed, used = now - self._first[0], standing.share - self._first[1]
+        return passed * max(0.0, 1 - standing.share) / used if used > 0 else None

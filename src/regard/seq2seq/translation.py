@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from regard.checks import Count, checked
 from regard.data.vocabulary import EOS, UNK
 from regard.errors import RegardError
-from regard.seq2seq.alignment import Alignment, align, check_alignable, padded, written_words
+from regard.seq2seq.alignment import Alignment, align, as_written, check_alignable, padded, written_words
 from regard.seq2seq.decoding import Hypothesis, Search
 
 if TYPE_CHECKING:
@@ -153,11 +153,10 @@ class _Work:
             yield from align(self.model, self.tokenizers, sources, targets, reading=reading, source_words=words)
 
     def _aligned(self, done: Translation, alignments: list[Alignment]) -> Translation:
-        written = tuple(self.tokenizers[0].cut(done.source))
         texts = list(done.texts)
         for n, alignment in enumerate(alignments):
-            if len(written) == len(alignment.source):
-                alignments[n] = alignment = replace(alignment, source=written)
+            written = as_written(self.tokenizers[0], done.source, alignment.source)
+            alignments[n] = alignment = replace(alignment, source=written)
             if self.wanted.replace_unknown and UNK in done.hypotheses[n].tokens:
                 words = self._known(done.hypotheses[n].tokens, alignment)
                 texts[n] = _rewritten(texts[n], alignment.target, words)

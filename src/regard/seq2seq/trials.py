@@ -139,9 +139,9 @@ def _trained(study: Study, trial: Trial, corpus: Corpus, folder: Path, tell: Tel
 
 def _telling(tell: Tell) -> Callable[[Standing], None]:
     """Tell where a training stands, now and then."""
-    from regard.seq2seq.stream import time_left
+    from regard.seq2seq.stream import TimeLeft
 
-    last = [0.0]
+    last, left = [0.0], TimeLeft()
 
     def told(standing: Standing) -> None:
         now = time.monotonic()
@@ -153,7 +153,7 @@ def _telling(tell: Tell) -> Callable[[Standing], None]:
             "training",
             step=standing.step,
             share=standing.share,
-            left=time_left(standing) if standing.share else None,
+            left=left(standing),
             loss=known.get("train_loss"),
             bleu=known.get("bleu"),
         )

@@ -1,0 +1,65 @@
+"""`regard align`: the words of sentence pairs that are given, linked by what a run looks at."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from rich.console import Console
+
+from regard.cli.translate import NAMED, load
+from regard.data.files import lines
+from regard.errors import RegardError
+from regard.seq2seq.alignment import align_texts, write_pharaoh
+from regard.seq2seq.translation import LIMIT
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What was asked for on the command line."""
+
+    run: str
+    source: Path
+    target: Path
+    reading: str = "output"
+    batch: int = 32
+    words: bool = False
+
+
+def run(wish: Wish) -> None:
+    """A line of links for every pair; of one that cannot be aligned an empty one."""
+    with Console(stderr=True).status("Loading the model"):
+        found = load(wish.run, None)
+    tokenizers = found.source_tokenizer, found.target_tokenizer
+    options = {"reading": wish.reading, "batch": wish.batch, "limit": LIMIT}
+    without = []
+    for number, alignment in enumerate(align_texts(found.model, tokenizers, _pairs(wish), **options), 1):
+        if alignment is None:
+            without.append(number)
+            fields = ["", "", ""]
+        else:
+            fields = [" ".join(alignment.source), " ".join(alignment.target), write_pharaoh(alignment.links())]
+        sys.stdout.write(" ||| ".join(fields if wish.words else fields[2:]) + "\n")
+    sys.stdout.flush()
+    if without:
+        said = ", ".join(map(str, without[:NAMED])) + (", ..." if len(without) > NAMED else "")
+        Console(stderr=True, soft_wrap=True).print(
+            f"{len(without)} pairs have an empty side or more than {LIMIT:,} pieces, and no links: line {said}.",
+            style="yellow",
+        )
+
+
+def _pairs(wish: Wish) -> Iterator[tuple[str, str]]:
+    """Lines side by side."""
+    sides = (lines(path, "align") for path in (wish.source, wish.target))
+    for number, pair in enumerate(zip_longest(*sides), 1):
+        if None in pair:
+            ended = wish.source if pair[0] is None else wish.target
+            raise RegardError(
+                f"align: {ended} ends after {number - 1} lines and the other file goes on. Line n of one must "
+                "translate line n of the other."
+            )
+        yield pair[0][1].strip(), pair[1][1].strip()
