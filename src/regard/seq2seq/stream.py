@@ -109,8 +109,8 @@ class TimeLeft:
 
     >>> times = iter([100.0, 130.0])
     >>> left, standing = TimeLeft(lambda: next(times)), Standing(plateau=Plateau(3, 0.5), share=0.5)
-    >>> left(standing), left(dataclasses.replace(standing, share=0.6))
-    (None, 120.0)
+    >>> left(standing), left(dataclasses.replace(standing, share=0.75))
+    (None, 30.0)
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
