@@ -343,6 +343,14 @@ def test_dropout_drops_what_it_is_told(p):
     assert abs(float(y.double().mean()) - 1) < 5 * (p / (1 - p) / n) ** 0.5
 
 
+@pytest.mark.parametrize("score", [rg.Additive(8, 6, 4), rg.Bilinear(8, 6), rg.Concat(8, 6, 4)], ids=repr)
+def test_widths_of_a_single_query_are_checked_too(score):
+    module = rg.nn.MultiHeadAttention(16, 2, attention=rg.Attention(score))
+    for query in (torch.randn(1, 1, 16), torch.randn(1, 3, 16)):
+        with pytest.raises(rg.RegardError, match="made for query width 8 and key width 6, got 8 and 8"):
+            module(query, torch.randn(1, 5, 16))
+
+
 def test_a_single_query_is_read_in_half_precision_whatever_the_score():
     """Cosine prepares vectors in float32, and values stay as they are: the fused kernel needs one dtype."""
     for dtype in (torch.bfloat16, torch.float16):

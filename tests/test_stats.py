@@ -230,3 +230,16 @@ def test_bad_input_is_refused(maps, tokens, options, said):
 def test_an_unknown_statistic_is_refused():
     with pytest.raises(rg.RegardError, match="no statistic 'entropie'"):
         profile({"layer": weights_of()}, TOKENS).values("entropie")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_statistics_do_not_follow_the_default_dtype(dtype):
+    weights = weights_of(rg.Attention(mask=rg.causal()))
+    expected = profile({"layer": weights}, TOKENS).layers[0].values
+    torch.set_default_dtype(dtype)
+    try:
+        found = profile({"layer": weights}, TOKENS).layers[0].values
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for name, values in expected.items():
+        torch.testing.assert_close(found[name], values)

@@ -220,7 +220,7 @@ def _read_at_once(module: Attends, query: Tensor, keys: Keys, start: int, plain:
     attention = keys.attention
     positions = Positions(start, Spans(((0, keys.length),)))
     masked = attention if plain and not listeners else _masked(attention, keys)
-    if not plain:
+    if not plain or not keys._prepared:  # what prepares the first query fits the widths of all
         masked.check(keys.sizes(query), positions, keys.key.shape[3])
     compared, key, encoded = keys.compared(query)
     if plain and keys.has_products and not listeners:

@@ -217,7 +217,7 @@ class Part(Fold):
     keys: tuple[int, ...]
 
     def init(self, shape: Shape, device: torch.device) -> State:
-        return [torch.zeros(shape[:3], device=device) for _ in range(2)]
+        return [zeros(device, *shape[:3]) for _ in range(2)]
 
     def add(self, state: State, tile: Tile) -> None:
         inside = [key - tile.cols.start for key in self.keys if tile.cols.start <= key < tile.cols.stop]
