@@ -11,12 +11,11 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
@@ -45,7 +44,7 @@ class Rules:
     """What the device counts and refuses; one object for the process."""
 
     refuses_float64: bool = False
-    waits: list[str] = field(default_factory=list)
+    waits: list[str] | None = None
 
 
 RULES = Rules()
@@ -155,6 +154,8 @@ class PretendTensor(Tensor):
 
 def _wait(operation: str) -> None:
     """One wait of the host, with the line of the package that causes it."""
+    if RULES.waits is None:
+        return
     frames = traceback.extract_stack(sys._getframe(1))
     ours = [f for f in frames if "/regard/" in f.filename]
     RULES.waits.append(
@@ -165,7 +166,8 @@ def _wait(operation: str) -> None:
 def _run(func: Any, args: Any, kwargs: Any) -> Any:
     """An operation on the hosts of its tensors, under the rules of the device."""
     name = func.overloadpacket.__name__
-    tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    tensors: list[Tensor] = []
+    _mapped(tensors.append, (args, kwargs))
     _check_devices(func, name, tensors)
     _count_waits(name, args, kwargs, tensors)
     wrapper_of = {id(x.host): x for x in tensors if isinstance(x, PretendTensor)}
@@ -173,7 +175,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     leaves_device = target is not None and torch.device(target).type == "cpu"
     if target is not None and not leaves_device:
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    args_there, kwargs_there = pytree.tree_map_only(PretendTensor, _host, (args, kwargs))
+    args_there, kwargs_there = _mapped(_host, (args, kwargs))
     result = FORMULAS.get(name, func)(*args_there, **kwargs_there)
     if torch.Tag.inplace_view in func.tags:
         with no_dispatch():
@@ -182,11 +184,20 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
         return result.clone() if any(result is x.host for x in wrapper_of.values()) else result
     if name == "copy_" and not isinstance(args[0], PretendTensor):
         return args[0]
-    return pytree.tree_map_only(Tensor, lambda x: _wrapped(func, x, wrapper_of), result)
+    return _mapped(lambda x: _wrapped(func, x, wrapper_of), result)
 
 
-def _host(x: PretendTensor) -> Tensor:
-    return x.host
+def _mapped(change: Any, value: Any) -> Any:
+    """The tensors of nested arguments changed; what torch has for this takes longer than the operations."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, tuple | list):
+        return type(value)([_mapped(change, part) for part in value])
+    return {name: _mapped(change, part) for name, part in value.items()} if isinstance(value, dict) else value
+
+
+def _host(x: Tensor) -> Tensor:
+    return x.host if isinstance(x, PretendTensor) else x
 
 
 def _wrapped(func: Any, x: Tensor, wrapper_of: dict[int, PretendTensor]) -> Tensor:
@@ -283,11 +294,11 @@ def waits() -> Iterator[list[str]]:
     >>> with waits() as counted:
     ...     torch.ones(2, device=DEVICE).sum().item()
     """
-    before, RULES.waits = RULES.waits, []
+    RULES.waits = counted = []
     try:
-        yield RULES.waits
+        yield counted
     finally:
-        RULES.waits = before
+        RULES.waits = None
 
 
 @contextmanager
@@ -306,7 +317,9 @@ def moved(value: Any) -> Any:
         return _moved_module(value)
     if isinstance(value, Tensor):
         return value.detach().to(DEVICE).requires_grad_(value.requires_grad)
-    return pytree.tree_map_only((Tensor, nn.Module), moved, value)
+    if isinstance(value, dict):
+        return {name: moved(part) for name, part in value.items()}
+    return tuple(map(moved, value)) if isinstance(value, tuple) else value
 
 
 def _moved_module(module: nn.Module) -> nn.Module:

@@ -49,33 +49,35 @@ def gradients(engine: str, attention: rg.Attention, *tensors: Tensor) -> list[Te
     return list(torch.autograd.grad(seen.output, wanted, toward.to(seen.output.device), allow_unused=True))
 
 
-@pytest.mark.parametrize("engine", sorted(set(ENGINES) - {"flex"}))
 @every_mechanism
 @torch.no_grad()
-def test_every_engine_gives_the_values_of_the_cpu(name, engine, dtype):
+def test_every_engine_gives_the_values_of_the_cpu(name, dtype):
     here, there = examples(name, dtype)
-    expected, seen = rg.attend(*here), runs(engine, *there)
-    if seen is not None:
-        close(seen.output, expected.output)
-        close(seen.weights.dense(), expected.weights.dense())
+    expected = rg.attend(*here)
+    for engine in set(ENGINES) - {"flex"}:
+        seen = runs(engine, *there)
+        if seen is not None:
+            close(seen.output, expected.output)
+            close(seen.weights.statistic[0].float(), expected.weights.statistic[0].float())
 
 
-@pytest.mark.parametrize("engine", sorted(set(ENGINES) - {"flex", "reference"}))
 @every_mechanism
-def test_gradients_are_those_of_the_cpu(name, engine, dtype):
+def test_gradients_are_those_of_the_cpu(name, dtype):
     here, there = examples(name, dtype)
-    found, expected = gradients(engine, *there), gradients("dense", *here)
-    for mine, theirs in zip(found or (), expected or (), strict=False):
-        if mine is None or theirs is None:
-            assert all(g is None or not g.any() for g in (mine, theirs))
-        else:
-            close(mine, theirs)
+    expected = gradients("dense", *here)
+    for engine in set(ENGINES) - {"flex", "reference"}:
+        for mine, theirs in zip(gradients(engine, *there) or (), expected or (), strict=False):
+            if mine is None or theirs is None:
+                assert all(g is None or not g.any() for g in (mine, theirs))
+            else:
+                close(mine, theirs)
 
 
 @every_mechanism
 @torch.no_grad()
 def test_rows_tiles_and_folds_are_those_of_the_cpu(name, dtype):
     here, there = (rg.attend(*example).weights for example in examples(name, dtype))
+    close(there.dense(), here.dense())
     J = here.shape[3]
     close(there[1, -1, 2], here[1, -1, 2])
     close(there[0, :, 1:-1, J // 2 :], here[0, :, 1:-1, J // 2 :])
@@ -124,13 +126,13 @@ def test_explain_says_of_the_device_what_it_says_of_the_cpu(name, dtype):
     ],
     ids=repr,
 )
-@pytest.mark.parametrize("engine", ["dense", "fused", "blocked"])
 @torch.no_grad()
-def test_masks_made_on_the_host_serve_the_device(mask, engine, dtype):
+def test_masks_made_on_the_host_serve_the_device(mask, dtype):
     attention, q, k, v = mechanisms()["multi_head"].example(dtype=dtype)
     expected = rg.attend(attention.with_mask(mask), q, k, v)
-    seen = rg.attend(attention.with_mask(mask), *moved((q, k, v)), engine=engine)
-    close(seen.output, expected.output)
+    for engine in ("dense", "fused", "blocked"):
+        seen = rg.attend(attention.with_mask(mask), *moved((q, k, v)), engine=engine)
+        close(seen.output, expected.output)
     close(seen.weights.dense(), expected.weights.dense())
     close(seen.weights.entropy(), expected.weights.entropy())
 
