@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +11,12 @@ import torch
 import regard as rg
 from accelerator import moved, no_float64, on_host, waits
 from miniatures import BERT, LLAMA, T5, Model
-from regard.data import Batches
-from regard.seq2seq import beam_search, build, greedy
+from regard.data import Batches, Pair, Words
+from regard.maps.stored import load_map, save_map
+from regard.seq2seq import align, beam_search, build, greedy
 from regard.seq2seq.averaging import Averaging
+from regard.seq2seq.inspection import gradient_profile
+from regard.seq2seq.looking import looking
 from regard.seq2seq.loss import translation_loss
 
 V, W = 20, 24
@@ -157,3 +161,63 @@ def test_a_registered_model_says_what_it_says_on_the_cpu(model):
     inputs = model.inputs()
     with no_float64():
         close(there(**moved(inputs))[0], here(**inputs)[0])
+
+
+def same(found, expected):
+    """Nested dicts, lists and numbers, equal but for rounding."""
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+        found, expected = list(found.values()), list(expected.values())
+    if isinstance(expected, list | tuple):
+        assert len(found) == len(expected)
+        for mine, theirs in zip(found, expected, strict=True):
+            same(mine, theirs)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize("name", ["bahdanau", "transformer"])
+def test_a_report_says_of_a_translator_what_it_says_on_the_cpu(name):
+    words = Words([f"w{n}" for n in range(12)])
+    sentences = [Pair("w1 w2 w3", "w4 w5"), Pair("w6 w7", "w8 w9 w10"), Pair("w2", "w11")]
+    encoded = [(words.encode(pair.source), words.encode(pair.target)) for pair in sentences]
+    torch.manual_seed(1)
+    here = build(name, source_size=len(words), target_size=len(words), width=16)
+    with no_float64():
+        reports = []
+        for model in (here, moved(copy.deepcopy(here))):
+            run = SimpleNamespace(model=model, source_tokenizer=words, target_tokenizer=words)
+            aligned = align(model, (words, words), *zip(*encoded, strict=True))
+            weights = [one.weights.tolist() for one in aligned]
+            reports.append([looking(run, sentences).__dict__, gradient_profile(run, sentences), weights])
+        same(*reversed(reports))
+
+
+def test_statistics_of_a_watched_model_are_those_of_the_cpu(tmp_path):
+    here = Model("LlamaModel", LLAMA).make("sdpa")
+    there, ids = moved(copy.deepcopy(here)), torch.randint(3, 50, (1, 30))
+    tokens = [f"t{n % 23}" for n in range(30)]
+    with no_float64(), torch.no_grad():
+        profiles, kept = [], []
+        for model, given in ((here, ids), (there, moved(ids))):
+            with rg.watch(model) as seen:
+                model(input_ids=given)
+            layers = rg.profile(seen, tokens=tokens).layers
+            profiles.append([{name: x.tolist() for name, x in layer.values.items()} for layer in layers])
+            save_map(tmp_path / "map.safetensors", seen[0])
+            kept.append(load_map(tmp_path / "map.safetensors").dense())
+        same(*reversed(profiles))
+        torch.testing.assert_close(kept[1], kept[0], rtol=1e-4, atol=1e-5)
+
+
+def test_the_importance_of_heads_is_that_of_the_cpu():
+    here = Model("LlamaForCausalLM", LLAMA, config_class="LlamaConfig").make("sdpa")
+    there, ids = moved(copy.deepcopy(here)), torch.randint(3, 50, (2, 9))
+    with no_float64():
+        expected, found = (
+            rg.importance(model, lambda model, x: model(input_ids=x, labels=x).loss, [given])
+            for model, given in ((here, ids), (there, moved(ids)))
+        )
+    same([x.tolist() for x in found.values.values()], [x.tolist() for x in expected.values.values()])

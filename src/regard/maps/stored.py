@@ -30,6 +30,7 @@ from regard.pieces.normalizer import Normalizer, Statistic
 from regard.pieces.position import Position, Scaling
 from regard.pieces.score import Score
 from regard.positions import Positions
+from regard.shapes import widest_float
 from regard.spans import Spans
 
 #: The version of the files; a reader refuses those of a later one.
@@ -75,7 +76,9 @@ def tabled(weights: Tensor) -> AttentionMap:
     """
     B, H, I, J = weights.shape
     positions = Positions.aligned_to_end(I, J)
-    columns = torch.arange(J, dtype=torch.float64, device=weights.device).view(1, 1, J, 1).expand(B, H, J, 1)
+    columns = (
+        torch.arange(J, dtype=widest_float(weights.device), device=weights.device).view(1, 1, J, 1).expand(B, H, J, 1)
+    )
     prepared = Prepared(weights.detach(), columns, (), ())
     grid = Grid.whole(positions, B, H, I, weights.device)
     return AttentionMap(Attention(Table(), normalizer=Unchanged()), prepared, positions, grid, None)

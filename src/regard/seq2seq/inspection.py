@@ -59,8 +59,9 @@ def gradient_profile(run: Run, pairs: Sequence[Pair]) -> dict[str, Any]:
     end of the sentence is left out.
     """
     encoded = encode_pairs(pairs, run.source_tokenizer, run.target_tokenizer)
-    batch = Batch.of([pair for pair in encoded if pair[0] and pair[1]]).to(run.model.device)
-    norms = source_gradients(run.model, batch.source, batch.target)
+    batch = Batch.of([pair for pair in encoded if pair[0] and pair[1]])
+    near = batch.to(run.model.device)
+    norms = source_gradients(run.model, near.source, near.target).cpu()
     said = (batch.target_output != PAD).sum(1, keepdim=True)
     by_position = norms.sum(1) / said
     words = (batch.source != PAD) & (batch.source != EOS)

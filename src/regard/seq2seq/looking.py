@@ -72,7 +72,8 @@ def _totals(model: Translator, part: Batch, tokenizer: Tokenizer) -> Tensor:
         (marks.sum(1, keepdim=True) / size).expand_as(entropy),
         torch.ones_like(entropy),
     ]
-    return torch.stack([share[said].double().sum() for share in shares]).cpu()
+    chosen = said.cpu()
+    return torch.stack([share.cpu()[chosen].double().sum() for share in shares])
 
 
 def punctuation(ids: Tensor, tokenizer: Tokenizer) -> Tensor:
