@@ -47,7 +47,8 @@ def told(monkeypatch):
             monkeypatch.setenv(name, value)
 
     tell({})
-    return tell
+    yield tell
+    os.environ.pop(ranks.SLURM.on_machine, None)  # which is told on to Lightning
 
 
 def test_tasks_of_slurm_on_one_machine_share_the_corpus(told):
