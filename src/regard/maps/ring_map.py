@@ -134,7 +134,8 @@ class RingMap(AttentionMap):
     def tiles(self) -> Iterator[Tile]:
         """The tiles of this rank's own queries, as the keys come by. Collective: all ranks go through theirs.
 
-        A rank that leaves its loop early still hands on the keys that others wait for.
+        A rank that leaves its loop early still hands on the keys that others wait for. Inside the loop no rank may
+        look at anything else, since others are at another tile.
         """
         self._agree("tiles of", lambda: "the queries of each rank")
         yield from self._own_tiles()
