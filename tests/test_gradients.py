@@ -10,6 +10,8 @@ import weakref
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.autograd import forward_ad, gradcheck
 from torch.func import functional_call, grad, jacrev, jvp, vjp
@@ -479,3 +481,105 @@ def test_a_learned_scale_decodes_as_it_was_trained():
         output, past = attention.advance(token, past)
         outputs.append(output)
     torch.testing.assert_close(torch.cat(outputs, 1), attention(x), **CLOSE)
+
+
+# Gradients through every engine
+
+
+def plain(q, k, v, scale=None):
+    """Softmax attention over all keys in plain operations, with shared key heads."""
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    return (q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)).softmax(-1) @ v
+
+
+def agree(mine, theirs, leaves, **tolerance):
+    """The same output, and the same gradients along something drawn."""
+    torch.testing.assert_close(mine, theirs, **(tolerance or CLOSE))
+    along = torch.randn_like(theirs)
+    slopes = (torch.autograd.grad(output, leaves, along, retain_graph=True) for output in (mine, theirs))
+    for one, other in zip(*slopes, strict=True):
+        torch.testing.assert_close(one, other, **(tolerance or CLOSE))
+
+
+@pytest.mark.parametrize("engine", ["dense", "fused", "blocked"])
+@pytest.mark.parametrize("scale", [None, 1.0, 0.3])
+def test_gradients_of_grouped_heads_without_a_mask(engine, scale):
+    q, k, v = (torch.randn(2, heads, 9, 5, dtype=torch.float64, requires_grad=True) for heads in (6, 2, 2))
+    output = rg.attend(rg.Attention(rg.Dot(scale=scale)), q, k, v, engine=engine).output
+    agree(output, plain(q, k, v, scale), (q, k, v))
+
+
+def linear_attention(q, k, v, is_causal):
+    """Katharopoulos et al. 2020, eq. 4, pair by pair."""
+    scores = (F.elu(q) + 1) @ (F.elu(k) + 1).mT
+    if is_causal:
+        scores = scores.tril(k.shape[2] - q.shape[2])
+    return scores / scores.sum(-1, keepdim=True) @ v
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_gradients_pass_through_the_state_of_recurrent_decoding(is_causal):
+    mask = rg.causal() if is_causal else None
+    attention, leaves = rg.Attention(rg.Kernel(), mask=mask, normalizer=rg.Sum()), inputs(n=11)
+    cache, outputs = rg.RecurrentCache(), []
+    for part in (slice(0, 6), slice(6, 10), slice(10, 11)):
+        seen = rg.attend(attention, *(t[:, :, part] for t in leaves), cache=cache)
+        cache = seen.cache
+        outputs.append(seen.output)
+    q, k, v = leaves
+    stops = ((0, 6), (6, 10), (10, 11))
+    expected = [linear_attention(q[:, :, a:b], k[:, :, :b], v[:, :, :b], is_causal) for a, b in stops]
+    agree(torch.cat(outputs, 2), torch.cat(expected, 2), leaves)
+    agree(outputs[-1], expected[-1], leaves)  # earlier keys reach it through the state alone
+
+
+@st.composite
+def problems(draw):
+    """Pieces, and queries, keys and values of drawn sizes, as views of drawn strides."""
+    groups, shared = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    batch, width = draw(st.integers(1, 2)), draw(st.sampled_from([2, 3, 5, 8]))
+    num_keys = draw(st.integers(1, 20))
+    num_queries = draw(st.integers(1, num_keys))
+    heads, out = groups * shared, draw(st.sampled_from([width, 1, 7]))
+    sizes = (heads, num_queries, width), (groups, num_keys, width), (groups, num_keys, out)
+    views = [draw(st.sampled_from([*VIEWS])) for _ in sizes]
+    tensors = [VIEWS[view](batch, *size) for view, size in zip(views, sizes, strict=True)]
+    mask = draw(st.sampled_from([None, rg.causal(), rg.causal() & rg.window(3), rg.padding([num_keys] * batch)]))
+    bias = draw(st.sampled_from([(), (rg.ALiBi(heads),), (rg.LearnedTable(heads, 4),), (rg.Softcap(3.0),)]))
+    normalizer = draw(st.sampled_from([rg.Softmax(), rg.Softmax(0.7, sink=0.3), rg.LearnedSink(heads), rg.Entmax15()]))
+    attention = rg.Attention(mask=mask, bias=bias, normalizer=normalizer).double()
+    for parameter in attention.parameters():
+        parameter.data.normal_()
+    return attention, tensors
+
+
+VIEWS = {
+    "contiguous": lambda *shape: torch.randn(*shape, dtype=torch.float64),
+    "transposed": lambda B, H, n, D: torch.randn(B, n, H, D, dtype=torch.float64).transpose(1, 2),
+    "of columns": lambda B, H, n, D: torch.randn(B, H, D, n, dtype=torch.float64).mT,
+    "sliced": lambda B, H, n, D: torch.randn(B, H, n, 2 * D, dtype=torch.float64)[..., ::2],
+    "expanded": lambda B, H, n, D: torch.randn(B, 1, 1, D, dtype=torch.float64).expand(B, H, n, D),
+}
+
+
+@settings(max_examples=40)
+@given(problems())
+def test_gradients_of_every_engine_are_those_of_plain_operations(problem):
+    attention, tensors = problem
+    leaves = [t.detach().requires_grad_() for t in tensors]
+    learning = [*leaves, *attention.parameters()]
+    expected = rg.attend(attention, *leaves, engine="dense").output
+    grid = rg.Grid.whole(rg.Positions.aligned_to_end(leaves[0].shape[2], leaves[1].shape[2]), *leaves[0].shape[:3])
+    if not attention.bias and isinstance(attention.normalizer, rg.Softmax) and attention.normalizer.sink is None:
+        q, k, v = leaves
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        allowed = True if attention.mask is None else attention.mask.allowed(grid)
+        agree(expected, scores.masked_fill(~torch.as_tensor(allowed), -torch.inf).softmax(-1) @ v, leaves)
+    for engine in ("fused", "blocked"):
+        try:
+            output = rg.attend(attention, *leaves, engine=engine).output
+        except rg.RegardError:
+            assert engine == "fused"
+            continue
+        agree(output, expected, learning)
