@@ -13,30 +13,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.autograd import forward_ad, gradcheck
-from torch.func import functional_call, grad, jacrev, jvp, vjp
+from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import regard as rg
+from slopes import CLOSE, Model, agree, inputs, learned
 
 pytestmark = [
     pytest.mark.usefixtures("small_blocks"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),  # torch's own, in forward mode
 ]
 ENGINES_WITH_GRADIENTS = ("dense", "fused", "blocked", "linear")
-CLOSE = {"rtol": 1e-9, "atol": 1e-10}
-
-
-def inputs(n: int = 9, heads: int = 2, width: int = 4, learn: bool = True, seed: int = 0) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    shape = (3, 2, heads, n, width)
-    return [t.clone().requires_grad_(learn) for t in torch.randn(shape, dtype=torch.float64, generator=generator)]
-
-
-def learned(*shape: int, seed: int = 1) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(shape, dtype=torch.float64, generator=generator).add(0.5).requires_grad_()
 
 
 class PairBias(rg.AdditiveBias):
@@ -192,17 +180,6 @@ def test_a_learned_sink_is_no_number():
 
 
 # What belongs to the forward pass
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention = rg.Attention(
-            bias=rg.T5Bias(2, num_buckets=8), mask=rg.causal(), normalizer=rg.LearnedSink(2)
-        ).double()
-
-    def forward(self, engine, *tensors):
-        return rg.attend(self.attention, *tensors, engine=engine).output
 
 
 @pytest.mark.parametrize("engine", ["dense", "blocked"])
@@ -371,107 +348,6 @@ def test_saved_tensors_can_be_kept_elsewhere(engine):
     torch.testing.assert_close(mine, torch.autograd.grad(again, x, along), **CLOSE)
 
 
-# Derivatives of other kinds
-
-
-def example(engine: str) -> rg.Attention:
-    if engine == "linear":
-        return rg.Attention(rg.Kernel(), mask=rg.causal(), normalizer=rg.Sum())
-    return rg.Attention(mask=rg.causal(), bias=rg.ALiBi(2))
-
-
-@pytest.mark.parametrize("engine", ["fused", "blocked", "linear"])
-def test_a_second_derivative_is_refused_where_it_would_be_wrong(engine):
-    leaves = inputs()
-    output = rg.attend(example(engine), *leaves, engine=engine).output
-    first = torch.autograd.grad(output.square().sum(), leaves, create_graph=True)
-    with pytest.raises(rg.RegardError, match="engine='dense'"):
-        torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
-    with pytest.raises(rg.RegardError, match="engine='dense'"):  # of a sum, whose own gradient is constant
-        output = rg.attend(example(engine), *leaves, engine=engine).output
-        torch.autograd.grad(torch.autograd.grad(output.sum(), leaves[0], create_graph=True)[0].sum(), leaves[0])
-
-
-def test_first_derivatives_may_keep_their_graph():
-    leaves = inputs()
-    for engine in ("fused", "blocked"):
-        output = rg.attend(example(engine), *leaves, engine=engine).output
-        kept = torch.autograd.grad(output.sum(), leaves, create_graph=True)
-        plain = torch.autograd.grad(rg.attend(example(engine), *leaves, engine="dense").output.sum(), leaves)
-        for one, other in zip(kept, plain, strict=True):
-            torch.testing.assert_close(one, other, **CLOSE)
-
-
-def test_second_derivatives_of_the_dense_engine_are_slopes_of_the_first():
-    leaves = inputs(n=4, heads=1, width=2)
-
-    def first(*leaves):
-        output = rg.attend(rg.Attention(mask=rg.causal()), *leaves, engine="dense").output
-        return torch.autograd.grad(output.square().sum(), leaves, create_graph=True)
-
-    assert gradcheck(first, leaves)
-
-
-@pytest.mark.parametrize("engine", ["fused", "blocked", "linear"])
-def test_transforms_of_torch_func_are_refused_by_engines_with_gradients_of_their_own(engine):
-    (q, k, v), attention = inputs(learn=False), example(engine)
-
-    def output(q):
-        return rg.attend(attention, q, k, v, engine=engine).output
-
-    for transform in (
-        lambda: grad(lambda q: output(q).sum())(q),
-        lambda: jacrev(output)(q),
-        lambda: jvp(output, (q,), (q,)),
-    ):
-        with pytest.raises(rg.RegardError, match="as the dense engine does"):
-            transform()
-    with forward_ad.dual_level(), pytest.raises(rg.RegardError, match="as the dense engine does"):
-        output(forward_ad.make_dual(q, torch.ones_like(q)))
-
-
-FUNCTIONAL = {
-    "alibi": lambda: rg.Attention(mask=rg.causal(), bias=rg.ALiBi(2)),
-    "t5": lambda: rg.Attention(mask=rg.causal() & rg.window(3), bias=rg.T5Bias(2, num_buckets=8)).double(),
-    "transformer-xl": lambda: rg.Attention(bias=rg.TransformerXLBias(2, 4)).double(),
-    "bahdanau": lambda: rg.Attention(rg.Additive(4, 4, 5), mask=rg.padding([9, 4])).double(),
-    "sink": lambda: rg.Attention(position=rg.RoPE(4), normalizer=rg.LearnedSink(2)).double(),
-    "entmax": lambda: rg.Attention(normalizer=rg.Entmax15()),
-    "linear": lambda: rg.Attention(rg.Kernel(), mask=rg.causal(), normalizer=rg.Sum()),
-}
-
-
-@pytest.mark.parametrize("name", FUNCTIONAL)
-def test_derivatives_by_torch_func_are_those_of_autograd(name):
-    attention, (q, k, v) = FUNCTIONAL[name](), inputs(n=9)
-
-    def output(q):
-        return rg.attend(attention, q, k.detach(), v.detach()).output
-
-    along = torch.randn_like(q)
-    (expected,) = torch.autograd.grad(rg.attend(attention, q, k, v, engine="dense").output, q, along)
-    q = q.detach()
-    torch.testing.assert_close(grad(lambda q: (output(q) * along).sum())(q), expected, **CLOSE)
-    torch.testing.assert_close(vjp(output, q)[1](along)[0], expected, **CLOSE)
-    by_rows = jacrev(lambda q: output(q)[0, 0, -1])(q)
-    torch.testing.assert_close(by_rows, torch.autograd.functional.jacobian(lambda q: output(q)[0, 0, -1], q), **CLOSE)
-    _, forwards = jvp(lambda q: output(q)[0, 0, -1], (q,), (along,))
-    torch.testing.assert_close(forwards, (by_rows * along).flatten(1).sum(1), **CLOSE)
-
-
-def test_forward_derivatives_reach_the_pieces():
-    model, (q, k, v) = Model(), inputs(learn=False)
-    given = {name: p.detach() for name, p in model.named_parameters()}
-    along = {name: torch.randn_like(p) for name, p in given.items()}
-
-    def output(given):
-        return functional_call(model, given, ("auto", q, k, v)).square().sum()
-
-    _, forwards = jvp(output, (given,), (along,))
-    backwards = grad(output)(given)
-    torch.testing.assert_close(forwards, sum((backwards[name] * along[name]).sum() for name in along), **CLOSE)
-
-
 def test_a_learned_scale_decodes_as_it_was_trained():
     inner = rg.Attention(rg.Dot(scale=learned(2, 1, 1)), mask=rg.causal())
     attention = rg.nn.MultiHeadAttention(8, 2, attention=inner).double()
@@ -490,15 +366,6 @@ def plain(q, k, v, scale=None):
     """Softmax attention over all keys in plain operations, with shared key heads."""
     k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
     return (q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)).softmax(-1) @ v
-
-
-def agree(mine, theirs, leaves, **tolerance):
-    """The same output, and the same gradients along something drawn."""
-    torch.testing.assert_close(mine, theirs, **(tolerance or CLOSE))
-    along = torch.randn_like(theirs)
-    slopes = (torch.autograd.grad(output, leaves, along, retain_graph=True) for output in (mine, theirs))
-    for one, other in zip(*slopes, strict=True):
-        torch.testing.assert_close(one, other, **(tolerance or CLOSE))
 
 
 @pytest.mark.parametrize("engine", ["dense", "fused", "blocked"])

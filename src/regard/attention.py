@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from regard.checks import explained
@@ -20,7 +19,7 @@ from regard.pieces.normalizer import Normalizer, Softmax
 from regard.pieces.position import Position
 from regard.pieces.score import Dot, Score
 from regard.positions import Positions
-from regard.shapes import Sizes, as_slice, at_least_float32, to_device
+from regard.shapes import Sizes, as_slice, at_least_float32, to_device, without_autocast
 
 
 @explained
@@ -239,7 +238,7 @@ def scores(attention: Attention, tile: Prepared, grid: Grid, masked: bool = True
 
     Every engine but the fused ones, and every look at the weights, computes scores here.
     """
-    with torch.autocast(tile.query.device.type, enabled=False):  # it would round the scores
+    with without_autocast(tile.query.device):  # it would round the scores
         s = attention.score.tile(at_least_float32(tile.query), at_least_float32(tile.key), grid)
         for bias, rows, cols in zip(attention.bias, tile.rows, tile.cols, strict=True):
             s = bias.transform(s, grid, rows, cols)

@@ -15,12 +15,13 @@ from regard.checks import explained
 from regard.engine.plan import Plan, plan
 from regard.engine.problem import Problem
 from regard.engine.ring import Ring, RingPlan
+from regard.engine.transforms import decided, uncompiled
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.listener import Listeners
 from regard.maps.ring_map import RingMap
 from regard.positions import Positions, check_positions
-from regard.shapes import Sizes, check_finite
+from regard.shapes import Sizes, check_finite, without_autocast
 from regard.spans import Spans
 
 #: Told of every call of `attend`; the module is None, since a function does not know who called it.
@@ -47,6 +48,7 @@ class Seen:
         return f"Seen(output {tuple(self.output.shape)}, weights {self.weights!r}{cache})"
 
 
+@uncompiled
 @explained
 def attend(
     attention: Attention,
@@ -82,18 +84,19 @@ def attend(
         raise RegardError(f"attend: check is True or False, got {type(check).__name__}.")
     if isinstance(engine, Ring) or (isinstance(engine, str) and engine == Ring.name):
         return _around(Ring.of(engine), attention, (query, key, value), positions, cache, check)
-    problem, following = _problem(attention, query, key, value, positions, cache, seed=_seed(attention))
-    if check:
-        check_finite(query=query, key=key, value=value)
-    # Inputs are rounded already, sums must not be.
-    with attend_listeners.computing(), torch.autocast(query.device.type, enabled=False):
-        chosen = plan(problem, engine)
-        for reason in chosen.quadratic:
-            warnings.warn(f"attend: {reason}. regard.explain(...) tells the whole plan.", stacklevel=3)
-        result = chosen.run()
-    problem.notes.clear()  # they refer back to the problem, and a cycle would keep its tensors for long
-    if isinstance(following, RecurrentCache):
-        following = replace(following, state=result.state)
+    with decided(query):
+        problem, following = _problem(attention, query, key, value, positions, cache, seed=_seed(attention))
+        if check:
+            check_finite(query=query, key=key, value=value)
+        # Inputs are rounded already, sums must not be.
+        with attend_listeners.computing(), without_autocast(query.device):
+            chosen = plan(problem, engine)
+            for reason in chosen.quadratic:
+                warnings.warn(f"attend: {reason}. regard.explain(...) tells the whole plan.", stacklevel=4)
+            result = chosen.run()
+        problem.notes.clear()  # they refer back to the problem, and a cycle would keep its tensors for long
+        if isinstance(following, RecurrentCache):
+            following = replace(following, state=result.state)
     weights = AttentionMap(
         problem.lasting_pieces(), problem.prepared, problem.positions, problem.grid, result.statistic
     )
@@ -178,7 +181,7 @@ def _around(
 
     query, key, value = (_autocast(t) for t in inputs)
     turn = ring.turn(attention, query, key, value, positions, check_own)
-    with attend_listeners.computing(), torch.autocast(query.device.type, enabled=False):
+    with attend_listeners.computing(), without_autocast(query.device):
         result = turn.run()
     weights = RingMap(turn, result)
     attend_listeners.tell(None, lambda: weights)

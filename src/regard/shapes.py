@@ -6,11 +6,15 @@ heads to one key/value head, I queries, J keys, D query/key width, E value width
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
+from torch._subclasses import FakeTensor
 
 from regard.errors import RegardError
 
@@ -144,7 +148,19 @@ def as_slice(index: Tensor) -> slice | None:
 
 def surely_none(flags: Tensor) -> bool:
     """Whether no flag is set, where that is known at once; False on a device, which would have to be waited for."""
-    return flags.device.type == "cpu" and not bool(flags.any())
+    return flags.device.type == "cpu" and has_numbers(flags) and not bool(flags.any())
+
+
+def has_numbers(tensor: Tensor) -> bool:
+    """Whether the numbers of a tensor can be read; none are known while torch exports, compiles or maps a function."""
+    traced = torch.compiler.is_compiling() or isinstance(tensor, FakeTensor)
+    return not (traced or is_batchedtensor(tensor) or tensor.device.type == "meta")
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Where sums must not be rounded; devices without autocast round nothing."""
+    has_autocast = torch.amp.autocast_mode.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if has_autocast else nullcontext()
 
 
 def widest_float(device: torch.device) -> torch.dtype:

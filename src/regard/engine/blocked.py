@@ -19,11 +19,11 @@ from torch.autograd.function import once_differentiable
 from regard.attention import Prepared
 from regard.engine.blocks import Block, blocks, cheapest_size, whole
 from regard.engine.dense import flops_per_pair
-from regard.engine.derivatives import HIDDEN, once
 from regard.engine.flash import FlashRows
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.rows import Collected, solve_rows
 from regard.engine.runs import CALL_BYTES, Run, runs
+from regard.engine.transforms import HIDDEN, once
 from regard.pieces.contents import kept
 from regard.pieces.mask import Mask
 from regard.pieces.normalizer import Statistic

@@ -10,14 +10,14 @@ from torch.nn import functional as F
 
 from regard.attention import Prepared
 from regard.engine.blocks import Block, starts_causal
-from regard.engine.derivatives import HIDDEN
 from regard.engine.problem import Problem
 from regard.engine.runs import Run
+from regard.engine.transforms import HIDDEN
 from regard.pieces.bias import AdditiveBias
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
 from regard.pieces.normalizer import LearnedSink, Softmax, Statistic
-from regard.shapes import at_least_float32, group, in_one_dtype
+from regard.shapes import at_least_float32, group, has_numbers, in_one_dtype
 
 
 def flash(
@@ -130,13 +130,16 @@ def _settled(
 
     For both the kernel says 0, with an output of 0, so only rows of 0 have to be looked at.
     """
-    suspects = log_total == 0
-    if not suspects.any():
+    suspects, is_known = log_total == 0, has_numbers(log_total)
+    if is_known and not suspects.any():
         return output, log_total
     if mask is not None:
-        log_total = _mark_empty(log_total, suspects, mask)
+        empty = None if is_known else mask.isneginf().all(-1)
+        log_total = (
+            _mark_empty(log_total, suspects, mask) if empty is None else log_total.masked_fill(empty, -torch.inf)
+        )
     undefined = (log_total == 0) & ~(query.isfinite().all(-1) & key.isfinite().all())
-    if not undefined.any():
+    if is_known and not undefined.any():
         return output, log_total
     return output.masked_fill(undefined[..., None], torch.nan), log_total.masked_fill(undefined, torch.nan)
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from regard.engine.dense import Dense, flops_per_pair
-from regard.engine.derivatives import HIDDEN
 from regard.engine.lowering import NoLowering, PairMask, PairScore, change_of, number, pairs_of
 from regard.engine.problem import Cost, Engine, Problem, Result
+from regard.engine.transforms import HIDDEN
 from regard.pieces.normalizer import LearnedSink, Softmax
 from regard.shapes import at_least_float32, to_device
 

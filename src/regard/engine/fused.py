@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from regard.engine.blocks import Block, starts_causal, whole
 from regard.engine.dense import flops_per_pair
-from regard.engine.derivatives import once
 from regard.engine.flash import FlashRows
 from regard.engine.problem import Cost, Engine, Problem, Result
+from regard.engine.transforms import once
 
 #: Largest additive mask, in bytes, that is worth building to save the blocks.
 MASK_BYTES = 16 << 20

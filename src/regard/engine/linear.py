@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from regard.engine.derivatives import once
 from regard.engine.problem import Cost, Engine, Problem, Result, of_nothing
+from regard.engine.transforms import once
 from regard.pieces.grid import Grid
 from regard.pieces.kernel import Kernel
 from regard.pieces.mask import Both, Mask, causal

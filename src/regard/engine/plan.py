@@ -8,7 +8,6 @@ from functools import cached_property
 
 from regard.engine.blocked import Blocked, Work
 from regard.engine.dense import Dense
-from regard.engine.derivatives import TRANSFORMED, is_transformed
 from regard.engine.flex import Flex
 from regard.engine.fused import Fused, is_top_left
 from regard.engine.fused import block_of as whole_block
@@ -16,6 +15,7 @@ from regard.engine.linear import LinearEngine
 from regard.engine.machine import seconds
 from regard.engine.problem import Cost, Engine, Problem, Result, of_nothing
 from regard.engine.reference import Reference
+from regard.engine.transforms import TRANSFORMED, is_transformed
 from regard.engine.words import duration, number, rough, size
 from regard.errors import RegardError, nearest
 from regard.pieces.mask import Both, Either, Mask, Not

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared, lasting_around, scores
-from regard.engine.derivatives import is_transformed
+from regard.engine.transforms import is_transformed
 from regard.pieces.contents import Skeleton, is_small, kept, take_apart, tensors_of
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import LearnedSink, Softmax, Statistic

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared, scores
 from regard.pieces.dropout import kept
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import Statistic
-from regard.shapes import at_least_float32, grouped_values
+from regard.shapes import at_least_float32, grouped_values, without_autocast
 
 
 def solve_rows(
@@ -28,7 +27,7 @@ def solve_rows(
     weights, statistic = attention.normalizer.rows(s, columns)
     if dropout:
         weights = weights * kept(grid, dropout, seed) / (1 - dropout)
-    with torch.autocast(value.device.type, enabled=False):  # it would round the weights
+    with without_autocast(value.device):  # it would round the weights
         output = grouped_values(weights, at_least_float32(value).to(weights.dtype)).to(value.dtype)
     return output, tuple(t.detach() for t in statistic)
 

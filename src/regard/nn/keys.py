@@ -19,7 +19,7 @@ from regard.pieces import Grid, Mask, Softmax, causal
 from regard.pieces.mask_data import RealKeys
 from regard.positions import Positions
 from regard.seen import attend
-from regard.shapes import Sizes, group, grouped_values, in_one_dtype, to_device
+from regard.shapes import Sizes, group, grouped_values, in_one_dtype, to_device, without_autocast
 from regard.spans import Spans
 
 PLAIN = Softmax()
@@ -252,7 +252,7 @@ def _softmax(attention: Attention, prepared: Prepared, grid: Grid, keys: Keys) -
     """As the dense engine, without the row statistic, of which a single query has no use."""
     s = scores(attention, prepared, grid, masked=False)
     weights = torch.softmax(s if keys.added is None else s + keys.added, -1)
-    with torch.autocast(weights.device.type, enabled=False):
+    with without_autocast(weights.device):
         return grouped_values(weights, keys.value.to(weights.dtype)).to(keys.value.dtype)
 
 

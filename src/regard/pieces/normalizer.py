@@ -344,7 +344,7 @@ def _kept(kept: Tensor, columns: Tensor) -> Tensor:
         return kept[..., :0] >= 0
     place = torch.searchsorted(columns, kept.contiguous()).clamp_max(len(columns) - 1)
     found = columns[place] == kept
-    flags = torch.zeros(*kept.shape[:-1], len(columns) + 1, dtype=torch.bool, device=columns.device)
+    flags = kept.new_zeros((*kept.shape[:-1], len(columns) + 1), dtype=torch.bool)
     return flags.scatter_(-1, place.masked_fill(~found, len(columns)), True)[..., :-1]
 
 

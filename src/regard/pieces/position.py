@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.checks import Size, checked
 from regard.errors import RegardError, integer, keep_integers
-from regard.shapes import at_least_float32, to_device, widest_float
+from regard.shapes import at_least_float32, has_numbers, to_device, widest_float
 from regard.spans import Spans
 
 
@@ -219,7 +219,7 @@ class LearnedPositions(nn.Module, Position):
         width = self.table.shape[1]
         if x.shape[-1] != width:
             raise RegardError(f"LearnedPositions: made for width {width}, got {x.shape[-1]}.")
-        if positions.device.type == "cpu" and len(positions):
+        if positions.device.type == "cpu" and len(positions) and has_numbers(positions):
             self.check(Spans(((int(positions.min()), int(positions.max()) + 1),)))
         return x + self.table[positions].to(x.dtype)
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from regard.attention import Attention, checked_attention
 from regard.checks import checked
-from regard.engine.derivatives import HIDDEN
 from regard.engine.problem import Problem
 from regard.engine.ring.digests import Contents, words
 from regard.engine.ring.exchange import Exchange
@@ -22,6 +21,7 @@ from regard.engine.ring.plan import RingPlan
 from regard.engine.ring.route import Route
 from regard.engine.ring.shares import LAYOUTS, Share, shares, shares_of
 from regard.engine.ring.turn import Turn
+from regard.engine.transforms import HIDDEN
 from regard.errors import RegardError, nearest
 from regard.pieces.contents import take_apart
 from regard.positions import Positions, check_positions

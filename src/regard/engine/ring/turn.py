@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.attention import Attention
-from regard.engine.derivatives import once
 from regard.engine.problem import Problem, Result
 from regard.engine.ring.exchange import Exchange, Transfer
 from regard.engine.ring.part import (
@@ -28,6 +27,7 @@ from regard.engine.ring.part import (
     zeros_like,
 )
 from regard.engine.ring.route import Route
+from regard.engine.transforms import once
 from regard.pieces.contents import kept, tensors_of
 from regard.pieces.normalizer import has_log_total
 from regard.spans import Spans

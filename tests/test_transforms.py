@@ -1,0 +1,243 @@
+"""Derivatives of other kinds, torch.func, export, compilation and the meta device: right, or refused in words."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import forward_ad, gradcheck
+from torch.func import functional_call, grad, hessian, jacrev, jvp, vjp, vmap
+
+import regard as rg
+from regard.catalog import mechanisms
+from slopes import CLOSE, Model, agree, inputs
+
+pytestmark = [
+    pytest.mark.usefixtures("small_blocks"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),  # torch's own, in forward mode
+]
+
+
+def example(engine: str) -> rg.Attention:
+    if engine == "linear":
+        return rg.Attention(rg.Kernel(), mask=rg.causal(), normalizer=rg.Sum())
+    return rg.Attention(mask=rg.causal(), bias=rg.ALiBi(2))
+
+
+@pytest.mark.parametrize("engine", ["fused", "blocked", "linear"])
+def test_a_second_derivative_is_refused_where_it_would_be_wrong(engine):
+    leaves = inputs()
+    output = rg.attend(example(engine), *leaves, engine=engine).output
+    first = torch.autograd.grad(output.square().sum(), leaves, create_graph=True)
+    with pytest.raises(rg.RegardError, match="engine='dense'"):
+        torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+    with pytest.raises(rg.RegardError, match="engine='dense'"):  # of a sum, whose own gradient is constant
+        output = rg.attend(example(engine), *leaves, engine=engine).output
+        torch.autograd.grad(torch.autograd.grad(output.sum(), leaves[0], create_graph=True)[0].sum(), leaves[0])
+
+
+def test_first_derivatives_may_keep_their_graph():
+    leaves = inputs()
+    for engine in ("fused", "blocked"):
+        output = rg.attend(example(engine), *leaves, engine=engine).output
+        kept = torch.autograd.grad(output.sum(), leaves, create_graph=True)
+        plain = torch.autograd.grad(rg.attend(example(engine), *leaves, engine="dense").output.sum(), leaves)
+        for one, other in zip(kept, plain, strict=True):
+            torch.testing.assert_close(one, other, **CLOSE)
+
+
+def test_second_derivatives_of_the_dense_engine_are_slopes_of_the_first():
+    leaves = inputs(n=4, heads=1, width=2)
+
+    def first(*leaves):
+        output = rg.attend(rg.Attention(mask=rg.causal()), *leaves, engine="dense").output
+        return torch.autograd.grad(output.square().sum(), leaves, create_graph=True)
+
+    assert gradcheck(first, leaves)
+
+
+@pytest.mark.parametrize("engine", ["fused", "blocked", "linear"])
+def test_transforms_of_torch_func_are_refused_by_engines_with_gradients_of_their_own(engine):
+    (q, k, v), attention = inputs(learn=False), example(engine)
+
+    def output(q):
+        return rg.attend(attention, q, k, v, engine=engine).output
+
+    for transform in (
+        lambda: grad(lambda q: output(q).sum())(q),
+        lambda: jacrev(output)(q),
+        lambda: jvp(output, (q,), (q,)),
+    ):
+        with pytest.raises(rg.RegardError, match="as the dense engine does"):
+            transform()
+    with forward_ad.dual_level(), pytest.raises(rg.RegardError, match="as the dense engine does"):
+        output(forward_ad.make_dual(q, torch.ones_like(q)))
+
+
+FUNCTIONAL = {
+    "alibi": lambda: rg.Attention(mask=rg.causal(), bias=rg.ALiBi(2)),
+    "t5": lambda: rg.Attention(mask=rg.causal() & rg.window(3), bias=rg.T5Bias(2, num_buckets=8)).double(),
+    "transformer-xl": lambda: rg.Attention(bias=rg.TransformerXLBias(2, 4)).double(),
+    "bahdanau": lambda: rg.Attention(rg.Additive(4, 4, 5), mask=rg.padding([9, 4])).double(),
+    "sink": lambda: rg.Attention(position=rg.RoPE(4), normalizer=rg.LearnedSink(2)).double(),
+    "entmax": lambda: rg.Attention(normalizer=rg.Entmax15()),
+    "linear": lambda: rg.Attention(rg.Kernel(), mask=rg.causal(), normalizer=rg.Sum()),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONAL)
+def test_derivatives_by_torch_func_are_those_of_autograd(name):
+    attention, (q, k, v) = FUNCTIONAL[name](), inputs(n=9)
+
+    def output(q):
+        return rg.attend(attention, q, k.detach(), v.detach()).output
+
+    along = torch.randn_like(q)
+    (expected,) = torch.autograd.grad(rg.attend(attention, q, k, v, engine="dense").output, q, along)
+    q = q.detach()
+    torch.testing.assert_close(grad(lambda q: (output(q) * along).sum())(q), expected, **CLOSE)
+    torch.testing.assert_close(vjp(output, q)[1](along)[0], expected, **CLOSE)
+    by_rows = jacrev(lambda q: output(q)[0, 0, -1])(q)
+    torch.testing.assert_close(by_rows, torch.autograd.functional.jacobian(lambda q: output(q)[0, 0, -1], q), **CLOSE)
+    _, forwards = jvp(lambda q: output(q)[0, 0, -1], (q,), (along,))
+    torch.testing.assert_close(forwards, (by_rows * along).flatten(1).sum(1), **CLOSE)
+
+
+def test_forward_derivatives_reach_the_pieces():
+    model, (q, k, v) = Model(), inputs(learn=False)
+    given = {name: p.detach() for name, p in model.named_parameters()}
+    along = {name: torch.randn_like(p) for name, p in given.items()}
+
+    def output(given):
+        return functional_call(model, given, ("auto", q, k, v)).square().sum()
+
+    _, forwards = jvp(output, (given,), (along,))
+    backwards = grad(output)(given)
+    torch.testing.assert_close(forwards, sum((backwards[name] * along[name]).sum() for name in along), **CLOSE)
+
+
+# Where numbers cannot be read
+
+
+NAMES = sorted(mechanisms())
+#: Blocks are drawn by a generator, which torch.vmap and torch.export take for a part of the function.
+DRAWN = {"bigbird"}
+
+
+class Alone(nn.Module):
+    """One attention as a model."""
+
+    def __init__(self, attention, **options):
+        super().__init__()
+        self.attention, self.options = attention, options
+
+    def forward(self, q, k, v):
+        return rg.attend(self.attention, q, k, v, **self.options).output
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_attention_under_vmap_is_that_of_each_entry(name):
+    attention, *tensors = mechanisms()[name].example(batch=1)
+    model = Alone(attention)
+    several = [torch.stack((t, t.flip(2), 2 * t)) for t in tensors]
+    if name in DRAWN:
+        with pytest.raises(rg.RegardError, match="no number can be read"):
+            vmap(model)(*several)
+        return
+    expected = torch.stack([model(*(t[n] for t in several)) for n in range(3)])
+    torch.testing.assert_close(vmap(model)(*several), expected)
+
+
+def test_gradients_of_each_sample():
+    model, (q, k, v) = Model(), inputs(learn=False)
+    given = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(given, *tensors):
+        return functional_call(model, given, ("auto", *(t[None] for t in tensors))).square().sum()
+
+    by_sample = vmap(grad(loss), in_dims=(None, 0, 0, 0))(given, q, k, v)
+    for n in range(2):
+        alone = grad(loss)(given, q[n], k[n], v[n])
+        for name in given:
+            torch.testing.assert_close(by_sample[name][n], alone[name], **CLOSE)
+
+
+def test_hessians_by_torch_func_are_those_of_autograd():
+    q, k, v = inputs(n=4, heads=1, width=2, learn=False)
+
+    def loss(q):
+        return rg.attend(rg.Attention(mask=rg.causal(), bias=rg.ALiBi(1)), q, k, v, engine="auto").output.square().sum()
+
+    def dense(q):
+        return (
+            rg.attend(rg.Attention(mask=rg.causal(), bias=rg.ALiBi(1)), q, k, v, engine="dense").output.square().sum()
+        )
+
+    torch.testing.assert_close(hessian(loss)(q), torch.autograd.functional.hessian(dense, q), **CLOSE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_meta_tensors_sizes_are_answered(name):
+    attention, *tensors = mechanisms()[name].example()
+    nowhere = [t.to("meta") for t in tensors]
+    here, there = (rg.explain(a, *x) for a, x in ((attention, tensors), (copy.deepcopy(attention).to("meta"), nowhere)))
+    assert there.cost.pairs > 0 or here.cost.pairs == 0
+    assert "floating-point operations" in str(there)
+    output = rg.attend(copy.deepcopy(attention).to("meta"), *nowhere).output
+    assert output.device.type == "meta" and output.shape == rg.attend(attention, *tensors).output.shape
+
+
+def test_a_backward_pass_on_meta_tensors_has_shapes():
+    for engine in ("dense", "fused", "blocked"):
+        leaves = [t.detach().to("meta").requires_grad_() for t in inputs()]
+        output = rg.attend(rg.Attention(mask=rg.causal(), bias=rg.ALiBi(2)), *leaves, engine=engine).output
+        for slope, leaf in zip(torch.autograd.grad(output.sum(), leaves), leaves, strict=True):
+            assert slope.shape == leaf.shape
+
+
+EXPORTED = (
+    "alibi",
+    "bahdanau",
+    "grouped_query",
+    "learned_positions",
+    "linear",
+    "rope",
+    "sinks",
+    "sliding_window",
+    "t5",
+    "top_k",
+)
+
+
+@pytest.mark.parametrize("name", [*EXPORTED, *DRAWN])
+@torch.no_grad()
+def test_an_exported_attention_is_that_of_other_inputs_of_its_sizes(name):
+    attention, *tensors = mechanisms()[name].example()
+    model, others = Alone(attention), [t.flip(2) * 1.5 for t in tensors]
+    if name in DRAWN:
+        with pytest.raises(rg.RegardError, match="no number can be read"):
+            torch.export.export(model, tuple(tensors))
+        return
+    torch.testing.assert_close(torch.export.export(model, tuple(tensors)).module()(*others), model(*others))
+
+
+def test_an_exported_attention_in_blocks():
+    attention = rg.Attention(mask=rg.causal() & rg.window(3))
+    tensors, others = inputs(learn=False), inputs(learn=False, seed=5)
+    exported = torch.export.export(Alone(attention, engine="blocked"), tuple(tensors)).module()
+    torch.testing.assert_close(exported(*others), Alone(attention, engine="dense")(*others))
+
+
+def test_a_compiled_model_breaks_its_graph_at_attend_and_says_why_without_a_break():
+    leaves, model = inputs(), Alone(rg.Attention(mask=rg.causal(), bias=rg.T5Bias(2, num_buckets=8)).double())
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="plans by sizes and masks in Python"):
+        torch.compile(model, backend="eager", fullgraph=True)(*leaves)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager")
+    agree(compiled(*leaves), model(*leaves), [*leaves, *model.parameters()])
+    torch._dynamo.reset()
