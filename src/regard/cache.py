@@ -23,7 +23,10 @@ from regard.spans import Spans
 
 @dataclass(frozen=True, eq=False)
 class Extended:
-    """What one call attends over: keys, values, where all stand, and the cache for the next call."""
+    """What one call attends over: keys, values, where all stand, and the cache for the next call.
+
+    `positions` starts at the first new key; `attend` puts its last query at the last key, however many there are.
+    """
 
     key: Tensor
     value: Tensor

@@ -65,7 +65,7 @@ def attend(
 
     `query` is (B, H, I, D), `key` (B, G, J, D), `value` (B, G, J, E); G divides H, and H / G query
     heads share each key/value head. `positions` says where queries and keys stand (by default the
-    last query stands where the last key does); `cache` holds earlier keys and values, and the
+    last query stands where the last key does, with a cache too); `cache` holds earlier keys and values, and the
     returned `Seen.cache` is the one for the next call. `engine` is one of "auto", "reference",
     "dense", "fused", "blocked", "linear", "flex"; one that cannot run the pieces refuses and says why.
     "ring", or a `Ring`, runs one sequence over the processes of a group, each of which gives its share.
