@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import regard as rg
+from drawn import KEEPING
 from regard.catalog import mechanisms
 from regard.engine.ring import digests, exchange
 from regard.engine.ring.part import Part, refusal
@@ -73,6 +74,12 @@ def some(*shape, seed=0):
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
+def laid(x, number):
+    """The same numbers in another memory layout, as leaves of a graph."""
+    layouts = list(KEEPING.values())
+    return layouts[(number + sum(x.shape)) % len(layouts)](x.detach()).requires_grad_()
+
+
 def cut(x, lengths):
     """This rank's tokens where ranks hold so many each."""
     return x.split(lengths, 2)[dist.get_rank()]
@@ -89,9 +96,10 @@ def check(attention, q, k, v, ring, share_q=None, share_k=None, **options):
     rg.attend(attention, *one, engine="dense", **options).output.backward(up)
     slopes = [p.grad for p in attention.parameters()]
     attention.zero_grad()
-    own = [share(t).clone().requires_grad_() for t, share in zip((q, k, v), (share_q, share_k, share_k), strict=True)]
+    shares = zip((q, k, v), (share_q, share_k, share_k), strict=True)
+    own = [laid(share(t), number) for number, (t, share) in enumerate(shares)]
     seen = rg.attend(attention, *own, engine=ring, **options)
-    seen.output.backward(share_q(up))
+    seen.output.backward(laid(share_q(up), 3).detach())
     torch.testing.assert_close(seen.output, share_q(expected), **CLOSE)
     for mine, whole, share in zip(own, one, (share_q, share_k, share_k), strict=True):
         torch.testing.assert_close(mine.grad, share(whole.grad), **CLOSE)

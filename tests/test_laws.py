@@ -239,6 +239,23 @@ MIXED = [
 ]
 
 
+@pytest.mark.parametrize("engine", ["auto", "dense", "blocked"])
+@every_mechanism
+def test_a_call_a_look_and_a_backward_pass_change_nothing(name, engine):
+    attention, *inputs = mechanisms()[name].example()
+    leaves = [t.requires_grad_() for t in inputs]
+    kept = [*leaves, *attention.parameters(), *attention.buffers()]
+    before = [t.detach().clone() for t in kept]
+    seen = rg.attend(attention, *leaves, engine=engine)
+    toward = torch.ones(1, dtype=torch.float64).expand_as(seen.output)
+    first = torch.autograd.grad(seen.output, leaves, toward, retain_graph=True)
+    assert seen.weights.dense().shape == seen.weights.shape
+    seen.weights.summarize(rg.Entropy(), rg.Received(), rg.Top(2), rg.Distance(), rg.Pool(3, 3), rg.Similarity())
+    again = torch.autograd.grad(seen.output, leaves, toward)
+    assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(kept, before, strict=True))
+
+
 @pytest.mark.parametrize(("learned", "given"), MIXED)
 @every_mechanism
 def test_parameters_and_inputs_may_have_different_dtypes(name, learned, given):
