@@ -7,6 +7,9 @@ import json
 import random
 import re
 import shutil
+import signal
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -219,3 +222,25 @@ def test_a_run_of_a_long_test_line_is_evaluated_without_it(japanese, tmp_path):
     found = evaluate(run, pairs)
     assert found.perplexity == pytest.approx(perplexity(run, pairs[:1])) and found.num_sentences == 2
     assert evaluate(run, pairs[1:]).perplexity is None
+
+
+def test_ctrl_c_while_the_command_line_ends_shows_no_traceback():
+    code = (
+        "import os, signal, sys, threading\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from regard.cli.main import main\n"
+        "threading._register_atexit(os.kill, os.getpid(), signal.SIGINT)\n"
+        "sys.argv = ['regard', '--version']\n"
+        "main()\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.stdout.startswith("regard ") and result.stderr == "" and result.returncode == -signal.SIGINT
+
+
+def test_a_second_ctrl_c_stops_at_once_and_says_how_to_go_on(tmp_path, monkeypatch):
+    from lightning.pytorch import Trainer
+
+    monkeypatch.setattr(Trainer, "fit", lambda *arguments: sys.exit(1))  # as Lightning does then
+    wish = ("--data", "copy", "data.size=40", "tokenizer.kind=words", *QUICK, "--out", tmp_path / "run")
+    result = regard("train", *wish, status=130)
+    assert "Stopped at once" in result.output and "--resume" in result.output

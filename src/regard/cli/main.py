@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -20,7 +21,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal without these characters shows ? in their place
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    app(args=None if arguments is None else list(arguments), prog_name="regard")
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="regard")
+    except KeyboardInterrupt:  # one more Ctrl-C, while the first is seen to
+        raise SystemExit(130) from None
+    finally:
+        if arguments is None and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would show a traceback of its own end
 
 
 if __name__ == "__main__":

@@ -86,8 +86,13 @@ def _train(console: Console, config: Config, folder: Path, resume: bool) -> None
     with quiet(), console.status("Reading the corpus and learning its vocabularies"):
         prepared = prepare(config, folder)
     _introduce(console, prepared, folder)
-    with _bar(console, config) as told_bar:
-        outcome = fit(prepared.task, resume=resume, told=told_bar)
+    try:
+        with _bar(console, config) as told_bar:
+            outcome = fit(prepared.task, resume=resume, told=told_bar)
+    except KeyboardInterrupt:
+        console.print("Stopped at once; what was saved last is kept. Go on with:")
+        console.print(f"  regard train --out {folder} --resume", markup=False)
+        raise
     if not console.quiet:
         _conclude(console, folder, outcome.reason, outcome.standing)
     if outcome.reason == "interrupted":

@@ -56,7 +56,10 @@ def fit(task: Task, *, resume: bool = False, told: Callable[[Standing], None] = 
         trainer = _trainer(task)  # from here on every process knows its number
         training = task.config.training
         with _one_thread_count(training.threads), _kernels(task), _stopping(course), answers(training):
-            trainer.fit(course, _Stream(course))
+            try:
+                trainer.fit(course, _Stream(course))
+            except SystemExit:  # what Lightning makes of a second Ctrl-C
+                raise KeyboardInterrupt from None
         if rank_zero_only.rank == 0 or is_sharded(task.model):
             _translating(course)
     return Outcome(course.reason, course.standing)
