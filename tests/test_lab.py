@@ -244,3 +244,9 @@ def test_a_second_ctrl_c_stops_at_once_and_says_how_to_go_on(tmp_path, monkeypat
     wish = ("--data", "copy", "data.size=40", "tokenizer.kind=words", *QUICK, "--out", tmp_path / "run")
     result = regard("train", *wish, status=130)
     assert "Stopped at once" in result.output and "--resume" in result.output
+
+
+@pytest.mark.parametrize("more", [(), ("--ranks", "4")])
+def test_a_length_that_no_machine_holds_is_refused(more):
+    result = regard("explain", "masked", "--length", "99999999999999", *more, status=2)
+    assert "99,999,999,999,999 tokens need" in said(result) and "Give a smaller --length" in said(result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ def explain_mechanism(
         raise RegardError(f"explain: there is no dtype {dtype!r}. {nearest(dtype, DTYPES)}")
     heads = heads or entry.sizes.get("heads", 8)
     key_heads = key_heads or _key_heads(entry, heads)
+    _check_memory(length, heads * width * DTYPES[dtype].itemsize, ranks)
     attention = build(entry, length, heads, key_heads, width, settings).to(DTYPES[dtype])
     if ranks is not None:
         one = torch.zeros((), dtype=DTYPES[dtype], requires_grad=True)  # of whole tensors only the sizes are needed
@@ -52,6 +54,17 @@ def explain_mechanism(
     key = query if key_heads == heads else torch.zeros(1, key_heads, length, width, dtype=DTYPES[dtype])
     with torch.no_grad():
         Console().print(Text(str(explain(attention, query, key, key))))
+
+
+def _check_memory(length: int, bytes_a_token: int, ranks: int | None) -> None:
+    """Refuse sizes whose inputs do not fit: queries, keys and values of one machine, positions alone of many."""
+    needed = length * (3 * bytes_a_token if ranks is None else 8)
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else needed
+    if needed > total:
+        raise RegardError(
+            f"explain: {length:,} tokens need {needed / 1e9:,.0f} GB for their inputs alone, and this machine has "
+            f"{total / 1e9:,.0f} GB. Give a smaller --length, or share it with --ranks."
+        )
 
 
 def build(
