@@ -472,6 +472,8 @@ def looking_is_compared():
     )
     words = ["refused its share", "out of range"] if rank else ["out of range"]
     raises(words, lambda: one[0, 0, 3 if rank else 99])
+    words = ["refused its share", "has 4 axes"] if rank else ["has 4 axes"]
+    raises(words, lambda: one[0, 0, 3] if rank else one[0, 0, 3, 0, 0])
     raises(["the ranks differ in the shape"], lambda: rg.Ring().gather(own[0] if rank else own[0][:, :1]))
     for weights in (one, other):
         torch.testing.assert_close(weights[0, 1].sum(-1), torch.ones(6 * W, dtype=torch.float64))

@@ -155,6 +155,12 @@ class AttentionMap:
 
         Lists choose on each axis by itself: weights[0, [0, 1], [2, 3]] is (2, 2, J).
         """
+        b, h, i, j = self._axes(index)
+        tile = self.tile(b, h, i, j)
+        return tile[tuple(0 if isinstance(part, int) else slice(None) for part in (b, h, i, j))]
+
+    def _axes(self, index: Any) -> list[Any]:
+        """The index of each of the four axes."""
         index = index if isinstance(index, tuple) else (index,)
         at = next((n for n, part in enumerate(index) if part is ...), len(index))
         given = (*index[:at], *index[at + 1 :])
@@ -163,9 +169,7 @@ class AttentionMap:
         if any(part is None for part in given):
             raise RegardError("weights[...]: None makes no new axis here; use weights[...][None].")
         parts = (*index[:at], *[slice(None)] * (4 - len(given)), *index[at + 1 :])
-        b, h, i, j = (_scalar(part) for part in parts)
-        tile = self.tile(b, h, i, j)
-        return tile[tuple(0 if isinstance(part, int) else slice(None) for part in (b, h, i, j))]
+        return [_scalar(part) for part in parts]
 
     @checked
     @torch.no_grad()

@@ -77,6 +77,13 @@ class RingMap(AttentionMap):
         b, h, i, j = (to_device(place, self.device) for place in places)
         return self._fetched(b, h, i, j).tile(budget=budget)
 
+    def _axes(self, index: Any) -> list[Any]:
+        try:
+            return super()._axes(index)
+        except RegardError as error:
+            self._turn.exchange.agree("weights", error)
+            raise
+
     def _agree(self, look: str, ask: Callable[[], str]) -> None:
         """Begin a look, the same on all ranks; what one of them refuses the others hear of. Collective."""
         said: Mapping[str, str] | RegardError
