@@ -586,6 +586,44 @@ def gradients_of_parameters_are_those_that_ddp_expects():
         torch.testing.assert_close(mine.grad * dist.get_world_size(), whole.grad, **CLOSE)
 
 
+class Tempered(rg.Score):
+    """Dot products over a temperature, which is a tensor of a piece that is no module."""
+
+    def __init__(self, temperature):
+        self.temperature = temperature
+
+    def check(self, sizes, key_width):
+        """Any size is right."""
+
+    def tile(self, query, key, grid):
+        return query @ key.mT / self.temperature
+
+
+@case
+def gradients_belong_to_the_forward_pass_and_reach_tensors_of_pieces():
+    inputs, ring = [some(1, 2, 12, 4, seed=n) for n in range(3)], rg.Ring()
+    temperature = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
+    score = Tempered(temperature)
+    attention = rg.Attention(score, mask=rg.causal())
+    whole = rg.attend(attention, *inputs, engine="dense")
+    (expected,) = torch.autograd.grad(whole.output.square().sum(), temperature)
+    own = [ring.share(t).requires_grad_() for t in inputs]
+    seen = rg.attend(attention, *own, engine=ring)
+    score.temperature = torch.tensor(9.0, dtype=torch.float64)
+    mine, *_ = torch.autograd.grad(seen.output.square().sum(), (temperature, *own))
+    dist.all_reduce(mine)  # gradients of what pieces hold are a rank's own part
+    torch.testing.assert_close(mine, expected, **CLOSE)
+    torch.testing.assert_close(seen.weights.dense(), whole.weights.dense(), **CLOSE)
+
+
+@case
+def a_second_derivative_is_refused():
+    own = [rg.Ring().share(some(1, 2, 12, 4, seed=n)).requires_grad_() for n in range(3)]
+    output = rg.attend(rg.Attention(mask=rg.causal()), *own, engine="ring").output
+    first = torch.autograd.grad(output.square().sum(), own, create_graph=True)
+    raises(["engine='dense'"], lambda: torch.autograd.grad(sum(g.sum() for g in first), own))
+
+
 @case
 def a_plan_says_who_asked():
     ring = rg.Ring()
