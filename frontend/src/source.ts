@@ -82,7 +82,7 @@ export class Embedded implements Source {
       let score = 0;
       const [a, b] = [(top + i) * width, (left + j) * width];
       for (let d = 0; d < width; d++) score += q[a + d] * k[b + d];
-      out[at + other] = Math.exp(score - r[top + i]);
+      out[at + other] = Math.min(Math.exp(score - r[top + i]), 1); // a large score may round above the statistic
     }
   }
 
