@@ -250,3 +250,21 @@ def test_a_second_ctrl_c_stops_at_once_and_says_how_to_go_on(tmp_path, monkeypat
 def test_a_length_that_no_machine_holds_is_refused(more):
     result = regard("explain", "masked", "--length", "99999999999999", *more, status=2)
     assert "99,999,999,999,999 tokens need" in said(result) and "Give a smaller --length" in said(result)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "--data", "{0}/few.tsv", "--out", "{0}/run"),
+        ("data", "{0}/few.tsv"),
+        ("train", "--data", "{0}/rows.jsonl", "--out", "{0}/run"),
+        ("train", "--data", "copy", "data.size=40", "tokenizer.kind=words", "training.tokens=2", "--out", "{0}/run"),
+        ("train", "--data", "copy", "decoding.max_length=3", "decoding.min_length=4", "--out", "{0}/run"),
+    ],
+)
+def test_a_mistake_is_told_in_the_words_of_the_command_line(tmp_path, arguments):
+    """No argument of Python's, as in valid=; keys are section.key, options --name."""
+    (tmp_path / "few.tsv").write_text("a\tb\n" * 3)
+    (tmp_path / "rows.jsonl").write_text('{"x": "a", "target": "b"}\n')
+    result = regard(*(part.format(tmp_path) for part in arguments), status=2)
+    assert not re.search(r"(?<![\w.])[a-z_]+=", result.output), result.output

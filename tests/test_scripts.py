@@ -158,3 +158,17 @@ def test_unknown_words_of_a_text_without_spaces_are_replaced_in_their_places():
     wanted = Wanted(search, reading="output", replace_unknown=True)
     (done,) = translate(model, tokenizer, tokenizer, ["猫が魚を"], wanted)
     assert done.text == "".join(done.alignment.target) and set(done.alignment.target) <= {"猫", "が", "魚", "を"}
+
+
+def test_pieces_and_pictures_of_text_without_spaces():
+    from rich.cells import cell_len
+
+    from regard.cli.translate import picture
+    from regard.seq2seq.alignment import Alignment
+    from regard.seq2seq.reading import _labels
+
+    tokenizer = train_tokenizer(JAPANESE * 3, 70, "bpe")
+    labels = _labels(tokenizer, tokenizer.encode(JAPANESE[0]))
+    assert "".join(labels) == JAPANESE[0], "no piece is marked as the inside of a word"
+    drawn = picture(Alignment(("a", "b"), ("猫", "ねずみ", "x"), torch.full((3, 2), 0.5))).plain.splitlines()[:3]
+    assert len({cell_len(line.split("│")[0]) for line in drawn}) == 1, "the cells begin in one column"

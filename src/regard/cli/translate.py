@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import IO, TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -218,11 +219,11 @@ def picture(alignment: Alignment) -> Text:
     """Target words down, each with the source words it looks at; darker is more."""
     if not alignment.weights.numel():
         return Text("no words")
-    width, drawn = max(map(len, alignment.target)), Text(no_wrap=True)
+    width, drawn = max(map(cell_len, alignment.target)), Text(no_wrap=True)
     for word, row in zip(alignment.target, alignment.weights.tolist(), strict=True):
         most = max(range(len(row)), key=row.__getitem__)
         cells = "".join(SHADES[min(4, round(4 * max(weight, 0.0) ** 0.5))] * 2 for weight in row)
-        drawn.append(f"  {word:>{width}} ")
+        drawn.append(f"  {' ' * (width - cell_len(word))}{word} ")
         drawn.append(f"│{cells}│ ", "blue")
         drawn.append(f"{alignment.source[most]} {row[most]:.2f}\n", "dim")
     drawn.append(f"  across: {' '.join(alignment.source)}; down: {READINGS[alignment.reading]}\n", "dim")

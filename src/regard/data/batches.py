@@ -164,7 +164,7 @@ class Batches:
         if self.by_tokens and longest.max() > size:
             raise RegardError(
                 f"Batches: pair {longest.argmax()} has {longest.max()} tokens, more than the {size} of a batch. "
-                "Give a batch more tokens, or leave long pairs out of the corpus."
+                "Give a batch more tokens (training.tokens), or leave long pairs out of the corpus."
             )
 
     def epoch(self, number: int = 0) -> Epoch:

@@ -61,6 +61,11 @@ def cut(text: str) -> list[str]:
     return [part for word in words for part in (parts.findall(word) if _spaceless.search(word) else [word])]
 
 
+def begins_spaceless(text: str) -> bool:
+    """Whether the first letter is of a script that is written without spaces."""
+    return _spaceless.match(text) is not None
+
+
 def is_segmented(texts: Iterable[str]) -> bool:
     """Whether whoever wrote these put spaces between words although the script needs none."""
     letters = gaps = 0

@@ -9,6 +9,7 @@ import torch
 
 from regard.data.tokenizer import SPACE
 from regard.data.vocabulary import BOS, EOS
+from regard.data.words import begins_spaceless
 from regard.errors import RegardError
 from regard.hf import watch
 from regard.maps import AttentionMap
@@ -129,5 +130,5 @@ def _labels(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, ...]:
     pieces = tokenizer.pieces(ids)
     if not any(piece.startswith(SPACE) for piece in pieces):
         return tuple(pieces)
-    inside = (piece[0].isalnum() for piece in pieces)
+    inside = (piece[0].isalnum() and not begins_spaceless(piece) for piece in pieces)
     return tuple(f"##{p}" if within else p.removeprefix(SPACE) or p for p, within in zip(pieces, inside, strict=True))
