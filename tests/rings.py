@@ -622,6 +622,12 @@ def a_second_derivative_is_refused():
     output = rg.attend(rg.Attention(mask=rg.causal()), *own, engine="ring").output
     first = torch.autograd.grad(output.square().sum(), own, create_graph=True)
     raises(["engine='dense'"], lambda: torch.autograd.grad(sum(g.sum() for g in first), own))
+    own = [t.detach() for t in own]
+
+    def loss(query):
+        return rg.attend(rg.Attention(), query, *own[1:], engine="ring").output.sum()
+
+    raises(["torch.func", "dense engine"], lambda: torch.func.grad(loss)(own[0]))
 
 
 @case

@@ -21,7 +21,7 @@ from regard.engine.ring.plan import RingPlan
 from regard.engine.ring.route import Route
 from regard.engine.ring.shares import LAYOUTS, Share, shares, shares_of
 from regard.engine.ring.turn import Turn
-from regard.engine.transforms import HIDDEN
+from regard.engine.transforms import HIDDEN, TRANSFORMED, is_transformed
 from regard.errors import RegardError, nearest
 from regard.pieces.contents import take_apart
 from regard.positions import Positions, check_positions
@@ -116,6 +116,8 @@ class Ring:
 
         What a rank refuses, also by `check`, the others hear of.
         """
+        if is_transformed():  # nothing can be sent, so the others cannot be told
+            raise RegardError(f"attend: the ring engine cannot run here: {TRANSFORMED}. Call it outside the transform.")
         exchange = self.exchange()
         said: Mapping[str, str] | RegardError
         learned: dict[str, Contents] = {}
