@@ -13,7 +13,7 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --constra
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv install demo test examples lint format types page bench docs clean
+.PHONY: help venv install demo test oldest examples lint format types page bench docs clean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ demo: $(STAMPS)/demo ## Install what the demonstration needs, and run it
 
 test: lint types ## Check format, lint and types, then run the tests (ARGS="-k causal" chooses some)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not example" $(ARGS)
+
+oldest: ## Run the quick tests with the oldest versions that pyproject.toml allows, in .venv-oldest
+	$(PYTHON) scripts/oldest.py $(ARGS)
 
 examples: $(STAMPS)/dev ## Run every example and every script behind a claim, as a reader would
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q tests/test_examples.py $(ARGS)

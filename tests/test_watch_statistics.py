@@ -74,7 +74,10 @@ def test_a_map_needs_queries_and_keys():
     _, kept = watched(llama(), {"input_ids": tokens(5)})
     with pytest.raises(rg.RegardError, match="keep='statistics'"):
         _ = kept.statistics
-    for wrong, match in (({"keep": "statistics", "folds": ["entropy"]}, "folds must be a list of Folds"), ({"folds": FOLDS}, "only")):
+    for wrong, match in (
+        ({"keep": "statistics", "folds": ["entropy"]}, "folds must be a list of Folds"),
+        ({"folds": FOLDS}, "only"),
+    ):
         with pytest.raises(rg.RegardError, match=match):
             watched(llama(), {"input_ids": tokens(5)}, **wrong)
     with pytest.raises(rg.RegardError, match="at least one fold"):

@@ -90,7 +90,7 @@ def _interface() -> Any:
 
     if not hasattr(AttentionInterface, "get_interface"):
         raise RegardError(
-            f"watch: transformers {__version__} has another attention interface; pip install 'transformers>=5,<6'."
+            f"watch: transformers {__version__} has another attention interface; pip install 'transformers>=5.23,<6'."
         )
     return AttentionInterface
 
