@@ -1,7 +1,7 @@
 """Runs the quick tests with the oldest versions that pyproject.toml allows: `make oldest`.
 
-Every lower bound becomes the version that is installed, into an environment of its own (.venv-oldest); what has no bound
-is the newest. Arguments are handed to pytest.
+Every lower bound becomes the version that is installed, into an environment of its own (.venv-oldest);
+what has no bound is the newest. Arguments are handed to pytest.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ def floors() -> dict[str, str]:
 
 
 def tools() -> list[str]:
+    """What runs the tests, as constraints.txt pins it."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return [line for line in lines if line.split("==")[0] in TOOLS]
 
 
 def install(python: Path) -> None:
+    """Make the environment, or bring it to the bounds of today."""
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
     oldest = floors()
@@ -47,6 +49,7 @@ def install(python: Path) -> None:
 
 
 def main() -> int:
+    """Install, test, and return the status of pytest."""
     python = VENV / "bin" / "python"
     install(python)
     quick = ["-m", "not slow and not example", "-q", "-n", "2", "--dist", "loadgroup"]
