@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -48,6 +49,54 @@ def test_without_its_packages_it_says_what_to_install(package):
     result = python(f"import sys; sys.modules[{package!r}] = None; from regard.cli.main import main; main(['list'])")
     assert result.returncode == 1
     assert result.stderr.strip().endswith("pip install 'regard[cli]'") and "Traceback" not in result.stderr
+
+
+def test_a_second_ctrl_c_ends_at_once_and_without_a_word():
+    code = """
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import regard.cli.catalogue
+def work():
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    finally:
+        print("saving", flush=True)
+        time.sleep(60)
+regard.cli.catalogue.list_mechanisms = work
+from regard.cli.main import main
+main(["list"])
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        for word in ("ready", "saving"):
+            assert process.stdout.readline().strip() == word
+            process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130 and process.stderr.read() == ""
+
+
+def test_ctrl_c_while_the_commands_are_imported_is_silent():
+    code = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupted())
+from regard.cli.main import main
+main(["list"])
+"""
+    result = python(code)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("name", ["masked", "longformer", "alibi"])
+def test_a_length_that_no_machine_holds_is_refused(name):
+    said = " ".join(run("explain", name, "--length", "99999999999", status=2).stderr.split())
+    assert "99,999,999,999 tokens need" in said and "smaller --length" in said
+    assert "GB" in run("explain", name, "--width", "99999999999", status=2).stderr
 
 
 def test_mistakes_are_one_line_and_ctrl_c_is_silent(monkeypatch):

@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
+from typing import Any
+
+#: Exit status after Ctrl-C.
+INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit status."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _stop)
+    try:
+        _run(arguments)
+    except KeyboardInterrupt:  # while the commands were imported, or on the way out
+        raise SystemExit(INTERRUPTED) from None
+    finally:
+        if arguments is None and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would show a traceback of its own end
+
+
+def _stop(number: int, frame: Any) -> None:
+    """The first Ctrl-C: what is at work saves what it has."""
+    signal.signal(signal.SIGINT, _leave)
+    raise KeyboardInterrupt
+
+
+def _leave(number: int, frame: Any) -> None:
+    """The second Ctrl-C: end at once and without a word."""
+    if os.isatty(2):
+        os.write(2, b"\x1b[?25h")  # a progress bar may have hidden the cursor
+    os._exit(INTERRUPTED)
+
+
+def _run(arguments: Sequence[str] | None) -> None:
     try:
         import rich  # noqa: F401 - tables need it; better missed here than in the middle of a command
 
@@ -21,13 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal without these characters shows ? in their place
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    try:
-        app(args=None if arguments is None else list(arguments), prog_name="regard")
-    except KeyboardInterrupt:  # one more Ctrl-C, while the first is seen to
-        raise SystemExit(130) from None
-    finally:
-        if arguments is None and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would show a traceback of its own end
+    app(args=None if arguments is None else list(arguments), prog_name="regard")
 
 
 if __name__ == "__main__":

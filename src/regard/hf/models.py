@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr
 from functools import partial
@@ -41,9 +42,9 @@ def load_model(name: str | Path) -> tuple[Any, Any]:
     if str(name) in PACKAGED:
         return _packaged(str(name))
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if os.path.isdir(folder):
         return _from_folder(folder)
-    if folder.exists():
+    if os.path.exists(folder):
         raise RegardError(f"load_model: {name} is a file. Give the folder that holds config.json and the weights.")
     return _from_cache(str(name))
 
