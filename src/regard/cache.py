@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.checks import checked
-from regard.errors import RegardError, keep_integers
+from regard.checks import Count, Size, checked
+from regard.errors import RegardError
 from regard.pieces.mask import Mask, prefix, window
 from regard.positions import Positions
 from regard.spans import Spans
@@ -172,15 +172,11 @@ class RingCache(Cache):
     ([1, 0, 0, 0, 0, 1, 1, 1], 8)
     """
 
-    size: int
-    sinks: int = 0
+    size: Size
+    sinks: Count = 0
     store: _Store | None = None
     first: tuple[Tensor, Tensor] | None = None
     length: int = 0
-
-    def __post_init__(self) -> None:
-        keep_integers(self, 1, "size")
-        keep_integers(self, 0, "sinks")
 
     @property
     def mask(self) -> Mask:

@@ -26,9 +26,9 @@ class AtLeast:
     least: float
 
 
-#: How many there are of something that has to be there: heads, channels, layers.
+#: An integer of at least 1, such as a number of heads, channels or layers.
 Size = Annotated[int, AtLeast(1)]
-#: How many there are of something that may be missing.
+#: An integer of at least 0, such as a number of tokens.
 Count = Annotated[int, AtLeast(0)]
 
 Checked = TypeVar("Checked", bound=Callable[..., Any])
@@ -124,9 +124,10 @@ def _bound(
 
 
 def _mistake(name: str, parameter: str, value: object, expected: Any, signature: inspect.Signature) -> str:
-    got = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
-    shown = f"{parameter}={_short(value)}"
-    return f"{name}({shown}): {parameter} must be {words(expected)}, got {got}. {_shown(name, signature)}"
+    kind = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+    got = "" if _is_integer(value) and _names(expected, int) else f", got {kind}"  # its value is at fault
+    rule = f"{parameter} must be {words(expected)}{got}"
+    return f"{name}({parameter}={_short(value)}): {rule}. {_shown(name, signature)}"
 
 
 def _short(value: object) -> str:
@@ -191,8 +192,25 @@ def _names(expected: Any, kind: type) -> bool:
 
 def _is_integer(value: object) -> bool:
     if isinstance(value, Tensor):
-        return value.ndim == 0 and value.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+        return (
+            value.ndim == 0
+            and not value.is_meta
+            and value.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+        )
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def integer(owner: str, name: str, value: Any) -> int:
+    """`value` as an integer of Python's own, for arguments that `checked` does not see, such as items of a list.
+
+    >>> integer("Positions", "start", 1.5)
+    Traceback (most recent call last):
+        ...
+    regard.errors.RegardError: Positions(start=1.5): start must be an integer.
+    """
+    if not _is_integer(value):
+        raise RegardError(f"{owner}({name}={value!r}): {name} must be an integer.")
+    return operator.index(value)
 
 
 def _is_number(value: object) -> bool:

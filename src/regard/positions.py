@@ -13,7 +13,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError, integer
+from regard.checks import integer
+from regard.errors import RegardError
 from regard.spans import EMPTY, Spans
 
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.checks import checked
-from regard.errors import RegardError, keep_integers
+from regard.checks import Size, checked
+from regard.errors import RegardError
 from regard.pieces.grid import Grid
 from regard.shapes import surely_none, to_device
 from regard.spans import Spans
@@ -141,10 +141,7 @@ class Top(Fold):
     tensor([ 0, -1])
     """
 
-    k: int = 1
-
-    def __post_init__(self) -> None:
-        keep_integers(self, 1, "k")
+    k: Size = 1
 
     def init(self, shape: Shape, device: torch.device) -> State:
         kept = (*shape[:3], min(self.k, shape[3]))
@@ -283,11 +280,8 @@ class Pool(Fold):
             [0.5833, 0.4167]])
     """
 
-    rows: int = 64
-    cols: int = 64
-
-    def __post_init__(self) -> None:
-        keep_integers(self, 1, "rows", "cols")
+    rows: Size = 64
+    cols: Size = 64
 
     def init(self, shape: Shape, device: torch.device) -> State:
         B, H, I, J = shape
@@ -334,10 +328,7 @@ class Similarity(Fold):
              [1., 1.]]])
     """
 
-    every: int = 1
-
-    def __post_init__(self) -> None:
-        keep_integers(self, 1, "every")
+    every: Size = 1
 
     def init(self, shape: Shape, device: torch.device) -> State:
         return [zeros(device, shape[0], shape[1], shape[1])]

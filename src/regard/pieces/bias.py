@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.checks import Count, Size, checked
-from regard.errors import RegardError, integer, keep_integers
+from regard.errors import RegardError
 from regard.pieces.grid import Grid
 from regard.pieces.position import angles
 from regard.positions import Positions
@@ -123,9 +123,6 @@ class ALiBi(AdditiveBias):
     num_heads: Size
     relative = True
 
-    def __post_init__(self) -> None:
-        keep_integers(self, 1, "num_heads")
-
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         slopes = torch.tensor(alibi_slopes(self.num_heads), dtype=widest_float(grid.device))
         slopes = to_device(slopes, grid.device)[grid.head]
@@ -170,10 +167,8 @@ class T5Bias(nn.Module, AdditiveBias):
         self, num_heads: Size, num_buckets: Size = 32, max_distance: Size = 128, bidirectional: bool = True
     ) -> None:
         super().__init__()
-        for name, value in {"num_heads": num_heads, "max_distance": max_distance}.items():
-            integer("T5Bias", name, value, least=1)
         sides, exact = (2, "2 for each direction, 4 in all") if bidirectional else (1, "2")
-        if integer("T5Bias", "num_buckets", num_buckets) < 2 * sides or max_distance <= num_buckets // sides // 2:
+        if num_buckets < 2 * sides or max_distance <= num_buckets // sides // 2:
             raise RegardError(
                 f"T5Bias(num_buckets={num_buckets}, max_distance={max_distance}, bidirectional={bidirectional}): half "
                 f"of the buckets are exact and half grow to max_distance, so there are at least {exact}, and "
@@ -213,7 +208,6 @@ class ShawBias(nn.Module, AdditiveBias):
 
     def __init__(self, width: Size, reach: Count, scale: float | None = None) -> None:
         super().__init__()
-        width, reach = integer("ShawBias", "width", width, 1), integer("ShawBias", "reach", reach, 0)
         self.reach, self.scale = reach, width**-0.5 if scale is None else scale
         self.keys = nn.Parameter(torch.randn(2 * reach + 1, width) * width**-0.5)
 
@@ -254,8 +248,7 @@ class TransformerXLBias(nn.Module, AdditiveBias):
 
     def __init__(self, num_heads: Size, width: Size, base: float = 10_000.0) -> None:
         super().__init__()
-        num_heads = integer("TransformerXLBias", "num_heads", num_heads, 1)
-        if integer("TransformerXLBias", "width", width, 1) % 2:
+        if width % 2:
             raise RegardError(f"TransformerXLBias(width={width}): sines come with cosines, so the width must be even.")
         self.width, self.base = width, base
         self.content = nn.Parameter(torch.randn(num_heads, 1, width) * 0.02)
@@ -373,8 +366,6 @@ class LearnedTable(nn.Module, AdditiveBias):
 
     def __init__(self, num_heads: Size, reach: Count) -> None:
         super().__init__()
-        num_heads = integer("LearnedTable", "num_heads", num_heads, 1)
-        reach = integer("LearnedTable", "reach", reach, 0)
         self.reach = reach
         self.table = nn.Parameter(torch.zeros(num_heads, 2 * reach + 1))
 

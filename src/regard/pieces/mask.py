@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from regard.checks import checked
-from regard.errors import RegardError, keep_integers
+from regard.checks import Count, Size, checked
+from regard.errors import RegardError
 from regard.pieces.grid import Grid
 from regard.pieces.mask_checks import check_batch
 from regard.positions import Positions
@@ -347,12 +347,9 @@ class window(Mask):
     [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
     """
 
-    size: int
+    size: Size
     relative = True
     batched = False
-
-    def __post_init__(self) -> None:
-        keep_integers(self, 1, "size")
 
     def allowed(self, grid: Grid) -> Tensor:
         return grid.distance.abs() < self.size
@@ -375,13 +372,10 @@ class dilated(Mask):
     [1, 0, 0, 1, 0, 0, 1]
     """
 
-    size: int
-    dilation: int
+    size: Size
+    dilation: Size
     relative = True
     batched = False
-
-    def __post_init__(self) -> None:
-        keep_integers(self, 1, "size", "dilation")
 
     @property
     def _reach(self) -> int:
@@ -409,12 +403,9 @@ class prefix(Mask):
     [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
     """
 
-    length: int
+    length: Count
     keys_only = True
     batched = False
-
-    def __post_init__(self) -> None:
-        keep_integers(self, 0, "length")
 
     def allowed(self, grid: Grid) -> Tensor:
         return grid.j < self.length
@@ -440,14 +431,10 @@ class block_local(Mask):
     [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
     """
 
-    size: int
-    before: int = 0
-    after: int = 0
+    size: Size
+    before: Count = 0
+    after: Count = 0
     batched = False
-
-    def __post_init__(self) -> None:
-        keep_integers(self, 1, "size")
-        keep_integers(self, 0, "before", "after")
 
     def allowed(self, grid: Grid) -> Tensor:
         apart = grid.j // self.size - grid.i // self.size

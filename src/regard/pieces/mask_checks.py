@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from regard.errors import RegardError, integer
+from regard.checks import integer
+from regard.errors import RegardError
 from regard.shapes import Sizes
 from regard.spans import Spans
 

@@ -11,8 +11,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from regard.checks import Count, checked
-from regard.errors import RegardError, integer, keep_integers
+from regard.checks import Count, Size, checked
+from regard.errors import RegardError
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, block_local, prefix
 from regard.pieces.mask_checks import check_batch, check_covers, check_predicate, few, integers, own
@@ -266,17 +266,15 @@ class random_blocks(Mask):
     [6, 6, 6, 6, 6, 6, 6, 6]
     """
 
-    size: int
-    count: Count
-    length: int
-    seed: int = 0
+    size: Size
+    count: Size
+    length: Size
+    seed: Count = 0
     batched = False
 
     def __post_init__(self) -> None:
-        keep_integers(self, 1, "size", "length")
-        keep_integers(self, 0, "count", "seed")
         blocks = -(-self.length // self.size)
-        if not 1 <= self.count <= blocks:
+        if self.count > blocks:
             raise RegardError(
                 f"random_blocks: {self.count} blocks asked of {blocks} (length {self.length} in blocks of "
                 f"{self.size}); count must lie between 1 and {blocks}."
@@ -319,8 +317,8 @@ class random_blocks(Mask):
 def bigbird(
     length: int,
     block: int = 64,
-    window_blocks: int = 3,
-    global_blocks: int = 1,
+    window_blocks: Count = 3,
+    global_blocks: Count = 1,
     num_random: int = 3,
     seed: int = 0,
 ) -> Mask:
@@ -336,8 +334,6 @@ def bigbird(
     >>> keys[0].item(), bool(keys[4:].max() <= (3 + 1 + 3) * 4)  # the first block is global
     (80, True)
     """
-    for name, value in {"window_blocks": window_blocks, "global_blocks": global_blocks}.items():
-        integer("bigbird", name, value, least=0)
     side = window_blocks // 2
     near = block_local(block, before=side, after=side)
     return near | global_tokens(range(global_blocks * block)) | random_blocks(block, num_random, length, seed)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.checks import Size, checked
-from regard.errors import RegardError, keep_integers
+from regard.errors import RegardError
 from regard.shapes import Sizes, surely_none
 
 Statistic = tuple[Tensor, ...]
@@ -300,10 +300,7 @@ class TopK(Normalizer):
     tensor([[[[0.2500, 0.0000, 0.7500]]]])
     """
 
-    k: int
-
-    def __post_init__(self) -> None:
-        keep_integers(self, 1, "k")
+    k: Size
 
     def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
         kept = scores.topk(min(self.k, scores.shape[-1]), dim=-1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.checks import Size, checked
-from regard.errors import RegardError, integer, keep_integers
+from regard.errors import RegardError
 from regard.shapes import at_least_float32, has_numbers, to_device, widest_float
 from regard.spans import Spans
 
@@ -146,7 +146,6 @@ class RoPE(Position):
     scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
-        keep_integers(self, 1, "width")
         if self.width % 2:
             raise RegardError(f"RoPE(width={self.width}): channels turn in pairs, so the width must be even.")
 
@@ -212,7 +211,6 @@ class LearnedPositions(nn.Module, Position):
 
     def __init__(self, length: Size, width: Size) -> None:
         super().__init__()
-        length, width = integer("LearnedPositions", "length", length, 1), integer("LearnedPositions", "width", width, 1)
         self.table = nn.Parameter(torch.randn(length, width) * 0.02)
 
     def encode(self, x: Tensor, positions: Tensor) -> Tensor:
