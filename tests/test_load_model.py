@@ -187,3 +187,8 @@ def test_an_interrupt_leaves_nothing_and_what_a_kill_left_is_removed(gguf, monke
     assert [path.name for path in gguf.cache.iterdir()] == [".regard-busy"]
     load_model("smollm2")
     assert len(gguf.unpacked) == 2
+
+
+def test_a_name_that_no_file_can_have():
+    with pytest.raises(rg.RegardError, match="there is no folder"):
+        load_model("x" * 300)
