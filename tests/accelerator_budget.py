@@ -101,3 +101,24 @@ def test_a_mask_is_read_at_most_once(mask, engine):
     with waits() as counted:
         rg.attend(attention.with_mask(make()), *inputs, engine=engine).output.sum().backward()
     assert len(counted) <= allowed, counted
+
+
+@torch.no_grad()
+def test_a_check_for_finite_numbers_asks_once_for_each_input():
+    attention, *tensors = problem("multi_head")
+    with waits() as counted:
+        rg.attend(attention, *tensors, check=True)
+    assert len(counted) == 3
+
+
+def test_waits_are_counted():
+    x = torch.ones(3, device=DEVICE)
+    with waits() as counted:
+        for wait in (x.sum().item, x.tolist, x.cpu, x.nonzero, lambda: bool(x.any()), lambda: torch.equal(x, x)):
+            wait()
+        x[x > 0], x.unique(), torch.tensor([1.0], device=DEVICE), torch.ones(2).to(DEVICE)
+    assert len(counted) == 10, counted
+    with waits() as counted:
+        x[1:] = x[:-1] + torch.tensor(2.0)
+        torch.ones(2).to(DEVICE, non_blocking=True), x.masked_fill(x > 1, 0.0)
+    assert counted == []

@@ -137,6 +137,37 @@ def test_masks_made_on_the_host_serve_the_device(mask, dtype):
     close(seen.weights.entropy(), expected.weights.entropy())
 
 
+def test_dropout_drops_what_it_drops_on_the_cpu(dtype):
+    attention, *tensors = mechanisms()["multi_head"].example(dtype=dtype)
+    dropping = rg.Attention(attention.score, mask=attention.mask, dropout=0.4)
+    outputs = []
+    for given in (tensors, moved(tuple(tensors))):
+        torch.manual_seed(3)
+        outputs.append(rg.attend(dropping, *given).output)
+    close(outputs[1], outputs[0])
+
+
+def test_far_positions_keep_their_precision_without_float64():
+    x, places = torch.randn(1, 1, 3, 16), torch.tensor([5, 999_999, 20_000_003])
+    by = places.double()[:, None] * 10_000.0 ** -(torch.arange(0, 16, 2, dtype=torch.float64) / 16)
+    waves = torch.stack((by.sin(), by.cos()), -1).flatten(1)
+    turned = torch.view_as_real(torch.complex(*x.double().chunk(2, -1)) * torch.polar(torch.ones_like(by), by))
+    with no_float64():
+        added, rotated = (piece.encode(moved(x), moved(places)) for piece in (rg.Sinusoidal(), rg.RoPE(16)))
+    torch.testing.assert_close(on_host(added).double(), x + waves, rtol=0, atol=2e-6)
+    torch.testing.assert_close(on_host(rotated).double(), torch.cat(turned.unbind(-1), -1), rtol=0, atol=2e-6)
+
+
+def test_a_table_that_is_too_short_is_refused_before_the_device_reads_it():
+    learned = moved(rg.LearnedPositions(4, 8))
+    x = torch.randn(1, 2, 6, 8, device=DEVICE)
+    with pytest.raises(rg.RegardError, match="knows positions 0 to 3, asked for 0 to 5"):
+        rg.attend(rg.Attention(position=learned), x, x, x)
+    embedding = moved(rg.nn.Embedding(9, 8, rg.LearnedPositions(4, 8)))
+    with pytest.raises(rg.RegardError, match="knows positions 0 to 3, asked for 3 to 4"):
+        embedding(torch.ones(1, 2, dtype=torch.int64, device=DEVICE), start=3)
+
+
 def test_the_device_mixes_with_no_other():
     x = torch.ones(3, device=DEVICE)
     with pytest.raises(RuntimeError, match="same device"):

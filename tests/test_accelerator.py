@@ -11,6 +11,7 @@ import pytest
 HERE = Path(__file__).parent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["laws", "budget", "models"])
 def test_on_a_pretend_accelerator(module):
     """Registering a device changes a whole process: autograd starts a thread for it, torch.accelerator finds it."""

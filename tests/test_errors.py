@@ -226,3 +226,9 @@ def test_a_learned_table_has_no_positions_before_the_first():
     for positions in ([2, -1, 3], [0, 8, 1]):  # in any order
         with pytest.raises(rg.RegardError, match="knows positions 0 to 7"):
             attention.position.encode(x(1, 1, 3, 4), torch.tensor(positions))
+
+
+@pytest.mark.parametrize("piece", [rg.RoPE(4), rg.Sinusoidal()], ids=repr)
+def test_positions_are_whole_numbers(piece):
+    with pytest.raises(rg.RegardError, match=r"float32 was given, but they are integers.*Linear\(2"):
+        piece.encode(x(1, 1, 2, 4), torch.tensor([0.5, 1.5]))

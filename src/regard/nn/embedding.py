@@ -12,6 +12,7 @@ from regard.checks import Size, checked
 from regard.errors import RegardError
 from regard.nn.dropout import Dropout
 from regard.pieces import Position, Sinusoidal
+from regard.spans import Spans
 
 
 @checked
@@ -60,6 +61,7 @@ class Embedding(nn.Module):
             room = max(64, 1 << (stop - 1).bit_length())
             x = x + _waves(self.position, room, x.shape[-1], x.dtype, x.device)[start:stop]
         elif self.position is not None:
+            self.position.check(Spans(((start, stop),)))
             x = self.position.encode(x[:, None], torch.arange(start, stop, device=ids.device))[:, 0]
         return self.dropout(x)
 

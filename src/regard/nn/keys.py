@@ -142,6 +142,8 @@ class Keys:
         """
         learns, score, position = torch.is_grad_enabled(), self.attention.score, self.attention.position
         if learns not in self._prepared:
+            if position is not None:
+                position.check(Spans(((0, self.length),)))
             encoded = self.key if position is None else position.encode(self.key, self.places)
             query, prepared = score.prepare(query, encoded)
             self._prepared[learns] = encoded, prepared
@@ -209,6 +211,7 @@ def _read_one(module: Attends, query: Tensor, keys: Keys, start: int) -> Tensor:
     if listeners or attention.bias or not plain:
         keys = keys.each  # those who look, and what depends on places, want every row by itself
     if attention.position is not None:
+        attention.position.check(Spans(((start, start + 1),)))
         query = attention.position.encode(query, torch.arange(start, start + 1, device=query.device))
     if keys.rows is None:
         return _read_at_once(module, query, keys, start, plain)

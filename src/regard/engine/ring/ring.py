@@ -139,7 +139,7 @@ class Ring:
         counts = zip(*agreement.lengths, strict=True)
         held = [shares_of(each, self.layout, what) for each, what in zip(counts, ("queries", "keys"), strict=True)]
         sizes = Sizes.of(query, key, value)
-        route = _route(attention, sizes, query, key, held, positions)
+        route = _route(attention, sizes, key, held, positions)
         rows, keys = (where[exchange.rank] for where in (route.queries, route.keys))
         mine = Share(rows.intervals[0][0], keys, rows)
         return Turn(Problem(attention, query, key, value, mine, sizes), route, exchange, agreement.number)
@@ -151,7 +151,7 @@ class Ring:
         if self.ranks is not None and not (dist.is_available() and dist.is_initialized()):
             sizes = _checked(attention, query, key, value, positions)
             held = [shares(length, self.ranks, self.layout) for length in (sizes.I, sizes.J)]
-            route = _route(attention, sizes, query, key, held, positions)
+            route = _route(attention, sizes, key, held, positions)
             return RingPlan.of(attention, query, key, value, route, self.layout)
         turn = self.turn(attention, query, key, value, positions)
         return RingPlan.of(attention, query, key, value, turn.route, self.layout, turn.exchange.rank)
@@ -231,7 +231,6 @@ def _hides_gradients(attention: Attention, query: Tensor, key: Tensor, value: Te
 def _route(
     attention: Attention,
     sizes: Sizes,
-    query: Tensor,
     key: Tensor,
     held: Sequence[Sequence[Spans]],
     positions: Positions | None,
@@ -241,9 +240,8 @@ def _route(
     positions = positions or Positions.aligned_to_end(I, J)
     positions.check(J)
     attention.check(dataclasses.replace(sizes, I=I, J=J), positions, key.shape[-1])
-    ((first, last),) = positions.keys
+    ((first, _),) = positions.keys
     if attention.position is not None:  # a table may end before the sequence: then all ranks say so, not the last one
-        for x, place in ((query, positions.start + I - 1), (key, last - 1)):
-            attention.position.encode(x[:, :, :1], torch.tensor([place], device=x.device))
+        attention.position.check(positions.queries(I) | positions.keys)
     queries, keys = ([s.shift(by) for s in shares] for shares, by in zip(held, (positions.start, first), strict=True))
     return Route(attention.mask, queries, keys)
