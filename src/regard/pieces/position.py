@@ -42,7 +42,8 @@ def angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor
     """
     if positions.is_floating_point():
         raise RegardError(
-            f"positions: {positions.dtype} was given, but they are integers. RoPE(width, scaling=Linear(2.0)) halves them."
+            f"positions: {positions.dtype} was given, but they are integers. "
+            "RoPE(width, scaling=Linear(2.0)) halves them."
         )
     turns = frequencies.to(torch.float64) / (2 * math.pi)
     parts = ((turns - turns.round()) * 2.0**64).clamp_max(2.0**63 - 1024).long()
