@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import regard as rg
+from regard.maps.dot import scaled
 from slopes import CLOSE, Model, agree, inputs, learned
 
 pytestmark = [
@@ -357,6 +358,22 @@ def test_a_learned_scale_decodes_as_it_was_trained():
         output, past = attention.advance(token, past)
         outputs.append(output)
     torch.testing.assert_close(torch.cat(outputs, 1), attention(x), **CLOSE)
+
+
+@pytest.mark.parametrize("score", [rg.Dot, rg.Cosine])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_factor_for_each_head_belongs_to_its_head_wherever_one_looks(score, dtype):
+    x = torch.randn(2, 3, 5, 4, dtype=dtype)
+    factors = torch.tensor([0.1, 3.0, -2.0], dtype=torch.float64).view(3, 1, 1).requires_grad_()
+    weights = rg.attend(rg.Attention(score(factors)), x, x, x).weights
+    unit = F.normalize(x, dim=-1) if score is rg.Cosine else x
+    by_definition = (factors * (unit @ unit.mT).double()).softmax(-1).to(dtype)
+    for index in ((0, 2), (1, [2, 0], 3), (slice(None), 1)):
+        torch.testing.assert_close(weights[index], by_definition[index].detach(), rtol=1e-5, atol=1e-5)
+    chosen = weights.select([1], [2])
+    torch.testing.assert_close(chosen.received()[0, 0], by_definition[1, 2].detach().sum(0).float())
+    query, key, row = scaled(chosen)
+    torch.testing.assert_close((query @ key.mT - row[..., None]).exp()[0], chosen[0, 0].float())
 
 
 # Gradients through every engine

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from regard.maps.attention_map import AttentionMap
 from regard.pieces.normalizer import LearnedSink, Softmax
+from regard.pieces.score import scale_of_heads
 
 
 def is_dot(weights: AttentionMap) -> bool:
@@ -28,11 +29,11 @@ def is_dot(weights: AttentionMap) -> bool:
 def scaled(weights: AttentionMap) -> tuple[Tensor, Tensor, Tensor]:
     """c q (H, I, D), k (G, J, D) and r (H, I) of the first text of a map that `is_dot`; r is 0 where a row is empty."""
     prepared, attention = weights._prepared, weights.attention
-    scale, temperature = attention.score.scale(prepared.query.shape[-1]), attention.normalizer.temperature  # type: ignore[union-attr]
+    scale = scale_of_heads(attention.score, prepared.query, weights.grid)
     assert scale is not None
     empty = weights.statistic[0].isneginf()
     return (
-        prepared.query[0].float() * (scale / temperature),
+        prepared.query[0].float() * (scale / attention.normalizer.temperature),  # type: ignore[union-attr]
         prepared.key[0].float(),
         weights.statistic[0].masked_fill(empty, 0.0)[0].float(),
     )

@@ -58,9 +58,17 @@ class Score(ABC):
 
     def tile(self, query: Tensor, key: Tensor, grid: Grid) -> Tensor:
         """Scores (B, H, I, J) of prepared rows (B, H, I, W) against prepared columns (B, G, J, W)."""
-        scale = self.scale(query.shape[-1])
+        scale = scale_of_heads(self, query, grid)
         assert scale is not None, "a score that is no dot product defines its own tile"
         return grouped_scores(query * scale, key)
+
+
+def scale_of_heads(score: Score, query: Tensor, grid: Grid) -> float | Tensor | None:
+    """The factor before q.k for the heads of a tile, which may be some of all, in the dtype of the prepared queries."""
+    scale = score.scale(query.shape[-1])
+    if not isinstance(scale, Tensor):
+        return scale
+    return (scale[grid.head] if scale.ndim else scale).to(query.dtype)
 
 
 def check_equal_widths(score: str, query_width: int, key_width: int) -> None:
