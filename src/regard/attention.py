@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.checks import explained
 from regard.errors import RegardError
 from regard.pieces.bias import Bias
-from regard.pieces.contents import Skeleton, is_small, kept, take_apart
+from regard.pieces.contents import Skeleton, is_small, take_apart, tensor_snapshot
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
 from regard.pieces.normalizer import Normalizer, Softmax
@@ -36,7 +36,7 @@ class Attention(nn.Module):
     Attention(score=Dot(), normalizer=Softmax(temperature=1.0, sink=None))
     """
 
-    #: Of a copy that `lasting` made: the tensors that it shares with the pieces it was made of. None: it is no copy.
+    #: In a snapshot: the tensors that it shares with the original pieces. None: this is no snapshot.
     shared: list[Tensor] | None = None
 
     def __init__(
@@ -97,12 +97,12 @@ class Attention(nn.Module):
 
 
 def _holds(slot: object) -> bool:
-    """Whether there is something in a slot: a piece, biases, or a dropout above 0."""
+    """Whether a slot is filled: by a piece, by biases, or by a dropout above 0."""
     return slot is not None and slot != () and slot != 0.0
 
 
 def checked_attention(owner: str, attention: object) -> Attention:
-    """An `Attention`; a `RegardError` says how what was given instead becomes one."""
+    """Return an `Attention` unchanged; for anything else raise a `RegardError` with the remedy."""
     if isinstance(attention, Attention):
         return attention
     slots = (("", Score), ("mask=", Mask), ("bias=", Bias), ("position=", Position), ("normalizer=", Normalizer))
@@ -118,23 +118,23 @@ def checked_attention(owner: str, attention: object) -> Attention:
     raise RegardError(f"{owner} must be a regard.Attention, got {got}. {remedy}")
 
 
-def lasting(attention: Attention) -> Attention:
-    """A copy of the pieces as they are now, which no exchange of a piece and no new data of a parameter reaches.
+def snapshot(attention: Attention) -> Attention:
+    """A copy of the pieces as they are now. Exchanged pieces and new parameter data do not reach it.
 
     >>> import torch, regard as rg
     >>> attention = rg.Attention(normalizer=rg.LearnedSink(1))
-    >>> copy, attention.normalizer = lasting(attention), rg.LearnedSink(2)
+    >>> copy, attention.normalizer = snapshot(attention), rg.LearnedSink(2)
     >>> attention.normalizer, copy.normalizer
     (LearnedSink(2), LearnedSink(1))
     """
     if attention.shared is not None:
         return attention
     tensors, skeleton = take_apart(attention)
-    return lasting_around([kept(tensor) for tensor in tensors], skeleton)
+    return snapshot_around([tensor_snapshot(tensor) for tensor in tensors], skeleton)
 
 
-def lasting_around(tensors: Sequence[Tensor], skeleton: Skeleton) -> Attention:
-    """Such a copy from what `take_apart` gave, its tensors `kept`."""
+def snapshot_around(tensors: Sequence[Tensor], skeleton: Skeleton) -> Attention:
+    """A snapshot from the skeleton that `take_apart` gave, and from the snapshots of its tensors."""
     copy: Attention = skeleton.around(tensors)
     copy.shared = [tensor for tensor in tensors if not is_small(tensor)]
     return copy
@@ -212,7 +212,7 @@ class Prepared:
         return self.with_tensors(t[entries] for t in self.tensors())
 
     def select(self, batch: Tensor, head: Tensor) -> Prepared:
-        """Some batch entries and query heads, named on the host; each head then has a key head of its own."""
+        """Some batch entries and query heads, by indices on the host. Each query head then has its own key head."""
         key_head = head // (self.query.shape[1] // self.key.shape[1])
         return Prepared(
             _pick(self.query, batch, head),
@@ -248,9 +248,9 @@ def scores(attention: Attention, tile: Prepared, grid: Grid, masked: bool = True
 
 
 def makes_new_scores(attention: Attention) -> bool:
-    """Whether `scores` without a mask are a new tensor, which may be written to.
+    """Whether `scores` without a mask returns a new tensor, which may be written to.
 
-    A piece from outside this package may give scores that it keeps, or a view of them: a Synthesizer's are a parameter.
+    A piece of the user's own may return a tensor that it keeps: the scores of a Synthesizer are a parameter.
     """
     last = type(attention.bias[-1]).transform if attention.bias else type(attention.score).tile
     return (last.__module__ or "").startswith("regard.")

@@ -15,7 +15,7 @@ from regard.checks import explained
 from regard.engine.plan import Plan, plan
 from regard.engine.problem import Problem
 from regard.engine.ring import Ring, RingPlan
-from regard.engine.transforms import decided, uncompiled
+from regard.engine.transforms import numbers_needed, uncompiled
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.listener import Listeners
@@ -84,7 +84,7 @@ def attend(
         raise RegardError(f"attend: check is True or False, got {type(check).__name__}.")
     if isinstance(engine, Ring) or (isinstance(engine, str) and engine == Ring.name):
         return _around(Ring.of(engine), attention, (query, key, value), positions, cache, check)
-    with decided(query):
+    with numbers_needed(query):
         problem, following = _problem(attention, query, key, value, positions, cache, seed=_seed(attention))
         if check:
             check_finite(query=query, key=key, value=value)
@@ -98,7 +98,7 @@ def attend(
         if isinstance(following, RecurrentCache):
             following = replace(following, state=result.state)
     weights = AttentionMap(
-        problem.lasting_pieces(), problem.prepared, problem.positions, problem.grid, result.statistic
+        problem.pieces_snapshot(), problem.prepared, problem.positions, problem.grid, result.statistic
     )
     attend_listeners.tell(None, lambda: weights)
     return Seen(result.output, weights, following)

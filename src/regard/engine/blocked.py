@@ -23,8 +23,8 @@ from regard.engine.flash import FlashRows
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.rows import Collected, solve_rows
 from regard.engine.runs import CALL_BYTES, Run, runs
-from regard.engine.transforms import HIDDEN, once
-from regard.pieces.contents import kept
+from regard.engine.transforms import HIDDEN_GRADIENTS, differentiable_once
+from regard.pieces.contents import tensor_snapshot
 from regard.pieces.mask import Mask
 from regard.pieces.normalizer import Statistic
 
@@ -47,10 +47,10 @@ class Blocked(Engine):
     does = "computes block by block over the spans of the mask, in O(n) memory"
 
     def refusal(self, problem: Problem) -> str | None:
-        return HIDDEN if problem.hides_gradients else None
+        return HIDDEN_GRADIENTS if problem.hides_gradients else None
 
     def run(self, problem: Problem) -> Result:
-        tensors = once(self.name, *problem.tensors())
+        tensors = differentiable_once(self.name, *problem.tensors())
         output, *statistic = _Blocked.apply(Work.of(problem), *tensors)  # type: ignore[misc]
         return Result(output, tuple(statistic))
 
@@ -195,7 +195,7 @@ class _Blocked(torch.autograd.Function):
         remembered = (output, *statistics) if work.remembers else ()
         ctx.outline, ctx.blocks, ctx.count = problem.outline(), work.blocks, len(tensors)
         prepared = (t.detach() for t in tensors[: len(ctx.outline.on_rows)])
-        ctx.save_for_backward(*prepared, *map(kept, problem.held), *remembered)
+        ctx.save_for_backward(*prepared, *map(tensor_snapshot, problem.piece_tensors), *remembered)
         ctx.mark_non_differentiable(*statistics)
         return output, *statistics
 
@@ -242,7 +242,7 @@ def _block_gradients(work: Work, block: Block, grad: Tensor, wanted: Sequence[bo
         for leaf, want in zip(leaves, wanted, strict=False):
             leaf.requires_grad_(want)
         output, _ = work.solve(block, sliced.with_tensors(leaves[1:]), leaves[0])
-        inputs = [t for t, want in zip((*leaves, *problem.held), wanted, strict=True) if want]
+        inputs = [t for t, want in zip((*leaves, *problem.piece_tensors), wanted, strict=True) if want]
         if not output.requires_grad:
             return [None] * len(wanted)
         found = iter(torch.autograd.grad(output, inputs, grad[block.entries, :, block.rows], allow_unused=True))

@@ -12,7 +12,7 @@ from regard.attention import Prepared
 from regard.engine.blocks import Block, starts_causal
 from regard.engine.problem import Problem
 from regard.engine.runs import Run
-from regard.engine.transforms import HIDDEN
+from regard.engine.transforms import HIDDEN_GRADIENTS
 from regard.pieces.bias import AdditiveBias
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
@@ -45,7 +45,7 @@ def flash(
         output, log_total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, causal, attn_mask=mask, scale=scale
         )
-        output, log_total = _settled(output, log_total.detach(), query, key, mask)
+        output, log_total = _with_empty_rows(output, log_total.detach(), query, key, mask)
     else:
         output = F.scaled_dot_product_attention(
             query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
@@ -104,9 +104,9 @@ def _pad(x: Tensor, width: int) -> Tensor:
 
 
 def _as_rows(x: Tensor) -> Tensor:
-    """Vectors that lie whole and apart in memory, copied where they do not: the kernel reads no other strides.
+    """The vectors as contiguous rows that do not overlap; copied if they are not.
 
-    It takes the stride of channels for 1, and vectors that overlap for a matrix whose rows do not.
+    The kernel assumes that channels have stride 1 and that vectors do not overlap, and checks neither.
     """
     *_, length, width = x.shape
     whole = width == 1 or x.stride(-1) == 1
@@ -123,12 +123,12 @@ def tells_statistic(query: Tensor) -> bool:
 FEW_ROWS = 64
 
 
-def _settled(
+def _with_empty_rows(
     output: Tensor, log_total: Tensor, query: Tensor, key: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The log-sum-exp -inf for rows that may attend to nothing, and NaN for rows whose scores are all NaN.
+    """Set the log-sum-exp to -inf in empty rows; set it and the output to NaN in rows of NaN scores.
 
-    For both the kernel says 0, with an output of 0, so only rows of 0 have to be looked at.
+    In both the kernel reports a log-sum-exp and an output of 0, so only rows with 0 are checked.
     """
     suspects, is_known = log_total == 0, has_numbers(log_total)
     if is_known and not suspects.any():
@@ -145,7 +145,7 @@ def _settled(
 
 
 def _mark_empty(log_total: Tensor, suspects: Tensor, mask: Tensor) -> Tensor:
-    """-inf for those of the suspected rows that may attend to nothing."""
+    """The log-sum-exp with -inf in those of the suspected rows that may attend to no key."""
     rows = suspects.flatten(0, 1).any(0).nonzero().flatten()
     log_total = log_total.clone()  # autograd keeps the kernel's own for the backward pass
     for some in rows.split(FEW_ROWS):
@@ -176,7 +176,7 @@ class FlashRows:
         if p.learns_bias:
             return "gradients must reach the bias, and the kernel turns dense for a mask that requires them"
         if p.hides_gradients:
-            return HIDDEN
+            return HIDDEN_GRADIENTS
         if p.dropout:
             return "it could not drop the same weights again in the backward pass"
         if attention.normalizer.row_sum is None and (self._learns_sink or not self.tells_statistic):

@@ -21,7 +21,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 from regard.engine.dense import Dense, flops_per_pair
 from regard.engine.lowering import NoLowering, PairMask, PairScore, change_of, number, pairs_of
 from regard.engine.problem import Cost, Engine, Problem, Result
-from regard.engine.transforms import HIDDEN
+from regard.engine.transforms import HIDDEN_GRADIENTS
 from regard.pieces.normalizer import LearnedSink, Softmax
 from regard.shapes import at_least_float32, to_device
 
@@ -41,7 +41,7 @@ class Flex(Engine):
         if problem.dropout:
             return "dropout acts on weights after the softmax, where FlexAttention lets nobody in"
         if problem.hides_gradients:
-            return HIDDEN
+            return HIDDEN_GRADIENTS
         device = problem.query.device.type
         if device == "cpu" and (problem.learns or problem.learns_bias):
             return "FlexAttention has no backward pass on CPU"

@@ -6,7 +6,7 @@ from regard.engine.blocks import Block, starts_causal, whole
 from regard.engine.dense import flops_per_pair
 from regard.engine.flash import FlashRows
 from regard.engine.problem import Cost, Engine, Problem, Result
-from regard.engine.transforms import once
+from regard.engine.transforms import differentiable_once
 
 #: Largest additive mask, in bytes, that is worth building to save the blocks.
 MASK_BYTES = 16 << 20
@@ -29,7 +29,7 @@ class Fused(Engine):
         return None
 
     def run(self, problem: Problem) -> Result:
-        value, *prepared = once(self.name, problem.value, *problem.prepared.tensors())
+        value, *prepared = differentiable_once(self.name, problem.value, *problem.prepared.tensors())
         tile = problem.prepared.with_tensors(prepared)
         return Result(*FlashRows(problem).solve(block_of(problem), tile, value))
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from regard.engine.problem import Cost, Engine, Problem, Result, of_nothing
-from regard.engine.transforms import once
+from regard.engine.problem import Cost, Engine, Problem, Result, empty_result
+from regard.engine.transforms import differentiable_once
 from regard.pieces.grid import Grid
 from regard.pieces.kernel import Kernel
 from regard.pieces.mask import Both, Mask, causal
@@ -63,9 +63,9 @@ class LinearEngine(Engine):
         if problem.state is not None:
             past = past + problem.state
         if 0 in (problem.sizes.B, problem.sizes.I):
-            return Result(of_nothing(problem).output, None, past + _sum_of(key, value))
+            return Result(empty_result(problem).output, None, past + _sum_of(key, value))
         if is_causal:
-            query, key, value, past = once(self.name, query, key, value, past)
+            query, key, value, past = differentiable_once(self.name, query, key, value, past)
         averages = causal_averages if is_causal else _all_averages
         output, statistic, state = averages(query, key, value, past)
         return Result(output.to(problem.value.dtype), (statistic.detach(),), state)

@@ -13,7 +13,7 @@ from regard.engine.fused import Fused, is_top_left
 from regard.engine.fused import block_of as whole_block
 from regard.engine.linear import LinearEngine
 from regard.engine.machine import seconds
-from regard.engine.problem import Cost, Engine, Problem, Result, of_nothing
+from regard.engine.problem import Cost, Engine, Problem, Result, empty_result
 from regard.engine.reference import Reference
 from regard.engine.transforms import TRANSFORMED, is_transformed
 from regard.engine.words import duration, number, rough, size
@@ -68,8 +68,8 @@ class Plan:
         return 0.0 if self.problem.is_empty else seconds(self.engine, self.problem, self.cost)
 
     def run(self) -> Result:
-        """The output, computed."""
-        return of_nothing(self.problem) if self.problem.is_empty else ENGINES[self.engine].run(self.problem)
+        """Compute the output."""
+        return empty_result(self.problem) if self.problem.is_empty else ENGINES[self.engine].run(self.problem)
 
     @cached_property
     def quadratic(self) -> tuple[str, ...]:

@@ -12,9 +12,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from regard.attention import Attention, Prepared, lasting_around, scores
+from regard.attention import Attention, Prepared, scores, snapshot_around
 from regard.engine.transforms import is_transformed
-from regard.pieces.contents import Skeleton, is_small, kept, take_apart, tensors_of
+from regard.pieces.contents import Skeleton, is_small, take_apart, tensor_snapshot, tensors_of
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import LearnedSink, Softmax, Statistic
 from regard.positions import Positions
@@ -39,23 +39,23 @@ class Problem:
     seed: int | None = None
     state: Tensor | None = None
     notes: dict[str, Any] = field(default_factory=dict, repr=False)
-    #: The tensors that the pieces depend on, and the pieces without them.
-    held: list[Tensor] = field(init=False, repr=False)
+    #: The tensors that the pieces depend on, and the pieces without these tensors.
+    piece_tensors: list[Tensor] = field(init=False, repr=False)
     skeleton: Skeleton = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """What later changes must not reach is read now: pieces, their tensors, and whether gradients are wanted."""
+        """Read the pieces, their tensors and which need gradients, once: later changes do not reach this problem."""
         _ = self.prepared  # by the pieces themselves, for the hooks of their modules
         tensors, skeleton = take_apart(self.attention)
         live = [is_transformed() or self.needs_gradient(t) for t in tensors]
-        held = [t if is_live else kept(t) for t, is_live in zip(tensors, live, strict=True)]
-        attention = skeleton.around(held) if any(live) else lasting_around(held, skeleton)
-        vars(self).update(attention=attention, skeleton=skeleton, held=held)
+        piece_tensors = [t if is_live else tensor_snapshot(t) for t, is_live in zip(tensors, live, strict=True)]
+        attention = skeleton.around(piece_tensors) if any(live) else snapshot_around(piece_tensors, skeleton)
+        vars(self).update(attention=attention, skeleton=skeleton, piece_tensors=piece_tensors)
         _ = self.learns, self.learns_bias
 
     @classmethod
     def solved(cls, *, prepared: Prepared, **facts: Any) -> Self:
-        """A problem whose queries and keys were prepared before, and whose pieces are not read again."""
+        """A problem from queries and keys that are prepared already, and from pieces that were read before."""
         problem = object.__new__(cls)
         given = {"seed": None, "state": None, "notes": {}, "prepared": prepared}
         vars(problem).update(given, query=prepared.query, key=prepared.key, **facts)
@@ -100,45 +100,46 @@ class Problem:
 
     @cached_property
     def learns(self) -> bool:
-        return self.needs_gradient(self.query, self.key, self.value, *self.held)
+        return self.needs_gradient(self.query, self.key, self.value, *self.piece_tensors)
 
     @cached_property
     def hides_gradients(self) -> bool:
         """Whether a piece depends on a tensor that requires gradients and cannot be found in it.
 
-        One pair is scored around tensors without gradients: what still has one comes from elsewhere.
+        One pair is scored around tensors without gradients. If its weight still requires one, a tensor was missed.
         """
         if not (self.skeleton.is_foreign and torch.is_grad_enabled()):
             return False
-        attention = self.skeleton.around(t.detach() for t in self.held)
+        attention = self.skeleton.around(t.detach() for t in self.piece_tensors)
         first = slice(0, 1)
         tile, grid = self.prepared.detach().tile(first, first), self.grid.tile(first, first)
         weights, _ = attention.normalizer.rows(scores(attention, tile, grid), grid.key.new_zeros(1))
         return weights.requires_grad
 
     def tensors(self) -> list[Tensor]:
-        """All that the output depends on: values, what was prepared, and what the pieces hold."""
-        return [self.value, *self.prepared.tensors(), *self.held]
+        """All tensors that the output depends on: values, prepared tensors, and those of the pieces."""
+        return [self.value, *self.prepared.tensors(), *self.piece_tensors]
 
-    def lasting_pieces(self) -> Attention:
-        """The pieces without gradients, out of reach of later changes."""
+    def pieces_snapshot(self) -> Attention:
+        """The pieces as they are now, without gradients."""
         if self.attention.shared is not None:
             return self.attention
-        return lasting_around([kept(t) for t in self.held], self.skeleton)
+        return snapshot_around([tensor_snapshot(t) for t in self.piece_tensors], self.skeleton)
 
-    def lasting(self) -> Problem:
-        """The problem without gradients, out of reach of later changes."""
+    def snapshot(self) -> Problem:
+        """The problem as it is now, without gradients."""
         tensors = [t.detach() for t in (self.value, *self.prepared.tensors())]
-        problem = self.outline().around([*tensors, *map(kept, self.held)])
-        problem.attention.shared = [t for t in problem.held if not is_small(t)]
+        problem = self.outline().around([*tensors, *map(tensor_snapshot, self.piece_tensors)])
+        problem.attention.shared = [t for t in problem.piece_tensors if not is_small(t)]
         return problem
 
     def outline(self) -> Outline:
+        """The problem without its tensors."""
         return Outline(self)
 
 
 class Outline:
-    """A problem without its tensors, for a backward pass that is given them back."""
+    """A problem without its tensors; a backward pass builds it again around the tensors that autograd saved."""
 
     def __init__(self, problem: Problem) -> None:
         facts = ("positions", "sizes", "seed", "skeleton", "learns", "learns_bias", "scale", "hides_gradients")
@@ -150,9 +151,11 @@ class Outline:
         """The problem around tensors in the order of `Problem.tensors`."""
         value, *rest = tensors
         count = len(self.on_rows) - 1
-        prepared, held = self._prepared.with_tensors(rest[:count]), rest[count:]
-        attention = self._facts["skeleton"].around(held)
-        return Problem.solved(**self._facts, attention=attention, prepared=prepared, value=value, held=held)
+        prepared, piece_tensors = self._prepared.with_tensors(rest[:count]), rest[count:]
+        attention = self._facts["skeleton"].around(piece_tensors)
+        return Problem.solved(
+            **self._facts, attention=attention, prepared=prepared, value=value, piece_tensors=piece_tensors
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,8 +167,8 @@ class Result:
     state: Tensor | None = None
 
 
-def of_nothing(problem: Problem) -> Result:
-    """Where there is no pair: no rows, or rows of zeros, and gradients of zero for whoever asks."""
+def empty_result(problem: Problem) -> Result:
+    """The output where there is no pair: no rows, or rows of zeros; all gradients are zero."""
     weights = grouped_scores(problem.query[..., :0], problem.key[..., :0])
     return Result(grouped_values(weights, problem.value), None)
 

@@ -1,4 +1,4 @@
-"""What torch does with operations beside running them (derivatives, maps, graphs), and what is said where it cannot."""
+"""torch's transformations of functions (derivatives, vmap, graphs), and errors where an engine supports none."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch.autograd import forward_ad
 from regard.errors import RegardError
 from regard.shapes import has_numbers
 
-#: Why an engine with a backward pass of its own cannot run.
-HIDDEN = (
+#: Why engines with a backward pass of their own cannot run.
+HIDDEN_GRADIENTS = (
     "a piece depends on a tensor that requires gradients and is none of its attributes, so gradients would not reach "
     "it. Make it an attribute of the piece, or a parameter of a piece that is an nn.Module"
 )
@@ -31,14 +31,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def is_transformed() -> bool:
-    """Whether torch.func, or forward-mode differentiation, looks at every operation."""
+    """Whether torch.func or forward-mode differentiation is active."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def uncompiled(function: Function) -> Function:
-    """Run as it is inside torch.compile, which breaks its graph here; without a break it says why.
+    """Break the graph of torch.compile at this function; with fullgraph=True raise an error that says why.
 
-    torch's compiler is asked only if something has loaded it, which takes seconds.
+    torch's compiler takes seconds to load, so it is used only if the caller has loaded it.
     """
     runs: list[Any] = []
 
@@ -56,8 +56,8 @@ def uncompiled(function: Function) -> Function:
 
 
 @contextmanager
-def decided(query: Tensor) -> Iterator[None]:
-    """Where the numbers of tensors cannot be read, say so of a piece or an engine that has to decide by them."""
+def numbers_needed(query: Tensor) -> Iterator[None]:
+    """Explain the error of a piece or an engine that reads numbers where tensors have none (vmap, export, meta)."""
     try:
         yield
     except RuntimeError as error:
@@ -70,20 +70,20 @@ def decided(query: Tensor) -> Iterator[None]:
         ) from error
 
 
-def once(engine: str, *tensors: Tensor) -> list[Tensor]:
-    """The same tensors; a second derivative through the engine that takes them is refused in words.
+def differentiable_once(engine: str, *tensors: Tensor) -> list[Tensor]:
+    """The same tensors, through which a second derivative raises a `RegardError`.
 
-    A gradient that is computed outside autograd has no gradient of its own, and torch would take it as constant.
+    An engine that computes gradients outside autograd gives them no gradient. torch would take them for constant.
     """
     if not torch.is_grad_enabled():
         return list(tensors)
     learning = [t for t in tensors if t.requires_grad]
-    again = iter(_Once.apply(engine, *learning) if learning else ())
+    again = iter(_DifferentiableOnce.apply(engine, *learning) if learning else ())
     return [next(again) if t.requires_grad else t for t in tensors]
 
 
-class _Once(torch.autograd.Function):
-    """Leaves tensors as they are, and links their gradients to them where those are to be differentiated again."""
+class _DifferentiableOnce(torch.autograd.Function):
+    """The identity. With create_graph=True its gradients depend on the tensors through `_Refused`."""
 
     @staticmethod
     def forward(ctx: Any, engine: str, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -99,7 +99,7 @@ class _Once(torch.autograd.Function):
 
 
 class _Refused(torch.autograd.Function):
-    """Gradients that cannot be differentiated."""
+    """The identity on gradients; its own backward pass raises an error."""
 
     @staticmethod
     def forward(ctx: Any, engine: str, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention import Attention, Prepared, lasting, makes_new_scores, scores
+from regard.attention import Attention, Prepared, makes_new_scores, scores, snapshot
 from regard.checks import Count, checked
 from regard.engine.blocks import blocks
 from regard.engine.rows import Collected
@@ -57,7 +57,7 @@ class AttentionMap:
     def __init__(
         self, attention: Attention, prepared: Prepared, positions: Positions, grid: Grid, statistic: Statistic | None
     ) -> None:
-        self.attention, self.positions, self.grid = lasting(attention), positions, grid
+        self.attention, self.positions, self.grid = snapshot(attention), positions, grid
         self._prepared = prepared.detach()
         self._statistic = statistic
         self._versions = self._current_versions()

@@ -1,4 +1,4 @@
-"""The weights of a sequence that lies on many ranks: whoever asks, all ranks answer together."""
+"""The attention map of a sequence that is spread over ranks: all ranks look together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from regard.positions import Positions
 from regard.shapes import to_device
 from regard.spans import Spans
 
-#: Characters of the places that an error lists for one axis.
+#: Most characters of the list of indices that an error shows for one axis.
 LONGEST = 60
 
 
@@ -48,7 +48,7 @@ class RingMap(AttentionMap):
     """
 
     def __init__(self, turn: Turn, result: Result) -> None:
-        own = turn.own.lasting()
+        own = turn.own.snapshot()
         super().__init__(own.attention, own.prepared, own.positions, own.grid, result.statistic)
         self._turn = replace(turn, own=own)
 
@@ -70,7 +70,7 @@ class RingMap(AttentionMap):
                 for name, part, size in zip(names, (batch, head, rows, cols), self.shape, strict=True)
             )
             self._within_budget(prod(map(len, places)) * self._item_bytes, budget)
-            return ", ".join(f"{name} {_stretched(place)}" for name, place in zip(names, places, strict=True))
+            return ", ".join(f"{name} {_in_stretches(place)}" for name, place in zip(names, places, strict=True))
 
         places: list[Tensor] = []
         self._agree("weights of", ask)
@@ -85,17 +85,17 @@ class RingMap(AttentionMap):
             raise
 
     def _agree(self, look: str, ask: Callable[[], str]) -> None:
-        """Begin a look, the same on all ranks; what one of them refuses the others hear of. Collective."""
-        said: Mapping[str, str] | RegardError
+        """The handshake of a look at the weights: what a rank refuses, all ranks raise. Collective."""
+        request: Mapping[str, str] | RegardError
         try:
-            said = {"map": f"that of attend number {self._turn.number}", "look": f"{look} {ask()}"}
+            request = {"map": f"that of attend number {self._turn.number}", "look": f"{look} {ask()}"}
             self._check_unchanged()
         except RegardError as error:
-            said = error
-        self._turn.exchange.agree("weights", said)
+            request = error
+        self._turn.exchange.agree("weights", request)
 
     def _fetched(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> AttentionMap:
-        """The map of some queries and keys, sent by those who hold them."""
+        """The map of some queries and keys, which the ranks that hold them send."""
         prepared, route = self._prepared.select(b, h), self._turn.route
         i, j = i + self._first(route.queries), j + self._first(route.keys)
         on_rows = prepared.on_rows()
@@ -182,10 +182,10 @@ class RingMap(AttentionMap):
         )
 
 
-def _stretched(places: Tensor) -> str:
-    """Places as stretches of neighbours, in their order.
+def _in_stretches(places: Tensor) -> str:
+    """Indices in words, neighbours as one stretch.
 
-    >>> _stretched(torch.tensor([0, 1, 2, 7, 5, 6]))
+    >>> _in_stretches(torch.tensor([0, 1, 2, 7, 5, 6]))
     '0-2, 7, 5-6'
     """
     parts: list[list[int]] = []
@@ -194,8 +194,10 @@ def _stretched(places: Tensor) -> str:
             parts[-1][1] = place
         else:
             parts.append([place, place])
-    told = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts)
-    return told if len(told) <= LONGEST else f"{told[:LONGEST]} ... ({len(places)}, {digest(told)})"
+    stretches = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts)
+    if len(stretches) <= LONGEST:
+        return stretches
+    return f"{stretches[:LONGEST]} ... ({len(places)}, {digest(stretches)})"
 
 
 def _stretches(keys: Spans) -> Iterator[tuple[slice, Spans]]:

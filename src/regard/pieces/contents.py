@@ -1,8 +1,8 @@
 """The tensors that a piece depends on, and the same piece around others.
 
-An engine that computes its own gradients must name every tensor that they reach; a map of weights must keep every
-tensor that its scores need. Both read them here: fields of dataclasses, parameters and buffers of modules, attributes
-of other pieces, items of containers, and what functions and methods close over.
+An engine that computes its own gradients must name every tensor that these reach. A map of weights must keep every
+tensor that its scores need. Both find the tensors here: in fields of dataclasses, parameters and buffers of modules,
+attributes of other pieces, items of containers, and closures of functions and methods.
 """
 
 from __future__ import annotations
@@ -72,25 +72,25 @@ def tensors_of(piece: Any) -> list[Tensor]:
     return take_apart(piece)[0]
 
 
-def kept(tensor: Tensor) -> Tensor:
-    """The tensor as it is now: a copy where it is small, else one that sees changes in place, which are counted."""
+def tensor_snapshot(tensor: Tensor) -> Tensor:
+    """The tensor as it is now. A small one is copied; a large one shares its memory, and its version counts changes."""
     return tensor.detach().clone() if is_small(tensor) else tensor.detach()
 
 
 def is_small(tensor: Tensor) -> bool:
-    """Whether `kept` copies it."""
+    """Whether `tensor_snapshot` copies it."""
     return tensor.nbytes <= SMALL
 
 
 class _Builder:
-    """Base of what builds an object again."""
+    """Builds one object again, around other tensors."""
 
     def build(self, tensors: Sequence[Tensor], known: dict[int, Any]) -> Any:
         raise NotImplementedError
 
 
 def _built(part: Any, tensors: Sequence[Tensor], known: dict[int, Any]) -> Any:
-    """The object that a builder stands for; what is no builder is the object itself."""
+    """The object that a builder builds, each builder once; any other object is returned as it is."""
     if not isinstance(part, _Builder):
         return part
     if id(part) not in known:
@@ -123,9 +123,9 @@ class _Items(_Builder):
 
 @dataclass(eq=False)
 class _Object(_Builder):
-    """An object by its attributes: `same` as they are, and those to be built.
+    """An object by its attributes: `same` are kept as they are, `parts` are built.
 
-    `methods` are those of its class that close over tensors.
+    `methods` are the methods of its class that close over tensors.
     """
 
     kind: type
@@ -186,7 +186,7 @@ class _Call(_Builder):
 class _Kind:
     """How objects of a type are read: as a `Tensor`, `nn.Module`, `tuple`, ...; None: they are left as they are.
 
-    `worked_out` are attributes that are computed once from others, and would be wrong around other tensors.
+    `derived` are cached properties: computed from other attributes, they would be wrong around other tensors.
     """
 
     how: Any
@@ -194,11 +194,11 @@ class _Kind:
     is_foreign: bool
     is_frozen: bool
     fields: tuple[str, ...]
-    worked_out: frozenset[str]
+    derived: frozenset[str]
 
 
 @cache
-def _about(kind: type) -> _Kind:
+def _kind_of(kind: type) -> _Kind:
     is_data = is_dataclass(kind)
     attributes = [item for owner in kind.__mro__ for item in vars(owner).items()]
     return _Kind(
@@ -235,17 +235,17 @@ class _Reader:
         self._alive: list[Any] = []  # so that no other object takes an id
 
     def read(self, value: Any) -> Any:
-        """A builder, or the value itself where nothing of it can change."""
+        """A builder of the value; the value itself if it holds no tensor and no part that can be exchanged."""
         if type(value) in PLAIN:
             return value
         if id(value) not in self._parts:
             self._alive.append(value)
-            self._parts[id(value)] = value  # of a circle that holds nothing else
+            self._parts[id(value)] = value  # where a value holds itself
             self._parts[id(value)] = self._part(value)
         return self._parts[id(value)]
 
     def _part(self, value: Any) -> Any:
-        how = _about(type(value)).how
+        how = _kind_of(type(value)).how
         if how is Tensor:
             self.tensors.append(value)
             return _Tensor(len(self.tensors) - 1)
@@ -271,7 +271,7 @@ class _Reader:
         return _Items(type(value), items, list(value) if isinstance(value, dict) else None)
 
     def _module(self, value: nn.Module) -> Any:
-        """A module is always copied: its attributes and parts can be exchanged."""
+        """Always a builder: the attributes and parts of a module can be exchanged."""
         new = self._parts[id(value)] = _Object(type(value), {}, {}, {})
         for name, attribute in vars(value).items():
             if name in INTERNAL:
@@ -280,27 +280,27 @@ class _Reader:
                 new.parts[name] = _Items(dict, [self.read(x) for x in attribute.values()], list(attribute))
             else:
                 new.add(name, self.read(attribute))
-        return self._with_class(new, value)
+        return self._with_class_members(new, value)
 
     def _object(self, value: Any) -> Any:
-        kind, about = type(value), _about(type(value))
+        kind, about = type(value), _kind_of(type(value))
         new = _Object(kind, {}, {}, {})
         if not about.is_frozen:
             self._parts[id(value)] = new
         for name in dict.fromkeys((*about.fields, *getattr(value, "__dict__", ()))):
-            if name not in about.worked_out and hasattr(value, name):
+            if name not in about.derived and hasattr(value, name):
                 new.add(name, self.read(getattr(value, name)))
-        self._with_class(new, value)
+        self._with_class_members(new, value)
         if about.is_frozen or not about.is_piece:
             return new if new.parts or new.methods else value
         return new
 
-    def _with_class(self, new: _Object, value: Any) -> _Object:
-        """With the tensors that its class holds, and the methods that close over some."""
-        if not _about(type(value)).is_foreign:
+    def _with_class_members(self, new: _Object, value: Any) -> _Object:
+        """Add the tensors that the class of a value holds, and its methods that close over tensors."""
+        if not _kind_of(type(value)).is_foreign:
             return new
         self.is_foreign = True
-        for name, attribute in _of_class(type(value)):
+        for name, attribute in _class_members(type(value)):
             part = self.read(attribute)
             if name not in vars(value) and isinstance(part, _Builder) and hasattr(value, "__dict__"):
                 (new.methods if isinstance(attribute, FunctionType) else new.parts)[name] = part
@@ -345,8 +345,8 @@ def _names(code: CodeType) -> tuple[str, ...]:
     return (*code.co_names, *inner)
 
 
-def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
-    """Tensors and functions that the classes of an object hold, as far as they are the user's own."""
+def _class_members(kind: type) -> Iterator[tuple[str, Any]]:
+    """Tensors and functions in the body of a class and of its bases, where these are the user's own."""
     for owner in kind.__mro__:
         if _root(owner) not in ("regard", "torch", "builtins", "abc", "typing"):
             yield from ((n, x) for n, x in vars(owner).items() if isinstance(x, Tensor | FunctionType))

@@ -30,7 +30,7 @@ class RankLost(RegardError, RuntimeError):
 
 
 class Agreement(NamedTuple):
-    """What ranks agreed on: the number of this operation among all of the group, and the lengths of every rank."""
+    """The result of a handshake: the number of the operation in its group, and the lengths of every rank."""
 
     number: int
     lengths: list[tuple[int, int]]
@@ -97,7 +97,7 @@ class Exchange:
         return _host_groups[self.group]
 
     def swap(self, to: int, sent: Sequence[Tensor], source: int, room: list[Tensor]) -> Transfer:
-        """Start to send tensors to one rank and to fill `room` with those of another; nothing is sent for nothing."""
+        """Start to send tensors to one rank and to fill `room` from another; without tensors no message is sent."""
         sent = [t.contiguous() for t in sent]
         calls = [dist.P2POp(dist.isend, t, group=self.group, group_peer=to) for t in sent]
         calls += [dist.P2POp(dist.irecv, t, group=self.group, group_peer=source) for t in room]
@@ -109,40 +109,40 @@ class Exchange:
     def agree(
         self,
         operation: str,
-        said: Mapping[str, str] | RegardError,
+        request: Mapping[str, str] | RegardError,
         lengths: tuple[int, int] = (0, 0),
-        once: Mapping[str, str] | None = None,
+        learned: Mapping[str, str] | None = None,
     ) -> Agreement:
-        """The lengths of all ranks, once each has said the same; else everyone is told which rank differs in what.
+        """Compare the requests of all ranks, and return the lengths of all; if requests differ, raise on every rank.
 
-        Every collective operation begins with this, so that ranks that begin different ones are told so. `once` is
-        compared among the ranks that give it. The host waits for the other hosts, and for no device.
+        Every collective operation begins with this handshake. The error says which rank has what. `learned` is
+        compared only among the ranks that give it. The host waits for the other hosts, and for no device.
         """
-        if isinstance(said, Mapping):
-            said = {"operation": operation, **said}
-        own = _number(said), _number(once or {})
-        mine = torch.tensor([*own, _counts.get(self.group, 0), *lengths])
+        if isinstance(request, Mapping):
+            request = {"operation": operation, **request}
+        own = _number(request)
+        mine = torch.tensor([own, _number(learned or {}), _counts.get(self.group, 0), *lengths])
         rows = [torch.zeros_like(mine) for _ in range(self.ranks)]
         with self.answers("comparing what is asked for", operation):
             dist.all_gather(rows, mine, group=self._host_group)
-        everyone = [row.tolist() for row in rows]
-        _counts[self.group] = number = 1 + max(row[2] for row in everyone)
-        if {row[0] for row in everyone} != {own[0]} or own[0] == 0 or len({row[1] for row in everyone} - {0}) > 1:
-            self._differ(operation, said, once or {})
-        return Agreement(number, [(row[3], row[4]) for row in everyone])
+        requests, learned_values, counts, *num_tokens = zip(*(row.tolist() for row in rows), strict=True)
+        _counts[self.group] = number = 1 + max(counts)
+        if {*requests} != {own} or own == 0 or len({*learned_values} - {0}) > 1:
+            self._differ(operation, request, learned or {})
+        return Agreement(number, list(zip(*num_tokens, strict=True)))
 
     @property
     def compared(self) -> MutableMapping[Tensor, bool]:
-        """The learned tensors that all ranks were found to have alike: they are compared once, not at every step."""
+        """The learned tensors that were equal on all ranks: they are compared once, not at every step."""
         return _compared.setdefault(self.group, WeakTensorKeyDictionary())
 
-    def _differ(self, operation: str, said: Mapping[str, str] | RegardError, once: Mapping[str, str]) -> NoReturn:
-        everyone = self.collected({**said, **once} if isinstance(said, Mapping) else str(said))
-        if isinstance(said, RegardError):
-            raise said
-        for rank, words in enumerate(everyone):
-            if isinstance(words, str):
-                raise RegardError(f"{operation}: rank {rank} refused its share: {words}")
+    def _differ(self, operation: str, request: Mapping[str, str] | RegardError, learned: Mapping[str, str]) -> NoReturn:
+        everyone = self.collected({**request, **learned} if isinstance(request, Mapping) else str(request))
+        if isinstance(request, RegardError):
+            raise request
+        for rank, answer in enumerate(everyone):
+            if isinstance(answer, str):
+                raise RegardError(f"{operation}: rank {rank} refused its share: {answer}")
         raise RegardError(
             f"{operation}: {difference(everyone)}. All ranks have to ask for the same, in the same order; only the "
             "lengths of their shares may differ."
@@ -150,10 +150,10 @@ class Exchange:
 
     def collected(self, thing: Any) -> list[Any]:
         """Any small object of every rank."""
-        found: list[Any] = [None] * self.ranks
+        objects: list[Any] = [None] * self.ranks
         with self.answers("collecting"):
-            dist.all_gather_object(found, thing, group=self._host_group)
-        return found
+            dist.all_gather_object(objects, thing, group=self._host_group)
+        return objects
 
     def gathered(self, x: Tensor, counts: Sequence[int]) -> Tensor:
         """The shares of all ranks, `counts` long each, one after the other on axis 2."""
@@ -172,26 +172,26 @@ def _backends(group: Any) -> dict[str, str]:
     return dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))  # type: ignore[misc]
 
 
-def _number(said: Mapping[str, str] | RegardError) -> int:
-    """A number of 60 bits for words; 0 for none and for a refusal."""
-    if isinstance(said, RegardError) or not said:
+def _number(request: Mapping[str, str] | RegardError) -> int:
+    """A hash of 60 bits; 0 for an empty request and for a refusal."""
+    if isinstance(request, RegardError) or not request:
         return 0
-    return int(hashlib.sha256(repr(dict(said)).encode()).hexdigest()[:15], 16)
+    return int(hashlib.sha256(repr(dict(request)).encode()).hexdigest()[:15], 16)
 
 
 def difference(everyone: Sequence[Mapping[str, str]]) -> str:
-    """In what ranks differ, and which has what; the words of most come last.
+    """The first entry in which ranks differ: each value with its ranks, the most common value last.
 
     >>> difference([{"batch": "2"}, {"batch": "2"}, {"batch": "3"}])
     'the ranks differ in the batch: 3 on rank 2; 2 on ranks 0, 1'
     """
-    for name in dict.fromkeys(name for said in everyone for name in said):
-        ranks = {rank: said[name] for rank, said in enumerate(everyone) if name in said}
+    for name in dict.fromkeys(name for request in everyone for name in request):
+        ranks = {rank: request[name] for rank, request in enumerate(everyone) if name in request}
         counted = Counter(ranks.values())
         if len(counted) > 1:
-            told = [(words, [rank for rank in ranks if ranks[rank] == words]) for words, _ in counted.most_common()]
-            parts = (
-                f"{words} on rank{'s'[: len(who) > 1]} {', '.join(map(str, who))}" for words, who in reversed(told)
-            )
+            parts = []
+            for value, count in reversed(counted.most_common()):
+                holders = ", ".join(str(rank) for rank in ranks if ranks[rank] == value)
+                parts.append(f"{value} on rank{'s' if count > 1 else ''} {holders}")
             return f"the ranks differ in the {name}: {'; '.join(parts)}"
     raise AssertionError("their digests differ, so they do")

@@ -40,16 +40,16 @@ def without_sink(normalizer: Normalizer) -> Normalizer:
 
 
 class Part(Problem):
-    """A problem whose queries and keys were prepared by those who hold them."""
+    """A problem whose queries and keys were prepared by the ranks that hold them."""
 
     @staticmethod
     def of(attention: Attention, prepared: Prepared, value: Tensor, queries: Spans, keys: Spans) -> Part:
         """Prepared queries that stand at one stretch, and keys with their values anywhere."""
         (B, H, I, D), (_, G, J, E) = prepared.query.shape, value.shape
         positions = Positions(queries.intervals[0][0], keys)
-        held, skeleton = take_apart(attention)
+        piece_tensors, skeleton = take_apart(attention)
         sizes = Sizes(B, H, G, I, J, D, E)
-        facts: dict[str, Any] = {"held": held, "skeleton": skeleton, "hides_gradients": False}
+        facts: dict[str, Any] = {"piece_tensors": piece_tensors, "skeleton": skeleton, "hides_gradients": False}
         return Part.solved(
             attention=attention, prepared=prepared, value=value, positions=positions, sizes=sizes, **facts
         )

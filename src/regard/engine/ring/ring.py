@@ -15,13 +15,13 @@ from regard.attention import Attention, checked_attention
 from regard.checks import checked
 from regard.engine.problem import Problem
 from regard.engine.ring.digests import Contents, words
-from regard.engine.ring.exchange import Exchange
+from regard.engine.ring.exchange import Agreement, Exchange
 from regard.engine.ring.part import refusal
 from regard.engine.ring.plan import RingPlan
 from regard.engine.ring.route import Route
 from regard.engine.ring.shares import LAYOUTS, Share, shares, shares_of
 from regard.engine.ring.turn import Turn
-from regard.engine.transforms import HIDDEN, TRANSFORMED, is_transformed
+from regard.engine.transforms import HIDDEN_GRADIENTS, TRANSFORMED, is_transformed
 from regard.errors import RegardError, nearest
 from regard.pieces.contents import take_apart
 from regard.positions import Positions, check_positions
@@ -82,8 +82,8 @@ class Ring:
         """A whole tensor (B, H, n, ...) from the shares of all ranks, in order, without gradients. Collective."""
         exchange = self.exchange()
         others = f"{tuple(x.shape[:2])} + {tuple(x.shape[3:])} in {x.dtype} on {x.device.type}"
-        said = {"shape but for the tokens": others, "layout": self.layout}
-        counts = [count for count, _ in exchange.agree("gather", said, (x.shape[2], 0)).lengths]
+        request = {"shape but for the tokens": others, "layout": self.layout}
+        counts = [count for count, _ in exchange.agree("gather", request, (x.shape[2], 0)).lengths]
         held = shares_of(counts, self.layout, "tokens")
         places = torch.cat([share.tensor(x.device) for share in held])
         return exchange.gathered(x, counts).index_select(2, places.argsort())
@@ -112,30 +112,14 @@ class Ring:
         positions: Positions | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> Turn:
-        """The call as this rank sees it, once all ranks agree on what is asked for. Collective.
+        """This rank's share of a call, after a handshake of all ranks. Collective.
 
-        What a rank refuses, also by `check`, the others hear of.
+        What a rank refuses, also by `check`, all ranks raise.
         """
-        if is_transformed():  # nothing can be sent, so the others cannot be told
+        if is_transformed():  # a transform allows no messages, so this rank refuses alone
             raise RegardError(f"attend: the ring engine cannot run here: {TRANSFORMED}. Call it outside the transform.")
         exchange = self.exchange()
-        said: Mapping[str, str] | RegardError
-        learned: dict[str, Contents] = {}
-        try:
-            check()
-            sizes = _checked(attention, query, key, value, positions)
-            exchange.check_device(query.device.type)
-            contents = {name: Contents.of(getattr(attention, name)) for name in SLOTS}
-            lengths, said = (sizes.I, sizes.J), self._said(attention, sizes, query, key, value, positions)
-            said |= {f"contents of the {name}": held.digest for name, held in contents.items() if held.hidden}
-            learned = {
-                name: held for name, held in contents.items() if any(t not in exchange.compared for t in held.learned)
-            }
-        except RegardError as error:
-            lengths, said = (0, 0), error
-        once = {f"learned values of the {name}": held.learned_digest for name, held in learned.items()}
-        agreement = exchange.agree("attend", said, lengths, once)
-        exchange.compared.update((t, True) for held in learned.values() for t in held.learned)
+        agreement = self._agree(exchange, attention, query, key, value, positions, check)
         counts = zip(*agreement.lengths, strict=True)
         held = [shares_of(each, self.layout, what) for each, what in zip(counts, ("queries", "keys"), strict=True)]
         sizes = Sizes.of(query, key, value)
@@ -156,7 +140,38 @@ class Ring:
         turn = self.turn(attention, query, key, value, positions)
         return RingPlan.of(attention, query, key, value, turn.route, self.layout, turn.exchange.rank)
 
-    def _said(
+    def _agree(
+        self,
+        exchange: Exchange,
+        attention: Attention,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        positions: Positions | None,
+        check: Callable[[], None],
+    ) -> Agreement:
+        """The handshake of `attend`: what a rank refuses, all ranks raise."""
+        request: Mapping[str, str] | RegardError
+        learned: dict[str, Contents] = {}
+        lengths = 0, 0
+        try:
+            check()
+            sizes = _checked(attention, query, key, value, positions)
+            exchange.check_device(query.device.type)
+            contents = {name: Contents.of(getattr(attention, name)) for name in SLOTS}
+            request = self._request(attention, sizes, query, key, value, positions)
+            request |= {f"contents of the {name}": slot.digest for name, slot in contents.items() if slot.hidden}
+            compared = exchange.compared
+            learned = {name: slot for name, slot in contents.items() if any(t not in compared for t in slot.learned)}
+            lengths = sizes.I, sizes.J
+        except RegardError as error:
+            request = error
+        learned_values = {f"learned values of the {name}": slot.learned_digest for name, slot in learned.items()}
+        agreement = exchange.agree("attend", request, lengths, learned_values)
+        exchange.compared.update((t, True) for slot in learned.values() for t in slot.learned)
+        return agreement
+
+    def _request(
         self,
         attention: Attention,
         sizes: Sizes,
@@ -212,7 +227,7 @@ def _checked(attention: Attention, query: Tensor, key: Tensor, value: Tensor, po
     if reason is None and positions is not None and len(positions.keys.intervals) != 1:
         reason = f"its keys have to stand at one stretch of positions, and {positions.keys} are more"
     if reason is None and _hides_gradients(attention, query, key, value):
-        reason = HIDDEN
+        reason = HIDDEN_GRADIENTS
     if reason is None and sizes.is_empty:
         reason = f"each rank holds at least one batch entry, query and key, this one {sizes.B}, {sizes.I} and {sizes.J}"
     if reason is not None:

@@ -27,8 +27,8 @@ from regard.engine.ring.part import (
     zeros_like,
 )
 from regard.engine.ring.route import Route
-from regard.engine.transforms import once
-from regard.pieces.contents import kept, tensors_of
+from regard.engine.transforms import differentiable_once
+from regard.pieces.contents import tensor_snapshot, tensors_of
 from regard.pieces.normalizer import has_log_total
 from regard.spans import Spans
 
@@ -49,7 +49,7 @@ class Turn:
     number: int = 0
 
     def run(self) -> Result:
-        output, statistic = _Turn.apply(self, *once("ring", *self.own.tensors()))  # type: ignore[misc]
+        output, statistic = _Turn.apply(self, *differentiable_once("ring", *self.own.tensors()))  # type: ignore[misc]
         return Result(output, (statistic,))
 
     @cached_property
@@ -160,14 +160,16 @@ class _Turn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, turn: Turn, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         outline, whole, rows = turn.own.outline(), turn.own.attention.normalizer, _nothing(turn)
-        shared, held = tensors[: len(outline.on_rows)], turn.own.held
+        shared, piece_tensors = tensors[: len(outline.on_rows)], turn.own.piece_tensors
         for step, came in turn.visits(turn.keys(shared)):
             if came:
                 _take(turn, rows, step, turn.with_keys(shared, came))
         output, statistic = finished(whole, rows)
         output = output.to(turn.own.value.dtype)
         ctx.outline, ctx.turn = outline, replace(turn, own=None)  # its tensors are saved by autograd
-        ctx.save_for_backward(output, rows[1], statistic, *(t.detach() for t in shared), *map(kept, held))
+        ctx.save_for_backward(
+            output, rows[1], statistic, *(t.detach() for t in shared), *map(tensor_snapshot, piece_tensors)
+        )
         ctx.mark_non_differentiable(statistic)
         return output, statistic
 
