@@ -49,7 +49,7 @@ for kind in ("sinusoidal", "learned"):
     )
     print(f"{kind:10} nats a character:", ", ".join(told))
 apart = means["learned"] - means["sinusoidal"]
-assert apart[0] > 0.1 and abs(apart[-1]) < 0.02
+assert apart[0] > 0.1 and abs(apart[-1]) < apart[0] / 5
 try:
     rg.attend(rg.Attention(position=rg.LearnedPositions(length, 8)), *torch.randn(3, 1, 1, length + 1, 8))
 except rg.RegardError as error:
