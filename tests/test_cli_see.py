@@ -16,6 +16,7 @@ import transformers
 
 import regard as rg
 from miniatures import BART, BERT, IMAGE
+from regard.cli import reading
 from regard.cli.app import app
 from regard.cli.compare import SHARES, differences, letter_of
 from regard.cli.reading import PROBE, Reader
@@ -321,3 +322,11 @@ def test_the_word_that_is_looked_up_is_one_of_how_many(reader):
     tokens = reader.tokenizer.convert_ids_to_tokens(reader.tokenizer(LONG)["input_ids"])
     assert told["occurrences"] == [place for place, token in enumerate(tokens) if token == "was"]
     assert told["query"] == told["occurrences"][0]
+
+
+@pytest.mark.parametrize(("option", "expected"), [((), True), (("--verify-all",), "all")])
+def test_every_row_is_verified_where_that_is_asked(option, expected, monkeypatch):
+    asked, watch = [], reading.watch
+    monkeypatch.setattr(reading, "watch", lambda model, verify: asked.append(verify) or watch(model, verify=verify))
+    run("The cat sat.", "--layers", "0", *option)
+    assert set(asked) == {expected}

@@ -110,6 +110,7 @@ def see(
     save: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep all for `regard view`, and a page.")] = None,
     figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Write pictures there, as PNG.")] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Name roles on random tokens that repeat, too.")] = False,
+    verify_all: Annotated[bool, typer.Option("--verify-all", help="Check every row of weights, not a few.")] = False,
     corpus: Annotated[
         bool,
         typer.Option("--corpus", help="A file of one document a line, .jsonl, .parquet, or a folder of `datasets`."),
@@ -131,7 +132,8 @@ def see(
 
     if "-" in texts and sys.stdin.isatty():
         typer.echo("Reading from the keyboard; end with Ctrl-D.", err=True)
-    wish = reading.Wish(texts, model, layers, length, tuple(word or ()), save, figures, probe, json, table, importance)
+    shown = {"probe": probe, "as_json": json, "table": table, "importance": importance, "verify_all": verify_all}
+    wish = reading.Wish(texts, model, layers, length, tuple(word or ()), save, figures, **shown)
     if corpus:
         documents.run(wish, field, engine, workers)
     else:

@@ -80,7 +80,8 @@ def run(wish: Wish, field: str, engine: str = "local", workers: int | None = Non
 def _check(wish: Wish, engine: str, workers: int | None) -> None:
     if len(wish.texts) != 1 or wish.texts[0] == "-":
         raise RegardError("see: --corpus takes one file or folder. Put the documents into one file, one a line.")
-    for name, given in (("word", wish.words), ("figures", wish.figures), ("probe", wish.probe)):
+    options = {"word": wish.words, "figures": wish.figures, "probe": wish.probe, "verify-all": wish.verify_all}
+    for name, given in options.items():
         if given:
             raise RegardError(f"see: --{name} is for single texts and says nothing of a corpus. Leave it out.")
     check_engine("see", engine)

@@ -71,10 +71,11 @@ class Layers:
 
 @dataclass(frozen=True)
 class Reader:
-    """A model and its tokenizer; `read` reads a text with them."""
+    """A model and its tokenizer; `read` reads a text with them, and recomputes a few rows of weights, or all."""
 
     model: Any
     tokenizer: Any
+    verify_all: bool = False
 
     @staticmethod
     def load(name: str) -> Reader:
@@ -151,7 +152,7 @@ class Reader:
 
     def _see(self, inputs: dict[str, Any], layers: Sequence[int] | None) -> Layers:
         encoder = self._encoder()
-        with watch(encoder) as seen, torch.no_grad():
+        with watch(encoder, verify="all" if self.verify_all else True) as seen, torch.no_grad():
             _run(encoder, inputs)
         if not seen.names:
             reasons = "; ".join(f"{name}: {why}" for name, why in list(seen.missing.items())[:3])

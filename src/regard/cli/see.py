@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Wish:
     as_json: bool = False
     table: bool = False
     importance: bool = False
+    verify_all: bool = False
 
     @property
     def numbers(self) -> list[int] | None:
@@ -60,7 +61,7 @@ def run(wish: Wish) -> None:
     contents, errors = _contents(wish.texts), Console(stderr=True)
     numbers = wish.numbers
     with errors.status(f"Reading with {wish.model}"):
-        reader = Reader.load(wish.model)
+        reader = replace(Reader.load(wish.model), verify_all=wish.verify_all)
         also = page_folds if wish.save is not None else no_folds
         reads = [reader.read(content, numbers, wish.length, also=also) for content in contents]
         probe = reader.probe(numbers) if wish.probe else None
