@@ -49,7 +49,8 @@ def test_the_most_focused_head_is_no_sink(tokens):
 
 def test_where_every_head_rests_nothing_is_called_focused():
     reading = Reading.of("", {"layer": exact([on(0, weight=0.9), on(0, weight=0.8)])}, list("abcdefghi"))
-    assert extremes(reading.profile).plain == "Every head rests on the first token and on special ones."
+    said = extremes(reading.profile).plain
+    assert said == "Every head puts most of its weight on the first token and on special tokens."
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])

@@ -52,7 +52,7 @@ def _joined(ray: Any, operation: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _printing_to_stderr() -> Iterator[None]:
-    """Send to standard error all that is printed inside, also past Python.
+    """Send everything that is printed inside to standard error, also by code that is not Python.
 
     Ray and its core print when a worker dies, and standard output is for results.
     """

@@ -26,3 +26,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     hint = f"Did you mean {close[0]!r}? " if close else ""
     return f"{hint}Known names: {', '.join(known)}."
+
+
+def first_few(values: Iterable[object], most: int = 5, separator: str = ", ") -> str:
+    """The first values of a list that may be long.
+
+    >>> first_few(range(7)), first_few([])
+    ('0, 1, 2, 3, 4, ...', '')
+    """
+    values = list(values)
+    return separator.join([*map(str, values[:most]), *(["..."] if len(values) > most else [])])

@@ -1,4 +1,4 @@
-"""`regard align`: the words of sentence pairs that are given, linked by what a run looks at."""
+"""`regard align`: links the words of given sentence pairs by the attention of a run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from regard.cli.translate import NAMED, load
+from regard.cli.translate import load
 from regard.data.files import lines
-from regard.errors import RegardError
+from regard.errors import RegardError, first_few
 from regard.seq2seq.alignment import align_texts, write_pharaoh
 from regard.seq2seq.translation import LIMIT
 
@@ -30,30 +30,30 @@ class Wish:
 
 
 def run(wish: Wish) -> None:
-    """A line of links for every pair; of one that cannot be aligned an empty one."""
+    """Print a line of links for every pair; the line is empty for a pair that cannot be aligned."""
     with Console(stderr=True).status("Loading the model"):
-        found = load(wish.run, None)
-    tokenizers = found.source_tokenizer, found.target_tokenizer
+        trained = load(wish.run, None)
+    tokenizers = trained.source_tokenizer, trained.target_tokenizer
     options = {"reading": wish.reading, "batch": wish.batch, "limit": LIMIT}
-    without = []
-    for number, alignment in enumerate(align_texts(found.model, tokenizers, _pairs(wish), **options), 1):
+    unaligned = []
+    for number, alignment in enumerate(align_texts(trained.model, tokenizers, _pairs(wish), **options), 1):
         if alignment is None:
-            without.append(number)
+            unaligned.append(number)
             fields = ["", "", ""]
         else:
             fields = [" ".join(alignment.source), " ".join(alignment.target), write_pharaoh(alignment.links())]
         sys.stdout.write(" ||| ".join(fields if wish.words else fields[2:]) + "\n")
     sys.stdout.flush()
-    if without:
-        said = ", ".join(map(str, without[:NAMED])) + (", ..." if len(without) > NAMED else "")
+    if unaligned:
         Console(stderr=True, soft_wrap=True).print(
-            f"{len(without)} pairs have an empty side or more than {LIMIT:,} pieces, and no links: line {said}.",
+            f"{len(unaligned)} pairs have no links, since a side is empty or has more than {LIMIT:,} pieces: "
+            f"line {first_few(unaligned)}.",
             style="yellow",
         )
 
 
 def _pairs(wish: Wish) -> Iterator[tuple[str, str]]:
-    """Lines side by side."""
+    """The lines of both files, pair by pair."""
     sides = (lines(path, "align") for path in (wish.source, wish.target))
     for number, pair in enumerate(zip_longest(*sides), 1):
         if None in pair:

@@ -206,12 +206,15 @@ def translate(
     ] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="A model in the package, in place of RUN.")] = None,
     beam: Annotated[int | None, typer.Option(min=1, help="Hypotheses that are kept; 1: greedy.")] = None,
-    n_best: Annotated[int | None, typer.Option(min=1, help="Print up to so many translations, with scores.")] = None,
+    n_best: Annotated[int | None, typer.Option(min=1, help="Most translations to print, with their scores.")] = None,
     length_penalty: Annotated[float | None, typer.Option(help="Exponent of ((5 + length) / 6).")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sentences at a time.")] = 32,
     align: Annotated[str | None, typer.Option(metavar="pharaoh|show", help="Print alignments, too.")] = None,
     reading: Annotated[
-        str, typer.Option(metavar="output|input", help="Where the attention of a word is read: as it comes or goes in.")
+        str,
+        typer.Option(
+            metavar="output|input", help="Read attention where the model predicts a word (output) or reads it (input)."
+        ),
     ] = "output",
     replace_unknown: Annotated[
         bool, typer.Option("--replace-unknown", help="Copy the source word that an unknown word is aligned to.")
@@ -231,12 +234,15 @@ def align(
     source: Annotated[Path, typer.Option(metavar="FILE", help="Source sentences, one a line.")],
     target: Annotated[Path, typer.Option(metavar="FILE", help="Their translations, line by line.")],
     reading: Annotated[
-        str, typer.Option(metavar="output|input", help="Where the attention of a word is read: as it comes or goes in.")
+        str,
+        typer.Option(
+            metavar="output|input", help="Read attention where the model predicts a word (output) or reads it (input)."
+        ),
     ] = "output",
     batch: Annotated[int, typer.Option(min=1, help="Sentences at a time.")] = 32,
-    words: Annotated[bool, typer.Option("--words", help="Print the words before the links that count them.")] = False,
+    words: Annotated[bool, typer.Option("--words", help="Print the words of both sides before their links.")] = False,
 ) -> None:
-    """Link the words of sentence pairs: what each target word looks at, as source-target from 0."""
+    """Align the words of given sentence pairs by attention: links source-target, counted from 0."""
     from regard.cli import align as aligning
 
     aligning.run(aligning.Wish(run, source, target, reading, batch, words))
@@ -258,7 +264,9 @@ def evaluate(
     ] = False,
     bleu_tokenizer: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="sacrebleu's: 13a, zh, ja-mecab, char ...; the run's unless said."),
+        typer.Option(
+            metavar="NAME", help="Tokenizer of sacrebleu: 13a, zh, ja-mecab, char ...; default: that of the run."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:

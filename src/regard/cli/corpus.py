@@ -72,7 +72,7 @@ def run(wish: Wish, field: str, engine: str = "local", workers: int | None = Non
             print(json.dumps(state.to_json() | {"caveat": CAVEAT}, ensure_ascii=False, indent=1), flush=True)
         else:
             _print(Console(), state, state.table, wish.table)
-    finally:  # after the numbers, which a full disk must not cost
+    finally:  # last, so that a full disk costs no numbers
         state.save(wish.save)
     _keep(wish, reader, documents, state, state.table)
 

@@ -58,7 +58,7 @@ def open_corpus(source: str, field: str = "text") -> Documents:
 
 
 class Unreadable(str):
-    """The reason why a document cannot be read, in its place; `content` is what stands there.
+    """Stands for a document that cannot be read: the text is the reason, `content` its bytes.
 
     >>> Unreadable.of("line 2 is not UTF-8 text", bytes([0xE9])).content.hex()
     'e9'
@@ -68,14 +68,14 @@ class Unreadable(str):
 
     @staticmethod
     def of(reason: str, content: bytes) -> Unreadable:
-        """A document of some bytes."""
+        """From the reason and the bytes."""
         document = Unreadable(reason)
         document.content = content
         return document
 
 
 def _plain_lines(path: Path) -> Iterator[str]:
-    """Each line; one that is no UTF-8 is set aside, and does not end the corpus."""
+    """Every line; a line that is not UTF-8 becomes `Unreadable`, and the corpus goes on."""
     for number, line in raw_lines(path, OPERATION):
         try:
             yield decoded(line, number, os.fspath(path), OPERATION).rstrip("\r\n")

@@ -136,7 +136,7 @@ def resume(key: Key, folder: Path | None) -> State:
 def fold(
     outcomes: Iterable[Outcome], state: State, folder: Path | None, told: Callable[[int], None] = lambda _: None
 ) -> State:
-    """Take what comes of the documents that are left into the state; if this is cut short, what was done is saved."""
+    """Add the outcomes of the remaining documents to the state; if this is interrupted, the state is saved."""
     try:
         for outcome in outcomes:
             state = state.after(outcome)

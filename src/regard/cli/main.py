@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(INTERRUPTED) from None
     finally:
         if arguments is None and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would show a traceback of its own end
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while Python ends would show a traceback
 
 
 def _stop(number: int, frame: Any) -> None:

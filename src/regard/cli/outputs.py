@@ -1,4 +1,4 @@
-"""Whether a command can write what it was asked to write: said before the work, which may take hours."""
+"""Checks before the work, which may take hours, that a command can write its outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regard.errors import RegardError
 
 
 def check_folder(operation: str, option: str, folder: Path | None) -> None:
-    """Refuse a folder that cannot be made or written to; None is an option that was not given.
+    """Refuse a folder that cannot be made or written to. None: the option was not given.
 
     >>> check_folder("see", "--save", Path(__file__))
     Traceback (most recent call last):
@@ -36,13 +36,13 @@ def check_folder(operation: str, option: str, folder: Path | None) -> None:
 
 
 def check_file(operation: str, option: str, path: Path | None, ending: str = "") -> None:
-    """Refuse a file that cannot be written, or whose name does not end as what will be in it; None is not given."""
+    """Refuse a file that cannot be written, or whose name has another ending. None: the option was not given."""
     if path is None:
         return
     if os.path.isdir(path):
         raise RegardError(f"{operation}: {option} {path} is a folder. Give the name of a file.")
     if ending and path.suffix.lower() != ending:
-        raise RegardError(f"{operation}: {option} {path} does not end in {ending}, which is what is written there.")
+        raise RegardError(f"{operation}: {option} {path} does not end in {ending}. Give a name with this ending.")
     if not path.absolute().parent.is_dir():
         raise RegardError(f"{operation}: there is no folder {path.parent} to write {path.name} to.")
     check_folder(operation, option, path.parent)
@@ -51,7 +51,7 @@ def check_file(operation: str, option: str, path: Path | None, ending: str = "")
 
 
 def check_drawing(operation: str, option: str) -> None:
-    """Refuse pictures where nothing can draw them."""
+    """Refuse pictures where matplotlib is missing."""
     if find_spec("matplotlib") is None:
         raise RegardError(f"{operation}: {option} needs matplotlib. Install it: pip install 'regard[demo]'.")
 

@@ -57,7 +57,7 @@ def explain_mechanism(
 
 
 def _check_memory(length: int, bytes_a_token: int, ranks: int | None) -> None:
-    """Refuse sizes whose inputs do not fit: queries, keys and values of one machine, positions alone of many."""
+    """Refuse inputs that do not fit into memory: queries, keys and values; over ranks only the positions."""
     needed = length * (3 * bytes_a_token if ranks is None else 8)
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else needed
     if needed > total:

@@ -43,9 +43,9 @@ class Worker:
 class Pool:
     """Workers on a Ray cluster; None: as many as there are processors for. Each takes the threads that torch has here.
 
-    A worker that dies is started again, and measures again what it was at: outcomes are taken in once, in the order
-    of the documents, so that they add up to the last digit of one process. Documents over which workers die
-    `RETRIES` + 1 times are measured one by one, and one that a worker does not survive then is set aside.
+    A worker that dies is started again and repeats its batch. Outcomes are added once, in the order of the documents,
+    so that sums equal those of one process to the last digit. If workers die `RETRIES` + 1 times over a batch, its
+    documents are measured one by one, and a document that ends its worker again is set aside.
     """
 
     workers: int | None = None
@@ -67,18 +67,18 @@ class Pool:
 
 
 class Crew:
-    """Workers that take batches as they become free; `start` starts one."""
+    """Workers that take batches as they become free; `start` starts a worker."""
 
     def __init__(self, ray: Any, start: Callable[[], Any]) -> None:
         self.ray, self.start = ray, start
         self.died = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
 
     def in_order(self, documents: Iterable[str], count: int) -> Iterator[Outcome]:
-        """What comes of each document, in their order, from `count` workers."""
+        """The outcome of every document, in order, from `count` workers."""
         idle, batches = self.hire(count), enumerate(batched(documents))
         running: dict[Any, tuple[int, list[str], Any]] = {}
         finished: dict[int, list[Outcome]] = {}
-        told = 0
+        next_batch = 0
         while True:
             while idle and len(running) + len(finished) < AHEAD * count and (numbered := next(batches, None)):
                 worker = idle.pop()
@@ -89,19 +89,19 @@ class Crew:
             number, batch, worker = running.pop(future)
             finished[number], worker = self.outcomes_of(future, batch, worker)
             idle.append(worker)
-            while told in finished:
-                yield from finished.pop(told)
-                told += 1
+            while next_batch in finished:
+                yield from finished.pop(next_batch)
+                next_batch += 1
 
     def outcomes_of(self, future: Any, batch: list[str], worker: Any) -> tuple[list[Outcome], Any]:
-        """What comes of a batch, and the worker that is free now: another, if this one is gone for good."""
+        """The outcomes of a batch, and a free worker: a new one if this one is dead."""
         try:
             return [Outcome.from_json(outcome) for outcome in self.ray.get(future)], worker
         except self.died:
             return self.one_by_one(batch)
 
     def one_by_one(self, batch: list[str]) -> tuple[list[Outcome], Any]:
-        """What comes of documents over which workers died: each alone, so that the one at fault is known."""
+        """The outcomes of documents over which workers died, each measured alone to find the one at fault."""
         outcomes = []
         (worker,) = self.hire(1)
         for document in batch:
@@ -115,14 +115,14 @@ class Crew:
         return outcomes, worker
 
     def hire(self, count: int) -> list[Any]:
-        """New workers that hold the model."""
+        """Start workers, and wait until they have loaded the model."""
         workers = [self.start() for _ in range(count)]
         self.ray.get([worker.check.remote() for worker in workers])
         return workers
 
 
 def batched(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Documents that travel together."""
+    """Documents in batches, which are sent together."""
     rest = iter(documents)
     while batch := list(itertools.islice(rest, BATCH)):
         yield batch

@@ -191,7 +191,7 @@ class Reader:
         return self.model.get_encoder() if getattr(self.model.config, "is_encoder_decoder", False) else self.model
 
     def _unread(self) -> dict[str, str]:
-        """The part of an encoder-decoder that a text alone does not reach."""
+        """The decoder of an encoder-decoder, which a text alone does not run."""
         if self._encoder() is self.model:
             return {}
         reason = "a text alone is read by the encoder; rg.watch(model) shows decoder and cross-attention while it runs"
@@ -247,15 +247,15 @@ class Reader:
 
 
 def _run(model: Any, inputs: dict[str, Any]) -> None:
-    """Run a model on a text; one that needs more than a text is refused in words."""
+    """Run a model on a text; a model that needs other inputs raises a `RegardError`."""
     try:
         model(**inputs)
     except RegardError:
         raise
-    except Exception as error:  # each model complains of missing pictures or sounds in its own way
-        told = str(error).strip().splitlines() or [type(error).__name__]
+    except Exception as error:  # models raise errors of many types for missing pictures or sounds
+        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise RegardError(
-            f"see: {type(model).__name__} cannot read a text alone ({told[0][:200]}). Give a model of texts; "
+            f"see: {type(model).__name__} cannot read a text alone ({lines[0][:200]}). Give a model of texts; "
             "rg.watch(model) shows any model while you run it on its own inputs."
         ) from error
 

@@ -87,7 +87,7 @@ def named_lines(found: RoleTable) -> Iterator[Text]:
 
 
 def _places(reading: Reading) -> Iterator[Text]:
-    """The head that looks hardest at each kind of place other than the first token, in one line."""
+    """The head that attends most to each kind of place, the first token left out, in one line."""
     found = [(what, *max(_beside_first(reading, name))) for name, what in PLACES.items()]
     told = [((where, "bold"), f" puts {value:.2f} on {what}") for what, value, where in found if value >= LABEL]
     if told:
@@ -98,9 +98,9 @@ def _places(reading: Reading) -> Iterator[Text]:
 
 
 def _beside_first(reading: Reading, name: str) -> Iterator[tuple[float, str]]:
-    """A statistic of `PLACES` of every head, over the queries that have such a place other than the first token."""
+    """A statistic of `PLACES` for every head, over queries whose place is not the first token."""
     count = len(reading.profile.query_tokens)
-    query = {"previous": 1, "itself": 0}.get(name, count)  # the one whose place is the first token
+    query = {"previous": 1, "itself": 0}.get(name, count)  # the query whose place is the first token
     at_first = reading.looks(query) if query < count else None
     queries = max(count - (2 if name == "previous" else 1), 1)
     for number, layer in enumerate(reading.profile.layers):
@@ -112,12 +112,12 @@ def _beside_first(reading: Reading, name: str) -> Iterator[tuple[float, str]]:
 def extremes(profile: Profile) -> Text:
     """The most focused and the broadest head; e to the entropy is how many tokens would do, looked at alike.
 
-    The entropy is that of the weight beside the first token and special ones, of heads that keep as much as a role
-    takes (`LABEL`): a head that rests is focused on nothing in the text.
+    The entropy is that of the weight outside the first token and special tokens. Heads with less than `LABEL` of their
+    weight there are left out: they rest, and focus on nothing in the text.
     """
     heads = list(_entropies(profile))
     if not heads:
-        return Text("Every head rests on the first token and on special ones.")
+        return Text("Every head puts most of its weight on the first token and on special tokens.")
     (least, focused), (most, broadest) = min(heads), max(heads)
     return Text.assemble(
         *("Most focused: ", (focused, "bold"), f", as if on {math.exp(least):.1f} tokens (entropy {least:.2f} nats); "),
@@ -126,7 +126,7 @@ def extremes(profile: Profile) -> Text:
 
 
 def _entropies(profile: Profile) -> Iterator[tuple[float, str]]:
-    """The entropy of where every head looks when it does not rest: (nats, layer.head)."""
+    """The entropy of each head's weight outside the first token and special tokens: (nats, layer.head)."""
     for layer in profile.layers:
         beside = 1 - layer.values["special"]
         beside = beside if 0 in profile.special else beside - layer.values["first"]

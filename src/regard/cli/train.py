@@ -122,7 +122,7 @@ def _configured(wish: Wish) -> tuple[Config, Path]:
 
 
 def _begun_anew(wish: Wish) -> Wish:
-    """The same wish for a run that nothing is there to go on from; its configuration is, if it came to be written."""
+    """The wish for a new training in a folder where none was saved; a configuration that was written is kept."""
     from regard.seq2seq.run import CONFIG
 
     assert wish.out is not None
@@ -167,7 +167,7 @@ def _name(config: Config) -> str:
 
 
 def _say_changes(console: Console, folder: Path, config: Config) -> None:
-    """What a run that is gone on with has from now on that it had not."""
+    """Print the keys of the configuration that change as a run goes on."""
     from regard.seq2seq.config import differences, make_config
     from regard.seq2seq.run import CONFIG, read_sections
 
@@ -242,7 +242,7 @@ def _bar(console: Console, config: Config) -> Any:
 
 
 def _described(standing: Standing, seconds_left: float | None) -> str:
-    """Step, speed, time left on the wall and the last validation, in what 80 columns leave beside the bar."""
+    """Step, speed, time left and the last validation, short enough for 80 columns with the bar."""
     speed = standing.tokens / standing.seconds if standing.seconds else 0.0
     measured = next((row for row in reversed(standing.rows) if row.get("valid_loss") is not None), {})
     parts = [f"step {standing.step:,}", f"{speed:,.0f} tokens/s"]

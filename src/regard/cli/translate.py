@@ -16,7 +16,7 @@ from rich.text import Text
 from regard.cli.draw import SHADES
 from regard.data.files import decoded, looks_like_path
 from regard.data.streams import utf8_stream
-from regard.errors import RegardError, nearest
+from regard.errors import RegardError, first_few, nearest
 from regard.seq2seq.alignment import READINGS, Alignment, write_pharaoh
 from regard.seq2seq.decoding import Search
 from regard.seq2seq.translation import Translation, Wanted, translate
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 ALIGNMENTS = ("pharaoh", "show")
 #: Bytes read at a time; a pipe or a terminal gives what there is.
 CHUNK = 1 << 16
-#: Lines not translated that are named.
-NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ def _decoded(stream: IO[bytes], name: str) -> Iterator[list[str]]:
 
 
 def _texts(lines: Sequence[bytes], number: int, name: str) -> Iterator[list[str]]:
-    """All lines as text; before one that cannot be read, those that can."""
+    """All lines as text. Before the error about an unreadable line, the lines before it are yielded."""
     texts: list[str] = []
     try:
         for place, line in enumerate(lines, number + 1):
@@ -181,7 +179,7 @@ class _Printer:
             yield " ||| ".join(self._linked(done, 0))
 
     def _ranked(self, number: int, done: Translation) -> Iterator[list[str]]:
-        """The fields of Moses: number, text, score, links where asked for, and "cut" of a text that has no end.
+        """The fields of Moses: number, text, score, links with --align, and "cut" for a text without an end.
 
         A line that was not translated keeps its number, with no text and no score.
         """
@@ -193,7 +191,7 @@ class _Printer:
             yield [str(number), text, "nan", *links]
 
     def _linked(self, done: Translation, n: int) -> list[str]:
-        """A text, and its links where they are asked for; they count words, so those have spaces between them."""
+        """A text, and with --align its links. Links count words, so these are separated by spaces."""
         text = done.texts[n] if done.texts else ""
         if self.wish.align != "pharaoh":
             return [text]
@@ -206,11 +204,11 @@ class _Printer:
         """On the error stream: what was not translated, and why."""
         errors, long = Console(stderr=True, soft_wrap=True), [reason for reason in self.skipped if reason != "empty"]
         if long:
-            named = "; ".join(long[:NAMED]) + ("; ..." if len(long) > NAMED else "")
+            named = first_few(long, separator="; ")
             errors.print(f"{len(long)} of {number} lines were too long and are left empty: {named}", style="yellow")
         if self.cut:
-            named = ", ".join(map(str, self.cut[:NAMED])) + (", ..." if len(self.cut) > NAMED else "")
-            errors.print(f"{len(self.cut)} of {number} translations were cut at their greatest length: line {named}.")
+            lines = first_few(self.cut)
+            errors.print(f"{len(self.cut)} of {number} translations were cut at their greatest length: line {lines}.")
         if self.skipped["empty"] and number > 1:
             errors.print(f"{self.skipped['empty']} of {number} lines were empty.", style="dim")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from regard.checks import checked
 from regard.data.words import cut
-from regard.errors import RegardError, nearest
+from regard.errors import RegardError, first_few, nearest
 
 if TYPE_CHECKING:
     from regard.data.tokenizer import Tokenizer
@@ -23,8 +23,8 @@ __all__ = ["Corpus", "Pair", "encode_pairs", "load_corpus", "split_pairs"]
 
 #: Fewer pairs than this cannot be split into three.
 FEWEST = 10
-#: Most words and characters of a side where no other bound is given, and how many of the lines beyond are named.
-MOST_WORDS, MOST_CHARACTERS, NAMED = 1000, 10_000, 5
+#: Most words and characters of a side, where no other bound is given.
+MOST_WORDS, MOST_CHARACTERS = 1000, 10_000
 Path = str | os.PathLike[str]
 
 
@@ -123,8 +123,8 @@ def load_corpus(
       `valid` and `test` pairs, a tenth each but at most 1,000 unless said.
     - {"train": files, "valid": files, "test": files}: splits of the user's own.
 
-    Pairs of more than `max_words` words on a side are left out, and counted in `skipped`. Where it is not given, those
-    of more than 1,000 words or 10,000 characters are, which one slip of a file makes, and `skipped` names their lines.
+    Pairs of more than `max_words` words on a side are left out, and counted in `skipped`. Without it the bounds are
+    1,000 words and 10,000 characters: a longer line is a fault of the file, and `skipped` names it.
 
     >>> corpus = load_corpus("reverse", size=100)
     >>> corpus.describe()
@@ -155,7 +155,7 @@ def split_pairs(
     """Training, validation and test pairs, by a hash of (`seed`, source).
 
     All pairs of one source fall into one split, whatever their order, and adding pairs moves few of the others. Sources
-    that differ in spaces alone, or in how Unicode writes the same letters, are one.
+    that differ only in spaces, or in how Unicode writes the same letters, count as equal.
 
     >>> from regard.data import Pair, split_pairs
     >>> splits = split_pairs([Pair(f"source {n % 50}", f"target {n}") for n in range(100)])
@@ -173,7 +173,7 @@ def split_pairs(
         )
     groups: dict[str, list[int]] = {}
     for number, pair in enumerate(pairs):
-        groups.setdefault(_same(pair.source), []).append(number)
+        groups.setdefault(_normalized(pair.source), []).append(number)
     ranked = sorted(
         groups.values(), key=lambda numbers: stable_draw(seed, min(pairs[n].source.strip() for n in numbers))
     )
@@ -197,12 +197,12 @@ def split_pairs(
     )
 
 
-@checked
-def _same(text: str) -> str:
-    """What is equal for texts that a tokenizer hardly tells apart."""
+def _normalized(text: str) -> str:
+    """A text without the differences that a tokenizer ignores: in spaces, and in how Unicode writes a letter."""
     return " ".join(text.split()) if text.isascii() else " ".join(unicodedata.normalize("NFKC", text).split())
 
 
+@checked
 def encode_pairs(pairs: Iterable[Pair], source: Tokenizer, target: Tokenizer) -> list[tuple[list[int], list[int]]]:
     """Both sides of every pair as ids, what `Batches` takes.
 
@@ -221,13 +221,13 @@ def stable_draw(seed: int, text: str) -> bytes:
 
 def _short(pairs: list[Pair], max_words: int | None) -> tuple[list[Pair], Counter[str]]:
     if max_words is None:
-        return _without_slips(pairs)
+        return _without_overlong(pairs)
     kept = [pair for pair in pairs if pair.words <= max_words]
     return kept, Counter({f"longer than {max_words} words": len(pairs) - len(kept)})
 
 
-def _without_slips(pairs: list[Pair]) -> tuple[list[Pair], Counter[str]]:
-    """Without lines that are no sentences: one of them would widen a batch by its length, and fill the memory."""
+def _without_overlong(pairs: list[Pair]) -> tuple[list[Pair], Counter[str]]:
+    """Leave out lines that are no sentences: a batch is padded to its longest line, and could fill the memory."""
 
     def fits(pair: Pair) -> bool:
         characters = max(len(pair.source), len(pair.target))
@@ -236,21 +236,19 @@ def _without_slips(pairs: list[Pair]) -> tuple[list[Pair], Counter[str]]:
     kept = [pair for pair in pairs if fits(pair)]
     if len(kept) == len(pairs):
         return pairs, Counter()
-    reason = (
-        f"longer than {MOST_WORDS:,} words or {MOST_CHARACTERS:,} characters{named(p for p in pairs if not fits(p))}"
-    )
+    lines = line_names(pair for pair in pairs if not fits(pair))
+    reason = f"longer than {MOST_WORDS:,} words or {MOST_CHARACTERS:,} characters{lines}"
     return kept, Counter({reason: len(pairs) - len(kept)})
 
 
-def named(pairs: Iterable[Pair]) -> str:
-    """Where some pairs are from, in brackets.
+def line_names(pairs: Iterable[Pair]) -> str:
+    """The lines that pairs are from, in brackets; empty if they have none.
 
-    >>> named([Pair("a", "b", "17"), Pair("a", "b", "30")])
+    >>> line_names([Pair("a", "b", "17"), Pair("a", "b", "30")])
     ' (17, 30)'
     """
-    names = [pair.id for pair in pairs if pair.id]
-    said = ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
-    return f" ({said})" if said else ""
+    names = first_few(pair.id for pair in pairs if pair.id)
+    return f" ({names})" if names else ""
 
 
 def fitting(corpus: Corpus, source: Tokenizer, target: Tokenizer, most: int) -> Corpus:
@@ -269,15 +267,17 @@ def fitting(corpus: Corpus, source: Tokenizer, target: Tokenizer, most: int) -> 
         raise RegardError(f"load_corpus: every training pair of {corpus.name} has more than {most} pieces on a side.")
     inside = {*map(id, (pair for split in kept for pair in split))}
     outside = [pair for pair in whole if id(pair) not in inside]
-    skipped = {**corpus.skipped, f"of more than {most:,} pieces{named(outside)}": len(outside)}
+    skipped = {**corpus.skipped, f"of more than {most:,} pieces{line_names(outside)}": len(outside)}
     return replace(corpus, train=kept[0], valid=kept[1], skipped=skipped)
 
 
 def fitting_pairs(pairs: Iterable[Pair], source: Tokenizer, target: Tokenizer, most: int) -> tuple[Pair, ...]:
-    """Those of at most so many pieces on either side."""
+    """The pairs with at most `most` pieces on each side."""
 
     def fits(text: str, tokenizer: Tokenizer) -> bool:
-        return len(text) < most or len(tokenizer.encode(text)) <= most  # a piece has a character, but for a first space
+        return (
+            len(text) < most or len(tokenizer.encode(text)) <= most
+        )  # each piece has a character, except a first space
 
     return tuple(pair for pair in pairs if fits(pair.source, source) and fits(pair.target, target))
 

@@ -42,14 +42,14 @@ def looks_like_path(text: str) -> bool:
 def lines(path: Path, operation: str) -> Iterator[tuple[int, str]]:
     """Lines with their numbers from 1; only line feeds end one, whatever else Unicode calls a line break.
 
-    Of UTF-8, of UTF-16 with its mark, and of either packed by gzip, bzip2, xz or zstd.
+    The file is UTF-8, or UTF-16 with a byte order mark, and may be compressed by gzip, bzip2, xz or zstd.
     """
     for number, line in raw_lines(path, operation):
         yield number, decoded(line, number, os.fspath(path), operation).rstrip("\r\n")
 
 
 def raw_lines(path: Path, operation: str) -> Iterator[tuple[int, bytes]]:
-    """The same as bytes of UTF-8, which may be none."""
+    """Lines with their numbers as bytes, of which not all need be valid UTF-8."""
     try:
         with open(path, "rb") as file:
             yield from enumerate(utf8_stream(file, os.fspath(path), operation), 1)
@@ -65,7 +65,7 @@ def decoded(line: bytes, number: int, name: str, operation: str) -> str:
         place = error.start + len(line) - len(error.object)  # "utf-8-sig" counts from behind the mark
         raise RegardError(
             f"{operation}: line {number} of {name} is not UTF-8 text (byte {place + 1} of the line is "
-            f"0x{line[place]:02x}). Convert it from what it is, if that is Latin-1 with: iconv -f latin1 -t utf-8"
+            f"0x{line[place]:02x}). Convert it to UTF-8; from Latin-1 with: iconv -f latin1 -t utf-8"
         ) from None
 
 

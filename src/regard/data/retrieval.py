@@ -49,7 +49,7 @@ class Nearest:
 def nearest(train: Sequence[str], test: Sequence[str]) -> Nearest:
     """Similarity is Jaccard's: J(a, b) = |A ∩ B| / |A ∪ B|, A and B the words and the pairs of neighbouring words.
 
-    Words are runs of letters and digits in lower case; scripts that write no spaces are `cut`. Of equally similar
+    Words are runs of letters and digits in lower case; text without spaces is cut as for alignments. Of equally similar
     sentences, the first is taken; a test sentence without a common word has similarity 0.
 
     >>> found = nearest(["the dog sees a cat", "he went home"], ["The dog sees a bird.", "zebras"])

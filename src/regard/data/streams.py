@@ -1,4 +1,4 @@
-"""Bytes of UTF-8 from whatever a text is packed in: gzip, bzip2, xz, zstd, UTF-16 and UTF-32 with their marks."""
+"""Text files as bytes of UTF-8: compressed by gzip, bzip2, xz or zstd, in UTF-16 or UTF-32 with a byte order mark."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from regard.errors import RegardError
 
 __all__ = ["inner_suffix", "utf8_stream"]
 
-#: Bytes that are looked at to tell what a file is, and that are read at a time.
+#: Bytes that tell what a file is, and bytes that are read at a time.
 HEAD, CHUNK = 512, 1 << 16
-#: Endings of packed files.
+#: Endings of compressed files.
 PACKED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 #: First bytes of files that hold no text.
 FOREIGN = {
@@ -55,12 +55,12 @@ def inner_suffix(path: Path) -> str:
 
 
 def utf8_stream(stream: Any, name: str, operation: str) -> io.BufferedReader:
-    """The bytes of a text in UTF-8; a file that is no text is refused by what it is.
+    """The bytes of a text in UTF-8; the error about another file says what kind it is.
 
     Args:
-        stream: Opened to read bytes, with nothing read yet; reading waits for no more than there is.
-        name: Of the file, for messages.
-        operation: That a mistake is said to have been made in.
+        stream: A binary stream of which nothing was read. A read returns what is there, without waiting for more.
+        name: The name of the file, for errors.
+        operation: The operation that errors name.
     """
     stream = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
     head = stream.peek(HEAD)[:HEAD]
@@ -88,12 +88,12 @@ def _check_text(head: bytes, name: str, operation: str) -> None:
         )
 
 
-#: Reads at most so many bytes, at least one unless at the end.
+#: Reads at most that many bytes, and at least one before the end.
 Read = Callable[[int], bytes]
 
 
 class _Reader(io.RawIOBase):
-    """A raw stream of what a function reads; a damaged file is an error that names it."""
+    """A raw stream from a function that reads; the error about a damaged file names it."""
 
     def __init__(self, read: Read, name: str, operation: str) -> None:
         self._read, self._name, self._operation = read, name, operation
@@ -117,11 +117,11 @@ class _Reader(io.RawIOBase):
 def _recoded(stream: Any, encoding: str) -> Read:
     """Text of another encoding as UTF-8."""
     decoder = codecs.getincrementaldecoder(encoding)()
-    return _turned(stream, lambda data: decoder.decode(data, final=not data).encode())
+    return _converted(stream, lambda data: decoder.decode(data, final=not data).encode())
 
 
-def _turned(stream: Any, turn: Callable[[bytes], bytes]) -> Read:
-    """What a function makes of the bytes of a stream, part by part; it is called with none at the end."""
+def _converted(stream: Any, convert: Callable[[bytes], bytes]) -> Read:
+    """The bytes of a stream, converted part by part; the last call of `convert` has none."""
     rest, ended = bytearray(), False
 
     def read(size: int) -> bytes:
@@ -129,7 +129,7 @@ def _turned(stream: Any, turn: Callable[[bytes], bytes]) -> Read:
         while not rest and not ended:
             data = stream.read1(CHUNK)
             ended = not data
-            rest.extend(turn(data))
+            rest.extend(convert(data))
         part = bytes(rest[:size])
         del rest[:size]
         return part
@@ -150,7 +150,7 @@ def _xz(stream: Any, name: str, operation: str) -> Read:
 
 
 def _zstd(stream: Any, name: str, operation: str) -> Read:
-    """By Python's own module from 3.14 on, else by the package zstandard."""
+    """Decompress with Python's own module from 3.14 on, else with the package zstandard."""
     try:
         from compression.zstd import ZstdFile  # type: ignore[import-not-found]
 
@@ -164,17 +164,17 @@ def _zstd(stream: Any, name: str, operation: str) -> Read:
             f"{operation}: {name} is packed by zstd, which needs one more package: pip install zstandard. Or unpack it "
             f"with: zstd -d {os.path.basename(name)}"
         ) from None
-    return _turned(stream, _Frames(zstandard).turn)
+    return _converted(stream, _Frames(zstandard).decompress)
 
 
 class _Frames:
-    """Frames of zstd one after the other; the package's own reader takes one that is cut short for whole."""
+    """Decompresses zstd frame by frame; the package's own reader accepts a frame that is cut short."""
 
     def __init__(self, library: Any) -> None:
         self._new = lambda: library.ZstdDecompressor().decompressobj()
         self._frame: Any = None
 
-    def turn(self, data: bytes) -> bytes:
+    def decompress(self, data: bytes) -> bytes:
         if not data and self._frame is not None:
             raise EOFError("the end of a frame is missing")
         parts = []

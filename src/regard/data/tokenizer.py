@@ -69,7 +69,7 @@ class Tokenizer(ABC):
         """The number of the word of `decode(ids).split()` that each id is a part of; -1 for those of none."""
 
     def cut(self, text: str) -> list[str]:
-        """The words of a text that alignments link: those between spaces, and of scripts without spaces their `cut`."""
+        """The words of a text that alignments link; see `regard.data.words.cut`."""
         return cut(text)
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Words of any script: those between spaces, and of scripts that write no spaces what their letters show."""
+"""The words of texts in any script, also of scripts that write no spaces between words."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ KATAKANA = "\u30a0-\u30ff\u31f0-\u31ff\uff66-\uff9f"
 #: Thai, Lao, Myanmar, Khmer: a letter with the vowels and marks around it is one cluster.
 CLUSTERED = "\u0e01-\u0e3a\u0e40-\u0e4e\u0e81-\u0ece\u0edc-\u0edf\u1000-\u103f\u1050-\u108f\u1780-\u17d3\u17dd"
 TIBETAN = "\u0f00-\u0f0c\u0f40-\u0fbc"
-#: Their punctuation, which touches the words.
+#: Punctuation of these scripts, which no space parts from the words.
 PUNCTUATION = (
     "\u0e2f\u0e46\u0e4f-\u0e5b\u0f0d-\u0f14\u104a-\u104f\u17d4-\u17da"
     "\u3001-\u3003\u3008-\u3020\u30fb\uff01-\uff0f\uff1a-\uff20"
 )
 SPACELESS = KANJI + HIRAGANA + KATAKANA + CLUSTERED + TIBETAN
 
-#: Vowels that are written before their letter, those and marks behind it, and signs that stack the next letter.
+#: Vowels before their letter, signs that stack the next letter, and vowels and marks behind their letter.
 BEFORE, STACKS = "\u0e40-\u0e44\u0ec0-\u0ec4", "\u1039\u17d2"
 BEHIND = (
     "\u0e30-\u0e3a\u0e45\u0e47-\u0e4e\u0eb0-\u0ebc\u0ec8-\u0ece"
@@ -31,7 +31,7 @@ BEHIND = (
 #: In Myanmar, a letter under U+103A ends a syllable.
 CLUSTER = f"[{BEFORE}]?[{CLUSTERED}](?:[{STACKS}][{CLUSTERED}]|[{BEHIND}]|[\u1000-\u1021](?=\u103a))*"
 JAPANESE = f"[{KANJI}\u30f6]+|[{HIRAGANA}\u30fc]+|[{KATAKANA}]+"
-#: Whatever else stands between them: a word of another script, or one sign.
+#: Anything else in such a text: a word of another script, or one sign.
 OTHER = f"[^\\W{SPACELESS}]+|[^{SPACELESS}]"
 
 _spaceless = re.compile(f"[{SPACELESS}]")
@@ -41,15 +41,15 @@ _parts = {
     True: re.compile(f"{JAPANESE}|{CLUSTER}|[{TIBETAN}]+?(?:\u0f0b|$|(?=[^{TIBETAN}]))|{OTHER}"),
     False: re.compile(f"[{KANJI}]|{CLUSTER}|[{TIBETAN}]+?(?:\u0f0b|$|(?=[^{TIBETAN}]))|{OTHER}"),
 }
-#: Gaps for each such character from which on a text counts as cut to words by its writer: words of ten characters.
+#: Spaces per character from which on a text counts as segmented by its writer: words of ten characters.
 SEGMENTED = 0.1
 
 
 def cut(text: str) -> list[str]:
-    """The words of a text: those between spaces, cut further where a script writes none.
+    """The words of a text: split at spaces, and cut further where the script writes no spaces.
 
     Japanese is cut where the kind of letter changes, Chinese to characters, Tibetan to syllables, Thai, Lao, Khmer and
-    Myanmar to clusters of letters. A text whose writer put spaces between such words is left as it is.
+    Myanmar to clusters of letters. Where such a text has spaces between its words, it is split at these alone.
 
     >>> cut("Go on, then."), cut("私は学生です。"), cut("我爱你"), cut("私 は 学生 です")
     (['Go', 'on,', 'then.'], ['私', 'は', '学生', 'です', '。'], ['我', '爱', '你'], ['私', 'は', '学生', 'です'])
@@ -67,7 +67,7 @@ def begins_spaceless(text: str) -> bool:
 
 
 def is_segmented(texts: Iterable[str]) -> bool:
-    """Whether whoever wrote these put spaces between words although the script needs none."""
+    """Whether texts have spaces between words although their script writes none."""
     letters = gaps = 0
     for text in texts:
         letters += len(_spaceless.findall(text))
@@ -93,7 +93,7 @@ def script_without_spaces(texts: Iterable[str]) -> str:
 
 
 class _WordCharacters(dict[int, str]):
-    """What `str.translate` asks for: letters, digits and marks as they are, all else a space."""
+    """A table for `str.translate`: keeps letters, digits and marks, and makes everything else a space."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
@@ -106,7 +106,7 @@ _word_characters = _WordCharacters()
 
 
 def word_characters(text: str) -> str:
-    """The text with a space for everything that is no part of a word.
+    """The text with a space in place of every character that is no part of a word.
 
     >>> word_characters("Ça va ?"), word_characters("हिन्दी।").split()
     ('Ça va  ', ['हिन्दी'])
