@@ -310,7 +310,7 @@ def test_weights_changed_after_their_product_are_refused():
 
 @pytest.mark.parametrize("product", [lambda w, v: (w[..., None] * v[:, :, None]).sum(3), lambda w, v: w.mT @ v])
 def test_a_softmax_without_a_product_is_refused(product):
-    with pytest.raises(rg.RegardError, match="no product that takes it was heard"), torch.no_grad():
+    with pytest.raises(rg.RegardError, match="no product with it was seen"), torch.no_grad():
         watched(ChangedAttention(lambda w: w, product), {"x": torch.randn(2, 6, 16)})
 
 

@@ -25,7 +25,7 @@ from regard.spans import Spans
 class Extended:
     """What one call attends over: keys, values, where all stand, and the cache for the next call.
 
-    `positions` starts at the first new key; `attend` puts its last query at the last key, however many there are.
+    `positions` starts at the first new key. `attend` places its last query at the last key.
     """
 
     key: Tensor
@@ -61,8 +61,8 @@ class _Buffer:
     """Room for keys and values, shared by the caches that grew from each other.
 
     `filled` tells how much is written. A cache may only write behind its own end if nobody else
-    has; otherwise it moves to a buffer of its own. What is written there nobody was given before, so it
-    counts as no change of what was: maps of earlier steps can still be looked at.
+    has; otherwise it moves to a buffer of its own. Writing behind the end changes no key that a map holds, so it is not
+    counted as a change: maps of earlier steps stay valid.
     """
 
     def __init__(self, key: Tensor, value: Tensor, room: int) -> None:

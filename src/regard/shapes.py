@@ -121,16 +121,16 @@ def grouped_values(weights: Tensor, value: Tensor) -> Tensor:
     return (group(weights, value.shape[1]) @ value).reshape(B, H, I, value.shape[3])
 
 
-def to_device(made: Tensor, device: torch.device) -> Tensor:
-    """What was made on the host, on the device, without waiting for the work that is queued there.
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the host to a device, without waiting for the work that is queued there.
 
-    Apple's GPUs read memory that the host has given back by then, so there the copy is waited for.
+    With Apple's GPUs the host waits for the copy: they may read its memory after it was freed.
     """
-    return made.to(device, non_blocking=device.type != "mps")
+    return tensor.to(device, non_blocking=device.type != "mps")
 
 
 def to_host(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors of one device on the host, which waits once for all of them; those of the widest numbers first."""
+    """Copy tensors of one device to the host, in one transfer; tensors of the widest dtype come first."""
     if all(x.device.type == "cpu" for x in tensors):
         return tensors
     together = torch.cat([x.contiguous().view(-1).view(torch.uint8) for x in tensors]).cpu()
@@ -139,15 +139,15 @@ def to_host(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def as_slice(index: Tensor) -> slice | None:
-    """Consecutive ascending places as a slice, which reads a view; None: they are not."""
+    """Consecutive ascending indices as a slice, which reads a view; None for other indices."""
     places = index.tolist()
     if not places or places != list(range(places[0], places[0] + len(places))):
         return None
     return slice(places[0], places[0] + len(places))
 
 
-def surely_none(flags: Tensor) -> bool:
-    """Whether no flag is set, where that is known at once; False on a device, which would have to be waited for."""
+def known_none(flags: Tensor) -> bool:
+    """Whether no flag is set, if that is known without waiting: False on a device, and where no number can be read."""
     return flags.device.type == "cpu" and has_numbers(flags) and not bool(flags.any())
 
 
@@ -158,13 +158,13 @@ def has_numbers(tensor: Tensor) -> bool:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Where sums must not be rounded; devices without autocast round nothing."""
+    """Switch autocast off inside, where it would round sums; some devices have none."""
     has_autocast = torch.amp.autocast_mode.is_autocast_available(device.type)
     return torch.autocast(device.type, enabled=False) if has_autocast else nullcontext()
 
 
 def widest_float(device: torch.device) -> torch.dtype:
-    """float64 where the device has it; Apple's GPUs have not."""
+    """float64 if the device has it, else float32, as on Apple's GPUs."""
     try:
         return torch.empty(0, dtype=torch.float64, device=device).dtype
     except (TypeError, RuntimeError):
@@ -172,7 +172,7 @@ def widest_float(device: torch.device) -> torch.dtype:
 
 
 def in_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in the dtype that holds them all: scores of learned pieces have that of their parameters."""
+    """The tensors in their common dtype; inputs and parameters of learned pieces may differ."""
     dtype = reduce(torch.promote_types, (x.dtype for x in tensors))
     return tuple(x.to(dtype) for x in tensors)
 

@@ -61,7 +61,7 @@ class Held:
 
     @staticmethod
     def of(name: str, module: nn.Module, given: tuple[Any, Any], trace: Trace, slot: Slot) -> Held:
-        """From the inputs of a module, and the softmax that its values are multiplied by."""
+        """From the inputs of a module and the trace of its run."""
         if trace.softmaxes[0].is_meta:
             raise Untranslatable(NO_NUMBERS)
         number = trace.taken(type(module).__name__)
@@ -197,7 +197,7 @@ def _shaped(weights: Tensor, num_batch: int) -> Tensor | None:
 
 
 def _batch_and_length(module: nn.Module, inputs: list[Tensor]) -> Iterator[tuple[int, int]]:
-    """What may be the size of the batch and the number of queries, the likeliest first."""
+    """Candidates for the batch size and the number of queries, the likeliest first."""
     yield from ((x.shape[0], x.shape[1]) for x in inputs)
     alike = [x for x in inputs if (x.shape[0], x.shape[2]) == (inputs[0].shape[0], inputs[0].shape[2])]
     if len(alike) > 1:  # words and entities, which attend to each other

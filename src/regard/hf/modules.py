@@ -23,10 +23,10 @@ PROJECTION = re.compile(r"(^|_)w?(q|k|v|qkv|kv|query|key|value|c_attn|attn)(_|$|
 CROSS = re.compile(r"cross_?att|encdecattention|encoder_attn|encoder_attention|attn2$", re.IGNORECASE)
 #: Words by which attention is known in the names of classes and variables.
 ATTENTION = re.compile("attention|attn", re.IGNORECASE)
-#: Functions by which a module attends: torch's fused one, and `regard.attend`, whatever it is called there.
+#: Functions that compute attention: torch's fused one, and `regard.attend` under any name.
 OURS = "regard.attend"
 FUSED = frozenset({"scaled_dot_product_attention", OURS})
-#: Packages whose functions are known: what they call is no business of the module's.
+#: Packages whose functions are not searched further, and packages whose methods are not.
 LIBRARIES = ("torch", "transformers", "regard.")
 BASES = ("torch", "transformers.modeling_utils", "transformers.generation", "regard.")
 
@@ -54,7 +54,7 @@ def _has_projections(module: nn.Module) -> bool:
 
 @cache
 def names_called(kind: type[nn.Module]) -> frozenset[str]:
-    """Names that the forward of a module speaks of, and those of the user's functions and methods that it calls."""
+    """Names in the code of a module's forward, and in the user's own functions and methods that it calls."""
     names: set[str] = set()
     _collect(inspect.unwrap(kind.forward), kind, names, set())
     return frozenset(names)

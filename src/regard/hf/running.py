@@ -31,7 +31,7 @@ class Follower(Protocol):
 
 
 class _Ear(TorchFunctionMode):
-    """Passes every function on, and tells of it."""
+    """Runs every function, and tells its followers of it."""
 
     def __init__(self, followers: list[Follower]) -> None:
         super().__init__()

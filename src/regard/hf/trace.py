@@ -1,4 +1,4 @@
-"""From a softmax to the product with the values: which weights are taken, and whether they are taken as they are."""
+"""Follows the weights of a softmax to the product with the values: which softmax is used, and whether unchanged."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from torch.nn import functional as F
 from regard.hf.translate import Untranslatable
 
 SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
-#: Functions by name, since most exist in torch, in its functional part and as a method.
+#: Functions by name, since most exist three times: in torch, in torch.nn.functional and as a method.
+#: Products, with the place of their first factor among the arguments.
 PRODUCTS = {"matmul": 0, "__matmul__": 0, "bmm": 0, "mm": 0, "linear": 0, "baddbmm": 1, "addbmm": 1, "addmm": 1}
+#: Functions that permute axes.
 MOVES = {"transpose", "swapaxes", "swapdims", "permute", "mT", "T"}
+#: Functions that keep the weights and their axes.
 KEEPS = {
     "bfloat16", "clone", "contiguous", "cpu", "cuda", "detach", "double", "float", "half", "requires_grad_", "to",
     "type", "type_as",
@@ -31,7 +34,9 @@ def over_keys(output: Any, dim: Any = None, *_: Any, **__: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """A tensor that came of the weights of softmax `number`: its axis of keys from the end, and what changed it."""
+    """A tensor computed from the weights of softmax `number`: its axis of keys, from the end, and the function that
+    changed the weights, if any.
+    """
 
     tensor: Tensor
     number: int
@@ -41,14 +46,14 @@ class Traced:
 
 @dataclass(eq=False)
 class Trace:
-    """What one run of a module does with its softmaxes: told of every function that is called, in order."""
+    """What one run of a module does with its softmaxes. `follow` is called for every function of torch, in order."""
 
     softmaxes: list[Tensor] = field(default_factory=list)
     _traced: dict[int, Traced] = field(default_factory=dict)
     _taken: list[Traced] = field(default_factory=list)
 
     def follow(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Take one call of a function of torch."""
+        """Follow one call of a function of torch."""
         if function in SOFTMAX and over_keys(output, *args[1:], **kwargs):
             self._traced[id(output)] = Traced(output, len(self.softmaxes))
             self.softmaxes.append(output)
@@ -84,7 +89,7 @@ class Trace:
             raise Untranslatable(
                 f"{kind} multiplies by {len(numbers)} softmaxes, and which of them are its weights is not known here"
             )
-        raise Untranslatable(f"{kind} computes a softmax over its last axis, and no product that takes it was heard")
+        raise Untranslatable(f"{kind} computes a softmax over its last axis, and no product with it was seen")
 
     def _of(self, tensor: Tensor) -> Traced | None:
         return self._traced.get(id(tensor))
@@ -101,7 +106,7 @@ class Trace:
             self._traced[id(output)] = replace(part, tensor=output, axis=axis or part.axis, changed_by=changed_by)
 
     def _written(self, target: Any, name: str) -> None:
-        """Whatever shares memory with a tensor that is written in place is changed."""
+        """Mark all tensors that share memory with one that was written in place as changed."""
         if not isinstance(target, Tensor):
             return
         place = target.untyped_storage().data_ptr()
@@ -119,7 +124,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def _name(function: Any) -> str:
-    """The name of a function; of a property of tensors, that of the property."""
+    """The name of a function, or of a property of tensors."""
     name = getattr(function, "__name__", "")
     owner = getattr(function, "__self__", None)
     return getattr(owner, "__name__", name) if name == "__get__" else name
@@ -132,7 +137,7 @@ def _writes(name: str, kwargs: dict[str, Any]) -> bool:
 
 
 def _drops(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether dropout with these arguments may set anything to 0."""
+    """Whether dropout with these arguments may set a weight to 0."""
     p, training = (*args[1:3], *(None,) * 2)[:2]
     p, training = (
         kwargs.get("p", 0.5 if p is None else p),
@@ -170,7 +175,7 @@ def _einsum_sums_keys(part: Traced, args: tuple[Any, ...]) -> bool:
 
 
 def _axis_after(part: Traced, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> int | None:
-    """Where keys are after a function that leaves the weights as they are, from the end; None if it changes them."""
+    """The axis of keys after a function, from the end; None if the function changes the weights."""
     before = part.tensor
     if name in KEEPS or name in DROPOUT:
         return part.axis if output.shape == before.shape else None

@@ -1,4 +1,4 @@
-"""Models that come as GGUF: unpacked to plain weights once, and kept as safetensors in the cache folder."""
+"""Models in GGUF files: dequantized once, and kept as safetensors in the cache folder."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from regard.errors import RegardError
 
 #: A model and its tokenizer.
 Loaded = tuple[Any, Any]
-#: Drafts in the cache, and seconds after which one that is still there belongs to a process that was killed.
+#: Prefix of drafts in the cache, and seconds after which a draft is one that a killed process left.
 DRAFT, ABANDONED = ".regard-", 3600.0
 
 
 def load_once(file: Path, unpack: Callable[[], Loaded], load: Callable[[Path], Loaded]) -> Loaded:
-    """The model of a GGUF file: `load` reads the folder in the cache, `unpack` the file where there is none yet.
+    """The model of a GGUF file: `load` reads it from the cache folder; the first time, `unpack` reads the file.
 
-    The folder is what `save_pretrained` writes, and is named by the content of the file: another file is unpacked
-    anew. It may be deleted at any time. Where it cannot be written the model is unpacked each time.
+    The folder is one that `save_pretrained` writes. Its name is a hash of the file, so a changed file is unpacked
+    again. It may be deleted at any time. If it cannot be written, the model is unpacked at every call.
     """
     folder = unpacked_folder(file)
     if (folder / "config.json").exists():
         try:
             return load(folder)
-        except RegardError:  # cut short or written over: what can be made again is no reason to stop
+        except RegardError:  # cut short or overwritten: it is unpacked again
             shutil.rmtree(folder, ignore_errors=True)
     print(f"Unpacking {file.name}, once; this takes about a minute.", file=sys.stderr)
     packed, tokenizer = unpack()
@@ -51,7 +51,7 @@ def load_once(file: Path, unpack: Callable[[], Loaded], load: Callable[[Path], L
 
 
 def unpacked_folder(file: Path) -> Path:
-    """Where the weights of a GGUF file are kept; named by its content, so that a changed file is another one.
+    """The cache folder of a GGUF file, named by a hash of its content.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
@@ -64,7 +64,7 @@ def unpacked_folder(file: Path) -> Path:
 
 
 def plain(packed: Any) -> Any:
-    """The same weights in a model that does not know it was quantized, which `save_pretrained` would refuse."""
+    """The same weights in a model without quantization settings; `save_pretrained` refuses those."""
     config = copy.deepcopy(packed.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -72,7 +72,7 @@ def plain(packed: Any) -> Any:
         model = type(packed)(config)
     model.load_state_dict(packed.state_dict(), assign=True)
     model.tie_weights()
-    for name, buffer in packed.named_buffers():  # those that no state holds, such as frequencies of positions
+    for name, buffer in packed.named_buffers():  # buffers that no state_dict holds, such as frequencies of positions
         module, _, last = name.rpartition(".")
         model.get_submodule(module)._buffers[last] = buffer
     model.generation_config = getattr(packed, "generation_config", None)
@@ -81,7 +81,7 @@ def plain(packed: Any) -> Any:
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """The progress bars of transformers are off inside: a folder on disk loads faster than they are read."""
+    """Switch off the progress bars of transformers inside; a folder on disk loads in a moment."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -94,7 +94,7 @@ def without_bars() -> Iterator[None]:
 
 
 def _keep(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write to a folder beside it, then rename: whoever is interrupted, or has no space left, leaves nothing."""
+    """Write to a folder beside it, then rename: an interrupted or failed write leaves nothing."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     for draft in folder.parent.glob(f"{DRAFT}*"):
         if time.time() - draft.stat().st_mtime > ABANDONED:

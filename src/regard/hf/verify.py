@@ -50,8 +50,8 @@ class Check:
 def check(name: str, heard: Heard, translation: Translation, every_row: bool = False) -> Check:
     """Recompute rows of all heads and compare with the output: (B, I, H, E), or what `finish` makes of that.
 
-    A few rows tell whether a kernel that is known was read rightly. A backend of the user's own may treat any pair
-    otherwise, so all of its rows are recomputed, block by block.
+    Of a known kernel a few rows are enough. A backend of the user's own may treat any pair differently, so all of its
+    rows are recomputed, block by block.
     """
     call, output, finish = heard.call, heard.output, heard.finish
     if call.drops:
@@ -67,7 +67,7 @@ def check(name: str, heard: Heard, translation: Translation, every_row: bool = F
 
 
 def _is_known(call: Call) -> bool:
-    """Whether the backend is a function of torch, of transformers or ours, as those packages hold it."""
+    """Whether the backend is an unchanged function of torch, of transformers or of this package."""
     function = call.function
     module = getattr(function, "__module__", None) or ""
     held = getattr(sys.modules.get(module), getattr(function, "__name__", ""), None)
@@ -75,7 +75,7 @@ def _is_known(call: Call) -> bool:
 
 
 def _blocks(call: Call, every_row: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batch entries and rows that are recomputed at once."""
+    """Batch entries and rows, in blocks that are recomputed at once."""
     (B, H, I, _), J, device = call.query.shape, call.key.shape[2], call.query.device
     if every_row:
         at_once = max(BYTES // (4 * B * H * J), 1)

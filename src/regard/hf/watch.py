@@ -99,7 +99,7 @@ def _watching(watcher: _Watcher) -> Iterator[Watched]:
 
 
 class _Watch(AbstractContextManager[Watched]):
-    """A watch that may be entered again: each block sees the calls inside it."""
+    """A context manager that may be entered again: each block sees its own calls."""
 
     def __init__(self, begin: Callable[[], AbstractContextManager[Watched]]) -> None:
         self._begin = begin
@@ -139,7 +139,7 @@ class _Watcher:
         self.attending: dict[nn.Module, str] = {}
         self.candidates: dict[str, nn.Module] = {}
         self.loud: set[nn.Module] = set()
-        attending = self._learn()
+        attending = self._read_names()
         chosen.check(self.names.values(), attending)
         self.torch_parts, self.known = parts_of_torch_layers(model), inside_torch_layers(model)
         self.parts: dict[str, Part] = {}
@@ -149,8 +149,8 @@ class _Watcher:
         self.running: list[nn.Module] = []
         self.seen = Watched(self.parts, self.missing, self.order, bool(verify))
 
-    def _learn(self) -> dict[str, nn.Module]:
-        """Read off the names of modules and which of them attend; a model may exchange some while it runs (BigBird)."""
+    def _read_names(self) -> dict[str, nn.Module]:
+        """Read the names of modules and which of them attend. A model may exchange modules while it runs (BigBird)."""
         attending = attention_modules(self.model)
         self.names = {module: name for name, module in self.model.named_modules()}
         self.modules = {name: module for module, name in self.names.items()}
@@ -188,7 +188,7 @@ class _Watcher:
         if module in self.names:
             self.running.append(module)
             if any(part is not None and part not in self.names for part in module._modules.values()):
-                self._learn()
+                self._read_names()
                 self._listen_to_the_loud()
         name = self.attending.get(module)
         if name is not None or module is self.model:
@@ -243,7 +243,7 @@ class _Watcher:
         """Take the map that a module of `regard.nn` tells, or `attend` for the module that called it."""
         called = module is None
         if called and (tap.inside or not self.running or isinstance(self.running[-1], Attends)):
-            return  # a backend is heard by itself, and such modules tell by themselves
+            return  # the backend is heard itself, and these modules tell their own maps
         name = self.names.get(self.running[-1] if module is None else module)
         note = "regard.attend told its own map" if called else "the module told its own map"
         self._keep(name, lambda: Told([weights], Check(name or "", note=note), steps=not called))

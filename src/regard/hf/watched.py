@@ -74,7 +74,7 @@ class Capture:
 class Told:
     """What a module of `regard.nn` told: one map, or those of single queries that went on where the last ended.
 
-    Without `steps` its map stands alone: other calls of `attend` may be of other pieces.
+    Without `steps` every call is a map of its own: another call of `attend` may have other pieces.
     """
 
     maps: list[AttentionMap]

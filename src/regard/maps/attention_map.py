@@ -63,7 +63,7 @@ class AttentionMap:
         self._versions = self._current_versions()
 
     def _current_versions(self) -> list[int]:
-        """How often the tensors that others can write to as well were changed in place."""
+        """The versions of tensors that share memory with tensors outside the map."""
         tensors = (*self._prepared.tensors(), *(self.attention.shared or ()))
         return [t._version for t in tensors if not t.is_inference()]
 
@@ -76,7 +76,7 @@ class AttentionMap:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy, or a file, holds tensors of its own, whose changes are counted from 0."""
+        """Without the versions: a copy, or a file, has tensors of its own."""
         self._check_unchanged()
         return {name: value for name, value in vars(self).items() if name != "_versions"}
 
@@ -104,14 +104,14 @@ class AttentionMap:
         return self._of_parts() if has_log_total(self.attention.normalizer) else self._of_whole_rows()
 
     def _of_empty_rows(self) -> Statistic:
-        """That of rows which may attend to nothing: to one key, which is masked."""
+        """The statistic of empty rows, computed from one masked key."""
         normalizer = self.attention.normalizer
         masked = self._prepared.query.new_full((*self.shape[:3], 1), normalizer.masked_score, dtype=self._dtype)
         return normalizer.statistic(masked, torch.zeros(1, dtype=torch.int64, device=self.device))
 
     @property
     def _dtype(self) -> torch.dtype:
-        """That of the weights."""
+        """The dtype of the weights."""
         return at_least_float32(self._prepared.query).dtype
 
     def _of_parts(self) -> Statistic:
@@ -199,7 +199,9 @@ class AttentionMap:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """All weights as an array of NumPy, if they fit in the budget of `dense`."""
         if copy is False:
-            raise RegardError("weights: they are computed when asked for, so an array of them is always a new one.")
+            raise RegardError(
+                "weights: an array is computed anew at each call, so copy=False cannot hold. Leave it out."
+            )
         weights = self.dense().cpu().numpy()
         return weights if dtype is None else weights.astype(dtype)
 
@@ -223,7 +225,7 @@ class AttentionMap:
             )
 
     def _weights(self, rows: Tensor, cols: Tensor) -> Tensor:
-        """Weights of a tile whose keys ascend, by indices of the host."""
+        """Weights of a tile, by indices on the host; those of keys ascend."""
         self._check_unchanged()
         columns, keys = to_device(cols, self.device), Spans.union((j, j + 1) for j in cols.tolist())
         i, j = (at if (at := as_slice(x)) is not None else to_device(x, self.device) for x in (rows, cols))
@@ -332,7 +334,7 @@ class AttentionMap:
         grid, mask = self.grid.tile(rows, cols), self.attention.mask
         s = scores(self.attention, self._prepared.tile(rows, cols), grid, masked=False)
         if not makes_new_scores(self.attention):
-            s = s.clone()  # what is looked at is computed in its place
+            s = s.clone()  # weights are computed in place of the scores
         for first, last in undecided if mask is not None else ():
             part = slice(first - cols.start, last - cols.start)
             forbidden = ~mask.allowed(grid.tile(slice(None), part))

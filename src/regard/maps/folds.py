@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.checks import Size, checked
 from regard.errors import RegardError
 from regard.pieces.grid import Grid
-from regard.shapes import surely_none, to_device
+from regard.shapes import known_none, to_device
 from regard.spans import Spans
 
 State = list[Tensor]
@@ -80,7 +80,7 @@ class Fold(ABC):
 
 
 def zeros(device: torch.device, *shape: int) -> Tensor:
-    """Room for sums of weights: float32, whatever torch's default dtype is."""
+    """Zeros for sums of weights, in float32 whatever the default dtype is."""
     return torch.zeros(shape, dtype=torch.float32, device=device)
 
 
@@ -110,7 +110,7 @@ def weighted_log(tile: Tile) -> Tensor:
     """sum_j w_ij log w_ij over a tile, 0 log 0 being 0; (B, H, i)."""
     if tile.log_weights is not None:
         total = torch.einsum("...j,...j->...", tile.weights, tile.log_weights)
-        if not surely_none(total.isnan()):
+        if not known_none(total.isnan()):
             total = torch.einsum("...j,...j->...", tile.weights, tile.log_weights.clamp_min(NEARLY_ZERO))
         return total
     return torch.xlogy(tile.weights, tile.weights).sum(-1)
@@ -235,7 +235,7 @@ class Mass(Fold):
     def __init__(self, keys: Tensor | list[int] | tuple[int, ...]) -> None:
         if isinstance(keys, Tensor) and keys.is_meta:
             raise RegardError("mass: the keys are on the meta device, where tensors hold no numbers.")
-        given = torch.as_tensor(keys).clone()  # a fold is a value: the caller may write into its own
+        given = torch.as_tensor(keys).clone()  # the caller may change its own later
         object.__setattr__(self, "keys", given if given.numel() else given.long())
 
     def init(self, shape: Shape, device: torch.device) -> State:

@@ -1,4 +1,4 @@
-"""What users choose rows, keys and heads by: integers, slices, lists, tensors, booleans."""
+"""Indices of rows, keys and heads as users give them: integers, slices, lists, tensors, booleans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class OutOfRange(RegardError, IndexError):
 
 
 def indices(owner: str, axis: str, index: Index, size: int) -> Tensor:
-    """Any index of one axis as the list of its places on the host, negative ones counted from the end.
+    """Any index of one axis as a vector of indices from 0, on the host.
 
     >>> indices("weights[...]", "key", slice(-2, None), 5)
     tensor([3, 4])

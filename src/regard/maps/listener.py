@@ -1,4 +1,4 @@
-"""Maps are told to whoever listens; nobody pays where nobody does."""
+"""Listeners of attention maps. Without a listener no map is built."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regard.maps.attention_map import AttentionMap
 
 
 class Listener(Protocol):
-    """What is told of every attention of every module of `regard.nn`, whichever model it is in.
+    """An object that is given every attention map: `told` is called with the module, if known, and the map.
 
     >>> import torch, regard as rg
     >>> class Counter:
@@ -30,7 +30,7 @@ class Listener(Protocol):
 
 
 class Listeners:
-    """Those who listen now. What listens belongs to the whole process, as the hooks of all modules do."""
+    """The listeners of this process, for all models, as the global hooks of torch are."""
 
     def __init__(self) -> None:
         self._following: list[Listener] = []
@@ -50,7 +50,7 @@ class Listeners:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Be `busy` while the block runs: what it asks of torch is part of an attention that is told as a whole."""
+        """Be `busy` while the block runs: calls of torch inside are part of one attention, which is told as a whole."""
         self.busy += 1
         try:
             yield
@@ -58,8 +58,8 @@ class Listeners:
             self.busy -= 1
 
     def tell(self, module: nn.Module | None, weights: Callable[[], AttentionMap]) -> None:
-        """Tell all of them; the map is made only if there is someone to tell."""
+        """Give the map to all listeners; it is built only if there is one."""
         if self._following:
-            made = weights()
+            attention_map = weights()
             for listener in tuple(self._following):
-                listener.told(module, made)
+                listener.told(module, attention_map)

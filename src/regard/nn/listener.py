@@ -1,4 +1,4 @@
-"""Modules that attend tell their maps to whoever listens; nobody pays where nobody does."""
+"""The base class of modules that attend, and the listeners of their maps."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from regard.checks import Size, checked
 from regard.errors import RegardError
-from regard.shapes import Sizes, surely_none
+from regard.shapes import Sizes, known_none
 
 Statistic = tuple[Tensor, ...]
 
@@ -159,7 +159,7 @@ class Softmax(Normalizer):
         s = self._tempered(scores)
         greatest = s.detach().amax(-1)
         empty = greatest.isneginf()
-        if may_be_empty := not surely_none(empty):
+        if may_be_empty := not known_none(empty):
             s = s.masked_fill(empty.unsqueeze(-1), 0.0)
         weights = torch.softmax(s, -1)
         log_total = greatest - weights.detach().amax(-1).log()  # the greatest weight is exp(its score - r) >= 1 / J
