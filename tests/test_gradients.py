@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import copy
+import functools
 import gc
 import pickle
 import sys
@@ -145,6 +147,132 @@ def test_gradients_reach_tensors_of_pieces_that_are_no_modules(name, engine):
 def test_the_fused_engine_refuses_what_would_not_get_its_gradient(name):
     with pytest.raises(rg.RegardError, match="the fused engine cannot run"):
         rg.attend(pieces(name, learned(*HELD[name])), *inputs(), engine="fused")
+
+
+class Read(rg.AdditiveBias):
+    """A number for each head, which `self.read()` gives."""
+
+    def term(self, grid, rows, cols):
+        return self.read()[grid.h]
+
+
+class Slotted:
+    __slots__ = ("__numbers",)
+
+    def __init__(self, tensor):
+        self.__numbers = tensor
+
+    def __call__(self):
+        return self.__numbers
+
+
+class Slots(Read):
+    def __init__(self, tensor):
+        self.read = Slotted(tensor)
+
+
+class Default(Read):
+    def __init__(self, tensor):
+        self.lists = collections.defaultdict(list, first=[tensor])
+
+    def read(self):
+        return self.lists["first"][0]
+
+
+class Queue(Read):
+    def __init__(self, tensor):
+        self.queue = collections.deque([tensor], maxlen=1)
+
+    def read(self):
+        return self.queue[0]
+
+
+class Many(Read):
+    def __init__(self, tensor):
+        self.numbers, self.tensors = dict.fromkeys(range(1000)), [{tensor}]
+
+    def read(self):
+        return next(iter(self.tensors[0]))
+
+
+def closed_over(tensor):
+    """Pieces that reach a tensor through what Python looks up in a class."""
+
+    class Property(Read):
+        @property
+        def numbers(self):
+            return tensor
+
+        def read(self):
+            return self.numbers
+
+    class Static(Read):
+        @staticmethod
+        def read():
+            return tensor
+
+    class OfClass(Read):
+        kept = (tensor,)
+
+        @classmethod
+        def read(cls):
+            return cls.kept[0]
+
+    class Item(Read):
+        def __getitem__(self, index):
+            return tensor
+
+        def read(self):
+            return self[0]
+
+    @functools.cache
+    def numbers():
+        return tensor * 1
+
+    class Cached(Read):
+        def read(self):
+            return numbers()
+
+    class Again(Static):
+        def read(self):
+            return -super().read()
+
+    return Property, Static, OfClass, Item, Cached, Again
+
+
+HOLDERS = (Slots, Default, Queue, Many, "Property", "Static", "OfClass", "Item", "Cached", "Again")
+
+
+@pytest.mark.parametrize("is_learned", [True, False])
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_tensor_is_found_wherever_python_lets_a_piece_keep_it(holder, is_learned):
+    tensor, leaves, original = learned(2), inputs(), None
+    tensor.requires_grad_(is_learned)
+    original = tensor.detach().clone().requires_grad_()
+    if isinstance(holder, str):
+        piece = next(kind for kind in closed_over(tensor) if kind.__name__ == holder)()
+    else:
+        piece = holder(tensor)
+    sign = -1 if holder == "Again" else 1
+    attention = rg.Attention(bias=(piece, rg.Softcap(1.0)))
+    if holder == "Again" and is_learned:  # what a class overrides cannot be exchanged
+        with pytest.raises(rg.RegardError, match="none of its attributes"):
+            rg.attend(attention, *leaves, engine="blocked")
+        return
+    seen = rg.attend(attention, *leaves, engine="blocked")
+    q, k, v = leaves
+    weights = (q @ k.mT * q.shape[-1] ** -0.5 + sign * original[:, None, None]).tanh().softmax(-1)
+    torch.testing.assert_close(seen.output, weights @ v, **CLOSE)
+    if holder == "Again":
+        return
+    with torch.no_grad():
+        tensor.mul_(-3)
+    torch.testing.assert_close(seen.weights.dense(), weights.detach(), **CLOSE)
+    wanted = (tensor, *leaves) if is_learned else leaves
+    mine = torch.autograd.grad(seen.output.sum(), wanted)
+    theirs = torch.autograd.grad((weights @ v).sum(), (original, *leaves))
+    for one, other in zip(mine, theirs[-len(wanted) :], strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)
 
 
 OUTSIDE = {"temperature": learned()}

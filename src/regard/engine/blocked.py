@@ -245,7 +245,9 @@ def _block_gradients(work: Work, block: Block, grad: Tensor, wanted: Sequence[bo
         inputs = [t for t, want in zip((*leaves, *problem.piece_tensors), wanted, strict=True) if want]
         if not output.requires_grad:
             return [None] * len(wanted)
-        found = iter(torch.autograd.grad(output, inputs, grad[block.entries, :, block.rows], allow_unused=True))
+        along = grad[block.entries, :, block.rows]
+        # The graph stays: a piece may keep what it computed for the next block.
+        found = iter(torch.autograd.grad(output, inputs, along, retain_graph=True, allow_unused=True))
     return [next(found) if want else None for want in wanted]
 
 

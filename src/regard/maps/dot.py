@@ -7,6 +7,7 @@ from torch import Tensor
 from regard.maps.attention_map import AttentionMap
 from regard.pieces.normalizer import LearnedSink, Softmax
 from regard.pieces.score import scale_of_heads
+from regard.shapes import at_least_float32
 
 
 def is_dot(weights: AttentionMap) -> bool:
@@ -29,11 +30,12 @@ def is_dot(weights: AttentionMap) -> bool:
 def scaled(weights: AttentionMap) -> tuple[Tensor, Tensor, Tensor]:
     """c q (H, I, D), k (G, J, D) and r (H, I) of the first text of a map that `is_dot`; r is 0 where a row is empty."""
     prepared, attention = weights._prepared, weights.attention
-    scale = scale_of_heads(attention.score, prepared.query, weights.grid)
+    query = at_least_float32(prepared.query)
+    scale = scale_of_heads(attention.score, query, weights.grid)
     assert scale is not None
     empty = weights.statistic[0].isneginf()
     return (
-        prepared.query[0].float() * (scale / attention.normalizer.temperature),  # type: ignore[union-attr]
+        (query[0] * (scale / attention.normalizer.temperature)).float(),  # type: ignore[union-attr]
         prepared.key[0].float(),
         weights.statistic[0].masked_fill(empty, 0.0)[0].float(),
     )

@@ -7,10 +7,12 @@ attributes of other pieces, items of containers, and closures of functions and m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
-from functools import cache, cached_property, partial
-from types import CellType, CodeType, FunctionType, MethodType
+from collections import deque
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, field, is_dataclass
+from functools import _lru_cache_wrapper, cache, cached_property, partial
+from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,6 +34,14 @@ SMALL = 64 << 10
 PLAIN = frozenset({int, float, complex, str, bytes, bool, type(None), type, range, slice})
 #: Containers longer than this are looked into only if they begin with a tensor, a module or a piece.
 LONG = 256
+#: Types that are made around functions, and what each of their objects is made of.
+AROUND_FUNCTIONS: dict[type, Any] = {
+    MethodType: lambda method: [method.__func__, method.__self__],
+    property: lambda descriptor: [descriptor.fget, descriptor.fset, descriptor.fdel],
+    staticmethod: lambda method: [method.__func__],
+    classmethod: lambda method: [method.__func__],
+    _lru_cache_wrapper: lambda function: [function.__wrapped__],
+}
 #: Attributes of a module that hold its tensors and parts, and those that every other module has as well.
 OWNED = ("_parameters", "_buffers", "_modules")
 INTERNAL = frozenset(vars(nn.Module())) - set(OWNED)
@@ -108,16 +118,30 @@ class _Tensor(_Builder):
 
 @dataclass(eq=False)
 class _Items(_Builder):
-    """A tuple, list or dictionary."""
+    """A list, queue or dictionary: `empty` is one of its kind, filled again."""
 
-    kind: type
+    empty: Any
     items: list[Any]
     keys: list[Any] | None = None
 
     def build(self, tensors: Sequence[Tensor], known: dict[int, Any]) -> Any:
+        new, items = copy(self.empty), [_built(item, tensors, known) for item in self.items]
+        if self.keys is None:
+            new.extend(items)
+        else:
+            new.update(zip(self.keys, items, strict=True))
+        return new
+
+
+@dataclass(eq=False)
+class _Fixed(_Builder):
+    """A tuple or set: all its items at once."""
+
+    kind: type
+    items: list[Any]
+
+    def build(self, tensors: Sequence[Tensor], known: dict[int, Any]) -> Any:
         items = [_built(item, tensors, known) for item in self.items]
-        if self.keys is not None:
-            return self.kind(zip(self.keys, items, strict=True))
         return self.kind(*items) if hasattr(self.kind, "_fields") else self.kind(items)
 
 
@@ -125,24 +149,38 @@ class _Items(_Builder):
 class _Object(_Builder):
     """An object by its attributes: `same` are kept as they are, `parts` are built.
 
-    `methods` are the methods of its class that close over tensors.
+    `methods` are the methods of its class that close over tensors. `members` of the class are what else holds some:
+    Python looks up properties and special methods in the class alone, so the object gets a class of its own.
     """
 
     kind: type
-    same: dict[str, Any]
-    parts: dict[str, _Builder]
-    methods: dict[str, _Builder]
+    same: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, _Builder] = field(default_factory=dict)
+    methods: dict[str, _Builder] = field(default_factory=dict)
+    members: dict[str, _Builder] = field(default_factory=dict)
 
     def build(self, tensors: Sequence[Tensor], known: dict[int, Any]) -> Any:
-        new = known[id(self)] = object.__new__(self.kind)
+        new = known[id(self)] = object.__new__(self._class(tensors, known))
         attributes = {**self.same, **{name: _built(part, tensors, known) for name, part in self.parts.items()}}
         attributes |= {name: MethodType(_built(part, tensors, known), new) for name, part in self.methods.items()}
-        if hasattr(new, "__dict__"):
-            new.__dict__.update(attributes)
-        else:
-            for name, value in attributes.items():
+        slots = _kind_of(self.kind).slots
+        for name, value in attributes.items():
+            if name in slots:
                 object.__setattr__(new, name, value)
+            else:
+                new.__dict__[name] = value
         return new
+
+    def _class(self, tensors: Sequence[Tensor], known: dict[int, Any]) -> type:
+        if not self.members:
+            return self.kind
+        changed = {name: _built(part, tensors, known) for name, part in self.members.items()}
+        return type(self.kind)(self.kind.__name__, (self.kind,), {"__module__": self.kind.__module__, **changed})
+
+    @property
+    def is_same(self) -> bool:
+        """Whether there is nothing to build."""
+        return not (self.parts or self.methods or self.members)
 
     def add(self, name: str, part: Any) -> None:
         (self.parts if isinstance(part, _Builder) else self.same)[name] = part
@@ -171,7 +209,7 @@ class _Function(_Builder):
 
 @dataclass(eq=False)
 class _Call(_Builder):
-    """A partial function or a bound method."""
+    """What is made of functions by a call: a partial function, a bound method, a property."""
 
     kind: Any
     arguments: list[Any]
@@ -194,6 +232,7 @@ class _Kind:
     is_foreign: bool
     is_frozen: bool
     fields: tuple[str, ...]
+    slots: frozenset[str]
     derived: frozenset[str]
 
 
@@ -207,22 +246,21 @@ def _kind_of(kind: type) -> _Kind:
         _root(kind) not in ("regard", "torch"),
         is_data and getattr(kind, "__dataclass_params__").frozen,  # noqa: B009 - it has no public name
         tuple(getattr(kind, "__dataclass_fields__", ())),
+        frozenset(name for name, attribute in attributes if isinstance(attribute, MemberDescriptorType)),
         frozenset(name for name, attribute in attributes if isinstance(attribute, cached_property)),
     )
 
 
 def _how(kind: type) -> Any:
-    for known in (Tensor, nn.Module, FunctionType, partial, MethodType):
+    for known in (Tensor, nn.Module, FunctionType, partial, *AROUND_FUNCTIONS):
         if issubclass(kind, known):
             return known
-    if issubclass(kind, tuple | list | dict):
+    if issubclass(kind, tuple | list | dict | deque | set | frozenset):
         return tuple
     if issubclass(kind, PIECES):
         never_changes = issubclass(kind, Mask) and _is_own(kind) and not issubclass(kind, COMPOSED)
         return None if never_changes else object
-    if issubclass(kind, type) or _root(kind) == "torch" or kind.__new__ is not object.__new__:
-        return None
-    return object if is_dataclass(kind) or hasattr(kind, "__call__") else None  # noqa: B004 - of its objects
+    return None if _root(kind) == "torch" or kind.__new__ is not object.__new__ else object
 
 
 class _Reader:
@@ -257,53 +295,62 @@ class _Reader:
             return self._function(value)
         if how is partial:
             return self._call(value, partial, [value.func, *value.args], value.keywords)
-        if how is MethodType:
-            return self._call(value, MethodType, [value.__func__, value.__self__], {})
+        if how in AROUND_FUNCTIONS:
+            return self._call(value, cache if how is _lru_cache_wrapper else how, AROUND_FUNCTIONS[how](value), {})
         return value if how is None else self._object(value)
 
     def _items(self, value: Any) -> Any:
-        values = list(value.values()) if isinstance(value, dict) else value
-        if not values or (len(values) > LONG and not isinstance(values[0], Tensor | nn.Module | PIECES)):
+        values = list(value.values() if isinstance(value, dict) else value)
+        if not values or (len(values) > LONG and not isinstance(values[0], (Tensor, nn.Module, *PIECES))):
             return value
         items = [self.read(item) for item in values]
         if not any(isinstance(item, _Builder) for item in items):
             return value
-        return _Items(type(value), items, list(value) if isinstance(value, dict) else None)
+        if isinstance(value, tuple | set | frozenset):
+            return _Fixed(type(value), items)
+        (empty := copy(value)).clear()
+        return _Items(empty, items, list(value) if isinstance(value, dict) else None)
 
     def _module(self, value: nn.Module) -> Any:
         """Always a builder: the attributes and parts of a module can be exchanged."""
-        new = self._parts[id(value)] = _Object(type(value), {}, {}, {})
+        new = self._parts[id(value)] = _Object(type(value))
         for name, attribute in vars(value).items():
             if name in INTERNAL:
                 new.same[name] = attribute
             elif name in OWNED:
-                new.parts[name] = _Items(dict, [self.read(x) for x in attribute.values()], list(attribute))
+                new.parts[name] = _Items({}, [self.read(x) for x in attribute.values()], list(attribute))
             else:
                 new.add(name, self.read(attribute))
         return self._with_class_members(new, value)
 
     def _object(self, value: Any) -> Any:
         kind, about = type(value), _kind_of(type(value))
-        new = _Object(kind, {}, {}, {})
+        new = _Object(kind)
         if not about.is_frozen:
             self._parts[id(value)] = new
-        for name in dict.fromkeys((*about.fields, *getattr(value, "__dict__", ()))):
+        for name in dict.fromkeys((*about.fields, *about.slots, *getattr(value, "__dict__", ()))):
             if name not in about.derived and hasattr(value, name):
                 new.add(name, self.read(getattr(value, name)))
         self._with_class_members(new, value)
         if about.is_frozen or not about.is_piece:
-            return new if new.parts or new.methods else value
+            return value if new.is_same else new
         return new
 
     def _with_class_members(self, new: _Object, value: Any) -> _Object:
-        """Add the tensors that the class of a value holds, and its methods that close over tensors."""
+        """Add the tensors that the class of a value holds, and its methods and properties that close over tensors."""
         if not _kind_of(type(value)).is_foreign:
             return new
         self.is_foreign = True
-        for name, attribute in _class_members(type(value)):
+        own = getattr(value, "__dict__", None)
+        for name, attribute in _class_members(type(value)).items():
             part = self.read(attribute)
-            if name not in vars(value) and isinstance(part, _Builder) and hasattr(value, "__dict__"):
-                (new.methods if isinstance(attribute, FunctionType) else new.parts)[name] = part
+            if not isinstance(part, _Builder):
+                continue
+            if own is not None and isinstance(attribute, FunctionType) and not name.startswith("__"):
+                if name not in own:
+                    new.methods[name] = part
+            else:
+                new.members[name] = part
         return new
 
     def _function(self, value: FunctionType) -> Any:
@@ -345,8 +392,15 @@ def _names(code: CodeType) -> tuple[str, ...]:
     return (*code.co_names, *inner)
 
 
-def _class_members(kind: type) -> Iterator[tuple[str, Any]]:
-    """Tensors and functions in the body of a class and of its bases, where these are the user's own."""
+def _class_members(kind: type) -> dict[str, Any]:
+    """Functions, tensors and containers in the body of a class and of its bases, where these are the user's own.
+
+    What a class overrides is left out: its name no longer leads to it.
+    """
+    members: dict[str, Any] = {}
     for owner in kind.__mro__:
         if _root(owner) not in ("regard", "torch", "builtins", "abc", "typing"):
-            yield from ((n, x) for n, x in vars(owner).items() if isinstance(x, Tensor | FunctionType))
+            members = {**vars(owner), **members}
+    functions = (FunctionType, *AROUND_FUNCTIONS)
+    held = (*functions, Tensor, list, tuple, dict)
+    return {n: x for n, x in members.items() if isinstance(x, functions if n.startswith("__") else held)}
