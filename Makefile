@@ -13,7 +13,7 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --constra
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv install demo test oldest examples lint format types page bench docs clean
+.PHONY: help venv install demo test quick settings oldest mutation examples lint format types page bench docs clean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,8 +28,17 @@ demo: $(STAMPS)/demo ## Install what the demonstration needs, and run it
 test: lint types ## Check format, lint and types, then run the tests (ARGS="-k causal" chooses some)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not example" $(ARGS)
 
+quick: $(STAMPS)/dev ## Run the quick tests alone
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow and not example" $(ARGS)
+
+settings: $(STAMPS)/dev ## Run the quick tests with every vector width, signals ignored, without root, without extras
+	scripts/settings.sh
+
 oldest: ## Run the quick tests with the oldest versions that pyproject.toml allows, in .venv-oldest
 	$(PYTHON) scripts/oldest.py $(ARGS)
+
+mutation: $(STAMPS)/dev ## Change the source in 150 places and see whether a test fails for each (about an hour)
+	$(BIN)/python scripts/mutation.py $(ARGS)
 
 examples: $(STAMPS)/dev ## Run every example and every script behind a claim, as a reader would
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q tests/test_examples.py $(ARGS)

@@ -16,6 +16,7 @@ torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
 signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("deep", parent=settings.get_profile("default"), max_examples=1000)
+settings.register_profile("mutation", parent=settings.get_profile("default"), derandomize=True, database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
