@@ -87,6 +87,7 @@ def test_zstd_without_its_package_is_refused(tmp_path, monkeypatch):
         (bytes(257) + b"ustar", "is a tar archive"),
         (gzip.compress(bytes(257) + b"ustar"), "is a tar archive"),
     ],
+    ids=["PDF", "Parquet", "UTF-16", "tar", "packed tar"],  # those of bytes would hold the time of packing
 )
 def test_what_is_no_text_is_named_for_what_it_is(tmp_path, data, said):
     (tmp_path / "a.txt").write_bytes(data)
