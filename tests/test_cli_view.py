@@ -49,15 +49,17 @@ def test_what_see_keeps_view_serves(tmp_path):
 
 
 def test_mistakes_name_their_remedy(tmp_path, monkeypatch):
-    assert "regard see TEXT --save DIR" in run("view", str(tmp_path), status=2).stderr
+    assert "regard see TEXT --save DIR" in run("view", str(tmp_path), "--port", "0", status=2).stderr
     monkeypatch.setattr("regard.cli.view.open_folder", lambda folder: [])
-    assert "--token" in " ".join(run("view", str(tmp_path), "--host", "0.0.0.0", status=2).stderr.split())
+    assert "--token" in " ".join(
+        run("view", str(tmp_path), "--port", "0", "--host", "0.0.0.0", status=2).stderr.split()
+    )
 
 
 def test_view_opens_what_the_lab_wrote(tmp_path, monkeypatch):
     served = []
     monkeypatch.setattr("regard.viewer.server.serve", lambda sheets, *rest: served.extend(sheets))
-    run("view", str(fabricate(tmp_path / "study")))
+    run("view", str(fabricate(tmp_path / "study")), "--port", "0")
     assert len(served) == 6 and served[0].about["charts"]
 
 

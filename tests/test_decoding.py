@@ -165,7 +165,7 @@ def test_training_mode_is_put_back():
         ({"beam": 0}, "beam must be at least 1"),
         ({"beam": 2, "n_best": 3}, "a beam of 3 or more"),
         ({"min_length": 4, "max_length": 4}, "leaves no room"),
-        ({"no_repeat": -1}, "no_repeat must be at least 0"),
+        ({"no_repeat": -1}, "no_repeat must be an integer of at least 0"),
     ],
 )
 def test_settings_that_cannot_be(options, said):

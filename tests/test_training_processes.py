@@ -128,6 +128,7 @@ def test_two_processes_are_one_with_the_double_batch_also_when_they_go_on(tmp_pa
     compare(two, tmp_path / "one", 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategies", "system"),
     [(("fsdp", "fsdp"), "transformer"), (("ddp", "fsdp"), "bahdanau"), (("fsdp", "ddp"), "hybrid")],
