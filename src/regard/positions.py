@@ -90,7 +90,7 @@ class Positions:
 
 
 def check_positions(positions: object) -> None:
-    """Refuse what says in another way where tokens stand."""
+    """Refuse positions that are no `Positions`."""
     if positions is not None and not isinstance(positions, Positions):
         raise RegardError(
             f"attend(positions={positions!r}): expected regard.Positions, got {type(positions).__name__}. With the "

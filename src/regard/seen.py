@@ -24,7 +24,7 @@ from regard.positions import Positions, check_positions
 from regard.shapes import Sizes, check_finite, without_autocast
 from regard.spans import Spans
 
-#: Told of every call of `attend`; the module is None, since a function does not know who called it.
+#: Listeners of every call of `attend`. The module is None: a function does not know its caller.
 attend_listeners = Listeners()
 
 
@@ -88,7 +88,7 @@ def attend(
         problem, following = _problem(attention, query, key, value, positions, cache, seed=_seed(attention))
         if check:
             check_finite(query=query, key=key, value=value)
-        # Inputs are rounded already, sums must not be.
+        # Autocast has rounded the inputs; it must not round sums.
         with attend_listeners.computing(), without_autocast(query.device):
             chosen = plan(problem, engine)
             for reason in chosen.quadratic:
@@ -226,12 +226,12 @@ def _drops(attention: Attention) -> bool:
 
 
 def _seed(attention: Attention) -> int | None:
-    """What decides which weights are dropped; None: no dropout."""
+    """The seed of dropout; None without dropout."""
     return int(torch.randint(2**31, ())) if _drops(attention) else None
 
 
 def _at_the_end(sizes: Sizes, extended: Extended, cache: Cache) -> Positions:
-    """The last query stands at the last key, however many new keys there are; sizes are those of the call."""
+    """Positions with the last query at the last key, for `sizes.I` queries and `sizes.J` new keys."""
     keys, length = extended.positions.keys, extended.positions.start + sizes.J
     start = length - sizes.I
     if (

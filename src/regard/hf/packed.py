@@ -14,7 +14,7 @@ from regard.engine.problem import Problem
 from regard.errors import RegardError
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
-from regard.pieces.mask_checks import own
+from regard.pieces.mask_checks import own_copy
 from regard.pieces.mask_data import documents
 from regard.positions import Positions
 from regard.shapes import Sizes
@@ -40,7 +40,7 @@ class SameGroup(Mask):
     groups: Tensor = field(repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", own(self.groups))
+        object.__setattr__(self, "groups", own_copy(self.groups))
 
     def allowed(self, grid: Grid) -> Tensor:
         groups = self.groups.to(grid.device)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from regard.checks import checked
 from regard.errors import RegardError
 
-#: Relative change of p, or of 1 - p, that rounding may bring.
+#: Greatest relative change of p, or of 1 - p, by rounding.
 TOLERANCE = 0.02
 
 
@@ -17,8 +17,8 @@ class Dropout(nn.Module):
     """x -> x m / (1 - p), with m = 0 for a share p (Srivastava et al. 2014), in training mode only.
 
     On a CPU torch draws 64 bits for every number, which takes 7.3 ns; here they decide eight numbers, which takes
-    1.5. So p is rounded to a multiple of 1/256, and the factor is that of the rounded p; torch's own dropout takes
-    its place where that would change p or 1 - p by more than 2 %, as for p below 0.01. Flips come from torch's
+    1.5. So p is rounded to a multiple of 1/256, and the factor is that of the rounded p. Where this would change p or
+    1 - p by more than 2 %, as for p below 0.01, torch's own dropout runs. Flips come from torch's
     generator, so its seed repeats them.
 
     >>> dropped = Dropout(0.25)(torch.ones(4, 1000))

@@ -176,7 +176,7 @@ class Keys:
         return bool(self.mask.real.any(1).all())
 
     def sizes(self, query: Tensor) -> Sizes:
-        """Those of a call of `attend` with queries (B, H, I, D)."""
+        """The sizes of a call of `attend` with queries (B, H, I, D)."""
         (B, H, I, D), (_, G, J, _) = query.shape, self.key.shape
         return Sizes(B, H, G, I, J, D, self.value.shape[3])
 
@@ -194,8 +194,8 @@ def read(module: Attends, query: Tensor, keys: Keys, start: int | None = None) -
     """
     attention = keys.attention
     start = keys.length - query.shape[2] if start is None else start
-    nothing = 0 in (*query.shape[:3], keys.length)
-    if query.shape[2] > 1 or nothing or (attention.training and attention.dropout):
+    is_empty = 0 in (*query.shape[:3], keys.length)
+    if query.shape[2] > 1 or is_empty or (attention.training and attention.dropout):
         keys = keys.each
         positions = Positions.of(start, query.shape[2], keys.length)
         seen = attend(_masked(attention, keys), query, keys.key, keys.value, positions=positions)
@@ -209,7 +209,7 @@ def _read_one(module: Attends, query: Tensor, keys: Keys, start: int) -> Tensor:
     attention = keys.attention
     plain = keys.is_plain and _sees_all(attention.mask, start, keys.length)
     if listeners or attention.bias or not plain:
-        keys = keys.each  # those who look, and what depends on places, want every row by itself
+        keys = keys.each  # listeners and positional biases need unshared rows
     if attention.position is not None:
         attention.position.check(Spans(((start, start + 1),)))
         query = attention.position.encode(query, torch.arange(start, start + 1, device=query.device))
@@ -223,7 +223,7 @@ def _read_at_once(module: Attends, query: Tensor, keys: Keys, start: int, plain:
     attention = keys.attention
     positions = Positions(start, Spans(((0, keys.length),)))
     masked = attention if plain and not listeners else _masked(attention, keys)
-    if not plain or not keys._prepared:  # what prepares the first query fits the widths of all
+    if not plain or not keys._prepared:  # later queries have the widths of the first
         masked.check(keys.sizes(query), positions, keys.key.shape[3])
     compared, key, encoded = keys.compared(query)
     if plain and keys.has_products and not listeners:

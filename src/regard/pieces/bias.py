@@ -275,7 +275,7 @@ class TransformerXLBias(nn.Module, AdditiveBias):
         return by_distance.gather(-1, place.expand(*rows.shape[:3], -1)) + cols.transpose(-1, -2)
 
     def _waves(self, distance: Tensor, rows: Tensor) -> Tensor:
-        """Sines, then cosines, as the paper's code has them, in the dtype of the rows: (n,) -> (n, width)."""
+        """Sines, then cosines, as in the paper's code, in the dtype of the rows: (n,) -> (n, width)."""
         exponents = torch.arange(0, self.width, 2, dtype=torch.float64) / self.width
         turned = angles(distance, self.base**-exponents, at_least_float32(rows).dtype)
         return torch.cat((turned.sin(), turned.cos()), -1).to(rows.dtype)
@@ -326,7 +326,7 @@ class _Diagonals(torch.autograd.Function):
 
 
 def _stretches(grid: Grid) -> Iterator[tuple[slice, Grid]]:
-    """Each stretch of the keys of a tile: where it lies among them, and its own tile."""
+    """Each stretch of consecutive keys of a tile: its place among the keys, and its own tile."""
     assert grid.positions is not None
     first = 0
     for start, stop in grid.positions.keys:

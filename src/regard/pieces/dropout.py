@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.pieces.grid import Grid
 
 _WORD = 0xFFFFFFFF
-#: Added before mixing, which leaves 0 as it is.
+#: Added before mixing, since mixing maps 0 to 0.
 _STEP = 0x9E3779B9
 Word = TypeVar("Word", int, Tensor)
 
@@ -19,7 +19,7 @@ def kept(grid: Grid, rate: float, seed: int) -> Tensor:
 
     A random number generator would tie the pattern to the order of the blocks; a hash lets the
     backward pass recompute any block, and the weights after dropout be shown tile by tile.
-    Each coordinate is mixed in by itself, the seed first: sums of them would be shared by many places.
+    Coordinates are mixed in one after the other, the seed first, since many places share the same sum.
     """
     sequence = _mix(_mix(grid.b + _mix(seed)) + grid.h)
     pair = _mix(_mix(sequence + grid.i) + grid.j)

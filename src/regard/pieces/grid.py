@@ -16,8 +16,8 @@ class Grid:
     """Coordinates of a tile. `b`, `h`, `i`, `j` broadcast against a (B, H, I, J) tile of scores.
 
     `i` and `j` are positions, so `grid.j <= grid.i` is causality whatever the chunk or cache.
-    `positions` is the host's copy of where queries and keys stand, where it is known: to ask the
-    tensors themselves, the host would have to wait for the device.
+    `positions` are the same positions on the host, if known; to read the tensors, the host would have to
+    wait for the device.
 
     >>> import regard as rg
     >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(2, 3), B=1, H=1, I=2)
@@ -47,7 +47,7 @@ class Grid:
         return replace(self, query=self.query[rows], key=self.key[places], positions=self._at(rows, cols))
 
     def _at(self, rows: slice | Tensor, cols: slice | Tensor | Spans) -> Positions | None:
-        """Where the queries and keys at these indices stand, if the host knows."""
+        """The positions of the queries and keys at these indices; None if the host does not know them."""
         if self.positions is None or isinstance(rows, Tensor) or isinstance(cols, Tensor):
             return None
         queries = range(len(self.query))[rows]
@@ -65,11 +65,11 @@ class Grid:
     def line(self, distances: range) -> Grid:
         """One query at position 0 that meets every j - i once."""
         positions = Positions(0, Spans(((distances.start, distances.stop),)))
-        one = Grid.whole(positions, 1, 1, 1, self.device)
-        return replace(one, batch=self.batch, head=self.head)
+        single_query = Grid.whole(positions, 1, 1, 1, self.device)
+        return replace(single_query, batch=self.batch, head=self.head)
 
     def distances(self) -> range | None:
-        """Every j - i, where the queries are one stretch and the keys another; None: they are not, or nobody knows."""
+        """Every j - i, if the queries are one stretch and the keys another; else None, also if only the device knows."""
         if self.positions is not None:
             if len(self.positions.keys.intervals) != 1:
                 return None

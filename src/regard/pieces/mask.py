@@ -30,8 +30,8 @@ class Mask(ABC):
     then one tile serves a whole diagonal of blocks. `keys_only` says that it does not depend on
     the query; then sums over keys serve all queries. `batched` says that batch entries may differ.
 
-    A mask is a value: it keeps copies of the tensors it is given, so that a later change of those changes nothing.
-    It has no truth value: `and`, `or` and `not` would drop a mask without a word.
+    A mask is a value: it copies the tensors it is given, so a later change of these does not reach it.
+    It has no truth value, since `and`, `or` and `not` would silently drop a mask.
 
     >>> import regard as rg
     >>> class every_other(rg.Mask):
@@ -67,8 +67,9 @@ class Mask(ABC):
         return self
 
     def select(self, index: Tensor) -> Mask:
-        """The mask of the batch entries at `index`, in that order: what reorders or repeats a batch, as a beam search
-        does, has to reorder its masks.
+        """The mask of the batch entries at `index`, in that order.
+
+        Whatever reorders or repeats a batch, as a beam search does, must select from its masks too.
 
         >>> import torch, regard as rg
         >>> rows = rg.padding([3, 1]).select(torch.tensor([1, 0, 0]))
@@ -258,9 +259,9 @@ class Not(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Selected(Mask):
-    """Batch entry b asks `mask` about entry index[b]; made by `select` of masks that know no shorter way.
+    """`mask` with batch entry b replaced by entry index[b]; the default result of `select`.
 
-    `may` and `all` are about all batch entries, so those of `mask` hold for a choice of them too.
+    `may` and `all` speak of all batch entries, so those of `mask` are valid for any selection.
     """
 
     mask: Mask
@@ -293,7 +294,7 @@ class Selected(Mask):
 
 
 def sees_no_later_key(mask: Mask | None) -> bool:
-    """Whether no query may attend to a later key, as far as the mask's own structure tells.
+    """Whether no query may attend to a later key, as far as the structure of the mask tells.
 
     >>> import regard as rg
     >>> masks = rg.causal() & rg.padding([3]), rg.causal() | rg.prefix(2), ~rg.causal(), ~~rg.causal(), None

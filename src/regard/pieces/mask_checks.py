@@ -1,4 +1,4 @@
-"""What masks refuse, and what they keep of what they are given."""
+"""Checks of the arguments and sizes of masks, and copies of their tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_batch(what: str, made_for: int, sizes: Sizes) -> None:
 
 
 def integers(owner: str, name: str, values: Sequence[int]) -> tuple[int, ...]:
-    """Those of a list, of NumPy or of a tensor as integers of Python's own."""
+    """The integers of a list, an array or a tensor as Python's own."""
     try:
         listed = values.tolist() if hasattr(values, "tolist") else list(values)  # type: ignore[union-attr]
     except TypeError:
@@ -34,7 +34,7 @@ def integers(owner: str, name: str, values: Sequence[int]) -> tuple[int, ...]:
 
 
 def check_predicate(predicate: object) -> None:
-    """Refuse what cannot be called with (b, h, i, j); what tells nothing of its arguments is called as it is."""
+    """Refuse a predicate that does not take (b, h, i, j). One without a signature is accepted."""
     remedy = "It is called with integer tensors (b, h, i, j): batch entry, head, query and key position."
     if not callable(predicate):
         raise RegardError(f"where(predicate): expected a function, got {type(predicate).__name__}. {remedy}")
@@ -48,14 +48,14 @@ def check_predicate(predicate: object) -> None:
         raise RegardError(f"where(predicate): this one takes {signature}. {remedy}") from None
 
 
-def own(tensor: Tensor) -> Tensor:
-    """A copy that nobody else writes into; axes that were expanded stay so, and take no memory."""
+def own_copy(tensor: Tensor) -> Tensor:
+    """A copy of a tensor; expanded axes stay expanded and take no memory."""
     once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
     return tensor.detach()[once].clone().expand(tensor.shape)
 
 
-def few(numbers: Sequence[int]) -> str:
-    """A list short enough for one line."""
+def shortened(numbers: Sequence[int]) -> str:
+    """A list of numbers in one line; a long one is shortened."""
     if len(numbers) <= 8:
         return str(list(numbers))
     first, last = ", ".join(map(str, numbers[:3])), numbers[-1]

@@ -15,7 +15,7 @@ from regard.checks import Count, Size, checked
 from regard.errors import RegardError
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, block_local, prefix
-from regard.pieces.mask_checks import check_batch, check_covers, check_predicate, few, integers, own
+from regard.pieces.mask_checks import check_batch, check_covers, check_predicate, integers, own_copy, shortened
 from regard.positions import Positions
 from regard.shapes import Sizes, to_device
 from regard.spans import EMPTY, EVERYTHING, INFINITY, Spans
@@ -57,7 +57,7 @@ class Lengths(Mask):
     keys_only = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lengths", own(self.lengths).cpu())
+        object.__setattr__(self, "lengths", own_copy(self.lengths).cpu())
 
     def allowed(self, grid: Grid) -> Tensor:
         return grid.j < to_device(self.lengths, grid.device)[grid.batch].view(-1, 1, 1, 1)
@@ -96,7 +96,7 @@ class RealKeys(Mask):
     keys_only = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "real", own(self.real).cpu())
+        object.__setattr__(self, "real", own_copy(self.real).cpu())
 
     def allowed(self, grid: Grid) -> Tensor:
         return to_device(self.real, grid.device)[grid.batch][:, grid.key][:, None, None]
@@ -150,8 +150,8 @@ class documents(Mask):
         object.__setattr__(self, "key_lengths", keys)
         if min((*self.lengths, *(self.key_lengths or ())), default=1) < 1:
             raise RegardError(
-                f"documents({few(self.lengths)}): every document has at least one token. What is given are lengths; "
-                "document numbers become torch.unique_consecutive(numbers, return_counts=True)[1]."
+                f"documents({shortened(self.lengths)}): every document has at least one token. Lengths "
+                "of document numbers are torch.unique_consecutive(numbers, return_counts=True)[1]."
             )
         if self.key_lengths is not None and len(self.key_lengths) != len(self.lengths):
             raise RegardError(
@@ -195,8 +195,8 @@ class documents(Mask):
         return torch.bucketize(positions, to_device(torch.tensor(edges), positions.device), right=True)
 
     def __repr__(self) -> str:
-        keys = "" if self.key_lengths is None else f", keys {few(self.key_lengths)}"
-        return f"documents({few(self.lengths)}{keys})"
+        keys = "" if self.key_lengths is None else f", keys {shortened(self.key_lengths)}"
+        return f"documents({shortened(self.lengths)}{keys})"
 
     @cached_property
     def _edges(self) -> list[int]:
@@ -229,8 +229,8 @@ class global_tokens(Mask):
         chosen = integers("global_tokens", "positions", positions)
         if min(chosen, default=0) < 0:
             raise RegardError(
-                f"global_tokens({few(chosen)}): positions count from 0 at the first key; the mask does not know where "
-                "a sequence ends, so there are none from the end. Give the length minus 1 for the last."
+                f"global_tokens({shortened(chosen)}): positions count from 0 at the first key; the mask does not know "
+                "where a sequence ends, so none is negative. Give the length minus 1 for the last."
             )
         object.__setattr__(self, "positions", tuple(sorted(set(chosen))))
 
@@ -245,7 +245,7 @@ class global_tokens(Mask):
         return EVERYTHING if self._spans.covers(Spans.of((start, stop))) else self._spans
 
     def __repr__(self) -> str:
-        return f"global_tokens({few(self.positions)})"
+        return f"global_tokens({shortened(self.positions)})"
 
     @cached_property
     def _spans(self) -> Spans:
@@ -345,9 +345,9 @@ class where(Mask):
     """Any predicate of (b, h, i, j): integer tensors that broadcast; True = may attend.
 
     Nothing is known of its intervals, so every tile is computed; combine it with masks that
-    do know theirs (`causal() & where(...)`) and engines skip what those rule out. A predicate is asked anew for every
-    tile, in the backward pass and for every look at the weights: what it closes over must stay as it is. A tensor that
-    is changed later belongs into `given` or `padding`, which keep copies.
+    do know theirs (`causal() & where(...)`) and engines skip what those rule out. The predicate is called again
+    for every tile, in the backward pass and for every look at the weights, so the values it closes over must not
+    change. A tensor that changes later belongs into `given` or `padding`, which keep copies.
 
     >>> import regard as rg
     >>> even = rg.where(lambda b, h, i, j: j % 2 == 0)
@@ -375,8 +375,8 @@ class given(Mask):
 
     Rows and columns are aligned to the end, like `causal`. A float mask (0 and -inf, added to
     the scores) means something else and is refused, and so is any shape that would broadcast
-    along an axis it does not name: (B, I, J) must say where the heads are. The mask keeps a copy, a byte a pair, which
-    costs little beside the scores of those pairs; so a later change of the tensor changes neither output nor map.
+    along an axis it does not name: (B, I, J) must say where the heads are. The mask keeps a copy (one byte a
+    pair, little beside the scores), so a later change of the tensor changes neither the output nor the map.
 
     >>> import torch, regard as rg
     >>> tensor = torch.tensor([[True, False], [True, True]])
@@ -402,7 +402,7 @@ class given(Mask):
                 f"{tuple(t.shape)}. A (batch, queries, keys) mask becomes mask[:, None]; a (batch, keys) vector of "
                 "real tokens is regard.padding(vector)."
             )
-        object.__setattr__(self, "tensor", own(t))
+        object.__setattr__(self, "tensor", own_copy(t))
 
     @property
     def batched(self) -> bool:  # type: ignore[override]
@@ -454,7 +454,7 @@ class given(Mask):
 
     @cached_property
     def _on_host(self) -> Tensor:
-        """The answers where spans are read off, so that one copy serves all blocks."""
+        """The mask on the host, copied once for all blocks, which read spans from it."""
         return self._full.cpu()
 
     def _rows(self, start: int, stop: int) -> Tensor:

@@ -56,7 +56,7 @@ class Normalizer(ABC):
         return self.weights(scores, statistic, columns), statistic
 
     def look(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Weights of any part of the rows, and their logarithms where those are cheap; the scores are used up."""
+        """Weights of any part of the rows, and their logarithms if these are cheap. The scores are overwritten."""
         logs = self.log_weights(scores, statistic)
         return (logs.exp(), logs) if logs is not None else (self.weights(scores, statistic, columns), None)
 
@@ -84,15 +84,15 @@ def softmax_weights(scores: Tensor, log_total: Tensor) -> Tensor:
 
 
 def _log_softmax_weights(scores: Tensor, log_total: Tensor) -> Tensor:
-    """s_ij - r_i, at most 0, in the place of the scores."""
+    """s_ij - r_i, at most 0, written over the scores."""
     return scores.sub_(_finite(log_total).unsqueeze(-1)).clamp_(max=0.0)
 
 
 def _at_most_one(weights: Tensor) -> Tensor:
-    """Weights (a new tensor), none above 1 where they are only looked at.
+    """Bound weights by 1, in place, if no gradients are needed.
 
-    A score that is computed once more may round above the statistic of its row: by 1, where scores are near 1e6.
-    With gradients it is computed once, and a bound would cut them off.
+    A recomputed score may round above the statistic of its row, by up to 1 where scores are near 1e6. With gradients
+    scores are not recomputed, and a bound would set gradients to 0.
     """
     return weights if torch.is_grad_enabled() else weights.clamp_(max=1.0)
 
@@ -175,7 +175,7 @@ class Softmax(Normalizer):
 
     def _tempered(self, scores: Tensor) -> Tensor:
         if isinstance(self.temperature, Tensor):
-            masked = scores.isneginf()  # -inf over a temperature that learns has the gradient NaN
+            masked = scores.isneginf()  # the gradient of -inf / temperature is NaN
             return (scores.masked_fill(masked, 0.0) / self.temperature).masked_fill(masked, -torch.inf)
         return scores if self.temperature == 1 else scores / self.temperature
 
@@ -312,7 +312,7 @@ class TopK(Normalizer):
         return softmax_weights(scores, log_total) * _kept(kept, columns).to(scores.dtype)
 
 
-#: In the place of the best key, where a score is NaN.
+#: The index of the best key in a row with a NaN score.
 UNDEFINED = -2
 
 

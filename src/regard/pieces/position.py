@@ -31,14 +31,14 @@ class Position(ABC):
         """(B, heads, n, D) and their positions (n,) -> (B, heads, n, D)."""
 
     def check(self, positions: Spans) -> None:  # noqa: B027 - most encodings know every position
-        """Refuse positions that the encoding does not know; `encode` reads them on the device, and cannot ask."""
+        """Refuse positions that the encoding does not know. `encode` has them on the device and does not check."""
 
 
 def angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
     """position x frequency less whole turns: integers (n,), (m,) of the host -> (n, m), in radians.
 
-    Angles are counted in 2^-64 of a turn: integers of 64 bits wrap around as angles do. So positions of any
-    size keep their precision in float32 too, which is all that some devices have.
+    Angles are counted in units of 2^-64 of a turn: integers of 64 bits overflow as angles wrap around. So large
+    positions keep their precision in float32 too, the widest dtype of some devices.
     """
     if positions.is_floating_point():
         raise RegardError(
@@ -190,7 +190,7 @@ class Sinusoidal(Position):
     base: float = 10_000.0
 
     def table(self, positions: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
-        """(n,) positions -> (n, width), in float64 unless given, or in float32 where the device has no float64."""
+        """(n,) positions -> (n, width), in `dtype`; by default in the widest that the device has."""
         m = torch.arange(0, width, 2, dtype=torch.float64)
         by = angles(positions, self.base ** (-m / width), dtype or widest_float(positions.device))
         return torch.stack((by.sin(), by.cos()), -1).flatten(-2)[:, :width]

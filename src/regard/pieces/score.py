@@ -48,7 +48,7 @@ class Score(ABC):
     def scale(self, width: int) -> float | Tensor | None:
         """The number c with score = c * q.k of the prepared q and k, or None: not a dot product.
 
-        A tensor, such as a learned factor for each head (H, 1, 1), is no number that a fused kernel takes.
+        A tensor, such as a learned factor for each head (H, 1, 1), is not accepted by fused kernels.
         """
         return None
 
@@ -94,7 +94,7 @@ def check_factor(score: str, factor: float | Tensor | None, sizes: Sizes) -> Non
 class Dot(Score):
     """s_ij = c q_i . k_j, with c = 1 / sqrt(D) unless given (Vaswani et al. 2017, arXiv:1706.03762, eq. 1).
 
-    `scale` may be a tensor that learns: one number, or one for each head (H, 1, 1).
+    `scale` may be a learned tensor: one number, or one for each head (H, 1, 1).
     The factor keeps the variance of the scores at 1 for inputs of variance 1. T5 and Luong's
     "dot" use c = 1. A matrix product of 2 D operations a pair.
 

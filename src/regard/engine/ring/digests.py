@@ -1,4 +1,4 @@
-"""What pieces hold beyond their words: tensors, functions and objects as short digests that ranks can compare."""
+"""Short digests of what pieces hold (tensors, functions, objects), which ranks compare."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 CHUNK = 1 << 20
 #: Odd constants of 64 bits, as signed integers.
 FIRST, SECOND = 0x9E3779B97F4A7C15 - (1 << 64), 0xC2B2AE3D27D4EB4F - (1 << 64)
-#: What its repr tells wholly.
+#: Types whose repr tells everything.
 SIMPLE = bool | int | float | complex | str | bytes | None | torch.dtype | type | range | slice
-#: `repr` writes collections out up to about this length.
+#: A longer collection counts as hidden, since a repr may shorten it.
 SHORT = 8
 
 #: The digests of constant tensors, with the version and the place at which they were computed.
@@ -29,20 +29,20 @@ _known: Any = WeakTensorKeyDictionary()
 
 
 def words(piece: Any) -> str:
-    """Its repr, without the places in memory that differ between processes."""
+    """The repr of a piece without addresses in memory, which differ between processes."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(piece))
 
 
 def digest(text: str) -> str:
-    """Eight characters that stand for a text."""
+    """A hash of a text, eight characters long."""
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 @dataclass(eq=False)
 class Contents:
-    """What was read of an object: `text` for what it is, and the tensors that gradients may change.
+    """The contents of an object: `text` describes it, `learned` are its tensors that require gradients.
 
-    `hidden` says whether it holds anything that its repr does not tell.
+    `hidden` says whether it holds more than its repr tells.
 
     >>> same = [Contents.of(lambda i, n=n: i + n) for n in (1, 1, 2)]
     >>> same[0].digest == same[1].digest, same[0].digest == same[2].digest
@@ -53,7 +53,7 @@ class Contents:
     learned: list[Tensor] = field(default_factory=list)
     hidden: bool = False
     _before: dict[tuple[int, frozenset[str] | None], tuple[int, Any]] = field(default_factory=dict)
-    _names: frozenset[str] | None = None  # that the function which is being read uses; None: outside of functions
+    _names: frozenset[str] | None = None  # names that the current function uses; None: outside of functions
 
     @staticmethod
     def of(thing: Any) -> Contents:
@@ -63,7 +63,7 @@ class Contents:
 
     @property
     def digest(self) -> str:
-        """Of everything but the learned tensors."""
+        """The digest of everything except the learned tensors."""
         return digest(" ".join(self.text))
 
     @property
@@ -71,7 +71,7 @@ class Contents:
         return digest(" ".join(str(tensor_digest(t)) for t in self.learned))
 
     def read(self, thing: Any) -> None:
-        """Take in one object and all that it holds; a function or object that was read before is told by its number."""
+        """Read one object and all that it holds. A function or object that was read before adds only its number."""
         if isinstance(thing, SIMPLE):
             self.text.append(words(thing))
         elif isinstance(thing, Tensor | list | tuple | set | frozenset):
@@ -130,7 +130,7 @@ class Contents:
         self.text.append(str(_remembered(tensor)))
 
     def _read_function(self, function: Any) -> None:
-        """What decides what a function computes: its code, and the values that it was closed over."""
+        """A function by its code, defaults, closure and the globals that it names."""
         if isinstance(function, functools.partial):
             self._read_all((function.func, function.args, function.keywords))
         elif isinstance(function, MethodType):
@@ -146,7 +146,7 @@ class Contents:
             self._names = before
 
     def _read_object(self, thing: Any, fields: Mapping[str, Any]) -> None:
-        """An object by its class's function that is called, and its fields: in a function those that it uses."""
+        """An object by its __call__ and its fields; inside a function only by the fields that the function uses."""
         call = type(thing).__call__ if callable(thing) else None
         before = self._names
         if isinstance(call, FunctionType):
@@ -158,7 +158,7 @@ class Contents:
     def _used(self, thing: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The fields and methods of an object that the function being read uses; outside of functions all fields.
 
-        What an object holds besides, as its rank or its device, may differ between ranks.
+        Other fields, such as a rank or a device, may differ between ranks.
         """
         if self._names is None:
             return dict(fields)
@@ -189,14 +189,14 @@ def _held(cell: CellType) -> Any:
 
 
 def _near(thing: Any, function: FunctionType) -> Any:
-    """What a function names; a function of another module is told by its name alone."""
+    """A value that a function names; for a function of another module its name."""
     if isinstance(thing, FunctionType) and thing.__module__ != function.__module__:
         return f"{thing.__module__}.{thing.__qualname__}"
     return thing
 
 
 def _public(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a module that its class gave it."""
+    """Fields of a module that are neither private nor its mode."""
     return {name: value for name, value in fields.items() if not name.startswith("_") and name != "training"}
 
 
@@ -211,7 +211,7 @@ def _remembered(tensor: Tensor) -> int:
 
 @torch.no_grad()
 def tensor_digest(tensor: Tensor) -> int:
-    """A number of 64 bits that changes with any byte and with its place, computed where the tensor lies.
+    """A hash of 64 bits over all bytes and their places, computed on the device of the tensor.
 
     >>> one, other = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])
     >>> tensor_digest(one) == tensor_digest(one.clone()), tensor_digest(one) == tensor_digest(other)
