@@ -157,7 +157,7 @@ MISTAKES = {
     "a page of what was seen": (lambda: write_page(attend(q, k, k)), "write_page"),
     "a page of maps": (lambda: write_page("a.html", [attend(q, k, k)]), r"Reading"),
     "a page of one map": (lambda: write_page("a.html", attend(q, k, k).weights), "Reading"),
-    "an array without a copy": (lambda: np.array(attend(q, k, k).weights, copy=False), "always a new one"),
+    "an array without a copy": (lambda: np.array(attend(q, k, k).weights, copy=False), "computed anew"),
     "an array that is too large": (lambda: np.asarray(large.weights), "MiB were asked for.*budget"),
     "an empty document": (lambda: rg.documents([3, 0]), "at least one token"),
 }

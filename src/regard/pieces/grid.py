@@ -69,7 +69,7 @@ class Grid:
         return replace(single_query, batch=self.batch, head=self.head)
 
     def distances(self) -> range | None:
-        """Every j - i, if the queries are one stretch and the keys another; else None, also if only the device knows."""
+        """Every j - i, if the queries are one stretch and the keys another; else None, and if only the device knows."""
         if self.positions is not None:
             if len(self.positions.keys.intervals) != 1:
                 return None
