@@ -41,7 +41,7 @@ def told(monkeypatch):
 
     def tell(variables):
         for name in list(os.environ):
-            if name.startswith(ranks.TOLD):
+            if name.startswith(ranks.PREFIXES):
                 monkeypatch.delenv(name)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""Arguments are what their annotations say, or a `RegardError` names the argument, the rule and what was received."""
+"""Checks of arguments against their annotations; a `RegardError` names the argument, the rule and the value."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def checked(target: Checked) -> Checked:
     """Check the types of a function's arguments, or of a class's when one is made, before anything else runs.
 
     An integer of NumPy, or in a tensor without axes, becomes Python's own. A number may be an integer, or a tensor
-    without axes, which may be learned. True is neither.
-    What an annotation cannot say (a range, a shape) is checked by the function itself.
+    without axes, which may be learned. True is neither an integer nor a number. The function itself checks what an
+    annotation cannot say, such as a shape.
 
     >>> from regard.checks import checked
     >>> @checked
@@ -57,7 +57,7 @@ def checked(target: Checked) -> Checked:
 
 
 def explained(target: Checked) -> Checked:
-    """As `checked`, of the names of arguments alone, and only once a call has failed: for what is called often.
+    """Explain a call with wrong names of arguments; nothing is checked before a call fails, so it costs no time.
 
     >>> import regard as rg
     >>> rg.Attention(is_causal=True)
@@ -81,7 +81,7 @@ def _explained(function: Any, name: str) -> Any:
             return function(*args, **kwargs)
         except TypeError:
             _bound(inspect.signature(function), args, kwargs, name)
-            raise  # the arguments fit: the mistake is another
+            raise  # the arguments fit, so the function itself raised it
 
     return with_names
 
@@ -91,7 +91,7 @@ def _checked(function: Any, name: str) -> Any:
 
     @cache
     def annotations() -> dict[str, Any]:
-        """Read at the first call: an annotation may name what is defined further below."""
+        """Read at the first call: an annotation may name a class that is defined further below."""
         names = inspect.get_annotations(function)
         return {name: _resolved(names[name], function) for name in names if name != "return"}
 
@@ -118,7 +118,7 @@ def _bound(
 ) -> inspect.BoundArguments:
     try:
         return signature.bind(*args, **kwargs)
-    except TypeError as error:  # the words of Python, and what would be right
+    except TypeError as error:  # Python's words, and what would be right
         called = explanation(kwargs, signature.parameters)
         raise RegardError(f"{name}: {error}. {called}{_shown(name, signature)}") from None
 
@@ -142,7 +142,7 @@ def _shown(name: str, signature: inspect.Signature) -> str:
 
 
 def _resolved(annotation: Any, function: Any) -> Any:
-    """The type that an annotation names; None where it names something that is only imported for type checkers."""
+    """The type that an annotation names; None if only type checkers import it."""
     if not isinstance(annotation, str):
         return annotation
     try:
@@ -152,7 +152,7 @@ def _resolved(annotation: Any, function: Any) -> Any:
 
 
 def fits(value: object, expected: Any) -> bool:
-    """Whether a value is of a type, as annotations write types: unions, sequences, literals, callables."""
+    """Whether a value has the type of an annotation: unions, sequences, literals and functions included."""
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, option) for option in arguments)
@@ -186,7 +186,7 @@ def _is_plain(value: object, expected: Any) -> bool:
 
 
 def _names(expected: Any, kind: type) -> bool:
-    """Whether a type is one of those that an annotation allows."""
+    """Whether an annotation allows a type."""
     return expected is kind or any(_names(option, kind) for option in typing.get_args(expected))
 
 
@@ -219,7 +219,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_collection(value: object, origin: type) -> bool:
-    """NumPy's arrays are lists of numbers; a text is no list of texts, and a dict no list."""
+    """Whether a value is a list. An array of NumPy is a list of numbers; a text and a dict are no lists."""
     if (
         isinstance(value, str | bytes)
         or getattr(value, "ndim", 1) == 0
@@ -230,7 +230,7 @@ def _is_collection(value: object, origin: type) -> bool:
 
 
 def _items(value: Any) -> Collection[Any]:
-    """What a collection holds; an iterator is left alone, since looking would use it up."""
+    """The items of a collection; none of an iterator, since reading would use it up."""
     return value if hasattr(value, "__len__") else ()
 
 

@@ -1,4 +1,4 @@
-"""What other libraries call an argument, and what it is called here."""
+"""Names of arguments in other libraries, and what has their effect here."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _CAUSAL = "a mask is a piece: Attention(mask=regard.causal())"
 _GIVEN = "a mask is a piece, with True = may attend: Attention(mask=regard.given(tensor))"
 _PADDING = "a mask is a piece, with True = real: Attention(mask=regard.padding(real)); torch's means the opposite"
 _WINDOW = "a mask is a piece: Attention(mask=regard.causal() & regard.window(size))"
-_WEIGHTS = "weights are always at hand: regard.attend(...).weights, or regard.watch(model)"
+_WEIGHTS = "every weight can be read: regard.attend(...).weights, or regard.watch(model)"
 _DROPOUT = "dropout is a number of the container: Attention(dropout=0.1)"
 _MODULE = "modules are moved afterwards: module.to(device, dtype)"
-_EXTRA_KEY = "the weight of a key that is zero is Softmax(sink=0.0); other keys that no input has there are none"
+_EXTRA_KEY = "a key of zeros is Softmax(sink=0.0); there are no learned extra keys"
 _SHARED = "head sharing is read off the shapes of queries and keys; in MultiHeadAttention it is num_key_heads"
 
-#: Arguments of torch, transformers, flash-attn, x-transformers and others, and what does that here.
-THEIRS = {
+#: Arguments of torch, transformers, flash-attn, x-transformers and others -> what has their effect here.
+OTHER_NAMES = {
     "attn_mask": _GIVEN,
     "attention_mask": _PADDING,
     "key_padding_mask": _PADDING,
@@ -65,7 +65,7 @@ THEIRS = {
 
 
 def explanation(given: Iterable[str], known: Iterable[str]) -> str:
-    """What to write for the first argument that a function has not; empty: it has all of them.
+    """A remedy for the first argument that a function does not have; empty if it has all.
 
     >>> explanation(["theta"], ["width", "base"])
     'theta: it is called base. '
@@ -75,4 +75,4 @@ def explanation(given: Iterable[str], known: Iterable[str]) -> str:
     if name is None:
         return ""
     close = difflib.get_close_matches(name, known, n=1)
-    return f"{name}: {THEIRS[name]}. " if name in THEIRS else f"Did you mean {close[0]!r}? " if close else ""
+    return f"{name}: {OTHER_NAMES[name]}. " if name in OTHER_NAMES else f"Did you mean {close[0]!r}? " if close else ""

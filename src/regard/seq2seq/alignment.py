@@ -108,9 +108,8 @@ def align(
     The mean over the heads of module `name` (by default the model's last cross-attention); pieces are
     merged to words by the sum over source pieces and the mean over target pieces. With
     `reading="output"` a target word is read at the step that predicts it, with "input" at the one that
-    takes it in, where deep Transformers align best (Chen et al. 2020). `source_words` and `target_words` are the
-    numbers of the words that pieces are parts of, where the tokenizer cannot tell from its pieces (see
-    `written_words`).
+    reads it as input, where deep Transformers align best (Chen et al. 2020). `source_words` and `target_words` give the
+    word number of every piece, where the tokenizer cannot tell it from the pieces (see `written_words`).
 
     >>> from regard import data, seq2seq
     >>> words, model = data.Words(["a", "b", "c"]), seq2seq.build("bahdanau", source_size=7, target_size=7, width=8)
@@ -148,15 +147,15 @@ def align_texts(
     batch: int = 32,
     limit: int = 1000,
 ) -> Iterator[Alignment | None]:
-    """The alignments of pairs that are given, as they come: the model is made to say the target.
+    """The word alignments of given sentence pairs, by forced decoding of the targets.
 
-    Words are those of the texts as they are written (see `Tokenizer.cut`). None stands for a pair with an empty side,
-    or of more than `limit` pieces.
+    Words are those of the texts as written (see `Tokenizer.cut`). A pair with an empty side, or with more than `limit`
+    pieces on a side, gives None.
 
     >>> from regard import data, seq2seq
     >>> words, model = data.Words(["a", "b", "c"]), seq2seq.build("bahdanau", source_size=7, target_size=7, width=8)
-    >>> found = list(align_texts(model, (words, words), [("a b", "c"), ("", "a")]))
-    >>> found[0].source, found[0].target, found[1]
+    >>> alignments = list(align_texts(model, (words, words), [("a b", "c"), ("", "a")]))
+    >>> alignments[0].source, alignments[0].target, alignments[1]
     (('a', 'b'), ('c',), None)
     """
     check_alignable(model, reading)
@@ -193,7 +192,7 @@ def _align_written(
 
 
 def as_written(tokenizer: Tokenizer, text: str, words: tuple[str, ...]) -> tuple[str, ...]:
-    """The words of a text as they are written, where there are as many as the pieces make."""
+    """The words of a text as written, if there are as many as the pieces make; else those of the pieces."""
     written = tuple(tokenizer.cut(text))
     return written if len(written) == len(words) else words
 
@@ -258,9 +257,9 @@ def _membership(words: Sequence[int]) -> Tensor:
 def _words_of_pieces(
     tokenizer: Tokenizer, ids: Sequence[int], numbers: Sequence[int]
 ) -> tuple[tuple[str, ...], Tensor]:
-    """The words, and the share of every piece that is in each word (words, pieces).
+    """The words, and the share of every piece in each word (words, pieces).
 
-    Where a script writes no spaces, a piece may be a part of two words: its share in each is that of its characters.
+    In a script without spaces a piece may be part of two words. Its share in each is that of its characters.
     """
     words = _words(tokenizer, ids, numbers)
     parts = tokenizer.cut(" ".join(words))

@@ -20,7 +20,7 @@ RESAMPLES = 1000
 def bleu_counts(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str | None = None) -> Tensor:
     """What BLEU needs to know of every sentence, (N, 10): their sum gives the BLEU of the corpus.
 
-    `tokenizer` is one of sacrebleu's; None takes what suits the script of the references (see `bleu_tokenizer`).
+    `tokenizer` is one of sacrebleu's; None: the one for the script of the references (see `bleu_tokenizer`).
     """
     check_sentences("bleu_counts", hypotheses, references)
     metric = bleu_metric(tokenizer or bleu_tokenizer(references), effective_order=True)
@@ -94,8 +94,8 @@ def paired_bootstrap(a: Tensor, b: Tensor, resamples: int = RESAMPLES, seed: int
     """Is system a better than b, or are these the sentences that suit it? (Koehn 2004).
 
     `a` and `b` are the `bleu_counts` of the same sentences, (N, 10), or of several trainings of each system,
-    (seeds, N, 10). Sentences are resampled alike for both, seeds for each by itself: p says how surely the difference
-    would be found on other sentences and, with several seeds, in other trainings. One matrix product gives the counts
+    (seeds, N, 10). Both systems get the same resampled sentences; seeds are resampled for each system. p covers
+    other sentences and, with several seeds, other trainings. One matrix product gives the counts
     of all resampled corpora.
 
     >>> counts = torch.tensor([[4.0, 4, 4, 3, 2, 1, 4, 3, 2, 1]]).double()

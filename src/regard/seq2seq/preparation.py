@@ -115,7 +115,7 @@ def read_corpus(data: Data) -> Corpus:
 
 
 def counted_by(config: Config, corpus: Corpus) -> str:
-    """sacrebleu's tokenizer that a run measures BLEU with."""
+    """The tokenizer of sacrebleu with which a run measures BLEU."""
     chosen = config.validation.bleu_tokenizer
     return bleu_tokenizer(pair.target for pair in corpus.train) if chosen == "auto" else check_tokenizer(chosen)
 
@@ -146,8 +146,8 @@ def is_unsaved(folder: Path) -> bool:
 def reconfigured(folder: Path, overrides: Callable[[dict[str, Any]], Config]) -> Config:
     """The configuration of a run that is gone on with; what its state depends on must not change.
 
-    Other processes may go on with it than began it, if they can share the pairs of a step: each then takes more or
-    fewer, so that batches and their order stay as they were, and only dropout is drawn anew.
+    The number of processes may change if the new ones can share the pairs of a step evenly. Batches and their order
+    stay the same; only dropout is drawn anew.
 
     Args:
         folder: Of the run.
@@ -172,13 +172,13 @@ def reconfigured(folder: Path, overrides: Callable[[dict[str, Any]], Config]) ->
 
 
 def _pairs_of_step(training: Training) -> tuple[str, int]:
-    """What all processes take of the corpus for one batch, counted in sentences or tokens."""
+    """The size of one batch over all processes, and its unit: sentences or tokens."""
     name = "tokens" if training.tokens else "sentences"
     return name, getattr(training, name) * training.devices * training.machines
 
 
 def _shared_anew(before: Config, after: Config) -> Config:
-    """The pairs of a step as they were, over as many processes as there are now."""
+    """Share the pairs of a step over the processes that there are now."""
     old, new = before.training, after.training
     (name, total), world = _pairs_of_step(old), new.devices * new.machines
     if old.devices * old.machines == world or getattr(old, name) != getattr(new, name):

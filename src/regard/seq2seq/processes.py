@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, Protocol
 
-from regard.seq2seq.ranks import single
+from regard.seq2seq.ranks import single_process
 
 #: Environment of a trial: each has one core, and threads beyond it would only be in the way of the others.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
@@ -46,7 +46,7 @@ class LocalProcess:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 bufsize=0,
-                env=single(os.environ) | ONE_THREAD,
+                env=single_process(os.environ) | ONE_THREAD,
                 start_new_session=True,  # Ctrl-C reaches the first process alone, which then asks them to stop
             )
         assert self._process.stdout is not None

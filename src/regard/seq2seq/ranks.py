@@ -1,4 +1,4 @@
-"""Processes that train together: which of them this one is, read in one place, and what they tell each other."""
+"""Processes that train together: the number of this process, and operations over all of them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     from regard.seq2seq.config import Training
 
-#: Beginnings of the variables that tell a process that it is one of several.
-TOLD = ("SLURM_", "TORCHELASTIC_", "RANK", "LOCAL_RANK", "GROUP_", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+#: Prefixes of environment variables that tell a process about the others.
+PREFIXES = ("SLURM_", "TORCHELASTIC_", "RANK", "LOCAL_RANK", "GROUP_", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 @dataclass(frozen=True)
 class Starter:
-    """Who starts processes, and the variables by which it tells each of them about the others."""
+    """A program that starts processes, and the environment variables that it sets."""
 
     name: str
     number: str
@@ -56,8 +56,8 @@ SLURM = Starter(
 def process_number(training: Training) -> int:
     """The number of this process among all that train together.
 
-    torchrun and SLURM tell it, and nothing but a configuration with as many processes is taken then. Where nobody
-    does, Lightning starts the other processes of this machine itself, and the machine's number is NODE_RANK.
+    torchrun and SLURM set it, and the configuration must then name as many processes. Without them Lightning starts
+    the other processes of this machine, and NODE_RANK is the number of the machine.
     """
     environment = cluster(training)
     if _starter() is not None:
@@ -77,25 +77,25 @@ def cluster(training: Training) -> ClusterEnvironment:
     _check(starter, training)
     if starter is TORCHRUN:
         return TorchElasticEnvironment()
-    os.environ.setdefault(SLURM.on_machine, str(training.devices))  # which srun --ntasks alone does not tell
-    return SLURMEnvironment(auto_requeue=False)  # signals are handled here
+    os.environ.setdefault(SLURM.on_machine, str(training.devices))  # srun --ntasks alone does not set it
+    return SLURMEnvironment(auto_requeue=False)  # regard handles signals itself
 
 
-def single(told: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a process that is none of several, whatever started its parent."""
-    return {name: value for name, value in told.items() if not name.startswith(TOLD)}
+def single_process(environment: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables for a process that trains alone, without those that tell of others."""
+    return {name: value for name, value in environment.items() if not name.startswith(PREFIXES)}
 
 
 def _starter() -> Starter | None:
     if {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys():
         return TORCHRUN
-    # the shell of an allocation is told how many tasks there may be, and is none of them
+    # the shell of an allocation has the number of tasks, but is none of them
     interactive = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
     return SLURM if {"SLURM_PROCID", "SLURM_NTASKS"} <= os.environ.keys() and not interactive else None
 
 
 def _check(starter: Starter, training: Training) -> None:
-    """Refuse a configuration with other processes than were started: each would train on what another does."""
+    """Refuse a configuration with another number of processes than were started: some would train on the same pairs."""
     devices, machines = training.devices, training.machines
     world, number = int(os.environ[starter.world]), int(os.environ[starter.number])
     there = int(os.environ.get(starter.machines, machines))
@@ -140,7 +140,7 @@ def gathered(value: Tensor, device: torch.device) -> Tensor:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """What one process refuses inside, all refuse: no other waits for it. All have to come here."""
+    """If one process raises a `RegardError` inside, all raise one, so that none waits. Collective."""
     refused = None
     try:
         yield
@@ -158,7 +158,7 @@ def together() -> Iterator[None]:
 
 @contextlib.contextmanager
 def answers(training: Training) -> Iterator[None]:
-    """One sentence where other processes do not answer; each that ended says itself why."""
+    """Raise a `RegardError` if other processes do not answer. A process that ended says itself why."""
     try:
         yield
     except RuntimeError as error:

@@ -30,7 +30,7 @@ FORMAT = 1
 WEIGHTS, SETTINGS, CONFIG = "model.safetensors", "settings.json", "config.toml"
 METRICS, ENVIRONMENT, STATE = "metrics.csv", "environment.json", "state/state.safetensors"
 SOURCE, TARGET = "source.tokenizer", "target.tokenizer"
-#: Of metrics.csv, so that a line can be appended that has numbers which the first had not.
+#: Columns of metrics.csv: all from the start, so that any later line can be appended.
 COLUMNS = ("step", "epoch", "minutes", "learning_rate", "train_loss", "tokens_per_second", "pairs_per_second")
 COLUMNS += ("valid_loss", "perplexity", "bleu")
 #: Packages whose versions a run was made with.
@@ -64,7 +64,7 @@ class Run:
 
     @property
     def bleu_tokenizer(self) -> str | None:
-        """sacrebleu's tokenizer that its BLEU is counted with; None for a run that was written before there was one."""
+        """The tokenizer of sacrebleu for its BLEU; None for older runs, which do not name one."""
         return self.settings.get("bleu_tokenizer")
 
 
@@ -121,15 +121,15 @@ def write_settings(path: Path, model: Translator, facts: Mapping[str, Any]) -> N
 
 
 def sums(path: Path) -> dict[str, str]:
-    """sha256 of what else a run translates with: its tokenizers, and the keys of its configuration."""
+    """sha256 of the tokenizers of a run and of the keys of its configuration."""
     contents = {name: (path / name).read_bytes() for name in (SOURCE, TARGET) if (path / name).exists()}
-    if (path / CONFIG).exists():  # whatever its comments and the ends of its lines are
+    if (path / CONFIG).exists():  # comments and line endings may change
         contents[CONFIG] = json.dumps(read_sections(path), sort_keys=True).encode()
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
 def check_sums(path: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse a run of which a file was changed since it was written."""
+    """Refuse a run if a file was changed after it was written."""
     known, now = settings.get("sums") or {}, sums(path)
     changed = [name for name in now if known.get(name, now[name]) != now[name]]
     if changed:
@@ -202,10 +202,10 @@ def put_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> 
 
 
 class MetricsFile:
-    """metrics.csv as a training writes it: a new line is appended; the file is written anew only where one changed.
+    """Writes metrics.csv: new lines are appended; the file is written anew only if a written line changed.
 
     Args:
-        path: Of the file; what another training left there is replaced by the first lines.
+        path: The file; the first write replaces the lines of another training.
     """
 
     def __init__(self, path: Path) -> None:
@@ -233,7 +233,7 @@ def _line(row: Mapping[str, float | None], columns: Iterable[str]) -> str:
 
 
 def read_metrics(path: Path) -> list[dict[str, float | None]]:
-    """The lines of metrics.csv; none if there is no such file. A last line without its end was being written."""
+    """The lines of metrics.csv; none without a file. A last line without a line feed was cut short, and is left out."""
     if not path.exists():
         return []
     try:

@@ -103,9 +103,9 @@ class Standing:
 
 
 class TimeLeft:
-    """Seconds of the clock on the wall until the budget is used up, at the pace since this was made.
+    """Wall-clock seconds until the budget is used up, at the pace since this object was made.
 
-    A budget in minutes counts a processor's time: validation, saving and other programs come on top of it.
+    A budget in minutes counts processor time; validation, saving and other programs take more.
 
     >>> times = iter([100.0, 130.0])
     >>> left, standing = TimeLeft(lambda: next(times)), Standing(plateau=Plateau(3, 0.5), share=0.5)

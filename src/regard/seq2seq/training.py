@@ -226,7 +226,7 @@ class Course(LightningModule):
             self._write_rows()
         waited = standing.seconds - standing.saved
         by_time = training.save_minutes and waited >= 60 * training.save_minutes
-        first_weights = standing.best is not None and not standing.saved  # which a state must go with
+        first_weights = standing.best is not None and not standing.saved  # weights are saved with their state
         if by_time or first_weights or (training.save_steps and standing.step % training.save_steps == 0):
             self.save()
         self.told(standing)
@@ -279,7 +279,7 @@ class Course(LightningModule):
         assert self.task.score is not None
         try:
             bleu = self.task.score(self.model) if is_sharded(self.model) or rank() == 0 else 0.0
-        except RegardError as error:  # decoding refuses what is no number; a loss may be finite still
+        except RegardError as error:  # decoding refuses scores that are not finite, also where the loss is
             raise self._ran_away() from error
         return summed(torch.tensor(0.0 if rank() else bleu, dtype=torch.float64), self.device).item()
 
@@ -372,7 +372,7 @@ class Course(LightningModule):
         random = self.__dict__.pop("_random", None)
         if random is not None:
             _set_generators(random, self.device)
-            self._write_rows()  # without those that were written after the state
+            self._write_rows()  # lines written after the state are dropped
 
     def _save_weights(self) -> None:
         if not self.task.folder:
@@ -395,7 +395,7 @@ def _generators(device: torch.device) -> dict[str, Tensor]:
 
 
 def _set_generators(states: Mapping[str, Tensor], device: torch.device) -> None:
-    """Each process goes on with its own state; where there are now other processes, all go on with their new seeds."""
+    """Restore the state of each process; if the number of processes changed, keep their new seeds."""
     if len(states["cpu"]) != world():
         return
     torch.set_rng_state(states["cpu"][rank()].clone())

@@ -25,7 +25,7 @@ LIMIT = 1000
 class Translation:
     """A sentence and its translations, best first; of one that was not translated `skipped` says why.
 
-    No two texts are equal. `alignments` are theirs, and `alignment` that of the best, where any were asked for.
+    The texts differ. `alignments` has one for each text, if alignments were asked for.
 
     >>> from regard.seq2seq import Translation
     >>> Translation("das Haus", texts=("the house", "a house")).text, Translation("", skipped="empty").text
@@ -45,7 +45,7 @@ class Translation:
 
     @property
     def alignment(self) -> Alignment | None:
-        """That of the best translation."""
+        """The alignment of the best translation."""
         return self.alignments[0] if self.alignments else None
 
 
@@ -140,7 +140,7 @@ class _Work:
         return [self._aligned(each, [next(alignments) for _ in each.hypotheses]) for each in done]
 
     def _distinct(self, sentence: str, hypotheses: Sequence[Hypothesis]) -> Translation:
-        """Different tokens may spell one text: the best of those is kept."""
+        """Keep the best hypothesis of each text, since different tokens may spell the same."""
         spelt = {}
         for hypothesis in hypotheses:
             spelt.setdefault(self.tokenizers[1].decode(hypothesis.tokens), hypothesis)
@@ -169,7 +169,7 @@ class _Work:
         numbers = self.tokenizers[1].word_numbers(tokens)
         if max(numbers, default=-1) + 1 == len(alignment.target):
             unknown = {number for token, number in zip(tokens, numbers, strict=True) if token == UNK}
-        else:  # cut further than the pieces tell
+        else:  # words were cut further than the pieces
             mark = self.tokenizers[1].decode([UNK])
             unknown = {place for place, word in enumerate(alignment.target) if mark in word}
         aligned = alignment.weights.argmax(1).tolist()
@@ -180,7 +180,7 @@ class _Work:
 
 
 def _rewritten(text: str, words: Sequence[str], others: Sequence[str]) -> str:
-    """The text with other words in the places of its own."""
+    """The text with each of `words` replaced by the one of `others`."""
     parts, place = [], 0
     for word, other in zip(words, others, strict=True):
         start = text.find(word, place)
