@@ -10,10 +10,11 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._mode_utils import no_dispatch
@@ -309,6 +310,17 @@ def no_float64() -> Iterator[None]:
         yield
     finally:
         RULES.refuses_float64 = False
+
+
+def device_dtype() -> Any:
+    """A fixture: float64, then float32 on a device that refuses float64."""
+
+    @pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "no float64"])
+    def dtype(request: Any) -> Iterator[torch.dtype]:
+        with no_float64() if request.param == torch.float32 else nullcontext():
+            yield request.param
+
+    return dtype
 
 
 def moved(value: Any) -> Any:

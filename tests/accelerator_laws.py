@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from accelerator import DEVICE, moved, no_float64, on_host
+from accelerator import DEVICE, device_dtype, moved, no_float64, on_host
 from regard.bench.laws import runs
 from regard.catalog import mechanisms
 from regard.engine import ENGINES
@@ -20,13 +20,7 @@ every_mechanism = pytest.mark.parametrize("name", sorted(mechanisms()))
 DTYPES = {torch.float64: {"rtol": 1e-9, "atol": 1e-10}, torch.float32: {"rtol": 1e-4, "atol": 1e-5}}
 
 
-@pytest.fixture(params=DTYPES, ids=["float64", "no float64"])
-def dtype(request):
-    if request.param == torch.float64:
-        yield request.param
-        return
-    with no_float64():
-        yield request.param
+dtype = device_dtype()
 
 
 def examples(name: str, dtype: torch.dtype):

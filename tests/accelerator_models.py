@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import regard as rg
-from accelerator import moved, no_float64, on_host, waits
+from accelerator import device_dtype, moved, no_float64, on_host, waits
 from miniatures import BERT, LLAMA, T5, Model
 from regard.data import Batches, Pair, Words
 from regard.maps.stored import load_map, save_map
@@ -32,13 +32,7 @@ SYSTEMS = [
 every_system = pytest.mark.parametrize(("name", "options"), SYSTEMS, ids=str)
 
 
-@pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "no float64"])
-def dtype(request):
-    if request.param == torch.float64:
-        yield request.param
-        return
-    with no_float64():
-        yield request.param
+dtype = device_dtype()
 
 
 def close(found, expected):

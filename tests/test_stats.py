@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import regard as rg
+from exact_maps import exact
 from regard.stats import CAVEAT, STATISTICS, Reading, findings, profile
 from regard.stats.reading import plain
 from regard.stats.warnings import COPY, SPECIAL, UNIFORM
@@ -17,15 +18,6 @@ from regard.stats.warnings import COPY, SPECIAL, UNIFORM
 def weights_of(attention=None, batch=1, heads=3, length=9, scale=1.0):
     q, k, v = (scale * torch.randn(batch, heads, length, 4) for _ in range(3))
     return rg.attend(attention or rg.Attention(), q, k, v).weights
-
-
-def exact(rows):
-    """A map whose weights are these (heads, n, n), to rounding: scores are their logarithms."""
-    rows = torch.from_numpy(np.asarray(rows, dtype=np.float64))
-    n = rows.shape[-1]
-    query = rows.clamp_min(1e-30).log()[None]
-    identity = torch.eye(n, dtype=torch.float64).expand(1, len(rows), n, n)
-    return rg.attend(rg.Attention(score=rg.Dot(scale=1.0)), query, identity, identity).weights
 
 
 TOKENS = ["[CLS]", *"abcdefg", "[SEP]"]

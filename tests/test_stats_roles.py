@@ -7,21 +7,12 @@ import pytest
 import torch
 
 import regard as rg
+from exact_maps import exact
 from regard.stats import Role, probe_tokens, roles, shuffle_order
 from regard.stats.roles import KINDS, LABEL, MARGIN, QUERIES
 from regard.stats.roles import _earns as earns
 
 N = 40
-
-
-def exact(rows):
-    """A map whose weights are these (heads, n, n), to rounding: scores are their logarithms."""
-    rows = torch.from_numpy(np.asarray(rows, dtype=np.float64))
-    n = rows.shape[-1]
-    identity = torch.eye(n, dtype=torch.float64).expand(1, len(rows), n, n)
-    return rg.attend(
-        rg.Attention(score=rg.Dot(scale=1.0)), rows.clamp_min(1e-30).log()[None], identity, identity
-    ).weights
 
 
 def links(kind, tokens):
