@@ -93,7 +93,7 @@ def test_a_comparison_counts_all_its_bleu_by_one_tokenizer(texts, tmp_path):
     open_study(read_study(tmp_path / "c"), tmp_path / "c")  # the same comparison
     assert (tmp_path / "c" / RETRIEVAL).read_text() == kept
     refused = regard("train", "--data", "copy", "--out", tmp_path / "c", *QUICK, status=2)
-    assert "holds a comparison, whose vocabularies a run would write over" in said(refused)
+    assert "holds a comparison, whose vocabularies a run would overwrite" in said(refused)
     refused = regard("train", "--data", "copy", "--out", tmp_path / "c", "--resume", *QUICK, status=2)
     assert (tmp_path / "c" / SOURCE).exists() and "holds" in said(refused)
 

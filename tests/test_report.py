@@ -111,7 +111,7 @@ def test_fewer_than_three_seeds_are_one_run_and_give_no_p(tmp_path, seeds):
     rows = rows_of(markdown, "perplexity")
     assert "p" not in rows["Luong general"]
     assert not any("**" in line for line in markdown.splitlines() if line.startswith("|"))
-    assert "With fewer than 3 seeds of each system, other trainings may order them otherwise" in markdown
+    assert "With fewer than 3 seeds of each system, other trainings may rank them differently" in markdown
 
 
 def findings_of(data):

@@ -112,7 +112,7 @@ def checked_attention(owner: str, attention: object) -> Attention:
     elif isinstance(attention, str):
         got, remedy = repr(attention), f"Names are those of the catalogue: regard.mechanism({attention!r}).build(...)."
     elif hasattr(attention, "build"):
-        got, remedy = f"a {type(attention).__name__}", "It is what builds one: mechanism.build(...)."
+        got, remedy = f"a {type(attention).__name__}", "Build one from it: mechanism.build(...)."
     else:
         got, remedy = type(attention).__name__, "Plain attention is regard.Attention()."
     raise RegardError(f"{owner} must be a regard.Attention, got {got}. {remedy}")

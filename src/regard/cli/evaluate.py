@@ -208,4 +208,6 @@ def print_comparison(console: Console, found: Comparison, mine: str, theirs: str
         f"(paired bootstrap of the sentences, {found.resamples} resamples)",
         markup=False,
     )
-    console.print("This is of these two trainings: another seed of either may turn it. See regard compare --seeds 3.")
+    console.print(
+        "This compares two single trainings; another seed of either may reverse it. See regard compare --seeds 3."
+    )

@@ -90,7 +90,7 @@ def _train(console: Console, config: Config, folder: Path, resume: bool) -> None
         with _bar(console, config) as told_bar:
             outcome = fit(prepared.task, resume=resume, told=told_bar)
     except KeyboardInterrupt:
-        console.print("Stopped at once; what was saved last is kept. Go on with:")
+        console.print("Stopped at once; the last saved state is kept. Go on with:")
         console.print(f"  regard train --out {folder} --resume", markup=False)
         raise
     if not console.quiet:
@@ -181,7 +181,7 @@ def _check_fresh(folder: Path) -> None:
 
     if (folder / STUDY).exists():
         raise RegardError(
-            f"train: {folder} holds a comparison, whose vocabularies a run would write over. Give another --out."
+            f"train: {folder} holds a comparison, whose vocabularies a run would overwrite. Give another --out."
         )
     if (folder / WEIGHTS).exists() or (folder / STATE).exists():
         raise RegardError(

@@ -20,12 +20,10 @@ HIDDEN_GRADIENTS = (
     "a piece depends on a tensor that requires gradients and is none of its attributes, so gradients would not reach "
     "it. Make it an attribute of the piece, or a parameter of a piece that is an nn.Module"
 )
-TRANSFORMED = (
-    "torch.func and forward-mode derivatives go through torch's own operations alone, as the dense engine does"
-)
+TRANSFORMED = "torch.func and forward-mode derivatives need torch's own operations, which only the dense engine uses"
 GRAPH = (
-    "regard.attend plans by sizes and masks in Python, which no graph can hold. Leave fullgraph=True out, and what is "
-    "around the call is compiled; or record one plan with torch.export.export(model, inputs)"
+    "regard.attend plans by sizes and masks in Python, which no graph can hold. Leave fullgraph=True out to compile "
+    "the code around the call; or record one plan with torch.export.export(model, inputs)"
 )
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -66,7 +64,7 @@ def numbers_needed(query: Tensor) -> Iterator[None]:
         raise RegardError(
             "attend: inside torch.vmap, torch.export or on the meta device no number can be read, and these pieces or "
             f"this engine decide by numbers: {str(error).strip().splitlines()[0][:200]} A mapped axis can be folded "
-            "into the batch, which attend goes through itself; engine='dense' decides least by numbers."
+            "into the batch, which attend goes through itself; engine='dense' reads the fewest numbers."
         ) from error
 
 

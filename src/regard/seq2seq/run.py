@@ -135,8 +135,8 @@ def check_sums(path: Path, settings: Mapping[str, Any]) -> None:
     if changed:
         raise RegardError(
             f"{path}: {' and '.join(changed)} changed after the run was written (the sum in settings.json "
-            "differs). Put back what was there; to decode otherwise give --beam and the like, to train on otherwise "
-            "give the keys to `regard train --resume`."
+            "differs). Restore the files. To decode differently use options such as --beam; to go on with other "
+            "settings give the keys to `regard train --resume`."
         )
 
 

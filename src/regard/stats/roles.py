@@ -232,7 +232,7 @@ def _measure(weights: AttentionMap, text: Text, shuffled: Text | None) -> dict[s
 
 
 def _evenness(entropy: Tensor, allowed: Tensor, at_first: tuple[Tensor, Tensor], ordinary: Tensor) -> _Measured:
-    """How even the weights beside the first key are, 1 for a head that looks at all keys alike; (B, H, I) each."""
+    """The evenness of the weights outside the first key: 1 if all are equal. Arguments are (B, H, I)."""
     first, sees_first = at_first
     beside = allowed - sees_first
     even = beside / allowed.clamp_min(1) * beside.clamp_min(2).log()

@@ -120,14 +120,14 @@ class First(HeadStatistic):
 
 @dataclass(frozen=True)
 class Elsewhere(HeadStatistic):
-    """Mean over queries of sum_j w_ij log((1 - r_i) / w_ij) over keys j at which no head rests.
+    """Mean over queries of sum_j w_ij log((1 - r_i) / w_ij) over keys j other than the first and special ones.
 
-    Heads rest on the first key and on special ones, which have the weight r_i together. By the chain rule of
-    entropy this is (1 - r_i) times the entropy of where the other weight goes, as a distribution of its own.
+    r_i is the weight of query i on the first key and on special ones, where heads rest. By the chain rule this is
+    (1 - r_i) times the entropy of the other weights, normalised to a distribution.
     """
 
     name: ClassVar[str] = "elsewhere"
-    meaning: ClassVar[str] = "entropy in nats that tokens beside the first and special ones add"
+    meaning: ClassVar[str] = "entropy in nats from tokens other than the first and special ones"
 
     def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
         return Entropy(), Part(tuple(sorted({0, *special})))
@@ -138,9 +138,9 @@ class Elsewhere(HeadStatistic):
 
 
 def entropy_beside(entropy: Tensor, mass: Tensor, part: Tensor) -> Tensor:
-    """From sum_j -w_j log w_j over all keys to sum_j w_j log(m / w_j) over those that are left, m of the weight.
+    """sum_j w_j log(m / w_j) over the keys that are left, whose weight is m, from the entropy over all keys.
 
-    `mass` is the weight of the keys that are left out, `part` what they add to the entropy.
+    `mass` is the weight of the keys that are left out, `part` their contribution to the entropy.
     """
     left = (1 - mass).clamp_min(0.0)
     return (entropy - part + torch.xlogy(left, left)).clamp_min(0.0)
@@ -212,7 +212,7 @@ class Offset(Fold):
 
 @dataclass(frozen=True)
 class Part(Fold):
-    """Weight that every query puts on some keys (indices), and what they add to its entropy; (B, H, I) each."""
+    """Weight of every query on some keys (indices), and their contribution to its entropy; (B, H, I) each."""
 
     keys: tuple[int, ...]
 

@@ -18,9 +18,9 @@ UNIFORM = 0.98
 #: Cosine from which two maps count as near copies. Heads that rest on the same token are alike by that alone: on a
 #: sentence of 16 tokens, 42 of MiniLM's 72 heads reach 0.9 with another one, 14 reach 0.95.
 COPY = 0.95
-#: Weights that a head is free to choose, sum over queries of n_i - 1, from which its evenness and its likeness to
-#: another head say anything. With weights drawn at random (Dirichlet) a head of so many counts as uniform, and a pair
-#: as near copies, in at most 1 of 600 draws; two heads on 3 tokens are near copies in 1 of 95, on 2 tokens in 1 of 6.
+#: Least number of free weights, the sum over queries of n_i - 1, for a statement about the evenness of a head and
+#: about its likeness to another head. With as many weights drawn at random (Dirichlet) a head counts as uniform, and
+#: a pair as near copies, in at most 1 of 600 draws; two heads on 3 tokens are near copies in 1 of 95, on 2 in 1 of 6.
 FREE_UNIFORM, FREE_COPIES = 6, 12
 #: Statistic -> where heads with most of it rest.
 RESTING = {"special": "special tokens", "first": "the first token"}

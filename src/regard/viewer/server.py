@@ -107,7 +107,7 @@ def _name(host: str) -> str | None:
 
 
 def listen(host: str, port: int, token: str) -> socket.socket:
-    """The socket that `serve` answers on, before there is anything to serve."""
+    """Open the socket of `serve` before the pages are loaded, so that a port in use is an error at once."""
     if host not in LOOPBACK and len(token) < 16:
         raise RegardError(
             f"view: --host {host} opens the page to others, so it needs --token of at least 16 characters, for "

@@ -110,8 +110,8 @@ def sheets_of(texts: Sequence[Reading | Sheet]) -> list[Sheet]:
     )
     if wrong is not None:
         raise RegardError(
-            f"page: texts are a list of Reading or Sheet, got {type(wrong).__name__}. Of maps, and of what rg.watch "
-            "saw, it is [Reading.of(title, seen.maps, tokens)], with Reading from regard.stats."
+            f"page: texts are a list of Reading or Sheet, got {type(wrong).__name__}. From the maps of rg.watch "
+            "build one: [Reading.of(title, seen.maps, tokens)], with Reading from regard.stats."
         )
     return [text if isinstance(text, Sheet) else Sheet.of(text) for text in texts]
 

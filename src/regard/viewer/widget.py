@@ -70,7 +70,7 @@ def show_map(weights: AttentionMap, tokens: Sequence[str] | None, queries: Seque
 def show_watched(seen: Watched, tokens: Sequence[str] | None, targets: Sequence[str] | None, batch: int) -> Any:
     """A widget of a model: a text for each part, the encoder on `tokens`, the decoder on `targets`.
 
-    Of several calls, as generation makes them, it is the last one that read just these tokens.
+    Of several calls, as generation makes them, the last one with exactly these tokens is shown.
     """
     step, decoded = _call_that_read(seen.decoder, tokens if targets is None else targets)
     readings = []
@@ -95,7 +95,7 @@ def show_watched(seen: Watched, tokens: Sequence[str] | None, targets: Sequence[
 
 
 def _call_that_read(view: Watched, tokens: Sequence[str] | None) -> tuple[int, Sequence[str] | None]:
-    """The last call (numbered from the end) of so many keys, and its tokens: nothing has read what came out last."""
+    """The last call with these tokens, numbered from the end, and its tokens: the last generated one was never read."""
     if not view or tokens is None:
         return -1, tokens
     sizes = [weights.shape[3] for weights in view.calls(0)]

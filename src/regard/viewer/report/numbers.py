@@ -15,7 +15,7 @@ from regard.viewer.report.folder import Study, Trial
 
 #: Raised when report.json could no longer be read as it was meant.
 VERSION = 1
-#: Seeds that each system must have before two are told apart by more than this run.
+#: Seeds of each system that are needed to compare two systems beyond this run.
 LEAST_SEEDS = 3
 #: Facts of looking.json that are averaged over the seeds.
 LOOKS = ("entropy", "spread", "share_eos", "share_punctuation", "end_pieces", "punctuation_pieces")
@@ -210,8 +210,8 @@ def _frequencies(done: Sequence[Trial]) -> list[dict[str, Any]]:
 # Against the baseline
 
 
-def _trained(study: Study, label: str) -> Tensor | None:
-    """The counts of a system, (seeds, sentences, 10); None where it has too few seeds to say anything of others."""
+def _counts_of_seeds(study: Study, label: str) -> Tensor | None:
+    """The counts of a system, (seeds, sentences, 10); None if it has too few seeds for a comparison."""
     found = [study.counts[label, seed] for seed in study.about["seeds"] if (label, seed) in study.counts]
     return torch.stack(found) if len(found) >= LEAST_SEEDS else None
 
@@ -219,9 +219,9 @@ def _trained(study: Study, label: str) -> Tensor | None:
 def against(study: Study, label: str, other: str) -> dict[str, Any] | None:
     """The paired bootstrap between two systems, on all sentences and on the novel ones, over sentences and seeds.
 
-    None with fewer than `LEAST_SEEDS` seeds of each: what one training says of a system may be turned by the next.
+    None with fewer than `LEAST_SEEDS` seeds of each: another training may reverse the result.
     """
-    mine, theirs = _trained(study, label), _trained(study, other)
+    mine, theirs = _counts_of_seeds(study, label), _counts_of_seeds(study, other)
     if mine is None or theirs is None or study.test is None or label == other:
         return None
     found = {"all": _comparison(paired_bootstrap(mine, theirs))}

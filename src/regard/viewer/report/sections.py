@@ -96,7 +96,7 @@ def budget(about: Mapping[str, Any]) -> str:
 
 
 def _steps_reached(report: Report) -> str:
-    """What equal time came to, which depends on the machine and on what else it does."""
+    """The steps that each system reached in equal time, which depends on the machine and its load."""
     if (report["about"].get("budget") or {}).get("kind") != "minutes":
         return ""
     reached = [
@@ -138,11 +138,11 @@ def _best_sentence(report: Report, ranked: Sequence[Report]) -> str:
     return said + _next_sentence(report, ranked[len(alike) :]) + (f" {_FEW_SEEDS}" if where else "")
 
 
-_FEW_SEEDS = f"With fewer than {LEAST_SEEDS} seeds of each system, other trainings may order them otherwise."
+_FEW_SEEDS = f"With fewer than {LEAST_SEEDS} seeds of each system, other trainings may rank them differently."
 
 
 def _read(system: Report) -> str | None:
-    """A system's score as it is printed: those that read the same are not ranked."""
+    """A system's score as printed; systems with the same printed score are not ranked."""
     found = quality_of(system)
     return None if found is None else number(found["mean"])
 
@@ -212,7 +212,7 @@ def _quality(report: Report) -> Iterator[Block]:
     )
     sure = (
         f"p is of the paired bootstrap against {base}: the share of resamples, of test sentences and of seeds, in "
-        "which the difference turns round. The best of each column is set off."
+        "which the difference changes its sign. The best of each column is set off."
     )
     few = f"{_FEW_SEEDS} So no p is given and nothing is set off."
     counted = f"BLEU counts tokens of sacrebleu's tokenizer {report['tokenizer']}. "

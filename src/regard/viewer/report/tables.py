@@ -113,9 +113,9 @@ def more_table(report: Report) -> Table:
 
 
 def measures(caption: str, wanted: Sequence[Measure], systems: Sequence[Report], few_seeds: bool) -> Table:
-    """A row for each system, without columns that nothing was measured for.
+    """A row for each system; empty columns are left out.
 
-    The best of each column is set off, with all that read the same; with few seeds none is.
+    The best value of each column is set off, with all values that print the same; with few seeds none is.
     """
     shown = [each for each in wanted if any(each[1](system) != NOTHING for system in systems)]
     rows = [[system["title"], *(text(system) for _, text, _, _ in shown)] for system in systems]
@@ -131,7 +131,7 @@ def measures(caption: str, wanted: Sequence[Measure], systems: Sequence[Report],
 
 
 def _leading(cell: str) -> str:
-    """A number as it is read, without its deviation."""
+    """A printed number without its deviation."""
     return cell.split(" ± ")[0]
 
 
