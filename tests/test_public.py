@@ -18,7 +18,7 @@ import regard as rg
 SOURCE = Path(rg.__file__).parent
 MODULES = sorted(m.name for m in pkgutil.walk_packages([str(SOURCE)], "regard.") if "cli" not in m.name)
 LAYERS = [
-    {"errors", "checks", "names", "shapes", "spans", "positions", "cluster"},
+    {"errors", "checks", "names", "closures", "shapes", "spans", "positions", "cluster"},
     {"pieces", "attention"},
     {"catalog", "cache", "engine"},
     {"maps", "seen", "nn"},

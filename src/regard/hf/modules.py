@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from functools import cache
-from types import CellType, CodeType, FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from torch import nn
 
+from regard.closures import closure_values
 from regard.errors import RegardError, nearest
 from regard.nn import Attends
 from regard.seen import attend
@@ -65,8 +66,7 @@ def _collect(function: Any, kind: type[nn.Module], names: set[str], visited: set
     if not isinstance(function, FunctionType) or function in visited:
         return
     visited.add(function)
-    closed_over = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
-    values = function.__globals__ | {name: _content(cell) for name, cell in closed_over}
+    values = function.__globals__ | closure_values(function)
     for name in _names_in(function.__code__):
         called, method = values.get(name), getattr(kind, name, None)
         names.add(OURS if called is attend else name)
@@ -84,13 +84,6 @@ def _names_in(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names_in(constant)
-
-
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return None
 
 
 def is_loud(module: nn.Module) -> bool:

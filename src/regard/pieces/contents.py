@@ -12,11 +12,12 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, is_dataclass
 from functools import _lru_cache_wrapper, cache, cached_property, partial
-from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType
+from types import CellType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
 
+from regard.closures import closure_values, global_names
 from regard.pieces.bias import Bias
 from regard.pieces.kernel import FeatureMap
 from regard.pieces.mask import Both, Either, Mask, Not
@@ -34,7 +35,7 @@ SMALL = 64 << 10
 PLAIN = frozenset({int, float, complex, str, bytes, bool, type(None), type, range, slice})
 #: Containers longer than this are looked into only if they begin with a tensor, a module or a piece.
 LONG = 256
-#: Types that are made around functions, and what each of their objects is made of.
+#: Types of objects that wrap functions, and the parts that each is made of.
 AROUND_FUNCTIONS: dict[type, Any] = {
     MethodType: lambda method: [method.__func__, method.__self__],
     property: lambda descriptor: [descriptor.fget, descriptor.fset, descriptor.fdel],
@@ -118,7 +119,7 @@ class _Tensor(_Builder):
 
 @dataclass(eq=False)
 class _Items(_Builder):
-    """A list, queue or dictionary: `empty` is one of its kind, filled again."""
+    """A list, queue or dictionary: a copy of `empty` is filled again."""
 
     empty: Any
     items: list[Any]
@@ -149,8 +150,8 @@ class _Fixed(_Builder):
 class _Object(_Builder):
     """An object by its attributes: `same` are kept as they are, `parts` are built.
 
-    `methods` are the methods of its class that close over tensors. `members` of the class are what else holds some:
-    Python looks up properties and special methods in the class alone, so the object gets a class of its own.
+    `methods` are methods of its class that close over tensors. `members` are other members of the class that hold
+    tensors. Python looks up properties and special methods only in the class, so the object gets a class of its own.
     """
 
     kind: type
@@ -209,7 +210,7 @@ class _Function(_Builder):
 
 @dataclass(eq=False)
 class _Call(_Builder):
-    """What is made of functions by a call: a partial function, a bound method, a property."""
+    """An object made by a call of its type with functions: a partial function, a bound method, a property."""
 
     kind: Any
     arguments: list[Any]
@@ -357,9 +358,9 @@ class _Reader:
         if _root(value) == "torch" or _is_own(value):
             return value
         self.is_foreign = True
-        cells = [self.read(_contents(cell)) for cell in value.__closure__ or ()]
+        cells = [self.read(content) for content in closure_values(value).values()]
         defaults, keywords = self.read(value.__defaults__), self.read(value.__kwdefaults__)
-        read = ((name, value.__globals__.get(name)) for name in _names(value.__code__))
+        read = ((name, value.__globals__.get(name)) for name in global_names(value.__code__))
         variables = {name: self.read(x) for name, x in read if isinstance(x, Tensor | nn.Module)}
         if not any(isinstance(part, _Builder) for part in (*cells, defaults, keywords, *variables.values())):
             return value
@@ -370,13 +371,6 @@ class _Reader:
         return _Call(kind, parts, named) if any(isinstance(part, _Builder) for part in (*parts, named)) else value
 
 
-def _contents(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # of a name that has no value yet
-        return None
-
-
 def _root(value: Any) -> str:
     return (value.__module__ or "").partition(".")[0]
 
@@ -385,17 +379,10 @@ def _is_own(value: Any) -> bool:
     return _root(value) == "regard"
 
 
-@cache
-def _names(code: CodeType) -> tuple[str, ...]:
-    """The names that a function looks up as globals or attributes, those of functions inside it too."""
-    inner = (name for constant in code.co_consts if isinstance(constant, CodeType) for name in _names(constant))
-    return (*code.co_names, *inner)
-
-
 def _class_members(kind: type) -> dict[str, Any]:
     """Functions, tensors and containers in the body of a class and of its bases, where these are the user's own.
 
-    What a class overrides is left out: its name no longer leads to it.
+    Members that a class overrides are left out.
     """
     members: dict[str, Any] = {}
     for owner in kind.__mro__:

@@ -8,12 +8,14 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from regard.closures import closure_values, global_names
 
 #: Words of 8 bytes that are hashed at a time.
 CHUNK = 1 << 20
@@ -139,9 +141,9 @@ class Contents:
             self._read_all((function.co_code, function.co_names, function.co_consts))
         else:
             code = function.__code__
-            before, self._names = self._names, (self._names or frozenset()) | _names_of(code)
+            before, self._names = self._names, (self._names or frozenset()) | {*global_names(code)}
             named = {name: _near(function.__globals__.get(name), function) for name in code.co_names}
-            cells = [_near(_held(cell), function) for cell in function.__closure__ or ()]
+            cells = [_near(value, function) for value in closure_values(function).values()]
             self._read_all((code, function.__defaults__, function.__kwdefaults__, cells, named))
             self._names = before
 
@@ -150,7 +152,7 @@ class Contents:
         call = type(thing).__call__ if callable(thing) else None
         before = self._names
         if isinstance(call, FunctionType):
-            self._names = (before or frozenset()) | _names_of(call.__code__)
+            self._names = (before or frozenset()) | {*global_names(call.__code__)}
             self.read(call)
         self.read(self._used(thing, fields))
         self._names = before
@@ -169,23 +171,9 @@ class Contents:
                 name: method for name in new if isinstance(method := getattr(type(thing), name, None), FunctionType)
             }
             methods |= more
-            new = frozenset().union(*(_names_of(method.__code__) for method in more.values())) - names
+            new = frozenset().union(*(global_names(method.__code__) for method in more.values())) - names
             names |= new
         return methods | {name: value for name, value in fields.items() if name in names}
-
-
-def _names_of(code: CodeType) -> frozenset[str]:
-    """Globals and attributes that code names, also in functions inside it."""
-    inside = (_names_of(part) for part in code.co_consts if isinstance(part, CodeType))
-    return frozenset(code.co_names).union(*inside)
-
-
-def _held(cell: CellType) -> Any:
-    """The value of a closed-over name; None for one that is not bound yet."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
 
 
 def _near(thing: Any, function: FunctionType) -> Any:
