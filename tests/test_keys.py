@@ -70,6 +70,15 @@ def test_a_single_query_at_any_position_sees_what_its_mask_allows(mask, start):
     close(attention(x, attention.keys(y), start=start), attention.output(mixed.transpose(1, 2).flatten(2)))
 
 
+def test_a_vector_of_real_tokens_may_be_longer_than_the_keys():
+    """As that of a whole sequence is while it is decoded; an entry may have real tokens behind the keys alone."""
+    real = torch.tensor([[1, 1, 0, 1, 1, 1, 0, 1], [0, 1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 1, 1]]).bool()
+    attention, x, y = MultiHeadAttention(C, H).double(), torch.randn(B, 1, C).double(), torch.randn(B, J, C).double()
+    for rows in (slice(0, 2), slice(0, B)):
+        short, long = (attention(x[rows], y[rows], mask=rg.padding(r)) for r in (real[rows, :J], real[rows]))
+        close(long, short)
+
+
 def test_masks_of_other_sizes_are_refused_by_single_queries_too():
     attention, x, y = MultiHeadAttention(C, H), torch.randn(2, 1, C), torch.randn(2, J, C)
     for mask in (rg.padding([3]), rg.padding(torch.ones(3, J).bool()), rg.given(torch.ones(3, 1, 1, J).bool())):

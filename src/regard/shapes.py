@@ -6,15 +6,18 @@ heads to one key/value head, I queries, J keys, D query/key width, E value width
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor
+from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from regard.errors import RegardError
 
@@ -154,7 +157,21 @@ def known_none(flags: Tensor) -> bool:
 def has_numbers(tensor: Tensor) -> bool:
     """Whether the numbers of a tensor can be read; none are known while torch exports, compiles or maps a function."""
     traced = torch.compiler.is_compiling() or isinstance(tensor, FakeTensor)
-    return not (traced or is_batchedtensor(tensor) or tensor.device.type == "meta")
+    return not (traced or _is_mapped(tensor) or tensor.device.type == "meta")
+
+
+def _is_mapped(tensor: Tensor) -> bool:
+    """Whether torch.vmap maps over a tensor, itself or inside a derivative."""
+    while is_functorch_wrapped_tensor(tensor) and not is_batchedtensor(tensor):
+        tensor = get_unwrapped(tensor)
+    return is_batchedtensor(tensor)
+
+
+@contextmanager
+def without_transforms() -> Iterator[None]:
+    """Where a tensor is made that outlives the call: torch.func and torch.export would make one of their own."""
+    with _disable_current_modes(), temporarily_clear_interpreter_stack():
+        yield
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:

@@ -161,7 +161,7 @@ class Keys:
         if self.mask is None:
             return None
         assert isinstance(self.mask, RealKeys)
-        real = self.mask.real[:, None, None]
+        real = self.mask.real[:, None, None, : self.length]
         added = torch.zeros_like(real, dtype=self.key.dtype).masked_fill(~real, -torch.inf)
         return to_device(added, self.key.device)
 
@@ -173,7 +173,7 @@ class Keys:
         if self.mask is None:
             return True
         self.mask.check(self.sizes(self.key), Positions.aligned_to_end(1, self.length))
-        return bool(self.mask.real.any(1).all())
+        return bool(self.mask.real[:, : self.length].any(1).all())
 
     def sizes(self, query: Tensor) -> Sizes:
         """The sizes of a call of `attend` with queries (B, H, I, D)."""

@@ -17,7 +17,7 @@ from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, block_local, prefix
 from regard.pieces.mask_checks import check_batch, check_covers, check_predicate, integers, own_copy, shortened
 from regard.positions import Positions
-from regard.shapes import Sizes, to_device
+from regard.shapes import Sizes, to_device, without_transforms
 from regard.spans import EMPTY, EVERYTHING, INFINITY, Spans
 
 
@@ -310,7 +310,12 @@ class random_blocks(Mask):
     def table(self) -> Tensor:
         blocks = -(-self.length // self.size)
         generator = torch.Generator().manual_seed(self.seed)
-        return torch.rand(blocks, blocks, generator=generator).topk(self.count, 1, largest=False).indices
+        with without_transforms():
+            return (
+                torch.rand(blocks, blocks, generator=generator, dtype=torch.float32, device="cpu")
+                .topk(self.count, 1, largest=False)
+                .indices
+            )
 
 
 @checked
@@ -444,7 +449,7 @@ class given(Mask):
     def all(self, start: int, stop: int) -> Spans:
         return Spans.where(self._rows(start, stop).all(0))
 
-    @cached_property
+    @property
     def _full(self) -> Tensor:
         return self.tensor[(None,) * (4 - self.tensor.ndim)]
 
@@ -455,10 +460,12 @@ class given(Mask):
     @cached_property
     def _on_host(self) -> Tensor:
         """The mask on the host, copied once for all blocks, which read spans from it."""
-        return self._full.cpu()
+        with without_transforms():
+            return self._full.cpu()
 
     def _rows(self, start: int, stop: int) -> Tensor:
-        return self._on_host[:, :, start - self._offset : stop - self._offset].flatten(0, 2)
+        rows = self._full if self.tensor.device.type == "cpu" else self._on_host
+        return rows[:, :, start - self._offset : stop - self._offset].flatten(0, 2)
 
     def __repr__(self) -> str:
         return f"given(shape={tuple(self.tensor.shape)})"
