@@ -13,7 +13,7 @@ from regard.attention import Attention, checked_attention
 from regard.cache import Cache, Extended, RecurrentCache
 from regard.checks import explained
 from regard.engine.plan import Plan, plan
-from regard.engine.problem import Problem
+from regard.engine.problem import Problem, Result
 from regard.engine.ring import Ring, RingPlan
 from regard.engine.transforms import numbers_needed, uncompiled
 from regard.errors import RegardError
@@ -88,13 +88,7 @@ def attend(
         problem, following = _problem(attention, query, key, value, positions, cache, seed=_seed(attention))
         if check:
             check_finite(query=query, key=key, value=value)
-        # Autocast has rounded the inputs; it must not round sums.
-        with attend_listeners.computing(), without_autocast(query.device):
-            chosen = plan(problem, engine)
-            for reason in chosen.quadratic:
-                warnings.warn(f"attend: {reason}. regard.explain(...) tells the whole plan.", stacklevel=4)
-            result = chosen.run()
-        problem.notes.clear()  # they refer back to the problem, and a cycle would keep its tensors for long
+        result = _run(problem, engine)
         if isinstance(following, RecurrentCache):
             following = replace(following, state=result.state)
     weights = AttentionMap(
@@ -219,6 +213,17 @@ def _problem(
     positions.check(sizes.J)
     attention.check(sizes, positions, key.shape[-1])
     return Problem(attention, query, key, value, positions, sizes, seed=seed, state=state), following
+
+
+def _run(problem: Problem, engine: str) -> Result:
+    """Plan and run. Autocast has rounded the inputs; it must not round sums."""
+    with attend_listeners.computing(), without_autocast(problem.query.device):
+        chosen = plan(problem, engine)
+        for reason in chosen.quadratic:
+            warnings.warn(f"attend: {reason}. regard.explain(...) tells the whole plan.", stacklevel=5)
+        result = chosen.run()
+    problem.notes.clear()  # they refer back to the problem, and a cycle would keep its tensors for long
+    return result
 
 
 def _drops(attention: Attention) -> bool:
