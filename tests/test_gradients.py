@@ -12,13 +12,13 @@ import weakref
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+import drawn
 import regard as rg
 from regard.maps.dot import scaled
 from slopes import CLOSE, Model, agree, inputs, learned
@@ -545,53 +545,27 @@ def test_gradients_pass_through_the_state_of_recurrent_decoding(is_causal):
     agree(outputs[-1], expected[-1], leaves)  # earlier keys reach it through the state alone
 
 
-@st.composite
-def problems(draw):
-    """Pieces, and queries, keys and values of drawn sizes, as views of drawn strides."""
-    groups, shared = draw(st.integers(1, 2)), draw(st.integers(1, 3))
-    batch, width = draw(st.integers(1, 2)), draw(st.sampled_from([2, 3, 5, 8]))
-    num_keys = draw(st.integers(1, 20))
-    num_queries = draw(st.integers(1, num_keys))
-    heads, out = groups * shared, draw(st.sampled_from([width, 1, 7]))
-    sizes = (heads, num_queries, width), (groups, num_keys, width), (groups, num_keys, out)
-    views = [draw(st.sampled_from([*VIEWS])) for _ in sizes]
-    tensors = [VIEWS[view](batch, *size) for view, size in zip(views, sizes, strict=True)]
-    mask = draw(st.sampled_from([None, rg.causal(), rg.causal() & rg.window(3), rg.padding([num_keys] * batch)]))
-    bias = draw(st.sampled_from([(), (rg.ALiBi(heads),), (rg.LearnedTable(heads, 4),), (rg.Softcap(3.0),)]))
-    normalizer = draw(st.sampled_from([rg.Softmax(), rg.Softmax(0.7, sink=0.3), rg.LearnedSink(heads), rg.Entmax15()]))
-    attention = rg.Attention(mask=mask, bias=bias, normalizer=normalizer).double()
-    for parameter in attention.parameters():
-        parameter.data.normal_()
-    return attention, tensors
+PLAIN = {"scores": {"dot": drawn.SCORES["dot"]}, "normalizers": {"softmax": drawn.NORMALIZERS["softmax"]}}
 
 
-VIEWS = {
-    "contiguous": lambda *shape: torch.randn(*shape, dtype=torch.float64),
-    "transposed": lambda B, H, n, D: torch.randn(B, n, H, D, dtype=torch.float64).transpose(1, 2),
-    "of columns": lambda B, H, n, D: torch.randn(B, H, D, n, dtype=torch.float64).mT,
-    "sliced": lambda B, H, n, D: torch.randn(B, H, n, 2 * D, dtype=torch.float64)[..., ::2],
-    "expanded": lambda B, H, n, D: torch.randn(B, 1, 1, D, dtype=torch.float64).expand(B, H, n, D),
-}
-
-
-@settings(max_examples=40)
-@given(problems())
+@drawn.examples(40)
+@given(problem=drawn.problems(longest=20, biases={"softcap": drawn.BIASES["softcap"]}, learned=False, **PLAIN))
 def test_gradients_of_every_engine_are_those_of_plain_operations(problem):
-    attention, tensors = problem
-    leaves = [t.detach().requires_grad_() for t in tensors]
-    learning = [*leaves, *attention.parameters()]
-    expected = rg.attend(attention, *leaves, engine="dense").output
-    grid = rg.Grid.whole(rg.Positions.aligned_to_end(leaves[0].shape[2], leaves[1].shape[2]), *leaves[0].shape[:3])
-    if not attention.bias and isinstance(attention.normalizer, rg.Softmax) and attention.normalizer.sink is None:
-        q, k, v = leaves
-        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
-        scores = q @ k.mT * q.shape[-1] ** -0.5
-        allowed = True if attention.mask is None else attention.mask.allowed(grid)
-        agree(expected, scores.masked_fill(~torch.as_tensor(allowed), -torch.inf).softmax(-1) @ v, leaves)
-    for engine in ("fused", "blocked"):
-        try:
-            output = rg.attend(attention, *leaves, engine=engine).output
-        except rg.RegardError:
-            assert engine == "fused"
-            continue
-        agree(output, expected, learning)
+    attention, positions, leaves = problem.attention, problem.positions, drawn.leaves(problem)
+    q, k, v = leaves
+    if attention.position is not None:
+        at = positions.query(slice(0, q.shape[2])), positions.key()
+        q, k = (attention.position.encode(x, place) for x, place in zip((q, k), at, strict=True))
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    for bias in attention.bias:
+        scores = bias.cap * (scores / bias.cap).tanh()
+    allowed = torch.ones_like(scores, dtype=torch.bool)
+    if attention.mask is not None:
+        allowed = attention.mask.allowed(problem.grid).expand(scores.shape)
+    empty = ~allowed.any(-1, keepdim=True)
+    weights = scores.masked_fill(~allowed & ~empty, -torch.inf).softmax(-1).masked_fill(empty, 0.0)
+    expected = weights @ v
+    for engine in {"dense", "fused", "blocked"} - set(rg.explain(attention, *leaves, positions=positions).refused):
+        output = rg.attend(attention, *leaves, positions=positions, engine=engine).output
+        agree(output, expected, leaves, **drawn.CLOSE)
