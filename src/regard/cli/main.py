@@ -28,13 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _stop(number: int, frame: Any) -> None:
-    """The first Ctrl-C: what is at work saves what it has."""
+    """The first Ctrl-C: the running command saves its state and ends."""
     signal.signal(signal.SIGINT, _leave)
     raise KeyboardInterrupt
 
 
 def _leave(number: int, frame: Any) -> None:
-    """The second Ctrl-C: end at once and without a word."""
+    """The second Ctrl-C: end at once, without output."""
     if os.isatty(2):
         os.write(2, b"\x1b[?25h")  # a progress bar may have hidden the cursor
     os._exit(INTERRUPTED)

@@ -246,7 +246,7 @@ def _block_gradients(work: Work, block: Block, grad: Tensor, wanted: Sequence[bo
         if not output.requires_grad:
             return [None] * len(wanted)
         along = grad[block.entries, :, block.rows]
-        # The graph stays: a piece may keep what it computed for the next block.
+        # keep the graph: a piece may reuse what it computed for an earlier block
         found = iter(torch.autograd.grad(output, inputs, along, retain_graph=True, allow_unused=True))
     return [next(found) if want else None for want in wanted]
 

@@ -311,11 +311,8 @@ class random_blocks(Mask):
         blocks = -(-self.length // self.size)
         generator = torch.Generator().manual_seed(self.seed)
         with without_transforms():
-            return (
-                torch.rand(blocks, blocks, generator=generator, dtype=torch.float32, device="cpu")
-                .topk(self.count, 1, largest=False)
-                .indices
-            )
+            drawn = torch.rand(blocks, blocks, generator=generator, dtype=torch.float32, device="cpu")
+            return drawn.topk(self.count, 1, largest=False).indices
 
 
 @checked

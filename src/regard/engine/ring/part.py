@@ -151,7 +151,7 @@ def _of_block(
         ends = {output: slopes.grad.to(output.dtype), weights.sum(-1): -slopes.along.to(output.dtype)}
         ends = {end: start for end, start in ends.items() if end.requires_grad}
         inputs = [t for t, want in zip((*leaves, *parameters), wanted, strict=True) if want]
-        # The graph stays: a piece may keep what it computed for the next block.
+        # keep the graph: a piece may reuse what it computed for an earlier block
         found = iter(torch.autograd.grad(list(ends), inputs, list(ends.values()), retain_graph=True, allow_unused=True))
     return [next(found) if want else None for want in wanted]
 
