@@ -169,7 +169,7 @@ def _is_mapped(tensor: Tensor) -> bool:
 
 @contextmanager
 def without_transforms() -> Iterator[None]:
-    """For tensors that outlive the call: torch.func and torch.export would wrap a tensor that is created inside them."""
+    """For tensors that outlive the call: torch.func and torch.export would wrap a tensor created inside them."""
     with _disable_current_modes(), temporarily_clear_interpreter_stack():
         yield
 
