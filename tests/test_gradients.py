@@ -410,6 +410,28 @@ def test_a_copy_of_a_map_has_its_weights(copied):
         copied(weights)
 
 
+def test_a_piece_may_be_exchanged_for_one_that_is_a_module_or_none():
+    """As by assignment; parameters are then those of the pieces that are there."""
+    attention, tensors = rg.Attention(bias=rg.T5Bias(2, 8), normalizer=rg.LearnedSink(2)), inputs(learn=False)
+    exchanged = {"score": rg.Bilinear(4, 4), "normalizer": rg.Softmax(), "position": rg.RoPE(4), "mask": rg.causal()}
+    for name, piece in exchanged.items():
+        setattr(attention, name, piece)
+    attention.bias = rg.LearnedTable(2, 3)
+    attention.double()
+    assert {name for name, _ in attention.named_parameters()} == {"score.weight", "bias_0.table"}
+    made = rg.Attention(bias=[attention.bias[0]], **exchanged)
+    torch.testing.assert_close(rg.attend(attention, *tensors).output, rg.attend(made, *tensors).output)
+    attention.score, attention.bias, attention.position, attention.mask = rg.Dot(), (), None, None
+    assert not list(attention.parameters())
+    torch.testing.assert_close(rg.attend(attention, *tensors).output, rg.attend(rg.Attention(), *tensors).output)
+    for name, piece in {"score": rg.causal(), "mask": "causal", "normalizer": None, "bias": [rg.Dot()]}.items():
+        with pytest.raises(rg.RegardError, match=f"Attention\\({name}=...\\): expected a"):
+            setattr(attention, name, piece)
+    attention.normalizer = rg.Sum()
+    with pytest.raises(rg.RegardError, match="needs scores that are not negative"):
+        rg.attend(attention, *tensors)
+
+
 def test_with_mask_leaves_the_pieces_in_their_mode():
     score = rg.Additive(4, 4, 4).eval()
     whole = rg.Attention(score)

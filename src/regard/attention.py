@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -20,6 +20,9 @@ from regard.pieces.position import Position
 from regard.pieces.score import Dot, Score
 from regard.positions import Positions
 from regard.shapes import Sizes, as_slice, at_least_float32, to_device, without_autocast
+
+#: What is in each slot, beside the biases.
+SLOTS: dict[str, type] = {"score": Score, "position": Position, "mask": Mask, "normalizer": Normalizer}
 
 
 @explained
@@ -36,6 +39,11 @@ class Attention(nn.Module):
     Attention(score=Dot(), normalizer=Softmax(temperature=1.0, sink=None))
     """
 
+    score: Score
+    position: Position | None
+    bias: Any  # a tuple of biases; one, or any number of them, may be assigned
+    mask: Mask | None
+    normalizer: Normalizer
     #: In a snapshot: the tensors that it shares with the original pieces. None: this is no snapshot.
     shared: list[Tensor] | None = None
 
@@ -50,18 +58,36 @@ class Attention(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.score = _slot("score", Dot() if score is None else score, Score)
-        self.position = _slot("position", position, Position, optional=True)
-        biases = bias if isinstance(bias, Iterable) and not isinstance(bias, Bias | Tensor) else (bias,)
-        self.bias = tuple(_slot("bias", b, Bias) for b in biases)
-        self.mask = _slot("mask", mask, Mask, optional=True)
-        self.normalizer = _slot("normalizer", Softmax() if normalizer is None else normalizer, Normalizer)
-        for number, piece in enumerate(self.bias):
-            if isinstance(piece, nn.Module):
-                self.add_module(f"bias_{number}", piece)
+        self.score = Dot() if score is None else score
+        self.position = position
+        self.bias = bias
+        self.mask = mask
+        self.normalizer = Softmax() if normalizer is None else normalizer
         if isinstance(dropout, bool) or not isinstance(dropout, Real) or not 0 <= dropout < 1:
             raise RegardError(f"Attention(dropout={dropout!r}): the share of dropped weights lies in [0, 1).")
         self.dropout = float(dropout)
+        self._check_signs()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A piece may be exchanged for another of its kind, whether they are modules or not."""
+        if name in SLOTS:
+            value = _slot(name, value, SLOTS[name], optional=name in ("position", "mask"))
+            self._modules.pop(name, None)
+        elif name == "bias":
+            several = isinstance(value, Iterable) and not isinstance(value, Bias | Tensor)
+            value = tuple(_slot("bias", piece, Bias) for piece in (value if several else (value,)))
+            self._hold_biases(value)
+        super().__setattr__(name, value)
+
+    def _hold_biases(self, biases: tuple[Bias, ...]) -> None:
+        """Those that are modules become parts of this one, in the place of earlier ones."""
+        for name in [name for name in self._modules if name.startswith("bias_")]:
+            del self._modules[name]
+        for number, piece in enumerate(biases):
+            if isinstance(piece, nn.Module):
+                self.add_module(f"bias_{number}", piece)
+
+    def _check_signs(self) -> None:
         if self.normalizer.needs_nonnegative and not self.score.nonnegative:
             raise RegardError(
                 f"Attention: {type(self.normalizer).__name__} divides by a sum, so it needs scores that are not "
@@ -83,6 +109,7 @@ class Attention(nn.Module):
 
     def check(self, sizes: Sizes, positions: Positions, key_width: int) -> None:
         """Refuse sizes that one of the pieces was not made for."""
+        self._check_signs()
         self.score.check(sizes, key_width)
         self.normalizer.check(sizes)
         for bias in self.bias:

@@ -335,7 +335,9 @@ class AttentionMap:
         s = scores(self.attention, self._prepared.tile(rows, cols), grid, masked=False)
         if not makes_new_scores(self.attention):
             s = s.clone()  # weights are computed in place of the scores
-        for first, last in undecided if mask is not None else ():
+        if mask is None:
+            return s
+        for first, last in undecided:
             part = slice(first - cols.start, last - cols.start)
             forbidden = ~mask.allowed(grid.tile(slice(None), part))
             s[..., part] = s[..., part].masked_fill(forbidden, self.attention.normalizer.masked_score)
