@@ -241,7 +241,10 @@ class Allowed(Fold):
 
     def add(self, state: State, tile: Tile) -> None:
         mask, counts = self.weights.attention.mask, state[0][:, :, tile.rows]
-        counts += tile.weights.shape[-1] - (len(tile.undecided) if mask is not None else 0)
-        for first, last in tile.undecided if mask is not None else ():
+        if mask is None:
+            counts += tile.weights.shape[-1]
+            return
+        counts += tile.weights.shape[-1] - len(tile.undecided)
+        for first, last in tile.undecided:
             grid = tile.grid.tile(slice(None), slice(first - tile.cols.start, last - tile.cols.start))
             counts += mask.allowed(grid).expand(*tile.weights.shape[:3], -1).sum(-1)
