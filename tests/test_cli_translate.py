@@ -84,7 +84,7 @@ def test_alignments_and_n_best(runs):
     links = " ".join(f"{i}-{j}" for i, j in sorted(aligned.alignment.links()))
     assert result.stdout == f"{aligned.text} ||| {links}\n"
     shown = run("translate", runs / "bahdanau", LINES[0], "--align", "show").stdout
-    assert "target word at the step that puts it out" in " ".join(shown.split())
+    assert "target word at the step that predicts it" in " ".join(shown.split())
     best = run("translate", runs / "bahdanau", "the dog", "--n-best", "2").stdout.splitlines()
     assert [line.split(" ||| ")[0] for line in best] == ["0", "0"]
     scores = [float(line.split(" ||| ")[2]) for line in best]

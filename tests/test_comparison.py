@@ -444,6 +444,7 @@ def test_the_command_compares_reports_and_is_done(tmp_path):
     what = ["--data", "grammar", "--systems", "none,bahdanau", "--steps", "6", *TINY]
     first = command(*what)
     assert first.exit_code == 0, first.output
+    assert first.output.count("after 6 steps") == 2
     for name in ("report.md", "report.html", "report.json"):
         assert (tmp_path / "c" / name).stat().st_size > 0
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "c" / "trials").rglob("*") if path.is_file()}

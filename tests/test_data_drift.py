@@ -8,6 +8,7 @@ import pytest
 
 from regard.data import load_corpus
 from regard.data.drift import suspicious_line
+from regard.errors import RegardError
 
 #: Lines around the true break that are near enough to look at.
 NEAR = 5
@@ -78,3 +79,23 @@ def test_a_line_that_lacks_at_an_end():
     lines = [f"{'word ' * (1 + n * 7 % 11)}{n}" for n in range(60)]
     assert suspicious_line(lines, lines[1:]) == 1
     assert suspicious_line(lines, lines[:-1]) == 60
+
+
+@pytest.mark.parametrize("lines_cut", [1, 10])
+def test_a_file_that_is_cut_at_its_end_has_lines_before_it_that_fit_as_well(lines_cut):
+    objects = [("a dog", "un chien"), ("the house", "la maison"), ("a red flower", "une fleur rouge")] * 20
+    source, target = (
+        [f"{number % 4 * 'so '}see {pair[side]}" for number, pair in enumerate(objects)] for side in (0, 1)
+    )
+    assert suspicious_line(source, target[:-lines_cut]) == 61 - lines_cut
+
+
+def test_a_file_that_is_cut_is_told_so(tmp_path):
+    sides = [tmp_path / "a.en", tmp_path / "a.fr"]
+    lines = [f"{'word ' * (1 + n * 7 % 11)}{n}" for n in range(60)]
+    for path, text in zip(sides, (lines, lines[:50]), strict=True):
+        path.write_text("\n".join(text) + "\n")
+    with pytest.raises(
+        RegardError, match=r"suspicious line is 51: .* \| \(no line\)\. The shorter file ends before it"
+    ):
+        load_corpus(sides)

@@ -102,6 +102,14 @@ MISTAKES = {
         lambda: attend(q, k, k, rg.Attention(normalizer=rg.Sparsemax()), engine="fused"),
         "no softmax of scaled dot products.*Engines that can: reference, dense, blocked",
     ),
+    "an unknown parameter of a mechanism": (
+        lambda: mechanism("longformer").build(sizes=3),
+        r"longformer: got an unexpected keyword argument 'sizes'.*longformer\(size: int = 257",
+    ),
+    "a mask with a row too few": (
+        lambda: attend(q, q, q, rg.Attention(mask=rg.given(floats[:4, :5] == 0))),
+        "the mask is for 4 queries and 5 keys, this call has 5 queries and 5 keys",
+    ),
     "an unknown mechanism": (lambda: mechanism("longfromer"), "Did you mean 'longformer'"),
     "a choice of keys that is not there": (lambda: attend(q, k, k).weights.mass([6]), "indices from 0 to 5"),
     "too many random blocks": (lambda: rg.random_blocks(4, 9, 16), "count must lie between 1 and 4"),

@@ -2,9 +2,11 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import ALiBi, causal
 
 
+@explained
 def alibi(num_heads: int, is_causal: bool = True) -> Attention:
     """Scores fall linearly with distance, with a slope fixed for each head: no position embedding at all."""
     return Attention(bias=ALiBi(num_heads), mask=causal() if is_causal else None)

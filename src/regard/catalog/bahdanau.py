@@ -2,9 +2,11 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import Additive
 
 
+@explained
 def bahdanau(query_width: int, key_width: int, hidden: int = 256) -> Attention:
     """A small network scores each decoder state against each encoder state: the first neural attention."""
     return Attention(Additive(query_width, key_width, hidden))

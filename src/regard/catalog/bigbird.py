@@ -2,9 +2,11 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import bigbird as bigbird_mask
 
 
+@explained
 def bigbird(
     length: int,
     block: int = 64,

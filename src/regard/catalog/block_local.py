@@ -2,10 +2,12 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import block_local as own_block
 from regard.pieces import causal
 
 
+@explained
 def block_local(size: int = 64, before: int = 0, after: int = 0, is_causal: bool = False) -> Attention:
     """The sequence is cut in blocks, and tokens see only their own block (and some neighbouring ones)."""
     near = own_block(size, before, after)

@@ -2,9 +2,11 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import Cosine
 
 
+@explained
 def cosine(factor: float = 10.0) -> Attention:
     """Only the angle between query and key counts, so no vector wins by its length: Swin v2."""
     return Attention(Cosine(factor))

@@ -2,8 +2,10 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 
 
+@explained
 def cross() -> Attention:
     """The queries come from one sequence, the keys and values from another: a decoder reads its encoder."""
     return Attention()

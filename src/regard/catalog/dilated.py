@@ -2,10 +2,12 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import causal
 from regard.pieces import dilated as window_with_gaps
 
 
+@explained
 def dilated(size: int = 64, dilation: int = 2, is_causal: bool = False) -> Attention:
     """A window with gaps: `size` - 1 keys on each side, `dilation` apart, reach further at the same cost."""
     near = window_with_gaps(size, dilation)

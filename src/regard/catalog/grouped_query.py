@@ -2,9 +2,11 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import causal
 
 
+@explained
 def grouped_query() -> Attention:
     """Groups of query heads share one key/value head, so a cache is H / G times smaller.
 

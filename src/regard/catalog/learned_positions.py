@@ -2,9 +2,11 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import LearnedPositions
 
 
+@explained
 def learned_positions(length: int, width: int) -> Attention:
     """A learned vector for each position is added to queries and keys; there are `length` of them and no more."""
     return Attention(position=LearnedPositions(length, width))

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import global_tokens, window
 
 
+@explained
 def longformer(size: int = 257, global_positions: Sequence[int] = (0,)) -> Attention:
     """Every query sees `size` - 1 keys on each side; the tokens at `global_positions` see and are seen by all."""
     return Attention(mask=window(size) | global_tokens(global_positions))

@@ -2,9 +2,11 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import Concat
 
 
+@explained
 def luong_concat(query_width: int, key_width: int, hidden: int = 256) -> Attention:
     """A small network scores the decoder and the encoder state side by side: Bahdanau's score, rewritten."""
     return Attention(Concat(query_width, key_width, hidden))

@@ -2,9 +2,11 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import Dot
 
 
+@explained
 def luong_dot() -> Attention:
     """The score of a decoder state and an encoder state is their plain product, with no factor and no weights."""
     return Attention(Dot(scale=1.0))

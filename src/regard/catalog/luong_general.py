@@ -2,9 +2,11 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import Bilinear
 
 
+@explained
 def luong_general(query_width: int, key_width: int, num_heads: int = 1) -> Attention:
     """A learned matrix compares decoder and encoder states, which may then differ in width."""
     return Attention(Bilinear(query_width, key_width, num_heads))

@@ -2,9 +2,11 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import causal
 
 
+@explained
 def masked() -> Attention:
     """No token sees a later one, so a whole sequence is trained on at once and generated step by step.
 

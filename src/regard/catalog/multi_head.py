@@ -2,8 +2,10 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 
 
+@explained
 def multi_head() -> Attention:
     """Several heads look at once, each in its own subspace of the width, and their outputs are joined.
 

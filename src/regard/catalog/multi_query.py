@@ -2,9 +2,11 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import causal
 
 
+@explained
 def multi_query() -> Attention:
     """All query heads share one key/value head: the smallest cache.
 

@@ -2,9 +2,11 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import RoPE, Scaling, causal
 
 
+@explained
 def rope(width: int, base: float = 10_000.0, interleaved: bool = False, scaling: Scaling | None = None) -> Attention:
     """Queries and keys turn by angles that grow with their position, so scores depend on i - j alone."""
     return Attention(position=RoPE(width, base, interleaved, scaling), mask=causal())

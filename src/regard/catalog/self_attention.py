@@ -2,8 +2,10 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 
 
+@explained
 def self_attention() -> Attention:
     """Every token of a sequence looks at every token of the same sequence, one head, no mask.
 

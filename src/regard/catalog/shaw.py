@@ -2,9 +2,11 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import ShawBias
 
 
+@explained
 def shaw(width: int, reach: int = 16) -> Attention:
     """Each distance up to `reach` has a learned key that is added to the keys; beyond, the outermost serves."""
     return Attention(bias=ShawBias(width, reach))

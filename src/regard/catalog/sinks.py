@@ -2,9 +2,11 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import LearnedSink, causal
 
 
+@explained
 def sinks(num_heads: int) -> Attention:
     """A learned number for each head joins the denominator, so a head can look nowhere: rows sum to less than 1."""
     return Attention(mask=causal(), normalizer=LearnedSink(num_heads))

@@ -2,9 +2,11 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import Sinusoidal
 
 
+@explained
 def sinusoidal(base: float = 10_000.0) -> Attention:
     """Sines and cosines of the position are added to queries and keys before they are scored."""
     return Attention(position=Sinusoidal(base=base))

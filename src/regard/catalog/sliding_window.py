@@ -2,9 +2,11 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import causal, window
 
 
+@explained
 def sliding_window(size: int = 256, is_causal: bool = True) -> Attention:
     """Every query sees only the nearest keys: the last `size`, itself included, or `size` - 1 on each side."""
     near = window(size)

@@ -2,9 +2,11 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import Dot, Hardmax, Softmax
 
 
+@explained
 def soft_lookup(temperature: float = 1.0) -> Attention:
     """A dictionary that answers with a blend: the nearer a key is to the query, the more its value counts.
 

@@ -2,9 +2,11 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import Softcap, causal
 
 
+@explained
 def softcap(cap: float = 50.0, is_causal: bool = True) -> Attention:
     """Scores are squeezed into +-cap before the softmax, which keeps training stable: Gemma 2."""
     return Attention(bias=Softcap(cap), mask=causal() if is_causal else None)

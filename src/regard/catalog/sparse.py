@@ -2,12 +2,14 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.errors import RegardError
 from regard.pieces import Entmax15, Normalizer, Softmax, Sparsemax
 
 _NORMALIZERS: dict[float, Normalizer] = {1.0: Softmax(), 1.5: Entmax15(), 2.0: Sparsemax()}
 
 
+@explained
 def sparse(alpha: float = 1.5) -> Attention:
     """Weights that are exactly 0 for keys that score far below the best: entmax (1.5) or sparsemax (2)."""
     if alpha not in _NORMALIZERS:

@@ -2,9 +2,11 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import Dot, T5Bias, causal
 
 
+@explained
 def t5(num_heads: int, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True) -> Attention:
     """A learned number for each head and bucket of distance is added to the unscaled product.
 

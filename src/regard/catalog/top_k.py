@@ -2,9 +2,11 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import TopK
 
 
+@explained
 def top_k(k: int = 32) -> Attention:
     """Every query keeps its `k` best keys and forgets the others: softmax over those."""
     return Attention(normalizer=TopK(k))

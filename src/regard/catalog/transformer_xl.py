@@ -2,9 +2,11 @@
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
+from regard.checks import explained
 from regard.pieces import TransformerXLBias, causal
 
 
+@explained
 def transformer_xl(num_heads: int, width: int, base: float = 10_000.0) -> Attention:
     """Content and distance are scored apart, each with a learned bias of its own, so that memory can be reused.
 

@@ -160,7 +160,7 @@ def _rows(measured: Evaluation) -> list[tuple[str, str, str]]:
         rows.append(("BLEU, copied", f"{measured.retrieval[0].bleu:.2f}", "the target of the nearest training source"))
     rows += [(name, f"{metric.score:.2f}", note) for name, metric, note in _others(measured)]
     rows.append(("exact match", f"{measured.exact:.3f}", ""))
-    rows.append(("length ratio", f"{measured.length_ratio:.3f}", "put out / expected"))
+    rows.append(("length ratio", f"{measured.length_ratio:.3f}", "tokens of the translations / of the references"))
     if measured.perplexity is not None:
         rows.append(("perplexity", f"{measured.perplexity:.2f}", "of the reference pieces"))
     if measured.alignment_error_rate is not None:

@@ -17,6 +17,8 @@ FARTHEST = 20
 LARGEST = 8.0
 #: Nats that a break must explain beyond what chance explains somewhere among all lines and shifts.
 CERTAIN = 6.0
+#: Nats that a break of short files must explain; below, the shorter file is taken to be cut at its end.
+LIKELY = 3.5
 
 
 def suspicious_line(source: Sequence[str], target: Sequence[str]) -> int:
@@ -26,7 +28,8 @@ def suspicious_line(source: Sequence[str], target: Sequence[str]) -> int:
     of what the lines up to i cost more unshifted than shifted is watched (Page's CUSUM, 1954): the first shift of
     which S_i - min S_j, j <= i, passes a bound is a break, and it lies where that minimum does. So several breaks, on
     either side, do not hide the first. Where none passes, as in short files, one break is assumed that explains
-    the counts, and the place where it costs least is given.
+    the counts, and the place where it costs least is given. That is the end of the shorter file, unless another place
+    costs much less.
 
     >>> lines = ["word " * number for number in (3, 20, 9, 4, 30)]
     >>> suspicious_line(lines, [*lines[:1], *lines[2:]])
@@ -65,7 +68,8 @@ def _single_break(source: np.ndarray, target: np.ndarray, ratio: float) -> int:
     ahead, behind = _costs(source[:few], target[:few], ratio), _costs(source[-few:], target[-few:], ratio)
     before = np.concatenate([[0.0], np.cumsum(ahead)])
     after = np.concatenate([np.cumsum(behind[::-1])[::-1], [0.0]])
-    return int(np.argmin(before + after))
+    costs = before + after
+    return int(np.argmin(costs)) if costs[-1] - costs.min() > LIKELY else few
 
 
 def _costs(source: np.ndarray, target: np.ndarray, ratio: float) -> np.ndarray:

@@ -59,14 +59,21 @@ def _sides(paths: list[Path], fields: tuple[str, str]) -> Iterable[Sides]:
 
 def _two_files(source: Path, target: Path) -> list[Sides]:
     texts = [[line for _, line in lines(path, OPERATION)] for path in (source, target)]
+    for path, text in zip((source, target), texts, strict=True):
+        if not text:
+            raise RegardError(f"{OPERATION}: {path} is empty. Give one sentence a line.")
     if len(texts[0]) == len(texts[1]):
         return list(zip(*texts, strict=True))
     line = suspicious_line(*texts)
     shown = " | ".join(text[line - 1][:60] if line <= len(text) else "(no line)" for text in texts)
+    remedy = (
+        "The shorter file ends before it. Give it the lines that it lacks, or remove them from the other."
+        if line > min(map(len, texts))
+        else "From there on, the lengths fit better when the rest is shifted. Add or remove a line there."
+    )
     raise RegardError(
         f"{OPERATION}: {source} has {len(texts[0])} lines and {target} {len(texts[1])}; line n of one must translate "
-        f"line n of the other. The first suspicious line is {line}: {shown} - from there on, the lengths fit better "
-        "when the rest is shifted. Add or remove a line there."
+        f"line n of the other. The first suspicious line is {line}: {shown}. {remedy}"
     )
 
 

@@ -25,14 +25,13 @@ def rough(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds with two digits.
+    """Seconds with two digits, or all those before the point.
 
-    >>> duration(0.0123), duration(12.3)
-    ('12 ms', '12 s')
+    >>> duration(0.0123), duration(0.123), duration(12.3)
+    ('12 ms', '123 ms', '12 s')
     """
-    return (
-        f"{seconds:.2g} s" if 1 <= seconds < 100 else f"{seconds:,.0f} s" if seconds >= 1 else f"{seconds * 1e3:.2g} ms"
-    )
+    value, unit = (seconds, "s") if seconds >= 1 else (seconds * 1e3, "ms")
+    return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"
 
 
 def size(count: float) -> str:

@@ -433,9 +433,10 @@ class given(Mask):
                 f"given: a tensor of two axes is (queries, keys), here {(sizes.I, sizes.J)}; got {(I, J)}, which looks "
                 "like (batch, keys). A vector of real tokens for each batch entry is regard.padding(tensor)."
             )
-        if J != sizes.J and len(positions.keys.intervals) == 1:
+        if I < sizes.I or (J != sizes.J and len(positions.keys.intervals) == 1):
             raise RegardError(
-                f"given: the mask is for {I} queries and {J} keys, this call has {sizes.I} queries and {sizes.J} keys."
+                f"given: the mask is for {I} queries and {J} keys, this call has {sizes.I} queries and {sizes.J} keys. "
+                "Make the mask for the whole length; a shorter one never broadcasts."
             )
         check_covers("given", "queries", positions.queries(sizes.I).shift(-self._offset), I)
         check_covers("given", "keys", positions.keys, J)

@@ -30,8 +30,8 @@ Links = frozenset[tuple[int, int]]
 
 #: Which row of the attention belongs to a target word, and how to name the axis.
 READINGS = {
-    "output": "target word at the step that puts it out",
-    "input": "target word at the step that takes it in",
+    "output": "target word at the step that predicts it",
+    "input": "target word at the step that reads it",
 }
 
 

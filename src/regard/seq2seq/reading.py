@@ -46,7 +46,7 @@ def read_pair(systems: Mapping[str, Translates], pair: Pair, parts: bool = False
     """What systems, by name, look at in the source as they are made to say the target of a pair.
 
     Mechanisms that cut the pair into the same pieces stand side by side in one reading. Its queries are the
-    pieces of the target, each at the step that puts it out; its keys are those of the source; both end with the
+    pieces of the target, each at the step that predicts it; its keys are those of the source; both end with the
     end of sentence. With `parts` the encoder and the decoder of every system follow, each as a reading. A
     system without attention shows how much each piece it says depends on each of the source (`source_gradients`), as
     shares of a row.

@@ -123,6 +123,7 @@ def _trained(study: Study, trial: Trial, corpus: Corpus, folder: Path, tell: Tel
     if outcome.reason == "interrupted":
         return False
     standing = outcome.standing
+    tell("training", step=standing.step, share=1.0)
     facts = {
         "reason": outcome.reason,
         "steps": standing.step,
