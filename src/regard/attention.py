@@ -94,6 +94,19 @@ class Attention(nn.Module):
                 f"negative, and those of {type(self.score).__name__} may be. Use Kernel, or another normaliser."
             )
 
+    @staticmethod
+    def remedy(value: object) -> str:
+        """How a value that was given in place of an `Attention` becomes one."""
+        slots = (("", Score), ("mask=", Mask), ("bias=", Bias), ("position=", Position), ("normalizer=", Normalizer))
+        slot = next((slot for slot, kind in slots if isinstance(value, kind)), None)
+        if slot is not None:
+            return f"Put the piece into its slot: regard.Attention({slot}{value!r})."
+        if isinstance(value, str):
+            return f"Names are those of the catalogue: regard.mechanism({value!r}).build(...)."
+        if hasattr(value, "build"):
+            return "Build one from it: mechanism.build(...)."
+        return "Plain attention is regard.Attention()."
+
     def with_mask(self, mask: Mask | None) -> Attention:
         """The same pieces (shared, not copied) under another mask."""
         other = Attention(
@@ -132,17 +145,8 @@ def checked_attention(owner: str, attention: object) -> Attention:
     """Return an `Attention` unchanged; for anything else raise a `RegardError` with the remedy."""
     if isinstance(attention, Attention):
         return attention
-    slots = (("", Score), ("mask=", Mask), ("bias=", Bias), ("position=", Position), ("normalizer=", Normalizer))
-    slot = next((slot for slot, kind in slots if isinstance(attention, kind)), None)
-    if slot is not None:
-        got, remedy = f"the piece {attention!r}", f"Put it into its slot: regard.Attention({slot}{attention!r})."
-    elif isinstance(attention, str):
-        got, remedy = repr(attention), f"Names are those of the catalogue: regard.mechanism({attention!r}).build(...)."
-    elif hasattr(attention, "build"):
-        got, remedy = f"a {type(attention).__name__}", "Build one from it: mechanism.build(...)."
-    else:
-        got, remedy = type(attention).__name__, "Plain attention is regard.Attention()."
-    raise RegardError(f"{owner} must be a regard.Attention, got {got}. {remedy}")
+    got = repr(attention)[:60] if isinstance(attention, str | Mask) else type(attention).__name__
+    raise RegardError(f"{owner} must be a regard.Attention, got {got}. {Attention.remedy(attention)}")
 
 
 def snapshot(attention: Attention) -> Attention:

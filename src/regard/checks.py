@@ -127,7 +127,13 @@ def _mistake(name: str, parameter: str, value: object, expected: Any, signature:
     kind = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
     got = "" if _is_integer(value) and _names(expected, int) else f", got {kind}"  # its value is at fault
     rule = f"{parameter} must be {words(expected)}{got}"
-    return f"{name}({parameter}={_short(value)}): {rule}. {_shown(name, signature)}"
+    return f"{name}({parameter}={_short(value)}): {rule}. {_remedy(value, expected)}{_shown(name, signature)}"
+
+
+def _remedy(value: object, expected: Any) -> str:
+    """What the expected type itself says of a wrong value, by a method `remedy`."""
+    options = (expected, *typing.get_args(expected))
+    return next((f"{option.remedy(value)} " for option in options if hasattr(option, "remedy")), "")
 
 
 def _short(value: object) -> str:
