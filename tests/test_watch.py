@@ -411,6 +411,11 @@ def test_a_compiled_forward_is_refused(part):
         rg.watch(model)
 
 
+def test_a_watch_outside_a_with_block_says_how_to_use_it():
+    with pytest.raises(rg.RegardError, match="Run the model inside `with"):
+        rg.watch(bert())[0]
+
+
 def test_a_watch_may_be_used_again():
     model = bert()
     watch = rg.watch(model, layers=[0])

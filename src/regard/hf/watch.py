@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -113,6 +113,12 @@ class _Watch(AbstractContextManager[Watched]):
 
     def __exit__(self, *error: Any) -> bool | None:
         return self._blocks.pop().__exit__(*error)
+
+    def __getitem__(self, key: object) -> NoReturn:
+        raise RegardError(
+            f"watch(...)[{key!r}]: nothing is captured before the watch is entered. Run the model inside "
+            "`with regard.watch(model) as seen:` and read the maps from `seen`."
+        )
 
 
 @dataclass(eq=False)
