@@ -12,6 +12,7 @@ from regard.engine.problem import Problem
 from regard.engine.reference import reference
 from regard.maps import AttentionMap, Tile
 from regard.maps.folds import greatest
+from regard.maps.pyramid import Pyramid
 from regard.shapes import Sizes
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
@@ -73,7 +74,10 @@ def test_one_pass_gives_what_single_passes_give():
     assert torch.equal(together[2].weights, alone[2].weights) and torch.equal(together[2].keys, alone[2].keys)
 
 
-FOLDS = [rg.Entropy(), rg.Top(3), rg.Received(), rg.Distance(), rg.Mass([1]), rg.Pool(4, 4), rg.Similarity()]
+FOLDS = [
+    *(rg.Entropy(), rg.Top(3), rg.Received(), rg.Distance(), rg.Mass([1]), rg.Pool(4, 4), rg.Similarity()),
+    Pyramid(1),
+]
 
 
 @pytest.mark.parametrize("fold", FOLDS, ids=lambda f: type(f).__name__)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import regard as rg
+from regard.attention import scores
 from regard.maps.stored import Table, load_map, save_map, tabled
 
 stored = pytest.importorskip("safetensors.torch")
@@ -66,6 +67,14 @@ def test_a_table_is_a_map_like_any_other():
     seen = tabled(weights)
     torch.testing.assert_close(seen[0, 1, [2, 0], 3:], weights[0, 1, [2, 0], 3:])
     torch.testing.assert_close(seen.received(), weights.sum(-2))
+
+
+def test_a_table_tells_apart_more_keys_than_float32_can_count():
+    weights = torch.zeros(1, 1, 1, 2**24 + 2, dtype=torch.bfloat16)
+    weights[..., -1] = 1
+    seen, end = tabled(weights), slice(2**24, None)
+    tile, grid = seen._prepared.tile(slice(None), end), seen.grid.tile(slice(None), end)
+    assert scores(seen.attention, tile, grid).flatten().tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,15 @@ def test_on_meta_tensors_sizes_are_answered(name):
     assert output.device.type == "meta" and output.shape == rg.attend(attention, *tensors).output.shape
 
 
+NORMALIZERS = [rg.Softmax(), rg.Sparsemax(), rg.Entmax15(), rg.TopK(2), rg.Hardmax()]
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS, ids=lambda n: type(n).__name__)
+def test_normalizers_work_where_their_scores_are(normalizer):
+    x = torch.empty(1, 1, 3, 4, device="meta")
+    assert rg.attend(rg.Attention(normalizer=normalizer), x, x, x).output.device == x.device
+
+
 def test_a_backward_pass_on_meta_tensors_has_shapes():
     for engine in ("dense", "fused", "blocked"):
         leaves = [t.detach().to("meta").requires_grad_() for t in inputs()]
