@@ -31,6 +31,7 @@ def test_a_mechanism_of_nothing_gives_zeros_and_gradients_of_zero(name, sizes):
         assert all(g.shape == x.shape and not g.any() for g, x in zip(gradients, (q, k, v), strict=True))
         plan = rg.explain(attention, q, k, v, engine=engine, positions=positions)
         assert "No pair is scored" in str(plan) and plan.cost.pairs == 0 and not plan.refused and not plan.quadratic
+        assert plan.seconds == 0
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             assert not rg.attend(attention, q, k, v, positions=positions).output.any()

@@ -243,3 +243,24 @@ def test_a_copy_of_an_expanded_mask_takes_no_more_memory():
 def test_a_mask_has_no_truth_value(ask):
     with pytest.raises(rg.RegardError, match=r"no truth value.*& \(both\), \| \(either\) and ~ \(not\)"):
         ask(rg.causal())
+
+
+def test_queries_beyond_the_documents_are_in_none():
+    mask = rg.documents((2, 3))
+    numbers, keys = mask.numbers(rg.Grid.whole(rg.Positions.of(0, 7, 5), 1, 1, 7))
+    assert numbers[:5].tolist() == keys.tolist() == [0, 0, 1, 1, 1]
+    assert (numbers[5:] < 0).all()
+
+
+def test_the_mask_of_an_entry_takes_both_sides_of_that_entry():
+    batched = rg.padding(torch.tensor([2, 3]))
+    for one, other in ((rg.causal(), batched), (batched, rg.causal()), (batched, batched)):
+        for mask in (one & other, one | other):
+            allowed = mask.allowed(rg.Grid.whole(rg.Positions.aligned_to_end(4, 4), 2, 1, 4))
+            for b in range(2):
+                entry = mask.of_entry(b)
+                assert not entry.batched
+                seen = entry.allowed(rg.Grid.whole(rg.Positions.aligned_to_end(4, 4), 1, 1, 4))
+                assert torch.equal(seen, allowed[b : b + 1])
+    mask = rg.causal() & rg.window(2)
+    assert mask.of_entry(1) is mask

@@ -11,6 +11,8 @@ import torch
 
 import regard as rg
 from drawn import LAYOUTS
+from regard.engine.blocked import Work
+from regard.engine.blocks import _edges
 
 
 def tensors(*shape, count=3, **options):
@@ -293,3 +295,50 @@ def test_no_weight_is_above_one_however_large_the_scores(normalizer):
             for some in (weights.dense(), weights[:, :, 5], weights[..., ::3], top.weights, torch.stack(tiles)):
                 assert some.max() <= 1 and some.min() >= 0
             assert entropy.min() >= 0
+
+
+def test_rows_of_first_blocks_with_fewer_keys_than_k_keep_them_all(monkeypatch):
+    monkeypatch.setattr("regard.engine.blocked.LARGEST_BLOCK", 2)
+    q, k, v = (x.double() for x in tensors(1, 2, 9, 4))
+    attention = rg.Attention(mask=rg.causal(), normalizer=rg.TopK(5))
+    weights = rg.attend(attention, q, k, v, engine="blocked").weights.dense()
+    for i in range(9):
+        scores = q[:, :, i : i + 1] @ k[:, :, : i + 1].mT / 2
+        kept = scores.topk(min(5, i + 1)).indices
+        expected = torch.zeros(1, 2, 1, 9).double().scatter(-1, kept, scores.gather(-1, kept).softmax(-1))
+        torch.testing.assert_close(weights[:, :, i : i + 1], expected)
+
+
+def test_one_call_makes_no_more_output_than_it_may(monkeypatch):
+    """Blocks of 64 queries, 2 heads of width 4 in float32 make 64 * 2 * 4 * 4 bytes each."""
+    x = torch.randn(1, 2, 1024, 4)
+    problem = rg.explain(rg.Attention(mask=rg.causal() & rg.window(9)), x, x, x, engine="blocked").problem
+    monkeypatch.setattr("regard.engine.blocked.LARGEST_BLOCK", 64)
+    for call, most in ((64 * 2 * 4 * 4 - 1, 1), (64 * 2 * 4 * 4, 1), (3 * 64 * 2 * 4 * 4, 3)):
+        monkeypatch.setattr("regard.engine.blocked.CALL_BYTES", call)
+        runs = Work(problem).runs
+        assert max(run.count for run in runs) == most and sum(run.count * run.size for run in runs) == 1024
+
+
+class PreferFirst(rg.AdditiveBias):
+    def term(self, grid, rows, cols):
+        return (grid.j == 0).float()
+
+
+def test_blocks_of_a_bias_that_is_not_relative_are_calls_of_their_own(monkeypatch):
+    monkeypatch.setattr("regard.engine.blocked.LARGEST_BLOCK", 64)
+    x = torch.randn(1, 1, 512, 4)
+    attention = rg.Attention(mask=rg.causal() & rg.window(9), bias=PreferFirst())
+    runs = Work(rg.explain(attention, x, x, x, engine="blocked").problem).runs
+    assert [run.count for run in runs] == [1] * 8
+
+
+def test_queries_are_cut_at_the_edges_of_documents_of_64_tokens_or_more():
+    def first_edges(lengths, key_lengths=None):
+        mask, num_queries = rg.documents(lengths, key_lengths), sum(lengths)
+        positions = rg.Positions.aligned_to_end(num_queries, sum(key_lengths or lengths))
+        return _edges(mask, positions, num_queries)
+
+    assert first_edges((64, 64, 64)) == [0, 64, 128, 192]
+    assert first_edges((63, 65, 64)) == [0, 128, 192]
+    assert first_edges((10, 118), (100, 128)) == [0, 128]  # the first query stands at 100, the edge at 110

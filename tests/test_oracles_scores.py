@@ -146,3 +146,11 @@ def test_bahdanau_scores_of_two_keys_are_a_sigmoid():
     q, k = torch.tensor([[[[0.3]]]]).double(), torch.tensor([[[[0.5], [-1.0]]]]).double()
     first = 1 / (1 + np.exp(2 * np.tanh(0.3 - 1.0) - 2 * np.tanh(0.3 + 0.5)))
     agree(attention, q, k, torch.tensor([[[[1.0], [0.0]]]]).double(), np.array([[[[first]]]]))
+
+
+@pytest.mark.parametrize("kind", [rg.Additive, rg.Concat])
+def test_additive_scores_are_a_matrix_and_a_direction_of_small_entries(kind):
+    """A projection of 10 channels to 64 and a direction, without bias; the direction starts within +-1/sqrt(64)."""
+    score = kind(4, 6, 64)
+    assert sum(p.numel() for p in score.parameters()) == 10 * 64 + 64
+    assert -1 / 8 <= score.direction.min() < -0.05 and 0.05 < score.direction.max() <= 1 / 8

@@ -69,3 +69,20 @@ def test_flex_on_cpu_says_that_it_is_dense():
 def test_what_is_quadratic_by_its_own_definition_or_not_at_all_is_not_warned_of(attention):
     x = torch.randn(1, 1, 4 * N, 8)
     assert not rg.explain(attention, x, x, x).quadratic
+
+
+def test_the_reference_costs_every_pair_of_every_entry_and_head():
+    """2 entries of 3 heads of 5 x 7 pairs: 4 float64 of each; 2 * 4 + 2 * 6 for the products, 4 for the softmax."""
+    q, k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 6)
+    cost = rg.explain(rg.Attention(), q, k, v, engine="reference").cost
+    assert (cost.pairs, cost.flops, cost.bytes) == (210, 210 * (8 + 12 + 4), 210 * 4 * 8)
+
+
+@pytest.mark.parametrize(("mask", "pairs", "states"), [(None, 0, 1), (rg.causal(), 200 * 64, 4)], ids=repr)
+def test_linear_attention_costs_a_state_for_each_chunk_and_pairs_within_chunks(mask, pairs, states):
+    """200 tokens in chunks of 64: three whole ones and a rest. Each of 2 x 3 heads has states of 4 x (6 + 1) floats."""
+    q, v = torch.randn(2, 3, 200, 4), torch.randn(2, 3, 200, 6)
+    cost = rg.explain(rg.Attention(**LINEAR, mask=mask), q, q, v, engine="linear").cost
+    assert cost.pairs == 6 * pairs
+    assert cost.bytes == 4 * 6 * (states * 4 * 7 + pairs)
+    assert cost.flops == 2 * 6 * (2 * 200 * 4 * 7 + pairs * (4 + 6 + 1))

@@ -9,9 +9,12 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad, gradcheck
 from torch.func import functional_call, grad, hessian, jacrev, jvp, vjp, vmap
+from torch.nn import functional as F
 
 import regard as rg
 from regard.catalog import mechanisms
+from regard.engine.flash import flash
+from regard.pieces.contents import take_apart
 from slopes import CLOSE, Model, agree, inputs
 
 pytestmark = [
@@ -267,3 +270,18 @@ def test_a_compiled_model_breaks_its_graph_at_attend_and_says_why_without_a_brea
     compiled = torch.compile(model, backend="eager")
     agree(compiled(*leaves), model(*leaves), [*leaves, *model.parameters()])
     torch._dynamo.reset()
+
+
+def test_empty_rows_are_told_where_no_number_can_be_read(monkeypatch):
+    """While torch traces, the mask alone tells them: log-sum-exp -inf, of which no weight is left."""
+    monkeypatch.setattr("regard.engine.flash.has_numbers", lambda tensor: False)
+    q, k, v = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 2, 8), torch.randn(1, 2, 2, 8)
+    mask = torch.zeros(4, 2).masked_fill(~torch.ones(4, 2, dtype=torch.bool).tril(-2), -torch.inf)
+    output, log_total = flash(q, k, v, scale=0.5, mask=mask[None, None])
+    assert not output[:, :, :2].any() and log_total[:, :, :2].isneginf().all()
+    torch.testing.assert_close(log_total[:, :, 2:], (q @ k.mT / 2 + mask).logsumexp(-1)[:, :, 2:])
+
+
+def test_functions_of_torch_and_of_this_package_are_not_foreign_code():
+    for function, is_foreign in ((F.elu, False), (rg.attend, False), (lambda x: F.elu(x), True)):
+        assert take_apart(function)[1].is_foreign == is_foreign
