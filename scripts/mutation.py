@@ -17,35 +17,25 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".mutation"
+FORKED = FOLDER / "forked.jsonl"
 #: Source whose results everything else shows.
 TARGETS = ("pieces/*.py", "engine/*.py", "maps/*.py", "attention.py", "cache.py", "seen.py", "nn/keys.py")
 #: The FlexAttention lowering compiles kernels, and `speed_model` predicts seconds: no quick test can judge either.
 EXCLUDED = ("flex.py", "lowering.py", "machine.py", "words.py", "__init__.py", "formatting.py", "speed_model.py")
-#: Tests that can see those: quick ones, and none that needs a model or a browser.
+#: Tests that can see those: quick ones, and none that needs a browser, or that fails in a fork (compiling, torch.func).
 TESTS = "not slow and not example"
 IGNORED = (
-    "bench",
-    "cli",
-    "data",
-    "page",
-    "report",
-    "training",
-    "translat",
-    "comparison",
-    "evaluation",
-    "docs",
-    "cluster",
+    *("bench", "cli", "cluster", "comparison", "data", "docs", "evaluation", "flex", "lab", "page_browser", "report"),
+    *("scripts", "training", "transforms", "translat", "watch_torch"),
 )
-#: A mutant may take so many times what its tests usually take, and so many seconds besides.
-PATIENCE = (2, 60)
-#: Tests that are run first: most mutants need no more.
-FIRST = 150
+#: Seconds of tests that a mutant meets, the quickest first, and seconds after which it hangs.
+SECONDS, PATIENCE = 60, 240
 
 SWAPS: dict[type, str] = {
     **{ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="},
@@ -66,6 +56,10 @@ class Mutant:
     stop: int
     before: str
     after: str
+
+    def text(self, original: bytes) -> bytes:
+        """The source with this change."""
+        return original[: self.start] + self.after.encode() + original[self.stop :]
 
     @property
     def name(self) -> str:
@@ -157,32 +151,23 @@ def _environment(source: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def judge(mutant: Mutant, tests: dict[str, float], worker: Path) -> str:
-    """`killed`, `survived`, `hangs`, or `not reached`: what the tests say of a mutant."""
+def judge(mutant: Mutant, tests: list[str], worker: Path) -> str:
+    """The verdict on a mutant of what runs at import: its tests in a process of their own."""
     if not tests:
         return "not reached"
     target = worker / "src" / mutant.file
     original = target.read_bytes()
-    target.write_bytes(original[: mutant.start] + mutant.after.encode() + original[mutant.stop :])
-    names = sorted(tests, key=tests.__getitem__)
-    try:
-        verdicts = (_verdict(part, tests, worker) for part in (names[:FIRST], names[FIRST:]) if part)
-        return next((verdict for verdict in verdicts if verdict != "survived"), "survived")
-    finally:
-        target.write_bytes(original)
-
-
-def _verdict(names: list[str], tests: dict[str, float], worker: Path) -> str:
-    """What some of the tests say of the source of a worker."""
+    target.write_bytes(mutant.text(original))
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     environment = _environment(worker / "src") | {"HYPOTHESIS_PROFILE": "mutation"}
-    limit = PATIENCE[0] * sum(map(tests.__getitem__, names)) + PATIENCE[1]
-    arguments = [*command, f"@{_written(worker / 'tests.txt', names)}"]
     try:
-        done = subprocess.run(arguments, cwd=ROOT, env=environment, timeout=limit, capture_output=True)
+        arguments = [*command, f"@{_written(worker / 'tests.txt', tests)}"]
+        done = subprocess.run(arguments, cwd=ROOT, env=environment, timeout=PATIENCE, capture_output=True)
+        return "survived" if done.returncode == 0 else "killed"
     except subprocess.TimeoutExpired:
         return "hangs"
-    return "survived" if done.returncode == 0 else "killed"
+    finally:
+        target.write_bytes(original)
 
 
 def _written(path: Path, lines: list[str]) -> Path:
@@ -208,40 +193,56 @@ def main() -> None:
     print("\n".join(f"  {results[name]}: {name}" for name in sorted(survivors)))
 
 
-def tests_of(mutant: Mutant, by_line: dict[str, dict[str, float]]) -> dict[str, float]:
-    """The tests that run a line; where it runs at import, those of the whole file."""
+def tests_of(mutant: Mutant, by_line: dict[str, dict[str, float]]) -> list[str]:
+    """The quickest tests that run a line, `SECONDS` of them; where it runs at import, those of the whole file."""
     lines = [number for number in range(mutant.line, 0, -1) if f"{mutant.file}:{number}" in by_line]
     tests = by_line[f"{mutant.file}:{lines[0]}"] if lines else {}
-    if tests:
-        return tests
-    return {test: t for key, own in by_line.items() if key.startswith(f"{mutant.file}:") for test, t in own.items()}
+    if not tests:
+        inside = (own for key, own in by_line.items() if key.startswith(f"{mutant.file}:"))
+        tests = {test: seconds for own in inside for test, seconds in own.items()}
+    names = sorted(tests, key=tests.__getitem__)
+    return [
+        name for name, total in zip(names, accumulate(map(tests.__getitem__, names)), strict=True) if total < SECONDS
+    ]
 
 
 def run(drawn: list[Mutant], by_line: dict[str, dict[str, float]], workers: int) -> dict[str, str]:
-    """Judge what has no verdict yet, each worker in a copy of the source of its own."""
+    """Judge what has no verdict yet: functions in forks, what runs at import in processes of their own."""
     path = FOLDER / "results.json"
     results: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
-    waiting = [mutant for mutant in drawn if mutant.name not in results]
-    folders = [FOLDER / f"worker-{number}" for number in range(workers)]
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(ROOT / "src", folder / "src")
-    free = list(folders)
-
-    def task(mutant: Mutant) -> str:
-        worker = free.pop()
-        try:
-            return judge(mutant, tests_of(mutant, by_line), worker)
-        finally:
-            free.append(worker)
-
-    with ThreadPoolExecutor(workers) as pool:
-        tasks = {pool.submit(task, mutant): mutant for mutant in waiting}
-        for done in as_completed(tasks):
-            results[tasks[done].name] = done.result()
-            path.write_text(json.dumps(results, indent=1))
-            print(f"{len(results)}/{len(drawn)} {done.result():11s} {tasks[done].name}", flush=True)
+    tests = {mutant.name: tests_of(mutant, by_line) for mutant in drawn if mutant.name not in results}
+    in_forks(drawn, tests, workers)
+    results |= _read(FORKED)
+    for mutant in drawn:
+        if mutant.name not in results:
+            results[mutant.name] = judge(mutant, tests[mutant.name], _copy(FOLDER / "worker"))
+            print(f"{results[mutant.name]:11s} {mutant.name}", flush=True)
+        path.write_text(json.dumps(results, indent=1))
     return {mutant.name: results[mutant.name] for mutant in drawn}
+
+
+def in_forks(drawn: list[Mutant], tests: dict[str, list[str]], workers: int) -> None:
+    """Run scripts/mutants.py, which writes the verdicts on mutants of functions to `FORKED`."""
+    waiting = [
+        asdict(mutant) | {"name": mutant.name, "tests": tests[mutant.name]} for mutant in drawn if mutant.name in tests
+    ]
+    (FOLDER / "waiting.json").write_text(json.dumps({"mutants": waiting, "workers": workers, "patience": PATIENCE}))
+    wanted = sorted({test for mutant in waiting for test in mutant["tests"]})
+    environment = _environment(ROOT / "src") | {"HYPOTHESIS_PROFILE": "mutation", "MUTATION": str(FOLDER)}
+    environment["PYTHONPATH"] += os.pathsep + str(Path(__file__).parent)
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "mutants", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    subprocess.run([*command, f"@{_written(FOLDER / 'tests.txt', wanted)}"], cwd=ROOT, env=environment, check=False)
+
+
+def _copy(folder: Path) -> Path:
+    if not folder.exists():
+        shutil.copytree(ROOT / "src", folder / "src")
+    return folder
+
+
+def _read(path: Path) -> dict[str, str]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return dict(map(json.loads, lines))
 
 
 if __name__ == "__main__":
