@@ -37,7 +37,7 @@ settings: $(STAMPS)/dev ## Run the quick tests with every vector width, signals 
 oldest: ## Run the quick tests with the oldest versions that pyproject.toml allows, in .venv-oldest
 	$(PYTHON) scripts/oldest.py $(ARGS)
 
-mutation: $(STAMPS)/dev ## Change the source in 150 places and see whether a test fails for each (about an hour)
+mutation: $(STAMPS)/dev ## Change the source in 150 places and see whether a test fails for each
 	$(BIN)/python scripts/mutation.py $(ARGS)
 
 examples: $(STAMPS)/dev ## Run every example and every script behind a claim, as a reader would

@@ -77,6 +77,15 @@ def folded(fold):
     MAP.summarize(fold)
 
 
+ATTEND = {
+    "attention": rg.Attention(),
+    "query": q,
+    "key": q,
+    "value": q,
+    "positions": rg.Positions.aligned_to_end(6, 6),
+    "cache": None,
+    "engine": "auto",
+}
 #: A right call of every public name that is called by users, and what is then done with its result.
 CALLS = {
     "ALiBi": ({"num_heads": 4}, used("bias")),
@@ -133,28 +142,11 @@ CALLS = {
         lambda attention: rg.attend(attention, q, q, q),
     ),
     "attend": (
-        {
-            "attention": rg.Attention(),
-            "query": q,
-            "key": q,
-            "value": q,
-            "positions": rg.Positions.aligned_to_end(6, 6),
-            "cache": None,
-            "engine": "auto",
-            "check": True,
-        },
+        ATTEND | {"check": True},
         None,
     ),
     "explain": (
-        {
-            "attention": rg.Attention(),
-            "query": q,
-            "key": q,
-            "value": q,
-            "positions": rg.Positions.aligned_to_end(6, 6),
-            "cache": None,
-            "engine": "auto",
-        },
+        ATTEND,
         str,
     ),
     "mechanism": ({"name": "longformer"}, None),
