@@ -13,7 +13,7 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --constra
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv install demo test quick settings oldest mutation examples lint format types page bench docs clean
+.PHONY: help venv install demo test quick settings oldest mutation replay examples lint format types page bench docs clean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ oldest: ## Run the quick tests with the oldest versions that pyproject.toml allo
 
 mutation: $(STAMPS)/dev ## Change the source in 150 places and see whether a test fails for each
 	$(BIN)/python scripts/mutation.py $(ARGS)
+
+replay: $(STAMPS)/dev ## Record results and plans, or compare them with a record (ARGS="record FILE", ARGS="compare FILE")
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore scripts/replay.py $(ARGS)
 
 examples: $(STAMPS)/dev ## Run every example and every script behind a claim, as a reader would
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q tests/test_examples.py $(ARGS)
