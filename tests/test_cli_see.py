@@ -16,10 +16,10 @@ import transformers
 
 import regard as rg
 from miniatures import BART, BERT, IMAGE
-from regard.cli import reading
 from regard.cli.app import app
 from regard.cli.compare import SHARES, differences, letter_of
-from regard.cli.reading import PROBE, Reader
+from regard.hf import text_reader as reading
+from regard.hf.text_reader import PROBE, Reader
 from regard.stats import roles, shuffle_order
 from regard.viewer import load_run
 
@@ -44,7 +44,7 @@ def reader():
 
 @pytest.fixture(autouse=True)
 def model(reader, monkeypatch):
-    monkeypatch.setattr("regard.cli.reading.Reader.load", staticmethod(lambda name: reader))
+    monkeypatch.setattr("regard.hf.text_reader.Reader.load", staticmethod(lambda name: reader))
 
 
 VOCABULARY = {"vocab_size": 30522}
@@ -52,7 +52,7 @@ VOCABULARY = {"vocab_size": 30522}
 
 def reads_with(monkeypatch, reader, model):
     own = Reader(model.eval(), reader.tokenizer)
-    monkeypatch.setattr("regard.cli.reading.Reader.load", staticmethod(lambda name: own))
+    monkeypatch.setattr("regard.hf.text_reader.Reader.load", staticmethod(lambda name: own))
 
 
 @pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
@@ -154,7 +154,7 @@ def language_model(tokenizer):
 
 def test_importance_is_the_slope_of_the_next_tokens_loss(reader, monkeypatch, tmp_path):
     causal = language_model(reader.tokenizer)
-    monkeypatch.setattr("regard.cli.reading.Reader.load", staticmethod(lambda name: causal))
+    monkeypatch.setattr("regard.hf.text_reader.Reader.load", staticmethod(lambda name: causal))
     result = run(SENTENCE, "--importance", "--json", "--save", str(tmp_path))
     told = [head["importance"] for layer in json.loads(result.stdout)["layers"] for head in layer["heads"]]
     ids = causal.tokenizer(SENTENCE, return_tensors="pt")

@@ -22,10 +22,10 @@ pytest.importorskip("ray", reason="the ray extra is not installed")
 from regard import RegardError
 from regard.cli.app import app
 from regard.cli.corpus import Alone
-from regard.cli.folding import Key, State, fold
-from regard.cli.pool import Pool, Worker
-from regard.cli.reading import Reader
 from regard.cluster import cluster, workers_that_fit
+from regard.hf.text_reader import Reader
+from regard.profiling.corpus_state import Key, State, fold
+from regard.profiling.workers import Pool, Worker
 from regard.seq2seq.comparison import EVALUATION
 from regard.seq2seq.processes import ClusterProcess, LocalProcess
 
@@ -95,7 +95,7 @@ def fragile():
 
 
 def test_a_document_that_no_worker_survives_is_set_aside_and_named(ray, reader, key, monkeypatch, capfd):
-    monkeypatch.setattr("regard.cli.pool.RETRIES", 0)  # each of them loads the model anew
+    monkeypatch.setattr("regard.profiling.workers.RETRIES", 0)  # each of them loads the model anew
     state = fold(Pool(1, fragile()).outcomes(TEXTS[:16], key), State(key), None)
     assert [number for number, _ in state.broken] == [10] and "a worker ended" in state.broken[0][1]
     others = fold(Alone(reader).outcomes([*TEXTS[:9], *TEXTS[10:16]], key), State(key), None)

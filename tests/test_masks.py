@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import regard as rg
 from drawn import masks
 from regard.engine.blocks import blocks
-from regard.hf.packed import groups_mask
+from regard.hf.masks.packed_sequences import groups_mask
 from regard.spans import Spans
 
 spans = st.lists(st.tuples(st.integers(-20, 20), st.integers(-20, 20)), max_size=6).map(Spans.union)

@@ -11,8 +11,8 @@ from torch import nn
 
 import regard as rg
 from miniatures import BERT, DECODERS, ENCODERS, GPT2, LLAMA, OTHERS, SEQ2SEQ, V, sharpened, tokens
-from regard.hf.heads import ModelHeads
-from regard.hf.prune import PRUNABLE
+from regard.hf.heads.layout import ModelHeads
+from regard.hf.heads.pruning import PRUNABLE
 from test_importance import bert, weighted
 from watching import assert_same_weights, assert_verified, oracle, watched
 

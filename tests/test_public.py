@@ -23,7 +23,16 @@ LAYERS = [
     {"catalog", "cache", "engine"},
     {"maps", "seen", "nn"},
     {"stats", "hf", "seq2seq", "data"},
+    {"profiling"},
     {"viewer", "bench", "cli", "api"},
+]
+#: The same inside `hf`.
+HF_LAYERS = [
+    {"masks", "attention_modules", "gguf"},
+    {"calls", "models"},
+    {"capture", "heads", "backend"},
+    {"text_reader"},
+    {"__init__"},
 ]
 
 
@@ -64,6 +73,15 @@ def test_a_package_imports_only_from_the_layers_below(path):
         above = next(n for n, names in enumerate(LAYERS) if imported in names)
         assert above <= level, f"{path.name} (layer {level}) imports regard.{imported} (layer {above})"
         assert {parts[0], imported} != {"engine", "catalog"}, "engine and catalog do not know each other"
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "hf").rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_a_room_of_hf_imports_only_from_those_below(path):
+    room = path.relative_to(SOURCE / "hf").with_suffix("").parts[0]
+    level = next(n for n, names in enumerate(HF_LAYERS) if room in names)
+    for imported in re.findall(r"^\s*(?:from|import) regard\.hf(?:\.(\w+))?", path.read_text(), re.M):
+        below = next(n for n, names in enumerate(HF_LAYERS) if (imported or "__init__") in names)
+        assert below < level or imported == room, f"hf/{room} imports hf.{imported}, which is not below it"
 
 
 def test_the_house_keeps_its_rooms_small():

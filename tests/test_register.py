@@ -13,8 +13,8 @@ from transformers import masking_utils as theirs
 
 import regard as rg
 from miniatures import BERT, GPT2, LLAMA, MOE, OTHERS, T5, TEXTS, Model, sharpened, tokens
-from regard.hf.mask_rules import Rules
-from regard.hf.span_mask import SpanMask, spans_mask
+from regard.hf.masks.mask_functions import Rules
+from regard.hf.masks.span_masks import SpanMask, spans_mask
 from watching import assert_same_weights, assert_verified, oracle, watched
 
 rg.register()

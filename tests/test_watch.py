@@ -14,10 +14,10 @@ from transformers.modeling_utils import AttentionInterface
 
 import regard as rg
 from miniatures import BART, BERT, DECODERS, ENCODERS, LLAMA, SEQ2SEQ, padding, sharpened, tokens
-from regard.hf import translate as translating
-from regard.hf import verify as verifying
-from regard.hf.biases import DiagonalBias, TensorBias
-from regard.hf.masks import Recognised, recognise
+from regard.hf import calls as translating
+from regard.hf.capture import verification as verifying
+from regard.hf.masks.biases import DiagonalBias, TensorBias
+from regard.hf.masks.mask_tensors import Recognised, recognise
 from watching import assert_identical, assert_verified, oracle, watched
 
 BY_NAME = {model.name: model for model in (*ENCODERS, *DECODERS, *SEQ2SEQ)}

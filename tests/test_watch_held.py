@@ -9,7 +9,7 @@ from torch import nn
 
 import regard as rg
 from miniatures import BERT, V, padding, sharpened, tokens
-from regard.hf import held
+from regard.hf.capture import module_rerun as held
 from watching import assert_identical, watched
 
 GPT = {"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": V, "n_positions": 40, "rotary_dim": 2}

@@ -16,8 +16,8 @@ from torch.nn.modules import module as every
 
 import regard as rg
 from miniatures import V, padding, sharpened, tokens
-from regard.hf import verify as verifying
-from regard.hf.inputs import Inputs
+from regard.hf.capture import verification as verifying
+from regard.hf.capture.projection_inputs import Inputs
 from watching import assert_identical, assert_verified, oracle, watched
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

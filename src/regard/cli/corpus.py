@@ -13,12 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from regard.cli.documents import Documents, open_corpus
-from regard.cli.folding import Key, Outcome, State, fold, measure, resume
-from regard.cli.reading import Reader
 from regard.cli.see import Wish, check_outputs
 from regard.cluster import check_engine
 from regard.errors import RegardError
+from regard.hf.text_reader import Reader
+from regard.profiling.corpus_state import Key, Outcome, State, fold, measure, resume
+from regard.profiling.documents import Documents, open_corpus
 from regard.stats import CAVEAT, HeadTable
 from regard.viewer import Sheet, page_folds, save_run
 
@@ -93,7 +93,7 @@ def _check(wish: Wish, engine: str, workers: int | None) -> None:
 def _engine(name: str, reader: Reader, workers: int | None) -> Engine:
     if name == "local":
         return Alone(reader)
-    from regard.cli.pool import Pool
+    from regard.profiling.workers import Pool
 
     return Pool(workers)
 

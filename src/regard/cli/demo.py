@@ -11,11 +11,11 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from regard.cli.outputs import check_folder
-from regard.cli.reading import Read, Reader
 from regard.cli.see import default_words
 from regard.cli.summary import print_summary
 from regard.data.corpus import Pair
 from regard.errors import RegardError
+from regard.hf.text_reader import Read, Reader
 from regard.seq2seq.reading import read_pair
 from regard.seq2seq.run import load_model_in_the_box, models_in_the_box
 from regard.seq2seq.systems import system

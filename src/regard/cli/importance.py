@@ -10,10 +10,10 @@ from rich.progress import Progress
 from rich.text import Text
 from torch import Tensor
 
-from regard.cli.reading import Read, Reader
 from regard.errors import RegardError
 from regard.hf import importance, pruning_curve
-from regard.hf.curve import ORDERS, TENTHS
+from regard.hf.heads.pruning_curve import ORDERS, TENTHS
+from regard.hf.text_reader import Read, Reader
 from regard.seq2seq.curves import ORDERS as WAYS
 from regard.stats import Reading
 

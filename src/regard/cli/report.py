@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from regard.cli.reading import Read
 from regard.errors import RegardError
+from regard.hf.text_reader import Read
 from regard.stats import CAVEAT, Finding, LayerProfile, Reading, Role, RoleTable
 from regard.stats.roles import KINDS, QUERIES, ROLE_CAVEAT
 

@@ -14,10 +14,10 @@ from rich.text import Text
 from regard.cli.compare import FEW_HEADS, NUM_HEADS, check_words, differences, letter_of, print_differences
 from regard.cli.importance import most_important, weighed
 from regard.cli.outputs import check_drawing, check_folder
-from regard.cli.reading import Read, Reader, no_folds, read_text
 from regard.cli.report import as_data, locate, print_findings, print_reading, print_roles, print_word, roles_data
 from regard.cli.summary import print_ending, print_probe, print_statements, print_summary
 from regard.errors import RegardError
+from regard.hf.text_reader import Read, Reader, no_folds, read_text
 from regard.stats import Reading, RoleTable
 from regard.viewer import Sheet, page_folds, save_run, write_page
 

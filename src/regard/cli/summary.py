@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from regard.cli.reading import Read
 from regard.cli.report import TOO_SHORT, facts, locate, notable, occurrence
+from regard.hf.text_reader import Read
 from regard.stats import CAVEAT, Finding, Profile, Reading, RoleTable
 from regard.stats.roles import CONTENT, KINDS, LABEL
 

@@ -1,12 +1,8 @@
-"""Hugging Face models: their weights seen while their own backend runs. transformers is imported at use."""
+"""Attention maps, heads and backends of Hugging Face models. transformers is imported when it is first used."""
 
 from regard.hf.backend import register
-from regard.hf.curve import CurvePoint, PruningCurve, pruning_curve
-from regard.hf.gates import gated
-from regard.hf.importance import Importance, importance
-from regard.hf.prune import Pruned, prune
-from regard.hf.watch import watch
-from regard.hf.watched import Watched
+from regard.hf.capture import Watched, watch
+from regard.hf.heads import CurvePoint, Importance, Pruned, PruningCurve, gated, importance, prune, pruning_curve
 
 __all__ = [
     "CurvePoint",

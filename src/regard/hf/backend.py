@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.hf.span_mask import OURS, spans_mask
-from regard.hf.translate import Call, Masks, Untranslatable, translate
+from regard.hf.calls import Call, Masks, Untranslatable, translate
+from regard.hf.masks.span_masks import OURS, spans_mask
 from regard.seen import attend
 
 #: Masks and biases that the layers of a model share, read once a forward.

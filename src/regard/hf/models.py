@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import RegardError, nearest
-from regard.hf.unpacked import load_once, without_bars
+from regard.hf.gguf import load_once, without_bars
 
 #: Name -> (package that holds it, how to get that, where it lies in the package).
 PACKAGED = {

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from regard.data.batches import Batch, Batches
 from regard.data.corpus import encode_pairs, fitting_pairs
-from regard.hf.curve import ORDERS, pruning_curve
-from regard.hf.gates import gated
-from regard.hf.importance import Importance, importance
+from regard.hf.heads.gates import gated
+from regard.hf.heads.head_importance import Importance, importance
+from regard.hf.heads.pruning_curve import ORDERS, pruning_curve
 from regard.seq2seq.inspection import spread
 from regard.seq2seq.loss import translation_loss
 from regard.seq2seq.metrics import bleu_tokenizer

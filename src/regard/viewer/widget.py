@@ -15,7 +15,7 @@ from regard.viewer.page import bundle, embed, payload
 from regard.viewer.sheet import Sheet, page_folds, sheets_of
 
 if TYPE_CHECKING:
-    from regard.hf.watched import Watched
+    from regard.hf.capture.model_maps import Watched
 
 #: Bytes of maps that travel with the page.
 TRAVELLING = 4 << 20

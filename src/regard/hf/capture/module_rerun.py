@@ -19,10 +19,10 @@ from torch.overrides import TorchFunctionMode
 from regard.attention import Attention
 from regard.engine.rows import Collected
 from regard.errors import RegardError
-from regard.hf.masks import recognise
-from regard.hf.trace import Trace
-from regard.hf.translate import NO_NUMBERS, Untranslatable
-from regard.hf.verify import Check
+from regard.hf.calls import NO_NUMBERS, Untranslatable
+from regard.hf.capture.softmax_trace import Trace
+from regard.hf.capture.verification import Check
+from regard.hf.masks.mask_tensors import recognise
 from regard.maps import attention_map
 from regard.maps.attention_map import AttentionMap, Part
 from regard.pieces.grid import Grid

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.hf.packed import SameGroup, groups_mask
+from regard.hf.masks.packed_sequences import SameGroup, groups_mask
 from regard.pieces.mask import Mask, block_local, causal, window
 from regard.pieces.mask_data import where
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.hf.heads import Heads, ModelHeads
+from regard.hf.heads.layout import Heads, ModelHeads
 
 
 @contextmanager

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from regard.attention import Attention, Prepared
 from regard.errors import RegardError, nearest
-from regard.hf.held import Held
-from regard.hf.summed import ModuleStatistics
-from regard.hf.unprojected import Unprojected
-from regard.hf.verify import Check
+from regard.hf.capture.lazy_projection import Unprojected
+from regard.hf.capture.module_rerun import Held
+from regard.hf.capture.module_statistics import ModuleStatistics
+from regard.hf.capture.verification import Check
 from regard.maps.attention_map import AttentionMap, joined
 from regard.pieces.grid import Grid
 from regard.positions import Positions

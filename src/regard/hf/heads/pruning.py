@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.attention import Attention
 from regard.errors import RegardError
-from regard.hf.heads import COUNTS, Heads, ModelHeads
+from regard.hf.heads.layout import COUNTS, Heads, ModelHeads
 from regard.nn import MultiHeadAttention
 from regard.pieces import Bilinear, LearnedSink, ShawBias, Softcap
 

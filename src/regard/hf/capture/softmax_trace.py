@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.hf.translate import Untranslatable
+from regard.hf.calls import Untranslatable
 
 SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
 #: Functions by name, since most exist three times: in torch, in torch.nn.functional and as a method.

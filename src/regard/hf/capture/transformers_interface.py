@@ -14,7 +14,7 @@ from functools import wraps
 from typing import Any, Protocol
 
 from regard.errors import RegardError
-from regard.hf.translate import Call
+from regard.hf.calls import Call
 
 
 class Listener(Protocol):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.hf.gates import gated
-from regard.hf.heads import ModelHeads
+from regard.hf.heads.gates import gated
+from regard.hf.heads.layout import ModelHeads
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from regard.cli.documents import Unreadable
-from regard.cli.reading import Reader
 from regard.errors import RegardError
+from regard.hf.text_reader import Reader
+from regard.profiling.documents import Unreadable
 from regard.stats import HeadTable
 
 STATE = "corpus.json"

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.errors import RegardError, nearest
-from regard.hf.modules import attention_modules, layer_number
+from regard.hf.attention_modules import attention_modules, layer_number
 from regard.nn import Attends, MultiHeadAttention
 
 #: What the output projection is called, as a child of the attention module or next to it.

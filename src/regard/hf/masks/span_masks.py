@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.hf.mask_rules import MaskFunction, Rules
-from regard.hf.masks import Recognised
+from regard.hf.masks.mask_functions import MaskFunction, Rules
+from regard.hf.masks.mask_tensors import Recognised
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
 from regard.pieces.mask_data import padding

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from regard.errors import RegardError, nearest
-from regard.hf.gates import gated
-from regard.hf.importance import Importance
+from regard.hf.heads.gates import gated
+from regard.hf.heads.head_importance import Importance
 
 ORDERS = ("importance", "random", "reversed")
 TENTHS = tuple(tenth / 10 for tenth in range(11))

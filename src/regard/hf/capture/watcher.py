@@ -20,17 +20,24 @@ from torch.nn import functional as F
 
 from regard.checks import checked
 from regard.errors import RegardError, nearest
-from regard.hf.held import Held, Slot, snapshot
-from regard.hf.interface import tap
-from regard.hf.modules import Chosen, attention_modules, inside_torch_layers, is_loud, part_of, parts_of_torch_layers
-from regard.hf.running import running
-from regard.hf.summed import ModuleStatistics, checked_folds
-from regard.hf.torch_calls import Heard, encoder_layer, multihead, sdpa
-from regard.hf.trace import Trace
-from regard.hf.translate import DIRECT, NO_NUMBERS, Call, Masks, Untranslatable, translate
-from regard.hf.unprojected import Unprojected
-from regard.hf.verify import Check, check
-from regard.hf.watched import Capture, Keys, Part, Told, Watched
+from regard.hf.attention_modules import (
+    Chosen,
+    attention_modules,
+    inside_torch_layers,
+    is_loud,
+    part_of,
+    parts_of_torch_layers,
+)
+from regard.hf.calls import DIRECT, NO_NUMBERS, Call, Masks, Untranslatable, translate
+from regard.hf.capture.lazy_projection import Unprojected
+from regard.hf.capture.model_maps import Capture, Keys, Part, Told, Watched
+from regard.hf.capture.module_hooks import running
+from regard.hf.capture.module_rerun import Held, Slot, snapshot
+from regard.hf.capture.module_statistics import ModuleStatistics, checked_folds
+from regard.hf.capture.softmax_trace import Trace
+from regard.hf.capture.torch_calls import Heard, encoder_layer, multihead, sdpa
+from regard.hf.capture.transformers_interface import tap
+from regard.hf.capture.verification import Check, check
 from regard.maps import AttentionMap, Fold
 from regard.nn import Attends, listeners
 from regard.seen import attend_listeners

@@ -14,8 +14,8 @@ import torch
 
 from regard.attention import Attention, Prepared
 from regard.errors import RegardError
-from regard.hf.inputs import Inputs
-from regard.hf.verify import Check
+from regard.hf.capture.projection_inputs import Inputs
+from regard.hf.capture.verification import Check
 from regard.maps.attention_map import AttentionMap
 from regard.pieces.grid import Grid
 from regard.positions import Positions

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
-from regard.hf.biases import LearnedBias, bias_of
-from regard.hf.masks import Recognised, recognise
-from regard.hf.span_mask import OURS, SpanMask
+from regard.hf.masks.biases import LearnedBias, bias_of
+from regard.hf.masks.mask_tensors import Recognised, recognise
+from regard.hf.masks.span_masks import OURS, SpanMask
 from regard.pieces.bias import Bias, Softcap
 from regard.pieces.mask import Mask, causal, window
 from regard.pieces.mask_data import padding

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from regard.cli.folding import Key, Outcome, measure
-from regard.cli.reading import Reader
 from regard.cluster import cluster, workers_that_fit
 from regard.errors import RegardError
+from regard.hf.text_reader import Reader
+from regard.profiling.corpus_state import Key, Outcome, measure
 
 #: Documents that travel together, and how many of these batches a worker has before it at most.
 BATCH, AHEAD = 4, 4

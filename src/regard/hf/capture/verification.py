@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from regard.attention import Prepared, scores
-from regard.hf.span_mask import OURS
-from regard.hf.torch_calls import Heard
-from regard.hf.translate import DIRECT, Call, Translation
+from regard.hf.calls import DIRECT, Call, Translation
+from regard.hf.capture.torch_calls import Heard
+from regard.hf.masks.span_masks import OURS
 from regard.pieces.grid import Grid
 from regard.shapes import at_least_float32, grouped_values
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.hf.inputs import Inputs
-from regard.hf.translate import DIRECT, Call, Untranslatable
+from regard.hf.calls import DIRECT, Call, Untranslatable
+from regard.hf.capture.projection_inputs import Inputs
 
 #: (head outputs (b, H, r, E), batch entries, rows) -> what a module returns for those rows, (b, r, C).
 Finish = Callable[[Tensor, Tensor, Tensor], Tensor]

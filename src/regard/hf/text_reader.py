@@ -14,9 +14,8 @@ import torch
 
 from regard.data.files import looks_like_path
 from regard.errors import RegardError
-from regard.hf import watch
+from regard.hf.capture import Watched, watch
 from regard.hf.models import load_model
-from regard.hf.watched import Watched
 from regard.maps import AttentionMap, Fold
 from regard.stats import (
     Profile,

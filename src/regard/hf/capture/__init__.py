@@ -1,0 +1,6 @@
+"""`watch` captures every attention map of a model while the model's own backend computes."""
+
+from regard.hf.capture.model_maps import Watched
+from regard.hf.capture.watcher import watch
+
+__all__ = ["Watched", "watch"]

@@ -1,0 +1,8 @@
+"""The heads of a model: gate them, measure how important each one is, and remove some."""
+
+from regard.hf.heads.gates import gated
+from regard.hf.heads.head_importance import Importance, importance
+from regard.hf.heads.pruning import Pruned, prune
+from regard.hf.heads.pruning_curve import CurvePoint, PruningCurve, pruning_curve
+
+__all__ = ["CurvePoint", "Importance", "Pruned", "PruningCurve", "gated", "importance", "prune", "pruning_curve"]

@@ -1,0 +1,1 @@
+"""Masks and biases of a model, read back as Regard's own masks and biases."""
