@@ -5,20 +5,18 @@ from __future__ import annotations
 import doctest
 import importlib
 import pkgutil
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import regard as rg
+from imports import FILES, SOURCE, circle, imports
 
-SOURCE = Path(rg.__file__).parent
 MODULES = sorted(m.name for m in pkgutil.walk_packages([str(SOURCE)], "regard.") if "cli" not in m.name)
 LAYERS = [
-    {"errors", "checks", "names", "closures", "shapes", "spans", "positions", "cluster"},
+    {"errors", "checks", "names", "closures", "shapes", "spans", "positions", "cluster", "display"},
     {"pieces", "attention"},
     {"catalog", "cache", "engine"},
     {"maps", "seen", "nn"},
@@ -62,15 +60,15 @@ def test_examples_in_docstrings_run(module):
     assert result.failed == 0
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+@pytest.mark.parametrize("path", FILES.values(), ids=lambda p: str(p.relative_to(SOURCE)))
 def test_a_package_imports_only_from_the_layers_below(path):
     parts = path.relative_to(SOURCE).with_suffix("").parts
     level = next((n for n, names in enumerate(LAYERS) if parts[0] in names), None)
     if level is None:
         assert parts in (("__init__",), ("__main__",))
         return
-    for imported in re.findall(r"^\s*(?:from|import) regard\.(\w+)", path.read_text(), re.M):
-        above = next(n for n, names in enumerate(LAYERS) if imported in names)
+    for imported in {name.split(".")[1] for name in imports(path.read_text())} - {"__version__"}:
+        above = next((n for n, names in enumerate(LAYERS) if imported in names), len(LAYERS) - 1)  # a public name: api
         assert above <= level, f"{path.name} (layer {level}) imports regard.{imported} (layer {above})"
         assert {parts[0], imported} != {"engine", "catalog"}, "engine and catalog do not know each other"
 
@@ -79,9 +77,16 @@ def test_a_package_imports_only_from_the_layers_below(path):
 def test_a_room_of_hf_imports_only_from_those_below(path):
     room = path.relative_to(SOURCE / "hf").with_suffix("").parts[0]
     level = next(n for n, names in enumerate(HF_LAYERS) if room in names)
-    for imported in re.findall(r"^\s*(?:from|import) regard\.hf(?:\.(\w+))?", path.read_text(), re.M):
-        below = next(n for n, names in enumerate(HF_LAYERS) if (imported or "__init__") in names)
+    for imported in {name.split(".")[2] for name in imports(path.read_text()) if name.startswith("regard.hf.")}:
+        below = next((n for n, names in enumerate(HF_LAYERS) if imported in names), len(HF_LAYERS) - 1)  # of __init__
         assert below < level or imported == room, f"hf/{room} imports hf.{imported}, which is not below it"
+
+
+def test_the_tests_of_imports_see_functions_strings_and_circles():
+    text = "import os\ndef show():\n    from regard.viewer import page\n    import_module('regard.hf').watch"
+    assert imports(text) == {"regard.viewer.page", "regard.hf"}
+    assert imports("importlib.import_module(f'regard.{name}')") == {"regard."}
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) and not circle({"a": {"b", "c"}, "b": {"c"}})
 
 
 def test_the_house_keeps_its_rooms_small():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 import regard as rg
 from pages import FLAGS, WORDS, chromium, maps_of, reading, until
+from regard import display
 from regard.viewer import widget as widget_module
 from regard.viewer.page import bundle
 from watching import watched
@@ -143,3 +145,12 @@ def test_the_widget_in_a_browser(live, monkeypatch):
         page.evaluate("window.close_()")
         until(page, "document.getElementById('here').childElementCount === 0")
         browser.close()
+
+
+def test_show_calls_the_registered_viewer(monkeypatch):
+    calls = []
+    viewer = SimpleNamespace(show_map=lambda *given: calls.append(given), show_watched=None)
+    monkeypatch.setattr(display, "_import_viewer", [])
+    display.register_viewer(lambda: viewer)
+    maps_of(3)["layer.0"].show(["a", "b", "c"])
+    assert calls[0][1:] == (["a", "b", "c"], None, 0)

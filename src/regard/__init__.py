@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from regard.display import register_viewer
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -11,6 +13,9 @@ if TYPE_CHECKING:
 
 #: Packages that are used by their own names: `regard.seq2seq.build`.
 PACKAGES = ("data", "nn", "seq2seq")
+
+
+register_viewer(lambda: import_module("regard.viewer.widget"))
 
 
 def __getattr__(name: str) -> Any:

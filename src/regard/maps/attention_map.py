@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, reduce
-from importlib import import_module
 from operator import index as index_of
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from regard.attention import Attention, Prepared, makes_new_scores, scores, snapshot
 from regard.checks import Count, checked
+from regard.display import viewer
 from regard.engine.blocks import blocks
 from regard.engine.rows import Collected
 from regard.errors import RegardError
@@ -376,7 +376,7 @@ class AttentionMap:
 
         `tokens` are those of the keys; `queries`, where they are others, those of the queries.
         """
-        return import_module("regard.viewer.widget").show_map(self, tokens, queries, batch)
+        return viewer().show_map(self, tokens, queries, batch)
 
     def __repr__(self) -> str:
         B, H, I, J = self.shape

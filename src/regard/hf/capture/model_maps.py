@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared
+from regard.display import viewer
 from regard.errors import RegardError, nearest
 from regard.hf.capture.lazy_projection import Unprojected
 from regard.hf.capture.module_rerun import Held
@@ -236,7 +236,7 @@ class Watched(Mapping[str, AttentionMap]):
 
         `tokens` are those that the model read, `targets` those of the decoder where there is one.
         """
-        return import_module("regard.viewer.widget").show_watched(self, tokens, targets, batch)
+        return viewer().show_watched(self, tokens, targets, batch)
 
     @property
     def mismatched(self) -> dict[str, Check]:
