@@ -46,6 +46,12 @@ def _overlapping(x):
     return x.flatten()[: sum(x.shape) - x.ndim + 1].as_strided(x.shape, (1,) * x.ndim)
 
 
+def _sliding(x):
+    """Each token begins one number after the one before; heads and batch entries lie apart."""
+    *_, length, width = x.shape
+    return x.flatten(2)[..., : length + width - 1].unfold(-1, width, 1)
+
+
 def _offset(x):
     return torch.cat((x.new_full((3,), torch.nan), x.flatten()))[3:].view(x.shape)
 
@@ -69,6 +75,7 @@ SHARING = {
     "one channel": lambda x: x[..., :1].expand_as(x),
     "one number": lambda x: x[:1, :1, :1, :1].expand_as(x),
     "overlapping": _overlapping,
+    "sliding": _sliding,
 }
 LAYOUTS = KEEPING | SHARING
 
@@ -93,7 +100,7 @@ def masks(B, I, J, depth=2):
         st.builds(rg.global_tokens, st.lists(st.integers(0, length), max_size=3)),
         st.lists(st.integers(0, J), min_size=B, max_size=B).map(rg.padding),
         st.integers(0, 2**31).map(lambda seed: rg.padding(coins(seed, B, J))),
-        st.integers(0, 2**31).map(lambda seed: rg.given(coins(seed, B, 1, I, J))),
+        st.builds(lambda seed, b: rg.given(coins(seed, b, 1, I, J)), st.integers(0, 2**31), st.sampled_from([1, B])),
         st.just(rg.where(lambda b, h, i, j: (i + j + h) % 3 != b)),
         cuts(I, J),
     )

@@ -77,6 +77,18 @@ def test_dropout_of_other_seeds_and_places_is_other_dropout():
         assert abs(share - rate) < 5 * (rate * (1 - rate) / 400_000) ** 0.5
 
 
+def test_each_call_drops_other_weights():
+    """200 calls draw 200 seeds of 2^31: that two are the same has a chance of 1 in 100,000."""
+    q, k, v = torch.zeros(1, 1, 8, 4), torch.zeros(1, 1, 64, 4), torch.eye(64)[None, None]
+    attention = rg.Attention(dropout=0.5)
+    patterns = {tuple(rg.attend(attention, q, k, v).output.flatten().tolist()) for _ in range(200)}
+    assert len(patterns) == 200
+    torch.manual_seed(0)
+    first = rg.attend(attention, q, k, v).output
+    torch.manual_seed(0)
+    torch.testing.assert_close(rg.attend(attention, q, k, v).output, first, rtol=0, atol=0)
+
+
 def test_query_heads_share_key_heads_in_consecutive_groups():
     q, k, v = inputs(5, 5, H=6, G=2)
     repeated = [t.repeat_interleave(3, dim=1) for t in (k, v)]

@@ -15,7 +15,7 @@ from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAtt
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
 import regard as rg
-from oracles import EXACT, FLOAT32, Says, agree, by_jax, by_torch, flat, heads, oracle, pairs
+from oracles import EXACT, FLOAT32, Says, agree, by_jax, by_torch, close, flat, heads, oracle, pairs
 from regard.catalog import mechanism
 
 
@@ -158,6 +158,17 @@ def test_dilated_is_a_window_over_every_third_token(attention, q, k, v):
 @oracle("dilated", arguments={"size": 3, "dilation": 2, "is_causal": True})
 def test_dilated_pair_by_pair(attention, q, k, v):
     return by_torch(q, k, v, pairs(24, 24, lambda i, j: j in (i, i - 2, i - 4)))
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (1, 1, 5, 7), (1, 3, 5, 7), (2, 1, 5, 7), (2, 3, 5, 7)])
+@pytest.mark.parametrize("engine", ["reference", "dense", "blocked"])
+def test_a_given_mask_broadcasts_as_that_of_torch(shape, engine):
+    mask, (q, k, v) = torch.rand(shape) < 0.7, (torch.randn(2, 3, n, 4).double() for n in (5, 7, 7))
+    mask[..., 0] = True
+    seen = rg.attend(rg.Attention(mask=rg.given(mask)), q, k, v, engine=engine)
+    output, weights = by_torch(q, k, v, mask.expand(2, 3, 5, 7))
+    close(seen.output, output)
+    close(seen.weights.dense(), weights)
 
 
 def test_masks_of_a_few_tokens_by_hand():

@@ -21,6 +21,7 @@ from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import Wav2Vec2Ber
 import regard as rg
 from oracles import FLOAT32, Says, by_torch, close, flat, heads, oracle
 from regard.pieces.bias import alibi_slopes
+from regard.pieces.position import angles
 
 
 def attends_as(layer, projections, q, k, v, *inputs, **options):
@@ -77,6 +78,16 @@ def test_scaled_frequencies_are_those_of_transformers(scaling, kind, seq_len):
     frequencies, factor = ROPE_INIT_FUNCTIONS[kind["rope_type"]](config, torch.device("cpu"), seq_len)
     assert factor == 1.0
     close(rg.RoPE(32, scaling=scaling).frequencies(), frequencies, FLOAT32)
+
+
+def test_a_frequency_of_half_a_turn_changes_the_sign_at_each_position():
+    """Half a turn is 2^63 units of an angle, one more than 64 bits hold; pi, 3 pi and -pi are the same half."""
+    positions = torch.tensor([-3, 0, 1, 2, 7, 1000, 2**31 - 1])
+    signs = torch.where(positions % 2 == 0, 1.0, -1.0).double()
+    for half in (math.pi, 3 * math.pi, -math.pi):
+        found = angles(positions, torch.tensor([half] * 9, dtype=torch.float64), torch.float64)
+        close(found.cos(), signs[:, None].expand(-1, 9), FLOAT32)
+        assert found.sin().abs().max() < 1e-5
 
 
 @oracle("sinusoidal", FLOAT32)
@@ -152,6 +163,24 @@ def test_t5_in_one_direction_is_the_t5_decoder(attention, q, k, v):
     return by_t5(attention, q, k, v, future(40), is_decoder=True)
 
 
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_t5_buckets_of_any_number_and_reach_are_those_of_t5(bidirectional):
+    """Half of the buckets of a direction are exact; the least reach is one position more."""
+    distances = torch.arange(-300, 300)
+    for buckets in (2, 4, 5, 8, 9, 32, 33):
+        exact = buckets // (2 if bidirectional else 1) // 2
+        for reach in {max(exact, 1), exact + 1, exact + 2, 20, 128, 250}:
+            if exact == 0 or reach <= exact:
+                with pytest.raises(rg.RegardError, match="max_distance lies beyond the exact ones"):
+                    rg.T5Bias(1, buckets, reach, bidirectional)
+                continue
+            bias = rg.T5Bias(1, buckets, reach, bidirectional)
+            bias.table.data[:, 0] = torch.arange(float(buckets))
+            theirs = T5Attention._relative_position_bucket(distances, bidirectional, buckets, reach)
+            grid = rg.Grid.whole(rg.Positions(300, rg.Spans.of((0, 600))), 1, 1, 1)
+            assert bias.term(grid, None, None).flatten().tolist() == theirs.tolist()
+
+
 @oracle("transformer_xl", queries=5, keys=9)
 def test_transformer_xl_term_by_term(attention, q, k, v):
     """Section 3.3: q.k (a) + q.W r (b) + u.k (c) + v.W r (d); four older keys are the memory of a segment."""
@@ -191,6 +220,26 @@ def test_alibi_without_a_mask_penalises_the_future_as_the_past(attention, q, k, 
 def test_alibi_slopes_are_those_of_bloom(num_heads):
     theirs = build_alibi_tensor(torch.ones(1, 2), num_heads, torch.float64)[:, 0, 1]
     close(torch.tensor(alibi_slopes(num_heads)).double(), theirs, FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("make", "variance"),
+    [
+        (lambda H, D: rg.T5Bias(H), lambda D: 1),  # its numbers are N(0, 1)
+        (lambda H, D: rg.ShawBias(D, 2), lambda D: 1 / D),  # q.a / sqrt(D), a of variance 1 / D
+        (lambda H, D: rg.TransformerXLBias(H, D), lambda D: 1 / 2),  # q.W r / sqrt(D), W of 1 / D, |r|^2 = D / 2
+    ],
+    ids=["t5", "shaw", "transformer_xl"],
+)
+@torch.no_grad()
+def test_a_fresh_bias_has_the_variance_of_its_parameters(make, variance):
+    """For queries and keys of variance 1; so scores start out alike in models of any width."""
+    positions, heads = rg.Positions.aligned_to_end(5, 5), 100
+    grid = rg.Grid.whole(positions, 1, heads, 5)
+    for width in (8, 128):
+        bias = make(heads, width)
+        term = bias.term(grid, *bias.prepare(*torch.randn(2, 1, heads, 5, width), positions))
+        assert 0.7 < term.var() / variance(width) < 1.4
 
 
 def test_learned_table_is_the_bias_of_swin():
