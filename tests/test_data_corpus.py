@@ -66,7 +66,7 @@ def test_own_splits_stay_as_they_are(files):
     corpus = load_corpus({"train": files, "valid": files, "test": files}, max_words=4, languages=("en", "fr"))
     assert corpus.train == corpus.valid == corpus.test and len(corpus.train) == 40
     assert (corpus.source_language, corpus.target_language) == ("en", "fr")
-    with pytest.raises(RegardError, match="named train, valid and test; these are train, dev"):
+    with pytest.raises(RegardError, match="must be train, valid and test, got train, dev"):
         load_corpus({"train": files, "dev": files})
     with pytest.raises(RegardError, match=r"the split train .* has no pair"):
         load_corpus({"train": files, "valid": files, "test": files}, max_words=1)
@@ -159,7 +159,7 @@ def test_too_few_pairs_are_refused(tmp_path):
     with pytest.raises(RegardError, match="9 pairs are too few"):
         load_corpus(path)
     path = write(tmp_path / "a.tsv", [f"a {n}\tb {n}" for n in range(20)])
-    with pytest.raises(RegardError, match="20 pairs are too few for 10 of validation and 10"):
+    with pytest.raises(RegardError, match="20 pairs are too few for 10 validation pairs, 10 test pairs"):
         load_corpus(path, valid=10, test=10)
     path = write(tmp_path / "a.tsv", [f"the same\tb {n}" for n in range(20)])
     with pytest.raises(RegardError, match="1 different sources"):

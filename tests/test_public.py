@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import regard as rg
-from imports import FILES, SOURCE, circle, imports
+from imports import FILES, SOURCE, circle, imported_files, imports
 
 MODULES = sorted(m.name for m in pkgutil.walk_packages([str(SOURCE)], "regard.") if "cli" not in m.name)
 LAYERS = [
@@ -87,6 +87,10 @@ def test_the_tests_of_imports_see_functions_strings_and_circles():
     assert imports(text) == {"regard.viewer.page", "regard.hf"}
     assert imports("importlib.import_module(f'regard.{name}')") == {"regard."}
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) and not circle({"a": {"b", "c"}, "b": {"c"}})
+
+
+def test_no_file_imports_itself_through_others():
+    assert not circle({name: imported_files(name) for name in FILES})
 
 
 def test_the_house_keeps_its_rooms_small():

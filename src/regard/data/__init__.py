@@ -1,8 +1,10 @@
 """Text for the translation lab: vocabularies, batches, and the corpora that come with it or are brought."""
 
 from regard.data.batches import Batch, Batches, Epoch
-from regard.data.corpus import Corpus, Pair, encode_pairs, load_corpus, split_pairs
+from regard.data.corpus import Corpus, Pair, encode_pairs
+from regard.data.loading import load_corpus
 from regard.data.retrieval import Nearest, nearest, without_near
+from regard.data.splits import split_pairs
 from regard.data.synthetic import synthetic_pairs
 from regard.data.tokenizer import SentencePiece, Tokenizer, Words, load_tokenizer, train_tokenizer
 from regard.data.vocabulary import BOS, EOS, PAD, UNK

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from regard.data.corpus import Corpus, Pair, stable_draw
+from regard.data.corpus import Corpus, Pair
 from regard.data.fetching import cache_folder
 from regard.data.gale_church import align
+from regard.data.splits import stable_draw
 from regard.errors import RegardError, nearest
 
 __all__ = ["EDITIONS", "Edition", "build_bible", "clean", "find_bible", "known_bibles", "load_bible", "write_bible"]

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from regard.checks import checked
 from regard.data.batches import Batches
-from regard.data.corpus import encode_pairs, fitting_pairs
+from regard.data.corpus import encode_pairs
+from regard.data.length_limits import pairs_within
 from regard.data.retrieval import NEAR, NOVEL, nearest
 from regard.data.words import cut
 from regard.errors import RegardError
@@ -254,7 +255,7 @@ def evaluate(
         found.append(each)
         progress(len(found))
     seconds = clock.seconds(device) - start
-    short = fitting_pairs(pairs, *tokenizers, wanted.limit)
+    short = pairs_within(pairs, *tokenizers, wanted.limit)
     error_rate, reading = _error_rate(system, short, wanted)
     return replace(
         score([each.text for each in found], references, sources, training, tokenizer),

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.data.batches import Batch
-from regard.data.corpus import encode_pairs, fitting_pairs
+from regard.data.corpus import encode_pairs
+from regard.data.length_limits import pairs_within
 from regard.data.vocabulary import EOS, PAD
 from regard.data.words import cut
 from regard.seq2seq.alignment import align
@@ -30,7 +31,7 @@ BINS = 10
 
 def inspect(run: Run, corpus: Corpus, similarities: Sequence[float]) -> dict[str, Any]:
     """Shares and entropy of the cross-attention, gradients, and alignments of a few sentences."""
-    pairs = fitting_pairs(corpus.test, run.source_tokenizer, run.target_tokenizer, LIMIT)
+    pairs = pairs_within(corpus.test, run.source_tokenizer, run.target_tokenizer, LIMIT)
     lengths = [len(cut(pair.source)) for pair in corpus.test]
     close = [corpus.test[n] for n in chosen_sentences(similarities, lengths)]
     return {

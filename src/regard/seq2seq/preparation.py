@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from regard.data.batches import Batches, Encoded
-from regard.data.corpus import Corpus, Pair, encode_pairs, fitting, load_corpus
+from regard.data.corpus import Corpus, Pair, encode_pairs
+from regard.data.length_limits import limit_pieces
+from regard.data.loading import load_corpus
 from regard.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from regard.errors import RegardError
 from regard.seq2seq.checkpoint import write_whole
@@ -76,7 +78,7 @@ def prepare(config: Config, folder: Path | None = None, *, corpus: Corpus | None
     model = _model(config, len(source), len(target))
     if rank:  # the first weights are the same in all processes, dropout is not
         torch.manual_seed(config.training.seed + rank)
-    short = fitting(corpus, source, target, LIMIT)
+    short = limit_pieces(corpus, source, target, LIMIT)
     task = _task(config, short, source, target, model, folder, rank)
     if folder is not None and rank == 0:
         if found is None:

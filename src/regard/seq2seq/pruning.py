@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.data.batches import Batch, Batches
-from regard.data.corpus import encode_pairs, fitting_pairs
+from regard.data.corpus import encode_pairs
+from regard.data.length_limits import pairs_within
 from regard.hf.heads.gates import gated
 from regard.hf.heads.head_importance import Importance, importance
 from regard.hf.heads.pruning_curve import ORDERS, pruning_curve
@@ -35,11 +36,11 @@ def pruning(run: Run, corpus: Corpus, progress: Callable[[float], object] = lamb
     translations of test pairs.
     """
     tokenizers = run.source_tokenizer, run.target_tokenizer
-    pairs = spread(fitting_pairs(corpus.test, *tokenizers, LIMIT), TRANSLATED)
+    pairs = spread(pairs_within(corpus.test, *tokenizers, LIMIT), TRANSLATED)
     references = [pair.target for pair in pairs]
     counted = run.bleu_tokenizer or bleu_tokenizer(references)
     quality = bleu_of(run.target_tokenizer, encode_pairs(pairs, *tokenizers), references, counted)
-    encoded = encode_pairs(spread(fitting_pairs(corpus.valid, *tokenizers, LIMIT), MEASURED), *tokenizers)
+    encoded = encode_pairs(spread(pairs_within(corpus.valid, *tokenizers, LIMIT), MEASURED), *tokenizers)
     found = importance(run.model, _loss, list(Batches(encoded, sentences=1, shuffle=False).epoch(0)))
     count = sum(len(value) for value in found.values.values())
     done, todo = [0], len(ORDERS) * len(SHARES) + count

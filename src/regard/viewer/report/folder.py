@@ -162,7 +162,7 @@ def _sentences(
 
 def _test_split(about: Mapping[str, Any]) -> dict[str, Any]:
     """The test split of a corpus that is known by name; nothing where it cannot be loaded any more."""
-    from regard.data.corpus import load_corpus
+    from regard.data.loading import load_corpus
 
     try:
         corpus = load_corpus(about["data"])
