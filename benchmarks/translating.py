@@ -19,7 +19,7 @@ from benchmarks import joey, marian
 from regard.bench.measure import Goal, in_turn
 from regard.data import EOS, PAD, Batch, Batches, encode_pairs, load_corpus, train_tokenizer
 from regard.seq2seq import Hypothesis, LuongTranslator, Translator, beam_search, build
-from regard.seq2seq.loss import translation_loss
+from regard.seq2seq.models.loss import translation_loss
 
 WORDS, WIDTH, SENTENCES = 2000, 128, 32
 #: Tokens of every translation where lengths are forced.

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import torch
 
 import regard as rg
-from regard.seq2seq.looking import source_gradients
+from regard.seq2seq.evaluation.dependence import source_gradients
 
 longest, letters, first = 15, 20, 4  # ids 0 to 3 stand for padding, unknown, begin and end
 

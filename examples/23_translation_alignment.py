@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 import regard as rg
-from regard.seq2seq.alignment import alignment_error_rate
+from regard.seq2seq.decoding.alignment import alignment_error_rate
 
 torch.set_num_threads(1)
 corpus = rg.data.load_corpus("grammar", size=16_000)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from regard.seq2seq.checkpoint import read_tensors, write_tensors
-from regard.seq2seq.run import BOX, CONFIG, SETTINGS, SOURCE, TARGET, WEIGHTS, load_run
+from regard.seq2seq.runs.files import read_tensors, write_tensors
+from regard.seq2seq.runs.run import BOX, CONFIG, SETTINGS, SOURCE, TARGET, WEIGHTS, load_run
 
 LARGEST = 5_000_000
 

@@ -14,10 +14,10 @@ from miniatures import BERT, LLAMA, T5, Model
 from regard.data import Batches, Pair, Words
 from regard.maps.stored import load_map, save_map
 from regard.seq2seq import align, beam_search, build, greedy
-from regard.seq2seq.averaging import Averaging
-from regard.seq2seq.inspection import gradient_profile
-from regard.seq2seq.looking import looking
-from regard.seq2seq.loss import translation_loss
+from regard.seq2seq.comparison.inspection import gradient_profile
+from regard.seq2seq.evaluation.dependence import looking
+from regard.seq2seq.models.loss import translation_loss
+from regard.seq2seq.training.averaging import Averaging
 
 V, W = 20, 24
 SYSTEMS = [

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.nn import listeners
-from regard.seq2seq.model import Translator
+from regard.seq2seq.models.translator import Translator
 
 
 @dataclass(frozen=True)

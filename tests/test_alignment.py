@@ -11,7 +11,7 @@ from regard.data import Words, train_tokenizer
 from regard.data.vocabulary import BOS, EOS, UNK
 from regard.errors import RegardError
 from regard.seq2seq import build
-from regard.seq2seq.alignment import (
+from regard.seq2seq.decoding.alignment import (
     Alignment,
     align,
     alignment_error_rate,
@@ -21,9 +21,9 @@ from regard.seq2seq.alignment import (
     write_pharaoh,
     written_words,
 )
-from regard.seq2seq.decoding import Search
-from regard.seq2seq.looking import looking, punctuation, source_gradients
-from regard.seq2seq.translation import Wanted, translate
+from regard.seq2seq.decoding.search import Search
+from regard.seq2seq.decoding.translation import Wanted, translate
+from regard.seq2seq.evaluation.dependence import looking, punctuation, source_gradients
 
 
 class InPieces(Words):

@@ -26,8 +26,8 @@ from regard.cluster import cluster, workers_that_fit
 from regard.hf.text_reader import Reader
 from regard.profiling.corpus_state import Key, State, fold
 from regard.profiling.workers import Pool, Worker
-from regard.seq2seq.comparison import EVALUATION
-from regard.seq2seq.processes import ClusterProcess, LocalProcess
+from regard.seq2seq.comparison.processes import ClusterProcess, LocalProcess
+from regard.seq2seq.comparison.study import EVALUATION
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 TEXTS = ["" if n % 11 == 5 else f"Sentence {n} is about number {n * n}. " * (1 + n % 4) for n in range(40)]

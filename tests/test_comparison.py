@@ -22,13 +22,14 @@ pytest.importorskip("sacrebleu")
 from regard.cli.study import Wish, command_of, seeds_of, study_of
 from regard.data import nearest
 from regard.errors import RegardError
-from regard.seq2seq import comparison, pruning, trials, workers
-from regard.seq2seq.comparison import Entry, check_study, open_study, read_study
-from regard.seq2seq.evaluation import Evaluation
-from regard.seq2seq.guards import alone, polite_signals
-from regard.seq2seq.run import load_run
-from regard.seq2seq.sweeps import SWEEPS
-from regard.seq2seq.trials import run_trial
+from regard.seq2seq.comparison import pruning, trials, workers
+from regard.seq2seq.comparison import study as comparison
+from regard.seq2seq.comparison.study import Entry, check_study, open_study, read_study
+from regard.seq2seq.comparison.sweeps import SWEEPS
+from regard.seq2seq.comparison.trials import run_trial
+from regard.seq2seq.evaluation.scores import Evaluation
+from regard.seq2seq.runs.guards import alone, polite_signals
+from regard.seq2seq.runs.run import load_run
 
 TINY = ("model.width=16", "data.size=60", "validation.sentences=4")
 
@@ -396,10 +397,9 @@ def test_two_do_not_work_on_one_folder(tmp_path):
 
 
 def test_the_lock_of_a_dead_process_is_none(tmp_path):
-    code = (
-        f"from pathlib import Path; from regard.seq2seq.guards import alone; a = alone(Path({str(tmp_path)!r}), 'x');"
-    )
-    code += "a.__enter__(); import os, signal; print('held', flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
+    code = "from pathlib import Path; from regard.seq2seq.runs.guards import alone; "
+    code += f"a = alone(Path({str(tmp_path)!r}), 'x'); a.__enter__(); "
+    code += "import os, signal; print('held', flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"held\n"
     with process:

@@ -45,9 +45,9 @@ def of_the_page(folder):
     """Maps and runs that docs/page.md takes for granted."""
     from transformers import BertConfig, BertModel
 
-    from regard.seq2seq.config import make_config
-    from regard.seq2seq.fitting import fit
-    from regard.seq2seq.preparation import prepare
+    from regard.seq2seq.runs.config import make_config
+    from regard.seq2seq.training.fitting import fit
+    from regard.seq2seq.training.preparation import prepare
 
     fabricate(folder / "fabricated")
     tokens = ["das", "Haus", "ist", "klein"]

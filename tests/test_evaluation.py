@@ -12,9 +12,10 @@ import torch
 from regard.data import Pair, Words
 from regard.errors import RegardError
 from regard.seq2seq import build
-from regard.seq2seq.bootstrap import band, bleu, bleu_counts, paired_bootstrap, resample
-from regard.seq2seq.decoding import Search
-from regard.seq2seq.evaluation import (
+from regard.seq2seq.decoding.search import Search
+from regard.seq2seq.decoding.translation import Wanted, translate
+from regard.seq2seq.evaluation.bootstrap import band, bleu, bleu_counts, paired_bootstrap, resample
+from regard.seq2seq.evaluation.scores import (
     Evaluation,
     Training,
     by_frequency,
@@ -24,7 +25,6 @@ from regard.seq2seq.evaluation import (
     score,
     word_frequencies,
 )
-from regard.seq2seq.translation import Wanted, translate
 
 sacrebleu = pytest.importorskip("sacrebleu")
 WORDS = ["the", "cat", "dog", "sat", "on", "mat", "saw", ",", "it's", "a", "red", "house", "."]
@@ -116,7 +116,7 @@ def test_the_p_value_of_one_sentence_in_which_systems_differ():
 
 def test_resamples_of_several_trainings_draw_sentences_and_seeds():
     """p by sacrebleu, from the corpora that are drawn written out."""
-    from regard.seq2seq.bootstrap import SEED
+    from regard.seq2seq.evaluation.bootstrap import SEED
 
     (first, references), (second, _), (third, _) = (texts(12, seed) for seed in (6, 7, 8))
     hypotheses = [[first, second[:6] + first[6:], first], [third[:5] + first[5:], second[:3] + first[3:]]]

@@ -17,10 +17,10 @@ from regard.data import BOS, EOS, Pair, Words
 from regard.data.tokenizer import SentencePiece
 from regard.errors import RegardError
 from regard.seq2seq import SYSTEMS, align, build
-from regard.seq2seq.alignment import attention_of
-from regard.seq2seq.curves import curves
-from regard.seq2seq.looking import source_gradients
-from regard.seq2seq.reading import read_alignments, read_pair
+from regard.seq2seq.comparison.curves import curves
+from regard.seq2seq.decoding.alignment import attention_of
+from regard.seq2seq.evaluation.dependence import source_gradients
+from regard.seq2seq.evaluation.pair_maps import read_alignments, read_pair
 from regard.viewer import Sheet
 from regard.viewer.page import payload
 from regard.viewer.runs import open_folder
@@ -40,9 +40,9 @@ def system_of(name, source=SOURCE, target=TARGET):
 
 def made_run(folder, name, **data):
     """A run of the grammar with fresh weights."""
-    from regard.seq2seq.config import make_config
-    from regard.seq2seq.preparation import prepare
-    from regard.seq2seq.run import METRICS, WEIGHTS, save_weights, write_metrics
+    from regard.seq2seq.runs.config import make_config
+    from regard.seq2seq.runs.run import METRICS, WEIGHTS, save_weights, write_metrics
+    from regard.seq2seq.training.preparation import prepare
 
     sections = {"data": {"corpus": "grammar", "size": 60}, "tokenizer": {"kind": "words"}}
     prepared = prepare(make_config(sections | {"model": {"system": name, "width": 8}}), folder)
@@ -213,9 +213,9 @@ def test_folders_that_are_not_whole_are_refused(tmp_path):
 
 def test_a_run_without_the_lab_names_what_is_missing(tmp_path, monkeypatch):
     run = made_run(tmp_path / "run", "bahdanau")
-    monkeypatch.delitem(sys.modules, "regard.seq2seq.comparison", raising=False)
-    monkeypatch.delitem(sys.modules, "regard.seq2seq.preparation", raising=False)
-    monkeypatch.delitem(sys.modules, "regard.seq2seq.training", raising=False)
+    monkeypatch.delitem(sys.modules, "regard.seq2seq.comparison.study", raising=False)
+    monkeypatch.delitem(sys.modules, "regard.seq2seq.training.preparation", raising=False)
+    monkeypatch.delitem(sys.modules, "regard.seq2seq.training.loop", raising=False)
     monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
     with pytest.raises(RegardError, match=r"needs lightning.*regard\[lab,view\]"):
         open_folder(run)

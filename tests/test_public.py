@@ -24,14 +24,17 @@ LAYERS = [
     {"profiling"},
     {"viewer", "bench", "cli", "api"},
 ]
-#: The same inside `hf`.
-HF_LAYERS = [
-    {"masks", "attention_modules", "gguf"},
-    {"calls", "models"},
-    {"capture", "heads", "backend"},
-    {"text_reader"},
-    {"__init__"},
-]
+#: The same inside packages, by name.
+ROOMS = {
+    "hf": [
+        {"masks", "attention_modules", "gguf"},
+        {"calls", "models"},
+        {"capture", "heads", "backend"},
+        {"text_reader"},
+        {"__init__"},
+    ],
+    "seq2seq": [{"models"}, {"decoding"}, {"evaluation"}, {"runs"}, {"training"}, {"comparison"}, {"__init__"}],
+}
 
 
 def test_all_names_what_is_exported():
@@ -73,13 +76,18 @@ def test_a_package_imports_only_from_the_layers_below(path):
         assert {parts[0], imported} != {"engine", "catalog"}, "engine and catalog do not know each other"
 
 
-@pytest.mark.parametrize("path", sorted((SOURCE / "hf").rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_a_room_of_hf_imports_only_from_those_below(path):
-    room = path.relative_to(SOURCE / "hf").with_suffix("").parts[0]
-    level = next(n for n, names in enumerate(HF_LAYERS) if room in names)
-    for imported in {name.split(".")[2] for name in imports(path.read_text()) if name.startswith("regard.hf.")}:
-        below = next((n for n, names in enumerate(HF_LAYERS) if imported in names), len(HF_LAYERS) - 1)  # of __init__
-        assert below < level or imported == room, f"hf/{room} imports hf.{imported}, which is not below it"
+@pytest.mark.parametrize(
+    "path",
+    sorted(path for package in ROOMS for path in (SOURCE / package).rglob("*.py")),
+    ids=lambda p: str(p.relative_to(SOURCE)),
+)
+def test_a_room_of_a_package_imports_only_from_those_below(path):
+    package, room = path.relative_to(SOURCE).with_suffix("").parts[:2]
+    layers, inside = ROOMS[package], f"regard.{package}."
+    level = next(n for n, names in enumerate(layers) if room in names)
+    for imported in {name.split(".")[2] for name in imports(path.read_text()) if name.startswith(inside)}:
+        below = next((n for n, names in enumerate(layers) if imported in names), len(layers) - 1)  # of __init__
+        assert below < level or imported == room, f"{room} imports {inside}{imported}, which is not below it"
 
 
 def test_the_tests_of_imports_see_functions_strings_and_circles():

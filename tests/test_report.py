@@ -82,7 +82,7 @@ def test_three_seeds_tell_systems_apart(tmp_path):
     fabricate(tmp_path, {"none": 0.55, "luong_general": 0.2}, seeds=(1, 2, 3), sentences=30)
     page = report.write_report(tmp_path).read_text()
     data = json.loads((tmp_path / "report.json").read_text())
-    from regard.seq2seq.bootstrap import RESAMPLES
+    from regard.seq2seq.evaluation.bootstrap import RESAMPLES
 
     references = texts(tmp_path)["references"]
     whole = [

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from regard.data import Pair, Words, nearest, train_tokenizer
 from regard.data.words import cut, script_without_spaces
-from regard.seq2seq import build, metrics
-from regard.seq2seq.alignment import align, attention_of
-from regard.seq2seq.decoding import Search
-from regard.seq2seq.evaluation import Evaluation, compare, score
-from regard.seq2seq.translation import Wanted, translate
+from regard.seq2seq import build
+from regard.seq2seq.decoding.alignment import align, attention_of
+from regard.seq2seq.decoding.search import Search
+from regard.seq2seq.decoding.translation import Wanted, translate
+from regard.seq2seq.evaluation import metrics
+from regard.seq2seq.evaluation.scores import Evaluation, compare, score
 
 pytest.importorskip("pydantic")
 
@@ -164,8 +165,8 @@ def test_pieces_and_pictures_of_text_without_spaces():
     from rich.cells import cell_len
 
     from regard.cli.translate import picture
-    from regard.seq2seq.alignment import Alignment
-    from regard.seq2seq.reading import _labels
+    from regard.seq2seq.decoding.alignment import Alignment
+    from regard.seq2seq.evaluation.pair_maps import _labels
 
     tokenizer = train_tokenizer(JAPANESE * 3, 70, "bpe")
     labels = _labels(tokenizer, tokenizer.encode(JAPANESE[0]))

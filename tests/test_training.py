@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from regard import RegardError
-from regard.seq2seq.averaging import Averaging
-from regard.seq2seq.config import Config, make_config, read_config, template
-from regard.seq2seq.loss import smoothed_cross_entropy, translation_loss
-from regard.seq2seq.schedule import SCHEDULES, Plateau, Schedule, cosine, inverse_square_root, noam, trapezoid
-from regard.seq2seq.stream import Turn, turns
+from regard.seq2seq.models.loss import smoothed_cross_entropy, translation_loss
+from regard.seq2seq.runs.config import Config, make_config, read_config, template
+from regard.seq2seq.training.averaging import Averaging
+from regard.seq2seq.training.schedule import SCHEDULES, Plateau, Schedule, cosine, inverse_square_root, noam, trapezoid
+from regard.seq2seq.training.stream import Turn, turns
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])

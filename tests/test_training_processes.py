@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from regard.errors import RegardError
-from regard.seq2seq.config import Config, read_config
-from regard.seq2seq.fitting import fit
-from regard.seq2seq.preparation import prepare, reconfigured
-from regard.seq2seq.run import METRICS, STATE, WEIGHTS, read_metrics, read_tensors
-from regard.seq2seq.state import read_state
+from regard.seq2seq.runs.config import Config, read_config
+from regard.seq2seq.runs.run import METRICS, STATE, WEIGHTS, read_metrics, read_tensors
+from regard.seq2seq.training.fitting import fit
+from regard.seq2seq.training.preparation import prepare, reconfigured
+from regard.seq2seq.training.state import read_state
 
 # 21 pairs of batches of 1 and 2 processes: the last batch of an epoch has no row for the second
 COMMON = (
@@ -44,9 +44,9 @@ IDLE = "key.bias"
 SCRIPT = """
 import pathlib, sys, torch
 torch.set_num_threads(1)
-from regard.seq2seq.config import read_config
-from regard.seq2seq.fitting import fit
-from regard.seq2seq.preparation import prepare
+from regard.seq2seq.runs.config import read_config
+from regard.seq2seq.training.fitting import fit
+from regard.seq2seq.training.preparation import prepare
 folder, first, second, *common = sys.argv[1:]
 for strategy, steps, resume in ((first, 8, False), (second, 16, True)):
     config = read_config(None, [*common, f"training.strategy={strategy}", f"training.steps={steps}"])

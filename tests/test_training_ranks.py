@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 
 from regard.errors import RegardError
-from regard.seq2seq import ranks, training
-from regard.seq2seq.checkpoint import write_tensors
-from regard.seq2seq.config import Training, read_config
-from regard.seq2seq.fitting import _trainer, fit
-from regard.seq2seq.preparation import prepare
-from regard.seq2seq.processes import LocalProcess
-from regard.seq2seq.ranks import answers, process_number, together
+from regard.seq2seq.comparison.processes import LocalProcess
+from regard.seq2seq.runs.config import Training, read_config
+from regard.seq2seq.runs.files import write_tensors
+from regard.seq2seq.training import loop, ranks
+from regard.seq2seq.training.fitting import _trainer, fit
+from regard.seq2seq.training.preparation import prepare
+from regard.seq2seq.training.ranks import answers, process_number, together
 
 #: Two tasks of SLURM on one machine, as `srun --ntasks=2` tells them; the first has the number 0.
 TASKS = {"SLURM_NTASKS": "2", "SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train", "SLURM_NODEID": "0"}
@@ -132,19 +132,19 @@ def test_the_time_out_can_be_set(told, strategy):
 
 def test_each_process_goes_on_with_the_random_state_of_its_device(monkeypatch):
     put = {}
-    monkeypatch.setattr(training, "world", lambda: 2)
-    monkeypatch.setattr(training, "rank", lambda: 1)
+    monkeypatch.setattr(loop, "world", lambda: 2)
+    monkeypatch.setattr(loop, "rank", lambda: 1)
     monkeypatch.setattr(torch, "set_rng_state", lambda state: put.update(cpu=state))
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: put.update(cuda=state))
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.tensor([9]))
     device = torch.device("cuda", 1)
-    assert training._generators(device).keys() == {"cpu", "cuda"}
+    assert loop._generators(device).keys() == {"cpu", "cuda"}
     states = {"cpu": torch.tensor([[1], [2]]), "cuda": torch.tensor([[3], [4]])}
-    training._set_generators(states, device)
+    loop._set_generators(states, device)
     assert put == {"cpu": torch.tensor([2]), "cuda": torch.tensor([4])}
     put.clear()
-    monkeypatch.setattr(training, "world", lambda: 3)  # others than saved it
-    training._set_generators(states, device)
+    monkeypatch.setattr(loop, "world", lambda: 3)  # others than saved it
+    loop._set_generators(states, device)
     assert put == {}
 
 

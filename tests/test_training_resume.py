@@ -20,13 +20,15 @@ from typer.testing import CliRunner
 
 from regard import RegardError
 from regard.cli.app import app
-from regard.seq2seq import SYSTEMS, preparation, run
-from regard.seq2seq.checkpoint import read_tensors, write_whole
-from regard.seq2seq.config import read_config
-from regard.seq2seq.fitting import fit
-from regard.seq2seq.loss import Loss
-from regard.seq2seq.preparation import prepare, reconfigured
-from regard.seq2seq.run import METRICS, STATE, WEIGHTS, load_run, read_metrics
+from regard.seq2seq import SYSTEMS
+from regard.seq2seq.models.loss import Loss
+from regard.seq2seq.runs import run
+from regard.seq2seq.runs.config import read_config
+from regard.seq2seq.runs.files import read_tensors, write_whole
+from regard.seq2seq.runs.run import METRICS, STATE, WEIGHTS, load_run, read_metrics
+from regard.seq2seq.training import preparation
+from regard.seq2seq.training.fitting import fit
+from regard.seq2seq.training.preparation import prepare, reconfigured
 
 TINY = (
     "data.corpus=reverse",
@@ -147,23 +149,23 @@ def test_a_process_that_is_killed_goes_on_bit_for_bit(tmp_path):
 
 
 def test_a_loss_that_is_no_number_stops_with_the_last_good_weights(tmp_path, monkeypatch):
-    from regard.seq2seq import training
+    from regard.seq2seq.training import loop
 
-    whole, calls = training.translation_loss, []
+    whole, calls = loop.translation_loss, []
 
     def poisoned(*arguments):
         calls.append(1)
         loss = whole(*arguments)
         return Loss(loss.smoothed * float("nan"), loss.surprise, loss.num_tokens) if len(calls) == 12 else loss
 
-    monkeypatch.setattr(training, "translation_loss", poisoned)
+    monkeypatch.setattr(loop, "translation_loss", poisoned)
     with pytest.raises(RegardError) as error:
         train(tmp_path / "bad", "validation.steps=0")
     said = str(error.value)
     assert "at step 6 (epoch 1, batch 11 of 12" in said and "training pairs" in said and "learning_rate" in said
     tensors, facts = read_tensors(tmp_path / "bad" / STATE)
     assert facts["standing"]["step"] == 5
-    monkeypatch.setattr(training, "translation_loss", whole)
+    monkeypatch.setattr(loop, "translation_loss", whole)
     with pytest.raises(Killed):
         train(tmp_path / "good", "validation.steps=0", "training.save_steps=5", told=at_step(6, killed))
     for name, tensor in read_tensors(tmp_path / "good" / STATE)[0].items():
@@ -217,7 +219,7 @@ def test_training_on_a_full_disk_can_go_on_from_the_last_state(tmp_path, monkeyp
         def fsync(descriptor):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr("regard.seq2seq.checkpoint.os.fsync", fsync)
+        monkeypatch.setattr("regard.seq2seq.runs.files.os.fsync", fsync)
 
     with pytest.raises(RegardError, match=r"No space left on device.*is kept.*--resume"):
         train(full, told=at_step(7, no_space))

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from regard import RegardError
 from regard.cli.app import app
-from regard.seq2seq.decoding import greedy
-from regard.seq2seq.run import (
+from regard.seq2seq.decoding.search import greedy
+from regard.seq2seq.runs.run import (
     ENVIRONMENT,
     METRICS,
     SETTINGS,
@@ -96,7 +96,7 @@ def test_a_run_is_never_written_over(folder, texts):
 
 
 def test_two_trainings_do_not_share_a_folder(folder, texts, tmp_path):
-    from regard.seq2seq.guards import alone
+    from regard.seq2seq.runs.guards import alone
 
     files = "--source", texts / "text.fr", "--target", texts / "text.en"
     for run, wish in ((tmp_path / "new", files), (folder, ("--resume",))):

@@ -162,7 +162,7 @@ PRUNED = [
 
 @pytest.mark.parametrize(("name", "options", "heads"), PRUNED)
 def test_a_pruned_model_is_saved_and_read_as_it_is(name, options, heads, tmp_path):
-    from regard.seq2seq.run import (
+    from regard.seq2seq.runs.run import (
         SOURCE,
         TARGET,
         WEIGHTS,

@@ -20,7 +20,7 @@ from regard.bench.machine import Machine
 from regard.bench.measure import Goal
 from regard.bench.runner import Line, Row
 from regard.errors import RegardError
-from regard.seq2seq.checkpoint import write_whole
+from regard.seq2seq.runs.files import write_whole
 
 #: Factor by which a prediction may be off.
 PREDICTED = 2.0

@@ -13,8 +13,8 @@ from rich.console import Console
 from regard.cli.translate import load
 from regard.data.files import lines
 from regard.errors import RegardError, first_few
-from regard.seq2seq.alignment import align_texts, write_pharaoh
-from regard.seq2seq.translation import LIMIT
+from regard.seq2seq.decoding.alignment import align_texts, write_pharaoh
+from regard.seq2seq.decoding.translation import LIMIT
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from regard.cluster import check_engine, cluster, workers_that_fit
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
-    from regard.seq2seq.comparison import Study
-    from regard.seq2seq.workers import Progress, Start
+    from regard.seq2seq.comparison.study import Study
+    from regard.seq2seq.comparison.workers import Progress, Start
 
 #: Load, beyond the cores that trials leave, above which a machine counts as busy.
 BUSY = 1.0
@@ -34,7 +34,7 @@ def run(wish: Wish) -> None:
     check_folder("compare", "--out", wish.out)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     with _lab():
-        from regard.seq2seq.comparison import cores, open_study
+        from regard.seq2seq.comparison.study import cores, open_study
 
         study, folder = _wished(wish)
     if wish.report:
@@ -52,7 +52,7 @@ def run(wish: Wish) -> None:
 
 def _wished(wish: Wish) -> tuple[Study, Path]:
     """The comparison and its folder; a folder alone is the comparison that it holds."""
-    from regard.seq2seq.comparison import STUDY, read_study
+    from regard.seq2seq.comparison.study import STUDY, read_study
 
     if wish.out is not None and not wish.says_what and (wish.out / STUDY).exists():
         return read_study(wish.out), wish.out
@@ -64,7 +64,7 @@ def _wished(wish: Wish) -> tuple[Study, Path]:
 
 
 def _progress(study: Study, folder: Path) -> list[Progress]:
-    from regard.seq2seq.workers import progress_of
+    from regard.seq2seq.comparison.workers import progress_of
 
     return progress_of(study.trials(folder))
 
@@ -91,7 +91,7 @@ def _counted(things: Sequence[object], name: str) -> str:
 
 def _warnings(study: Study, processes: int) -> Iterable[str]:
     """What makes equal time less equal: time is a processor's, but caches and memory are shared."""
-    from regard.seq2seq.comparison import cores
+    from regard.seq2seq.comparison.study import cores
 
     if study.config.training.budget[0] != "minutes":
         return
@@ -112,8 +112,8 @@ def _warnings(study: Study, processes: int) -> Iterable[str]:
 @contextmanager
 def _starting(wish: Wish) -> Iterator[tuple[Start, int]]:
     """What starts a trial, and how many processors there are for them."""
-    from regard.seq2seq.comparison import cores
-    from regard.seq2seq.processes import ClusterProcess, LocalProcess
+    from regard.seq2seq.comparison.processes import ClusterProcess, LocalProcess
+    from regard.seq2seq.comparison.study import cores
 
     if wish.engine == "local":
         yield LocalProcess, cores()
@@ -124,8 +124,8 @@ def _starting(wish: Wish) -> Iterator[tuple[Start, int]]:
 
 def _compare(console: Console, folder: Path, progress: list[Progress], processes: int, start: Start) -> None:
     """Run what waits, with a table of all trials; on Ctrl-C say how to go on."""
-    from regard.seq2seq.guards import alone
-    from regard.seq2seq.workers import run_trials
+    from regard.seq2seq.comparison.workers import run_trials
+    from regard.seq2seq.runs.guards import alone
 
     try:
         with alone(folder, "compare"), _shown(console, progress) as show:

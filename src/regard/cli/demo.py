@@ -16,10 +16,10 @@ from regard.cli.summary import print_summary
 from regard.data.corpus import Pair
 from regard.errors import RegardError
 from regard.hf.text_reader import Read, Reader
-from regard.seq2seq.reading import read_pair
-from regard.seq2seq.run import load_model_in_the_box, models_in_the_box
-from regard.seq2seq.systems import system
-from regard.seq2seq.translation import translate
+from regard.seq2seq.decoding.translation import translate
+from regard.seq2seq.evaluation.pair_maps import read_pair
+from regard.seq2seq.models.systems import system
+from regard.seq2seq.runs.run import load_model_in_the_box, models_in_the_box
 from regard.stats import CAVEAT
 from regard.viewer import Sheet, page_folds, write_page
 

@@ -15,16 +15,16 @@ from regard.cli.outputs import check_folder
 from regard.cli.translate import load, search_of
 from regard.data.retrieval import NEAR, without_near
 from regard.errors import RegardError, nearest
-from regard.seq2seq.bootstrap import Comparison
-from regard.seq2seq.checkpoint import write_whole
-from regard.seq2seq.evaluation import Bucket, Evaluation, Training, compare, evaluate
-from regard.seq2seq.metrics import Metric, bleu_tokenizer, check_tokenizer
-from regard.seq2seq.translation import Wanted
-from regard.seq2seq.trials import TRAINED
+from regard.seq2seq.comparison.trials import TRAINED
+from regard.seq2seq.decoding.translation import Wanted
+from regard.seq2seq.evaluation.bootstrap import Comparison
+from regard.seq2seq.evaluation.metrics import Metric, bleu_tokenizer, check_tokenizer
+from regard.seq2seq.evaluation.scores import Bucket, Evaluation, Training, compare, evaluate
+from regard.seq2seq.runs.files import write_whole
 
 if TYPE_CHECKING:
     from regard.data.corpus import Corpus, Pair
-    from regard.seq2seq.run import Run
+    from regard.seq2seq.runs.run import Run
 
 SPLITS = ("test", "valid", "train")
 
@@ -75,10 +75,10 @@ def _pairs(wish: Wish, corpus: Corpus) -> tuple[Pair, ...]:
 
 def corpus_of(run: Run) -> Corpus:
     """The corpus that a run was trained on; it must still be what it was."""
-    from regard.seq2seq.comparison import STUDY, TRIALS, read_study
-    from regard.seq2seq.config import make_config
-    from regard.seq2seq.preparation import read_corpus
-    from regard.seq2seq.run import CONFIG
+    from regard.seq2seq.comparison.study import STUDY, TRIALS, read_study
+    from regard.seq2seq.runs.config import make_config
+    from regard.seq2seq.runs.run import CONFIG
+    from regard.seq2seq.training.preparation import read_corpus
 
     if not run.config:
         raise RegardError(f"evaluate: {run.path / CONFIG} is missing, so the corpus of the run is not known.")

@@ -14,7 +14,7 @@ from regard.errors import RegardError
 from regard.hf import importance, pruning_curve
 from regard.hf.heads.pruning_curve import ORDERS, TENTHS
 from regard.hf.text_reader import Read, Reader
-from regard.seq2seq.curves import ORDERS as WAYS
+from regard.seq2seq.comparison.curves import ORDERS as WAYS
 from regard.stats import Reading
 
 #: Heads named in a line.

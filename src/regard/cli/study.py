@@ -12,7 +12,7 @@ from regard.cli.train import _quoted
 from regard.errors import RegardError, nearest
 
 if TYPE_CHECKING:
-    from regard.seq2seq.comparison import Entry, Study
+    from regard.seq2seq.comparison.study import Entry, Study
 
 #: What a preset stands for where nothing else is said.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -74,8 +74,8 @@ class Wish:
 
 def study_of(wish: Wish) -> Study:
     """The comparison that is wished for."""
-    from regard.seq2seq.comparison import Study
-    from regard.seq2seq.config import read_config
+    from regard.seq2seq.comparison.study import Study
+    from regard.seq2seq.runs.config import read_config
 
     if wish.preset is not None and wish.preset not in PRESETS:
         raise RegardError(f"compare: there is no preset {wish.preset!r}. {nearest(wish.preset, PRESETS)}")
@@ -86,7 +86,7 @@ def study_of(wish: Wish) -> Study:
     config = read_config(None, [*_options(wish, preset), *wish.overrides])
     words = wish.train_words
     if words is None and sweep == "positions":
-        from regard.seq2seq.sweeps import SHORT as words
+        from regard.seq2seq.comparison.sweeps import SHORT as words
     return Study(
         name=_name(wish),
         config=config,
@@ -123,9 +123,9 @@ def command_of(wish: Wish, folder: Path) -> str:
 
 def _systems(wish: Wish, preset: dict[str, Any]) -> tuple[str | None, tuple[Entry, ...]]:
     """Which sweep, if any, and what is compared."""
-    from regard.seq2seq.comparison import DEFAULT, Entry
-    from regard.seq2seq.sweeps import entries
-    from regard.seq2seq.systems import system
+    from regard.seq2seq.comparison.study import DEFAULT, Entry
+    from regard.seq2seq.comparison.sweeps import entries
+    from regard.seq2seq.models.systems import system
 
     asked = [name for name in SWEEPS if getattr(wish, name)]
     if len(asked) > 1:

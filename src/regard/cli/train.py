@@ -16,9 +16,9 @@ from regard.cli.outputs import check_folder
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
-    from regard.seq2seq.config import Config
-    from regard.seq2seq.preparation import Prepared
-    from regard.seq2seq.stream import Standing
+    from regard.seq2seq.runs.config import Config
+    from regard.seq2seq.training.preparation import Prepared
+    from regard.seq2seq.training.stream import Standing
 
 #: Packages of the lab that may be missing.
 LAB = ("lightning", "pydantic", "sentencepiece", "sacrebleu", "safetensors")
@@ -53,7 +53,7 @@ def told(arguments: list[str], **options: Any) -> Wish:
 def print_template() -> None:
     """The configuration with every key explained."""
     with _lab():
-        from regard.seq2seq.config import template
+        from regard.seq2seq.runs.config import template
     print(template(), end="")
 
 
@@ -61,9 +61,9 @@ def run(wish: Wish) -> None:
     """Prepare, train, and say how to translate or how to go on."""
     check_folder("train", "--out", wish.out)
     with _lab():
-        from regard.seq2seq.guards import alone
-        from regard.seq2seq.preparation import is_unsaved
-        from regard.seq2seq.ranks import process_number
+        from regard.seq2seq.runs.guards import alone
+        from regard.seq2seq.training.preparation import is_unsaved
+        from regard.seq2seq.training.ranks import process_number
     if anew := wish.resume and wish.out is not None and is_unsaved(wish.out):
         wish = _begun_anew(wish)
     config, folder = _configured(wish)
@@ -80,8 +80,8 @@ def run(wish: Wish) -> None:
 
 
 def _train(console: Console, config: Config, folder: Path, resume: bool) -> None:
-    from regard.seq2seq.fitting import fit, quiet
-    from regard.seq2seq.preparation import prepare
+    from regard.seq2seq.training.fitting import fit, quiet
+    from regard.seq2seq.training.preparation import prepare
 
     with quiet(), console.status("Reading the corpus and learning its vocabularies"):
         prepared = prepare(config, folder)
@@ -101,8 +101,8 @@ def _train(console: Console, config: Config, folder: Path, resume: bool) -> None
 
 def _configured(wish: Wish) -> tuple[Config, Path]:
     """The configuration and the folder of the run."""
-    from regard.seq2seq.config import read_config
-    from regard.seq2seq.preparation import reconfigured
+    from regard.seq2seq.runs.config import read_config
+    from regard.seq2seq.training.preparation import reconfigured
 
     overrides = [*_options(wish), *wish.overrides]
     if not wish.resume:
@@ -123,7 +123,7 @@ def _configured(wish: Wish) -> tuple[Config, Path]:
 
 def _begun_anew(wish: Wish) -> Wish:
     """The wish for a new training in a folder where none was saved; a configuration that was written is kept."""
-    from regard.seq2seq.run import CONFIG
+    from regard.seq2seq.runs.run import CONFIG
 
     assert wish.out is not None
     kept = wish.out / CONFIG
@@ -168,16 +168,16 @@ def _name(config: Config) -> str:
 
 def _say_changes(console: Console, folder: Path, config: Config) -> None:
     """Print the keys of the configuration that change as a run goes on."""
-    from regard.seq2seq.config import differences, make_config
-    from regard.seq2seq.run import CONFIG, read_sections
+    from regard.seq2seq.runs.config import differences, make_config
+    from regard.seq2seq.runs.run import CONFIG, read_sections
 
     for key, (before, now) in differences(make_config(read_sections(folder)), config).items():
         console.print(f"{folder / CONFIG}: {key} was {before!r} and is {now!r} from here on.", markup=False)
 
 
 def _check_fresh(folder: Path) -> None:
-    from regard.seq2seq.comparison import STUDY
-    from regard.seq2seq.run import STATE, WEIGHTS
+    from regard.seq2seq.comparison.study import STUDY
+    from regard.seq2seq.runs.run import STATE, WEIGHTS
 
     if (folder / STUDY).exists():
         raise RegardError(
@@ -191,7 +191,7 @@ def _check_fresh(folder: Path) -> None:
 
 
 def _introduce(console: Console, prepared: Prepared, folder: Path) -> None:
-    from regard.seq2seq.preparation import counted_by
+    from regard.seq2seq.training.preparation import counted_by
 
     model, config = prepared.task.model, prepared.task.config
     unit, amount = config.training.budget
@@ -225,7 +225,7 @@ def _conclude(console: Console, folder: Path, reason: str, standing: Standing) -
 @contextmanager
 def _bar(console: Console, config: Config) -> Any:
     """The share of the budget, the speed and the time left, as a function of where the training stands."""
-    from regard.seq2seq.stream import TimeLeft
+    from regard.seq2seq.training.stream import TimeLeft
 
     columns = (BarColumn(bar_width=6), TextColumn("{task.percentage:>3.0f}% {task.description}"))
     left = TimeLeft()

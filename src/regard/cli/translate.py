@@ -17,12 +17,12 @@ from regard.cli.draw import SHADES
 from regard.data.files import decoded, looks_like_path
 from regard.data.streams import utf8_stream
 from regard.errors import RegardError, first_few, nearest
-from regard.seq2seq.alignment import READINGS, Alignment, write_pharaoh
-from regard.seq2seq.decoding import Search
-from regard.seq2seq.translation import Translation, Wanted, translate
+from regard.seq2seq.decoding.alignment import READINGS, Alignment, write_pharaoh
+from regard.seq2seq.decoding.search import Search
+from regard.seq2seq.decoding.translation import Translation, Wanted, translate
 
 if TYPE_CHECKING:
-    from regard.seq2seq.run import Run
+    from regard.seq2seq.runs.run import Run
 
 ALIGNMENTS = ("pharaoh", "show")
 #: Bytes read at a time; a pipe or a terminal gives what there is.
@@ -67,7 +67,7 @@ def run(wish: Wish) -> None:
 
 def load(folder: str | None, name: str | None) -> Run:
     """The run of a folder, or a model that comes with the package."""
-    from regard.seq2seq.run import load_model_in_the_box, load_run
+    from regard.seq2seq.runs.run import load_model_in_the_box, load_run
 
     return load_run(folder or "") if name is None else load_model_in_the_box(name)
 

@@ -1,14 +1,36 @@
-"""The translation lab: encoder-decoders, how they are trained, and what they translate."""
+"""The translation lab: encoder-decoders, how they are trained, and what they translate.
 
-from regard.seq2seq.alignment import Alignment, align, attention_of
-from regard.seq2seq.decoding import Hypothesis, Search, beam_search, greedy
+Each package imports from those before it: models, decoding, evaluation, runs, training, comparison.
+"""
+
+from regard.seq2seq.decoding import (
+    Alignment,
+    Hypothesis,
+    Search,
+    Translation,
+    Wanted,
+    align,
+    attention_of,
+    beam_search,
+    greedy,
+    translate,
+)
 from regard.seq2seq.evaluation import Evaluation, evaluate, score
-from regard.seq2seq.hybrid import HybridTranslator
-from regard.seq2seq.model import Memory, State, Translator
-from regard.seq2seq.recurrent import BahdanauTranslator, FixedVectorTranslator, LuongTranslator
-from regard.seq2seq.systems import SYSTEMS, System, build, system
-from regard.seq2seq.transformer import TransformerTranslator
-from regard.seq2seq.translation import Translation, Wanted, translate
+from regard.seq2seq.models import (
+    SYSTEMS,
+    BahdanauTranslator,
+    FixedVectorTranslator,
+    HybridTranslator,
+    LuongTranslator,
+    Memory,
+    State,
+    System,
+    TransformerTranslator,
+    Translator,
+    build,
+    system,
+)
+from regard.seq2seq.runs import Run, load_run
 
 __all__ = [
     "SYSTEMS",
@@ -20,6 +42,7 @@ __all__ = [
     "Hypothesis",
     "LuongTranslator",
     "Memory",
+    "Run",
     "Search",
     "State",
     "System",
@@ -33,6 +56,7 @@ __all__ = [
     "build",
     "evaluate",
     "greedy",
+    "load_run",
     "score",
     "system",
     "translate",

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.maps import AttentionMap
-from regard.seq2seq.checkpoint import write_whole
+from regard.seq2seq.runs.files import write_whole
 from regard.stats import LayerProfile, Offsets, Profile, Reading, Role, RoleTable
 from regard.stats.roles import KINDS, QUERIES
 

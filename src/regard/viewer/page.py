@@ -15,7 +15,7 @@ from typing import Any
 
 from regard.checks import checked
 from regard.errors import RegardError
-from regard.seq2seq.checkpoint import write_whole
+from regard.seq2seq.runs.files import write_whole
 from regard.stats import Reading
 from regard.viewer.embedded import embedded
 from regard.viewer.sheet import COMMON, Sheet, sheets_of

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from regard.data.words import cut
 from regard.errors import RegardError
-from regard.seq2seq.curves import curves
-from regard.seq2seq.reading import read_alignments, read_pair
-from regard.seq2seq.run import CONFIG, SETTINGS
-from regard.seq2seq.run import load_run as load_translator
-from regard.seq2seq.systems import system
+from regard.seq2seq.comparison.curves import curves
+from regard.seq2seq.evaluation.pair_maps import read_alignments, read_pair
+from regard.seq2seq.models.systems import system
+from regard.seq2seq.runs.run import CONFIG, SETTINGS
+from regard.seq2seq.runs.run import load_run as load_translator
 from regard.viewer.report.folder import COMPARISON, read_study, read_trial
 from regard.viewer.report.numbers import title
 from regard.viewer.saved import MANIFEST, load_run
@@ -34,9 +34,9 @@ def open_folder(folder: Path) -> list[Sheet]:
 def translator_sheets(folder: Path) -> list[Sheet]:
     """Some test sentences of a run, all its attentions exact, and its curves."""
     try:
-        from regard.seq2seq.comparison import chosen_sentences
-        from regard.seq2seq.config import make_config
-        from regard.seq2seq.preparation import read_corpus
+        from regard.seq2seq.comparison.study import chosen_sentences
+        from regard.seq2seq.runs.config import make_config
+        from regard.seq2seq.training.preparation import read_corpus
     except ModuleNotFoundError as error:
         raise RegardError(f"view: a run needs {error.name}. Install it: pip install 'regard[lab,view]'.") from None
 

@@ -19,7 +19,7 @@ from typing import Any
 from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps.stored import load_map, save_map
-from regard.seq2seq.checkpoint import read_json, write_whole
+from regard.seq2seq.runs.files import read_json, write_whole
 from regard.viewer.sheet import Sheet
 
 MANIFEST, FORMAT, VERSION = "manifest.json", "regard run", 1

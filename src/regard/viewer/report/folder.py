@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.seq2seq.bootstrap import bleu_counts
-from regard.seq2seq.checkpoint import read_json
-from regard.seq2seq.evaluation import Evaluation
-from regard.seq2seq.run import METRICS, read_metrics
+from regard.seq2seq.evaluation.bootstrap import bleu_counts
+from regard.seq2seq.evaluation.scores import Evaluation
+from regard.seq2seq.runs.files import read_json
+from regard.seq2seq.runs.run import METRICS, read_metrics
 
 COMPARISON, TRIALS, RETRIEVAL, TEST = "comparison.json", "trials", "retrieval.json", "test.json"
 EVALUATION, LOOKING, PRUNING = "evaluation.json", "looking.json", "pruning.json"

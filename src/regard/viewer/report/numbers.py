@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.seq2seq.bootstrap import Comparison, paired_bootstrap
+from regard.seq2seq.evaluation.bootstrap import Comparison, paired_bootstrap
 from regard.viewer.report.folder import Study, Trial
 
 #: Raised when report.json could no longer be read as it was meant.
@@ -90,7 +90,7 @@ def _system(study: Study, about: Mapping[str, Any]) -> dict[str, Any]:
 
 def title(about: Mapping[str, Any]) -> str:
     """What people call a system: its title where the label is only its name, else the label."""
-    from regard.seq2seq.systems import SYSTEMS
+    from regard.seq2seq.models.systems import SYSTEMS
 
     label, name = about["label"], about.get("name")
     if about.get("title"):
@@ -238,7 +238,7 @@ def _comparison(found: Comparison) -> dict[str, Any]:
 
 def sentence_scores(counts: Tensor) -> list[float]:
     """BLEU of every sentence for itself, over the n-gram orders it is long enough for, as sacrebleu has it."""
-    from regard.seq2seq.metrics import sacrebleu
+    from regard.seq2seq.evaluation.metrics import sacrebleu
 
     compute = sacrebleu().BLEU.compute_bleu
     rows = counts.long().tolist()

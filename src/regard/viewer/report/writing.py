@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from regard.errors import RegardError
-from regard.seq2seq.checkpoint import write_whole
+from regard.seq2seq.runs.files import write_whole
 from regard.viewer.report.alignments import alignment_figures
 from regard.viewer.report.blocks import Block, Figures, Folded
 from regard.viewer.report.folder import read_study

@@ -1,0 +1,331 @@
+"""Which source word a target word looks at: attention as an alignment, its formats and its error rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from regard.checks import checked
+from regard.data.vocabulary import BOS, EOS, PAD
+from regard.errors import RegardError, nearest
+from regard.hf import watch
+from regard.maps import AttentionMap
+from regard.nn import Attends
+from regard.seq2seq.decoding.search import evaluating
+
+if TYPE_CHECKING:
+    from regard.data.tokenizer import Tokenizer
+    from regard.seq2seq.models.translator import Translator
+
+#: Batches that are read ahead and sorted by length.
+AHEAD = 8
+#: Links (source word, target word), counted from 0.
+Links = frozenset[tuple[int, int]]
+
+#: Which row of the attention belongs to a target word, and how to name the axis.
+READINGS = {
+    "output": "target word at the step that predicts it",
+    "input": "target word at the step that reads it",
+}
+
+
+@checked
+def attention_of(model: Translator, source: Tensor, target_input: Tensor) -> dict[str, AttentionMap]:
+    """Every attention of a model that is made to say `target_input`: module path -> map, none for a model without.
+
+    `source` is (B, S), `target_input` (B, T) is [BOS, y_1 .. y_n], both padded on the right. Row t of a map
+    of the decoder is the step that reads y_t and predicts y_{t+1}. Decoding the same tokens step by step, in
+    a beam and in any batch, looks at exactly the same.
+
+    >>> import torch
+    >>> from regard import seq2seq
+    >>> model = seq2seq.build("bahdanau", source_size=9, target_size=9, width=8)
+    >>> maps = attention_of(model, torch.tensor([[5, 4, 7, 3]]), torch.tensor([[2, 6, 8]]))
+    >>> maps[model.cross_attention]
+    AttentionMap(1 x 1 heads x 3 queries x 4 keys)
+    """
+    if not any(isinstance(module, Attends) for module in model.modules()):
+        return {}
+    with evaluating(model), watch(model, verify=False) as seen:
+        model(source, target_input)
+    return seen.maps
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """How much every target word looks at every source word: weights (target words, source words).
+
+    What is missing to 1 in a row went to the end of the sentence. `reading` says at which step a target word
+    was read, see `READINGS`.
+
+    >>> import torch
+    >>> from regard.seq2seq import Alignment
+    >>> alignment = Alignment(("klein", "Haus"), ("small", "house"), torch.tensor([[0.9, 0.0], [0.2, 0.7]]))
+    >>> sorted(alignment.links())
+    [(0, 0), (1, 1)]
+    """
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    weights: Tensor
+    reading: str = "output"
+
+    def links(self, threshold: float | None = None) -> Links:
+        """The source word that every target word looks at most, or all it gives `threshold` or more.
+
+        >>> alignment = Alignment(("a", "b"), ("x", "y"), torch.tensor([[0.1, 0.8], [0.5, 0.4]]))
+        >>> sorted(alignment.links()), sorted(alignment.links(threshold=0.4))
+        ([(0, 1), (1, 0)], [(0, 1), (1, 0), (1, 1)])
+        """
+        if not self.weights.numel():
+            return frozenset()
+        if threshold is not None:
+            found = (self.weights >= threshold).nonzero().tolist()
+            return frozenset((source, target) for target, source in found)
+        return frozenset((source, target) for target, source in enumerate(self.weights.argmax(1).tolist()))
+
+
+@checked
+def align(
+    model: Translator,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    *,
+    reading: str = "output",
+    name: str | None = None,
+    source_words: Sequence[Sequence[int]] | None = None,
+    target_words: Sequence[Sequence[int]] | None = None,
+) -> list[Alignment]:
+    """Read the cross-attention of sentence pairs (ids, without BOS and EOS) as word alignments.
+
+    The mean over the heads of module `name` (by default the model's last cross-attention); pieces are
+    merged to words by the sum over source pieces and the mean over target pieces. With
+    `reading="output"` a target word is read at the step that predicts it, with "input" at the one that
+    reads it as input, where deep Transformers align best (Chen et al. 2020). `source_words` and `target_words` give the
+    word number of every piece, where the tokenizer cannot tell it from the pieces (see `written_words`).
+
+    >>> from regard import data, seq2seq
+    >>> words, model = data.Words(["a", "b", "c"]), seq2seq.build("bahdanau", source_size=7, target_size=7, width=8)
+    >>> (found,) = seq2seq.align(model, (words, words), [words.encode("a b c")], [words.encode("c b")])
+    >>> found.source, found.target, found.weights.shape, bool((found.weights.sum(1) <= 1).all())
+    (('a', 'b', 'c'), ('c', 'b'), torch.Size([2, 3]), True)
+    """
+    check_alignable(model, reading)
+    device = model.device
+    source = padded([[*ids, EOS] for ids in sources], device)
+    target = padded([[BOS, *ids] for ids in targets], device)
+    maps = attention_of(model, source, target)
+    name = name or model.cross_attention or ""
+    if name not in maps:
+        raise RegardError(f"align: there is no attention module {name!r}. {nearest(name, maps)}")
+    weights = maps[name].dense().mean(1).cpu()
+    first = 0 if reading == "output" else 1
+    found = []
+    source_words = source_words or [tokenizers[0].word_numbers(x) for x in sources]
+    target_words = target_words or [tokenizers[1].word_numbers(y) for y in targets]
+    for row, x, y, *numbers in zip(weights, sources, targets, source_words, target_words, strict=True):
+        source_side, source_shares = _words_of_pieces(tokenizers[0], x, numbers[0])
+        target_side, target_shares = _words_of_pieces(tokenizers[1], y, numbers[1])
+        merged = _merged(row[first : first + len(y), : len(x)], target_shares, source_shares)
+        found.append(Alignment(source_side, target_side, merged, reading))
+    return found
+
+
+def align_texts(
+    model: Translator,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    pairs: Iterable[tuple[str, str]],
+    *,
+    reading: str = "output",
+    batch: int = 32,
+    limit: int = 1000,
+) -> Iterator[Alignment | None]:
+    """The word alignments of given sentence pairs, by forced decoding of the targets.
+
+    Words are those of the texts as written (see `Tokenizer.cut`). A pair with an empty side, or with more than `limit`
+    pieces on a side, gives None.
+
+    >>> from regard import data, seq2seq
+    >>> words, model = data.Words(["a", "b", "c"]), seq2seq.build("bahdanau", source_size=7, target_size=7, width=8)
+    >>> alignments = list(align_texts(model, (words, words), [("a b", "c"), ("", "a")]))
+    >>> alignments[0].source, alignments[0].target, alignments[1]
+    (('a', 'b'), ('c',), None)
+    """
+    check_alignable(model, reading)
+    remaining = iter(pairs)
+    while window := list(islice(remaining, batch * AHEAD)):
+        encoded = [tuple(t.encode(text) for t, text in zip(tokenizers, pair, strict=True)) for pair in window]
+        fitting = [n for n, sides in enumerate(encoded) if all(0 < len(ids) <= limit for ids in sides)]
+        fitting.sort(key=lambda n: [len(ids) for ids in encoded[n]])
+        done: list[Alignment | None] = [None] * len(window)
+        for start in range(0, len(fitting), batch):
+            places = fitting[start : start + batch]
+            found = _align_written(
+                model, tokenizers, [window[n] for n in places], [encoded[n] for n in places], reading
+            )
+            for place, alignment in zip(places, found, strict=True):
+                done[place] = alignment
+        yield from done
+
+
+def _align_written(
+    model: Translator, tokenizers: tuple[Tokenizer, Tokenizer], pairs: Any, encoded: Any, reading: str
+) -> list[Alignment]:
+    texts, ids = list(zip(*pairs, strict=True)), list(zip(*encoded, strict=True))
+    words = [
+        [written_words(tokenizers[side], *each) for each in zip(texts[side], ids[side], strict=True)] for side in (0, 1)
+    ]
+    found = align(model, tokenizers, *ids, reading=reading, source_words=words[0], target_words=words[1])
+    return [
+        replace(
+            each, source=as_written(tokenizers[0], x, each.source), target=as_written(tokenizers[1], y, each.target)
+        )
+        for each, (x, y) in zip(found, pairs, strict=True)
+    ]
+
+
+def as_written(tokenizer: Tokenizer, text: str, words: tuple[str, ...]) -> tuple[str, ...]:
+    """The words of a text as written, if there are as many as the pieces make; else those of the pieces."""
+    written = tuple(tokenizer.cut(text))
+    return written if len(written) == len(words) else words
+
+
+def written_words(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[int]:
+    """The number in `text.split()` of the word that each of its ids is a part of.
+
+    Cutting normalises: a character may become a space, or nothing, so that the pieces alone make other words.
+    """
+    if tokenizer.cut(text) != text.split():
+        return tokenizer.word_numbers(ids)
+    parts = [tokenizer.encode(word) for word in text.split()]
+    if [each for part in parts for each in part] != list(ids):
+        return tokenizer.word_numbers(ids)
+    return [number for number, part in enumerate(parts) for _ in part]
+
+
+def check_alignable(model: Translator, reading: str) -> None:
+    """Refuse an unknown reading, and a model that has nothing to align by."""
+    if reading not in READINGS:
+        raise RegardError(f"align: there is no reading {reading!r}. {nearest(reading, READINGS)}")
+    if model.cross_attention is None:
+        raise RegardError(
+            "align: this model has no attention to the source, so it does not say which source word a target word "
+            "comes from. Use a model with attention, bahdanau for one."
+        )
+
+
+def padded(rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Tensor:
+    """Ids as one tensor (rows, longest), filled on the right with PAD."""
+    return pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], True, PAD).to(device)
+
+
+def merge_pieces(weights: Tensor, target_words: Sequence[int], source_words: Sequence[int]) -> Tensor:
+    """Weights between pieces (T, S) as weights between words: summed over source pieces, averaged over target's.
+
+    `target_words` and `source_words` number the word of every piece, -1 for none.
+
+    >>> merge_pieces(torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.5, 0.5]]), [0, 0], [0, 1, 1])
+    tensor([[0.2500, 0.7500]])
+    """
+    if weights.shape != (len(target_words), len(source_words)):
+        raise RegardError(
+            f"merge_pieces: weights are {tuple(weights.shape)}; with words of {len(target_words)} target and "
+            f"{len(source_words)} source pieces they must be ({len(target_words)}, {len(source_words)})."
+        )
+    return _merged(weights, _membership(target_words), _membership(source_words))
+
+
+def _merged(weights: Tensor, target_shares: Tensor, source_shares: Tensor) -> Tensor:
+    target, source = target_shares.to(weights), source_shares.to(weights)
+    return (target / target.sum(1, keepdim=True)) @ weights @ source.T
+
+
+def _membership(words: Sequence[int]) -> Tensor:
+    """(words, pieces): 1 where a piece is a part of a word."""
+    numbers = torch.tensor(words, dtype=torch.int64)
+    count = int(numbers.max()) + 1 if len(words) else 0
+    return (numbers == torch.arange(count)[:, None]).double()
+
+
+def _words_of_pieces(
+    tokenizer: Tokenizer, ids: Sequence[int], numbers: Sequence[int]
+) -> tuple[tuple[str, ...], Tensor]:
+    """The words, and the share of every piece in each word (words, pieces).
+
+    In a script without spaces a piece may be part of two words. Its share in each is that of its characters.
+    """
+    words = _words(tokenizer, ids, numbers)
+    parts = tokenizer.cut(" ".join(words))
+    spelt = zip(ids, numbers, strict=True)
+    surfaces = ["".join(tokenizer.decode([each]).split()) if number >= 0 else "" for each, number in spelt]
+    if parts == [word for word in words if word] or "".join(surfaces) != "".join(parts):
+        return words, _membership(numbers)
+    places = [place for place, part in enumerate(parts) for _ in part]  # the word of every character
+    shares, start = torch.zeros(len(parts), len(ids), dtype=torch.float64), 0
+    for piece, surface in enumerate(surfaces):
+        inside = places[start : start + len(surface)] or places[start : start + 1] * (numbers[piece] >= 0)
+        for place in inside:
+            shares[place, piece] += 1 / len(inside)
+        start += len(surface)
+    return tuple(parts), shares
+
+
+def _words(tokenizer: Tokenizer, ids: Sequence[int], numbers: Sequence[int]) -> tuple[str, ...]:
+    groups: list[list[int]] = [[] for _ in range(max(numbers, default=-1) + 1)]
+    for each, number in zip(ids, numbers, strict=True):
+        if number >= 0:
+            groups[number].append(each)
+    return tuple(tokenizer.decode(group) for group in groups)
+
+
+def write_pharaoh(links: Iterable[tuple[int, int]]) -> str:
+    """Links as `source-target` pairs, counted from 0, in order: the format of Pharaoh, Moses and fast_align.
+
+    >>> write_pharaoh({(1, 2), (0, 0)})
+    '0-0 1-2'
+    """
+    return " ".join(f"{source}-{target}" for source, target in sorted(links))
+
+
+def read_pharaoh(line: str) -> Links:
+    """The links of one line.
+
+    >>> sorted(read_pharaoh("0-0 1-2"))
+    [(0, 0), (1, 2)]
+    """
+    links = set()
+    for pair in line.split():
+        source, dash, target = pair.partition("-")
+        if not (dash and source.isdecimal() and target.isdecimal()):
+            raise RegardError(f"read_pharaoh: {pair!r} is no link. Links are written source-target, such as 0-0 1-2.")
+        links.add((int(source), int(target)))
+    return frozenset(links)
+
+
+def alignment_error_rate(
+    found: Sequence[Links], sure: Sequence[Links], possible: Sequence[Links] | None = None
+) -> float:
+    """AER = 1 - (|A ∩ S| + |A ∩ P|) / (|A| + |S|) over all sentences (Och & Ney 2003); 0 is best.
+
+    A are the links found, S the sure ones and P, which contains S, the possible ones (by default S, where
+    AER is 1 - F1). NaN if there are no links at all.
+
+    >>> alignment_error_rate([{(0, 0), (1, 1)}], sure=[{(0, 0)}], possible=[{(0, 0), (1, 1)}])
+    0.0
+    """
+    possible = sure if possible is None else possible
+    if not len(found) == len(sure) == len(possible):
+        raise RegardError(
+            f"alignment_error_rate: {len(found)} sentences found, {len(sure)} with sure and {len(possible)} with "
+            "possible links; give one set of links for every sentence."
+        )
+    hits = sum(len(a & s) + len(a & (p | s)) for a, s, p in zip(found, sure, possible, strict=True))
+    size = sum(len(a) + len(s) for a, s in zip(found, sure, strict=True))
+    return 1 - hits / size if size else float("nan")

@@ -1,0 +1,119 @@
+"""BLEU from counts, and how much of a difference is chance: bootstrap bands and the paired bootstrap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.seq2seq.evaluation.metrics import bleu_metric, bleu_tokenizer
+
+#: Numbers a sentence: its length, that of the reference, then n-grams in common and n-grams, n = 1 to 4.
+NUM_COUNTS = 10
+SEED = 12345
+RESAMPLES = 1000
+
+
+def bleu_counts(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str | None = None) -> Tensor:
+    """What BLEU needs to know of every sentence, (N, 10): their sum gives the BLEU of the corpus.
+
+    `tokenizer` is one of sacrebleu's; None: the one for the script of the references (see `bleu_tokenizer`).
+    """
+    check_sentences("bleu_counts", hypotheses, references)
+    metric = bleu_metric(tokenizer or bleu_tokenizer(references), effective_order=True)
+    scores = [metric.sentence_score(h, [r]) for h, r in zip(hypotheses, references, strict=True)]
+    rows = [[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def check_sentences(operation: str, hypotheses: Sequence[str], references: Sequence[str]) -> None:
+    """Refuse texts that do not lie side by side."""
+    if len(hypotheses) != len(references) or not references:
+        raise RegardError(
+            f"{operation}: {len(hypotheses)} hypotheses and {len(references)} references; give one of each for "
+            "every sentence, and at least one sentence."
+        )
+
+
+def bleu(counts: Tensor) -> Tensor:
+    """BLEU = min(1, exp(1 - r / c)) * (prod_n p_n)^(1/4) * 100 of summed counts (..., 10) (Papineni et al. 2002).
+
+    Smoothed as sacrebleu does by default ("exp"): the k-th order that has no n-gram in common counts
+    1 / 2^k of one. 0 where nothing is in common, or no n-gram of some order is there.
+
+    >>> float(bleu(torch.tensor([4.0, 4, 4, 3, 2, 1, 4, 3, 2, 1])))
+    100.0
+    """
+    system, reference = counts[..., 0], counts[..., 1]
+    correct, total = counts[..., 2:6], counts[..., 6:]
+    missed = correct == 0
+    smoothed = torch.where(missed, 0.5 ** missed.cumsum(-1), correct)
+    logs = (smoothed / total.clamp_min(1)).log().mean(-1)
+    brevity = (1 - reference / system.clamp_min(1)).clamp_max(0)
+    defined = (correct.sum(-1) > 0) & (total > 0).all(-1)
+    return torch.where(defined, 100 * (logs + brevity).exp(), 0.0)
+
+
+def resample(size: int, resamples: int = RESAMPLES, seed: int = SEED) -> Tensor:
+    """How often every sentence is drawn in every resample, (resamples, size); each row sums to `size`."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(size, (resamples, size), generator=generator)
+    drawn += size * torch.arange(resamples)[:, None]
+    return drawn.flatten().bincount(minlength=resamples * size).view(resamples, size).double()
+
+
+def band(counts: Tensor, share: float = 0.95, resamples: int = RESAMPLES, seed: int = SEED) -> tuple[float, float]:
+    """The interval that `share` of the resampled corpora have their BLEU in (percentile bootstrap)."""
+    return _interval(bleu(resample(len(counts), resamples, seed) @ counts), share)
+
+
+def _interval(values: Tensor, share: float = 0.95) -> tuple[float, float]:
+    low, high = values.quantile(torch.tensor([(1 - share) / 2, (1 + share) / 2], dtype=values.dtype)).tolist()
+    return low, high
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two systems on the same sentences: BLEU of each, a - b, its 95 % interval, and p.
+
+    `p_value` is the share of resamples in which the system that is better on the whole is not better
+    (Koehn 2004; one is added to both counts, so that it is never 0).
+    """
+
+    bleu: tuple[float, float]
+    difference: float
+    interval: tuple[float, float]
+    p_value: float
+    resamples: int
+
+
+def paired_bootstrap(a: Tensor, b: Tensor, resamples: int = RESAMPLES, seed: int = SEED) -> Comparison:
+    """Is system a better than b, or are these the sentences that suit it? (Koehn 2004).
+
+    `a` and `b` are the `bleu_counts` of the same sentences, (N, 10), or of several trainings of each system,
+    (seeds, N, 10). Both systems get the same resampled sentences; seeds are resampled for each system. p covers
+    other sentences and, with several seeds, other trainings. One matrix product gives the counts
+    of all resampled corpora.
+
+    >>> counts = torch.tensor([[4.0, 4, 4, 3, 2, 1, 4, 3, 2, 1]]).double()
+    >>> paired_bootstrap(counts, counts, resamples=9).p_value
+    1.0
+    """
+    sides = [counts if counts.ndim == 3 else counts[None] for counts in (a, b)]
+    if any(s.ndim != 3 or s.shape[1:] != (sides[0].shape[1], NUM_COUNTS) or not s.numel() for s in sides):
+        raise RegardError(
+            f"paired_bootstrap: counts {tuple(a.shape)} and {tuple(b.shape)}; both must be (sentences, {NUM_COUNTS}) "
+            f"or (seeds, sentences, {NUM_COUNTS}) of the same sentences, from bleu_counts."
+        )
+    weights = resample(sides[0].shape[1], resamples, seed)
+    seeds = [resample(len(side), resamples, seed + number) for number, side in enumerate(sides, 1)]
+    drawn = [torch.einsum("rs,srk->rk", times, weights @ side) for times, side in zip(seeds, sides, strict=True)]
+    differences = bleu(drawn[0]) - bleu(drawn[1])
+    whole = float(bleu(sides[0].sum((0, 1)))), float(bleu(sides[1].sum((0, 1))))
+    difference = whole[0] - whole[1]
+    better = differences > 0 if difference > 0 else differences < 0
+    p_value = (int((~better).sum()) + 1) / (resamples + 1)
+    return Comparison(whole, difference, _interval(differences), p_value, resamples)

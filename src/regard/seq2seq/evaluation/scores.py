@@ -1,0 +1,375 @@
+"""How good translations are: BLEU, chrF and TER, and where the quality comes from."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+from regard.checks import checked
+from regard.data.batches import Batches
+from regard.data.corpus import encode_pairs
+from regard.data.length_limits import pairs_within
+from regard.data.retrieval import NEAR, NOVEL, nearest
+from regard.data.words import cut
+from regard.errors import RegardError
+from regard.seq2seq.decoding.alignment import align, alignment_error_rate
+from regard.seq2seq.decoding.search import evaluating
+from regard.seq2seq.decoding.translation import Translation, Wanted, translate
+from regard.seq2seq.evaluation import clock
+from regard.seq2seq.evaluation.bootstrap import Comparison, band, bleu, bleu_counts, check_sentences, paired_bootstrap
+from regard.seq2seq.evaluation.metrics import Metric, bleu_score, bleu_tokenizer, chrf_score, ter_score, word_tokenizer
+from regard.seq2seq.evaluation.validation import surprise
+
+if TYPE_CHECKING:
+    from regard.data.corpus import Pair
+    from regard.data.tokenizer import Tokenizer
+    from regard.seq2seq.models.translator import Translator
+
+#: Most words of a source in each bucket of lengths.
+LENGTHS = (5, 10, 15, 20, 30, 50)
+#: Least occurrences in the training targets of the words of each bin but the first, which is of words never seen.
+FREQUENCIES = (1, 2, 5, 10, 100, 1000)
+
+
+class Translates(Protocol):
+    """What can be evaluated: a run, or anything else with a model and its two tokenizers."""
+
+    @property
+    def model(self) -> Translator: ...
+    @property
+    def source_tokenizer(self) -> Tokenizer: ...
+    @property
+    def target_tokenizer(self) -> Tokenizer: ...
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """BLEU of some of the sentences, how many they are, and the 95 % bootstrap interval."""
+
+    label: str
+    count: int
+    bleu: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Frequency:
+    """How well words of one range of training frequency are translated: each occurrence counts, in any order.
+
+    precision = matches / words put out, recall = matches / words of the references.
+    """
+
+    label: str
+    matches: int
+    put_out: int
+    expected: int
+
+    @property
+    def precision(self) -> float:
+        return self.matches / self.put_out if self.put_out else 0.0
+
+    @property
+    def recall(self) -> float:
+        return self.matches / self.expected if self.expected else 0.0
+
+    @property
+    def f1(self) -> float:
+        """2 m / (put out + expected)."""
+        size = self.put_out + self.expected
+        return 2 * self.matches / size if size else 0.0
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Everything measured of a system on a set of sentence pairs.
+
+    Scores are percentages as sacrebleu gives them, BLEU, TER and words in tokens of its `tokenizer`; `exact` is the
+    share of sentences that equal their reference, `length_ratio` tokens put out over tokens expected, `perplexity` that
+    of the reference pieces under teacher forcing, `alignment_error_rate` that of the attention (0 is best) where gold
+    alignments exist; both leave out pairs that are too long to translate. `by_similarity` is BLEU by how like the
+    nearest training source is; the first of its buckets is the novel part. `retrieval` is the BLEU of the target of the
+    most similar training source, copied: first of all sentences, then as in `by_similarity`. Skipped sentences count as
+    empty translations; `left_out` is how many were not tested, since they are near-duplicates of training sources.
+
+    >>> from regard.seq2seq import score
+    >>> found = score(["the dog sees a cat", "no"], ["the dog sees a cat", "yes"], sources=["x", "y"])
+    >>> found.num_sentences, found.exact, found.length_ratio
+    (2, 0.5, 1.0)
+    """
+
+    num_sentences: int
+    bleu: Metric
+    interval: tuple[float, float]
+    chrf: Metric
+    ter: Metric
+    exact: float
+    length_ratio: float
+    by_length: tuple[Bucket, ...]
+    by_similarity: tuple[Bucket, ...] = ()
+    by_frequency: tuple[Frequency, ...] = ()
+    retrieval: tuple[Bucket, ...] = ()
+    perplexity: float | None = None
+    alignment_error_rate: float | None = None
+    reading: str | None = None
+    seconds: float | None = None
+    skipped: int = 0
+    left_out: int = 0
+    search: Mapping[str, Any] | None = None
+    references_hash: str = ""
+    hypotheses: tuple[str, ...] = ()
+    tokenizer: str = "13a"
+
+    @property
+    def novel(self) -> Bucket | None:
+        """BLEU on sources unlike any of the training, where similarities were given and such sources exist."""
+        return next((bucket for bucket in self.by_similarity if bucket.label.startswith("novel")), None)
+
+    @property
+    def sentences_per_second(self) -> float | None:
+        """How fast the search was, tokenizing included; on a CPU by the time that the thread had there."""
+        return self.num_sentences / self.seconds if self.seconds else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists and numbers for `json.dumps`."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Evaluation:
+        """The evaluation that `to_json` wrote."""
+        try:
+            parts: dict[str, Any] = dict(data)
+            parts |= {name: Metric(**data[name]) for name in ("bleu", "chrf", "ter")}
+            parts |= {
+                name: tuple(Bucket(**each) for each in data[name])
+                for name in ("by_length", "by_similarity", "retrieval")
+            }
+            parts["by_frequency"] = tuple(Frequency(**each) for each in data["by_frequency"])
+            low, high = data["interval"]
+            return Evaluation(**parts | {"interval": (low, high), "hypotheses": tuple(data["hypotheses"])})
+        except (KeyError, TypeError, ValueError) as error:
+            raise RegardError(
+                f"Evaluation.from_json: this is no evaluation ({type(error).__name__}: {error}). "
+                "Give what Evaluation.to_json returned, of this version."
+            ) from None
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """What the training text says about a test set.
+
+    `frequencies` are the `word_frequencies` of its targets, `similarities` those of every source of the test to the
+    nearest one of the training, and `retrieved` the target of that one.
+    """
+
+    frequencies: Mapping[str, int] | None = None
+    similarities: Sequence[float] | None = None
+    retrieved: Sequence[str] | None = None
+
+    @staticmethod
+    def of(train: Sequence[Pair], pairs: Sequence[Pair], tokenizer: str | None = None) -> Training:
+        """All of it, of a training split and the pairs of a test."""
+        found = nearest([pair.source for pair in train], [pair.source for pair in pairs])
+        targets = [pair.target for pair in train]
+        frequencies = word_frequencies(targets, tokenizer or bleu_tokenizer(pair.target for pair in pairs))
+        return Training(frequencies, found.similarity.tolist(), found.copies(targets))
+
+
+@checked
+def score(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    sources: Sequence[str],
+    training: Training | None = None,
+    tokenizer: str | None = None,
+) -> Evaluation:
+    """Everything that can be said from texts alone.
+
+    `tokenizer` is that of sacrebleu, for BLEU. None chooses by the script of the references: "ja-mecab", "zh", "char"
+    or "flores200" where words are written without spaces, else "13a".
+
+    >>> round(score(["a b c d e"], ["a b c d e"], ["v w x y z"]).bleu.score, 6)
+    100.0
+    """
+    check_sentences("score", hypotheses, references)
+    check_sentences("score", sources, references)
+    tokenizer, training = tokenizer or bleu_tokenizer(references), training or Training()
+    counts = bleu_counts(hypotheses, references, tokenizer)
+    total, lengths = counts.sum(0), [len(cut(source)) for source in sources]
+    frequencies, similarities = training.frequencies, training.similarities
+    return Evaluation(
+        num_sentences=len(references),
+        bleu=bleu_score(tokenizer, hypotheses, references),
+        interval=band(counts),
+        chrf=chrf_score(hypotheses, references),
+        ter=ter_score(tokenizer, hypotheses, references),
+        exact=sum(h == r for h, r in zip(hypotheses, references, strict=True)) / len(references),
+        length_ratio=float(total[0] / total[1].clamp_min(1)),
+        by_length=_buckets(counts, lengths, _length_label),
+        by_similarity=() if similarities is None else _buckets(counts, similarities, _similarity_label),
+        by_frequency=() if frequencies is None else by_frequency(hypotheses, references, frequencies, tokenizer),
+        retrieval=_retrieval(training, references, tokenizer),
+        references_hash=_hash(references),
+        hypotheses=tuple(hypotheses),
+        tokenizer=tokenizer,
+    )
+
+
+@checked
+def evaluate(
+    system: Translates,
+    pairs: Sequence[Pair],
+    wanted: Wanted | None = None,
+    training: Training | None = None,
+    *,
+    tokenizer: str | None = None,
+    progress: Callable[[int], object] = lambda done: None,
+) -> Evaluation:
+    """Translate the sources, and measure against the targets; `progress` is told the sentences done so far.
+
+    `tokenizer` is that of BLEU, see `score`.
+
+    >>> from types import SimpleNamespace
+    >>> from regard import data, seq2seq
+    >>> words, model = data.Words(["a", "b", "c"]), seq2seq.build("bahdanau", source_size=7, target_size=7, width=8)
+    >>> own = SimpleNamespace(model=model, source_tokenizer=words, target_tokenizer=words)
+    >>> found = seq2seq.evaluate(own, [data.Pair("a b", "b a"), data.Pair("c", "c")])
+    >>> found.num_sentences, len(found.hypotheses), found.perplexity > 1
+    (2, 2, True)
+    """
+    wanted = wanted or Wanted()
+    if not pairs:
+        raise RegardError("evaluate: there are no sentence pairs. Give at least one.")
+    sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
+    found: list[Translation] = []
+    device = system.model.device
+    start = clock.seconds(device)
+    tokenizers = system.source_tokenizer, system.target_tokenizer
+    for each in translate(system.model, *tokenizers, sources, replace(wanted, reading=None)):
+        found.append(each)
+        progress(len(found))
+    seconds = clock.seconds(device) - start
+    short = pairs_within(pairs, *tokenizers, wanted.limit)
+    error_rate, reading = _error_rate(system, short, wanted)
+    return replace(
+        score([each.text for each in found], references, sources, training, tokenizer),
+        perplexity=perplexity(system, short, wanted.batch) if short else None,
+        alignment_error_rate=error_rate,
+        reading=reading,
+        seconds=seconds,
+        skipped=sum(bool(each.skipped) for each in found),
+        search=asdict(wanted.search) | {"batch": wanted.batch},
+    )
+
+
+def compare(a: Evaluation, b: Evaluation, references: Sequence[str]) -> Comparison:
+    """The paired bootstrap between two systems that translated the same sentences."""
+    if not a.references_hash == b.references_hash == _hash(references):
+        raise RegardError(
+            "compare: the two systems were evaluated on different sentences. Evaluate both on the same test set."
+        )
+    if a.tokenizer != b.tokenizer:
+        raise RegardError(
+            f"compare: BLEU of one system is in tokens of {a.tokenizer}, of the other in those of {b.tokenizer}. "
+            "Evaluate both with the same tokenizer."
+        )
+    mine, theirs = (bleu_counts(each.hypotheses, references, a.tokenizer) for each in (a, b))
+    return paired_bootstrap(mine, theirs)
+
+
+def perplexity(system: Translates, pairs: Sequence[Pair], batch: int = 32) -> float:
+    """exp of the mean -log p of the pieces of the references and their EOS, under teacher forcing."""
+    encoded = encode_pairs(pairs, system.source_tokenizer, system.target_tokenizer)
+    with evaluating(system.model):
+        total, tokens = surprise(system.model, Batches(encoded, sentences=batch, shuffle=False).epoch(0))
+    return math.exp(min(total / tokens, 700.0))
+
+
+def word_frequencies(texts: Iterable[str], tokenizer: str = "13a") -> Counter[str]:
+    """How often every word occurs, tokenized as for BLEU."""
+    tokenize = word_tokenizer(tokenizer)
+    return Counter(word for text in texts for word in tokenize(text).split())
+
+
+def by_frequency(
+    hypotheses: Sequence[str], references: Sequence[str], frequencies: Mapping[str, int], tokenizer: str = "13a"
+) -> tuple[Frequency, ...]:
+    """Matches of words, sentence by sentence, by how often the word occurs in the training targets.
+
+    >>> [(bin.label, bin.recall) for bin in by_frequency(["a c"], ["a b"], {"a": 1, "b": 3})]
+    [('0', 0.0), ('1', 1.0), ('2-4', 0.0)]
+    """
+    tokenize = word_tokenizer(tokenizer)
+    matches, put_out, expected = Counter[int](), Counter[int](), Counter[int]()
+    for hypothesis, reference in zip(hypotheses, references, strict=True):
+        ours, theirs = Counter(tokenize(hypothesis).split()), Counter(tokenize(reference).split())
+        for counter, words in ((put_out, ours), (expected, theirs), (matches, ours & theirs)):
+            for word, count in words.items():
+                counter[sum(frequencies.get(word, 0) >= least for least in FREQUENCIES)] += count
+    bins = sorted({*put_out, *expected})
+    return tuple(Frequency(_range(n), matches[n], put_out[n], expected[n]) for n in bins)
+
+
+def _range(place: int) -> str:
+    edges = (0, *FREQUENCIES)
+    if place == len(FREQUENCIES):
+        return f"{edges[place]}+"
+    last = edges[place + 1] - 1
+    return str(edges[place]) if last == edges[place] else f"{edges[place]}-{last}"
+
+
+def _buckets(counts: Tensor, values: Sequence[float], label: Callable[[float], tuple[int, str]]) -> tuple[Bucket, ...]:
+    if len(values) != len(counts):
+        raise RegardError(f"score: {len(values)} similarities for {len(counts)} sentences; give one for each.")
+    labels = [label(float(value)) for value in values]
+    found = []
+    for each in sorted(set(labels)):
+        chosen = counts[[n for n, mine in enumerate(labels) if mine == each]]
+        found.append(Bucket(each[1], len(chosen), float(bleu(chosen.sum(0))), *band(chosen)))
+    return tuple(found)
+
+
+def _retrieval(training: Training, references: Sequence[str], tokenizer: str) -> tuple[Bucket, ...]:
+    if training.retrieved is None:
+        return ()
+    counts = bleu_counts(training.retrieved, references, tokenizer)
+    whole = _buckets(counts, [0.0] * len(counts), lambda _: (0, "all"))
+    similarities = training.similarities
+    return whole if similarities is None else (*whole, *_buckets(counts, similarities, _similarity_label))
+
+
+def _length_label(length: float) -> tuple[int, str]:
+    place = sum(length > most for most in LENGTHS)
+    first = LENGTHS[place - 1] + 1 if place else 1
+    return place, f"{first}-{LENGTHS[place]}" if place < len(LENGTHS) else f"{first}+"
+
+
+def _similarity_label(similarity: float) -> tuple[int, str]:
+    if similarity < NOVEL:
+        return 0, f"novel (below {NOVEL})"
+    return (1, f"{NOVEL} to {NEAR}") if similarity <= NEAR else (2, f"near-duplicate (above {NEAR})")
+
+
+def _error_rate(system: Translates, pairs: Sequence[Pair], wanted: Wanted) -> tuple[float | None, str | None]:
+    """AER of the attention while the model is made to say the references, whose alignments are known."""
+    known = [pair for pair in pairs if pair.gold is not None]
+    if not known or system.model.cross_attention is None:
+        return None, None
+    reading, tokenizers = wanted.reading or "output", (system.source_tokenizer, system.target_tokenizer)
+    found, gold = [], []
+    for start in range(0, len(known), wanted.batch):
+        part = known[start : start + wanted.batch]
+        sides = [tokenizers[0].encode(p.source) for p in part], [tokenizers[1].encode(p.target) for p in part]
+        found += [each.links() for each in align(system.model, tokenizers, *sides, reading=reading)]
+        gold += [pair.gold or frozenset() for pair in part]
+    return alignment_error_rate(found, gold), reading
+
+
+def _hash(references: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(references).encode()).hexdigest()

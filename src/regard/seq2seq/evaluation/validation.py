@@ -1,0 +1,84 @@
+"""How good a model is on pairs it was not trained on: loss, perplexity, BLEU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from regard.data.batches import Batch, Batches, Encoded
+from regard.data.tokenizer import Tokenizer
+from regard.seq2seq.decoding.search import greedy
+from regard.seq2seq.evaluation.metrics import bleu_metric
+from regard.seq2seq.models.loss import translation_loss
+
+if TYPE_CHECKING:
+    from regard.seq2seq.models.translator import Translator
+
+#: A model's BLEU on pairs that are held out.
+Score = Callable[["Translator"], float]
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Means over the held-out target tokens.
+
+    Args:
+        loss: The mean of -log p(y), in nats, without smoothing.
+        bleu: Of greedy translations, by sacreBLEU; None if nothing was translated.
+    """
+
+    loss: float
+    bleu: float | None = None
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss)."""
+        return math.exp(min(self.loss, 700.0))
+
+
+@torch.no_grad()
+def surprise(model: Translator, batches: Sequence[Batch]) -> tuple[float, int]:
+    """The sum of -log p(y) over the tokens of all batches, and how many these are."""
+    total, tokens = 0.0, 0
+    for batch in batches:
+        near = batch.filled.to(next(model.parameters()).device)
+        loss = translation_loss(model, near.source, near.target)
+        if len(batch):
+            total, tokens = total + loss.surprise.item(), tokens + loss.num_tokens
+    return total, tokens
+
+
+def bleu_of(
+    tokenizer: Tokenizer, pairs: Sequence[Encoded], references: Sequence[str], counted: str, rows: int = 100
+) -> Score:
+    """A function of a model: the BLEU of its greedy translations of the sources of the pairs.
+
+    Args:
+        tokenizer: Of the target side.
+        pairs: Ids; the sources are translated.
+        references: Their translations as text.
+        counted: sacrebleu's tokenizer, whose tokens BLEU counts.
+        rows: Sentences that are translated at a time.
+    """
+    metric = bleu_metric(counted)
+    batches = Batches(pairs, sentences=rows, shuffle=False).epoch(0)
+
+    def score(model: Translator) -> float:
+        texts = _translations(model, tokenizer, batches)
+        order = sorted(texts)
+        return float(metric.corpus_score([texts[i] for i in order], [[references[i] for i in order]]).score)
+
+    return score
+
+
+def _translations(model: Translator, tokenizer: Tokenizer, batches: Sequence[Batch]) -> dict[int, str]:
+    texts: dict[int, str] = {}
+    device: Any = next(model.parameters()).device
+    for batch in batches:
+        found = greedy(model, batch.source.to(device))
+        texts |= {i: tokenizer.decode(best[0].tokens) for i, best in zip(batch.indices, found, strict=True)}
+    return texts

@@ -1,0 +1,259 @@
+"""A run is a folder: everything that translating with it, going on with it or repeating it takes."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import platform
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from regard import __version__
+from regard.data.tokenizer import Tokenizer, load_tokenizer
+from regard.errors import RegardError, nearest
+from regard.seq2seq.models.sharding import shared_like
+from regard.seq2seq.runs.files import append, read_json, read_tensors, write_tensors, write_whole
+
+if TYPE_CHECKING:
+    from regard.seq2seq.models.translator import Translator
+
+#: Raised when a folder written before could no longer be read as it was meant.
+FORMAT = 1
+WEIGHTS, SETTINGS, CONFIG = "model.safetensors", "settings.json", "config.toml"
+METRICS, ENVIRONMENT, STATE = "metrics.csv", "environment.json", "state/state.safetensors"
+SOURCE, TARGET = "source.tokenizer", "target.tokenizer"
+#: Columns of metrics.csv: all from the start, so that any later line can be appended.
+COLUMNS = ("step", "epoch", "minutes", "learning_rate", "train_loss", "tokens_per_second", "pairs_per_second")
+COLUMNS += ("valid_loss", "perplexity", "bleu")
+#: Packages whose versions a run was made with.
+PACKAGES = ("torch", "numpy", "lightning", "sentencepiece", "sacrebleu", "pydantic", "safetensors")
+#: Where the models are that come with the package.
+BOX = Path(__file__).parent.parent / "pretrained"
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A trained system as it is read from its folder.
+
+    Args:
+        path: The folder.
+        model: The `Translator`, with the averaged weights, not in training mode.
+        source_tokenizer: Text to the ids the model reads.
+        target_tokenizer: The ids it writes to text.
+        config: The sections of config.toml as dictionaries.
+        settings: What the model is built from, and "source_language", "target_language", "corpus", "hash",
+            "bleu_tokenizer".
+        metrics: The lines of metrics.csv.
+    """
+
+    path: Path
+    model: Translator
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
+    config: dict[str, dict[str, Any]]
+    settings: dict[str, Any]
+    metrics: list[dict[str, float | None]] = field(default_factory=list)
+
+    @property
+    def bleu_tokenizer(self) -> str | None:
+        """The tokenizer of sacrebleu for its BLEU; None for older runs, which do not name one."""
+        return self.settings.get("bleu_tokenizer")
+
+
+def load_run(path: str | Path) -> Run:
+    """Read a run folder, ready to translate; one of another version or with a truncated file is refused by name.
+
+    Only model.safetensors, settings.json and the two tokenizers must be there.
+    """
+    path = Path(path)
+    settings = read_settings(path)
+    check_sums(path, settings)
+    model = _built(path, settings)
+    load_weights(model, path / WEIGHTS)
+    source, target = (load_tokenizer(_there(path / name)) for name in (SOURCE, TARGET))
+    for name, tokenizer, size in ((SOURCE, source, model.source_size), (TARGET, target, model.target_size)):
+        if len(tokenizer) != size:
+            raise RegardError(
+                f"{path / name} has {len(tokenizer)} pieces and the model {size}: they are of different runs."
+            )
+    return Run(path, model.eval(), source, target, read_sections(path), settings, read_metrics(path / METRICS))
+
+
+def models_in_the_box() -> list[str]:
+    """The names of the runs that come with the package."""
+    return sorted(folder.name for folder in BOX.iterdir() if (folder / SETTINGS).exists()) if BOX.is_dir() else []
+
+
+def load_model_in_the_box(name: str) -> Run:
+    """A run that comes with the package, as "bahdanau-en-fr"."""
+    known = models_in_the_box()
+    if name not in known:
+        raise RegardError(f"There is no model {name!r} in the package. {nearest(name, known)}")
+    return load_run(BOX / name)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """settings.json of a run folder, if it is one of this format."""
+    if not path.is_dir():
+        raise RegardError(f"{path} is no folder of a run. Give the folder that `regard train` wrote.")
+    settings = read_json(path / SETTINGS)
+    if settings.get("format") != FORMAT:
+        raise RegardError(
+            f"{path} was written by regard {settings.get('regard', 'of an unknown version')} in format "
+            f"{settings.get('format')}; regard {__version__} reads format {FORMAT}. Train it anew with this version, "
+            "or use that one."
+        )
+    return settings
+
+
+def write_settings(path: Path, model: Translator, facts: Mapping[str, Any]) -> None:
+    """What the model is built from, and facts about its data."""
+    settings = {"format": FORMAT, "regard": __version__, "model": model.settings(), **facts, "sums": sums(path)}
+    write_whole(path / SETTINGS, json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
+
+
+def sums(path: Path) -> dict[str, str]:
+    """sha256 of the tokenizers of a run and of the keys of its configuration."""
+    contents = {name: (path / name).read_bytes() for name in (SOURCE, TARGET) if (path / name).exists()}
+    if (path / CONFIG).exists():  # comments and line endings may change
+        contents[CONFIG] = json.dumps(read_sections(path), sort_keys=True).encode()
+    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+
+
+def check_sums(path: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse a run if a file was changed after it was written."""
+    known, now = settings.get("sums") or {}, sums(path)
+    changed = [name for name in now if known.get(name, now[name]) != now[name]]
+    if changed:
+        raise RegardError(
+            f"{path}: {' and '.join(changed)} changed after the run was written (the sum in settings.json "
+            "differs). Restore the files. To decode differently use options such as --beam; to go on with other "
+            "settings give the keys to `regard train --resume`."
+        )
+
+
+def write_environment(path: Path) -> None:
+    """The versions and threads a run was made with; nothing that names a machine or a person."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    facts = {
+        "regard": __version__,
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "packages": versions,
+    }
+    write_whole(path / ENVIRONMENT, json.dumps(facts, indent=1) + "\n")
+
+
+def read_sections(path: Path) -> dict[str, dict[str, Any]]:
+    """config.toml as it is, unchecked, so that translating needs no pydantic; empty if it is not there."""
+    if not (path / CONFIG).exists():
+        return {}
+    try:
+        return tomllib.loads((path / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise RegardError(f"{path / CONFIG} cannot be read or is truncated ({error}).") from None
+
+
+def named_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters, each once however often it is tied, and the buffers that are saved."""
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
+    every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return parameters | {name: value for name, value in model.state_dict().items() if name not in every}
+
+
+def save_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path, facts: Mapping[str, Any]) -> None:
+    """model.safetensors: the given parameters with the buffers of the model."""
+    write_tensors(path, named_weights(model) | dict(weights), {"format": FORMAT, **facts})
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, path: Path) -> dict[str, Any]:
+    """Put the weights of a file into a model of the same settings, in the model's dtype; gives the file's facts."""
+    weights, facts = read_tensors(path)
+    put_weights(model, weights, path)
+    return facts
+
+
+@torch.no_grad()
+def put_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
+    """Copy tensors into a model; what is missing, too much or of another shape is named."""
+    mine = named_weights(model)
+    wrong = sorted(mine.keys() ^ weights.keys())
+    wrong += [name for name in mine.keys() & weights.keys() if mine[name].shape != weights[name].shape]
+    if wrong:
+        raise RegardError(f"{path} holds the weights of another model: {', '.join(wrong[:5])} do not fit the settings.")
+    for name, tensor in mine.items():
+        tensor.copy_(shared_like(tensor, weights[name]))
+
+
+class MetricsFile:
+    """Writes metrics.csv: new lines are appended; the file is written anew only if a written line changed.
+
+    Args:
+        path: The file; the first write replaces the lines of another training.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._count = 0
+        self._last: Mapping[str, float | None] = {}
+
+    def write(self, rows: Sequence[Mapping[str, float | None]]) -> None:
+        """Bring the file up to date with all rows, of which only the last may change."""
+        if self._count and rows[self._count - 1] == self._last:
+            append(self.path, "".join(_line(row, COLUMNS) for row in rows[self._count :]))
+        elif rows or self.path.exists():
+            write_metrics(self.path, rows)
+        self._count, self._last = len(rows), dict(rows[-1]) if rows else {}
+
+
+def write_metrics(path: Path, rows: Sequence[Mapping[str, float | None]]) -> None:
+    """All lines of metrics.csv; a number that was not measured at a step is an empty cell."""
+    columns = dict.fromkeys((*COLUMNS, *(name for row in rows for name in row)))
+    write_whole(path, ",".join(columns) + "\n" + "".join(_line(row, columns) for row in rows))
+
+
+def _line(row: Mapping[str, float | None], columns: Iterable[str]) -> str:
+    return ",".join("" if row.get(name) is None else repr(row[name]) for name in columns) + "\n"
+
+
+def read_metrics(path: Path) -> list[dict[str, float | None]]:
+    """The lines of metrics.csv; none without a file. A last line without a line feed was cut short, and is left out."""
+    if not path.exists():
+        return []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith("\n")]
+        return [{name: float(cell) if cell else None for name, cell in row.items()} for row in csv.DictReader(whole)]
+    except (OSError, ValueError, TypeError) as error:
+        raise RegardError(f"{path} is truncated or no table of metrics ({error}).") from None
+
+
+def _built(path: Path, settings: Mapping[str, Any]) -> Translator:
+    from regard.seq2seq.models.systems import build
+
+    try:
+        return build(**settings["model"])
+    except (KeyError, TypeError) as error:
+        raise RegardError(f"{path / SETTINGS} does not say how the model is built ({error}).") from None
+
+
+def _there(path: Path) -> Path:
+    if not path.exists():
+        raise RegardError(f"{path} is missing: this is no whole run folder.")
+    return path

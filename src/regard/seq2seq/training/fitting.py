@@ -1,0 +1,185 @@
+"""A task is taken to the end of its budget by Lightning's `Trainer`, quietly, and can be interrupted at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from lightning.pytorch.utilities import rank_zero_only
+
+from regard.errors import RegardError
+from regard.seq2seq.models.sharding import is_sharded
+from regard.seq2seq.runs.config import Training
+from regard.seq2seq.runs.guards import polite_signals
+from regard.seq2seq.runs.run import STATE, WEIGHTS, load_weights
+from regard.seq2seq.training.loop import Course, Task
+from regard.seq2seq.training.ranks import answers, cluster
+from regard.seq2seq.training.stream import Standing, turns
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a training ended.
+
+    Args:
+        reason: "budget", "interrupted" or "patience".
+        standing: Where it stands.
+    """
+
+    reason: str
+    standing: Standing = field(repr=False)
+
+
+def fit(task: Task, *, resume: bool = False, told: Callable[[Standing], None] = lambda _: None) -> Outcome:
+    """Train until the budget is used up, the wished-for patience is over, or Ctrl-C; a state is saved in each case.
+
+    Afterwards the model has the weights that the run translates with: the averaged ones, of the best validation or
+    of the last step, as `validation.keep` says.
+
+    Args:
+        task: What is trained.
+        resume: Go on from the state in the folder of the task.
+        told: Called after every step with where the training stands.
+    """
+    with quiet():
+        course = Course(task, told, _state(task) if resume else None)
+        trainer = _trainer(task)  # from here on every process knows its number
+        training = task.config.training
+        with _one_thread_count(training.threads), _kernels(task), _stopping(course), answers(training):
+            try:
+                trainer.fit(course, _Stream(course))
+            except SystemExit:  # what Lightning makes of a second Ctrl-C
+                raise KeyboardInterrupt from None
+        if rank_zero_only.rank == 0 or is_sharded(task.model):
+            _translating(course)
+    return Outcome(course.reason, course.standing)
+
+
+def _translating(course: Course) -> None:
+    """The model with the weights that the run translates with."""
+    task = course.task
+    if task.config.validation.keep == "best" and course.standing.best is not None and task.folder is not None:
+        load_weights(task.model, task.folder / WEIGHTS)
+        return
+    with torch.no_grad():
+        for name, weight in task.model.named_parameters():
+            weight.copy_(course.averaging.weights[name])
+
+
+class _Stream:
+    """The turns as Lightning wants them: an iterable without a length. Where it starts is known when it starts."""
+
+    def __init__(self, course: Course) -> None:
+        self.course = course
+
+    def __iter__(self) -> Iterator[Any]:
+        task, standing = self.course.task, self.course.standing
+        training = task.config.training
+        return turns(task.epochs, training.accumulate, (standing.epoch, standing.place), training.epochs or None)
+
+
+def _state(task: Task) -> Path:
+    path = None if task.folder is None else task.folder / STATE
+    if path is None or not path.exists():
+        raise RegardError(f"train: there is no state to go on from in {task.folder}. Leave --resume out to begin.")
+    return path
+
+
+def _trainer(task: Task) -> Trainer:
+    training = task.config.training
+    return Trainer(
+        accelerator=training.accelerator,
+        devices=training.devices,
+        num_nodes=training.machines,
+        strategy=_strategy(task.config.training),
+        plugins=[cluster(training)],
+        precision="bf16-mixed" if training.precision == "bfloat16" else "32-true",
+        max_epochs=-1,  # the budget is ours: an epoch of Lightning's cannot be gone on with in its middle
+        logger=_loggers(task),
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+    )
+
+
+def _strategy(training: Training) -> Any:
+    if (world := training.devices * training.machines) == 1:
+        return "auto"
+    options: dict[str, Any] = {"process_group_backend": "gloo" if training.accelerator == "cpu" else None}
+    options["timeout"] = timedelta(minutes=training.timeout_minutes)
+    if training.strategy == "fsdp":
+        return ModelParallelStrategy(world, 1, **options)
+    return DDPStrategy(gradient_as_bucket_view=True, broadcast_buffers=False, **options)
+
+
+def _loggers(task: Task) -> Any:
+    if not task.config.training.tensorboard or task.folder is None:
+        return False
+    try:
+        from lightning.pytorch.loggers import TensorBoardLogger
+
+        return TensorBoardLogger(task.folder, name="", version="tensorboard")
+    except ModuleNotFoundError:
+        raise RegardError("training.tensorboard needs one more package: pip install tensorboard") from None
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without Lightning's tips, summaries and advice about loaders, which are about loops that are not used here."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "lightning")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"lightning\..*")
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module")  # no output is changed in place here
+            warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN")  # torch's, on any flag
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _one_thread_count(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _kernels(task: Task) -> Iterator[None]:
+    """Without oneDNN's where the processor has no bfloat16 for them: its LSTM would refuse, torch's own does not."""
+    lacking = task.config.training.precision == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    with torch.backends.mkldnn.flags(enabled=False) if lacking else contextlib.nullcontext():  # type: ignore[attr-defined]
+        yield
+
+
+@contextlib.contextmanager
+def _stopping(course: Course) -> Iterator[None]:
+    """The first Ctrl-C, polite kill or loss of the terminal ends the training after its step; the second at once."""
+
+    def stop(number: int, frame: Any) -> None:
+        if course.interrupted:
+            raise KeyboardInterrupt
+        course.interrupted = True
+
+    with polite_signals(stop) as numbers:
+        course.before_training = lambda: [signal.signal(number, stop) for number in numbers]  # Lightning sets its own
+        yield

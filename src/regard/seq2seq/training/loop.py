@@ -1,0 +1,403 @@
+"""Training on Lightning: one step, what follows it, and how a run that was stopped at any moment goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
+
+from regard.data.batches import Batch
+from regard.errors import RegardError
+from regard.seq2seq.evaluation import clock
+from regard.seq2seq.evaluation.validation import Score, Validation, surprise
+from regard.seq2seq.models.loss import translation_loss
+from regard.seq2seq.models.sharding import borrowed, is_sharded, own_rows, shard, shared_like, whole
+from regard.seq2seq.models.systems import system
+from regard.seq2seq.runs.config import Config
+from regard.seq2seq.runs.run import METRICS, STATE, WEIGHTS, MetricsFile, named_weights, put_weights, save_weights
+from regard.seq2seq.training.averaging import Averaging
+from regard.seq2seq.training.ranks import gathered, rank, summed, together, world
+from regard.seq2seq.training.schedule import Plateau, Schedule
+from regard.seq2seq.training.state import read_state, write_state
+from regard.seq2seq.training.stream import Epochs, Standing, Turn
+
+if TYPE_CHECKING:
+    from regard.seq2seq.models.translator import Translator
+
+#: Raised when a state written before could no longer be gone on from.
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is to be trained.
+
+    Args:
+        model: The system, with its first weights.
+        config: Of the run; the data and tokenizer sections are not read here.
+        epochs: The batches of this process, by epoch.
+        valid: Batches of this process' share of the held-out pairs; none: nothing is validated.
+        score: BLEU of the model on held-out pairs, or None.
+        folder: Where the run is written; None keeps it in memory.
+        facts: That a state must share to be gone on from, as the hash of the corpus.
+    """
+
+    model: Translator
+    config: Config
+    epochs: Epochs
+    valid: Sequence[Batch] = ()
+    score: Score | None = None
+    folder: Path | None = None
+    facts: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def schedule(self) -> Schedule:
+        """Of the learning rate, with what "auto" stands for."""
+        training, model = self.config.training, self.config.model
+        peak = training.learning_rate
+        if peak == "auto":
+            peak = 1.0 if training.schedule == "noam" else system(model.system).learning_rate
+        return Schedule(training.schedule, float(peak), training.warmup, model.width)
+
+
+class Course(LightningModule):
+    """A model that is being trained: `training_step` is one update, and the rest of the class is what follows it.
+
+    Gradients are those of  sum of the losses / target tokens, both over all batches of the update in all processes,
+    however the pairs are shared out. The optimizer is Adam with the betas of the Transformer's paper, 0.9 and 0.98.
+    """
+
+    averaging: Averaging
+    optimizer: torch.optim.Optimizer
+
+    def __init__(
+        self, task: Task, told: Callable[[Standing], None] = lambda _: None, resume: Path | None = None
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.model, self.task, self.told = task.model, task, told
+        self.training_config = task.config.training
+        self.schedule = task.schedule
+        plateau = Plateau(self.training_config.plateau_patience, self.training_config.plateau_decay)
+        self.standing = Standing(plateau=plateau)
+        #: Set from outside, as by Ctrl-C: the training ends before its next update.
+        self.interrupted = False
+        self.reason = ""
+        #: Called when Lightning has set up everything, and the first step is next.
+        self.before_training: Callable[[], Any] = lambda: None
+        self._took = 0.0  # seconds of the last step
+        self._resume = resume
+        self._metrics = None if task.folder is None else MetricsFile(task.folder / METRICS)
+
+    # What Lightning asks for
+
+    def configure_model(self) -> None:
+        """What follows the weights is made of what this process holds of them."""
+        if self.training_config.strategy == "fsdp" and self.device_mesh is not None:
+            shard(self.model, self.device_mesh["data_parallel"])
+        self.averaging = Averaging(self.model, self.training_config.average)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=True)
+        if self._resume:
+            self.load(self._resume)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.optimizer
+
+    def transfer_batch_to_device(self, batch: Turn, device: torch.device, dataloader_idx: int) -> Turn:
+        if device.type != "cpu":
+            batch.batches = [one.to(device) for one in batch.batches]
+        return batch
+
+    def training_step(self, batch: Turn, batch_idx: int) -> None:
+        start = clock.seconds(self.device)
+        tokens, pairs = self._agree(batch)
+        if self._ended(batch):
+            self.trainer.should_stop = True
+            return
+        total = self._backward(batch, tokens)
+        self._update(batch)
+        self._count(batch, total, tokens, pairs)
+        self._took = clock.seconds(self.device) - start
+        self._after()
+
+    # One step
+
+    def _agree(self, turn: Turn) -> tuple[int, int]:
+        """Target tokens and pairs of the turn in all processes; the clock and a wish to stop are shared, too."""
+        tokens, pairs = sum(b.num_tokens for b in turn.batches), sum(map(len, turn.batches))
+        shared = torch.tensor([tokens, pairs, self._took, float(self.interrupted)], dtype=torch.float64)
+        shared = summed(shared, self.device)
+        tokens, pairs, took, wishes = shared.tolist()
+        self.standing.seconds += took / world()
+        self.standing.add(seconds=took / world())
+        self._took = 0.0
+        self.interrupted = wishes > 0
+        return int(tokens), int(pairs)
+
+    def _ended(self, turn: Turn) -> bool:
+        """Whether to stop before this turn, and why."""
+        standing, (unit, amount) = self.standing, self.training_config.budget
+        standing.share = {
+            "minutes": standing.seconds / 60,
+            "steps": standing.step,
+            "epochs": turn.epoch + turn.place / turn.num_batches,
+        }[unit] / amount
+        patience = self.task.config.validation.patience
+        if standing.share >= 1:
+            self.reason = "budget"
+        elif self.interrupted:
+            self.reason = "interrupted"
+        elif patience and standing.waited >= patience:
+            self.reason = "patience"
+        return bool(self.reason)
+
+    def _backward(self, turn: Turn, tokens: int) -> float:
+        """Gradients of the mean loss over all tokens; the sum of the losses of this process."""
+        total = 0.0
+        self.model.train()
+        for batch in turn.batches:
+            full = batch.filled  # where nothing was left for this process, the others wait for its part all the same
+            loss = translation_loss(self.model, full.source, full.target, self.training_config.label_smoothing)
+            smoothed = loss.smoothed if len(batch) else loss.smoothed * 0.0
+            self.manual_backward(smoothed * (world() / tokens))  # the gradients of processes are averaged
+            total += float(smoothed.detach())
+        return total
+
+    def _update(self, turn: Turn) -> None:
+        step, training = self.standing.step + 1, self.training_config
+        rate = self.schedule.rate(step, self.standing.share, self.standing.plateau.factor)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), training.clip or math.inf))
+        if not math.isfinite(norm):
+            raise self._diverged(turn, rate)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.averaging.add()
+
+    def _diverged(self, turn: Turn, rate: float) -> RegardError:
+        """Where it happened. The weights are still those before the step: they are kept, unless they are none."""
+        self.optimizer.zero_grad()
+        self.reason = "diverged"
+        broken = sum(bool((~own_rows(weight).isfinite()).any()) for weight in self.model.parameters())
+        is_whole = not summed(torch.tensor(float(broken)), self.device).item()
+        if is_whole:
+            self.save()
+        pairs = [index for batch in turn.batches for index in batch.indices]
+        return RegardError(
+            f"train: the loss or its gradient is not a finite number at step {self.standing.step + 1} (epoch "
+            f"{turn.epoch + 1}, batch {turn.place + 1} of {turn.num_batches}, learning rate {rate:.3g}, training pairs "
+            f"{', '.join(map(str, pairs))}).{self._kept('The state before that step' if is_whole else '')} "
+            "Lower training.learning_rate or training.clip, or look at these pairs."
+        )
+
+    def _kept(self, what: str = "") -> str:
+        """What of the training is in its folder after it failed."""
+        folder = self.task.folder
+        if folder is None or not (folder / STATE).exists():
+            return " Nothing was saved before it."
+        return f" {what or 'The state that was saved last'} is kept in {folder}."
+
+    def _count(self, turn: Turn, total: float, tokens: int, pairs: int) -> None:
+        standing = self.standing
+        standing.step += 1
+        standing.epoch, standing.place = turn.following
+        standing.tokens += tokens
+        standing.pairs += pairs
+        standing.add(loss=total, tokens=tokens, pairs=pairs)
+
+    # What follows a step
+
+    def _after(self) -> None:
+        standing, training, validation = self.standing, self.training_config, self.task.config.validation
+        try:
+            if standing.step % training.log_steps == 0:
+                self.log_row()
+            if validation.steps and standing.step % validation.steps == 0:
+                self.validate()
+        finally:
+            self._write_rows()
+        waited = standing.seconds - standing.saved
+        by_time = training.save_minutes and waited >= 60 * training.save_minutes
+        first_weights = standing.best is not None and not standing.saved  # weights are saved with their state
+        if by_time or first_weights or (training.save_steps and standing.step % training.save_steps == 0):
+            self.save()
+        self.told(standing)
+
+    def log_row(self) -> None:
+        """A line of metrics.csv over the steps since the last one."""
+        standing, recent = self.standing, self.standing.recent
+        loss = summed(torch.tensor(recent.get("loss", 0.0), dtype=torch.float64), self.device).item()
+        seconds = recent.get("seconds", 0.0) + self._took
+        row = {
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "train_loss": loss / max(recent.get("tokens", 0.0), 1.0),
+            "tokens_per_second": round(recent.get("tokens", 0.0) / seconds, 1) if seconds else None,
+            "pairs_per_second": round(recent.get("pairs", 0.0) / seconds, 1) if seconds else None,
+        }
+        standing.recent = {"seconds": -self._took}  # which _agree counts at the next step
+        self._note(row)
+
+    def validate(self) -> Validation | None:
+        """Measure the averaged weights, keep them if they are the best, and let the learning rate know."""
+        if not self.task.valid:
+            return None
+        # nothing a measurement does may move what training draws next
+        apart = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
+        with apart, self.averaging.swapped_in(), borrowed(self.model):
+            self.model.eval()
+            found = self._measure()
+        self.model.train()
+        self._note({"valid_loss": found.loss, "perplexity": found.perplexity, "bleu": found.bleu})
+        self.standing.plateau = self.standing.plateau.after(found.loss)
+        by_bleu = self.task.config.validation.monitor == "bleu" and found.bleu is not None
+        value = -found.bleu if by_bleu and found.bleu is not None else found.loss
+        better = self.standing.best is None or value < self.standing.best
+        self.standing.waited = 0 if better else self.standing.waited + 1
+        if better:
+            self.standing.best = value
+            if self.task.config.validation.keep == "best":
+                self._save_weights()
+        return found
+
+    def _measure(self) -> Validation:
+        total, tokens = surprise(self.model, self.task.valid)
+        total, tokens = summed(torch.tensor([total, tokens], dtype=torch.float64), self.device).tolist()
+        if not math.isfinite(total):
+            raise self._ran_away()
+        return Validation(total / max(tokens, 1.0), self._bleu() if self.task.score else None)
+
+    def _bleu(self) -> float:
+        """The first process translates; where it holds only its share of the weights, all of them do."""
+        assert self.task.score is not None
+        try:
+            bleu = self.task.score(self.model) if is_sharded(self.model) or rank() == 0 else 0.0
+        except RegardError as error:  # decoding refuses scores that are not finite, also where the loss is
+            raise self._ran_away() from error
+        return summed(torch.tensor(0.0 if rank() else bleu, dtype=torch.float64), self.device).item()
+
+    def _ran_away(self) -> RegardError:
+        self.reason = "diverged"
+        return RegardError(
+            f"train: the loss on the validation pairs, or a score of their translations, is not a finite number after "
+            f"step {self.standing.step}: the weights have run away.{self._kept()} Lower training.learning_rate or "
+            "training.clip."
+        )
+
+    def _note(self, numbers: dict[str, float | None]) -> None:
+        self.standing.note(**numbers)
+        for logger in self.loggers:
+            logger.log_metrics(
+                {name: value for name, value in numbers.items() if value is not None}, self.standing.step
+            )
+
+    def _write_rows(self) -> None:
+        if rank() == 0 and self._metrics is not None:
+            self._metrics.write(self.standing.rows)
+
+    def on_train_epoch_end(self) -> None:
+        """The stream has ended, as it does after the last wished-for epoch; Lightning would begin it once more."""
+        self.trainer.should_stop = True
+
+    def on_train_end(self) -> None:
+        """The last row, the last validation unless it was interrupted, and the state."""
+        standing = self.standing
+        if not self.reason:
+            self.reason, standing.share = "budget", 1.0  # all epochs were gone through
+        if standing.recent.get("tokens"):
+            self.log_row()
+        last = standing.rows[-1] if standing.rows else {}
+        if self.reason != "interrupted" and not (last.get("step") == standing.step and "valid_loss" in last):
+            self.validate()
+        self._write_rows()
+        self.save()  # after which what the first process wrote is there for all
+
+    # Saving and going on
+
+    def save(self) -> None:
+        """Write the whole state of this moment to one file, and the weights to translate with if none are better."""
+        self.standing.saved = self.standing.seconds
+        random = {name: gathered(state, self.device) for name, state in _generators(self.device).items()}
+        loss = summed(torch.tensor(self.standing.recent.get("loss", 0.0), dtype=torch.float64), self.device).item()
+        self.standing.recent["loss"] = 0.0 if rank() else loss
+        if self.task.folder is None:
+            return
+        if self.task.config.validation.keep == "last" or self.standing.best is None:
+            self._save_weights()
+        tensors: dict[str, Tensor] = {f"model.{name}": value for name, value in named_weights(self.model).items()}
+        tensors |= {f"average.{name}": value for name, value in self.averaging.weights.items()}
+        for name, weight in self.model.named_parameters():
+            for key, value in self.optimizer.state.get(weight, {}).items():
+                tensors[f"{key}.{name}"] = value
+        tensors |= {f"random.{name}": states for name, states in random.items()}
+        facts = {"format": FORMAT, "facts": dict(self.task.facts), "averaged": self.averaging.num_steps}
+        facts["standing"] = self.standing.to_json()
+        write_state(self.task.folder / STATE, tensors, facts, self.standing.step)
+
+    def load(self, path: Path) -> None:
+        """Put back what `save` wrote; a state of other data or with other processes is refused."""
+        saved, facts = read_state(path)
+        if facts.get("format") != FORMAT:
+            raise RegardError(f"{path} is a state of format {facts.get('format')}, not {FORMAT}. Train the run anew.")
+        other = [name for name, value in self.task.facts if facts["facts"].get(name) != value]
+        if other:
+            raise RegardError(
+                f"{path} is the state of a run with another {' and '.join(other)}. "
+                "Give what it began with, or another --out."
+            )
+        put_weights(self.model, saved.under("model"), path)
+        self.averaging.load(saved.under("average"), facts["averaged"])
+        kept = {key: found for key in ("step", "exp_avg", "exp_avg_sq") if (found := saved.under(key))}
+        for name, weight in self.model.named_parameters():
+            self.optimizer.state[weight] = {
+                key: values[name] if key == "step" else shared_like(weight, values[name])
+                for key, values in kept.items()
+            }
+        self.standing = Standing.from_json(facts["standing"])
+        if rank_zero_only.rank:
+            self.standing.recent["loss"] = 0.0  # the sum of all processes is with the first
+        self._random = dict(saved.under("random"))
+
+    def on_train_start(self) -> None:
+        """The averages follow the model to its device; the generators come last, since much else draws from them."""
+        self.before_training()
+        self.averaging.weights = {name: value.to(self.device) for name, value in self.averaging.weights.items()}
+        random = self.__dict__.pop("_random", None)
+        if random is not None:
+            _set_generators(random, self.device)
+            self._write_rows()  # lines written after the state are dropped
+
+    def _save_weights(self) -> None:
+        if not self.task.folder:
+            return
+        # one after the other, and only the first process keeps them
+        weights = {}
+        for name, value in self.averaging.weights.items():
+            rows = whole(value)
+            if rank() == 0:
+                weights[name] = rows
+        with together():
+            if rank() == 0:
+                save_weights(self.model, weights, self.task.folder / WEIGHTS, {"step": self.standing.step})
+
+
+def _generators(device: torch.device) -> dict[str, Tensor]:
+    """The states of the generators that this process draws from."""
+    on_device = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {"cpu": torch.get_rng_state(), **on_device}
+
+
+def _set_generators(states: Mapping[str, Tensor], device: torch.device) -> None:
+    """Restore the state of each process; if the number of processes changed, keep their new seeds."""
+    if len(states["cpu"]) != world():
+        return
+    torch.set_rng_state(states["cpu"][rank()].clone())
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"].reshape(world(), -1)[rank()].clone(), device)

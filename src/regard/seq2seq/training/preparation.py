@@ -1,0 +1,247 @@
+"""From a configuration to a task: corpus, vocabularies, ids, model; and the folder they are written to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.data.batches import Batches, Encoded
+from regard.data.corpus import Corpus, Pair, encode_pairs
+from regard.data.length_limits import limit_pieces
+from regard.data.loading import load_corpus
+from regard.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from regard.errors import RegardError
+from regard.seq2seq.decoding.translation import LIMIT
+from regard.seq2seq.evaluation.metrics import bleu_tokenizer, check_tokenizer
+from regard.seq2seq.evaluation.validation import bleu_of
+from regard.seq2seq.models.systems import build, system
+from regard.seq2seq.runs.config import Config, Data, Training, make_config
+from regard.seq2seq.runs.files import write_whole
+from regard.seq2seq.runs.guards import LOCK
+from regard.seq2seq.runs.run import (
+    CONFIG,
+    SOURCE,
+    STATE,
+    TARGET,
+    WEIGHTS,
+    check_sums,
+    read_sections,
+    read_settings,
+    write_environment,
+    write_settings,
+)
+from regard.seq2seq.training.loop import Task
+from regard.seq2seq.training.ranks import process_number
+from regard.seq2seq.training.stream import Epochs
+
+#: Sizes of a vocabulary that are tried in turn when none is given: small corpora have fewer pieces, and some scripts
+#: more characters.
+SIZES = (2000, 1000, 500, 250, 125, 60, 30, 4000, 8000, 16000)
+#: Keys that a state is only good for as they were. All sections that are not named here may change.
+FIXED = ("seed", "sentences", "tokens", "accumulate", "average")
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A task with what it was made of: a corpus and a tokenizer for each side."""
+
+    task: Task
+    corpus: Corpus
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
+
+
+def prepare(config: Config, folder: Path | None = None, *, corpus: Corpus | None = None) -> Prepared:
+    """Everything that training needs; the first process writes it to the folder, whole enough to be gone on from.
+
+    A folder that already holds a state keeps its vocabularies.
+
+    Args:
+        config: Of the run.
+        folder: Of the run; None writes nothing.
+        corpus: The pairs, if they are at hand already.
+    """
+    rank = process_number(config.training)
+    corpus = corpus or read_corpus(config.data)
+    if folder is not None and (folder / STATE).exists():
+        _check_same_corpus(corpus, folder)
+    found = None if folder is None or not (folder / STATE).exists() else _tokenizers_of(folder)
+    source, target = found or (
+        learn_tokenizer([getattr(pair, side) for pair in corpus.train], config.tokenizer.kind, size)
+        for side, size in (("source", config.tokenizer.source_size), ("target", config.tokenizer.target_size))
+    )
+    torch.manual_seed(config.training.seed)
+    model = _model(config, len(source), len(target))
+    if rank:  # the first weights are the same in all processes, dropout is not
+        torch.manual_seed(config.training.seed + rank)
+    short = limit_pieces(corpus, source, target, LIMIT)
+    task = _task(config, short, source, target, model, folder, rank)
+    if folder is not None and rank == 0:
+        if found is None:
+            source.save(folder / SOURCE)
+            target.save(folder / TARGET)
+        write_whole(folder / CONFIG, config.write())
+        write_environment(folder)
+        facts = {"source_language": corpus.source_language, "target_language": corpus.target_language}
+        facts |= {"corpus": corpus.name, "hash": corpus.hash, "bleu_tokenizer": counted_by(config, corpus)}
+        write_settings(folder, model, facts)
+    return Prepared(task, short, source, target)
+
+
+def _check_same_corpus(corpus: Corpus, folder: Path) -> None:
+    """Before anything is written: the hash in the folder says what may be tested on."""
+    if read_settings(folder).get("hash") != corpus.hash:
+        raise RegardError(
+            f"{folder / STATE} is the state of a run with another corpus. Give what it began with, or another --out."
+        )
+
+
+def read_corpus(data: Data) -> Corpus:
+    """The corpus that a configuration names."""
+    spec: Any = [data.source, data.target] if data.source else data.corpus
+    valid, test, words = (None if n == "auto" else n for n in (data.valid, data.test, data.max_words))
+    return load_corpus(
+        spec,
+        size=data.size,
+        valid=valid,
+        test=test,
+        max_words=words,
+        seed=data.seed,
+        fields=(data.source_field, data.target_field),
+        languages=(data.source_language, data.target_language),
+    )
+
+
+def counted_by(config: Config, corpus: Corpus) -> str:
+    """The tokenizer of sacrebleu with which a run measures BLEU."""
+    chosen = config.validation.bleu_tokenizer
+    return bleu_tokenizer(pair.target for pair in corpus.train) if chosen == "auto" else check_tokenizer(chosen)
+
+
+def learn_tokenizer(sentences: Sequence[str], kind: str, size: int | str) -> Tokenizer:
+    """A vocabulary of the training sentences; "auto" takes the first of `SIZES` that they allow."""
+    if isinstance(size, int):
+        try:
+            return train_tokenizer(sentences, size, kind)
+        except RegardError as error:
+            keys = "tokenizer.source_size, tokenizer.target_size"
+            raise RegardError(f'{error} The keys are {keys}; "auto" takes what fits.') from None
+    if kind == "words":
+        return train_tokenizer(sentences, None, kind)
+    for number in SIZES[:-1]:
+        try:
+            return train_tokenizer(sentences, number, kind)
+        except RegardError:
+            continue
+    return train_tokenizer(sentences, SIZES[-1], kind)
+
+
+def is_unsaved(folder: Path) -> bool:
+    """Whether a training began in this folder and was stopped before it saved anything."""
+    return (folder / LOCK).exists() and not (folder / STATE).exists() and not (folder / WEIGHTS).exists()
+
+
+def reconfigured(folder: Path, overrides: Callable[[dict[str, Any]], Config]) -> Config:
+    """The configuration of a run that is gone on with; what its state depends on must not change.
+
+    The number of processes may change if the new ones can share the pairs of a step evenly. Batches and their order
+    stay the same; only dropout is drawn anew.
+
+    Args:
+        folder: Of the run.
+        overrides: From the sections of the run to the configuration that is wished for.
+    """
+    check_sums(folder, read_settings(folder))
+    if not (folder / STATE).exists():
+        raise RegardError(f"train: {folder} holds no state to go on from. Leave --resume out and give another --out.")
+    before = make_config(read_sections(folder))
+    after = _shared_anew(before, overrides(before.model_dump()))
+    changed = [name for name in ("data", "tokenizer", "model") if getattr(before, name) != getattr(after, name)]
+    sizes = _pairs_of_step(before.training), _pairs_of_step(after.training)
+    of_step = () if sizes[0] != sizes[1] else ("sentences", "tokens")
+    fixed = [key for key in FIXED if key not in of_step]
+    changed += [f"training.{key}" for key in fixed if getattr(before.training, key) != getattr(after.training, key)]
+    if changed:
+        raise RegardError(
+            f"train: {', '.join(changed)} cannot change in a run that is gone on with, since its state depends on it. "
+            "Train anew with another --out."
+        )
+    return after
+
+
+def _pairs_of_step(training: Training) -> tuple[str, int]:
+    """The size of one batch over all processes, and its unit: sentences or tokens."""
+    name = "tokens" if training.tokens else "sentences"
+    return name, getattr(training, name) * training.devices * training.machines
+
+
+def _shared_anew(before: Config, after: Config) -> Config:
+    """Share the pairs of a step over the processes that there are now."""
+    old, new = before.training, after.training
+    (name, total), world = _pairs_of_step(old), new.devices * new.machines
+    if old.devices * old.machines == world or getattr(old, name) != getattr(new, name):
+        return after
+    if total % world:
+        able = [str(count) for count in range(1, 65) if not total % count]
+        raise RegardError(
+            f"train: {world} processes cannot go on with this run: its batches have {total} {name} over all processes, "
+            f"which {world} cannot share evenly, so batches, their order and all numbers after would be others. Go on "
+            f"with {', '.join(able)} processes (training.devices x training.machines), or train anew."
+        )
+    training = new.model_copy(update={name: total // world})
+    return after.model_copy(update={"training": training})
+
+
+def _model(config: Config, source_size: int, target_size: int) -> Any:
+    section = config.model
+    given = {name: getattr(section, name) for name in ("layers", "num_heads", "dropout")}
+    if given["dropout"] == "auto":
+        given["dropout"] = system(section.system).dropout
+    given = {name: value for name, value in given.items() if value != "auto"} | section.options
+    return build(section.system, source_size=source_size, target_size=target_size, width=section.width, **given)
+
+
+def _task(
+    config: Config, corpus: Corpus, source: Tokenizer, target: Tokenizer, model: Any, folder: Path | None, rank: int
+) -> Task:
+    training, validation = config.training, config.validation
+    shard = (rank, training.devices * training.machines)
+    valid = encode_pairs(corpus.valid, source, target)
+    score = None
+    if validation.sentences and valid:
+        apart = max(1, len(valid) // validation.sentences)  # spread over the split, whose order may be that of a book
+        some = slice(0, apart * validation.sentences, apart)
+        references = [pair.target for pair in corpus.valid[some]]
+        score = bleu_of(target, valid[some], references, counted_by(config, corpus), validation.batch)
+    held_out = Batches(valid, sentences=validation.batch, shard=shard, shuffle=False).epoch(0) if valid else ()
+    facts = (("corpus", corpus.hash), ("vocabulary", [len(source), len(target)]))
+    return Task(model, config, _epochs(config, corpus.train, source, target, shard), held_out, score, folder, facts)
+
+
+def _epochs(
+    config: Config, pairs: Sequence[Pair], source: Tokenizer, target: Tokenizer, shard: tuple[int, int]
+) -> Epochs:
+    """The batches of each epoch; with sampling, of words that are cut anew for each."""
+    training = config.training
+    size: dict[str, Any] = {"tokens": training.tokens} if training.tokens else {"sentences": training.sentences}
+    options = size | {"seed": training.seed, "shard": shard}
+    if not config.tokenizer.sampling:
+        return Batches(encode_pairs(pairs, source, target), **options).epoch
+    return lambda epoch: Batches(_sampled(pairs, source, target, (training.seed, epoch)), **options).epoch(epoch)
+
+
+def _sampled(pairs: Sequence[Pair], source: Tokenizer, target: Tokenizer, key: tuple[int, int]) -> list[Encoded]:
+    first = (key[0] * 1_000_003 + key[1]) * 2 * len(pairs)  # a number of its own for each epoch and sentence
+    return [
+        (source.encode(pair.source, True, first + 2 * n), target.encode(pair.target, True, first + 2 * n + 1))
+        for n, pair in enumerate(pairs)
+    ]
+
+
+def _tokenizers_of(folder: Path) -> tuple[Tokenizer, Tokenizer] | None:
+    paths = folder / SOURCE, folder / TARGET
+    return (load_tokenizer(paths[0]), load_tokenizer(paths[1])) if all(path.exists() for path in paths) else None

@@ -1,0 +1,91 @@
+"""The state of a training as files: one, and where weights are shared out over processes one more of each of them.
+
+The first file is written last, and names the others: whoever is killed before it leaves the state before, whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.seq2seq.models.sharding import is_shared, own_rows
+from regard.seq2seq.runs.files import read_tensors, write_tensors
+from regard.seq2seq.training.ranks import rank, together, world
+
+
+def write_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], moment: int) -> None:
+    """Write tensors and facts; all processes call it, each writes what it alone holds, the first the rest.
+
+    Args:
+        path: Of the first file; those of the processes are beside it.
+        tensors: Of this process.
+        facts: Plain numbers and texts.
+        moment: The step, in the names of the files, so that those of an older moment are whole until this is.
+    """
+    shares = {name: own_rows(tensor) for name, tensor in tensors.items() if is_shared(tensor)}
+    names = (
+        [f"{path.stem}-{moment}-{number + 1}-of-{world()}.safetensors" for number in range(world())] if shares else []
+    )
+    if names:
+        with together():
+            write_tensors(path.with_name(names[rank()]), shares, {})
+    with together():
+        if rank() == 0:
+            write_tensors(path, {n: t for n, t in tensors.items() if n not in shares}, {**facts, "parts": names})
+    if rank() == 0:
+        for older in path.parent.glob(f"{path.stem}-*-of-*.safetensors"):
+            if older.name not in names:
+                older.unlink(missing_ok=True)
+
+
+def read_state(path: Path) -> tuple[Saved, dict[str, Any]]:
+    """What `write_state` wrote, by however many processes; any number can read it, and one tensor at a time."""
+    tensors, facts = read_tensors(path)
+    return Saved(tensors, [_opened(path.with_name(name)) for name in facts.pop("parts", [])]), facts
+
+
+class Saved(Mapping[str, Tensor]):
+    """Tensors by name, those of several processes put together when they are asked for.
+
+    >>> saved = Saved({"model.weight": torch.ones(2), "random.cpu": torch.zeros(1)})
+    >>> list(saved.under("model"))
+    ['weight']
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], parts: Sequence[Any] = (), kind: str = "") -> None:
+        self._tensors, self._parts, self._kind = tensors, parts, kind
+
+    def under(self, kind: str) -> Saved:
+        """Those whose names begin with `kind` and a dot, by the rest of their names."""
+        return Saved(self._tensors, self._parts, f"{kind}.")
+
+    def __getitem__(self, name: str) -> Tensor:
+        full = self._kind + name
+        if full in self._tensors:
+            return self._tensors[full]
+        if not self._parts or full not in self._parts[0].keys():  # noqa: SIM118 - not a dict
+            raise KeyError(name)
+        return torch.cat([part.get_tensor(full) for part in self._parts])
+
+    def __iter__(self) -> Iterator[str]:
+        every = [*self._tensors, *(self._parts[0].keys() if self._parts else ())]
+        return (name.removeprefix(self._kind) for name in every if name.startswith(self._kind))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _opened(path: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(str(path), framework="pt")
+    except FileNotFoundError:
+        raise RegardError(f"{path} is missing: the state has a file of each process. Copy all of them.") from None
+    except (SafetensorError, OSError) as error:
+        raise RegardError(f"{path} is truncated or no safetensors file ({error}). Copy it again.") from None
