@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import nn
 
+from regard.context import ContextFlag, ContextItems
 from regard.maps.attention_map import AttentionMap
 
 
@@ -30,11 +31,11 @@ class Listener(Protocol):
 
 
 class Listeners:
-    """The listeners of this process, for all models, as the global hooks of torch are."""
+    """The listeners of this thread, for all models. A listener is told only of calls of the thread that added it."""
 
     def __init__(self) -> None:
-        self._following: list[Listener] = []
-        self.busy = 0
+        self._following: ContextItems[Listener] = ContextItems("listeners")
+        self._busy = ContextFlag("busy")
 
     def __bool__(self) -> bool:
         return bool(self._following)
@@ -42,24 +43,22 @@ class Listeners:
     @contextmanager
     def to(self, listener: Listener) -> Iterator[None]:
         """Tell `listener` while the block runs."""
-        self._following.append(listener)
-        try:
+        with self._following.adding(listener):
             yield
-        finally:
-            self._following.remove(listener)
 
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Be `busy` while the block runs: calls of torch inside are part of one attention, which is told as a whole."""
-        self.busy += 1
-        try:
+        with self._busy.on():
             yield
-        finally:
-            self.busy -= 1
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._busy)
 
     def tell(self, module: nn.Module | None, weights: Callable[[], AttentionMap]) -> None:
         """Give the map to all listeners; it is built only if there is one."""
         if self._following:
             attention_map = weights()
-            for listener in tuple(self._following):
+            for listener in self._following:
                 listener.told(module, attention_map)

@@ -8,11 +8,13 @@ configuration changes, masks are made as ever, and outputs are bit-identical.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Protocol
 
+from regard.context import ContextFlag, ContextItems
 from regard.errors import RegardError
 from regard.hf.calls import Call
 
@@ -24,11 +26,15 @@ class Listener(Protocol):
 
 
 class Tap:
-    """`AttentionInterface.get_interface`, replaced while anyone listens; `inside` while a backend runs."""
+    """`AttentionInterface.get_interface`, replaced while any thread listens; `inside` while a backend runs.
+
+    The method belongs to the process. Listeners and `inside` belong to a thread.
+    """
 
     def __init__(self) -> None:
-        self.listeners: list[Listener] = []
-        self.inside = 0
+        self.listeners: ContextItems[Listener] = ContextItems("interface")
+        self._inside = ContextFlag("inside")
+        self._num_open, self._lock = 0, threading.Lock()
         self.ours: Callable[..., Any] | None = None
         self._theirs: Callable[..., Any] | None = None
 
@@ -38,15 +44,22 @@ class Tap:
             yield
             return
         interface = _interface()
-        if self.ours is None:
-            self._open(interface)
-        self.listeners.append(watcher)
+        with self._lock:
+            self._num_open += 1
+            if self.ours is None:
+                self._open(interface)
         try:
-            yield
+            with self.listeners.adding(watcher):
+                yield
         finally:
-            self.listeners.remove(watcher)
-            if not self.listeners:
-                self._close(interface)
+            with self._lock:
+                self._num_open -= 1
+                if not self._num_open:
+                    self._close(interface)
+
+    @property
+    def inside(self) -> bool:
+        return bool(self._inside)
 
     def _open(self, interface: Any) -> None:
         original = interface.get_interface
@@ -54,7 +67,8 @@ class Tap:
         @wraps(original)
         def get_interface(this: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
             function = original(this, attn_implementation, default)
-            return self._overheard(function, attn_implementation) if self.ours is get_interface else function
+            hears = self.ours is get_interface and self.listeners
+            return self._overheard(function, attn_implementation) if hears else function
 
         self._theirs = original
         self.ours = interface.get_interface = get_interface
@@ -68,13 +82,10 @@ class Tap:
     def _overheard(self, function: Callable[..., Any], backend: str | None) -> Callable[..., Any]:
         @wraps(function)
         def run(*args: Any, **options: Any) -> Any:
-            self.inside += 1
-            try:
+            with self._inside.on():
                 output = function(*args, **options)
-            finally:
-                self.inside -= 1
             call = _call(backend or "eager", function, args, options)
-            for watcher in tuple(self.listeners):
+            for watcher in self.listeners:
                 watcher.hear(call, output)
             return output
 

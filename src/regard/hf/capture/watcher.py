@@ -2,8 +2,8 @@
 
 Attention is heard where it is asked for: at transformers' attention interface, at
 `F.scaled_dot_product_attention` and at torch's own attention modules; `regard.attend` and the modules
-of `regard.nn` tell it. Nothing of the model's is changed and outputs are bit-identical. Not thread-safe: what
-listens belongs to the whole process, and watching starts and ends in one thread.
+of `regard.nn` tell it. Nothing of the model's is changed and outputs are bit-identical. What is patched belongs to the
+process, what listens to one thread (`regard.context`): threads may watch at once, the same model too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from regard.hf.attention_modules import (
 from regard.hf.calls import DIRECT, NO_NUMBERS, Call, Masks, Untranslatable, translate
 from regard.hf.capture.lazy_projection import Unprojected
 from regard.hf.capture.model_maps import Capture, Keys, Part, Told, Watched
-from regard.hf.capture.module_hooks import running
+from regard.hf.capture.module_hooks import inside_backward, running
 from regard.hf.capture.module_rerun import Held, Slot, snapshot
 from regard.hf.capture.module_statistics import ModuleStatistics, checked_folds
 from regard.hf.capture.softmax_trace import Trace
@@ -44,6 +44,7 @@ from regard.seen import attend_listeners
 
 KEEPS = ("qk", "statistics")
 ALL = "all"
+UNCALLED = "was not called inside the with-block by the thread that watches"
 OUTSIDE = (
     "computes its own weights, through neither the attention interface of transformers nor "
     "F.scaled_dot_product_attention nor nn.MultiheadAttention nor regard.attend"
@@ -76,7 +77,10 @@ def watch(
     and weight received) while the model runs, and its queries and keys are let go at once:
     `seen.statistics[name].of(regard.Entropy)`.
 
-    Several models may be watched at once and blocks may be nested. A model that is compiled, or that
+    Several models may be watched at once and blocks may be nested. A watch sees the calls of its own thread:
+    several threads may watch at once, and for a model that runs in another thread the watch begins there (or give the
+    thread the context: `Thread(target=contextvars.copy_context().run, args=(model.generate, ...))`). What activation
+    checkpointing computes again in a backward pass is no second call. A model that is compiled, or that
     computes attention in its own way, is refused or listed in `missing`: it never gets a wrong map.
 
     >>> import torch, transformers, regard as rg
@@ -212,7 +216,8 @@ class _Watcher:
             self.stack.append(Frame(module, name, self.ran[name]))
 
     def _given(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.stack and self.stack[-1].module is module:
+        is_own = self in running.followers  # the hook belongs to the module, which other threads may run
+        if is_own and self.stack and self.stack[-1].module is module:
             self.stack[-1].given = snapshot(args, kwargs)
 
     def ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -268,7 +273,7 @@ class _Watcher:
 
     @torch.no_grad()
     def _keep(self, name: str | None, capture: Callable[[], Capture | Held | Told | Unprojected]) -> None:
-        if name is None or name not in self.chosen or name in self.missing:
+        if name is None or name not in self.chosen or name in self.missing or inside_backward():
             return
         try:
             captured = capture()
@@ -298,7 +303,7 @@ class _Watcher:
         for name, module in self.candidates.items():
             if name not in heard and not any(other.startswith(f"{name}.") for other in heard):
                 outside = f"{type(module).__name__} {OUTSIDE}"
-                self.missing[name] = outside if name in self.ran else "was not called inside the with-block"
+                self.missing[name] = outside if name in self.ran else UNCALLED
 
     def conclude(self) -> None:
         """Refuse to end in silence: nothing captured, or maps that are not what the kernel computed."""

@@ -1,0 +1,82 @@
+"""Values of one context: a thread, or a task of asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+@dataclass(eq=False)
+class _Entry(Generic[Item]):
+    """An item of an open block; None once the block has ended, in copies of the context too."""
+
+    item: Item | None
+
+
+class ContextItems(Generic[Item]):
+    """The items of the with-blocks that are open in this context.
+
+    A new thread begins without items. `asyncio.to_thread`, `asyncio.create_task` and `contextvars.copy_context` take
+    the items with them, until their blocks end.
+
+    >>> from threading import Thread
+    >>> items, found = ContextItems("doc"), []
+    >>> with items.adding("a"), items.adding("b"):
+    ...     thread = Thread(target=lambda: found.append(tuple(items)))
+    ...     thread.start(); thread.join()
+    ...     tuple(items), found
+    (('a', 'b'), [()])
+    >>> bool(items)
+    False
+    """
+
+    def __init__(self, name: str) -> None:
+        self._entries: ContextVar[tuple[_Entry[Item], ...]] = ContextVar(name, default=())
+
+    @contextmanager
+    def adding(self, item: Item) -> Iterator[None]:
+        """Have the item while the block runs. Blocks may end in any order."""
+        entry = _Entry(item)
+        self._entries.set((*self._entries.get(), entry))
+        try:
+            yield
+        finally:
+            entry.item = None
+            self._entries.set(tuple(each for each in self._entries.get() if each.item is not None))
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter([entry.item for entry in self._entries.get() if entry.item is not None])
+
+    def __bool__(self) -> bool:
+        return any(entry.item is not None for entry in self._entries.get())
+
+
+class ContextFlag:
+    """Whether a with-block of this context is open.
+
+    >>> inside = ContextFlag("doc")
+    >>> with inside.on():
+    ...     bool(inside)
+    True
+    >>> bool(inside)
+    False
+    """
+
+    def __init__(self, name: str) -> None:
+        self._value = ContextVar(name, default=False)
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        token = self._value.set(True)
+        try:
+            yield
+        finally:
+            self._value.reset(token)
+
+    def __bool__(self) -> bool:
+        return self._value.get()
