@@ -68,7 +68,7 @@ def test_own_splits_stay_as_they_are(files):
     assert (corpus.source_language, corpus.target_language) == ("en", "fr")
     with pytest.raises(RegardError, match="must be train, valid and test, got train, dev"):
         load_corpus({"train": files, "dev": files})
-    with pytest.raises(RegardError, match=r"the split train .* has no pair"):
+    with pytest.raises(RegardError, match=r"the split train .* has no usable pair"):
         load_corpus({"train": files, "valid": files, "test": files}, max_words=1)
 
 
