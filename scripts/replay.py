@@ -22,13 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from regard.seq2seq.loss import translation_loss
 from torch import Tensor
 
 import regard as rg
 from regard.engine import ENGINES
 from regard.engine.blocked import Work
 from regard.seq2seq import SYSTEMS, build
+
+try:
+    from regard.seq2seq.models.loss import translation_loss
+except ModuleNotFoundError:  # commits before seq2seq had packages
+    from regard.seq2seq.loss import translation_loss
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 BATCH, LENGTH, LONG, VOCABULARY = 2, 24, 300, 20
