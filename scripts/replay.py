@@ -28,6 +28,7 @@ import regard as rg
 from regard.engine import ENGINES
 from regard.engine.blocked import Work
 from regard.seq2seq import SYSTEMS, build
+from regard.seq2seq.models.loss import translation_loss
 
 try:
     from regard.seq2seq.models.loss import translation_loss
