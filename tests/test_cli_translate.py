@@ -228,3 +228,19 @@ def test_texts_that_different_tokens_spell_are_printed_once(runs):
     assert each.texts == ("same",) and len(each.hypotheses) == 1
     (best,) = translate(found.model, *tokenizers(found), ["the dog"], Wanted(replace(search(found), beam=3)))
     assert each.hypotheses == best.hypotheses
+
+
+def test_lines_of_unknown_pieces_are_named_with_their_number(runs):
+    lines = ["吾輩は猫である", expected_words(runs, 2), "吾輩 は", f"{expected_words(runs, 1)} 猫"]
+    result = run("translate", runs / "bahdanau", "-", stdin="\n".join(lines) + "\n")
+    said = " ".join(result.stderr.split())
+    assert "3 of 4 lines" in said
+    assert "line 1: 1 of 1 pieces; line 3: 2 of 2 pieces; line 4: 1 of 2 pieces." in said
+    known = run("translate", runs / "bahdanau", "-", stdin=lines[1] + "\n")
+    assert "unknown" not in known.stderr
+
+
+def expected_words(runs, count):
+    """Words that the tokenizer of the run knows."""
+    tokenizer = load_run(runs / "bahdanau").source_tokenizer
+    return tokenizer.decode(list(range(4, 4 + count)))

@@ -210,3 +210,27 @@ def test_a_fold_keeps_the_keys_it_was_given():
     fold = rg.Mass(keys)
     keys.fill_(3)
     close(weights.summarize(fold)[0], weights.mass([0, 1]))
+
+
+# A map where other libraries expect an array
+
+
+@pytest.mark.parametrize("length", [0, 3])
+def test_a_map_becomes_a_tensor_or_an_array_like_any_array_of_four_axes(length):
+    weights = rg.attend(rg.Attention(mask=rg.causal()), *torch.randn(3, 2, 3, length, 4)).weights
+    dense = weights.dense()
+    for made in (torch.as_tensor(weights), torch.asarray(weights), torch.tensor(weights), torch.from_dlpack(weights)):
+        assert torch.equal(made, dense) and made.dtype == dense.dtype
+    np.testing.assert_array_equal(np.asarray(weights), dense.numpy())
+    assert torch.as_tensor(weights, dtype=torch.float64).dtype == torch.float64
+    assert len(weights) == 2 == len(list(weights))
+    assert weights
+
+
+@pytest.mark.parametrize("index", ["x", b"x", 1.5, {1}, object()])
+@pytest.mark.parametrize("axis", range(4))
+def test_an_index_that_is_none_names_the_axis_and_what_indices_are(index, axis):
+    weights = rg.attend(rg.Attention(), *torch.randn(3, 2, 3, 4, 4)).weights
+    name = ("batch", "head", "query", "key")[axis]
+    with pytest.raises(rg.RegardError, match=rf"^weights\[\.\.\.\]: the {name} index must be .* as in weights\[0, 3"):
+        weights[(0,) * axis + (index,)]

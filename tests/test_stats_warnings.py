@@ -91,3 +91,19 @@ def test_heads_that_rest_on_the_first_token_are_named(mask):
 def test_claims_that_do_not_fit_are_refused(real):
     with pytest.raises(rg.RegardError, match=r"integer lengths or booleans of shape|a list of integers"):
         mask_findings(maps(), real=real)
+
+
+@pytest.mark.parametrize(("num_words", "expected"), [(2, []), (3, []), (4, [(0, 1)])])
+def test_heads_that_rest_on_special_tokens_need_words_to_count_as_alike(num_words, expected):
+    """Two heads that put most of their weight on [SEP]: with n tokens, n (n - 3) weights on words are free."""
+    n = num_words + 2
+    tokens = ["[CLS]", *"abcd"[:num_words], "[SEP]"]
+    weights = torch.rand(2, n, n) / n + 2 * torch.nn.functional.one_hot(torch.tensor(n - 1), n)
+    (weights := weights / weights.sum(-1, keepdim=True)).log_()
+    q = torch.eye(n).expand(1, 2, n, n)
+    scores = (n**0.5 * weights).mT[None]
+    result = profile({"layer": rg.attend(rg.Attention(), q, scores, scores).weights}, tokens)
+    found = [finding.heads for finding in findings(result) if finding.kind == "copies"]
+    assert found == expected
+    plain = profile({"layer": rg.attend(rg.Attention(), q, scores, scores).weights}, list("uvwxyz")[:n])
+    assert [f.heads for f in findings(plain) if f.kind == "copies"] == [(0, 1)], "without special tokens they are alike"

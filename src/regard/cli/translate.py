@@ -151,11 +151,14 @@ class _Printer:
     wish: Wish
     skipped: Counter[str] = field(default_factory=Counter)
     cut: list[int] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
 
     def print(self, number: int, done: Translation) -> None:
         """One line for a line, so that input and output stay side by side; more with --n-best and --align show."""
         if done.hypotheses and not done.hypotheses[0].ended:
             self.cut.append(number + 1)
+        if done.num_unknown:
+            self.unknown.append(f"line {number + 1}: {done.num_unknown} of {done.num_pieces} pieces")
         if done.skipped:
             self.skipped["empty" if done.skipped == "empty" else f"line {number + 1}: {done.skipped}"] += 1
         try:
@@ -206,6 +209,12 @@ class _Printer:
         if long:
             named = first_few(long, separator="; ")
             errors.print(f"{len(long)} of {number} lines were too long and are left empty: {named}", style="yellow")
+        if self.unknown:
+            errors.print(
+                f"The model knows no word or character for pieces of {len(self.unknown)} of {number} lines, and reads "
+                f"them as unknown: {first_few(self.unknown, separator='; ')}.",
+                style="yellow",
+            )
         if self.cut:
             lines = first_few(self.cut)
             errors.print(f"{len(self.cut)} of {number} translations were cut at their greatest length: line {lines}.")

@@ -40,6 +40,10 @@ WORKSPACE = 128 << 20
 GAP = 64
 
 
+#: Names of the axes of a map.
+AXES = ("batch", "head", "query", "key")
+
+
 class AttentionMap:
     """The weights (B, H, I, J) of one attention, without holding them.
 
@@ -169,7 +173,7 @@ class AttentionMap:
         if any(part is None for part in given):
             raise RegardError("weights[...]: None makes no new axis here; use weights[...][None].")
         parts = (*index[:at], *[slice(None)] * (4 - len(given)), *index[at + 1 :])
-        return [_scalar(part) for part in parts]
+        return [_index(axis, part) for axis, part in zip(AXES, parts, strict=True)]
 
     @checked
     @torch.no_grad()
@@ -177,10 +181,9 @@ class AttentionMap:
         self, batch: Index = None, head: Index = None, rows: Index = None, cols: Index = None, budget: Count = BUDGET
     ) -> Tensor:
         """Exact weights of chosen batch entries, heads, queries and keys, always (B', H', I', J')."""
-        names = ("batch", "head", "query", "key")
         b, h, i, j = (
             indices("weights[...]", name, part, size)
-            for name, part, size in zip(names, (batch, head, rows, cols), self.shape, strict=True)
+            for name, part, size in zip(AXES, (batch, head, rows, cols), self.shape, strict=True)
         )
         if 0 in (len(b), len(h), len(i), len(j)):
             return self._prepared.query.new_zeros(len(b), len(h), len(i), len(j), dtype=self._dtype)
@@ -204,6 +207,20 @@ class AttentionMap:
             )
         weights = self.dense().cpu().numpy()
         return weights if dtype is None else weights.astype(dtype)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """All weights for `torch.as_tensor` and every other library that reads DLPack, within the budget of `dense`."""
+        return self.dense().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return torch.empty(0, device=self.device).__dlpack_device__()
+
+    def __len__(self) -> int:
+        """The number of batch entries, as of any array of shape (B, H, I, J)."""
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        return True  # also of an empty batch
 
     @checked
     def select(self, batch: Index, head: Index) -> AttentionMap:
@@ -421,11 +438,18 @@ def joined(maps: Sequence[AttentionMap]) -> AttentionMap:
     return AttentionMap(last.attention, prepared, positions, grid, None)
 
 
-def _scalar(part: Any) -> Any:
-    """Any single integer (of NumPy, or a tensor without axes) as Python's own."""
+def _index(axis: str, part: Any) -> Any:
+    """The index of one axis: any single integer (of NumPy, or a tensor without axes) as Python's own."""
     if isinstance(part, bool) or (isinstance(part, Tensor) and (part.ndim or part.is_floating_point())):
         return part
     try:
         return index_of(part)
     except TypeError:
+        pass
+    is_list = isinstance(part, slice | Sequence | Tensor) and not isinstance(part, str | bytes)
+    if is_list or hasattr(part, "__array__"):
         return part
+    raise RegardError(
+        f"weights[...]: the {axis} index must be an integer, a slice, a list of integers or a tensor, got {part!r}. "
+        "Indices go by batch, head, query and key, as in weights[0, 3, 10:20]."
+    )

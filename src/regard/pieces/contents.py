@@ -84,7 +84,13 @@ def tensors_of(piece: Any) -> list[Tensor]:
 
 
 def tensor_snapshot(tensor: Tensor) -> Tensor:
-    """The tensor as it is now. A small one is copied; a large one shares its memory, and its version counts changes."""
+    """The tensor as it is now. A small one is copied; a large one shares its memory, and its version counts changes.
+
+    Limit: a change through `.data` (or NumPy, or another library) leaves the version of a tensor as it is. So a map
+    does not notice it in a tensor of more than `SMALL` bytes, and gives weights of the new values. To keep 1,024
+    entries costs about 10 us for each tensor and call, the host would wait for a device, and a change of other entries
+    would pass. Change parameters under `torch.no_grad()` instead, as optimizers do.
+    """
     return tensor.detach().clone() if is_small(tensor) else tensor.detach()
 
 

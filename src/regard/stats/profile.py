@@ -44,7 +44,8 @@ class LayerProfile:
     `links` holds (H, I, k) weights and keys, `received` is (H, J), `similarity` (H, H) the cosine
     of every two heads' maps (of queries evenly spread, if there are 8,192 and more), `allowed` (H, I) how many keys a
     query may attend to, `counts` (H,) how many queries each statistic is the mean of. All are float32 at least.
-    `number` is that of the layer in the model; `also` are the results of folds that were asked for besides.
+    `number` is that of the layer in the model; `num_special` counts the special keys; `also` are the results of folds
+    that were asked for besides.
 
     >>> import torch, regard as rg
     >>> from regard.stats import profile
@@ -63,6 +64,7 @@ class LayerProfile:
     counts: dict[str, Tensor] = field(default_factory=dict)
     number: int = 0
     also: tuple[Any, ...] = ()
+    num_special: int = 0
 
     @property
     def num_heads(self) -> int:
@@ -222,4 +224,6 @@ def _layer(
     received, similarity, allowed = (result[0].cpu() for result in (received, similarity, allowed))
     counts = {statistic.name: statistic.counted(allowed) for statistic in statistics}
     found = results[len(shared) : len(shared) + len(others)]
-    return LayerProfile(name, values, links, received, similarity, allowed, counts, also=found)
+    return LayerProfile(
+        name, values, links, received, similarity, allowed, counts, also=found, num_special=len(special)
+    )

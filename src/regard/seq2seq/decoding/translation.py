@@ -25,7 +25,8 @@ LIMIT = 1000
 class Translation:
     """A sentence and its translations, best first; of one that was not translated `skipped` says why.
 
-    The texts differ. `alignments` has one for each text, if alignments were asked for.
+    The texts differ. `alignments` has one for each text, if alignments were asked for. Of the sentence's `num_pieces`
+    pieces, `num_unknown` are unknown to the tokenizer: the model reads nothing of them.
 
     >>> from regard.seq2seq import Translation
     >>> Translation("das Haus", texts=("the house", "a house")).text, Translation("", skipped="empty").text
@@ -37,6 +38,8 @@ class Translation:
     hypotheses: tuple[Hypothesis, ...] = ()
     alignments: tuple[Alignment, ...] = ()
     skipped: str = ""
+    num_pieces: int = 0
+    num_unknown: int = 0
 
     @property
     def text(self) -> str:
@@ -121,7 +124,10 @@ class _Work:
             found = self._batch([sentences[n] for n in places], [encoded[n] for n in places])
             for place, each in zip(places, found, strict=True):
                 done[place] = each
-        return done
+        return [
+            replace(each, num_pieces=len(ids), num_unknown=ids.count(UNK))
+            for each, ids in zip(done, encoded, strict=True)
+        ]
 
     def _reason(self, ids: Sequence[int]) -> str:
         if not ids:
