@@ -1,4 +1,4 @@
-"""The hybrid of the tutorials: recurrent layers with the attention of the Transformer."""
+"""A recurrent encoder-decoder with the multi-head attention of the Transformer, as in well-known tutorials."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from regard.seq2seq.models.translator import Memory, State, Translator, real_tok
 
 @checked
 class HybridTranslator(Translator):
-    """A bidirectional LSTM with multi-head self-attention, read by an LSTM with multi-head cross-attention.
+    """A bidirectional LSTM encoder with multi-head self-attention, and an LSTM decoder with multi-head cross-attention.
 
     Embeddings are sqrt(C) E + sinusoidal positions. Encoder: h = LSTM(x), m = norm(h + self-attention(h)); decoder:
-    s = LSTM(y), output norm(s + cross-attention(s, m)). Nothing is fed back, so training is parallel over time but
-    for the LSTM. The models of TensorFlow's and PyTorch's attention tutorials are of this kind, less one part
-    or the other.
+    s = LSTM(y), output norm(s + cross-attention(s, m)). The LSTM does not read the context, so in training only the
+    LSTM is sequential. The attention tutorials of TensorFlow and PyTorch have such models, without some of these parts.
 
     >>> import torch
     >>> from regard.seq2seq import HybridTranslator, attention_of
@@ -85,7 +84,7 @@ class HybridTranslator(Translator):
 def _multi_head(role: str, attention: str | Mapping[str, Any], width: int, num_heads: int) -> MultiHeadAttention:
     if isinstance(attention, Mapping) and "name" not in attention:
         attention = attention.get(role, "full")
-    each = attention_for(role, attention, num_heads=num_heads, width=max(1, width // num_heads))
-    module = MultiHeadAttention(width, num_heads, attention=each)
+    head_attention = attention_for(role, attention, num_heads=num_heads, width=max(1, width // num_heads))
+    module = MultiHeadAttention(width, num_heads, attention=head_attention)
     module.is_cross_attention = role == "cross"
     return module

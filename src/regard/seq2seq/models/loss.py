@@ -14,12 +14,12 @@ from regard.errors import RegardError
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """Sums over target tokens, so that batches, processes and machines add up before anything is divided.
+    """Losses summed over target tokens: sums of batches and processes can be added, and divided once at the end.
 
     Args:
-        smoothed: The sum that is trained on, a scalar with a gradient.
+        smoothed: The sum of the training loss, a scalar with a gradient.
         surprise: The sum of -log p(y), without smoothing and without a gradient; its mean is log perplexity.
-        num_tokens: The tokens both are over.
+        num_tokens: The number of target tokens.
     """
 
     smoothed: Tensor
@@ -30,10 +30,10 @@ class Loss:
 def smoothed_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
     """Sum over rows of  lse(z) - (1 - eps) z_y - eps mean(z), and the same with eps = 0 (detached).
 
-    The cross-entropy with a target that has 1 - eps more on y than the eps / V it has everywhere (Szegedy et al.
-    2016, arXiv:1512.00567, section 7); `F.cross_entropy(label_smoothing=eps, reduction="sum")` is the same number.
-    The softmax is computed once and becomes the gradient in place, so a second backward pass is an error.
-    fairseq divides eps by V - 1 for the other words; torch, JoeyNMT's later versions and this function by V.
+    The cross-entropy with a target distribution of eps / V for every word, and 1 - eps more for y (Szegedy et al.
+    2016, arXiv:1512.00567, section 7). `F.cross_entropy(label_smoothing=eps, reduction="sum")` gives the same number.
+    The softmax is computed once. The backward pass turns it into the gradient in place, so it can run only once.
+    fairseq gives each other word eps / (V - 1); torch, later versions of JoeyNMT and this function give eps / V.
 
     Args:
         logits: (N, V).
@@ -57,13 +57,13 @@ def smoothed_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0
 
 
 def translation_loss(model: Any, source: Tensor, target: Tensor, smoothing: float = 0.0, pad: int = 0) -> Loss:
-    """The loss of a `Translator` on a batch: only rows of tokens that are not padding are projected to the words.
+    """The loss of a `Translator` on a batch; only rows that are not padding are projected to the vocabulary.
 
     Args:
         model: Anything with `model(source, target_input)` -> hidden (B, T, C) and `model.logits(hidden)`.
         source: (B, S) ids.
         target: (B, T + 1) ids, `[BOS, y, EOS, PAD...]`.
-        smoothing: Of the labels.
+        smoothing: eps of the label smoothing.
         pad: The id of padding.
     """
     expected = target[:, 1:].flatten()
@@ -78,7 +78,7 @@ class _Smoothed(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
         chosen = logits.gather(1, targets[:, None])[:, 0]
         share = torch.softmax(logits, 1)
-        # lse from the greatest probability, which is at least 1 / V: no second exponential of N x V
+        # the logsumexp from the greatest probability (at least 1 / V) saves a second exponential of N x V numbers
         lse = logits.amax(1) - share.amax(1).log()
         ctx.save_for_backward(share, targets)
         ctx.smoothing = smoothing

@@ -1,4 +1,4 @@
-"""Weights that are shared out over processes (FSDP2): each holds some rows of every tensor and borrows the rest."""
+"""Sharded weights (FSDP2): each process keeps some rows of every tensor, and gathers the others when it needs them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from regard.nn import DecoderLayer, EncoderLayer
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-# torch.distributed.tensor takes a second and more to import, and who only translates needs none of it: what
-# is shared out is told by what it can do.
+# `torch.distributed.tensor` takes more than a second to import, and translating does not need it. So sharded modules
+# and tensors are recognised by their methods, not by their classes.
 
 
 def shard(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Leave each process its rows of every weight, of its gradient and of what the optimizer keeps for it.
+    """Shard every weight, its gradient and its optimizer state by rows over the processes.
 
-    Layers of Transformers are gathered one at a time, when they are used (Zhao et al. 2023, arXiv:2304.11277; ZeRO-3,
-    Rajbhandari et al. 2020, arXiv:1910.02054); tables of words and recurrent cells, which every step reads, together.
+    Each layer of a Transformer is gathered when it runs (Zhao et al. 2023, arXiv:2304.11277; ZeRO-3, Rajbhandari et
+    al. 2020, arXiv:1910.02054). Embeddings and recurrent cells, which every step reads, are gathered together.
     """
     from torch.distributed.fsdp import fully_shard
 
@@ -30,30 +30,30 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _units(model: nn.Module) -> Iterator[nn.Module]:
-    """What computes only where it is called as a module, smaller ones before those that hold them."""
+    """The modules that are gathered one at a time, inner ones first; they compute only inside their own calls."""
     layers = [module for module in model.modules() if isinstance(module, EncoderLayer | DecoderLayer)]
     for layer in layers:
         across = getattr(layer, "cross_attention", None)
-        if across is not None:  # the keys of the source are made before the layer is run
+        if across is not None:  # the keys of the source are projected before the layer runs
             yield from (across.key, across.value)
     yield from layers
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether `shard` was here."""
+    """Whether `shard` was applied to this module."""
     return hasattr(model, "unshard")
 
 
-def is_shared(tensor: Tensor) -> bool:
-    """Whether each process holds only some of its rows."""
+def is_sharded_tensor(tensor: Tensor) -> bool:
+    """Whether this process holds only some rows of the tensor."""
     return hasattr(tensor, "full_tensor")
 
 
 @contextmanager
-def borrowed(model: nn.Module) -> Iterator[None]:
-    """`encode`, `advance` and `logits` can be called, not `forward` alone; all processes must call the same.
+def gathered_weights(model: nn.Module) -> Iterator[None]:
+    """Inside, `encode`, `advance` and `logits` can be called, too, and not only `forward`; by all processes alike.
 
-    Weights may not be looked at inside, nor changed.
+    Weights must not be read or changed inside.
     """
     sharded: list[Any] = [module for module in model.modules() if is_sharded(module)]
     for root in sharded[:1]:
@@ -66,20 +66,20 @@ def borrowed(model: nn.Module) -> Iterator[None]:
 
 
 def own_rows(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor."""
-    return cast(Any, tensor).to_local() if is_shared(tensor) else tensor
+    """The rows of a tensor that this process holds."""
+    return cast(Any, tensor).to_local() if is_sharded_tensor(tensor) else tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All rows, of all processes; all of them must ask."""
-    return cast(Any, tensor).full_tensor() if is_shared(tensor) else tensor
+def all_rows(tensor: Tensor) -> Tensor:
+    """All rows, gathered from all processes; every process must call this."""
+    return cast(Any, tensor).full_tensor() if is_sharded_tensor(tensor) else tensor
 
 
-def shared_like(like: Tensor, tensor: Tensor) -> Tensor:
-    """A whole tensor as `like` is held: the rows of this process, or all."""
-    if not is_shared(like):
+def sharded_like(like: Tensor, tensor: Tensor) -> Tensor:
+    """A whole tensor, sharded as `like` is: the rows of this process, or all rows."""
+    if not is_sharded_tensor(like):
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
-    held = cast(Any, like)
-    return distribute_tensor(tensor.to(like.device), held.device_mesh, held.placements, src_data_rank=None)
+    sharded = cast(Any, like)
+    return distribute_tensor(tensor.to(like.device), sharded.device_mesh, sharded.placements, src_data_rank=None)

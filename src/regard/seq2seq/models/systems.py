@@ -1,4 +1,4 @@
-"""The encoder-decoders that are compared, by name."""
+"""`SYSTEMS`, the encoder-decoders by name, and `build`, which makes one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from regard.seq2seq.models.recurrent import BahdanauTranslator, FixedVectorTrans
 from regard.seq2seq.models.transformer import TransformerTranslator
 from regard.seq2seq.models.translator import Translator
 
-#: What every system may be asked for, so that one configuration serves all; `num_heads` is dropped by those without.
+#: Options of every system, so one configuration fits all; systems without heads ignore `num_heads`.
 COMMON = ("source_size", "target_size", "width", "layers", "dropout", "num_heads")
 
 
@@ -25,12 +25,13 @@ COMMON = ("source_size", "target_size", "width", "layers", "dropout", "num_heads
 class System:
     """A named encoder-decoder: `make(source_size=, target_size=, width=, layers=, dropout=, **options)`.
 
-    `title` is what reports call it, `meaning` one sentence on what it is, `options` what else it takes.
-    `learning_rate` (a peak) and `dropout` are what trainings of minutes did best with, "auto" in a configuration.
+    `title` is its name in reports, `meaning` describes it in one sentence, and `options` names its further options.
+    `learning_rate` (the peak) and `dropout` stand for "auto" in a configuration: the best values in trainings of
+    minutes.
 
     >>> from regard import seq2seq
-    >>> made = seq2seq.SYSTEMS["hybrid"]
-    >>> made.title, made.has_heads, made.build(source_size=9, target_size=9, width=8).settings()["name"]
+    >>> hybrid = seq2seq.SYSTEMS["hybrid"]
+    >>> hybrid.title, hybrid.has_heads, hybrid.build(source_size=9, target_size=9, width=8).settings()["name"]
     ('Hybrid', True, 'hybrid')
     """
 
@@ -44,12 +45,12 @@ class System:
     dropout: float = 0.0
 
     def build(self, source_size: int, target_size: int, width: int = 128, **options: Any) -> Translator:
-        """A fresh model. Options the system does not have are refused."""
+        """A new model with random weights. Raises an error for options that the system does not have."""
         heads_left = options.pop("heads_left", {})
         known = (*COMMON, *self.options)
         for option in options:
             if option not in known:
-                raise RegardError(f"build({self.name!r}): it has no option {option!r}. {nearest(option, known)}")
+                raise RegardError(f"build({self.name!r}): there is no option {option!r}. {nearest(option, known)}")
         given = {"source_size": source_size, "target_size": target_size, "width": width, **options}
         _check_numbers(self.name, given)
         if not self.has_heads:
@@ -63,9 +64,9 @@ class System:
 def build(name: str, *, source_size: Size, target_size: Size, width: Size = 128, **options: Any) -> Translator:
     """A translator by its name, such as "bahdanau"; `build(**model.settings())` builds an equal one.
 
-    Options of all: `layers`, `dropout`, and `num_heads`, which means nothing where there are no heads;
-    `SYSTEMS[name].options` are the others. `heads_left` is how many heads are left in attention modules that
-    were pruned, by module path; any of the same number will do, since weights are loaded into them.
+    All systems have the options `layers`, `dropout` and `num_heads`; systems without heads ignore `num_heads`.
+    `SYSTEMS[name].options` names the others. `heads_left` gives the number of heads that remain in pruned attention
+    modules, by module path. It does not matter which heads remain, because weights are loaded into them.
 
     >>> model = build("luong_general", source_size=20, target_size=30, width=16, input_feeding=False)
     >>> model.settings()
@@ -76,7 +77,7 @@ def build(name: str, *, source_size: Size, target_size: Size, width: Size = 128,
 
 @checked
 def system(name: str) -> System:
-    """One system; an unknown name is answered with the nearest known one.
+    """The system with this name; the error for an unknown name suggests the nearest known one.
 
     >>> system("luong_concat").title
     'Luong concat'
@@ -91,13 +92,13 @@ def system(name: str) -> System:
 
 
 def _with_heads(model: Translator, left: Mapping[str, int]) -> Translator:
-    """The model with only so many heads in some of its attention modules."""
+    """The model, pruned to the given number of heads in each named attention module."""
     modules = dict(model.named_modules())
     for name, count in left.items():
         module = modules.get(name)
         if not isinstance(module, MultiHeadAttention):
-            heads = [known for known, each in modules.items() if isinstance(each, MultiHeadAttention)]
-            raise RegardError(f"build(heads_left): there are no heads in {name!r}. {nearest(name, heads)}")
+            heads = [known for known, module in modules.items() if isinstance(module, MultiHeadAttention)]
+            raise RegardError(f"build(heads_left): {name!r} has no attention heads. {nearest(name, heads)}")
         prune(model, {name: range(count, module.num_heads)})
     return model
 
@@ -106,12 +107,12 @@ def _check_numbers(name: str, given: dict[str, Any]) -> None:
     for option in ("source_size", "target_size", "width", "layers", "num_heads", "num_key_heads", "bridge_heads"):
         value = given.get(option)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise RegardError(f"build({name!r}, {option}={value!r}): it is an integer of at least 1.")
+            raise RegardError(f"build({name!r}, {option}={value!r}): it must be an integer of at least 1.")
 
 
-def _options(made: Callable[..., Any]) -> tuple[str, ...]:
-    """The arguments of a model besides those that all have."""
-    names = inspect.signature(made).parameters
+def _options(constructor: Callable[..., Any]) -> tuple[str, ...]:
+    """The arguments of a constructor that not every system has."""
+    names = inspect.signature(constructor).parameters
     return tuple(name for name in names if name not in (*COMMON, "self", "options", "name"))
 
 
@@ -124,30 +125,30 @@ def _luong(kind: str, meaning: str) -> System:
 _TRANSFORMER = tuple(dict.fromkeys((*_options(TransformerTranslator.of), *_options(Blueprint))))
 
 SYSTEMS: dict[str, System] = {
-    made.name: made
-    for made in (
+    entry.name: entry
+    for entry in (
         System(
             "none",
             "No attention",
             FixedVectorTranslator,
-            "A recurrent encoder-decoder that passes the whole source on as one vector.",
+            "A recurrent encoder-decoder; the decoder sees the source only through one vector.",
             _options(FixedVectorTranslator),
         ),
         System(
             "bahdanau",
             "Bahdanau",
             BahdanauTranslator,
-            "The decoder's previous state is compared with every encoder state by a small network.",
+            "A small network scores the decoder's previous state against every encoder state.",
             _options(BahdanauTranslator),
         ),
-        _luong("dot", "The decoder's current state is multiplied with every encoder state."),
-        _luong("general", "The decoder's current state is multiplied with every encoder state through a matrix."),
-        _luong("concat", "The decoder's current state is compared with every encoder state by a small network."),
+        _luong("dot", "The score is the dot product of the decoder's current state and an encoder state."),
+        _luong("general", "The score is a bilinear form of the decoder's current state and an encoder state."),
+        _luong("concat", "A small network scores the decoder's current state against every encoder state."),
         System(
             "hybrid",
             "Hybrid",
             HybridTranslator,
-            "Recurrent encoder and decoder with multi-head self- and cross-attention.",
+            "A recurrent encoder and decoder with multi-head self- and cross-attention.",
             _options(HybridTranslator),
             has_heads=True,
             learning_rate=0.005,
@@ -156,7 +157,7 @@ SYSTEMS: dict[str, System] = {
             "transformer",
             "Transformer",
             TransformerTranslator.of,
-            "Attention and feed-forward layers alone.",
+            "Only attention and feed-forward layers, without recurrence.",
             _TRANSFORMER,
             has_heads=True,
             learning_rate=0.005,

@@ -1,4 +1,4 @@
-"""The Transformer as a translator."""
+"""The Transformer as a translator (Vaswani et al. 2017)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from regard.seq2seq.models.translator import Memory, State, Translator, real_tok
 
 @checked
 class TransformerTranslator(Translator):
-    """Encoder and decoder of attention alone (Vaswani et al. 2017, arXiv:1706.03762).
+    """Encoder and decoder without recurrence (Vaswani et al. 2017, arXiv:1706.03762).
 
-    `blueprint` says what the layers are made of, mechanisms and positions included. With `tied` the last
-    projection is the table of target embeddings (Press & Wolf 2017, arXiv:1608.05859): half the vectors of target
-    words, which in a training of minutes learns later. The state of decoding holds keys and values of earlier
-    tokens; those of the source are in the memory, projected once.
+    `blueprint` describes the layers, with their attention mechanisms and positions. With `tied` the last projection
+    shares its weights with the target embeddings (Press & Wolf 2017, arXiv:1608.05859). This halves the vectors of
+    target words, but in a training of minutes it learns later. The state holds the keys and values of earlier
+    target tokens. The memory holds those of the source, projected once.
 
     >>> import torch
     >>> from regard.seq2seq import TransformerTranslator
@@ -53,7 +53,7 @@ class TransformerTranslator(Translator):
         attention: str | Mapping[str, Any] = "full",
         **options: Any,
     ) -> TransformerTranslator:
-        """From plain numbers and names, the fields of `Blueprint`."""
+        """Build it from numbers and names: the fields of `Blueprint` as keyword arguments."""
         blueprint = Blueprint(width, attention=attention, **options)
         return cls(source_size, target_size, blueprint, layers, tied)
 

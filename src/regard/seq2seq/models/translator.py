@@ -1,4 +1,4 @@
-"""The one protocol of all translators: encode once, then one token after the other, or all of them taught at once."""
+"""`Translator`, the protocol of all encoder-decoders: encode a source once, then decode by steps or teacher forcing."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from regard.shapes import to_device
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """What the encoder made of a batch of sources.
+    """The result of encoding a batch of sources.
 
-    `states` are (B, S, C) and `real` (B, S) is True where a token is real. What steps read of them are `keys`, what
-    each attention of the decoder projected of the states, once for the source, and `final` (B, C), which
-    summarises a recurrent encoder.
+    `states` are (B, S, C), and `real` (B, S) is True for tokens and False for padding. Decoding steps read `keys` and
+    `final`. Each attention of the decoder has one entry in `keys`: the states, projected once for the source. `final`
+    (B, C) is the last state of a recurrent encoder.
 
     >>> import torch
     >>> from regard import seq2seq
@@ -40,9 +40,9 @@ class Memory:
     final: Tensor | None = None
 
     def select(self, index: Tensor) -> Memory:
-        """For decoders whose rows read the sources at `index`, in that order; sources may come more than once.
+        """The memory for decoder rows that read the sources at `index`, in that order; an index may be repeated.
 
-        Hypotheses of one sentence share its keys. `states` and `real` stay those of all sources.
+        Hypotheses of one sentence share its keys. `states` and `real` remain those of all sources.
         """
         rows = Rows.of(index)
         return replace(self, keys=tuple(keys.shared(rows) for keys in self.keys), final=select_rows(self.final, index))
@@ -50,10 +50,10 @@ class Memory:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """Where a decoder stands after some tokens: `length` of them (the same for all rows), and what it carries on.
+    """The state of a decoder after `length` tokens, the same number for all rows.
 
-    `carried` is nested tuples of tensors with the batch on axis 0: cells, the last attentional vector, or
-    the keys and values of earlier tokens.
+    `carried` are the tensors that the next step needs, in nested tuples with the batch on axis 0: recurrent states,
+    the last attentional vector, or the keys and values of earlier tokens.
 
     >>> import torch
     >>> from regard.seq2seq import State
@@ -65,7 +65,7 @@ class State:
     length: int = 0
 
     def select(self, index: Tensor) -> State:
-        """The rows at `index`, in that order; an index may come more than once (beams repeat and reorder rows)."""
+        """The rows at `index`, in that order; an index may be repeated, as beam search does."""
         return replace(self, carried=select_rows(self.carried, index))
 
 
@@ -73,12 +73,12 @@ class Translator(nn.Module, ABC):
     """Base of all encoder-decoders.
 
     Source ids (B, S) end with the end of sentence and are padded on the right with 0; target input (B, T)
-    begins with the start of sentence. No attribute holds anything of a call: what is carried is in `Memory`
-    and `State`, which go in and come out. One law binds both ways to run a decoder: the logits of `step`
-    equal `logits(forward(source, target))[:, t]` for the same tokens before.
+    begins with the start of sentence. A model keeps no state between calls: methods take and return `Memory`
+    and `State`. Step-by-step decoding equals teacher forcing: after the same tokens, the logits of `step` equal
+    `logits(forward(source, target))[:, t]`.
 
-    `settings` are the arguments that `regard.seq2seq.build` makes an equal model from, and `cross_attention`
-    is the path of the module whose map aligns target with source (None: the model has none).
+    `build(**model.settings())` makes an equal model. `cross_attention` is the path of the module whose map aligns
+    target with source; None if the model has no attention to the source.
 
     >>> import torch
     >>> from regard import seq2seq
@@ -96,7 +96,7 @@ class Translator(nn.Module, ABC):
 
     @abstractmethod
     def encode(self, source: Tensor) -> Memory:
-        """Source ids (B, S) -> what the decoder reads."""
+        """Source ids (B, S) -> the memory that the decoder reads."""
 
     @abstractmethod
     def start(self, memory: Memory) -> State:
@@ -117,13 +117,13 @@ class Translator(nn.Module, ABC):
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Teacher forcing: source (B, S) and target input (B, T) -> the decoder's outputs (B, T, C).
 
-        The projection to the vocabulary is `logits`, so that a loss need not pay it for padding.
+        `logits` projects them to the vocabulary, so a loss can leave out padding before this costly product.
         """
         check_ids("target", target, self.target_size)
         memory = self.encode(source)
         if len(source) != len(target):
             raise RegardError(
-                f"forward: {len(source)} sources against {len(target)} targets; each source has one target."
+                f"forward: {len(source)} sources and {len(target)} targets. Give one target for each source."
             )
         return self.decode(memory, target)
 
@@ -133,7 +133,7 @@ class Translator(nn.Module, ABC):
         return self.logits(hidden), following
 
     def settings(self) -> dict[str, Any]:
-        """What rebuilds the model: `build(**model.settings())`, all of it fit for JSON, also after `regard.prune`."""
+        """The arguments of `build` for an equal model, fit for JSON; after `regard.prune` with the heads left."""
         left = {
             name: module.num_heads
             for name, module in self.named_modules()
@@ -149,7 +149,7 @@ class Translator(nn.Module, ABC):
 
 
 def check_ids(name: str, ids: Tensor, size: int) -> Tensor:
-    """The ids on the host, copied once; refuse a tensor that is no batch of token ids."""
+    """The ids, copied once to the host; raises an error if the tensor is not a batch of token ids."""
     if ids.ndim != 2 or ids.is_floating_point() or 0 in ids.shape:
         raise RegardError(
             f"{name}: token ids are integers (batch, length) with at least one token, got {ids.dtype} of shape "
@@ -159,11 +159,14 @@ def check_ids(name: str, ids: Tensor, size: int) -> Tensor:
     low, high = (int(edge) for edge in near.aminmax())
     if low < 0 or high >= size:
         wrong = low if low < 0 else high
-        raise RegardError(f"{name}: token id {wrong}, but the vocabulary has ids 0 to {size - 1}. Is it another's?")
+        raise RegardError(
+            f"{name}: token id {wrong}, but the vocabulary has ids 0 to {size - 1}. "
+            "Use the tokenizer that the model was trained with."
+        )
     return near
 
 
 def real_tokens(source: Tensor, size: int) -> tuple[Tensor, Mask | None]:
-    """Which ids (B, S) are no padding, and a padding mask; None instead of a mask if all are real."""
+    """True (B, S) where an id is not padding, and a padding mask; None in place of the mask if no id is padding."""
     real = check_ids("source", source, size) != PAD
     return to_device(real, source.device), None if bool(real.all()) else padding(real)

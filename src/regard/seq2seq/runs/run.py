@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from regard import __version__
 from regard.data.tokenizer import Tokenizer, load_tokenizer
 from regard.errors import RegardError, nearest
-from regard.seq2seq.models.sharding import shared_like
+from regard.seq2seq.models.sharding import sharded_like
 from regard.seq2seq.runs.files import append, read_json, read_tensors, write_tensors, write_whole
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def put_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> 
     if wrong:
         raise RegardError(f"{path} holds the weights of another model: {', '.join(wrong[:5])} do not fit the settings.")
     for name, tensor in mine.items():
-        tensor.copy_(shared_like(tensor, weights[name]))
+        tensor.copy_(sharded_like(tensor, weights[name]))
 
 
 class MetricsFile:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.seq2seq.models.sharding import own_rows, shared_like
+from regard.seq2seq.models.sharding import own_rows, sharded_like
 
 
 class Averaging:
@@ -69,5 +69,5 @@ class Averaging:
     def load(self, weights: Mapping[str, Tensor], num_steps: int) -> None:
         """Go on from what `weights` and `num_steps` were."""
         for name, mine in self.weights.items():
-            mine.copy_(shared_like(mine, weights[name]))
+            mine.copy_(sharded_like(mine, weights[name]))
         self.num_steps = num_steps

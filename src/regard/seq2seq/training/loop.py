@@ -18,7 +18,7 @@ from regard.errors import RegardError
 from regard.seq2seq.evaluation import clock
 from regard.seq2seq.evaluation.validation import Score, Validation, surprise
 from regard.seq2seq.models.loss import translation_loss
-from regard.seq2seq.models.sharding import borrowed, is_sharded, own_rows, shard, shared_like, whole
+from regard.seq2seq.models.sharding import all_rows, gathered_weights, is_sharded, own_rows, shard, sharded_like
 from regard.seq2seq.models.systems import system
 from regard.seq2seq.runs.config import Config
 from regard.seq2seq.runs.run import METRICS, STATE, WEIGHTS, MetricsFile, named_weights, put_weights, save_weights
@@ -175,7 +175,7 @@ class Course(LightningModule):
         rate = self.schedule.rate(step, self.standing.share, self.standing.plateau.factor)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), training.clip or math.inf))
+        norm = all_rows(torch.nn.utils.clip_grad_norm_(self.model.parameters(), training.clip or math.inf))
         if not math.isfinite(norm):
             raise self._diverged(turn, rate)
         self.optimizer.step()
@@ -251,7 +251,7 @@ class Course(LightningModule):
             return None
         # nothing a measurement does may move what training draws next
         apart = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
-        with apart, self.averaging.swapped_in(), borrowed(self.model):
+        with apart, self.averaging.swapped_in(), gathered_weights(self.model):
             self.model.eval()
             found = self._measure()
         self.model.train()
@@ -357,7 +357,7 @@ class Course(LightningModule):
         kept = {key: found for key in ("step", "exp_avg", "exp_avg_sq") if (found := saved.under(key))}
         for name, weight in self.model.named_parameters():
             self.optimizer.state[weight] = {
-                key: values[name] if key == "step" else shared_like(weight, values[name])
+                key: values[name] if key == "step" else sharded_like(weight, values[name])
                 for key, values in kept.items()
             }
         self.standing = Standing.from_json(facts["standing"])
@@ -380,7 +380,7 @@ class Course(LightningModule):
         # one after the other, and only the first process keeps them
         weights = {}
         for name, value in self.averaging.weights.items():
-            rows = whole(value)
+            rows = all_rows(value)
             if rank() == 0:
                 weights[name] = rows
         with together():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.seq2seq.models.sharding import is_shared, own_rows
+from regard.seq2seq.models.sharding import is_sharded_tensor, own_rows
 from regard.seq2seq.runs.files import read_tensors, write_tensors
 from regard.seq2seq.training.ranks import rank, together, world
 
@@ -27,7 +27,7 @@ def write_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, A
         facts: Plain numbers and texts.
         moment: The step, in the names of the files, so that those of an older moment are whole until this is.
     """
-    shares = {name: own_rows(tensor) for name, tensor in tensors.items() if is_shared(tensor)}
+    shares = {name: own_rows(tensor) for name, tensor in tensors.items() if is_sharded_tensor(tensor)}
     names = (
         [f"{path.stem}-{moment}-{number + 1}-of-{world()}.safetensors" for number in range(world())] if shares else []
     )
