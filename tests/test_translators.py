@@ -301,7 +301,7 @@ def test_names_and_numbers_are_checked(name, options, message):
         (torch.tensor([[5, 3]]), torch.tensor([[-1]]), "target: token id -1"),
         (torch.tensor([5, 3]), torch.tensor([[2]]), r"ids\[None\]"),
         (torch.ones(1, 2), torch.tensor([[2]]), "integers"),
-        (torch.tensor([[5, 3]]), torch.tensor([[2], [2]]), "1 sources against 2 targets"),
+        (torch.tensor([[5, 3]]), torch.tensor([[2], [2]]), "1 sources and 2 targets"),
     ],
 )
 def test_batches_are_checked(source, target, message):
