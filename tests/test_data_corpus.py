@@ -58,7 +58,7 @@ def test_a_folder_of_datasets_gives_it_too(files, tmp_path):
     with pytest.raises(RegardError, match=r"no text in the field 'en'. Its fields: source, target"):
         load_corpus(tmp_path / "folder", fields=("en", "target"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RegardError, match="no folder that save_to_disk wrote"):
+    with pytest.raises(RegardError, match="not a folder that save_to_disk wrote"):
         load_corpus(tmp_path / "empty")
 
 
@@ -144,7 +144,7 @@ def test_line_counts_that_differ_name_both_and_the_first_suspicious_line(tmp_pat
 def test_an_empty_file_is_named(tmp_path, files):
     empty = write(tmp_path / "empty", [])
     for names in ([files[0], empty], [empty, files[0]], [empty, empty]):
-        with pytest.raises(RegardError, match=r"empty is empty\. Give one sentence a line"):
+        with pytest.raises(RegardError, match=r"empty is empty\. Give one sentence per line"):
             load_corpus(names)
 
 
@@ -200,7 +200,7 @@ def test_other_mistakes_are_named(files, tmp_path):
         load_corpus(str(tmp_path / "nothing.tsv"))
     with pytest.raises(RegardError, match=r"line 1 of .*a\.en has no tab"):
         load_corpus(files[0])
-    with pytest.raises(RegardError, match="3 files are given"):
+    with pytest.raises(RegardError, match="got 3 files"):
         load_corpus([*files, files[0]])
     broken = write(tmp_path / "a.jsonl", ['{"source": "a", "target": "b"}', "{"])
     with pytest.raises(RegardError, match=r"line 2 of .*a\.jsonl is not JSON"):

@@ -42,7 +42,7 @@ def test_near_duplicates_can_be_left_out():
     assert apart.skipped["of test too near to training"] == len(near.test) - len(apart.test) >= 1
     similar = nearest([p.source for p in corpus.train], [p.source for p in apart.test]).similarity
     assert similar.max() <= 0.5
-    with pytest.raises(RegardError, match="none would be left"):
+    with pytest.raises(RegardError, match="no test pair would be left"):
         without_near(replace(corpus, test=corpus.train[:2]))
     with pytest.raises(RegardError, match="no training sentences"):
         nearest([], ["a"])

@@ -74,7 +74,7 @@ def test_zstd_without_its_package_is_refused(tmp_path, monkeypatch):
     (tmp_path / "a.zst").write_bytes(b"\x28\xb5\x2f\xfd rest")
     for name in ("zstandard", "compression", "compression.zstd"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(RegardError, match=r"a\.zst is packed by zstd, .*pip install zstandard"):
+    with pytest.raises(RegardError, match=r"a\.zst is compressed by zstd, .*pip install zstandard"):
         list(lines(tmp_path / "a.zst", "test"))
 
 
@@ -83,7 +83,7 @@ def test_zstd_without_its_package_is_refused(tmp_path, monkeypatch):
     [
         (b"%PDF-1.7\n", "is a PDF"),
         (b"PAR1abc", "is a Parquet file"),
-        ("no mark".encode("utf-16-le"), "UTF-16 without its mark, or no text"),
+        ("no mark".encode("utf-16-le"), "UTF-16 without a byte order mark, or not text"),
         (bytes(257) + b"ustar", "is a tar archive"),
         (gzip.compress(bytes(257) + b"ustar"), "is a tar archive"),
     ],

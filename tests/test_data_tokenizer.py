@@ -111,9 +111,9 @@ def test_other_mistakes_are_named():
     for kind in ("unigram", "words"):
         with pytest.raises(RegardError, match="to learn from"):
             train_tokenizer(["", " "], 80, kind)
-    with pytest.raises(RegardError, match="different words"):
+    with pytest.raises(RegardError, match="words must be different"):
         Words(["a", "a"])
-    with pytest.raises(RegardError, match="different words"):
+    with pytest.raises(RegardError, match="words must be different"):
         Words(["a b"])
 
 

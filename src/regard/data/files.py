@@ -1,4 +1,4 @@
-"""Text files line by line, JSON lines and folders of `datasets`, each mistake named with its line."""
+"""Reads text files line by line, JSON lines and folders of `datasets`. Errors give the line number."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = [
 ]
 
 JSON_LINES = (".jsonl", ".ndjson")
-#: Endings that make a file's name even of several words.
+#: Endings that make several words the name of a file.
 TEXTS = (".txt", ".text", ".md", ".tsv", ".csv", ".json", *JSON_LINES)
 
 
 def looks_like_path(text: str) -> bool:
-    """Whether someone who wrote this must have meant a file: a mistyped name should not be taken for a text.
+    """Whether an argument looks like the path of a file, so that a mistyped path is not read as a text.
 
     >>> [looks_like_path(text) for text in ("test.fr", "texts/a", "my notes.txt", "Go on.", "Who? Me.", "3.14")]
     [True, True, True, False, False, False]
@@ -40,7 +40,7 @@ def looks_like_path(text: str) -> bool:
 
 
 def lines(path: Path, operation: str) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers from 1; only line feeds end one, whatever else Unicode calls a line break.
+    """Lines with their numbers from 1. Only a line feed ends a line, not the other line breaks of Unicode.
 
     The file is UTF-8, or UTF-16 with a byte order mark, and may be compressed by gzip, bzip2, xz or zstd.
     """
@@ -49,7 +49,7 @@ def lines(path: Path, operation: str) -> Iterator[tuple[int, str]]:
 
 
 def raw_lines(path: Path, operation: str) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers as bytes, of which not all need be valid UTF-8."""
+    """Lines as bytes with their numbers from 1. They may hold invalid UTF-8."""
     try:
         with open(path, "rb") as file:
             yield from enumerate(utf8_stream(file, os.fspath(path), operation), 1)
@@ -58,11 +58,11 @@ def raw_lines(path: Path, operation: str) -> Iterator[tuple[int, bytes]]:
 
 
 def decoded(line: bytes, number: int, name: str, operation: str) -> str:
-    """One line of UTF-8; the first may begin with a byte order mark."""
+    """The text of one line in UTF-8. The first line may begin with a byte order mark."""
     try:
         return line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        place = error.start + len(line) - len(error.object)  # "utf-8-sig" counts from behind the mark
+        place = error.start + len(line) - len(error.object)  # "utf-8-sig" counts bytes after the mark
         raise RegardError(
             f"{operation}: line {number} of {name} is not UTF-8 text (byte {place + 1} of the line is "
             f"0x{line[place]:02x}). Convert it to UTF-8; from Latin-1 with: iconv -f latin1 -t utf-8"
@@ -70,7 +70,7 @@ def decoded(line: bytes, number: int, name: str, operation: str) -> str:
 
 
 def json_records(path: Path, operation: str) -> Iterator[tuple[int, Any]]:
-    """The values of a file of one JSON value a line, with their lines; None for an empty line."""
+    """The values of a file with one JSON value per line, with their line numbers; None for an empty line."""
     for number, line in lines(path, operation):
         if not line.strip():
             yield number, None
@@ -79,7 +79,7 @@ def json_records(path: Path, operation: str) -> Iterator[tuple[int, Any]]:
             record = json.loads(line)
         except ValueError as error:
             raise RegardError(
-                f"{operation}: line {number} of {path} is not JSON ({error}). Give one object a line."
+                f"{operation}: line {number} of {path} is not JSON ({error}). Give one object per line."
             ) from None
         yield number, record
 
@@ -90,18 +90,18 @@ def fields_of(record: Any) -> str:
 
 
 def saved_dataset(folder: Path, operation: str, remedy: str = "") -> Any:
-    """The one split that `datasets` saved in a folder; `remedy` is what else may be given where there are several."""
+    """The split that `datasets` saved in a folder. If there are several, the error suggests one, and the `remedy`."""
     try:
         from datasets import load_from_disk  # type: ignore[import-not-found]
     except ImportError:
         raise RegardError(
-            f"{operation}: {folder} is a folder, and those are read with datasets, which is not installed. "
+            f"{operation}: {folder} is a folder. Reading it needs datasets, which is not installed. "
             "pip install 'regard[corpus]'"
         ) from None
     try:
         data: Any = load_from_disk(os.fspath(folder))
-    except Exception as error:  # datasets and pyarrow raise their own kinds
-        raise RegardError(f"{operation}: {folder} is no folder that save_to_disk wrote. ({error})") from None
+    except Exception as error:  # datasets and pyarrow raise errors of their own classes
+        raise RegardError(f"{operation}: {folder} is not a folder that save_to_disk wrote. ({error})") from None
     if isinstance(data, dict):
         first = folder / next(iter(data), "")
         raise RegardError(f"{operation}: {folder} has the splits {', '.join(data)}. Give one, {first}{remedy}.")

@@ -13,15 +13,15 @@ __all__ = ["PRIORS", "VARIANCE", "Bead", "align", "cost"]
 
 #: P(match) by (sentences of the source, sentences of the target), table 5 of the paper.
 PRIORS = {(1, 1): 0.89, (1, 0): 0.0099, (0, 1): 0.0099, (2, 1): 0.089, (1, 2): 0.089, (2, 2): 0.011}
-#: s²: variance of the characters of a translation, for each character translated.
+#: s²: the variance of the number of target characters per source character.
 VARIANCE = 6.8
-#: The most a difference of lengths can cost; the paper's program has the same bound.
+#: The largest cost of a difference of lengths, the same as in the program of the paper.
 LARGEST = 25.0
 
 
 @dataclass(frozen=True)
 class Bead:
-    """Neighbouring sentences of the source that translate neighbouring ones of the target."""
+    """Neighbouring sentences of the source, and the neighbouring sentences of the target that translate them."""
 
     source: range
     target: range
@@ -30,9 +30,9 @@ class Bead:
 def cost(source: float, target: float, kind: tuple[int, int] = (1, 1), ratio: float = 1.0) -> float:
     """-log P(δ | match) - log P(match), for lengths l1 and l2 in characters.
 
-    δ = (l2 - l1 c) / sqrt(m s²) is standard normal for true translations, with c the target characters for
-    each of the source (`ratio`), s² = 6.8 and m = (l1 + l2 / c) / 2; the paper's formula has l1 for m, its
-    program the mean, which is also right for l1 = 0. P(δ | match) = 2 (1 - Φ(|δ|)).
+    δ = (l2 - l1 c) / sqrt(m s²) is standard normal for true translations. c is the number of target characters per
+    source character (`ratio`), s² = 6.8 and m = (l1 + l2 / c) / 2. The formula of the paper has m = l1; its program has
+    this mean, which is also right for l1 = 0. P(δ | match) = 2 (1 - Φ(|δ|)).
 
     >>> round(cost(100, 100), 4) == round(-math.log(0.89), 4)
     True
@@ -44,9 +44,9 @@ def cost(source: float, target: float, kind: tuple[int, int] = (1, 1), ratio: fl
 
 
 def align(source: Sequence[int], target: Sequence[int], ratio: float = 1.0) -> list[Bead]:
-    """The cheapest way to pair two texts off, given the characters of their sentences, in order.
+    """The cheapest alignment of two texts, given the lengths of their sentences in characters.
 
-    D(i, j) = min over kinds (a, b) of D(i - a, j - b) + cost of the bead of the last a and b sentences.
+    D(i, j) = min over kinds (a, b) of D(i - a, j - b) + the cost of a bead of the last a and b sentences.
 
     >>> for bead in align([20, 21, 60], [40, 62]):
     ...     print(list(bead.source), list(bead.target))
@@ -54,21 +54,20 @@ def align(source: Sequence[int], target: Sequence[int], ratio: float = 1.0) -> l
     [2] [1]
     """
     if not ratio > 0:
-        raise RegardError(f"align: ratio={ratio} is target characters for each of the source. Give a positive number.")
-    before, ahead = [0, *accumulate(source)], [0, *accumulate(target)]
+        raise RegardError(
+            f"align: ratio={ratio} must be positive: it is the number of target characters per source character."
+        )
+    source_ends, target_ends = [0, *accumulate(source)], [0, *accumulate(target)]
     best: dict[tuple[int, int], tuple[float, tuple[int, int]]] = {(0, 0): (0.0, (0, 0))}
-    for i in range(len(before)):
-        for j in range(len(ahead)):
-            ways = [
-                (
-                    best[i - a, j - b][0] + cost(before[i] - before[i - a], ahead[j] - ahead[j - b], (a, b), ratio),
-                    (a, b),
-                )
-                for a, b in PRIORS
-                if (i - a, j - b) in best
-            ]
-            if ways:
-                best[i, j] = min(ways)
+    for i in range(len(source_ends)):
+        for j in range(len(target_ends)):
+            options = []
+            for a, b in PRIORS:
+                if (i - a, j - b) in best:
+                    lengths = source_ends[i] - source_ends[i - a], target_ends[j] - target_ends[j - b]
+                    options.append((best[i - a, j - b][0] + cost(*lengths, (a, b), ratio), (a, b)))
+            if options:
+                best[i, j] = min(options)
     return _traced(best, len(source), len(target))
 
 

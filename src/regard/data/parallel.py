@@ -1,4 +1,4 @@
-"""Sentence pairs that users bring: two aligned text files, TSV, JSON lines, or a folder that `datasets` saved."""
+"""Reads sentence pairs from the user's files: two aligned text files, TSV, JSON lines, or a folder of `datasets`."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from regard.errors import RegardError
 
 __all__ = ["read_pairs"]
 
-#: What mistakes are said to have been made in.
+#: The operation that errors name.
 OPERATION = "load_corpus"
-#: Both sides of one line or record.
+#: The source and the target of one line or record.
 Sides = tuple[str, str]
 
 
 def read_pairs(
     spec: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], fields: tuple[str, str] = ("source", "target")
 ) -> tuple[list[Pair], Counter[str]]:
-    """The pairs of one or two files, and how many lines were left out, by reason.
+    """The pairs of one or two files, and the number of lines left out, by reason.
 
-    A pair is left out when a side is empty. The id of a pair is its line.
+    A pair with an empty side is left out. The id of a pair is its line number.
     """
     paths = [Path(part) for part in ([spec] if isinstance(spec, str | os.PathLike) else spec)]
     if len(paths) not in (1, 2):
-        raise RegardError(f"{OPERATION}: {len(paths)} files are given. Give one, or two with a sentence a line.")
+        raise RegardError(
+            f"{OPERATION}: got {len(paths)} files. Give one file, or two files with one sentence per line."
+        )
     for path in paths:
         if not path.exists():
             raise RegardError(f"{OPERATION}: there is no file {path}.")
@@ -61,15 +63,15 @@ def _two_files(source: Path, target: Path) -> list[Sides]:
     texts = [[line for _, line in lines(path, OPERATION)] for path in (source, target)]
     for path, text in zip((source, target), texts, strict=True):
         if not text:
-            raise RegardError(f"{OPERATION}: {path} is empty. Give one sentence a line.")
+            raise RegardError(f"{OPERATION}: {path} is empty. Give one sentence per line.")
     if len(texts[0]) == len(texts[1]):
         return list(zip(*texts, strict=True))
     line = suspicious_line(*texts)
     shown = " | ".join(text[line - 1][:60] if line <= len(text) else "(no line)" for text in texts)
     remedy = (
-        "The shorter file ends before it. Give it the lines that it lacks, or remove them from the other."
+        "The shorter file ends before it. Add the missing lines, or remove them from the other file."
         if line > min(map(len, texts))
-        else "From there on, the lengths fit better when the rest is shifted. Add or remove a line there."
+        else "After it, the lengths fit better if one file is shifted. Add or remove a line there."
     )
     raise RegardError(
         f"{OPERATION}: {source} has {len(texts[0])} lines and {target} {len(texts[1])}; line n of one must translate "
@@ -82,8 +84,8 @@ def _tab_lines(path: Path) -> Iterator[Sides]:
         parts = line.split("\t")
         if len(parts) < 2 and line.strip():
             raise RegardError(
-                f"{OPERATION}: line {number} of {path} has no tab. One file is read as source, tab, target (further "
-                "columns are left); give two files for one sentence a line, or a .jsonl file."
+                f"{OPERATION}: line {number} of {path} has no tab. One file has lines of source, tab, target (further "
+                "columns are ignored). Or give two files with one sentence per line, or a .jsonl file."
             )
         yield (parts[0], parts[1]) if len(parts) > 1 else ("", "")
 
@@ -99,22 +101,22 @@ def _both(record: Any, fields: tuple[str, str], where: str) -> Sides:
 
 
 def _field(record: Any, name: str, where: str) -> str:
-    """The text of a field; "translation.en" looks into an object, as the sets of Hugging Face need."""
-    found = record
+    """The text of a field. "translation.en" is the field "en" of the object "translation"."""
+    value = record
     for part in name.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    if not isinstance(found, str):
+        value = value.get(part) if isinstance(value, dict) else None
+    if not isinstance(value, str):
         raise RegardError(
             f"{OPERATION}: {where} has no text in the field {name!r}. Its fields: {fields_of(record)}. "
-            'Name both, in a configuration as data.source_field and data.target_field; "translation.en" looks into an '
-            "object."
+            "Name both fields, in a configuration as data.source_field and data.target_field. "
+            '"translation.en" is the field "en" of the object "translation".'
         )
-    if any("\ud800" <= character <= "\udfff" for character in found):
+    if any("\ud800" <= character <= "\udfff" for character in value):
         raise RegardError(
-            f"{OPERATION}: {where} has half a character in the field {name!r} (a \\u escape of a surrogate without the "
-            "other one). Write the character whole, or leave the record out."
+            f"{OPERATION}: {where} has half a character in the field {name!r} (a \\u escape of one surrogate "
+            "without the other). Write the complete character, or remove the record."
         )
-    return found
+    return value
 
 
 def _datasets(folder: Path, fields: tuple[str, str]) -> Iterator[Sides]:

@@ -1,4 +1,4 @@
-"""Text files as bytes of UTF-8: compressed by gzip, bzip2, xz or zstd, in UTF-16 or UTF-32 with a byte order mark."""
+"""Reads text files as UTF-8: also compressed (gzip, bzip2, xz, zstd), in UTF-16 or UTF-32 with a byte order mark."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from regard.errors import RegardError
 
 __all__ = ["inner_suffix", "utf8_stream"]
 
-#: Bytes that tell what a file is, and bytes that are read at a time.
+#: The bytes that decide the kind of a file, and the bytes of one read.
 HEAD, CHUNK = 512, 1 << 16
 #: Endings of compressed files.
 PACKED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
-#: First bytes of files that hold no text.
-FOREIGN = {
+#: The first bytes of files that are not text.
+NOT_TEXT = {
     b"PK\x03\x04": "a ZIP archive, as .docx and .xlsx files are",
     b"%PDF": "a PDF",
     b"PAR1": "a Parquet file",
@@ -33,7 +33,7 @@ FOREIGN = {
     b"\x89PNG": "a PNG picture",
     b"SQLite format 3": "an SQLite database",
 }
-#: Byte order marks, the longer ones first: UTF-32 begins as UTF-16 does.
+#: Byte order marks, the longest first, because that of UTF-32 begins with that of UTF-16.
 MARKS = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -43,7 +43,7 @@ MARKS = {
 
 
 def inner_suffix(path: Path) -> str:
-    """The ending that says what is inside: of `pairs.jsonl.gz` it is `.jsonl`.
+    """The ending of a file name without that of compression: `.jsonl` for `pairs.jsonl.gz`.
 
     >>> inner_suffix(Path("pairs.JSONL.gz")), inner_suffix(Path("a.en"))
     ('.jsonl', '.en')
@@ -55,10 +55,10 @@ def inner_suffix(path: Path) -> str:
 
 
 def utf8_stream(stream: Any, name: str, operation: str) -> io.BufferedReader:
-    """The bytes of a text in UTF-8; the error about another file says what kind it is.
+    """The bytes of a text file in UTF-8. For a file that is not text, the error names its kind.
 
     Args:
-        stream: A binary stream of which nothing was read. A read returns what is there, without waiting for more.
+        stream: An unread binary stream. A read returns the available bytes and does not wait for more.
         name: The name of the file, for errors.
         operation: The operation that errors name.
     """
@@ -76,24 +76,24 @@ def utf8_stream(stream: Any, name: str, operation: str) -> io.BufferedReader:
 
 
 def _check_text(head: bytes, name: str, operation: str) -> None:
-    kinds = [kind for magic, kind in FOREIGN.items() if head.startswith(magic)]
+    kinds = [kind for magic, kind in NOT_TEXT.items() if head.startswith(magic)]
     if head[257:262] == b"ustar":
         kinds.append("a tar archive")
     if kinds:
-        raise RegardError(f"{operation}: {name} is {kinds[0]}. Give a text file, one sentence a line.")
+        raise RegardError(f"{operation}: {name} is {kinds[0]}. Give a text file with one sentence per line.")
     if b"\0" in head:
         raise RegardError(
-            f"{operation}: {name} holds zero bytes: it is UTF-16 without its mark, or no text. Convert it, for example "
-            "with: iconv -f utf-16le -t utf-8"
+            f"{operation}: {name} has zero bytes: it is UTF-16 without a byte order mark, or not text. Convert it, "
+            "for example with: iconv -f utf-16le -t utf-8"
         )
 
 
-#: Reads at most that many bytes, and at least one before the end.
+#: Reads at most the given number of bytes, and no bytes only at the end.
 Read = Callable[[int], bytes]
 
 
 class _Reader(io.RawIOBase):
-    """A raw stream from a function that reads; the error about a damaged file names it."""
+    """A raw stream from a read function. Its error about a damaged file gives the name of the file."""
 
     def __init__(self, read: Read, name: str, operation: str) -> None:
         self._read, self._name, self._operation = read, name, operation
@@ -108,20 +108,20 @@ class _Reader(io.RawIOBase):
             raise
         except (OSError, EOFError, UnicodeError, zlib.error, lzma.LZMAError, *_zstd_errors()) as error:
             raise RegardError(
-                f"{self._operation}: {self._name} is cut short or damaged ({error}). Fetch or pack it again."
+                f"{self._operation}: {self._name} is cut short or damaged ({error}). Download or compress it again."
             ) from None
         buffer[: len(data)] = data
         return len(data)
 
 
 def _recoded(stream: Any, encoding: str) -> Read:
-    """Text of another encoding as UTF-8."""
+    """Converts text from an encoding to UTF-8."""
     decoder = codecs.getincrementaldecoder(encoding)()
     return _converted(stream, lambda data: decoder.decode(data, final=not data).encode())
 
 
 def _converted(stream: Any, convert: Callable[[bytes], bytes]) -> Read:
-    """The bytes of a stream, converted part by part; the last call of `convert` has none."""
+    """Converts a stream in parts. The last call of `convert` has no bytes."""
     rest, ended = bytearray(), False
 
     def read(size: int) -> bytes:
@@ -150,7 +150,7 @@ def _xz(stream: Any, name: str, operation: str) -> Read:
 
 
 def _zstd(stream: Any, name: str, operation: str) -> Read:
-    """Decompress with Python's own module from 3.14 on, else with the package zstandard."""
+    """Decompresses with the module of Python 3.14 or newer, otherwise with the package zstandard."""
     try:
         from compression.zstd import ZstdFile  # type: ignore[import-not-found]
 
@@ -161,14 +161,14 @@ def _zstd(stream: Any, name: str, operation: str) -> Read:
         import zstandard  # type: ignore[import-not-found]
     except ImportError:
         raise RegardError(
-            f"{operation}: {name} is packed by zstd, which needs one more package: pip install zstandard. Or unpack it "
-            f"with: zstd -d {os.path.basename(name)}"
+            f"{operation}: {name} is compressed by zstd, which needs one more package: pip install zstandard. Or "
+            f"decompress it with: zstd -d {os.path.basename(name)}"
         ) from None
     return _converted(stream, _Frames(zstandard).decompress)
 
 
 class _Frames:
-    """Decompresses zstd frame by frame; the package's own reader accepts a frame that is cut short."""
+    """Decompresses zstd frame by frame, because the reader of the package accepts a truncated frame."""
 
     def __init__(self, library: Any) -> None:
         self._new = lambda: library.ZstdDecompressor().decompressobj()

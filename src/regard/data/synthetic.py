@@ -1,17 +1,16 @@
-"""Three invented tasks whose word alignments are known: copy, reverse, and a grammar that moves words about.
+"""Three synthetic tasks with known word alignments: copy, reverse, and a grammar that changes the word order.
 
-The grammar turns a small English into a language of its own. Source and target say the same things
-in another order, as German, Japanese or Turkish do to English:
+The grammar translates a small English into an invented language with another word order:
 
     source    the old red dog sees a bird near the river today
     target    todan nir lo sivo lo kano rubo belo una pila vido
     that is   today near the river the dog red old a bird sees
 
-1. Adjectives stand behind their noun, the last one first.
-2. Article and adjectives agree with the noun in class and number, and the verb with its subject: each
-   takes an ending (o, oi, a, ai).
-3. Adverbs and phrases of place move to the front.
-4. The verb comes last, behind the object.
+1. Adjectives follow their noun, in reverse order.
+2. Articles and adjectives agree with their noun in class and number, and the verb agrees with its subject: each
+   has one of the endings o, oi, a, ai.
+3. Adverbs and prepositional phrases move to the front.
+4. The verb comes last, after the object.
 
 Every target word translates exactly one source word, so the gold alignment is one to one.
 """
@@ -28,7 +27,7 @@ from regard.errors import RegardError, nearest
 
 __all__ = ["LEXICON", "TASKS", "synthetic_pairs"]
 
-#: Ending by class of the noun and number.
+#: Endings by the class and the number of the noun.
 ENDINGS = {("sun", "one"): "o", ("sun", "many"): "oi", ("moon", "one"): "a", ("moon", "many"): "ai"}
 
 
@@ -36,13 +35,13 @@ def _table(text: str) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(entry.split()) for entry in text.strip().split(","))
 
 
-#: One of them, many of them, stem in the target, class.
+#: Living beings: singular, plural, stem in the target language, class.
 BEINGS = _table("""
     dog dogs kan sun, cat cats mir moon, bird birds pil moon, horse horses tar sun, child children nin moon,
     man men vor sun, woman women sel moon, king kings rik sun, queen queens ren moon, teacher teachers lek sun,
     doctor doctors med moon, farmer farmers gron sun, soldier soldiers bat sun, friend friends kor moon
 """)
-#: The same of what things happen near, behind and under.
+#: Places: singular, plural, stem, class.
 PLACES = _table("""
     tree trees drev sun, house houses dom moon, river rivers siv sun, boat boats nav sun, road roads strad moon,
     garden gardens hort sun, stone stones pet moon, tower towers tur sun, bridge bridges pon moon, wall walls mur sun
@@ -52,12 +51,12 @@ ADJECTIVES = _table("""
     old bel, young jun, big grav, small pik, red rub, blue laz, white alv, black nog, quiet tis, happy fel,
     sad trist, tired fas, clever sap, brave fort, strange mirt, heavy pond
 """)
-#: One does it, many do it, stem.
+#: Verbs: singular, plural, stem.
 VERBS = _table("""
     sees see vid, finds find trov, loves love am, knows know kon, follows follow sek, helps help jut,
     hears hear od, watches watch gar, calls call vok, carries carry port, remembers remember mem, thanks thank grat
 """)
-#: With one, with many, stem.
+#: Articles: singular, plural, stem.
 ARTICLES = _table("the the l, a some un, this these ist, my my m, every all omn")
 #: Preposition, translation.
 PREPOSITIONS = _table("near nir, behind hint, under sub, beside kost, before vant, past tras")
@@ -66,15 +65,15 @@ ADVERBS = _table("today todan, yesterday gestan, often oftan, slowly lentan, aga
 
 
 def _lexicon() -> dict[str, frozenset[str]]:
-    """Every translation that a source word may have: what an alignment can be checked against."""
-    known: dict[str, set[str]] = {word: {translation} for word, translation in (*PREPOSITIONS, *ADVERBS)}
+    """All translations of every source word. They can verify an alignment."""
+    translations: dict[str, set[str]] = {word: {translation} for word, translation in (*PREPOSITIONS, *ADVERBS)}
     for one, many, stem, kind in (*BEINGS, *PLACES):
-        known |= {one: {stem + ENDINGS[kind, "one"]}, many: {stem + ENDINGS[kind, "many"]}}
+        translations |= {one: {stem + ENDINGS[kind, "one"]}, many: {stem + ENDINGS[kind, "many"]}}
     agreeing = [(word, word, stem) for word, stem in ADJECTIVES]
     for one, many, stem in (*agreeing, *VERBS, *ARTICLES):
         for (_, number), ending in ENDINGS.items():
-            known.setdefault(one if number == "one" else many, set()).add(stem + ending)
-    return {word: frozenset(translations) for word, translations in known.items()}
+            translations.setdefault(one if number == "one" else many, set()).add(stem + ending)
+    return {word: frozenset(targets) for word, targets in translations.items()}
 
 
 LEXICON = _lexicon()
@@ -82,7 +81,7 @@ LEXICON = _lexicon()
 
 @dataclass(frozen=True)
 class Phrase:
-    """Words of the source, and those of the target with the place of the source word each translates."""
+    """Source words, and target words with the number of the source word that each of them translates."""
 
     source: tuple[str, ...]
     target: tuple[tuple[int, str], ...]
@@ -93,7 +92,7 @@ def _word(source: str, target: str) -> Phrase:
 
 
 def _joined(parts: Sequence[Phrase], order: Sequence[int]) -> Phrase:
-    """The parts side by side in the source, and in another order in the target."""
+    """The phrases side by side in the source, and in the given `order` in the target."""
     starts = [sum(len(part.source) for part in parts[:number]) for number in range(len(parts))]
     source = tuple(word for part in parts for word in part.source)
     target = tuple((starts[number] + place, word) for number in order for place, word in parts[number].target)
@@ -101,7 +100,7 @@ def _joined(parts: Sequence[Phrase], order: Sequence[int]) -> Phrase:
 
 
 def _noun_phrase(draw: random.Random, nouns: Sequence[tuple[str, ...]]) -> tuple[Phrase, str, str]:
-    """As "the old red dog", "lo kano rubo belo"; with the ending and the number that others agree with."""
+    """A phrase such as "the old red dog", "lo kano rubo belo"; and its ending and number, for agreement."""
     number = draw.choice(("one", "many"))
     one, many, stem, kind = draw.choice(nouns)
     ending = ENDINGS[kind, number]
@@ -115,12 +114,12 @@ def _noun_phrase(draw: random.Random, nouns: Sequence[tuple[str, ...]]) -> tuple
 
 
 def _place(draw: random.Random) -> Phrase:
-    """As "near the river", "nir lo sivo"."""
+    """A phrase such as "near the river", "nir lo sivo"."""
     return _joined([_word(*draw.choice(PREPOSITIONS)), _noun_phrase(draw, PLACES)[0]], [0, 1])
 
 
 def _sentence(draw: random.Random) -> Phrase:
-    """Subject, verb, object, places, adverb; in the target adverb, places, subject, object, verb."""
+    """Source order: subject, verb, object, places, adverb. Target order: adverb, places, subject, object, verb."""
     subject, ending, number = _noun_phrase(draw, BEINGS)
     one, many, stem = draw.choice(VERBS)
     verb = _word(one if number == "one" else many, stem + ending)
@@ -145,13 +144,13 @@ def _reverse(draw: random.Random) -> Phrase:
     return Phrase(letters, tuple(enumerate(letters))[::-1])
 
 
-#: Tasks by name: what is drawn once for a pair.
+#: Tasks by name: the function that draws one pair.
 TASKS: dict[str, Callable[[random.Random], Phrase]] = {"copy": _copy, "reverse": _reverse, "grammar": _sentence}
 
 
 @checked
 def synthetic_pairs(task: str, size: int = 20_000, seed: int = 0) -> list[Pair]:
-    """`size` pairs of different sources with their gold alignments; the same seed gives the same.
+    """`size` pairs with different sources and gold alignments. The same seed gives the same pairs.
 
     >>> pair = synthetic_pairs("grammar", 1, seed=0)[0]
     >>> print(pair.source, "|", pair.target)

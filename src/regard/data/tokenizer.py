@@ -1,4 +1,4 @@
-"""From text to ids and back: subwords learned by sentencepiece, or whole words."""
+"""Tokenizers from text to ids and back: subwords learned by sentencepiece, or whole words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -17,27 +16,28 @@ from regard.checks import checked
 from regard.data.vocabulary import BOS, EOS, PAD, SPECIALS, UNK
 from regard.data.words import cut
 from regard.errors import RegardError, nearest
+from regard.whole_files import whole_file
 
 __all__ = ["SentencePiece", "Tokenizer", "Words", "load_tokenizer", "train_tokenizer"]
 
-#: Written by sentencepiece in the place of a space.
+#: The character that sentencepiece writes for a space.
 SPACE = "▁"
-#: Written by sentencepiece for UNK; its spaces would make three words of one that holds an unknown character.
+#: The text that sentencepiece writes for UNK. Its spaces would cut a word with an unknown character in three.
 UNKNOWN = " ⁇ "
-#: Kinds of subwords: Kudo 2018, and Sennrich, Haddow & Birch 2016.
+#: The kinds of subwords: Kudo 2018; Sennrich, Haddow & Birch 2016.
 SUBWORDS = ("unigram", "bpe")
-#: How even the draws of `sample` are (Kudo 2018, §3.3; the share of dropped merges of Provilkov et al. 2020).
+#: The smoothing of `sample` (Kudo 2018, §3.3), or its share of dropped merges (Provilkov et al. 2020).
 SMOOTHING = 0.1
-#: Seeds that sentencepiece takes; the one above them stands for none.
+#: The number of seeds of sentencepiece. The next number means no seed.
 SEEDS = 2**32 - 1
-#: Bytes that the longest sentence is at least said to have: sentencepiece takes no less.
+#: The smallest value in bytes that sentencepiece accepts as the length of the longest sentence.
 SHORTEST = 10
 
 
 class Tokenizer(ABC):
-    """Text to ids and back. Ids 0 to 3 are PAD, UNK, BOS and EOS; `encode` adds none of them but UNK.
+    """Converts text to ids and back. Ids 0 to 3 are PAD, UNK, BOS and EOS. `encode` adds no id but UNK.
 
-    What is saved is one file, which `load_tokenizer` reads whatever its kind.
+    `save` writes one file. `load_tokenizer` reads it, for every kind of tokenizer.
 
     >>> from regard.data import train_tokenizer
     >>> tokenizer = train_tokenizer(["the dog sees", "the cat"], kind="words")
@@ -47,64 +47,55 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many ids there are, the four special ones among them."""
+        """The size of the vocabulary, with the four special ids."""
 
     @abstractmethod
     def encode(self, text: str, sample: bool = False, seed: int | None = None) -> list[int]:
         """The ids of a text, without BOS and EOS.
 
-        `sample` draws one of its cuts into pieces in place of the best; the same seed draws the same.
+        `sample` draws a random segmentation in place of the best one. The same seed gives the same segmentation.
         """
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids: reads up to the first EOS, leaves out PAD and BOS."""
+        """The text of ids up to the first EOS, without PAD and BOS."""
 
     @abstractmethod
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """What each id is written as, one for one; PAD, BOS and EOS, too."""
+        """The written piece of each id, also of PAD, BOS and EOS."""
 
     @abstractmethod
     def word_numbers(self, ids: Iterable[int]) -> list[int]:
-        """The number of the word of `decode(ids).split()` that each id is a part of; -1 for those of none."""
+        """The number of each id's word in `decode(ids).split()`; -1 for ids without a word."""
 
     def cut(self, text: str) -> list[str]:
-        """The words of a text that alignments link; see `regard.data.words.cut`."""
+        """The words of a text, as alignments count them; see `regard.data.words.cut`."""
         return cut(text)
 
     @abstractmethod
     def to_bytes(self) -> bytes:
-        """What `save` writes."""
+        """The content of the file that `save` writes."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one file, whole or not at all."""
-        path = Path(path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=path.parent, prefix=".regard-") as near:
-                draft = Path(near) / path.name
-                draft.write_bytes(self.to_bytes())
-                os.replace(draft, path)
-        except OSError as error:
-            raise RegardError(
-                f"Tokenizer.save: {path} cannot be written: {error.strerror or error}. Make room, or save elsewhere."
-            ) from error
+        """Write one file, completely or not at all."""
+        with whole_file(Path(path), "Tokenizer.save", " Make room, or save elsewhere.") as draft:
+            draft.write_bytes(self.to_bytes())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
-        """The tokenizer of a file, of whatever kind."""
+        """The tokenizer of a file, of any kind."""
         return load_tokenizer(path)
 
     @staticmethod
     def train(sentences: Iterable[str], size: int | None = None, kind: str = "unigram") -> Tokenizer:
-        """`train_tokenizer`, under the name it has in other libraries."""
+        """The same as `train_tokenizer`, under its usual name in other libraries."""
         return train_tokenizer(sentences, size, kind)
 
 
 class SentencePiece(Tokenizer):
-    """Subwords by sentencepiece (Kudo & Richardson 2018): no word is unknown whose characters were seen.
+    """Subwords by sentencepiece (Kudo & Richardson 2018). Every word of known characters has ids.
 
-    `model` is the content of a .model file, with pad, unk, bos and eos at 0, 1, 2 and 3.
+    `model` is the content of a .model file, with pad, unk, bos and eos at ids 0, 1, 2 and 3.
 
     >>> from regard.data import SentencePiece
     >>> subwords = SentencePiece.train(["the dog sees the cat", "the cat sees a dog"], size=16)
@@ -129,13 +120,13 @@ class SentencePiece(Tokenizer):
         self._model = model
 
     @staticmethod
-    def train(  # type: ignore[override]  # a size is needed here
+    def train(  # type: ignore[override]  # a size is required
         sentences: Iterable[str], size: int | None = 2000, kind: str = "unigram", coverage: float = 1.0
     ) -> SentencePiece:
-        """Learn `size` pieces from sentences, in memory; give those of the training split alone.
+        """Learn `size` pieces from sentences. Give only sentences of the training split.
 
-        `coverage` is the share of all characters that get an id of their own; for scripts of
-        thousands of characters 0.9995 leaves out the rarest.
+        `coverage` is the share of all characters in the text whose character gets an id. For scripts with thousands of
+        characters, 0.9995 leaves out the rarest characters.
         """
         library, model = _sentencepiece(), io.BytesIO()
         sentences = list(sentences)
@@ -154,7 +145,7 @@ class SentencePiece(Tokenizer):
                 unk_id=1,
                 bos_id=2,
                 eos_id=3,
-                num_threads=1,  # sums depend on how the text is shared out: the same model on every machine
+                num_threads=1,  # sums depend on the number of threads: one thread gives the same model on every machine
                 max_sentence_length=max(SHORTEST, *(len(sentence.encode()) + 1 for sentence in sentences)),
                 minloglevel=2,
             )
@@ -186,7 +177,7 @@ class SentencePiece(Tokenizer):
 
 
 class Words(Tokenizer):
-    """Whole words between spaces, for the synthetic tasks: every id is a word, every word an id.
+    """A vocabulary of whole words between spaces, for the synthetic tasks.
 
     >>> words = Words.train(["the dog sees", "the cat"])
     >>> words.encode("the bird sees"), words.decode(words.encode("the cat"))
@@ -198,11 +189,11 @@ class Words(Tokenizer):
         self._ids = {word: number for number, word in enumerate(self.words, len(SPECIALS))}
         wrong = any(word.split() != [word] or word in SPECIALS for word in self.words)
         if wrong or len(self._ids) != len(self.words):
-            raise RegardError("Words: a vocabulary is of different words without spaces, none of them a special one.")
+            raise RegardError("Words: the words must be different, without spaces, and none of the four special words.")
 
     @staticmethod
     def train(sentences: Iterable[str], size: int | None = None, kind: str = "words") -> Words:
-        """Every word of the sentences in alphabetical order, or the `size` - 4 most frequent ones."""
+        """The vocabulary of all words, or of the `size` - 4 most frequent words, in alphabetical order."""
         counts: dict[str, int] = {}
         for sentence in sentences:
             for word in sentence.split():
@@ -213,7 +204,7 @@ class Words(Tokenizer):
             raise RegardError("Words.train: there are no words to learn from. Give sentences that are not empty.")
         if size is not None and not len(SPECIALS) < size <= largest:
             raise RegardError(
-                f"Words.train: a vocabulary of {size} is asked for; the sentences, with the {len(SPECIALS)} "
+                f"Words.train: a vocabulary of {size} is not possible. These sentences, with the {len(SPECIALS)} "
                 f"special ids, allow {len(SPECIALS) + 1} to {largest}. Leave the size out to take every word."
             )
         return Words(sorted(known if size is None else known[: size - len(SPECIALS)]))
@@ -231,8 +222,8 @@ class Words(Tokenizer):
         return [(*SPECIALS, *self.words)[int(number)] for number in ids]
 
     def word_numbers(self, ids: Iterable[int]) -> list[int]:
-        real = [number not in (PAD, BOS, EOS) for number in ids]
-        return [count - 1 if each else -1 for each, count in zip(real, accumulate(real), strict=True)]
+        is_word = [number not in (PAD, BOS, EOS) for number in ids]
+        return [count - 1 if counts else -1 for counts, count in zip(is_word, accumulate(is_word), strict=True)]
 
     def cut(self, text: str) -> list[str]:
         return text.split()
@@ -241,13 +232,13 @@ class Words(Tokenizer):
         return json.dumps({"kind": "words", "words": self.words}, ensure_ascii=False).encode()
 
 
-#: Kinds that `train_tokenizer` knows.
+#: The kinds of tokenizers of `train_tokenizer`.
 KINDS = (*SUBWORDS, "words")
 
 
 @checked
 def train_tokenizer(sentences: Iterable[str], size: int | None = None, kind: str = "unigram") -> Tokenizer:
-    """Learn a vocabulary: "unigram" or "bpe" subwords (2,000 unless `size` says), or whole "words".
+    """Learn a vocabulary: "unigram" or "bpe" subwords (by default 2,000), or whole "words".
 
     >>> train_tokenizer(["a b a"], kind="words").encode("b a")
     [5, 4]
@@ -286,8 +277,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         if isinstance(error, RegardError) and "pip install" in str(error):
             raise
         raise RegardError(
-            f"load_tokenizer: {path} is no tokenizer, or its end is missing ({error}). Take the file from the run "
-            "once more, or train it anew."
+            f"load_tokenizer: {path} is not a tokenizer, or it is truncated ({error}). Copy the file again, or "
+            "train the tokenizer again."
         ) from None
 
 
@@ -301,23 +292,23 @@ def _sentencepiece() -> Any:
     return sentencepiece
 
 
-def _wrong_size(size: int | None, count: int, said: str) -> RegardError:
-    """What sentencepiece says of a size, as a rule and a remedy."""
-    if largest := re.search(r"value <= (\d+)", said):
+def _wrong_size(size: int | None, count: int, message: str) -> RegardError:
+    """The error of sentencepiece about a size, with a rule and a remedy."""
+    if largest := re.search(r"value <= (\d+)", message):
         return RegardError(
             f"SentencePiece.train: a vocabulary of {size} is more than {count} sentences allow; the largest possible "
             f"is {largest[1]}. Give a size of at most {largest[1]}, or more text."
         )
-    if smallest := re.search(r"\d+ vs (\d+)", said):
+    if smallest := re.search(r"\d+ vs (\d+)", message):
         return RegardError(
             f"SentencePiece.train: a vocabulary of {size} cannot hold the characters of the text; the smallest "
             f"possible is {smallest[1]}. Give a size of at least {smallest[1]}, or lower `coverage`."
         )
-    return RegardError(f"SentencePiece.train: sentencepiece could not learn {size} pieces ({said}).")
+    return RegardError(f"SentencePiece.train: sentencepiece could not learn {size} pieces ({message}).")
 
 
 def _plain(ids: Iterable[int]) -> list[int]:
-    """The ids of words: up to the first EOS, without PAD and BOS."""
+    """The ids up to the first EOS, without PAD and BOS."""
     plain: list[int] = []
     for number in map(int, ids):
         if number == EOS:
@@ -328,18 +319,20 @@ def _plain(ids: Iterable[int]) -> list[int]:
 
 
 def _numbered(pieces: Iterable[str]) -> list[int]:
-    """Numbers of words whose first piece begins with a space; a space alone belongs to the word that follows it."""
+    """The number of each piece's word. A word begins with a space; a lone space belongs to the next word."""
     numbers: list[int] = []
-    last, spaces = -1, []  # the places of spaces whose word is not there yet
-    for place, piece in enumerate(pieces):
+    word, spaces = -1, []  # spaces before the next word
+    for index, piece in enumerate(pieces):
         numbers.append(-1)
         if piece in SPECIALS and piece != SPECIALS[UNK]:
             continue
         if not piece.strip(SPACE):
-            spaces.append(place)
+            spaces.append(index)
             continue
-        last += piece.startswith(SPACE) or bool(spaces) or last < 0  # the first may lack its mark in what a model wrote
-        for each in (*spaces, place):
-            numbers[each] = last
+        word += (
+            piece.startswith(SPACE) or bool(spaces) or word < 0
+        )  # the first piece of a translation may lack its space
+        for member in (*spaces, index):
+            numbers[member] = word
         spaces.clear()
     return numbers

@@ -1,4 +1,4 @@
-"""The four ids that mean the same in every vocabulary."""
+"""The four special ids, the same in every vocabulary."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ __all__ = ["BOS", "EOS", "PAD", "SPECIALS", "UNK"]
 
 #: Fills rows up to the longest of a batch; never predicted, never attended to.
 PAD = 0
-#: Stands for what the vocabulary does not hold.
+#: Stands for text that is not in the vocabulary.
 UNK = 1
-#: What the decoder reads before the first word.
+#: The first input of the decoder.
 BOS = 2
 #: Ends every source and every translation.
 EOS = 3
-#: Their written forms, in the order of their ids.
+#: The written forms of the special ids, in order.
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
