@@ -327,6 +327,33 @@ def any_weight_on_demand():
 
 
 @case
+def scores_whose_sum_no_number_holds():
+    """Beside 2^60 float64 has steps of 256, so the log of a number of keys is lost, and all keys weigh the same."""
+    n = 21
+    q, k, v = some(2, 4, n, 6), some(2, 2, n, 6, seed=1), some(2, 2, n, 5, seed=2)
+    sinks = rg.Softmax(sink=0.0), rg.LearnedSink(4), rg.Softmax(sink=2.0**60)
+    for offset, mask, normalizer in itertools.product(
+        (2.0**60, -(2.0**60)), ("none", "prefix"), (rg.Softmax(), *sinks)
+    ):
+        bias = rg.LearnedTable(4, reach=3)
+        torch.nn.init.constant_(bias.table, offset)
+        attention = rg.Attention(mask=MASKS[mask](n), bias=bias, normalizer=normalizer).double()
+        ring = rg.Ring()
+        check(attention, q, k, v, ring)
+        with torch.no_grad():
+            mine = rg.attend(attention, *(ring.share(t) for t in (q, k, v)), engine=ring).weights
+            allowed = torch.ones(n, n) if mask == "none" else rg.attend(attention, q, k, v).weights.dense()[0, 0] != 0
+            sink = normalizer.sink if isinstance(normalizer, rg.Softmax) else 0.0
+            beside = 0.0 if sink is None or sink < offset else torch.inf if sink > offset else 1.0
+            expected = (1 / (allowed.double().sum(-1) + beside)).expand(2, 4, n)
+            torch.testing.assert_close(mine[..., 0], expected * allowed[:, 0], **CLOSE)
+            total = expected * allowed.sum(-1)
+            torch.testing.assert_close(mine.dense().sum(-1), total, **CLOSE)
+            received = mine.summarize(rg.Received())[0]
+            torch.testing.assert_close(received.sum(-1).double(), total.sum(-1), rtol=1e-5, atol=1e-5)
+
+
+@case
 def weights_of_changed_tensors_are_refused():
     ring = rg.Ring()
     own = [ring.share(some(1, 2, 12, 4, seed=n)) for n in range(3)]

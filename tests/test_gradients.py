@@ -395,6 +395,16 @@ def test_a_predicate_that_closes_over_a_tensor_is_remembered_as_it_was():
     assert (before[..., 1::2] == 0).all()
 
 
+def test_every_look_at_a_map_of_changed_tensors_is_refused():
+    q, k, v = inputs(learn=False)
+    weights = rg.attend(rg.Attention(), q, k, v).weights
+    weights.statistic, weights[0, 0, 0]  # what is known already must not answer
+    q.mul_(2)
+    for look in (lambda: weights[0, 0, 0], lambda: weights.select(0, 1), weights.dense, weights.entropy):
+        with pytest.raises(rg.RegardError, match="changed in place"):
+            look()
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_a_copy_of_a_map_has_its_weights(copied):
     attention, (q, k, v) = rg.Attention(bias=rg.T5Bias(2)), inputs(learn=False)

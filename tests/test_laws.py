@@ -124,8 +124,7 @@ def test_no_future_leaks_into_the_past(name, engine):
     if before is None:
         return
     cut = q.shape[2] // 2
-    for tensor in (q, k, v):
-        tensor[:, :, cut:] = 3 * tensor[:, :, cut:] + 5
+    q, k, v = (torch.cat((x[:, :, :cut], 3 * x[:, :, cut:] + 5), 2) for x in (q, k, v))
     after = rg.attend(attention, q, k, v, engine=engine)
     assert torch.equal(before.output[:, :, :cut], after.output[:, :, :cut])
     assert torch.equal(before.weights[:, :, :cut], after.weights[:, :, :cut])

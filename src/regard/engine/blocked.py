@@ -7,7 +7,7 @@ product under softmax, torch's fused kernel runs inside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -26,7 +26,8 @@ from regard.engine.runs import CALL_BYTES, Run, runs
 from regard.engine.transforms import HIDDEN_GRADIENTS, differentiable_once
 from regard.pieces.contents import tensor_snapshot
 from regard.pieces.mask import Mask
-from regard.pieces.normalizer import Statistic
+from regard.pieces.normalizer import Statistic, is_coarse
+from regard.shapes import known_none
 
 #: Bytes of scores and what goes with them that one block may hold.
 BLOCK_BYTES = 48 << 20
@@ -173,6 +174,12 @@ class Work:
         )
 
 
+class Formed(Work):
+    """Blocks whose scores are formed, for what the fused kernel cannot tell."""
+
+    flash = None  # type: ignore[assignment]
+
+
 def _pace(size: int) -> float:
     """Time of a pair in the fused kernel, which takes 32, 64 or 256 queries at once, by how many there are."""
     return 1.3 if size < 192 else 1.15 if size < 768 else 1.0
@@ -209,11 +216,7 @@ class _Blocked(torch.autograd.Function):
         problem = ctx.outline.around([*tensors[: len(on_rows)], *leaves[len(on_rows) :]])
         work = Work.again(problem, ctx.blocks)
         grads = [_sum_of(t) if w else None for t, w in zip(tensors, wanted, strict=True)]
-        for block in work.blocks:
-            if remembered:
-                parts = _remembered_gradients(work, block, remembered, grad)
-            else:
-                parts = _block_gradients(work, block, grad, wanted)
+        for block, parts in _gradients(work, remembered, grad, wanted):
             columns = block.index(grad.device)
             places = [block.rows if rows else columns for rows in on_rows]
             for total, part, place in zip(grads, parts, places, strict=False):
@@ -222,6 +225,36 @@ class _Blocked(torch.autograd.Function):
                 if total is not None and part is not None:
                     total += part
         return None, *(g if g is None else g.to(t.dtype) for g, t in zip(grads, tensors, strict=True))
+
+
+Parts = list[Tensor | None]
+
+
+def _gradients(
+    work: Work, remembered: Sequence[Tensor], grad: Tensor, wanted: Sequence[bool]
+) -> Iterator[tuple[Block, Parts]]:
+    """The gradients of every block, by the kernel from what it remembered, where that is precise enough.
+
+    The kernel computes weights as exp(score - log-sum-exp). A coarse log-sum-exp would scale the gradients of its row,
+    so the scores of such rows are formed, and the kernel takes these rows for empty ones.
+    """
+    if not remembered:
+        for block in work.blocks:
+            yield block, _block_gradients(work, block, grad, wanted)
+        return
+    output, log_total = remembered
+    coarse = is_coarse(log_total)
+    if known_none(coarse):
+        for block in work.blocks:
+            yield block, _remembered_gradients(work, block, remembered, grad)
+        return
+    precise = output, log_total.masked_fill(coarse, torch.inf)
+    for block in work.blocks:
+        yield block, _remembered_gradients(work, block, precise, grad.masked_fill(coarse[..., None], 0.0))
+    formed, of_coarse = Formed(work.problem), grad.masked_fill(~coarse[..., None], 0.0)
+    for block in formed.blocks:
+        if coarse[:, :, block.rows].any():
+            yield block, _block_gradients(formed, block, of_coarse, wanted)
 
 
 def _remembered_gradients(work: Work, block: Block, remembered: Sequence[Tensor], grad: Tensor) -> list[Tensor | None]:

@@ -16,7 +16,7 @@ from regard.engine.transforms import HIDDEN_GRADIENTS
 from regard.pieces.bias import AdditiveBias
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
-from regard.pieces.normalizer import LearnedSink, Softmax, Statistic
+from regard.pieces.normalizer import LearnedSink, Softmax, Statistic, some_coarse
 from regard.shapes import at_least_float32, group, has_numbers, in_one_dtype
 
 
@@ -181,6 +181,8 @@ class FlashRows:
             return "it could not drop the same weights again in the backward pass"
         if attention.normalizer.row_sum is None and (self._learns_sink or not self.tells_statistic):
             return "the sink acts through the log-sum-exp, which the kernel does not tell with gradients"
+        if attention.normalizer.row_sum is None and some_coarse(torch.as_tensor(self._normalizer.sink)):
+            return "beside so large a sink the kernel's log-sum-exp is too coarse to tell the sink's share"
         return None
 
     @property
@@ -261,7 +263,7 @@ class FlashRows:
     ) -> tuple[Tensor, Statistic | None]:
         if log_total is None:
             return output.to(dtype), None
-        total = self._normalizer.with_sink(log_total)
+        (total,) = self._normalizer.with_sink((log_total,))
         if self._normalizer.row_sum is None:
             output = output * torch.exp(log_total - total)[..., None].to(output.dtype)
         return output.to(dtype), (total,)

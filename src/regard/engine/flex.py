@@ -56,7 +56,7 @@ class Flex(Engine):
         output, aux = call(problem.query.device)(*lowered.tensors, **lowered.options, return_aux=AuxRequest(lse=True))
         normalizer = problem.attention.normalizer
         assert isinstance(normalizer, Softmax | LearnedSink)
-        total = normalizer.with_sink(aux.lse)
+        (total,) = normalizer.with_sink((aux.lse,))
         if normalizer.row_sum is None:
             output = output * torch.exp(aux.lse - total)[..., None].to(output.dtype)
         return Result(output.to(problem.value.dtype), (total.detach(),))

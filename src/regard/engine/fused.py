@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from regard.engine.blocked import Blocked
 from regard.engine.blocks import Block, starts_causal, whole
 from regard.engine.dense import flops_per_pair
 from regard.engine.flash import FlashRows
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.transforms import differentiable_once
+from regard.pieces.normalizer import some_coarse
 
 #: Largest additive mask, in bytes, that is worth building to save the blocks.
 MASK_BYTES = 16 << 20
@@ -31,7 +33,10 @@ class Fused(Engine):
     def run(self, problem: Problem) -> Result:
         value, *prepared = differentiable_once(self.name, problem.value, *problem.prepared.tensors())
         tile = problem.prepared.with_tensors(prepared)
-        return Result(*FlashRows(problem).solve(block_of(problem), tile, value))
+        output, statistic = FlashRows(problem).solve(block_of(problem), tile, value)
+        if statistic is not None and problem.learns and some_coarse(statistic[0]):
+            return Blocked().run(problem)  # the kernel's own backward divides by exp of the coarse log-sum-exp
+        return Result(output, statistic)
 
     def cost(self, problem: Problem) -> Cost:
         s = problem.sizes

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared, scores
 from regard.pieces.dropout import kept
 from regard.pieces.grid import Grid
-from regard.pieces.normalizer import Statistic
-from regard.shapes import at_least_float32, grouped_values, without_autocast
+from regard.pieces.normalizer import Statistic, has_log_total, is_coarse
+from regard.positions import Positions
+from regard.shapes import as_slice, at_least_float32, grouped_values, has_numbers, to_device, without_autocast
+from regard.spans import Spans
+
+#: Bytes of scores that rows may hold while their statistic is computed again.
+REFINED_BYTES = 48 << 20
 
 
 def solve_rows(
@@ -30,6 +36,40 @@ def solve_rows(
     with without_autocast(value.device):  # it would round the weights
         output = grouped_values(weights, at_least_float32(value).to(weights.dtype)).to(value.dtype)
     return output, tuple(t.detach() for t in statistic)
+
+
+@torch.no_grad()
+def in_full(
+    attention: Attention, prepared: Prepared, positions: Positions, grid: Grid, statistic: Statistic
+) -> Statistic:
+    """The statistic with its remainder, where a kernel told the log-sum-exp alone.
+
+    The scores of a row are computed again only if its log-sum-exp is too large to be precise.
+    """
+    if len(statistic) > 1 or not has_log_total(attention.normalizer):
+        return statistic
+    total, remainder = statistic[0], torch.zeros_like(statistic[0])
+    coarse = is_coarse(total).flatten(0, 1).any(0)
+    if not has_numbers(coarse) or not len(rows := coarse.nonzero().flatten().cpu()):
+        return total, remainder
+    total, (B, H, _) = total.clone(), total.shape
+    row_bytes = B * H * grid.key.numel() * prepared.query.element_size() * (2 * attention.score.floats_per_score + 4)
+    for some in rows.split(max(1, REFINED_BYTES // row_bytes)):
+        place = to_device(some, total.device)
+        total[:, :, place], remainder[:, :, place] = _log_total(attention, prepared, positions, grid, some)
+    return total, remainder
+
+
+def _log_total(attention: Attention, prepared: Prepared, positions: Positions, grid: Grid, rows: Tensor) -> Statistic:
+    """The statistic of some rows, by indices on the host, from the scores of all keys they may attend to."""
+    first, last = int(rows[0]) + positions.start, int(rows[-1]) + positions.start
+    mask, keys = attention.mask, Spans.of((0, grid.key.numel()))
+    if mask is not None:
+        keys = positions.columns(mask.may(first, last + 1))
+    i = at if (at := as_slice(rows)) is not None else to_device(rows, grid.device)
+    columns = keys.tensor(grid.device)
+    s = scores(attention, prepared.tile(i, columns), grid.tile(i, keys))
+    return attention.normalizer.statistic(s, columns)
 
 
 class Collected:

@@ -15,12 +15,12 @@ from regard.attention import Attention, Prepared, makes_new_scores, scores, snap
 from regard.checks import Count, checked
 from regard.display import viewer
 from regard.engine.blocks import blocks
-from regard.engine.rows import Collected
+from regard.engine.rows import Collected, in_full
 from regard.errors import RegardError
 from regard.maps.folds import Distance, Entropy, Fold, Links, Mass, Pool, Received, Similarity, Tile, Top
 from regard.maps.indices import Index, OutOfRange, indices
 from regard.pieces.grid import Grid
-from regard.pieces.normalizer import Statistic, has_log_total
+from regard.pieces.normalizer import Statistic, add_log_sums, has_log_total
 from regard.positions import Positions
 from regard.shapes import as_slice, at_least_float32, to_device
 from regard.spans import Spans
@@ -99,10 +99,10 @@ class AttentionMap:
     @cached_property
     @torch.no_grad()
     def statistic(self) -> Statistic:
-        """The row statistic r (for softmax the log-sum-exp, natural log); (B, H, I, ...) each."""
-        if self._statistic is not None:
-            return self._statistic
+        """The row statistic r, (B, H, I, ...) each: for softmax the natural log-sum-exp and what its rounding took."""
         self._check_unchanged()
+        if self._statistic is not None:
+            return in_full(self.attention, self._prepared, self.positions, self.grid, self._statistic)
         if 0 in self.shape:
             return self._of_empty_rows()
         return self._of_parts() if has_log_total(self.attention.normalizer) else self._of_whole_rows()
@@ -129,8 +129,10 @@ class AttentionMap:
         """The statistic of some queries from the scores of their tiles, where it is the log of a sum."""
         normalizer, query = self.attention.normalizer, self._prepared.query[:, :, rows, 0]
         assert has_log_total(normalizer)
-        nothing = torch.full_like(query, -torch.inf, dtype=at_least_float32(query).dtype)
-        return (normalizer.with_sink(reduce(torch.logaddexp, map(normalizer.log_total, scores), nothing)),)
+        none = torch.full_like(query, -torch.inf, dtype=at_least_float32(query).dtype)
+        return normalizer.with_sink(
+            reduce(add_log_sums, map(normalizer.log_total, scores), (none, torch.zeros_like(none)))
+        )
 
     def _of_whole_rows(self) -> Statistic:
         """The statistic where it takes all scores of a row at once, as a threshold does."""
@@ -225,6 +227,7 @@ class AttentionMap:
     @checked
     def select(self, batch: Index, head: Index) -> AttentionMap:
         """The map of some batch entries and heads (indices), still lazy."""
+        self._check_unchanged()
         batch = indices("weights.select", "batch", batch, self.shape[0])
         head = indices("weights.select", "head", head, self.shape[1])
         near = to_device(batch, self.device), to_device(head, self.device)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from regard.maps.attention_map import AttentionMap
-from regard.pieces.normalizer import LearnedSink, Softmax
+from regard.pieces.normalizer import LearnedSink, Softmax, some_coarse
 from regard.pieces.score import scale_of_heads
 from regard.shapes import at_least_float32
 
 
 def is_dot(weights: AttentionMap) -> bool:
-    """Whether w_ij = exp(c q_i . k_j - r_i) where the mask allows, the same mask for all heads.
+    """Whether w_ij = exp(c q_i . k_j - r_i) where the mask allows, the same mask for all heads, with precise r_i.
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 2, 3, 4)
@@ -24,7 +24,7 @@ def is_dot(weights: AttentionMap) -> bool:
     scale = attention.score.scale(weights._prepared.query.shape[-1])
     plain = isinstance(attention.normalizer, Softmax | LearnedSink) and not attention.bias
     one = attention.mask is None or attention.mask.allowed(weights.grid.tile(slice(0, 1), slice(0, 1))).shape[1] == 1
-    return scale is not None and plain and one
+    return scale is not None and plain and one and not some_coarse(weights.statistic[0])
 
 
 def scaled(weights: AttentionMap) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,9 +17,12 @@ from torch import Tensor, nn
 
 from regard.checks import Size, checked
 from regard.errors import RegardError
-from regard.shapes import Sizes, known_none
+from regard.shapes import Sizes, has_numbers, known_none
 
 Statistic = tuple[Tensor, ...]
+
+#: A log-sum-exp beyond this rounds by more than 1024 half units in the last place of 1: by 6e-5 in float32.
+COARSE = 1024.0
 
 
 class Normalizer(ABC):
@@ -69,23 +72,62 @@ class Normalizer(ABC):
         """Refuse sizes that the normaliser was not made for."""
 
 
-def log_sum_exp(scores: Tensor) -> Tensor:
-    """log sum_j exp(s_ij), -inf for an empty row, with gradients that stay finite there."""
+def log_sum_exp(scores: Tensor) -> Statistic:
+    """log sum_j exp(s_ij) in two numbers, -inf for an empty row, with gradients that stay finite there."""
     greatest = scores.detach().amax(-1, keepdim=True)
     greatest = greatest.masked_fill(greatest.isneginf(), 0.0)
     total = (scores - greatest).exp().sum(-1)
     empty = total == 0
-    return (total.masked_fill(empty, 1.0).log() + greatest.squeeze(-1)).masked_fill(empty, -torch.inf)
+    return in_two_numbers(greatest.squeeze(-1), total.masked_fill(empty, 1.0).log().masked_fill(empty, -torch.inf))
 
 
-def softmax_weights(scores: Tensor, log_total: Tensor) -> Tensor:
+def in_two_numbers(greatest: Tensor, log_sum: Tensor) -> Statistic:
+    """greatest + log_sum as the nearest number, and the remainder that this number cannot hold (Dekker 1971).
+
+    Beside scores of 1e9 float32 has steps of 64, so log n is in the remainder. It has no gradient: it is rounding.
+    """
+    log_total = greatest + log_sum
+    remainder = log_sum.detach() - (log_total.detach() - greatest.detach())
+    return log_total, remainder.masked_fill(~log_total.detach().isfinite(), 0.0)
+
+
+def add_log_sums(one: Statistic, other: Statistic) -> Statistic:
+    """The log of the sum of both rows' sums, each log in two numbers."""
+    greatest = _finite(torch.maximum(one[0].detach(), other[0].detach()))
+    return in_two_numbers(greatest, torch.logaddexp(*(log - greatest + rest for log, rest in (one, other))))
+
+
+def is_coarse(log_total: Tensor) -> Tensor:
+    """Which rows need the remainder, since their log-sum-exp alone is too coarse."""
+    return (log_total.abs() > COARSE) & log_total.isfinite()
+
+
+def some_coarse(log_total: Tensor) -> bool:
+    """Whether some row is coarse, as far as numbers can be read; on a device the host waits for the answer."""
+    return has_numbers(log_total) and bool(is_coarse(log_total).any())
+
+
+def softmax_weights(scores: Tensor, statistic: Statistic) -> Tensor:
     """exp(s_ij - r_i), 0 in empty rows."""
-    return _at_most_one(torch.exp(scores - _finite(log_total).unsqueeze(-1)))
+    log_total, *remainders = _used(statistic)
+    logs = scores - _finite(log_total).unsqueeze(-1)
+    for remainder in remainders:
+        logs = logs - remainder.unsqueeze(-1)
+    return _at_most_one(logs.exp())
 
 
-def _log_softmax_weights(scores: Tensor, log_total: Tensor) -> Tensor:
+def _log_softmax_weights(scores: Tensor, statistic: Statistic) -> Tensor:
     """s_ij - r_i, at most 0, written over the scores."""
-    return scores.sub_(_finite(log_total).unsqueeze(-1)).clamp_(max=0.0)
+    log_total, *remainders = _used(statistic)
+    scores.sub_(_finite(log_total).unsqueeze(-1))
+    for remainder in remainders:
+        scores.sub_(remainder.unsqueeze(-1))
+    return scores.clamp_(max=0.0)
+
+
+def _used(statistic: Statistic) -> Statistic:
+    """The log-sum-exp, with its remainder unless no row is known to need it."""
+    return statistic[:1] if known_none(is_coarse(statistic[0].detach())) else statistic
 
 
 def _at_most_one(weights: Tensor) -> Tensor:
@@ -104,7 +146,7 @@ def _finite(log_total: Tensor) -> Tensor:
 @checked
 @dataclass(frozen=True)
 class Softmax(Normalizer):
-    """w_ij = exp(s_ij / T) / sum_j exp(s_ij / T); the statistic is the log of the sum.
+    """w_ij = exp(s_ij / T) / sum_j exp(s_ij / T); the statistic is the log of the sum, and what its rounding took.
 
     Below T = 1 the row sharpens, and as T goes to 0 it becomes a hard lookup (`Hardmax`); above,
     it flattens. With a `sink` the denominator has the extra term exp(sink), so a head can look
@@ -135,23 +177,23 @@ class Softmax(Normalizer):
         return 1.0 if self.sink is None else None
 
     def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
-        return (self.with_sink(self.log_total(scores)),)
+        return self.with_sink(self.log_total(scores))
 
-    def log_total(self, scores: Tensor) -> Tensor:
+    def log_total(self, scores: Tensor) -> Statistic:
         """log sum_j exp(s_ij / T) over any part of the rows; those of all parts add up to the row's (B, H, I)."""
         return log_sum_exp(self._tempered(scores))
 
-    def with_sink(self, log_total: Tensor) -> Tensor:
-        """The statistic from a plain log-sum-exp (B, H, I)."""
+    def with_sink(self, log_total: Statistic) -> Statistic:
+        """The statistic from a plain log-sum-exp (B, H, I), in one number or two."""
         if self.sink is None:
             return log_total
-        return torch.logaddexp(log_total, torch.full_like(log_total, self.sink))
+        return _with_sink(log_total, torch.full_like(log_total[0], self.sink))
 
     def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
-        return softmax_weights(self._tempered(scores), statistic[0])
+        return softmax_weights(self._tempered(scores), statistic)
 
     def log_weights(self, scores: Tensor, statistic: Statistic) -> Tensor:
-        return _log_softmax_weights(self._tempered(scores), statistic[0])
+        return _log_softmax_weights(self._tempered(scores), statistic)
 
     def rows(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Statistic]:
         if self.sink is not None:
@@ -162,10 +204,10 @@ class Softmax(Normalizer):
         if may_be_empty := not known_none(empty):
             s = s.masked_fill(empty.unsqueeze(-1), 0.0)
         weights = torch.softmax(s, -1)
-        log_total = greatest - weights.detach().amax(-1).log()  # the greatest weight is exp(its score - r) >= 1 / J
+        log_sum = -weights.detach().amax(-1).log()  # the greatest weight is exp(its score - r) >= 1 / J
         if may_be_empty:
-            weights, log_total = weights.masked_fill(empty.unsqueeze(-1), 0.0), log_total.masked_fill(empty, -torch.inf)
-        return weights, (log_total,)
+            weights = weights.masked_fill(empty.unsqueeze(-1), 0.0)
+        return weights, in_two_numbers(greatest, log_sum)
 
     def solve(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor | None, Statistic]:
         if self.sink is not None:
@@ -198,19 +240,19 @@ class LearnedSink(nn.Module, Normalizer):
         self.sink = nn.Parameter(torch.zeros(num_heads))
 
     def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
-        return (self.with_sink(self.log_total(scores)),)
+        return self.with_sink(self.log_total(scores))
 
-    def log_total(self, scores: Tensor) -> Tensor:
+    def log_total(self, scores: Tensor) -> Statistic:
         return log_sum_exp(scores)
 
-    def with_sink(self, log_total: Tensor) -> Tensor:
-        return torch.logaddexp(log_total, self.sink.to(log_total.dtype).view(1, -1, 1).expand_as(log_total))
+    def with_sink(self, log_total: Statistic) -> Statistic:
+        return _with_sink(log_total, self.sink.to(log_total[0].dtype).view(1, -1, 1).expand_as(log_total[0]))
 
     def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
-        return softmax_weights(scores, statistic[0])
+        return softmax_weights(scores, statistic)
 
     def log_weights(self, scores: Tensor, statistic: Statistic) -> Tensor:
-        return _log_softmax_weights(scores, statistic[0])
+        return _log_softmax_weights(scores, statistic)
 
     def check(self, sizes: Sizes) -> None:
         if self.sink.shape[0] != sizes.H:
@@ -218,6 +260,12 @@ class LearnedSink(nn.Module, Normalizer):
 
     def extra_repr(self) -> str:
         return str(self.sink.shape[0])
+
+
+def _with_sink(log_total: Statistic, sink: Tensor) -> Statistic:
+    if len(log_total) == 1:
+        return (torch.logaddexp(log_total[0], sink),)
+    return add_log_sums(log_total, (sink, torch.zeros_like(sink)))
 
 
 def has_log_total(normalizer: Normalizer) -> TypeGuard[Softmax | LearnedSink]:
@@ -305,11 +353,11 @@ class TopK(Normalizer):
     def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
         kept = scores.topk(min(self.k, scores.shape[-1]), dim=-1)
         indices = columns[kept.indices].masked_fill(kept.values.isneginf(), -1)
-        return log_sum_exp(kept.values), indices
+        return *log_sum_exp(kept.values), indices
 
     def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
-        log_total, kept = statistic
-        return softmax_weights(scores, log_total) * _kept(kept, columns).to(scores.dtype)
+        *log_total, kept = statistic
+        return softmax_weights(scores, tuple(log_total)) * _kept(kept, columns).to(scores.dtype)
 
 
 #: The index of the best key in a row with a NaN score.

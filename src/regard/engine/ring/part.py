@@ -10,17 +10,18 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared, scores
-from regard.engine.blocked import Blocked, Work
+from regard.engine.blocked import Blocked, Formed
 from regard.engine.blocks import Block
 from regard.engine.problem import Problem
+from regard.engine.rows import in_full
 from regard.pieces.contents import take_apart
-from regard.pieces.normalizer import Normalizer, Softmax, Statistic, Sum, has_log_total
+from regard.pieces.normalizer import Normalizer, Softmax, Statistic, Sum, add_log_sums, has_log_total
 from regard.positions import Positions
 from regard.shapes import Sizes, at_least_float32, grouped_values
 from regard.spans import Spans
 
 #: Some queries' outputs and the statistic of their rows.
-Rows = tuple[Tensor, Tensor]
+Rows = tuple[Tensor, Statistic]
 
 
 def refusal(attention: Attention) -> str | None:
@@ -58,22 +59,29 @@ class Part(Problem):
         """The output over these keys alone, in float32 at least, and the statistic of its rows."""
         result = Blocked().run(self)
         assert result.statistic is not None
-        return at_least_float32(result.output), result.statistic[0]
+        statistic = in_full(self.attention, self.prepared, self.positions, self.grid, result.statistic)
+        return at_least_float32(result.output), statistic
 
 
 def merge(normalizer: Normalizer, rows: Rows, others: Rows) -> None:
     """Take other keys into the rows, in place: averages, weighted by how much each has summed up."""
     (output, total), (added, more) = rows, others
     if has_log_total(normalizer):
-        both = torch.logaddexp(total, more)
-        finite = both.masked_fill(both.isneginf(), 0.0)
-        factors = torch.exp(total - finite), torch.exp(more - finite)
+        both = add_log_sums(total, more)
+        factors = share(total, both), share(more, both)
     else:
-        both = total + more
-        whole = both.masked_fill(both == 0, 1.0)
-        factors = total / whole, more / whole
+        both = (total[0] + more[0],)
+        whole = both[0].masked_fill(both[0] == 0, 1.0)
+        factors = total[0] / whole, more[0] / whole
     output.mul_(factors[0][..., None]).addcmul_(added, factors[1][..., None])
-    total.copy_(both)
+    for mine, new in zip(total, both, strict=True):
+        mine.copy_(new)
+
+
+def share(part: Statistic, whole: Statistic) -> Tensor:
+    """How much of the sum of a row a part of its keys has, from the logs of both in two numbers; 0 in empty rows."""
+    finite = whole[0].masked_fill(whole[0].isneginf(), 0.0)
+    return torch.exp(part[0] - finite + (part[1] - whole[1]))
 
 
 def finished(normalizer: Normalizer, rows: Rows) -> Rows:
@@ -83,7 +91,7 @@ def finished(normalizer: Normalizer, rows: Rows) -> Rows:
         return rows
     with_sink = normalizer.with_sink(total)
     if normalizer.row_sum is None:
-        output = output * torch.exp(total - with_sink)[..., None]
+        output = output * share(total, with_sink)[..., None]
     return output, with_sink
 
 
@@ -96,19 +104,13 @@ class Slopes:
     statistic: Statistic
 
     @staticmethod
-    def of(output: Tensor, grad: Tensor, statistic: Tensor) -> Slopes:
+    def of(output: Tensor, grad: Tensor, statistic: Statistic) -> Slopes:
         grad = at_least_float32(grad)
-        return Slopes(grad, (grad * output).sum(-1), (statistic,))
+        return Slopes(grad, (grad * output).sum(-1), statistic)
 
     def rows(self, rows: slice, entries: slice = slice(None)) -> Slopes:
         found = (t[entries, :, rows] for t in (self.grad, self.along, *self.statistic))
         return Slopes(next(found), next(found), tuple(found))
-
-
-class _Formed(Work):
-    """Blocks whose scores are formed: the fused kernel knows only the statistic of the keys it is given."""
-
-    flash = None  # type: ignore[assignment]
 
 
 def gradients(
@@ -117,11 +119,12 @@ def gradients(
     """Of value, prepared tensors and parameters, as far as they are wanted, in float32 at least.
 
     With r the statistic of whole rows, d out_i / d s_ij = w_ij (v_j - out_i): of other keys a part needs nothing but r.
+    Scores are formed, since the fused kernel knows only the statistic of the keys it is given.
     """
     like = (part.value, *part.prepared.tensors(), *parameters)
     totals = [zeros_like(t) if want else None for t, want in zip(like, wanted, strict=True)]
     on_rows = [False, *part.prepared.on_rows()]
-    for block in _Formed(part).blocks:
+    for block in Formed(part).blocks:
         columns = block.index(part.value.device)
         places = [block.rows if is_row else columns for is_row in on_rows]
         found = _of_block(part, whole, block, slopes.rows(block.rows, block.entries), wanted, parameters)

@@ -29,7 +29,7 @@ from regard.engine.ring.part import (
 from regard.engine.ring.route import Route
 from regard.engine.transforms import differentiable_once
 from regard.pieces.contents import tensor_snapshot, tensors_of
-from regard.pieces.normalizer import has_log_total
+from regard.pieces.normalizer import Statistic, has_log_total
 from regard.spans import Spans
 
 
@@ -49,8 +49,8 @@ class Turn:
     number: int = 0
 
     def run(self) -> Result:
-        output, statistic = _Turn.apply(self, *differentiable_once("ring", *self.own.tensors()))  # type: ignore[misc]
-        return Result(output, (statistic,))
+        output, *statistic = _Turn.apply(self, *differentiable_once("ring", *self.own.tensors()))  # type: ignore[misc]
+        return Result(output, tuple(statistic))
 
     @cached_property
     def attention(self) -> Attention:
@@ -158,7 +158,7 @@ class _Turn(torch.autograd.Function):
     """Forward, keys travel once; backward, they travel again, and their gradients come home."""
 
     @staticmethod
-    def forward(ctx: Any, turn: Turn, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, turn: Turn, *tensors: Tensor) -> tuple[Tensor, ...]:
         outline, whole, rows = turn.own.outline(), turn.own.attention.normalizer, _nothing(turn)
         shared, piece_tensors = tensors[: len(outline.on_rows)], turn.own.piece_tensors
         for step, came in turn.visits(turn.keys(shared)):
@@ -168,30 +168,32 @@ class _Turn(torch.autograd.Function):
         output = output.to(turn.own.value.dtype)
         ctx.outline, ctx.turn = outline, replace(turn, own=None)  # its tensors are saved by autograd
         ctx.save_for_backward(
-            output, rows[1], statistic, *(t.detach() for t in shared), *map(tensor_snapshot, piece_tensors)
+            output, *rows[1], *statistic, *(t.detach() for t in shared), *map(tensor_snapshot, piece_tensors)
         )
-        ctx.mark_non_differentiable(statistic)
-        return output, statistic
+        ctx.numbers = len(statistic)
+        ctx.mark_non_differentiable(*statistic)
+        return output, *statistic
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        output, total, statistic, *tensors = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        (output, *saved), numbers = ctx.saved_tensors, ctx.numbers
+        total, statistic, tensors = saved[:numbers], saved[numbers : 2 * numbers], saved[2 * numbers :]
         ctx.turn.exchange.agree("backward", {"attend": f"number {ctx.turn.number}"})
         wanted, count = ctx.needs_input_grad[1:], len(ctx.outline.on_rows)
         leaves = [t.detach().requires_grad_(w) for t, w in zip(tensors[count:], wanted[count:], strict=True)]
         turn = replace(ctx.turn, own=ctx.outline.around([*tensors[:count], *leaves]))
-        slopes = Slopes.of(output, grad, statistic)
+        slopes = Slopes.of(output, grad, tuple(statistic))
         gathered = _Return(turn, tensors[:count], leaves, wanted)
         gathered.take_all(slopes)
-        gathered.add_sink(total, slopes)
+        gathered.add_sink(tuple(total), slopes)
         return None, *(g if g is None else g.to(t.dtype) for g, t in zip(gathered.totals, tensors, strict=True))
 
 
 def _take(turn: Turn, rows: Rows, step: int, shared: Sequence[Tensor]) -> None:
     """The keys that came, merged into the rows that have seen others."""
     for place, _, part in turn.parts(step, shared):
-        some = rows[0][:, :, place], rows[1][:, :, place]
+        some = rows[0][:, :, place], tuple(t[:, :, place] for t in rows[1])
         merge(turn.own.attention.normalizer, some, part.solve())
 
 
@@ -199,9 +201,9 @@ def _nothing(turn: Turn) -> Rows:
     """Rows before any key came."""
     s, value = turn.own.sizes, turn.own.value
     precision = torch.promote_types(value.dtype, torch.float32)
-    nothing = -torch.inf if has_log_total(turn.own.attention.normalizer) else 0.0
+    nothing = (-torch.inf, 0.0) if has_log_total(turn.own.attention.normalizer) else (0.0,)
     output = torch.zeros(s.B, s.H, s.I, s.E, dtype=precision, device=value.device)
-    return output, torch.full(output.shape[:3], nothing, dtype=precision, device=value.device)
+    return output, tuple(output.new_full(output.shape[:3], number) for number in nothing)
 
 
 class _Return:
@@ -250,7 +252,7 @@ class _Return:
                     total += new
         return self._of_keys(totals)
 
-    def add_sink(self, total: Tensor, slopes: Slopes) -> None:
+    def add_sink(self, total: Statistic, slopes: Slopes) -> None:
         """What a learned sink takes from each row: d out / d r = -out, and r is known from the row's total."""
         normalizer = self.turn.own.attention.normalizer
         own = {id(t) for t in tensors_of(normalizer)}
@@ -258,7 +260,7 @@ class _Return:
         if not chosen or not has_log_total(normalizer):
             return
         with torch.enable_grad():
-            statistic = normalizer.with_sink(total)
+            statistic, _ = normalizer.with_sink(total)
             learned = [self.parameters[n] for n in chosen]
             found = torch.autograd.grad(statistic, learned, -slopes.along.to(statistic.dtype), allow_unused=True)
         for n, new in zip(chosen, found, strict=True):
