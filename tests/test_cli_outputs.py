@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 pytest.importorskip("transformers")
 
 from regard.cli.app import app
-from regard.hf.text_reader import Reader
+from regard.hf.text_reader import TextReader
 
 
 class WorkHasBegun(Exception):
@@ -24,7 +24,7 @@ def begun(*_, **__):
 @pytest.fixture(autouse=True)
 def work(monkeypatch):
     """Every command stops where its work begins."""
-    monkeypatch.setattr(Reader, "load", staticmethod(begun))
+    monkeypatch.setattr(TextReader, "load", staticmethod(begun))
     monkeypatch.setattr("regard.bench.machine.measured", begun)
     monkeypatch.setattr("regard.cli.bench.measured", begun)
     monkeypatch.setattr("regard.cli.view.open_folder", begun)

@@ -17,10 +17,11 @@ import transformers
 import regard as rg
 from miniatures import BART, BERT, IMAGE
 from regard.cli.app import app
-from regard.cli.compare import SHARES, differences, letter_of
+from regard.cli.compare import letter_of
 from regard.hf import text_reader as reading
-from regard.hf.text_reader import PROBE, Reader
+from regard.hf.text_reader import PROBE, TextReader
 from regard.stats import roles, shuffle_order
+from regard.stats.differences import SHARES, differences
 from regard.viewer import load_run
 
 SENTENCE = "The animal didn't cross the street because it was too tired."
@@ -39,20 +40,20 @@ def run(*arguments, status=0):
 
 @pytest.fixture(scope="module")
 def reader():
-    return Reader.load("minilm")
+    return TextReader.load("minilm")
 
 
 @pytest.fixture(autouse=True)
 def model(reader, monkeypatch):
-    monkeypatch.setattr("regard.hf.text_reader.Reader.load", staticmethod(lambda name: reader))
+    monkeypatch.setattr("regard.hf.text_reader.TextReader.load", staticmethod(lambda name: reader))
 
 
 VOCABULARY = {"vocab_size": 30522}
 
 
 def reads_with(monkeypatch, reader, model):
-    own = Reader(model.eval(), reader.tokenizer)
-    monkeypatch.setattr("regard.hf.text_reader.Reader.load", staticmethod(lambda name: own))
+    own = TextReader(model.eval(), reader.tokenizer)
+    monkeypatch.setattr("regard.hf.text_reader.TextReader.load", staticmethod(lambda name: own))
 
 
 @pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
@@ -68,7 +69,7 @@ def test_a_model_of_images_and_texts_is_refused_in_words(kind, reader, monkeypat
 
 def test_an_encoder_decoder_says_that_its_decoder_is_not_shown(reader, monkeypatch):
     reads_with(monkeypatch, reader, transformers.BartModel(transformers.BartConfig(**BART | VOCABULARY)))
-    assert "Not seen: decoder: a text alone is read by the encoder" in " ".join(run(SENTENCE).stderr.split())
+    assert "Not captured: decoder: a text alone runs only the encoder" in " ".join(run(SENTENCE).stderr.split())
 
 
 def maps_of(model, ids):
@@ -100,13 +101,13 @@ def test_what_is_true_of_a_text_fits_ten_lines(text, monkeypatch):
 
 def test_roles_are_printed_under_their_caveat():
     printed = run(LONG, "--table").stdout
-    assert re.search(r"^(previous|next|first|broad) +\d\.\d+=0\.\d\d/0\.\d\d", printed, re.MULTILINE)
+    assert re.search(r"^(previous|next|first|broad) +L\d\.H\d+=0\.\d\d/0\.\d\d", printed, re.MULTILINE)
     assert "It does not say that the model uses what the head finds there" in " ".join(printed.split())
 
 
 @pytest.mark.parametrize("text", [SENTENCE, "word " * 60])
 def test_without_enough_to_shuffle_it_says_so(text):
-    assert "Roles need a text of more than 25 tokens that differ" in run(text).stdout
+    assert "To find roles, give a text with more than 25 different tokens" in run(text).stdout
     assert json.loads(run(text, "--json").stdout)["roles"] is None
 
 
@@ -114,15 +115,17 @@ def test_probe_names_the_previous_token_head(reader):
     told = json.loads(run(SENTENCE, "--probe", "--json").stdout)["probe"]
     assert ("previous", 0, 2) in {(role["kind"], role["layer"], role["head"]) for role in told}
     printed = run(SENTENCE, "--probe", "--layers", "0").stdout
-    assert "On random tokens, all of them twice:\nHead 0.2 looks at the token just before: weight 0." in printed
+    assert re.search(r"On random tokens, each of them twice:\nL0.H2[^\n]* the token just before \(0\.", printed)
     whole = run(SENTENCE, "--probe", "--layers", "0", "--table").stdout
-    assert "Roles on random tokens, all of them twice" in whole
+    assert "Roles on random tokens, each of them twice" in whole
 
 
 def test_probe_has_ordinary_tokens_between_the_special_ones(reader, monkeypatch):
     given = []
-    see = Reader._see
-    monkeypatch.setattr(Reader, "_see", lambda self, inputs, layers: given.append(inputs) or see(self, inputs, layers))
+    see = TextReader._watch
+    monkeypatch.setattr(
+        TextReader, "_watch", lambda self, inputs, layers: given.append(inputs) or see(self, inputs, layers)
+    )
     reader.probe([0])
     ids, shuffled = (inputs["input_ids"][0].tolist() for inputs in given)
     assert (ids[0], ids[-1]) == (shuffled[0], shuffled[-1]) == (101, 102)
@@ -135,7 +138,7 @@ def test_probe_has_ordinary_tokens_between_the_special_ones(reader, monkeypatch)
 
 def test_a_future_that_leaks_is_among_the_warnings(reader, monkeypatch):
     assert reader.read(SENTENCE).reading.masks == []
-    monkeypatch.setattr(Reader, "_claims_causal", lambda self, maps: True)
+    monkeypatch.setattr(TextReader, "_claims_causal", lambda self, maps: True)
     read = reader.read(SENTENCE)
     assert [finding.kind for finding in read.reading.masks] == ["leak"] * 6
     for option in ([], ["--table"]):
@@ -149,12 +152,12 @@ def language_model(tokenizer):
 
     torch.manual_seed(0)
     config = GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=len(tokenizer), initializer_range=0.5)
-    return Reader(GPT2LMHeadModel(config).eval(), tokenizer)
+    return TextReader(GPT2LMHeadModel(config).eval(), tokenizer)
 
 
 def test_importance_is_the_slope_of_the_next_tokens_loss(reader, monkeypatch, tmp_path):
     causal = language_model(reader.tokenizer)
-    monkeypatch.setattr("regard.hf.text_reader.Reader.load", staticmethod(lambda name: causal))
+    monkeypatch.setattr("regard.hf.text_reader.TextReader.load", staticmethod(lambda name: causal))
     result = run(SENTENCE, "--importance", "--json", "--save", str(tmp_path))
     told = [head["importance"] for layer in json.loads(result.stdout)["layers"] for head in layer["heads"]]
     ids = causal.tokenizer(SENTENCE, return_tensors="pt")
@@ -179,26 +182,26 @@ def test_importance_is_the_slope_of_the_next_tokens_loss(reader, monkeypatch, tm
     assert chart["series"][0]["points"][0] == [0.0, pytest.approx(loss(0, 0, 1.0), rel=1e-5)]
     strongest = max(range(4), key=told.__getitem__)
     said = " ".join(run(SENTENCE, "--importance").stdout.split())
-    assert f"Telling the next token hangs most on heads {strongest // 2}.{strongest % 2} (" in said
+    assert f"Predicting the next token depends most on heads L{strongest // 2}.H{strongest % 2} (" in said
 
 
 def test_importance_needs_a_model_that_tells_the_next_token(reader):
     said = " ".join(run(SENTENCE, "--importance", status=2).stderr.split())
-    assert "BertModel has none of a bare text" in said and "rg.importance" in said
+    assert "BertModel has no loss on a text without labels" in said and "rg.importance" in said
 
 
 def test_causality_is_claimed_by_the_modules(reader):
     from transformers import GPT2Config, GPT2Model
 
     gpt2 = GPT2Model(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20)).eval()
-    assert Reader(gpt2, None)._claims_causal(maps_of(gpt2, [1, 2, 3]))
+    assert TextReader(gpt2, None)._claims_causal(maps_of(gpt2, [1, 2, 3]))
     assert not reader._claims_causal(maps_of(reader.model, [101, 2054, 102]))
 
 
 def test_a_model_without_attention_is_refused(reader, monkeypatch):
     model = torch.nn.Embedding(reader.model.config.vocab_size, 4)
     model.forward = lambda input_ids, **rest: torch.nn.functional.embedding(input_ids, model.weight)
-    monkeypatch.setattr(Reader, "_encoder", lambda self: model)
+    monkeypatch.setattr(TextReader, "_encoder", lambda self: model)
     result = run(SENTENCE, status=2)
     assert result.stdout == ""
 
@@ -286,7 +289,7 @@ def test_chosen_layers_are_named_alike_wherever_they_are_told():
     several = json.loads(run(SENTENCE, "It rains.", "--layers", "2,4", "--json").stdout)
     assert {each["layer"] for each in several["differences"]} == {2, 4}
     assert re.search("^layer 4 ", run(SENTENCE, "--layers", "4", "--table").stdout, re.MULTILINE)
-    assert not re.search(r"\b0\.\d+[,)] ", run(SENTENCE, "--layers", "4").stdout.split("looks hardest")[0])
+    assert not re.search(r"\bL0\.H", run(SENTENCE, "--layers", "4").stdout)
 
 
 # The summary
@@ -304,20 +307,21 @@ def test_the_summary_is_about_ten_lines_and_true(reader, text):
             rows = torch.special.entr(weights / left[:, None]).sum(-1)
             entropy[place] = float((rows * left).sum() / left.sum())
     focused, broadest = (
-        f"{layer}.{head}" for layer, head in (min(entropy, key=entropy.get), max(entropy, key=entropy.get))
+        f"L{layer}.H{head}" for layer, head in (min(entropy, key=entropy.get), max(entropy, key=entropy.get))
     )
-    assert f"Most focused: {focused}, " in printed and f"broadest: {broadest}, " in printed
+    assert f"Most focused: {focused} (" in printed and f"broadest: {broadest} (" in printed
     assert "not why it decided" in printed and "--table" in printed
 
 
 def test_the_summary_names_the_best_head_of_a_role_beside_its_null(reader):
     best = next(role for role in reader.read(LONG).reading.roles.of("previous") if role.label)
-    said = f"Head {best.layer}.{best.head} looks at the token just before: weight {best.score:.2f}"
-    assert f"{said}, shuffled {best.null:.2f}" in " ".join(run(LONG).stdout.split())
+    said = " ".join(run(LONG).stdout.split())
+    (line,) = re.findall(r"(\S+)[^.]*(?:\.H[^.]*)? attends? to the token just before \((.*?)\)\.", said)
+    assert f"{best.score:.2f}; {best.null:.2f} on shuffled text" in line[1]
 
 
 def test_the_word_that_is_looked_up_is_one_of_how_many(reader):
-    assert "was (token 2, the first of 2) looks hardest: " in run(LONG, "--word", "was", "--layers", "0").stdout
+    assert "“was” (token 2, the first of 2) attends most to " in run(LONG, "--word", "was", "--layers", "0").stdout
     told = json.loads(run(LONG, "--word", "was", "--layers", "0", "--json").stdout)["words"][0]
     tokens = reader.tokenizer.convert_ids_to_tokens(reader.tokenizer(LONG)["input_ids"])
     assert told["occurrences"] == [place for place, token in enumerate(tokens) if token == "was"]

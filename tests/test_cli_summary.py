@@ -34,8 +34,8 @@ def test_the_most_focused_head_is_no_sink(tokens):
     left /= left.sum(-1, keepdims=True)
     sharpest, broadest = -(left * np.log(left)).sum(-1)
     printed = extremes(reading.profile).plain
-    assert f"Most focused: 4.1, as if on {math.exp(sharpest):.1f} tokens (entropy {sharpest:.2f} nats)" in printed
-    assert f"broadest: 4.3, as if on {math.exp(broadest):.1f} ({broadest:.2f})" in printed
+    assert f"Most focused: L4.H1 (effectively {math.exp(sharpest):.1f} tokens)" in printed
+    assert f"broadest: L4.H3 (effectively {math.exp(broadest):.1f} tokens)" in printed
 
 
 def test_where_every_head_rests_nothing_is_called_focused():
@@ -49,11 +49,11 @@ def test_a_sink_on_a_short_text_looks_neither_at_itself_nor_at_the_token_before(
     rows = np.zeros((1, length, length))
     rows[..., 0] = 1
     reading = Reading.of("", {"layer": exact(rows, rg.causal())}, list("abc")[:length])
-    assert not any("Of its weight" in line.plain for line in role_lines(reading))
+    assert not any("of its weight on" in line.plain for line in role_lines(reading))
 
 
 def test_a_short_text_tells_where_a_head_looks_beside_the_first_token():
     rows = np.eye(N, k=-1)
     rows[0, 0] = 1
     (places, _) = (line.plain for line in role_lines(Reading.of("", {"layer": exact([rows])}, list("abcdefghi"))))
-    assert places == "Of its weight, head 0.0 puts 1.00 on the token just before."
+    assert places == "L0.H0 puts 100 % of its weight on the previous token."

@@ -21,11 +21,11 @@ pytest.importorskip("ray", reason="the ray extra is not installed")
 
 from regard import RegardError
 from regard.cli.app import app
-from regard.cli.corpus import Alone
 from regard.cluster import cluster, workers_that_fit
-from regard.hf.text_reader import Reader
-from regard.profiling.corpus_state import Key, State, fold
-from regard.profiling.workers import Pool, Worker
+from regard.hf.text_reader import TextReader
+from regard.profiling.corpus import ThisProcess, merged
+from regard.profiling.corpus_profile import CorpusKey, CorpusProfile
+from regard.profiling.workers import RayWorkers, Worker
 from regard.seq2seq.comparison.processes import ClusterProcess, LocalProcess
 from regard.seq2seq.comparison.study import EVALUATION
 
@@ -35,12 +35,12 @@ TEXTS = ["" if n % 11 == 5 else f"Sentence {n} is about number {n * n}. " * (1 +
 
 @pytest.fixture(scope="module")
 def reader():
-    return Reader.load("minilm")
+    return TextReader.load("minilm")
 
 
 @pytest.fixture(scope="module")
 def key(reader):
-    return Key("", "minilm", 40, [0, 4], reader.fingerprint())
+    return CorpusKey("", "minilm", 40, [0, 4], reader.fingerprint())
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def ray():
 
 @pytest.fixture(scope="module")
 def alone(reader, key):
-    return fold(Alone(reader).outcomes(TEXTS, key), State(key), None).to_json()
+    return merged(ThisProcess(reader).results(TEXTS, key), CorpusProfile(key), None).to_json()
 
 
 def workers():
@@ -64,7 +64,7 @@ def workers():
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_profile_is_that_of_one_process_to_the_last_digit(ray, key, alone, count):
-    assert fold(Pool(count).outcomes(TEXTS, key), State(key), None).to_json() == alone
+    assert merged(RayWorkers(count).results(TEXTS, key), CorpusProfile(key), None).to_json() == alone
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the worker in /proc")
@@ -78,7 +78,7 @@ def test_a_worker_that_is_killed_loses_and_doubles_nothing(ray, key, alone):
                 os.kill(killed[0], signal.SIGKILL)
             yield text
 
-    assert fold(Pool(2).outcomes(texts(), key), State(key), None).to_json() == alone
+    assert merged(RayWorkers(2).results(texts(), key), CorpusProfile(key), None).to_json() == alone
     assert killed and killed[0] not in workers()
 
 
@@ -96,17 +96,17 @@ def fragile():
 
 def test_a_document_that_no_worker_survives_is_set_aside_and_named(ray, reader, key, monkeypatch, capfd):
     monkeypatch.setattr("regard.profiling.workers.RETRIES", 0)  # each of them loads the model anew
-    state = fold(Pool(1, fragile()).outcomes(TEXTS[:16], key), State(key), None)
+    state = merged(RayWorkers(1, fragile()).results(TEXTS[:16], key), CorpusProfile(key), None)
     assert [number for number, _ in state.broken] == [10] and "a worker ended" in state.broken[0][1]
-    others = fold(Alone(reader).outcomes([*TEXTS[:9], *TEXTS[10:16]], key), State(key), None)
+    others = merged(ThisProcess(reader).results([*TEXTS[:9], *TEXTS[10:16]], key), CorpusProfile(key), None)
     assert state.done == 16 and state.table.to_json() == others.table.to_json()
     assert capfd.readouterr().out == "", "standard output is for results"
 
 
 def test_a_worker_with_another_model_of_the_same_name_is_refused(ray, key):
-    other = Key("", "minilm", 40, [0], "another fingerprint")
+    other = CorpusKey("", "minilm", 40, [0], "another fingerprint")
     with pytest.raises(RegardError, match="another model under the name minilm"):
-        list(Pool(1).outcomes(TEXTS[:1], other))
+        list(RayWorkers(1).results(TEXTS[:1], other))
 
 
 def test_more_workers_than_processors_are_refused(ray):

@@ -24,6 +24,7 @@ REFERENCE = {
     "Maps": "regard.maps",
     "Models": "regard.hf",
     "Statistics": "regard.stats",
+    "Corpora": "regard.profiling",
     "Modules": "regard.nn",
     "Translators": "regard.seq2seq",
     "Texts": "regard.data",

@@ -1,6 +1,6 @@
 """Every public name of `regard`, in one place; `regard/__init__.py` loads it at the first use."""
 
-from regard import hf, maps, pieces, stats
+from regard import hf, maps, pieces, profiling, stats
 from regard.attention import Attention
 from regard.cache import Cache, GrowingCache, RecurrentCache, RingCache
 from regard.catalog import Mechanism, mechanism, mechanisms
@@ -11,6 +11,7 @@ from regard.hf import *  # noqa: F403
 from regard.maps import *  # noqa: F403
 from regard.pieces import *  # noqa: F403
 from regard.positions import Positions
+from regard.profiling import *  # noqa: F403
 from regard.seen import Seen, attend, explain
 from regard.spans import Spans
 from regard.stats import *  # noqa: F403
@@ -38,4 +39,5 @@ __all__ = [
 __all__ += hf.__all__
 __all__ += maps.__all__
 __all__ += pieces.__all__
+__all__ += profiling.__all__
 __all__ += stats.__all__

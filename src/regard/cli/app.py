@@ -127,17 +127,17 @@ def see(
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Show what every head of a model does with a text, several texts side by side, or a corpus."""
-    from regard.cli import corpus as documents
-    from regard.cli import see as reading
+    from regard.cli import corpus as profiling
+    from regard.cli import see as seeing
 
     if "-" in texts and sys.stdin.isatty():
         typer.echo("Reading from the keyboard; end with Ctrl-D.", err=True)
     shown = {"probe": probe, "as_json": json, "table": table, "importance": importance, "verify_all": verify_all}
-    wish = reading.Wish(texts, model, layers, length, tuple(word or ()), save, figures, **shown)
+    options = seeing.Options(texts, model, layers, length, tuple(word or ()), save, figures, **shown)
     if corpus:
-        documents.run(wish, field, engine, workers)
+        profiling.run(options, field, engine, workers)
     else:
-        reading.run(wish)
+        seeing.run(options)
 
 
 @app.command()

@@ -15,7 +15,7 @@ from regard.cli.see import default_words
 from regard.cli.summary import print_summary
 from regard.data.corpus import Pair
 from regard.errors import RegardError
-from regard.hf.text_reader import Read, Reader
+from regard.hf.text_reader import TextReader, TextResult
 from regard.seq2seq.decoding.translation import translate
 from regard.seq2seq.evaluation.pair_maps import read_pair
 from regard.seq2seq.models.systems import system
@@ -33,7 +33,7 @@ TRANSLATED, LANGUAGES = "And the king sent his servants into the city by night."
 
 
 def run(out: Path, model: str, open_: bool = False) -> None:
-    """Read, print, write the page, say where it is, and open it if that is asked for."""
+    """Read the texts, print the results, write the page, and open it with --open."""
     check_folder("demo", "--out", out)
     try:
         reads, page, translation = _read(out, model)
@@ -51,13 +51,13 @@ def run(out: Path, model: str, open_: bool = False) -> None:
         webbrowser.open(page.resolve().as_uri())
 
 
-def _read(out: Path, model: str) -> tuple[list[Read], Path, str]:
+def _read(out: Path, model: str) -> tuple[list[TextResult], Path, str]:
     """The texts, the page of them, and what is said of the translation."""
-    reads: list[Read] = []
+    reads: list[TextResult] = []
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(f"Loading {model}")
-        reader = Reader.load(model)
+        reader = TextReader.load(model)
         for sentence in SENTENCES:
             progress.update(task, description=f"Reading: {sentence}")
             reads.append(reader.read(sentence, also=page_folds))
@@ -88,7 +88,7 @@ def _translation() -> tuple[list[Sheet], str]:
     return sheets, f"{TRANSLATED} → {said.text} Aligned on the page by: {', '.join(named)}."
 
 
-def _passage(reader: Reader) -> Read:
+def _passage(reader: TextReader) -> TextResult:
     text = files("regard").joinpath("data", "passage.txt").read_text(encoding="utf-8")
     title = "Alice's Adventures in Wonderland, the opening"
     return reader.read(text, length=PASSAGE_LENGTH, title=title, also=page_folds)

@@ -1,4 +1,4 @@
-"""A reading in words and tables: every head, what a word looks at, warnings."""
+"""Prints the result of a text in full: every head, what a word attends to, roles and warnings."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.errors import RegardError
-from regard.hf.text_reader import Read
+from regard.hf.text_reader import TextResult
 from regard.stats import CAVEAT, Finding, LayerProfile, Reading, Role, RoleTable
 from regard.stats.roles import KINDS, QUERIES, ROLE_CAVEAT
 
-#: Characters that one block of the table of heads takes.
+#: Width of one block of the table of heads, in characters.
 BLOCK = 38
-#: Of these, what its numbers and the spaces between take.
+#: The part of this width that numbers and spaces take.
 NUMBERS = 22
-#: Tokens named for a layer when a word is looked up.
+#: Tokens named for each layer of a word.
 NUM_TOKENS = 4
 #: Heads named for a role.
 NUM_ROLES = 6
-#: Said where roles cannot be told.
-TOO_SHORT = f"Roles need a text of more than {QUERIES} tokens that differ; give one, or --probe."
-#: What the numbers of the table are.
+#: Printed instead of roles.
+TOO_SHORT = f"To find roles, give a text with more than {QUERIES} different tokens, or use --probe."
+#: Explains the table of heads.
 LEGEND = (
-    "L layer, H head. entropy: in nats, 0 where every query looks at one token, log n where all n are looked at alike. "
-    "reach: mean distance in tokens. Last, the strongest link and its weight."
+    "L layer, H head. entropy: in nats, 0 if every query attends to one token, log n if it attends to all n tokens "
+    "equally. reach: mean distance in tokens. Then the strongest link and its weight."
 )
 
 
-def print_reading(console: Console, read: Read, words: Sequence[str]) -> None:
-    """Everything, for people."""
-    reading = read.reading
+def print_reading(console: Console, result: TextResult, words: Sequence[str]) -> None:
+    """Print every head, the words, the roles and the warnings."""
+    reading = result.reading
     console.print(Text(reading.title, style="bold"))
-    console.print(Text(facts(read), style="dim"))
+    console.print(Text(facts(result), style="dim"))
     console.print()
     console.print(heads_table(reading, console.width))
     console.print(Text(LEGEND, style="dim"))
@@ -48,17 +48,24 @@ def print_reading(console: Console, read: Read, words: Sequence[str]) -> None:
     print_findings(console, reading.findings)
 
 
-def facts(read: Read) -> str:
-    """How much was read, and how right it is."""
-    profile = read.reading.profile
+def facts(result: TextResult) -> str:
+    """The number of tokens, layers and heads, and the result of the verification."""
+    profile = result.reading.profile
     layers, heads = len(profile.layers), {layer.num_heads for layer in profile.layers}
     count = f" x {heads.pop()}" if len(heads) == 1 else ""
-    said = f"{len(profile.tokens)} tokens, {layers} layer{'s' * (layers > 1)}{count and f'{count} heads'}"
-    return f"{said}." if read.error is None else f"{said}; weights x values are the model's output to {read.error:.0e}."
+    sizes = f"{len(profile.tokens)} tokens, {layers} layer{'s' * (layers > 1)}{count and f'{count} heads'}"
+    if result.error is None:
+        return f"{sizes}."
+    return f"{sizes}; checked: weights x values equal each layer's output to {result.error:.0e}."
+
+
+def head_name(layer: int, head: int) -> str:
+    """`L0.H2`."""
+    return f"L{layer}.H{head}"
 
 
 def heads_table(reading: Reading, width: int) -> Table:
-    """Entropy, reach and strongest link of every head, in as many blocks side by side as fit the width."""
+    """Entropy, reach and strongest link of every head, in as many columns as fit into the width."""
     num_blocks = max(1, (width - 3) // BLOCK)
     room = max((width - 3) // num_blocks, BLOCK) - NUMBERS
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
@@ -80,20 +87,21 @@ def heads_table(reading: Reading, width: int) -> Table:
 def _cells(reading: Reading, layer: LayerProfile, head: int, room: int) -> tuple[Text, ...]:
     link, fit = layer.strongest(head, reading.profile.ordinary), (room - 3) // 2
     words = (reading.profile.query_tokens[link.query], reading.profile.tokens[link.key])
-    named = " → ".join(_short(word, fit) for word in words) if link.key >= 0 else "none"
+    named = " → ".join(_shortened(word, fit) for word in words) if link.key >= 0 else "none"
     entropy, reach = float(layer.values["entropy"][head]), float(layer.values["reach"][head])
     return tuple(map(Text, (str(head), f"{entropy:.2f}", f"{reach:.1f}", named, f"{link.weight:.2f}")))
 
 
-def _short(token: str, width: int) -> str:
+def _shortened(token: str, width: int) -> str:
     return token if len(token) <= width else token[: width - 1] + "…"
 
 
 def print_word(console: Console, reading: Reading, word: str) -> None:
-    """What a word looks at: by layer on average, and the heads that look hardest past its neighbours."""
+    """Print what a word attends to: the mean over each layer's heads, and the strongest single heads."""
     query = locate(reading, word)
     where = occurrence(reading, word)
-    console.print(Text.assemble("What ", (word, "bold"), f" ({where}) looks at, averaged over a layer's heads"))
+    title = f" ({where}) attends to, as the mean over the heads of each layer"
+    console.print(Text.assemble("What ", (f"“{word}”", "bold"), title))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     for place, layer in enumerate(reading.profile.layers):
@@ -102,21 +110,21 @@ def print_word(console: Console, reading: Reading, word: str) -> None:
         ]
         table.add_row(f"layer {layer.number}", *parts)
     console.print(table)
-    strong = notable(reading, query)
-    if strong:
-        console.print(Text(f"The heads that look hardest past its neighbours: {strong}."))
+    links = notable(reading, query)
+    if links:
+        console.print(Text(f"Strongest heads on tokens other than its neighbours: {links}."))
 
 
 def notable(reading: Reading, query: int, count: int = 3) -> str:
-    """`3.1 at “animal” (0.68), ...`: the heads, layer.head, that look hardest past the neighbours of a token."""
-    links = reading.notable(query, count)
+    """`“animal” (L3.H1, 0.68), ...`: the strongest links from a token to others than its neighbours."""
     return ", ".join(
-        f"{n.layer}.{n.head} at “{reading.profile.tokens[n.link.key]}” ({n.link.weight:.2f})" for n in links
+        f"“{reading.profile.tokens[n.link.key]}” ({head_name(n.layer, n.head)}, {n.link.weight:.2f})"
+        for n in reading.notable(query, count)
     )
 
 
 def occurrence(reading: Reading, word: str) -> str:
-    """Which token a word is, and of how many: `token 10, the first of 3`."""
+    """Where a word stands: `token 10`, or `token 10, the first of 3` if the text has it three times."""
     query, count = locate(reading, word), len(reading.places(word))
     return f"token {query}, the first of {count}" if count > 1 else f"token {query}"
 
@@ -125,20 +133,20 @@ def _top(reading: Reading, query: int, place: int) -> list[tuple[int, float]]:
     return reading.top(query, place, NUM_TOKENS)
 
 
-def print_roles(console: Console, found: RoleTable | None, where: str = "this text") -> None:
-    """The roles that heads earned, one line a kind, under the sentence that says what a role is not."""
-    if found is None:
+def print_roles(console: Console, roles: RoleTable | None, where: str = "this text") -> None:
+    """Print each head's role, with its score on this text and on shuffled text, one line per kind."""
+    if roles is None:
         console.print(Text(TOO_SHORT))
         return
-    if not found.labelled:
-        console.print(Text(f"Roles: no head earned a name on {where}."))
+    if not roles.labelled:
+        console.print(Text(f"Roles: no head has one on {where}."))
     else:
-        console.print(Text(f"Roles on {where}: layer.head=score/score when the words are shuffled"))
+        console.print(Text(f"Roles on {where}: head=score/score on shuffled text"))
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column(style="bold", no_wrap=True)
         table.add_column()
         for kind in KINDS:
-            named = [role for role in found.of(kind) if role.label]
+            named = [role for role in roles.of(kind) if role.label]
             if named:
                 table.add_row(kind, _named(named))
         console.print(table)
@@ -149,32 +157,32 @@ def _named(named: Sequence[Role]) -> Text:
     line = Text()
     for role in named[:NUM_ROLES]:
         offset = "" if role.offset is None else f"({role.offset:+d})"
-        line.append(f"{role.layer}.{role.head}{offset}=", "bold")  # no space: it must not break over lines
+        line.append(f"{head_name(role.layer, role.head)}{offset}=", "bold")  # no space: it must not break over lines
         line.append(f"{role.score:.2f}", "cyan").append(f"/{role.null:.2f}  ")
     more = len(named) - NUM_ROLES
     return line.append(f"and {more} more") if more > 0 else line
 
 
-def print_findings(console: Console, found: Sequence[Finding]) -> None:
-    """Warnings, under the sentence that says what weights do not say."""
-    if not found:
+def print_findings(console: Console, findings: Sequence[Finding]) -> None:
+    """Print all warnings, and what weights do not tell."""
+    if not findings:
         console.print(Text("No warnings."))
-    for finding in found:
+    for finding in findings:
         console.print(Text.assemble(("! ", "yellow"), finding.sentence))
     console.print(Text(CAVEAT, style="dim"))
 
 
 def locate(reading: Reading, word: str) -> int:
-    """The index of a word the user asked for."""
+    """The index of the first token of a word; a word that the text does not have is refused."""
     query = reading.find(word)
     if query is None:
         raise RegardError(f"see: the text has no word {word!r}. Its tokens: {' '.join(reading.profile.tokens[:60])}")
     return query
 
 
-def as_data(read: Read, words: Sequence[str]) -> dict[str, Any]:
-    """The same as plain data, for --json."""
-    reading, profile = read.reading, read.reading.profile
+def as_data(result: TextResult, words: Sequence[str]) -> dict[str, Any]:
+    """The same numbers as plain data, for --json."""
+    reading, profile = result.reading, result.reading.profile
     return {
         "title": reading.title,
         "tokens": profile.tokens,
@@ -184,14 +192,14 @@ def as_data(read: Read, words: Sequence[str]) -> dict[str, Any]:
         "roles": roles_data(reading.roles),
         "warnings": [vars(finding) for finding in reading.findings],
         "caveat": CAVEAT,
-        "missing": read.missing,
-        "error": read.error,
+        "missing": result.missing,
+        "error": result.error,
     }
 
 
-def roles_data(found: RoleTable | None) -> list[dict[str, Any]] | None:
-    """The roles that earned their name; None where the text was too short to tell."""
-    return None if found is None else [vars(role) for role in found.labelled]
+def roles_data(roles: RoleTable | None) -> list[dict[str, Any]] | None:
+    """The roles as plain data; None if the text was too short to find any."""
+    return None if roles is None else [vars(role) for role in roles.labelled]
 
 
 def _layer_data(reading: Reading, layer: LayerProfile) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`regard see`: one text or several, one model, every head."""
+"""`regard see` results one text or several with a model, and prints what every head attends to."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from regard.cli.compare import FEW_HEADS, NUM_HEADS, check_words, differences, letter_of, print_differences
-from regard.cli.importance import most_important, weighed
+from regard.cli.compare import FEW_HEADS, NUM_HEADS, check_words, letter_of, print_differences
+from regard.cli.importance import most_important, with_importance
 from regard.cli.outputs import check_drawing, check_folder
 from regard.cli.report import as_data, locate, print_findings, print_reading, print_roles, print_word, roles_data
 from regard.cli.summary import print_ending, print_probe, print_statements, print_summary
+from regard.cli.texts import read_texts
 from regard.errors import RegardError
-from regard.hf.text_reader import Read, Reader, no_folds, read_text
-from regard.stats import Reading, RoleTable
+from regard.hf.text_reader import TextReader, TextResult, no_folds
+from regard.stats import Reading, RoleTable, differences
 from regard.viewer import Sheet, page_folds, save_run, write_page
 
-#: Looked up without being asked for, when the text has it: the word whose meaning a sentence decides.
+#: Printed by default if the text has it: what this word refers to depends on the sentence.
 PRONOUN = "it"
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What was asked for on the command line."""
+class Options:
+    """The options of the command line."""
 
     texts: list[str]
     model: str = "minilm"
@@ -44,101 +45,92 @@ class Wish:
 
     @property
     def numbers(self) -> list[int] | None:
-        """The layers as numbers."""
+        """The layers of --layers as numbers; None for all."""
         if self.layers is None:
             return None
         try:
             return sorted({int(part) for part in self.layers.split(",")})
         except ValueError:
             raise RegardError(
-                f"see: --layers takes numbers with commas between them, such as 0,1; got {self.layers!r}."
+                f"see: --layers takes numbers separated by commas, such as 0,1; got {self.layers!r}."
             ) from None
 
 
-def run(wish: Wish) -> None:
-    """Read, print, and write the page and the pictures where they are asked for."""
-    check_outputs(wish)
-    contents, errors = _contents(wish.texts), Console(stderr=True)
-    numbers = wish.numbers
-    with errors.status(f"Reading with {wish.model}"):
-        reader = replace(Reader.load(wish.model), verify_all=wish.verify_all)
-        also = page_folds if wish.save is not None else no_folds
-        reads = [reader.read(content, numbers, wish.length, also=also) for content in contents]
-        probe = reader.probe(numbers) if wish.probe else None
-    if wish.importance:
-        reads = [weighed(reader, content, read, wish.length) for content, read in zip(contents, reads, strict=True)]
-    _check_words(reads, wish.words)
-    if wish.as_json:
-        print(json.dumps(_as_data(reads, wish, probe), ensure_ascii=False, indent=1))
+def run(options: Options) -> None:
+    """Read the texts, print the results, and write the page of --save and the pictures of --figures."""
+    check_outputs(options)
+    texts, errors = read_texts(options.texts), Console(stderr=True)
+    numbers = options.numbers
+    with errors.status(f"Reading with {options.model}"):
+        reader = replace(TextReader.load(options.model), verify_all=options.verify_all)
+        also = page_folds if options.save is not None else no_folds
+        results = [reader.read(text, numbers, options.length, also=also) for text in texts]
+        probe = reader.probe(numbers) if options.probe else None
+    if options.importance:
+        results = [with_importance(reader, *pair, options.length) for pair in zip(texts, results, strict=True)]
+    _check_words(results, options.words)
+    if options.as_json:
+        print(json.dumps(_as_data(results, options, probe), ensure_ascii=False, indent=1))
     else:
-        _print(Console(), reads, wish, probe)
-    for name, reason in reads[0].missing.items():
-        errors.print(f"Not seen: {name}: {reason}", style="yellow", markup=False)
-    _write(reads, wish, errors)
+        _print(Console(), results, options, probe)
+    for name, reason in results[0].missing.items():
+        errors.print(f"Not captured: {name}: {reason}", style="yellow", markup=False)
+    _write(results, options, errors)
 
 
-def check_outputs(wish: Wish) -> None:
-    """Refuse places that cannot be written to, before the work."""
-    check_folder("see", "--save", wish.save)
-    check_folder("see", "--figures", wish.figures)
-    if wish.figures is not None:
+def check_outputs(options: Options) -> None:
+    """Refuse folders that cannot be written, before the work."""
+    check_folder("see", "--save", options.save)
+    check_folder("see", "--figures", options.figures)
+    if options.figures is not None:
         check_drawing("see", "--figures")
 
 
-def _contents(sources: Sequence[str]) -> list[str]:
-    if sources.count("-") > 1:
-        raise RegardError("see: standard input can be read once. Give - once, and the other texts as files.")
-    contents = [read_text(source) for source in sources]
-    if not all(content.strip() for content in contents):
-        raise RegardError("see: the text is empty. Give at least one word, a file, or - for standard input.")
-    return contents
+def _check_words(results: Sequence[TextResult], words: Sequence[str]) -> None:
+    if len(results) > 1:
+        check_words([result.reading for result in results], words)
+    for word in words if len(results) == 1 else ():
+        locate(results[0].reading, word)
 
 
-def _check_words(reads: Sequence[Read], words: Sequence[str]) -> None:
-    if len(reads) > 1:
-        check_words([read.reading for read in reads], words)
-    for word in words if len(reads) == 1 else ():
-        locate(reads[0].reading, word)
+def _words(result: TextResult, options: Options) -> list[str]:
+    """The words of --word that this text has, or the default words."""
+    return [word for word in options.words if result.reading.find(word) is not None] or default_words(result.reading)
 
 
-def _words(read: Read, wish: Wish) -> list[str]:
-    """The words asked for that this text has, or the pronoun."""
-    return [word for word in wish.words if read.reading.find(word) is not None] or default_words(read.reading)
-
-
-def _print(console: Console, reads: Sequence[Read], wish: Wish, probe: RoleTable | None) -> None:
-    if len(reads) > 1:
-        _print_several(console, reads, wish)
-    elif wish.table:
-        print_reading(console, reads[0], _words(reads[0], wish))
+def _print(console: Console, results: Sequence[TextResult], options: Options, probe: RoleTable | None) -> None:
+    if len(results) > 1:
+        _print_several(console, results, options)
+    elif options.table:
+        print_reading(console, results[0], _words(results[0], options))
     else:
-        print_summary(console, reads[0], _words(reads[0], wish))
-    if wish.importance and len(reads) == 1:
-        console.print(most_important(reads[0].reading))
+        print_summary(console, results[0], _words(results[0], options))
+    if options.importance and len(results) == 1:
+        console.print(most_important(results[0].reading))
     if probe is not None:
-        (_print_probe if wish.table else print_probe)(console, probe)
-    if not wish.table:
+        (_print_probe if options.table else print_probe)(console, probe)
+    if not options.table:
         print_ending(console)
 
 
 def _print_probe(console: Console, probe: RoleTable) -> None:
     console.print()
-    print_roles(console, probe, "random tokens, all of them twice")
+    print_roles(console, probe, "random tokens, each of them twice")
 
 
-def _print_several(console: Console, reads: Sequence[Read], wish: Wish) -> None:
-    for number, read in enumerate(reads):
-        size = f"  {len(read.reading.profile.tokens)} tokens"
-        console.print(Text.assemble((letter_of(number), "bold"), f"  {read.reading.title}", (size, "dim")))
+def _print_several(console: Console, results: Sequence[TextResult], options: Options) -> None:
+    for number, result in enumerate(results):
+        size = f"  {len(result.reading.profile.tokens)} tokens"
+        console.print(Text.assemble((letter_of(number), "bold"), f"  {result.reading.title}", (size, "dim")))
     console.print()
-    print_differences(console, [read.reading for read in reads], NUM_HEADS if wish.table else FEW_HEADS)
-    for number, read in enumerate(reads):
+    print_differences(console, [result.reading for result in results], NUM_HEADS if options.table else FEW_HEADS)
+    for number, result in enumerate(results):
         console.print()
-        console.print(Text(f"{letter_of(number)}  {read.reading.title}", style="bold"))
-        if wish.table:
-            _print_all(console, read.reading, _words(read, wish))
+        console.print(Text(f"{letter_of(number)}  {result.reading.title}", style="bold"))
+        if options.table:
+            _print_all(console, result.reading, _words(result, options))
         else:
-            print_statements(console, read.reading, _words(read, wish))
+            print_statements(console, result.reading, _words(result, options))
 
 
 def _print_all(console: Console, reading: Reading, words: Sequence[str]) -> None:
@@ -148,30 +140,33 @@ def _print_all(console: Console, reading: Reading, words: Sequence[str]) -> None
     print_findings(console, reading.findings)
 
 
-def _as_data(reads: Sequence[Read], wish: Wish, probe: RoleTable | None) -> dict[str, Any]:
-    texts = [as_data(read, _words(read, wish)) for read in reads]
+def _as_data(results: Sequence[TextResult], options: Options, probe: RoleTable | None) -> dict[str, Any]:
+    texts = [as_data(result, _words(result, options)) for result in results]
     data = texts[0]
-    if len(reads) > 1:
-        data = {"texts": texts, "differences": [vars(each) for each in differences([read.reading for read in reads])]}
+    if len(results) > 1:
+        data = {
+            "texts": texts,
+            "differences": [vars(head) for head in differences([result.reading for result in results])],
+        }
     return data if probe is None else data | {"probe": roles_data(probe)}
 
 
-def _write(reads: Sequence[Read], wish: Wish, errors: Console) -> None:
-    if wish.save is not None:
-        with errors.status(f"Saving to {wish.save}") as status:
-            sheets = [Sheet.of(read.reading, charts=read.charts) for read in reads]
-            page = write_page(wish.save / "index.html", sheets)
-            save_run(wish.save, sheets, status.update)
-        errors.print(f"The page is at {page}; regard view {wish.save} serves it.", markup=False, highlight=False)
-    if wish.figures is not None:
+def _write(results: Sequence[TextResult], options: Options, errors: Console) -> None:
+    if options.save is not None:
+        with errors.status(f"Saving to {options.save}") as status:
+            sheets = [Sheet.of(result.reading, charts=result.charts) for result in results]
+            page = write_page(options.save / "index.html", sheets)
+            save_run(options.save, sheets, status.update)
+        errors.print(f"The page is at {page}; regard view {options.save} serves it.", markup=False, highlight=False)
+    if options.figures is not None:
         from regard.viewer.figures import save_figures
 
-        for number, read in enumerate(reads):
-            folder = wish.figures if len(reads) == 1 else wish.figures / letter_of(number)
-            saved = save_figures(folder, read.reading)
+        for number, result in enumerate(results):
+            folder = options.figures if len(results) == 1 else options.figures / letter_of(number)
+            saved = save_figures(folder, result.reading)
             errors.print(f"{len(saved)} pictures are in {folder}", markup=False, highlight=False)
 
 
 def default_words(reading: Reading) -> list[str]:
-    """The pronoun, if the text has it."""
+    """`PRONOUN`, if the text has it."""
     return [PRONOUN] if reading.find(PRONOUN) is not None else []

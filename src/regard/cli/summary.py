@@ -1,4 +1,4 @@
-"""A reading in about ten lines: what was read, the strongest true statements, and how to see more."""
+"""Prints the result of a text in about ten lines: roles, extremes, words and warnings."""
 
 from __future__ import annotations
 
@@ -8,59 +8,76 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from regard.cli.report import TOO_SHORT, facts, locate, notable, occurrence
-from regard.hf.text_reader import Read
+from regard.cli.report import TOO_SHORT, facts, head_name, locate, notable, occurrence
+from regard.hf.text_reader import TextResult
 from regard.stats import CAVEAT, Finding, Profile, Reading, RoleTable
 from regard.stats.roles import CONTENT, KINDS, LABEL
 
-#: Kinds of roles that are told, and heads named in a line.
+#: Kinds of roles that are printed, and heads named in a line.
 NUM_KINDS, NUM_HEADS = 3, 2
-#: Kind -> what its score is, where that is not a share of the weight.
-SCORE = {"broad": "evenness"}
-#: Statistic -> where a head looks that has much of it; told where a text is too short for roles.
-PLACES = {"previous": "the token just before", "next": "the token just after", "itself": "the token itself"}
-#: Kind of warning -> what its heads do, and what that does not mean. Others are told in their own sentence.
+#: Kinds of roles whose score is not a share of the weight.
+SCORE = {"broad": "evenness "}
+#: Statistics printed if a text is too short for roles, and the place that each one is the weight on.
+PLACES = {"previous": "the previous token", "next": "the next token", "itself": "the token itself"}
+#: Kind of warning -> its text for several heads, for one head, and what it does not mean.
 WARNINGS = {
-    "uniform": ("look at all tokens nearly alike", "That does not mean they are useless."),
-    "special": ("put 90% of the weight or more on special tokens", "That does not say those matter."),
-    "sink": ("put 90% of the weight or more on the first token", "That does not say it matters."),
-    "copies": ("look where another of their layer does", "Their values may differ."),
+    "uniform": (
+        "give all tokens nearly the same weight",
+        "gives all tokens nearly the same weight",
+        "this does not make them useless",
+    ),
+    "special": (
+        "put 90 % of their weight or more on special tokens",
+        "puts 90 % of its weight or more on special tokens",
+        "these need not matter",
+    ),
+    "sink": (
+        "put 90 % of their weight or more on the first token",
+        "puts 90 % of its weight or more on the first token",
+        "it need not matter",
+    ),
+    "copies": (
+        "have nearly the same map as another",
+        "has nearly the same map as another",
+        "what they carry may still differ",
+    ),
 }
-#: What the last line says.
+#: The last line.
 MORE = "More: --table (every head), --word WORD, --probe, --save DIR (a page), --json."
 
 
-def print_summary(console: Console, read: Read, words: Sequence[str]) -> None:
-    """The title, what was read, and the statements."""
-    console.print(Text(read.reading.title, style="bold"))
-    console.print(Text(facts(read), style="dim"))
-    print_statements(console, read.reading, words)
+def print_summary(console: Console, result: TextResult, words: Sequence[str]) -> None:
+    """Print the title, the sizes and the statements."""
+    console.print(Text(result.reading.title, style="bold"))
+    console.print(Text(facts(result), style="dim"))
+    print_statements(console, result.reading, words)
 
 
 def print_statements(console: Console, reading: Reading, words: Sequence[str]) -> None:
-    """What is true of this text: roles, the extremes, what a word looks at, warnings."""
+    """Print roles, the most focused and the broadest head, what each word attends to, and warnings."""
     for line in (*role_lines(reading), extremes(reading.profile), *word_lines(reading, words)):
         console.print(line)
-    for line in warning_lines(reading.findings):
+    num_heads = sum(layer.num_heads for layer in reading.profile.layers)
+    for line in warning_lines(reading.findings, num_heads):
         console.print(Text.assemble(("! ", "yellow"), line))
 
 
 def print_probe(console: Console, probe: RoleTable) -> None:
-    """The roles on the probe, all kinds: induction and duplicate heads show there first."""
-    lines = list(named_lines(probe)) or [Text("No head earned the name of a role.")]
-    console.print(Text("On random tokens, all of them twice:", style="dim"))
+    """Print all kinds of roles on the probe; induction and duplicate-token heads come first."""
+    lines = list(named_lines(probe)) or [Text("No head has a role.")]
+    console.print(Text("On random tokens, each of them twice:", style="dim"))
     for line in lines:
         console.print(line)
 
 
 def print_ending(console: Console) -> None:
-    """What weights do not say, and how to see more."""
+    """Print what weights do not tell, and the options that print more."""
     console.print(Text(CAVEAT, style="dim"))
     console.print(Text(MORE, style="dim"))
 
 
 def role_lines(reading: Reading) -> Iterator[Text]:
-    """The heads that earned a name, one line a kind; on a short text, where heads looked without a null."""
+    """One line for each of the first kinds of roles; for a short text, the heads with most weight on nearby places."""
     if reading.roles is None:
         yield from _places(reading)
         yield Text(TOO_SHORT)
@@ -68,96 +85,94 @@ def role_lines(reading: Reading) -> Iterator[Text]:
     lines = list(named_lines(reading.roles))
     yield from lines[:NUM_KINDS]
     if not lines:
-        yield Text("No head earned the name of a role on this text.")
+        yield Text("No head has a role on this text.")
 
 
-def named_lines(found: RoleTable) -> Iterator[Text]:
-    """`Head 0.2 looks at the token just before: weight 0.93, shuffled 0.91; so does 1.4`, a line a kind."""
+def named_lines(table: RoleTable) -> Iterator[Text]:
+    """One line for each kind: `L0.H2 and L2.H11 attend to the token just before (0.81; 0.79 on shuffled text).`."""
     for kind in (*(k for k in KINDS if k in CONTENT), *(k for k in KINDS if k not in CONTENT)):
-        named = [role for role in found.of(kind) if role.label]
+        named = [role for role in table.of(kind) if role.label]
         if named:
-            best, others = named[0], [f"{role.layer}.{role.head}" for role in named[1:]]
-            what = KINDS[kind] if best.offset is None else f"the token {best.offset:+d} places away"
-            alike = f"so do{'es' * (len(others) == 1)}" if best.offset is None else "also at a fixed offset:"
-            also = f"; {alike} {_listed(others)}" if others else ""
-            score = f"{SCORE.get(kind, 'weight')} ", (f"{best.score:.2f}", "cyan"), f", shuffled {best.null:.2f}"
-            yield Text.assemble(
-                "Head ", (f"{best.layer}.{best.head}", "bold"), f" looks at {what}: ", *score, f"{also}."
-            )
+            best = named[0]
+            names = [head_name(role.layer, role.head) for role in named]
+            verb = "attend" if len(names) > 1 else "attends"
+            of = SCORE.get(kind, "") if best.offset is None else f"{best.offset:+d} for {names[0]}: "
+            score, null = (f"{best.score:.2f}", "cyan"), f"; {best.null:.2f} on shuffled text)."
+            yield Text.assemble((_listed(names), "bold"), f" {verb} to {KINDS[kind]} ({of}", score, null)
 
 
 def _places(reading: Reading) -> Iterator[Text]:
-    """The head that attends most to each kind of place, the first token left out, in one line."""
-    found = [(what, *max(_beside_first(reading, name))) for name, what in PLACES.items()]
-    told = [((where, "bold"), f" puts {value:.2f} on {what}") for what, value, where in found if value >= LABEL]
-    if told:
-        parts = [
-            part for n, (head, said) in enumerate(told) for part in ("; " if n else "Of its weight, head ", head, said)
-        ]
-        yield Text.assemble(*parts, ".")
+    """One line: the head with most weight on each kind of place, not counting the first token."""
+    best = [(place, *max(_without_first(reading, name))) for name, place in PLACES.items()]
+    clauses = [((head, "bold"), f"{100 * share:.0f} %", place) for place, share, head in best if share >= LABEL]
+    if clauses:
+        head, share, place = clauses[0]
+        more = (part for head, share, place in clauses[1:] for part in ("; ", head, f" {share} on {place}"))
+        yield Text.assemble(head, f" puts {share} of its weight on {place}", *more, ".")
 
 
-def _beside_first(reading: Reading, name: str) -> Iterator[tuple[float, str]]:
-    """A statistic of `PLACES` for every head, over queries whose place is not the first token."""
+def _without_first(reading: Reading, name: str) -> Iterator[tuple[float, str]]:
+    """A statistic of `PLACES` for every head, over the queries whose place is not the first token."""
     count = len(reading.profile.query_tokens)
     query = {"previous": 1, "itself": 0}.get(name, count)  # the query whose place is the first token
     at_first = reading.looks(query) if query < count else None
-    queries = max(count - (2 if name == "previous" else 1), 1)
+    num_queries = max(count - (2 if name == "previous" else 1), 1)
     for number, layer in enumerate(reading.profile.layers):
         for head, mean in enumerate(layer.values[name].tolist()):
-            without = 0.0 if at_first is None else float(at_first[number][head, 0])
-            yield (mean * count - without) / queries, f"{layer.number}.{head}"
+            on_first = 0.0 if at_first is None else float(at_first[number][head, 0])
+            yield (mean * count - on_first) / num_queries, head_name(layer.number, head)
 
 
 def extremes(profile: Profile) -> Text:
-    """The most focused and the broadest head; e to the entropy is how many tokens would do, looked at alike.
+    """The most focused and the broadest head; exp(entropy) is the effective number of tokens.
 
     The entropy is that of the weight outside the first token and special tokens. Heads with less than `LABEL` of their
-    weight there are left out: they rest, and focus on nothing in the text.
+    weight there are left out: they hardly attend to the text.
     """
     heads = list(_entropies(profile))
     if not heads:
         return Text("Every head puts most of its weight on the first token and on special tokens.")
     (least, focused), (most, broadest) = min(heads), max(heads)
     return Text.assemble(
-        *("Most focused: ", (focused, "bold"), f", as if on {math.exp(least):.1f} tokens (entropy {least:.2f} nats); "),
-        *("broadest: ", (broadest, "bold"), f", as if on {math.exp(most):.1f} ({most:.2f})."),
+        *("Most focused: ", (focused, "bold"), f" (effectively {math.exp(least):.1f} tokens); "),
+        *("broadest: ", (broadest, "bold"), f" (effectively {math.exp(most):.1f} tokens)."),
     )
 
 
 def _entropies(profile: Profile) -> Iterator[tuple[float, str]]:
-    """The entropy of each head's weight outside the first token and special tokens: (nats, layer.head)."""
+    """The entropy in nats of each head's weight outside the first token and special tokens, and the head's name."""
     for layer in profile.layers:
-        beside = 1 - layer.values["special"]
-        beside = beside if 0 in profile.special else beside - layer.values["first"]
-        for head, (kept, entropy) in enumerate(zip(beside.tolist(), layer.values["elsewhere"].tolist(), strict=True)):
+        outside = 1 - layer.values["special"]
+        outside = outside if 0 in profile.special else outside - layer.values["first"]
+        for head, (kept, entropy) in enumerate(zip(outside.tolist(), layer.values["elsewhere"].tolist(), strict=True)):
             if kept >= LABEL:
-                yield entropy / kept, f"{layer.number}.{head}"
+                yield entropy / kept, head_name(layer.number, head)
 
 
 def word_lines(reading: Reading, words: Sequence[str]) -> Iterator[Text]:
-    """Which heads look hardest from a word at one that is not beside it."""
+    """For each word the tokens beyond its neighbours to which single heads attend most."""
     for word in words:
-        strong = notable(reading, locate(reading, word), NUM_HEADS) or "nothing but its neighbours"
-        yield Text.assemble((word, "bold"), f" ({occurrence(reading, word)}) looks hardest: {strong}.")
+        links = notable(reading, locate(reading, word), NUM_HEADS)
+        text = f"attends most to {links}" if links else "attends to nothing but its neighbours"
+        yield Text.assemble((f"“{word}”", "bold"), f" ({occurrence(reading, word)}) {text}.")
 
 
-def warning_lines(found: Sequence[Finding]) -> Iterator[str]:
-    """One line for each kind of warning, with what it does not mean."""
-    for kind in dict.fromkeys(finding.kind for finding in found):
-        same = [finding for finding in found if finding.kind == kind]
+def warning_lines(findings: Sequence[Finding], num_heads: int) -> Iterator[str]:
+    """One line for each kind of warning."""
+    for kind in dict.fromkeys(finding.kind for finding in findings):
+        same = [finding for finding in findings if finding.kind == kind]
         if kind not in WARNINGS:
             more = f" The same in {len(same) - 1} more." if len(same) > 1 else ""
             yield same[0].sentence + more
             continue
-        heads = [f"{finding.layer}.{head}" for finding in same for head in finding.heads]
-        what, caution = WARNINGS[kind]
-        s, verb = ("s", what) if len(heads) > 1 else ("", what.replace(" ", "s ", 1))
-        yield f"{len(heads)} head{s} ({_listed(heads)}) {verb}. {caution}"
+        heads = [head_name(finding.layer, head) for finding in same for head in finding.heads]
+        several, single, caution = WARNINGS[kind]
+        text = several if len(heads) > 1 else single
+        yield f"{len(heads)} of {num_heads} heads ({heads[0]}{', ...' if len(heads) > 1 else ''}) {text}; {caution}."
 
 
 def _listed(names: Sequence[str]) -> str:
-    """`1.2, 1.3 and 4 more`."""
+    """`L1.H2, L1.H3 and 4 more`."""
     shown = list(names[:NUM_HEADS])
     more = len(names) - len(shown)
     last = f"{more} more" if more else shown.pop() if len(shown) > 1 else ""

@@ -3,12 +3,15 @@
 from regard.hf.backend import register
 from regard.hf.capture import Watched, watch
 from regard.hf.heads import CurvePoint, Importance, Pruned, PruningCurve, gated, importance, prune, pruning_curve
+from regard.hf.text_reader import TextReader, TextResult
 
 __all__ = [
     "CurvePoint",
     "Importance",
     "Pruned",
     "PruningCurve",
+    "TextReader",
+    "TextResult",
     "Watched",
     "gated",
     "importance",

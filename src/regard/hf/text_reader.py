@@ -1,18 +1,17 @@
-"""From what the user typed to a `Reading`: text, model, tokens, maps."""
+"""`TextReader` runs a model on a text and returns the maps, statistics, roles and warnings of all its heads."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from regard.data.files import looks_like_path
 from regard.errors import RegardError
 from regard.hf.capture import Watched, watch
 from regard.hf.models import load_model
@@ -31,21 +30,30 @@ from regard.stats import (
 )
 from regard.stats.roles import QUERIES
 
-#: Marks of byte-level and SentencePiece tokenizers: here begins a word.
+#: Marks with which byte-level and SentencePiece tokenizers begin a word.
 WORD_STARTS = ("Ġ", "▁")
-#: Different tokens of a probe, which has each of them twice.
+#: Number of different tokens of a probe, which contains each of them twice.
 PROBE = 100
-#: Numbers of every parameter that a fingerprint is made of, and what of a configuration is left out of it.
-BEGINNING = 1024
-UNTOLD = ("_name_or_path", "transformers_version", "_attn_implementation", "_attn_implementation_internal")
+#: Values of each parameter that enter a fingerprint.
+FINGERPRINT_VALUES = 1024
+#: Entries of a configuration that do not change the numbers of a model.
+IGNORED_SETTINGS = (
+    "_name_or_path", "transformers_version", "_attn_implementation", "_attn_implementation_internal",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
-class Read:
-    """A reading, the attention modules that could not be seen with the reason, and how right the maps are.
+class TextResult:
+    """The result of `TextReader.read`: a reading, and how exact its maps are.
 
-    `error` is the greatest difference between recomputed weights @ values and the model's own
-    output, on the rows that were checked; None where none could be. `charts` are curves for the page.
+    `missing` names the attention modules without a map and says why. `error` is the largest difference between
+    recomputed weights @ values and the model's own output over the verified rows; None if no row was verified.
+    `charts` are additional curves for the page.
+
+    >>> import regard as rg
+    >>> result = rg.TextReader.load("minilm").read("The cat sat.", layers=[0])
+    >>> result.reading.profile.tokens, result.missing, result.error < 1e-4
+    (['[CLS]', 'the', 'cat', 'sat', '.', '[SEP]'], {}, True)
     """
 
     reading: Reading
@@ -55,30 +63,44 @@ class Read:
 
 
 def no_folds(weights: AttentionMap) -> tuple[Fold, ...]:
-    """Nothing besides the profile."""
+    """No folds in addition to those of the profile."""
     return ()
 
 
 @dataclass(frozen=True, eq=False)
-class Layers:
-    """The maps of the layers asked for, their numbers in the model, and all that was seen."""
+class _ChosenMaps:
+    """The maps of the chosen layers, the numbers of these layers in the model, and the whole watch."""
 
     maps: dict[str, AttentionMap]
     numbers: list[int]
     seen: Watched
 
 
-@dataclass(frozen=True)
-class Reader:
-    """A model and its tokenizer; `read` reads a text with them, and recomputes a few rows of weights, or all."""
+@dataclass(frozen=True, eq=False)
+class TextReader:
+    """A model with its tokenizer, which reads texts: `TextReader.load("minilm").read("A text.")`.
+
+    A few rows of the weights are recomputed and compared with the model's output, or all rows with `verify_all`. Of an
+    encoder-decoder only the encoder runs. `name` is the name or folder from which the model was loaded.
+
+    >>> import regard as rg
+    >>> reader = rg.TextReader.load("minilm")
+    >>> result = reader.read("The animal didn't cross the street because it was too tired.")
+    >>> result.reading.maps["encoder.layer.3.attention.self"]
+    AttentionMap(1 x 12 heads x 16 queries x 16 keys)
+    >>> [(link.layer, link.head) for link in result.reading.notable(query=10, count=1)]
+    [(2, 1)]
+    """
 
     model: Any
     tokenizer: Any
     verify_all: bool = False
+    name: str = ""
 
     @staticmethod
-    def load(name: str) -> Reader:
-        return Reader(*load_model(name))
+    def load(name: str | Path) -> TextReader:
+        """The model that `load_model` finds under this name."""
+        return TextReader(*load_model(name), name=str(name))
 
     def read(
         self,
@@ -87,38 +109,40 @@ class Reader:
         length: int | None = None,
         title: str | None = None,
         also: Callable[[AttentionMap], Sequence[Fold]] = no_folds,
-    ) -> Read:
-        """Run the model on a text, of which `length` tokens at most, and keep the maps of `layers`.
+    ) -> TextResult:
+        """Run the model on the first `length` tokens of a text (None: on all), and keep the maps of `layers`.
 
-        Folds that `also` names for a map run in the pass of its profile.
+        `also(map)` returns further folds, which run in the same pass over the map as those of the profile.
         """
         inputs = self.tokenize(text, length)
         ids = inputs["input_ids"][0].tolist()
-        found = self._see(inputs, layers)
-        errors = [check.error for check in found.seen.verify().values() if check.error is not None]
-        name = title or shortened(text)
-        labels = self._labels(ids)
-        reading = Reading.of(name, found.maps, labels, self.special(ids), found.numbers, also=also)
-        masks = mask_findings(found.maps, causal=self._claims_causal(found.maps), numbers=found.numbers)
-        reading = replace(reading, roles=self._roles(found, inputs, layers), masks=masks)
-        return Read(reading, found.seen.missing | self._unread(), max(errors, default=None))
+        chosen = self._watch(inputs, layers)
+        errors = [check.error for check in chosen.seen.verify().values() if check.error is not None]
+        title = title or _in_one_line(text)
+        reading = Reading.of(title, chosen.maps, self._labels(ids), self.special(ids), chosen.numbers, also=also)
+        masks = mask_findings(chosen.maps, causal=self._claims_causal(chosen.maps), numbers=chosen.numbers)
+        reading = replace(reading, roles=self._roles(chosen, inputs, layers), masks=masks)
+        return TextResult(reading, chosen.seen.missing | self._skipped_decoder(), max(errors, default=None))
 
     def profile(
         self, text: str, layers: Sequence[int] | None = None, length: int | None = None
     ) -> tuple[Profile, bool]:
-        """Every statistic of one document of a corpus, and whether the document had to be cut to fit."""
+        """All statistics of one document, and whether it was truncated to `length` or to what the model takes."""
         longest = length or self.limit
-        whole = len(self.tokenizer(text, verbose=False)["input_ids"])
-        cut = longest is not None and whole > longest
-        inputs = self._inputs(text, longest if cut else None)
+        num_tokens = len(self.tokenizer(text, verbose=False)["input_ids"])
+        truncated = longest is not None and num_tokens > longest
+        inputs = self._inputs(text, longest if truncated else None)
         ids = inputs["input_ids"][0].tolist()
-        found, tokens = self._see(inputs, layers), self.tokenizer.convert_ids_to_tokens(ids)
+        chosen, tokens = self._watch(inputs, layers), self.tokenizer.convert_ids_to_tokens(ids)
         statistics = text_statistics(tokens)
-        measured = profile(found.maps, tokens, special=self.special(ids), statistics=statistics, numbers=found.numbers)
-        return measured, cut
+        special = self.special(ids)
+        return profile(chosen.maps, tokens, special=special, statistics=statistics, numbers=chosen.numbers), truncated
 
     def probe(self, layers: Sequence[int] | None = None) -> RoleTable:
-        """The roles on random tokens that repeat, where nothing but the repetition tells what comes next."""
+        """The roles of the heads on a sequence of random tokens that is repeated once.
+
+        Only the repetition predicts the next token there, so induction and duplicate-token heads are visible.
+        """
         example = self._inputs("a", None)
         ids = example["input_ids"][0].tolist()
         special = set(self.special(ids))
@@ -129,37 +153,85 @@ class Reader:
         probe = probe_tokens(ordinary, min(PROBE, room // 2, len(ordinary))).tolist()
         row = torch.tensor([[*ids[:start], *probe, *ids[stop:]]])
         inputs = {name: torch.full_like(row, int(value[0, 0])) for name, value in example.items()} | {"input_ids": row}
-        found = self._roles(self._see(inputs, layers), inputs, layers)
-        if found is None:
-            raise RegardError("see: --probe needs a model that takes at least 60 tokens; this one takes fewer.")
-        return found
+        table = self._roles(self._watch(inputs, layers), inputs, layers)
+        if table is None:
+            raise RegardError("TextReader.probe: a probe needs a model that takes at least 60 tokens.")
+        return table
+
+    def next_token_loss(self, text: str, length: int | None = None) -> Callable[[Any], Tensor]:
+        """A function of a model: the mean loss in nats of predicting each token of the text from those before it.
+
+        Only causal language models have this loss. With it, `rg.importance` and `rg.pruning_curve` need no data.
+        """
+        if not _predicts_next_token(self.model):
+            raise RegardError(
+                f"TextReader.next_token_loss: {type(self.model).__name__} has no loss on a text without labels; only "
+                "causal language models have one, such as smollm2. For other models give your own loss to "
+                "rg.importance."
+            )
+        inputs = self.tokenize(text, length)
+        if inputs["input_ids"].shape[1] < 2:
+            raise RegardError("TextReader.next_token_loss: the text has 1 token; give at least 2.")
+        return lambda model: model(**inputs, labels=inputs["input_ids"], use_cache=False).loss
 
     def fingerprint(self) -> str:
-        """A hash of the model's configuration and of the beginning of every parameter."""
+        """A hash of the model's configuration and of the first values of every parameter."""
         config = self.model.config.to_dict()
-        told = {name: value for name, value in config.items() if name not in UNTOLD}
-        digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
+        settings = {name: value for name, value in config.items() if name not in IGNORED_SETTINGS}
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
         for name, parameter in self.model.named_parameters():
             digest.update(f"{name} {tuple(parameter.shape)}".encode())
-            digest.update(parameter.detach().flatten()[:BEGINNING].double().cpu().numpy().tobytes())
+            digest.update(parameter.detach().flatten()[:FINGERPRINT_VALUES].double().cpu().numpy().tobytes())
         return digest.hexdigest()
 
     def special(self, ids: Sequence[int]) -> list[int]:
         """Indices of the tokens that the tokenizer calls special."""
-        special = set(self.tokenizer.all_special_ids)
-        return [index for index, token in enumerate(ids) if token in special]
+        special_ids = set(self.tokenizer.all_special_ids)
+        return [index for index, token in enumerate(ids) if token in special_ids]
 
-    def _see(self, inputs: dict[str, Any], layers: Sequence[int] | None) -> Layers:
+    def tokenize(self, text: str, length: int | None) -> dict[str, Any]:
+        """The model's inputs for a text; a text that is empty or too long is refused."""
+        if not text.strip():
+            raise RegardError("TextReader: the text is empty. Give at least one word.")
+        self.check_length(length)
+        num_tokens = len(self.tokenizer(text, verbose=False)["input_ids"])
+        if self.limit is not None and length is None and num_tokens > self.limit:
+            raise RegardError(
+                f"TextReader: the text has {num_tokens} tokens, and this model takes {self.limit}. Read its "
+                f"beginning with length={self.limit} (--length {self.limit}), or give a shorter text."
+            )
+        return self._inputs(text, length)
+
+    def check_length(self, length: int | None) -> None:
+        """Refuse a length above the model's limit, or one that has room for special tokens only."""
+        if self.limit is not None and length is not None and length > self.limit:
+            raise RegardError(f"TextReader: length {length} is more than the {self.limit} tokens that the model takes.")
+        num_special = self.tokenizer.num_special_tokens_to_add()
+        if length is not None and length <= num_special:
+            raise RegardError(
+                f"TextReader: length {length} leaves no room for the text; {num_special} tokens are special."
+            )
+
+    @property
+    def limit(self) -> int | None:
+        """How many tokens the model has positions for. RoBERTa and its variants reserve two positions."""
+        positions = getattr(self.model.config, "max_position_embeddings", None)
+        declared = self.tokenizer.model_max_length
+        return declared if positions is not None and positions - 2 <= declared < positions else positions
+
+    def _watch(self, inputs: dict[str, Any], layers: Sequence[int] | None) -> _ChosenMaps:
         encoder = self._encoder()
         with watch(encoder, verify="all" if self.verify_all else True) as seen, torch.no_grad():
             _run(encoder, inputs)
         if not seen.names:
-            reasons = "; ".join(f"{name}: {why}" for name, why in list(seen.missing.items())[:3])
-            raise RegardError(f"see: no attention of this model could be captured. {reasons or 'It has none.'}")
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in list(seen.missing.items())[:3])
+            raise RegardError(
+                f"TextReader: no attention of this model could be captured. {reasons or 'It has no attention modules.'}"
+            )
         return _chosen(seen, layers)
 
-    def _roles(self, found: Layers, inputs: dict[str, Any], layers: Sequence[int] | None) -> RoleTable | None:
-        """The roles beside those on the same tokens shuffled; None where there is too little to shuffle."""
+    def _roles(self, chosen: _ChosenMaps, inputs: dict[str, Any], layers: Sequence[int] | None) -> RoleTable | None:
+        """The roles, with scores on the shuffled tokens as the null; None if too few tokens can be shuffled."""
         ids = inputs["input_ids"][0].tolist()
         special = self.special(ids)
         order = shuffle_order(ids, special)
@@ -167,72 +239,41 @@ class Reader:
         shuffled = [tokens[place] for place in order]
         if len(ids) - len(special) <= QUERIES or shuffled == tokens:
             return None
-        null = self._see(inputs | {"input_ids": inputs["input_ids"][:, order]}, layers).maps
-        return roles(found.maps, tokens, null=null, null_tokens=shuffled, special=special, numbers=found.numbers)
+        null = self._watch(inputs | {"input_ids": inputs["input_ids"][:, order]}, layers).maps
+        return roles(chosen.maps, tokens, null=null, null_tokens=shuffled, special=special, numbers=chosen.numbers)
 
     def _claims_causal(self, maps: dict[str, AttentionMap]) -> bool:
         modules = (self._encoder().get_submodule(name) for name in maps)
         return all(getattr(module, "is_causal", False) is True for module in modules)
 
     def _ordinary_ids(self) -> list[int]:
-        """The vocabulary without special, added and never trained tokens."""
-        left_out = {*self.tokenizer.all_special_ids, *self.tokenizer.get_added_vocab().values()}
-        size = self.model.get_input_embeddings().num_embeddings
-        vocabulary = self.tokenizer.get_vocab().items()
+        """The vocabulary without special tokens, added tokens and tokens that were never trained."""
+        excluded = {*self.tokenizer.all_special_ids, *self.tokenizer.get_added_vocab().values()}
+        num_embeddings = self.model.get_input_embeddings().num_embeddings
         return sorted(
             number
-            for token, number in vocabulary
-            if number not in left_out and number < size and not token.startswith("[unused")
+            for token, number in self.tokenizer.get_vocab().items()
+            if number not in excluded and number < num_embeddings and not token.startswith("[unused")
         )
 
     def _encoder(self) -> Any:
-        """Of an encoder-decoder only the encoder, which is the part that reads."""
+        """The part of the model that reads a text: the encoder of an encoder-decoder, else the whole model."""
         return self.model.get_encoder() if getattr(self.model.config, "is_encoder_decoder", False) else self.model
 
-    def _unread(self) -> dict[str, str]:
-        """The decoder of an encoder-decoder, which a text alone does not run."""
+    def _skipped_decoder(self) -> dict[str, str]:
+        """The decoder of an encoder-decoder as a missing module: it does not run on a text alone."""
         if self._encoder() is self.model:
             return {}
-        reason = "a text alone is read by the encoder; rg.watch(model) shows decoder and cross-attention while it runs"
+        reason = "a text alone runs only the encoder; rg.watch(model) shows decoder and cross-attention while they run"
         return {"decoder": reason}
 
-    def tokenize(self, text: str, length: int | None) -> dict[str, Any]:
-        """What the model reads of a text; one that is empty or too long is refused."""
-        if not text.strip():
-            raise RegardError("see: the text is empty. Give at least one word, a file, or - for standard input.")
-        self.check_length(length)
-        limit = self.limit
-        num_tokens = len(self.tokenizer(text, verbose=False)["input_ids"])
-        if limit is not None and length is None and num_tokens > limit:
-            raise RegardError(
-                f"see: the text has {num_tokens} tokens, and this model takes {limit}. Read its beginning with "
-                f"--length {limit}, or give a shorter text."
-            )
-        return self._inputs(text, length)
-
-    def check_length(self, length: int | None) -> None:
-        """Refuse a length that the model or the special tokens rule out."""
-        limit = self.limit
-        if limit is not None and length is not None and length > limit:
-            raise RegardError(f"see: --length {length} is more than the {limit} tokens that this model takes.")
-        room = self.tokenizer.num_special_tokens_to_add()
-        if length is not None and length <= room:
-            raise RegardError(f"see: --length {length} leaves no room for the text; {room} tokens are special ones.")
-
     def _inputs(self, text: str, length: int | None) -> dict[str, Any]:
-        cut = {"truncation": True, "max_length": length} if length is not None else {}
-        inputs = self.tokenizer(text, return_tensors="pt", verbose=False, **cut)
+        truncation = {"truncation": True, "max_length": length} if length is not None else {}
+        inputs = self.tokenizer(text, return_tensors="pt", verbose=False, **truncation)
         return {name: inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in inputs}
 
-    @property
-    def limit(self) -> int | None:
-        """Tokens that the model has positions for; RoBERTa and its kin keep two positions to themselves."""
-        positions = getattr(self.model.config, "max_position_embeddings", None)
-        told = self.tokenizer.model_max_length
-        return told if positions is not None and positions - 2 <= told < positions else positions
-
     def _labels(self, ids: Sequence[int]) -> list[str]:
-        """Tokens as people read them; pieces inside a word are marked ##, as WordPiece does."""
+        """Tokens in readable form; a piece that continues a word starts with ##, as in WordPiece."""
         raw = self.tokenizer.convert_ids_to_tokens(ids)
         spaced = any(token.startswith(WORD_STARTS) for token in raw)
         labels: list[str] = []
@@ -251,51 +292,34 @@ def _run(model: Any, inputs: dict[str, Any]) -> None:
         model(**inputs)
     except RegardError:
         raise
-    except Exception as error:  # models raise errors of many types for missing pictures or sounds
+    except Exception as error:  # models raise errors of many types for missing images or sounds
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise RegardError(
-            f"see: {type(model).__name__} cannot read a text alone ({lines[0][:200]}). Give a model of texts; "
+            f"TextReader: {type(model).__name__} cannot read a text alone ({lines[0][:200]}). Give a model of texts; "
             "rg.watch(model) shows any model while you run it on its own inputs."
         ) from error
 
 
-def read_text(source: str) -> str:
-    """A text as given, the contents of a file, or standard input for "-"."""
-    if source == "-":
-        return _decode(sys.stdin.buffer.read(), "standard input")
-    if os.path.isfile(source):
-        with open(source, "rb") as file:
-            return _decode(file.read(), source)
-    if os.path.isdir(source):
-        raise RegardError(f"see: {source} is a folder. Give a text, a UTF-8 file, or - for standard input.")
-    if looks_like_path(source):
-        raise RegardError(f"see: there is no file {source}. Give a text, a UTF-8 file, or - for standard input.")
-    return source
+def _predicts_next_token(model: Any) -> bool:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    causal = type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    return causal and getattr(model.config, "is_decoder", True)  # BERT with a language head is causal only as a decoder
 
 
-def _decode(content: bytes, name: str) -> str:
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise RegardError(
-            f"see: {name} is not UTF-8 text (byte {error.start} is 0x{content[error.start]:02x}). Convert it, for "
-            "example with: iconv -f latin1 -t utf-8"
-        ) from None
-
-
-def shortened(text: str, width: int = 76) -> str:
+def _in_one_line(text: str, width: int = 76) -> str:
     """A text as one line, cut between words."""
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 1].rsplit(" ", 1)[0] + "…"
 
 
-def _chosen(seen: Watched, layers: Sequence[int] | None) -> Layers:
+def _chosen(seen: Watched, layers: Sequence[int] | None) -> _ChosenMaps:
     maps = seen.maps
-    numbered = dict(zip(layer_numbers(maps), maps, strict=True))
-    wanted = list(numbered) if layers is None else list(layers)
-    wrong = [layer for layer in wanted if layer not in numbered]
-    if wrong:
-        count = len(numbered)
-        known = f"0 to {count - 1}" if list(numbered) == list(range(count)) else ", ".join(map(str, numbered))
-        raise RegardError(f"see: there is no layer {wrong[0]}; the model has layers {known}.")
-    return Layers({numbered[layer]: maps[numbered[layer]] for layer in wanted}, wanted, seen)
+    names = dict(zip(layer_numbers(maps), maps, strict=True))
+    wanted = list(names) if layers is None else list(layers)
+    for layer in wanted:
+        if layer not in names:
+            count = len(names)
+            known = f"0 to {count - 1}" if list(names) == list(range(count)) else ", ".join(map(str, names))
+            raise RegardError(f"TextReader: there is no layer {layer}; the model has layers {known}.")
+    return _ChosenMaps({names[layer]: maps[names[layer]] for layer in wanted}, wanted, seen)

@@ -1,10 +1,11 @@
-"""The documents of a corpus: a file of one a line, a .jsonl or .parquet file, or a folder that `datasets` saved."""
+"""`open_corpus` opens the documents of a corpus: lines, .jsonl, .parquet, a folder of `datasets`, or texts."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,41 +14,26 @@ from regard.data.files import JSON_LINES, decoded, fields_of, json_records, raw_
 from regard.data.streams import inner_suffix
 from regard.errors import RegardError
 
-#: What mistakes are said to have been made in.
-OPERATION = "see"
+#: The operation that error messages name.
+OPERATION = "profile_corpus"
 
 
 @dataclass(frozen=True)
 class Documents:
-    """A corpus that was read through once: how many documents it has, a hash of them, and a way to read them again."""
+    """A corpus that was read once: its number of documents, a hash of them, and a function that reads them again."""
 
     count: int
     hash: str
     read: Callable[[], Iterator[str]]
 
     def start_at(self, number: int) -> Iterator[str]:
-        """The documents from one on."""
-        for index, document in enumerate(self.read()):
-            if index >= number:
-                yield document
+        """The documents from this number on, counted from 0."""
+        return itertools.islice(self.read(), number, None)
 
 
-def open_corpus(source: str, field: str = "text") -> Documents:
-    """Find out what a corpus is, and read it once, so that what is wrong with it is said before the work begins."""
-    path = Path(source)
-    if path.is_dir():
-        documents = _datasets(path, field)
-    elif not path.is_file():
-        raise RegardError(
-            f"see: there is no file {source}. A corpus is a UTF-8 text file of one document a line, a .jsonl or "
-            ".parquet file, or a folder written by save_to_disk."
-        )
-    elif inner_suffix(path) in JSON_LINES:
-        documents = partial(_json_lines, path, field)
-    elif path.suffix.lower() == ".parquet":
-        documents = _parquet(path, field)
-    else:
-        documents = partial(_plain_lines, path)
+def open_corpus(source: str | Path | Iterable[str], field: str = "text") -> Documents:
+    """Open a corpus by its kind and read it once, so that its mistakes are known before the model runs."""
+    documents = _reader_of(Path(source), field) if isinstance(source, str | Path) else _given(source)
     count, digest = 0, hashlib.sha256()
     for document in documents():
         count += 1
@@ -57,8 +43,31 @@ def open_corpus(source: str, field: str = "text") -> Documents:
     return Documents(count, digest.hexdigest(), documents)
 
 
+def _given(texts: Iterable[str]) -> Callable[[], Iterator[str]]:
+    texts = list(texts)
+    wrong = next((text for text in texts if not isinstance(text, str)), None)
+    if wrong is not None:
+        raise RegardError(f"{OPERATION}: documents are texts or the name of a file, got {type(wrong).__name__}.")
+    return partial(iter, texts)
+
+
+def _reader_of(path: Path, field: str) -> Callable[[], Iterator[str]]:
+    if path.is_dir():
+        return _datasets(path, field)
+    if not path.is_file():
+        raise RegardError(
+            f"{OPERATION}: there is no file {path}. A corpus is a UTF-8 text file of one document a line, a .jsonl or "
+            ".parquet file, or a folder written by save_to_disk."
+        )
+    if inner_suffix(path) in JSON_LINES:
+        return partial(_json_lines, path, field)
+    if path.suffix.lower() == ".parquet":
+        return _parquet(path, field)
+    return partial(_plain_lines, path)
+
+
 class Unreadable(str):
-    """Stands for a document that cannot be read: the text is the reason, `content` its bytes.
+    """A document that cannot be read: the text is the reason, `content` are the bytes.
 
     >>> Unreadable.of("line 2 is not UTF-8 text", bytes([0xE9])).content.hex()
     'e9'
@@ -68,14 +77,14 @@ class Unreadable(str):
 
     @staticmethod
     def of(reason: str, content: bytes) -> Unreadable:
-        """From the reason and the bytes."""
+        """A document with this reason and these bytes."""
         document = Unreadable(reason)
         document.content = content
         return document
 
 
 def _plain_lines(path: Path) -> Iterator[str]:
-    """Every line; a line that is not UTF-8 becomes `Unreadable`, and the corpus goes on."""
+    """Each line is a document; a line that is not UTF-8 becomes `Unreadable`."""
     for number, line in raw_lines(path, OPERATION):
         try:
             yield decoded(line, number, os.fspath(path), OPERATION).rstrip("\r\n")
@@ -87,20 +96,21 @@ def _json_lines(path: Path, field: str) -> Iterator[str]:
     for number, record in json_records(path, OPERATION):
         if record is None:
             continue
-        found = record.get(field) if isinstance(record, dict) else None
-        if not isinstance(found, str):
+        text = record.get(field) if isinstance(record, dict) else None
+        if not isinstance(text, str):
             raise RegardError(
-                f"see: line {number} of {path} has no text in the field {field!r}. "
-                f"Name the field with --field; its fields: {fields_of(record)}."
+                f"{OPERATION}: line {number} of {path} has no text in the field {field!r}. "
+                f"Name the field with `field` (--field); its fields: {fields_of(record)}."
             )
-        yield found
+        yield text
 
 
 def _datasets(folder: Path, field: str) -> Callable[[], Iterator[str]]:
     data = saved_dataset(folder, OPERATION)
     if field not in data.column_names:
         raise RegardError(
-            f"see: {folder} has no column {field!r}. Name it with --field; its columns: {', '.join(data.column_names)}."
+            f"{OPERATION}: {folder} has no column {field!r}. Name it with `field` (--field); its columns: "
+            f"{', '.join(data.column_names)}."
         )
     return lambda: (record[field] or "" for record in data)
 
@@ -110,14 +120,16 @@ def _parquet(path: Path, field: str) -> Callable[[], Iterator[str]]:
         from pyarrow import ArrowInvalid
         from pyarrow.parquet import ParquetFile
     except ModuleNotFoundError:
-        raise RegardError(f"see: {path} is read with pyarrow. Install it: pip install 'regard[corpus]'.") from None
+        raise RegardError(
+            f"{OPERATION}: {path} is read with pyarrow. Install it: pip install 'regard[corpus]'."
+        ) from None
     try:
         columns = ParquetFile(path).schema_arrow
     except (ArrowInvalid, OSError) as error:
-        raise RegardError(f"see: {path} is no whole Parquet file ({error}).") from None
+        raise RegardError(f"{OPERATION}: {path} is no whole Parquet file ({error}).") from None
     if field not in columns.names or str(columns.field(field).type) not in ("string", "large_string"):
         raise RegardError(
-            f"see: {path} has no column {field!r} of strings. Name it with --field; its columns: "
+            f"{OPERATION}: {path} has no column {field!r} of strings. Name it with `field` (--field); its columns: "
             f"{', '.join(columns.names)}."
         )
 

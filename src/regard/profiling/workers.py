@@ -1,4 +1,4 @@
-"""A corpus read by many workers: each holds the model, documents stream to them, and what comes back is in order."""
+"""`RayWorkers` measures the documents of a corpus in several processes of a Ray cluster, and keeps their order."""
 
 from __future__ import annotations
 
@@ -11,51 +11,53 @@ import torch
 
 from regard.cluster import cluster, workers_that_fit
 from regard.errors import RegardError
-from regard.hf.text_reader import Reader
-from regard.profiling.corpus_state import Key, Outcome, measure
+from regard.hf.text_reader import TextReader
+from regard.profiling.corpus_profile import CorpusKey, DocumentResult, measure
 
-#: Documents that travel together, and how many of these batches a worker has before it at most.
+#: The operation that error messages name.
+OPERATION = "profile_corpus"
+#: Documents in a batch, and how many batches may be on their way for each worker.
 BATCH, AHEAD = 4, 4
-#: How often a worker that died is started again, and what it was at given to it again.
+#: How often a worker that died is restarted and repeats its batch.
 RETRIES = 3
 
 
 class Worker:
-    """A process with the model: measures documents."""
+    """A process that holds the model and measures documents."""
 
-    def __init__(self, key: Key, threads: int) -> None:
+    def __init__(self, key: CorpusKey, threads: int) -> None:
         torch.set_num_threads(threads)
-        self.key, self.reader = key, Reader.load(key.model)
+        self.key, self.reader = key, TextReader.load(key.model)
 
     def check(self) -> None:
-        """Refuse to count numbers of another model."""
+        """Refuse a model with the right name but other weights."""
         if self.reader.fingerprint() != self.key.weights:
             raise RegardError(
-                f"see: a worker has another model under the name {self.key.model}. Give all the same one."
+                f"{OPERATION}: a worker has another model under the name {self.key.model}. Give all hosts the same one."
             )
 
     def measure(self, documents: list[str]) -> list[dict[str, Any]]:
-        """What comes of each document, as plain numbers."""
-        return [measure(self.reader, one, self.key.layers, self.key.length).to_json() for one in documents]
+        """The result of each document, as plain data."""
+        return [measure(self.reader, text, self.key.layers, self.key.length).to_json() for text in documents]
 
 
 @dataclass(frozen=True)
-class Pool:
-    """Workers on a Ray cluster; None: as many as there are processors for. Each takes the threads that torch has here.
+class RayWorkers:
+    """Workers on a Ray cluster (None: as many as there are processors for), each with torch's number of threads here.
 
-    A worker that dies is started again and repeats its batch. Outcomes are added once, in the order of the documents,
-    so that sums equal those of one process to the last digit. If workers die `RETRIES` + 1 times over a batch, its
-    documents are measured one by one, and a document that ends its worker again is set aside.
+    A worker that dies is restarted and repeats its batch. Each result is merged once, in the order of the documents,
+    so sums equal those of one process to the last digit. If workers die `RETRIES` + 1 times over a batch, its
+    documents are measured one by one, and a document over which another worker dies is reported as unreadable.
     """
 
     workers: int | None = None
     kind: type[Worker] = Worker
 
-    def outcomes(self, documents: Iterable[str], key: Key) -> Iterator[Outcome]:
-        """What comes of each document, in their order."""
+    def results(self, documents: Iterable[str], key: CorpusKey) -> Iterator[DocumentResult]:
+        """The result of each document, in the order of the documents."""
         threads = torch.get_num_threads()
-        with cluster("see") as ray:
-            count = workers_that_fit(ray, "see", self.workers, threads)
+        with cluster(OPERATION) as ray:
+            count = workers_that_fit(ray, OPERATION, self.workers, threads)
             remote = ray.remote(num_cpus=threads, max_restarts=RETRIES, max_task_retries=RETRIES)(self.kind)
             crew = Crew(ray, lambda: remote.remote(key, threads))
             try:
@@ -73,11 +75,11 @@ class Crew:
         self.ray, self.start = ray, start
         self.died = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
 
-    def in_order(self, documents: Iterable[str], count: int) -> Iterator[Outcome]:
-        """The outcome of every document, in order, from `count` workers."""
+    def in_order(self, documents: Iterable[str], count: int) -> Iterator[DocumentResult]:
+        """The result of every document, in order, from `count` workers."""
         idle, batches = self.hire(count), enumerate(batched(documents))
         running: dict[Any, tuple[int, list[str], Any]] = {}
-        finished: dict[int, list[Outcome]] = {}
+        finished: dict[int, list[DocumentResult]] = {}
         next_batch = 0
         while True:
             while idle and len(running) + len(finished) < AHEAD * count and (numbered := next(batches, None)):
@@ -87,32 +89,33 @@ class Crew:
                 return
             future = self.ray.wait(list(running))[0][0]
             number, batch, worker = running.pop(future)
-            finished[number], worker = self.outcomes_of(future, batch, worker)
+            finished[number], worker = self.results_of(future, batch, worker)
             idle.append(worker)
             while next_batch in finished:
                 yield from finished.pop(next_batch)
                 next_batch += 1
 
-    def outcomes_of(self, future: Any, batch: list[str], worker: Any) -> tuple[list[Outcome], Any]:
-        """The outcomes of a batch, and a free worker: a new one if this one is dead."""
+    def results_of(self, future: Any, batch: list[str], worker: Any) -> tuple[list[DocumentResult], Any]:
+        """The results of a batch, and a free worker: a new one if this one is dead."""
         try:
-            return [Outcome.from_json(outcome) for outcome in self.ray.get(future)], worker
+            return [DocumentResult.from_json(data) for data in self.ray.get(future)], worker
         except self.died:
             return self.one_by_one(batch)
 
-    def one_by_one(self, batch: list[str]) -> tuple[list[Outcome], Any]:
-        """The outcomes of documents over which workers died, each measured alone to find the one at fault."""
-        outcomes = []
+    def one_by_one(self, batch: list[str]) -> tuple[list[DocumentResult], Any]:
+        """The results of a batch over which workers died: each document alone, to find the cause."""
+        results = []
         (worker,) = self.hire(1)
         for document in batch:
             try:
-                (outcome,) = self.ray.get(worker.measure.options(max_task_retries=0).remote([document]))
-                outcomes.append(Outcome.from_json(outcome))
+                (data,) = self.ray.get(worker.measure.options(max_task_retries=0).remote([document]))
+                results.append(DocumentResult.from_json(data))
             except self.died as error:
-                outcomes.append(Outcome(reason=f"a worker ended {RETRIES + 2} times over it. {_first_line(error)}"))
+                reason = f"a worker ended {RETRIES + 2} times over it. {_first_line(error)}"
+                results.append(DocumentResult(reason=reason))
                 self.ray.kill(worker)
                 (worker,) = self.hire(1)
-        return outcomes, worker
+        return results, worker
 
     def hire(self, count: int) -> list[Any]:
         """Start workers, and wait until they have loaded the model."""
@@ -122,7 +125,7 @@ class Crew:
 
 
 def batched(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Documents in batches, which are sent together."""
+    """The documents in batches."""
     rest = iter(documents)
     while batch := list(itertools.islice(rest, BATCH)):
         yield batch
@@ -133,9 +136,9 @@ def _first_line(error: Exception) -> str:
 
 
 def _lost(error: Exception) -> RegardError:
-    said = " ".join(str(error).split())[:300]
+    reason = " ".join(str(error).split())[:300]
     return RegardError(
-        "see: a worker could not be started, or ended before it had the model. It needs the model under the same name "
-        "as here; if its memory was used up, lower --length or --workers. With --save, what was done is kept, and the "
-        f"same command goes on. [{said}]"
+        f"{OPERATION}: a worker could not start, or ended before it had the model. It needs the model under the same "
+        "name as here. If it ran out of memory, lower `length` (--length) or `workers` (--workers). With a folder "
+        f"(--save) the profile so far is kept, and the same command continues. [{reason}]"
     )

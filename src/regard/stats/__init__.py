@@ -1,6 +1,7 @@
 """Statistics of heads and warnings about them, for the maps of any model."""
 
 from regard.stats.alike import divergence, head_groups, head_map, sample_rows
+from regard.stats.differences import Difference, differences
 from regard.stats.flow import ValueWeighted, rollout, value_weighted
 from regard.stats.folds import Offsets, SameToken
 from regard.stats.head_table import HeadTable, LayerTable
@@ -18,6 +19,7 @@ from regard.stats.warnings import CAVEAT, Finding, findings
 __all__ = [
     "CAVEAT",
     "STATISTICS",
+    "Difference",
     "Finding",
     "HeadLink",
     "HeadStatistic",
@@ -33,6 +35,7 @@ __all__ = [
     "RoleTable",
     "SameToken",
     "ValueWeighted",
+    "differences",
     "divergence",
     "findings",
     "head_groups",

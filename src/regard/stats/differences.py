@@ -1,0 +1,57 @@
+"""`differences` compares the heads of one model on several texts, and puts the heads that change most first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from regard.errors import RegardError
+from regard.stats.reading import Reading
+
+#: Statistics between 0 and 1. The others grow with the length of a text, so texts cannot be compared by them.
+SHARES = ("evenness", "special", "previous", "next", "itself")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One head: the statistic that differs most between the texts, its value on each text, and their range.
+
+    >>> import torch, regard as rg
+    >>> from regard.stats import Reading, differences
+    >>> q, k = 20 * torch.eye(4).expand(1, 1, 4, 4), torch.eye(4).expand(1, 1, 4, 4)
+    >>> maps = [rg.attend(rg.Attention(), query, k, k).weights for query in (q, q.flip(2))]
+    >>> (head,) = differences([Reading.of("", {"layers.0": weights}) for weights in maps])
+    >>> head.statistic, [round(value) for value in head.values], round(head.spread)
+    ('itself', [1, 0], 1)
+    """
+
+    layer: int
+    head: int
+    statistic: str
+    values: tuple[float, ...]
+    spread: float
+
+
+def differences(readings: Sequence[Reading]) -> list[Difference]:
+    """One `Difference` for every head, the largest spread first. All readings are of the same layers of one model.
+
+    >>> import torch, regard as rg
+    >>> from regard.stats import Reading
+    >>> x = torch.zeros(1, 1, 3, 4)
+    >>> reading = Reading.of("", {"layers.0": rg.attend(rg.Attention(), x, x, x).weights})
+    >>> [head.spread for head in differences([reading, reading])]
+    [0.0]
+    """
+    if not readings or len({len(reading.profile.layers) for reading in readings}) > 1:
+        raise RegardError("differences: give at least one reading, all of the same layers of one model.")
+    found = []
+    for layers in zip(*(reading.profile.layers for reading in readings), strict=True):
+        for head in range(layers[0].num_heads):
+            values = torch.stack([torch.stack([layer.values[name][head] for name in SHARES]) for layer in layers])
+            spread = values.amax(0) - values.amin(0)
+            most = int(spread.argmax())
+            numbers = tuple(values[:, most].tolist())
+            found.append(Difference(layers[0].number, head, SHARES[most], numbers, float(spread[most])))
+    return sorted(found, key=lambda difference: -difference.spread)
