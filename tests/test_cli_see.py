@@ -21,7 +21,7 @@ from regard.cli.compare import letter_of
 from regard.hf import text_reader as reading
 from regard.hf.text_reader import PROBE, TextReader
 from regard.stats import roles, shuffle_order
-from regard.stats.differences import SHARES, differences
+from regard.stats.text_differences import SHARES, differences
 from regard.viewer import load_run
 
 SENTENCE = "The animal didn't cross the street because it was too tired."

@@ -1,7 +1,6 @@
 """Statistics of heads and warnings about them, for the maps of any model."""
 
 from regard.stats.alike import divergence, head_groups, head_map, sample_rows
-from regard.stats.differences import Difference, differences
 from regard.stats.flow import ValueWeighted, rollout, value_weighted
 from regard.stats.folds import Offsets, SameToken
 from regard.stats.head_table import HeadTable, LayerTable
@@ -14,6 +13,7 @@ from regard.stats.profile import LayerProfile, Link, Profile, profile
 from regard.stats.reading import HeadLink, Reading
 from regard.stats.roles import Role, RoleTable, roles
 from regard.stats.statistics import STATISTICS, HeadStatistic
+from regard.stats.text_differences import Difference, differences
 from regard.stats.warnings import CAVEAT, Finding, findings
 
 __all__ = [
