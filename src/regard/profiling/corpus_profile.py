@@ -141,8 +141,8 @@ def _loaded(path: Path) -> CorpusProfile:
         data = json.loads(path.read_text(encoding="utf-8"))
         table = None if data["table"] is None else HeadTable.from_json(data["table"])
         broken = [(int(number), str(reason)) for number, reason in data["broken"]]
-        counts = (int(data[name]) for name in ("done", "cut", "empty"))
-        return CorpusProfile(CorpusKey(**data["key"]), *counts, broken, table)
+        done, cut, empty = (int(data[name]) for name in ("done", "cut", "empty"))
+        return CorpusProfile(CorpusKey(**data["key"]), done, cut, empty, broken, table)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RegardError(
             f"profile_corpus: {path} is no state of a corpus run ({error}). Give another folder (--save)."
