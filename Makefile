@@ -32,7 +32,7 @@ quick: $(STAMPS)/dev ## Lint, types and tests of the files that differ from HEAD
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/changed.py $(ARGS)
 
 settings: $(STAMPS)/dev ## Run the quick tests with every vector width, signals ignored, without root, without extras
-	scripts/settings.sh
+	$(BIN)/python scripts/settings.py $(ARGS)
 
 oldest: ## Run the quick tests with the oldest versions that pyproject.toml allows, in .venv-oldest
 	$(PYTHON) scripts/oldest.py $(ARGS)

@@ -15,8 +15,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 VENV = ROOT / ".venv-oldest"
-#: Extras whose code is tested; ray and the peers of the benchmarks are not installed.
-EXTRAS = ("cli", "hf", "lab", "view", "demo")
+#: Extras that tests run; the peers of the benchmarks and what builds the documentation have no lower bounds.
+EXTRAS = ("cli", "hf", "corpus", "lab", "ray", "view", "demo")
+#: Slow tests, without which nothing of an extra would be run: those of Ray.
+SLOW = ("tests/test_cluster.py",)
 #: At the versions of constraints.txt, since they test and are not tested.
 TOOLS = ("pytest", "hypothesis", "pytest-xdist")
 
@@ -52,9 +54,11 @@ def main() -> int:
     """Install, test, and return the status of pytest."""
     python = VENV / "bin" / "python"
     install(python)
-    quick = ["-m", "not slow and not example", "-q", "-n", "2", "--dist", "loadgroup"]
-    command = [str(python), "-m", "pytest", *quick, *sys.argv[1:]]
-    return subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
+    pytest = [str(python), "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup"]
+    runs = [[*pytest, "-m", "not slow and not example", *sys.argv[1:]]]
+    if not sys.argv[1:]:
+        runs.append([*pytest, *SLOW])
+    return max(subprocess.run(run, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode for run in runs)
 
 
 if __name__ == "__main__":

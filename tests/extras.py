@@ -10,6 +10,7 @@ import re
 import tomllib
 from functools import cache
 from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,9 @@ def absent(module: str) -> frozenset[str]:
     try:
         import_module(module)
     except ModuleNotFoundError as error:
-        return frozenset({error.name or module})
+        if is_missing(error):
+            return frozenset({error.name or module})
+        raise
     return frozenset()
 
 
@@ -53,16 +56,37 @@ def pytest_runtest_call(item: pytest.Item):
     try:
         return (yield)
     except (ModuleNotFoundError, RegardError) as error:
-        if not_installed() and (isinstance(error, ModuleNotFoundError) or "pip install" in str(error)):
+        if is_missing(error):
             pytest.skip(str(error))
         raise
+
+
+def is_missing(error: Exception) -> bool:
+    """Whether a package is missing; one that is there in a version that will not do is a failure."""
+    if isinstance(error, ModuleNotFoundError):
+        return find_spec((error.name or "").partition(".")[0] or "regard") is None
+    return any(name in not_installed() for name in asked_for(str(error)))
+
+
+def asked_for(message: str) -> set[str]:
+    """The distributions that a message says to install."""
+    extras = project_extras()
+    names = set()
+    for name, inner in re.findall(r"pip install '?([\w.-]*\w)(?:\[([\w,]+)\])?", message):
+        names |= (
+            set().union(*(distributions(part, extras) for part in inner.split(","))) if name == "regard" else {name}
+        )
+    return names
 
 
 @cache
 def not_installed() -> frozenset[str]:
     """Distributions of `regard[dev]` that are not here."""
-    extras = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    return frozenset(name for name in distributions("dev", extras) if not is_installed(name))
+    return frozenset(name for name in distributions("dev", project_extras()) if not is_installed(name))
+
+
+def project_extras() -> dict[str, list[str]]:
+    return tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
 def distributions(extra: str, extras: dict[str, list[str]]) -> set[str]:

@@ -42,6 +42,16 @@ def read(path):
     return json.loads(path.read_text())
 
 
+@pytest.fixture
+def heard_signals():
+    """No signal is ignored, as some are where the tests run in the background."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
 # What is compared
 
 
@@ -247,7 +257,7 @@ def test_a_finished_trial_is_not_run_again(whole, monkeypatch):
     assert run_trial(whole[0], "none", 1)
 
 
-def test_a_trial_that_was_stopped_ends_in_the_same_weights(whole, tmp_path, monkeypatch):
+def test_a_trial_that_was_stopped_ends_in_the_same_weights(whole, tmp_path, monkeypatch, heard_signals):
     monkeypatch.setattr(trials, "OFTEN", 0.0)
     open_study(tiny(), tmp_path)
 
@@ -366,16 +376,8 @@ def test_an_interrupt_stops_all_after_they_saved(race):
     assert (folder / "trials" / "transformer-1" / "saved").exists()
 
 
-@pytest.fixture
-def heard(number):
-    """A signal that is not ignored, as it would be where the tests run under nohup."""
-    before = signal.signal(number, signal.SIG_DFL)
-    yield
-    signal.signal(number, before)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_polite_kill_stops_all_after_they_saved(race, number, heard):
+def test_a_polite_kill_stops_all_after_they_saved(race, number, heard_signals):
     folder, progress = race("transformer", "none")
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
 
@@ -422,14 +424,11 @@ def test_a_folder_that_nothing_came_of_is_taken_away_again(tmp_path):
         pass
 
 
-def test_signals_that_are_ignored_stay_so():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with polite_signals(lambda *_: None) as numbers:
-            assert set(numbers) == {signal.SIGINT, signal.SIGTERM}
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
+def test_signals_that_are_ignored_stay_so(heard_signals):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with polite_signals(lambda *_: None) as numbers:
+        assert set(numbers) == {signal.SIGINT, signal.SIGTERM}
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 @pytest.mark.slow

@@ -181,6 +181,7 @@ def test_heads_of_a_bilinear_score_are_those_of_the_query():
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_how_tensors_lie_in_memory_changes_nothing(layout, dtype):
     """Output, statistic and gradients are those of contiguous copies, in every engine that calls torch's kernel."""
+    skip_where_torch_refuses(dtype)
     close = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
     given = [LAYOUTS[layout](torch.randn(2, 2, 80, 6).to(dtype)) for _ in range(4)]
     copies = [t.clone(memory_format=torch.contiguous_format) for t in given]
@@ -194,6 +195,17 @@ def test_how_tensors_lie_in_memory_changes_nothing(layout, dtype):
             ours, expected = (_all_of(attention, engine, *tensors) for tensors in (given, copies))
             for found, wanted in zip(ours, expected, strict=True):
                 torch.testing.assert_close(found, wanted, **close)
+
+
+def skip_where_torch_refuses(dtype):
+    """With AMX, torch packs bfloat16 for it even where ATEN_CPU_CAPABILITY rules AVX-512 out, and then cannot."""
+    q = torch.ones(2, 2, 80, 6, dtype=dtype)
+    try:
+        torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    except RuntimeError as error:
+        if "pack_vnni2" not in str(error):
+            raise
+        pytest.skip(f"torch's own attention: {error}")
 
 
 def _all_of(attention, engine, *tensors):
