@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +48,7 @@ def key(reader):
 def ray():
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("RAY_worker_niceness", "0")  # beside other tests, workers of Ray's 15 would hardly be scheduled
         with cluster("see") as ray:
             yield ray
 
@@ -57,9 +59,19 @@ def alone(reader, key):
 
 
 def workers():
-    """Process numbers of the workers that hold a model."""
-    titles = {path.parent.name: path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()}
-    return [int(number) for number, title in titles.items() if title.startswith(b"ray::Worker")]
+    """Process numbers of the workers that hold a model; Ray starts them as children of a child of this process."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if (folder / "cmdline").read_bytes().startswith(b"ray::Worker") and parent(
+                parent(folder.name)
+            ) == os.getpid():
+                found.append(int(folder.name))
+    return found
+
+
+def parent(number):
+    return int(Path("/proc", str(number), "stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.mark.parametrize("count", [1, 2])
