@@ -93,7 +93,7 @@ def test_parameter_counts_are_those_of_the_books():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [((10, 3), "divides it: 1, 2, 5, 10"), ((C, H, 3), "num_key_heads=3.*1, 2, 4"), ((C, 0), "heads")],
+    [((10, 3), "must divide 10: 1, 2, 5, 10"), ((C, H, 3), "num_key_heads=3.*1, 2, 4"), ((C, 0), "heads")],
 )
 def test_heads_that_do_not_divide_are_refused(arguments, message):
     with pytest.raises(rg.RegardError, match=message):
@@ -163,7 +163,7 @@ def test_names_of_options_are_checked():
         Blueprint(C, attention={"encoders": "linear"}).encoder(1)
     with pytest.raises(rg.RegardError, match="no argument 'sise'"):
         Blueprint(C, attention={"name": "sliding_window", "sise": 3}).encoder(1)
-    with pytest.raises(rg.RegardError, match="would make negative"):
+    with pytest.raises(rg.RegardError, match="could make negative"):
         Blueprint(C, attention="linear", positions="alibi").encoder(1)
 
 

@@ -284,7 +284,7 @@ def test_without_attention_only_the_last_state_is_known():
         ("luong_dot", {"input_feding": True}, "Did you mean 'input_feeding'"),
         ("bahdanau", {"cell": "lsmt"}, "Did you mean 'lstm'"),
         ("bahdanau", {"attention": "bahdana"}, "Did you mean 'bahdanau'"),
-        ("transformer", {"num_heads": 3}, "divides it"),
+        ("transformer", {"num_heads": 3}, "must divide"),
         ("transformer", {"layers": 0}, "at least 1"),
         ("none", {"width": 15}, "even"),
     ],

@@ -1,4 +1,4 @@
-"""Layers and stacks made of the pieces; every attention in them tells its weights to `regard.watch`."""
+"""Modules with attention, all seen by `regard.watch`: multi-head attention, layers, Transformers, recurrent cells."""
 
 from regard.nn.bridge import Bridge
 from regard.nn.dropout import Dropout

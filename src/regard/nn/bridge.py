@@ -1,4 +1,4 @@
-"""The attention of a recurrent decoder: any mechanism over the states of its encoder."""
+"""`Bridge`: the attention of a recurrent decoder to the states of its encoder, with any mechanism."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from regard.shapes import Sizes
 
 @checked
 class Bridge(Attends):
-    """c_i = sum_j w_ij h_j over encoder states h, with any attention as w: (Bahdanau et al. 2015, arXiv:1409.0473).
+    """c_i = sum_j w_ij h_j over encoder states h, with the weights w of any attention (Bahdanau et al. 2015,
+    arXiv:1409.0473).
 
-    The values are the states themselves; what the score makes of them (U h_j of Bahdanau) is computed once
-    for a source, by `keys`. A decoder whose next query needs the last context asks with one query at a time, any
-    other with all of them.
+    The values are the encoder states. `keys` computes the part of the score that depends on the keys alone (U h_j of
+    Bahdanau) once per source. If the next query of a decoder depends on the last context, the decoder gives one query
+    per call. Otherwise it gives all queries at once.
 
     >>> import torch, regard as rg
     >>> bridge = rg.nn.Bridge(rg.mechanism("bahdanau").build(8, 6, 16), 8, 6)
@@ -37,7 +38,7 @@ class Bridge(Attends):
         self.attention = attention
 
     def keys(self, states: Tensor, mask: Mask | None = None) -> Keys:
-        """Encoder states (B, J, C), and which of them are real."""
+        """The keys of encoder states (B, J, C). `mask` excludes padding."""
         states = states[:, None]
         return Keys(self.attention, states, states, mask)
 

@@ -1,4 +1,4 @@
-"""Token embeddings, and where tokens stand."""
+"""`Embedding`: vectors of tokens plus encodings of their positions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from regard.spans import Spans
 class Embedding(nn.Module):
     """sqrt(C) E[token] + p[position] (Vaswani et al. 2017, arXiv:1706.03762, sections 3.4 and 3.5).
 
-    `position` is what is added: `Sinusoidal()`, `LearnedPositions(length, C)`, or None where positions act
-    inside the attention (RoPE, ALiBi, T5) or nowhere. Id `padding` has the zero vector and learns nothing.
-    `scale=False` leaves the factor out, as recurrent networks do. The vectors of tokens start at deviation `std`, the
-    factor included.
+    `position` is `Sinusoidal()`, `LearnedPositions(length, C)`, or None if positions act inside the attention (RoPE,
+    ALiBi, T5) or are not used. Id `padding` has the zero vector and is not trained. `scale=False` omits the factor
+    sqrt(C), as recurrent networks do. `std` is the initial standard deviation of the vectors after the factor.
 
     >>> import torch, regard as rg
     >>> rg.nn.Embedding(100, 16, rg.Sinusoidal())(torch.tensor([[5, 7, 0]])).shape
@@ -42,7 +41,7 @@ class Embedding(nn.Module):
     ) -> None:
         super().__init__()
         if not 0 <= std < math.inf:
-            raise RegardError(f"Embedding(std={std}): a deviation is a number of at least 0.")
+            raise RegardError(f"Embedding(std={std}): a standard deviation must be at least 0 and finite.")
         self.table = nn.Embedding(size, width, padding)
         self.factor = width**0.5 if scale else 1.0
         nn.init.normal_(self.table.weight, std=std / self.factor)
@@ -58,8 +57,8 @@ class Embedding(nn.Module):
         x = x if self.factor == 1 else x * self.factor
         stop = start + ids.shape[1]
         if isinstance(self.position, Sinusoidal):
-            room = max(64, 1 << (stop - 1).bit_length())
-            x = x + _waves(self.position, room, x.shape[-1], x.dtype, x.device)[start:stop]
+            length = max(64, 1 << (stop - 1).bit_length())
+            x = x + _sinusoids(self.position, length, x.shape[-1], x.dtype, x.device)[start:stop]
         elif self.position is not None:
             self.position.check(Spans(((start, stop),)))
             x = self.position.encode(x[:, None], torch.arange(start, stop, device=ids.device))[:, 0]
@@ -67,7 +66,7 @@ class Embedding(nn.Module):
 
 
 @lru_cache(maxsize=16)
-def _waves(position: Sinusoidal, room: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What is added at the first places, (room, width): the same for every call, and dearer to make than to add."""
+def _sinusoids(position: Sinusoidal, length: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The encodings of the first positions, (length, width). They are cached: computing them is slower than adding."""
     with torch.inference_mode(False):
-        return position.table(torch.arange(room, device=device), width).to(dtype)
+        return position.table(torch.arange(length, device=device), width).to(dtype)

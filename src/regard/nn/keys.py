@@ -1,4 +1,4 @@
-"""Keys and values that outlive a call: projected once, then read by one query after the other."""
+"""Keys and values that are projected once and then read by many queries, one after another, as in decoding."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ PLAIN = Softmax()
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Which source each row of queries reads, where several read the same, as the hypotheses of a beam do.
+    """Maps each row of queries to its source. Several rows may share a source, as the hypotheses of a beam do.
 
-    `sources` (A,) are those that are read, one after the other. Their rows are one more axis of queries: a grid of
-    A x `width`, in which row r stands at `place[r]`; None where the rows fill it.
+    `sources` (A,) are the numbers of the sources. The rows of a source become queries of one batch entry: the result
+    is a grid of A x `width` queries. Row r is at `place[r]` of the flattened grid; `place` is None if the rows fill the
+    grid.
 
     >>> import torch, regard as rg
     >>> rows = rg.nn.Rows.of(torch.tensor([0, 0, 1, 1, 1]))  # a beam of 2 and one of 3
@@ -46,7 +47,7 @@ class Rows:
 
     @staticmethod
     def of(index: Tensor) -> Rows:
-        """Of the source that each row reads, (R,); rows of one source stand together."""
+        """From the source of each row, (R,). Rows of one source must be neighbours."""
         index = index.cpu()
         sources, number, count = index.unique_consecutive(return_inverse=True, return_counts=True)
         width = int(count.max()) if len(index) else 1
@@ -56,26 +57,27 @@ class Rows:
         return Rows(sources, width, index, number * width + rank)
 
     def fold(self, query: Tensor) -> Tensor:
-        """A query of each row, (R, H, 1, D) -> (A, H, width, D)."""
+        """One query per row, (R, H, 1, D), to a grid, (A, H, width, D)."""
         _, H, _, D = query.shape
         if self.place is not None:
-            room = query.new_zeros(len(self.sources) * self.width, H, 1, D)
-            query = room.index_copy_(0, to_device(self.place, query.device), query)
+            grid = query.new_zeros(len(self.sources) * self.width, H, 1, D)
+            query = grid.index_copy_(0, to_device(self.place, query.device), query)
         return query.reshape(len(self.sources), self.width, H, D).transpose(1, 2)
 
     def unfold(self, output: Tensor) -> Tensor:
-        """Back again, (A, H, width, E) -> (R, H, 1, E)."""
+        """The inverse of `fold`, (A, H, width, E) -> (R, H, 1, E)."""
         rows = output.transpose(1, 2).flatten(0, 1).unsqueeze(2)
         return rows if self.place is None else rows.index_select(0, to_device(self.place, rows.device))
 
 
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """Keys (B, G, J, D) and values (B, G, J, E) of one attention, and which may be read.
+    """Projected keys (B, G, J, D) and values (B, G, J, E) of one attention, with a mask of keys.
 
-    What the score computes of keys alone (the projections of Bahdanau, the features of linear attention) is
-    computed at the first single query, once for all that follow. `mask` is about keys: `padding(...)`. Several rows
-    of queries may share a row of keys, without a copy of it: `rows` says which, and `each` is what that stands for.
+    The part of the score that depends on the keys alone (the projections of Bahdanau, the features of linear attention)
+    is computed at the first single query and then reused. `mask` excludes keys: `padding(...)`. Several rows of queries
+    may share a row of keys without a copy: `rows` maps queries to keys, and `each` is an equal value with a row of keys
+    for every row of queries.
 
     >>> import torch, regard as rg
     >>> attention = rg.nn.MultiHeadAttention(8, 2)
@@ -97,58 +99,58 @@ class Keys:
         return self.key.shape[2]
 
     def select(self, index: Tensor) -> Keys:
-        """The rows of the batch at `index`."""
+        """The batch entries at `index`."""
         if self.rows is not None:
             return self.each.select(index)
-        moved: dict[int, Tensor] = {}
+        selected: dict[int, Tensor] = {}
 
         def chosen(x: Tensor) -> Tensor:
-            """What the score leaves as it is, and values that are the keys, are one tensor: moved once."""
-            if id(x) not in moved:
-                moved[id(x)] = x.index_select(0, to_device(index, x.device))
-            return moved[id(x)]
+            """Index each distinct tensor once: keys, values and prepared keys are often the same tensor."""
+            if id(x) not in selected:
+                selected[id(x)] = x.index_select(0, to_device(index, x.device))
+            return selected[id(x)]
 
-        prepared = {learns: (chosen(x), chosen(y)) for learns, (x, y) in self._prepared.items()}
+        prepared = {has_grad: (chosen(x), chosen(y)) for has_grad, (x, y) in self._prepared.items()}
         attention, mask = self.attention, select_rows(self.mask, index)
-        own = select_rows(attention.mask, index)
-        attention = attention if own is attention.mask else attention.with_mask(own)
+        attention_mask = select_rows(attention.mask, index)
+        attention = attention if attention_mask is attention.mask else attention.with_mask(attention_mask)
         return Keys(attention, chosen(self.key), chosen(self.value), mask, _prepared=prepared)
 
     def shared(self, rows: Rows) -> Keys:
-        """As `select(rows.index)`, but every source that is read is there once."""
+        """The same as `select(rows.index)`, but each source is stored once."""
         if self.rows is not None:
             return self.each.shared(rows)
-        everything = len(rows.sources) == len(self.key) and torch.equal(rows.sources, _count(rows.sources))
-        own = self if everything else self.select(rows.sources)
-        return own if rows.width == 1 else replace(own, rows=rows)
+        has_all = len(rows.sources) == len(self.key) and torch.equal(rows.sources, _numbers(rows.sources))
+        sources = self if has_all else self.select(rows.sources)
+        return sources if rows.width == 1 else replace(sources, rows=rows)
 
     @cached_property
     def each(self) -> Keys:
-        """With a row of keys for every row of queries."""
+        """An equal value with a row of keys for every row of queries."""
         if self.rows is None:
             return self
-        number = _count(self.rows.sources).repeat_interleave(self.rows.width)
+        number = _numbers(self.rows.sources).repeat_interleave(self.rows.width)
         number = number if self.rows.place is None else number.index_select(0, self.rows.place)
         return replace(self, rows=None).select(number)
 
     def extended(self, key: Tensor, value: Tensor) -> Keys:
-        """With the keys and values of later tokens; these stay as they are."""
+        """A copy with the keys and values of later tokens appended."""
         return Keys(self.attention, torch.cat((self.key, key), 2), torch.cat((self.value, value), 2), self.mask)
 
     def compared(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What the score compares, of a query and of the keys, and the keys where they stand.
+        """The query prepared by the score, the keys prepared by the score, and the keys after their position encoding.
 
-        The keys are prepared for the first query only, once with gradients and once without.
+        Keys are prepared at the first query only: once with gradients and once without.
         """
-        learns, score, position = torch.is_grad_enabled(), self.attention.score, self.attention.position
-        if learns not in self._prepared:
+        has_grad, score, position = torch.is_grad_enabled(), self.attention.score, self.attention.position
+        if has_grad not in self._prepared:
             if position is not None:
                 position.check(Spans(((0, self.length),)))
             encoded = self.key if position is None else position.encode(self.key, self.places)
             query, prepared = score.prepare(query, encoded)
-            self._prepared[learns] = encoded, prepared
+            self._prepared[has_grad] = encoded, prepared
             return query, prepared, encoded
-        encoded, prepared = self._prepared[learns]
+        encoded, prepared = self._prepared[has_grad]
         return score.prepare(query, encoded[:, :, :0])[0], prepared, encoded
 
     @cached_property
@@ -157,7 +159,7 @@ class Keys:
 
     @cached_property
     def added(self) -> Tensor | None:
-        """What keeps the fused kernel from padding, (B, 1, 1, J): 0 for keys that may be read, -inf for others."""
+        """The mask as a tensor that is added to scores, (B, 1, 1, J): 0 for allowed keys, -inf for the other keys."""
         if self.mask is None:
             return None
         assert isinstance(self.mask, RealKeys)
@@ -167,7 +169,7 @@ class Keys:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether weights are a softmax over keys of which every row has at least one."""
+        """Whether weights are a softmax, and every row has at least one allowed key."""
         if self.attention.normalizer != PLAIN or not (self.mask is None or isinstance(self.mask, RealKeys)):
             return False
         if self.mask is None:
@@ -182,15 +184,15 @@ class Keys:
 
     @cached_property
     def has_products(self) -> bool:
-        """Whether scores are scaled dot products and nothing else, as the fused kernel has them."""
+        """Whether scores are scaled dot products without a bias, which the fused kernel can compute."""
         return isinstance(self.attention.score.scale(1), float | int) and not self.attention.bias
 
 
 def read(module: Attends, query: Tensor, keys: Keys, start: int | None = None) -> Tensor:
-    """What queries (B, H, I, D) read from `keys`, (B, H, I, E); the first query stands at position `start`.
+    """The attention output (B, H, I, E) of queries (B, H, I, D); the first query has position `start`.
 
-    Many queries are one call of `attend`. A single one, as in a decoder that waits for its last word, is
-    scored against the prepared keys at once: planning would take longer than the arithmetic.
+    Several queries are one call of `attend`. A single query, as in decoding, is scored against the prepared keys
+    without planning, because planning takes longer than the arithmetic.
     """
     attention = keys.attention
     start = keys.length - query.shape[2] if start is None else start
@@ -205,7 +207,7 @@ def read(module: Attends, query: Tensor, keys: Keys, start: int | None = None) -
 
 
 def _read_one(module: Attends, query: Tensor, keys: Keys, start: int) -> Tensor:
-    """A single query for each row; rows that share their keys are queries of one row."""
+    """The output for a single query per row. Rows that share their keys become queries of one batch entry."""
     attention = keys.attention
     plain = keys.is_plain and _sees_all(attention.mask, start, keys.length)
     if listeners or attention.bias or not plain:
@@ -219,7 +221,7 @@ def _read_one(module: Attends, query: Tensor, keys: Keys, start: int) -> Tensor:
 
 
 def _read_at_once(module: Attends, query: Tensor, keys: Keys, start: int, plain: bool) -> Tensor:
-    """The fused kernel where it can, else all scores."""
+    """The output of the fused kernel if it supports the call, otherwise from all scores."""
     attention = keys.attention
     positions = Positions(start, Spans(((0, keys.length),)))
     masked = attention if plain and not listeners else _masked(attention, keys)
@@ -252,15 +254,15 @@ def _fused(attention: Attention, query: Tensor, key: Tensor, keys: Keys) -> Tens
 
 
 def _softmax(attention: Attention, prepared: Prepared, grid: Grid, keys: Keys) -> Tensor:
-    """As the dense engine, without the row statistic, of which a single query has no use."""
+    """The same as the dense engine, without the row statistic, which a single query does not need."""
     s = scores(attention, prepared, grid, masked=False)
     weights = torch.softmax(s if keys.added is None else s + keys.added, -1)
     with without_autocast(weights.device):
         return grouped_values(weights, keys.value.to(weights.dtype)).to(keys.value.dtype)
 
 
-def _count(x: Tensor) -> Tensor:
-    """0, 1, ... as many as there are rows."""
+def _numbers(x: Tensor) -> Tensor:
+    """The numbers of the rows of a tensor: 0, 1, ..."""
     return torch.arange(len(x), device=x.device)
 
 
@@ -269,7 +271,7 @@ def _masked(attention: Attention, keys: Keys) -> Attention:
 
 
 def _sees_all(mask: Mask | None, start: int, num_keys: int) -> bool:
-    """Whether a single query at `start` is kept from none of the keys."""
+    """Whether a single query at `start` may attend to all keys."""
     return mask is None or (isinstance(mask, causal) and start >= num_keys - 1)
 
 
@@ -278,7 +280,7 @@ def _both(first: Mask | None, second: Mask | None) -> Mask | None:
 
 
 def select_rows(value: Any, index: Tensor) -> Any:
-    """The rows at `index` of a tensor, of `Keys`, of a mask, or of nested tuples of them; numbers stay.
+    """The rows at `index` of a tensor, of `Keys`, of a mask, or of nested tuples of them. Numbers stay the same.
 
     >>> import torch, regard as rg
     >>> rg.nn.select_rows((torch.tensor([[1], [2]]), 7), torch.tensor([1, 1, 0]))
@@ -292,7 +294,7 @@ def select_rows(value: Any, index: Tensor) -> Any:
             return value.index_select(0, to_device(index, value.device))
         except (IndexError, RuntimeError):
             shape = tuple(value.shape)
-            raise RegardError(f"select_rows: rows {index.tolist()} were asked for of a tensor {shape}.") from None
+            raise RegardError(f"select_rows: rows {index.tolist()} are not in a tensor of shape {shape}.") from None
     if isinstance(value, Keys):
         return value.select(index)
     if isinstance(value, Mask):

@@ -1,4 +1,4 @@
-"""Layers of the Transformer: attention, feed-forward, residuals and norms."""
+"""Layers of the Transformer: encoder and decoder layers, feed-forward networks, residual connections with norms."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ NORMS = ("pre", "post")
 
 @checked
 class FeedForward(nn.Module):
-    """f(x W_1 + b_1) W_2 + b_2 at every position by itself (Vaswani et al. 2017, arXiv:1706.03762, section 3.3).
+    """f(x W_1 + b_1) W_2 + b_2 at every position independently (Vaswani et al. 2017, arXiv:1706.03762, section 3.3).
 
-    `activation` is "relu", "gelu" or "swiglu": silu(x W_g) * (x W_1) in place of f (Shazeer 2020,
-    arXiv:2002.05202), whose two matrices are 2/3 as wide, so that all three have as many parameters.
-    `hidden` is 4 x `width` unless given.
+    `activation` is "relu", "gelu" or "swiglu". "swiglu" is silu(x W_g) * (x W_1) in place of f (Shazeer 2020,
+    arXiv:2002.05202). Its three matrices have 2/3 of the hidden width, so that all activations have about the same
+    number of parameters. `hidden` is 4 x `width` by default.
 
     >>> sum(p.numel() for p in FeedForward(512, 2048).parameters())
     2099712
@@ -32,7 +32,7 @@ class FeedForward(nn.Module):
         super().__init__()
         if activation not in ACTIVATIONS:
             known = nearest(str(activation), ACTIVATIONS)
-            raise RegardError(f"FeedForward(activation={activation!r}): there is no such one. {known}")
+            raise RegardError(f"FeedForward(activation={activation!r}): unknown activation. {known}")
         hidden = 4 * width if hidden is None else hidden
         self.activation = activation
         if activation == "swiglu":
@@ -45,7 +45,9 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)."""
         if x.shape[-1] != self.inner.in_features:
-            raise RegardError(f"FeedForward: made for width {self.inner.in_features}, got {tuple(x.shape)}.")
+            raise RegardError(
+                f"FeedForward: the width is {self.inner.in_features}, got an input of shape {tuple(x.shape)}."
+            )
         hidden = self.inner(x)
         if self.activation == "swiglu":
             hidden = F.silu(self.gate(x)) * hidden
@@ -59,35 +61,35 @@ class FeedForward(nn.Module):
 
 @checked
 class Residual(nn.Module):
-    """x + dropout(f(norm(x))) before ("pre"), or norm(x + dropout(f(x))) behind ("post").
+    """x + dropout(f(norm(x))) for pre-norm ("pre"), norm(x + dropout(f(x))) for post-norm ("post").
 
-    Post-norm is the paper's; pre-norm trains without warm-up (Xiong et al. 2020, arXiv:2002.04745), and a stack of it
-    ends in a norm of its own.
+    The Transformer paper has post-norm. Pre-norm trains without warm-up (Xiong et al. 2020, arXiv:2002.04745); a stack
+    of pre-norm layers ends with a final norm.
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 5, 8)
     >>> pre, post = rg.nn.Residual(8, "pre"), rg.nn.Residual(8, "post")
-    >>> torch.equal(pre.after(x, torch.zeros(1, 5, 8)), x)  # what adds nothing changes nothing
+    >>> torch.equal(pre.after(x, torch.zeros(1, 5, 8)), x)  # pre-norm: adding zeros changes nothing
     True
-    >>> torch.allclose(post.after(x, x), pre.before(x), atol=1e-4)  # a norm knows no scale
+    >>> torch.allclose(post.after(x, x), pre.before(x), atol=1e-4)  # a norm ignores the scale
     True
     """
 
     def __init__(self, width: Size, norm: str = "pre", dropout: float = 0.0) -> None:
         super().__init__()
         if norm not in NORMS:
-            raise RegardError(f"Residual(norm={norm!r}): a norm stands before or behind. {nearest(str(norm), NORMS)}")
+            raise RegardError(f"Residual(norm={norm!r}): unknown norm. {nearest(str(norm), NORMS)}")
         self.place = norm
         self.norm = nn.LayerNorm(width)
         self.dropout = Dropout(dropout)
 
     def before(self, x: Tensor) -> Tensor:
-        """What the sublayer is given."""
+        """The input of the sublayer."""
         return self.norm(x) if self.place == "pre" else x
 
-    def after(self, x: Tensor, made: Tensor) -> Tensor:
-        """What the sublayer made of it, added."""
-        x = x + self.dropout(made)
+    def after(self, x: Tensor, sublayer_output: Tensor) -> Tensor:
+        """The sum of x and the output of the sublayer, with norm for post-norm."""
+        x = x + self.dropout(sublayer_output)
         return x if self.place == "pre" else self.norm(x)
 
     def extra_repr(self) -> str:
@@ -96,7 +98,7 @@ class Residual(nn.Module):
 
 @checked
 class EncoderLayer(nn.Module):
-    """Self-attention, then feed-forward, each in a residual (Vaswani et al. 2017, arXiv:1706.03762, section 3.1).
+    """Self-attention, then feed-forward, each with a residual (Vaswani et al. 2017, arXiv:1706.03762, section 3.1).
 
     >>> import torch, regard as rg
     >>> layer = rg.nn.EncoderLayer(rg.nn.MultiHeadAttention(8, 2), rg.nn.FeedForward(8, 32))
@@ -114,17 +116,17 @@ class EncoderLayer(nn.Module):
         self.around_feed = Residual(width, norm, dropout)
 
     def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
-        """(B, I, C) -> (B, I, C); `mask` says which are real, as `regard.padding(real)`."""
+        """(B, I, C) -> (B, I, C); `mask` excludes keys, such as `regard.padding(real)`."""
         x = self.around_self.after(x, self.self_attention(self.around_self.before(x), mask=mask))
         return self.around_feed.after(x, self.feed_forward(self.around_feed.before(x)))
 
 
 @checked
 class DecoderLayer(nn.Module):
-    """Masked self-attention, attention to the encoder, then feed-forward, each in a residual (section 3.1).
+    """Masked self-attention, attention to the encoder, then feed-forward, each with a residual (section 3.1).
 
-    Without `cross_attention` it is the layer of a decoder alone, as language models have. That no token sees a later
-    one is the business of the mask of `self_attention`.
+    Without `cross_attention` it is a layer of a decoder-only model, such as a language model. `self_attention`
+    must have a causal mask if a token may not attend to later tokens.
 
     >>> import torch, regard as rg
     >>> own = rg.nn.MultiHeadAttention(8, 2, attention=rg.Attention(mask=rg.causal()))
@@ -152,15 +154,17 @@ class DecoderLayer(nn.Module):
         self.around_feed = Residual(width, norm, dropout)
 
     def forward(self, x: Tensor, keys: Keys | None = None, past: Keys | None = None) -> tuple[Tensor, Keys]:
-        """The next tokens (B, I, C) -> (B, I, C), and the keys of all tokens so far, which are the next `past`.
+        """The outputs (B, I, C) of the next tokens (B, I, C), and the keys of all tokens so far: the next `past`.
 
-        `keys` are what `cross_attention.keys` projected of the source.
+        `keys` are the keys of the source, from `cross_attention.keys`.
         """
-        made, present = self.self_attention.advance(self.around_self.before(x), past)
-        x = self.around_self.after(x, made)
+        attention_output, present = self.self_attention.advance(self.around_self.before(x), past)
+        x = self.around_self.after(x, attention_output)
         if self.cross_attention is not None:
             if keys is None:
-                raise RegardError("DecoderLayer: it reads a source; give cross_attention.keys(states) as keys.")
+                raise RegardError(
+                    "DecoderLayer: this layer has cross-attention; give keys=cross_attention.keys(states)."
+                )
             start = present.length - x.shape[1]
             x = self.around_cross.after(x, self.cross_attention(self.around_cross.before(x), keys, start=start))
         return self.around_feed.after(x, self.feed_forward(self.around_feed.before(x))), present

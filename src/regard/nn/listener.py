@@ -1,4 +1,4 @@
-"""The base class of modules that attend, and the listeners of their maps."""
+"""`Attends`, the base class of modules with attention, and the listeners that get their maps."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ listeners = Listeners()
 
 
 class Attends(nn.Module):
-    """Base of modules that attend and tell: `regard.watch` finds them by it.
+    """The base class of modules that give their maps to listeners. `regard.watch` finds modules by this class.
 
-    `is_cross_attention` and `is_causal` say which part of a model the attention is.
+    `is_cross_attention` and `is_causal` tell which part of a model the attention belongs to.
 
     >>> import regard as rg
     >>> model = rg.nn.Blueprint(8, num_heads=2).decoder(layers=1)
-    >>> [(each.is_cross_attention, each.is_causal) for each in model.modules() if isinstance(each, rg.nn.Attends)]
+    >>> [(m.is_cross_attention, m.is_causal) for m in model.modules() if isinstance(m, rg.nn.Attends)]
     [(False, True), (True, False)]
     """
 

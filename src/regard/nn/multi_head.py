@@ -1,4 +1,4 @@
-"""Multi-head attention with its projections: the module that stands in models."""
+"""`MultiHeadAttention`: the module with projections of queries, keys, values and outputs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from regard.pieces.mask import sees_no_later_key
 class MultiHeadAttention(Attends):
     """sum_h head_h W_h, head_h = attend(x Q_h, y K_h, z V_h) (Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2).
 
-    `attention` is what every head does: any score, position, bias, mask and normaliser, plain scaled dot
-    products unless given. With `num_key_heads` below `num_heads` groups of query heads share a key and value head
-    (grouped-query; 1: multi-query). `key_width` and `value_width` are those of what is read, `width` unless given.
+    `attention` is the attention of every head: any score, position, bias, mask and normaliser; by default the softmax
+    of scaled dot products. If `num_key_heads` is below `num_heads`, groups of query heads share a key and value head
+    (grouped-query attention; 1 is multi-query attention). `key_width` and `value_width` are the widths of the inputs
+    for keys and values, by default `width`.
 
-    Inputs are (B, I, C), batch first. Where `nn.MultiheadAttention` returns a pair, this returns the output
-    alone, and `regard.watch(model)` shows the weights; its boolean masks mean the opposite (True = may
-    not attend). `from_torch` takes its weights over.
+    Inputs are (B, I, C), batch first. `nn.MultiheadAttention` returns a pair; this module returns only the output, and
+    `regard.watch(model)` shows the weights. Boolean masks of `nn.MultiheadAttention` have the opposite meaning (True =
+    may not attend). `from_torch` copies its weights.
 
     >>> import torch, regard as rg
     >>> attention = rg.nn.MultiHeadAttention(512, 8, bias=False)
@@ -69,8 +70,8 @@ class MultiHeadAttention(Attends):
         """
         if module.bias_k is not None or module.add_zero_attn:
             raise RegardError(
-                "MultiHeadAttention.from_torch: add_bias_kv and add_zero_attn add keys that no input has; "
-                "Softmax(sink=0.0) is what add_zero_attn does to the weights."
+                "MultiHeadAttention.from_torch: add_bias_kv and add_zero_attn add keys that are in no input. "
+                "Softmax(sink=0.0) has the effect of add_zero_attn on the weights."
             )
         ours = cls(
             module.embed_dim,
@@ -86,8 +87,8 @@ class MultiHeadAttention(Attends):
         projections = (ours.query, ours.key, ours.value, ours.output)
         ours.to(module.out_proj.weight)
         with torch.no_grad():
-            given = zip((*weights, module.out_proj.weight), (*biases, module.out_proj.bias), strict=True)
-            for projection, (weight, bias) in zip(projections, given, strict=True):
+            parameters = zip((*weights, module.out_proj.weight), (*biases, module.out_proj.bias), strict=True)
+            for projection, (weight, bias) in zip(projections, parameters, strict=True):
                 projection.weight.copy_(weight)
                 if bias is not None:
                     projection.bias.copy_(bias)
@@ -103,22 +104,22 @@ class MultiHeadAttention(Attends):
         mask: Mask | None = None,
         start: int | None = None,
     ) -> Tensor:
-        """(B, I, C) queries read (B, J, C') keys and values, themselves unless given: (B, I, C).
+        """The output (B, I, C) for inputs of queries (B, I, C), and of keys and values (B, J, C').
 
-        `mask` joins that of the attention (True = may attend), such as `regard.padding(real)`. `key` may be
-        what `keys` projected earlier; `value` is `key` unless given. The first query stands at position
-        `start`, so that the last stands where the last key does unless given.
+        `key` defaults to `query`, and `value` to `key`. `key` may also be the result of `keys`. `mask` is added to that
+        of the attention (True = may attend), such as `regard.padding(real)`. `start` is the position of the first
+        query; by default the last query has the position of the last key.
         """
         keys = key if isinstance(key, Keys) else self.keys(query if key is None else key, value, mask)
         return self._mixed(read(self, self._heads(self.query, query), keys, start))
 
     def keys(self, key: Tensor, value: Tensor | None = None, mask: Mask | None = None) -> Keys:
-        """Project what is read, (B, J, C'), once for all queries to come."""
+        """Project inputs (B, J, C') to keys and values, once for all later queries."""
         value = key if value is None else value
         return Keys(self.attention, self._heads(self.key, key), self._heads(self.value, value), mask)
 
     def advance(self, x: Tensor, past: Keys | None = None) -> tuple[Tensor, Keys]:
-        """Self-attention of the next tokens (B, n, C) to themselves and those before: the output and the new past."""
+        """Self-attention of the next tokens (B, n, C) to all tokens so far: the output, and the keys of all tokens."""
         keys = self.keys(x)
         keys = keys if past is None else past.extended(keys.key, keys.value)
         return self(x, keys), keys
@@ -131,7 +132,7 @@ class MultiHeadAttention(Attends):
         """(B, I, C) -> (B, heads, I, D)."""
         if x.ndim != 3 or x.shape[-1] != projection.in_features:
             raise RegardError(
-                f"MultiHeadAttention: inputs are (batch, length, {projection.in_features}), got {tuple(x.shape)}."
+                f"MultiHeadAttention: inputs must be (batch, length, {projection.in_features}), got {tuple(x.shape)}."
             )
         return (
             projection(x).unflatten(-1, (projection.out_features // self.head_width, self.head_width)).transpose(1, 2)
@@ -148,11 +149,11 @@ class MultiHeadAttention(Attends):
 def _check(width: int, num_heads: int, num_key_heads: int) -> None:
     if num_heads < 1 or width % num_heads:
         raise RegardError(
-            f"MultiHeadAttention({width}, {num_heads}): the width is cut into heads of equal width, so the number "
-            f"of heads divides it: {', '.join(str(n) for n in range(1, width + 1) if width % n == 0)}."
+            f"MultiHeadAttention({width}, {num_heads}): heads have equal width, so the number of heads "
+            f"must divide {width}: {', '.join(str(n) for n in range(1, width + 1) if width % n == 0)}."
         )
     if num_key_heads < 1 or num_heads % num_key_heads:
         raise RegardError(
-            f"MultiHeadAttention(num_key_heads={num_key_heads}): equal groups of the {num_heads} query heads share "
-            f"one: {', '.join(str(n) for n in range(1, num_heads + 1) if num_heads % n == 0)}."
+            f"MultiHeadAttention(num_key_heads={num_key_heads}): equal groups of the {num_heads} query heads share a "
+            f"key head: give one of {', '.join(str(n) for n in range(1, num_heads + 1) if num_heads % n == 0)}."
         )

@@ -1,4 +1,4 @@
-"""A mechanism of the catalogue in one of the three roles of a Transformer."""
+"""`attention_for`: a mechanism of the catalogue for one of the three roles in a Transformer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from regard.errors import RegardError, nearest
 from regard.pieces import ALiBi, Bias, Dot, Mask, Position, RoPE, T5Bias, causal
 
 ROLES = ("encoder", "decoder", "cross")
-#: How positions enter; the first two are added to the embeddings, the next three act inside self-attention.
+#: How positions are used. The first two are added to the embeddings; the next three act inside self-attention.
 POSITIONS = ("sinusoidal", "learned", "rope", "alibi", "t5", "none")
-#: Smaller than the catalogue's own where those are for long documents.
+#: Arguments of `build` for sentences. The defaults of the catalogue are for long documents.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "bigbird": {"length": 1024, "block": 4, "num_random": 2},
     "learned_positions": {"length": 1024},
@@ -43,8 +43,8 @@ def attention_for(
     """The mechanism `name` of the catalogue for heads of `width`, as self-attention or as cross-attention.
 
     `name` is "full", a name of the catalogue, or a mapping {"name": ..., **arguments of its build}. The role decides
-    about the direction: a "decoder" sees no later token, an "encoder" and "cross" are not causal. Of `positions`
-    "rope", "alibi" and "t5" enter here, in self-attention only. `scaled=False` leaves 1 / sqrt(D) out.
+    the direction: a "decoder" is causal, an "encoder" and "cross" are not. The `positions` "rope", "alibi" and "t5" are
+    used here, in self-attention only. `scaled=False` omits the factor 1 / sqrt(D).
 
     >>> attention_for("decoder", {"name": "sliding_window", "size": 4}, positions="rope", width=8)
     Attention(score=Dot(), position=RoPE(width=8, base=10000.0, interleaved=False, scaling=None),
@@ -52,34 +52,35 @@ def attention_for(
     """
     _known("role", role, ROLES)
     _known("positions", positions, POSITIONS)
-    given = {"name": name} if isinstance(name, str) else dict(name)
-    chosen = given.pop("name", "full")
-    made = Attention() if chosen == "full" else _build(chosen, given, role, num_heads, width, key_width or width)
-    score = Dot(scale=1.0) if not scaled and isinstance(made.score, Dot) else made.score
-    own = made.bias if role == "cross" else (*made.bias, *_biases(positions, role, num_heads))
-    if own and made.normalizer.needs_nonnegative:
+    arguments = {"name": name} if isinstance(name, str) else dict(name)
+    mechanism_name = arguments.pop("name", "full")
+    is_full = mechanism_name == "full"
+    built = Attention() if is_full else _build(mechanism_name, arguments, role, num_heads, width, key_width or width)
+    score = Dot(scale=1.0) if not scaled and isinstance(built.score, Dot) else built.score
+    bias = built.bias if role == "cross" else (*built.bias, *_biases(positions, role, num_heads))
+    if bias and built.normalizer.needs_nonnegative:
         raise RegardError(
-            f"attention {chosen!r} divides by a sum of scores, which a bias ({positions}) would make negative. "
+            f"attention {mechanism_name!r} divides by a sum of scores, which a bias ({positions}) could make negative. "
             "Use positions 'rope', 'sinusoidal' or 'learned' with it."
         )
     return Attention(
         score,
-        position=_position(made.position, positions, role, width),
-        bias=own,
-        mask=_mask(made.mask, role),
-        normalizer=made.normalizer,
-        dropout=dropout or made.dropout,
+        position=_position(built.position, positions, role, width),
+        bias=bias,
+        mask=_mask(built.mask, role),
+        normalizer=built.normalizer,
+        dropout=dropout or built.dropout,
     )
 
 
-def _build(name: str, given: dict[str, Any], role: str, num_heads: int, width: int, key_width: int) -> Attention:
-    """From the catalogue, with what the model knows filled in where the mechanism asks for it."""
+def _build(name: str, arguments: dict[str, Any], role: str, num_heads: int, width: int, key_width: int) -> Attention:
+    """A mechanism of the catalogue. Sizes of the model are filled in where `build` has such a parameter."""
     build = mechanism(name).build
     parameters = inspect.signature(build).parameters
-    for argument in given:
+    for argument in arguments:
         if argument not in parameters:
             raise RegardError(f"attention {name!r} has no argument {argument!r}. {nearest(argument, parameters)}")
-    filled = {
+    sizes = {
         "num_heads": num_heads,
         "width": width,
         "query_width": width,
@@ -88,18 +89,18 @@ def _build(name: str, given: dict[str, Any], role: str, num_heads: int, width: i
         "is_causal": False,
         "bidirectional": role != "decoder",
     }
-    filled = {argument: value for argument, value in filled.items() if argument in parameters}
-    made = build(**{**filled, **DEFAULTS.get(name, {}), **given})
+    sizes = {argument: value for argument, value in sizes.items() if argument in parameters}
+    attention = build(**{**sizes, **DEFAULTS.get(name, {}), **arguments})
     if name in ("luong_general", "luong_concat", "bahdanau", "luong_dot") or key_width == width:
-        return made
+        return attention
     raise RegardError(
-        f"attention {name!r} compares queries and keys of one width, these have {width} and {key_width}. "
+        f"attention {name!r} needs queries and keys of the same width, got {width} and {key_width}. "
         "Use bahdanau, luong_general or luong_concat."
     )
 
 
 def _mask(mask: Mask | None, role: str) -> Mask | None:
-    """The role decides who is earlier: a mechanism's own plain causal mask goes, that of a decoder comes."""
+    """The mask for a role: causal for a decoder, otherwise without a plain causal mask of the mechanism."""
     mask = None if isinstance(mask, causal) else mask
     if role != "decoder":
         return mask
@@ -110,7 +111,7 @@ def _position(own: Position | None, positions: str, role: str, width: int) -> Po
     if positions != "rope" or role == "cross":
         return own
     if own is not None and not isinstance(own, RoPE):
-        raise RegardError("positions='rope': the mechanism has positions of its own. Use positions='none' with it.")
+        raise RegardError("positions='rope': this mechanism has its own positions. Use positions='none' with it.")
     return own or RoPE(width)
 
 
@@ -120,6 +121,6 @@ def _biases(positions: str, role: str, num_heads: int) -> tuple[Bias, ...]:
     return (T5Bias(num_heads, bidirectional=role == "encoder"),) if positions == "t5" else ()
 
 
-def _known(what: str, given: str, known: tuple[str, ...]) -> None:
-    if given not in known:
-        raise RegardError(f"attention: there is no {what} {given!r}. {nearest(str(given), known)}")
+def _known(option: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise RegardError(f"attention: there is no {option} {value!r}. {nearest(str(value), known)}")

@@ -1,4 +1,4 @@
-"""The Transformer: an encoder, a decoder, or both."""
+"""The Transformer: encoder, decoder, both together, and the settings that build them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Mechanism = str | Mapping[str, Any]
 @checked
 @dataclass(frozen=True)
 class Blueprint:
-    """What the layers of a Transformer have in common; makes encoders and decoders.
+    """The settings of the layers of a Transformer. It builds encoders and decoders.
 
-    `attention` is a mechanism of the catalogue for all roles, or one for each of "encoder", "decoder" and "cross";
-    `positions` is "sinusoidal", "learned", "rope", "alibi", "t5" or "none". `feed_forward` is the inner width,
-    4 x `width` unless given. `scaled=False` leaves 1 / sqrt(D) out of the scores, to show what it is for.
+    `attention` is a mechanism of the catalogue for all roles, or a mapping from "encoder", "decoder" and "cross" to
+    mechanisms. `positions` is "sinusoidal", "learned", "rope", "alibi", "t5" or "none". `feed_forward` is the inner
+    width, by default 4 x `width`. `scaled=False` omits the factor 1 / sqrt(D) of the scores, to show its effect.
 
     >>> import torch
     >>> decoder = Blueprint(32, num_heads=4, positions="rope").decoder(2, vocabulary=100, cross=False)
@@ -48,34 +48,39 @@ class Blueprint:
     max_length: Size = field(default=512, kw_only=True)
 
     def encoder(self, layers: int, vocabulary: int | None = None) -> Encoder:
-        """A stack of `layers`; with a vocabulary it takes ids, without vectors."""
-        stack = [EncoderLayer(self._attends("encoder"), self._feeds(), self.norm, self.dropout) for _ in range(layers)]
-        return Encoder(stack, self._embeds(vocabulary))
+        """A stack of `layers`. Its input is ids if a vocabulary size is given, otherwise vectors."""
+        stack = [
+            EncoderLayer(self._attention("encoder"), self._feed_forward(), self.norm, self.dropout)
+            for _ in range(layers)
+        ]
+        return Encoder(stack, self._embedding(vocabulary))
 
     def decoder(self, layers: int, vocabulary: int | None = None, cross: bool = True) -> Decoder:
-        """A stack of `layers` that see no later token; with `cross` they read an encoder."""
+        """A stack of causal `layers`; with `cross` they also attend to an encoder."""
         stack = []
         for _ in range(layers):
-            reads = self._attends("cross") if cross else None
-            stack.append(DecoderLayer(self._attends("decoder"), reads, self._feeds(), self.norm, self.dropout))
-        return Decoder(stack, self._embeds(vocabulary))
+            cross_attention = self._attention("cross") if cross else None
+            stack.append(
+                DecoderLayer(self._attention("decoder"), cross_attention, self._feed_forward(), self.norm, self.dropout)
+            )
+        return Decoder(stack, self._embedding(vocabulary))
 
-    def _attends(self, role: str) -> MultiHeadAttention:
+    def _attention(self, role: str) -> MultiHeadAttention:
         if self.width % self.num_heads:
-            return MultiHeadAttention(self.width, self.num_heads)  # which says what is wrong
-        chosen = self.attention
-        if isinstance(chosen, Mapping) and "name" not in chosen:
-            if set(chosen) - set(ROLES):
-                raise RegardError(f"attention={dict(chosen)}: mechanisms are given by role: {', '.join(ROLES)}.")
-            chosen = chosen.get(role, "full")
+            return MultiHeadAttention(self.width, self.num_heads)  # raises the error
+        mechanism = self.attention
+        if isinstance(mechanism, Mapping) and "name" not in mechanism:
+            if set(mechanism) - set(ROLES):
+                raise RegardError(f"attention={dict(mechanism)}: the keys must be roles: {', '.join(ROLES)}.")
+            mechanism = mechanism.get(role, "full")
         options = {"positions": self.positions, "scaled": self.scaled, "num_heads": self.num_heads}
-        attention = attention_for(role, chosen, width=self.width // self.num_heads, **options)
+        attention = attention_for(role, mechanism, width=self.width // self.num_heads, **options)
         return MultiHeadAttention(self.width, self.num_heads, self.num_key_heads, attention)
 
-    def _feeds(self) -> FeedForward:
+    def _feed_forward(self) -> FeedForward:
         return FeedForward(self.width, self.feed_forward, self.activation, self.dropout)
 
-    def _embeds(self, vocabulary: int | None) -> Embedding | None:
+    def _embedding(self, vocabulary: int | None) -> Embedding | None:
         return None if vocabulary is None else Embedding(vocabulary, self.width, self._position(), self.dropout)
 
     def _position(self) -> Position | None:
@@ -86,7 +91,7 @@ class Blueprint:
 
 @checked
 class Encoder(nn.Module):
-    """A stack of encoder layers, as in BERT; it ends in a norm where norms stand before the sublayers.
+    """A stack of encoder layers, as in BERT. A stack of pre-norm layers ends with a final norm.
 
     >>> import torch, regard as rg
     >>> encoder = rg.nn.Blueprint(16, num_heads=2).encoder(layers=2, vocabulary=50)
@@ -101,7 +106,7 @@ class Encoder(nn.Module):
         self.norm = _last_norm([layer.around_feed for layer in self.layers])
 
     def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
-        """Ids (B, I), or vectors (B, I, C) where there is no embedding, -> (B, I, C)."""
+        """Ids (B, I), or vectors (B, I, C) without an embedding, -> (B, I, C)."""
         x = x if self.embedding is None else self.embedding(x)
         for layer in self.layers:
             x = layer(x, mask)
@@ -110,7 +115,7 @@ class Encoder(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Past:
-    """The keys of the tokens a decoder has read, layer by layer.
+    """The keys of the tokens so far, for each layer of a decoder.
 
     >>> import torch, regard as rg
     >>> decoder = rg.nn.Blueprint(8, num_heads=2).decoder(layers=3, vocabulary=9, cross=False)
@@ -129,7 +134,7 @@ class Past:
 
 @checked
 class Decoder(nn.Module):
-    """A stack of decoder layers; without cross-attention a language model, as GPT.
+    """A stack of decoder layers. Without cross-attention it is a language model, as GPT.
 
     >>> import torch, regard as rg
     >>> decoder = rg.nn.Blueprint(16, num_heads=2).decoder(layers=2, vocabulary=50, cross=False)
@@ -148,35 +153,37 @@ class Decoder(nn.Module):
         self.norm = _last_norm([layer.around_feed for layer in self.layers])
 
     def keys(self, states: Tensor, mask: Mask | None = None) -> tuple[Keys, ...]:
-        """What each layer's cross-attention projects of encoder states (B, J, C), once for a source."""
-        attends = [layer.cross_attention for layer in self.layers]
-        return tuple(module.keys(states, mask=mask) for module in attends if isinstance(module, MultiHeadAttention))
+        """The keys of encoder states (B, J, C) for the cross-attention of each layer, once per source."""
+        modules = [layer.cross_attention for layer in self.layers]
+        return tuple(module.keys(states, mask=mask) for module in modules if isinstance(module, MultiHeadAttention))
 
     def forward(self, x: Tensor, keys: tuple[Keys, ...] = ()) -> Tensor:
-        """Ids (B, I), or vectors (B, I, C) where there is no embedding, -> (B, I, C)."""
+        """Ids (B, I), or vectors (B, I, C) without an embedding, -> (B, I, C)."""
         return self.advance(x, keys)[0]
 
     def advance(self, x: Tensor, keys: tuple[Keys, ...] = (), past: Past | None = None) -> tuple[Tensor, Past]:
-        """The next tokens after those of `past`: their outputs, and the past of the tokens after them."""
+        """The outputs of the tokens that follow those of `past`, and the `past` for the next call."""
         start = 0 if past is None else past.length
         x = x if self.embedding is None else self.embedding(x, start)
         if keys and len(keys) != len(self.layers):
-            raise RegardError(f"Decoder: {len(self.layers)} layers, and keys of {len(keys)}; use decoder.keys(states).")
+            raise RegardError(
+                f"Decoder: it has {len(self.layers)} layers, got keys for {len(keys)}. Use decoder.keys(states)."
+            )
         present = []
         for number, layer in enumerate(self.layers):
-            read, before = keys[number] if keys else None, None if past is None else past.keys[number]
-            x, own = layer(x, read, before)
-            present.append(own)
+            source_keys, past_keys = keys[number] if keys else None, None if past is None else past.keys[number]
+            x, all_keys = layer(x, source_keys, past_keys)
+            present.append(all_keys)
         return self.norm(x), Past(tuple(present))
 
 
 @checked
 class Transformer(nn.Module):
-    """An encoder and a decoder that reads it (Vaswani et al. 2017, arXiv:1706.03762).
+    """An encoder, and a decoder that attends to it (Vaswani et al. 2017, arXiv:1706.03762).
 
     >>> import torch, regard as rg
-    >>> plan = rg.nn.Blueprint(16, num_heads=2)
-    >>> model = rg.nn.Transformer(plan.encoder(2, vocabulary=50), plan.decoder(2, vocabulary=40))
+    >>> config = rg.nn.Blueprint(16, num_heads=2)
+    >>> model = rg.nn.Transformer(config.encoder(2, vocabulary=50), config.decoder(2, vocabulary=40))
     >>> model(torch.tensor([[4, 8, 3]]), torch.tensor([[2, 7]])).shape
     torch.Size([1, 2, 16])
     """
@@ -186,12 +193,12 @@ class Transformer(nn.Module):
         self.encoder, self.decoder = encoder, decoder
 
     def forward(self, source: Tensor, target: Tensor, mask: Mask | None = None) -> Tensor:
-        """Source (B, J) and target (B, I) -> (B, I, C); `mask` says which source tokens are real."""
+        """Source (B, J) and target (B, I) -> (B, I, C); `mask` excludes source tokens."""
         return self.decoder(target, self.decoder.keys(self.encoder(source, mask), mask))
 
 
 def _last_norm(residuals: list[Any]) -> nn.Module:
-    """A stack whose norms stand before its sublayers ends in one more."""
+    """The final norm of a stack of pre-norm layers; nothing for post-norm."""
     if not residuals or residuals[-1].place == "post":
         return nn.Identity()
     return nn.LayerNorm(residuals[-1].norm.normalized_shape)
