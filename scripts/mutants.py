@@ -1,6 +1,7 @@
 """A plugin of pytest for scripts/mutation.py: judges mutants of functions in forks of one process.
 
-A fork exchanges the code of one function and runs the tests that reach it; the tests are collected once.
+A fork exchanges the code of one function and runs the tests that reach it; the tests are collected once. A test that
+kills must pass in a fork without the mutant; otherwise it is named and left out, and the mutant is judged again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -25,77 +26,88 @@ FOLDER = Path(os.environ["MUTATION"])
 def pytest_runtestloop(session: pytest.Session) -> bool:
     """Judge every mutant that is in a function, as many at a time as there are workers."""
     wish = json.loads((FOLDER / "waiting.json").read_text())
-    items = {item.nodeid: item for item in session.items}
-    for name in _failing(session.items, wish["workers"]):
-        print(f"left out: {name} fails in a fork of the unchanged source", flush=True)
-        del items[name]
-    running: dict[int, str] = {}
-    for mutant in wish["mutants"]:
-        exchange = _exchange(mutant)
-        if exchange is None or not mutant["tests"]:
-            continue
-        while len(running) >= wish["workers"]:
-            _collect(running)
-        sys.stdout.flush()
-        child = os.fork()
-        if child == 0:
-            _judge(exchange, [items[name] for name in mutant["tests"] if name in items], wish["patience"])
-        running[child] = mutant["name"]
-    while running:
-        _collect(running)
+    Court({item.nodeid: item for item in session.items}, wish).judge_all()
     return True
 
 
-def _failing(items: list[pytest.Item], workers: int) -> list[str]:
-    """The tests that fail in a fork without any mutant (they compile, or start threads), which can judge none."""
-    known = FOLDER / "failing.json"
-    if known.exists():
-        return [item.nodeid for item in items if item.nodeid in json.loads(known.read_text())]
-    for number in range(workers):
-        if os.fork() == 0:
-            _be_quiet()
-            part = items[number::workers]
-            names = [item.nodeid for item in part if any(r.failed for r in runtestprotocol(item, log=False))]
-            (FOLDER / f"failing-{number}").write_text(json.dumps(names))
-            os._exit(0)
-    for _ in range(workers):
-        os.wait()
-    parts = [FOLDER / f"failing-{number}" for number in range(workers)]
-    names = [name for part in parts for name in json.loads(part.read_text())]
-    known.write_text(json.dumps(names))
-    return names
+class Court:
+    """The tests, the mutants that wait for a verdict, and the forks that run."""
+
+    def __init__(self, items: dict[str, pytest.Item], wish: dict[str, Any]) -> None:
+        self.items, self.patience, self.workers = items, wish["patience"], wish["workers"]
+        self.waiting = [mutant for mutant in wish["mutants"] if mutant["tests"]]
+        self.count, self.judged = wish["count"], wish["count"] - len(wish["mutants"])
+        self.running: dict[int, dict[str, Any]] = {}
+        self.passing: dict[str, bool] = {}
+
+    def judge_all(self) -> None:
+        """Write a verdict on each; those that change what runs at import are left to scripts/mutation.py."""
+        while self.waiting or self.running:
+            if self.waiting and len(self.running) < self.workers:
+                mutant = self.waiting.pop(0)
+                exchange = _exchange(mutant)
+                if exchange is not None:
+                    items = [self.items[name] for name in mutant["tests"] if self.passing.get(name, True)]
+                    self.running[self._fork(lambda: _first_failure(exchange, items))] = mutant  # noqa: B023 - forks at once
+            else:
+                self._collect()
+
+    def _fork(self, run: Callable[[], str]) -> int:
+        """A process that runs this, writes what it returns to a file of its own, and ends; 1: it returned something."""
+        sys.stdout.flush()
+        child = os.fork()
+        if child:
+            return child
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(self.patience)
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)
+        status = 3
+        try:
+            found = run()
+            (FOLDER / f"killer-{os.getpid()}").write_text(found)
+            status = 1 if found else 0
+        finally:
+            os._exit(status)
+
+    def _collect(self) -> None:
+        child, status = os.wait()
+        mutant = self.running.pop(child)
+        path = FOLDER / f"killer-{child}"
+        killer = path.read_text() if path.exists() else ""
+        path.unlink(missing_ok=True)
+        if killer and not self._passes(killer):
+            print(f"left out: {killer} fails in a fork of the unchanged source", flush=True)
+            self.waiting.insert(0, mutant)
+            return
+        code = os.waitstatus_to_exitcode(status)
+        verdict = {0: "survived", 1: "killed", -signal.SIGALRM: "hangs"}.get(code, "crashes")
+        self.judged += 1
+        with (FOLDER / "verdicts.jsonl").open("a") as file:
+            file.write(json.dumps([mutant["name"], {"verdict": verdict, "by": killer}]) + "\n")
+        print(f"[{self.judged}/{self.count}] {verdict:8s} {mutant['name']}", flush=True)
+        if killer:
+            print(f"{'':10s}by {killer}", flush=True)
+
+    def _passes(self, name: str) -> bool:
+        """Whether a test passes in a fork without a mutant."""
+        if name not in self.passing:
+            child = self._fork(lambda: _first_failure([], [self.items[name]]))
+            _, status = os.waitpid(child, 0)
+            (FOLDER / f"killer-{child}").unlink(missing_ok=True)
+            self.passing[name] = status == 0
+        return self.passing[name]
 
 
-def _be_quiet() -> None:
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)
-    os.dup2(quiet, 2)
-
-
-def _collect(running: dict[int, str]) -> None:
-    child, status = os.wait()
-    name = running.pop(child)
-    verdict = {0: "survived", 1: "killed"}.get(os.waitstatus_to_exitcode(status), "hangs")
-    killer = FOLDER / f"killer-{child}"
-    by = f"\n            by {killer.read_text()}" if killer.exists() else ""
-    killer.unlink(missing_ok=True)
-    with (FOLDER / "forked.jsonl").open("a") as file:
-        file.write(json.dumps([name, verdict]) + "\n")
-    print(f"{verdict:11s} {name}{by}", flush=True)
-
-
-def _judge(exchange: list[tuple[FunctionType, CodeType]], items: list[pytest.Item], patience: int) -> None:
-    """In the fork: exchange the code, run tests until one fails, and end with the verdict."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(patience)
-    _be_quiet()
+def _first_failure(exchange: list[tuple[FunctionType, CodeType]], items: list[pytest.Item]) -> str:
+    """In a fork: exchange the code, and run tests until one fails; its name, or nothing."""
     for function, code in exchange:
         function.__code__ = code
     for item in items:
         if any(report.failed for report in runtestprotocol(item, log=False)):
-            (FOLDER / f"killer-{os.getpid()}").write_text(item.nodeid)
-            os._exit(1)
-    os._exit(0)
+            return item.nodeid
+    return ""
 
 
 def _exchange(mutant: dict[str, Any]) -> list[tuple[FunctionType, CodeType]] | None:

@@ -3,7 +3,9 @@
     python scripts/mutation.py --count 150 --seed 0 --workers 2
 
 A mutant that no test kills is a survivor: the tests say nothing about that place, or the change makes no difference.
-The run can be stopped and started again; it keeps its results in `.mutation/`.
+The run can be stopped and started again; it keeps its results in `.mutation/`. After tests were added, `--again`
+judges the survivors once more; `--fresh` forgets all verdicts, as a changed source asks for. What only checks
+(assert, strict=True) is not changed, since it makes no difference to right code.
 """
 
 from __future__ import annotations
@@ -12,30 +14,62 @@ import argparse
 import ast
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from difflib import SequenceMatcher
+from fnmatch import fnmatch
+from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".mutation"
-FORKED = FOLDER / "forked.jsonl"
 #: Source whose results everything else shows.
 TARGETS = ("pieces/*.py", "engine/*.py", "maps/*.py", "attention.py", "cache.py", "seen.py", "nn/keys.py")
 #: The FlexAttention lowering compiles kernels, and `speed_model` predicts seconds: no quick test can judge either.
 EXCLUDED = ("flex.py", "lowering.py", "machine.py", "words.py", "__init__.py", "formatting.py", "speed_model.py")
-#: Tests that can see those: quick ones, and none that needs a browser, or that fails in a fork (compiling, torch.func).
+#: Tests that can see those: quick ones, of the layers that show their results, and none that needs a browser.
 TESTS = "not slow and not example"
 IGNORED = (
-    *("bench", "cli", "cluster", "comparison", "data", "docs", "evaluation", "flex", "lab", "page_browser", "report"),
-    *("scripts", "training", "transforms", "translat", "watch_torch"),
+    *(
+        "alignment",
+        "bench",
+        "cli",
+        "cluster",
+        "comparison",
+        "data",
+        "docs",
+        "evaluation",
+        "figures",
+        "flex",
+        "importance",
+    ),
+    *(
+        "lab",
+        "load_model",
+        "page_",
+        "pruning",
+        "register",
+        "replay",
+        "report",
+        "scripts",
+        "training",
+        "translat",
+        "watch",
+    ),
+    *("widget",),
 )
-#: Seconds of tests that a mutant meets, the quickest first, and seconds after which it hangs.
-SECONDS, PATIENCE = 60, 240
+#: Seconds after which a mutant hangs.
+PATIENCE = 240
+SURVIVES = ("survived", "unreached")
 
 SWAPS: dict[type, str] = {
     **{ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="},
@@ -51,11 +85,13 @@ class Mutant:
     """Text that stands in for `source[start:stop]` of a file."""
 
     file: str
+    function: str
     line: int
     start: int
     stop: int
     before: str
     after: str
+    repeat: int = 0
 
     def text(self, original: bytes) -> bytes:
         """The source with this change."""
@@ -63,38 +99,44 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        return f"{self.file}:{self.line} {self.before!r} -> {self.after!r}"
+        """The same as long as the function has this expression: lines may move, and other functions may change."""
+        again = f" #{self.repeat + 1}" if self.repeat else ""
+        return f"{self.file}:{self.function} {self.before!r} -> {self.after!r}{again}"
 
 
-def mutants(file: Path) -> Iterator[Mutant]:
+def mutants(file: Path) -> list[Mutant]:
     """Every change that one of the rules makes to a file, error messages and annotations left out."""
     text = file.read_text(encoding="utf-8")
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line.encode()))
-    data, name = text.encode(), str(file.relative_to(ROOT / "src"))
-
-    def mutant(node: ast.AST, after: str) -> Mutant:
-        start, stop = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
-        return Mutant(name, node.lineno, start, stop, data[start:stop].decode(), after)
-
-    for node in _code(ast.parse(text)):
+    data, name, found = text.encode(), str(file.relative_to(ROOT / "src")), []
+    repeats: Counter[str] = Counter()
+    for function, node in _code(ast.parse(text)):
         for after in _changes(node):
-            yield mutant(node, after)
+            start, stop = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+            mutant = Mutant(name, function, node.lineno, start, stop, data[start:stop].decode(), after)
+            found.append(replace(mutant, repeat=repeats[mutant.name]))
+            repeats[mutant.name] += 1
+    return found
 
 
-def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that compute: no text, no annotation, nothing that is only raised or shown."""
-    if isinstance(node, ast.JoinedStr | ast.Raise | ast.Import | ast.ImportFrom):
+def _code(node: ast.AST, within: str = "") -> Iterator[tuple[str, ast.AST]]:
+    """The nodes that compute, with their functions: no text, no annotation, nothing that only checks or is raised."""
+    if isinstance(node, ast.JoinedStr | ast.Raise | ast.Assert | ast.Import | ast.ImportFrom):
+        return
+    if isinstance(node, ast.keyword) and node.arg == "strict":
         return
     if isinstance(node, ast.FunctionDef) and node.name in ("__repr__", "__str__", "check", "explain", "refusal"):
         return
-    yield node
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        within = f"{within}.{node.name}".lstrip(".")
+    yield within, node
     for field, value in ast.iter_fields(node):
         if field not in ("annotation", "returns", "decorator_list", "bases"):
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
-                    yield from _code(child)
+                    yield from _code(child, within)
 
 
 def _changes(node: ast.AST) -> Iterator[str]:
@@ -121,6 +163,8 @@ def _changes(node: ast.AST) -> Iterator[str]:
             if isinstance(func, ast.Attribute) and func.attr in TWINS:
                 yield ast.unparse(ast.Call(ast.Attribute(func.value, TWINS[func.attr]), args, keywords))
             for left_out in keywords:
+                if left_out.arg == "strict":
+                    continue
                 rest = [keyword for keyword in keywords if keyword is not left_out]
                 yield ast.unparse(ast.Call(func, args, rest))
         case ast.Expr(value=ast.Call()) | ast.AugAssign():
@@ -128,51 +172,157 @@ def _changes(node: ast.AST) -> Iterator[str]:
 
 
 def draw(count: int, seed: int) -> list[Mutant]:
-    """Some of all mutants of the targets, the same for the same seed and source."""
+    """The mutants of the targets whose hashes come first: a change of the source exchanges few of them."""
     files = sorted({file for target in TARGETS for file in (ROOT / "src" / "regard").glob(target)})
     every = [mutant for file in files if file.name not in EXCLUDED for mutant in mutants(file)]
-    return random.Random(seed).sample(every, min(count, len(every)))
+    return sorted(every, key=lambda mutant: sha256(f"{seed} {mutant.name}".encode()).digest())[:count]
 
 
-def reached(fresh: bool) -> dict[str, dict[str, float]]:
-    """For each `file:line`, the tests that run it and how long they take; measured once by coverage."""
+def lines_reached() -> dict[str, dict[str, float]]:
+    """For each `file:line`, the tests that run it and their seconds, by coverage.
+
+    Measured again only for test files that changed; a line of the source that moved keeps its tests.
+    """
     path = FOLDER / "reached.json"
-    if fresh or not path.exists():
-        print("Measuring which test runs which line (once) ...", flush=True)
-        ignored = [f"--ignore-glob=*test_{word}*" for word in IGNORED]
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "reached", "-m", TESTS, *ignored, "-p", "no:xdist"]
-        environment = _environment(ROOT / "src") | {"REACHED": str(path)}
-        environment["PYTHONPATH"] += os.pathsep + str(Path(__file__).parent)
-        subprocess.run([*command, "-p", "no:cacheprovider"], cwd=ROOT, env=environment, check=True)
+    known = json.loads(path.read_text()) if path.exists() else {"source": {}, "files": {}, "lines": {}}
+    source = {str(f.relative_to(ROOT / "src")): f.read_text() for f in sorted((ROOT / "src").rglob("*.py"))}
+    lines = _moved(known["lines"], known["source"], source)
+    now = {f"tests/{file.name}": sha256(file.read_bytes()).hexdigest() for file in _test_files()}
+    changed = [name for name, digest in now.items() if known["files"].get(name) != digest]
+    for line, tests in lines.items():
+        lines[line] = {test: cost for test, cost in tests.items() if test.split("::")[0] in now.keys() - changed}
+    if changed:
+        print(f"Measuring which test runs which line: {len(changed)} files of tests ...", flush=True)
+        for line, tests in _measured(changed).items():
+            lines[line] = lines.get(line, {}) | tests
+    path.write_text(json.dumps({"source": source, "files": now, "lines": lines}))
+    return lines
+
+
+def _moved(lines: dict[str, Any], before: dict[str, str], after: dict[str, str]) -> dict[str, Any]:
+    """What is known of lines of a source, for the lines of another that are the same."""
+    moved = {}
+    for file in before.keys() & after.keys():
+        texts = before[file].splitlines(), after[file].splitlines()
+        for first, second, count in SequenceMatcher(None, *texts, autojunk=False).get_matching_blocks():
+            for n in range(1, count + 1):
+                if f"{file}:{first + n}" in lines:
+                    moved[f"{file}:{second + n}"] = lines[f"{file}:{first + n}"]
+    return moved
+
+
+def _test_files() -> list[Path]:
+    files = sorted((ROOT / "tests").glob("test_*.py"))
+    return [file for file in files if not any(fnmatch(file.name, f"test_{word}*") for word in IGNORED)]
+
+
+def _measured(files: list[str]) -> dict[str, dict[str, float]]:
+    path = FOLDER / "measured.json"
+    done = _pytest(["-m", TESTS, *files], plugin="reached", REACHED=str(path))
+    if done.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        sys.exit("The tests could not run.")
     return json.loads(path.read_text())
 
 
-def _environment(source: Path) -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+def _pytest(
+    arguments: list[str], plugin: str = "", source: Path = ROOT / "src", **more: str
+) -> CompletedProcess[bytes]:
+    """pytest in one process, with the random numbers of hypothesis fixed, against the source in a folder."""
+    environment = os.environ | {"PYTHONPATH": f"{source}{os.pathsep}{Path(__file__).parent}", "OMP_NUM_THREADS": "1"}
+    environment |= {"PYTHONDONTWRITEBYTECODE": "1", "HYPOTHESIS_PROFILE": "mutation", "REGARD_EXAMPLES": "40"} | more
+    plugins = [option for name in (plugin, "no:cacheprovider", "no:xdist") if name for option in ("-p", name)]
+    command = [sys.executable, "-m", "pytest", "-q", *plugins, *arguments]
+    if plugin:
+        return subprocess.run(command, cwd=ROOT, env=environment)
+    return subprocess.run(command, cwd=ROOT, env=environment, timeout=PATIENCE, capture_output=True)
 
 
-def judge(mutant: Mutant, tests: list[str], worker: Path) -> str:
+def tests_of(mutant: Mutant, lines: dict[str, dict[str, float]], seconds: float) -> list[str]:
+    """Tests that run a line, of at most `seconds` together: each function once before one with other parameters.
+
+    Where the line runs at import, those that run anything of its file.
+    """
+    known = [number for number in range(mutant.line, 0, -1) if f"{mutant.file}:{number}" in lines]
+    tests = lines[f"{mutant.file}:{known[0]}"] if known else {}
+    if not tests:
+        inside = (own for key, own in lines.items() if key.startswith(f"{mutant.file}:"))
+        tests = {test: seconds for own in inside for test, seconds in own.items()}
+    turn: Counter[str] = Counter()
+    turns = {}
+    for name in sorted(tests, key=tests.__getitem__):
+        turns[name] = turn[name.split("[")[0]]
+        turn[name.split("[")[0]] += 1
+    names = sorted(tests, key=lambda name: (turns[name], tests[name]))
+    totals = accumulate(tests[name] for name in names)
+    return [name for name, total in zip(names, totals, strict=True) if total < seconds]
+
+
+def judge_all(drawn: list[Mutant], lines: dict[str, dict[str, float]], given: argparse.Namespace) -> dict[str, Any]:
+    """Judge what has no verdict yet: functions in forks of one process, what runs at import in others."""
+    known = verdicts()
+    waiting = {m: tests_of(m, lines, given.seconds) for m in drawn if m.name not in known}
+    if waiting:
+        in_forks(waiting, len(drawn), given.workers)
+        known = verdicts()
+        shutil.rmtree(FOLDER / "worker", ignore_errors=True)
+        shutil.copytree(ROOT / "src", FOLDER / "worker" / "src")
+    for mutant, tests in waiting.items():
+        if mutant.name not in known:
+            known |= dict([write_verdict(mutant.name, judge(mutant, tests))])
+            print(f"[{len(known)}/{len(drawn)}] {known[mutant.name]['verdict']:8s} {mutant.name}", flush=True)
+    return {mutant.name: known[mutant.name] for mutant in drawn}
+
+
+def in_forks(waiting: dict[Mutant, list[str]], count: int, workers: int) -> None:
+    """Run scripts/mutants.py, which adds the verdicts on mutants of functions."""
+    mutants = [asdict(mutant) | {"name": mutant.name, "tests": tests} for mutant, tests in waiting.items()]
+    wish = {"mutants": mutants, "count": count, "workers": workers, "patience": PATIENCE}
+    (FOLDER / "waiting.json").write_text(json.dumps(wish))
+    wanted = {test for tests in waiting.values() for test in tests}
+    if wanted:
+        _pytest(["-s", f"@{_listed(wanted)}"], plugin="mutants", MUTATION=str(FOLDER))
+
+
+def judge(mutant: Mutant, tests: list[str]) -> str:
     """The verdict on a mutant of what runs at import: its tests in a process of their own."""
     if not tests:
-        return "not reached"
-    target = worker / "src" / mutant.file
+        return "unreached"
+    target = FOLDER / "worker" / "src" / mutant.file
     original = target.read_bytes()
     target.write_bytes(mutant.text(original))
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    environment = _environment(worker / "src") | {"HYPOTHESIS_PROFILE": "mutation"}
     try:
-        arguments = [*command, f"@{_written(worker / 'tests.txt', tests)}"]
-        done = subprocess.run(arguments, cwd=ROOT, env=environment, timeout=PATIENCE, capture_output=True)
-        return "survived" if done.returncode == 0 else "killed"
+        done = _pytest(["-x", f"@{_listed(tests)}"], source=FOLDER / "worker" / "src")
+        return "killed" if done.returncode else "survived"
     except subprocess.TimeoutExpired:
         return "hangs"
     finally:
         target.write_bytes(original)
 
 
-def _written(path: Path, lines: list[str]) -> Path:
-    path.write_text("\n".join(lines))
+def _listed(tests: Iterable[str]) -> Path:
+    path = FOLDER / "tests.txt"
+    path.write_text("\n".join(sorted(tests)))
     return path
+
+
+def verdicts() -> dict[str, Any]:
+    """Mutant -> its verdict and what killed it, of this run and of those before it."""
+    path = FOLDER / "verdicts.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return dict(map(json.loads, lines))
+
+
+def write_verdict(name: str, verdict: str) -> tuple[str, dict[str, str]]:
+    """Add a verdict to the file at once, so that a stopped run can go on."""
+    with (FOLDER / "verdicts.jsonl").open("a") as file:
+        file.write(json.dumps([name, {"verdict": verdict}]) + "\n")
+    return name, {"verdict": verdict}
+
+
+def forget_survivors() -> None:
+    """Survivors have no verdict any more."""
+    kept = [json.dumps(pair) for pair in verdicts().items() if pair[1]["verdict"] not in SURVIVES]
+    (FOLDER / "verdicts.jsonl").write_text("".join(f"{line}\n" for line in kept))
 
 
 def main() -> None:
@@ -181,68 +331,30 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=150, help="mutants to draw")
     parser.add_argument("--seed", type=int, default=0, help="which ones are drawn")
     parser.add_argument("--workers", type=int, default=2, help="mutants judged at a time")
-    parser.add_argument("--fresh", action="store_true", help="forget earlier results")
+    parser.add_argument("--seconds", type=float, default=60, help="seconds of tests that a mutant meets")
+    parser.add_argument("--again", action="store_true", help="judge earlier survivors again")
+    parser.add_argument("--fresh", action="store_true", help="forget earlier verdicts")
     given = parser.parse_args()
-    if given.fresh:
-        shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(exist_ok=True)
-    by_line = reached(given.fresh)
-    results = run(draw(given.count, given.seed), by_line, given.workers)
-    survivors = [name for name, verdict in results.items() if verdict in ("survived", "not reached")]
-    print(f"\n{len(results) - len(survivors)} of {len(results)} mutants are killed. Survivors:")
-    print("\n".join(f"  {results[name]}: {name}" for name in sorted(survivors)))
+    if given.fresh:
+        (FOLDER / "verdicts.jsonl").unlink(missing_ok=True)
+    if given.again:
+        forget_survivors()
+    drawn = draw(given.count, given.seed)
+    print_table(drawn, judge_all(drawn, lines_reached(), given))
 
 
-def tests_of(mutant: Mutant, by_line: dict[str, dict[str, float]]) -> list[str]:
-    """The quickest tests that run a line, `SECONDS` of them; where it runs at import, those of the whole file."""
-    lines = [number for number in range(mutant.line, 0, -1) if f"{mutant.file}:{number}" in by_line]
-    tests = by_line[f"{mutant.file}:{lines[0]}"] if lines else {}
-    if not tests:
-        inside = (own for key, own in by_line.items() if key.startswith(f"{mutant.file}:"))
-        tests = {test: seconds for own in inside for test, seconds in own.items()}
-    names = sorted(tests, key=tests.__getitem__)
-    return [
-        name for name, total in zip(names, accumulate(map(tests.__getitem__, names)), strict=True) if total < SECONDS
-    ]
-
-
-def run(drawn: list[Mutant], by_line: dict[str, dict[str, float]], workers: int) -> dict[str, str]:
-    """Judge what has no verdict yet: functions in forks, what runs at import in processes of their own."""
-    path = FOLDER / "results.json"
-    results: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
-    tests = {mutant.name: tests_of(mutant, by_line) for mutant in drawn if mutant.name not in results}
-    in_forks(drawn, tests, workers)
-    results |= _read(FORKED)
-    for mutant in drawn:
-        if mutant.name not in results:
-            results[mutant.name] = judge(mutant, tests[mutant.name], _copy(FOLDER / "worker"))
-            print(f"{results[mutant.name]:11s} {mutant.name}", flush=True)
-        path.write_text(json.dumps(results, indent=1))
-    return {mutant.name: results[mutant.name] for mutant in drawn}
-
-
-def in_forks(drawn: list[Mutant], tests: dict[str, list[str]], workers: int) -> None:
-    """Run scripts/mutants.py, which writes the verdicts on mutants of functions to `FORKED`."""
-    waiting = [
-        asdict(mutant) | {"name": mutant.name, "tests": tests[mutant.name]} for mutant in drawn if mutant.name in tests
-    ]
-    (FOLDER / "waiting.json").write_text(json.dumps({"mutants": waiting, "workers": workers, "patience": PATIENCE}))
-    wanted = sorted({test for mutant in waiting for test in mutant["tests"]})
-    environment = _environment(ROOT / "src") | {"HYPOTHESIS_PROFILE": "mutation", "MUTATION": str(FOLDER)}
-    environment["PYTHONPATH"] += os.pathsep + str(Path(__file__).parent)
-    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "mutants", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    subprocess.run([*command, f"@{_written(FOLDER / 'tests.txt', wanted)}"], cwd=ROOT, env=environment, check=False)
-
-
-def _copy(folder: Path) -> Path:
-    if not folder.exists():
-        shutil.copytree(ROOT / "src", folder / "src")
-    return folder
-
-
-def _read(path: Path) -> dict[str, str]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    return dict(map(json.loads, lines))
+def print_table(drawn: list[Mutant], results: dict[str, Any]) -> None:
+    """For each file how many mutants are killed, then the survivors."""
+    survivors = [mutant for mutant in drawn if results[mutant.name]["verdict"] in SURVIVES]
+    of_file, left = Counter(mutant.file for mutant in drawn), Counter(mutant.file for mutant in survivors)
+    print("\nkilled  drawn  file")
+    for file, count in sorted(of_file.items()):
+        print(f"{count - left[file]:6d} {count:6d}  {file}")
+    share = 100 * (len(drawn) - len(survivors)) / len(drawn)
+    print(f"{len(drawn) - len(survivors):6d} {len(drawn):6d}  all: {share:.1f} % are killed. Survivors:")
+    for mutant in sorted(survivors, key=lambda mutant: (mutant.file, mutant.line)):
+        print(f"  {results[mutant.name]['verdict']}: line {mutant.line} of {mutant.name}")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 COVERAGE = coverage.Coverage(data_file=None, include=[f"{SOURCE}/*"], config_file=False)
 COVERAGE.start()
 SECONDS: dict[str, float] = {}
+FAILED: set[str] = set()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -28,6 +29,12 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None):
         SECONDS[item.nodeid] = time.perf_counter() - start
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note what fails without any mutant, so that it judges none; pytest names it at the end."""
+    if report.failed:
+        FAILED.add(report.nodeid)
+
+
 def pytest_sessionfinish() -> None:
     """Write `{file:line: {test: seconds}}`."""
     COVERAGE.stop()
@@ -35,5 +42,7 @@ def pytest_sessionfinish() -> None:
     for file in data.measured_files():
         name = Path(file).relative_to(SOURCE)
         for line, contexts in data.contexts_by_lineno(file).items():
-            tests[f"{name}:{line}"] |= {test: SECONDS[test] for test in contexts if test in SECONDS}
+            tests[f"{name}:{line}"] |= {
+                test: SECONDS[test] for test in contexts if test in SECONDS and test not in FAILED
+            }
     Path(os.environ["REACHED"]).write_text(json.dumps(tests))

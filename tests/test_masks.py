@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard as rg
-from drawn import masks
+from drawn import coins, masks, placings
 from regard.engine.blocks import blocks
 from regard.hf.masks.packed_sequences import groups_mask
 from regard.spans import Spans
@@ -264,3 +266,49 @@ def test_the_mask_of_an_entry_takes_both_sides_of_that_entry():
                 assert torch.equal(seen, allowed[b : b + 1])
     mask = rg.causal() & rg.window(2)
     assert mask.of_entry(1) is mask
+
+
+@settings(max_examples=100)
+@given(data=st.data(), I=st.integers(1, 12), J=st.integers(1, 12))
+def test_a_grid_names_its_distances_where_they_are_one_stretch(data, I, J):
+    """By the positions on the host, or by those of the tensors, which on the CPU may be read."""
+    whole = rg.Grid.whole(data.draw(placings(I, J)), 1, 1, I)
+    rows, cols = (slice(*sorted(data.draw(st.tuples(*[st.integers(0, n)] * 2)))) for n in (I, J))
+    lists = (torch.tensor(data.draw(st.lists(st.integers(0, n - 1), max_size=4)), dtype=torch.int64) for n in (I, J))
+    for grid in (whole, whole.tile(rows, cols), replace(whole.tile(rows, cols), positions=None), whole.tile(*lists)):
+        distances = grid.distances()
+        query, key = grid.query.tolist(), grid.key.tolist()
+        one_stretch = all(x and x == list(range(x[0], x[0] + len(x))) for x in (query, key))
+        if query and key:
+            assert (distances is not None) == one_stretch
+        if distances is not None and one_stretch:
+            assert list(distances) == sorted({j - i for i in query for j in key})
+
+
+def exact_masks(length):
+    """Masks that know their spans exactly."""
+    size = st.integers(1, 5)
+    return st.one_of(
+        st.just(rg.causal()),
+        st.builds(rg.window, size),
+        st.builds(rg.prefix, st.integers(0, length)),
+        st.builds(rg.block_local, size, st.integers(0, 2), st.integers(0, 2)),
+        st.builds(rg.random_blocks, size, st.just(1), st.just(length), size),
+        st.lists(size, min_size=length, max_size=length).map(lambda x: rg.documents(x[: -(-length // 5)])),
+        st.lists(st.integers(0, length), min_size=2, max_size=2).map(rg.padding),
+        st.integers(0, 99).map(lambda seed: rg.given(coins(seed, 2, 1, length, length))),
+    )
+
+
+@settings(max_examples=200)
+@given(data=st.data(), length=st.integers(1, 20))
+def test_the_spans_of_simple_masks_are_exact(data, length):
+    """`may` is no larger and `all` no smaller than what the predicate says; otherwise blocks read or ask too much."""
+    mask = data.draw(exact_masks(length))
+    mask = ~mask if data.draw(st.booleans()) else mask
+    start, stop = sorted(data.draw(st.tuples(st.integers(0, length), st.integers(0, length))))
+    grid = rg.Grid.whole(rg.Positions.aligned_to_end(length, length), 2, 1, length)
+    rows = mask.allowed(grid).expand(-1, -1, length, length)[:, :, start:stop].flatten(0, 2)
+    if start < stop:
+        assert [j in mask.may(start, stop) for j in range(length)] == rows.any(0).tolist()
+        assert [j in mask.all(start, stop) for j in range(length)] == rows.all(0).tolist()

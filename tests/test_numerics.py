@@ -354,3 +354,4 @@ def test_queries_are_cut_at_the_edges_of_documents_of_64_tokens_or_more():
     assert first_edges((64, 64, 64)) == [0, 64, 128, 192]
     assert first_edges((63, 65, 64)) == [0, 128, 192]
     assert first_edges((10, 118), (100, 128)) == [0, 128]  # the first query stands at 100, the edge at 110
+    assert first_edges((70, 80), (100, 128)) == [0, 70, 150]

@@ -1,0 +1,148 @@
+"""What a plan says is so: who chose the engine, operations as torch counts them, and bytes as tensors hold them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from torch.utils.flop_counter import FlopCounterMode
+
+import regard as rg
+from drawn import examples, problems
+from regard.engine import blocked
+from regard.engine.blocked import Work
+from regard.engine.flash import FlashRows
+from regard.engine.fused import block_of
+from regard.engine.plan import plan
+from regard.engine.problem import Problem
+from regard.shapes import Sizes
+
+#: 4 query heads over 2 of keys, 300 queries and keys of width 8, values of width 6.
+Q, K, V = torch.randn(2, 4, 300, 8), torch.randn(2, 2, 300, 8), torch.randn(2, 2, 300, 6)
+WINDOW = rg.causal() & rg.window(20)
+
+
+def problem(attention, q=Q, k=K, v=V):
+    return Problem(attention, q, k, v, rg.Positions.aligned_to_end(q.shape[2], k.shape[2]), Sizes.of(q, k, v))
+
+
+@pytest.mark.parametrize("mask", [None, rg.causal(), WINDOW], ids=str)
+@pytest.mark.parametrize("engine", ["dense", "blocked"])
+def test_operations_are_those_of_the_matrix_products_and_4_a_pair(engine, mask):
+    attention = rg.Attention(bias=rg.Softcap(3.0), mask=mask)  # no kernel of torch's, which would count for itself
+    cost = rg.explain(attention, Q, K, V, engine=engine).cost
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        rg.attend(attention, Q, K, V, engine=engine)
+    assert cost.flops - 4 * cost.pairs == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("engine", ["fused", "blocked"])
+def test_the_fused_kernel_computes_the_pairs_of_its_blocks(engine):
+    """A causal block is half a square; entries of a batch that end earlier have fewer keys, in blocks alone."""
+    pairs = {None: 2 * 4 * 300 * 300, rg.causal(): 2 * 4 * 300 * 300 // 2}
+    pairs[rg.padding([100, 300])] = 4 * 300 * (400 if engine == "blocked" else 600)
+    for mask, expected in pairs.items():
+        cost = rg.explain(rg.Attention(mask=mask), Q, K, V, engine=engine).cost
+        assert (cost.pairs, cost.flops) == (expected, expected * (2 * 8 + 2 * 6 + 4))
+
+
+BIASED = {
+    "nothing": (rg.Attention(), 0),
+    "a mask for all": (rg.Attention(mask=rg.prefix(7)), 1),
+    "a mask for each entry": (rg.Attention(mask=rg.padding([100, 300])), 2),
+    "a mask for each head": (rg.Attention(mask=rg.given(torch.rand(1, 4, 300, 300) < 0.5)), 4),
+    "a mask for both": (rg.Attention(mask=rg.given(torch.rand(2, 4, 300, 300) < 0.5)), 8),
+    "diagonals": (rg.Attention(bias=rg.ALiBi(4), mask=WINDOW), 0),
+    "a bias of distance with another mask": (rg.Attention(bias=rg.ALiBi(4), mask=rg.prefix(7)), 4),
+    "a bias of each query": (rg.Attention(bias=rg.ShawBias(8, 3).requires_grad_(False)), 8),
+    "a mask on diagonals": (rg.Attention(mask=WINDOW), 0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("what", BIASED)
+def test_the_bytes_of_a_mask_are_those_of_the_tensor_that_the_kernel_gets(what, dtype):
+    """Numbers that are held for each pair, and 4 bytes of statistic for each row besides."""
+    attention, floats = BIASED[what]
+    tensors = [x.to(dtype) for x in (Q, K, V)]
+    asked = problem(attention.to(dtype), *tensors)
+    rows, block = FlashRows(asked), block_of(asked)
+    assert rows.refusal is None and rows.floats_per_pair(block) == floats
+    mask, _ = rows._mask(block, asked.prepared.tile(block.rows, slice(None)), dtype)
+    held = 0 if mask is None or mask.untyped_storage().nbytes() < 300 * 300 else mask.numel()
+    assert held == floats * 300 * 300
+    cost = rg.explain(attention, *tensors, engine="fused").cost
+    assert cost.bytes == held * dtype.itemsize + 4 * Q.shape[:3].numel()
+
+
+@examples(40)
+@given(problem=problems())
+def test_no_block_holds_more_than_it_may_unless_it_is_one_row(problem):
+    limit, blocked.BLOCK_BYTES = blocked.BLOCK_BYTES, 2000
+    try:
+        work = Work(problem)
+        for block in work.blocks:
+            assert block.stop - block.start == 1 or block.pairs * work.bytes_per_pair(block) <= 2000
+    finally:
+        blocked.BLOCK_BYTES = limit
+
+
+def test_what_the_kernel_takes_whole_is_one_block_of_any_length():
+    """Cutting an unmasked or causal problem would save no pair; without the kernel it saves memory."""
+    x = torch.randn(1, 1, 5000, 4)
+    for mask in (None, rg.causal()):
+        assert len(Work(problem(rg.Attention(mask=mask), x, x, x)).blocks) == 1
+        assert len(Work(problem(rg.Attention(mask=mask, normalizer=rg.Sparsemax()), x, x, x)).blocks) > 4
+        assert len(Work(problem(rg.Attention(mask=mask, bias=rg.ALiBi(1)), x, x, x)).blocks) > 4
+
+
+def test_the_pace_of_blocks_is_that_of_the_kernel_inside_them(monkeypatch):
+    """A kernel that is fast for 256 queries alone gets blocks of 256; blocks without it are cut by pairs."""
+    x = torch.randn(1, 1, 4096, 4)
+    plain, sparse = rg.Attention(mask=rg.window(300)), rg.Attention(mask=rg.window(300), normalizer=rg.Sparsemax())
+    before = Work(problem(sparse, x, x, x)).block_size
+    monkeypatch.setattr("regard.engine.blocked._pace", lambda size: 1.0 if size == 256 else 50.0)
+    assert Work(problem(plain, x, x, x)).block_size == 256
+    assert Work(problem(sparse, x, x, x)).block_size == before
+
+
+def test_blocks_that_share_a_call_are_shorter_than_those_that_learn():
+    """Backward takes block after block, so each costs a call of its own, and longer ones are worth their pairs."""
+    x = torch.randn(1, 1, 4096, 4)
+    alone, learned = (problem(rg.Attention(mask=WINDOW), y, x, x) for y in (x, x.clone().requires_grad_()))
+    assert Work(alone).block_size < Work(learned).block_size
+
+
+CHOSEN = {
+    "linear": rg.Attention(rg.Kernel(), normalizer=rg.Sum()),
+    "fused": rg.Attention(),
+    "dense": rg.Attention(normalizer=rg.Sparsemax()),
+    "blocked": rg.Attention(normalizer=rg.Sparsemax(), mask=WINDOW),
+}
+
+
+@pytest.mark.parametrize("engine", CHOSEN)
+def test_a_plan_says_whether_its_engine_was_asked_for(engine, monkeypatch):
+    if engine == "blocked":
+        monkeypatch.setitem(plan.__globals__, "DENSE_BYTES", 0)
+    asked = "auto", engine
+    free, forced = (rg.explain(CHOSEN[engine], Q, K, V, engine=name) for name in asked)
+    assert (free.engine, free.chosen, forced.engine, forced.chosen) == (engine, False, engine, True)
+    assert f"The {engine} engine is chosen: " in str(free) and f"The {engine} engine is asked for: " in str(forced)
+
+
+def test_the_dense_engine_is_taken_up_to_its_limit_where_blocks_have_no_kernel(monkeypatch):
+    sparse = rg.Attention(normalizer=rg.Sparsemax(), mask=WINDOW)
+    held = rg.explain(sparse, Q, K, V, engine="dense").cost.bytes
+    for limit, engine in ((held, "dense"), (held - 1, "blocked")):
+        monkeypatch.setitem(plan.__globals__, "DENSE_BYTES", limit)
+        assert rg.explain(sparse, Q, K, V).engine == engine
+    x = torch.randn(1, 1, 2048, 4)
+    monkeypatch.setitem(plan.__globals__, "DENSE_BYTES", 1 << 40)
+    assert rg.explain(rg.Attention(mask=WINDOW), x, x, x).engine == "blocked"
+
+
+def test_an_engine_that_cannot_names_those_that_can():
+    sparse = rg.Attention(normalizer=rg.Sparsemax())
+    with pytest.raises(rg.RegardError, match=r"Engines that can: reference, dense, blocked\."):
+        rg.attend(sparse, Q, K, V, engine="fused")

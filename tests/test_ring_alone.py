@@ -1,0 +1,55 @@
+"""A ring of one process is attention: the same outputs, gradients, weights, statistics and refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import distributed
+
+import regard as rg
+from regard.catalog import mechanisms
+from regard.engine.ring.part import refusal
+from slopes import CLOSE, agree
+
+MERGES = [name for name, entry in mechanisms().items() if refusal(entry.example()[0]) is None]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group():
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+@pytest.mark.parametrize("name", MERGES)
+def test_one_rank_is_one_process(name, layout):
+    attention, *tensors = mechanisms()[name].example()
+    ring, leaves = rg.Ring(layout=layout), [t.clone().requires_grad_() for t in tensors]
+    seen, alone = (rg.attend(attention, *leaves, engine=engine) for engine in (ring, "dense"))
+    agree(seen.output, alone.output, leaves)
+    torch.testing.assert_close(seen.weights.dense(), alone.weights.dense(), **CLOSE)
+    torch.testing.assert_close(seen.weights[1, 0, [2, 0], 1:4], alone.weights[1, 0, [2, 0], 1:4], **CLOSE)
+    folds = (rg.Entropy(), rg.Received(), rg.Distance(), rg.Mass([0, 3]), rg.Pool(3, 2), rg.Top(2))
+    for found, expected in zip(*(s.weights.summarize(*folds) for s in (seen, alone)), strict=True):
+        torch.testing.assert_close(tuple(found), tuple(expected), **CLOSE)
+
+
+def test_a_request_is_told_in_stretches():
+    """What a rank asks for stands in the error of all ranks; neighbours are one stretch."""
+    x = torch.randn(1, 2, 9, 4)
+    weights, told = rg.attend(rg.Attention(), x, x, x, engine="ring").weights, []
+    weights._turn.exchange.agree = lambda what, request: told.append(request["look"])
+    for rows, words in (([0, 1, 2, 7, 5, 6], "0-2, 7, 5-6"), ([3], "3"), ([4, 2], "4, 2")):
+        weights.tile(rows=torch.tensor(rows))
+        assert told[-1] == f"weights of batch 0, head 0-1, query {words}, key 0-8"
+
+
+def test_numbers_that_are_none_are_refused_by_name_where_asked():
+    x = torch.randn(1, 2, 9, 4)
+    for number, name in enumerate(("query", "key", "value")):
+        tensors = [x.clone() for _ in range(3)]
+        tensors[number][0, 1, 3, 2] = torch.nan
+        rg.attend(rg.Attention(), *tensors, engine="ring")
+        with pytest.raises(rg.RegardError, match=name):
+            rg.attend(rg.Attention(), *tensors, engine="ring", check=True)
