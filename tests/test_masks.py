@@ -293,7 +293,6 @@ def exact_masks(length):
         st.builds(rg.window, size),
         st.builds(rg.prefix, st.integers(0, length)),
         st.builds(rg.block_local, size, st.integers(0, 2), st.integers(0, 2)),
-        st.builds(rg.random_blocks, size, st.just(1), st.just(length), size),
         st.lists(size, min_size=length, max_size=length).map(lambda x: rg.documents(x[: -(-length // 5)])),
         st.lists(st.integers(0, length), min_size=2, max_size=2).map(rg.padding),
         st.integers(0, 99).map(lambda seed: rg.given(coins(seed, 2, 1, length, length))),
