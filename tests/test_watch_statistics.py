@@ -60,7 +60,7 @@ def test_results_add_up_over_calls_where_they_can():
     assert one.merged(rg.Similarity).shape == (2, 4, 4)
     assert [len(call) for call in one.calls] == [3, 3]
     assert one.of(rg.Entropy, call=0).shape == (2, 4, 5) and one.of(rg.Entropy).shape == (2, 4, 7)
-    with pytest.raises(rg.RegardError, match=r"do not add up over calls\. of\(Entropy, call=\.\.\.\)"):
+    with pytest.raises(rg.RegardError, match=r"cannot be merged over calls\. of\(Entropy, call=\.\.\.\)"):
         one.merged(rg.Entropy)
     with pytest.raises(rg.RegardError, match=r"Top was not computed.*folds=\[\.\.\.\]"):
         one.of(rg.Top)

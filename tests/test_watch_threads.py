@@ -174,7 +174,7 @@ def test_a_model_that_ran_in_another_thread_only_is_missing_with_the_reason():
     model = ByAttend()
     with rg.watch(model) as seen:
         run_at_once(lambda: model(torch.randn(1, 3, C)))
-    with pytest.raises(rg.RegardError, match="by the thread that watches"):
+    with pytest.raises(rg.RegardError, match="by the watching thread"):
         seen[0]
 
 

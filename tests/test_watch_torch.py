@@ -17,7 +17,7 @@ from torch.nn.modules import module as every
 import regard as rg
 from miniatures import V, padding, sharpened, tokens
 from regard.hf.capture import verification as verifying
-from regard.hf.capture.projection_inputs import Inputs
+from regard.hf.capture.projection_inputs import ProjectionInputs
 from regard.hf.capture.watcher import UNCALLED
 from watching import assert_identical, assert_verified, oracle, watched
 
@@ -128,7 +128,7 @@ def test_shapes_and_arguments_that_are_refused_by_name():
         def forward(self, q, **options):
             return F.scaled_dot_product_attention(q, q, q, **options)
 
-    with pytest.raises(rg.RegardError, match=r"queries of shape \(2, 5, 4\), in which batch and heads cannot be told"):
+    with pytest.raises(rg.RegardError, match=r"queries of shape \(2, 5, 4\), which has no separate axes"):
         watched(FlatAttention(), {"q": torch.randn(2, 5, 4)})
     both = {"attn_mask": torch.zeros(5, 5), "is_causal": True}
     with pytest.raises(rg.RegardError, match="both attn_mask and is_causal"):
@@ -354,7 +354,7 @@ def test_numbers_on_the_fused_path_of_a_layer_are_noticed():
     model, x, numbers = encoder().layers[0], torch.randn(2, T, C), torch.rand(T, T) + 1
     with torch.no_grad():
         assert model(x, numbers).isnan().all()
-    with pytest.raises(rg.RegardError, match="not what the kernel returned"):
+    with pytest.raises(rg.RegardError, match="differ from the output of the kernel"):
         watched(model, {"src": x, "src_mask": numbers})
 
 
@@ -362,9 +362,9 @@ def test_numbers_on_the_fused_path_of_a_layer_are_noticed():
 
 
 def test_layers_of_torch_project_at_the_first_look(monkeypatch):
-    model, x, projected = encoder(), torch.randn(2, T, C), Inputs.projected
+    model, x, projected = encoder(), torch.randn(2, T, C), ProjectionInputs.projected
     rows = []
-    monkeypatch.setattr(Inputs, "projected", lambda self, n, x: rows.append(x.shape[1]) or projected(self, n, x))
+    monkeypatch.setattr(ProjectionInputs, "projected", lambda self, n, x: rows.append(x.shape[1]) or projected(self, n, x))
     with torch.no_grad(), rg.watch(model, verify=False) as seen:
         model(x)
     assert rows == []
@@ -379,7 +379,7 @@ def test_layers_of_torch_project_at_the_first_look(monkeypatch):
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_projections_that_are_not_those_of_the_kernel_are_caught(which, monkeypatch):
     """Verification folds the projections into the queries and the output; each of them still counts."""
-    of = Inputs.of
+    of = ProjectionInputs.of
 
     def wrong(module, inputs):
         found = of(module, inputs)
@@ -387,8 +387,8 @@ def test_projections_that_are_not_those_of_the_kernel_are_caught(which, monkeypa
         weights[which][0] += 1
         return replace(found, weights=tuple(weights))
 
-    monkeypatch.setattr(Inputs, "of", staticmethod(wrong))
-    with pytest.raises(rg.RegardError, match="not what the kernel returned"):
+    monkeypatch.setattr(ProjectionInputs, "of", staticmethod(wrong))
+    with pytest.raises(rg.RegardError, match="differ from the output of the kernel"):
         watched(encoder(), {"src": torch.randn(2, T, C)})
 
 
@@ -405,7 +405,7 @@ def test_inputs_changed_in_place_are_refused(what, inference):
         else:
             weight = model.layers[0].self_attn.in_proj_weight
             (weight.data if inference else weight.detach()).mul_(2)
-        with pytest.raises(rg.RegardError, match="were changed in place since"):
+        with pytest.raises(rg.RegardError, match="were changed in place after"):
             seen[0].dense()
 
 
@@ -449,7 +449,7 @@ def test_every_row_of_torch_layers_is_verified_when_asked(grad, monkeypatch):
     monkeypatch.setattr(verifying, "scores", off)
     with torch.set_grad_enabled(grad):
         watched(model, {"src": x})
-        with pytest.raises(rg.RegardError, match="not what the kernel returned"):
+        with pytest.raises(rg.RegardError, match="differ from the output of the kernel"):
             watched(model, {"src": x}, verify="all")
 
 
@@ -457,7 +457,7 @@ def test_every_row_of_torch_layers_is_verified_when_asked(grad, monkeypatch):
 
 
 def test_nothing_seen_says_what_to_do():
-    with pytest.raises(rg.RegardError, match="Linear has no attention that could be seen"), rg.watch(nn.Linear(2, 2)):
+    with pytest.raises(rg.RegardError, match="Linear has no attention that can be captured"), rg.watch(nn.Linear(2, 2)):
         pass
     with rg.watch(encoder()) as seen:
         pass

@@ -1,4 +1,4 @@
-"""Which modules of a model attend, what they are called and which part of the model they belong to."""
+"""Finds the attention modules of a model, and whether each is in the encoder, in the decoder or between them."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from regard.nn import Attends
 from regard.seen import attend
 from regard.stats.numbering import layer_number
 
-#: Names of the projections by which an attention module is known.
+#: Names of projections that attention modules have.
 PROJECTION = re.compile(r"(^|_)w?(q|k|v|qkv|kv|query|key|value|c_attn|attn)(_|$|\d)", re.IGNORECASE)
 CROSS = re.compile(r"cross_?att|encdecattention|encoder_attn|encoder_attention|attn2$", re.IGNORECASE)
-#: Words by which attention is known in the names of classes and variables.
+#: Words that name attention in classes and variables.
 ATTENTION = re.compile("attention|attn", re.IGNORECASE)
-#: Functions that compute attention: torch's fused one, and `regard.attend` under any name.
+#: Functions that compute attention: torch's fused function, and `regard.attend` under any name.
 OURS = "regard.attend"
 FUSED = frozenset({"scaled_dot_product_attention", OURS})
-#: Packages whose functions are not searched further, and packages whose methods are not.
+#: Packages whose functions are not searched, and packages whose methods are not searched.
 LIBRARIES = ("torch", "transformers", "regard.")
 BASES = ("torch", "transformers.modeling_utils", "transformers.generation", "regard.")
 
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules that look like attention, whether or not their weights can be seen."""
+    """Module path -> module, for all modules that seem to compute attention; not all of them can be captured."""
     return {name: module for name, module in model.named_modules() if _attends(module)}
 
 
 def _attends(module: nn.Module) -> bool:
-    """Whether a module calls a fused function; or has two of: the name, projections of queries and keys, a softmax."""
+    """Whether a module calls a fused function, or has two of these: an attention name, projections, a softmax."""
     names = names_called(type(module))
     if isinstance(module, nn.MultiheadAttention | Attends) or FUSED & names:
         return True
@@ -55,14 +55,14 @@ def _has_projections(module: nn.Module) -> bool:
 
 @cache
 def names_called(kind: type[nn.Module]) -> frozenset[str]:
-    """Names in the code of a module's forward, and in the user's own functions and methods that it calls."""
+    """All names in the code of a module's forward, and in the user's functions and methods that it calls."""
     names: set[str] = set()
     _collect(inspect.unwrap(kind.forward), kind, names, set())
     return frozenset(names)
 
 
 def _collect(function: Any, kind: type[nn.Module], names: set[str], visited: set[Any]) -> None:
-    """Add the names in the code of `function`, and in the code of what it calls, to `names`."""
+    """Add to `names` the names in the code of `function` and of the functions that it calls."""
     if not isinstance(function, FunctionType) or function in visited:
         return
     visited.add(function)
@@ -79,22 +79,22 @@ def _collect(function: Any, kind: type[nn.Module], names: set[str], visited: set
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    """The names in a piece of code, of variables too, and in the functions that it defines."""
+    """All names in a piece of code, including its variables and the functions that it defines."""
     yield from (*code.co_names, *code.co_varnames, *code.co_freevars)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names_in(constant)
 
 
-def is_loud(module: nn.Module) -> bool:
-    """Whether a module may compute its weights by itself: not those of transformers, nor of torch, nor ours."""
+def may_compute_weights(module: nn.Module) -> bool:
+    """Whether a module may compute its weights itself, not through transformers, torch or Regard."""
     if isinstance(module, Attends) or "ALL_ATTENTION_FUNCTIONS" in names_called(type(module)):
         return False
     return not any(isinstance(part, nn.MultiheadAttention) for part in module.modules())
 
 
 def parts_of_torch_layers(model: nn.Module) -> dict[str, str]:
-    """Module path -> part, for the attention of torch's own encoder and decoder layers."""
+    """Module path -> "encoder", "decoder" or "cross", for the attention in torch's encoder and decoder layers."""
     parts = {}
     for name, module in model.named_modules():
         start = f"{name}." if name else ""
@@ -106,19 +106,19 @@ def parts_of_torch_layers(model: nn.Module) -> dict[str, str]:
 
 
 def inside_torch_layers(model: nn.Module) -> set[nn.Module]:
-    """The attention of torch's own encoder and decoder layers, where their forward is torch's own too."""
+    """The attention in torch's encoder and decoder layers whose forward was not overridden."""
     own = (nn.TransformerEncoderLayer.forward, nn.TransformerDecoderLayer.forward)
     layers = [layer for layer in model.modules() if type(layer).forward in own]
     return {part for layer in layers for part in layer.children() if type(part) is nn.MultiheadAttention}
 
 
 def _projects(child: nn.Module) -> bool:
-    """Whether a child is a projection: it has a weight of its own, and is no norm."""
+    """Whether a child module is a projection: it has a weight and is not a norm."""
     return getattr(child, "weight", None) is not None and "norm" not in type(child).__name__.lower()
 
 
 def part_of(name: str, module: nn.Module) -> str:
-    """Whether an attention belongs to the "encoder", to the "decoder", or is the "cross"-attention between them."""
+    """The part of the model an attention module is in: "encoder", "decoder", or "cross" between them."""
     flags = ("is_cross_attention", "is_cross_attn", "is_cross")
     if CROSS.search(name) or any(getattr(module, flag, False) is True for flag in flags):
         return "cross"
@@ -128,10 +128,11 @@ def part_of(name: str, module: nn.Module) -> str:
     return "decoder" if getattr(module, "is_causal", False) or getattr(module, "is_decoder", False) else "encoder"
 
 
-class Chosen:
-    """The layers asked for: numbers, or paths with * and ?; None: all.
+class ChosenLayers:
+    """The layers that a user chose: numbers, or module paths with * and ?. None chooses all.
 
-    >>> "encoder.layer.3.attention.self" in Chosen([0, 3]), "encoder.layer.3.attention.self" in Chosen(["decoder.*"])
+    >>> name = "encoder.layer.3.attention.self"
+    >>> name in ChosenLayers([0, 3]), name in ChosenLayers(["decoder.*"])
     (True, False)
     """
 

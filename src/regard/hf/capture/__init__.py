@@ -1,4 +1,4 @@
-"""`watch` captures every attention map of a model while the model's own backend computes."""
+"""`watch` captures every attention map of a model while the model runs on its own backend."""
 
 from regard.hf.capture.model_maps import Watched
 from regard.hf.capture.watcher import watch

@@ -1,8 +1,8 @@
-"""Attention of torch's own layers, kept before its inputs are projected to queries and keys.
+"""`DeferredCall`: a captured call of torch's own layers whose queries and keys are projected when its map is read.
 
-Those layers project inside one fused kernel, which gives neither out. Projecting again while the model
-runs would cost a fifth of its time, so it waits until a map is asked for. Only layers whose forward is
-torch's own are kept like this: they are known never to change their inputs in place.
+These layers project inside one fused kernel, which does not return queries and keys. Projecting again while the model
+runs would take a fifth of its time. So the inputs are kept, and projected later. This is only done for layers with
+torch's own forward, which never changes its inputs in place.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from regard.attention import Attention, Prepared
 from regard.errors import RegardError
-from regard.hf.capture.projection_inputs import Inputs
+from regard.hf.capture.projection_inputs import ProjectionInputs
 from regard.hf.capture.verification import Check
 from regard.maps.attention_map import AttentionMap
 from regard.pieces.grid import Grid
@@ -22,13 +22,13 @@ from regard.positions import Positions
 
 
 @dataclass(eq=False)
-class Unprojected:
-    """One call of a torch layer: its pieces and its inputs, which are projected at the first look."""
+class DeferredCall:
+    """One call of a torch layer: its pieces, and its inputs before the projections."""
 
     name: str
     attention: Attention
     positions: Positions
-    inputs: Inputs
+    inputs: ProjectionInputs
     check: Check
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class Unprojected:
     @cached_property
     @torch.no_grad()
     def map(self) -> AttentionMap:
-        """The weights; queries and keys are projected at the first look."""
+        """The weights; the first access projects queries and keys."""
         self._check_unchanged()
         B, H, I, _ = self.shape
         device = self.inputs.tensors[0].device
@@ -57,7 +57,7 @@ class Unprojected:
         same = all(torch.equal(now, then) for now, then in zip(self.inputs.sample(), self._sample, strict=True))
         if not same or self.inputs.versions() != self._versions:
             raise RegardError(
-                f"seen[{self.name!r}]: the inputs or parameters of this layer were changed in place since it was "
-                "watched (an optimizer step, perhaps), so its queries and keys cannot be had. Look at its map before, "
-                "or fold while the model runs: watch(model, keep='statistics')."
+                f"seen[{self.name!r}]: the inputs or parameters of this layer were changed in place after it was "
+                "watched (by an optimizer step, perhaps), so its queries and keys are lost. Read the map before the "
+                "change, or compute statistics while the model runs: watch(model, keep='statistics')."
             )

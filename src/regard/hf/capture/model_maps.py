@@ -1,166 +1,28 @@
-"""What `watch` saw: one map of weights for each attention module, and what could not be seen."""
+"""`Watched`, the result of `watch`: a map for each attention module, and why other modules have none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from regard.attention import Attention, Prepared
 from regard.display import viewer
 from regard.errors import RegardError, nearest
-from regard.hf.capture.lazy_projection import Unprojected
-from regard.hf.capture.module_rerun import Held
+from regard.hf.capture.captured_calls import NotCaptured, Part
 from regard.hf.capture.module_statistics import ModuleStatistics
 from regard.hf.capture.verification import Check
-from regard.maps.attention_map import AttentionMap, joined
-from regard.pieces.grid import Grid
-from regard.positions import Positions
-
-
-class NotCaptured(RegardError, KeyError):
-    """No attention of that name or number was captured."""
-
-    __str__ = Exception.__str__
-
-
-@dataclass(eq=False)
-class Keys:
-    """Keys (B, G, J, D) that the calls of a growing cache share: each reads its own beginning of them."""
-
-    tensor: Tensor
-
-    def grow(self, later: Tensor) -> bool:
-        """Become `later` if these keys are its beginning, and say whether they are."""
-        size = self.tensor.shape[2]
-        if later.dtype != self.tensor.dtype or later.shape[2] <= size or later.shape[:2] != self.tensor.shape[:2]:
-            return False
-        if torch.equal(later[:, :, :size], self.tensor):
-            self.tensor = later
-            return True
-        return False
-
-
-@dataclass(eq=False)
-class Capture:
-    """One call of one module: its pieces, queries and keys, and whether the kernel agreed."""
-
-    attention: Attention
-    positions: Positions
-    query: Tensor
-    keys: Keys
-    check: Check
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        B, H, I, _ = self.query.shape
-        return B, H, I, len(self.positions.keys)
-
-    @cached_property
-    def map(self) -> AttentionMap:
-        """The weights; made at the first look."""
-        key = self.keys.tensor[:, :, : len(self.positions.keys)]
-        prepared = Prepared.of(self.attention, self.query, key, self.positions)
-        B, H, I, _ = self.query.shape
-        grid = Grid.whole(self.positions, B, H, I, self.query.device)
-        return AttentionMap(self.attention, prepared, self.positions, grid, None)
-
-
-@dataclass(eq=False)
-class Told:
-    """What a module of `regard.nn` told: one map, or those of single queries that went on where the last ended.
-
-    Without `steps` every call is a map of its own: another call of `attend` may have other pieces.
-    """
-
-    maps: list[AttentionMap]
-    check: Check
-    steps: bool = True
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        B, H, _, J = self.maps[-1].shape
-        return B, H, sum(one.shape[2] for one in self.maps), J
-
-    @property
-    def map(self) -> AttentionMap:
-        if len(self.maps) > 1:
-            self.maps[:] = [joined(self.maps)]
-        return self.maps[0]
-
-    def goes_on(self, later: Told) -> bool:
-        """Take the map of a later call if its queries are the next ones, and say whether they are."""
-        if not (self.steps and later.steps):
-            return False
-        last, new = self.maps[-1], later.maps[0]
-        follows = new.positions.start == last.positions.start + last.shape[2] and new.shape[:2] == last.shape[:2]
-        if follows and _begins_with(new._prepared.key, last._prepared.key):
-            self.maps.append(new)
-            return True
-        return False
-
-
-def _begins_with(keys: Tensor, earlier: Tensor) -> bool:
-    """Whether keys go on from earlier ones, up to rounding; a beam that reorders its rows does not."""
-    if keys is earlier:
-        return True
-    return keys.shape[2] >= earlier.shape[2] and torch.allclose(keys[:, :, : earlier.shape[2]], earlier)
-
-
-@dataclass(frozen=True, eq=False)
-class Folded:
-    """One call of which only statistics are kept: its size, and whether the kernel agreed."""
-
-    name: str
-    shape: tuple[int, int, int, int]
-    check: Check
-
-    @property
-    def map(self) -> AttentionMap:
-        raise NotCaptured(
-            f"seen[{self.name!r}]: only statistics were kept; they are in seen.statistics[{self.name!r}]. "
-            "watch(model, keep='qk') keeps the queries and keys that a map needs."
-        )
-
-
-@dataclass(eq=False)
-class Part:
-    """One attention module: its calls in order, which part of the model it is in, and statistics if those are kept."""
-
-    part: str
-    calls: list[Capture | Held | Told | Unprojected | Folded] = field(default_factory=list)
-    statistics: ModuleStatistics | None = None
-
-    def add(self, capture: Capture | Held | Told | Unprojected) -> None:
-        """Take a call; if its keys go on where those of the last one end, hold them once."""
-        if self.statistics is not None:
-            weights = capture.map
-            with torch.autocast(weights.device.type, enabled=False):
-                self.statistics.add(weights)
-            self.calls.append(Folded(self.statistics.name, capture.shape, capture.check))
-            return
-        last = self.calls[-1] if self.calls else None
-        if isinstance(last, Told) and isinstance(capture, Told) and last.goes_on(capture):
-            return
-        if isinstance(last, Capture) and isinstance(capture, Capture) and last.keys.grow(capture.keys.tensor):
-            capture.keys = last.keys
-        self.calls.append(capture)
+from regard.maps.attention_map import AttentionMap
 
 
 class Watched(Mapping[str, AttentionMap]):
-    """The maps of a watched model, by module path; `seen[3]` is the fourth of them.
+    """The attention maps of a watched model, by module path; `seen[3]` is the fourth map.
 
-    A module that was called more than once (generation, shared layers) has one map for each call:
-    `seen[name]` is the last, `seen.calls(name)` are all. `encoder`, `decoder` and `cross` are the
-    same for a part of the model. Of the modules of `regard.nn`, calls with the next queries of the same sequence,
-    as decoders make them step by step, are one map. `missing` names the attention modules without a map and says why;
-    `verify()` tells how far recomputed weights @ values lie from what the kernel returned.
+    A module that was called several times (generation, shared layers) has one map for each call: `seen[name]` is the
+    last, `seen.calls(name)` returns all. The decoding steps of a `regard.nn` module form one map. `encoder`, `decoder`
+    and `cross` have the maps of one part of the model. `missing` names the attention modules without a map, with the
+    reason. `verify()` compares recomputed weights @ values with the output of the kernel.
 
-    Rows in which nothing may be attended (padding) show zeros, whatever the backend put there.
+    Rows without any allowed key (padding) are zeros, whatever the backend returns there.
 
     >>> import torch, regard as rg
     >>> encoder = rg.nn.Blueprint(8, num_heads=2).encoder(layers=2).eval()
@@ -182,7 +44,7 @@ class Watched(Mapping[str, AttentionMap]):
         return self._part(name).calls[-1].map
 
     def calls(self, name: str | int) -> list[AttentionMap]:
-        """The maps of every call of one module, in order: with a cache, they grow."""
+        """The maps of all calls of a module, in order. With a cache they grow."""
         return [capture.map for capture in self._part(name).calls]
 
     @property
@@ -192,12 +54,12 @@ class Watched(Mapping[str, AttentionMap]):
 
     @property
     def statistics(self) -> dict[str, ModuleStatistics]:
-        """Module path -> what the folds gave, where `keep="statistics"` was asked for."""
+        """Module path -> the results of the folds, after watch(keep="statistics")."""
         found = {name: self._parts[name].statistics for name in self.names}
         kept = {name: statistics for name, statistics in found.items() if statistics is not None}
         if len(kept) < len(found):
             raise RegardError(
-                "seen.statistics: queries and keys were kept, not statistics. Ask a map for them, "
+                "seen.statistics: queries and keys were kept, not statistics. Compute them from a map, "
                 "seen[name].summarize(*folds), or watch again with watch(model, keep='statistics')."
             )
         return kept
@@ -223,24 +85,24 @@ class Watched(Mapping[str, AttentionMap]):
         return self._view(lambda part: part == "cross")
 
     def verify(self) -> dict[str, Check]:
-        """Module path -> the worst check of its calls, made while the model ran.
+        """Module path -> the worst check of its calls.
 
-        Values are not kept, so this must be asked for beforehand: `watch(model, verify=True)`.
+        Checks are made while the model runs, since values are not kept: `watch(model, verify=True)`.
         """
         if not self._verified:
             raise RegardError("verify: values are not kept after a call. Watch again with watch(model, verify=True).")
         return {name: worst([capture.check for capture in self._parts[name].calls]) for name in self.names}
 
     def show(self, tokens: Sequence[str] | None = None, targets: Sequence[str] | None = None, batch: int = 0) -> Any:
-        """Look at every head in a notebook; needs `pip install 'regard[view]'`.
+        """Show every head in a notebook; needs `pip install 'regard[view]'`.
 
-        `tokens` are those that the model read, `targets` those of the decoder where there is one.
+        `tokens` are the tokens that the model read, `targets` the tokens of the decoder if there is one.
         """
         return viewer().show_watched(self, tokens, targets, batch)
 
     @property
     def mismatched(self) -> dict[str, Check]:
-        """The checks that failed: these maps are not what the kernel computed."""
+        """The checks that failed: these maps do not match the output of the kernel."""
         checks = self.verify() if self._verified else {}
         return {name: check for name, check in checks.items() if check.ok is False}
 
@@ -273,21 +135,21 @@ class Watched(Mapping[str, AttentionMap]):
         raise NotCaptured(f"seen[{name!r}]: {known}")
 
     def _captured(self) -> str:
-        """What there is, or what to do about nothing."""
+        """How many modules were captured; if none, the reasons and the remedy."""
         if self.names:
             return f"{len(self)} attention modules were captured; they are numbered from 0."
         reasons = "".join(f" {name}: {reason}." for name, reason in list(self._missing.items())[:3])
-        return f"nothing was captured here. Run the model inside the with-block of watch.{reasons}"
+        return f"nothing was captured. Run the model inside the with-block of watch.{reasons}"
 
 
 def worst(checks: list[Check]) -> Check:
-    """A failed check before one that could not be made, before the one with the greatest error."""
-    made = [check for check in checks if check.ok is not None]
-    if not made:
+    """The failed check with the largest error, or else the passed one; it notes how many calls were not verified."""
+    verified = [check for check in checks if check.ok is not None]
+    if not verified:
         return checks[-1]
-    found = max(made, key=lambda check: (not check.ok, check.error != check.error, check.error or 0.0))
-    unmade = len(checks) - len(made)
-    return replace(found, note=f"{unmade} of {len(checks)} calls not verified") if unmade and found.ok else found
+    result = max(verified, key=lambda check: (not check.ok, check.error != check.error, check.error or 0.0))
+    skipped = len(checks) - len(verified)
+    return replace(result, note=f"{skipped} of {len(checks)} calls not verified") if skipped and result.ok else result
 
 
 def _shape(part: Part) -> str:

@@ -1,8 +1,8 @@
-"""Which module of a model runs, and what it asks torch for meanwhile.
+"""`module_calls` reports the start and end of every module, and the torch functions that chosen modules call.
 
-Hooks are those of all modules, not of one: `nn.TransformerEncoderLayer` leaves its fused path, and
-changes its last bits, once one of its modules has a hook of its own. For the same reason the function
-mode is never active while one of torch's own attention modules runs.
+The hooks are torch's global ones. A hook on a single module would make `nn.TransformerEncoderLayer` leave its fused
+path, which changes the last bits of its output. For the same reason the function mode is off while torch's own
+attention modules run.
 """
 
 from __future__ import annotations
@@ -23,62 +23,62 @@ from regard.context import ContextItems
 _with_kwargs: dict[int, bool] = getattr(nn.modules.module, "_global_forward_hooks_with_kwargs", {})
 
 
-class Follower(Protocol):
-    """What is told of every module that starts and ends, and of what loud modules ask torch for."""
+class ModuleObserver(Protocol):
+    """Is called at the start and the end of every module, and for every torch function inside chosen modules."""
 
-    def is_loud(self, module: nn.Module) -> bool: ...
-    def started(self, module: nn.Module) -> None: ...
-    def ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None: ...
-    def asked(
+    def observes_functions(self, module: nn.Module) -> bool: ...
+    def module_started(self, module: nn.Module) -> None: ...
+    def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None: ...
+    def function_called(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None: ...
 
 
-class _Ear(TorchFunctionMode):
-    """Runs every function, and tells its followers of it."""
+class _FunctionCalls(TorchFunctionMode):
+    """Runs every torch function, and then reports it to the observers."""
 
-    def __init__(self, followers: Iterable[Follower]) -> None:
+    def __init__(self, observers: Iterable[ModuleObserver]) -> None:
         super().__init__()
-        self.followers = followers
+        self.observers = observers
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
-        for follower in self.followers:
-            follower.asked(func, args, kwargs, output)
+        for observer in self.observers:
+            observer.function_called(func, args, kwargs, output)
         return output
 
 
-class _LoudModules(threading.local):
-    """The loud modules that run in this thread. Function modes of torch belong to a thread, too."""
+class _OpenModules(threading.local):
+    """The modules with observed functions that run in this thread. Torch's function modes belong to a thread, too."""
 
     def __init__(self) -> None:
         self.stack: list[nn.Module] = []
 
 
-class _Running:
-    """The followers of all watched models, and one ear for them, on while a loud module runs.
+class _ModuleCalls:
+    """The observers of this thread, and a function mode, which is on while a module with observed functions runs.
 
-    The hooks belong to the process, and are there while any thread watches. Followers belong to a thread.
+    The hooks belong to the process, and are registered while any thread watches.
     """
 
     def __init__(self) -> None:
-        self.followers: ContextItems[Follower] = ContextItems("followers")
-        self._loud = _LoudModules()
-        self._ear = _Ear(self.followers)
+        self.observers: ContextItems[ModuleObserver] = ContextItems("observers")
+        self._open_modules = _OpenModules()
+        self._function_calls = _FunctionCalls(self.observers)
         self._hooks: tuple[RemovableHandle, ...] = ()
         self._num_open, self._lock = 0, threading.Lock()
 
     @contextmanager
-    def followed_by(self, follower: Follower) -> Iterator[None]:
+    def observed_by(self, observer: ModuleObserver) -> Iterator[None]:
         self._open()
         try:
-            with self.followers.adding(follower):
+            with self.observers.adding(observer):
                 yield
         finally:
-            if self._loud.stack and not self.followers:
-                self._loud.stack.clear()
-                self._ear.__exit__(None, None, None)
+            if self._open_modules.stack and not self.observers:
+                self._open_modules.stack.clear()
+                self._function_calls.__exit__(None, None, None)
             self._close()
 
     def _open(self) -> None:
@@ -96,29 +96,29 @@ class _Running:
             if not self._num_open:
                 for hook in self._hooks:
                     hook.remove()
-                    _with_kwargs.pop(hook.id, None)  # torch leaves it behind, and compiled models then warn of hooks
+                    _with_kwargs.pop(hook.id, None)  # torch keeps this entry, and compiled models then warn of hooks
 
     def _start(self, module: nn.Module, _: Any) -> None:
-        for follower in self.followers:
-            follower.started(module)
-        if any(follower.is_loud(module) for follower in self.followers):
-            self._loud.stack.append(module)
-            if len(self._loud.stack) == 1:
-                self._ear.__enter__()
+        for observer in self.observers:
+            observer.module_started(module)
+        if any(observer.observes_functions(module) for observer in self.observers):
+            self._open_modules.stack.append(module)
+            if len(self._open_modules.stack) == 1:
+                self._function_calls.__enter__()
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], *more: Any) -> None:
-        kwargs, output = more if len(more) == 2 else ({}, None)  # after an exception torch leaves the kwargs out
-        if self._loud.stack and self._loud.stack[-1] is module:
-            self._loud.stack.pop()
-            if not self._loud.stack:
-                self._ear.__exit__(None, None, None)
-        for follower in self.followers:
-            follower.ended(module, args, kwargs, output)
+        kwargs, output = more if len(more) == 2 else ({}, None)  # after an exception torch does not pass the kwargs
+        if self._open_modules.stack and self._open_modules.stack[-1] is module:
+            self._open_modules.stack.pop()
+            if not self._open_modules.stack:
+                self._function_calls.__exit__(None, None, None)
+        for observer in self.observers:
+            observer.module_ended(module, args, kwargs, output)
 
 
-running = _Running()
+module_calls = _ModuleCalls()
 
 
 def inside_backward() -> bool:
-    """Whether a backward pass runs in this thread. Modules that run in it are recomputed (activation checkpointing)."""
+    """Whether a backward pass runs in this thread. Activation checkpointing runs modules again inside it."""
     return torch._C._current_graph_task_id() != -1

@@ -1,7 +1,7 @@
-"""Weights of modules that compute softmax themselves, where queries and keys cannot be had.
+"""`RerunCall`: a captured call of a module that computes softmax itself; reading its map runs the module again.
 
-What is kept of a call is its inputs. When its weights are asked for, that one module runs again and
-its softmax is overheard; the dense weights of one call at a time are held.
+Queries and keys of such a module are not accessible, so the inputs of the call are kept. To read the weights, the
+module runs again, and the result of its softmax is taken. Dense weights are held for one call at a time.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from regard.pieces.normalizer import Statistic
 from regard.positions import Positions
 from regard.shapes import at_least_float32, to_device
 
-#: Weights of at most so many bytes are kept as they are: a step of generation is smaller than its inputs.
+#: Weights of at most this many bytes are kept themselves: those of a generation step are smaller than its inputs.
 SMALL = 1 << 14
-#: Rows of which the weights are kept, to know those again that come of running a module again.
+#: Rows of weights that are kept, to compare with those of the second run.
 ROWS = 4
 
 
 @dataclass(eq=False)
-class Slot:
-    """The dense weights of the call that was looked at last."""
+class LastWeights:
+    """The dense weights of the call whose map was read last."""
 
-    owner: Held | None = None
+    owner: RerunCall | None = None
     weights: Tensor | None = None
 
 
 @dataclass(eq=False)
-class Held:
-    """One call of a module with a softmax of its own: how to run it again, and a few of its weights."""
+class RerunCall:
+    """One call of a module that computes softmax itself: the inputs to run it again, and a few rows of its weights."""
 
     name: str
     module: nn.Module
@@ -55,78 +55,76 @@ class Held:
     shape: tuple[int, int, int, int]
     number: int
     sample: Tensor
-    slot: Slot
+    slot: LastWeights
     check: Check
     small: Tensor | None = field(default=None, repr=False)
 
     @staticmethod
-    def of(name: str, module: nn.Module, given: tuple[Any, Any], trace: Trace, slot: Slot) -> Held:
-        """From the inputs of a module and the trace of its run."""
+    def of(name: str, module: nn.Module, given: tuple[Any, Any], trace: Trace, slot: LastWeights) -> RerunCall:
+        """The call, from the module's inputs and the trace of its run."""
         if trace.softmaxes[0].is_meta:
             raise Untranslatable(NO_NUMBERS)
-        number = trace.taken(type(module).__name__)
+        number = trace.multiplied_softmax(type(module).__name__)
         weights = _four_axes(module, given, trace.softmaxes[number])
         B, H, I, J = weights.shape
         small = weights.clone() if weights.numel() * 4 <= SMALL else None
         args, kwargs = given if small is None else ((), {})
-        check = Check(
-            name, note="these are the weights of the module's own softmax, which its values are multiplied by"
-        )
+        check = Check(name, note="these are the weights of the module's own softmax, by which it multiplies the values")
         sample = _rows(weights).clone()
-        return Held(name, module, args, kwargs, (B, H, I, J), number, sample, slot, check, small)
+        return RerunCall(name, module, args, kwargs, (B, H, I, J), number, sample, slot, check, small)
 
     @property
     def map(self) -> AttentionMap:
         B, H, I, J = self.shape
         positions = Positions.aligned_to_end(I, J)
-        return HeldMap(self.weights, positions, Grid.whole(positions, B, H, I, self.sample.device))
+        return RerunMap(self.weights, positions, Grid.whole(positions, B, H, I, self.sample.device))
 
     def weights(self) -> Tensor:
-        """The dense weights (B, H, I, J): those held, or of another run of the module."""
+        """The dense weights (B, H, I, J), held or from running the module again."""
         if self.small is not None:
             return self.small
         if self.slot.owner is not self or self.slot.weights is None:
             self.slot.owner = self.slot.weights = None
-            self.slot.owner, self.slot.weights = self, self._again()
+            self.slot.owner, self.slot.weights = self, self._rerun()
         return self.slot.weights
 
     @torch.no_grad()
-    def _again(self) -> Tensor:
+    def _rerun(self) -> Tensor:
         size = 4 * self.sample.new_empty(self.shape, device="meta").numel()
         if size > attention_map.BUDGET:
             raise RegardError(
-                f"seen[{self.name!r}]: {type(self.module).__name__} computes its weights all at once, "
-                f"{size / 2**20:,.0f} MiB of them; the budget is {attention_map.BUDGET / 2**20:,.0f} MiB. "
+                f"seen[{self.name!r}]: {type(self.module).__name__} computes all its weights at once, "
+                f"{size / 2**20:,.0f} MiB; the budget is {attention_map.BUDGET / 2**20:,.0f} MiB. "
                 "Watch a shorter text or a smaller batch."
             )
         devices = [self.sample.device] if self.sample.is_cuda else []
-        with torch.random.fork_rng(devices), _Catch() as caught:
+        with torch.random.fork_rng(devices), _SoftmaxCatcher() as caught:
             self.module.forward(*_snapshot(self.args), **_snapshot(self.kwargs))
         weights = _four_axes(self.module, (self.args, self.kwargs), caught.trace.softmaxes[self.number])
         if weights.shape != self.shape or not torch.allclose(_rows(weights), self.sample, atol=1e-4, equal_nan=True):
             raise RegardError(
-                f"seen[{self.name!r}]: {type(self.module).__name__} gives other weights now than when it was watched: "
-                "its parameters or its inputs were changed since. Look at its map before, or watch again."
+                f"seen[{self.name!r}]: {type(self.module).__name__} returns other weights than when it was watched: "
+                "its parameters or inputs were changed. Read the map before the change, or watch again."
             )
         return weights
 
 
-class HeldMap(AttentionMap):
-    """A map whose weights are dense and come from running one module again; asked like any other map."""
+class RerunMap(AttentionMap):
+    """A map whose dense weights come from running one module again; used like any other map."""
 
     def __init__(self, source: Callable[[], Tensor], positions: Positions, grid: Grid) -> None:
         self.positions, self.grid, self._source = positions, grid, source
 
     @cached_property
     def attention(self) -> Attention:  # type: ignore[override]
-        """Pieces that say what is known, which is the mask: where weights are 0 by a short rule."""
+        """An attention with only a mask: the rule that says where weights are 0, if there is a short one."""
         B, _, I, J = self.shape
         rule = recognise(self._dense() > 0, B, I, J).mask
         return Attention(mask=None if "given" in repr(rule) else rule).eval()
 
     @property
     def statistic(self) -> Statistic:  # type: ignore[override]
-        """None: these weights are normalised already."""
+        """Empty: these weights are already normalised."""
         return ()
 
     @property
@@ -140,7 +138,7 @@ class HeldMap(AttentionMap):
     def select(self, batch: Tensor, head: Tensor) -> AttentionMap:
         b, h = (to_device(x, self.device) for x in (batch, head))
         grid = replace(self.grid, batch=self.grid.batch[b], head=self.grid.head[h])
-        return HeldMap(self._source, self.positions, grid)
+        return RerunMap(self._source, self.positions, grid)
 
     def _dense(self) -> Tensor:
         weights = self._source()
@@ -161,8 +159,8 @@ class HeldMap(AttentionMap):
             yield self._weights(rows, cols), None
 
 
-class _Catch(TorchFunctionMode):
-    """Traces what softmax returns."""
+class _SoftmaxCatcher(TorchFunctionMode):
+    """Traces the softmaxes of a run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,17 +174,20 @@ class _Catch(TorchFunctionMode):
 
 
 def _four_axes(module: nn.Module, given: tuple[Any, Any], weights: Tensor) -> Tensor:
-    """(B, H, I, J), where the batch and the queries of the softmax are those of the inputs."""
+    """The weights as (B, H, I, J), with batch size and number of queries read from the inputs."""
     inputs = [x for x in (*given[0], *given[1].values()) if isinstance(x, Tensor) and x.ndim == 3]
     for B, I in _batch_and_length(module, inputs):
         shaped = _shaped(weights, B)
-        one_head = weights.ndim == 3 and weights.shape[::2] == (B, I)  # queries may then be of the module's own
+        one_head = weights.ndim == 3 and weights.shape[::2] == (
+            B,
+            I,
+        )  # then the number of queries may be the module's own
         if shaped is not None and (shaped.shape[2] == I or one_head):
             return shaped.detach()
     shapes = ", ".join(str(tuple(x.shape)) for x in inputs) or "no tensor of three axes"
     raise Untranslatable(
-        f"the softmax of {type(module).__name__} has shape {tuple(weights.shape)}, and which of its axes are batch, "
-        f"heads and queries cannot be told from the inputs: {shapes}"
+        f"the softmax of {type(module).__name__} has shape {tuple(weights.shape)}; the inputs do not show which axes "
+        f"are batch, heads and queries: {shapes}"
     )
 
 
@@ -197,11 +198,11 @@ def _shaped(weights: Tensor, num_batch: int) -> Tensor | None:
 
 
 def _batch_and_length(module: nn.Module, inputs: list[Tensor]) -> Iterator[tuple[int, int]]:
-    """Candidates for the batch size and the number of queries, the likeliest first."""
+    """Possible batch sizes and numbers of queries, the most likely first."""
     yield from ((x.shape[0], x.shape[1]) for x in inputs)
-    alike = [x for x in inputs if (x.shape[0], x.shape[2]) == (inputs[0].shape[0], inputs[0].shape[2])]
-    if len(alike) > 1:  # words and entities, which attend to each other
-        yield alike[0].shape[0], sum(x.shape[1] for x in alike)
+    same_width = [x for x in inputs if (x.shape[0], x.shape[2]) == (inputs[0].shape[0], inputs[0].shape[2])]
+    if len(same_width) > 1:  # two sequences that attend to each other, such as words and entities
+        yield same_width[0].shape[0], sum(x.shape[1] for x in same_width)
     if any(isinstance(child, nn.Conv1d) for child in module.children()):
         yield from ((x.shape[0], x.shape[2]) for x in inputs)
     yield from ((x.shape[1], x.shape[0]) for x in inputs)
@@ -213,7 +214,7 @@ def _rows(weights: Tensor) -> Tensor:
 
 
 def snapshot(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Inputs as they are before the module runs: caches grow by new tensors, so their lists are copied."""
+    """Copies of the inputs before the module runs. Caches append tensors to lists, so the lists are copied."""
     return _snapshot(args), _snapshot(kwargs)
 
 

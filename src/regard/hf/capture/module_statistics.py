@@ -1,4 +1,4 @@
-"""Statistics of a module, kept instead of its queries and keys."""
+"""`ModuleStatistics`: the results of folds for one attention module, kept instead of its queries and keys."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from regard.errors import RegardError, nearest
 from regard.maps import AttentionMap, Distance, Entropy, Fold, Received, Top
 from regard.maps.folds import State
 
-#: What is kept of every call unless other folds are asked for; all are O(n).
+#: The default folds; their results take O(n) memory.
 FOLDS: tuple[Fold, ...] = (Entropy(), Top(1), Distance(), Received())
 
 
 @dataclass(eq=False)
 class ModuleStatistics:
-    """The results of some folds for one attention module: of every call, and of all calls together.
+    """The results of the folds for one attention module, for each call and for all calls together.
 
-    A fold is named by its class or, where there are several of a class, by an equal fold.
+    Name a fold by its class, or by an equal fold if there are several of one class.
     """
 
     name: str
@@ -30,29 +30,30 @@ class ModuleStatistics:
 
     @torch.no_grad()
     def add(self, weights: AttentionMap) -> None:
-        """Take the map of one call, in one pass over its tiles."""
+        """Fold the map of one call, in one pass over its tiles."""
         states = [fold.init(weights.shape, weights.device) for fold in self.folds]
         for tile in weights.tiles():
             for fold, state in zip(self.folds, states, strict=True):
                 fold.add(state, tile)
         first = not self.calls
         self.calls.append(tuple(fold.finish(state) for fold, state in zip(self.folds, states, strict=True)))
-        kept = [state if _adds_up(fold, weights) else None for fold, state in zip(self.folds, states, strict=True)]
-        self._states = kept if first else list(map(_merged, self.folds, self._states, kept))
+        pairs = zip(self.folds, states, strict=True)
+        mergeable = [state if _is_mergeable(fold, weights) else None for fold, state in pairs]
+        self._states = mergeable if first else list(map(_merged, self.folds, self._states, mergeable))
 
     def of(self, fold: Fold | type[Fold], call: int = -1) -> Any:
-        """The result of one fold for one call, by default the last."""
+        """The result of a fold for one call, by default the last."""
         return self.calls[call][self._number(fold)]
 
     def merged(self, fold: Fold | type[Fold]) -> Any:
-        """The result of one fold for all calls together, where its size does not grow with the text."""
+        """The result of a fold over all calls together; only for folds whose state does not grow with the text."""
         number = self._number(fold)
         state = self._states[number]
         if state is None:
-            known = f"of({type(self.folds[number]).__name__}, call=...)"
+            single = f"of({type(self.folds[number]).__name__}, call=...)"
             raise RegardError(
-                f"{self.name}: the results of {self.folds[number]} belong to the tokens of one call and do not add up "
-                f"over calls. {known} gives each of the {len(self.calls)} calls."
+                f"{self.name}: the results of {self.folds[number]} belong to the tokens of one call and cannot be "
+                f"merged over calls. {single} returns the result of each of the {len(self.calls)} calls."
             )
         return self.folds[number].finish(state)
 
@@ -63,18 +64,18 @@ class ModuleStatistics:
         name = wanted.__name__ if isinstance(wanted, type) else type(wanted).__name__
         raise RegardError(
             f"{self.name}: {name} was not computed. {nearest(name, [type(fold).__name__ for fold in self.folds])} "
-            "Name it beforehand: watch(model, keep='statistics', folds=[...])."
+            "Name it before the model runs: watch(model, keep='statistics', folds=[...])."
         )
 
 
-def _adds_up(fold: Fold, weights: AttentionMap) -> bool:
-    """Whether the state of a fold is of one size for every number of queries and keys."""
+def _is_mergeable(fold: Fold, weights: AttentionMap) -> bool:
+    """Whether the state of a fold has the same size for every number of queries and keys."""
     B, H, I, J = weights.shape
     try:
-        mine, other = (fold.init((B, H, I + more, J + more), weights.device) for more in (0, 1))
-    except RegardError:  # made for so many keys
+        state, larger = (fold.init((B, H, I + more, J + more), weights.device) for more in (0, 1))
+    except RegardError:  # the fold only takes this number of keys
         return False
-    return [part.shape for part in mine] == [part.shape for part in other]
+    return [part.shape for part in state] == [part.shape for part in larger]
 
 
 def _merged(fold: Fold, state: State | None, later: State | None) -> State | None:
@@ -84,7 +85,7 @@ def _merged(fold: Fold, state: State | None, later: State | None) -> State | Non
 
 
 def checked_folds(folds: Iterable[Fold] | None, keep: str) -> tuple[Fold, ...]:
-    """The folds of keep="statistics", none for anything else."""
+    """The folds for keep="statistics", and no folds for keep="qk"."""
     if keep != "statistics":
         if folds is not None:
             raise RegardError(

@@ -1,4 +1,4 @@
-"""Follows the weights of a softmax to the product with the values: which softmax is used, and whether unchanged."""
+"""`Trace` follows the result of each softmax to its product with the values, and detects changes on the way."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from regard.hf.calls import Untranslatable
 
 SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
-#: Functions by name, since most exist three times: in torch, in torch.nn.functional and as a method.
-#: Products, with the place of their first factor among the arguments.
+#: Products -> the index of their first factor among the arguments. Functions are known by name, since most exist three
+#: times: in torch, in torch.nn.functional and as a method.
 PRODUCTS = {"matmul": 0, "__matmul__": 0, "bmm": 0, "mm": 0, "linear": 0, "baddbmm": 1, "addbmm": 1, "addmm": 1}
 #: Functions that permute axes.
 MOVES = {"transpose", "swapaxes", "swapdims", "permute", "mT", "T"}
@@ -28,14 +28,15 @@ DROPOUT = {"dropout", "dropout_", "feature_dropout"}
 
 
 def over_keys(output: Any, dim: Any = None, *_: Any, **__: Any) -> bool:
-    """Whether a softmax with these arguments is over the last of at least three axes."""
+    """Whether a softmax runs over the last of at least three axes."""
     return isinstance(output, Tensor) and output.ndim > 2 and dim in (-1, output.ndim - 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """A tensor computed from the weights of softmax `number`: its axis of keys, from the end, and the function that
-    changed the weights, if any.
+    """A tensor computed from the weights of softmax `number`.
+
+    `axis` is its axis of keys, counted from the end; `changed_by` the function that changed the weights, if any.
     """
 
     tensor: Tensor
@@ -46,14 +47,14 @@ class Traced:
 
 @dataclass(eq=False)
 class Trace:
-    """What one run of a module does with its softmaxes. `follow` is called for every function of torch, in order."""
+    """The softmaxes of one run of a module. `follow` must be called for every torch function, in order."""
 
     softmaxes: list[Tensor] = field(default_factory=list)
     _traced: dict[int, Traced] = field(default_factory=dict)
-    _taken: list[Traced] = field(default_factory=list)
+    _multiplied: list[Traced] = field(default_factory=list)
 
     def follow(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Follow one call of a function of torch."""
+        """Follow one call of a torch function."""
         if function in SOFTMAX and over_keys(output, *args[1:], **kwargs):
             self._traced[id(output)] = Traced(output, len(self.softmaxes))
             self.softmaxes.append(output)
@@ -67,14 +68,14 @@ class Trace:
         outputs = [part for part in _tensors((output,)) if part.is_floating_point()]
         for part in inputs:
             if _sums_keys(name, part, args, kwargs):
-                self._taken.append(part)
+                self._multiplied.append(part)
             else:
                 self._follow_one(part, name, args, kwargs, outputs)
 
-    def taken(self, kind: str) -> int:
-        """The number of the softmax that the values are multiplied by; `Untranslatable` where that is not certain."""
-        changed = [part.changed_by for part in self._taken if part.changed_by]
-        numbers = {part.number for part in self._taken}
+    def multiplied_softmax(self, kind: str) -> int:
+        """The number of the softmax that multiplies the values; `Untranslatable` if this is not certain."""
+        changed = [part.changed_by for part in self._multiplied if part.changed_by]
+        numbers = {part.number for part in self._multiplied}
         if not changed and len(numbers) == 1:
             number = numbers.pop()
             changed = [self._traced[id(self.softmaxes[number])].changed_by]
@@ -82,14 +83,14 @@ class Trace:
                 return number
         if changed:
             raise Untranslatable(
-                f"{kind} changes its weights after the softmax ({', '.join(dict.fromkeys(changed))}), and multiplies "
-                "its values by other numbers than the softmax returned"
+                f"{kind} changes its weights after the softmax ({', '.join(dict.fromkeys(changed))}), so it multiplies "
+                "the values by other numbers than the softmax returned"
             )
         if numbers:
             raise Untranslatable(
-                f"{kind} multiplies by {len(numbers)} softmaxes, and which of them are its weights is not known here"
+                f"{kind} multiplies by {len(numbers)} softmaxes, and it is not known which of them are its weights"
             )
-        raise Untranslatable(f"{kind} computes a softmax over its last axis, and no product with it was seen")
+        raise Untranslatable(f"{kind} computes a softmax over its last axis, but no product with it was found")
 
     def _of(self, tensor: Tensor) -> Traced | None:
         return self._traced.get(id(tensor))
@@ -106,7 +107,7 @@ class Trace:
             self._traced[id(output)] = replace(part, tensor=output, axis=axis or part.axis, changed_by=changed_by)
 
     def _written(self, target: Any, name: str) -> None:
-        """Mark all tensors that share memory with one that was written in place as changed."""
+        """Mark all tensors as changed that share memory with a tensor that was written in place."""
         if not isinstance(target, Tensor):
             return
         place = target.untyped_storage().data_ptr()
@@ -124,7 +125,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def _name(function: Any) -> str:
-    """The name of a function, or of a property of tensors."""
+    """The name of a function, or of a tensor property."""
     name = getattr(function, "__name__", "")
     owner = getattr(function, "__self__", None)
     return getattr(owner, "__name__", name) if name == "__get__" else name
@@ -147,7 +148,7 @@ def _drops(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _sums_keys(name: str, part: Traced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a function is a product that sums over the keys of a traced tensor."""
+    """Whether a function is a product that sums over the key axis of a traced tensor."""
     if name == "einsum":
         return _einsum_sums_keys(part, args)
     first = PRODUCTS.get(name)
@@ -175,7 +176,7 @@ def _einsum_sums_keys(part: Traced, args: tuple[Any, ...]) -> bool:
 
 
 def _axis_after(part: Traced, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> int | None:
-    """The axis of keys after a function, from the end; None if the function changes the weights."""
+    """The axis of keys after a function, counted from the end; None if the function changes the weights."""
     before = part.tensor
     if name in KEEPS or name in DROPOUT:
         return part.axis if output.shape == before.shape else None
@@ -185,8 +186,8 @@ def _axis_after(part: Traced, name: str, args: tuple[Any, ...], kwargs: dict[str
         return _moved(part, name, args, kwargs)
     if name in ("unsqueeze", "squeeze", "expand", "expand_as", "repeat_interleave", "repeat"):
         return -1 if part.axis == -1 and output.shape[-1] == before.shape[-1] > 1 and output.ndim > 1 else None
-    alike = output.shape == before.shape and output.dtype == before.dtype and not output.is_meta
-    return part.axis if alike and torch.equal(output, before) else None
+    same_form = output.shape == before.shape and output.dtype == before.dtype and not output.is_meta
+    return part.axis if same_form and torch.equal(output, before) else None
 
 
 def _moved(part: Traced, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
@@ -196,6 +197,6 @@ def _moved(part: Traced, name: str, args: tuple[Any, ...], kwargs: dict[str, Any
         dims = rest[0] if len(rest) == 1 else rest
         axes = [dim % len(axes) for dim in dims]
     else:
-        one, other = (-2, -1) if name in ("mT", "T") else rest[:2]
-        axes[one], axes[other] = axes[other], axes[one]
+        first, second = (-2, -1) if name in ("mT", "T") else rest[:2]
+        axes[first], axes[second] = axes[second], axes[first]
     return axes.index(part.axis % len(axes)) - len(axes)

@@ -1,4 +1,4 @@
-"""Calls of torch's own attention, said like those of a backend: the function, and `nn.MultiheadAttention`."""
+"""Turns calls of `F.scaled_dot_product_attention`, `nn.MultiheadAttention` and torch's encoder layer into a `Call`."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.hf.calls import DIRECT, Call, Untranslatable
-from regard.hf.capture.projection_inputs import Inputs
+from regard.hf.capture.projection_inputs import ProjectionInputs
 
-#: (head outputs (b, H, r, E), batch entries, rows) -> what a module returns for those rows, (b, r, C).
+#: (head outputs (b, H, r, E), batch entries, rows) -> the output of the module for these rows, (b, r, C).
 Finish = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Heard:
-    """A call, what came out of it, and how the head outputs become that (None: they are that).
+class ObservedCall:
+    """A call, its output, and a function from head outputs to this output (None: they are equal).
 
-    With `inputs`, queries, keys and values of the call are not projected yet, and only their shapes count.
+    With `inputs`, queries, keys and values of the call are not projected yet; the call has only their shapes.
     """
 
     call: Call
     output: Tensor
     finish: Finish | None = None
-    inputs: Inputs | None = None
+    inputs: ProjectionInputs | None = None
 
 
-def sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Heard:
+def sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> ObservedCall:
     """A call of `F.scaled_dot_product_attention`."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -40,8 +40,8 @@ def sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outpu
     if query.ndim != 4:
         shape = tuple(query.shape)
         raise Untranslatable(
-            f"F.scaled_dot_product_attention was called with queries of shape {shape}, in which batch and heads "
-            "cannot be told apart; give it (batch, heads, length, width)"
+            f"F.scaled_dot_product_attention was called with queries of shape {shape}, which has no separate axes for "
+            "batch and heads; give it (batch, heads, length, width)"
         )
     causal = bool(given.get("is_causal"))
     if mask is not None and causal:
@@ -50,15 +50,15 @@ def sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outpu
         mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
     options = {"is_causal": causal, "scaling": given.get("scale"), "dropout": given.get("dropout_p")}
     function = F.scaled_dot_product_attention
-    return Heard(Call(module, DIRECT, function, query, key, value, mask, options), output.transpose(1, 2))
+    return ObservedCall(Call(module, DIRECT, function, query, key, value, mask, options), output.transpose(1, 2))
 
 
 def multihead(
-    module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, waits: bool = False
-) -> Heard:
-    """A call of `nn.MultiheadAttention`, whichever of its three paths it took: q and k are projected again.
+    module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, deferred: bool = False
+) -> ObservedCall:
+    """A call of `nn.MultiheadAttention` on any of its three paths. Queries and keys are projected again.
 
-    If it `waits`, they are projected when they are asked for.
+    With `deferred` they are projected when the map is read.
     """
     if type(module).forward is not nn.MultiheadAttention.forward:
         raise Untranslatable(f"{type(module).__name__} replaces the forward of nn.MultiheadAttention")
@@ -72,18 +72,22 @@ def multihead(
         padded = None if padded is None else padded[None]
     elif not module.batch_first:
         inputs, result = [x.transpose(0, 1) for x in inputs], result.transpose(0, 1)
-    call, kept = _call(module, inputs, given["attn_mask"], padded, waits)
-    return Heard(call, result, lambda heads, *_: _merged(module, heads), kept)
+    call, kept = _call(module, inputs, given["attn_mask"], padded, deferred)
+    return ObservedCall(call, result, lambda heads, *_: _merged(module, heads), kept)
 
 
 def encoder_layer(
-    layer: nn.TransformerEncoderLayer, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, waits: bool = False
-) -> Heard:
-    """The fused path of `nn.TransformerEncoderLayer`, which runs none of its modules."""
+    layer: nn.TransformerEncoderLayer,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
+    deferred: bool = False,
+) -> ObservedCall:
+    """A call of `nn.TransformerEncoderLayer` on its fused path, which calls none of its modules."""
     given = _arguments(nn.TransformerEncoderLayer, layer, args, kwargs)
     src, padded = given["src"], given["src_key_padding_mask"]
-    cut = src.is_nested
-    if cut:
+    nested = src.is_nested
+    if nested:
         lengths = torch.tensor([len(sequence) for sequence in src.unbind()], device=src.device)
         src, output = src.to_padded_tensor(0.0), output.to_padded_tensor(0.0)
         padded = torch.arange(src.shape[1], device=src.device) >= lengths[:, None]
@@ -91,15 +95,15 @@ def encoder_layer(
 
     def finish(heads: Tensor, entries: Tensor, rows: Tensor) -> Tensor:
         x = src[entries[:, None], rows] + _merged(layer.self_attn, heads)
-        if cut:  # rows of padding were not computed, so there is nothing to compare with
+        if nested:  # padding rows were not computed, so they are not compared
             x = x.masked_fill(padded[entries[:, None], rows, None], torch.nan)
         if layer.norm_first:
             return x + layer._ff_block(layer.norm2(x))
         x = layer.norm1(x)
         return layer.norm2(x + layer._ff_block(x))
 
-    call, kept = _call(layer.self_attn, inputs, given["src_mask"], padded, waits)
-    return Heard(call, output, finish, kept)
+    call, kept = _call(layer.self_attn, inputs, given["src_mask"], padded, deferred)
+    return ObservedCall(call, output, finish, kept)
 
 
 def _arguments(
@@ -111,10 +115,10 @@ def _arguments(
 
 
 def _call(
-    module: nn.MultiheadAttention, inputs: list[Tensor], masked: Tensor | None, padded: Tensor | None, waits: bool
-) -> tuple[Call, Inputs | None]:
-    """Inputs are (B, I, C); in both masks True means: may not attend."""
-    kept = Inputs.of(module, inputs) if waits else None
+    module: nn.MultiheadAttention, inputs: list[Tensor], masked: Tensor | None, padded: Tensor | None, deferred: bool
+) -> tuple[Call, ProjectionInputs | None]:
+    """The call with projected inputs (B, I, C) each. In both masks True means: may not attend."""
+    kept = ProjectionInputs.of(module, inputs) if deferred else None
     q, k, v = _projected(module, inputs) if kept is None else kept.shaped()
     mask = _mask(masked, padded, len(q), q.shape[1], inputs[1].shape[1])
     if mask is not None and k.shape[2] > mask.shape[-1]:
@@ -124,7 +128,7 @@ def _call(
 
 
 def _projected(module: nn.MultiheadAttention, inputs: list[Tensor]) -> list[Tensor]:
-    """Queries, keys and values by head, with the keys that the module adds of its own."""
+    """Queries, keys and values (B, H, n, D), with the keys that the module adds (bias_k, add_zero_attn)."""
     separate = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
     weights = separate if module.in_proj_weight is None else module.in_proj_weight.chunk(3)
     biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
@@ -137,7 +141,7 @@ def _projected(module: nn.MultiheadAttention, inputs: list[Tensor]) -> list[Tens
 
 
 def _mask(masked: Tensor | None, padded: Tensor | None, B: int, H: int, J: int) -> Tensor | None:
-    """Both masks as one (B or 1, H or 1, I or 1, J): True = may attend, or numbers to add."""
+    """Both masks as one (B or 1, H or 1, I or 1, J): True = may attend, or numbers added to the scores."""
     given = []
     if masked is not None:
         given.append(masked[None, None] if masked.ndim == 2 else masked.unflatten(0, (B, H)))
@@ -157,6 +161,6 @@ def _additive(mask: Tensor) -> Tensor:
 
 
 def _merged(module: nn.MultiheadAttention, heads: Tensor) -> Tensor:
-    """The output projection of head outputs (b, H, r, E): (b, r, C)."""
+    """Head outputs (b, H, r, E) through the output projection, (b, r, C)."""
     out = module.out_proj
     return F.linear(heads.transpose(1, 2).flatten(2).to(out.weight.dtype), out.weight, out.bias)

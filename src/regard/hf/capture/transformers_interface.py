@@ -1,8 +1,8 @@
-"""The attention interface of transformers, overheard.
+"""`backend_calls` reports every call of an attention backend of transformers.
 
-Attention modules of transformers ask `AttentionInterface.get_interface` for their backend at every
-call. While a model is watched, that one method hands out the same backend inside a listener. So no
-configuration changes, masks are made as ever, and outputs are bit-identical.
+Attention modules of transformers get their backend from `AttentionInterface.get_interface` at every call. While a
+model is watched, this method returns a wrapper, which calls the same backend and reports the call. The configuration
+and the masks stay the same, and outputs are bit-identical.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from regard.errors import RegardError
 from regard.hf.calls import Call
 
 
-class Listener(Protocol):
-    """What is told of every call of a backend."""
+class BackendObserver(Protocol):
+    """Is called after every call of a backend."""
 
-    def hear(self, call: Call, output: Any) -> None: ...
+    def backend_called(self, call: Call, output: Any) -> None: ...
 
 
-class Tap:
-    """`AttentionInterface.get_interface`, replaced while any thread listens; `inside` while a backend runs.
+class BackendCalls:
+    """Replaces `AttentionInterface.get_interface` while any thread observes; `inside` is True while a backend runs.
 
-    The method belongs to the process. Listeners and `inside` belong to a thread.
+    The method belongs to the process. Observers and `inside` belong to a thread.
     """
 
     def __init__(self) -> None:
-        self.listeners: ContextItems[Listener] = ContextItems("interface")
+        self.observers: ContextItems[BackendObserver] = ContextItems("interface")
         self._inside = ContextFlag("inside")
         self._num_open, self._lock = 0, threading.Lock()
-        self.ours: Callable[..., Any] | None = None
-        self._theirs: Callable[..., Any] | None = None
+        self.replacement: Callable[..., Any] | None = None
+        self._original: Callable[..., Any] | None = None
 
     @contextmanager
-    def to(self, watcher: Listener) -> Iterator[None]:
+    def observed_by(self, observer: BackendObserver) -> Iterator[None]:
         if "transformers" not in sys.modules:
             yield
             return
         interface = _interface()
         with self._lock:
             self._num_open += 1
-            if self.ours is None:
+            if self.replacement is None:
                 self._open(interface)
         try:
-            with self.listeners.adding(watcher):
+            with self.observers.adding(observer):
                 yield
         finally:
             with self._lock:
@@ -67,32 +67,32 @@ class Tap:
         @wraps(original)
         def get_interface(this: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
             function = original(this, attn_implementation, default)
-            hears = self.ours is get_interface and self.listeners
-            return self._overheard(function, attn_implementation) if hears else function
+            observed = self.replacement is get_interface and self.observers
+            return self._reporting(function, attn_implementation) if observed else function
 
-        self._theirs = original
-        self.ours = interface.get_interface = get_interface
+        self._original = original
+        self.replacement = interface.get_interface = get_interface
 
     def _close(self, interface: Any) -> None:
-        """Put the method back; if someone else wrapped ours meanwhile, ours stays and only passes on."""
-        if interface.get_interface is self.ours:
-            interface.get_interface = self._theirs
-        self.ours = self._theirs = None
+        """Restore the method. If another package has wrapped the replacement, it stays and only passes calls on."""
+        if interface.get_interface is self.replacement:
+            interface.get_interface = self._original
+        self.replacement = self._original = None
 
-    def _overheard(self, function: Callable[..., Any], backend: str | None) -> Callable[..., Any]:
+    def _reporting(self, function: Callable[..., Any], backend: str | None) -> Callable[..., Any]:
         @wraps(function)
         def run(*args: Any, **options: Any) -> Any:
             with self._inside.on():
                 output = function(*args, **options)
             call = _call(backend or "eager", function, args, options)
-            for watcher in self.listeners:
-                watcher.hear(call, output)
+            for observer in self.observers:
+                observer.backend_called(call, output)
             return output
 
         return run
 
 
-tap = Tap()
+backend_calls = BackendCalls()
 
 
 def _interface() -> Any:
@@ -107,7 +107,7 @@ def _interface() -> Any:
 
 
 def _call(backend: str, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Call:
-    """The arguments by name, however they were passed."""
+    """The call with its arguments by name, whether they were passed by position or by name."""
     names = ("module", "query", "key", "value", "attention_mask")
     given = {**dict(zip(names, args, strict=False)), **options}
     if len(args) > len(names):

@@ -1,4 +1,4 @@
-"""Checks a map: recomputed weights @ values must equal the kernel's own output."""
+"""`check` verifies a captured call: recomputed weights @ values must equal the kernel's output."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from torch import Tensor
 
 from regard.attention import Prepared, scores
 from regard.hf.calls import DIRECT, Call, Translation
-from regard.hf.capture.torch_calls import Heard
+from regard.hf.capture.torch_calls import ObservedCall
 from regard.hf.masks.span_masks import OURS
 from regard.pieces.grid import Grid
 from regard.shapes import at_least_float32, grouped_values
 
-#: Queries of known kernels that are recomputed, spread over the sequence, for the first and the last batch entry.
+#: Rows recomputed for known kernels, spread over the sequence, for the first and the last batch entry.
 ROWS = 4
-#: Bytes of scores that are recomputed at once where every row is.
+#: Bytes of scores that are recomputed at once if every row is verified.
 BYTES = 8 << 20
 #: Packages whose backends are known kernels.
 KNOWN = ("torch", "transformers", "regard")
-#: Error allowed, as a share of the greatest output.
+#: Allowed error, relative to the largest output.
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 3e-2}
 
 
 @dataclass(frozen=True)
 class Check:
-    """How far recomputed weights @ values lie from the kernel's output, for one module.
+    """The verification of one module: does recomputed weights @ values equal the kernel's output?
 
-    `error` is the greatest difference and `tolerance` what rounding explains; both None, and `ok`
-    too, where nothing could be compared: `note` says why.
+    `error` is the largest difference, and `tolerance` the error that rounding explains. If nothing could be compared,
+    both and `ok` are None, and `note` says why.
     """
 
     name: str
@@ -47,13 +47,13 @@ class Check:
 
 
 @torch.no_grad()
-def check(name: str, heard: Heard, translation: Translation, every_row: bool = False) -> Check:
-    """Recompute rows of all heads and compare with the output: (B, I, H, E), or what `finish` makes of that.
+def check(name: str, observed: ObservedCall, translation: Translation, every_row: bool = False) -> Check:
+    """Recompute rows of all heads, and compare them with the output of the kernel or, after `finish`, of the module.
 
-    Of a known kernel a few rows are enough. A backend of the user's own may treat any pair differently, so all of its
-    rows are recomputed, block by block.
+    For a known kernel a few rows suffice. A user's own backend may treat every pair differently, so all rows are
+    recomputed, block by block.
     """
-    call, output, finish = heard.call, heard.output, heard.finish
+    call, output, finish = observed.call, observed.output, observed.finish
     if call.drops:
         return Check(name, note=f"dropout {call.dropout} drops weights in training mode; use model.eval()")
     (B, H, I, _), E = call.query.shape, call.value.shape[-1]
@@ -62,7 +62,7 @@ def check(name: str, heard: Heard, translation: Translation, every_row: bool = F
     compared = _Compared()
     with torch.autocast(output.device.type, enabled=False):
         for entries, rows in _blocks(call, every_row or not _is_known(call)):
-            compared.add(heard, translation, entries, rows)
+            compared.add(observed, translation, entries, rows)
     return compared.check(name, call, output.dtype)
 
 
@@ -70,12 +70,12 @@ def _is_known(call: Call) -> bool:
     """Whether the backend is an unchanged function of torch, of transformers or of this package."""
     function = call.function
     module = getattr(function, "__module__", None) or ""
-    held = getattr(sys.modules.get(module), getattr(function, "__name__", ""), None)
-    return call.backend in (DIRECT, OURS) or (module.split(".")[0] in KNOWN and held is function)
+    original = getattr(sys.modules.get(module), getattr(function, "__name__", ""), None)
+    return call.backend in (DIRECT, OURS) or (module.split(".")[0] in KNOWN and original is function)
 
 
 def _blocks(call: Call, every_row: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batch entries and rows, in blocks that are recomputed at once."""
+    """Batch entries and rows of each block that is recomputed at once."""
     (B, H, I, _), J, device = call.query.shape, call.key.shape[2], call.query.device
     if every_row:
         at_once = max(BYTES // (4 * B * H * J), 1)
@@ -88,41 +88,43 @@ def _blocks(call: Call, every_row: bool) -> Iterator[tuple[Tensor, Tensor]]:
 
 @dataclass
 class _Compared:
-    """The greatest difference so far, the greatest output, and what rounding of scores may change."""
+    """The largest difference so far, the largest output, and the largest change that rounded scores explain."""
 
     any_row: bool = False
     error: float = 0.0
-    reach: float = 0.0
+    largest_output: float = 0.0
     rounding: float = 0.0
 
-    def add(self, heard: Heard, translation: Translation, entries: Tensor, rows: Tensor) -> None:
-        """Recompute some rows of some entries."""
-        expected, empty, rounding = _recompute(heard, translation, entries, rows)
-        actual = at_least_float32(heard.output[entries[:, None], rows])
-        if heard.finish is None:
+    def add(self, observed: ObservedCall, translation: Translation, entries: Tensor, rows: Tensor) -> None:
+        """Recompute these rows of these batch entries, and compare them."""
+        expected, empty, rounding = _recompute(observed, translation, entries, rows)
+        actual = at_least_float32(observed.output[entries[:, None], rows])
+        if observed.finish is None:
             actual = actual.transpose(1, 2)
         else:
-            expected, empty = heard.finish(expected, entries, rows), empty.any(1)
+            expected, empty = observed.finish(expected, entries, rows), empty.any(1)
         compared = expected.isfinite() & ~empty
         if not compared.any():
             return
         actual, expected = actual[compared], expected[compared]
         difference = float((expected - actual).abs().max())
         self.error = max(self.error, difference) if difference == difference else difference
-        self.reach = max(self.reach, float(actual.abs().max()))
+        self.largest_output = max(self.largest_output, float(actual.abs().max()))
         self.rounding, self.any_row = max(self.rounding, rounding), True
 
     def check(self, name: str, call: Call, dtype: torch.dtype) -> Check:
         if not self.any_row:
-            return Check(name, note="the values or all rows looked at are empty or not finite")
+            return Check(name, note="the values are not finite, or all compared rows are empty")
         share = TOLERANCE.get(dtype, TOLERANCE[torch.float32]) + (self.rounding if call.backend == "eager" else 0.0)
-        tolerance = share * max(self.reach, 1e-6)
+        tolerance = share * max(self.largest_output, 1e-6)
         return Check(name, self.error, tolerance, self.error <= tolerance)
 
 
-def _recompute(heard: Heard, translation: Translation, entries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Outputs (b, H, r, E), which rows are empty, and what rounding scores to the model's dtype may change."""
-    attention, positions, call = translation.attention, translation.positions, heard.call
+def _recompute(
+    observed: ObservedCall, translation: Translation, entries: Tensor, rows: Tensor
+) -> tuple[Tensor, Tensor, float]:
+    """Outputs (b, H, r, E), a flag for each empty row, and the error explained by scores in the model's dtype."""
+    attention, positions, call = translation.attention, translation.positions, observed.call
     B, H, I, _ = call.query.shape
     prepared = Prepared.of(attention, translation.query, call.key, positions)
     heads = torch.arange(H, device=rows.device)
@@ -130,16 +132,16 @@ def _recompute(heard: Heard, translation: Translation, entries: Tensor, rows: Te
     grid = Grid(grid.batch[entries], heads, grid.query[rows], grid.key)
     columns = torch.arange(call.key.shape[2], device=rows.device)
     tile = prepared.select(entries, heads).tile(rows, slice(None))
-    if heard.inputs is None:
+    if observed.inputs is None:
         value = call.value[entries]
     else:
-        query, key, value = heard.inputs.folded(entries, rows)
+        query, key, value = observed.inputs.folded(entries, rows)
         tile = replace(tile, query=query, key=key)
     s = scores(attention, tile, grid)
     weights = attention.normalizer.weights(s, attention.normalizer.statistic(s, columns), columns)
     output = grouped_values(weights, at_least_float32(value))
-    if heard.inputs is not None:
-        output = heard.inputs.carried(output)
+    if observed.inputs is not None:
+        output = observed.inputs.project_output(output)
     low = call.query.dtype in (torch.bfloat16, torch.float16)
-    reach = float((weights * s.masked_fill(weights == 0, 0.0).abs()).sum(-1).max()) if low else 0.0
-    return output, s.isneginf().all(-1, keepdim=True), reach * torch.finfo(call.query.dtype).eps
+    mean_score = float((weights * s.masked_fill(weights == 0, 0.0).abs()).sum(-1).max()) if low else 0.0
+    return output, s.isneginf().all(-1, keepdim=True), mean_score * torch.finfo(call.query.dtype).eps

@@ -1,9 +1,9 @@
-"""Watching a model: its own backend computes, and what it was given is kept.
+"""`watch` keeps the queries and keys of every attention call while a model runs on its own backend.
 
-Attention is heard where it is asked for: at transformers' attention interface, at
-`F.scaled_dot_product_attention` and at torch's own attention modules; `regard.attend` and the modules
-of `regard.nn` tell it. Nothing of the model's is changed and outputs are bit-identical. What is patched belongs to the
-process, what listens to one thread (`regard.context`): threads may watch at once, the same model too.
+Calls are observed at four places: transformers' attention interface, `F.scaled_dot_product_attention`, torch's own
+attention modules, and `regard.attend` with the modules of `regard.nn`. The model is not changed, and its outputs are
+bit-identical. Patches belong to the process and watchers to a thread (`regard.context`), so several threads may watch
+at once, even the same model.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from torch.nn import functional as F
 from regard.checks import checked
 from regard.errors import RegardError, nearest
 from regard.hf.attention_modules import (
-    Chosen,
+    ChosenLayers,
     attention_modules,
     inside_torch_layers,
-    is_loud,
+    may_compute_weights,
     part_of,
     parts_of_torch_layers,
 )
 from regard.hf.calls import DIRECT, NO_NUMBERS, Call, Masks, Untranslatable, translate
-from regard.hf.capture.lazy_projection import Unprojected
-from regard.hf.capture.model_maps import Capture, Keys, Part, Told, Watched
-from regard.hf.capture.module_hooks import inside_backward, running
-from regard.hf.capture.module_rerun import Held, Slot, snapshot
+from regard.hf.capture.captured_calls import Capture, Keys, Part, Told
+from regard.hf.capture.lazy_projection import DeferredCall
+from regard.hf.capture.model_maps import Watched
+from regard.hf.capture.module_hooks import inside_backward, module_calls
+from regard.hf.capture.module_rerun import LastWeights, RerunCall, snapshot
 from regard.hf.capture.module_statistics import ModuleStatistics, checked_folds
 from regard.hf.capture.softmax_trace import Trace
-from regard.hf.capture.torch_calls import Heard, encoder_layer, multihead, sdpa
-from regard.hf.capture.transformers_interface import tap
+from regard.hf.capture.torch_calls import ObservedCall, encoder_layer, multihead, sdpa
+from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.capture.verification import Check, check
 from regard.maps import AttentionMap, Fold
 from regard.nn import Attends, listeners
@@ -44,13 +45,13 @@ from regard.seen import attend_listeners
 
 KEEPS = ("qk", "statistics")
 ALL = "all"
-UNCALLED = "was not called inside the with-block by the thread that watches"
+UNCALLED = "was not called inside the with-block by the watching thread"
 OUTSIDE = (
-    "computes its own weights, through neither the attention interface of transformers nor "
-    "F.scaled_dot_product_attention nor nn.MultiheadAttention nor regard.attend"
+    "computes its weights itself, without the attention interface of transformers, F.scaled_dot_product_attention, "
+    "nn.MultiheadAttention or regard.attend"
 )
-#: What can be watched.
-WATCHED = (
+#: Ends the errors of models that cannot be watched.
+SUPPORTED = (
     "Only models whose attention goes through transformers' attention interface (BERT, Llama, T5, ViT and some 350 "
     "more), F.scaled_dot_product_attention, nn.MultiheadAttention or regard.attend can be watched"
 )
@@ -64,24 +65,24 @@ def watch(
     verify: bool | str = True,
     folds: Iterable[Fold] | None = None,
 ) -> AbstractContextManager[Watched]:
-    """See every attention weight of a model, of transformers or in plain torch, while its own backend runs it.
+    """Capture every attention map of a model, of transformers or in plain torch, while it runs on its own backend.
 
-    Queries and keys are kept, O(n) for each layer, and weights are recomputed from them when asked
-    for; the outputs of the model are bit-identical. `layers` takes layer numbers or module paths
-    (with * and ?). With `verify` a few rows of every call are recomputed and compared with what the
-    kernel returned, and the block ends in a `RegardError` if they differ; every row, in quadratic time but linear
-    memory, if the backend is one that you registered, or with `verify="all"`. Of a module that computes softmax
-    itself (Bloom, GPT-J, DeBERTa) the inputs are kept, and it runs once more when its map is looked at.
+    The watch keeps queries and keys, O(n) for each layer. Weights are recomputed from them when you read a map. The
+    outputs of the model are bit-identical. `layers` takes layer numbers or module paths (with * and ?).
 
-    With `keep="statistics"` every call is folded by `folds` (by default entropy, strongest link, distance
-    and weight received) while the model runs, and its queries and keys are let go at once:
-    `seen.statistics[name].of(regard.Entropy)`.
+    With `verify` a few rows of every call are recomputed and compared with the output of the kernel; if they differ,
+    the block ends with a `RegardError`. With `verify="all"`, and for a backend that you registered, every row is
+    verified, in quadratic time but linear memory. For a module that computes softmax itself (Bloom, GPT-J, DeBERTa)
+    the inputs are kept, and the module runs once more when you read its map.
 
-    Several models may be watched at once and blocks may be nested. A watch sees the calls of its own thread:
-    several threads may watch at once, and for a model that runs in another thread the watch begins there (or give the
-    thread the context: `Thread(target=contextvars.copy_context().run, args=(model.generate, ...))`). What activation
-    checkpointing computes again in a backward pass is no second call. A model that is compiled, or that
-    computes attention in its own way, is refused or listed in `missing`: it never gets a wrong map.
+    With `keep="statistics"` the `folds` (by default entropy, strongest link, distance and weight received) are
+    computed while the model runs, and queries and keys are discarded: `seen.statistics[name].of(regard.Entropy)`.
+
+    You can watch several models at once and nest blocks. A watch sees only the calls of its own thread. If a model
+    runs in another thread, begin the watch there, or pass the context to the thread:
+    `Thread(target=contextvars.copy_context().run, args=(model.generate, ...))`. A recomputation by activation
+    checkpointing does not count as a call. A model that is compiled, or that computes attention in an unknown way, is
+    refused or listed in `missing`: it never gets a wrong map.
 
     >>> import torch, transformers, regard as rg
     >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
@@ -92,25 +93,25 @@ def watch(
     (AttentionMap(1 x 2 heads x 5 queries x 5 keys), causal())
     """
     if keep not in KEEPS:
-        raise RegardError(f"watch(keep={keep!r}): what is kept is one of a few. {nearest(str(keep), KEEPS)}")
+        raise RegardError(f"watch(keep={keep!r}): keep names what is kept. {nearest(str(keep), KEEPS)}")
     if verify not in (True, False, ALL):
         raise RegardError(
             f"watch(verify={verify!r}): verify is True (a few rows), {ALL!r} (every row) or False (none)."
         )
     _check_model(model)
-    chosen, kept = Chosen(layers), checked_folds(folds, keep)
-    return _Watch(lambda: _watching(_Watcher(model, chosen, verify, kept)))
+    chosen, checked = ChosenLayers(layers), checked_folds(folds, keep)
+    return _Watch(lambda: _watching(_Watcher(model, chosen, verify, checked)))
 
 
 @contextmanager
 def _watching(watcher: _Watcher) -> Iterator[Watched]:
-    with watcher.listening():
+    with watcher.observing():
         yield watcher.seen
     watcher.conclude()
 
 
 class _Watch(AbstractContextManager[Watched]):
-    """A context manager that may be entered again: each block sees its own calls."""
+    """A context manager that can be entered several times: each block captures its own calls."""
 
     def __init__(self, begin: Callable[[], AbstractContextManager[Watched]]) -> None:
         self._begin = begin
@@ -133,41 +134,41 @@ class _Watch(AbstractContextManager[Watched]):
 
 
 @dataclass(eq=False)
-class Frame:
-    """A module that runs: its path if it attends, how often the attention in it had run before, and what it did."""
+class RunningModule:
+    """A module that runs: its path if it attends, the number of calls of its attention so far, inputs and softmaxes."""
 
     module: nn.Module
     name: str | None
-    inside: int
-    given: tuple[Any, Any] | None = None
+    num_calls: int
+    inputs: tuple[Any, Any] | None = None
     trace: Trace = field(default_factory=Trace)
 
 
 class _Watcher:
-    """Listens for one model: sorts the calls of its modules into captures and reasons."""
+    """Observes one model, and keeps each attention call as a capture or as the reason why there is none."""
 
-    def __init__(self, model: nn.Module, chosen: Chosen, verify: bool | str, folds: tuple[Fold, ...]) -> None:
+    def __init__(self, model: nn.Module, chosen: ChosenLayers, verify: bool | str, folds: tuple[Fold, ...]) -> None:
         self.folds = folds
         self.model, self.chosen, self.verify, self.masks = model, chosen, verify, Masks()
-        self.slot, self.hooks = Slot(), ExitStack()
+        self.last_weights, self.hooks = LastWeights(), ExitStack()
         self.order: list[str] = []
         self.names: dict[nn.Module, str] = {}
         self.modules: dict[str, nn.Module] = {}
         self.attending: dict[nn.Module, str] = {}
         self.candidates: dict[str, nn.Module] = {}
-        self.loud: set[nn.Module] = set()
+        self.own_softmax: set[nn.Module] = set()
         attending = self._read_names()
         chosen.check(self.names.values(), attending)
-        self.torch_parts, self.known = parts_of_torch_layers(model), inside_torch_layers(model)
+        self.torch_parts, self.deferred = parts_of_torch_layers(model), inside_torch_layers(model)
         self.parts: dict[str, Part] = {}
         self.missing: dict[str, str] = {}
-        self.ran: Counter[str] = Counter()
-        self.stack: list[Frame] = []
+        self.num_calls: Counter[str] = Counter()
+        self.stack: list[RunningModule] = []
         self.running: list[nn.Module] = []
         self.seen = Watched(self.parts, self.missing, self.order, bool(verify))
 
     def _read_names(self) -> dict[str, nn.Module]:
-        """Read the names of modules and which of them attend. A model may exchange modules while it runs (BigBird)."""
+        """Read module paths and attention modules. A model may replace its modules while it runs (BigBird)."""
         attending = attention_modules(self.model)
         self.names = {module: name for name, module in self.model.named_modules()}
         self.modules = {name: module for module, name in self.names.items()}
@@ -176,51 +177,51 @@ class _Watcher:
         self.candidates = {name: module for name, module in attending.items() if name in self.chosen}
         return attending
 
-    def _listen_to_the_loud(self) -> None:
+    def _observe_inputs(self) -> None:
         for module in self.candidates.values():
-            if module not in self.loud and is_loud(module):
-                self.loud.add(module)
-                self.hooks.callback(module.register_forward_pre_hook(self._given, with_kwargs=True).remove)
+            if module not in self.own_softmax and may_compute_weights(module):
+                self.own_softmax.add(module)
+                self.hooks.callback(module.register_forward_pre_hook(self._keep_inputs, with_kwargs=True).remove)
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def observing(self) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(running.followed_by(self))
-            stack.enter_context(tap.to(self))
+            stack.enter_context(module_calls.observed_by(self))
+            stack.enter_context(backend_calls.observed_by(self))
             stack.enter_context(listeners.to(self))
             stack.enter_context(attend_listeners.to(self))
             stack.enter_context(self.hooks)
-            self._listen_to_the_loud()
+            self._observe_inputs()
             try:
                 yield
             finally:
-                self._note_unheard()
+                self._note_uncaptured()
 
-    # What the model does
+    # Events of the model
 
-    def is_loud(self, module: nn.Module) -> bool:
-        return module in self.loud
+    def observes_functions(self, module: nn.Module) -> bool:
+        return module in self.own_softmax
 
-    def started(self, module: nn.Module) -> None:
+    def module_started(self, module: nn.Module) -> None:
         if module in self.names:
             self.running.append(module)
             if any(part is not None and part not in self.names for part in module._modules.values()):
                 self._read_names()
-                self._listen_to_the_loud()
+                self._observe_inputs()
         name = self.attending.get(module)
         if name is not None or module is self.model:
-            self.ran[name or ""] += 1
+            self.num_calls[name or ""] += 1
         if isinstance(module, nn.TransformerEncoderLayer):
-            self.stack.append(Frame(module, name, self.ran[self.attending.get(module.self_attn, "")]))
+            self.stack.append(RunningModule(module, name, self.num_calls[self.attending.get(module.self_attn, "")]))
         elif name is not None:
-            self.stack.append(Frame(module, name, self.ran[name]))
+            self.stack.append(RunningModule(module, name, self.num_calls[name]))
 
-    def _given(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        is_own = self in running.followers  # the hook belongs to the module, which other threads may run
+    def _keep_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        is_own = self in module_calls.observers  # the hook belongs to the module, which other threads may run
         if is_own and self.stack and self.stack[-1].module is module:
-            self.stack[-1].given = snapshot(args, kwargs)
+            self.stack[-1].inputs = snapshot(args, kwargs)
 
-    def ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         while module in self.running and self.running.pop() is not module:
             pass
         if not any(frame.module is module for frame in self.stack):
@@ -229,50 +230,52 @@ class _Watcher:
             pass
         if output is None:
             return
-        name, given = frame.name, frame.given
-        if given is not None and frame.trace.softmaxes:
-            self._keep(name, lambda: Held.of(name or "", module, given, frame.trace, self.slot))
+        name, inputs = frame.name, frame.inputs
+        if inputs is not None and frame.trace.softmaxes:
+            self._keep(name, lambda: RerunCall.of(name or "", module, inputs, frame.trace, self.last_weights))
         elif isinstance(module, nn.MultiheadAttention):
-            self._take(frame.name, lambda: multihead(module, args, kwargs, output, module in self.known))
+            self._keep_call(frame.name, lambda: multihead(module, args, kwargs, output, module in self.deferred))
         elif isinstance(module, nn.TransformerEncoderLayer):
             name = self.attending.get(module.self_attn)
-            if name is not None and self.ran[name] == frame.inside:
-                self.ran[name] += 1
-                known = module.self_attn in self.known
-                self._take(name, lambda: encoder_layer(module, args, kwargs, output, known))
+            if name is not None and self.num_calls[name] == frame.num_calls:
+                self.num_calls[name] += 1
+                deferred = module.self_attn in self.deferred
+                self._keep_call(name, lambda: encoder_layer(module, args, kwargs, output, deferred))
 
-    def asked(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not self.stack or tap.inside or attend_listeners.busy:
+    def function_called(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        if not self.stack or backend_calls.inside or attend_listeners.busy:
             return
         frame = self.stack[-1]
-        if isinstance(frame.module, Attends):  # it tells by itself
+        if isinstance(frame.module, Attends):  # reports its own map
             return
         if function is F.scaled_dot_product_attention:
-            frame.given = None
-            self._take(frame.name, lambda: sdpa(frame.module, args, kwargs, output))
+            frame.inputs = None
+            self._keep_call(frame.name, lambda: sdpa(frame.module, args, kwargs, output))
         else:
             frame.trace.follow(function, args, kwargs, output)
 
-    def hear(self, call: Call, output: Any) -> None:
-        """Take one call of a backend, if its module belongs to the model."""
-        self._take(self.names.get(call.module), lambda: Heard(call, _first(output)))
+    def backend_called(self, call: Call, output: Any) -> None:
+        """Keep one call of a backend, if its module belongs to the model."""
+        self._keep_call(self.names.get(call.module), lambda: ObservedCall(call, _first(output)))
 
     def told(self, module: nn.Module | None, weights: AttentionMap) -> None:
-        """Take the map that a module of `regard.nn` tells, or `attend` for the module that called it."""
+        """Keep a map reported by a module of `regard.nn`, or by `attend` for the module that called it."""
         called = module is None
-        if called and (tap.inside or not self.running or isinstance(self.running[-1], Attends)):
-            return  # the backend is heard itself, and these modules tell their own maps
+        if called and (backend_calls.inside or not self.running or isinstance(self.running[-1], Attends)):
+            return  # the backend call is observed, and these modules report their own maps
         name = self.names.get(self.running[-1] if module is None else module)
-        note = "regard.attend told its own map" if called else "the module told its own map"
+        note = "regard.attend reported its own map" if called else "the module reported its own map"
         self._keep(name, lambda: Told([weights], Check(name or "", note=note), steps=not called))
 
-    # What is kept of it
+    # Captures
 
-    def _take(self, name: str | None, hear: Callable[[], Heard]) -> None:
-        self._keep(name, lambda: self._capture(name or "", hear()))
+    def _keep_call(self, name: str | None, observe: Callable[[], ObservedCall]) -> None:
+        self._keep(name, lambda: self._capture(name or "", observe()))
 
     @torch.no_grad()
-    def _keep(self, name: str | None, capture: Callable[[], Capture | Held | Told | Unprojected]) -> None:
+    def _keep(self, name: str | None, capture: Callable[[], Capture | RerunCall | Told | DeferredCall]) -> None:
         if name is None or name not in self.chosen or name in self.missing or inside_backward():
             return
         try:
@@ -286,49 +289,48 @@ class _Watcher:
             self.parts[name] = Part(part, statistics=ModuleStatistics(name, self.folds) if self.folds else None)
         self.parts[name].add(captured)
 
-    def _capture(self, name: str, heard: Heard) -> Capture | Unprojected:
-        if heard.output.is_meta:
+    def _capture(self, name: str, observed: ObservedCall) -> Capture | DeferredCall:
+        if observed.output.is_meta:
             raise Untranslatable(NO_NUMBERS)
-        call, translation = heard.call, translate(heard.call, self.masks)
+        call, translation = observed.call, translate(observed.call, self.masks)
         checked = Check(name, note="verify=False")
         if self.verify:
-            checked = check(name, heard, translation, self.verify == ALL)
-        if heard.inputs is not None:
-            return Unprojected(name, translation.attention, translation.positions, heard.inputs, checked)
+            checked = check(name, observed, translation, self.verify == ALL)
+        if observed.inputs is not None:
+            return DeferredCall(name, translation.attention, translation.positions, observed.inputs, checked)
         query, key = _own(translation.query.detach()), _own(call.key.detach(), call)
         return Capture(translation.attention, translation.positions, query, Keys(key), checked)
 
-    def _note_unheard(self) -> None:
-        heard = {*self.parts, *self.missing}
+    def _note_uncaptured(self) -> None:
+        observed = {*self.parts, *self.missing}
         for name, module in self.candidates.items():
-            if name not in heard and not any(other.startswith(f"{name}.") for other in heard):
+            if name not in observed and not any(other.startswith(f"{name}.") for other in observed):
                 outside = f"{type(module).__name__} {OUTSIDE}"
-                self.missing[name] = outside if name in self.ran else UNCALLED
+                self.missing[name] = outside if name in self.num_calls else UNCALLED
 
     def conclude(self) -> None:
-        """Refuse to end in silence: nothing captured, or maps that are not what the kernel computed."""
+        """Raise an error if nothing was captured, or if a map does not match the kernel's output."""
         if not self.parts and not self.attending:
             raise RegardError(
-                f"watch: {type(self.model).__name__} has no attention that could be seen. {WATCHED}; "
-                "give the model that holds it."
+                f"watch: {type(self.model).__name__} has no attention that can be captured. {SUPPORTED}; "
+                "give the model that contains it."
             )
-        if self.ran and not self.parts:
+        if self.num_calls and not self.parts:
             raise RegardError(self._nothing())
         wrong = self.seen.mismatched
         if wrong:
-            found = "\n".join(f"  {check}" for check in wrong.values())
+            checks = "\n".join(f"  {check}" for check in wrong.values())
             where = f"{len(wrong)} of {len(self.parts)} modules of {type(self.model).__name__}"
             raise RegardError(
-                f"watch: in {where}, recomputed weights "
-                f"times values are not what the kernel returned:\n{found}\nSomething that changes the weights "
-                "was not understood. watch(model, verify=False) gives these maps all the same."
+                f"watch: in {where}, recomputed weights times values differ from the output of the kernel:\n{checks}\n"
+                "Something unknown changes the weights there. watch(model, verify=False) returns these maps anyway."
             )
 
     def _nothing(self) -> str:
         reasons = dict.fromkeys(self.missing.values())
         listed = f" {len(self.missing)} attention modules: {'; '.join(reasons)}." if reasons else ""
         return (
-            f"watch: nothing of {type(self.model).__name__} was captured although it ran.{listed} {WATCHED}; "
+            f"watch: no attention of {type(self.model).__name__} was captured although it ran.{listed} {SUPPORTED}; "
             "output_attentions=True with attn_implementation='eager' may still return its weights."
         )
 
@@ -338,7 +340,7 @@ def _first(output: Any) -> Tensor:
 
 
 def _own(tensor: Tensor, call: Call | None = None) -> Tensor:
-    """The tensor, copied only where it is a static cache, which is written in place at the next step."""
+    """The tensor; a copy if it belongs to a static cache, which the next step writes in place."""
     return tensor.clone() if call is not None and _is_static(call) else tensor
 
 
@@ -360,7 +362,7 @@ def _check_model(model: nn.Module) -> None:
         if _is_compiled(module):
             where = f"its part {name!r}" if name else "the model"
             raise RegardError(
-                f"watch: {where} is compiled, and compiled code does not ask for its backend again. Watch the model "
-                "that was compiled: model._orig_mod after torch.compile(model), one loaded anew after model.compile() "
-                "or after its forward was compiled."
+                f"watch: {where} is compiled, and compiled code does not look up its backend again. Watch the "
+                "original model: model._orig_mod after torch.compile(model); after model.compile(), or if its forward "
+                "was compiled, load the model again."
             )

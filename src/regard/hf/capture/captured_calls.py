@@ -1,0 +1,148 @@
+"""What a watch keeps of the calls of each attention module; every kind of call has a `shape`, a `check` and a `map`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from regard.attention import Attention, Prepared
+from regard.errors import RegardError
+from regard.hf.capture.lazy_projection import DeferredCall
+from regard.hf.capture.module_rerun import RerunCall
+from regard.hf.capture.module_statistics import ModuleStatistics
+from regard.hf.capture.verification import Check
+from regard.maps.attention_map import AttentionMap, joined
+from regard.pieces.grid import Grid
+from regard.positions import Positions
+
+
+class NotCaptured(RegardError, KeyError):
+    """No attention of that name or number was captured."""
+
+    __str__ = Exception.__str__
+
+
+@dataclass(eq=False)
+class Keys:
+    """Keys (B, G, J, D) that several calls with a growing cache share; each call uses the first of them."""
+
+    tensor: Tensor
+
+    def grow(self, later: Tensor) -> bool:
+        """Replace the keys by `later` if it begins with them; returns whether it does."""
+        size = self.tensor.shape[2]
+        if later.dtype != self.tensor.dtype or later.shape[2] <= size or later.shape[:2] != self.tensor.shape[:2]:
+            return False
+        if torch.equal(later[:, :, :size], self.tensor):
+            self.tensor = later
+            return True
+        return False
+
+
+@dataclass(eq=False)
+class Capture:
+    """One call of a module: its pieces, queries and keys, and the verification."""
+
+    attention: Attention
+    positions: Positions
+    query: Tensor
+    keys: Keys
+    check: Check
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        B, H, I, _ = self.query.shape
+        return B, H, I, len(self.positions.keys)
+
+    @cached_property
+    def map(self) -> AttentionMap:
+        """The weights; built at the first access."""
+        key = self.keys.tensor[:, :, : len(self.positions.keys)]
+        prepared = Prepared.of(self.attention, self.query, key, self.positions)
+        B, H, I, _ = self.query.shape
+        grid = Grid.whole(self.positions, B, H, I, self.query.device)
+        return AttentionMap(self.attention, prepared, self.positions, grid, None)
+
+
+@dataclass(eq=False)
+class Told:
+    """A map that a module of `regard.nn` reported, or the maps of consecutive decoding steps.
+
+    Without `steps` every call has its own map: another call of `attend` may have other pieces.
+    """
+
+    maps: list[AttentionMap]
+    check: Check
+    steps: bool = True
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        B, H, _, J = self.maps[-1].shape
+        return B, H, sum(weights.shape[2] for weights in self.maps), J
+
+    @property
+    def map(self) -> AttentionMap:
+        if len(self.maps) > 1:
+            self.maps[:] = [joined(self.maps)]
+        return self.maps[0]
+
+    def append(self, later: Told) -> bool:
+        """Append the map of a later call if its queries follow; returns whether they do."""
+        if not (self.steps and later.steps):
+            return False
+        last, new = self.maps[-1], later.maps[0]
+        follows = new.positions.start == last.positions.start + last.shape[2] and new.shape[:2] == last.shape[:2]
+        if follows and _begins_with(new._prepared.key, last._prepared.key):
+            self.maps.append(new)
+            return True
+        return False
+
+
+def _begins_with(keys: Tensor, earlier: Tensor) -> bool:
+    """Whether keys begin with earlier ones, up to rounding. They do not after a beam search reordered its rows."""
+    if keys is earlier:
+        return True
+    return keys.shape[2] >= earlier.shape[2] and torch.allclose(keys[:, :, : earlier.shape[2]], earlier)
+
+
+@dataclass(frozen=True, eq=False)
+class FoldedCall:
+    """One call of which only statistics were kept: its shape, and the verification."""
+
+    name: str
+    shape: tuple[int, int, int, int]
+    check: Check
+
+    @property
+    def map(self) -> AttentionMap:
+        raise NotCaptured(
+            f"seen[{self.name!r}]: only statistics were kept, in seen.statistics[{self.name!r}]. "
+            "watch(model, keep='qk') keeps the queries and keys that a map needs."
+        )
+
+
+@dataclass(eq=False)
+class Part:
+    """One attention module: the part of the model it is in, its calls in order, and statistics if they are kept."""
+
+    part: str
+    calls: list[Capture | RerunCall | Told | DeferredCall | FoldedCall] = field(default_factory=list)
+    statistics: ModuleStatistics | None = None
+
+    def add(self, capture: Capture | RerunCall | Told | DeferredCall) -> None:
+        """Append a call. If its keys begin with those of the call before, both calls share them."""
+        if self.statistics is not None:
+            weights = capture.map
+            with torch.autocast(weights.device.type, enabled=False):
+                self.statistics.add(weights)
+            self.calls.append(FoldedCall(self.statistics.name, capture.shape, capture.check))
+            return
+        last = self.calls[-1] if self.calls else None
+        if isinstance(last, Told) and isinstance(capture, Told) and last.append(capture):
+            return
+        if isinstance(last, Capture) and isinstance(capture, Capture) and last.keys.grow(capture.keys.tensor):
+            capture.keys = last.keys
+        self.calls.append(capture)
