@@ -326,10 +326,10 @@ def test_a_saved_run_gives_the_same_answers(tmp_path):
         (None, "is missing"),
         ("{", "truncated"),
         ("[]", "no JSON object"),
-        ('{"format": "other"}', "no saved run"),
+        ('{"format": "other"}', "not a saved run"),
         ('{"format": "regard run", "version": 99}', "version 99"),
         ('{"format": "regard run", "version": 1}', "damaged"),
-        ('{"format": "regard run", "version": 1, "texts": []}', "holds no text"),
+        ('{"format": "regard run", "version": 1, "texts": []}', "has no text"),
         ('{"format": "regard run", "version": 1, "texts": [{"folder": "../..", "layers": 1}]}', "is missing"),
     ],
 )

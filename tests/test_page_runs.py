@@ -200,7 +200,7 @@ def test_folders_that_are_not_whole_are_refused(tmp_path):
         tmp_path / "study",
         unseen=[f"{name}-{seed}" for name in ("bahdanau", "luong_general", "transformer") for seed in (1, 2)],
     )
-    with pytest.raises(RegardError, match=r"no trial with attention.*Go on with it"):
+    with pytest.raises(RegardError, match=r"no trial with attention.*Continue the comparison"):
         open_folder(folder)
     run = made_run(tmp_path / "run", "bahdanau")
     (run / "config.toml").rename(tmp_path / "config.toml")

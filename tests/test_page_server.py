@@ -115,7 +115,7 @@ def test_a_token_is_asked_of_everyone(text):
 def test_other_addresses_need_a_token():
     from regard.viewer.server import listen
 
-    with pytest.raises(RegardError, match=r"--host 0\.0\.0\.0 opens the page to others.*--token"):
+    with pytest.raises(RegardError, match=r"--host 0\.0\.0\.0 makes the page visible to other machines.*--token"):
         listen("0.0.0.0", 0, "short")
     with pytest.raises(RegardError, match="cannot be used"):
         listen("localhost.invalid", 0, "a-long-enough-token")

@@ -50,7 +50,7 @@ def test_cross_attention_and_positions_without_names():
 
 
 def test_long_texts_stay_with_the_kernel(monkeypatch):
-    monkeypatch.setattr(widget_module, "TRAVELLING", 100)
+    monkeypatch.setattr(widget_module, "EMBEDDED_BYTES", 100)
     assert json.loads(maps_of(6)["layer.0"].show().data) == {"live": True}
 
 
@@ -128,7 +128,7 @@ MODEL = """async ([script, data]) => {
 @pytest.mark.parametrize("live", [False, True])
 def test_the_widget_in_a_browser(live, monkeypatch):
     playwright = pytest.importorskip("playwright.sync_api")
-    monkeypatch.setattr(widget_module, "TRAVELLING", 0 if live else 1 << 30)
+    monkeypatch.setattr(widget_module, "EMBEDDED_BYTES", 0 if live else 1 << 30)
     widget = widget_module.show_texts([reading()])
     with playwright.sync_playwright() as running:
         browser = running.chromium.launch(executable_path=chromium(), args=FLAGS)

@@ -1,12 +1,12 @@
-"""What the page asks for while it is looked at: one answer for the server and the notebook alike.
+"""Answers the requests of an open page, for the server and for the notebook.
 
 | path | answer |
 |---|---|
-| `texts` | JSON: what the page says of all texts, their titles and sizes |
-| `text/T` | JSON: all that is said about text T |
-| `tile/T/L/H/LEVEL/R/C/POOL` | 128 x 128 cells or fewer of 2^LEVEL weights, `mean` or `max`; float16, level 0 float32 |
-| `rows/T/L/I`, `columns/T/L/J` | float32 (H, J): what a query looks at; (H, I): what looks at a key |
-| `pair/T/L/H/I/J` | float32 (2, D): c q_i and k_j, where scores are dot products |
+| `texts` | JSON: the titles of the texts, and what is the same for all texts |
+| `text/T` | JSON: everything about text T, without its maps |
+| `tile/T/L/H/LEVEL/R/C/POOL` | up to 128 x 128 cells of 2^LEVEL squared weights, `mean` or `max`; float16 or float32 |
+| `rows/T/L/I`, `columns/T/L/J` | float32 (H, J): the weights of query I; (H, I): the weights on key J |
+| `pair/T/L/H/I/J` | float32 (2, D): c q_i and k_j, if scores are dot products |
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from regard.maps.pyramid import averaged, cells, coarser
 from regard.viewer.page import embed
 from regard.viewer.sheet import COMMON, Sheet, base_level, raw
 
-#: Cells a side of a tile, levels that there may be, and tiles that are kept: 64 MiB at most.
-TILE, LEVELS, KEPT = 128, 24, 1024
+#: Cells per side of a tile, the largest number of levels, and the number of cached tiles: at most 64 MiB.
+TILE, LEVELS, CACHED = 128, 24, 1024
 
 
 class NoAnswer(Exception):
-    """The page asked for what there is not."""
+    """The page asked for something that does not exist."""
 
 
 class Answers:
-    """Answers the paths above with bytes."""
+    """Answers the paths above with bytes, for the texts of `sheets`."""
 
     def __init__(self, sheets: list[Sheet]) -> None:
         self.sheets = sheets
-        self.tile = lru_cache(KEPT)(self._tile)
+        self.tile = lru_cache(CACHED)(self._tile)
 
     @torch.inference_mode()
     def answer(self, path: str) -> bytes:
-        """The bytes of an answer; `NoAnswer` says why there is none."""
+        """The bytes of an answer. Raises `NoAnswer` with the reason if there is none."""
         match path.split("/"):
             case ["texts"]:
                 return embed(COMMON | {"titles": [sheet.about["title"] for sheet in self.sheets]}).encode()
@@ -65,20 +65,20 @@ class Answers:
         r = number(row, -(-I // (size * TILE)), "row of tiles")
         c = number(col, -(-J // (size * TILE)), "column of tiles")
         if ready is not None and n >= base:
-            wide = TILE << (n - base)
-            part = (h, slice(r * wide, (r + 1) * wide), slice(c * wide, (c + 1) * wide))
-            mean, most = coarser((ready[0][part].float(), ready[1][part].float()), n - base, base, I, r * wide)
+            side = TILE << (n - base)
+            part = (h, slice(r * side, (r + 1) * side), slice(c * side, (c + 1) * side))
+            mean, greatest = coarser((ready[0][part].float(), ready[1][part].float()), n - base, base, I, r * side)
         else:
-            rows, cols = (slice(at * TILE * size, (at + 1) * TILE * size) for at in (r, c))
-            sums, most = cells(weights.tile(0, h, rows, cols)[0, 0].float(), size)
+            rows, cols = (slice(tile * TILE * size, (tile + 1) * TILE * size) for tile in (r, c))
+            sums, greatest = cells(weights.tile(0, h, rows, cols)[0, 0].float(), size)
             mean = averaged(sums, size, I, r * TILE)
-        found = most if pool == "max" else mean
-        return raw(found.half() if n else found)
+        values = greatest if pool == "max" else mean
+        return raw(values.half() if n else values)
 
     def _pair(self, text: str, layer: str, head: str, query: str, key: str) -> bytes:
         weights, _ = self._layer(text, layer)
         if not is_dot(weights):
-            raise NoAnswer("the scores of this attention are no plain dot products")
+            raise NoAnswer("the scores of this attention are not plain dot products")
         _, H, I, J = weights.shape
         h = number(head, H, "head")
         q, k, _ = scaled(weights)
@@ -90,12 +90,12 @@ class Answers:
 
     def _layer(self, text: str, layer: str) -> tuple[AttentionMap, tuple[Tensor, Tensor] | None]:
         sheet = self._sheet(text)
-        at = number(layer, len(sheet.maps), "layer")
-        return sheet.maps[at], sheet.ready[at] if at < len(sheet.ready) else None
+        index = number(layer, len(sheet.maps), "layer")
+        return sheet.maps[index], sheet.ready[index] if index < len(sheet.ready) else None
 
 
-def number(part: str, size: int, what: str) -> int:
-    """A number below `size` out of a path."""
+def number(part: str, size: int, name: str) -> int:
+    """The number that a part of a path gives; it must be below `size`."""
     if not (part.isascii() and part.isdigit() and len(part) < 10 and int(part) < size):
-        raise NoAnswer(f"there is no {what} {part[:20]!r}; there are {size}, numbered from 0")
+        raise NoAnswer(f"there is no {name} {part[:20]!r}; there are {size}, numbered from 0")
     return int(part)

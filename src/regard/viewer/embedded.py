@@ -1,4 +1,4 @@
-"""Maps inside a page: queries and keys where the page can compute the weights itself, else weights, else cells."""
+"""Maps inside a page: queries and keys if the page can compute the weights, otherwise weights or pooled cells."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from regard.maps.dot import is_dot, scaled
 from regard.maps.pyramid import Pyramid
 from regard.viewer.sheet import Sheet, encode, quantise
 
-#: Bytes of the maps of all texts of a page, as base64.
+#: The most bytes of the maps of all texts of a page, as base64.
 MAP_BYTES = 13_800_000
-#: Fewest cells a side of a map that is embedded in cells.
+#: The fewest cells per side of a map that is embedded in cells.
 FEWEST = 48
 
 
 def embedded(sheets: list[Sheet], budget: int = MAP_BYTES) -> list[list[dict[str, Any]]]:
-    """The maps of every layer of every text: short texts take the room they need, long ones share what is left."""
-    found: dict[int, list[dict[str, Any]]] = {}
+    """The maps of every layer of every text. Short texts take the bytes they need; long texts share the rest."""
+    maps: dict[int, list[dict[str, Any]]] = {}
     by_size = sorted(range(len(sheets)), key=lambda number: math.prod(sheets[number].maps[0].shape))
     for rank, number in enumerate(by_size):
         share = budget // (len(sheets) - rank) * 3 // 4
-        found[number] = _maps(sheets[number].maps, share)
-        budget -= sum(len(text) for layer in found[number] for text in layer.values() if isinstance(text, str))
-    return [found[number] for number in range(len(sheets))]
+        maps[number] = _maps(sheets[number].maps, share)
+        budget -= sum(len(text) for layer in maps[number] for text in layer.values() if isinstance(text, str))
+    return [maps[number] for number in range(len(sheets))]
 
 
-def _maps(maps: list[AttentionMap], room: int) -> list[dict[str, Any]]:
-    """All layers in the most exact form that takes at most `room` bytes."""
+def _maps(maps: list[AttentionMap], max_bytes: int) -> list[dict[str, Any]]:
+    """All layers in the most exact form that takes at most `max_bytes`."""
     for dtype in (torch.float32, torch.float16):
-        if sum(_size(weights, dtype) for weights in maps) <= room:
+        if sum(_size(weights, dtype) for weights in maps) <= max_bytes:
             return [_exact(weights, dtype) for weights in maps]
     num_heads = sum(weights.shape[1] for weights in maps)
-    return [_pooled(weights, room // num_heads) for weights in maps]
+    return [_pooled(weights, max_bytes // num_heads) for weights in maps]
 
 
 def _size(weights: AttentionMap, dtype: torch.dtype) -> int:
@@ -52,10 +52,10 @@ def _exact(weights: AttentionMap, dtype: torch.dtype) -> dict[str, Any]:
     if not is_dot(weights):
         return {"form": "weights", "weights": encode(weights.dense()[0].float())}
     query, key, statistic = scaled(weights)
-    found = {"form": "dot", "half": dtype == torch.float16, "width": query.shape[-1], "keyHeads": len(key)}
-    found |= {"query": encode(query.to(dtype)), "key": encode(key.to(dtype)), "statistic": encode(statistic)}
+    parts = {"form": "dot", "half": dtype == torch.float16, "width": query.shape[-1], "keyHeads": len(key)}
+    parts |= {"query": encode(query.to(dtype)), "key": encode(key.to(dtype)), "statistic": encode(statistic)}
     mask = weights.attention.mask
-    return found if mask is None else found | {"mask": _bits(mask.allowed(weights.grid), weights.shape)}
+    return parts if mask is None else parts | {"mask": _bits(mask.allowed(weights.grid), weights.shape)}
 
 
 def _bits(allowed: Tensor, shape: tuple[int, int, int, int]) -> str:
@@ -63,10 +63,10 @@ def _bits(allowed: Tensor, shape: tuple[int, int, int, int]) -> str:
     return encode(torch.from_numpy(np.packbits(plane, axis=None, bitorder="little")))
 
 
-def _pooled(weights: AttentionMap, room: int) -> dict[str, Any]:
-    """Cells of a power of two, as many as take at most `room` bytes a head."""
+def _pooled(weights: AttentionMap, max_bytes: int) -> dict[str, Any]:
+    """Pooled cells whose side is a power of two; about `max_bytes` per head, but at least 48 cells per side."""
     level, longest = 0, max(weights.shape[2:])
-    while -(-longest // (1 << level)) > max(math.isqrt(room), FEWEST):
+    while -(-longest // (1 << level)) > max(math.isqrt(max_bytes), FEWEST):
         level += 1
     (mean, _) = weights.summarize(Pyramid(level))[0]
     return {"form": "cells", "level": level, "cells": encode(quantise(mean[0]))}

@@ -1,7 +1,7 @@
-"""Pictures of weights and statistics by matplotlib, each a figure that can be saved.
+"""Figures of weights and statistics, made with matplotlib.
 
-One sequential scale (dark is more) whose lightness rises evenly, so it reads in grey and without
-red or green; weights are shown by their square root, so that weak links still show.
+All have one sequential colour scale (dark is more). Its lightness changes evenly, so it can be read in grey and with
+colour blindness. Weights are shown by their square root, so that small weights are visible.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from regard.stats import LayerProfile, Offsets, Profile, Reading, Role, RoleTabl
 from regard.stats.roles import KINDS, QUERIES
 
 SCALE = "Blues"
-#: Colours of roles, light enough for black numbers, told apart without red against green (Okabe and Ito, lightened).
+#: Colours of roles: light enough for black numbers, and distinct with colour blindness (Okabe and Ito, lightened).
 COLOURS = {
     "previous": "#7fb8dd",
     "next": "#b9def5",
@@ -34,18 +34,18 @@ COLOURS = {
     "duplicate": "#f6cf85",
     "induction": "#eba07a",
 }
-#: Most tokens a side for which cells carry their number.
+#: The most tokens per side of a heatmap with a number in each cell.
 NUMBERED = 20
-#: Most tokens a side for which every one is named.
+#: The most tokens per side of a heatmap with the names of all tokens.
 NAMED = 64
-#: Most cells a side of a thumbnail, and of a heatmap.
+#: The most cells per side of a thumbnail, and of a heatmap.
 THUMBNAIL, LARGEST = 48, 512
 
 
 def heatmap(weights: Tensor, queries: Sequence[str], keys: Sequence[str], title: str = "") -> Any:
-    """One head: (I, J) weights with queries down and keys across; the numbers in the cells where there is room."""
+    """The (I, J) weights of one head: a row per query, a column per key, with numbers for short texts."""
     if weights.shape != (len(queries), len(keys)):
-        raise RegardError(f"heatmap: weights {tuple(weights.shape)} against {len(queries)} x {len(keys)} tokens.")
+        raise RegardError(f"heatmap: weights {tuple(weights.shape)} do not fit {len(queries)} x {len(keys)} tokens.")
     I, J = weights.shape
     figure, axes = _figure(min(3 + 0.32 * J, 11), min(2 + 0.3 * I, 10))
     image = _weights(axes, weights)
@@ -60,27 +60,27 @@ def heatmap(weights: Tensor, queries: Sequence[str], keys: Sequence[str], title:
 
 
 def heads_grid(reading: Reading) -> Any:
-    """Every head of every layer as a thumbnail: layers down, heads across."""
+    """A thumbnail of every head: a row per layer, a column per head."""
     maps = [weights.pool(THUMBNAIL, THUMBNAIL)[0].cpu() for weights in reading.maps.values()]
     rows, cols = len(maps), max(len(m) for m in maps)
     figure, axes = _figure(1 + 0.8 * cols, 1 + 0.8 * rows, rows, cols, squeeze=False)
-    for place, (layer, pooled) in enumerate(zip(reading.profile.layers, maps, strict=True)):
+    for row, (layer, pooled) in enumerate(zip(reading.profile.layers, maps, strict=True)):
         for head in range(cols):
-            cell = axes[place][head]
+            cell = axes[row][head]
             cell.set(xticks=[], yticks=[])
             if head >= len(pooled):
                 cell.set_axis_off()
                 continue
             _weights(cell, pooled[head] / pooled[head].max().clamp_min(1e-12))
-            if place == 0:
+            if row == 0:
                 cell.set_title(str(head), fontsize=8)
-        axes[place][0].set_ylabel(str(layer.number), rotation=0, fontsize=8, labelpad=10, va="center")
-    figure.suptitle(f"{reading.title}\nlayers down, heads across; each head on a scale of its own", fontsize=9)
+        axes[row][0].set_ylabel(str(layer.number), rotation=0, fontsize=8, labelpad=10, va="center")
+    figure.suptitle(f"{reading.title}\na row per layer, a column per head; each head has its own scale", fontsize=9)
     return figure
 
 
 def statistic_map(profile: Profile, name: str) -> Any:
-    """One statistic of every head, layers down and heads across, with its number in the cell."""
+    """One statistic of every head, as a number in a cell: a row per layer, a column per head."""
     values = torch.nn.utils.rnn.pad_sequence(profile.values(name), batch_first=True, padding_value=torch.nan)
     figure, axes = _figure(2 + 0.6 * values.shape[1], 1.5 + 0.4 * values.shape[0])
     image = axes.imshow(values.numpy(), cmap=SCALE, aspect="auto")
@@ -92,39 +92,39 @@ def statistic_map(profile: Profile, name: str) -> Any:
 
 
 def role_map(reading: Reading) -> Any:
-    """The role of every head in its colour, layers down and heads across, with its score above the shuffled one.
+    """The role of every head in its colour, with its score and its score on shuffled words: a row per layer.
 
-    A head of several roles shows the one with the highest score, one that earned no name is left blank.
+    A head with several roles shows the role with the highest score. A head without a role is blank.
     """
     if reading.roles is None:
         raise RegardError(
-            f"role_map: no roles were told; they need a text of more than {QUERIES} tokens. Give a longer text."
+            f"role_map: this reading has no roles. Roles need a text of more than {QUERIES} tokens. Give a longer text."
         )
-    layers, earned = reading.profile.layers, _earned(reading.roles)
-    cols, kinds = max(layer.num_heads for layer in layers), [k for k in KINDS if k in {r.kind for r in earned.values()}]
+    layers, best_roles = reading.profile.layers, _best_roles(reading.roles)
+    cols, kinds = max(layer.num_heads for layer in layers), {role.kind for role in best_roles.values()}
     figure, axes = _figure(3.4 + 0.62 * cols, 1.5 + 0.46 * len(layers))
     axes.set(xlim=(-0.5, cols - 0.5), ylim=(len(layers) - 0.5, -0.5), xticks=range(cols), xlabel="head", ylabel="layer")
     axes.set_yticks(range(len(layers)), [str(layer.number) for layer in layers])
-    axes.set_title(f"{reading.title}\nroles: score, and below it the score on shuffled words", fontsize=9)
+    axes.set_title(f"{reading.title}\nroles: the score, and below it the score on shuffled words", fontsize=9)
     axes.tick_params(length=0)
-    for place, layer in enumerate(layers):
+    for row, layer in enumerate(layers):
         for head in range(layer.num_heads):
-            _role_cell(axes, head, place, earned.get((layer.number, head)))
-    handles = [_patch((0, 0), COLOURS[kind], label=f"{kind}: {KINDS[kind]}") for kind in kinds]
+            _role_cell(axes, head, row, best_roles.get((layer.number, head)))
+    handles = [_patch((0, 0), COLOURS[kind], label=f"{kind}: {KINDS[kind]}") for kind in KINDS if kind in kinds]
     if handles:
         figure.legend(handles=handles, loc="outside lower left", fontsize=7, frameon=False, ncols=2)
     return figure
 
 
-def _earned(found: RoleTable) -> dict[tuple[int, int], Role]:
-    """(layer, head) -> the earned role with the highest score."""
-    return {(role.layer, role.head): role for role in sorted(found.labelled, key=lambda role: role.score)}
+def _best_roles(roles: RoleTable) -> dict[tuple[int, int], Role]:
+    """(layer, head) -> the role with the highest score."""
+    return {(role.layer, role.head): role for role in sorted(roles.labelled, key=lambda role: role.score)}
 
 
-def _role_cell(axes: Any, head: int, place: int, role: Role | None) -> None:
-    axes.add_patch(_patch((head - 0.46, place - 0.44), "none" if role is None else COLOURS[role.kind]))
+def _role_cell(axes: Any, head: int, row: int, role: Role | None) -> None:
+    axes.add_patch(_patch((head - 0.46, row - 0.44), "none" if role is None else COLOURS[role.kind]))
     if role is not None:
-        axes.text(head, place, f"{role.score:.2f}\n{role.null:.2f}", ha="center", va="center", fontsize=6.5)
+        axes.text(head, row, f"{role.score:.2f}\n{role.null:.2f}", ha="center", va="center", fontsize=6.5)
 
 
 def _patch(corner: tuple[float, float], colour: str, label: str = "") -> Any:
@@ -134,7 +134,7 @@ def _patch(corner: tuple[float, float], colour: str, label: str = "") -> Any:
 
 
 def similarity_matrix(layer: LayerProfile) -> Any:
-    """Cosine between the maps of every two heads of a layer: dark squares off the diagonal are near copies."""
+    """The cosine between the maps of every two heads of a layer. A dark square off the diagonal is a near copy."""
     H = layer.num_heads
     figure, axes = _figure(2.5 + 0.35 * H, 2 + 0.35 * H)
     image = axes.imshow(layer.similarity.numpy(), cmap=SCALE, vmin=0, vmax=1)
@@ -147,9 +147,9 @@ def similarity_matrix(layer: LayerProfile) -> Any:
     return figure
 
 
-def received_bars(profile: Profile, place: int) -> Any:
-    """How much every token is looked at, summed over queries, on average over the heads of the layer at a place."""
-    layer = profile.layers[place]
+def received_bars(profile: Profile, layer_index: int) -> Any:
+    """The weight that every token receives: the sum over queries, the mean over the heads of a layer."""
+    layer = profile.layers[layer_index]
     received = layer.received.mean(0)
     figure, axes = _figure(min(3 + 0.25 * len(received), 14), 3)
     axes.bar(range(len(received)), received.numpy(), width=0.8)
@@ -161,7 +161,7 @@ def received_bars(profile: Profile, place: int) -> Any:
 
 
 def offset_bars(weights: AttentionMap, title: str = "", batch: int = 0) -> Any:
-    """How much of its weight each head puts on the tokens 8 before to 8 after: one small chart a head."""
+    """The share of each head's weight by offset, from 8 tokens before to 8 after: one small chart per head."""
     shares = weights.summarize(Offsets())[0][batch].cpu() / weights.shape[2]
     H, width = shares.shape
     cols = min(H, 6)
@@ -181,16 +181,16 @@ def offset_bars(weights: AttentionMap, title: str = "", batch: int = 0) -> Any:
 
 
 def save_figures(folder: str | os.PathLike[str], reading: Reading) -> list[Path]:
-    """Every figure of a reading as PNG files in `folder`; each is written whole or not at all."""
+    """Write every figure of a reading as a PNG file in `folder`, each completely or not at all."""
     folder = Path(folder)
     figures = {"heads": heads_grid(reading)}
     figures |= {f"map-{name}": statistic_map(reading.profile, name) for name in reading.profile.layers[0].values}
     if reading.roles is not None:
         figures["map-roles"] = role_map(reading)
-    for place, (layer, weights) in enumerate(zip(reading.profile.layers, reading.maps.values(), strict=True)):
+    for index, (layer, weights) in enumerate(zip(reading.profile.layers, reading.maps.values(), strict=True)):
         number = layer.number
         figures[f"similarity-layer-{number}"] = similarity_matrix(layer)
-        figures[f"received-layer-{number}"] = received_bars(reading.profile, place)
+        figures[f"received-layer-{number}"] = received_bars(reading.profile, index)
         if weights.shape[2] == weights.shape[3]:
             title = f"layer {number}: share of the weight by offset (key minus query)"
             figures[f"offsets-layer-{number}"] = offset_bars(weights, title)

@@ -1,4 +1,4 @@
-"""The page as one file: it opens without a network, and carries the maps of its texts."""
+"""The page as one file that contains the maps of its texts and opens without a network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from regard.stats import Reading
 from regard.viewer.embedded import embedded
 from regard.viewer.sheet import COMMON, Sheet, sheets_of
 
-#: Scripts run by their hash alone; styles are those of the page; pictures are made in it, to be saved.
+#: Only the script with this hash runs. Styles are inline. The page makes images to be saved.
 POLICY = (
     "default-src 'none'; script-src 'sha256-{hash}'; style-src 'unsafe-inline'; img-src data: blob:; "
     "connect-src {from_}; base-uri 'none'; form-action 'none'"
@@ -29,15 +29,15 @@ POLICY = (
 
 @checked
 def write_page(path: str | os.PathLike[str], texts: Sequence[Reading | Sheet]) -> Path:
-    """Write the page of some texts to `path`, whole or not at all; its folders are made.
+    """Write the page of some texts to `path`, completely or not at all. Missing folders are created.
 
-    Weights are exact where queries and keys fit in the page, at most 15 MB in all; maps of longer texts are shown
-    in cells that hold the weight summed over keys and averaged over queries.
+    Weights are exact if queries and keys fit into the page, at most 15 MB in all. Maps of longer texts are shown in
+    cells: the weight summed over keys and averaged over queries.
     """
     if not isinstance(path, str | os.PathLike):
         raise RegardError(
-            f"write_page: the first argument is the file to write, got {type(path).__name__}. "
-            "Write write_page('page.html', [reading]); Reading.of(title, maps, tokens) makes a reading."
+            f"write_page: the first argument must be the path of the file, got {type(path).__name__}. "
+            "Example: write_page('page.html', [reading]); Reading.of(title, maps, tokens) makes a reading."
         )
     path = Path(path)
     sheets = sheets_of(texts)
@@ -48,31 +48,31 @@ def write_page(path: str | os.PathLike[str], texts: Sequence[Reading | Sheet]) -
 
 
 def render(sheets: list[Sheet]) -> str:
-    """The page of some texts as a string of HTML."""
+    """The page of texts as HTML."""
     return html(embed(payload(sheets)))
 
 
 def payload(sheets: list[Sheet]) -> dict[str, Any]:
-    """What the page reads: what is said of every text, and its maps."""
+    """The data of the page: everything about each text, and its maps."""
     texts = [sheet.about | {"maps": maps} for sheet, maps in zip(sheets, embedded(sheets), strict=True)]
     return COMMON | {"texts": texts}
 
 
 def html(data: str, from_: str = "'none'") -> str:
-    """The page around JSON; `from_` is where it may ask for more."""
+    """The page with its data as JSON. `from_` is the source that it may request more data from (connect-src)."""
     script = bundle("page.js")
-    found = hashlib.sha256(script.encode()).digest()
+    digest = hashlib.sha256(script.encode()).digest()
     parts = {
-        "policy": POLICY.format(hash=base64.b64encode(found).decode(), from_=from_),
+        "policy": POLICY.format(hash=base64.b64encode(digest).decode(), from_=from_),
         "style": bundle("page.css"),
         "script": script,
         "data": data,
     }
-    return re.sub(r"<!--(policy|style|script|data)-->", lambda place: parts[place[1]], bundle("page.html"))
+    return re.sub(r"<!--(policy|style|script|data)-->", lambda match: parts[match[1]], bundle("page.html"))
 
 
 def embed(data: Any) -> str:
-    """JSON that cannot end the element it stands in, whatever the text holds."""
+    """JSON without characters that could end the HTML element around it."""
     escapes = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(escapes)
 

@@ -1,4 +1,4 @@
-"""What `regard view` opens: a saved run, or from the lab a trained translator or a comparison of several."""
+"""Reads the folders that `regard view` opens: a saved run, a trained translator or a comparison of translators."""
 
 from __future__ import annotations
 
@@ -26,39 +26,42 @@ def open_folder(folder: Path) -> list[Sheet]:
     if (folder / SETTINGS).exists():
         return translator_sheets(folder)
     raise RegardError(
-        f"view: {folder} holds nothing to look at. Give a folder that `regard see TEXT --save DIR`, `regard train` or "
+        f"view: {folder} has nothing to show. Give a folder that `regard see TEXT --save DIR`, `regard train` or "
         "`regard compare` wrote."
     )
 
 
 def translator_sheets(folder: Path) -> list[Sheet]:
-    """Some test sentences of a run, all its attentions exact, and its curves."""
+    """Some test sentences of a trained translator, with all its attention maps and its training curves."""
     try:
         from regard.seq2seq.comparison.study import chosen_sentences
         from regard.seq2seq.runs.config import make_config
         from regard.seq2seq.training.preparation import read_corpus
     except ModuleNotFoundError as error:
-        raise RegardError(f"view: a run needs {error.name}. Install it: pip install 'regard[lab,view]'.") from None
+        raise RegardError(f"view: this run needs {error.name}. Install it: pip install 'regard[lab,view]'.") from None
 
     run = load_translator(folder)
     if not run.config:
-        raise RegardError(f"view: {folder / CONFIG} is missing, so there is no corpus to take sentences from.")
+        raise RegardError(f"view: {folder / CONFIG} is missing, so the corpus is not known.")
     name, pairs = system(run.model.settings()["name"]).title, read_corpus(make_config(run.config).data).test
     chosen = chosen_sentences([0.0] * len(pairs), [len(cut(pair.source)) for pair in pairs])
     charts = curves({name: [read_trial(folder, name, 0)]})
-    return [Sheet.of(*looked, charts) for n in chosen for looked in read_pair({name: run}, pairs[n], parts=True)]
+    return [Sheet.of(*arguments, charts) for n in chosen for arguments in read_pair({name: run}, pairs[n], parts=True)]
 
 
 def comparison_sheets(folder: Path) -> list[Sheet]:
-    """The sentences that all systems of a comparison were made to say, side by side as its trials wrote them."""
+    """The sentences that every system of a comparison aligned, side by side, from the files of its trials."""
     study = read_study(folder)
     trials = {title(about): study.of(about["label"], finished=False) for about in study.about["systems"]}
-    written = {name: next(filter(None, (t.looking.get("alignments") for t in of)), None) for name, of in trials.items()}
-    seen = {name: alignments for name, alignments in written.items() if alignments}
-    if not seen:
+    written = {
+        name: next(filter(None, (trial.looking.get("alignments") for trial in of_system)), None)
+        for name, of_system in trials.items()
+    }
+    aligned = {name: alignments for name, alignments in written.items() if alignments}
+    if not aligned:
         raise RegardError(
-            f"view: no trial with attention in {folder} has come to its alignments yet. Go on with it: `regard compare "
-            f"--out {folder}`."
+            f"view: no trial with attention in {folder} has written its alignments yet. Continue the comparison: "
+            f"`regard compare --out {folder}`."
         )
-    sentences = (dict(zip(seen, each, strict=True)) for each in zip(*seen.values(), strict=True))
+    sentences = (dict(zip(aligned, alignments, strict=True)) for alignments in zip(*aligned.values(), strict=True))
     return [Sheet.of(*read_alignments(sentence), curves(trials)) for sentence in sentences]

@@ -1,10 +1,10 @@
-"""A saved run: a folder that can be looked at again, and read by hand.
+"""Saves texts with their maps in a folder, a saved run, and loads it. The files can be read without this package.
 
 manifest.json                 {"format": "regard run", "version": 1, "texts": [{"folder", "title", "layers"}]}
 text-0/tokens.json            {"title", "tokens", "queries" (null: the tokens), "special"}
-text-0/statistics.json        all that the page says of the text
-text-0/layer-00.safetensors   q, k and r, and the pieces in the header (regard.maps.stored)
-text-0/cells-00.safetensors   of long texts: mean and strongest weights in cells
+text-0/statistics.json        the statistics, roles and findings that the page shows
+text-0/layer-00.safetensors   q, k and r, with the pieces in the header (regard.maps.stored)
+text-0/cells-00.safetensors   only for long texts: the mean and the greatest weight of each cell
 index.html                    the page as one file
 """
 
@@ -23,18 +23,23 @@ from regard.seq2seq.runs.files import read_json, write_whole
 from regard.viewer.sheet import Sheet
 
 MANIFEST, FORMAT, VERSION = "manifest.json", "regard run", 1
-#: What is said of a text in tokens.json; the rest is in statistics.json.
+#: The fields of a text in tokens.json. The other fields are in statistics.json.
 TOKENS = ("title", "tokens", "queries", "special")
 
 
 @checked
-def save_run(folder: str | os.PathLike[str], sheets: list[Sheet], told: Callable[[str], None] = lambda _: None) -> Path:
-    """Write a run; the manifest comes last: what is not whole is not taken for one. `told` hears of each step."""
+def save_run(
+    folder: str | os.PathLike[str], sheets: list[Sheet], progress: Callable[[str], None] = lambda _: None
+) -> Path:
+    """Write a run. `progress` is called with a message for each step.
+
+    The manifest is written last, so an incomplete folder is not a run.
+    """
     folder = Path(folder)
     try:
         (folder / MANIFEST).unlink(missing_ok=True)
         for number, sheet in enumerate(sheets):
-            _save(folder / f"text-{number}", sheet, told)
+            _save(folder / f"text-{number}", sheet, progress)
         texts = [
             {"folder": f"text-{number}", "title": sheet.about["title"], "layers": len(sheet.maps)}
             for number, sheet in enumerate(sheets)
@@ -45,13 +50,13 @@ def save_run(folder: str | os.PathLike[str], sheets: list[Sheet], told: Callable
     return folder
 
 
-def _save(folder: Path, sheet: Sheet, told: Callable[[str], None]) -> None:
+def _save(folder: Path, sheet: Sheet, progress: Callable[[str], None]) -> None:
     from safetensors.torch import save
 
     _write(folder / "tokens.json", {name: sheet.about[name] for name in TOKENS})
     _write(folder / "statistics.json", {name: part for name, part in sheet.about.items() if name not in TOKENS})
     for number, (weights, ready) in enumerate(zip(sheet.maps, sheet.ready, strict=True)):
-        told(f"Saving {sheet.about['title']}: layer {number + 1} of {len(sheet.maps)}")
+        progress(f"Saving {sheet.about['title']}: layer {number + 1} of {len(sheet.maps)}")
         save_map(folder / f"layer-{number:02d}.safetensors", weights)
         if ready is not None:
             content = save({"mean": ready[0].contiguous(), "max": ready[1].contiguous()})
@@ -64,25 +69,27 @@ def load_run(folder: str | os.PathLike[str]) -> list[Sheet]:
     folder = Path(folder)
     manifest = read_json(folder / MANIFEST)
     if manifest.get("format") != FORMAT or not isinstance(manifest.get("version"), int):
-        raise RegardError(f"view: {folder} is no saved run. `regard see TEXT --save DIR` makes one.")
+        raise RegardError(f"view: {folder} is not a saved run. `regard see TEXT --save DIR` writes a run.")
     if manifest["version"] > VERSION:
-        raise RegardError(f"view: {folder} is of version {manifest['version']}; this regard reads up to {VERSION}.")
+        raise RegardError(
+            f"view: {folder} has format version {manifest['version']}; this version of regard reads up to {VERSION}."
+        )
     try:
         sheets = list(_sheets(folder, manifest["texts"]))
     except (KeyError, TypeError) as error:
         raise RegardError(f"view: {folder} is damaged: {error}.") from None
     if not sheets:
-        raise RegardError(f"view: {folder} holds no text. `regard see TEXT --save DIR` makes one.")
+        raise RegardError(f"view: {folder} has no text. `regard see TEXT --save DIR` writes a run.")
     return sheets
 
 
 def _sheets(folder: Path, texts: list[dict[str, Any]]) -> Iterator[Sheet]:
     for text in texts:
-        place = folder / Path(text["folder"]).name
-        about = read_json(place / "tokens.json") | read_json(place / "statistics.json")
+        text_folder = folder / Path(text["folder"]).name
+        about = read_json(text_folder / "tokens.json") | read_json(text_folder / "statistics.json")
         numbers = range(text["layers"])
-        maps = [load_map(place / f"layer-{number:02d}.safetensors") for number in numbers]
-        yield Sheet(about, maps, [_cells(place / f"cells-{number:02d}.safetensors") for number in numbers])
+        maps = [load_map(text_folder / f"layer-{number:02d}.safetensors") for number in numbers]
+        yield Sheet(about, maps, [_cells(text_folder / f"cells-{number:02d}.safetensors") for number in numbers])
 
 
 def _cells(path: Path) -> Any:
@@ -92,10 +99,10 @@ def _cells(path: Path) -> Any:
     if not path.exists():
         return None
     try:
-        found = load_file(path)
+        cells = load_file(path)
     except (OSError, SafetensorError) as error:
         raise RegardError(f"view: {path} cannot be read: {error}.") from None
-    return found["mean"], found["max"]
+    return cells["mean"], cells["max"]
 
 
 def _write(path: Path, data: dict[str, Any]) -> None:

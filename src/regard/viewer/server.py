@@ -1,4 +1,4 @@
-"""The page on this machine: GET only, loopback unless a token guards it, weights computed as they are asked for."""
+"""Serves the page over HTTP: GET only, on loopback or with a token. Weights are computed on request."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-#: Where only this machine can come from.
+#: Host names that only this machine can use.
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-#: Tiles that are computed at a time, each by one thread: they are small, and threads that wait cost more.
+#: The number of tiles computed at the same time, each by one thread. Tiles are too small for several threads.
 AT_ONCE = 2
 HEADERS = {
     "x-content-type-options": "nosniff",
@@ -31,7 +31,7 @@ HEADERS = {
 
 
 def application(sheets: list[Sheet], hosts: tuple[str, ...] = LOOPBACK, token: str = "") -> Starlette:
-    """The server as an ASGI application: the page at `/`, answers below `/ask/`. `hosts` are names it goes by."""
+    """The ASGI application: the page at `/`, answers below `/ask/`. `hosts` are the accepted host names."""
     _need_packages()
     import anyio
     from starlette.applications import Starlette
@@ -40,21 +40,21 @@ def application(sheets: list[Sheet], hosts: tuple[str, ...] = LOOPBACK, token: s
     from starlette.routing import Route
 
     answers, page = Answers(sheets), html(embed({"live": True}), "'self'")
-    turn = anyio.Semaphore(AT_ONCE)
+    slots = anyio.Semaphore(AT_ONCE)
 
     async def show(request: Request) -> Response:
         return HTMLResponse(page, headers=HEADERS)
 
     async def ask(request: Request) -> Response:
-        async with turn:
-            if await request.is_disconnected():  # the view has moved on
+        async with slots:
+            if await request.is_disconnected():  # the reader moved on, so the page cancelled the request
                 return Response(status_code=499)
             try:
-                found = await run_in_threadpool(answers.answer, request.path_params["path"])
+                content = await run_in_threadpool(answers.answer, request.path_params["path"])
             except (NoAnswer, RegardError) as reason:
                 return PlainTextResponse(str(reason), 404, headers=HEADERS)
         kind = "json" if request.path_params["path"].startswith("text") else "octet-stream"
-        return Response(found, media_type=f"application/{kind}", headers=HEADERS)
+        return Response(content, media_type=f"application/{kind}", headers=HEADERS)
 
     routes = [Route("/", show, methods=["GET"]), Route("/ask/{path:path}", ask, methods=["GET"])]
     app = Starlette(routes=routes)
@@ -72,7 +72,7 @@ def _need_packages() -> None:
 
 
 class Guard:
-    """Refuses requests under another host name (DNS rebinding), without the token, or that are not GET."""
+    """Refuses requests with another host name (DNS rebinding), without the token, or with a method other than GET."""
 
     def __init__(self, app: Any, hosts: tuple[str, ...], token: str) -> None:
         self.app, self.hosts, self.token = app, hosts, token
@@ -89,17 +89,17 @@ class Guard:
     def _refusal(self, scope: Any) -> tuple[int, str] | None:
         headers = dict(scope["headers"])
         if _name(headers.get(b"host", b"").decode("latin-1")) not in self.hosts:
-            return 400, "This server does not go by that name."
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if self.token and not secrets.compare_digest(given.encode(), self.token.encode()):
+            return 400, "This is not a host name of this server."
+        given_token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        if self.token and not secrets.compare_digest(given_token.encode(), self.token.encode()):
             return 403, "The token is missing or wrong."
         if scope["method"] != "GET":
-            return 405, "Only GET is answered."
+            return 405, "The only supported method is GET."
         return None
 
 
 def _name(host: str) -> str | None:
-    """Of `name:port` or `[address]:port` the name, in small letters; None where there is more to it."""
+    """The name in `name:port` or `[address]:port`, in lower case; None if the host has other parts."""
     try:
         return None if set(host) & set("@/?#\\") else urlsplit(f"//{host}").hostname
     except ValueError:
@@ -107,22 +107,22 @@ def _name(host: str) -> str | None:
 
 
 def listen(host: str, port: int, token: str) -> socket.socket:
-    """Open the socket of `serve` before the pages are loaded, so that a port in use is an error at once."""
+    """Open the socket of `serve`. Call it before loading the texts, so that a port in use is an error immediately."""
     if host not in LOOPBACK and len(token) < 16:
         raise RegardError(
-            f"view: --host {host} opens the page to others, so it needs --token of at least 16 characters, for "
-            f"instance {secrets.token_urlsafe(16)}."
+            f"view: --host {host} makes the page visible to other machines, so it needs --token with at least 16 "
+            f"characters, for example {secrets.token_urlsafe(16)}."
         )
     _need_packages()
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, UnicodeError) as error:
-        said = getattr(error, "strerror", None) or error
-        raise RegardError(f"view: port {port} of {host} cannot be used: {said}.") from None
+        message = getattr(error, "strerror", None) or error
+        raise RegardError(f"view: port {port} of {host} cannot be used: {message}.") from None
 
 
 def serve(sheets: list[Sheet], listening: socket.socket, host: str, token: str, ready: Any) -> None:
-    """Serve until interrupted; `ready` is called with the address."""
+    """Serve until interrupted. `ready` is called with the address of the page."""
     import torch
     import uvicorn
 

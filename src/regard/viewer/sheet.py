@@ -1,4 +1,4 @@
-"""One text as the page shows it: what is said about it, and its maps."""
+"""`Sheet`: the data of one text for the page. JSON for its statistics, and its attention maps."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from regard.stats import (
 )
 from regard.stats.roles import KINDS, QUERIES, ROLE_CAVEAT
 
-#: Cells a side of a thumbnail; of long texts 2 to this power, at most.
+#: Cells per side of a thumbnail; for long texts at most 2 to the power SMALL_LEVELS.
 THUMBNAIL, SMALL_LEVELS = 48, 6
-#: Relative offsets shown on each side, and stretches of the text that weight received is summed over.
+#: The relative offsets shown on each side, and the number of parts of a long text for the weight received.
 OFFSETS, STRETCHES = 8, 512
-#: Weights that heads are compared on, so that a long text takes no longer than a short one.
+#: The number of weights that compare two heads, so that a long text takes no longer than a short text.
 COMPARED = 1 << 15
-#: Cells a side of the largest level that lies ready, and the last level whose tiles are computed when asked for.
+#: Cells per side of the finest precomputed level, and the last level whose tiles are computed on request.
 READY, QUICK = 1024, 4
-#: Kinds of roles that do not go by their initial on a small map.
+#: Letters of roles on a small map, where the initial is already in use.
 LETTERS = {"positional": "O", "punctuation": "M"}
-#: What the page says of all texts alike.
+#: The data that is the same for all texts.
 COMMON = {
     "statistics": {statistic.name: statistic.meaning for statistic in STATISTICS}
-    | {"importance": "|d loss / d gate|: how much the loss hangs on the head"},
+    | {"importance": "|d loss / d gate|: how much the loss depends on the head"},
     "kinds": {
         kind: {"letter": LETTERS.get(kind, kind[0].upper()), "meaning": meaning} for kind, meaning in KINDS.items()
     },
@@ -50,16 +50,16 @@ COMMON = {
     "thumbnail": THUMBNAIL,
 }
 
-#: Means and strongest weights of a layer in cells, (H, i, j) each.
+#: The mean and the greatest weight of each cell of a layer, (H, i, j) each.
 Cells = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Sheet:
-    """A text of the page: `about` is JSON, `maps` are of one batch entry each, `ready` are cells of long texts.
+    """A text of the page: its data as JSON (`about`), a map per layer, and precomputed cells (`ready`) of long texts.
 
-    `gold` in `about` are reference links (query, key, sure), `aligned` says where attention was read
-    ("output" or "input"), `charts` are curves of a run.
+    Each map has one batch entry. In `about`, `gold` are reference links (query, key, sure), `aligned` says at which
+    step the attention is read ("output" or "input"), and `charts` are curves of a run.
     """
 
     about: dict[str, Any]
@@ -73,7 +73,7 @@ class Sheet:
         aligned: str = "",
         charts: Sequence[Mapping[str, Any]] = (),
     ) -> Sheet:
-        """Everything the page tells of a reading; one measured with `also=page_folds` costs no pass over its maps.
+        """The sheet of a reading. A reading made with `also=page_folds` needs no further pass over its maps.
 
         A chart is `{"title", "x", "y", "series": [{"name", "points": [[x, y], ...]}]}`.
         """
@@ -82,8 +82,8 @@ class Sheet:
             layer.also or weights.summarize(*page_folds(weights))
             for layer, weights in zip(reading.profile.layers, maps, strict=True)
         ]
-        pooled = [_pooled(weights, found[0]) for weights, found in zip(maps, measured, strict=True)]
-        offsets = [found[1][0].cpu() / weights.shape[2] for weights, found in zip(maps, measured, strict=True)]
+        pooled = [_pooled(weights, results[0]) for weights, results in zip(maps, measured, strict=True)]
+        offsets = [results[1][0].cpu() / weights.shape[2] for weights, results in zip(maps, measured, strict=True)]
         layers = zip(reading.profile.layers, pooled, offsets, strict=True)
         profile = reading.profile
         about = {
@@ -104,14 +104,14 @@ class Sheet:
 
 
 def sheets_of(texts: Sequence[Reading | Sheet]) -> list[Sheet]:
-    """Readings as sheets."""
+    """The sheets of readings."""
     wrong = (
         next((text for text in texts if not isinstance(text, Reading | Sheet)), None) if _is_listed(texts) else texts
     )
     if wrong is not None:
         raise RegardError(
-            f"page: texts are a list of Reading or Sheet, got {type(wrong).__name__}. From the maps of rg.watch "
-            "build one: [Reading.of(title, seen.maps, tokens)], with Reading from regard.stats."
+            f"page: texts must be a list of Reading or Sheet, got {type(wrong).__name__}. For the maps of "
+            "rg.watch: [Reading.of(title, seen.maps, tokens)], with Reading from regard.stats."
         )
     return [text if isinstance(text, Sheet) else Sheet.of(text) for text in texts]
 
@@ -121,7 +121,7 @@ def _is_listed(texts: object) -> bool:
 
 
 def base_level(I: int, J: int) -> int:
-    """The first level that lies ready, 0 for maps that need none: finer tiles are computed in a blink.
+    """The finest precomputed level; 0 for small maps, whose tiles are all computed on request in milliseconds.
 
     >>> base_level(512, 512), base_level(4096, 4096), base_level(65_536, 100)
     (0, 5, 6)
@@ -133,7 +133,7 @@ def base_level(I: int, J: int) -> int:
 
 
 def page_folds(weights: AttentionMap) -> tuple[Fold, Fold]:
-    """What the page has to know of a map besides its profile: cells, and the weight by relative offset."""
+    """The folds that the page needs besides the profile of a map: cells, and the weight by relative offset."""
     _, _, I, J = weights.shape
     level = base_level(I, J)
     pooled = Pyramid(level) if level else Pool(min(THUMBNAIL, I), min(THUMBNAIL, J))
@@ -141,7 +141,7 @@ def page_folds(weights: AttentionMap) -> tuple[Fold, Fold]:
 
 
 def _pooled(weights: AttentionMap, pooled: Any) -> tuple[Tensor, Cells | None]:
-    """Thumbnails of all heads, and the cells of long maps."""
+    """The thumbnails of all heads, and the cells of a long map."""
     _, _, I, J = weights.shape
     level = base_level(I, J)
     if not level:
@@ -177,9 +177,9 @@ def _short(value: Tensor | float) -> float:
     return float(f"{float(value):.4g}")
 
 
-def _roles(found: RoleTable | None, layer: int, head: int) -> list[dict[str, Any]]:
-    """The roles that a head earned, the highest score first."""
-    named = [] if found is None else [role for role in found.head(layer, head) if role.label]
+def _roles(roles: RoleTable | None, layer: int, head: int) -> list[dict[str, Any]]:
+    """The roles of a head, the highest score first."""
+    named = [] if roles is None else [role for role in roles.head(layer, head) if role.label]
     return [
         {"kind": role.kind, "offset": role.offset, "score": round(role.score, 4), "null": round(role.null, 4)}
         | {"chance": round(role.chance, 4)}
@@ -188,17 +188,17 @@ def _roles(found: RoleTable | None, layer: int, head: int) -> list[dict[str, Any
 
 
 def _places(maps: Sequence[AttentionMap]) -> list[list[float]] | None:
-    """Where heads stand on a plane on which heads that look alike are near; None where they cannot be compared."""
+    """A point for each head on a plane: near points are similar maps. None if the heads cannot be compared."""
     _, _, I, J = maps[0].shape
     try:
         distance = divergence(maps, sample_rows(I, max(8, min(64, COMPARED // J))))
     except RegardError:
         return None
-    return [[_short(value) for value in place] for place in head_map(distance.sqrt())]
+    return [[_short(value) for value in point] for point in head_map(distance.sqrt())]
 
 
 def _start(reading: Reading) -> dict[str, int]:
-    """What the page opens with: a pronoun where there is one, in the head that looks hardest past its neighbours."""
+    """The first view of the page: "it" or a token in the middle, in the head with its most notable weight."""
     ordinary = reading.profile.ordinary or [0]
     query = reading.find("it")
     query = ordinary[len(ordinary) // 2] if query is None else query
@@ -209,17 +209,17 @@ def _start(reading: Reading) -> dict[str, int]:
 
 
 def quantise(weights: Tensor) -> Tensor:
-    """Weights as bytes: 0 is exactly nothing, 1 to 255 go by the square root, so that weak links still show."""
+    """Weights as bytes: 0 is exactly 0, 1 to 255 are the square root, so that small weights stay visible."""
     steps = 1 + (254 * weights.float().clamp(0, 1).sqrt()).round()
     return torch.where(weights > 0, steps, 0.0).to(torch.uint8).cpu()
 
 
 def encode(numbers: Tensor) -> str:
-    """Bytes of a tensor, little-endian, as base64."""
+    """The bytes of a tensor, little-endian, as base64."""
     return base64.b64encode(raw(numbers)).decode("ascii")
 
 
 def raw(numbers: Tensor) -> bytes:
-    """Bytes of a tensor, little-endian."""
+    """The bytes of a tensor, little-endian."""
     array = numbers.detach().cpu().contiguous().numpy()
     return array.astype(array.dtype.newbyteorder("<")).tobytes()

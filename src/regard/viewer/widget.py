@@ -1,4 +1,4 @@
-"""The page in a notebook: short texts travel with it, tiles of long ones are computed when it asks for them."""
+"""The page as a notebook widget. It contains the maps of short texts; for long texts it requests tiles."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from regard.viewer.sheet import Sheet, page_folds, sheets_of
 if TYPE_CHECKING:
     from regard.hf.capture.model_maps import Watched
 
-#: Bytes of maps that travel with the page.
-TRAVELLING = 4 << 20
-#: Parts of a model, in the order of their tabs.
+#: The most bytes of maps inside the widget.
+EMBEDDED_BYTES = 4 << 20
+#: The parts of a model, in the order of their tabs.
 TITLES = {"encoder": "Encoder", "decoder": "Decoder", "cross": "Decoder to encoder"}
 
 
 @cache
 def widget_class() -> type[Any]:
-    """The widget; made at the first use, for anywidget is optional."""
+    """The class of the widget. It is made at the first use, because anywidget is optional."""
     try:
         import anywidget
         import traitlets
@@ -33,7 +33,7 @@ def widget_class() -> type[Any]:
         raise RegardError(f"show: {error.name} is missing. Install it: pip install 'regard[view]'.") from None
 
     class Regard(anywidget.AnyWidget):
-        """Every head of some texts, to be looked at."""
+        """Shows every head of some texts."""
 
         _esm = bundle("page.js")
         _css = bundle("page.css")
@@ -42,11 +42,11 @@ def widget_class() -> type[Any]:
         def __init__(self, sheets: list[Sheet]) -> None:
             self.answers = Answers(sheets)
             size = sum(math.prod(weights.shape) for sheet in sheets for weights in sheet.maps)
-            super().__init__(data=embed({"live": True} if size * 4 > TRAVELLING else payload(sheets)))
+            super().__init__(data=embed({"live": True} if size * 4 > EMBEDDED_BYTES else payload(sheets)))
             self.on_msg(self._asked)
 
         def _asked(self, _: Any, content: Any, buffers: Any) -> None:
-            """A message {id, path} is answered by {id} and one buffer, or by {id, error}."""
+            """Answers a message {id, path} with {id} and one buffer, or with {id, error}."""
             try:
                 self.send({"id": content["id"]}, [self.answers.answer(str(content["path"]))])
             except (NoAnswer, RegardError) as reason:
@@ -56,21 +56,21 @@ def widget_class() -> type[Any]:
 
 
 def show_texts(texts: Sequence[Reading | Sheet]) -> Any:
-    """A widget of some readings."""
+    """The widget of readings."""
     if not texts:
         raise RegardError("show: there is no text to show.")
     return widget_class()(sheets_of(texts))
 
 
 def show_map(weights: AttentionMap, tokens: Sequence[str] | None, queries: Sequence[str] | None, batch: int) -> Any:
-    """A widget of one map."""
+    """The widget of one map."""
     return show_texts([_reading("Attention", {"attention": weights}, tokens, queries, batch)])
 
 
 def show_watched(seen: Watched, tokens: Sequence[str] | None, targets: Sequence[str] | None, batch: int) -> Any:
-    """A widget of a model: a text for each part, the encoder on `tokens`, the decoder on `targets`.
+    """The widget of a watched model: one text per part. The encoder reads `tokens`, the decoder reads `targets`.
 
-    Of several calls, as generation makes them, the last one with exactly these tokens is shown.
+    If a module was called several times, as in generation, the last call with exactly these tokens is shown.
     """
     step, decoded = _call_that_read(seen.decoder, tokens if targets is None else targets)
     readings = []
@@ -95,7 +95,10 @@ def show_watched(seen: Watched, tokens: Sequence[str] | None, targets: Sequence[
 
 
 def _call_that_read(view: Watched, tokens: Sequence[str] | None) -> tuple[int, Sequence[str] | None]:
-    """The last call with these tokens, numbered from the end, and its tokens: the last generated one was never read."""
+    """The number, from the end, of the last call with these tokens, and the tokens that it read.
+
+    In generation the model never reads the last token it generated.
+    """
     if not view or tokens is None:
         return -1, tokens
     sizes = [weights.shape[3] for weights in view.calls(0)]
