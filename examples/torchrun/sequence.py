@@ -1,4 +1,4 @@
-"""One sequence over many ranks: `torchrun --nproc-per-node 2 examples/torchrun/sequence.py`."""
+"""One sequence over many processes: `torchrun --nproc-per-node 2 examples/torchrun/sequence.py`."""
 
 import torch
 import torch.distributed as dist
@@ -8,14 +8,14 @@ import regard as rg
 dist.init_process_group("gloo")  # "nccl" on GPUs
 ring = rg.Ring(layout="zigzag")
 torch.manual_seed(0)
-q, k, v = (torch.randn(1, 4, 1001, 32) for _ in range(3))  # here each rank makes all, and keeps its share
-mine = [ring.share(x).requires_grad_() for x in (q, k, v)]
+q, k, v = (torch.randn(1, 4, 1001, 32) for _ in range(3))  # here each rank makes the whole tensors
+shares = [ring.share(x).requires_grad_() for x in (q, k, v)]  # and keeps its share
 
 attention = rg.Attention(mask=rg.causal() & rg.window(64), position=rg.RoPE(32))
-plan = rg.explain(attention, *mine, engine=ring)
-seen = rg.attend(attention, *mine, engine=ring)
-seen.output.square().sum().backward()  # every rank: gradients of keys and values come home
-row = seen.weights[0, 3, 700]  # every rank asks for the same, and all get it
+plan = rg.explain(attention, *shares, engine=ring)
+seen = rg.attend(attention, *shares, engine=ring)
+seen.output.square().sum().backward()  # on every rank: gradients are sent back to the owner of the keys
+row = seen.weights[0, 3, 700]  # every rank asks for the same row and gets it
 if dist.get_rank() == 0:
     print(plan)
     print(row.nonzero().flatten()[[0, -1]].tolist())
