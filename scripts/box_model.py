@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from regard.seq2seq.runs.files import read_tensors, write_tensors
-from regard.seq2seq.runs.run import BOX, CONFIG, SETTINGS, SOURCE, TARGET, WEIGHTS, load_run
+from regard.seq2seq.runs.run import CONFIG, PRETRAINED, SETTINGS, SOURCE, TARGET, WEIGHTS, load_run
 
 LARGEST = 5_000_000
 
@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("name", help="what it is called in the package, as bahdanau-en-fr")
     given = parser.parse_args()
     load_run(given.run)
-    folder = BOX / given.name
+    folder = PRETRAINED / given.name
     folder.mkdir(parents=True, exist_ok=True)
     weights, facts = read_tensors(given.run / WEIGHTS)
     halved = {name: x.to(torch.float16) if x.is_floating_point() else x for name, x in weights.items()}

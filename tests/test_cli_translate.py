@@ -51,13 +51,7 @@ def run(*arguments, status=0, stdin=None):
 
 def expected(folder, lines, **options):
     found = load_run(folder)
-    return list(translate(found.model, *tokenizers(found), lines, Wanted(search(found), **options)))
-
-
-def search(found):
-    from regard.cli.translate import search_of
-
-    return search_of(found)
+    return list(translate(found.model, *tokenizers(found), lines, Wanted(found.search(), **options)))
 
 
 def tokenizers(found):
@@ -212,7 +206,7 @@ def test_n_best_lists_number_every_line_keep_links_repeat_nothing_and_mark_what_
     rows = [line.split(" ||| ") for line in result.stdout.splitlines()]
     assert {int(row[0]) for row in rows} == set(range(len(LINES))), "an empty line has its number"
     assert [row for row in rows if row[0] == "1"] == [["1", "", "nan", ""]]
-    wanted = Wanted(replace(search(found), beam=6, n_best=6), reading="output")
+    wanted = Wanted(replace(found.search(), beam=6, n_best=6), reading="output")
     for number, each in enumerate(translate(found.model, *tokenizers(found), LINES, wanted)):
         mine = [row for row in rows if int(row[0]) == number and row[1]]
         assert [row[1] for row in mine] == list(each.texts) and len(set(each.texts)) == len(each.texts)
@@ -224,9 +218,9 @@ def test_n_best_lists_number_every_line_keep_links_repeat_nothing_and_mark_what_
 def test_texts_that_different_tokens_spell_are_printed_once(runs):
     found = load_run(runs / "bahdanau")
     found.target_tokenizer.decode = lambda ids: "same"
-    (each,) = translate(found.model, *tokenizers(found), ["the dog"], Wanted(replace(search(found), beam=3, n_best=3)))
+    (each,) = translate(found.model, *tokenizers(found), ["the dog"], Wanted(replace(found.search(), beam=3, n_best=3)))
     assert each.texts == ("same",) and len(each.hypotheses) == 1
-    (best,) = translate(found.model, *tokenizers(found), ["the dog"], Wanted(replace(search(found), beam=3)))
+    (best,) = translate(found.model, *tokenizers(found), ["the dog"], Wanted(replace(found.search(), beam=3)))
     assert each.hypotheses == best.hypotheses
 
 

@@ -19,8 +19,8 @@ from regard.seq2seq.evaluation.scores import (
     Evaluation,
     Training,
     by_frequency,
-    compare,
     evaluate,
+    paired_comparison,
     perplexity,
     score,
     word_frequencies,
@@ -245,10 +245,10 @@ def test_perplexity_is_that_of_each_token_by_itself():
 def test_two_systems_are_compared_on_the_same_sentences_alone():
     references = ["a b c d", "b c d a"]
     mine, theirs = score(references, references, references), score(["a b", "b"], references, references)
-    assert compare(mine, theirs, references).difference > 0
+    assert paired_comparison(mine, theirs, references).difference > 0
     other = score(["a"], ["a"], ["a"])
     with pytest.raises(RegardError, match="different sentences"):
-        compare(mine, other, references)
+        paired_comparison(mine, other, references)
 
 
 def test_lines_come_back_in_order_and_none_is_cut():

@@ -157,11 +157,11 @@ def test_a_run_that_was_changed_by_hand_is_refused(japanese, tmp_path, name):
 def test_going_on_says_what_it_changes_in_the_configuration(japanese, tmp_path):
     run = shutil.copytree(japanese, tmp_path / "run")
     result = regard("train", "--out", run, "--resume", "--steps", "4", "training.learning_rate=0.001")
-    assert "training.learning_rate was 'auto' and is 0.001 from here on" in said(result)
-    assert "training.steps was 3 and is 4 from here on" in said(result) and said(result).count("from here on") == 2
+    assert "training.learning_rate was 'auto' and is now 0.001" in said(result)
+    assert "training.steps was 3 and is now 4" in said(result) and said(result).count("and is now") == 2
     assert "learning_rate = 0.001" in (run / CONFIG).read_text()
     load_run(run)
-    assert "from here on" not in said(regard("train", "--out", run, "--resume"))
+    assert "and is now" not in said(regard("train", "--out", run, "--resume"))
 
 
 def test_a_pair_of_too_many_pieces_is_left_out_of_training_and_of_perplexity(tmp_path):

@@ -18,7 +18,7 @@ from regard.seq2seq.decoding.alignment import align, attention_of
 from regard.seq2seq.decoding.search import Search
 from regard.seq2seq.decoding.translation import Wanted, translate
 from regard.seq2seq.evaluation import metrics
-from regard.seq2seq.evaluation.scores import Evaluation, compare, score
+from regard.seq2seq.evaluation.scores import Evaluation, paired_comparison, score
 
 pytest.importorskip("pydantic")
 
@@ -93,9 +93,9 @@ def test_every_number_is_of_the_tokenizer_that_is_named(texts, tokenizer, monkey
     assert 0 < found.ter.score < 60, "a sentence without spaces is not one word"
     again = Evaluation.from_json(json.loads(json.dumps(found.to_json())))
     assert again == found
-    assert compare(found, again, texts).bleu[0] == pytest.approx(found.bleu.score)
+    assert paired_comparison(found, again, texts).bleu[0] == pytest.approx(found.bleu.score)
     with pytest.raises(ValueError, match="with the same tokenizer"):
-        compare(found, score(said, texts, texts, tokenizer={"13a": "char"}.get(tokenizer, "13a")), texts)
+        paired_comparison(found, score(said, texts, texts, tokenizer={"13a": "char"}.get(tokenizer, "13a")), texts)
 
 
 @pytest.mark.parametrize("texts", [*SPACELESS, HINDI], ids=lambda texts: texts[0])

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from regard import RegardError
 from regard.seq2seq.models.loss import smoothed_cross_entropy, translation_loss
-from regard.seq2seq.runs.config import Config, make_config, read_config, template
+from regard.seq2seq.runs.config import Config, make_config, read_config
 from regard.seq2seq.training.averaging import Averaging
 from regard.seq2seq.training.schedule import SCHEDULES, Plateau, Schedule, cosine, inverse_square_root, noam, trapezoid
 from regard.seq2seq.training.stream import Turn, turns
@@ -158,7 +158,7 @@ def test_turns_can_be_taken_up_at_any_place(accumulate):
 
 
 def test_the_template_is_the_default_and_explains_every_key():
-    assert make_config(tomllib.loads(template())) == Config()
+    assert make_config(tomllib.loads(Config().write())) == Config()
     for name, section in Config.model_fields.items():
         for key, field in section.annotation.model_fields.items():  # type: ignore[union-attr]
             assert field.description, f"{name}.{key} is not explained"

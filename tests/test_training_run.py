@@ -23,7 +23,7 @@ from regard.seq2seq.runs.run import (
     SOURCE,
     TARGET,
     WEIGHTS,
-    load_model_in_the_box,
+    load_pretrained,
     load_run,
     named_weights,
     save_weights,
@@ -201,7 +201,7 @@ def test_truncated_and_foreign_files_are_named(folder, tmp_path):
     with pytest.raises(RegardError, match="no folder of a run"):
         load_run(tmp_path / "nowhere")
     with pytest.raises(RegardError, match="no model 'klingon'"):
-        load_model_in_the_box("klingon")
+        load_pretrained("klingon")
 
 
 def test_half_precision_weights_are_read_into_the_model(folder, tmp_path):

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from regard.display import register_viewer
+from regard.display import register_report, register_viewer
 
 __version__ = "0.1.0"
 
@@ -16,6 +16,7 @@ PACKAGES = ("data", "nn", "seq2seq")
 
 
 register_viewer(lambda: import_module("regard.viewer.widget"))
+register_report(lambda: import_module("regard.viewer.report"))
 
 
 def __getattr__(name: str) -> Any:

@@ -1,12 +1,11 @@
-"""`regard compare`: systems trained side by side on the same pairs with the same budget, and a report."""
+"""`regard compare`: train systems on the same pairs with the same budget, and write a report."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,60 +15,52 @@ from rich.table import Table
 
 from regard.cli.outputs import check_folder
 from regard.cli.study import Wish, command_of, study_of
-from regard.cli.train import _lab, clock
-from regard.cluster import check_engine, cluster, workers_that_fit
+from regard.cli.train import clock
+from regard.cluster import check_engine
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
-    from regard.seq2seq.comparison.study import Study
-    from regard.seq2seq.comparison.workers import Progress, Start
+    from regard.seq2seq import Comparison, Study
+    from regard.seq2seq.comparison.processes import Start
+    from regard.seq2seq.comparison.workers import Progress
 
 #: Load, beyond the cores that trials leave, above which a machine counts as busy.
 BUSY = 1.0
 
 
 def run(wish: Wish) -> None:
-    """Compare, or go on comparing, and write the report."""
+    """Run a comparison, or continue one, and write the report."""
     check_engine("compare", wish.engine)
     check_folder("compare", "--out", wish.out)
+    from regard.seq2seq import Comparison
+    from regard.seq2seq.comparison.processes import cores, processors
+
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    with _lab():
-        from regard.seq2seq.comparison.study import cores, open_study
-
-        study, folder = _wished(wish)
+    study, folder = _study(wish)
     if wish.report:
-        return _report(console, folder, _progress(study, folder))
-    processes = wish.processes or cores()
-    with console.status("Reading the corpus, learning its vocabularies, looking for near sentences"):
-        corpus = open_study(study, folder, command=command_of(wish, folder), processes=processes)
-    progress = _progress(study, folder)
-    with _starting(wish) as (start, most):
-        processes = processes if wish.processes or wish.engine == "local" else most
-        _introduce(console, study, progress, processes, corpus.describe())
-        _compare(console, folder, progress, processes, start)
-    _conclude(console, folder, progress)
+        return _report(console, Comparison.read(folder))
+    with console.status("Reading the corpus, learning its vocabularies, searching for near-duplicates"):
+        options = {"command": command_of(wish, folder), "processes": wish.processes or cores()}
+        comparison, corpus = Comparison.open(study, folder, **options)
+    with processors(wish.engine, wish.processes) as (start, processes):
+        _introduce(console, comparison, processes, corpus.describe())
+        _compare(console, comparison, processes, start)
+    _conclude(console, comparison)
 
 
-def _wished(wish: Wish) -> tuple[Study, Path]:
-    """The comparison and its folder; a folder alone is the comparison that it holds."""
+def _study(wish: Wish) -> tuple[Study, Path]:
+    """The study and its folder; options that do not describe a study mean the one that the folder holds."""
     from regard.seq2seq.comparison.study import STUDY, read_study
 
-    if wish.out is not None and not wish.says_what and (wish.out / STUDY).exists():
+    if wish.out is not None and not wish.describes_study and (wish.out / STUDY).exists():
         return read_study(wish.out), wish.out
     study = study_of(wish)
     folder = wish.out or Path("comparisons") / study.name
-    if wish.report:
-        return read_study(folder), folder
-    return study, folder
+    return (read_study(folder), folder) if wish.report else (study, folder)
 
 
-def _progress(study: Study, folder: Path) -> list[Progress]:
-    from regard.seq2seq.comparison.workers import progress_of
-
-    return progress_of(study.trials(folder))
-
-
-def _introduce(console: Console, study: Study, progress: Sequence[Progress], processes: int, corpus: str) -> None:
+def _introduce(console: Console, comparison: Comparison, processes: int, corpus: str) -> None:
+    study, progress = comparison.study, comparison.progress
     console.print(corpus, markup=False)
     waiting = sum(one.state == "waiting" for one in progress)
     unit, amount = study.config.training.budget
@@ -90,8 +81,8 @@ def _counted(things: Sequence[object], name: str) -> str:
 
 
 def _warnings(study: Study, processes: int) -> Iterable[str]:
-    """What makes equal time less equal: time is a processor's, but caches and memory are shared."""
-    from regard.seq2seq.comparison.study import cores
+    """Warnings about a busy machine: processor time is equal for all trials, but caches and memory are shared."""
+    from regard.seq2seq.comparison.processes import cores
 
     if study.config.training.budget[0] != "minutes":
         return
@@ -109,39 +100,25 @@ def _warnings(study: Study, processes: int) -> Iterable[str]:
         )
 
 
-@contextmanager
-def _starting(wish: Wish) -> Iterator[tuple[Start, int]]:
-    """What starts a trial, and how many processors there are for them."""
-    from regard.seq2seq.comparison.processes import ClusterProcess, LocalProcess
-    from regard.seq2seq.comparison.study import cores
-
-    if wish.engine == "local":
-        yield LocalProcess, cores()
-        return
-    with cluster("compare") as ray:
-        yield partial(ClusterProcess, ray), workers_that_fit(ray, "compare", wish.processes, 1)
-
-
-def _compare(console: Console, folder: Path, progress: list[Progress], processes: int, start: Start) -> None:
-    """Run what waits, with a table of all trials; on Ctrl-C say how to go on."""
-    from regard.seq2seq.comparison.workers import run_trials
-    from regard.seq2seq.runs.guards import alone
-
+def _compare(console: Console, comparison: Comparison, processes: int, start: Start) -> None:
+    """Run the waiting trials, with a table of all trials; after Ctrl-C print how to continue."""
     try:
-        with alone(folder, "compare"), _shown(console, progress) as show:
-            run_trials(folder, progress, processes, show, start)
+        with _shown(console, comparison.progress) as show:
+            comparison.run(processes, show, start)
     except KeyboardInterrupt:
-        finished = sum(one.state == "finished" for one in progress)
-        console.print(f"Stopped with {finished} of {len(progress)} trials finished; everything is saved. Go on with:")
-        console.print(f"  regard compare --out {shlex.quote(str(folder))}", markup=False)
+        finished, folder = comparison.num_finished, shlex.quote(str(comparison.folder))
+        console.print(
+            f"Stopped with {finished} of {len(comparison.progress)} trials finished; everything is saved. Go on with:"
+        )
+        console.print(f"  regard compare --out {folder}", markup=False)
         console.print("A report of what is finished so far:")
-        console.print(f"  regard compare --out {shlex.quote(str(folder))} --report", markup=False)
+        console.print(f"  regard compare --out {folder} --report", markup=False)
         raise
 
 
 @contextmanager
-def _shown(console: Console, progress: list[Progress]) -> Any:
-    """A live table on a terminal; elsewhere a line for every trial that starts, or ends."""
+def _shown(console: Console, progress: Sequence[Progress]) -> Any:
+    """A live table on a terminal; otherwise a line for every trial that starts or ends."""
     if console.is_terminal:
         with Live(table(progress), console=console, refresh_per_second=2) as live:
             yield lambda: live.update(table(progress))
@@ -149,7 +126,7 @@ def _shown(console: Console, progress: list[Progress]) -> Any:
     yield _lines(console, progress)
 
 
-def _lines(console: Console, progress: list[Progress]) -> Callable[[], None]:
+def _lines(console: Console, progress: Sequence[Progress]) -> Callable[[], None]:
     said = {one.trial.name: one.state for one in progress}
 
     def show() -> None:
@@ -169,10 +146,10 @@ def _lines(console: Console, progress: list[Progress]) -> Callable[[], None]:
 
 def table(progress: Sequence[Progress]) -> Table:
     """All trials: state, step, loss, BLEU and time left."""
-    made = Table(box=None, padding=(0, 2, 0, 0))
-    made.add_column("system")
+    progress_table = Table(box=None, padding=(0, 2, 0, 0))
+    progress_table.add_column("system")
     for column in ("seed", "state", "step", "loss", "BLEU", "left"):
-        made.add_column(column, justify="left" if column == "state" else "right")
+        progress_table.add_column(column, justify="left" if column == "state" else "right")
     styles = {"finished": "green", "failed": "red", "stopped": "yellow", "waiting": "dim"}
     for one in progress:
         known = one.numbers
@@ -184,35 +161,31 @@ def table(progress: Sequence[Progress]) -> Table:
             _number(known.get("loss"), ".2f"),
             _number(known.get("bleu"), ".1f"),
         )
-        made.add_row(one.trial.entry.title, str(one.trial.seed), state, *cells, left, style=styles.get(one.state))
-    return made
+        progress_table.add_row(
+            one.trial.entry.title, str(one.trial.seed), state, *cells, left, style=styles.get(one.state)
+        )
+    return progress_table
 
 
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def _conclude(console: Console, folder: Path, progress: Sequence[Progress]) -> None:
-    """The report, and what failed."""
-    failed = [one for one in progress if one.state != "finished"]
+def _conclude(console: Console, comparison: Comparison) -> None:
+    """Print the failed trials, and write the report of the finished ones."""
+    failed = comparison.unfinished
     for one in failed:
         console.print(f"{one.trial.name} {one.state}: {one.message} (log: {one.log})", markup=False, style="red")
-    if len(failed) < len(progress):
-        _report(console, folder, progress)
+    if comparison.num_finished:
+        _report(console, comparison)
     if failed:
         raise RegardError(
-            f"compare: {len(failed)} of {len(progress)} trials did not end. Look at their logs, then go on with: "
-            f"regard compare --out {shlex.quote(str(folder))}"
+            f"compare: {len(failed)} of {len(comparison.progress)} trials did not finish. Read their logs, then go on "
+            f"with: regard compare --out {shlex.quote(str(comparison.folder))}"
         )
 
 
-def _report(console: Console, folder: Path, progress: Sequence[Progress]) -> None:
-    if not any(one.state == "finished" for one in progress):
-        raise RegardError(f"compare: no trial in {folder} is finished, so there is nothing to report yet.")
-    try:
-        from regard.viewer.report import write_report
-    except ImportError:
-        raise RegardError("The report needs matplotlib: pip install 'regard[lab]'") from None
+def _report(console: Console, comparison: Comparison) -> None:
     with console.status("Writing the report"):
-        path = write_report(folder)
+        path = comparison.report()
     console.print(f"Report: {path}", markup=False)

@@ -19,7 +19,7 @@ from regard.hf.text_reader import TextReader, TextResult
 from regard.seq2seq.decoding.translation import translate
 from regard.seq2seq.evaluation.pair_maps import read_pair
 from regard.seq2seq.models.systems import system
-from regard.seq2seq.runs.run import load_model_in_the_box, models_in_the_box
+from regard.seq2seq.runs.run import load_pretrained, pretrained_runs
 from regard.stats import CAVEAT
 from regard.viewer import Sheet, page_folds, write_page
 
@@ -72,7 +72,7 @@ def _read(out: Path, model: str) -> tuple[list[TextResult], Path, str]:
 def _translation() -> tuple[list[Sheet], str]:
     """A sentence as the models in the package align it, side by side; without any, the reason."""
     try:
-        runs = [load_model_in_the_box(name) for name in models_in_the_box() if name.endswith(LANGUAGES)]
+        runs = [load_pretrained(name) for name in pretrained_runs() if name.endswith(LANGUAGES)]
     except RegardError as error:  # sentencepiece or safetensors may be missing
         return [], f"No translation on the page: {error}"
     if not runs:

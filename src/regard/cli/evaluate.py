@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from regard.cli.outputs import check_folder
-from regard.cli.translate import load, search_of
-from regard.data.retrieval import NEAR, without_near
-from regard.errors import RegardError, nearest
-from regard.seq2seq.comparison.trials import TRAINED
-from regard.seq2seq.decoding.translation import Wanted
-from regard.seq2seq.evaluation.bootstrap import Comparison
-from regard.seq2seq.evaluation.metrics import Metric, bleu_tokenizer, check_tokenizer
-from regard.seq2seq.evaluation.scores import Bucket, Evaluation, Training, compare, evaluate
-from regard.seq2seq.runs.files import write_whole
+from regard.cli.translate import load
+from regard.data.retrieval import NEAR
+from regard.seq2seq.evaluation.bootstrap import PairedComparison
+from regard.seq2seq.evaluation.metrics import Metric, check_tokenizer
+from regard.seq2seq.evaluation.scores import Bucket, Evaluation
 
 if TYPE_CHECKING:
-    from regard.data.corpus import Corpus, Pair
-    from regard.seq2seq.runs.run import Run
-
-SPLITS = ("test", "valid", "train")
+    from regard.seq2seq import Run
 
 
 @dataclass(frozen=True)
@@ -46,89 +41,43 @@ class Wish:
 
 
 def run(wish: Wish) -> None:
-    """Translate the split, print the table, and write it into the folder of the run as JSON."""
-    if wish.split not in SPLITS:
-        raise RegardError(f"evaluate: there is no split {wish.split!r}. {nearest(wish.split, SPLITS)}")
+    """Evaluate the run, which writes the result into its folder, and print the table or JSON."""
+    from regard.seq2seq import PairSelection, compare_runs, evaluate_run
+
+    selection = PairSelection(wish.split, wish.limit, wish.without_near)
     if wish.bleu_tokenizer is not None:
         check_tokenizer(wish.bleu_tokenizer)
-    mine = load(wish.run, None)
-    check_folder("evaluate", "the run", mine.path)
-    corpus = corpus_of(mine)
-    counted = wish.bleu_tokenizer or mine.bleu_tokenizer or bleu_tokenizer(pair.target for pair in corpus.train)
-    wish = replace(wish, bleu_tokenizer=counted)
-    pairs = _pairs(wish, corpus)
-    measured = _measured(wish, mine, corpus, pairs)
-    against = None if wish.against is None else _against(wish, measured, corpus, pairs)
+    trained = load(wish.run, None)
+    check_folder("evaluate", "the run", trained.path)
+    options = {"beam": wish.beam, "batch": wish.batch, "reading": wish.reading, "bleu_tokenizer": wish.bleu_tokenizer}
+    paired = None
+    with _bars() as progress:
+        if wish.against is None:
+            measured = evaluate_run(trained, selection, progress=progress, **options)
+        else:
+            compared = compare_runs(trained, load(wish.against, None), selection, progress=progress, **options)
+            measured, paired = compared.evaluations[0], compared.paired
     if wish.as_json:
         print(json.dumps(measured.to_json(), ensure_ascii=False, indent=1))
-    else:
-        print_evaluation(Console(), measured, str(mine.path))
-    if against is not None and not wish.as_json:
-        print_comparison(Console(), against, wish.run, wish.against or "")
+        return
+    print_evaluation(Console(), measured, str(trained.path))
+    if paired is not None:
+        print_comparison(Console(), paired, wish.run, wish.against or "")
 
 
-def _pairs(wish: Wish, corpus: Corpus) -> tuple[Pair, ...]:
-    """What is tested."""
-    pairs = getattr(corpus, wish.split)[: wish.limit]
-    return without_near(replace(corpus, test=pairs)).test if wish.without_near else pairs
-
-
-def corpus_of(run: Run) -> Corpus:
-    """The corpus that a run was trained on; it must still be what it was."""
-    from regard.seq2seq.comparison.study import STUDY, TRIALS, read_study
-    from regard.seq2seq.runs.config import make_config
-    from regard.seq2seq.runs.run import CONFIG
-    from regard.seq2seq.training.preparation import read_corpus
-
-    if not run.config:
-        raise RegardError(f"evaluate: {run.path / CONFIG} is missing, so the corpus of the run is not known.")
-    comparison = run.path.resolve().parent.parent
-    of_trial = run.path.resolve().parent.name == TRIALS and (comparison / STUDY).exists()
-    corpus = read_study(comparison).corpus() if of_trial else read_corpus(make_config(run.config).data)
-    known = run.settings.get("hash")
-    if known is not None and known != corpus.hash:
-        raise RegardError(
-            f"evaluate: the corpus {corpus.name} is not the one that {run.path} was trained on (its hash differs), so "
-            "test sentences may have been trained on. Bring back the files of that time, or train anew."
-        )
-    return corpus
-
-
-def _measured(wish: Wish, run: Run, corpus: Corpus, pairs: Sequence[Pair]) -> Evaluation:
-    wanted = Wanted(search_of(run, beam=wish.beam), batch=wish.batch, reading=wish.reading)
+@contextmanager
+def _bars() -> Iterator[Callable[[Run, int, int], None]]:
+    """A bar for each run that translates, as the `progress` of `evaluate_run`."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"Translating with {run.path.name}", total=len(pairs))
-        measured = evaluate(
-            run,
-            pairs,
-            wanted,
-            Training.of(corpus.train, pairs, wish.bleu_tokenizer),
-            tokenizer=wish.bleu_tokenizer,
-            progress=lambda done: progress.update(task, completed=done),
-        )
-    if wish.without_near:
-        measured = replace(measured, left_out=len(getattr(corpus, wish.split)[: wish.limit]) - len(pairs))
-    write_whole(run.path / _file(wish, run), json.dumps(measured.to_json(), ensure_ascii=False, indent=1) + "\n")
-    return measured
+        tasks: dict[Path, TaskID] = {}
 
+        def show(run: Run, done: int, total: int) -> None:
+            if run.path not in tasks:
+                tasks[run.path] = progress.add_task(f"Translating with {run.path.name}", total=total)
+            progress.update(tasks[run.path], completed=done)
 
-def _file(wish: Wish, run: Run) -> str:
-    """Where the result goes; a trial of a comparison keeps the evaluation.json that its report is made of."""
-    is_all = wish.split == "test" and wish.limit is None and not wish.without_near
-    is_whole = is_all and not (run.path / TRAINED).exists()
-    return "evaluation.json" if is_whole else f"evaluation-{wish.split}.json"
-
-
-def _against(wish: Wish, measured: Evaluation, corpus: Corpus, pairs: Sequence[Pair]) -> Comparison:
-    other = load(wish.against, None)
-    if corpus_of(other).hash != corpus.hash:
-        raise RegardError(
-            f"evaluate: {wish.run} and {wish.against} were trained on different corpora; a test of one may be training "
-            "text of the other. Compare runs of the same corpus."
-        )
-    theirs = _measured(wish, other, corpus, pairs)
-    return compare(measured, theirs, [pair.target for pair in pairs])
+        yield show
 
 
 def print_evaluation(console: Console, measured: Evaluation, title: str) -> None:
@@ -198,7 +147,7 @@ def frequency_table(measured: Evaluation) -> Table:
     return table
 
 
-def print_comparison(console: Console, found: Comparison, mine: str, theirs: str) -> None:
+def print_comparison(console: Console, found: PairedComparison, mine: str, theirs: str) -> None:
     """Two systems on the same sentences."""
     low, high = found.interval
     console.print()

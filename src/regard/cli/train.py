@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from regard.seq2seq.runs.config import Config
     from regard.seq2seq.training.preparation import Prepared
     from regard.seq2seq.training.stream import Standing
-
-#: Packages of the lab that may be missing.
-LAB = ("lightning", "pydantic", "sentencepiece", "sacrebleu", "safetensors")
 
 
 @dataclass(frozen=True)
@@ -51,74 +49,79 @@ def told(arguments: list[str], **options: Any) -> Wish:
 
 
 def print_template() -> None:
-    """The configuration with every key explained."""
-    with _lab():
-        from regard.seq2seq.runs.config import template
-    print(template(), end="")
+    """Print the default configuration with an explanation of every key."""
+    from regard.seq2seq import Config
+
+    print(Config().write(), end="")
 
 
 def run(wish: Wish) -> None:
-    """Prepare, train, and say how to translate or how to go on."""
+    """Train, and print how to translate or how to continue."""
     check_folder("train", "--out", wish.out)
-    with _lab():
-        from regard.seq2seq.runs.guards import alone
-        from regard.seq2seq.training.preparation import is_unsaved
-        from regard.seq2seq.training.ranks import process_number
+    from regard.seq2seq import resume_training, train
+    from regard.seq2seq.training.preparation import is_unsaved
+    from regard.seq2seq.training.ranks import process_number
+
     if anew := wish.resume and wish.out is not None and is_unsaved(wish.out):
         wish = _begun_anew(wish)
     config, folder = _configured(wish)
-    rank = process_number(config.training)
-    console = Console(stderr=True, quiet=rank > 0, highlight=False, soft_wrap=True)
-    with alone(folder, "train") if rank == 0 else nullcontext():
-        if not wish.resume and rank == 0:
-            _check_fresh(folder)
-        if wish.resume:
-            _say_changes(console, folder, config)
-        if anew:
-            console.print(f"{folder} was stopped before its first save. The training begins anew.", markup=False)
-        _train(console, config, folder, wish.resume)
-
-
-def _train(console: Console, config: Config, folder: Path, resume: bool) -> None:
-    from regard.seq2seq.training.fitting import fit, quiet
-    from regard.seq2seq.training.preparation import prepare
-
-    with quiet(), console.status("Reading the corpus and learning its vocabularies"):
-        prepared = prepare(config, folder)
-    _introduce(console, prepared, folder)
+    console = Console(stderr=True, quiet=process_number(config.training) > 0, highlight=False, soft_wrap=True)
+    if anew:
+        console.print(f"{folder} was stopped before its first save. The training begins anew.", markup=False)
     try:
-        with _bar(console, config) as told_bar:
-            outcome = fit(prepared.task, resume=resume, told=told_bar)
+        with _progress(console, config, folder) as callbacks:
+            if wish.resume:
+                trained = resume_training(folder, _overrides(wish), **callbacks)
+            else:
+                trained = train(config, folder, **callbacks)
     except KeyboardInterrupt:
         console.print("Stopped at once; the last saved state is kept. Go on with:")
         console.print(f"  regard train --out {folder} --resume", markup=False)
         raise
     if not console.quiet:
-        _conclude(console, folder, outcome.reason, outcome.standing)
-    if outcome.reason == "interrupted":
+        _conclude(console, folder, trained.outcome.reason, trained.outcome.standing)
+    if trained.outcome.reason == "interrupted":
         raise KeyboardInterrupt
+
+
+@contextmanager
+def _progress(console: Console, config: Config, folder: Path) -> Any:
+    """Show what `train` does: a status line while it prepares, then a bar. Gives its `on_start` and `on_step`."""
+    with ExitStack() as stack:
+        status = stack.enter_context(console.status("Reading the corpus and learning its vocabularies"))
+        steps: list[Callable[[Standing], None]] = []
+
+        def on_start(prepared: Prepared) -> None:
+            status.stop()
+            for key, (before, now) in prepared.changes.items():
+                console.print(f"{folder / 'config.toml'}: {key} was {before!r} and is now {now!r}.", markup=False)
+            _introduce(console, prepared, folder)
+            steps.append(stack.enter_context(_bar(console, config)))
+
+        yield {"on_start": on_start, "on_step": lambda standing: steps[0](standing)}
 
 
 def _configured(wish: Wish) -> tuple[Config, Path]:
     """The configuration and the folder of the run."""
-    from regard.seq2seq.runs.config import read_config
+    from regard.seq2seq import read_config
     from regard.seq2seq.training.preparation import reconfigured
 
-    overrides = [*_options(wish), *wish.overrides]
+    overrides = _overrides(wish)
     if not wish.resume:
         config = read_config(wish.config, overrides)
         return config, wish.out or Path("runs") / _name(config)
     if wish.out is None:
-        raise RegardError("train: --resume goes on with a run. Name its folder with --out DIR.")
+        raise RegardError("train: --resume continues a run. Name its folder with --out DIR.")
     if wish.config is not None:
         raise RegardError(
-            f"train: a run that is gone on with has its own {wish.out / 'config.toml'}. Leave the file out."
+            f"train: a run that is continued has its own {wish.out / 'config.toml'}. Leave the configuration file out."
         )
+    return reconfigured(wish.out, lambda sections: read_config(None, overrides, sections)), wish.out
 
-    def changed(sections: dict[str, Any]) -> Config:
-        return read_config(None, overrides, sections)
 
-    return reconfigured(wish.out, changed), wish.out
+def _overrides(wish: Wish) -> list[str]:
+    """The options and the keys of the command line, as overrides of the configuration."""
+    return [*_options(wish), *wish.overrides]
 
 
 def _begun_anew(wish: Wish) -> Wish:
@@ -151,8 +154,6 @@ def _options(wish: Wish) -> Iterable[str]:
 
 
 def _quoted(value: Any) -> str:
-    import json
-
     return json.dumps(str(value), ensure_ascii=False)
 
 
@@ -166,33 +167,7 @@ def _name(config: Config) -> str:
     return re.sub(r"[^\w.-]+", "-", f"{corpus}-{config.model.system}")
 
 
-def _say_changes(console: Console, folder: Path, config: Config) -> None:
-    """Print the keys of the configuration that change as a run goes on."""
-    from regard.seq2seq.runs.config import differences, make_config
-    from regard.seq2seq.runs.run import CONFIG, read_sections
-
-    for key, (before, now) in differences(make_config(read_sections(folder)), config).items():
-        console.print(f"{folder / CONFIG}: {key} was {before!r} and is {now!r} from here on.", markup=False)
-
-
-def _check_fresh(folder: Path) -> None:
-    from regard.seq2seq.comparison.study import STUDY
-    from regard.seq2seq.runs.run import STATE, WEIGHTS
-
-    if (folder / STUDY).exists():
-        raise RegardError(
-            f"train: {folder} holds a comparison, whose vocabularies a run would overwrite. Give another --out."
-        )
-    if (folder / WEIGHTS).exists() or (folder / STATE).exists():
-        raise RegardError(
-            f"train: {folder} holds a run already, and nothing trained is written over. Go on with it by "
-            f"`regard train --out {folder} --resume`, or give another --out."
-        )
-
-
 def _introduce(console: Console, prepared: Prepared, folder: Path) -> None:
-    from regard.seq2seq.training.preparation import counted_by
-
     model, config = prepared.task.model, prepared.task.config
     unit, amount = config.training.budget
     weights = sum(weight.numel() for weight in model.parameters())
@@ -202,8 +177,8 @@ def _introduce(console: Console, prepared: Prepared, folder: Path) -> None:
         f"{amount:g} {unit}, into {folder}",
         markup=False,
     )
-    if (counted := counted_by(config, prepared.corpus)) != "13a":
-        console.print(f"BLEU counts tokens of sacrebleu's tokenizer {counted}.", markup=False)
+    if prepared.bleu_tokenizer != "13a":
+        console.print(f"BLEU counts tokens of sacrebleu's tokenizer {prepared.bleu_tokenizer}.", markup=False)
 
 
 def _conclude(console: Console, folder: Path, reason: str, standing: Standing) -> None:
@@ -263,18 +238,3 @@ def clock(seconds: float) -> str:
     """
     whole = round(seconds)
     return f"{whole // 60}:{whole % 60:02d} min" if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02d} h"
-
-
-@contextmanager
-def _lab() -> Any:
-    """A missing package of the lab is a sentence; what lightning warns of when it is imported is its own affair."""
-    import warnings
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in LAB:
-            raise
-        raise RegardError(f"Training needs {error.name}: pip install 'regard[lab]'") from None

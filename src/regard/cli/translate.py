@@ -6,8 +6,8 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
-from typing import IO, TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -18,8 +18,7 @@ from regard.data.files import decoded, looks_like_path
 from regard.data.streams import utf8_stream
 from regard.errors import RegardError, first_few, nearest
 from regard.seq2seq.decoding.alignment import READINGS, Alignment, write_pharaoh
-from regard.seq2seq.decoding.search import Search
-from regard.seq2seq.decoding.translation import Translation, Wanted, translate
+from regard.seq2seq.decoding.translation import Translation, Wanted
 
 if TYPE_CHECKING:
     from regard.seq2seq.runs.run import Run
@@ -45,7 +44,7 @@ class Wish:
 
     def wanted(self, run: Run) -> Wanted:
         """What to do with every sentence, of this run."""
-        search = search_of(run, beam=self.beam, n_best=self.n_best, length_penalty=self.length_penalty)
+        search = run.search(beam=self.beam, n_best=self.n_best, length_penalty=self.length_penalty)
         reading = None if self.align is None else self.reading
         return Wanted(search, batch=self.batch, reading=reading, replace_unknown=self.replace_unknown)
 
@@ -59,7 +58,7 @@ def run(wish: Wish) -> None:
         found = load(folder, wish.model)
     wanted, printer, number = wish.wanted(found), _Printer(wish), 0
     for lines in read_lines(text):
-        for each in translate(found.model, found.source_tokenizer, found.target_tokenizer, lines, wanted):
+        for each in found.translate(lines, wanted):
             printer.print(number, each)
             number += 1
     printer.report(number)
@@ -67,23 +66,9 @@ def run(wish: Wish) -> None:
 
 def load(folder: str | None, name: str | None) -> Run:
     """The run of a folder, or a model that comes with the package."""
-    from regard.seq2seq.runs.run import load_model_in_the_box, load_run
+    from regard.seq2seq import load_pretrained, load_run
 
-    return load_run(folder or "") if name is None else load_model_in_the_box(name)
-
-
-def search_of(run: Run, **options: Any) -> Search:
-    """The search that the run was configured with, but for what is given."""
-    settings: dict[str, Any] = dict(run.config.get("decoding", {}))
-    known = [each.name for each in fields(Search)]
-    for name in settings:
-        if name not in known:
-            raise RegardError(f"{run.path / 'config.toml'}: there is no key decoding.{name}. {nearest(name, known)}")
-        kinds, kind = ((int, float), "a number") if name == "length_penalty" else ((int,), "a whole number")
-        if type(value := settings[name]) not in kinds:
-            raise RegardError(f"{run.path / 'config.toml'}: decoding.{name} must be {kind}, got {value!r}.")
-    settings["max_length"] = settings.get("max_length") or None
-    return Search(**settings | {name: value for name, value in options.items() if value is not None})
+    return load_run(folder or "") if name is None else load_pretrained(name)
 
 
 def _arguments(wish: Wish) -> tuple[str | None, str]:

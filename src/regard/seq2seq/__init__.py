@@ -1,8 +1,16 @@
 """The translation lab: encoder-decoders, how they are trained, and what they translate.
 
-Each package imports from those before it: models, decoding, evaluation, runs, training, comparison.
+Each package imports from those before it: models, decoding, evaluation, runs, training, comparison. Names of the last
+two are loaded at the first use, because they need the packages of the extra "lab".
 """
 
+from __future__ import annotations
+
+import warnings
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from regard.errors import RegardError
 from regard.seq2seq.decoding import (
     Alignment,
     Hypothesis,
@@ -30,22 +38,65 @@ from regard.seq2seq.models import (
     build,
     system,
 )
-from regard.seq2seq.runs import Run, load_run
+from regard.seq2seq.runs import Run, load_pretrained, load_run, pretrained_runs
+
+if TYPE_CHECKING:
+    from regard.seq2seq.comparison.design import make_study
+    from regard.seq2seq.comparison.results import Comparison, compare
+    from regard.seq2seq.comparison.run_evaluation import (
+        PairSelection,
+        RunComparison,
+        compare_runs,
+        corpus_of,
+        evaluate_run,
+    )
+    from regard.seq2seq.comparison.study import Entry, Study
+    from regard.seq2seq.runs.config import Config, make_config, read_config
+    from regard.seq2seq.training.session import Trained, resume_training, train
+
+#: Names that are loaded at the first use, and their modules.
+_LAZY = {
+    "Config": "runs.config",
+    "make_config": "runs.config",
+    "read_config": "runs.config",
+    "Trained": "training.session",
+    "resume_training": "training.session",
+    "train": "training.session",
+    "Entry": "comparison.study",
+    "Study": "comparison.study",
+    "make_study": "comparison.design",
+    "Comparison": "comparison.results",
+    "compare": "comparison.results",
+    "PairSelection": "comparison.run_evaluation",
+    "RunComparison": "comparison.run_evaluation",
+    "compare_runs": "comparison.run_evaluation",
+    "corpus_of": "comparison.run_evaluation",
+    "evaluate_run": "comparison.run_evaluation",
+}
+#: Packages of the extra "lab".
+_LAB = ("lightning", "pydantic", "sentencepiece", "sacrebleu", "safetensors")
 
 __all__ = [
     "SYSTEMS",
     "Alignment",
     "BahdanauTranslator",
+    "Comparison",
+    "Config",
+    "Entry",
     "Evaluation",
     "FixedVectorTranslator",
     "HybridTranslator",
     "Hypothesis",
     "LuongTranslator",
     "Memory",
+    "PairSelection",
     "Run",
+    "RunComparison",
     "Search",
     "State",
+    "Study",
     "System",
+    "Trained",
     "TransformerTranslator",
     "Translation",
     "Translator",
@@ -54,10 +105,38 @@ __all__ = [
     "attention_of",
     "beam_search",
     "build",
+    "compare",
+    "compare_runs",
+    "corpus_of",
     "evaluate",
+    "evaluate_run",
     "greedy",
+    "load_pretrained",
     "load_run",
+    "make_config",
+    "make_study",
+    "pretrained_runs",
+    "read_config",
+    "resume_training",
     "score",
     "system",
+    "train",
     "translate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Lightning warns while it is imported
+            return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in _LAB:
+            raise
+        raise RegardError(f"Training needs {error.name}: pip install 'regard[lab]'") from None
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -6,9 +6,12 @@ import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from regard.cluster import check_engine, cluster, workers_that_fit
 from regard.seq2seq.training.ranks import single_process
 
 #: Environment of a trial: each has one core, and threads beyond it would only be in the way of the others.
@@ -33,6 +36,10 @@ class Process(Protocol):
     def end(self) -> None:
         """At once, whatever it is doing."""
         ...
+
+
+#: Starts the process of a command, whose errors go to a file.
+Start = Callable[[list[str], Path], Process]
 
 
 class LocalProcess:
@@ -100,3 +107,20 @@ class ClusterProcess:
         with contextlib.suppress(self._ray.exceptions.RayError):  # lost already
             self._ray.get(self._there.end.remote(), timeout=PATIENCE)
         self._ray.kill(self._there)
+
+
+@contextlib.contextmanager
+def processors(engine: str, processes: int | None) -> Iterator[tuple[Start, int]]:
+    """The function that starts a trial, and how many trials run at a time: `processes`, or one for each processor."""
+    check_engine("compare", engine)
+    if engine == "local":
+        yield LocalProcess, processes or cores()
+        return
+    with cluster("compare") as ray:
+        available = workers_that_fit(ray, "compare", processes, 1)
+        yield partial(ClusterProcess, ray), processes or available
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,15 +15,16 @@ from regard import __version__
 from regard.data.corpus import Corpus
 from regard.data.retrieval import NOVEL, nearest, without_near
 from regard.errors import RegardError
+from regard.seq2seq.comparison.processes import cores
 from regard.seq2seq.models.systems import build, system
 from regard.seq2seq.runs.config import Config, Model, differences, make_config
 from regard.seq2seq.runs.files import read_json, write_whole
-from regard.seq2seq.runs.run import PACKAGES, SOURCE, TARGET
+from regard.seq2seq.runs.run import COMPARISON, PACKAGES, SOURCE, TARGET
 from regard.seq2seq.training.preparation import counted_by, learn_tokenizer, read_corpus
 
 #: Raised when a folder written before could no longer be gone on with.
 VERSION = 1
-STUDY, RETRIEVAL, TEST, TRIALS = "comparison.json", "retrieval.json", "test.json", "trials"
+STUDY, RETRIEVAL, TEST, TRIALS = COMPARISON, "retrieval.json", "test.json", "trials"
 #: Written last: a trial that has it is finished.
 EVALUATION = "evaluation.json"
 #: The tokenizer of comparisons that were written before it could be chosen.
@@ -332,11 +332,6 @@ def chosen_sentences(similarities: Sequence[float], lengths: Sequence[int], coun
     fit = fit or list(range(len(lengths)))
     apart = max(1, len(fit) // count)
     return fit[: apart * count : apart]
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _surroundings(processes: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regard.seq2seq.comparison.processes import LocalProcess, Process
+from regard.seq2seq.comparison.processes import LocalProcess, Start
 from regard.seq2seq.comparison.study import EVALUATION, Trial
 from regard.seq2seq.comparison.trials import FAILED, STOPPED
 from regard.seq2seq.runs.files import read_json
@@ -25,9 +25,6 @@ COMMAND = (sys.executable, "-m", "regard.seq2seq.comparison.trials")
 PAUSE = 0.2
 #: Seconds that a process has to end its step and save when it is asked to stop.
 PATIENCE = 60.0
-
-#: Starts the process of a command, whose errors go to a file.
-Start = Callable[[list[str], Path], Process]
 
 
 @dataclass(eq=False)

@@ -76,7 +76,7 @@ def _interval(values: Tensor, share: float = 0.95) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedComparison:
     """Two systems on the same sentences: BLEU of each, a - b, its 95 % interval, and p.
 
     `p_value` is the share of resamples in which the system that is better on the whole is not better
@@ -90,7 +90,7 @@ class Comparison:
     resamples: int
 
 
-def paired_bootstrap(a: Tensor, b: Tensor, resamples: int = RESAMPLES, seed: int = SEED) -> Comparison:
+def paired_bootstrap(a: Tensor, b: Tensor, resamples: int = RESAMPLES, seed: int = SEED) -> PairedComparison:
     """Is system a better than b, or are these the sentences that suit it? (Koehn 2004).
 
     `a` and `b` are the `bleu_counts` of the same sentences, (N, 10), or of several trainings of each system,
@@ -116,4 +116,4 @@ def paired_bootstrap(a: Tensor, b: Tensor, resamples: int = RESAMPLES, seed: int
     difference = whole[0] - whole[1]
     better = differences > 0 if difference > 0 else differences < 0
     p_value = (int((~better).sum()) + 1) / (resamples + 1)
-    return Comparison(whole, difference, _interval(differences), p_value, resamples)
+    return PairedComparison(whole, difference, _interval(differences), p_value, resamples)

@@ -22,7 +22,14 @@ from regard.seq2seq.decoding.alignment import align, alignment_error_rate
 from regard.seq2seq.decoding.search import evaluating
 from regard.seq2seq.decoding.translation import Translation, Wanted, translate
 from regard.seq2seq.evaluation import clock
-from regard.seq2seq.evaluation.bootstrap import Comparison, band, bleu, bleu_counts, check_sentences, paired_bootstrap
+from regard.seq2seq.evaluation.bootstrap import (
+    PairedComparison,
+    band,
+    bleu,
+    bleu_counts,
+    check_sentences,
+    paired_bootstrap,
+)
 from regard.seq2seq.evaluation.metrics import Metric, bleu_score, bleu_tokenizer, chrf_score, ter_score, word_tokenizer
 from regard.seq2seq.evaluation.validation import surprise
 
@@ -268,7 +275,7 @@ def evaluate(
     )
 
 
-def compare(a: Evaluation, b: Evaluation, references: Sequence[str]) -> Comparison:
+def paired_comparison(a: Evaluation, b: Evaluation, references: Sequence[str]) -> PairedComparison:
     """The paired bootstrap between two systems that translated the same sentences."""
     if not a.references_hash == b.references_hash == _hash(references):
         raise RegardError(

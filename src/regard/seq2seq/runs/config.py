@@ -229,11 +229,6 @@ class Config(Section):
         return "\n".join(_section(name, getattr(self, name)) for name in type(self).model_fields)
 
 
-def template() -> str:
-    """The default configuration as TOML: what `regard train --template` prints."""
-    return Config().write()
-
-
 def read_config(
     path: str | Path | None = None, overrides: Iterable[str] = (), sections: Mapping[str, Any] | None = None
 ) -> Config:

@@ -7,8 +7,8 @@ import hashlib
 import json
 import platform
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from regard import __version__
 from regard.data.tokenizer import Tokenizer, load_tokenizer
 from regard.errors import RegardError, nearest
+from regard.seq2seq.decoding import Search, Translation, Wanted, translate
 from regard.seq2seq.models.sharding import sharded_like
 from regard.seq2seq.runs.files import append, read_json, read_tensors, write_tensors, write_whole
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 #: Raised when a folder written before could no longer be read as it was meant.
 FORMAT = 1
 WEIGHTS, SETTINGS, CONFIG = "model.safetensors", "settings.json", "config.toml"
+#: The file of a comparison of runs; no run may be written into its folder.
+COMPARISON = "comparison.json"
 METRICS, ENVIRONMENT, STATE = "metrics.csv", "environment.json", "state/state.safetensors"
 SOURCE, TARGET = "source.tokenizer", "target.tokenizer"
 #: Columns of metrics.csv: all from the start, so that any later line can be appended.
@@ -35,8 +38,8 @@ COLUMNS = ("step", "epoch", "minutes", "learning_rate", "train_loss", "tokens_pe
 COLUMNS += ("valid_loss", "perplexity", "bleu")
 #: Packages whose versions a run was made with.
 PACKAGES = ("torch", "numpy", "lightning", "sentencepiece", "sacrebleu", "pydantic", "safetensors")
-#: Where the models are that come with the package.
-BOX = Path(__file__).parent.parent / "pretrained"
+#: The trained runs that come with the package.
+PRETRAINED = Path(__file__).parent.parent / "pretrained"
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +70,35 @@ class Run:
         """The tokenizer of sacrebleu for its BLEU; None for older runs, which do not name one."""
         return self.settings.get("bleu_tokenizer")
 
+    def search(self, **changes: Any) -> Search:
+        """The search of the run's configuration, with `changes`; a change to None keeps the configured value.
+
+        >>> load_pretrained("bahdanau-en-fr").search(beam=1).beam
+        1
+        """
+        settings: dict[str, Any] = dict(self.config.get("decoding", {}))
+        known = [field.name for field in fields(Search)]
+        for name, value in settings.items():
+            if name not in known:
+                raise RegardError(f"{self.path / CONFIG}: there is no key decoding.{name}. {nearest(name, known)}")
+            types, expected = ((int, float), "a number") if name == "length_penalty" else ((int,), "a whole number")
+            if type(value) not in types:
+                raise RegardError(f"{self.path / CONFIG}: decoding.{name} must be {expected}, got {value!r}.")
+        settings["max_length"] = settings.get("max_length") or None
+        return Search(**settings | {name: value for name, value in changes.items() if value is not None})
+
+    def translate(self, sentences: Iterable[str], wanted: Wanted | None = None) -> Iterator[Translation]:
+        """Translate sentences in their order, by default as the run is configured; see `regard.seq2seq.translate`.
+
+        >>> run = load_pretrained("bahdanau-en-fr")
+        >>> for translation in run.translate(["Peace be with you.", ""]):
+        ...     print(translation.source, bool(translation.text), translation.skipped)
+        Peace be with you. True
+         False empty
+        """
+        wanted = wanted or Wanted(self.search())
+        return translate(self.model, self.source_tokenizer, self.target_tokenizer, sentences, wanted)
+
 
 def load_run(path: str | Path) -> Run:
     """Read a run folder, ready to translate; one of another version or with a truncated file is refused by name.
@@ -87,17 +119,19 @@ def load_run(path: str | Path) -> Run:
     return Run(path, model.eval(), source, target, read_sections(path), settings, read_metrics(path / METRICS))
 
 
-def models_in_the_box() -> list[str]:
+def pretrained_runs() -> list[str]:
     """The names of the runs that come with the package."""
-    return sorted(folder.name for folder in BOX.iterdir() if (folder / SETTINGS).exists()) if BOX.is_dir() else []
+    if not PRETRAINED.is_dir():
+        return []
+    return sorted(folder.name for folder in PRETRAINED.iterdir() if (folder / SETTINGS).exists())
 
 
-def load_model_in_the_box(name: str) -> Run:
-    """A run that comes with the package, as "bahdanau-en-fr"."""
-    known = models_in_the_box()
+def load_pretrained(name: str) -> Run:
+    """A run that comes with the package, such as "bahdanau-en-fr"."""
+    known = pretrained_runs()
     if name not in known:
         raise RegardError(f"There is no model {name!r} in the package. {nearest(name, known)}")
-    return load_run(BOX / name)
+    return load_run(PRETRAINED / name)
 
 
 def read_settings(path: Path) -> dict[str, Any]:

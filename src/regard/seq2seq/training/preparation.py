@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from regard.seq2seq.decoding.translation import LIMIT
 from regard.seq2seq.evaluation.metrics import bleu_tokenizer, check_tokenizer
 from regard.seq2seq.evaluation.validation import bleu_of
 from regard.seq2seq.models.systems import build, system
-from regard.seq2seq.runs.config import Config, Data, Training, make_config
+from regard.seq2seq.runs.config import Config, Data, Training, differences, make_config
 from regard.seq2seq.runs.files import write_whole
 from regard.seq2seq.runs.guards import LOCK
 from regard.seq2seq.runs.run import (
@@ -47,49 +47,64 @@ FIXED = ("seed", "sentences", "tokens", "accumulate", "average")
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A task with what it was made of: a corpus and a tokenizer for each side."""
+    """A training task with its corpus and tokenizers.
+
+    `changes` are the keys of the configuration with another value than in the folder, each with the old and the new
+    value. `bleu_tokenizer` is the tokenizer of sacrebleu.
+    """
 
     task: Task
     corpus: Corpus
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
+    bleu_tokenizer: str
+    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
 
 
 def prepare(config: Config, folder: Path | None = None, *, corpus: Corpus | None = None) -> Prepared:
-    """Everything that training needs; the first process writes it to the folder, whole enough to be gone on from.
+    """Make everything that training needs. The first process writes it to the folder, so that a run can be resumed.
 
-    A folder that already holds a state keeps its vocabularies.
+    A folder with a saved state keeps its vocabularies.
 
     Args:
         config: Of the run.
         folder: Of the run; None writes nothing.
-        corpus: The pairs, if they are at hand already.
+        corpus: The sentence pairs; by default those that the configuration names.
     """
     rank = process_number(config.training)
     corpus = corpus or read_corpus(config.data)
-    if folder is not None and (folder / STATE).exists():
+    resumed = folder is not None and (folder / STATE).exists()
+    saved_tokenizers = None
+    if folder is not None and resumed:
         _check_same_corpus(corpus, folder)
-    found = None if folder is None or not (folder / STATE).exists() else _tokenizers_of(folder)
-    source, target = found or (
+        saved_tokenizers = _tokenizers_of(folder)
+    source, target = saved_tokenizers or (
         learn_tokenizer([getattr(pair, side) for pair in corpus.train], config.tokenizer.kind, size)
         for side, size in (("source", config.tokenizer.source_size), ("target", config.tokenizer.target_size))
     )
     torch.manual_seed(config.training.seed)
     model = _model(config, len(source), len(target))
-    if rank:  # the first weights are the same in all processes, dropout is not
+    if rank:  # all processes start from the same weights, but draw different dropout
         torch.manual_seed(config.training.seed + rank)
     short = limit_pieces(corpus, source, target, LIMIT)
     task = _task(config, short, source, target, model, folder, rank)
+    changes = differences(make_config(read_sections(folder)), config) if folder is not None and resumed else {}
+    prepared = Prepared(task, short, source, target, counted_by(config, corpus), changes)
     if folder is not None and rank == 0:
-        if found is None:
+        if saved_tokenizers is None:
             source.save(folder / SOURCE)
             target.save(folder / TARGET)
-        write_whole(folder / CONFIG, config.write())
-        write_environment(folder)
-        facts = {"source_language": corpus.source_language, "target_language": corpus.target_language}
-        facts |= {"corpus": corpus.name, "hash": corpus.hash, "bleu_tokenizer": counted_by(config, corpus)}
-        write_settings(folder, model, facts)
-    return Prepared(task, short, source, target)
+        _write_run(folder, prepared, corpus)
+    return prepared
+
+
+def _write_run(folder: Path, prepared: Prepared, corpus: Corpus) -> None:
+    """Write the configuration, the environment and the settings of a run, before its first step."""
+    write_whole(folder / CONFIG, prepared.task.config.write())
+    write_environment(folder)
+    facts = {"source_language": corpus.source_language, "target_language": corpus.target_language}
+    facts |= {"corpus": corpus.name, "hash": corpus.hash, "bleu_tokenizer": prepared.bleu_tokenizer}
+    write_settings(folder, prepared.task.model, facts)
 
 
 def _check_same_corpus(corpus: Corpus, folder: Path) -> None:

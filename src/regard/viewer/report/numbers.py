@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.seq2seq.evaluation.bootstrap import Comparison, paired_bootstrap
+from regard.seq2seq.evaluation.bootstrap import PairedComparison, paired_bootstrap
 from regard.viewer.report.folder import Study, Trial
 
 #: Raised when report.json could no longer be read as it was meant.
@@ -231,7 +231,7 @@ def against(study: Study, label: str, other: str) -> dict[str, Any] | None:
     return found
 
 
-def _comparison(found: Comparison) -> dict[str, Any]:
+def _comparison(found: PairedComparison) -> dict[str, Any]:
     interval = list(found.interval)
     return {"difference": found.difference, "interval": interval, "p": found.p_value, "resamples": found.resamples}
 

@@ -1,0 +1,130 @@
+"""`train`: one training, from a configuration to a system that translates; `resume_training` continues a saved one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from regard.data.corpus import Corpus
+from regard.data.tokenizer import Tokenizer
+from regard.errors import RegardError
+from regard.seq2seq.models import Translator
+from regard.seq2seq.runs.config import Config, read_config
+from regard.seq2seq.runs.guards import alone
+from regard.seq2seq.runs.run import COMPARISON, STATE, WEIGHTS
+from regard.seq2seq.training.fitting import Outcome, fit, quiet
+from regard.seq2seq.training.preparation import Prepared, prepare, reconfigured
+from regard.seq2seq.training.ranks import process_number
+from regard.seq2seq.training.stream import Standing
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A trained system: `regard.seq2seq.evaluate` measures it, `regard.seq2seq.load_run(folder)` reads it later.
+
+    Args:
+        prepared: The task, the corpus and the tokenizers.
+        outcome: How the training ended.
+        folder: Of the run; None if nothing was written.
+    """
+
+    prepared: Prepared
+    outcome: Outcome
+    folder: Path | None = None
+
+    @property
+    def model(self) -> Translator:
+        return self.prepared.task.model
+
+    @property
+    def corpus(self) -> Corpus:
+        return self.prepared.corpus
+
+    @property
+    def source_tokenizer(self) -> Tokenizer:
+        return self.prepared.source_tokenizer
+
+    @property
+    def target_tokenizer(self) -> Tokenizer:
+        return self.prepared.target_tokenizer
+
+
+def train(
+    config: Config,
+    out: str | Path | None = None,
+    *,
+    on_start: Callable[[Prepared], object] = lambda prepared: None,
+    on_step: Callable[[Standing], object] = lambda standing: None,
+) -> Trained:
+    """Train a system until its budget is used up, or until Ctrl-C; `regard train` on the command line.
+
+    Args:
+        config: Of the run, from `read_config` or `make_config`.
+        out: The folder of the run; None keeps everything in memory.
+        on_start: Called when corpus, vocabularies and model are ready.
+        on_step: Called after every step with the state of the training.
+
+    >>> from regard import seq2seq
+    >>> config = seq2seq.make_config({
+    ...     "data": {"corpus": "copy", "size": 60},
+    ...     "tokenizer": {"kind": "words"},
+    ...     "model": {"system": "luong_dot", "width": 8},
+    ...     "training": {"steps": 2},
+    ... })
+    >>> trained = seq2seq.train(config)  # seq2seq.train(config, "runs/copy") writes the run
+    >>> trained.outcome.reason, seq2seq.evaluate(trained, trained.corpus.test).num_sentences
+    ('budget', 6)
+    """
+    return _trained(config, None if out is None else Path(out), False, on_start, on_step)
+
+
+def resume_training(
+    out: str | Path,
+    overrides: Iterable[str] = (),
+    *,
+    on_start: Callable[[Prepared], object] = lambda prepared: None,
+    on_step: Callable[[Standing], object] = lambda standing: None,
+) -> Trained:
+    """Continue the training of a run from its last saved state; `regard train --out DIR --resume`.
+
+    Args:
+        out: The folder of the run.
+        overrides: Keys of the configuration that change, as "training.minutes=30".
+        on_start: Called when corpus, vocabularies and model are ready.
+        on_step: Called after every step with the state of the training.
+    """
+    folder = Path(out)
+    config = reconfigured(folder, lambda sections: read_config(None, overrides, sections))
+    return _trained(config, folder, True, on_start, on_step)
+
+
+def _trained(
+    config: Config,
+    folder: Path | None,
+    resume: bool,
+    on_start: Callable[[Prepared], object],
+    on_step: Callable[[Standing], object],
+) -> Trained:
+    is_writer = folder is not None and process_number(config.training) == 0
+    with alone(folder, "train") if folder is not None and is_writer else nullcontext():
+        if folder is not None and is_writer and not resume:
+            _check_new(folder)
+        with quiet():
+            prepared = prepare(config, folder)
+        on_start(prepared)
+        return Trained(prepared, fit(prepared.task, resume=resume, told=on_step), folder)
+
+
+def _check_new(folder: Path) -> None:
+    """Refuse the folder of a comparison or of another run."""
+    if (folder / COMPARISON).exists():
+        raise RegardError(
+            f"train: {folder} holds a comparison, whose vocabularies a run would overwrite. Give another --out."
+        )
+    if (folder / WEIGHTS).exists() or (folder / STATE).exists():
+        raise RegardError(
+            f"train: {folder} already holds a run, and trained weights are not overwritten. Continue it with "
+            f"`regard train --out {folder} --resume`, or give another --out."
+        )
