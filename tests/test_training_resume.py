@@ -58,7 +58,7 @@ def train(folder: Path, *overrides: str, resume: bool = False, told=lambda stand
         config = reconfigured(folder, lambda sections: read_config(None, overrides, sections))
     else:
         config = read_config(None, (*TINY, *overrides))
-    return fit(prepare(config, folder).task, resume=resume, told=told)
+    return fit(prepare(config, folder).task, resume=resume, on_step=told)
 
 
 def at_step(number, action):

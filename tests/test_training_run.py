@@ -92,7 +92,7 @@ def test_the_folder_names_no_machine_and_no_person(folder):
 def test_a_run_is_never_written_over(folder, texts):
     files = "--source", texts / "text.fr", "--target", texts / "text.en"
     result = regard(*files, "--out", folder, *QUICK)
-    assert result.exit_code == 2 and "holds a run already" in result.output and "--resume" in result.output
+    assert result.exit_code == 2 and "already holds a run" in result.output and "--resume" in result.output
 
 
 def test_two_trainings_do_not_share_a_folder(folder, texts, tmp_path):

@@ -119,7 +119,7 @@ def _trained(study: Study, trial: Trial, corpus: Corpus, folder: Path, tell: Tel
     before = peak_memory()
     with quiet():
         prepared = prepare(study.config_of(trial.entry, trial.seed), trial.path, corpus=corpus)
-    outcome = fit(prepared.task, resume=(trial.path / STATE).exists(), told=_telling(tell))
+    outcome = fit(prepared.task, resume=(trial.path / STATE).exists(), on_step=_telling(tell))
     if outcome.reason == "interrupted":
         return False
     standing = outcome.standing

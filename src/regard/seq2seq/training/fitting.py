@@ -40,7 +40,7 @@ class Outcome:
     standing: Standing = field(repr=False)
 
 
-def fit(task: Task, *, resume: bool = False, told: Callable[[Standing], None] = lambda _: None) -> Outcome:
+def fit(task: Task, *, resume: bool = False, on_step: Callable[[Standing], object] = lambda _: None) -> Outcome:
     """Train until the budget is used up, the wished-for patience is over, or Ctrl-C; a state is saved in each case.
 
     Afterwards the model has the weights that the run translates with: the averaged ones, of the best validation or
@@ -49,10 +49,10 @@ def fit(task: Task, *, resume: bool = False, told: Callable[[Standing], None] = 
     Args:
         task: What is trained.
         resume: Go on from the state in the folder of the task.
-        told: Called after every step with where the training stands.
+        on_step: Called after every step with where the training stands.
     """
     with quiet():
-        course = Course(task, told, _state(task) if resume else None)
+        course = Course(task, on_step, _state(task) if resume else None)
         trainer = _trainer(task)  # from here on every process knows its number
         training = task.config.training
         with _one_thread_count(training.threads), _kernels(task), _stopping(course), answers(training):

@@ -78,11 +78,11 @@ class Course(LightningModule):
     optimizer: torch.optim.Optimizer
 
     def __init__(
-        self, task: Task, told: Callable[[Standing], None] = lambda _: None, resume: Path | None = None
+        self, task: Task, on_step: Callable[[Standing], object] = lambda _: None, resume: Path | None = None
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.model, self.task, self.told = task.model, task, told
+        self.model, self.task, self.on_step = task.model, task, on_step
         self.training_config = task.config.training
         self.schedule = task.schedule
         plateau = Plateau(self.training_config.plateau_patience, self.training_config.plateau_decay)
@@ -229,7 +229,7 @@ class Course(LightningModule):
         first_weights = standing.best is not None and not standing.saved  # weights are saved with their state
         if by_time or first_weights or (training.save_steps and standing.step % training.save_steps == 0):
             self.save()
-        self.told(standing)
+        self.on_step(standing)
 
     def log_row(self) -> None:
         """A line of metrics.csv over the steps since the last one."""

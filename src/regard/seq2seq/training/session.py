@@ -114,7 +114,7 @@ def _trained(
         with quiet():
             prepared = prepare(config, folder)
         on_start(prepared)
-        return Trained(prepared, fit(prepared.task, resume=resume, told=on_step), folder)
+        return Trained(prepared, fit(prepared.task, resume=resume, on_step=on_step), folder)
 
 
 def _check_new(folder: Path) -> None:
