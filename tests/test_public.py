@@ -16,7 +16,7 @@ from imports import FILES, SOURCE, circle, imported_files, imports
 
 MODULES = sorted(m.name for m in pkgutil.walk_packages([str(SOURCE)], "regard.") if "cli" not in m.name)
 LAYERS = [
-    {"errors", "checks", "names", "closures", "context", "display", "whole_files"}
+    {"errors", "checks", "names", "closures", "context", "display", "version", "whole_files"}
     | {"shapes", "spans", "positions", "cluster"},
     {"pieces", "attention"},
     {"catalog", "cache", "engine"},

@@ -4,8 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from regard.display import register_report, register_viewer
-
-__version__ = "0.1.0"
+from regard.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from regard.api import *  # noqa: F403

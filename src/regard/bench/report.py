@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from regard import __version__
 from regard.bench.machine import Machine
 from regard.bench.measure import Goal
 from regard.bench.runner import Line, Row
 from regard.errors import RegardError
 from regard.seq2seq.runs.files import write_whole
+from regard.version import __version__
 
 #: Factor by which a prediction may be off.
 PREDICTED = 2.0

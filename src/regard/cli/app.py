@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from regard import __version__
 from regard.errors import RegardError
+from regard.version import __version__
 
 
 class Commands(TyperGroup):

@@ -11,7 +11,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from regard import __version__
 from regard.data.corpus import Corpus
 from regard.data.retrieval import NOVEL, nearest, without_near
 from regard.errors import RegardError
@@ -21,6 +20,7 @@ from regard.seq2seq.runs.config import Config, Model, differences, make_config
 from regard.seq2seq.runs.files import read_json, write_whole
 from regard.seq2seq.runs.run import COMPARISON, PACKAGES, SOURCE, TARGET
 from regard.seq2seq.training.preparation import counted_by, learn_tokenizer, read_corpus
+from regard.version import __version__
 
 #: Raised when a folder written before could no longer be gone on with.
 VERSION = 1

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from regard import __version__
 from regard.data.tokenizer import Tokenizer, load_tokenizer
 from regard.errors import RegardError, nearest
 from regard.seq2seq.decoding import Search, Translation, Wanted, translate
 from regard.seq2seq.models.sharding import sharded_like
 from regard.seq2seq.runs.files import append, read_json, read_tensors, write_tensors, write_whole
+from regard.version import __version__
 
 if TYPE_CHECKING:
     from regard.seq2seq.models.translator import Translator
