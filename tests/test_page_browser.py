@@ -184,7 +184,7 @@ def test_words(browser, address, texts):
         words.nth(9).hover()
         until(page, "document.querySelector('.looks').textContent.startsWith('it ')")
         best = int(row.argmax())
-        assert f"looks at {WORDS[best]} {float(row[best]):.3f}" in page.locator(".looks").inner_text()
+        assert f"attends to {WORDS[best]} {float(row[best]):.3f}" in page.locator(".looks").inner_text()
         words.nth(4).click()
         until(page, "document.querySelector('.looks').textContent.startsWith('not ')")
         assert "query=4" in page.url
@@ -270,8 +270,8 @@ def test_statistics(browser, file):
             "Map of roles",
             "Relative offsets",
             "Weight received",
-            "Likeness",
-            "Heads that",
+            "Similarity of heads",
+            "Heads with",
         ):
             assert any(title in each for each in titles), title
         page.goto(file + "#statistics?text=4")
@@ -369,7 +369,7 @@ def test_a_server_that_fails_is_told_of(browser, texts):
         page = context.new_page()
         page.route("**/ask/tile/**", lambda route: route.abort())
         page.goto(address + "#map")
-        until(page, "document.querySelector('.spoken')?.textContent.includes('could not be had')")
+        until(page, "document.querySelector('.spoken')?.textContent.includes('could not be loaded')")
         page.keyboard.press("3")
         page.wait_for_selector(".words [role=option]")
         context.close()

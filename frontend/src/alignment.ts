@@ -1,4 +1,4 @@
-// Source against target: several mechanisms side by side on one colour scale, with the gold links where there are any.
+// The alignment view: weights of target words on source words, several mechanisms on one colour scale, with gold links.
 import { legend, scaleOf } from "./colour";
 import { stretch, type Context, type Panel } from "./context";
 import { layerName, queriesOf, type Text } from "./data";
@@ -6,8 +6,8 @@ import { choice, cut, h, s, saving, segments, visible } from "./dom";
 
 const SHOWN = 60;
 const READINGS: Record<string, string> = {
-  output: "Output-aligned: a row is what was looked at to produce its target word.",
-  input: "Input-aligned: a row is what was looked at after its target word was read.",
+  output: "Output-aligned: a row shows the attention that predicts its target word.",
+  input: "Input-aligned: a row shows the attention of the step that reads its target word.",
 };
 const alike = (one: Text, other: Text) => one.tokens.join("\n") === other.tokens.join("\n")
   && queriesOf(one).join("\n") === queriesOf(other).join("\n");
@@ -17,7 +17,7 @@ export function alignmentView(context: Context): Panel {
   const element = h("div", {}, tools, h("p", { class: "hint about-reading" }), body, foot);
   let turn = 0;
 
-  // Every mechanism that read the same pair: the layers of this text, and those of the texts that are alike.
+  // The panels: the layers of this text, and of all texts with the same tokens.
   async function panels(): Promise<{ title: string; aligned: string;
     rows: (query: number) => Promise<Float32Array> }[]> {
     const { source, state, text } = context;
@@ -45,9 +45,9 @@ export function alignmentView(context: Context): Panel {
       segments("Colour scale", state.scale, [["log", "Log"], ["linear", "Linear"]],
         (kind) => context.set({ scale: kind })),
     );
-    const gold = text.gold.length ? ` Outlined: ${text.gold.length} gold links, dashed where merely possible.` : "";
-    const note = text.queries ? READINGS[text.aligned] ?? "Target words down, source words across."
-      : "This text looks at itself: queries down, keys across.";
+    const gold = text.gold.length ? ` Outlined: ${text.gold.length} gold links; a dashed outline is a possible link.` : "";
+    const note = text.queries ? READINGS[text.aligned] ?? "A row per target word, a column per source word."
+      : "Self-attention: a row per query, a column per key.";
     element.querySelector(".about-reading")!.textContent = `${note}${gold}`;
     foot.replaceChildren(legend(colours, scale, "weight"),
       h("span", { class: "hint" },

@@ -1,4 +1,4 @@
-// The frame around the views: which text, which head, keys, links, light and dark.
+// The frame around the views: it chooses the text and the head, and handles keys, links and the theme.
 import { Colours } from "./colour";
 import { headName, type Context, type Panel } from "./context";
 import { layerName } from "./data";
@@ -15,10 +15,10 @@ import { textView } from "./text";
 const MAKE: Record<View, (context: Context) => Panel> = { overview, map: mapView, text: textView,
   alignment: alignmentView, statistics: statisticsView, learn: learnView };
 const KEYS: [string, string][] = [
-  ["1 … 6", "overview, map, text, alignment, statistics, learn"], ["[ ]", "the head before, the next head"],
-    ["{ }", "the layer before, the next layer"], ["arrows", "move: among heads, cells, words (with Shift, ten cells)"],
-  ["+ −", "zoom"], ["0", "the whole map"], ["/", "find a token"], ["Esc", "stop computing; close this list"],
-    ["t", "light or dark"], ["?", "this list"],
+  ["1 … 6", "overview, map, text, alignment, statistics, learn"], ["[ ]", "previous head, next head"],
+    ["{ }", "previous layer, next layer"], ["arrows", "move between heads, cells or words (with Shift: ten cells)"],
+  ["+ −", "zoom"], ["0", "the whole map"], ["/", "find a token"], ["Esc", "stop computing, or close this list"],
+    ["t", "light or dark theme"], ["?", "this list"],
 ];
 
 export async function mount(root: HTMLElement, source: Source, own: boolean): Promise<() => void> {
@@ -33,7 +33,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
   const texts = h("div", { class: "texts" });
   const main = h("main", { class: "view", tabindex: -1 });
   const help = h("dialog", { class: "help", "aria-label": "Keys" }, h("h2", {}, "Keys"),
-    h("dl", {}, ...KEYS.flatMap(([key, does]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, does)])),
+    h("dl", {}, ...KEYS.flatMap(([key, effect]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, effect)])),
     h("button", { type: "button", onclick: () => help.close() }, "Close"));
   const theme = h("button", { type: "button", class: "quiet", title: "Light or dark (t)", "aria-label": "Light or dark",
     onclick: () => turnTheme() }, "◐");
@@ -59,7 +59,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
     if (change.text !== undefined && source.titles.length > 1) void load(); else draw();
   };
 
-  // Whatever a link says, only what there is.
+  // Limit the state of a link to layers, heads and tokens that exist.
   function tidy() {
     const within = (at: number, size: number) => Math.max(0, Math.min(size - 1, Math.round(at)));
     const { text } = context;
@@ -89,8 +89,8 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
     tabs.replaceChildren(...VIEWS.map((view, at) =>
       h("button", { type: "button", "aria-current": view === state.view ? "page" : null, title: `${view} (${at + 1})`,
       onclick: () => context.set({ view }) }, view[0].toUpperCase() + view.slice(1))));
-    const step = (by: number, said: string, sign: string) =>
-      h("button", { type: "button", title: said, "aria-label": said, onclick: () => turnHead(by) }, sign);
+    const step = (by: number, label: string, sign: string) =>
+      h("button", { type: "button", title: label, "aria-label": label, onclick: () => turnHead(by) }, sign);
     const roles = text.layers[state.layer].heads[state.head].roles.map((role) => role.kind).join(", ");
     bar.hidden = state.view === "learn";
     bar.replaceChildren(
@@ -99,12 +99,12 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
       choice("Head", String(state.head), text.layers[state.layer].heads.map((_, head) => [String(head), String(head)]),
         (value) => context.set({ head: Number(value) })),
       h("span", { class: "segments", role: "group", "aria-label": "Step through heads" },
-        step(-1, "The head before ([)", "‹"), step(1, "The next head (])", "›")),
+        step(-1, "Previous head ([)", "‹"), step(1, "Next head (])", "›")),
       h("h1", { dir: "auto" }, strong(headName(context)), roles && h("span", { class: "hint" }, ` ${roles}`)),
     );
   }
 
-  // The next head, through all layers.
+  // Go to the next head, through all layers.
   function turnHead(by: number) {
     const all = context.text.layers.flatMap((layer, at) => layer.heads.map((_, head) => [at, head]));
     const here = all.findIndex(([layer, head]) => layer === state.layer && head === state.head);

@@ -1,4 +1,4 @@
-// One sequential scale whose lightness rises evenly: it reads in grey, and without red or green.
+// One sequential colour scale with evenly changing lightness: readable in grey and with colour blindness.
 import { interpolateRgbBasis } from "d3-interpolate";
 import { s } from "./dom";
 
@@ -30,13 +30,13 @@ export class Colours {
   }
   get(name: string) { return read(this.root, name); }
   of(share: number) { return this.css[share <= 0 ? 0 : 1 + Math.round(Math.min(share, 1) * (STEPS - 1))]; }
-  // Letters that can be read on it.
+  // A text colour that is readable on this colour.
   on(share: number) { return share > 0.5 ? this.get("--paper") : this.get("--ink"); }
 }
 
 export interface Scale { kind: string; floor: number; place: (weight: number) => number; ticks: number[] }
 
-// From weights to 0 ... 1. The logarithm reaches down to a tenth of what a row of J equal weights holds.
+// Maps weights to 0 ... 1. The logarithmic scale ends at a tenth of a uniform weight or lower.
 export function scaleOf(kind: string, J: number): Scale {
   if (kind === "linear") return { kind, floor: 0, place: (weight) => weight, ticks: [0, 0.25, 0.5, 0.75, 1] };
   const decades = Math.max(2, Math.ceil(Math.log10(Math.max(J, 2))) + 1);
@@ -64,7 +64,7 @@ export function legend(colours: Colours, scale: Scale, said: string): SVGSVGElem
   return figure;
 }
 
-// Cells as a picture, `rows` x `cols` of bytes or weights already placed from 0 to 1.
+// Paints `rows` x `cols` cells with values from 0 to 1.
 export function paint(canvas: HTMLCanvasElement, colours: Colours, places: ArrayLike<number>, rows: number,
   cols: number) {
   canvas.width = cols;
@@ -77,6 +77,6 @@ export function paint(canvas: HTMLCanvasElement, colours: Colours, places: Array
   canvas.getContext("2d")!.putImageData(new ImageData(new Uint8ClampedArray(picture.buffer), cols, rows), 0, 0);
 }
 
-// Colours that heads and series are told apart by (Okabe and Ito), on light and dark alike.
+// Distinct colours for heads and series (Okabe and Ito), for the light and the dark theme.
 export const SERIES = ["#1b80c4", "#d98200", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8f8a2c", "#7a6fd0",
   "#b04a7a", "#4a7f6f", "#a86b32", "#6b7280"];

@@ -1,4 +1,4 @@
-// What every view is given, and what it gives back.
+// The interface between the frame and its views: the context of a view, and the panel that it returns.
 import type { Colours } from "./colour";
 import { layerName, queriesOf, type Text } from "./data";
 import type { Place, Source } from "./source";
@@ -10,13 +10,13 @@ export interface Context {
   state: State;
   text: Text;
   colours: Colours;
-  set(change: Partial<State>, quiet?: boolean): void; // quiet: no step for the Back button
-  tell(message: string): void; // to those who listen
+  set(change: Partial<State>, quiet?: boolean): void; // quiet: no history entry for the Back button
+  tell(message: string): void; // for screen readers
 }
 export interface Panel {
   element: HTMLElement;
   update(before: State | null): void;
-  key?(event: KeyboardEvent): boolean; // true: it was for this view
+  key?(event: KeyboardEvent): boolean; // true: this view handled the key
   close?(): void;
 }
 
@@ -35,7 +35,7 @@ export function chosenHeads({ state, text }: Context): Map<number, number[]> {
   return new Map([[state.layer, named.length ? [...new Set(named)] : [state.head]]]);
 }
 
-// The mean over some heads of what a query looks at, or of what looks at a key.
+// The mean over heads of the weights of a query, or (`turned`) of the weights on a key.
 export async function meanLine(context: Context, heads: Map<number, number[]>, at: number,
   turned = false): Promise<Float32Array> {
   const { source, state, text } = context;
@@ -51,11 +51,11 @@ export async function meanLine(context: Context, heads: Map<number, number[]>, a
   return total.map((value) => value / count);
 }
 
-// The places of the strongest values, strongest first.
+// The indices of the largest values, the largest first.
 export const strongest = (values: Float32Array, count: number): number[] =>
   Array.from(values.keys()).filter((at) => values[at] > 0).sort((a, b) => values[b] - values[a]).slice(0, count);
 
-// A stretch of at most `size` around a place.
+// The range of at most `size` tokens around a token.
 export function stretch(at: number, size: number, all: number): [number, number] {
   const first = Math.max(0, Math.min(at - Math.floor(size / 2), all - size));
   return [first, Math.min(first + size, all)];

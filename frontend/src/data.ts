@@ -1,4 +1,4 @@
-// What Python tells the page; src/regard/viewer/sheet.py writes it.
+// The data of the page, as src/regard/viewer/sheet.py writes it.
 
 export type Pool = "mean" | "max";
 export interface Role { kind: string; offset: number | null; score: number; null: number; chance: number }
@@ -12,7 +12,7 @@ export interface Head {
 }
 export interface Layer { name: string; number: number; small: [number, number]; similarity: number[][]; heads: Head[] }
 export interface Finding { kind: string; layer: number; heads: number[]; value: number; sentence: string }
-// Places on x are numbers, or labels in their order.
+// Values of x are numbers, or labels in order.
 export interface Chart { title: string; x: string; y: string;
   series: { name: string; points: [number | string, number][] }[] }
 export interface Text {
@@ -39,7 +39,7 @@ export interface Common {
   thumbnail: number;
 }
 
-// A module path says no more than the number; a mechanism by its name does.
+// The name of a mechanism, or "layer N" in place of a module path.
 export const layerName = ({ name, number }: Layer): string =>
   (name.length < 40 && name !== `${number}` && !name.includes(".") ? name : `layer ${number}`);
 export const queriesOf = (text: Text): string[] => text.queries ?? text.tokens;
@@ -47,7 +47,7 @@ export const queriesOf = (text: Text): string[] => text.queries ?? text.tokens;
 export const bytes = (base64: string): Uint8Array => Uint8Array.from(atob(base64), (one) => one.charCodeAt(0));
 export const floats = (base64: string): Float32Array => new Float32Array(bytes(base64).buffer);
 
-// Float16 by hand: not every browser has Float16Array.
+// Decodes float16 without Float16Array, which not every browser has.
 export function halves(buffer: ArrayBufferLike): Float32Array {
   return Float32Array.from(new Uint16Array(buffer), (bits) => {
     const [exponent, fraction] = [(bits >> 10) & 31, bits & 1023];

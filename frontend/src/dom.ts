@@ -1,4 +1,4 @@
-// Elements, never from strings: texts of models and users only ever become text nodes.
+// Builds elements without parsing HTML: texts of models and users only become text nodes.
 
 type Child = Node | string | number | null | undefined | false;
 type Attributes = Record<string, string | number | boolean | null | undefined | ((event: any) => void)>;
@@ -18,7 +18,7 @@ export const h = <K extends keyof HTMLElementTagNameMap>(tag: K, attributes: Att
   ...children: Child[]): HTMLElementTagNameMap[K] =>
   build(document.createElement(tag), attributes, children);
 
-// The children of an element, anew; what is false or null is left out.
+// Replace the children of an element; false and null are skipped.
 export const fill = (element: Element, ...children: Child[]): void => {
   element.replaceChildren();
   build(element, {}, children);
@@ -43,7 +43,7 @@ export function slider(label: string, value: number, [low, high, step]: number[]
   return h("label", { class: "choice slider" }, h("span", {}, label), input, said);
 }
 
-// Buttons of which one is pressed.
+// A group of buttons; one of them is pressed.
 export function segments(label: string, value: string, options: [string, string][],
   chosen: (value: string) => void): HTMLElement {
   const buttons = options.map(([name, said]) => h("button",
@@ -56,18 +56,18 @@ export const shown = (value: number): string =>
 
 export const strong = (text: string | number) => h("b", { dir: "auto" }, text);
 
-// A token as it stands in a sentence: ## is where a word goes on.
+// A token without "##", which marks the continuation of a word.
 export const plain = (token: string) => token.replace(/^##(?=.)/u, "");
 
-// What cannot be seen is named, so that no token is nothing.
-const UNSEEN: Record<string, string> = { "\u200b": "ZWSP", "\u200c": "ZWNJ", "\u200d": "ZWJ", "\ufeff": "BOM",
+// Names of invisible characters, so that every token is visible.
+const INVISIBLE: Record<string, string> = { "\u200b": "ZWSP", "\u200c": "ZWNJ", "\u200d": "ZWJ", "\ufeff": "BOM",
   "\u200e": "LRM", "\u200f": "RLM", "\u00ad": "SHY", "\n": "↵", "\t": "⇥", " ": "␣" };
 export const visible = (token: string) => (/^[\s\p{Cf}]*$/u.test(token)
-  ? [...token].map((one) => UNSEEN[one] ?? `U+${one.codePointAt(0)!.toString(16)}`).join(" ") || "∅" : plain(token));
+  ? [...token].map((one) => INVISIBLE[one] ?? `U+${one.codePointAt(0)!.toString(16)}`).join(" ") || "∅" : plain(token));
 export const cut = (text: string, size: number) =>
   ([...text].length > size ? `${[...text].slice(0, size - 1).join("")}…` : text);
 
-// Whether a token follows the one before without a space.
+// Whether there is no space between a token and the token before it.
 export const joins = (token: string, before: string | undefined) =>
   before === undefined || /^##|^[.,;:!?)\]’”'%]+$/.test(token) || /^['’(“‘[]$/.test(before);
 
@@ -79,7 +79,7 @@ function download(content: Blob, name: string) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-// A figure that can stand alone: its colours and letters with it.
+// A copy of a figure that contains its colours and fonts.
 function alone(figure: SVGSVGElement, colours: CSSStyleDeclaration): string {
   const copy = figure.cloneNode(true) as SVGSVGElement;
   const { width, height } = figure.getBoundingClientRect();

@@ -1,4 +1,4 @@
-// Small experiments that run in the page: positions, masks, scores and what a temperature does to them.
+// Small experiments in the page: positions, masks, scores, and the effect of a temperature.
 import * as Plot from "@observablehq/plot";
 import type { Context, Panel } from "./context";
 import { SERIES } from "./colour";
@@ -10,30 +10,30 @@ let [window_, block, gap, prefix] = [5, 7, 3, 6];
 
 // The masks of regard.pieces, by the same rules; true: i may attend to j.
 const MASKS: [string, string, string[], () => Mask][] = [
-  ["none", "Everyone sees everyone (encoders).", [], () => () => true],
-  ["causal()", "j ≤ i: no query sees a later key (decoders).", [], () => (i, j) => j <= i],
-  ["window(w)", "|i − j| < w: the nearest keys on both sides, one's own included.", ["window"],
+  ["none", "Every query may attend to every key (encoders).", [], () => () => true],
+  ["causal()", "j ≤ i: no query may attend to a later key (decoders).", [], () => (i, j) => j <= i],
+  ["window(w)", "|i − j| < w: the nearest keys on both sides, and the token itself.", ["window"],
     () => (i, j) => Math.abs(i - j) < window_],
-  ["causal() & window(w)", "The w nearest keys of the past (Mistral).", ["window"],
+  ["causal() & window(w)", "The token itself and the w − 1 keys before it (Mistral).", ["window"],
     () => (i, j) => j <= i && i - j < window_],
   ["dilated(w, d)", "A window with gaps: every d-th key (Longformer).", ["window", "gap"],
     () => (i, j) => Math.abs(i - j) % gap === 0 && Math.abs(i - j) < (window_ - 1) * gap + 1],
-  ["block_local(b)", "Keys of one's own block.", ["block"],
+  ["block_local(b)", "Only keys of the same block.", ["block"],
     () => (i, j) => Math.floor(i / block) === Math.floor(j / block)],
-  ["prefix(p) | causal()", "The first p keys are open to all, the rest is causal (prefix LM).", ["prefix"],
+  ["prefix(p) | causal()", "All queries may attend to the first p keys; the rest is causal (prefix LM).", ["prefix"],
     () => (i, j) => j < prefix || j <= i],
-  ["window(w) | global_tokens([0])", "A window, and one token that sees and is seen by all (Longformer).", ["window"],
+  ["window(w) | global_tokens([0])", "A window, and one global token: it attends to all tokens, and all attend to it (Longformer).", ["window"],
     () => (i, j) => Math.abs(i - j) < window_ || i === 0 || j === 0],
   ["bigbird(...)", "A window of blocks, a global block, and random blocks (BigBird).", ["block"], () => (i, j) => {
     const [a, b] = [Math.floor(i / block), Math.floor(j / block)];
     return Math.abs(a - b) <= 1 || i < block || j < block
       || Math.floor(Math.abs(Math.sin(a * 127.1 + 3) * 1e4)) % Math.ceil(N / block) === b;
   }],
-  ["documents([12, 9, 7])", "Packed texts: pairs of the same one.", [],
+  ["documents([12, 9, 7])", "Packed texts: pairs inside the same text.", [],
     () => { const of = (n: number) => (n < 12 ? 0 : n < 21 ? 1 : 2); return (i, j) => of(i) === of(j); }],
   ["causal() & documents([12, 9, 7])", "The same, each text causal.", [],
     () => { const of = (n: number) => (n < 12 ? 0 : n < 21 ? 1 : 2); return (i, j) => j <= i && of(i) === of(j); }],
-  ["padding([20])", "Keys past the end of the text are left out.", [], () => (_, j) => j < 20],
+  ["padding([20])", "Keys after the end of the text are excluded.", [], () => (_, j) => j < 20],
 ];
 
 // Normalisers of a row of scores.
@@ -69,9 +69,9 @@ const SCORES: Record<string, [string, (q: number[], k: number[]) => number]> = {
     (q, k) => (q[0] * k[0] + q[1] * k[1]) / Math.SQRT2],
   additive: ["v · tanh(W q + U k), Bahdanau; here W = U = 1, v = (1, 1)",
     (q, k) => Math.tanh(q[0] + k[0]) + Math.tanh(q[1] + k[1])],
-  bilinear: ["q W k, Luong's general; here W turns by 90°: it looks for keys to the left of q",
+  bilinear: ["q W k, Luong's general; here W rotates by 90°: keys to the left of q score highest",
     (q, k) => -q[1] * k[0] + q[0] * k[1]],
-  cosine: ["c cos(q, k), c = 4: only directions count",
+  cosine: ["c cos(q, k), c = 4: only the directions matter",
     (q, k) => (4 * (q[0] * k[0] + q[1] * k[1])) / (Math.hypot(...q) * Math.hypot(...k) || 1)],
 };
 
@@ -120,11 +120,11 @@ export function learnView(context: Context): Panel {
         y: { label: "p_i · p_j" }, marks: [Plot.line(alike, { x: "offset", y: "product", stroke: SERIES[2] }),
         Plot.ruleY([0])] });
       room.replaceChildren(figure("Sinusoidal positions",
-        "Each row is added to the vector of one token: sines in even channels, cosines in odd ones.", heat),
-        figure("The same as waves",
-        "Low channels turn fast, high ones slowly: together they name a position as the hands of a clock name a time.",
-        waves), figure("Their products",
-        "The product of two positions depends on their distance alone, which is what RoPE makes of it inside the score.", product));
+        "Each row is added to the vector of one token: sines in even channels, cosines in odd channels.", heat),
+        figure("The same values as curves",
+        "Low channels have short periods, high channels long periods. Together they identify a position, as the hands of a clock show a time.",
+        waves), figure("Their dot products",
+        "The dot product of two positions depends only on their distance. RoPE uses this inside the score.", product));
     };
     const sliders = h("div", { class: "tools" }, slider("Positions", lengths.positions, [16, 128, 8],
       (value) => { lengths.positions = value; draw(); }),
@@ -150,7 +150,7 @@ export function learnView(context: Context): Panel {
             fill: allowed(i, j) ? "var(--more)" : "var(--none)" }));
         }
       return h("figure", { class: "mask" }, h("figcaption", {}, h("code", {}, name)), drawing,
-        h("p", { class: "hint" }, `${said} ${Math.round((100 * count) / N / N)} % of the pairs.`));
+        h("p", { class: "hint" }, `${said} ${Math.round((100 * count) / N / N)} % of all pairs.`));
     }));
     const sliders = h("div", { class: "tools" }, slider("w", window_, [1, 14, 1],
       (value) => { window_ = value; draw(); }), slider("d", gap, [1, 6, 1], (value) => { gap = value; draw(); }),
@@ -158,7 +158,7 @@ export function learnView(context: Context): Panel {
       slider("p", prefix, [0, 20, 1], (value) => { prefix = value; draw(); }));
     draw();
     return [h("p", { class: "hint" },
-      "Queries down, keys across; filled: may attend. Masks compose with &, | and ~, as in regard."), sliders, room];
+      "A row per query, a column per key; a filled cell may attend. Masks compose with &, | and ~, as in Regard."), sliders, room];
   }
 
   function scores() {
@@ -185,8 +185,8 @@ export function learnView(context: Context): Panel {
         x: { label: null, domain: KEYS.map(([token]) => token) }, y: { label: key, grid: true, domain },
         marks: [Plot.barY(rows, { x: "token", y: key, fill: colour, tip: true }), Plot.ruleY([0])] });
       room.replaceChildren(figure("A query and its keys",
-        `${query.score}: ${formula}. The arrow is the query; lines are as thick as the weights.`, plane),
-        h("div", {}, figure("Scores", "What the query and each key have to do with each other.",
+        `${query.score}: ${formula}. The arrow is the query. A thicker line is a larger weight.`, plane),
+        h("div", {}, figure("Scores", "How well the query matches each key.",
         bars("score", SERIES[1])),
         figure("Weights",
         `${query.normaliser} of the scores over ${query.temperature}; entropy ${entropy.toFixed(2)} nats.`,

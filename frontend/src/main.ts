@@ -1,4 +1,4 @@
-// One bundle for three places: a file that carries its maps, a server that answers, a notebook's widget.
+// The entry of the one bundle, for a file with embedded maps, for a page from a server, and for a notebook widget.
 import { mount } from "./app";
 import type { Common, Text } from "./data";
 import { Embedded, Live, type Ask, type Source } from "./source";
@@ -8,7 +8,7 @@ type Data = Common & { live?: boolean; texts: (Text & { maps: any })[] };
 const open = async (data: Data, ask: Ask): Promise<Source> =>
   (data.live ? Live.open(ask) : new Embedded(data, data.texts));
 
-// A server below the page's own address; the token of the address, if there is one, goes along.
+// Requests to the server, below the address of the page, with its token if it has one.
 const fromServer: Ask = async (path, signal) => {
   const token = new URLSearchParams(location.search).get("token");
   const answer = await fetch(`ask/${path}${token ? `?token=${encodeURIComponent(token)}` : ""}`, { signal });
@@ -16,7 +16,7 @@ const fromServer: Ask = async (path, signal) => {
   return answer.arrayBuffer();
 };
 
-// A notebook's kernel: messages go out with a number and come back with it.
+// Requests to the kernel of a notebook. A number connects each answer with its request.
 function fromKernel(model: any): Ask {
   let count = 0;
   const waiting = new Map<number, [(buffer: ArrayBuffer) => void, (error: Error) => void]>();

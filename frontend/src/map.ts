@@ -1,4 +1,4 @@
-// One head as a street map: from the pooled whole down to single weights, with the tokens along its sides.
+// The map view: one head, zoomable from pooled cells to single weights, with token labels.
 import { select } from "d3-selection";
 import { zoom as zooming, zoomIdentity, type ZoomTransform } from "d3-zoom";
 import { headName, place, type Context, type Panel } from "./context";
@@ -8,7 +8,7 @@ import { aboutHead } from "./overview";
 import { choice, cut, h, s, saving, segments, strong, visible } from "./dom";
 import { TILE } from "./source";
 
-const [DEEPEST, NUMBERED, LABEL] = [72, 40, 13]; // pixels to a weight: at most, for its number, for a label
+const [DEEPEST, NUMBERED, LABEL] = [72, 40, 13]; // pixels per weight: the most, for a number in the cell, for a label
 interface Tile { values: Float32Array; rows: number; cols: number; picture: HTMLCanvasElement | null; painted: string }
 
 export function mapView(context: Context): Panel {
@@ -31,7 +31,7 @@ export function mapView(context: Context): Panel {
   let scale: Scale = scaleOf("log", 1);
   let hover: [number, number] | null = null;
   let frame = 0;
-  let whole = 1; // pixels to a weight when all is seen
+  let whole = 1; // pixels per weight when the whole map is visible
   let matches: number[] = [];
   let asked = "";
   let stopped = false; // by Esc, until the next move
@@ -44,7 +44,7 @@ export function mapView(context: Context): Panel {
     (event) => { transform = event.transform; stopped = false; draw(); if (event.sourceEvent) remember(); });
   select(canvas).call(behavior);
 
-  // Where things are on the canvas, of a place in the map.
+  // Canvas coordinates of a cell of the map.
   const toX = (j: number) => transform.x + j * transform.k;
   const toY = (i: number) => transform.y + i * transform.k;
   const plot = () => ({ width: size.width - size.left, height: size.height - size.bottom });
@@ -71,7 +71,7 @@ export function mapView(context: Context): Panel {
       [whole / 1.5, Math.max(DEEPEST, whole)]).translateExtent([[-J * 0.5, -I * 0.5], [J * 1.5, I * 1.5]]);
   }
 
-  // To what the address says.
+  // Move to the position in the address.
   function go() {
     const { state } = context;
     const [I, J] = counts();
@@ -116,7 +116,7 @@ export function mapView(context: Context): Panel {
       held.set(name, { values, rows, cols, picture: null, painted: "" });
       if (held.size > 500) held.delete(held.keys().next().value!);
     } catch (error) {
-      if (!stop.signal.aborted) context.tell(`A tile could not be had: ${(error as Error).message}`);
+      if (!stop.signal.aborted) context.tell(`A tile could not be loaded: ${(error as Error).message}`);
     }
     if (waiting.get(name) === stop) waiting.delete(name);
     draw();
@@ -144,7 +144,7 @@ export function mapView(context: Context): Panel {
     frame = requestAnimationFrame(paintAll);
   }
 
-  // The tiles of a level that can be seen: rows and columns, first and last.
+  // The visible tiles of a level: first and last row, first and last column.
   function span(level: number) {
     const [I, J] = counts();
     const { width, height } = plot();
@@ -188,15 +188,15 @@ export function mapView(context: Context): Panel {
     box.dataset.waiting = String(waiting.size);
     progress.hidden = !waiting.size && !stopped;
     const tiles = `${waiting.size} tile${waiting.size > 1 ? "s" : ""}`;
-    progress.textContent = stopped ? "Stopped; move to go on" : `Computing ${tiles}; Esc stops`;
+    progress.textContent = stopped ? "Stopped; move the map to continue" : `Computing ${tiles}; press Esc to stop`;
     canvas.setAttribute("aria-label",
-      `Weights of ${headName(context)}: ${I} queries down, ${J} keys across; cells of ${2 ** level}.`);
+      `Weights of ${headName(context)}: ${I} rows of queries, ${J} columns of keys; cells of ${2 ** level}.`);
     const { query, key: at } = context.state;
     if (hover) tellCell(...hover);
     else if (at >= 0) tellCell(query, at);
   }
 
-  // A tile, or what is held of the coarser ones until it comes.
+  // Draw a tile, or a part of a cached coarser tile until it arrives.
   function drawTile(pen: CanvasRenderingContext2D, level: number, row: number, col: number) {
     const tile = tileAt(level, row, col, true);
     const step = TILE * 2 ** level;
@@ -236,7 +236,7 @@ export function mapView(context: Context): Panel {
       Math.max(0, Math.floor((size.left - x) / k)), Math.min(J, Math.ceil((size.left + width - x) / k))];
   };
 
-  // The value of the cell of a level that holds a pair; null: not here yet.
+  // The value of the cell of a level that contains a pair; null: not loaded yet.
   function cellAt(level: number, i: number, j: number): number | null {
     const [row, col] = [i, j].map((n) => Math.floor(n / 2 ** level));
     const tile = tileAt(level, Math.floor(row / TILE), Math.floor(col / TILE), false);
@@ -259,7 +259,7 @@ export function mapView(context: Context): Panel {
     }
   }
 
-  // Tokens along the sides, every so many where there is no room for all; at least position numbers.
+  // Token labels along the sides; only every n-th label if there is no space for all.
   function drawLabels() {
     const [top, bottom, left, right] = seen();
     const { width, height } = plot();
@@ -282,7 +282,7 @@ export function mapView(context: Context): Panel {
     labels.replaceChildren(...nodes);
   }
 
-  // The cell under the crosshair in words; single weights with all the digits they have.
+  // Describe the cell under the crosshair; single weights with six digits.
   function tellCell(i: number, j: number) {
     const { text, state } = context;
     const level = levelOf(transform.k);
@@ -310,7 +310,7 @@ export function mapView(context: Context): Panel {
     if (at >= 0) { tellCell(query, at); return; }
     const [i, j, weight] = context.text.layers[context.state.layer].heads[context.state.head].strongest;
     readout.replaceChildren("Strongest link: ", strong(visible(queriesOf(context.text)[i])), " → ",
-      strong(visible(context.text.tokens[j] ?? "")), ` ${weight}. Point at a cell, or choose one with a click.`);
+      strong(visible(context.text.tokens[j] ?? "")), ` ${weight}. Point at a cell, or click to choose it.`);
   }
 
   function under(event: PointerEvent | MouseEvent): [number, number] | null {
@@ -327,10 +327,10 @@ export function mapView(context: Context): Panel {
   canvas.addEventListener("click", (event) => { const found = under(event); if (found) context.set(
     { query: found[0], key: found[1] }); });
 
-  // Put a pair in the middle, large enough to read.
+  // Centre a pair, large enough to read.
   function show(i: number, j: number, k = Math.max(transform.k, Math.min(DEEPEST, 48))) {
     context.set({ query: i, key: j, x: j + 0.5, y: i + 0.5, zoom: Math.log2(k) });
-    context.tell(`${queriesOf(context.text)[i]} looks at ${context.text.tokens[j]}`);
+    context.tell(`${queriesOf(context.text)[i]} attends to ${context.text.tokens[j]}`);
   }
 
   function jump(wish: string) {
@@ -365,7 +365,7 @@ export function mapView(context: Context): Panel {
       h("span", { class: "segments", role: "group", "aria-label": "Zoom" },
         h("button", { type: "button", title: "Zoom out (−)", "aria-label": "Zoom out", onclick: center(0.5) }, "−"),
         h("button", { type: "button", title: "Zoom in (+)", "aria-label": "Zoom in", onclick: center(2) }, "+"),
-        h("button", { type: "button", title: "See the whole (0)", onclick: () => context.set({ x: -1, y: -1 }) },
+        h("button", { type: "button", title: "Show the whole map (0)", onclick: () => context.set({ x: -1, y: -1 }) },
           "Whole")),
       segments("Colour scale", state.scale, [["log", "Log"], ["linear", "Linear"]],
         (kind) => context.set({ scale: kind })),

@@ -1,4 +1,4 @@
-// All heads: a grid of small maps, coloured and sorted by a statistic, with what stands out beside it.
+// The overview: a grid of small maps of all heads, coloured and sorted by a statistic, with warnings and roles.
 import { headName, type Context, type Panel } from "./context";
 import { paint } from "./colour";
 import { bytes, layerName } from "./data";
@@ -25,14 +25,14 @@ export function overview(context: Context): Panel {
     const { state, text } = context;
     const names = Object.keys(text.layers[0].heads[0].values);
     tools.replaceChildren(
-      choice("Colour by", state.colour, [["weights", "weights alone"], ["role", "role"],
+      choice("Colour by", state.colour, [["weights", "weights only"], ["role", "role"],
         ...names.map((name): [string, string] => [name, name])], (colour) => context.set({ colour })),
       choice("Order", state.sort, [["layer", "layer by layer"], ["down", "highest first"], ["up", "lowest first"]],
         (sort) => context.set({ sort })),
       saving(() => `${text.title} heads`, picture, () => context.root),
       h("p", { class: "hint" }, state.colour in context.source.common.statistics
         ? `${state.colour}: ${context.source.common.statistics[state.colour]}.`
-        : "Each picture is one head: queries down, keys across; more weight is darker, lighter on a dark page."),
+        : "Each picture is one head: a row per query, a column per key. Larger weights are darker (lighter in the dark theme)."),
     );
   }
 
@@ -70,12 +70,12 @@ export function overview(context: Context): Panel {
     const name = headName(context, layer, head);
     const roles = about.roles.map((role) => role.kind);
     const warning = warned.has(`${text.layers[layer].number}.${head}`);
-    const said = [name, value === undefined ? "" : `${state.colour} ${shown(value)}`, roles.join(" and "),
+    const label = [name, value === undefined ? "" : `${state.colour} ${shown(value)}`, roles.join(" and "),
       warning ? "has a warning" : ""].filter(Boolean).join(", ");
     const canvas = h("canvas", { "aria-hidden": "true", class: text.layers[layer].small[0] < 40 ? "crisp" : "" });
     const [rows, cols] = text.layers[layer].small;
     paint(canvas, colours, Array.from(bytes(about.thumbnail), (byte) => byte / 255), rows, cols);
-    const button = h("button", { type: "button", role: "gridcell", "aria-label": said, title: said,
+    const button = h("button", { type: "button", role: "gridcell", "aria-label": label, title: label,
       onclick: () => context.set({ layer, head, view: "map", x: -1, y: -1 }) }, canvas);
     if (value !== undefined) {
       const share = high > low ? (value - low) / (high - low) : 0;
@@ -90,7 +90,7 @@ export function overview(context: Context): Panel {
     return button;
   }
 
-  // One of them is in the order of Tab; arrows move among them.
+  // Tab reaches only the chosen head; arrows move between heads.
   function mark() {
     const { layer, head } = context.state;
     for (const button of buttons) {
@@ -108,8 +108,8 @@ export function overview(context: Context): Panel {
       return count ? h("li", {}, h("span", { class: "chip" }, letter), strong(kind),
         ` ${meaning} (${count} head${count > 1 ? "s" : ""})`) : null;
     });
-    const none = text.told ? "No head earned the name of a role on this text."
-      : `Roles need a text of more than ${source.common.queries} tokens that differ.`;
+    const none = text.told ? "No head has a role on this text."
+      : `Roles need a text with more than ${source.common.queries} different tokens.`;
     const warnings = text.findings.map((finding) => {
       const layer = text.layers.findIndex((one) => one.number === finding.layer);
       return h("li", {}, h("button", { type: "button", class: "line",
@@ -120,7 +120,7 @@ export function overview(context: Context): Panel {
       h("h2", {}, headName(context)), aboutHead(context),
       h("p", {}, h("button", { type: "button", class: "main-button",
         onclick: () => context.set({ view: "map", x: -1, y: -1 }) }, "Open its map"), " ",
-        h("button", { type: "button", onclick: () => context.set({ view: "text" }) }, "Read it in the text")),
+        h("button", { type: "button", onclick: () => context.set({ view: "text" }) }, "Show it in the text")),
       h("h2", {}, "Warnings"), h("p", { class: "hint" }, source.common.caveat),
         h("ul", { class: "plain findings" }, ...(warnings.length ? warnings : [h("li", {}, "None for this text.")])),
       h("h2", {}, "Roles"), h("ul", { class: "plain" }, ...(earned.length ? roles : [h("li", {}, none)])),
@@ -129,7 +129,7 @@ export function overview(context: Context): Panel {
     beside.dataset.head = `${state.layer}.${state.head}`;
   }
 
-  // The grid as one figure.
+  // The grid as one figure, to be saved.
   function picture(): SVGSVGElement {
     const { text } = context;
     const [size, width] = [60, Math.max(...text.layers.map((layer) => layer.heads.length))];
@@ -171,18 +171,18 @@ export function overview(context: Context): Panel {
   };
 }
 
-// What is known of the chosen head: roles beside their null, and its numbers.
+// The chosen head: its roles with their scores on shuffled words, its strongest link and its statistics.
 export function aboutHead(context: Context): HTMLElement {
   const { text, state, source } = context;
   const about = text.layers[state.layer].heads[state.head];
   const roles = about.roles.map(({ kind, offset, score, null: shuffled, chance }) => {
     const meaning = offset === null ? source.common.kinds[kind].meaning
-      : `the token ${offset > 0 ? "+" : ""}${offset} places away`;
+      : `the token at offset ${offset > 0 ? "+" : ""}${offset}`;
     const share = kind === "broad" ? "of the largest entropy" : "of its weight";
     const by = kind === "broad" ? "" : `, ${chance.toFixed(2)} by chance`;
     return h("p", { class: "role" }, h("span", { class: "chip" }, source.common.kinds[kind].letter),
-      `looks at ${meaning}: `, strong(score.toFixed(2)),
-      ` ${share}; ${shuffled.toFixed(2)} when the words are shuffled${by}.`);
+      `attends to ${meaning}: `, strong(score.toFixed(2)),
+      ` ${share}; ${shuffled.toFixed(2)} on shuffled words${by}.`);
   });
   const [query, key, weight] = about.strongest;
   const link = h("p", {}, "Strongest link: ", strong((text.queries ?? text.tokens)[query]), " → ",

@@ -1,4 +1,4 @@
-// Where weights come from: a page that carries queries and keys, or someone who answers (a server, a notebook's kernel).
+// The sources of weights: a page with embedded queries and keys, or requests to a server or a notebook kernel.
 import { bytes, floats, halves, queriesOf, weightOf, type Common, type Pool, type Text } from "./data";
 
 export const TILE = 128;
@@ -7,7 +7,7 @@ export interface Source {
   common: Common;
   titles: string[];
   text(t: number): Promise<Text>;
-  finest(t: number): number; // the level of the smallest cells there are; 0: single weights
+  finest(t: number): number; // the level of the smallest cells; 0: single weights
   precision(t: number): string;
   tile(at: Place, level: number, row: number, col: number, pool: Pool, signal?: AbortSignal): Promise<Float32Array>;
   rows(t: number, layer: number, query: number): Promise<Float32Array[]>; // for each head (J)
@@ -24,8 +24,8 @@ type Maps =
 interface Dot { q: Float32Array; k: Float32Array; r: Float32Array; mask: Uint8Array | null; width: number;
   share: number }
 
-// Keeps the last few things that were made.
-export class Kept<T> {
+// A cache of the last few values.
+export class Cache<T> {
   private items = new Map<string, T>();
   constructor(private size: number) {}
   get(name: string, make: () => T): T {
@@ -40,8 +40,8 @@ export class Kept<T> {
 export class Embedded implements Source {
   titles: string[];
   private made = new Map<string, Dot>();
-  private whole = new Kept<Float32Array>(16);
-  private pooled = new Kept<Float32Array>(64);
+  private whole = new Cache<Float32Array>(16);
+  private pooled = new Cache<Float32Array>(64);
 
   constructor(public common: Common, private texts: (Text & { maps: Maps[] })[]) {
     this.titles = texts.map((text) => text.title);
@@ -50,7 +50,7 @@ export class Embedded implements Source {
   finest(t: number) { const [first] = this.texts[t].maps; return first.form === "cells" ? first.level : 0; }
   precision(t: number) {
     const [first] = this.texts[t].maps;
-    if (first.form === "cells") return `This page keeps cells of ${2 ** first.level} × ${2 ** first.level} weights of this text; regard view shows each.`;
+    if (first.form === "cells") return `This page has cells of ${2 ** first.level} × ${2 ** first.level} weights of this text; regard view shows single weights.`;
     return first.form === "dot" && first.half
       ? "Weights are computed from queries and keys in half precision: about three digits." : "";
   }
@@ -69,7 +69,7 @@ export class Embedded implements Source {
     return this.made.get(name)!;
   }
 
-  // w_ij = exp(c q_i . k_j - r_i) of one query, or of one key where `turned`.
+  // w_ij = exp(c q_i . k_j - r_i) of one query, or of one key if `turned`.
   private line(t: number, layer: number, head: number, fixed: number, turned: boolean, out: Float32Array, at = 0) {
     const { q, k, r, mask, width, share } = this.dot(t, layer);
     const text = this.texts[t];
@@ -82,7 +82,7 @@ export class Embedded implements Source {
       let score = 0;
       const [a, b] = [(top + i) * width, (left + j) * width];
       for (let d = 0; d < width; d++) score += q[a + d] * k[b + d];
-      out[at + other] = Math.min(Math.exp(score - r[top + i]), 1); // a large score may round above the statistic
+      out[at + other] = Math.min(Math.exp(score - r[top + i]), 1); // a large score may round above r
     }
   }
 
@@ -98,7 +98,7 @@ export class Embedded implements Source {
     });
   }
 
-  // The whole head in cells of 2^level, by halving the level below.
+  // The whole head in cells of 2^level x 2^level weights, from the level below.
   private cells(at: Place, level: number, pool: Pool): Float32Array {
     const text = this.texts[at.text];
     const [I, J] = [queriesOf(text).length, text.tokens.length];
@@ -161,7 +161,7 @@ export class Embedded implements Source {
   }
 }
 
-// Cells joined two by two: strongest weights, or means over queries of sums over keys. `tall` says how many queries a row holds.
+// Merges 2 x 2 cells: the greatest weight, or the mean over queries of the sum over keys. `tall` gives the queries of a row.
 function halved(below: Float32Array, rows: number, cols: number, pool: Pool, tall: (row: number) => number) {
   const [height, width] = [Math.ceil(rows / 2), Math.ceil(cols / 2)];
   const out = new Float32Array(height * width);
@@ -179,10 +179,10 @@ function halved(below: Float32Array, rows: number, cols: number, pool: Pool, tal
 
 export type Ask = (path: string, signal?: AbortSignal) => Promise<ArrayBuffer>;
 
-// Someone answers paths: see src/regard/viewer/answers.py.
+// Requests paths from the server or the kernel; src/regard/viewer/answers.py answers them.
 export class Live implements Source {
   private texts = new Map<number, Promise<Text>>();
-  private lines = new Kept<Promise<Float32Array[]>>(200);
+  private lines = new Cache<Promise<Float32Array[]>>(200);
   private constructor(public common: Common, public titles: string[], private ask: Ask) {}
 
   static async open(ask: Ask) {

@@ -1,4 +1,4 @@
-// What is looked at. All of it is in the address, so every view is a link.
+// The state of the page. The address contains all of it, so every view is a link.
 
 export const VIEWS = ["overview", "map", "text", "alignment", "statistics", "learn"] as const;
 export type View = (typeof VIEWS)[number];
@@ -6,11 +6,11 @@ export type View = (typeof VIEWS)[number];
 export interface State {
   view: View;
   text: number;
-  layer: number; // its place in the text's list
+  layer: number; // its index in the list of layers
   head: number;
   query: number;
   key: number; // -1: none
-  x: number; // the middle of the map, in tokens; -1: the whole
+  x: number; // the centre of the map, in tokens; -1: the whole map
   y: number;
   zoom: number; // log2 of pixels to a weight
   pool: string; // mean, max
@@ -20,7 +20,7 @@ export interface State {
   way: string; // of the text view: words, heads, model, neurons
   heads: string; // one, layer, all, or numbers of heads with commas
   side: string; // out, in, both
-  pairs: string; // which sentence looks at which: all, AA, AB, BA, BB
+  pairs: string; // which sentence attends to which: all, AA, AB, BA, BB
   panels: string; // of the alignment: layers, heads
   learn: string;
 }
@@ -31,7 +31,7 @@ export const START: State = {
     learn: "positions",
 };
 
-// Only what differs from the start, so that links stay short.
+// Only values that differ from START, so that links stay short.
 export function toLink(state: State): string {
   const parts = new URLSearchParams();
   for (const [name, value] of Object.entries(state))
@@ -40,7 +40,7 @@ export function toLink(state: State): string {
   return `#${state.view}${parts.size ? `?${parts}` : ""}`;
 }
 
-// A link says all: what it leaves out is as at the start. Null: no link of ours.
+// Values that the link omits are those of START. Null: not a link of this page.
 export function fromLink(hash: string): Partial<State> | null {
   const [view, query] = hash.replace(/^#/, "").split("?");
   if (!VIEWS.includes(view as View)) return null;

@@ -1,4 +1,4 @@
-// Numbers of all heads: maps of a statistic and of roles, offsets, likeness, weight received, and the curves of a run.
+// The statistics view: maps of a statistic and of roles, offsets, similarity, weight received, and curves of a run.
 import * as Plot from "@observablehq/plot";
 import { headName, inText, type Context, type Panel } from "./context";
 import { SERIES } from "./colour";
@@ -57,7 +57,7 @@ export function statisticsView(context: Context): Panel {
     ];
     if (text.told) {
       const kinds = Object.keys(source.common.kinds).filter((kind) => heads.some((head) => head.kind === kind));
-      figures.push(chart("Map of roles", "Letters of all roles that a head earned, coloured by the strongest.",
+      figures.push(chart("Map of roles", "The letters of all roles of a head, coloured by the role with the highest score.",
         { ...grid, color: { domain: [...kinds, "none"],
         range: [...SERIES.slice(0, kinds.length), context.colours.get("--none")], legend: true }, marks: [
         Plot.cell(heads, { x: "head", y: "layer", fill: "kind", fillOpacity: 0.55, inset: 0.7, tip: true,
@@ -71,7 +71,7 @@ export function statisticsView(context: Context): Panel {
       mean: text.layers[state.layer].heads.reduce((total, each) => total + each.offsets[at],
       0) / text.layers[state.layer].heads.length }));
     figures.push(chart(`Relative offsets, ${inText(headName(context))}`,
-      "Mean weight on the token so many places away; −1 is the token just before. Ticks: the mean of the layer.",
+      "Mean weight by offset; −1 is the previous token. Ticks: the mean of the layer.",
       { height: 220, x: { label: "offset" }, y: { label: "weight", grid: true },
       marks: [Plot.barY(offsets, { x: "offset", y: "weight", fill: SERIES[0], tip: true }),
       Plot.tickY(offsets, { x: "offset", y: "mean", stroke: "currentColor", strokeWidth: 2 }), Plot.ruleY([0])] }));
@@ -79,8 +79,8 @@ export function statisticsView(context: Context): Panel {
     const received = head.received.map((weight, at) =>
       ({ at: Math.round(at * size), weight, token: text.tokens[Math.round(at * size)] }));
     figures.push(chart(`Weight received, ${inText(headName(context))}`,
-      size > 1 ? "How much tokens are looked at, summed over queries, averaged over stretches."
-      : "How much every token is looked at, summed over queries.",
+      size > 1 ? "The weight that tokens receive: summed over queries, averaged over parts of the text."
+      : "The weight that every token receives, summed over queries.",
       { height: 200, x: { label: "token" }, y: { label: "weight received", grid: true },
       marks: [Plot.areaY(received, { x: "at", y: "weight", fill: SERIES[1], fillOpacity: 0.3, curve: "step" }),
       Plot.lineY(received, { x: "at", y: "weight", stroke: SERIES[1], curve: "step" }),
@@ -88,16 +88,16 @@ export function statisticsView(context: Context): Panel {
       title: (d: any) => `${d.token} (${d.at}): ${shown(d.weight)}` })), Plot.ruleY([0])] }));
     const similarity = text.layers[state.layer].similarity.flatMap((row, a) =>
       row.map((cosine, b) => ({ a, b, cosine })));
-    figures.push(chart(`Likeness of heads, ${layerName(text.layers[state.layer])}`,
-      "Cosine of the maps of every two heads of the layer; 1 where they are the same.",
+    figures.push(chart(`Similarity of heads, ${layerName(text.layers[state.layer])}`,
+      "The cosine between the maps of every two heads of the layer; 1: the same map.",
       { height: 46 + text.layers[state.layer].heads.length * 22, x: { label: "head" }, y: { label: "head" },
       marginLeft: 44, color: colourScale([0, 1]), marks: [Plot.cell(similarity,
       { x: "a", y: "b", fill: "cosine", inset: 0.5, tip: true })] }));
     if (text.places) {
       heads.forEach((each, at) => { [each.x, each.y] = text.places![at]; });
       figures.push(
-        chart("Heads that look alike",
-        "Heads as points; near ones give nearly the same weights (classical scaling of the Jensen-Shannon distance). Colours are layers.", { height: 380, inset: 24, x: { ticks: [], label: null }, y: { ticks: [], label: null }, color: { domain: layers, range: layers.map((_, at) => SERIES[at % SERIES.length]), legend: layers.length < 13, label: "layer" }, marks: [
+        chart("Heads with similar maps",
+        "Each point is a head; near points have similar weights (classical scaling of the Jensen-Shannon distance). Colours are layers.", { height: 380, inset: 24, x: { ticks: [], label: null }, y: { ticks: [], label: null }, color: { domain: layers, range: layers.map((_, at) => SERIES[at % SERIES.length]), legend: layers.length < 13, label: "layer" }, marks: [
         Plot.dot(heads, { x: "x", y: "y", fill: "layer", r: 5, fillOpacity: 0.8, tip: true,
           title: (d: any) => `layer ${d.layer}, head ${d.head}` }),
         Plot.text(heads.filter((each) => each.chosen || heads.length <= 150), { x: "x", y: "y", text: (d: any) => `${text.layers[d.at].number}.${d.head}`, dy: -9, fontSize: 9,

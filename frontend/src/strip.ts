@@ -1,4 +1,4 @@
-// What one word looks at in every layer, one row each.
+// What one word attends to in every layer: a row per layer.
 import { meanLine, stretch, type Context } from "./context";
 import { layerName, queriesOf } from "./data";
 import { cut, s, visible } from "./dom";
@@ -17,7 +17,7 @@ export async function strip(context: Context, query: number, room = 700): Promis
   const cell = Math.max(13, Math.min(30, (Math.min(room, 700) - left - 4) / (last - first)));
   const [width, height] = [left + (last - first) * cell + 4, text.layers.length * 18 + bottom];
   const figure = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
-    "aria-label": `What ${queriesOf(text)[query]} looks at in every layer` });
+    "aria-label": `What ${queriesOf(text)[query]} attends to in every layer` });
   lines.forEach((line, layer) => {
     figure.append(s("text", { x: left - 6, y: layer * 18 + 12, "text-anchor": "end", "font-size": 11,
       fill: "currentColor" }, names[layer]));

@@ -1,4 +1,4 @@
-// The text itself: what a word looks at and what looks at it, in one head, some heads, or all; as words, lines or neurons.
+// The text view: what a word attends to, and what attends to it, in chosen heads; as words, lines or neurons.
 import { aboutHead } from "./overview";
 import { chosenHeads, headName, inText, meanLine, place, stretch, strongest, type Context, type Panel } from "./context";
 import { SERIES } from "./colour";
@@ -6,8 +6,8 @@ import { layerName, queriesOf } from "./data";
 import { choice, cut, fill, h, joins, s, saving, segments, shown, strong, visible } from "./dom";
 import { strip } from "./strip";
 
-const [SHOWN, LINES, SMALL, NEURONS, ARCS] = [600, 56, 40, 14, 5]; // tokens in each way of looking, links drawn as arcs
-const OTHER = "#1b80c4"; // what looks at the word; the accent is what it looks at
+const [SHOWN, LINES, SMALL, NEURONS, ARCS] = [600, 56, 40, 14, 5]; // tokens in each mode, links drawn as arcs
+const OTHER = "#1b80c4"; // colour of tokens that attend to the word; the accent colour is for tokens that it attends to
 
 export function textView(context: Context): Panel {
   const [tools, body] = [h("div", { class: "tools" }), h("div", {})];
@@ -30,13 +30,13 @@ export function textView(context: Context): Panel {
         ["neurons", "Neurons"]], (way) => context.set({ way })),
       state.way !== "model" && state.way !== "neurons"
         && choice("Heads", custom ? "set" : state.heads,
-        [["one", "this head"], ["layer", "mean of the layer"], ["all", "mean of all"], ["set", "some of the layer…"]],
+        [["one", "this head"], ["layer", "mean of the layer"], ["all", "mean of all"], ["set", "chosen heads of the layer…"]],
         (heads) => context.set({ heads: heads === "set" ? `${state.head},` : heads })),
-      custom && h("label", { class: "choice" }, h("span", {}, "which"),
-        h("input", { value: state.heads, size: 10, "aria-label": "Numbers of heads with commas",
+      custom && h("label", { class: "choice" }, h("span", {}, "Numbers"),
+        h("input", { value: state.heads, size: 10, "aria-label": "Numbers of heads, separated by commas",
         onchange: (event: Event) => context.set({ heads: (event.target as HTMLInputElement).value || "one" }) })),
       state.way === "words" && segments("Direction", state.side,
-        [["out", "Looks at"], ["in", "Looked at by"], ["both", "Both"]], (side) => context.set({ side })),
+        [["out", "Attends to"], ["in", "Receives from"], ["both", "Both"]], (side) => context.set({ side })),
       pairs && state.way !== "words" && state.way !== "neurons"
         && choice("Sentences", state.pairs, [["all", "all"], ["AA", "A → A"], ["AB", "A → B"], ["BA", "B → A"],
         ["BB", "B → B"]], (pair) => context.set({ pairs: pair })),
@@ -87,10 +87,10 @@ export function textView(context: Context): Panel {
     const long = queries().length > SHOWN && h("p", { class: "hint" },
       `Tokens ${window_[0]} to ${window_[1] - 1} of ${queries().length}. `, move(-SHOWN, "Earlier"), " ",
       move(SHOWN, "Later"));
-    const stage = h("div", { class: "stage" }, arcs, own, keys && h("p", { class: "hint" }, "looks at"), keys);
-    body.replaceChildren(h("p", { class: "hint" }, "Point at a word, or choose it, to see what it looks at ",
-      h("span", { class: "swatch out" }), " and what looks at it ", h("span", { class: "swatch in" }),
-      ". Left and right arrows move."),
+    const stage = h("div", { class: "stage" }, arcs, own, keys && h("p", { class: "hint" }, "attends to"), keys);
+    body.replaceChildren(h("p", { class: "hint" }, "Point at a word, or choose it, to see what it attends to ",
+      h("span", { class: "swatch out" }), " and what attends to it ", h("span", { class: "swatch in" }),
+      ". The left and right arrow keys move."),
       long || "", stage, h("p", { class: "readout looks", "aria-live": "polite" }),
         h("div", { class: "lower" }, h("section", { class: "strip" }, h("h2", {}, "All layers")),
         h("section", {}, h("h2", {}, headName(context)), aboutHead(context))));
@@ -98,11 +98,11 @@ export function textView(context: Context): Panel {
     void strip(context, state.query, body.querySelector(".strip")?.clientWidth).then((figure) => {
       const room = body.querySelector(".strip"); if (room) room.replaceChildren(
       h("h2", {}, "All layers", saving(() => `${text.title} layers`, () => figure, () => context.root)),
-      h("p", { class: "hint" }, "What the chosen word looks at, averaged over each layer's heads."),
+      h("p", { class: "hint" }, "What the chosen word attends to: the mean of the heads of each layer."),
       h("div", { class: "scroll" }, figure)); });
   }
 
-  // Colour every word by the weight between it and `query`, draw the strongest as arcs, and say them.
+  // Colour every word by its weight with `query`, draw the strongest links as arcs, and write them out.
   async function colour(query: number) {
     const mine = ++turn;
     const { state, text } = context;
@@ -111,7 +111,7 @@ export function textView(context: Context): Panel {
     const seen = state.side !== "out" && !crossed() ? await meanLine(context, heads, query, true) : null;
     if (mine !== turn || !spans.length) return;
     const accent = context.colours.get("--glow");
-    // A colour is full at the strongest weight, if that stands out of so many tokens at all.
+    // The strongest weight has the full colour, if it is well above a uniform weight.
     const most = (values: Float32Array | null) => values?.reduce((a, b) => Math.max(a, b), 0) ?? 0;
     const norm = Math.max(Math.min(1, 10 / text.tokens.length), most(looks), most(seen));
     const tint = (colour: string, weight: number) => (weight < norm / 200 ? "transparent"
@@ -132,20 +132,20 @@ export function textView(context: Context): Panel {
     const which = state.heads === "one" ? inText(headName(context)) : state.heads === "layer"
       ? `the mean of ${layerName(text.layers[state.layer])}` : state.heads === "all" ? "the mean of all heads"
       : `heads ${state.heads.replace(/,\s*$/, "")} of ${layerName(text.layers[state.layer])}`;
-    const say = (list: number[], values: Float32Array, tokens: string[]) => {
-      const told = list.filter((at) => values[at] >= norm / 100);
-      return told.length ? told.flatMap((at, n) => [n ? ", " : "", strong(visible(tokens[at])), ` ${shown(values[at])}`])
+    const listed = (list: number[], values: Float32Array, tokens: string[]) => {
+      const visibleLinks = list.filter((at) => values[at] >= norm / 100);
+      return visibleLinks.length ? visibleLinks.flatMap((at, n) => [n ? ", " : "", strong(visible(tokens[at])), ` ${shown(values[at])}`])
         : ["nothing"];
     };
     const line = body.querySelector(".looks");
     line?.replaceChildren(strong(visible(queries()[query])), ` (token ${query})`,
-      ...(looks ? [" looks at ", ...say(links, looks, text.tokens)] : []),
-      ...(seen ? [looks ? "; is looked at by " : " is looked at by ", ...say(strongest(seen, ARCS), seen, queries())]
+      ...(looks ? [" attends to ", ...listed(links, looks, text.tokens)] : []),
+      ...(seen ? [looks ? "; receives attention from " : " receives attention from ", ...listed(strongest(seen, ARCS), seen, queries())]
       : []), `, in ${which}.`);
     if (pointed === null && line) context.tell(line.textContent ?? "");
   }
 
-  // Into the middle of the box of words, if it is out of sight; the page itself stays.
+  // Scroll a hidden word into the middle of its box, without scrolling the page.
   function intoView(span: HTMLElement | undefined) {
     const box = span?.parentElement;
     if (!span || !box) return;
@@ -198,7 +198,7 @@ export function textView(context: Context): Panel {
     const [left, right] = [width * 0.3, width * 0.7];
     const height = Math.max(rows[1] - rows[0], cols[1] - cols[0]) * tall + 14;
     const figure = s("svg", { class: "lines", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
-      "aria-label": "Lines from each word to what it looks at" });
+      "aria-label": "Lines from each word to the words that it attends to" });
     const lines = s("g", { fill: "none" });
     figure.append(lines);
     const side = (tokens: string[], [first, last]: [number, number], isLeft: boolean) => {
@@ -221,7 +221,7 @@ export function textView(context: Context): Panel {
       list.map((head): [string, string] => [`${layer}.${head}`, SERIES[head % SERIES.length]])));
     body.replaceChildren(
       h("p", { class: "hint" },
-      `Lines go from queries on the left to keys on the right; stronger is thicker. ${queries().length > LINES ? "The words around the chosen one. " : ""}Point at a word to see its lines alone.`), h("div", { class: "scroll" }, figure));
+      `Lines go from queries on the left to keys on the right. A thicker line is a larger weight. ${queries().length > LINES ? "Only words near the chosen word are shown. " : ""}Point at a word to see only its lines.`), h("div", { class: "scroll" }, figure));
     for (let i = rows[0]; i < rows[1]; i++)
       for (const [layer, list] of heads) {
         const weights = await context.source.rows(state.text, layer, i);
@@ -299,7 +299,7 @@ export function textView(context: Context): Panel {
     if (mine !== turn) return;
     const found = keys.flatMap((key, at) => (pairs[at] ? [{ key, q: pairs[at]![0], k: pairs[at]![1] }] : []));
     if (!found.length) { body.replaceChildren(h("p", { class: "hint" },
-      "Queries and keys of this text are not here: neurons are shown where scores are dot products, and the page carries them or a server answers.")); return; }
+      "Neurons cannot be shown for this text. They need scores that are dot products, and queries and keys in the page or from a server.")); return; }
     const size = found[0].q.length;
     const [left, beside, band] = body.clientWidth < 600 ? [84, 96, 20] : [150, 150, 20];
     const cell = Math.max(2, Math.min(14, 560 / size, (body.clientWidth - left - beside) / size));
@@ -334,7 +334,7 @@ export function textView(context: Context): Panel {
       (value) => context.set({ query: Number(value) }));
     body.replaceChildren(h("div", { class: "tools" }, chosen),
       h("p", { class: "hint" },
-      `${headName(context)}: a score is the sum of its products; blue adds, orange takes away. The keys it looks at most, strongest first.`), h("div", { class: "scroll" }, figure));
+      `${headName(context)}: a score is the sum of its products; blue is positive, orange is negative. Shown are the keys with the largest weights.`), h("div", { class: "scroll" }, figure));
   }
 
   function draw() {
@@ -369,7 +369,7 @@ export function textView(context: Context): Panel {
   };
 }
 
-// Where sentences of a pair end: behind every special token that is not the first.
+// The ends of the sentences of a pair: after every special token except the first.
 export function sentences(tokens: string[], special: number[]): number[] {
   const ends = special.filter((at) => at > 0).map((at) => at + 1);
   return ends.length && ends.at(-1)! >= tokens.length ? ends : [...ends, tokens.length];
