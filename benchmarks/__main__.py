@@ -11,7 +11,7 @@ import sys
 import torch
 
 from benchmarks import ring, translating, viewing, watching
-from regard.bench.machine import commit
+from regard.bench.roofline import commit
 
 SUITES = {
     "watching": watching.goals,

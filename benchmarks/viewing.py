@@ -14,7 +14,7 @@ import torch
 
 import regard as rg
 from regard.bench.measure import Goal, added_memory
-from regard.stats import Reading
+from regard.stats import TextReading
 from regard.viewer import Sheet, load_run, save_run, write_page
 from regard.viewer.answers import TILE, Answers
 from regard.viewer.sheet import QUICK, READY
@@ -90,7 +90,7 @@ def the_first_picture() -> Iterator[Goal]:
 def prepare_tiles() -> Callable[[], object]:
     text = long_text()
     for weights in text.maps:
-        weights.statistic  # noqa: B018 - is computed at the first look
+        weights.row_statistic  # noqa: B018 - is computed at the first look
     return partial(serve_tiles, text)
 
 
@@ -106,7 +106,9 @@ def one_file(n: int = 512) -> Iterator[Goal]:
         q, k, v = (torch.randn(1, 12, n, 32) for _ in range(3))
         maps[f"layer.{layer}"] = rg.attend(rg.Attention(), q, k, v).weights
     with tempfile.TemporaryDirectory() as folder:
-        size = write_page(Path(folder) / "page.html", [Reading.of("A text", maps, ["token"] * n)]).stat().st_size / 1e6
+        size = (
+            write_page(Path(folder) / "page.html", [TextReading.of("A text", maps, ["token"] * n)]).stat().st_size / 1e6
+        )
     yield Goal(f"one file, 72 heads, n = {n}", size, 15, "MB")
     yield Goal(
         "the same beside bertviz and inspectus", INSPECTUS / size, 6, f"x smaller ({BERTVIZ / size:.0f})", at_most=False

@@ -17,7 +17,7 @@ q, k, v = torch.randn(3, 1, 4, 10, 16)
 # %%
 # Change the last 4 of 10 keys and values. Under a causal mask no output before them may move, not even in its last
 # bit. An off-by-one mask (j <= i + 1) leaks one token: the output just before the change moves.
-off_by_one = rg.where(lambda b, h, i, j: j <= i + 1)
+off_by_one = rg.mask_mod(lambda b, h, i, j: j <= i + 1)
 later_k, later_v = k.clone(), v.clone()
 later_k[:, :, 6:], later_v[:, :, 6:] = torch.randn(2, 1, 4, 4, 16)
 moved = {}
@@ -61,7 +61,7 @@ print(f"torch takes both, and they differ by {(silent - meant).abs().max():.2f}"
 assert (silent - meant).abs().max() > 0.5
 assert torch.allclose(rg.attend(rg.Attention(mask=rg.padding(lengths)), q, k, v).output, meant, atol=1e-6)
 try:
-    rg.given(wrong)
+    rg.mask_tensor(wrong)
     raise SystemExit("the wrong mask was taken")
 except rg.RegardError as error:
     print(f"Regard: {error}")

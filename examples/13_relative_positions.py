@@ -31,7 +31,8 @@ for name in (*positions, *biases):
 
 # %%
 # Five decoders that differ in their positions alone: 2 layers, width 64, trained on English verses as bytes.
-# `Blueprint` puts positions where they belong: waves on the embeddings, the others inside each self-attention. T5's
+# `TransformerConfig` puts positions where they belong: waves on the embeddings, the others inside each self-attention.
+# T5's
 # buckets end at 32, since those for distances that training never shows would stay as random as they began.
 verses = " ".join(pair.source for pair in rg.data.load_corpus("bible-en-fr").train)
 text = torch.from_numpy(np.frombuffer(verses.encode("ascii", "ignore"), np.uint8).astype(np.int64))
@@ -53,7 +54,9 @@ def losses(model, source, count, length):
 by_place = {}
 for name, options in variants.items():
     torch.manual_seed(1)
-    model = nn.Sequential(rg.nn.Blueprint(64, **options).decoder(2, vocabulary=128, cross=False), nn.Linear(64, 128))
+    model = nn.Sequential(
+        rg.nn.TransformerConfig(64, **options).decoder(2, vocabulary=128, cross=False), nn.Linear(64, 128)
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(240):
         optimizer.zero_grad()

@@ -23,7 +23,7 @@ def count(module):
 
 # %%
 # One encoder block by hand, with the norms behind as in the paper: norm(x + attention(x)), then norm(x + feed(x)).
-paper = rg.nn.Blueprint(C, num_heads=H, feed_forward=inner, norm="post", positions="none")
+paper = rg.nn.TransformerConfig(C, num_heads=H, feed_forward=inner, norm="post", positions="none")
 layer, x = paper.encoder(1).layers[0], torch.randn(2, 10, C)
 attention, feed = layer.self_attention, layer.feed_forward
 q, k, v = ((p(x)).view(2, 10, H, C // H).transpose(1, 2) for p in (attention.query, attention.key, attention.value))
@@ -42,7 +42,7 @@ one = {"encoder block": attends + feeds + 2 * norm, "decoder block": 2 * attends
 for (name, expected), stack, torch_layer in zip(one.items(), (encoder, decoder), theirs, strict=True):
     assert expected == count(stack.layers[0]) == count(torch_layer) and count(stack) == 6 * expected
     print(f"{name}: {expected:,}, six of them {6 * expected:,}")
-pre = rg.nn.Blueprint(C, num_heads=H, feed_forward=inner, positions="none").encoder(6)
+pre = rg.nn.TransformerConfig(C, num_heads=H, feed_forward=inner, positions="none").encoder(6)
 assert count(pre) == count(encoder) + norm  # with the norms before the parts, one more stands at the end
 
 # %%

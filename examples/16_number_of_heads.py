@@ -41,7 +41,7 @@ def batch_of(count):
 right, maps = {}, {}
 for H in heads:
     torch.manual_seed(1)
-    encoder = rg.nn.Blueprint(width, H).encoder(1, vocabulary=symbols)
+    encoder = rg.nn.TransformerConfig(width, H).encoder(1, vocabulary=symbols)
     model = nn.Sequential(encoder, nn.Linear(width, 4 * symbols), nn.Unflatten(-1, (4, symbols)))
     optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
     for _ in range(400):

@@ -33,7 +33,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".mutation"
 #: Source whose results everything else shows.
-TARGETS = ("pieces/*.py", "engine/*.py", "maps/*.py", "attention.py", "cache.py", "seen.py", "nn/keys.py")
+TARGETS = (
+    "pieces/*.py",
+    "engine/*.py",
+    "maps/*.py",
+    "attention.py",
+    "cache.py",
+    "attention_output.py",
+    "nn/projected_kv.py",
+)
 #: The FlexAttention lowering compiles kernels, and `speed_model` predicts seconds: no quick test can judge either.
 EXCLUDED = ("flex.py", "lowering.py", "machine.py", "words.py", "__init__.py", "formatting.py", "speed_model.py")
 #: Tests that can see those: quick ones, of the layers that show their results, and none that needs a browser.

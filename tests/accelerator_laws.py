@@ -52,7 +52,7 @@ def test_every_engine_gives_the_values_of_the_cpu(name, dtype):
         seen = runs(engine, *there)
         if seen is not None:
             close(seen.output, expected.output)
-            close(seen.weights.statistic[0].float(), expected.weights.statistic[0].float())
+            close(seen.weights.row_statistic[0].float(), expected.weights.row_statistic[0].float())
 
 
 @every_mechanism
@@ -76,7 +76,7 @@ def test_rows_tiles_and_folds_are_those_of_the_cpu(name, dtype):
     close(there[1, -1, 2], here[1, -1, 2])
     close(there[0, :, 1:-1, J // 2 :], here[0, :, 1:-1, J // 2 :])
     close(there[..., [J - 1, 0, 0]], here[..., [J - 1, 0, 0]])
-    folds = (rg.Entropy(), rg.Received(), rg.Distance(), rg.Mass([0, 2]), rg.Pool(3, 3), rg.Similarity())
+    folds = (rg.Entropy(), rg.KeyTotals(), rg.Distance(), rg.MassOn([0, 2]), rg.Pool(3, 3), rg.Similarity())
     for mine, theirs in zip(there.summarize(*folds), here.summarize(*folds), strict=True):
         close(mine, theirs)
     close(there.top(2).weights, here.top(2).weights)
@@ -111,10 +111,10 @@ def test_explain_says_of_the_device_what_it_says_of_the_cpu(name, dtype):
     [
         rg.padding([24, 5]),
         rg.padding(torch.arange(24) < torch.tensor([[24], [5]])),
-        rg.given(torch.ones(24, 24, dtype=torch.bool).tril()),
+        rg.mask_tensor(torch.ones(24, 24, dtype=torch.bool).tril()),
         rg.documents([10, 14]),
         rg.random_blocks(4, 1, 24),
-        rg.where(lambda b, h, i, j: (i + 2 * j + b) % 3 != 0),
+        rg.mask_mod(lambda b, h, i, j: (i + 2 * j + b) % 3 != 0),
         rg.causal() & ~rg.window(2) | rg.prefix(1),
         rg.block_local(4) | rg.dilated(3, 2),
     ],

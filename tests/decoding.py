@@ -129,7 +129,7 @@ class Traced(nn.Module):
         self.names = {module: name for name, module in model.named_modules()}
         self.now: tuple[tuple[int, ...], ...] | None = None
 
-    def told(self, module, weights):
+    def on_attention(self, module, weights):
         for row, tile in enumerate(weights.dense()):
             if self.now is None:
                 self.rows[row, self.names[module]] = tile

@@ -100,8 +100,10 @@ def masks(B, I, J, depth=2):
         st.builds(rg.global_tokens, st.lists(st.integers(0, length), max_size=3)),
         st.lists(st.integers(0, J), min_size=B, max_size=B).map(rg.padding),
         st.integers(0, 2**31).map(lambda seed: rg.padding(coins(seed, B, J))),
-        st.builds(lambda seed, b: rg.given(coins(seed, b, 1, I, J)), st.integers(0, 2**31), st.sampled_from([1, B])),
-        st.just(rg.where(lambda b, h, i, j: (i + j + h) % 3 != b)),
+        st.builds(
+            lambda seed, b: rg.mask_tensor(coins(seed, b, 1, I, J)), st.integers(0, 2**31), st.sampled_from([1, B])
+        ),
+        st.just(rg.mask_mod(lambda b, h, i, j: (i + j + h) % 3 != b)),
         cuts(I, J),
     )
     if I <= J:
@@ -168,7 +170,7 @@ POSITIONS = {
     "rope": lambda D: rg.RoPE(D),
     "interleaved": lambda D: rg.RoPE(2, interleaved=True),
     "partial": lambda D: rg.RoPE(2),
-    "ntk": lambda D: rg.RoPE(D, scaling=rg.NTK(4.0)),
+    "ntk": lambda D: rg.RoPE(D, scaling=rg.NTKScaling(4.0)),
     "sinusoidal": lambda D: rg.Sinusoidal(),
 }
 WIDTHS = (2, 4, 6, 8, 16)
@@ -201,7 +203,7 @@ def problems(
         features = draw(st.sampled_from([rg.EluPlusOne(), rg.RandomFeatures(D, 16)]))
         simple = st.sampled_from([None, rg.causal(), rg.padding([J // 2] * B), rg.prefix(J // 2)])
         mask = draw(st.one_of(st.just(mask), simple, simple.map(lambda m: m if m is None else m & rg.causal())))
-        attention = rg.Attention(rg.Kernel(features), mask=mask, normalizer=rg.Sum())
+        attention = rg.Attention(rg.KernelScore(features), mask=mask, normalizer=rg.SumNormalizer())
     else:
         attention = rg.Attention(
             piece(draw, scores, H, D),

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 import regard as rg
-from regard.stats import Finding, Reading, Role, RoleTable
+from regard.stats import Finding, Role, RoleTable, TextReading
 
 TEXT = "[CLS] the animal did not cross the street because it was too tired . [SEP]"
 WORDS = TEXT.split()
@@ -34,7 +34,7 @@ def maps_of(length, heads=3, layers=2, keys=None, mask=None, width=8):
 
 def reading(tokens=None, title="A text", length=None, **options):
     tokens = [f"t{i}" for i in range(length)] if length else list(tokens or WORDS)
-    return Reading.of(title, maps_of(len(tokens), **options), tokens)
+    return TextReading.of(title, maps_of(len(tokens), **options), tokens)
 
 
 def told(text):
@@ -45,7 +45,7 @@ def told(text):
 
 def translation(title="Bahdanau"):
     source, target = ["das", "Haus", "ist", "sehr", "klein"], ["the", "house", "is", "tiny"]
-    return Reading.of(title, maps_of(4, keys=5, heads=2, layers=1), source, queries=target)
+    return TextReading.of(title, maps_of(4, keys=5, heads=2, layers=1), source, queries=target)
 
 
 @contextmanager

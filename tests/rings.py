@@ -24,7 +24,7 @@ import regard as rg
 from drawn import KEEPING
 from regard.catalog import mechanisms
 from regard.engine.ring import digests, exchange
-from regard.engine.ring.part import Part, refusal
+from regard.engine.ring.kv_chunk import KVChunk, refusal
 from regard.errors import RegardError
 
 CASES = {}
@@ -147,8 +147,8 @@ MASKS = {
     "global": lambda n: rg.window(2) | rg.global_tokens([0, n // 2]),
     "dilated": lambda n: rg.dilated(3, 4),
     "not": lambda n: ~rg.window(3),
-    "given": lambda n: rg.given(some(2, 4, n, n, seed=4) > 0.5),
-    "where": lambda n: rg.where(lambda b, h, i, j: (i + j + h) % 3 != b),
+    "mask_tensor": lambda n: rg.mask_tensor(some(2, 4, n, n, seed=4) > 0.5),
+    "mask_mod": lambda n: rg.mask_mod(lambda b, h, i, j: (i + j + h) % 3 != b),
     "empty": lambda n: rg.causal() & ~rg.window(2),
     "random": lambda n: rg.random_blocks(3, 2, n),
 }
@@ -221,7 +221,7 @@ def positions_that_start_elsewhere():
 def kernels_are_merged_by_their_sums():
     q, k, v = (some(2, 4, 21, 6, seed=n) for n in range(3))
     for mask in (rg.causal(), rg.window(4), rg.padding([0, 9])):
-        attention = rg.Attention(rg.Kernel(), normalizer=rg.Sum(), mask=mask)
+        attention = rg.Attention(rg.KernelScore(), normalizer=rg.SumNormalizer(), mask=mask)
         check(attention, q, k, v, rg.Ring(layout="zigzag"))
 
 
@@ -319,11 +319,11 @@ def any_weight_on_demand():
         assert mine.shape == whole.shape
         for index in ((0, 3, n // 2), (slice(None), [1, 0], -1, slice(3, 15)), (1, 2, [7, 7, 0], [20, 0, 3]), ...):
             torch.testing.assert_close(mine[index], whole[index], **CLOSE)
-        folds = (rg.Entropy(), rg.Received(), rg.Distance(), rg.Mass([0, 4]), rg.Pool(4, 5), rg.Similarity())
+        folds = (rg.Entropy(), rg.KeyTotals(), rg.Distance(), rg.MassOn([0, 4]), rg.Pool(4, 5), rg.Similarity())
         for one, other in zip(mine.summarize(*folds), whole.summarize(*folds), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)  # folds add up in float32
         torch.testing.assert_close(mine.top(2).weights, whole.top(2).weights)
-        torch.testing.assert_close(ring.gather(mine.statistic[0]), whole.statistic[0], **CLOSE)
+        torch.testing.assert_close(ring.gather(mine.row_statistic[0]), whole.row_statistic[0], **CLOSE)
 
 
 @case
@@ -349,7 +349,7 @@ def scores_whose_sum_no_number_holds():
             torch.testing.assert_close(mine[..., 0], expected * allowed[:, 0], **CLOSE)
             total = expected * allowed.sum(-1)
             torch.testing.assert_close(mine.dense().sum(-1), total, **CLOSE)
-            received = mine.summarize(rg.Received())[0]
+            received = mine.summarize(rg.KeyTotals())[0]
             torch.testing.assert_close(received.sum(-1).double(), total.sum(-1), rtol=1e-5, atol=1e-5)
 
 
@@ -389,9 +389,9 @@ def a_rank_that_differs_is_named():
         raises([who, "pieces", "ALiBi"], call(rg.Attention(bias=rg.ALiBi(2)) if odd else plain, x, x, x))
     held = torch.ones(6 * (last + 1), 6 * (last + 1), dtype=torch.bool)
     held[0, 1] = not odd
-    raises(["contents of the mask"], call(rg.Attention(mask=rg.given(held)), x, x, x))
+    raises(["contents of the mask"], call(rg.Attention(mask=rg.mask_tensor(held)), x, x, x))
     raises(
-        ["the mask", "odd_mask", "even_mask"], call(rg.Attention(mask=rg.where((even_mask, odd_mask)[odd])), x, x, x)
+        ["the mask", "odd_mask", "even_mask"], call(rg.Attention(mask=rg.mask_mod((even_mask, odd_mask)[odd])), x, x, x)
     )
     wrong = [x[:, :, : 5 if odd else 6]] * 3
     raises(["holds", "zigzag", "gives it", "ring.share"], call(plain, *wrong, ring=rg.Ring(layout="zigzag")))
@@ -449,13 +449,13 @@ def hidden_contents_are_compared():
             next(piece.parameters())[0, 0] += n
         return piece
 
-    told_apart(lambda n: rg.Attention(mask=rg.where(lambda b, h, i, j: numbers[n][i] >= 0)))
-    told_apart(lambda n: rg.Attention(mask=rg.where(lambda b, h, i, j, held=numbers[n]: held[i] >= 0)))
-    told_apart(lambda n: rg.Attention(mask=rg.where(lambda b, h, i, j: i >= int(arrays[n][0]) - 1)))
-    told_apart(lambda n: rg.Attention(mask=rg.where(Near(n + 1))))
-    told_apart(lambda n: rg.Attention(mask=rg.where(Near(n + 1).__call__)))
-    told_apart(lambda n: rg.Attention(mask=rg.where(by_method(Near(n + 1)))))
-    told_apart(lambda n: rg.Attention(mask=rg.where(half((odd_mask, even_mask)[n]))))
+    told_apart(lambda n: rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: numbers[n][i] >= 0)))
+    told_apart(lambda n: rg.Attention(mask=rg.mask_mod(lambda b, h, i, j, held=numbers[n]: held[i] >= 0)))
+    told_apart(lambda n: rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: i >= int(arrays[n][0]) - 1)))
+    told_apart(lambda n: rg.Attention(mask=rg.mask_mod(Near(n + 1))))
+    told_apart(lambda n: rg.Attention(mask=rg.mask_mod(Near(n + 1).__call__)))
+    told_apart(lambda n: rg.Attention(mask=rg.mask_mod(by_method(Near(n + 1)))))
+    told_apart(lambda n: rg.Attention(mask=rg.mask_mod(half((odd_mask, even_mask)[n]))))
     told_apart(lambda n: sink_of(float(n)))
     told_apart(lambda n: rg.Attention(bias=shaw_of(n)))
 
@@ -471,7 +471,7 @@ def learned_values_are_compared_once():
     """A step of an optimizer costs no hashing; tensors that were hashed before are hashed again only after a change."""
     x, attention = some(1, 2, 6, 4), sink_of(0.5)
     held = torch.ones(6 * dist.get_world_size(), 6 * dist.get_world_size(), dtype=torch.bool)
-    attention = rg.Attention(normalizer=attention.normalizer, mask=rg.given(held))
+    attention = rg.Attention(normalizer=attention.normalizer, mask=rg.mask_tensor(held))
     hashed, digests.tensor_digest = [], lambda t, digest=digests.tensor_digest: hashed.append(t) or digest(t)
     rg.attend(attention, x, x, x, engine="ring")
     assert len(hashed) == 2
@@ -490,8 +490,8 @@ def looking_is_compared():
     raises(["weights: the ranks differ in the look", "head 0", "head 1", "on rank"], lambda: one[0, rank % 2, 3])
     raises(["query 3", "query 2", "on rank 0"], lambda: one[0, 0, 2 + (rank > 0)])
     raises(["query 0-2", "query 0-3"], lambda: one.tile(rows=range(3 + (rank > 0))))
-    raises(["Entropy()", "Received()"], lambda: one.received() if rank else one.entropy())
-    raises(["Mass("], lambda: one.mass([rank]))
+    raises(["Entropy()", "KeyTotals()"], lambda: one.received() if rank else one.entropy())
+    raises(["MassOn("], lambda: one.mass([rank]))
     raises(["weights of", "statistics"], lambda: one.entropy() if rank else one[0, 0, 3])
     raises(["map", "that of attend number"], lambda: (other if rank else one).entropy())
     raises(
@@ -678,7 +678,7 @@ def told(group):
 
 def lose(last):
     """In the middle of a call."""
-    Part.solve = lambda part: last()
+    KVChunk.attend = lambda part: last()
     told(None)
 
 

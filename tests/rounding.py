@@ -49,9 +49,9 @@ def by_rows(problem, output, weights, values, errors):
     attention = problem.attention
     normalizer = attention.normalizer
     s = scores(attention, problem.prepared, problem.grid)
-    allowed = (s > -torch.inf) if not isinstance(normalizer, rg.Sum) else attention_allows(problem)
+    allowed = (s > -torch.inf) if not isinstance(normalizer, rg.SumNormalizer) else attention_allows(problem)
     errors = errors.expand_as(s).masked_fill(~allowed, 0.0)
-    if isinstance(normalizer, rg.Sum):
+    if isinstance(normalizer, rg.SumNormalizer):
         off, total = errors.sum(-1, keepdim=True), s.sum(-1, keepdim=True)
         bound = (errors @ values + off * output.abs()) / (total - off)
         return bound.masked_fill(off >= total, torch.inf).masked_fill(total == 0, 0.0)
@@ -78,7 +78,7 @@ def score_errors(problem, u):
     attention = problem.attention
     moved = 0 if attention.position is None else POSITION
     score = attention.score
-    if isinstance(score, rg.Kernel):
+    if isinstance(score, rg.KernelScore):
         total = kernel_errors(problem, u)
     elif score.scale(problem.sizes.D) is None:
         own = u * (moved + PROJECTION) + (problem.sizes.D + 3) * FLOAT32

@@ -18,10 +18,10 @@ from regard.bench import measure
 from regard.bench.case import Aim, Case, Setting, Side, allowed_pairs, random_inputs
 from regard.bench.cases import GROUPS, cases
 from regard.bench.laws import broken_law
-from regard.bench.machine import Machine, measured
 from regard.bench.peers import sdpa
 from regard.bench.peers.package import Package
 from regard.bench.report import Report, picture, print_rows
+from regard.bench.roofline import Machine, measured
 from regard.bench.runner import Line, Row, Runner, compare, tensors_of
 from regard.catalog import mechanism
 from regard.cli.app import app
@@ -104,7 +104,7 @@ def test_our_own_wrong_output_is_not_timed():
     def off(*inputs):
         def run(q, k, v):
             seen = rg.attend(rg.Attention(), q, k, v)
-            return rg.Seen(seen.output + 0.01, seen.weights)
+            return rg.AttentionOutput(seen.output + 0.01, seen.weights)
 
         return run
 

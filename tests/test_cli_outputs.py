@@ -25,7 +25,7 @@ def begun(*_, **__):
 def work(monkeypatch):
     """Every command stops where its work begins."""
     monkeypatch.setattr(TextReader, "load", staticmethod(begun))
-    monkeypatch.setattr("regard.bench.machine.measured", begun)
+    monkeypatch.setattr("regard.bench.roofline.measured", begun)
     monkeypatch.setattr("regard.cli.bench.measured", begun)
     monkeypatch.setattr("regard.cli.view.open_folder", begun)
     monkeypatch.setattr("regard.cli.data.fetch_wheel", begun)

@@ -12,7 +12,7 @@ pytest.importorskip("rich")
 import regard as rg
 from exact_maps import exact
 from regard.cli.summary import extremes, role_lines
-from regard.stats import Reading
+from regard.stats import TextReading
 
 N = 9
 
@@ -29,7 +29,7 @@ def test_the_most_focused_head_is_no_sink(tokens):
     special = tokens[0] == "[CLS]"
     resting = on(0, 8, weight=0.99) if special else on(0, weight=0.99)
     sharp, half = on(3, weight=0.9), (on(0) + on(2, 5)) / 2
-    reading = Reading.of("", {"layers.4": exact([resting, sharp, half, np.full((N, N), 1 / N)])}, tokens)
+    reading = TextReading.of("", {"layers.4": exact([resting, sharp, half, np.full((N, N), 1 / N)])}, tokens)
     left = np.delete(np.stack([sharp, np.full((N, N), 1 / N)]), [0, 8] if special else [0], axis=-1)[:, 0]
     left /= left.sum(-1, keepdims=True)
     sharpest, broadest = -(left * np.log(left)).sum(-1)
@@ -39,7 +39,7 @@ def test_the_most_focused_head_is_no_sink(tokens):
 
 
 def test_where_every_head_rests_nothing_is_called_focused():
-    reading = Reading.of("", {"layer": exact([on(0, weight=0.9), on(0, weight=0.8)])}, list("abcdefghi"))
+    reading = TextReading.of("", {"layer": exact([on(0, weight=0.9), on(0, weight=0.8)])}, list("abcdefghi"))
     said = extremes(reading.profile).plain
     assert said == "Every head puts most of its weight on the first token and on special tokens."
 
@@ -48,12 +48,12 @@ def test_where_every_head_rests_nothing_is_called_focused():
 def test_a_sink_on_a_short_text_looks_neither_at_itself_nor_at_the_token_before(length):
     rows = np.zeros((1, length, length))
     rows[..., 0] = 1
-    reading = Reading.of("", {"layer": exact(rows, rg.causal())}, list("abc")[:length])
+    reading = TextReading.of("", {"layer": exact(rows, rg.causal())}, list("abc")[:length])
     assert not any("of its weight on" in line.plain for line in role_lines(reading))
 
 
 def test_a_short_text_tells_where_a_head_looks_beside_the_first_token():
     rows = np.eye(N, k=-1)
     rows[0, 0] = 1
-    (places, _) = (line.plain for line in role_lines(Reading.of("", {"layer": exact([rows])}, list("abcdefghi"))))
+    (places, _) = (line.plain for line in role_lines(TextReading.of("", {"layer": exact([rows])}, list("abcdefghi"))))
     assert places == "L0.H0 puts 100 % of its weight on the previous token."

@@ -16,7 +16,7 @@ def inputs(I, J, H=1, G=1, D=4):
 def test_true_means_may_attend_as_in_sdpa_and_not_as_in_multihead_attention():
     q, k, v = inputs(3, 3)
     mask = torch.tensor([[True, False, False], [True, True, False], [True, True, True]])
-    output = rg.attend(rg.Attention(mask=rg.given(mask)), q, k, v).output
+    output = rg.attend(rg.Attention(mask=rg.mask_tensor(mask)), q, k, v).output
     torch.testing.assert_close(output, F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
 
 
@@ -37,15 +37,15 @@ def test_an_empty_row_gives_zeros():
     q, k, v = inputs(4, 2)
     seen = rg.attend(rg.Attention(mask=rg.causal()), q, k, v + 10)
     assert not seen.output[:, :, :2].any() and not seen.weights[:, :, :2].any()
-    assert seen.weights.statistic[0][0, 0, :2].isneginf().all()
+    assert seen.weights.row_statistic[0][0, 0, :2].isneginf().all()
 
 
 def test_the_statistic_is_the_natural_log_in_float32():
     q, k, v = (t.bfloat16() for t in inputs(3, 5))
-    (statistic,) = rg.attend(rg.Attention(), q, k, v).weights.statistic
-    assert statistic.dtype == torch.float32
+    (row_statistic,) = rg.attend(rg.Attention(), q, k, v).weights.row_statistic
+    assert row_statistic.dtype == torch.float32
     exact = (q.double() @ k.double().transpose(-1, -2) / 2).logsumexp(-1)
-    torch.testing.assert_close(statistic.double(), exact, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(row_statistic.double(), exact, rtol=1e-2, atol=1e-2)
 
 
 def test_weights_are_those_before_dropout():
@@ -105,7 +105,7 @@ def test_the_layout_is_batch_heads_length_width():
 def test_the_result_always_has_the_same_type():
     q, k, v = inputs(5, 5)
     for options in ({}, {"engine": "blocked"}, {"cache": rg.GrowingCache()}):
-        assert type(rg.attend(rg.Attention(), q, k, v, **options)) is rg.Seen
+        assert type(rg.attend(rg.Attention(), q, k, v, **options)) is rg.AttentionOutput
 
 
 def test_adding_to_the_scores_is_declared_and_softcap_does_not():

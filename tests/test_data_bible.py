@@ -187,13 +187,13 @@ def wheel(tmp_path):
     return Wheel("a==1", path.name, hashlib.sha256(path.read_bytes()).hexdigest()), path
 
 
-def pip(monkeypatch, does, code=0, says=""):
+def pip(monkeypatch, description, code=0, says=""):
     """Put a function in the place of pip."""
     calls = []
 
     def run(command, **_):
         calls.append(command)
-        does(command[command.index("--dest") + 1])
+        description(command[command.index("--dest") + 1])
         return subprocess.CompletedProcess(command, code, "", says)
 
     monkeypatch.setattr(subprocess, "run", run)

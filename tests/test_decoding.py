@@ -274,7 +274,7 @@ def test_watching_a_search_never_joins_steps_whose_rows_were_reordered(name):
         close(seen[path].dense()[0, :, : maps[path].shape[2], : maps[path].shape[3]], maps[path].dense()[0])
 
     traced, steps = Traced(model), {}
-    traced.told = lambda module, weights: steps.setdefault(module, []).append(weights.dense())
+    traced.on_attention = lambda module, weights: steps.setdefault(module, []).append(weights.dense())
     with rg.watch(model) as seen:
         Search(beam=4, max_length=7)(traced, source)
     for module, each in steps.items():

@@ -8,7 +8,16 @@ import torch
 import regard as rg
 from regard.catalog import mechanisms
 from regard.engine.plan import ENGINES
-from regard.nn import Blueprint, Bridge, Cell, Cells, MultiHeadAttention, RecurrentEncoder, Rows, Transformer
+from regard.nn import (
+    Cell,
+    Cells,
+    CrossAttention,
+    MultiHeadAttention,
+    RecurrentEncoder,
+    Rows,
+    Transformer,
+    TransformerConfig,
+)
 
 EMPTY = [(0, 3, 4), (2, 0, 4), (2, 3, 0), (2, 0, 0), (0, 0, 0), (0, 1, 1), (2, 1, 0)]
 every_emptiness = pytest.mark.parametrize("sizes", EMPTY, ids=str)
@@ -45,13 +54,13 @@ def test_statistics_of_nothing(normalizer, sizes):
     B, I, J = sizes
     q, k, v = torch.randn(B, 2, I, 4), torch.randn(B, 2, J, 4), torch.randn(B, 2, J, 4)
     weights = rg.attend(rg.Attention(mask=rg.causal(), normalizer=normalizer), q, k, v).weights
-    folds = (rg.Entropy(), rg.Distance(), rg.Mass([]), rg.Received(), rg.Similarity(), rg.Pool(3, 3), rg.Top(2))
+    folds = (rg.Entropy(), rg.Distance(), rg.MassOn([]), rg.KeyTotals(), rg.Similarity(), rg.Pool(3, 3), rg.TopLinks(2))
     entropy, distance, mass, received, similarity, pool, top = weights.summarize(*folds)
     assert entropy.shape == distance.shape == mass.shape == (B, 2, I) and received.shape == (B, 2, J)
     assert similarity.shape == (B, 2, 2) and pool.shape == (B, 2, min(3, I), min(3, J))
     assert top.keys.shape == (B, 2, I, min(2, J))
     assert not any(x.any() for x in (entropy, distance, mass, received, pool, top.weights))
-    assert all(part.shape[:3] == (B, 2, I) for part in weights.statistic)
+    assert all(part.shape[:3] == (B, 2, I) for part in weights.row_statistic)
     assert weights.select(torch.arange(B), torch.tensor([1])).shape == (B, 1, I, J)
 
 
@@ -84,10 +93,10 @@ def test_masks_of_nothing(sizes):
     for mask in (
         rg.padding([J] * B),
         rg.padding(torch.ones(B, J).bool()),
-        rg.given(torch.ones(B, 1, I, J).bool()),
-        rg.given(torch.ones(I, J).bool()) & ~rg.window(2),
+        rg.mask_tensor(torch.ones(B, 1, I, J).bool()),
+        rg.mask_tensor(torch.ones(I, J).bool()) & ~rg.window(2),
         rg.documents([]) if I == J == 0 else rg.prefix(3),
-        rg.where(lambda b, h, i, j: i == j) | rg.global_tokens([]),
+        rg.mask_mod(lambda b, h, i, j: i == j) | rg.global_tokens([]),
     ):
         assert not rg.attend(rg.Attention(mask=mask), q, k, v).weights.dense().any()
         assert "Attention" in repr(rg.Attention(mask=mask))
@@ -97,7 +106,7 @@ def test_masks_of_nothing(sizes):
 @pytest.mark.parametrize("make", [rg.GrowingCache, lambda: rg.RingCache(9, sinks=1), rg.RecurrentCache])
 def test_a_cache_takes_no_tokens_as_none(make, mask):
     """Calls without new keys, or without queries, between others change nothing."""
-    pieces = {"score": rg.Kernel(), "normalizer": rg.Sum()} if make is rg.RecurrentCache else {}
+    pieces = {"score": rg.KernelScore(), "normalizer": rg.SumNormalizer()} if make is rg.RecurrentCache else {}
     attention, cache = rg.Attention(mask=mask, **pieces), make()
     q, k, v = torch.randn(3, 2, 2, 6, 4, dtype=torch.float64)
 
@@ -139,7 +148,7 @@ def test_modules_of_nothing(attention, sizes):
         with rg.watch(module) as seen:
             assert torch.equal(module(x, y, mask=mask), output)
         assert seen[0].dense().shape == (B, 2, I, J)
-    bridge = Bridge(rg.mechanism("bahdanau").build(8, 6, 4), 8, 6)
+    bridge = CrossAttention(rg.mechanism("bahdanau").build(8, 6, 4), 8, 6)
     assert bridge(x, bridge.keys(torch.randn(B, J, 6))).shape == (B, I, 6)
     output, past = module.advance(x)
     assert output.shape == (B, I, 8) and module.advance(torch.randn(B, 1, 8), past)[0].shape == (B, 1, 8)
@@ -156,7 +165,7 @@ def test_no_rows_of_a_beam():
 @every_emptiness
 def test_transformers_of_nothing(sizes, positions):
     B, T, S = sizes
-    plan = Blueprint(8, num_heads=2, positions=positions)
+    plan = TransformerConfig(8, num_heads=2, positions=positions)
     model = Transformer(plan.encoder(1, vocabulary=9), plan.decoder(1, vocabulary=9))
     source, target = torch.zeros(B, S, dtype=torch.long), torch.zeros(B, T, dtype=torch.long)
     assert model(source, target, rg.padding(torch.ones(B, S).bool())).shape == (B, T, 8)

@@ -42,23 +42,23 @@ MISTAKES = {
         r"query holds 64.*\[0, 0, 3, 0\]",
     ),
     "infinite values": (lambda: attend(q, k, k / 0, check=True), "value holds"),
-    "an additive mask": (lambda: rg.given(floats), "boolean tensor with True = may attend.*mask == 0"),
-    "an integer mask": (lambda: rg.given(floats.long()), r"mask\.bool\(\)"),
-    "a mask without its heads": (lambda: rg.given(torch.ones(2, 5, 6, dtype=torch.bool)), r"mask\[:, None\]"),
+    "an additive mask": (lambda: rg.mask_tensor(floats), "boolean tensor with True = may attend.*mask == 0"),
+    "an integer mask": (lambda: rg.mask_tensor(floats.long()), r"mask\.bool\(\)"),
+    "a mask without its heads": (lambda: rg.mask_tensor(torch.ones(2, 5, 6, dtype=torch.bool)), r"mask\[:, None\]"),
     "a mask of keys as a mask of pairs": (
-        lambda: attend(q, k, k, rg.Attention(mask=rg.given(torch.ones(2, 6, dtype=torch.bool)))),
+        lambda: attend(q, k, k, rg.Attention(mask=rg.mask_tensor(torch.ones(2, 6, dtype=torch.bool)))),
         r"looks like \(batch, keys\).*padding",
     ),
     "a mask that would broadcast": (
-        lambda: attend(q, k, k, rg.Attention(mask=rg.given(torch.ones(1, 6, dtype=torch.bool)))),
+        lambda: attend(q, k, k, rg.Attention(mask=rg.mask_tensor(torch.ones(1, 6, dtype=torch.bool)))),
         "never broadcasts",
     ),
     "a mask of another batch": (
-        lambda: attend(q, k, k, rg.Attention(mask=rg.given(torch.ones(3, 1, 5, 6, dtype=torch.bool)))),
+        lambda: attend(q, k, k, rg.Attention(mask=rg.mask_tensor(torch.ones(3, 1, 5, 6, dtype=torch.bool)))),
         "made for a batch of 3",
     ),
     "a mask of other heads": (
-        lambda: attend(q, k, k, rg.Attention(mask=rg.given(torch.ones(2, 3, 5, 6, dtype=torch.bool)))),
+        lambda: attend(q, k, k, rg.Attention(mask=rg.mask_tensor(torch.ones(2, 3, 5, 6, dtype=torch.bool)))),
         "3 heads on axis 1, the query 4",
     ),
     "padding of another batch": (lambda: attend(q, k, k, rg.Attention(mask=rg.padding([3]))), "made for a batch of 1"),
@@ -67,11 +67,11 @@ MISTAKES = {
         "covers keys 0 to 3",
     ),
     "padding as floats": (lambda: rg.padding(torch.ones(2, 4)), r"attention_mask.*mask\.bool\(\)"),
-    "a tensor in the mask slot": (lambda: rg.Attention(mask=torch.ones(5, 6).bool()), r"regard\.given\(tensor\)"),
-    "a tensor composed with a mask": (lambda: rg.causal() & torch.ones(5, 6).bool(), r"regard\.given\(tensor\)"),
+    "a tensor in the mask slot": (lambda: rg.Attention(mask=torch.ones(5, 6).bool()), r"regard\.mask_tensor\(tensor\)"),
+    "a tensor composed with a mask": (lambda: rg.causal() & torch.ones(5, 6).bool(), r"regard\.mask_tensor\(tensor\)"),
     "a class in a slot": (lambda: rg.Attention(rg.Dot), r"got the class Dot. Did you mean Dot\(\.\.\.\)"),
     "a predicate of numbers": (
-        lambda: attend(q, k, k, rg.Attention(mask=rg.where(lambda b, h, i, j: i - j))),
+        lambda: attend(q, k, k, rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: i - j))),
         "boolean tensor, got torch.int64",
     ),
     "a bias of other heads": (
@@ -107,7 +107,7 @@ MISTAKES = {
         r"longformer: got an unexpected keyword argument 'sizes'.*longformer\(size: int = 257",
     ),
     "a mask with a row too few": (
-        lambda: attend(q, q, q, rg.Attention(mask=rg.given(floats[:4, :5] == 0))),
+        lambda: attend(q, q, q, rg.Attention(mask=rg.mask_tensor(floats[:4, :5] == 0))),
         "the mask is for 4 queries and 5 keys, this call has 5 queries and 5 keys",
     ),
     "an unknown mechanism": (lambda: mechanism("longfromer"), "Did you mean 'longformer'"),
@@ -132,8 +132,8 @@ MISTAKES = {
     "a number of positions": (lambda: attend(q, k, k, positions=3), r"positions=3.*got int.*Positions\.of\(3"),
     "positions of a number": (lambda: rg.Positions(0, 5), r"regard\.Spans\.of\(\(0, 5\)\)"),
     "a start between two": (lambda: rg.Positions.of(1.5, 2, 3), "start must be an integer"),
-    "a predicate of two": (lambda: rg.where(lambda i, j: j <= i), r"takes \(i, j\).*called with.*\(b, h, i, j\)"),
-    "a predicate that is none": (lambda: rg.where(torch.ones(2, 2)), "got Tensor|expected a function"),
+    "a predicate of two": (lambda: rg.mask_mod(lambda i, j: j <= i), r"takes \(i, j\).*called with.*\(b, h, i, j\)"),
+    "a predicate that is none": (lambda: rg.mask_mod(torch.ones(2, 2)), "got Tensor|expected a function"),
     "a mask in another slot": (lambda: rg.Attention(rg.causal()), r"score=\.\.\..*expected a Score, got causal"),
     "a mask as a bias": (lambda: rg.Attention(bias=rg.causal()), r"bias=\.\.\..*expected a Bias, got causal"),
     "a mask for an attention": (lambda: rg.attend(rg.causal(), q, k, k), r"regard\.Attention\(mask=causal\(\)\)"),
@@ -152,7 +152,7 @@ MISTAKES = {
         lambda: rg.nn.MultiHeadAttention(8, 2, attention=mechanism("alibi")),
         r"mechanism\.build",
     ),
-    "torch's mask": (lambda: attend(q, k, k, attn_mask=floats), r"attn_mask: a mask is a piece.*regard\.given"),
+    "torch's mask": (lambda: attend(q, k, k, attn_mask=floats), r"attn_mask: a mask is a piece.*regard\.mask_tensor"),
     "torch's causal flag": (lambda: attend(q, k, k, is_causal=True), r"is_causal: .*Attention\(mask=regard\.causal"),
     "torch's width": (lambda: rg.nn.MultiHeadAttention(embed_dim=8, num_heads=2), "embed_dim: it is called width"),
     "torch's layout": (lambda: rg.nn.MultiHeadAttention(8, 2, batch_first=True), "batch_first: inputs are always"),
@@ -169,8 +169,8 @@ MISTAKES = {
     "a word that is nearly right": (lambda: attend(q, k, k, engin="dense"), "Did you mean 'engine'"),
     "an argument that is missing": (lambda: rg.attend(rg.Attention(), q, k), "missing a required argument: 'value'"),
     "a page of what was seen": (lambda: write_page(attend(q, k, k)), "write_page"),
-    "a page of maps": (lambda: write_page("a.html", [attend(q, k, k)]), r"Reading"),
-    "a page of one map": (lambda: write_page("a.html", attend(q, k, k).weights), "Reading"),
+    "a page of maps": (lambda: write_page("a.html", [attend(q, k, k)]), r"TextReading"),
+    "a page of one map": (lambda: write_page("a.html", attend(q, k, k).weights), "TextReading"),
     "an array without a copy": (lambda: np.array(attend(q, k, k).weights, copy=False), "computed anew"),
     "an array that is too large": (lambda: np.asarray(large.weights), "MiB were asked for.*budget"),
     "an empty document": (lambda: rg.documents([3, 0]), "at least one token"),
@@ -187,7 +187,7 @@ def test_a_mistake_is_named_with_its_remedy(mistake):
 
 def test_a_good_mask_is_not_refused():
     for shape in ((5, 6), (1, 1, 5, 6), (2, 1, 5, 6), (1, 4, 5, 6), (2, 4, 5, 6)):
-        attend(q, k, k, rg.Attention(mask=rg.given(torch.ones(shape, dtype=torch.bool))))
+        attend(q, k, k, rg.Attention(mask=rg.mask_tensor(torch.ones(shape, dtype=torch.bool))))
 
 
 def test_integers_of_numpy_and_of_tensors_are_integers():
@@ -195,7 +195,11 @@ def test_integers_of_numpy_and_of_tensors_are_integers():
         assert rg.window(kind(3)) == rg.window(3) and type(rg.window(kind(3)).size) is int
         assert rg.random_blocks(kind(4), kind(1), kind(8)) == rg.random_blocks(4, 1, 8)
         assert rg.Positions(kind(2), rg.Spans.of((0, 3))) == rg.Positions.of(2, 1, 3)
-        assert rg.TopK(kind(2)) == rg.TopK(2) and rg.Top(kind(2)) == rg.Top(2) and rg.ALiBi(kind(2)) == rg.ALiBi(2)
+        assert (
+            rg.TopK(kind(2)) == rg.TopK(2)
+            and rg.TopLinks(kind(2)) == rg.TopLinks(2)
+            and rg.ALiBi(kind(2)) == rg.ALiBi(2)
+        )
     for kind in (np.array, torch.tensor, tuple, list):
         assert rg.documents(kind([3, 1])) == rg.documents([3, 1])
         assert rg.global_tokens(kind([3, 1])) == rg.global_tokens([1, 3])
@@ -218,7 +222,7 @@ def test_a_map_is_an_array_of_its_weights():
     ("mask", "is_causal"),
     [
         (rg.causal(), True),
-        (rg.causal() & rg.where(lambda b, h, i, j: j > 0), True),
+        (rg.causal() & rg.mask_mod(lambda b, h, i, j: j > 0), True),
         (rg.window(1), True),
         (~(~rg.causal() | ~rg.window(3)), True),
         (rg.causal() | (rg.causal() & rg.window(3)), True),
@@ -244,5 +248,5 @@ def test_a_learned_table_has_no_positions_before_the_first():
 
 @pytest.mark.parametrize("piece", [rg.RoPE(4), rg.Sinusoidal()], ids=repr)
 def test_positions_are_whole_numbers(piece):
-    with pytest.raises(rg.RegardError, match=r"float32 was given, but they are integers.*Linear\(2"):
+    with pytest.raises(rg.RegardError, match=r"float32 was given, but they are integers.*LinearScaling\(2"):
         piece.encode(x(1, 1, 2, 4), torch.tensor([0.5, 1.5]))

@@ -35,14 +35,14 @@ def problem_of(attention, q, k, v, positions=None):
 @torch.no_grad()
 def test_what_is_lowered_is_what_the_reference_computes(problem):
     if (reason := flex.Flex().refusal(problem)) is not None:
-        assert "where(...)" in reason, "of these pieces, only predicates cannot be lowered"
+        assert "mask_mod(...)" in reason, "of these pieces, only predicates cannot be lowered"
         return
     result = flex.Flex().run(problem)
     output, _ = reference(problem)
     torch.testing.assert_close(result.output, torch.from_numpy(output), **CLOSE)
     dense = plan(problem, "dense")
-    (expected,) = dense.problem.attention.normalizer.statistic(scores_of(problem), torch.arange(problem.sizes.J))
-    torch.testing.assert_close(result.statistic[0], expected, **CLOSE)
+    (expected,) = dense.problem.attention.normalizer.row_statistic(scores_of(problem), torch.arange(problem.sizes.J))
+    torch.testing.assert_close(result.row_statistic[0], expected, **CLOSE)
 
 
 def scores_of(problem):
@@ -207,7 +207,10 @@ REFUSED = {
     "top k": (rg.Attention(normalizer=rg.TopK(3)), "no softmax"),
     "additive scores": (rg.Attention(rg.Additive(16, 16, 4)), "no softmax of scaled"),
     "dropout": (rg.Attention(dropout=0.5), "dropout acts on weights"),
-    "a predicate": (rg.Attention(mask=rg.where(lambda b, h, i, j: i != j)), r"predicate.*regard\.given\(tensor\)"),
+    "a predicate": (
+        rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: i != j)),
+        r"predicate.*regard\.mask_tensor\(tensor\)",
+    ),
     "transformer_xl": (
         rg.Attention(bias=rg.TransformerXLBias(2, 16)).requires_grad_(False),
         "TransformerXLBias has no",

@@ -388,7 +388,7 @@ def test_a_map_of_a_changed_buffer_is_right_or_refused(numel):
 
 def test_a_predicate_that_closes_over_a_tensor_is_remembered_as_it_was():
     even = torch.arange(9) % 2 == 0
-    seen = rg.attend(rg.Attention(mask=rg.where(lambda b, h, i, j: even[j])), *inputs(), engine="blocked")
+    seen = rg.attend(rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: even[j])), *inputs(), engine="blocked")
     before = seen.weights.dense()
     even.logical_not_()
     torch.testing.assert_close(seen.weights.dense(), before)
@@ -398,7 +398,7 @@ def test_a_predicate_that_closes_over_a_tensor_is_remembered_as_it_was():
 def test_every_look_at_a_map_of_changed_tensors_is_refused():
     q, k, v = inputs(learn=False)
     weights = rg.attend(rg.Attention(), q, k, v).weights
-    weights.statistic, weights[0, 0, 0]  # what is known already must not answer
+    weights.row_statistic, weights[0, 0, 0]  # what is known already must not answer
     q.mul_(2)
     for look in (lambda: weights[0, 0, 0], lambda: weights.select(0, 1), weights.dense, weights.entropy):
         with pytest.raises(rg.RegardError, match="changed in place"):
@@ -437,7 +437,7 @@ def test_a_piece_may_be_exchanged_for_one_that_is_a_module_or_none():
     for name, piece in {"score": rg.causal(), "mask": "causal", "normalizer": None, "bias": [rg.Dot()]}.items():
         with pytest.raises(rg.RegardError, match=f"Attention\\({name}=...\\): expected a"):
             setattr(attention, name, piece)
-    attention.normalizer = rg.Sum()
+    attention.normalizer = rg.SumNormalizer()
     with pytest.raises(rg.RegardError, match="needs scores that are not negative"):
         rg.attend(attention, *tensors)
 
@@ -466,7 +466,9 @@ def test_explain_counts_dropout():
 def test_activation_checkpointing_frees_what_is_inside_and_gives_the_same_gradients(engine):
     kernel = engine == "linear"
     attention = (
-        rg.Attention(rg.Kernel(), mask=rg.causal(), normalizer=rg.Sum()) if kernel else rg.Attention(mask=rg.causal())
+        rg.Attention(rg.KernelScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
+        if kernel
+        else rg.Attention(mask=rg.causal())
     )
     (x, _, _), held = inputs(), []
 
@@ -488,7 +490,9 @@ def test_saved_tensors_can_be_kept_elsewhere(engine):
     """Everything large that backward needs passes the hooks for saved tensors."""
     kernel = engine == "linear"
     attention = (
-        rg.Attention(rg.Kernel(), mask=rg.causal(), normalizer=rg.Sum()) if kernel else rg.Attention(mask=rg.causal())
+        rg.Attention(rg.KernelScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
+        if kernel
+        else rg.Attention(mask=rg.causal())
     )
     x, packed = inputs()[0], []
 
@@ -564,7 +568,7 @@ def linear_attention(q, k, v, is_causal):
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_gradients_pass_through_the_state_of_recurrent_decoding(is_causal):
     mask = rg.causal() if is_causal else None
-    attention, leaves = rg.Attention(rg.Kernel(), mask=mask, normalizer=rg.Sum()), inputs(n=11)
+    attention, leaves = rg.Attention(rg.KernelScore(), mask=mask, normalizer=rg.SumNormalizer()), inputs(n=11)
     cache, outputs = rg.RecurrentCache(), []
     for part in (slice(0, 6), slice(6, 10), slice(10, 11)):
         seen = rg.attend(attention, *(t[:, :, part] for t in leaves), cache=cache)

@@ -82,7 +82,7 @@ def check_map(weights, expected):
     torch.testing.assert_close(weights[..., 3:9, 7:].double(), expected[..., 3:9, 7:], **close)
     torch.testing.assert_close(weights.dense().double(), expected, **close)
     torch.testing.assert_close(weights.select([1], [0]).dense().double(), expected[1:, :1], **close)
-    entropy, received, top, distance = weights.summarize(rg.Entropy(), rg.Received(), rg.Top(3), rg.Distance())
+    entropy, received, top, distance = weights.summarize(rg.Entropy(), rg.KeyTotals(), rg.TopLinks(3), rg.Distance())
     logs = expected.log().clamp_min(torch.finfo(torch.float32).min)
     torch.testing.assert_close(entropy.double(), -(expected * logs).sum(-1), rtol=2 * ROUNDING, atol=2 * ROUNDING)
     torch.testing.assert_close(received.double(), expected.sum(2), rtol=ROUNDING, atol=ROUNDING * I)

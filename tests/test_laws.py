@@ -108,7 +108,7 @@ def test_rows_sum_to_what_the_normalizer_declares(name):
 @torch.no_grad()
 def test_masked_weights_are_exactly_zero(name):
     attention, q, k, v = mechanisms()[name].example()
-    mask = rg.where(lambda b, h, i, j: (i + 2 * j + b) % 3 != 0)
+    mask = rg.mask_mod(lambda b, h, i, j: (i + 2 * j + b) % 3 != 0)
     seen = rg.attend(attention.with_mask(mask if attention.mask is None else attention.mask & mask), q, k, v)
     grid = rg.Grid.whole(seen.weights.positions, *q.shape[:3])
     forbidden = ~mask.allowed(grid).expand(seen.weights.shape)
@@ -174,7 +174,7 @@ def test_what_padding_holds_does_not_matter(name):
 @every_mechanism
 def test_an_empty_row_gives_zeros_and_finite_gradients(name, engine):
     attention, q, k, v = mechanisms()[name].example()
-    hole = rg.where(lambda b, h, i, j: (i != i.min()) & (j >= 0))
+    hole = rg.mask_mod(lambda b, h, i, j: (i != i.min()) & (j >= 0))
     attention = attention.with_mask(hole if attention.mask is None else attention.mask & hole)
     inputs = [t.requires_grad_() for t in (q, k, v)]
     seen = runs(engine, attention, *inputs)
@@ -220,7 +220,7 @@ def test_the_budget_has_no_room_for_a_mistake(name, dtype):
         wrong["factor"] = rg.attend(with_score(attention, rg.Dot(scale=scale)), *inputs).output
     if attention.mask is not None:
         shifted = attention.mask.allowed(problem.grid).roll(1, -1)
-        wrong["mask"] = rg.attend(attention.with_mask(rg.given(shifted)), *inputs).output
+        wrong["mask"] = rg.attend(attention.with_mask(rg.mask_tensor(shifted)), *inputs).output
     for mistake, mistaken in wrong.items():
         assert ((mistaken - output).abs() > allowed).any(), mistake
 
@@ -249,7 +249,7 @@ def test_a_call_a_look_and_a_backward_pass_change_nothing(name, engine):
     toward = torch.ones(1, dtype=torch.float64).expand_as(seen.output)
     first = torch.autograd.grad(seen.output, leaves, toward, retain_graph=True)
     assert seen.weights.dense().shape == seen.weights.shape
-    seen.weights.summarize(rg.Entropy(), rg.Received(), rg.Top(2), rg.Distance(), rg.Pool(3, 3), rg.Similarity())
+    seen.weights.summarize(rg.Entropy(), rg.KeyTotals(), rg.TopLinks(2), rg.Distance(), rg.Pool(3, 3), rg.Similarity())
     again = torch.autograd.grad(seen.output, leaves, toward)
     assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
     assert all(torch.equal(*pair) for pair in zip(kept, before, strict=True))

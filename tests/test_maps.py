@@ -68,14 +68,14 @@ def test_a_pooled_map_sums_keys_and_averages_queries(name):
 
 def test_one_pass_gives_what_single_passes_give():
     seen, _ = seen_and_dense("multi_head" if "multi_head" in mechanisms() else "sliding_window")
-    together = seen.weights.summarize(rg.Entropy(), rg.Received(), rg.Top(2))
+    together = seen.weights.summarize(rg.Entropy(), rg.KeyTotals(), rg.TopLinks(2))
     alone = (seen.weights.entropy(), seen.weights.received(), seen.weights.top(2))
     assert torch.equal(together[0], alone[0]) and torch.equal(together[1], alone[1])
     assert torch.equal(together[2].weights, alone[2].weights) and torch.equal(together[2].keys, alone[2].keys)
 
 
 FOLDS = [
-    *(rg.Entropy(), rg.Top(3), rg.Received(), rg.Distance(), rg.Mass([1]), rg.Pool(4, 4), rg.Similarity()),
+    *(rg.Entropy(), rg.TopLinks(3), rg.KeyTotals(), rg.Distance(), rg.MassOn([1]), rg.Pool(4, 4), rg.Similarity()),
     Pyramid(1),
 ]
 
@@ -103,10 +103,10 @@ def test_statistics_do_not_depend_on_who_found_the_row_statistic(name, width, st
     seen, _ = seen_and_dense(name)
     told = seen.weights
     alone = AttentionMap(told.attention, told._prepared, told.positions, told.grid, None)
-    folds = [rg.Entropy(), rg.Received(), rg.Distance()]
+    folds = [rg.Entropy(), rg.KeyTotals(), rg.Distance()]
     for mine, theirs in zip(alone.summarize(*folds), told.summarize(*folds), strict=True):
         torch.testing.assert_close(mine, theirs)
-    for mine, theirs in zip(alone.statistic, told.statistic, strict=True):
+    for mine, theirs in zip(alone.row_statistic, told.row_statistic, strict=True):
         torch.testing.assert_close(mine, theirs, check_dtype=False)
 
 
@@ -164,7 +164,7 @@ def test_weights_after_a_kernel_that_tells_no_statistic(monkeypatch):
     """The public fallback: without the private CPU operator the row statistic is streamed."""
     x, y = torch.randn(1, 2, 9, 4, dtype=torch.float64), torch.randn(1, 2, 9, 4, dtype=torch.float64)
     expected = rg.attend(rg.Attention(mask=rg.causal()), x, y, y)
-    monkeypatch.setattr("regard.engine.flash.tells_statistic", lambda query: False)
+    monkeypatch.setattr("regard.engine.flash.returns_row_statistic", lambda query: False)
     for engine in ("fused", "blocked"):
         seen = rg.attend(rg.Attention(mask=rg.causal()), x, y, y, engine=engine)
         torch.testing.assert_close(seen.output, expected.output)
@@ -207,7 +207,7 @@ def test_weight_on_chosen_keys_is_each_entrys_own(small_blocks):
 
 def test_a_fold_keeps_the_keys_it_was_given():
     weights, keys = rg.attend(rg.Attention(), *torch.randn(3, 1, 1, 4, 4)).weights, torch.tensor([0, 1])
-    fold = rg.Mass(keys)
+    fold = rg.MassOn(keys)
     keys.fill_(3)
     close(weights.summarize(fold)[0], weights.mass([0, 1]))
 

@@ -52,7 +52,7 @@ def test_may_and_all_bound_the_predicate(data):
         stop = min(start + size, I)
         rows = allowed[:, :, start:stop].flatten(0, 2)
         where = (start + positions.start, stop + positions.start)
-        some, every = (positions.columns(answer(*where)) for answer in (mask.may, mask.all))
+        some, every = (positions.columns(answer(*where)) for answer in (mask.any_allowed, mask.all_allowed))
         assert set(rows.any(0).nonzero().flatten().tolist()) <= set(some.tensor().tolist())
         assert set(every.tensor().tolist()) <= set(rows.all(0).nonzero().flatten().tolist())
 
@@ -81,8 +81,8 @@ EXACT = {
     "padding": (rg.padding([2]), 1, 4, ["1100"]),
     "padding on the left": (rg.padding(torch.tensor([[False, True, True]])), 1, 3, ["011"]),
     "not": (~rg.causal(), 3, 3, ["011", "001", "000"]),
-    "predicate": (rg.where(lambda b, h, i, j: i == j), 2, 2, ["10", "01"]),
-    "tensor": (rg.given(torch.tensor([[True, False, True]])), 1, 3, ["101"]),
+    "predicate": (rg.mask_mod(lambda b, h, i, j: i == j), 2, 2, ["10", "01"]),
+    "tensor": (rg.mask_tensor(torch.tensor([[True, False, True]])), 1, 3, ["101"]),
 }
 
 
@@ -150,7 +150,9 @@ def test_a_selected_mask_is_the_mask_of_the_selected_entries(data):
 def assert_spans_bound(mask, allowed, positions):
     I = allowed.shape[2]
     where = (positions.start, positions.start + I)
-    some, every = (set(positions.columns(answer(*where)).tensor().tolist()) for answer in (mask.may, mask.all))
+    some, every = (
+        set(positions.columns(answer(*where)).tensor().tolist()) for answer in (mask.any_allowed, mask.all_allowed)
+    )
     assert set(allowed.flatten(0, 2).any(0).nonzero().flatten().tolist()) <= some
     assert every <= set(allowed.flatten(0, 2).all(0).nonzero().flatten().tolist())
 
@@ -158,7 +160,7 @@ def assert_spans_bound(mask, allowed, positions):
 @pytest.mark.parametrize("engine", ["dense", "blocked", "reference"])
 def test_engines_follow_a_selected_predicate(engine):
     q, k, v = torch.randn(3, 2, 1, 7, 4)
-    mask, index = rg.causal() & (rg.where(lambda b, h, i, j: (i + j) % 2 == b) | EvenKeysOfOddEntries()), [1, 1, 0]
+    mask, index = rg.causal() & (rg.mask_mod(lambda b, h, i, j: (i + j) % 2 == b) | EvenKeysOfOddEntries()), [1, 1, 0]
     mask = mask if engine != "reference" else mask.left & mask.right.left
     expected = rg.attend(rg.Attention(mask=mask), q, k, v).output[index]
     rows = rg.Attention(mask=mask.select(torch.tensor(index)))
@@ -182,17 +184,17 @@ GIVEN = {
     "numbers of NumPy": (lambda: np.array([6, 3]), rg.padding, lambda x: x.fill(2)),
     "real keys": (lambda: torch.ones(2, 6).bool(), rg.padding, lambda x: x[:, 3:].fill_(False)),
     "one row for all": (lambda: torch.ones(1, 6).bool(), lambda x: rg.padding(x.expand(2, -1)), lambda x: x.fill_(0)),
-    "pairs": (lambda: torch.ones(6, 6).bool(), rg.given, lambda x: x[:, 1:].fill_(False)),
+    "pairs": (lambda: torch.ones(6, 6).bool(), rg.mask_tensor, lambda x: x[:, 1:].fill_(False)),
     "pairs of entries": (
         lambda: torch.ones(2, 1, 6, 6).bool(),
-        lambda x: rg.causal() & ~rg.given(~x) & rg.given(x),
+        lambda x: rg.causal() & ~rg.mask_tensor(~x) & rg.mask_tensor(x),
         lambda x: x[..., 2:].fill_(False),
     ),
     "documents": (lambda: torch.tensor([4, 2]), rg.documents, lambda x: x.fill_(3)),
     "chosen tokens": (lambda: torch.tensor([0, 1]), lambda x: rg.global_tokens(x) & rg.causal(), lambda x: x.fill_(5)),
     "selected rows": (
         lambda: torch.tensor([1, 0]),
-        lambda x: rg.where(lambda b, h, i, j: j > b).select(x),
+        lambda x: rg.mask_mod(lambda b, h, i, j: j > b).select(x),
         lambda x: x.fill_(0),
     ),
     "groups": (lambda: torch.tensor([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 1]]), groups_mask, lambda x: x.fill_(0)),
@@ -226,7 +228,7 @@ def test_a_mask_keeps_what_it_was_given(what, engine):
 
 def test_a_copy_of_an_expanded_mask_takes_no_more_memory():
     tensor = torch.rand(1, 1, 5, 6) < 0.5
-    kept = rg.given(tensor.expand(3, 4, 5, 6)).tensor
+    kept = rg.mask_tensor(tensor.expand(3, 4, 5, 6)).tensor
     assert kept.untyped_storage().nbytes() == 30 and kept.data_ptr() != tensor.data_ptr()
     assert torch.equal(kept, tensor.expand(3, 4, 5, 6))
 
@@ -295,19 +297,21 @@ def exact_masks(length):
         st.builds(rg.block_local, size, st.integers(0, 2), st.integers(0, 2)),
         st.lists(size, min_size=length, max_size=length).map(lambda x: rg.documents(x[: -(-length // 5)])),
         st.lists(st.integers(0, length), min_size=2, max_size=2).map(rg.padding),
-        st.integers(0, 99).map(lambda seed: rg.given(coins(seed, 2, 1, length, length))),
+        st.integers(0, 99).map(lambda seed: rg.mask_tensor(coins(seed, 2, 1, length, length))),
     )
 
 
 @settings(max_examples=200)
 @given(data=st.data(), length=st.integers(1, 20))
 def test_the_spans_of_simple_masks_are_exact(data, length):
-    """`may` is no larger and `all` no smaller than what the predicate says; otherwise blocks read or ask too much."""
+    """`any_allowed` is no larger and `all_allowed` no smaller than what the predicate says; otherwise blocks read or
+    ask too much.
+    """
     mask = data.draw(exact_masks(length))
     mask = ~mask if data.draw(st.booleans()) else mask
     start, stop = sorted(data.draw(st.tuples(st.integers(0, length), st.integers(0, length))))
     grid = rg.Grid.whole(rg.Positions.aligned_to_end(length, length), 2, 1, length)
     rows = mask.allowed(grid).expand(-1, -1, length, length)[:, :, start:stop].flatten(0, 2)
     if start < stop:
-        assert [j in mask.may(start, stop) for j in range(length)] == rows.any(0).tolist()
-        assert [j in mask.all(start, stop) for j in range(length)] == rows.all(0).tolist()
+        assert [j in mask.any_allowed(start, stop) for j in range(length)] == rows.any(0).tolist()
+        assert [j in mask.all_allowed(start, stop) for j in range(length)] == rows.all(0).tolist()

@@ -8,15 +8,15 @@ from torch import nn
 
 import regard as rg
 from regard.nn import (
-    Blueprint,
-    Bridge,
     Cell,
+    CrossAttention,
     Dropout,
     Embedding,
     FeedForward,
     MultiHeadAttention,
     RecurrentEncoder,
     Residual,
+    TransformerConfig,
     attention_for,
 )
 from regard.nn.transformer import DecoderLayer, EncoderLayer
@@ -83,9 +83,9 @@ def test_parameter_counts_are_those_of_the_books():
 
     assert count(MultiHeadAttention(512, 8, bias=False)) == 1_048_576
     assert count(MultiHeadAttention(512, 8)) == count(nn.MultiheadAttention(512, 8)) == 1_050_624
-    layer = Blueprint(512, num_heads=8, feed_forward=2048).encoder(1)
+    layer = TransformerConfig(512, num_heads=8, feed_forward=2048).encoder(1)
     assert count(layer.layers) == count(nn.TransformerEncoderLayer(512, 8, 2048))
-    layer = Blueprint(512, num_heads=8, feed_forward=2048).decoder(1)
+    layer = TransformerConfig(512, num_heads=8, feed_forward=2048).decoder(1)
     assert count(layer.layers) == count(nn.TransformerDecoderLayer(512, 8, 2048))
     gated, plain = (count(FeedForward(512, 1536, name)) for name in ("swiglu", "relu"))
     assert abs(gated / plain - 1) < 1e-2
@@ -156,15 +156,15 @@ def test_names_of_options_are_checked():
     with pytest.raises(rg.RegardError, match="'post'"):
         Residual(C, "poste")
     with pytest.raises(rg.RegardError, match="Did you mean 'rope'"):
-        Blueprint(C, positions="ropes").encoder(1)
+        TransformerConfig(C, positions="ropes").encoder(1)
     with pytest.raises(rg.RegardError, match="Did you mean 'sliding_window'"):
-        Blueprint(C, attention="sliding_windw").encoder(1)
+        TransformerConfig(C, attention="sliding_windw").encoder(1)
     with pytest.raises(rg.RegardError, match="encoder, decoder, cross"):
-        Blueprint(C, attention={"encoders": "linear"}).encoder(1)
+        TransformerConfig(C, attention={"encoders": "linear"}).encoder(1)
     with pytest.raises(rg.RegardError, match="no argument 'sise'"):
-        Blueprint(C, attention={"name": "sliding_window", "sise": 3}).encoder(1)
+        TransformerConfig(C, attention={"name": "sliding_window", "sise": 3}).encoder(1)
     with pytest.raises(rg.RegardError, match="could make negative"):
-        Blueprint(C, attention="linear", positions="alibi").encoder(1)
+        TransformerConfig(C, attention="linear", positions="alibi").encoder(1)
 
 
 # Stacks
@@ -186,7 +186,7 @@ PLANS += [{"num_key_heads": 1}, {"norm": "post", "activation": "swiglu"}, {"scal
 
 
 def plan(options):
-    return Blueprint(C, num_heads=H, feed_forward=24, max_length=12, **options)
+    return TransformerConfig(C, num_heads=H, feed_forward=24, max_length=12, **options)
 
 
 @pytest.mark.parametrize("options", PLANS, ids=str)
@@ -370,7 +370,7 @@ def test_a_single_query_is_read_in_half_precision_whatever_the_score():
     "name", ["bahdanau", "luong_dot", "luong_general", "luong_concat", "cosine", "sparse", "top_k", "linear"]
 )
 def test_single_queries_read_what_all_at_once_do(name):
-    bridge = randomized(Bridge(attention_for("cross", name, width=C), C, C))
+    bridge = randomized(CrossAttention(attention_for("cross", name, width=C), C, C))
     states, queries = torch.randn(3, 5, C).double(), torch.randn(3, 4, C).double()
     real = torch.tensor([[1] * 5, [1, 1, 0, 0, 0], [0] * 5]).bool()
     keys = bridge.keys(states, rg.padding(real))
@@ -384,7 +384,7 @@ def test_single_queries_read_what_all_at_once_do(name):
 
 
 def test_keys_are_prepared_once(monkeypatch):
-    bridge, projected = randomized(Bridge(rg.mechanism("bahdanau").build(C, 6, 8), C, 6)), []
+    bridge, projected = randomized(CrossAttention(rg.mechanism("bahdanau").build(C, 6, 8), C, 6)), []
     bridge.attention.score.key.register_forward_hook(lambda module, given, output: projected.append(output.numel()))
     keys = bridge.keys(torch.randn(2, 5, 6).double())
     for step in range(3):
@@ -394,7 +394,7 @@ def test_keys_are_prepared_once(monkeypatch):
 
 def test_a_mechanism_that_does_not_fit_is_refused():
     with pytest.raises(rg.RegardError, match="must be equal"):
-        Bridge(rg.Attention(), 8, 6)
+        CrossAttention(rg.Attention(), 8, 6)
     with pytest.raises(rg.RegardError, match="Use bahdanau"):
         attention_for("cross", "cosine", width=8, key_width=6)
 

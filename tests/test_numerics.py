@@ -168,8 +168,8 @@ def test_a_relative_bias_is_held_as_its_diagonals(bias):
 
 
 def test_a_sum_needs_scores_that_are_not_negative():
-    with pytest.raises(rg.RegardError, match=r"not negative.*Kernel"):
-        rg.Attention(rg.Dot(), normalizer=rg.Sum())
+    with pytest.raises(rg.RegardError, match=r"not negative.*KernelScore"):
+        rg.Attention(rg.Dot(), normalizer=rg.SumNormalizer())
 
 
 def test_heads_of_a_bilinear_score_are_those_of_the_query():
@@ -215,7 +215,7 @@ def _all_of(attention, engine, *tensors):
     with torch.no_grad():
         alone = rg.attend(attention, *inputs, engine=engine)
     gradients = torch.autograd.grad(seen.output, inputs, grad)
-    return seen.output, alone.output, seen.weights.dense(), alone.weights.statistic[0], *gradients
+    return seen.output, alone.output, seen.weights.dense(), alone.weights.row_statistic[0], *gradients
 
 
 class Synthesizer(rg.Score):
@@ -253,7 +253,7 @@ def test_looking_changes_no_tensor_of_a_piece(small_blocks, kind, normalizer, ma
     before = table.detach().clone()
     seen = rg.attend(attention, *tensors(1, 1, 13, 4))
     weights = seen.weights.dense()
-    found = seen.weights.summarize(rg.Entropy(), rg.Received(), rg.Top(2))
+    found = seen.weights.summarize(rg.Entropy(), rg.KeyTotals(), rg.TopLinks(2))
     assert torch.equal(table, before)
     torch.testing.assert_close(found[1], weights.sum(-2))
     torch.testing.assert_close(found[0], -torch.xlogy(weights, weights).sum(-1), rtol=1e-5, atol=1e-5)
@@ -262,7 +262,15 @@ def test_looking_changes_no_tensor_of_a_piece(small_blocks, kind, normalizer, ma
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_statistics_do_not_follow_the_default_dtype(dtype):
     attention, inputs = rg.Attention(mask=rg.causal()), tensors(1, 2, 40, 8)
-    folds = (rg.Entropy(), rg.Received(), rg.Distance(), rg.Mass([0, 3]), rg.Pool(4, 4), rg.Similarity(), rg.Top(2))
+    folds = (
+        rg.Entropy(),
+        rg.KeyTotals(),
+        rg.Distance(),
+        rg.MassOn([0, 3]),
+        rg.Pool(4, 4),
+        rg.Similarity(),
+        rg.TopLinks(2),
+    )
     expected = rg.attend(attention, *inputs).weights.summarize(*folds)
     torch.set_default_dtype(dtype)
     try:
@@ -302,7 +310,7 @@ def test_no_weight_is_above_one_however_large_the_scores(normalizer):
         q, k, v = (torch.randn(1, 1, 130, 64, generator=generator) * size for size in (1500, 1500, 1))
         for engine in ("dense", "auto"):
             weights = rg.attend(attention, q, k, v, engine=engine).weights
-            entropy, top = weights.summarize(rg.Entropy(), rg.Top(1))
+            entropy, top = weights.summarize(rg.Entropy(), rg.TopLinks(1))
             tiles = [weights[0, 0, i, j] for i in range(0, 130, 7) for j in [int(top.keys[0, 0, i, 0])]]
             for some in (weights.dense(), weights[:, :, 5], weights[..., ::3], top.weights, torch.stack(tiles)):
                 assert some.max() <= 1 and some.min() >= 0

@@ -78,7 +78,7 @@ def test_sparsemax_of_two_keys_in_closed_form(attention, q, k, v):
 
 
 class PositiveDot(rg.Score):
-    """A dot product of inputs that are known not to be negative, as `Sum` asks for."""
+    """A dot product of inputs that are known not to be negative, as `SumNormalizer` asks for."""
 
     nonnegative = True
 
@@ -112,7 +112,7 @@ def weights_of(normalizer, scores):
         (rg.TopK(2), [math.log(1), math.log(2), math.log(5)], [0.0, 2 / 7, 5 / 7]),
         (rg.TopK(9), [math.log(1), math.log(2), math.log(5)], [1 / 8, 2 / 8, 5 / 8]),
         (rg.Hardmax(), [1.0, 3.0, 3.0], [0.0, 1.0, 0.0]),
-        (rg.Sum(), [1.0, 0.0, 3.0], [0.25, 0.0, 0.75]),
+        (rg.SumNormalizer(), [1.0, 0.0, 3.0], [0.25, 0.0, 0.75]),
     ],
 )
 def test_three_keys_by_hand(normalizer, scores, weights):
@@ -263,4 +263,10 @@ def test_performer_rows_are_orthogonal_in_blocks_with_gaussian_norms():
 
 def test_sum_of_scores_that_are_all_0_gives_no_weight():
     q = k = v = torch.zeros(1, 1, 2, 4).double()
-    agree(rg.Attention(PositiveDot(), normalizer=rg.Sum()), q, k, v, (np.zeros((1, 1, 2, 4)), np.zeros((1, 1, 2, 2))))
+    agree(
+        rg.Attention(PositiveDot(), normalizer=rg.SumNormalizer()),
+        q,
+        k,
+        v,
+        (np.zeros((1, 1, 2, 4)), np.zeros((1, 1, 2, 2))),
+    )

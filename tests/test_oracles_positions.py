@@ -64,10 +64,10 @@ def test_rope_interleaved_is_multiplication_by_complex_numbers(attention, q, k, 
 @pytest.mark.parametrize(
     ("scaling", "kind", "seq_len"),
     [
-        (rg.Linear(4.0), {"rope_type": "linear", "factor": 4.0}, None),
-        (rg.Llama3(8.0, 1.0, 4.0, 64), {"rope_type": "llama3", "factor": 8.0}, None),
+        (rg.LinearScaling(4.0), {"rope_type": "linear", "factor": 4.0}, None),
+        (rg.Llama3Scaling(8.0, 1.0, 4.0, 64), {"rope_type": "llama3", "factor": 8.0}, None),
         # At twice the trained length the "dynamic" rule slows the slowest wave by 2 factor - (factor - 1).
-        (rg.NTK(5.0), {"rope_type": "dynamic", "factor": 4.0}, 128),
+        (rg.NTKScaling(5.0), {"rope_type": "dynamic", "factor": 4.0}, 128),
     ],
 )
 def test_scaled_frequencies_are_those_of_transformers(scaling, kind, seq_len):

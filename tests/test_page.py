@@ -17,7 +17,7 @@ import torch
 import regard as rg
 from pages import HOSTILE, UNUSUAL, maps_of, reading, told, translation
 from regard.maps.pyramid import Pyramid, cells, coarser
-from regard.stats import Reading
+from regard.stats import TextReading
 from regard.stats.roles import KINDS
 from regard.viewer import Sheet, load_run, page_folds, save_run, write_page
 from regard.viewer import embedded as embedded_module
@@ -118,7 +118,7 @@ def test_queries_and_keys_travel_and_give_every_weight(mask):
     maps = payload([Sheet.of(text)])["texts"][0]["maps"][1]
     assert maps["form"] == "dot" and not maps["half"]
     q, k = (numbers(maps[name]).reshape(3, 15, 8) for name in ("query", "key"))
-    w = np.exp(q @ k.transpose(0, 2, 1) - numbers(maps["statistic"]).reshape(3, 15, 1))
+    w = np.exp(q @ k.transpose(0, 2, 1) - numbers(maps["row_statistic"]).reshape(3, 15, 1))
     if mask is not None:
         w *= np.unpackbits(numbers(maps["mask"], "u1"), bitorder="little")[:225].reshape(15, 15)
     np.testing.assert_allclose(w, text.maps["layer.1"].dense()[0].numpy(), atol=1e-6)
@@ -127,7 +127,7 @@ def test_queries_and_keys_travel_and_give_every_weight(mask):
 def test_other_mechanisms_travel_as_their_weights():
     q, k, v = (torch.randn(1, 2, 6, 4) for _ in range(3))
     weights = rg.attend(rg.Attention(bias=rg.ALiBi(2), normalizer=rg.Sparsemax()), q, k, v).weights
-    maps = payload([Sheet.of(Reading.of("A text", {"layer": weights}, list("abcdef")))])["texts"][0]["maps"][0]
+    maps = payload([Sheet.of(TextReading.of("A text", {"layer": weights}, list("abcdef")))])["texts"][0]["maps"][0]
     assert maps["form"] == "weights"
     np.testing.assert_allclose(numbers(maps["weights"]).reshape(2, 6, 6), weights.dense()[0].numpy())
 
@@ -135,9 +135,9 @@ def test_other_mechanisms_travel_as_their_weights():
 def test_grouped_keys_travel_once():
     q, k, v = torch.randn(1, 4, 6, 4), torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 4)
     weights = rg.attend(rg.Attention(normalizer=rg.Softmax(sink=0.5, temperature=0.7)), q, k, v).weights
-    maps = payload([Sheet.of(Reading.of("A text", {"layer": weights}, list("abcdef")))])["texts"][0]["maps"][0]
+    maps = payload([Sheet.of(TextReading.of("A text", {"layer": weights}, list("abcdef")))])["texts"][0]["maps"][0]
     q, k = (numbers(maps[name]).reshape(-1, 6, 4) for name in ("query", "key"))
-    w = np.exp(q @ k.repeat(2, 0).transpose(0, 2, 1) - numbers(maps["statistic"]).reshape(4, 6, 1))
+    w = np.exp(q @ k.repeat(2, 0).transpose(0, 2, 1) - numbers(maps["row_statistic"]).reshape(4, 6, 1))
     np.testing.assert_allclose(w, weights.dense()[0].numpy(), atol=1e-6)
 
 
@@ -155,7 +155,7 @@ def test_long_texts_come_in_half_precision_then_in_cells():
 
 def test_all_heads_of_minilm_at_512_tokens_fit():
     maps = maps_of(512, heads=2, layers=1, width=32)
-    page = render([Sheet.of(Reading.of("A text", maps, ["token"] * 512))])
+    page = render([Sheet.of(TextReading.of("A text", maps, ["token"] * 512))])
     assert not data_of(page)["texts"][0]["maps"][0]["half"]
     fixed = len(bundle("page.js")) + len(bundle("page.css"))
     assert (len(page) - fixed) * 36 + fixed < 15_000_000
@@ -181,15 +181,15 @@ def test_roles_stand_beside_their_null_and_masks_among_the_warnings():
     shown = data["texts"][0]
     (role,) = shown["layers"][1]["heads"][1]["roles"]
     assert (role["kind"], role["score"], role["null"], role["chance"]) == ("previous", 0.91, 0.88, 0.1)
-    assert not shown["layers"][0]["heads"][1]["roles"] and shown["told"]
+    assert not shown["layers"][0]["heads"][1]["roles"] and shown["has_roles"]
     assert shown["findings"][0]["sentence"] == "Layer 1 head 0 sees ahead."
     assert set(data["kinds"]) == set(KINDS) and len({kind["letter"] for kind in data["kinds"].values()}) == len(KINDS)
-    assert not sheet().about["told"]
+    assert not sheet().about["has_roles"]
 
 
 def test_chosen_layers_keep_their_numbers():
     whole = reading(layers=6)
-    some = Reading.of("A few", {name: whole.maps[name] for name in ("layer.3", "layer.5")}, whole.profile.tokens)
+    some = TextReading.of("A few", {name: whole.maps[name] for name in ("layer.3", "layer.5")}, whole.profile.tokens)
     shown = Sheet.of(some).about
     assert [layer["number"] for layer in shown["layers"]] == [3, 5]
     assert shown["start"]["layer"] in (0, 1), "a place in the list, which the page reads"
@@ -206,8 +206,8 @@ def test_offsets_and_weight_received_are_those_of_the_map():
 def test_a_reading_measured_for_the_page_is_passed_over_once(monkeypatch):
     for length in (15, 1100):  # the second has cells that lie ready
         maps = maps_of(length, heads=2, layers=1)
-        twice = Sheet.of(Reading.of("A text", maps, [f"t{i}" for i in range(length)]))
-        once = Reading.of("A text", maps, [f"t{i}" for i in range(length)], also=page_folds)
+        twice = Sheet.of(TextReading.of("A text", maps, [f"t{i}" for i in range(length)]))
+        once = TextReading.of("A text", maps, [f"t{i}" for i in range(length)], also=page_folds)
         with monkeypatch.context() as patch:
             patch.delattr("regard.maps.AttentionMap.summarize")
             assert Sheet.of(once).about == twice.about
@@ -253,7 +253,7 @@ def test_tiles_rows_columns_and_pairs_are_exact():
     np.testing.assert_allclose(answer(answers, "rows/0/1/40", 3, 150), dense[:, 40], rtol=1e-5)
     np.testing.assert_allclose(answer(answers, "columns/0/1/40", 3, 150), dense[:, :, 40], rtol=1e-5)
     q, k = answer(answers, "pair/0/1/2/100/30", 2, 8)
-    r = text.maps["layer.1"].statistic[0][0, 2, 100]
+    r = text.maps["layer.1"].row_statistic[0][0, 2, 100]
     assert abs(np.exp(q @ k - float(r)) - dense[2, 100, 30]) < 1e-6
     big = answer(answers, "tile/0/1/2/6/0/0/max", 3, 3)
     assert abs(big[2, 0] - dense[2, 128:, :64].max()) < 5e-4, "cells have half precision"

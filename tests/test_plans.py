@@ -50,8 +50,8 @@ BIASED = {
     "nothing": (rg.Attention(), 0),
     "a mask for all": (rg.Attention(mask=rg.prefix(7)), 1),
     "a mask for each entry": (rg.Attention(mask=rg.padding([100, 300])), 2),
-    "a mask for each head": (rg.Attention(mask=rg.given(torch.rand(1, 4, 300, 300) < 0.5)), 4),
-    "a mask for both": (rg.Attention(mask=rg.given(torch.rand(2, 4, 300, 300) < 0.5)), 8),
+    "a mask for each head": (rg.Attention(mask=rg.mask_tensor(torch.rand(1, 4, 300, 300) < 0.5)), 4),
+    "a mask for both": (rg.Attention(mask=rg.mask_tensor(torch.rand(2, 4, 300, 300) < 0.5)), 8),
     "diagonals": (rg.Attention(bias=rg.ALiBi(4), mask=WINDOW), 0),
     "a bias of distance with another mask": (rg.Attention(bias=rg.ALiBi(4), mask=rg.prefix(7)), 4),
     "a bias of each query": (rg.Attention(bias=rg.ShawBias(8, 3).requires_grad_(False)), 8),
@@ -114,7 +114,7 @@ def test_blocks_that_share_a_call_are_shorter_than_those_that_learn():
 
 
 CHOSEN = {
-    "linear": rg.Attention(rg.Kernel(), normalizer=rg.Sum()),
+    "linear": rg.Attention(rg.KernelScore(), normalizer=rg.SumNormalizer()),
     "fused": rg.Attention(),
     "dense": rg.Attention(normalizer=rg.Sparsemax()),
     "blocked": rg.Attention(normalizer=rg.Sparsemax(), mask=WINDOW),

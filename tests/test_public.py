@@ -20,7 +20,7 @@ LAYERS = [
     | {"shapes", "spans", "positions", "cluster"},
     {"pieces", "attention"},
     {"catalog", "cache", "engine"},
-    {"maps", "seen", "nn"},
+    {"maps", "attention_output", "nn"},
     {"stats", "hf", "seq2seq", "data"},
     {"profiling"},
     {"viewer", "bench", "cli", "api"},

@@ -10,7 +10,7 @@ import torch
 import regard as rg
 
 N = 1024
-LINEAR = {"score": rg.Kernel(), "normalizer": rg.Sum()}
+LINEAR = {"score": rg.KernelScore(), "normalizer": rg.SumNormalizer()}
 FALLS = {
     "a bias on linear attention": (rg.Attention(**LINEAR, bias=rg.ALiBi(1)), "linear time, because of .*ALiBi"),
     "a window on linear attention": (
@@ -18,10 +18,10 @@ FALLS = {
         r"because of \(causal\(\) & window\(size=700\)\)",
     ),
     "dropout on linear attention": (rg.Attention(**LINEAR, dropout=0.5), r"because of 'dropout=0\.5'"),
-    "a predicate": (rg.Attention(mask=rg.where(lambda b, h, i, j: j == i)), "where tells nothing of its spans"),
+    "a predicate": (rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: j == i)), "mask_mod tells nothing of its spans"),
     "a predicate under causal": (
-        rg.Attention(mask=rg.causal() & ~rg.where(lambda b, h, i, j: j % 2 == i)),
-        "where tells nothing",
+        rg.Attention(mask=rg.causal() & ~rg.mask_mod(lambda b, h, i, j: j % 2 == i)),
+        "mask_mod tells nothing",
     ),
 }
 
@@ -60,7 +60,7 @@ def test_flex_on_cpu_says_that_it_is_dense():
     [
         rg.Attention(),
         rg.Attention(mask=rg.causal()),
-        rg.Attention(mask=rg.causal() & rg.window(64) & rg.where(lambda b, h, i, j: j % 2 == 0)),
+        rg.Attention(mask=rg.causal() & rg.window(64) & rg.mask_mod(lambda b, h, i, j: j % 2 == 0)),
         rg.Attention(**LINEAR, mask=rg.causal()),
         rg.Attention(mask=rg.window(64), normalizer=rg.Sparsemax()),
     ],

@@ -349,7 +349,7 @@ def masks_of(function, place, real, **options):
 
 
 def assert_spans_hold(mask, expected):
-    """`may` misses no pair and `all` promises none too many, for any stretch of rows."""
+    """`any_allowed` misses no pair and `all` promises none too many, for any stretch of rows."""
     if mask.rule.mask is None:
         return
     I, J = expected.shape[2:]
@@ -358,8 +358,8 @@ def assert_spans_hold(mask, expected):
         for stop in range(start + 1, I + 1):
             rows = expected[:, 0, start:stop]
             at = start + positions.start, stop + positions.start
-            may = positions.columns(mask.rule.mask.may(*at)).tensor().tolist()
-            every = positions.columns(mask.rule.mask.all(*at)).tensor().tolist()
+            may = positions.columns(mask.rule.mask.any_allowed(*at)).tensor().tolist()
+            every = positions.columns(mask.rule.mask.all_allowed(*at)).tensor().tolist()
             assert set(rows.any(0).any(0).nonzero().flatten().tolist()) <= set(may)
             assert set(every) <= set(rows.all(0).all(0).nonzero().flatten().tolist())
 

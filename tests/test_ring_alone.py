@@ -8,7 +8,7 @@ from torch import distributed
 
 import regard as rg
 from regard.catalog import mechanisms
-from regard.engine.ring.part import refusal
+from regard.engine.ring.kv_chunk import refusal
 from slopes import CLOSE, agree
 
 MERGES = [name for name, entry in mechanisms().items() if refusal(entry.example()[0]) is None]
@@ -30,7 +30,7 @@ def test_one_rank_is_one_process(name, layout):
     agree(seen.output, alone.output, leaves)
     torch.testing.assert_close(seen.weights.dense(), alone.weights.dense(), **CLOSE)
     torch.testing.assert_close(seen.weights[1, 0, [2, 0], 1:4], alone.weights[1, 0, [2, 0], 1:4], **CLOSE)
-    folds = (rg.Entropy(), rg.Received(), rg.Distance(), rg.Mass([0, 3]), rg.Pool(3, 2), rg.Top(2))
+    folds = (rg.Entropy(), rg.KeyTotals(), rg.Distance(), rg.MassOn([0, 3]), rg.Pool(3, 2), rg.TopLinks(2))
     for found, expected in zip(*(s.weights.summarize(*folds) for s in (seen, alone)), strict=True):
         torch.testing.assert_close(tuple(found), tuple(expected), **CLOSE)
 

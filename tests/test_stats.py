@@ -10,8 +10,8 @@ import torch
 
 import regard as rg
 from exact_maps import exact
-from regard.stats import CAVEAT, STATISTICS, Reading, findings, profile
-from regard.stats.reading import plain
+from regard.stats import CAVEAT, STATISTICS, TextReading, findings, profile
+from regard.stats.text_reading import plain
 from regard.stats.warnings import COPY, SPECIAL, UNIFORM
 
 
@@ -140,10 +140,10 @@ def test_the_heads_that_look_hardest_are_measured_without_the_first_token():
     rows[0, :, 0], rows[1, :, 2] = 0.92, 0.5
     rows[1, :, 0] = 0.43
     maps = {"layer": exact(rows / rows.sum(-1, keepdims=True))}
-    best = Reading.of("text", maps, list("abcdefghi")).notable(6, 2)
+    best = TextReading.of("text", maps, list("abcdefghi")).notable(6, 2)
     assert (best[0].head, best[0].link.key) == (1, 2) and all(link.link.key for link in best)
     assert best[0].link.weight == pytest.approx(0.5, abs=1e-6)
-    across = Reading.of("text", maps, list("abcdefghi"), queries=list("ABCDEFGHI")).notable(6, 1)
+    across = TextReading.of("text", maps, list("abcdefghi"), queries=list("ABCDEFGHI")).notable(6, 1)
     assert across[0].link.key == 0, "the first word of a source is no place to rest"
 
 
@@ -192,8 +192,8 @@ def test_the_table_has_a_line_for_every_head():
 def test_a_reading_says_what_a_word_looks_at():
     rows = np.full((9, 9), 0.05)
     rows[4] = [0, 0, 0.7, 0.3, 0, 0, 0, 0, 0]
-    reading = Reading.of("text", {"layer": exact([rows / rows.sum(-1, keepdims=True)])}, TOKENS)
-    pieces = Reading.of("text", {"layer": weights_of(length=4)}, ["su", "##it", "it", "##em"])
+    reading = TextReading.of("text", {"layer": exact([rows / rows.sum(-1, keepdims=True)])}, TOKENS)
+    pieces = TextReading.of("text", {"layer": weights_of(length=4)}, ["su", "##it", "it", "##em"])
     assert pieces.find("it") is None and pieces.find("suit") == 0 and pieces.find("item") == 2
     assert reading.find("D") == 4 and reading.find("de") == 4 and reading.find("nothing") is None
     assert [key for key, _ in reading.top(4, 0, 2)] == [2, 3]

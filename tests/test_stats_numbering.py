@@ -40,7 +40,7 @@ def test_sentences_and_tables_carry_them():
     some = maps("layer.4.attention", "layer.9.attention")
     measured = profile(some, list("abcd"))
     assert [line.split()[:2] for line in measured.table().splitlines()[1:]] == [[n, h] for n in "49" for h in "01"]
-    assert {finding.layer for finding in rg.Reading.of("", some, list("abcd")).findings} == {4, 9}
+    assert {finding.layer for finding in rg.TextReading.of("", some, list("abcd")).findings} == {4, 9}
     leaks = mask_findings(some, causal=True)
     assert [leak.sentence.split(" heads")[0] for leak in leaks] == ["Layer 4", "Layer 9"]
     table = HeadTable.of(measured).merge(HeadTable.of(measured))

@@ -51,12 +51,12 @@ def test_broken_on_purpose_one_mask_for_the_whole_batch(small_blocks):
 
 def test_broken_on_purpose_padding_of_queries_instead_of_keys():
     real = torch.arange(N) < torch.tensor(LENGTHS)[:, None]
-    transposed = rg.given(real[:, None, :, None].expand(B, 1, N, N))
+    transposed = rg.mask_tensor(real[:, None, :, None].expand(B, 1, N, N))
     assert "padding" in kinds(mask_findings(maps(transposed), real=real))
 
 
 def test_broken_on_purpose_a_future_that_leaks(small_blocks):
-    late = rg.given((torch.arange(N) <= torch.arange(N)[:, None] + 1)[None, None])
+    late = rg.mask_tensor((torch.arange(N) <= torch.arange(N)[:, None] + 1)[None, None])
     broken = maps(late)
     (leak,) = mask_findings(broken, causal=True)
     future = torch.ones(N, N).triu(1)
@@ -72,7 +72,7 @@ def test_a_chunk_after_a_cache_is_no_leak():
 def test_only_the_heads_that_leak_are_named():
     allowed = torch.ones(1, H, N, N, dtype=torch.bool).tril()
     allowed[:, 1] = True
-    (leak,) = mask_findings(maps(rg.given(allowed)), causal=True)
+    (leak,) = mask_findings(maps(rg.mask_tensor(allowed)), causal=True)
     assert leak.heads == (1,) and leak.sentence.startswith("Layer 0 head 1 puts")
 
 

@@ -48,7 +48,7 @@ def test_a_chosen_batch_entry_keeps_its_padding(tmp_path):
 
 def test_a_mask_given_as_a_function_is_stored_as_its_weights(tmp_path):
     q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
-    weights = rg.attend(rg.Attention(mask=rg.where(lambda b, h, i, j: (i + j) % 2 == 0)), q, k, v).weights
+    weights = rg.attend(rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: (i + j) % 2 == 0)), q, k, v).weights
     save_map(tmp_path / "map.safetensors", weights)
     torch.testing.assert_close(load_map(tmp_path / "map.safetensors").dense(), weights.dense(), rtol=0, atol=0)
 
@@ -56,7 +56,7 @@ def test_a_mask_given_as_a_function_is_stored_as_its_weights(tmp_path):
 def test_weights_too_large_for_a_table_are_refused_with_the_number(tmp_path, monkeypatch):
     monkeypatch.setattr("regard.maps.stored.LARGEST_TABLE", 100)
     q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
-    weights = rg.attend(rg.Attention(mask=rg.where(lambda b, h, i, j: i >= j)), q, k, v).weights
+    weights = rg.attend(rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: i >= j)), q, k, v).weights
     with pytest.raises(rg.RegardError, match=r"function cannot be stored by name.*MiB"):
         save_map(tmp_path / "map.safetensors", weights)
     assert not list(tmp_path.iterdir())

@@ -15,7 +15,7 @@ from regard.seq2seq.models.loss import smoothed_cross_entropy, translation_loss
 from regard.seq2seq.runs.config import Config, make_config, read_config
 from regard.seq2seq.training.averaging import Averaging
 from regard.seq2seq.training.schedule import SCHEDULES, Plateau, Schedule, cosine, inverse_square_root, noam, trapezoid
-from regard.seq2seq.training.stream import Turn, turns
+from regard.seq2seq.training.stream import UpdateBatches, update_batches
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
@@ -149,12 +149,12 @@ def test_turns_can_be_taken_up_at_any_place(accumulate):
     def epoch(number):
         return [f"{number}.{place}" for place in range(3 + number)]
 
-    whole = list(turns(epoch, accumulate, stop=3))
-    assert [batch for turn in whole for batch in turn.batches] == [b for n in range(3) for b in epoch(n)]
-    for done, turn in enumerate(whole):
-        rest = list(turns(epoch, accumulate, turn.following, stop=3))
+    whole = list(update_batches(epoch, accumulate, stop=3))
+    assert [batch for update in whole for batch in update.batches] == [b for n in range(3) for b in epoch(n)]
+    for done, update in enumerate(whole):
+        rest = list(update_batches(epoch, accumulate, update.following, stop=3))
         assert [t.batches for t in rest] == [t.batches for t in whole[done + 1 :]]
-    assert isinstance(whole[0], Turn)
+    assert isinstance(whole[0], UpdateBatches)
 
 
 def test_the_template_is_the_default_and_explains_every_key():

@@ -53,12 +53,12 @@ class Killed(Exception):
     """Stands for a power cut: nothing of ours may run after it."""
 
 
-def train(folder: Path, *overrides: str, resume: bool = False, told=lambda standing: None):
+def train(folder: Path, *overrides: str, resume: bool = False, on_step=lambda standing: None):
     if resume:
         config = reconfigured(folder, lambda sections: read_config(None, overrides, sections))
     else:
         config = read_config(None, (*TINY, *overrides))
-    return fit(prepare(config, folder).task, resume=resume, on_step=told)
+    return fit(prepare(config, folder).task, resume=resume, on_step=on_step)
 
 
 def at_step(number, action):
@@ -91,7 +91,7 @@ def test_every_system_goes_on_bit_for_bit(system, tmp_path):
     straight, broken = tmp_path / "straight", tmp_path / "broken"
     train(straight, f"model.system={system}")
     with pytest.raises(Killed):
-        train(broken, f"model.system={system}", told=at_step(8, killed))  # a state of step 6 is there
+        train(broken, f"model.system={system}", on_step=at_step(8, killed))  # a state of step 6 is there
     assert read_tensors(broken / STATE)[1]["standing"]["step"] == 6
     outcome = train(broken, resume=True)
     assert outcome.reason == "budget" and outcome.standing.step == 12
@@ -104,7 +104,7 @@ def test_every_schedule_goes_on_after_ctrl_c(schedule, tmp_path):
     wish = (f"training.schedule={schedule}", "training.plateau_patience=1", "training.learning_rate=0.01")
     train(straight, *wish)
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    outcome = train(broken, *wish, told=at_step(7, interrupted))
+    outcome = train(broken, *wish, on_step=at_step(7, interrupted))
     assert outcome.reason == "interrupted" and outcome.standing.step == 7
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
     load_run(broken)  # a whole run at any time
@@ -167,7 +167,7 @@ def test_a_loss_that_is_no_number_stops_with_the_last_good_weights(tmp_path, mon
     assert facts["standing"]["step"] == 5
     monkeypatch.setattr(loop, "translation_loss", whole)
     with pytest.raises(Killed):
-        train(tmp_path / "good", "validation.steps=0", "training.save_steps=5", told=at_step(6, killed))
+        train(tmp_path / "good", "validation.steps=0", "training.save_steps=5", on_step=at_step(6, killed))
     for name, tensor in read_tensors(tmp_path / "good" / STATE)[0].items():
         assert name == "random.cpu" or torch.equal(tensor, tensors[name])
     load_run(tmp_path / "bad")
@@ -186,7 +186,7 @@ def test_weights_that_are_no_numbers_never_replace_a_good_state(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preparation, "_model", lambda *args: models.append(built(*args)) or models[-1])
         with pytest.raises(RegardError, match=r"at step 8 .*The state that was saved last is kept in"):
-            train(folder, "validation.steps=0", "training.save_steps=5", told=poison)
+            train(folder, "validation.steps=0", "training.save_steps=5", on_step=poison)
     assert (folder / STATE).read_bytes() == seen[0]
     assert train(folder, resume=True).standing.step == 12
 
@@ -222,7 +222,7 @@ def test_training_on_a_full_disk_can_go_on_from_the_last_state(tmp_path, monkeyp
         monkeypatch.setattr("regard.seq2seq.runs.files.os.fsync", fsync)
 
     with pytest.raises(RegardError, match=r"No space left on device.*is kept.*--resume"):
-        train(full, told=at_step(7, no_space))
+        train(full, on_step=at_step(7, no_space))
     monkeypatch.undo()
     assert not [name for _, _, names in os.walk(full) for name in names if name.startswith(".regard-")]
     train(full, resume=True)
@@ -266,12 +266,12 @@ def test_what_was_written_after_the_state_is_cut(tmp_path, monkeypatch):
     train(straight, "training.log_steps=1")
     assert len(read_metrics(straight / METRICS)) == 12 and len(whole) == 1
     with pytest.raises(Killed):
-        train(broken, "training.log_steps=1", told=at_step(8, killed))  # a state of step 6 is there
+        train(broken, "training.log_steps=1", on_step=at_step(8, killed))  # a state of step 6 is there
     with (broken / METRICS).open("a") as file:
         file.write("9,0,0.1")
     assert [row["step"] for row in read_metrics(broken / METRICS)] == list(range(1, 9))
     seen = []
-    train(broken, resume=True, told=lambda standing: seen.append(read_metrics(broken / METRICS)[-1]["step"]))
+    train(broken, resume=True, on_step=lambda standing: seen.append(read_metrics(broken / METRICS)[-1]["step"]))
     assert seen == list(range(7, 13))
     same(straight, broken)
 
@@ -282,7 +282,7 @@ def test_a_run_that_was_killed_before_its_first_save_begins_anew(stage, tmp_path
     train(straight)
     if stage == "all":
         with pytest.raises(Killed):
-            train(folder, told=at_step(1, killed))
+            train(folder, on_step=at_step(1, killed))
     folder.mkdir(exist_ok=True)
     (folder / ".lock").touch()
     if stage == "configuration":
@@ -297,7 +297,7 @@ def test_a_run_that_was_killed_before_its_first_save_begins_anew(stage, tmp_path
 def test_the_first_weights_go_with_a_state(tmp_path):
     """Or a training that was killed after its first validation would have weights and nothing to go on from."""
     with pytest.raises(Killed):
-        train(tmp_path / "run", "training.save_steps=0", told=at_step(5, killed))
+        train(tmp_path / "run", "training.save_steps=0", on_step=at_step(5, killed))
     assert (tmp_path / "run" / WEIGHTS).exists()
     assert train(tmp_path / "run", resume=True).standing.step == 12
 
@@ -318,13 +318,13 @@ def test_a_budget_in_epochs_ends_and_a_longer_one_goes_on(tmp_path):
         assert standing.step < 20, "epochs without end"
 
     epochs = ("training.steps=0", "training.schedule=constant")
-    first = train(tmp_path / "a", *epochs, "training.epochs=1", told=bounded)
+    first = train(tmp_path / "a", *epochs, "training.epochs=1", on_step=bounded)
     assert (first.reason, first.standing.epoch, first.standing.place) == ("budget", 1, 0)
-    again = train(tmp_path / "a", resume=True, told=bounded)  # nothing is left to do
+    again = train(tmp_path / "a", resume=True, on_step=bounded)  # nothing is left to do
     assert (again.reason, again.standing.step) == ("budget", first.standing.step)
-    more = train(tmp_path / "a", "training.epochs=2", resume=True, told=bounded)
+    more = train(tmp_path / "a", "training.epochs=2", resume=True, on_step=bounded)
     assert (more.standing.epoch, more.standing.step) == (2, 2 * first.standing.step)
-    train(tmp_path / "b", *epochs, "training.epochs=2", told=bounded)
+    train(tmp_path / "b", *epochs, "training.epochs=2", on_step=bounded)
     assert (tmp_path / "a" / WEIGHTS).read_bytes() == (tmp_path / "b" / WEIGHTS).read_bytes()
 
 

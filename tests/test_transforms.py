@@ -25,7 +25,7 @@ pytestmark = [
 
 def example(engine: str) -> rg.Attention:
     if engine == "linear":
-        return rg.Attention(rg.Kernel(), mask=rg.causal(), normalizer=rg.Sum())
+        return rg.Attention(rg.KernelScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
     return rg.Attention(mask=rg.causal(), bias=rg.ALiBi(2))
 
 
@@ -86,7 +86,7 @@ FUNCTIONAL = {
     "bahdanau": lambda: rg.Attention(rg.Additive(4, 4, 5), mask=rg.padding([9, 4])).double(),
     "sink": lambda: rg.Attention(position=rg.RoPE(4), normalizer=rg.LearnedSink(2)).double(),
     "entmax": lambda: rg.Attention(normalizer=rg.Entmax15()),
-    "linear": lambda: rg.Attention(rg.Kernel(), mask=rg.causal(), normalizer=rg.Sum()),
+    "linear": lambda: rg.Attention(rg.KernelScore(), mask=rg.causal(), normalizer=rg.SumNormalizer()),
 }
 
 
@@ -173,7 +173,7 @@ def test_gradients_of_each_sample_by_torch_func():
     torch.testing.assert_close(vmap(grad(loss))(q.detach(), k, v), theirs, **CLOSE)
 
 
-@pytest.mark.parametrize("mask", [rg.random_blocks(2, 2, 9), rg.given(torch.ones(9, 9).bool().tril())], ids=repr)
+@pytest.mark.parametrize("mask", [rg.random_blocks(2, 2, 9), rg.mask_tensor(torch.ones(9, 9).bool().tril())], ids=repr)
 def test_a_mask_that_is_first_used_in_a_transform_keeps_nothing_of_it(mask):
     mask, (q, k, v) = copy.deepcopy(mask), inputs(learn=False)
     vmap(grad(lambda x: rg.attend(rg.Attention(mask=mask), x[None], k[:1], v[:1]).output.sum()))(q)
@@ -289,9 +289,9 @@ def test_empty_rows_are_told_where_no_number_can_be_read(monkeypatch):
     monkeypatch.setattr("regard.engine.flash.has_numbers", lambda tensor: False)
     q, k, v = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 2, 8), torch.randn(1, 2, 2, 8)
     mask = torch.zeros(4, 2).masked_fill(~torch.ones(4, 2, dtype=torch.bool).tril(-2), -torch.inf)
-    output, log_total = flash(q, k, v, scale=0.5, mask=mask[None, None])
-    assert not output[:, :, :2].any() and log_total[:, :, :2].isneginf().all()
-    torch.testing.assert_close(log_total[:, :, 2:], (q @ k.mT / 2 + mask).logsumexp(-1)[:, :, 2:])
+    output, logsumexp = flash(q, k, v, scale=0.5, mask=mask[None, None])
+    assert not output[:, :, :2].any() and logsumexp[:, :, :2].isneginf().all()
+    torch.testing.assert_close(logsumexp[:, :, 2:], (q @ k.mT / 2 + mask).logsumexp(-1)[:, :, 2:])
 
 
 def test_functions_of_torch_and_of_this_package_are_not_foreign_code():

@@ -122,7 +122,7 @@ def test_weights_are_those_that_the_model_returns(name, size):
     for weights, weight in zip(seen.values(), wanted, strict=True):
         torch.testing.assert_close(weights.dense(), weight, atol=1e-6, rtol=0)
         torch.testing.assert_close(weights[1, 2, 3:6, 4], weight[1, 2, 3:6, 4], atol=1e-6, rtol=0)
-        entropy, received = weights.summarize(rg.Entropy(), rg.Received())
+        entropy, received = weights.summarize(rg.Entropy(), rg.KeyTotals())
         torch.testing.assert_close(entropy, torch.special.entr(weight).sum(-1), atol=1e-5, rtol=0)
         torch.testing.assert_close(received, weight.sum(-2), atol=1e-5, rtol=0)
     assert all("own softmax" in check.note for check in seen.verify().values())

@@ -15,7 +15,7 @@ import regard as rg
 from miniatures import LLAMA, padding, sharpened, tokens
 from watching import assert_verified, watched
 
-FOLDS = (rg.Entropy(), rg.Top(2), rg.Received(), rg.Pool(3, 3), rg.Similarity())
+FOLDS = (rg.Entropy(), rg.TopLinks(2), rg.KeyTotals(), rg.Pool(3, 3), rg.Similarity())
 
 
 def llama(backend="sdpa"):
@@ -62,8 +62,8 @@ def test_results_add_up_over_calls_where_they_can():
     assert one.of(rg.Entropy, call=0).shape == (2, 4, 5) and one.of(rg.Entropy).shape == (2, 4, 7)
     with pytest.raises(rg.RegardError, match=r"cannot be merged over calls\. of\(Entropy, call=\.\.\.\)"):
         one.merged(rg.Entropy)
-    with pytest.raises(rg.RegardError, match=r"Top was not computed.*folds=\[\.\.\.\]"):
-        one.of(rg.Top)
+    with pytest.raises(rg.RegardError, match=r"TopLinks was not computed.*folds=\[\.\.\.\]"):
+        one.of(rg.TopLinks)
 
 
 def test_a_map_needs_queries_and_keys():

@@ -238,7 +238,7 @@ def test_attend_that_runs_in_one_thread_hides_no_call_of_another():
 
     def attends():
         x = torch.randn(1, H, 4, 4)
-        rg.attend(rg.Attention(mask=rg.where(slow)), x, x, x, engine="dense")
+        rg.attend(rg.Attention(mask=rg.mask_mod(slow)), x, x, x, engine="dense")
 
     def watches():
         model = ByTorch()
@@ -285,7 +285,7 @@ def test_listeners_of_modules_belong_to_their_thread():
     module, told = rg.nn.MultiHeadAttention(C, H), []
 
     class Keeps:
-        def told(self, module, weights):
+        def on_attention(self, module, weights):
             told.append(weights.shape[2])
 
     with rg.nn.listeners.to(Keeps()):

@@ -364,7 +364,9 @@ def test_numbers_on_the_fused_path_of_a_layer_are_noticed():
 def test_layers_of_torch_project_at_the_first_look(monkeypatch):
     model, x, projected = encoder(), torch.randn(2, T, C), ProjectionInputs.projected
     rows = []
-    monkeypatch.setattr(ProjectionInputs, "projected", lambda self, n, x: rows.append(x.shape[1]) or projected(self, n, x))
+    monkeypatch.setattr(
+        ProjectionInputs, "projected", lambda self, n, x: rows.append(x.shape[1]) or projected(self, n, x)
+    )
     with torch.no_grad(), rg.watch(model, verify=False) as seen:
         model(x)
     assert rows == []

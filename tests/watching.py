@@ -21,14 +21,14 @@ def oracle(model: Any, inputs: dict[str, Any]) -> dict[str, tuple[torch.Tensor, 
     return {"all": outputs.attentions}
 
 
-def watched(model: Any, inputs: dict[str, Any], **options: Any) -> tuple[Any, rg.Watched]:
+def watched(model: Any, inputs: dict[str, Any], **options: Any) -> tuple[Any, rg.WatchedAttention]:
     with rg.watch(model, **options) as seen, torch.no_grad():
         outputs = model(**inputs)
     return outputs, seen
 
 
 def assert_same_weights(
-    seen: rg.Watched, expected: dict[str, tuple[torch.Tensor, ...]], real: torch.Tensor | None = None
+    seen: rg.WatchedAttention, expected: dict[str, tuple[torch.Tensor, ...]], real: torch.Tensor | None = None
 ) -> None:
     """Every map is eager's, in the rows of `real` tokens; of padding, SDPA and eager make different things."""
     for part, wanted in expected.items():
@@ -45,7 +45,7 @@ def assert_identical(plain: torch.Tensor, outputs: torch.Tensor) -> None:
     torch.testing.assert_close(plain, outputs, rtol=0, atol=0)
 
 
-def assert_verified(seen: rg.Watched) -> None:
+def assert_verified(seen: rg.WatchedAttention) -> None:
     checks = seen.verify()
     assert list(checks) == list(seen)
     assert all(check.ok and check.error <= check.tolerance for check in checks.values()), checks

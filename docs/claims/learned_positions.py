@@ -27,7 +27,7 @@ def tested(model):
 
 def train_and_test(positions, seed):
     torch.manual_seed(seed)
-    plan = rg.nn.Blueprint(64, positions=positions, max_length=length)
+    plan = rg.nn.TransformerConfig(64, positions=positions, max_length=length)
     model = nn.Sequential(plan.decoder(1, vocabulary=128, cross=False), nn.Linear(64, 128))
     optimizer, losses = torch.optim.Adam(model.parameters(), lr=3e-3), []
     for step in range(1, max(stops) + 1):

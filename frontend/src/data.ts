@@ -24,7 +24,7 @@ export interface Text {
   layers: Layer[];
   places: [number, number][] | null;
   findings: Finding[];
-  told: boolean;
+  has_roles: boolean;
   gold: [number, number, boolean][];
   aligned: string;
   charts: Chart[];

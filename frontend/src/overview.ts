@@ -108,7 +108,7 @@ export function overview(context: Context): Panel {
       return count ? h("li", {}, h("span", { class: "chip" }, letter), strong(kind),
         ` ${meaning} (${count} head${count > 1 ? "s" : ""})`) : null;
     });
-    const none = text.told ? "No head has a role on this text."
+    const none = text.has_roles ? "No head has a role on this text."
       : `Roles need a text with more than ${source.common.queries} different tokens.`;
     const warnings = text.findings.map((finding) => {
       const layer = text.layers.findIndex((one) => one.number === finding.layer);
@@ -124,7 +124,7 @@ export function overview(context: Context): Panel {
       h("h2", {}, "Warnings"), h("p", { class: "hint" }, source.common.caveat),
         h("ul", { class: "plain findings" }, ...(warnings.length ? warnings : [h("li", {}, "None for this text.")])),
       h("h2", {}, "Roles"), h("ul", { class: "plain" }, ...(earned.length ? roles : [h("li", {}, none)])),
-        text.told && h("p", { class: "hint" }, source.common.roleCaveat),
+        text.has_roles && h("p", { class: "hint" }, source.common.roleCaveat),
     );
     beside.dataset.head = `${state.layer}.${state.head}`;
   }
@@ -191,6 +191,6 @@ export function aboutHead(context: Context): HTMLElement {
     h("tr", { title: source.common.statistics[name] ?? "" }, h("th", { scope: "row" }, name),
       h("td", { class: "number" }, shown(value))));
   return h("div", { class: "about" }, ...(roles.length ? roles
-    : [text.told && h("p", { class: "hint" }, "No role on this text.")]), link,
+    : [text.has_roles && h("p", { class: "hint" }, "No role on this text.")]), link,
     h("table", { class: "numbers" }, h("tbody", {}, ...numbers)));
 }

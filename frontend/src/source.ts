@@ -17,7 +17,7 @@ export interface Source {
 export interface Place { text: number; layer: number; head: number }
 
 type Maps =
-  | { form: "dot"; half: boolean; width: number; keyHeads: number; query: string; key: string; statistic: string;
+  | { form: "dot"; half: boolean; width: number; keyHeads: number; query: string; key: string; row_statistic: string;
     mask?: string }
   | { form: "weights"; weights: string }
   | { form: "cells"; level: number; cells: string };
@@ -63,7 +63,7 @@ export class Embedded implements Source {
       const read = (coded: string) => (maps.half ? halves(bytes(coded).buffer) : floats(coded));
       const share = this.texts[t].layers[layer].heads.length / maps.keyHeads;
       const mask = maps.mask ? bytes(maps.mask) : null;
-      this.made.set(name, { q: read(maps.query), k: read(maps.key), r: floats(maps.statistic), mask, width: maps.width,
+      this.made.set(name, { q: read(maps.query), k: read(maps.key), r: floats(maps.row_statistic), mask, width: maps.width,
         share });
     }
     return this.made.get(name)!;

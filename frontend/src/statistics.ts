@@ -55,7 +55,7 @@ export function statisticsView(context: Context): Panel {
           : d.value.toFixed(2)), fill: (d: any) => context.colours.on(d.value / (most || 1)), fontSize: 10,
           pointerEvents: "none" }), chosen] }, go),
     ];
-    if (text.told) {
+    if (text.has_roles) {
       const kinds = Object.keys(source.common.kinds).filter((kind) => heads.some((head) => head.kind === kind));
       figures.push(chart("Map of roles", "The letters of all roles of a head, coloured by the role with the highest score.",
         { ...grid, color: { domain: [...kinds, "none"],

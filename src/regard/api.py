@@ -2,6 +2,7 @@
 
 from regard import hf, maps, pieces, profiling, stats
 from regard.attention import Attention
+from regard.attention_output import AttentionOutput, attend, explain
 from regard.cache import Cache, GrowingCache, RecurrentCache, RingCache
 from regard.catalog import Mechanism, mechanism, mechanisms
 from regard.engine import Plan
@@ -12,12 +13,12 @@ from regard.maps import *  # noqa: F403
 from regard.pieces import *  # noqa: F403
 from regard.positions import Positions
 from regard.profiling import *  # noqa: F403
-from regard.seen import Seen, attend, explain
 from regard.spans import Spans
 from regard.stats import *  # noqa: F403
 
 __all__ = [
     "Attention",
+    "AttentionOutput",
     "Cache",
     "GrowingCache",
     "Mechanism",
@@ -29,7 +30,6 @@ __all__ = [
     "Ring",
     "RingCache",
     "RingPlan",
-    "Seen",
     "Spans",
     "attend",
     "explain",

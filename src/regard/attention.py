@@ -91,7 +91,7 @@ class Attention(nn.Module):
         if self.normalizer.needs_nonnegative and not self.score.nonnegative:
             raise RegardError(
                 f"Attention: {type(self.normalizer).__name__} divides by a sum, so it needs scores that are not "
-                f"negative, and those of {type(self.score).__name__} may be. Use Kernel, or another normaliser."
+                f"negative, and those of {type(self.score).__name__} may be. Use KernelScore, or another normaliser."
             )
 
     @staticmethod
@@ -187,7 +187,7 @@ def _slot(name: str, piece: object, kind: type[P], optional: bool = False) -> P:
     if isinstance(piece, type):
         got, remedy = f"the class {piece.__name__}", f"Did you mean {piece.__name__}(...)?"
     elif isinstance(piece, Tensor):
-        got, remedy = f"a tensor of {piece.dtype}", "A boolean tensor is wrapped as regard.given(tensor)."
+        got, remedy = f"a tensor of {piece.dtype}", "A boolean tensor is wrapped as regard.mask_tensor(tensor)."
     else:
         got, remedy = f"{type(piece).__name__} {str(piece)[:60]!r}", f"Pieces are objects, such as {EXAMPLES[name]}."
     raise RegardError(f"Attention({name}=...): expected a {kind.__name__}, got {got}. {remedy}")

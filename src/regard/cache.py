@@ -1,7 +1,7 @@
 """Caches: keys and values of earlier calls, as explicit values that go in and come out.
 
 `attend(..., cache=cache)` appends the new keys and values, attends over all that is kept, and
-returns the next cache in `Seen.cache`. A cache is never changed by a later call: appending twice
+returns the next cache in `AttentionOutput.cache`. A cache is never changed by a later call: appending twice
 to the same one forks it, as beam search does. Positions travel with it, so a prompt in chunks of
 any size, then token by token, gives what one call over the whole gives.
 """
@@ -213,7 +213,7 @@ class RecurrentCache(Cache):
     """Keeps only the sum over keys, for kernel scores: constant memory, but no weights on earlier keys.
 
     >>> import torch, regard as rg
-    >>> attention = rg.Attention(rg.Kernel(), mask=rg.causal(), normalizer=rg.Sum())
+    >>> attention = rg.Attention(rg.KernelScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
     >>> q, k, v = torch.randn(3, 1, 2, 6, 8)
     >>> cache = rg.attend(attention, q[:, :, :5], k[:, :, :5], v[:, :, :5], cache=rg.RecurrentCache()).cache
     >>> last = rg.attend(attention, q[:, :, 5:], k[:, :, 5:], v[:, :, 5:], cache=cache).output

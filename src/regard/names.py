@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 _CAUSAL = "a mask is a piece: Attention(mask=regard.causal())"
-_GIVEN = "a mask is a piece, with True = may attend: Attention(mask=regard.given(tensor))"
+_GIVEN = "a mask is a piece, with True = may attend: Attention(mask=regard.mask_tensor(tensor))"
 _PADDING = "a mask is a piece, with True = real: Attention(mask=regard.padding(real)); torch's means the opposite"
 _WINDOW = "a mask is a piece: Attention(mask=regard.causal() & regard.window(size))"
 _WEIGHTS = "every weight can be read: regard.attend(...).weights, or regard.watch(model)"
@@ -52,7 +52,7 @@ OTHER_NAMES = {
     "num_key_value_heads": "it is called num_key_heads",
     "kdim": "it is called key_width",
     "vdim": "it is called value_width",
-    "dim_feedforward": "it is FeedForward's hidden, and feed_forward of Blueprint",
+    "dim_feedforward": "it is FeedForward's hidden, and feed_forward of TransformerConfig",
     "norm_first": 'it is norm="pre" or norm="post"',
     "batch_first": "inputs are always (batch, length, width), batch first",
     "add_bias_kv": _EXTRA_KEY,

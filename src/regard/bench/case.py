@@ -160,7 +160,7 @@ def _learn(computes: Computes, inputs: tuple[Tensor, ...], kept: dict[str, Any])
     if not kept:
         kept["inputs"] = [t.detach().requires_grad_() for t in inputs]
     result = computes.function(*kept["inputs"])
-    output = result.output if isinstance(result, rg.Seen) else result
+    output = result.output if isinstance(result, rg.AttentionOutput) else result
     if "toward" not in kept:
         (kept["toward"],) = random_inputs((tuple(output.shape),), str(output.device), output.dtype)
     gradients = torch.autograd.grad(output, [*kept["inputs"], *computes.learned], kept["toward"])
@@ -185,7 +185,7 @@ def allowed_pairs(mask: rg.Mask | None, queries: int, keys: int, block: int = 51
     grid, found = rg.Grid.whole(positions, 1, 1, queries), 0
     for start in range(0, queries, block):
         stop = min(start + block, queries)
-        for left, right in positions.columns(mask.may(positions.start + start, positions.start + stop)):
+        for left, right in positions.columns(mask.any_allowed(positions.start + start, positions.start + stop)):
             tile = mask.allowed(grid.tile(slice(start, stop), slice(left, right)))
             found += int(tile.expand(1, 1, stop - start, right - left).sum())
     return found

@@ -24,7 +24,7 @@ def problem_of(
     return Problem(attention, q, k, v, positions or rg.Positions.aligned_to_end(sizes.I, sizes.J), sizes)
 
 
-def runs(engine: str, attention: rg.Attention, q: Tensor, k: Tensor, v: Tensor) -> rg.Seen | None:
+def runs(engine: str, attention: rg.Attention, q: Tensor, k: Tensor, v: Tensor) -> rg.AttentionOutput | None:
     """What an engine gives, or None where it refuses; a refusal names who can."""
     try:
         return rg.attend(attention, q, k, v, engine=engine)

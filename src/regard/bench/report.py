@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from regard.bench.machine import Machine
 from regard.bench.measure import Goal
+from regard.bench.roofline import Machine
 from regard.bench.runner import Line, Row
 from regard.errors import RegardError
 from regard.seq2seq.runs.files import write_whole
@@ -56,10 +56,10 @@ class Report:
     def summary(self) -> str:
         """How many goals hold."""
         missed = sum(not g.holds for g in self.goals)
-        told = f"{len(self.goals) - missed} of {len(self.goals)} goals hold."
+        sentences = f"{len(self.goals) - missed} of {len(self.goals)} goals hold."
         untimed = sum(bool(row.broken) for row in self.rows)
-        told += f" {untimed} cases were not timed." if untimed else ""
-        return told + (" Interrupted: this is what was measured until then." if self.interrupted else "")
+        sentences += f" {untimed} cases were not timed." if untimed else ""
+        return sentences + (" Interrupted: this is what was measured until then." if self.interrupted else "")
 
     def save(self, path: Path) -> None:
         """All numbers as JSON."""
@@ -121,15 +121,17 @@ def _digits(value: float) -> str:
 
 
 def _rates(row: Row) -> str:
-    told = []
+    sentences = []
     if row.products is not None:
-        told.append(f"{row.products:.0f} % of the products' rate")
+        sentences.append(f"{row.products:.0f} % of the products' rate")
     if row.copying is not None:
-        told.append(f"{row.copying:.0f} % of the copy's rate")
+        sentences.append(f"{row.copying:.0f} % of the copy's rate")
     if row.predicted is not None:
         off = row.misjudged
-        told.append(f"predicted {seconds(row.predicted)}" + (f", off {off:.1f} x" if off and off > PREDICTED else ""))
-    return ", ".join(told)
+        sentences.append(
+            f"predicted {seconds(row.predicted)}" + (f", off {off:.1f} x" if off and off > PREDICTED else "")
+        )
+    return ", ".join(sentences)
 
 
 def _verdicts(goals: list[Goal]) -> Text:

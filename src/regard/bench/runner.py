@@ -14,10 +14,10 @@ from torch import Tensor
 import regard as rg
 from regard.bench.case import Aim, Case, Run, Setting, Side, built, goal, prepared
 from regard.bench.laws import broken_law
-from regard.bench.machine import Machine, free_memory, measured, waited
 from regard.bench.measure import Goal, added_memory, in_turn
 from regard.bench.peers.package import quiet
-from regard.engine.machine import forget as forget_pace
+from regard.bench.roofline import Machine, free_memory, measured, waited
+from regard.engine.speed_model import forget as forget_pace
 
 #: Rounds of A B A B: as many as fit in the seconds of a pair, within these bounds; of what is slow, one will do.
 ROUNDS = (3, 25)
@@ -236,7 +236,7 @@ def _greatest_difference(a: Tensor, b: Tensor) -> float:
 
 def tensors_of(result: Any) -> list[Tensor]:
     """What is compared of a result: all tensors in it, detached."""
-    if isinstance(result, rg.Seen):
+    if isinstance(result, rg.AttentionOutput):
         return [result.output]
     if isinstance(result, Tensor):
         return [result.detach()]
@@ -248,7 +248,7 @@ def tensors_of(result: Any) -> list[Tensor]:
 @torch.no_grad()
 def _weights_miss(result: Any, inputs: tuple[Tensor, ...]) -> str:
     """Whether the weights shown, times the values, are the output, on three rows of the first head."""
-    if not isinstance(result, rg.Seen) or len(inputs) != 3:
+    if not isinstance(result, rg.AttentionOutput) or len(inputs) != 3:
         return ""
     value, output = inputs[2][0, 0], result.output[0, 0]
     rows = sorted({0, output.shape[0] // 2, output.shape[0] - 1})

@@ -3,13 +3,13 @@
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
 from regard.checks import explained
-from regard.pieces import EluPlusOne, Kernel, Sum, causal
+from regard.pieces import EluPlusOne, KernelScore, SumNormalizer, causal
 
 
 @explained
 def linear(is_causal: bool = True) -> Attention:
     """The exponential gives way to a product of features, and sums over keys to one matrix: linear in n."""
-    return Attention(Kernel(EluPlusOne()), mask=causal() if is_causal else None, normalizer=Sum())
+    return Attention(KernelScore(EluPlusOne()), mask=causal() if is_causal else None, normalizer=SumNormalizer())
 
 
 MECHANISM = Mechanism(

@@ -3,14 +3,14 @@
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
 from regard.checks import explained
-from regard.pieces import Kernel, RandomFeatures, Sum, causal
+from regard.pieces import KernelScore, RandomFeatures, SumNormalizer, causal
 
 
 @explained
 def performer(width: int, num_features: int = 256, seed: int = 0, is_causal: bool = False) -> Attention:
     """Random positive features whose product is exp(q . k / sqrt(D)) on average: softmax in linear time."""
-    score = Kernel(RandomFeatures(width, num_features, seed))
-    return Attention(score, mask=causal() if is_causal else None, normalizer=Sum())
+    score = KernelScore(RandomFeatures(width, num_features, seed))
+    return Attention(score, mask=causal() if is_causal else None, normalizer=SumNormalizer())
 
 
 MECHANISM = Mechanism(

@@ -195,7 +195,7 @@ def train(
     if template:
         return training.print_template()
     options = {"source": source, "target": target, "data": data, "system": system, "out": out, "resume": resume}
-    training.run(training.told(arguments or [], minutes=minutes, steps=steps, epochs=epochs, **options))
+    training.run(training.train_request(arguments or [], minutes=minutes, steps=steps, epochs=epochs, **options))
 
 
 @app.command()

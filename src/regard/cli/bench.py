@@ -15,9 +15,9 @@ from rich.text import Text
 
 from regard.bench.case import Case, Setting
 from regard.bench.cases import cases
-from regard.bench.machine import commit, measured
 from regard.bench.peers.package import PACKAGES
 from regard.bench.report import Report, picture, print_rows
+from regard.bench.roofline import commit, measured
 from regard.bench.runner import Runner
 from regard.cli.outputs import check_drawing, check_file
 from regard.errors import RegardError, nearest

@@ -7,9 +7,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from regard.attention_output import attend
 from regard.catalog import Mechanism, mechanism, mechanisms
 from regard.cli.draw import draw
-from regard.seen import attend
 
 #: Said under the list, which gives costs in letters.
 LETTERS = (

@@ -9,13 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.errors import RegardError
-from regard.stats import Reading, differences
+from regard.stats import TextReading, differences
 
 #: Heads in the table, and in the summary.
 NUM_HEADS, FEW_HEADS = 20, 5
 
 
-def print_differences(console: Console, readings: Sequence[Reading], count: int = NUM_HEADS) -> None:
+def print_differences(console: Console, readings: Sequence[TextReading], count: int = NUM_HEADS) -> None:
     """The `count` heads that differ most, with their value on each text."""
     letters = [letter_of(number) for number in range(len(readings))]
     console.print(Text("The heads that differ most between the texts", style="bold"))
@@ -36,7 +36,7 @@ def letter_of(number: int) -> str:
     return chr(ord("A") + number) if number < 26 else f"T{number + 1}"
 
 
-def check_words(readings: Sequence[Reading], words: Sequence[str]) -> None:
+def check_words(readings: Sequence[TextReading], words: Sequence[str]) -> None:
     """Refuse a word that is in none of the texts."""
     for word in words:
         if all(reading.find(word) is None for reading in readings):

@@ -14,7 +14,7 @@ from regard.hf import importance, pruning_curve
 from regard.hf.heads.pruning_curve import ORDERS, TENTHS
 from regard.hf.text_reader import TextReader, TextResult
 from regard.seq2seq.comparison.curves import ORDERS as ORDER_TITLES
-from regard.stats import Reading
+from regard.stats import TextReading
 
 #: Heads named in a line.
 NUM_NAMED = 3
@@ -49,7 +49,7 @@ def with_importance(reader: TextReader, text: str, result: TextResult, length: i
     return replace(result, reading=replace(result.reading, profile=profile), charts=[*result.charts, chart])
 
 
-def most_important(reading: Reading) -> Text:
+def most_important(reading: TextReading) -> Text:
     """Names the heads on which the loss depends most."""
     heads = [
         (value, head_name(layer.number, head))

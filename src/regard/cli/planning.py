@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.text import Text
 
 from regard.attention import Attention
+from regard.attention_output import explain
 from regard.catalog import Mechanism, mechanism
 from regard.engine.ring import Ring
 from regard.errors import RegardError, nearest
-from regard.seen import explain
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 #: Parameters of catalogue entries that follow from the sizes of the problem.
@@ -48,8 +48,8 @@ def explain_mechanism(
     if ranks is not None:
         one = torch.zeros((), dtype=DTYPES[dtype], requires_grad=True)  # of whole tensors only the sizes are needed
         query, key = (one.expand(1, count, length, width) for count in (heads, key_heads))
-        told = str(explain(attention, query, key, key, engine=Ring(ranks=ranks, layout=layout)))
-        return Console().print(Text(told), soft_wrap=True)
+        text = str(explain(attention, query, key, key, engine=Ring(ranks=ranks, layout=layout)))
+        return Console().print(Text(text), soft_wrap=True)
     query = torch.zeros(1, heads, length, width, dtype=DTYPES[dtype])
     key = query if key_heads == heads else torch.zeros(1, key_heads, length, width, dtype=DTYPES[dtype])
     with torch.no_grad():
@@ -87,8 +87,8 @@ def build(
     try:
         return entry.build(**arguments)
     except RegardError as error:
-        told = f" --set {' --set '.join(settings)}" if settings else ""
-        raise RegardError(f"explain {entry.name}{told}: {error}") from error
+        text = f" --set {' --set '.join(settings)}" if settings else ""
+        raise RegardError(f"explain {entry.name}{text}: {error}") from error
     except (TypeError, ValueError, AttributeError) as error:
         raise RegardError(f"explain: {entry.signature} does not take {arguments}: {error}") from error
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from regard.errors import RegardError
 from regard.hf.text_reader import TextResult
-from regard.stats import CAVEAT, Finding, LayerProfile, Reading, Role, RoleTable
+from regard.stats import CAVEAT, Finding, LayerProfile, Role, RoleTable, TextReading
 from regard.stats.roles import KINDS, QUERIES, ROLE_CAVEAT
 
 #: Width of one block of the table of heads, in characters.
@@ -64,7 +64,7 @@ def head_name(layer: int, head: int) -> str:
     return f"L{layer}.H{head}"
 
 
-def heads_table(reading: Reading, width: int) -> Table:
+def heads_table(reading: TextReading, width: int) -> Table:
     """Entropy, reach and strongest link of every head, in as many columns as fit into the width."""
     num_blocks = max(1, (width - 3) // BLOCK)
     room = max((width - 3) // num_blocks, BLOCK) - NUMBERS
@@ -84,7 +84,7 @@ def heads_table(reading: Reading, width: int) -> Table:
     return table
 
 
-def _cells(reading: Reading, layer: LayerProfile, head: int, room: int) -> tuple[Text, ...]:
+def _cells(reading: TextReading, layer: LayerProfile, head: int, room: int) -> tuple[Text, ...]:
     link, fit = layer.strongest(head, reading.profile.ordinary), (room - 3) // 2
     words = (reading.profile.query_tokens[link.query], reading.profile.tokens[link.key])
     named = " → ".join(_shortened(word, fit) for word in words) if link.key >= 0 else "none"
@@ -96,7 +96,7 @@ def _shortened(token: str, width: int) -> str:
     return token if len(token) <= width else token[: width - 1] + "…"
 
 
-def print_word(console: Console, reading: Reading, word: str) -> None:
+def print_word(console: Console, reading: TextReading, word: str) -> None:
     """Print what a word attends to: the mean over each layer's heads, and the strongest single heads."""
     query = locate(reading, word)
     where = occurrence(reading, word)
@@ -115,7 +115,7 @@ def print_word(console: Console, reading: Reading, word: str) -> None:
         console.print(Text(f"Strongest heads on tokens other than its neighbours: {links}."))
 
 
-def notable(reading: Reading, query: int, count: int = 3) -> str:
+def notable(reading: TextReading, query: int, count: int = 3) -> str:
     """`“animal” (L3.H1, 0.68), ...`: the strongest links from a token to others than its neighbours."""
     return ", ".join(
         f"“{reading.profile.tokens[n.link.key]}” ({head_name(n.layer, n.head)}, {n.link.weight:.2f})"
@@ -123,13 +123,13 @@ def notable(reading: Reading, query: int, count: int = 3) -> str:
     )
 
 
-def occurrence(reading: Reading, word: str) -> str:
+def occurrence(reading: TextReading, word: str) -> str:
     """Where a word stands: `token 10`, or `token 10, the first of 3` if the text has it three times."""
     query, count = locate(reading, word), len(reading.places(word))
     return f"token {query}, the first of {count}" if count > 1 else f"token {query}"
 
 
-def _top(reading: Reading, query: int, place: int) -> list[tuple[int, float]]:
+def _top(reading: TextReading, query: int, place: int) -> list[tuple[int, float]]:
     return reading.top(query, place, NUM_TOKENS)
 
 
@@ -172,7 +172,7 @@ def print_findings(console: Console, findings: Sequence[Finding]) -> None:
     console.print(Text(CAVEAT, style="dim"))
 
 
-def locate(reading: Reading, word: str) -> int:
+def locate(reading: TextReading, word: str) -> int:
     """The index of the first token of a word; a word that the text does not have is refused."""
     query = reading.find(word)
     if query is None:
@@ -202,7 +202,7 @@ def roles_data(roles: RoleTable | None) -> list[dict[str, Any]] | None:
     return None if roles is None else [vars(role) for role in roles.labelled]
 
 
-def _layer_data(reading: Reading, layer: LayerProfile) -> dict[str, Any]:
+def _layer_data(reading: TextReading, layer: LayerProfile) -> dict[str, Any]:
     heads = []
     for head in range(layer.num_heads):
         numbers = {name: float(values[head]) for name, values in layer.values.items()}
@@ -210,7 +210,7 @@ def _layer_data(reading: Reading, layer: LayerProfile) -> dict[str, Any]:
     return {"name": layer.name, "number": layer.number, "heads": heads}
 
 
-def _word_data(reading: Reading, word: str) -> dict[str, Any]:
+def _word_data(reading: TextReading, word: str) -> dict[str, Any]:
     query, tokens = locate(reading, word), reading.profile.tokens
     layers = [
         [{"key": j, "token": tokens[j], "weight": w} for j, w in _top(reading, query, place)]

@@ -19,7 +19,7 @@ from regard.cli.summary import print_ending, print_probe, print_statements, prin
 from regard.cli.texts import read_texts
 from regard.errors import RegardError
 from regard.hf.text_reader import TextReader, TextResult, no_folds
-from regard.stats import Reading, RoleTable, differences
+from regard.stats import RoleTable, TextReading, differences
 from regard.viewer import Sheet, page_folds, save_run, write_page
 
 #: Printed by default if the text has it: what this word refers to depends on the sentence.
@@ -133,7 +133,7 @@ def _print_several(console: Console, results: Sequence[TextResult], options: Opt
             print_statements(console, result.reading, _words(result, options))
 
 
-def _print_all(console: Console, reading: Reading, words: Sequence[str]) -> None:
+def _print_all(console: Console, reading: TextReading, words: Sequence[str]) -> None:
     for word in words:
         print_word(console, reading, word)
     print_roles(console, reading.roles)
@@ -167,6 +167,6 @@ def _write(results: Sequence[TextResult], options: Options, errors: Console) -> 
             errors.print(f"{len(saved)} pictures are in {folder}", markup=False, highlight=False)
 
 
-def default_words(reading: Reading) -> list[str]:
+def default_words(reading: TextReading) -> list[str]:
     """`PRONOUN`, if the text has it."""
     return [PRONOUN] if reading.find(PRONOUN) is not None else []

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from regard.cli.report import TOO_SHORT, facts, head_name, locate, notable, occurrence
 from regard.hf.text_reader import TextResult
-from regard.stats import CAVEAT, Finding, Profile, Reading, RoleTable
+from regard.stats import CAVEAT, Finding, Profile, RoleTable, TextReading
 from regard.stats.roles import CONTENT, KINDS, LABEL
 
 #: Kinds of roles that are printed, and heads named in a line.
@@ -53,7 +53,7 @@ def print_summary(console: Console, result: TextResult, words: Sequence[str]) ->
     print_statements(console, result.reading, words)
 
 
-def print_statements(console: Console, reading: Reading, words: Sequence[str]) -> None:
+def print_statements(console: Console, reading: TextReading, words: Sequence[str]) -> None:
     """Print roles, the most focused and the broadest head, what each word attends to, and warnings."""
     for line in (*role_lines(reading), extremes(reading.profile), *word_lines(reading, words)):
         console.print(line)
@@ -76,7 +76,7 @@ def print_ending(console: Console) -> None:
     console.print(Text(MORE, style="dim"))
 
 
-def role_lines(reading: Reading) -> Iterator[Text]:
+def role_lines(reading: TextReading) -> Iterator[Text]:
     """One line for each of the first kinds of roles; for a short text, the heads with most weight on nearby places."""
     if reading.roles is None:
         yield from _places(reading)
@@ -101,7 +101,7 @@ def named_lines(table: RoleTable) -> Iterator[Text]:
             yield Text.assemble((_listed(names), "bold"), f" {verb} to {KINDS[kind]} ({of}", score, null)
 
 
-def _places(reading: Reading) -> Iterator[Text]:
+def _places(reading: TextReading) -> Iterator[Text]:
     """One line: the head with most weight on each kind of place, not counting the first token."""
     best = [(place, *max(_without_first(reading, name))) for name, place in PLACES.items()]
     clauses = [((head, "bold"), f"{100 * share:.0f} %", place) for place, share, head in best if share >= LABEL]
@@ -111,7 +111,7 @@ def _places(reading: Reading) -> Iterator[Text]:
         yield Text.assemble(head, f" puts {share} of its weight on {place}", *more, ".")
 
 
-def _without_first(reading: Reading, name: str) -> Iterator[tuple[float, str]]:
+def _without_first(reading: TextReading, name: str) -> Iterator[tuple[float, str]]:
     """A statistic of `PLACES` for every head, over the queries whose place is not the first token."""
     count = len(reading.profile.query_tokens)
     query = {"previous": 1, "itself": 0}.get(name, count)  # the query whose place is the first token
@@ -149,7 +149,7 @@ def _entropies(profile: Profile) -> Iterator[tuple[float, str]]:
                 yield entropy / kept, head_name(layer.number, head)
 
 
-def word_lines(reading: Reading, words: Sequence[str]) -> Iterator[Text]:
+def word_lines(reading: TextReading, words: Sequence[str]) -> Iterator[Text]:
     """For each word the tokens beyond its neighbours to which single heads attend most."""
     for word in words:
         links = notable(reading, locate(reading, word), NUM_HEADS)

@@ -39,7 +39,7 @@ class Wish:
     resume: bool = False
 
 
-def told(arguments: list[str], **options: Any) -> Wish:
+def train_request(arguments: list[str], **options: Any) -> Wish:
     """The wish of a command line: `CONFIG.toml` and `section.key=value` in any order."""
     files = [one for one in arguments if "=" not in one]
     if len(files) > 1:

@@ -21,12 +21,12 @@ from regard.engine.blocks import Block, blocks, cheapest_size, whole
 from regard.engine.dense import flops_per_pair
 from regard.engine.flash import FlashRows
 from regard.engine.problem import Cost, Engine, Problem, Result
-from regard.engine.rows import Collected, solve_rows
+from regard.engine.rows import Collected, attend_rows
 from regard.engine.runs import CALL_BYTES, Run, runs
 from regard.engine.transforms import HIDDEN_GRADIENTS, differentiable_once
 from regard.pieces.contents import tensor_snapshot
 from regard.pieces.mask import Mask
-from regard.pieces.normalizer import Statistic, is_coarse
+from regard.pieces.normalizer import RowStatistic, is_coarse
 from regard.shapes import known_none
 
 #: Bytes of scores and what goes with them that one block may hold.
@@ -45,15 +45,15 @@ class Blocked(Engine):
     """Exact attention for any pieces in O(n) memory."""
 
     name = "blocked"
-    does = "computes block by block over the spans of the mask, in O(n) memory"
+    description = "computes block by block over the spans of the mask, in O(n) memory"
 
     def refusal(self, problem: Problem) -> str | None:
         return HIDDEN_GRADIENTS if problem.hides_gradients else None
 
     def run(self, problem: Problem) -> Result:
         tensors = differentiable_once(self.name, *problem.tensors())
-        output, *statistic = _Blocked.apply(Work.of(problem), *tensors)  # type: ignore[misc]
-        return Result(output, tuple(statistic))
+        output, *row_statistic = _Blocked.apply(Work.of(problem), *tensors)  # type: ignore[misc]
+        return Result(output, tuple(row_statistic))
 
     def cost(self, problem: Problem) -> Cost:
         work, s = Work.of(problem), problem.sizes
@@ -72,14 +72,14 @@ class Work:
     def flash(self) -> FlashRows | None:
         """The fused kernel for the inside of the blocks, where it can run there."""
         rows = FlashRows(self.problem)
-        return rows if rows.refusal is None and rows.tells_statistic else None
+        return rows if rows.refusal is None and rows.returns_row_statistic else None
 
     @staticmethod
     def of(problem: Problem) -> Work:
         """The one plan of a problem, made at the first question."""
-        if "blocked" not in problem.notes:
-            problem.notes["blocked"] = Work(problem)
-        return problem.notes["blocked"]
+        if "blocked" not in problem.plan_cache:
+            problem.plan_cache["blocked"] = Work(problem)
+        return problem.plan_cache["blocked"]
 
     @staticmethod
     def again(problem: Problem, blocks: list[Block]) -> Work:
@@ -150,26 +150,26 @@ class Work:
         """Whether backward is given the output and the statistic, and computes nothing again."""
         return self.flash is not None and self.flash.remembers
 
-    def solve_run(self, run: Run, prepared: Prepared, value: Tensor) -> tuple[Tensor, Statistic]:
+    def attend_run(self, run: Run, prepared: Prepared, value: Tensor) -> tuple[Tensor, RowStatistic]:
         """Output and statistic of all rows of a run."""
         if run.count > 1:
             assert self.flash is not None, "only the fused kernel takes blocks together"
-            return self.flash.solve_run(run, prepared, value)
+            return self.flash.attend_run(run, prepared, value)
         block = run.first
         columns = block.index(value.device)
-        return self.solve(
+        return self.attend_block(
             block, prepared.tile(block.rows, columns).entries(block.entries), value[block.entries, :, columns]
         )
 
-    def solve(self, block: Block, tile: Prepared, value: Tensor) -> tuple[Tensor, Statistic]:
+    def attend_block(self, block: Block, tile: Prepared, value: Tensor) -> tuple[Tensor, RowStatistic]:
         if self.flash is not None:
-            output, statistic = self.flash.solve(block, tile, value)
-            assert statistic is not None, "the kernel inside the blocks tells its statistic"
-            return output, statistic
+            output, row_statistic = self.flash.attend_block(block, tile, value)
+            assert row_statistic is not None, "the kernel inside the blocks tells its statistic"
+            return output, row_statistic
         p = self.problem
         columns = block.columns.tensor(value.device)
         grid = p.grid.tile(block.rows, block.columns)
-        return solve_rows(
+        return attend_rows(
             p.attention, tile, value, grid, columns, masked=not block.full, dropout=p.dropout, seed=p.seed or 0
         )
 
@@ -196,8 +196,8 @@ class _Blocked(torch.autograd.Function):
         collected = Collected(sizes.B, sizes.I)
         for run in work.runs:
             entries = run.first.entries
-            output[entries, :, run.rows], statistic = work.solve_run(run, prepared, value)
-            collected.write(run.rows, statistic, entries)
+            output[entries, :, run.rows], row_statistic = work.attend_run(run, prepared, value)
+            collected.write(run.rows, row_statistic, entries)
         statistics = collected.tensors()
         remembered = (output, *statistics) if work.remembers else ()
         ctx.outline, ctx.blocks, ctx.count = problem.outline(), work.blocks, len(tensors)
@@ -242,13 +242,13 @@ def _gradients(
         for block in work.blocks:
             yield block, _block_gradients(work, block, grad, wanted)
         return
-    output, log_total = remembered
-    coarse = is_coarse(log_total)
+    output, logsumexp = remembered
+    coarse = is_coarse(logsumexp)
     if known_none(coarse):
         for block in work.blocks:
             yield block, _remembered_gradients(work, block, remembered, grad)
         return
-    precise = output, log_total.masked_fill(coarse, torch.inf)
+    precise = output, logsumexp.masked_fill(coarse, torch.inf)
     for block in work.blocks:
         yield block, _remembered_gradients(work, block, precise, grad.masked_fill(coarse[..., None], 0.0))
     formed, of_coarse = Formed(work.problem), grad.masked_fill(~coarse[..., None], 0.0)
@@ -262,8 +262,8 @@ def _remembered_gradients(work: Work, block: Block, remembered: Sequence[Tensor]
     assert work.flash is not None
     columns, value = block.index(grad.device), work.problem.value
     tile = work.problem.prepared.tile(block.rows, columns).entries(block.entries)
-    output, log_total, grad = (x[block.entries, :, block.rows] for x in (*remembered, grad))
-    return list(work.flash.gradients(block, tile, value[block.entries, :, columns], output, log_total, grad))
+    output, logsumexp, grad = (x[block.entries, :, block.rows] for x in (*remembered, grad))
+    return list(work.flash.gradients(block, tile, value[block.entries, :, columns], output, logsumexp, grad))
 
 
 def _block_gradients(work: Work, block: Block, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
@@ -274,7 +274,7 @@ def _block_gradients(work: Work, block: Block, grad: Tensor, wanted: Sequence[bo
         leaves = [t.detach() for t in (problem.value[block.entries, :, columns], *sliced.tensors())]
         for leaf, want in zip(leaves, wanted, strict=False):
             leaf.requires_grad_(want)
-        output, _ = work.solve(block, sliced.with_tensors(leaves[1:]), leaves[0])
+        output, _ = work.attend_block(block, sliced.with_tensors(leaves[1:]), leaves[0])
         inputs = [t for t, want in zip((*leaves, *problem.piece_tensors), wanted, strict=True) if want]
         if not output.requires_grad:
             return [None] * len(wanted)

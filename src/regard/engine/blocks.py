@@ -134,12 +134,12 @@ def _block(mask: Mask | None, positions: Positions, start: int, stop: int) -> Bl
     if mask is None:
         return Block(start, stop, everything, True)
     first, last = start + positions.start, stop + positions.start
-    columns = positions.columns(mask.may(first, last))
+    columns = positions.columns(mask.any_allowed(first, last))
     if len(columns.hull()) <= HULL_SLACK * len(columns):
         columns = columns.hull()
     columns = columns or FIRST_KEY
     if len(positions.keys.intervals) != 1:
-        full = positions.columns(mask.all(first, last)).covers(columns)
+        full = positions.columns(mask.all_allowed(first, last)).covers(columns)
         return Block(start, stop, columns, full, None if full else mask)
     left = _within(mask, first, last, columns.shift(positions.keys.intervals[0][0]))
     return Block(start, stop, columns, left is None, left)
@@ -155,14 +155,17 @@ def _shifted(mask: Mask | None, positions: Positions, start: int, stop: int, kno
         if columns.intervals[0][0] >= 0 and columns.intervals[-1][1] <= len(positions.keys):
             return Block(start, stop, columns, other.full, other.mask)
     block = _block(mask, positions, start, stop)
-    if positions.keys.covers(mask.may(start + positions.start, stop + positions.start)) and block.columns != FIRST_KEY:
+    if (
+        positions.keys.covers(mask.any_allowed(start + positions.start, stop + positions.start))
+        and block.columns != FIRST_KEY
+    ):
         known[size] = block
     return block
 
 
 def _within(mask: Mask, start: int, stop: int, keys: Spans) -> Mask | None:
     """The part of a mask that still decides something for queries [start, stop) and `keys`; None: nothing does."""
-    if mask.all(start, stop).covers(keys):
+    if mask.all_allowed(start, stop).covers(keys):
         return None
     if not isinstance(mask, Both | Either):
         return mask
@@ -172,7 +175,7 @@ def _within(mask: Mask, start: int, stop: int, keys: Spans) -> Mask | None:
             return right if left is None else left
     else:
         for one, other in ((mask.left, mask.right), (mask.right, mask.left)):
-            if other.all(start, stop).covers(one.may(start, stop) & keys):
+            if other.all_allowed(start, stop).covers(one.any_allowed(start, stop) & keys):
                 return _within(other, start, stop, keys)
         left, right = mask.left, mask.right
     return mask if left is mask.left and right is mask.right else type(mask)(left, right)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import torch
 
 from regard.engine.problem import Cost, Engine, Problem, Result
-from regard.engine.rows import solve_rows
+from regard.engine.rows import attend_rows
 
 
 class Dense(Engine):
     """All scores at once."""
 
     name = "dense"
-    does = "holds all scores at once"
+    description = "holds all scores at once"
 
     def refusal(self, problem: Problem) -> str | None:
         return None
 
     def run(self, problem: Problem) -> Result:
         columns = torch.arange(problem.sizes.J, device=problem.query.device)
-        output, statistic = solve_rows(
+        output, row_statistic = attend_rows(
             problem.attention,
             problem.prepared,
             problem.value,
@@ -28,7 +28,7 @@ class Dense(Engine):
             dropout=problem.dropout,
             seed=problem.seed or 0,
         )
-        return Result(output, statistic)
+        return Result(output, row_statistic)
 
     def cost(self, problem: Problem) -> Cost:
         s = problem.sizes

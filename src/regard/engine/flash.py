@@ -16,7 +16,7 @@ from regard.engine.transforms import HIDDEN_GRADIENTS
 from regard.pieces.bias import AdditiveBias
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
-from regard.pieces.normalizer import LearnedSink, Softmax, Statistic, some_coarse
+from regard.pieces.normalizer import LearnedSink, RowStatistic, Softmax, some_coarse
 from regard.shapes import at_least_float32, group, has_numbers, in_one_dtype
 
 
@@ -41,19 +41,19 @@ def flash(
     out_width = value.shape[-1]
     width = max(query.shape[-1], out_width)
     query, key, value = (_as_rows(_pad(x, width)) for x in (query, key, value))
-    if tells_statistic(query):
-        output, log_total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+    if returns_row_statistic(query):
+        output, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, causal, attn_mask=mask, scale=scale
         )
-        output, log_total = _with_empty_rows(output, log_total.detach(), query, key, mask)
+        output, logsumexp = _with_empty_rows(output, logsumexp.detach(), query, key, mask)
     else:
         output = F.scaled_dot_product_attention(
             query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
         )
-        log_total = None
+        logsumexp = None
         if mask is not None:
             output = output.masked_fill(mask.isneginf().all(-1, keepdim=True), 0.0)
-    return output[..., :out_width], log_total
+    return output[..., :out_width], logsumexp
 
 
 def flash_gradients(
@@ -62,7 +62,7 @@ def flash_gradients(
     key: Tensor,
     value: Tensor,
     output: Tensor,
-    log_total: Tensor,
+    logsumexp: Tensor,
     *,
     scale: float,
     causal: bool = False,
@@ -72,14 +72,14 @@ def flash_gradients(
     if _folds(query, key, causal, mask):
         G = key.shape[1]
         grad, inner, output = (group(x, G) for x in (grad, query, output))
-        total = group(log_total[..., None], G)[..., 0]
+        total = group(logsumexp[..., None], G)[..., 0]
         parts = flash_gradients(grad, inner, key, value, output, total, scale=scale, mask=mask)
         return parts[0].reshape(query.shape), parts[1], parts[2]
     width, out_width = query.shape[-1], value.shape[-1]
     padded = (_as_rows(_pad(x, max(width, out_width))) for x in (grad, query, key, value, output))
-    empty = log_total.isneginf()  # where the kernel itself says 0
+    empty = logsumexp.isneginf()  # where the kernel itself says 0
     parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        *padded, log_total.masked_fill(empty, 0.0), 0.0, causal, attn_mask=mask, scale=scale
+        *padded, logsumexp.masked_fill(empty, 0.0), 0.0, causal, attn_mask=mask, scale=scale
     )
     return parts[0][..., :width], parts[1][..., :width], parts[2][..., :out_width]
 
@@ -94,9 +94,9 @@ def _folded(
 ) -> tuple[Tensor, Tensor | None]:
     """The query heads of a group as rows of one head: the kernel would read their keys once for each of them."""
     B, H, I, _ = query.shape
-    output, log_total = flash(group(query, key.shape[1]), key, value, scale=scale, mask=mask)
+    output, logsumexp = flash(group(query, key.shape[1]), key, value, scale=scale, mask=mask)
     output = output.reshape(B, H, I, output.shape[-1])
-    return output, log_total if log_total is None else log_total.reshape(B, H, I)
+    return output, logsumexp if logsumexp is None else logsumexp.reshape(B, H, I)
 
 
 def _pad(x: Tensor, width: int) -> Tensor:
@@ -114,7 +114,7 @@ def _as_rows(x: Tensor) -> Tensor:
     return x if whole and apart else x.contiguous()
 
 
-def tells_statistic(query: Tensor) -> bool:
+def returns_row_statistic(query: Tensor) -> bool:
     """Whether the private CPU operator that also returns the log-sum-exp can be used."""
     return query.device.type == "cpu" and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
 
@@ -124,34 +124,34 @@ FEW_ROWS = 64
 
 
 def _with_empty_rows(
-    output: Tensor, log_total: Tensor, query: Tensor, key: Tensor, mask: Tensor | None
+    output: Tensor, logsumexp: Tensor, query: Tensor, key: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Set the log-sum-exp to -inf in empty rows; set it and the output to NaN in rows of NaN scores.
 
     In both the kernel reports a log-sum-exp and an output of 0, so only rows with 0 are checked.
     """
-    suspects, is_known = log_total == 0, has_numbers(log_total)
+    suspects, is_known = logsumexp == 0, has_numbers(logsumexp)
     if is_known and not suspects.any():
-        return output, log_total
+        return output, logsumexp
     if mask is not None:
         empty = None if is_known else mask.isneginf().all(-1)
-        log_total = (
-            _mark_empty(log_total, suspects, mask) if empty is None else log_total.masked_fill(empty, -torch.inf)
+        logsumexp = (
+            _mark_empty(logsumexp, suspects, mask) if empty is None else logsumexp.masked_fill(empty, -torch.inf)
         )
-    undefined = (log_total == 0) & ~(query.isfinite().all(-1) & key.isfinite().all())
+    undefined = (logsumexp == 0) & ~(query.isfinite().all(-1) & key.isfinite().all())
     if is_known and not undefined.any():
-        return output, log_total
-    return output.masked_fill(undefined[..., None], torch.nan), log_total.masked_fill(undefined, torch.nan)
+        return output, logsumexp
+    return output.masked_fill(undefined[..., None], torch.nan), logsumexp.masked_fill(undefined, torch.nan)
 
 
-def _mark_empty(log_total: Tensor, suspects: Tensor, mask: Tensor) -> Tensor:
+def _mark_empty(logsumexp: Tensor, suspects: Tensor, mask: Tensor) -> Tensor:
     """The log-sum-exp with -inf in those of the suspected rows that may attend to no key."""
     rows = suspects.flatten(0, 1).any(0).nonzero().flatten()
-    log_total = log_total.clone()  # autograd keeps the kernel's own for the backward pass
+    logsumexp = logsumexp.clone()  # autograd keeps the kernel's own for the backward pass
     for some in rows.split(FEW_ROWS):
-        empty = mask.expand(*mask.shape[:2], log_total.shape[2], -1)[:, :, some].isneginf().all(-1)
-        log_total[:, :, some] = log_total[:, :, some].masked_fill(empty, -torch.inf)
-    return log_total
+        empty = mask.expand(*mask.shape[:2], logsumexp.shape[2], -1)[:, :, some].isneginf().all(-1)
+        logsumexp[:, :, some] = logsumexp[:, :, some].masked_fill(empty, -torch.inf)
+    return logsumexp
 
 
 class FlashRows:
@@ -161,8 +161,8 @@ class FlashRows:
         self.problem = problem
 
     @cached_property
-    def tells_statistic(self) -> bool:
-        return tells_statistic(self.problem.query)
+    def returns_row_statistic(self) -> bool:
+        return returns_row_statistic(self.problem.query)
 
     @cached_property
     def refusal(self) -> str | None:
@@ -179,7 +179,7 @@ class FlashRows:
             return HIDDEN_GRADIENTS
         if p.dropout:
             return "it could not drop the same weights again in the backward pass"
-        if attention.normalizer.row_sum is None and (self._learns_sink or not self.tells_statistic):
+        if attention.normalizer.row_sum is None and (self._learns_sink or not self.returns_row_statistic):
             return "the sink acts through the log-sum-exp, which the kernel does not tell with gradients"
         if attention.normalizer.row_sum is None and some_coarse(torch.as_tensor(self._normalizer.sink)):
             return "beside so large a sink the kernel's log-sum-exp is too coarse to tell the sink's share"
@@ -189,25 +189,25 @@ class FlashRows:
     def _learns_sink(self) -> bool:
         return self.problem.learns
 
-    def solve(self, block: Block, tile: Prepared, value: Tensor) -> tuple[Tensor, Statistic | None]:
+    def attend_block(self, block: Block, tile: Prepared, value: Tensor) -> tuple[Tensor, RowStatistic | None]:
         """Output and statistic of the rows of a block."""
         causal = self.is_causal(block)
         query, key, value, dtype = *self._inputs(tile, value), value.dtype
         mask, flipped = (None, False) if causal else self._mask(block, tile, query.dtype)
         if flipped:
             query = query.flip(2)
-        output, log_total = flash(query, key, value, scale=self._scale, causal=causal, mask=mask)
+        output, logsumexp = flash(query, key, value, scale=self._scale, causal=causal, mask=mask)
         if flipped:
-            output, log_total = output.flip(2), log_total if log_total is None else log_total.flip(2)
-        return self._finished(output, log_total, dtype)
+            output, logsumexp = output.flip(2), logsumexp if logsumexp is None else logsumexp.flip(2)
+        return self._finished(output, logsumexp, dtype)
 
     @property
     def remembers(self) -> bool:
         """Whether output and statistic are all that `gradients` needs; a sink has scaled the output."""
-        return self.tells_statistic and self._normalizer.row_sum is not None
+        return self.returns_row_statistic and self._normalizer.row_sum is not None
 
     def gradients(
-        self, block: Block, tile: Prepared, value: Tensor, output: Tensor, log_total: Tensor, grad: Tensor
+        self, block: Block, tile: Prepared, value: Tensor, output: Tensor, logsumexp: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of a block's value, query and key, from the output and statistic of its rows."""
         causal = self.is_causal(block)
@@ -215,14 +215,14 @@ class FlashRows:
         mask, flipped = (None, False) if causal else self._mask(block, tile, query.dtype)
         rows = [x.to(query.dtype) for x in (grad, query, output)]
         if flipped:
-            rows, log_total = [x.flip(2) for x in rows], log_total.flip(2)
+            rows, logsumexp = [x.flip(2) for x in rows], logsumexp.flip(2)
         grad, query, output = rows
         for_query, for_key, for_value = flash_gradients(
-            grad, query, key, value, output, log_total, scale=self._scale, causal=causal, mask=mask
+            grad, query, key, value, output, logsumexp, scale=self._scale, causal=causal, mask=mask
         )
         return for_value, for_query.flip(2) if flipped else for_query, for_key
 
-    def solve_run(self, run: Run, prepared: Prepared, value: Tensor) -> tuple[Tensor, Statistic]:
+    def attend_run(self, run: Run, prepared: Prepared, value: Tensor) -> tuple[Tensor, RowStatistic]:
         """Output (B, H, I, E) and statistic of all rows of a run, one call for each batch entry."""
         block, causal, dtype = run.first, self.is_causal(run.first), value.dtype
         query, key, value = self._inputs(prepared, value)
@@ -234,13 +234,13 @@ class FlashRows:
         found = []
         for entry in range(query.shape[0])[block.entries]:
             views = run.views(query[entry], key[entry], value[entry])
-            output, log_total = flash(*views, scale=self._scale, causal=causal, mask=mask)
-            assert log_total is not None, "the kernel inside the blocks tells its statistic"
-            found.append((output.transpose(0, 1).flatten(1, 2), log_total.transpose(0, 1).flatten(1, 2)))
+            output, logsumexp = flash(*views, scale=self._scale, causal=causal, mask=mask)
+            assert logsumexp is not None, "the kernel inside the blocks tells its statistic"
+            found.append((output.transpose(0, 1).flatten(1, 2), logsumexp.transpose(0, 1).flatten(1, 2)))
         outputs, totals = (torch.stack(parts) for parts in zip(*found, strict=True))
-        output, statistic = self._finished(outputs, totals, dtype)
-        assert statistic is not None
-        return output, statistic
+        output, row_statistic = self._finished(outputs, totals, dtype)
+        assert row_statistic is not None
+        return output, row_statistic
 
     @property
     def _scale(self) -> float:
@@ -259,13 +259,13 @@ class FlashRows:
         return inputs
 
     def _finished(
-        self, output: Tensor, log_total: Tensor | None, dtype: torch.dtype
-    ) -> tuple[Tensor, Statistic | None]:
-        if log_total is None:
+        self, output: Tensor, logsumexp: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, RowStatistic | None]:
+        if logsumexp is None:
             return output.to(dtype), None
-        (total,) = self._normalizer.with_sink((log_total,))
+        (total,) = self._normalizer.with_sink((logsumexp,))
         if self._normalizer.row_sum is None:
-            output = output * torch.exp(log_total - total)[..., None].to(output.dtype)
+            output = output * torch.exp(logsumexp - total)[..., None].to(output.dtype)
         return output.to(dtype), (total,)
 
     @property
@@ -288,7 +288,7 @@ class FlashRows:
 
     def _shape(self, mask: Mask) -> torch.Size:
         """Of what the mask answers for one pair; blocks share a few masks, which are asked once."""
-        known = self.problem.notes.setdefault("shapes", {})
+        known = self.problem.plan_cache.setdefault("shapes", {})
         if id(mask) not in known:  # the mask is kept, so that no other takes its number
             known[id(mask)] = mask, mask.allowed(self.problem.grid.tile(slice(0, 1), slice(0, 1))).shape
         return known[id(mask)][1]

@@ -33,7 +33,7 @@ class Flex(Engine):
     """One call of FlexAttention."""
 
     name = "flex"
-    does = "is one call of FlexAttention over the blocks that the mask allows"
+    description = "is one call of FlexAttention over the blocks that the mask allows"
 
     def refusal(self, problem: Problem) -> str | None:
         if problem.scale is None:
@@ -92,12 +92,12 @@ class Lowered:
 
 def _lowered(problem: Problem) -> Lowered | str:
     """The arguments, worked out once a problem, or the reason why there are none."""
-    if "flex" not in problem.notes:
+    if "flex" not in problem.plan_cache:
         try:
-            problem.notes["flex"] = lower(problem)
+            problem.plan_cache["flex"] = lower(problem)
         except NoLowering as reason:
-            problem.notes["flex"] = str(reason)
-    return problem.notes["flex"]
+            problem.plan_cache["flex"] = str(reason)
+    return problem.plan_cache["flex"]
 
 
 def lower(problem: Problem) -> Lowered:
@@ -144,10 +144,10 @@ def block_mask(problem: Problem, allowed: PairMask) -> BlockMask:
     some, whole = (torch.zeros(rows, columns, dtype=torch.bool) for _ in range(2))
     for row in range(rows):
         ends = positions.start + row * BLOCK, positions.start + min((row + 1) * BLOCK, s.I)
-        for start, stop in positions.columns(mask.may(*ends)):
+        for start, stop in positions.columns(mask.any_allowed(*ends)):
             some[row, start // BLOCK : -(-stop // BLOCK)] = True
         if (row + 1) * BLOCK <= s.I:
-            for start, stop in positions.columns(mask.all(*ends)):
+            for start, stop in positions.columns(mask.all_allowed(*ends)):
                 whole[row, -(-start // BLOCK) : stop // BLOCK] = True
     device = problem.query.device
     return BlockMask.from_kv_blocks(

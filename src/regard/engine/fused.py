@@ -18,7 +18,7 @@ class Fused(Engine):
     """One call of torch's fused kernel."""
 
     name = "fused"
-    does = "is one call of torch's fused kernel"
+    description = "is one call of torch's fused kernel"
 
     def refusal(self, problem: Problem) -> str | None:
         refusal = FlashRows(problem).refusal
@@ -33,10 +33,10 @@ class Fused(Engine):
     def run(self, problem: Problem) -> Result:
         value, *prepared = differentiable_once(self.name, problem.value, *problem.prepared.tensors())
         tile = problem.prepared.with_tensors(prepared)
-        output, statistic = FlashRows(problem).solve(block_of(problem), tile, value)
-        if statistic is not None and problem.learns and some_coarse(statistic[0]):
+        output, row_statistic = FlashRows(problem).attend_block(block_of(problem), tile, value)
+        if row_statistic is not None and problem.learns and some_coarse(row_statistic[0]):
             return Blocked().run(problem)  # the kernel's own backward divides by exp of the coarse log-sum-exp
-        return Result(output, statistic)
+        return Result(output, row_statistic)
 
     def cost(self, problem: Problem) -> Cost:
         s = problem.sizes
@@ -49,9 +49,9 @@ class Fused(Engine):
 
 def block_of(problem: Problem) -> Block:
     """All queries against all keys; full where the mask forbids nothing."""
-    if "whole" not in problem.notes:
-        problem.notes["whole"] = whole(problem.attention.mask, problem.positions, problem.sizes.I)
-    return problem.notes["whole"]
+    if "whole" not in problem.plan_cache:
+        problem.plan_cache["whole"] = whole(problem.attention.mask, problem.positions, problem.sizes.I)
+    return problem.plan_cache["whole"]
 
 
 def is_top_left(problem: Problem) -> bool:

@@ -1,4 +1,4 @@
-"""The linear engine: attention without pairs, for kernel scores and the `Sum` normaliser.
+"""The linear engine: attention without pairs, for kernel scores and the `SumNormalizer`.
 
 sum_j phi(q_i).phi(k_j) v_j = phi(q_i) (sum_j phi(k_j) v_j^T): the bracket is one W x E matrix.
 Causal attention runs over chunks: pairs inside a chunk, the bracket of all chunks before it.
@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from regard.engine.problem import Cost, Engine, Problem, Result, empty_result
 from regard.engine.transforms import differentiable_once
 from regard.pieces.grid import Grid
-from regard.pieces.kernel import Kernel
+from regard.pieces.kernel import KernelScore
 from regard.pieces.mask import Both, Mask, causal
-from regard.pieces.normalizer import Sum
+from regard.pieces.normalizer import SumNormalizer
 from regard.shapes import at_least_float32, group, in_one_dtype
 
 #: Tokens whose pairs are formed. Twice as many take a tenth longer, with 64 features as with 256.
@@ -36,12 +36,12 @@ class LinearEngine(Engine):
     """Sums over keys, for kernel scores."""
 
     name = "linear"
-    does = "sums over keys before looking at queries, in O(n) time and memory"
+    description = "sums over keys before looking at queries, in O(n) time and memory"
 
     def refusal(self, problem: Problem) -> str | None:
         attention = problem.attention
-        if not isinstance(attention.score, Kernel) or not isinstance(attention.normalizer, Sum):
-            return "it needs a Kernel score with the Sum normaliser"
+        if not isinstance(attention.score, KernelScore) or not isinstance(attention.normalizer, SumNormalizer):
+            return "it needs a KernelScore with the SumNormalizer"
         if attention.bias:
             return "a bias acts on single scores, which this engine never forms"
         if problem.dropout:
@@ -67,8 +67,8 @@ class LinearEngine(Engine):
         if is_causal:
             query, key, value, past = differentiable_once(self.name, query, key, value, past)
         averages = causal_averages if is_causal else _all_averages
-        output, statistic, state = averages(query, key, value, past)
-        return Result(output.to(problem.value.dtype), (statistic.detach(),), state)
+        output, row_statistic, state = averages(query, key, value, past)
+        return Result(output.to(problem.value.dtype), (row_statistic.detach(),), state)
 
     def cost(self, problem: Problem) -> Cost:
         s, W = problem.sizes, problem.prepared.query.shape[-1]
@@ -91,8 +91,8 @@ def _with_ones(value: Tensor) -> Tensor:
 
 def _averages(total: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Sums of values and of ones as averages and their denominators; 0 where nothing was summed."""
-    statistic = total[..., width]
-    return total[..., :width] / statistic.masked_fill(statistic == 0, 1.0)[..., None], statistic
+    row_statistic = total[..., width]
+    return total[..., :width] / row_statistic.masked_fill(row_statistic == 0, 1.0)[..., None], row_statistic
 
 
 def _sum_of(key: Tensor, value: Tensor) -> Tensor:
@@ -213,8 +213,8 @@ class _CausalAverages(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         (B, H, I, _), (G, E) = query.shape, value.shape[1::2]
-        output, statistic = query.new_empty(B, H, I, E), query.new_empty(B, H, I, 1)
-        into, denominators = _by_group(output, G), _by_group(statistic, G)
+        output, row_statistic = query.new_empty(B, H, I, E), query.new_empty(B, H, I, 1)
+        into, denominators = _by_group(output, G), _by_group(row_statistic, G)
         flat, state = [_by_group(x, G) for x in (query, key, value)], _in_lanes(past).flatten(0, 1)
         for stretch in _Stretch.all_of(B * G, I):
             q, k, v = (stretch.cut(x) for x in flat)
@@ -224,9 +224,9 @@ class _CausalAverages(torch.autograd.Function):
             averages, sums = _averages(torch.bmm(q, before).baddbmm_(pairs, v), E)
             stretch.put(into, averages)
             stretch.put(denominators, sums[..., None])
-        ctx.save_for_backward(query, key, value, past, output, statistic)
-        ctx.mark_non_differentiable(statistic := statistic[..., 0])
-        return output, statistic, state[..., : E + 1].view(past.shape)
+        ctx.save_for_backward(query, key, value, past, output, row_statistic)
+        ctx.mark_non_differentiable(row_statistic := row_statistic[..., 0])
+        return output, row_statistic, state[..., : E + 1].view(past.shape)
 
     @staticmethod
     @once_differentiable
@@ -248,9 +248,9 @@ class _CausalAverages(torch.autograd.Function):
 
 def _of_sums(stretch: _Stretch, of: list[Tensor]) -> Tensor:
     """From the gradient of averages to that of the sums they are made of, ones included."""
-    grad, output, statistic = (stretch.cut(x) for x in of)
-    empty = statistic == 0
-    over = grad / statistic.masked_fill(empty, 1.0)
+    grad, output, row_statistic = (stretch.cut(x) for x in of)
+    empty = row_statistic == 0
+    over = grad / row_statistic.masked_fill(empty, 1.0)
     ones = -(over * output).sum(-1, keepdim=True).masked_fill(empty, 0.0)
     return _in_lanes(torch.cat((over, ones), -1))
 

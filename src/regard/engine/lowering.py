@@ -17,7 +17,7 @@ from regard.engine.problem import Problem
 from regard.pieces.bias import AdditiveBias, Bias, ShawBias, Softcap
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Both, Either, Mask, Not, block_local, causal, window
-from regard.pieces.mask_data import documents, given, global_tokens, random_blocks, where
+from regard.pieces.mask_data import documents, global_tokens, mask_mod, mask_tensor, random_blocks
 from regard.shapes import to_device
 
 #: Whether a pair is allowed, from the indices of batch entry, head, query and key.
@@ -114,8 +114,10 @@ def pairs_of(mask: Mask, problem: Problem) -> PairMask:
 
 
 @pairs_of.register
-def _(mask: where, problem: Problem) -> PairMask:
-    raise NoLowering("the predicate of where(...) may look at more than one pair at once; use regard.given(tensor)")
+def _(mask: mask_mod, problem: Problem) -> PairMask:
+    raise NoLowering(
+        "the predicate of mask_mod(...) may look at more than one pair at once; use regard.mask_tensor(tensor)"
+    )
 
 
 @pairs_of.register
@@ -189,6 +191,6 @@ def _(mask: random_blocks, problem: Problem) -> PairMask:
 
 
 @pairs_of.register
-def _(mask: given, problem: Problem) -> PairMask:
+def _(mask: mask_tensor, problem: Problem) -> PairMask:
     flags = mask.allowed(problem.grid).expand(problem.sizes.B, problem.sizes.H, -1, -1)
     return lambda b, h, q, k: flags[b, h, q, k]

@@ -9,14 +9,14 @@ from functools import cached_property
 from regard.engine.blocked import Blocked, Work
 from regard.engine.dense import Dense
 from regard.engine.flex import Flex
+from regard.engine.formatting import duration, number, rough, size
 from regard.engine.fused import Fused, is_top_left
 from regard.engine.fused import block_of as whole_block
 from regard.engine.linear import LinearEngine
-from regard.engine.machine import seconds
 from regard.engine.problem import Cost, Engine, Problem, Result, empty_result
 from regard.engine.reference import Reference
+from regard.engine.speed_model import seconds
 from regard.engine.transforms import TRANSFORMED, is_transformed
-from regard.engine.words import duration, number, rough, size
 from regard.errors import RegardError, nearest
 from regard.pieces.mask import Both, Either, Mask, Not
 
@@ -40,7 +40,7 @@ class Plan:
     >>> x = torch.zeros(1, 2, 100, 8)
     >>> plan = rg.explain(rg.Attention(), x, x, x, engine="dense")
     >>> plan.engine, plan.cost.pairs, plan.refused["linear"]  # 2 heads of 100 x 100
-    ('dense', 20000, 'it needs a Kernel score with the Sum normaliser')
+    ('dense', 20000, 'it needs a KernelScore with the SumNormalizer')
     """
 
     engine: str
@@ -85,7 +85,7 @@ class Plan:
             f"{attention!r}",
             f"{number(s.I, 'query', 'queries')}, {number(s.J, 'key')}, {number(s.H, 'head')}{sharing} of width "
             f"{s.D}, batch {s.B}.",
-            f"The {self.engine} engine is {who}: it {ENGINES[self.engine].does}. {self.why}",
+            f"The {self.engine} engine is {who}: it {ENGINES[self.engine].description}. {self.why}",
             self._amounts(),
         ]
         lines += [f"Quadratic: {reason}." for reason in self.quadratic]
@@ -164,7 +164,7 @@ def _quadratic(planned: Plan) -> Iterator[str]:
         yield f"all pairs are scored, where sums over keys would take linear time, because of {piece!r}: {reason}"
     if planned.engine == "flex" and not on_gpu(problem):
         yield "FlexAttention holds all scores at once on CPU, where the blocked engine does not"
-    unknown = {type(leaf).__name__ for leaf in leaves(attention.mask) if type(leaf).may is Mask.may}
+    unknown = {type(leaf).__name__ for leaf in leaves(attention.mask) if type(leaf).any_allowed is Mask.any_allowed}
     if unknown and planned.cost.pairs > MANY * problem.sizes.B * problem.sizes.H * problem.sizes.I * problem.sizes.J:
         yield f"{', '.join(sorted(unknown))} tells nothing of its spans, so whatever else the mask leaves is scored"
 

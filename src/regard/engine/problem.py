@@ -16,7 +16,7 @@ from regard.attention import Attention, Prepared, scores, snapshot_around
 from regard.engine.transforms import is_transformed
 from regard.pieces.contents import Skeleton, is_small, take_apart, tensor_snapshot, tensors_of
 from regard.pieces.grid import Grid
-from regard.pieces.normalizer import LearnedSink, Softmax, Statistic
+from regard.pieces.normalizer import LearnedSink, RowStatistic, Softmax
 from regard.positions import Positions
 from regard.shapes import Sizes, grouped_scores, grouped_values
 
@@ -26,7 +26,7 @@ class Problem:
     """The pieces, the tensors and where they stand.
 
     `seed` decides which weights dropout drops, None: no dropout. `state` sums up keys of earlier
-    calls that are not kept (recurrent decoding of kernel scores). `notes` are what engines worked
+    calls that are not kept (recurrent decoding of kernel scores). `plan_cache` are what engines worked
     out while planning, so that running need not do it again.
     """
 
@@ -38,7 +38,7 @@ class Problem:
     sizes: Sizes
     seed: int | None = None
     state: Tensor | None = None
-    notes: dict[str, Any] = field(default_factory=dict, repr=False)
+    plan_cache: dict[str, Any] = field(default_factory=dict, repr=False)
     #: The tensors that the pieces depend on, and the pieces without these tensors.
     piece_tensors: list[Tensor] = field(init=False, repr=False)
     skeleton: Skeleton = field(init=False, repr=False)
@@ -54,10 +54,10 @@ class Problem:
         _ = self.learns, self.learns_bias
 
     @classmethod
-    def solved(cls, *, prepared: Prepared, **facts: Any) -> Self:
+    def from_prepared(cls, *, prepared: Prepared, **facts: Any) -> Self:
         """A problem from queries and keys that are prepared already, and from pieces that were read before."""
         problem = object.__new__(cls)
-        given = {"seed": None, "state": None, "notes": {}, "prepared": prepared}
+        given = {"seed": None, "state": None, "plan_cache": {}, "prepared": prepared}
         vars(problem).update(given, query=prepared.query, key=prepared.key, **facts)
         return problem
 
@@ -113,7 +113,7 @@ class Problem:
         attention = self.skeleton.around(t.detach() for t in self.piece_tensors)
         first = slice(0, 1)
         tile, grid = self.prepared.detach().tile(first, first), self.grid.tile(first, first)
-        weights, _ = attention.normalizer.rows(scores(attention, tile, grid), grid.key.new_zeros(1))
+        weights, _ = attention.normalizer.normalize_rows(scores(attention, tile, grid), grid.key.new_zeros(1))
         return weights.requires_grad
 
     def tensors(self) -> list[Tensor]:
@@ -153,7 +153,7 @@ class Outline:
         count = len(self.on_rows) - 1
         prepared, piece_tensors = self._prepared.with_tensors(rest[:count]), rest[count:]
         attention = self._facts["skeleton"].around(piece_tensors)
-        return Problem.solved(
+        return Problem.from_prepared(
             **self._facts, attention=attention, prepared=prepared, value=value, piece_tensors=piece_tensors
         )
 
@@ -163,7 +163,7 @@ class Result:
     """The output (B, H, I, E), the row statistic (None where the kernel does not tell it), a new state."""
 
     output: Tensor
-    statistic: Statistic | None
+    row_statistic: RowStatistic | None
     state: Tensor | None = None
 
 
@@ -186,7 +186,7 @@ class Engine(ABC):
     """Base: an engine runs a problem exactly, or says why it cannot. It never falls back silently."""
 
     name: str
-    does: str
+    description: str
 
     @abstractmethod
     def refusal(self, problem: Problem) -> str | None:

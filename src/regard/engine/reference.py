@@ -38,7 +38,7 @@ class Reference(Engine):
     """The definition, run."""
 
     name = "reference"
-    does = "follows the definition in NumPy, in float64, one head at a time"
+    description = "follows the definition in NumPy, in float64, one head at a time"
 
     def refusal(self, problem: Problem) -> str | None:
         if problem.learns:
@@ -145,7 +145,7 @@ def _(piece: score.Concat, q: Array, k: Array, h: int) -> Array:
 
 
 @compare.register
-def _(piece: kernel.Kernel, q: Array, k: Array, h: int) -> Array:
+def _(piece: kernel.KernelScore, q: Array, k: Array, h: int) -> Array:
     return features(piece.features, q) @ features(piece.features, k).T
 
 
@@ -335,13 +335,13 @@ def _(piece: mask_data.random_blocks, place: Place) -> Array:
 
 
 @attends.register
-def _(piece: mask_data.where, place: Place) -> Array:
+def _(piece: mask_data.mask_mod, place: Place) -> Array:
     b, h, i, j = (torch.as_tensor(x) for x in (place.b, place.h, place.i, place.j))
     return np.asarray(piece.predicate(b, h, i, j))
 
 
 @attends.register
-def _(piece: mask_data.given, place: Place) -> Array:
+def _(piece: mask_data.mask_tensor, place: Place) -> Array:
     t = piece.tensor[(None,) * (4 - piece.tensor.ndim)]
     full = np.asarray(t[place.b % len(t), place.h % t.shape[1]].cpu())
     return full[place.i - (full.shape[1] - full.shape[0]), place.j]
@@ -412,7 +412,7 @@ def _(piece: normalizer.Hardmax, s: Array, may: Array, h: int) -> Array:
 
 
 @normalize.register
-def _(piece: normalizer.Sum, s: Array, may: Array, h: int) -> Array:
+def _(piece: normalizer.SumNormalizer, s: Array, may: Array, h: int) -> Array:
     s = np.where(may, s, 0.0)
     total = s.sum(1, keepdims=True)
     return np.divide(s, total, out=np.zeros_like(s), where=total != 0)

@@ -8,7 +8,7 @@ from torch import Tensor
 from regard.attention import Attention, Prepared, scores
 from regard.pieces.dropout import kept
 from regard.pieces.grid import Grid
-from regard.pieces.normalizer import Statistic, has_log_total, is_coarse
+from regard.pieces.normalizer import RowStatistic, has_logsumexp, is_coarse
 from regard.positions import Positions
 from regard.shapes import as_slice, at_least_float32, grouped_values, has_numbers, to_device, without_autocast
 from regard.spans import Spans
@@ -17,7 +17,7 @@ from regard.spans import Spans
 REFINED_BYTES = 48 << 20
 
 
-def solve_rows(
+def attend_rows(
     attention: Attention,
     tile: Prepared,
     value: Tensor,
@@ -27,28 +27,28 @@ def solve_rows(
     masked: bool = True,
     dropout: float = 0.0,
     seed: int = 0,
-) -> tuple[Tensor, Statistic]:
+) -> tuple[Tensor, RowStatistic]:
     """Whole rows: every key they may attend to is in `tile`, at key indices `columns`."""
     s = scores(attention, tile, grid, masked)
-    weights, statistic = attention.normalizer.rows(s, columns)
+    weights, row_statistic = attention.normalizer.normalize_rows(s, columns)
     if dropout:
         weights = weights * kept(grid, dropout, seed) / (1 - dropout)
     with without_autocast(value.device):  # it would round the weights
         output = grouped_values(weights, at_least_float32(value).to(weights.dtype)).to(value.dtype)
-    return output, tuple(t.detach() for t in statistic)
+    return output, tuple(t.detach() for t in row_statistic)
 
 
 @torch.no_grad()
 def in_full(
-    attention: Attention, prepared: Prepared, positions: Positions, grid: Grid, statistic: Statistic
-) -> Statistic:
+    attention: Attention, prepared: Prepared, positions: Positions, grid: Grid, row_statistic: RowStatistic
+) -> RowStatistic:
     """The statistic with its remainder, where a kernel told the log-sum-exp alone.
 
     The scores of a row are computed again only if its log-sum-exp is too large to be precise.
     """
-    if len(statistic) > 1 or not has_log_total(attention.normalizer):
-        return statistic
-    total, remainder = statistic[0], torch.zeros_like(statistic[0])
+    if len(row_statistic) > 1 or not has_logsumexp(attention.normalizer):
+        return row_statistic
+    total, remainder = row_statistic[0], torch.zeros_like(row_statistic[0])
     coarse = is_coarse(total).flatten(0, 1).any(0)
     if not has_numbers(coarse) or not len(rows := coarse.nonzero().flatten().cpu()):
         return total, remainder
@@ -60,16 +60,18 @@ def in_full(
     return total, remainder
 
 
-def _log_total(attention: Attention, prepared: Prepared, positions: Positions, grid: Grid, rows: Tensor) -> Statistic:
+def _log_total(
+    attention: Attention, prepared: Prepared, positions: Positions, grid: Grid, rows: Tensor
+) -> RowStatistic:
     """The statistic of some rows, by indices on the host, from the scores of all keys they may attend to."""
     first, last = int(rows[0]) + positions.start, int(rows[-1]) + positions.start
     mask, keys = attention.mask, Spans.of((0, grid.key.numel()))
     if mask is not None:
-        keys = positions.columns(mask.may(first, last + 1))
+        keys = positions.columns(mask.any_allowed(first, last + 1))
     i = at if (at := as_slice(rows)) is not None else to_device(rows, grid.device)
     columns = keys.tensor(grid.device)
     s = scores(attention, prepared.tile(i, columns), grid.tile(i, keys))
-    return attention.normalizer.statistic(s, columns)
+    return attention.normalizer.row_statistic(s, columns)
 
 
 class Collected:
@@ -88,12 +90,12 @@ class Collected:
         """Whether every row of every batch entry was written."""
         return self._written == self.num_entries * self.num_rows
 
-    def write(self, rows: slice, statistic: Statistic, entries: slice = slice(None)) -> None:
+    def write(self, rows: slice, row_statistic: RowStatistic, entries: slice = slice(None)) -> None:
         """The statistic of some rows of some batch entries."""
         self._written += (rows.stop - rows.start) * len(range(self.num_entries)[entries])
         if not self._tensors:
-            self._tensors = [self._unfilled(t, t.shape[3:]) for t in statistic]
-        for number, part in enumerate(statistic):
+            self._tensors = [self._unfilled(t, t.shape[3:]) for t in row_statistic]
+        for number, part in enumerate(row_statistic):
             mine = self._tensors[number]
             if part.ndim == 4 and part.shape[3] > mine.shape[3]:
                 wider = self._unfilled(part, part.shape[3:])
@@ -106,5 +108,5 @@ class Collected:
         """-1 where a narrower block keeps fewer indices."""
         return like.new_full((self.num_entries, like.shape[1], self.num_rows, *width), -1)
 
-    def tensors(self) -> Statistic:
+    def tensors(self) -> RowStatistic:
         return tuple(self._tensors)

@@ -1,7 +1,7 @@
 """Attention maps, heads and backends of Hugging Face models. transformers is imported when it is first used."""
 
 from regard.hf.backend import register
-from regard.hf.capture import Watched, watch
+from regard.hf.capture import WatchedAttention, watch
 from regard.hf.heads import CurvePoint, Importance, Pruned, PruningCurve, gated, importance, prune, pruning_curve
 from regard.hf.text_reader import TextReader, TextResult
 
@@ -12,7 +12,7 @@ __all__ = [
     "PruningCurve",
     "TextReader",
     "TextResult",
-    "Watched",
+    "WatchedAttention",
     "gated",
     "importance",
     "prune",

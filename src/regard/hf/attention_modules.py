@@ -13,10 +13,10 @@ from typing import Any
 
 from torch import nn
 
+from regard.attention_output import attend
 from regard.closures import closure_values
 from regard.errors import RegardError, nearest
 from regard.nn import Attends
-from regard.seen import attend
 from regard.stats.numbering import layer_number
 
 #: Names of projections that attention modules have.

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.attention_output import attend
 from regard.errors import RegardError
 from regard.hf.calls import Call, Masks, Untranslatable, translate
 from regard.hf.masks.span_masks import OURS, spans_mask
-from regard.seen import attend
 
 #: Masks and biases that the layers of a model share, read once a forward.
 _masks = Masks()

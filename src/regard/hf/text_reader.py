@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.hf.capture import Watched, watch
+from regard.hf.capture import WatchedAttention, watch
 from regard.hf.models import load_model
 from regard.maps import AttentionMap, Fold
 from regard.stats import (
     Profile,
-    Reading,
     RoleTable,
+    TextReading,
     layer_numbers,
     mask_findings,
     probe_tokens,
@@ -56,7 +56,7 @@ class TextResult:
     (['[CLS]', 'the', 'cat', 'sat', '.', '[SEP]'], {}, True)
     """
 
-    reading: Reading
+    reading: TextReading
     missing: dict[str, str]
     error: float | None
     charts: list[dict[str, Any]] = field(default_factory=list)
@@ -73,7 +73,7 @@ class _ChosenMaps:
 
     maps: dict[str, AttentionMap]
     numbers: list[int]
-    seen: Watched
+    seen: WatchedAttention
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +119,7 @@ class TextReader:
         chosen = self._watch(inputs, layers)
         errors = [check.error for check in chosen.seen.verify().values() if check.error is not None]
         title = title or _in_one_line(text)
-        reading = Reading.of(title, chosen.maps, self._labels(ids), self.special(ids), chosen.numbers, also=also)
+        reading = TextReading.of(title, chosen.maps, self._labels(ids), self.special(ids), chosen.numbers, also=also)
         masks = mask_findings(chosen.maps, causal=self._claims_causal(chosen.maps), numbers=chosen.numbers)
         reading = replace(reading, roles=self._roles(chosen, inputs, layers), masks=masks)
         return TextResult(reading, chosen.seen.missing | self._skipped_decoder(), max(errors, default=None))
@@ -313,7 +313,7 @@ def _in_one_line(text: str, width: int = 76) -> str:
     return line if len(line) <= width else line[: width - 1].rsplit(" ", 1)[0] + "…"
 
 
-def _chosen(seen: Watched, layers: Sequence[int] | None) -> _ChosenMaps:
+def _chosen(seen: WatchedAttention, layers: Sequence[int] | None) -> _ChosenMaps:
     maps = seen.maps
     names = dict(zip(layer_numbers(maps), maps, strict=True))
     wanted = list(names) if layers is None else list(layers)

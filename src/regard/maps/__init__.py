@@ -1,7 +1,7 @@
 """The weights of an attention on demand, and statistics that stream over them."""
 
 from regard.maps.attention_map import AttentionMap
-from regard.maps.folds import Distance, Entropy, Fold, Links, Mass, Pool, Received, Similarity, Tile, Top
+from regard.maps.folds import Distance, Entropy, Fold, KeyTotals, Links, MassOn, Pool, Similarity, Tile, TopLinks
 from regard.maps.ring_map import RingMap
 
 __all__ = [
@@ -9,12 +9,12 @@ __all__ = [
     "Distance",
     "Entropy",
     "Fold",
+    "KeyTotals",
     "Links",
-    "Mass",
+    "MassOn",
     "Pool",
-    "Received",
     "RingMap",
     "Similarity",
     "Tile",
-    "Top",
+    "TopLinks",
 ]

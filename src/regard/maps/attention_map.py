@@ -17,16 +17,16 @@ from regard.display import viewer
 from regard.engine.blocks import blocks
 from regard.engine.rows import Collected, in_full
 from regard.errors import RegardError
-from regard.maps.folds import Distance, Entropy, Fold, Links, Mass, Pool, Received, Similarity, Tile, Top
+from regard.maps.folds import Distance, Entropy, Fold, KeyTotals, Links, MassOn, Pool, Similarity, Tile, TopLinks
 from regard.maps.indices import Index, OutOfRange, indices
 from regard.pieces.grid import Grid
-from regard.pieces.normalizer import Statistic, add_log_sums, has_log_total
+from regard.pieces.normalizer import RowStatistic, add_log_sums, has_logsumexp
 from regard.positions import Positions
 from regard.shapes import as_slice, at_least_float32, to_device
 from regard.spans import Spans
 
 #: The keys of a tile, and those of them the mask is undecided about.
-Part = tuple[slice, Spans]
+TileKeys = tuple[slice, Spans]
 
 #: Largest dense result, in bytes, that is given without being asked for by budget.
 BUDGET = 1 << 30
@@ -59,11 +59,16 @@ class AttentionMap:
     """
 
     def __init__(
-        self, attention: Attention, prepared: Prepared, positions: Positions, grid: Grid, statistic: Statistic | None
+        self,
+        attention: Attention,
+        prepared: Prepared,
+        positions: Positions,
+        grid: Grid,
+        row_statistic: RowStatistic | None,
     ) -> None:
         self.attention, self.positions, self.grid = snapshot(attention), positions, grid
         self._prepared = prepared.detach()
-        self._statistic = statistic
+        self._row_statistic = row_statistic
         self._versions = self._current_versions()
 
     def _current_versions(self) -> list[int]:
@@ -98,43 +103,43 @@ class AttentionMap:
 
     @cached_property
     @torch.no_grad()
-    def statistic(self) -> Statistic:
+    def row_statistic(self) -> RowStatistic:
         """The row statistic r, (B, H, I, ...) each: for softmax the natural log-sum-exp and what its rounding took."""
         self._check_unchanged()
-        if self._statistic is not None:
-            return in_full(self.attention, self._prepared, self.positions, self.grid, self._statistic)
+        if self._row_statistic is not None:
+            return in_full(self.attention, self._prepared, self.positions, self.grid, self._row_statistic)
         if 0 in self.shape:
             return self._of_empty_rows()
-        return self._of_parts() if has_log_total(self.attention.normalizer) else self._of_whole_rows()
+        return self._of_parts() if has_logsumexp(self.attention.normalizer) else self._of_whole_rows()
 
-    def _of_empty_rows(self) -> Statistic:
+    def _of_empty_rows(self) -> RowStatistic:
         """The statistic of empty rows, computed from one masked key."""
         normalizer = self.attention.normalizer
         masked = self._prepared.query.new_full((*self.shape[:3], 1), normalizer.masked_score, dtype=self._dtype)
-        return normalizer.statistic(masked, torch.zeros(1, dtype=torch.int64, device=self.device))
+        return normalizer.row_statistic(masked, torch.zeros(1, dtype=torch.int64, device=self.device))
 
     @property
     def _dtype(self) -> torch.dtype:
         """The dtype of the weights."""
         return at_least_float32(self._prepared.query).dtype
 
-    def _of_parts(self) -> Statistic:
+    def _of_parts(self) -> RowStatistic:
         """The statistic where it is the log of a sum, which adds up from tile to tile."""
         collected = Collected(self.shape[0], self.shape[2])
         for rows, parts in self._strips():
             collected.write(rows, self._total(rows, (self._tile_scores(rows, *part) for part in parts)))
         return collected.tensors()
 
-    def _total(self, rows: slice, scores: Iterable[Tensor]) -> Statistic:
+    def _total(self, rows: slice, scores: Iterable[Tensor]) -> RowStatistic:
         """The statistic of some queries from the scores of their tiles, where it is the log of a sum."""
         normalizer, query = self.attention.normalizer, self._prepared.query[:, :, rows, 0]
-        assert has_log_total(normalizer)
+        assert has_logsumexp(normalizer)
         none = torch.full_like(query, -torch.inf, dtype=at_least_float32(query).dtype)
         return normalizer.with_sink(
-            reduce(add_log_sums, map(normalizer.log_total, scores), (none, torch.zeros_like(none)))
+            reduce(add_log_sums, map(normalizer.logsumexp, scores), (none, torch.zeros_like(none)))
         )
 
-    def _of_whole_rows(self) -> Statistic:
+    def _of_whole_rows(self) -> RowStatistic:
         """The statistic where it takes all scores of a row at once, as a threshold does."""
         B, H, I, J = self.shape
         size = max(1, min(TILE[0], WORKSPACE // (B * H * J * self._bytes_per_weight)))
@@ -143,7 +148,7 @@ class AttentionMap:
             columns = block.columns.tensor(self.device)
             tile, grid = self._prepared.tile(block.rows, columns), self.grid.tile(block.rows, columns)
             s = scores(self.attention, tile, grid, masked=not block.full)
-            collected.write(block.rows, self.attention.normalizer.statistic(s, columns))
+            collected.write(block.rows, self.attention.normalizer.row_statistic(s, columns))
         return collected.tensors()
 
     @property
@@ -232,8 +237,8 @@ class AttentionMap:
         head = indices("weights.select", "head", head, self.shape[1])
         near = to_device(batch, self.device), to_device(head, self.device)
         grid = replace(self.grid, batch=self.grid.batch[near[0]], head=self.grid.head[near[1]])
-        statistic = tuple(t[near[0]][:, near[1]] for t in self.statistic)
-        return AttentionMap(self.attention, self._prepared.select(batch, head), self.positions, grid, statistic)
+        row_statistic = tuple(t[near[0]][:, near[1]] for t in self.row_statistic)
+        return AttentionMap(self.attention, self._prepared.select(batch, head), self.positions, grid, row_statistic)
 
     def _within_budget(self, size: int, budget: int) -> None:
         if size > budget:
@@ -250,7 +255,7 @@ class AttentionMap:
         columns, keys = to_device(cols, self.device), Spans.union((j, j + 1) for j in cols.tolist())
         i, j = (at if (at := as_slice(x)) is not None else to_device(x, self.device) for x in (rows, cols))
         s = scores(self.attention, self._prepared.tile(i, j), self.grid.tile(i, keys))
-        return self.attention.normalizer.weights(s, tuple(t[:, :, i] for t in self.statistic), columns)
+        return self.attention.normalizer.weights(s, tuple(t[:, :, i] for t in self.row_statistic), columns)
 
     # Streaming statistics
 
@@ -263,7 +268,7 @@ class AttentionMap:
 
         >>> import torch, regard as rg
         >>> seen = rg.attend(rg.Attention(), *(torch.randn(1, 2, 5, 4) for _ in range(3)))
-        >>> entropy, received = seen.weights.summarize(rg.Entropy(), rg.Received())
+        >>> entropy, received = seen.weights.summarize(rg.Entropy(), rg.KeyTotals())
         """
         states = {fold: fold.init(self.shape, self.device) for fold in folds}
         for tile in self.tiles():
@@ -284,42 +289,44 @@ class AttentionMap:
             for (cols, undecided), (weights, logs) in zip(parts, self._looks(rows, parts, collected), strict=True):
                 yield Tile(weights, logs, rows, cols, self.grid.tile(rows, cols), undecided)
         if collected.is_complete:
-            self.statistic = collected.tensors()
+            self.row_statistic = collected.tensors()
 
-    def _strips(self) -> Iterator[tuple[slice, list[Part]]]:
+    def _strips(self) -> Iterator[tuple[slice, list[TileKeys]]]:
         """Stretches of queries with the keys of each of their tiles."""
         for rows, may, every in self._row_blocks():
             yield rows, [(cols, Spans.of((cols.start, cols.stop)) & ~every) for cols in _cut(may, TILE[1])]
 
-    def _looks(self, rows: slice, parts: list[Part], collected: Collected) -> Iterator[tuple[Tensor, Tensor | None]]:
+    def _looks(
+        self, rows: slice, parts: list[TileKeys], collected: Collected
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Weights of the tiles of some queries, and their logarithms where those are cheap.
 
         If the statistic has to be found first, the scores of all tiles are kept meanwhile, as long as they are few.
         """
         normalizer = self.attention.normalizer
-        few = len(parts) <= STRIP if has_log_total(normalizer) else len(parts) == 1
+        few = len(parts) <= STRIP if has_logsumexp(normalizer) else len(parts) == 1
         if self._is_solved or not few:
-            statistic = tuple(t[:, :, rows] for t in self.statistic)
+            row_statistic = tuple(t[:, :, rows] for t in self.row_statistic)
             for part in parts:
-                yield normalizer.look(self._tile_scores(rows, *part), statistic, self._columns(part))
+                yield normalizer.tile_weights(self._tile_scores(rows, *part), row_statistic, self._columns(part))
             return
         kept = [self._tile_scores(rows, *part) for part in parts]
         if len(parts) == 1:
-            weights, logs, statistic = normalizer.solve(kept[0], self._columns(parts[0]))
-            collected.write(rows, statistic)
+            weights, logs, row_statistic = normalizer.normalize_with_logs(kept[0], self._columns(parts[0]))
+            collected.write(rows, row_statistic)
             yield weights, logs
             return
-        collected.write(rows, statistic := self._total(rows, kept))
+        collected.write(rows, row_statistic := self._total(rows, kept))
         for part, s in zip(parts, kept, strict=True):
-            yield normalizer.look(s, statistic, self._columns(part))
+            yield normalizer.tile_weights(s, row_statistic, self._columns(part))
 
-    def _columns(self, part: Part) -> Tensor:
+    def _columns(self, part: TileKeys) -> Tensor:
         return torch.arange(part[0].start, part[0].stop, device=self.device)
 
     @property
     def _is_solved(self) -> bool:
         """Whether the row statistic is known without another pass."""
-        return self._statistic is not None or "statistic" in self.__dict__
+        return self._row_statistic is not None or "row_statistic" in self.__dict__
 
     def _row_blocks(self) -> Iterator[tuple[slice, Spans, Spans]]:
         """Stretches of queries, the keys that some of them may see, and those that all of them do.
@@ -334,12 +341,12 @@ class AttentionMap:
             while height > 1 and height * min(len(may), TILE[1]) > size:
                 height //= 2
                 rows, may = self._stretch(top, height)
-            yield rows, may, self._spans("all", rows)
+            yield rows, may, self._spans("all_allowed", rows)
             top, height = rows.stop, min(2 * height, TILE[0])
 
     def _stretch(self, top: int, height: int) -> tuple[slice, Spans]:
         rows = slice(top, min(top + height, self.shape[2]))
-        return rows, self._spans("may", rows).gaps_up_to(GAP)
+        return rows, self._spans("any_allowed", rows).gaps_up_to(GAP)
 
     def _spans(self, question: str, rows: slice) -> Spans:
         """The mask's answer for a stretch of queries, as indices of keys."""
@@ -369,11 +376,11 @@ class AttentionMap:
 
     def top(self, k: int = 1) -> Links:
         """The k strongest weights of every row and the keys they point at; (B, H, I, k) each."""
-        return self.summarize(Top(k))[0]
+        return self.summarize(TopLinks(k))[0]
 
     def received(self) -> Tensor:
         """How much every key is looked at, summed over queries; (B, H, J)."""
-        return self.summarize(Received())[0]
+        return self.summarize(KeyTotals())[0]
 
     def distance(self) -> Tensor:
         """Mean distance |i - j| that every query looks over, in positions; (B, H, I)."""
@@ -381,7 +388,7 @@ class AttentionMap:
 
     def mass(self, keys: Tensor | list[int]) -> Tensor:
         """Weight that every query puts on chosen keys (indices or booleans); (B, H, I)."""
-        return self.summarize(Mass(keys))[0]
+        return self.summarize(MassOn(keys))[0]
 
     def pool(self, rows: int = 64, cols: int = 64) -> Tensor:
         """The whole map in rows x cols cells; (B, H, rows, cols)."""

@@ -24,7 +24,7 @@ def is_dot(weights: AttentionMap) -> bool:
     scale = attention.score.scale(weights._prepared.query.shape[-1])
     plain = isinstance(attention.normalizer, Softmax | LearnedSink) and not attention.bias
     one = attention.mask is None or attention.mask.allowed(weights.grid.tile(slice(0, 1), slice(0, 1))).shape[1] == 1
-    return scale is not None and plain and one and not some_coarse(weights.statistic[0])
+    return scale is not None and plain and one and not some_coarse(weights.row_statistic[0])
 
 
 def scaled(weights: AttentionMap) -> tuple[Tensor, Tensor, Tensor]:
@@ -33,9 +33,9 @@ def scaled(weights: AttentionMap) -> tuple[Tensor, Tensor, Tensor]:
     query = at_least_float32(prepared.query)
     scale = scale_of_heads(attention.score, query, weights.grid)
     assert scale is not None
-    empty = weights.statistic[0].isneginf()
+    empty = weights.row_statistic[0].isneginf()
     return (
         (query[0] * (scale / attention.normalizer.temperature)).float(),  # type: ignore[union-attr]
         prepared.key[0].float(),
-        weights.statistic[0].masked_fill(empty, 0.0)[0].float(),
+        weights.row_statistic[0].masked_fill(empty, 0.0)[0].float(),
     )

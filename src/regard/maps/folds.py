@@ -121,7 +121,7 @@ class Links(NamedTuple):
 
     >>> import torch, regard as rg
     >>> x = 20 * torch.eye(3).expand(1, 1, 3, 3)
-    >>> weights, keys = rg.attend(rg.Attention(), x, x, x).weights.summarize(rg.Top(1))[0]
+    >>> weights, keys = rg.attend(rg.Attention(), x, x, x).weights.summarize(rg.TopLinks(1))[0]
     >>> keys.flatten().tolist(), weights.shape
     ([0, 1, 2], torch.Size([1, 1, 3, 1]))
     """
@@ -132,12 +132,12 @@ class Links(NamedTuple):
 
 @checked
 @dataclass(frozen=True)
-class Top(Fold):
+class TopLinks(Fold):
     """The k strongest weights of every row and where they point; -1 where a row has fewer.
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 1, 2, 8)
-    >>> rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights.summarize(rg.Top(2))[0].keys[0, 0, 0]
+    >>> rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights.summarize(rg.TopLinks(2))[0].keys[0, 0, 0]
     tensor([ 0, -1])
     """
 
@@ -185,12 +185,12 @@ def greatest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Received(Fold):
+class KeyTotals(Fold):
     """sum_i w_ij: how much every key is looked at; (B, H, J).
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 2, 8)
-    >>> rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights.summarize(rg.Received())[0]
+    >>> rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights.summarize(rg.KeyTotals())[0]
     tensor([[[1.5000, 0.5000]]])
     """
 
@@ -221,12 +221,12 @@ class Distance(Fold):
 
 @checked
 @dataclass(frozen=True, eq=False)
-class Mass(Fold):
+class MassOn(Fold):
     """sum of w_ij over chosen keys: indices, or a boolean vector (J,) or (B, J); (B, H, I).
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 4, 8)
-    >>> rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights.summarize(rg.Mass([0, 1]))[0]
+    >>> rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights.summarize(rg.MassOn([0, 1]))[0]
     tensor([[[1.0000, 1.0000, 0.6667, 0.5000]]])
     """
 

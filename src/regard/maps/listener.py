@@ -13,12 +13,12 @@ from regard.maps.attention_map import AttentionMap
 
 
 class Listener(Protocol):
-    """An object that is given every attention map: `told` is called with the module, if known, and the map.
+    """An object that is given every attention map: `on_attention` is called with the module, if known, and the map.
 
     >>> import torch, regard as rg
     >>> class Counter:
     ...     heads = 0
-    ...     def told(self, module, weights):
+    ...     def on_attention(self, module, weights):
     ...         self.heads += weights.shape[1]
     >>> counter, attention = Counter(), rg.nn.MultiHeadAttention(8, 2)
     >>> with rg.nn.listeners.to(counter):
@@ -27,7 +27,7 @@ class Listener(Protocol):
     2
     """
 
-    def told(self, module: nn.Module | None, weights: AttentionMap) -> None: ...
+    def on_attention(self, module: nn.Module | None, weights: AttentionMap) -> None: ...
 
 
 class Listeners:
@@ -61,4 +61,4 @@ class Listeners:
         if self._following:
             attention_map = weights()
             for listener in self._following:
-                listener.told(module, attention_map)
+                listener.on_attention(module, attention_map)

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from regard.attention import Prepared
 from regard.engine.problem import Result
-from regard.engine.ring import Turn
+from regard.engine.ring import RingCall
 from regard.engine.ring.digests import Contents, digest, words
-from regard.engine.ring.part import Part
+from regard.engine.ring.kv_chunk import KVChunk
 from regard.errors import RegardError
 from regard.maps.attention_map import BUDGET, AttentionMap
 from regard.maps.folds import Fold, Tile
 from regard.maps.indices import Index, indices
 from regard.pieces.grid import Grid
-from regard.pieces.normalizer import Statistic
+from regard.pieces.normalizer import RowStatistic
 from regard.positions import Positions
 from regard.shapes import to_device
 from regard.spans import Spans
@@ -36,25 +36,25 @@ class RingMap(AttentionMap):
     Every look is collective: all ranks have to ask for the same, in the same order, and all get the answer; if they
     ask for different things, all are told which rank asks for what. A tile is computed from the rows and columns that
     are asked for, which their owners send; a statistic takes one more turn of the ring, each rank folds the tiles of
-    its own queries, and the states are merged. `statistic` is of this rank's queries.
+    its own queries, and the states are merged. `row_statistic` is of this rank's queries.
 
     >>> import torch, torch.distributed as dist, regard as rg
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one
     >>> x = torch.zeros(1, 1, 4, 8)
     >>> weights = rg.attend(rg.Attention(), x, x, x, engine="ring").weights
-    >>> weights.shape, weights.summarize(rg.Received())[0].tolist()
+    >>> weights.shape, weights.summarize(rg.KeyTotals())[0].tolist()
     ((1, 1, 4, 4), [[[1.0, 1.0, 1.0, 1.0]]])
     >>> dist.destroy_process_group()
     """
 
-    def __init__(self, turn: Turn, result: Result) -> None:
-        own = turn.own.snapshot()
-        super().__init__(own.attention, own.prepared, own.positions, own.grid, result.statistic)
-        self._turn = replace(turn, own=own)
+    def __init__(self, ring_call: RingCall, result: Result) -> None:
+        own = ring_call.own.snapshot()
+        super().__init__(own.attention, own.prepared, own.positions, own.grid, result.row_statistic)
+        self._ring_call = replace(ring_call, own=own)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        queries, keys = (sum(map(len, held)) for held in (self._turn.route.queries, self._turn.route.keys))
+        queries, keys = (sum(map(len, held)) for held in (self._ring_call.route.queries, self._ring_call.route.keys))
         return len(self.grid.batch), len(self.grid.head), queries, keys
 
     @torch.no_grad()
@@ -81,31 +81,31 @@ class RingMap(AttentionMap):
         try:
             return super()._axes(index)
         except RegardError as error:
-            self._turn.exchange.agree("weights", error)
+            self._ring_call.exchange.agree("weights", error)
             raise
 
     def _agree(self, look: str, ask: Callable[[], str]) -> None:
         """The handshake of a look at the weights: what a rank refuses, all ranks raise. Collective."""
         request: Mapping[str, str] | RegardError
         try:
-            request = {"map": f"that of attend number {self._turn.number}", "look": f"{look} {ask()}"}
+            request = {"map": f"that of attend number {self._ring_call.number}", "look": f"{look} {ask()}"}
             self._check_unchanged()
         except RegardError as error:
             request = error
-        self._turn.exchange.agree("weights", request)
+        self._ring_call.exchange.agree("weights", request)
 
     def _fetched(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> AttentionMap:
         """The map of some queries and keys, which the ranks that hold them send."""
-        prepared, route = self._prepared.select(b, h), self._turn.route
+        prepared, route = self._prepared.select(b, h), self._ring_call.route
         i, j = i + self._first(route.queries), j + self._first(route.keys)
         on_rows = prepared.on_rows()
         tensors = [
             self._sent(t, i, route.queries) if is_row else self._sent(t, j, route.keys)
             for t, is_row in zip(prepared.tensors(), on_rows, strict=True)
         ]
-        statistic = tuple(self._sent(t[b][:, h], i, route.queries) for t in self.statistic)
+        row_statistic = tuple(self._sent(t[b][:, h], i, route.queries) for t in self.row_statistic)
         grid = Grid(self.grid.batch[b], self.grid.head[h], i, j)
-        return AttentionMap(self.attention, prepared.with_tensors(tensors), self.positions, grid, statistic)
+        return AttentionMap(self.attention, prepared.with_tensors(tensors), self.positions, grid, row_statistic)
 
     @staticmethod
     def _first(held: Any) -> int:
@@ -113,7 +113,7 @@ class RingMap(AttentionMap):
 
     def _sent(self, mine: Tensor, wanted: Tensor, held: Any) -> Tensor:
         """Slices of axis 2 at some positions, from the ranks that hold them."""
-        exchange = self._turn.exchange
+        exchange = self._ring_call.exchange
         found = [torch.isin(wanted, share.tensor(self.device)).nonzero().flatten() for share in held]
         places = torch.searchsorted(held[exchange.rank].tensor(self.device), wanted[found[exchange.rank]])
         together = exchange.gathered(mine.index_select(2, places), [len(places) for places in found])
@@ -132,7 +132,7 @@ class RingMap(AttentionMap):
         for tile in self._own_tiles():
             for fold, state in states.items():
                 fold.add(state, tile)
-        everyone = self._turn.exchange.collected([[t.cpu() for t in states[fold]] for fold in folds])
+        everyone = self._ring_call.exchange.collected([[t.cpu() for t in states[fold]] for fold in folds])
         merged = [reduce(fold.merge, found) for fold, found in zip(folds, zip(*everyone, strict=True), strict=True)]
         on_device = [[t.to(self.device) for t in state] for state in merged]
         return tuple(fold.finish(state) for fold, state in zip(folds, on_device, strict=True))
@@ -148,31 +148,31 @@ class RingMap(AttentionMap):
         yield from self._own_tiles()
 
     def _own_tiles(self) -> Iterator[Tile]:
-        turn = self._turn
-        shared = [turn.own.value[..., :0], *self._prepared.tensors()]
-        visits = turn.visits(turn.keys(shared))
+        ring_call = self._ring_call
+        shared = [ring_call.own.value[..., :0], *self._prepared.tensors()]
+        visits = ring_call.visits(ring_call.keys(shared))
         try:
             for step, came in visits:
-                for rows, _, part in turn.parts(step, turn.with_keys(shared, came)) if came else ():
-                    yield from self._of_rows(rows, part)
+                for rows, _, chunk in ring_call.chunks(step, ring_call.with_keys(shared, came)) if came else ():
+                    yield from self._of_rows(rows, chunk)
         except GeneratorExit:
             for _ in visits:
                 pass
             raise
 
-    def _of_rows(self, rows: slice, part: Part) -> Iterator[Tile]:
+    def _of_rows(self, rows: slice, chunk: KVChunk) -> Iterator[Tile]:
         """The tiles of one stretch of queries with the keys that came, each stretch of keys by itself."""
-        route = self._turn.route
-        for place, keys in _stretches(part.positions.keys):
-            of_keys = self._of_part(part.prepared.tile(slice(None), place), part.positions.start, rows, keys)
-            row, col = part.positions.start - self._first(route.queries), keys.intervals[0][0]
+        route = self._ring_call.route
+        for place, keys in _stretches(chunk.positions.keys):
+            of_keys = self._of_part(chunk.prepared.tile(slice(None), place), chunk.positions.start, rows, keys)
+            row, col = chunk.positions.start - self._first(route.queries), keys.intervals[0][0]
             yield from (_moved(tile, row, col - self._first(route.keys)) for tile in of_keys.tiles())
 
     def _of_part(self, prepared: Prepared, start: int, rows: slice | Tensor, keys: Spans) -> AttentionMap:
         """The map of one stretch of this rank's queries against one stretch of keys."""
-        statistic: Statistic = tuple(t[:, :, rows] for t in self.statistic)
+        row_statistic: RowStatistic = tuple(t[:, :, rows] for t in self.row_statistic)
         grid = Grid(self.grid.batch, self.grid.head, self.grid.query[rows], keys.tensor(self.device))
-        return AttentionMap(self.attention, prepared, Positions(start, keys), grid, statistic)
+        return AttentionMap(self.attention, prepared, Positions(start, keys), grid, row_statistic)
 
     def select(self, batch: Tensor, head: Tensor) -> NoReturn:
         """Refused: choose while looking, weights[batch, head]."""

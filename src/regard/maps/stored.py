@@ -26,7 +26,7 @@ from regard.pieces.bias import Bias
 from regard.pieces.grid import Grid
 from regard.pieces.kernel import FeatureMap
 from regard.pieces.mask import Mask
-from regard.pieces.normalizer import Normalizer, Statistic
+from regard.pieces.normalizer import Normalizer, RowStatistic
 from regard.pieces.position import Position, Scaling
 from regard.pieces.score import Score
 from regard.positions import Positions
@@ -61,10 +61,10 @@ class Unchanged(Normalizer):
 
     row_sum = None
 
-    def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
+    def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         return (scores.sum(-1),)
 
-    def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
+    def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
         return scores
 
 
@@ -140,7 +140,7 @@ def _as_table(weights: AttentionMap, reason: Exception) -> AttentionMap:
     if size > LARGEST_TABLE:
         raise RegardError(
             f"save_map: {reason}, and all weights take {size / 2**20:,.0f} MiB. Use masks and pieces of regard, "
-            "regard.given(tensor) for instance, or a shorter text."
+            "regard.mask_tensor(tensor) for instance, or a shorter text."
         )
     return tabled(weights.dense().float())
 
@@ -149,7 +149,7 @@ def _taken_apart(weights: AttentionMap) -> tuple[dict[str, Any], dict[str, Tenso
     if type(weights) is not AttentionMap:
         raise _Unnamed(f"a {type(weights).__name__} computes its weights in a way of its own")
     prepared, grid, positions, tensors = weights._prepared, weights.grid, weights.positions, {}
-    parts = (prepared.query, prepared.key, prepared.rows, prepared.cols, weights.statistic)
+    parts = (prepared.query, prepared.key, prepared.rows, prepared.cols, weights.row_statistic)
     where = (grid.batch, grid.head, grid.query, grid.key, positions.start, positions.keys)
     header = {
         "pieces": {slot: _encode(getattr(weights.attention, slot), tensors) for slot in SLOTS},
@@ -161,10 +161,10 @@ def _taken_apart(weights: AttentionMap) -> tuple[dict[str, Any], dict[str, Tenso
 
 def _put_together(header: dict[str, Any], tensors: dict[str, Tensor]) -> AttentionMap:
     pieces = {slot: _decode(header["pieces"][slot], tensors) for slot in SLOTS}
-    query, key, rows, cols, statistic = (_decode(part, tensors) for part in header["prepared"])
+    query, key, rows, cols, row_statistic = (_decode(part, tensors) for part in header["prepared"])
     *axes, start, keys = (_decode(part, tensors) for part in header["where"])
     attention = Attention(pieces.pop("score"), **pieces).eval()
-    return AttentionMap(attention, Prepared(query, key, rows, cols), Positions(start, keys), Grid(*axes), statistic)
+    return AttentionMap(attention, Prepared(query, key, rows, cols), Positions(start, keys), Grid(*axes), row_statistic)
 
 
 def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:

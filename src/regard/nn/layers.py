@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from regard.checks import Size, checked
 from regard.errors import RegardError, nearest
 from regard.nn.dropout import Dropout
-from regard.nn.keys import Keys
 from regard.nn.multi_head import MultiHeadAttention
+from regard.nn.projected_kv import ProjectedKV
 from regard.pieces import Mask
 
 ACTIVATIONS = ("relu", "gelu", "swiglu")
@@ -153,7 +153,9 @@ class DecoderLayer(nn.Module):
         self.around_self = Residual(width, norm, dropout)
         self.around_feed = Residual(width, norm, dropout)
 
-    def forward(self, x: Tensor, keys: Keys | None = None, past: Keys | None = None) -> tuple[Tensor, Keys]:
+    def forward(
+        self, x: Tensor, keys: ProjectedKV | None = None, past: ProjectedKV | None = None
+    ) -> tuple[Tensor, ProjectedKV]:
         """The outputs (B, I, C) of the next tokens (B, I, C), and the keys of all tokens so far: the next `past`.
 
         `keys` are the keys of the source, from `cross_attention.keys`.

@@ -17,7 +17,7 @@ class Attends(nn.Module):
     `is_cross_attention` and `is_causal` tell which part of a model the attention belongs to.
 
     >>> import regard as rg
-    >>> model = rg.nn.Blueprint(8, num_heads=2).decoder(layers=1)
+    >>> model = rg.nn.TransformerConfig(8, num_heads=2).decoder(layers=1)
     >>> [(m.is_cross_attention, m.is_causal) for m in model.modules() if isinstance(m, rg.nn.Attends)]
     [(False, True), (True, False)]
     """

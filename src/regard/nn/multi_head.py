@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from regard.attention import Attention
 from regard.checks import Size, checked, explained
 from regard.errors import RegardError
-from regard.nn.keys import Keys, read
 from regard.nn.listener import Attends
+from regard.nn.projected_kv import ProjectedKV, read
 from regard.pieces import Mask
 from regard.pieces.mask import sees_no_later_key
 
@@ -98,7 +98,7 @@ class MultiHeadAttention(Attends):
     def forward(
         self,
         query: Tensor,
-        key: Tensor | Keys | None = None,
+        key: Tensor | ProjectedKV | None = None,
         value: Tensor | None = None,
         *,
         mask: Mask | None = None,
@@ -110,15 +110,15 @@ class MultiHeadAttention(Attends):
         of the attention (True = may attend), such as `regard.padding(real)`. `start` is the position of the first
         query; by default the last query has the position of the last key.
         """
-        keys = key if isinstance(key, Keys) else self.keys(query if key is None else key, value, mask)
+        keys = key if isinstance(key, ProjectedKV) else self.keys(query if key is None else key, value, mask)
         return self._mixed(read(self, self._heads(self.query, query), keys, start))
 
-    def keys(self, key: Tensor, value: Tensor | None = None, mask: Mask | None = None) -> Keys:
+    def keys(self, key: Tensor, value: Tensor | None = None, mask: Mask | None = None) -> ProjectedKV:
         """Project inputs (B, J, C') to keys and values, once for all later queries."""
         value = key if value is None else value
-        return Keys(self.attention, self._heads(self.key, key), self._heads(self.value, value), mask)
+        return ProjectedKV(self.attention, self._heads(self.key, key), self._heads(self.value, value), mask)
 
-    def advance(self, x: Tensor, past: Keys | None = None) -> tuple[Tensor, Keys]:
+    def advance(self, x: Tensor, past: ProjectedKV | None = None) -> tuple[Tensor, ProjectedKV]:
         """Self-attention of the next tokens (B, n, C) to all tokens so far: the output, and the keys of all tokens."""
         keys = self.keys(x)
         keys = keys if past is None else past.extended(keys.key, keys.value)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from regard.checks import Size, checked
 from regard.errors import RegardError
 from regard.nn.embedding import Embedding
-from regard.nn.keys import Keys
 from regard.nn.layers import DecoderLayer, EncoderLayer, FeedForward
 from regard.nn.multi_head import MultiHeadAttention
+from regard.nn.projected_kv import ProjectedKV
 from regard.nn.roles import ROLES, attention_for
 from regard.pieces import LearnedPositions, Mask, Position, Sinusoidal
 
@@ -22,7 +22,7 @@ Mechanism = str | Mapping[str, Any]
 
 @checked
 @dataclass(frozen=True)
-class Blueprint:
+class TransformerConfig:
     """The settings of the layers of a Transformer. It builds encoders and decoders.
 
     `attention` is a mechanism of the catalogue for all roles, or a mapping from "encoder", "decoder" and "cross" to
@@ -30,7 +30,7 @@ class Blueprint:
     width, by default 4 x `width`. `scaled=False` omits the factor 1 / sqrt(D) of the scores, to show its effect.
 
     >>> import torch
-    >>> decoder = Blueprint(32, num_heads=4, positions="rope").decoder(2, vocabulary=100, cross=False)
+    >>> decoder = TransformerConfig(32, num_heads=4, positions="rope").decoder(2, vocabulary=100, cross=False)
     >>> decoder(torch.tensor([[2, 7, 9]])).shape
     torch.Size([1, 3, 32])
     """
@@ -94,7 +94,7 @@ class Encoder(nn.Module):
     """A stack of encoder layers, as in BERT. A stack of pre-norm layers ends with a final norm.
 
     >>> import torch, regard as rg
-    >>> encoder = rg.nn.Blueprint(16, num_heads=2).encoder(layers=2, vocabulary=50)
+    >>> encoder = rg.nn.TransformerConfig(16, num_heads=2).encoder(layers=2, vocabulary=50)
     >>> encoder(torch.tensor([[4, 8, 3, 0]]), rg.padding([3])).shape
     torch.Size([1, 4, 16])
     """
@@ -114,18 +114,18 @@ class Encoder(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class Past:
+class DecoderCache:
     """The keys of the tokens so far, for each layer of a decoder.
 
     >>> import torch, regard as rg
-    >>> decoder = rg.nn.Blueprint(8, num_heads=2).decoder(layers=3, vocabulary=9, cross=False)
+    >>> decoder = rg.nn.TransformerConfig(8, num_heads=2).decoder(layers=3, vocabulary=9, cross=False)
     >>> _, past = decoder.advance(torch.tensor([[2, 4]]))
     >>> _, longer = decoder.advance(torch.tensor([[8]]), past=past)
     >>> past.length, longer.length, len(longer.keys)
     (2, 3, 3)
     """
 
-    keys: tuple[Keys, ...]
+    keys: tuple[ProjectedKV, ...]
 
     @property
     def length(self) -> int:
@@ -137,7 +137,7 @@ class Decoder(nn.Module):
     """A stack of decoder layers. Without cross-attention it is a language model, as GPT.
 
     >>> import torch, regard as rg
-    >>> decoder = rg.nn.Blueprint(16, num_heads=2).decoder(layers=2, vocabulary=50, cross=False)
+    >>> decoder = rg.nn.TransformerConfig(16, num_heads=2).decoder(layers=2, vocabulary=50, cross=False)
     >>> ids = torch.tensor([[2, 4, 8, 3]])
     >>> whole = decoder(ids)
     >>> first, past = decoder.advance(ids[:, :2])
@@ -152,16 +152,18 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.norm = _last_norm([layer.around_feed for layer in self.layers])
 
-    def keys(self, states: Tensor, mask: Mask | None = None) -> tuple[Keys, ...]:
+    def keys(self, states: Tensor, mask: Mask | None = None) -> tuple[ProjectedKV, ...]:
         """The keys of encoder states (B, J, C) for the cross-attention of each layer, once per source."""
         modules = [layer.cross_attention for layer in self.layers]
         return tuple(module.keys(states, mask=mask) for module in modules if isinstance(module, MultiHeadAttention))
 
-    def forward(self, x: Tensor, keys: tuple[Keys, ...] = ()) -> Tensor:
+    def forward(self, x: Tensor, keys: tuple[ProjectedKV, ...] = ()) -> Tensor:
         """Ids (B, I), or vectors (B, I, C) without an embedding, -> (B, I, C)."""
         return self.advance(x, keys)[0]
 
-    def advance(self, x: Tensor, keys: tuple[Keys, ...] = (), past: Past | None = None) -> tuple[Tensor, Past]:
+    def advance(
+        self, x: Tensor, keys: tuple[ProjectedKV, ...] = (), past: DecoderCache | None = None
+    ) -> tuple[Tensor, DecoderCache]:
         """The outputs of the tokens that follow those of `past`, and the `past` for the next call."""
         start = 0 if past is None else past.length
         x = x if self.embedding is None else self.embedding(x, start)
@@ -174,7 +176,7 @@ class Decoder(nn.Module):
             source_keys, past_keys = keys[number] if keys else None, None if past is None else past.keys[number]
             x, all_keys = layer(x, source_keys, past_keys)
             present.append(all_keys)
-        return self.norm(x), Past(tuple(present))
+        return self.norm(x), DecoderCache(tuple(present))
 
 
 @checked
@@ -182,7 +184,7 @@ class Transformer(nn.Module):
     """An encoder, and a decoder that attends to it (Vaswani et al. 2017, arXiv:1706.03762).
 
     >>> import torch, regard as rg
-    >>> config = rg.nn.Blueprint(16, num_heads=2)
+    >>> config = rg.nn.TransformerConfig(16, num_heads=2)
     >>> model = rg.nn.Transformer(config.encoder(2, vocabulary=50), config.decoder(2, vocabulary=40))
     >>> model(torch.tensor([[4, 8, 3]]), torch.tensor([[2, 7]])).shape
     torch.Size([1, 2, 16])

@@ -11,9 +11,9 @@ from regard.pieces.bias import (
     TransformerXLBias,
 )
 from regard.pieces.grid import Grid
-from regard.pieces.kernel import EluPlusOne, FeatureMap, Kernel, RandomFeatures
+from regard.pieces.kernel import EluPlusOne, FeatureMap, KernelScore, RandomFeatures
 from regard.pieces.mask import Mask, block_local, causal, dilated, prefix, window
-from regard.pieces.mask_data import bigbird, documents, given, global_tokens, padding, random_blocks, where
+from regard.pieces.mask_data import bigbird, documents, global_tokens, mask_mod, mask_tensor, padding, random_blocks
 from regard.pieces.normalizer import (
     Entmax15,
     Hardmax,
@@ -21,14 +21,22 @@ from regard.pieces.normalizer import (
     Normalizer,
     Softmax,
     Sparsemax,
-    Sum,
+    SumNormalizer,
     TopK,
 )
-from regard.pieces.position import NTK, LearnedPositions, Linear, Llama3, Position, RoPE, Scaling, Sinusoidal
+from regard.pieces.position import (
+    LearnedPositions,
+    LinearScaling,
+    Llama3Scaling,
+    NTKScaling,
+    Position,
+    RoPE,
+    Scaling,
+    Sinusoidal,
+)
 from regard.pieces.score import Additive, Bilinear, Concat, Cosine, Dot, Score
 
 __all__ = [
-    "NTK",
     "ALiBi",
     "Additive",
     "AdditiveBias",
@@ -42,13 +50,14 @@ __all__ = [
     "FeatureMap",
     "Grid",
     "Hardmax",
-    "Kernel",
+    "KernelScore",
     "LearnedPositions",
     "LearnedSink",
     "LearnedTable",
-    "Linear",
-    "Llama3",
+    "LinearScaling",
+    "Llama3Scaling",
     "Mask",
+    "NTKScaling",
     "Normalizer",
     "Position",
     "RandomFeatures",
@@ -60,7 +69,7 @@ __all__ = [
     "Softcap",
     "Softmax",
     "Sparsemax",
-    "Sum",
+    "SumNormalizer",
     "T5Bias",
     "TopK",
     "TransformerXLBias",
@@ -69,11 +78,11 @@ __all__ = [
     "causal",
     "dilated",
     "documents",
-    "given",
     "global_tokens",
+    "mask_mod",
+    "mask_tensor",
     "padding",
     "prefix",
     "random_blocks",
-    "where",
     "window",
 ]

@@ -21,14 +21,14 @@ from regard.closures import closure_values, global_names
 from regard.pieces.bias import Bias
 from regard.pieces.kernel import FeatureMap
 from regard.pieces.mask import Both, Either, Mask, Not
-from regard.pieces.mask_data import where
+from regard.pieces.mask_data import mask_mod
 from regard.pieces.normalizer import Normalizer
 from regard.pieces.position import Position, Scaling
 from regard.pieces.score import Score
 
 PIECES = (Score, Bias, Mask, Normalizer, Position, Scaling, FeatureMap)
 #: The masks of this package that are made of other masks or of functions; all others never change.
-COMPOSED = (Both, Either, Not, where)
+COMPOSED = (Both, Either, Not, mask_mod)
 #: Tensors of up to so many bytes are copied to keep their values.
 SMALL = 64 << 10
 #: Objects of these types hold no tensors.

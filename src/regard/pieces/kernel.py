@@ -1,6 +1,6 @@
 """Kernel scores: s_ij = phi(q_i) . phi(k_j) with phi >= 0, so sums over keys need no pairs at all.
 
-With the `Sum` normaliser, output_i = phi(q_i) (sum_j phi(k_j) v_j) / phi(q_i) . sum_j phi(k_j):
+With the `SumNormalizer`, output_i = phi(q_i) (sum_j phi(k_j) v_j) / phi(q_i) . sum_j phi(k_j):
 the bracket is one W x E matrix, and attention costs O(n). The weights still exist, and
 `AttentionMap` shows them.
 """
@@ -29,7 +29,7 @@ class FeatureMap(ABC):
     ...     def __call__(self, query, key):
     ...         return query.relu() + 1, key.relu() + 1
     >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
-    >>> rg.attend(rg.Attention(rg.Kernel(Positive()), normalizer=rg.Sum()), q, k, v).output.shape
+    >>> rg.attend(rg.Attention(rg.KernelScore(Positive()), normalizer=rg.SumNormalizer()), q, k, v).output.shape
     torch.Size([1, 2, 5, 8])
     """
 
@@ -105,14 +105,14 @@ def orthogonal_gaussian(num_rows: int, width: int, seed: int) -> Tensor:
 
 
 @checked
-class Kernel(nn.Module, Score):
-    """s_ij = phi(q_i) . phi(k_j) for a feature map phi; use with the `Sum` normaliser.
+class KernelScore(nn.Module, Score):
+    """s_ij = phi(q_i) . phi(k_j) for a feature map phi; use with the `SumNormalizer`.
 
-    `Kernel(EluPlusOne())` is linear attention, `Kernel(RandomFeatures(64))` the Performer.
+    `KernelScore(EluPlusOne())` is linear attention, `KernelScore(RandomFeatures(64))` the Performer.
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 2, 5, 8)
-    >>> weights = rg.attend(rg.Attention(rg.Kernel(), normalizer=rg.Sum()), x, x, x).weights.dense()
+    >>> weights = rg.attend(rg.Attention(rg.KernelScore(), normalizer=rg.SumNormalizer()), x, x, x).weights.dense()
     >>> torch.allclose(weights.sum(-1), torch.ones(1, 2, 5)), bool((weights >= 0).all())
     (True, True)
     """
@@ -130,10 +130,10 @@ class Kernel(nn.Module, Score):
         return 1.0
 
     def check(self, sizes: Sizes, key_width: int) -> None:
-        check_equal_widths("Kernel", sizes.D, key_width)
+        check_equal_widths("KernelScore", sizes.D, key_width)
         made_for = getattr(self.features, "width", sizes.D)
         if made_for != sizes.D:
-            raise RegardError(f"Kernel: its random features are of width {made_for}, the queries of {sizes.D}.")
+            raise RegardError(f"KernelScore: its random features are of width {made_for}, the queries of {sizes.D}.")
 
     def extra_repr(self) -> str:
         return "" if isinstance(self.features, nn.Module) else repr(self.features)

@@ -1,7 +1,7 @@
 """Masks: who may attend to whom. True = may attend, everywhere; `&`, `|` and `~` compose.
 
-A mask answers three questions. `allowed(grid)` decides every pair of a tile. `may(start, stop)`
-and `all(start, stop)` speak of whole stretches without touching n x n: the key positions that
+A mask answers three questions. `allowed(grid)` decides every pair of a tile. `any_allowed(start, stop)`
+and `all_allowed(start, stop)` speak of whole stretches without touching n x n: the key positions that
 SOME query of [start, stop) may attend to, and those that EVERY one attends to. Engines skip
 what lies outside the first, and need no mask inside the second.
 """
@@ -24,7 +24,7 @@ from regard.spans import EMPTY, EVERYTHING, INFINITY, Spans
 
 
 class Mask(ABC):
-    """Base of all masks. A new one defines `allowed`; `may` and `all` make it fast.
+    """Base of all masks. A new one defines `allowed`; `any_allowed` and `all_allowed` make it fast.
 
     `relative` says that the answer depends on j - i alone, for every batch entry and head;
     then one tile serves a whole diagonal of blocks. `keys_only` says that it does not depend on
@@ -50,11 +50,11 @@ class Mask(ABC):
     def allowed(self, grid: Grid) -> Tensor:
         """A boolean tensor that broadcasts against the (B, H, I, J) tile; True = may attend."""
 
-    def may(self, start: int, stop: int) -> Spans:
+    def any_allowed(self, start: int, stop: int) -> Spans:
         """Key positions that some query in [start, stop) may attend to (or more, never fewer)."""
         return EVERYTHING
 
-    def all(self, start: int, stop: int) -> Spans:
+    def all_allowed(self, start: int, stop: int) -> Spans:
         """Key positions that every query in [start, stop) attends to (or fewer, never more)."""
         return EMPTY
 
@@ -114,7 +114,7 @@ def _mask(other: object, sign: str) -> Mask:
     if isinstance(other, Mask):
         return other
     raise RegardError(
-        f"mask {sign} {type(other).__name__}: only masks compose. Wrap a boolean tensor as regard.given(tensor)."
+        f"mask {sign} {type(other).__name__}: only masks compose. Wrap a boolean tensor as regard.mask_tensor(tensor)."
     )
 
 
@@ -140,11 +140,11 @@ class Both(Mask):
     def allowed(self, grid: Grid) -> Tensor:
         return self.left.allowed(grid) & self.right.allowed(grid)
 
-    def may(self, start: int, stop: int) -> Spans:
-        return self.left.may(start, stop) & self.right.may(start, stop)
+    def any_allowed(self, start: int, stop: int) -> Spans:
+        return self.left.any_allowed(start, stop) & self.right.any_allowed(start, stop)
 
-    def all(self, start: int, stop: int) -> Spans:
-        return self.left.all(start, stop) & self.right.all(start, stop)
+    def all_allowed(self, start: int, stop: int) -> Spans:
+        return self.left.all_allowed(start, stop) & self.right.all_allowed(start, stop)
 
     def edges(self, start: int, stop: int) -> Sequence[int]:
         return sorted({*self.left.edges(start, stop), *self.right.edges(start, stop)})
@@ -187,11 +187,11 @@ class Either(Mask):
     def allowed(self, grid: Grid) -> Tensor:
         return self.left.allowed(grid) | self.right.allowed(grid)
 
-    def may(self, start: int, stop: int) -> Spans:
-        return self.left.may(start, stop) | self.right.may(start, stop)
+    def any_allowed(self, start: int, stop: int) -> Spans:
+        return self.left.any_allowed(start, stop) | self.right.any_allowed(start, stop)
 
-    def all(self, start: int, stop: int) -> Spans:
-        return self.left.all(start, stop) | self.right.all(start, stop)
+    def all_allowed(self, start: int, stop: int) -> Spans:
+        return self.left.all_allowed(start, stop) | self.right.all_allowed(start, stop)
 
     def edges(self, start: int, stop: int) -> Sequence[int]:
         return sorted({*self.left.edges(start, stop), *self.right.edges(start, stop)})
@@ -214,7 +214,7 @@ class Either(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Not(Mask):
-    """~mask: allowed where the mask forbids. `may` and `all` swap and complement."""
+    """~mask: allowed where the mask forbids. `any_allowed` and `all_allowed` swap and complement."""
 
     mask: Mask
 
@@ -233,11 +233,11 @@ class Not(Mask):
     def allowed(self, grid: Grid) -> Tensor:
         return ~self.mask.allowed(grid)
 
-    def may(self, start: int, stop: int) -> Spans:
-        return ~self.mask.all(start, stop)
+    def any_allowed(self, start: int, stop: int) -> Spans:
+        return ~self.mask.all_allowed(start, stop)
 
-    def all(self, start: int, stop: int) -> Spans:
-        return ~self.mask.may(start, stop)
+    def all_allowed(self, start: int, stop: int) -> Spans:
+        return ~self.mask.any_allowed(start, stop)
 
     def edges(self, start: int, stop: int) -> Sequence[int]:
         return self.mask.edges(start, stop)
@@ -261,7 +261,7 @@ class Not(Mask):
 class Selected(Mask):
     """`mask` with batch entry b replaced by entry index[b]; the default result of `select`.
 
-    `may` and `all` speak of all batch entries, so those of `mask` are valid for any selection.
+    `any_allowed` and `all_allowed` speak of all batch entries, so those of `mask` are valid for any selection.
     """
 
     mask: Mask
@@ -274,11 +274,11 @@ class Selected(Mask):
     def allowed(self, grid: Grid) -> Tensor:
         return self.mask.allowed(replace(grid, batch=to_device(self.index, grid.device)[grid.batch]))
 
-    def may(self, start: int, stop: int) -> Spans:
-        return self.mask.may(start, stop)
+    def any_allowed(self, start: int, stop: int) -> Spans:
+        return self.mask.any_allowed(start, stop)
 
-    def all(self, start: int, stop: int) -> Spans:
-        return self.mask.all(start, stop)
+    def all_allowed(self, start: int, stop: int) -> Spans:
+        return self.mask.all_allowed(start, stop)
 
     def edges(self, start: int, stop: int) -> Sequence[int]:
         return self.mask.edges(start, stop)
@@ -305,7 +305,7 @@ def sees_no_later_key(mask: Mask | None) -> bool:
         return sees_no_later_key(mask.left) or sees_no_later_key(mask.right)
     if isinstance(mask, Either):
         return sees_no_later_key(mask.left) and sees_no_later_key(mask.right)
-    return mask is not None and mask.relative and Spans(((-INFINITY, 1),)).covers(mask.may(0, 1))
+    return mask is not None and mask.relative and Spans(((-INFINITY, 1),)).covers(mask.any_allowed(0, 1))
 
 
 @dataclass(frozen=True)
@@ -327,10 +327,10 @@ class causal(Mask):
     def allowed(self, grid: Grid) -> Tensor:
         return grid.j <= grid.i
 
-    def may(self, start: int, stop: int) -> Spans:
+    def any_allowed(self, start: int, stop: int) -> Spans:
         return Spans(((-INFINITY, stop),))
 
-    def all(self, start: int, stop: int) -> Spans:
+    def all_allowed(self, start: int, stop: int) -> Spans:
         return Spans(((-INFINITY, start + 1),))
 
 
@@ -355,10 +355,10 @@ class window(Mask):
     def allowed(self, grid: Grid) -> Tensor:
         return grid.distance.abs() < self.size
 
-    def may(self, start: int, stop: int) -> Spans:
+    def any_allowed(self, start: int, stop: int) -> Spans:
         return Spans.of((start - self.size + 1, stop + self.size - 1))
 
-    def all(self, start: int, stop: int) -> Spans:
+    def all_allowed(self, start: int, stop: int) -> Spans:
         return Spans.of((stop - self.size, start + self.size))
 
 
@@ -386,11 +386,11 @@ class dilated(Mask):
         distance = grid.distance
         return (distance.abs() < self._reach) & (distance % self.dilation == 0)
 
-    def may(self, start: int, stop: int) -> Spans:
-        return window(self._reach).may(start, stop)
+    def any_allowed(self, start: int, stop: int) -> Spans:
+        return window(self._reach).any_allowed(start, stop)
 
-    def all(self, start: int, stop: int) -> Spans:
-        return window(self._reach).all(start, stop) if self.dilation == 1 else EMPTY
+    def all_allowed(self, start: int, stop: int) -> Spans:
+        return window(self._reach).all_allowed(start, stop) if self.dilation == 1 else EMPTY
 
 
 @checked
@@ -411,11 +411,11 @@ class prefix(Mask):
     def allowed(self, grid: Grid) -> Tensor:
         return grid.j < self.length
 
-    def may(self, start: int, stop: int) -> Spans:
+    def any_allowed(self, start: int, stop: int) -> Spans:
         return Spans(((-INFINITY, self.length),))
 
-    def all(self, start: int, stop: int) -> Spans:
-        return self.may(start, stop)
+    def all_allowed(self, start: int, stop: int) -> Spans:
+        return self.any_allowed(start, stop)
 
 
 @checked
@@ -441,11 +441,11 @@ class block_local(Mask):
         apart = grid.j // self.size - grid.i // self.size
         return (apart >= -self.before) & (apart <= self.after)
 
-    def may(self, start: int, stop: int) -> Spans:
+    def any_allowed(self, start: int, stop: int) -> Spans:
         first, last = start // self.size, (stop - 1) // self.size
         return Spans.of(((first - self.before) * self.size, (last + self.after + 1) * self.size))
 
-    def all(self, start: int, stop: int) -> Spans:
+    def all_allowed(self, start: int, stop: int) -> Spans:
         first, last = start // self.size, (stop - 1) // self.size
         return Spans.of(((last - self.before) * self.size, (first + self.after + 1) * self.size))
 

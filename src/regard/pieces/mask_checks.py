@@ -37,7 +37,7 @@ def check_predicate(predicate: object) -> None:
     """Refuse a predicate that does not take (b, h, i, j). One without a signature is accepted."""
     remedy = "It is called with integer tensors (b, h, i, j): batch entry, head, query and key position."
     if not callable(predicate):
-        raise RegardError(f"where(predicate): expected a function, got {type(predicate).__name__}. {remedy}")
+        raise RegardError(f"mask_mod(predicate): expected a function, got {type(predicate).__name__}. {remedy}")
     try:
         signature = inspect.signature(predicate)
     except (TypeError, ValueError):
@@ -45,7 +45,7 @@ def check_predicate(predicate: object) -> None:
     try:
         signature.bind(*range(4))
     except TypeError:
-        raise RegardError(f"where(predicate): this one takes {signature}. {remedy}") from None
+        raise RegardError(f"mask_mod(predicate): this one takes {signature}. {remedy}") from None
 
 
 def own_copy(tensor: Tensor) -> Tensor:

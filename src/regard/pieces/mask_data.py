@@ -67,10 +67,10 @@ class Lengths(Mask):
         if self._ends[0] < 0:
             raise RegardError(f"padding(lengths): lengths are at least 0, got {self._ends[0]}.")
 
-    def may(self, start: int, stop: int) -> Spans:
+    def any_allowed(self, start: int, stop: int) -> Spans:
         return Spans(((-INFINITY, self._ends[1]),))
 
-    def all(self, start: int, stop: int) -> Spans:
+    def all_allowed(self, start: int, stop: int) -> Spans:
         return Spans(((-INFINITY, self._ends[0]),))
 
     def of_entry(self, entry: int) -> Mask:
@@ -105,10 +105,10 @@ class RealKeys(Mask):
         check_batch("padding(vector)", len(self.real), sizes)
         check_covers("padding(vector)", "keys", positions.keys, self.real.shape[1])
 
-    def may(self, start: int, stop: int) -> Spans:
+    def any_allowed(self, start: int, stop: int) -> Spans:
         return self._runs[1]
 
-    def all(self, start: int, stop: int) -> Spans:
+    def all_allowed(self, start: int, stop: int) -> Spans:
         return self._runs[0]
 
     def of_entry(self, entry: int) -> Mask:
@@ -168,15 +168,15 @@ class documents(Mask):
         mine = self._number(grid.query - self._start, self._edges)
         return mine.masked_fill(mine >= len(self._edges), 0) - 1, self._number(grid.key, self._key_edges) - 1
 
-    def may(self, start: int, stop: int) -> Spans:
+    def any_allowed(self, start: int, stop: int) -> Spans:
         first, last = self._range(start, stop)
         edges = self._key_edges
         first, last = max(first, 1), min(last, len(edges) - 1)
         return Spans.of((edges[first - 1], edges[last])) if first <= last else EMPTY
 
-    def all(self, start: int, stop: int) -> Spans:
+    def all_allowed(self, start: int, stop: int) -> Spans:
         first, last = self._range(start, stop)
-        return self.may(start, stop) if first == last else EMPTY
+        return self.any_allowed(start, stop) if first == last else EMPTY
 
     def edges(self, start: int, stop: int) -> Sequence[int]:
         first, last = (bisect_right(self._edges, place - self._start) for place in (start, stop - 1))
@@ -238,10 +238,10 @@ class global_tokens(Mask):
         chosen = to_device(torch.tensor(self.positions, dtype=torch.int64), grid.device)
         return torch.isin(grid.i, chosen) | torch.isin(grid.j, chosen)
 
-    def may(self, start: int, stop: int) -> Spans:
+    def any_allowed(self, start: int, stop: int) -> Spans:
         return EVERYTHING if self._spans & Spans.of((start, stop)) else self._spans
 
-    def all(self, start: int, stop: int) -> Spans:
+    def all_allowed(self, start: int, stop: int) -> Spans:
         return EVERYTHING if self._spans.covers(Spans.of((start, stop))) else self._spans
 
     def __repr__(self) -> str:
@@ -285,13 +285,13 @@ class random_blocks(Mask):
         flags = torch.zeros(len(grid.query), -(-self.length // self.size), dtype=torch.bool, device=grid.device)
         return flags.scatter_(1, chosen, True)[:, grid.key // self.size].view(1, 1, len(grid.query), len(grid.key))
 
-    def may(self, start: int, stop: int) -> Spans:
+    def any_allowed(self, start: int, stop: int) -> Spans:
         rows = self._rows[max(start, 0) // self.size : -(-stop // self.size)]
         return rows[0] if len(rows) == 1 else Spans.union(interval for row in rows for interval in row)
 
-    def all(self, start: int, stop: int) -> Spans:
+    def all_allowed(self, start: int, stop: int) -> Spans:
         one_block = start // self.size == (stop - 1) // self.size
-        return self.may(start, stop) if one_block else EMPTY
+        return self.any_allowed(start, stop) if one_block else EMPTY
 
     def edges(self, start: int, stop: int) -> Sequence[int]:
         return range((start // self.size + 1) * self.size, stop, self.size)
@@ -343,16 +343,16 @@ def bigbird(
 
 @checked
 @dataclass(frozen=True, eq=False)
-class where(Mask):
+class mask_mod(Mask):
     """Any predicate of (b, h, i, j): integer tensors that broadcast; True = may attend.
 
     Nothing is known of its intervals, so every tile is computed; combine it with masks that
-    do know theirs (`causal() & where(...)`) and engines skip what those rule out. The predicate is called again
+    do know theirs (`causal() & mask_mod(...)`) and engines skip what those rule out. The predicate is called again
     for every tile, in the backward pass and for every look at the weights, so the values it closes over must not
-    change. A tensor that changes later belongs into `given` or `padding`, which keep copies.
+    change. A tensor that changes later belongs into `mask_tensor` or `padding`, which keep copies.
 
     >>> import regard as rg
-    >>> even = rg.where(lambda b, h, i, j: j % 2 == 0)
+    >>> even = rg.mask_mod(lambda b, h, i, j: j % 2 == 0)
     >>> (rg.causal() & even).allowed(rg.Grid.whole(rg.Positions.of(0, 3, 3), 1, 1, 3))[0, 0].int().tolist()
     [[1, 0, 0], [1, 0, 0], [1, 0, 1]]
     """
@@ -366,13 +366,13 @@ class where(Mask):
         answer = self.predicate(grid.b, grid.h, grid.i, grid.j)
         if not isinstance(answer, Tensor) or answer.dtype != torch.bool:
             kind = answer.dtype if isinstance(answer, Tensor) else type(answer).__name__
-            raise RegardError(f"where(predicate): the predicate must return a boolean tensor, got {kind}.")
+            raise RegardError(f"mask_mod(predicate): the predicate must return a boolean tensor, got {kind}.")
         return answer
 
 
 @checked
 @dataclass(frozen=True, eq=False)
-class given(Mask):
+class mask_tensor(Mask):
     """A boolean tensor (I, J), (B, 1, I, J), (1, H, I, J) or (B, H, I, J); True = may attend.
 
     Rows and columns are aligned to the end, like `causal`. A float mask (0 and -inf, added to
@@ -383,7 +383,7 @@ class given(Mask):
     >>> import torch, regard as rg
     >>> tensor = torch.tensor([[True, False], [True, True]])
     >>> x = torch.randn(1, 2, 2, 8)
-    >>> rg.attend(rg.Attention(mask=rg.given(tensor)), x, x, x).weights[0, 1].gt(0).tolist()
+    >>> rg.attend(rg.Attention(mask=rg.mask_tensor(tensor)), x, x, x).weights[0, 1].gt(0).tolist()
     [[True, False], [True, True]]
     """
 
@@ -394,13 +394,13 @@ class given(Mask):
         if not isinstance(t, Tensor) or t.dtype != torch.bool:
             kind = t.dtype if isinstance(t, Tensor) else type(t).__name__
             raise RegardError(
-                f"given: expected a boolean tensor with True = may attend, got {kind}. An additive mask of 0 and "
+                f"mask_tensor: expected a boolean tensor with True = may attend, got {kind}. An additive mask of 0 and "
                 "-inf becomes `mask == 0`; an integer mask of 1 and 0 becomes `mask.bool()`; a float that is meant "
                 "to be added to the scores is a bias: regard.LearnedTable or your own AdditiveBias."
             )
         if t.ndim not in (2, 4):
             raise RegardError(
-                f"given: expected shape (queries, keys) or (batch or 1, heads or 1, queries, keys), got "
+                f"mask_tensor: expected shape (queries, keys) or (batch or 1, heads or 1, queries, keys), got "
                 f"{tuple(t.shape)}. A (batch, queries, keys) mask becomes mask[:, None]; a (batch, keys) vector of "
                 "real tokens is regard.padding(vector)."
             )
@@ -411,7 +411,7 @@ class given(Mask):
         return len(self._full) != 1
 
     def select(self, index: Tensor) -> Mask:
-        return given(self.tensor.index_select(0, index.to(self.tensor.device))) if self.batched else self
+        return mask_tensor(self.tensor.index_select(0, index.to(self.tensor.device))) if self.batched else self
 
     def allowed(self, grid: Grid) -> Tensor:
         t = to_device(self._full, grid.device)
@@ -422,29 +422,32 @@ class given(Mask):
     def check(self, sizes: Sizes, positions: Positions) -> None:
         B, H, I, J = self._full.shape
         if B != 1:
-            check_batch("given", B, sizes)
+            check_batch("mask_tensor", B, sizes)
         if H not in (1, sizes.H):
             raise RegardError(
-                f"given: the mask has {H} heads on axis 1, the query {sizes.H}. The axes are (batch or 1, heads or 1, "
+                f"mask_tensor: the mask has {H} heads on axis 1, the query {sizes.H}. The axes are (batch or 1, heads "
+                "or 1, "
                 f"queries, keys): {tuple(self.tensor.shape)} against {(sizes.B, sizes.H, sizes.I, sizes.J)}."
             )
         if (I, J) == (sizes.B, sizes.J) != (sizes.I, sizes.J) and self.tensor.ndim == 2:
             raise RegardError(
-                f"given: a tensor of two axes is (queries, keys), here {(sizes.I, sizes.J)}; got {(I, J)}, which looks "
+                f"mask_tensor: a tensor of two axes is (queries, keys), here {(sizes.I, sizes.J)}; got {(I, J)}, "
+                "which looks "
                 "like (batch, keys). A vector of real tokens for each batch entry is regard.padding(tensor)."
             )
         if I < sizes.I or (J != sizes.J and len(positions.keys.intervals) == 1):
             raise RegardError(
-                f"given: the mask is for {I} queries and {J} keys, this call has {sizes.I} queries and {sizes.J} keys. "
+                f"mask_tensor: the mask is for {I} queries and {J} keys, this call has {sizes.I} queries and "
+                f"{sizes.J} keys. "
                 "Make the mask for the whole length; a shorter one never broadcasts."
             )
-        check_covers("given", "queries", positions.queries(sizes.I).shift(-self._offset), I)
-        check_covers("given", "keys", positions.keys, J)
+        check_covers("mask_tensor", "queries", positions.queries(sizes.I).shift(-self._offset), I)
+        check_covers("mask_tensor", "keys", positions.keys, J)
 
-    def may(self, start: int, stop: int) -> Spans:
+    def any_allowed(self, start: int, stop: int) -> Spans:
         return Spans.where(self._rows(start, stop).any(0))
 
-    def all(self, start: int, stop: int) -> Spans:
+    def all_allowed(self, start: int, stop: int) -> Spans:
         return Spans.where(self._rows(start, stop).all(0))
 
     @property
@@ -466,4 +469,4 @@ class given(Mask):
         return rows[:, :, start - self._offset : stop - self._offset].flatten(0, 2)
 
     def __repr__(self) -> str:
-        return f"given(shape={tuple(self.tensor.shape)})"
+        return f"mask_tensor(shape={tuple(self.tensor.shape)})"

@@ -1,7 +1,7 @@
 """Normalisers: how a row of scores becomes a row of weights.
 
-Each one splits in two: a small `statistic` of the whole row, and `weights` of any part of that
-row given its scores and the statistic: w_ij = f(s_ij, r_i). That split is what lets `Seen.weights`
+Each one splits in two: a small `row_statistic` of the whole row, and `weights` of any part of that
+row given its scores and the statistic: w_ij = f(s_ij, r_i). That split is what lets `AttentionOutput.weights`
 show any weight on demand from (q, k, r). Masked scores are -inf and get weight exactly 0; an
 empty row, where nothing may be attended, gets zeros: not NaN, and not a uniform average.
 """
@@ -19,7 +19,7 @@ from regard.checks import Size, checked
 from regard.errors import RegardError
 from regard.shapes import Sizes, has_numbers, known_none
 
-Statistic = tuple[Tensor, ...]
+RowStatistic = tuple[Tensor, ...]
 
 #: A log-sum-exp beyond this rounds by more than 1024 half units in the last place of 1: by 6e-5 in float32.
 COARSE = 1024.0
@@ -32,8 +32,8 @@ class Normalizer(ABC):
 
     >>> import torch, regard as rg
     >>> scores, columns = torch.zeros(1, 1, 1, 4), torch.arange(4)
-    >>> statistic = rg.Softmax().statistic(scores, columns)  # of the whole row
-    >>> rg.Softmax().weights(scores[..., :2], statistic, columns[:2])  # of any part
+    >>> row_statistic = rg.Softmax().row_statistic(scores, columns)  # of the whole row
+    >>> rg.Softmax().weights(scores[..., :2], row_statistic, columns[:2])  # of any part
     tensor([[[[0.2500, 0.2500]]]])
     """
 
@@ -42,37 +42,39 @@ class Normalizer(ABC):
     needs_nonnegative: bool = False
 
     @abstractmethod
-    def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
+    def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         """From whole rows: (B, H, I, J) masked scores at key indices (J,) -> tensors (B, H, I, ...)."""
 
     @abstractmethod
-    def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
+    def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
         """Of any part of those rows: (B, H, I, J') -> (B, H, I, J')."""
 
-    def log_weights(self, scores: Tensor, statistic: Statistic) -> Tensor | None:
+    def log_weights(self, scores: Tensor, row_statistic: RowStatistic) -> Tensor | None:
         """log w where it is cheaper than log(weights), else None. It may be written over the scores."""
         return None
 
-    def rows(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Statistic]:
+    def normalize_rows(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, RowStatistic]:
         """Weights of whole rows, with gradients, and the statistic."""
-        statistic = self.statistic(scores, columns)
-        return self.weights(scores, statistic, columns), statistic
+        row_statistic = self.row_statistic(scores, columns)
+        return self.weights(scores, row_statistic, columns), row_statistic
 
-    def look(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> tuple[Tensor, Tensor | None]:
+    def tile_weights(
+        self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
         """Weights of any part of the rows, and their logarithms if these are cheap. The scores are overwritten."""
-        logs = self.log_weights(scores, statistic)
-        return (logs.exp(), logs) if logs is not None else (self.weights(scores, statistic, columns), None)
+        logs = self.log_weights(scores, row_statistic)
+        return (logs.exp(), logs) if logs is not None else (self.weights(scores, row_statistic, columns), None)
 
-    def solve(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor | None, Statistic]:
+    def normalize_with_logs(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor | None, RowStatistic]:
         """Weights of whole rows, their logarithms where those are cheap, and the statistic: all at once."""
-        statistic = self.statistic(scores, columns)
-        return *self.look(scores, statistic, columns), statistic
+        row_statistic = self.row_statistic(scores, columns)
+        return *self.tile_weights(scores, row_statistic, columns), row_statistic
 
     def check(self, sizes: Sizes) -> None:  # noqa: B027 - most normalisers fit any size
         """Refuse sizes that the normaliser was not made for."""
 
 
-def log_sum_exp(scores: Tensor) -> Statistic:
+def log_sum_exp(scores: Tensor) -> RowStatistic:
     """log sum_j exp(s_ij) in two numbers, -inf for an empty row, with gradients that stay finite there."""
     greatest = scores.detach().amax(-1, keepdim=True)
     greatest = greatest.masked_fill(greatest.isneginf(), 0.0)
@@ -81,53 +83,53 @@ def log_sum_exp(scores: Tensor) -> Statistic:
     return in_two_numbers(greatest.squeeze(-1), total.masked_fill(empty, 1.0).log().masked_fill(empty, -torch.inf))
 
 
-def in_two_numbers(greatest: Tensor, log_sum: Tensor) -> Statistic:
+def in_two_numbers(greatest: Tensor, log_sum: Tensor) -> RowStatistic:
     """greatest + log_sum as the nearest number, and the remainder that this number cannot hold (Dekker 1971).
 
     Beside scores of 1e9 float32 has steps of 64, so log n is in the remainder. It has no gradient: it is rounding.
     """
-    log_total = greatest + log_sum
-    remainder = log_sum.detach() - (log_total.detach() - greatest.detach())
-    return log_total, remainder.masked_fill(~log_total.detach().isfinite(), 0.0)
+    logsumexp = greatest + log_sum
+    remainder = log_sum.detach() - (logsumexp.detach() - greatest.detach())
+    return logsumexp, remainder.masked_fill(~logsumexp.detach().isfinite(), 0.0)
 
 
-def add_log_sums(one: Statistic, other: Statistic) -> Statistic:
+def add_log_sums(one: RowStatistic, other: RowStatistic) -> RowStatistic:
     """The log of the sum of both rows' sums, each log in two numbers."""
     greatest = _finite(torch.maximum(one[0].detach(), other[0].detach()))
     return in_two_numbers(greatest, torch.logaddexp(*(log - greatest + rest for log, rest in (one, other))))
 
 
-def is_coarse(log_total: Tensor) -> Tensor:
+def is_coarse(logsumexp: Tensor) -> Tensor:
     """Which rows need the remainder, since their log-sum-exp alone is too coarse."""
-    return (log_total.abs() > COARSE) & log_total.isfinite()
+    return (logsumexp.abs() > COARSE) & logsumexp.isfinite()
 
 
-def some_coarse(log_total: Tensor) -> bool:
+def some_coarse(logsumexp: Tensor) -> bool:
     """Whether some row is coarse, as far as numbers can be read; on a device the host waits for the answer."""
-    return has_numbers(log_total) and bool(is_coarse(log_total).any())
+    return has_numbers(logsumexp) and bool(is_coarse(logsumexp).any())
 
 
-def softmax_weights(scores: Tensor, statistic: Statistic) -> Tensor:
+def softmax_weights(scores: Tensor, row_statistic: RowStatistic) -> Tensor:
     """exp(s_ij - r_i), 0 in empty rows."""
-    log_total, *remainders = _used(statistic)
-    logs = scores - _finite(log_total).unsqueeze(-1)
+    logsumexp, *remainders = _used(row_statistic)
+    logs = scores - _finite(logsumexp).unsqueeze(-1)
     for remainder in remainders:
         logs = logs - remainder.unsqueeze(-1)
     return _at_most_one(logs.exp())
 
 
-def _log_softmax_weights(scores: Tensor, statistic: Statistic) -> Tensor:
+def _log_softmax_weights(scores: Tensor, row_statistic: RowStatistic) -> Tensor:
     """s_ij - r_i, at most 0, written over the scores."""
-    log_total, *remainders = _used(statistic)
-    scores.sub_(_finite(log_total).unsqueeze(-1))
+    logsumexp, *remainders = _used(row_statistic)
+    scores.sub_(_finite(logsumexp).unsqueeze(-1))
     for remainder in remainders:
         scores.sub_(remainder.unsqueeze(-1))
     return scores.clamp_(max=0.0)
 
 
-def _used(statistic: Statistic) -> Statistic:
+def _used(row_statistic: RowStatistic) -> RowStatistic:
     """The log-sum-exp, with its remainder unless no row is known to need it."""
-    return statistic[:1] if known_none(is_coarse(statistic[0].detach())) else statistic
+    return row_statistic[:1] if known_none(is_coarse(row_statistic[0].detach())) else row_statistic
 
 
 def _at_most_one(weights: Tensor) -> Tensor:
@@ -139,8 +141,8 @@ def _at_most_one(weights: Tensor) -> Tensor:
     return weights if torch.is_grad_enabled() else weights.clamp_(max=1.0)
 
 
-def _finite(log_total: Tensor) -> Tensor:
-    return log_total.masked_fill(log_total.isneginf(), 0.0)
+def _finite(logsumexp: Tensor) -> Tensor:
+    return logsumexp.masked_fill(logsumexp.isneginf(), 0.0)
 
 
 @checked
@@ -154,7 +156,7 @@ class Softmax(Normalizer):
 
     >>> import torch, regard as rg
     >>> scores, columns = torch.tensor([[[[1.0, 3.0]]]]).log(), torch.arange(2)
-    >>> [rg.Softmax(sink=sink).rows(scores, columns)[0] for sink in (None, 0.0)]  # a sink of 0 adds 1 to 1 + 3
+    >>> [rg.Softmax(sink=sink).normalize_rows(scores, columns)[0] for sink in (None, 0.0)]  # a sink of 0 adds 1
     [tensor([[[[0.2500, 0.7500]]]]), tensor([[[[0.2000, 0.6000]]]])]
     """
 
@@ -176,28 +178,28 @@ class Softmax(Normalizer):
     def row_sum(self) -> float | None:  # type: ignore[override]
         return 1.0 if self.sink is None else None
 
-    def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
-        return self.with_sink(self.log_total(scores))
+    def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
+        return self.with_sink(self.logsumexp(scores))
 
-    def log_total(self, scores: Tensor) -> Statistic:
+    def logsumexp(self, scores: Tensor) -> RowStatistic:
         """log sum_j exp(s_ij / T) over any part of the rows; those of all parts add up to the row's (B, H, I)."""
         return log_sum_exp(self._tempered(scores))
 
-    def with_sink(self, log_total: Statistic) -> Statistic:
+    def with_sink(self, logsumexp: RowStatistic) -> RowStatistic:
         """The statistic from a plain log-sum-exp (B, H, I), in one number or two."""
         if self.sink is None:
-            return log_total
-        return _with_sink(log_total, torch.full_like(log_total[0], self.sink))
+            return logsumexp
+        return _with_sink(logsumexp, torch.full_like(logsumexp[0], self.sink))
 
-    def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
-        return softmax_weights(self._tempered(scores), statistic)
+    def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
+        return softmax_weights(self._tempered(scores), row_statistic)
 
-    def log_weights(self, scores: Tensor, statistic: Statistic) -> Tensor:
-        return _log_softmax_weights(self._tempered(scores), statistic)
+    def log_weights(self, scores: Tensor, row_statistic: RowStatistic) -> Tensor:
+        return _log_softmax_weights(self._tempered(scores), row_statistic)
 
-    def rows(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Statistic]:
+    def normalize_rows(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, RowStatistic]:
         if self.sink is not None:
-            return super().rows(scores, columns)
+            return super().normalize_rows(scores, columns)
         s = self._tempered(scores)
         greatest = s.detach().amax(-1)
         empty = greatest.isneginf()
@@ -209,11 +211,11 @@ class Softmax(Normalizer):
             weights = weights.masked_fill(empty.unsqueeze(-1), 0.0)
         return weights, in_two_numbers(greatest, log_sum)
 
-    def solve(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor | None, Statistic]:
+    def normalize_with_logs(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor | None, RowStatistic]:
         if self.sink is not None:
-            return super().solve(scores, columns)
-        weights, statistic = self.rows(scores, columns)
-        return weights, self.log_weights(scores, statistic), statistic
+            return super().normalize_with_logs(scores, columns)
+        weights, row_statistic = self.normalize_rows(scores, columns)
+        return weights, self.log_weights(scores, row_statistic), row_statistic
 
     def _tempered(self, scores: Tensor) -> Tensor:
         if isinstance(self.temperature, Tensor):
@@ -228,7 +230,7 @@ class LearnedSink(nn.Module, Normalizer):
 
     >>> import torch, regard as rg
     >>> scores, columns = torch.tensor([[[[1.0, 3.0]]]]).log(), torch.arange(2)
-    >>> rg.LearnedSink(num_heads=1).rows(scores, columns)[0].detach()  # it begins at 0: 1 / 5 goes nowhere
+    >>> rg.LearnedSink(num_heads=1).normalize_rows(scores, columns)[0].detach()  # it begins at 0: 1 / 5 goes nowhere
     tensor([[[[0.2000, 0.6000]]]])
     """
 
@@ -239,20 +241,20 @@ class LearnedSink(nn.Module, Normalizer):
         super().__init__()
         self.sink = nn.Parameter(torch.zeros(num_heads))
 
-    def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
-        return self.with_sink(self.log_total(scores))
+    def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
+        return self.with_sink(self.logsumexp(scores))
 
-    def log_total(self, scores: Tensor) -> Statistic:
+    def logsumexp(self, scores: Tensor) -> RowStatistic:
         return log_sum_exp(scores)
 
-    def with_sink(self, log_total: Statistic) -> Statistic:
-        return _with_sink(log_total, self.sink.to(log_total[0].dtype).view(1, -1, 1).expand_as(log_total[0]))
+    def with_sink(self, logsumexp: RowStatistic) -> RowStatistic:
+        return _with_sink(logsumexp, self.sink.to(logsumexp[0].dtype).view(1, -1, 1).expand_as(logsumexp[0]))
 
-    def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
-        return softmax_weights(scores, statistic)
+    def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
+        return softmax_weights(scores, row_statistic)
 
-    def log_weights(self, scores: Tensor, statistic: Statistic) -> Tensor:
-        return _log_softmax_weights(scores, statistic)
+    def log_weights(self, scores: Tensor, row_statistic: RowStatistic) -> Tensor:
+        return _log_softmax_weights(scores, row_statistic)
 
     def check(self, sizes: Sizes) -> None:
         if self.sink.shape[0] != sizes.H:
@@ -262,13 +264,13 @@ class LearnedSink(nn.Module, Normalizer):
         return str(self.sink.shape[0])
 
 
-def _with_sink(log_total: Statistic, sink: Tensor) -> Statistic:
-    if len(log_total) == 1:
-        return (torch.logaddexp(log_total[0], sink),)
-    return add_log_sums(log_total, (sink, torch.zeros_like(sink)))
+def _with_sink(logsumexp: RowStatistic, sink: Tensor) -> RowStatistic:
+    if len(logsumexp) == 1:
+        return (torch.logaddexp(logsumexp[0], sink),)
+    return add_log_sums(logsumexp, (sink, torch.zeros_like(sink)))
 
 
-def has_log_total(normalizer: Normalizer) -> TypeGuard[Softmax | LearnedSink]:
+def has_logsumexp(normalizer: Normalizer) -> TypeGuard[Softmax | LearnedSink]:
     """Whether the statistic of a row is the log of a sum, which is known from those of the row's parts."""
     return isinstance(normalizer, Softmax | LearnedSink)
 
@@ -280,11 +282,11 @@ class Sparsemax(Normalizer):
     The Euclidean projection of the scores on the simplex: far scores get exactly 0.
 
     >>> import torch, regard as rg
-    >>> rg.Sparsemax().rows(torch.tensor([[[[0.0, 0.5, -1.0]]]]), torch.arange(3))[0]  # t = -0.25
+    >>> rg.Sparsemax().normalize_rows(torch.tensor([[[[0.0, 0.5, -1.0]]]]), torch.arange(3))[0]  # t = -0.25
     tensor([[[[0.2500, 0.7500, 0.0000]]]])
     """
 
-    def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
+    def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         greatest = _greatest(scores)
         ranked = _from_greatest(scores, greatest).sort(-1, descending=True).values
         counts = torch.arange(1, ranked.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
@@ -293,8 +295,8 @@ class Sparsemax(Normalizer):
         threshold = (sums.gather(-1, support - 1) - 1) / support
         return greatest.squeeze(-1), threshold.squeeze(-1)
 
-    def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
-        greatest, threshold = (t.unsqueeze(-1) for t in statistic)
+    def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
+        greatest, threshold = (t.unsqueeze(-1) for t in row_statistic)
         return _at_most_one((scores - greatest - threshold).clamp_min(0))
 
 
@@ -305,11 +307,11 @@ class Entmax15(Normalizer):
     Halfway between softmax and sparsemax: alpha-entmax with alpha = 1.5.
 
     >>> import torch, regard as rg
-    >>> rg.Entmax15().rows(torch.tensor([[[[0.0, 0.4, -2.0]]]]), torch.arange(3))[0]  # t = -0.6
+    >>> rg.Entmax15().normalize_rows(torch.tensor([[[[0.0, 0.4, -2.0]]]]), torch.arange(3))[0]  # t = -0.6
     tensor([[[[0.3600, 0.6400, 0.0000]]]])
     """
 
-    def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
+    def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         greatest = _greatest(scores)
         ranked = _from_greatest(scores, greatest).sort(-1, descending=True).values / 2
         counts = torch.arange(1, ranked.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
@@ -319,8 +321,8 @@ class Entmax15(Normalizer):
         support = (thresholds <= ranked).sum(-1, keepdim=True).clamp_min(1)  # 0 where a score is NaN
         return greatest.squeeze(-1), thresholds.gather(-1, support - 1).squeeze(-1)
 
-    def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
-        greatest, threshold = (t.unsqueeze(-1) for t in statistic)
+    def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
+        greatest, threshold = (t.unsqueeze(-1) for t in row_statistic)
         return _at_most_one(((scores - greatest) / 2 - threshold).clamp_min(0).square())
 
 
@@ -344,20 +346,20 @@ class TopK(Normalizer):
     shape recomputes a score with another last bit. Rows with fewer than k keys keep them all.
 
     >>> import torch, regard as rg
-    >>> rg.TopK(2).rows(torch.tensor([[[[1.0, 0.5, 3.0]]]]).log(), torch.arange(3))[0]
+    >>> rg.TopK(2).normalize_rows(torch.tensor([[[[1.0, 0.5, 3.0]]]]).log(), torch.arange(3))[0]
     tensor([[[[0.2500, 0.0000, 0.7500]]]])
     """
 
     k: Size
 
-    def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
+    def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         kept = scores.topk(min(self.k, scores.shape[-1]), dim=-1)
         indices = columns[kept.indices].masked_fill(kept.values.isneginf(), -1)
         return *log_sum_exp(kept.values), indices
 
-    def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
-        *log_total, kept = statistic
-        return softmax_weights(scores, tuple(log_total)) * _kept(kept, columns).to(scores.dtype)
+    def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
+        *logsumexp, kept = row_statistic
+        return softmax_weights(scores, tuple(logsumexp)) * _kept(kept, columns).to(scores.dtype)
 
 
 #: The index of the best key in a row with a NaN score.
@@ -369,18 +371,18 @@ class Hardmax(Normalizer):
     """1 on the highest score of the row, 0 elsewhere: softmax at temperature 0. Of equal scores the first wins.
 
     >>> import torch, regard as rg
-    >>> rg.Hardmax().rows(torch.tensor([[[[1.0, 3.0, 3.0]]]]), torch.arange(3))[0]
+    >>> rg.Hardmax().normalize_rows(torch.tensor([[[[1.0, 3.0, 3.0]]]]), torch.arange(3))[0]
     tensor([[[[0., 1., 0.]]]])
     """
 
-    def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
+    def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         best = scores.detach().max(-1, keepdim=True)
         index = columns[best.indices].masked_fill(best.values.isneginf(), -1)
         return (index.masked_fill(best.values.isnan(), UNDEFINED),)
 
-    def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
-        weights = _kept(statistic[0], columns).to(scores.dtype)
-        return weights.masked_fill(statistic[0] == UNDEFINED, torch.nan)
+    def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
+        weights = _kept(row_statistic[0], columns).to(scores.dtype)
+        return weights.masked_fill(row_statistic[0] == UNDEFINED, torch.nan)
 
 
 def _kept(kept: Tensor, columns: Tensor) -> Tensor:
@@ -394,20 +396,20 @@ def _kept(kept: Tensor, columns: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Sum(Normalizer):
+class SumNormalizer(Normalizer):
     """w_ij = s_ij / sum_j s_ij, for scores that are not negative (linear attention, arXiv:2006.16236, eq. 4).
 
     >>> import torch, regard as rg
-    >>> rg.Sum().rows(torch.tensor([[[[1.0, 0.0, 3.0]]]]), torch.arange(3))[0]
+    >>> rg.SumNormalizer().normalize_rows(torch.tensor([[[[1.0, 0.0, 3.0]]]]), torch.arange(3))[0]
     tensor([[[[0.2500, 0.0000, 0.7500]]]])
     """
 
     masked_score = 0.0
     needs_nonnegative = True
 
-    def statistic(self, scores: Tensor, columns: Tensor) -> Statistic:
+    def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         return (scores.sum(-1),)
 
-    def weights(self, scores: Tensor, statistic: Statistic, columns: Tensor) -> Tensor:
-        total = statistic[0].unsqueeze(-1)
+    def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
+        total = row_statistic[0].unsqueeze(-1)
         return _at_most_one(scores / total.masked_fill(total == 0, 1.0))

@@ -43,7 +43,7 @@ def angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor
     if positions.is_floating_point():
         raise RegardError(
             f"positions: {positions.dtype} was given, but they are integers. "
-            "RoPE(width, scaling=Linear(2.0)) halves them."
+            "RoPE(width, scaling=LinearScaling(2.0)) halves them."
         )
     turns = frequencies.to(torch.float64) / (2 * math.pi)
     parts = ((turns - turns.round()) * 2.0**64).clamp_max(2.0**63 - 1024).long()
@@ -67,12 +67,12 @@ class Scaling(ABC):
 
 @checked
 @dataclass(frozen=True)
-class Linear(Scaling):
+class LinearScaling(Scaling):
     """Position interpolation: positions over `factor` (Chen et al. 2023, arXiv:2306.15595).
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 1, 2, 8)
-    >>> scaled = rg.RoPE(8, scaling=rg.Linear(4.0)).encode(x, torch.tensor([40, 80]))
+    >>> scaled = rg.RoPE(8, scaling=rg.LinearScaling(4.0)).encode(x, torch.tensor([40, 80]))
     >>> torch.allclose(scaled, rg.RoPE(8).encode(x, torch.tensor([10, 20])))
     True
     """
@@ -85,11 +85,11 @@ class Linear(Scaling):
 
 @checked
 @dataclass(frozen=True)
-class NTK(Scaling):
+class NTKScaling(Scaling):
     """The base grows so that the slowest wave slows by `factor` and the fastest stays ("NTK-aware", 2023).
 
     >>> import torch, regard as rg
-    >>> rg.NTK(4.0)(torch.tensor([1.0, 0.1, 0.01])) / torch.tensor([1.0, 0.1, 0.01])  # 4^0, 4^-0.5, 4^-1
+    >>> rg.NTKScaling(4.0)(torch.tensor([1.0, 0.1, 0.01])) / torch.tensor([1.0, 0.1, 0.01])  # 4^0, 4^-0.5, 4^-1
     tensor([1.0000, 0.5000, 0.2500])
     """
 
@@ -103,12 +103,12 @@ class NTK(Scaling):
 
 @checked
 @dataclass(frozen=True)
-class Llama3(Scaling):
+class Llama3Scaling(Scaling):
     """Slow waves slow by `factor`, fast ones stay, with a ramp between (Llama 3.1, arXiv:2407.21783).
 
     >>> import torch, regard as rg
     >>> frequencies = torch.tensor([1.0, 1e-5])  # 1,304 turns in the trained length, and a hundredth of one
-    >>> rg.Llama3(factor=8.0)(frequencies) / frequencies
+    >>> rg.Llama3Scaling(factor=8.0)(frequencies) / frequencies
     tensor([1.0000, 0.1250])
     """
 

@@ -25,7 +25,7 @@ class Score(ABC):
 
     A dot-like score implements `prepare` and `scale`; any other implements `tile`, and says in
     `floats_per_score` how many numbers it holds for one score, so that tiles fit in memory.
-    `nonnegative` promises scores of at least 0, which the `Sum` normaliser asks for.
+    `nonnegative` promises scores of at least 0, which the `SumNormalizer` asks for.
 
     >>> import torch, regard as rg
     >>> class Near(rg.Score):

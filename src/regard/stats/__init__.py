@@ -10,10 +10,10 @@ from regard.stats.of_text import text_statistics
 from regard.stats.patterns import Patterns, patterns
 from regard.stats.probes import probe_tokens, shuffle_order
 from regard.stats.profile import LayerProfile, Link, Profile, profile
-from regard.stats.reading import HeadLink, Reading
 from regard.stats.roles import Role, RoleTable, roles
 from regard.stats.statistics import STATISTICS, HeadStatistic
 from regard.stats.text_differences import Difference, differences
+from regard.stats.text_reading import HeadLink, TextReading
 from regard.stats.warnings import CAVEAT, Finding, findings
 
 __all__ = [
@@ -30,10 +30,10 @@ __all__ = [
     "Offsets",
     "Patterns",
     "Profile",
-    "Reading",
     "Role",
     "RoleTable",
     "SameToken",
+    "TextReading",
     "ValueWeighted",
     "differences",
     "divergence",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.checks import Count, checked
 from regard.errors import RegardError
-from regard.maps import AttentionMap, Fold, Received, Tile
+from regard.maps import AttentionMap, Fold, KeyTotals, Tile
 from regard.maps.folds import Shape, State, zeros
 from regard.maps.indices import Index, indices
 
@@ -95,7 +95,7 @@ class ValueWeighted:
 
     def received(self) -> Tensor:
         """sum_i ||w_ij v_j W_O||: how much every key gives away; (B, H, J)."""
-        return self.map.summarize(Received())[0] * self.norms
+        return self.map.summarize(KeyTotals())[0] * self.norms
 
     def per_head(self) -> Tensor:
         """Mean over queries of `carried`: how much a head writes at most; (B, H)."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.checks import checked
 from regard.errors import RegardError
-from regard.maps import AttentionMap, Fold, Mass, Received, Tile
+from regard.maps import AttentionMap, Fold, KeyTotals, MassOn, Tile
 from regard.maps.folds import Shape, State, zeros
 from regard.stats.numbering import layer_numbers
 from regard.stats.warnings import Finding, ending, name_of
@@ -82,7 +82,7 @@ def leaks(number: int, weights: AttentionMap) -> Iterator[Finding]:
 def broadcasts(number: int, weights: AttentionMap, real: Tensor) -> Iterator[Finding]:
     """Weight on padding, and real keys that nobody sees; `real` is (B, J)."""
     real = real.to(weights.device)
-    padding, received = weights.summarize(Mass(~real), Received())
+    padding, received = weights.summarize(MassOn(~real), KeyTotals())
     shared = _shared(received, real)
     why = " Texts of different lengths see the same keys: one mask seems to serve the whole batch." if shared else ""
     I, J = weights.shape[2:]

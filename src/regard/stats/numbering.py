@@ -21,7 +21,7 @@ def layer_number(name: str) -> int | None:
 
 @checked
 def layer_numbers(names: Iterable[str], given: Sequence[int] | None = None) -> list[int]:
-    """The numbers of some layers: those `given`, else those in their module paths.
+    """The numbers of some layers: those `mask_tensor`, else those in their module paths.
 
     Where a path has no number, or the numbers do not rise (an encoder and a decoder, blocks within
     stages), layers are numbered by their place.

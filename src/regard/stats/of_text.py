@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.checks import checked
-from regard.maps import AttentionMap, Fold, Mass
+from regard.maps import AttentionMap, Fold, MassOn
 from regard.stats.folds import Offsets, SameToken, numbers
 from regard.stats.statistics import STATISTICS, Allowed, HeadStatistic
 
@@ -35,7 +35,7 @@ class Chosen(HeadStatistic):
     meaning: ClassVar[str] = "share of the weight on the chosen tokens"
 
     def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
-        return (Mass(torch.tensor(self.keys, dtype=torch.long)),)
+        return (MassOn(torch.tensor(self.keys, dtype=torch.long)),)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.checks import Count, checked
 from regard.errors import RegardError
-from regard.maps import AttentionMap, Fold, Received, Tile
+from regard.maps import AttentionMap, Fold, KeyTotals, Tile
 from regard.maps.folds import Shape, State, zeros
 from regard.stats.statistics import Allowed
 from regard.stats.targets import may_attend
@@ -85,7 +85,7 @@ def patterns(weights: AttentionMap, segments: Sequence[int] | Tensor | None = No
     (allowed,) = one.summarize(Allowed(one))
     near, received, squares, offsets, *inside = one.summarize(
         Beside(Near(NEAR), one, allowed),
-        Beside(Received(), one, allowed),
+        Beside(KeyTotals(), one, allowed),
         Squares(),
         OffsetSums(),
         *(Within(_of(lengths)) for lengths in divisions),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.checks import Count, checked
 from regard.errors import RegardError
-from regard.maps import AttentionMap, Fold, Links, Received, Similarity, Top
+from regard.maps import AttentionMap, Fold, KeyTotals, Links, Similarity, TopLinks
 from regard.stats.numbering import layer_numbers
 from regard.stats.statistics import STATISTICS, Allowed, HeadStatistic
 
@@ -209,8 +209,8 @@ def _layer(
 ) -> LayerProfile:
     wanted: list[tuple[Fold, ...]] = [s.folds(weights, special) for s in statistics]
     shared: list[Fold] = [
-        Top(num_links),
-        Received(),
+        TopLinks(num_links),
+        KeyTotals(),
         Similarity(every=max(1, weights.shape[2] // COMPARED)),
         Allowed(weights),
     ]

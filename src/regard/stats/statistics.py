@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.maps import AttentionMap, Distance, Entropy, Fold, Mass, Tile
+from regard.maps import AttentionMap, Distance, Entropy, Fold, MassOn, Tile
 from regard.maps.folds import Shape, State, zeros
 
 
@@ -28,7 +28,7 @@ class HeadStatistic(ABC):
     >>> class Last(HeadStatistic):
     ...     name, meaning = "last", "share of the weight on the last token"
     ...     def folds(self, weights, special):
-    ...         return (rg.Mass([-1]),)
+    ...         return (rg.MassOn([-1]),)
     >>> x = torch.zeros(1, 2, 4, 8)
     >>> maps = {"layer": rg.attend(rg.Attention(), x, x, x).weights}
     >>> profile(maps, list("abcd"), statistics=[Last()]).layers[0].values
@@ -104,7 +104,7 @@ class Special(HeadStatistic):
     meaning: ClassVar[str] = "share of the weight on special tokens such as [CLS] and [SEP]"
 
     def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
-        return (Mass(torch.tensor(list(special), dtype=torch.long)),)
+        return (MassOn(torch.tensor(list(special), dtype=torch.long)),)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class First(HeadStatistic):
     meaning: ClassVar[str] = "share of the weight on the first token"
 
     def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
-        return (Mass([0]),)
+        return (MassOn([0]),)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Elsewhere(HeadStatistic):
     meaning: ClassVar[str] = "entropy in nats from tokens other than the first and special ones"
 
     def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
-        return Entropy(), Part(tuple(sorted({0, *special})))
+        return Entropy(), WeightOnKeys(tuple(sorted({0, *special})))
 
     def per_head(self, *results: Any) -> Tensor:
         entropy, (mass, part) = results
@@ -211,7 +211,7 @@ class Offset(Fold):
 
 
 @dataclass(frozen=True)
-class Part(Fold):
+class WeightOnKeys(Fold):
     """Weight of every query on some keys (indices), and their contribution to its entropy; (B, H, I) each."""
 
     keys: tuple[int, ...]

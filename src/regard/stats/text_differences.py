@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from regard.errors import RegardError
-from regard.stats.reading import Reading
+from regard.stats.text_reading import TextReading
 
 #: Statistics between 0 and 1. The others grow with the length of a text, so texts cannot be compared by them.
 SHARES = ("evenness", "special", "previous", "next", "itself")
@@ -19,10 +19,10 @@ class Difference:
     """One head: the statistic that differs most between the texts, its value on each text, and their range.
 
     >>> import torch, regard as rg
-    >>> from regard.stats import Reading, differences
+    >>> from regard.stats import TextReading, differences
     >>> q, k = 20 * torch.eye(4).expand(1, 1, 4, 4), torch.eye(4).expand(1, 1, 4, 4)
     >>> maps = [rg.attend(rg.Attention(), query, k, k).weights for query in (q, q.flip(2))]
-    >>> (head,) = differences([Reading.of("", {"layers.0": weights}) for weights in maps])
+    >>> (head,) = differences([TextReading.of("", {"layers.0": weights}) for weights in maps])
     >>> head.statistic, [round(value) for value in head.values], round(head.spread)
     ('itself', [1, 0], 1)
     """
@@ -34,13 +34,13 @@ class Difference:
     spread: float
 
 
-def differences(readings: Sequence[Reading]) -> list[Difference]:
+def differences(readings: Sequence[TextReading]) -> list[Difference]:
     """One `Difference` for every head, the largest spread first. All readings are of the same layers of one model.
 
     >>> import torch, regard as rg
-    >>> from regard.stats import Reading
+    >>> from regard.stats import TextReading
     >>> x = torch.zeros(1, 1, 3, 4)
-    >>> reading = Reading.of("", {"layers.0": rg.attend(rg.Attention(), x, x, x).weights})
+    >>> reading = TextReading.of("", {"layers.0": rg.attend(rg.Attention(), x, x, x).weights})
     >>> [head.spread for head in differences([reading, reading])]
     [0.0]
     """

@@ -51,9 +51,9 @@ def _size(weights: AttentionMap, dtype: torch.dtype) -> int:
 def _exact(weights: AttentionMap, dtype: torch.dtype) -> dict[str, Any]:
     if not is_dot(weights):
         return {"form": "weights", "weights": encode(weights.dense()[0].float())}
-    query, key, statistic = scaled(weights)
+    query, key, row_statistic = scaled(weights)
     parts = {"form": "dot", "half": dtype == torch.float16, "width": query.shape[-1], "keyHeads": len(key)}
-    parts |= {"query": encode(query.to(dtype)), "key": encode(key.to(dtype)), "statistic": encode(statistic)}
+    parts |= {"query": encode(query.to(dtype)), "key": encode(key.to(dtype)), "row_statistic": encode(row_statistic)}
     mask = weights.attention.mask
     return parts if mask is None else parts | {"mask": _bits(mask.allowed(weights.grid), weights.shape)}
 

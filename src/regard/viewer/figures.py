@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.maps import AttentionMap
 from regard.seq2seq.runs.files import write_whole
-from regard.stats import LayerProfile, Offsets, Profile, Reading, Role, RoleTable
+from regard.stats import LayerProfile, Offsets, Profile, Role, RoleTable, TextReading
 from regard.stats.roles import KINDS, QUERIES
 
 SCALE = "Blues"
@@ -59,7 +59,7 @@ def heatmap(weights: Tensor, queries: Sequence[str], keys: Sequence[str], title:
     return figure
 
 
-def heads_grid(reading: Reading) -> Any:
+def heads_grid(reading: TextReading) -> Any:
     """A thumbnail of every head: a row per layer, a column per head."""
     maps = [weights.pool(THUMBNAIL, THUMBNAIL)[0].cpu() for weights in reading.maps.values()]
     rows, cols = len(maps), max(len(m) for m in maps)
@@ -91,7 +91,7 @@ def statistic_map(profile: Profile, name: str) -> Any:
     return figure
 
 
-def role_map(reading: Reading) -> Any:
+def role_map(reading: TextReading) -> Any:
     """The role of every head in its colour, with its score and its score on shuffled words: a row per layer.
 
     A head with several roles shows the role with the highest score. A head without a role is blank.
@@ -180,7 +180,7 @@ def offset_bars(weights: AttentionMap, title: str = "", batch: int = 0) -> Any:
     return figure
 
 
-def save_figures(folder: str | os.PathLike[str], reading: Reading) -> list[Path]:
+def save_figures(folder: str | os.PathLike[str], reading: TextReading) -> list[Path]:
     """Write every figure of a reading as a PNG file in `folder`, each completely or not at all."""
     folder = Path(folder)
     figures = {"heads": heads_grid(reading)}
@@ -199,7 +199,7 @@ def save_figures(folder: str | os.PathLike[str], reading: Reading) -> list[Path]
     return [_save(figure, folder / f"{name}.png") for name, figure in figures.items()]
 
 
-def _mean_heatmap(reading: Reading, layer: LayerProfile) -> Any:
+def _mean_heatmap(reading: TextReading, layer: LayerProfile) -> Any:
     mean = reading.maps[layer.name][0].mean(0).cpu()
     title = f"layer {layer.number}, mean of all heads"
     return heatmap(mean, reading.profile.query_tokens, reading.profile.tokens, title)

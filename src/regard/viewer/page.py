@@ -16,7 +16,7 @@ from typing import Any
 from regard.checks import checked
 from regard.errors import RegardError
 from regard.seq2seq.runs.files import write_whole
-from regard.stats import Reading
+from regard.stats import TextReading
 from regard.viewer.embedded import embedded
 from regard.viewer.sheet import COMMON, Sheet, sheets_of
 
@@ -28,7 +28,7 @@ POLICY = (
 
 
 @checked
-def write_page(path: str | os.PathLike[str], texts: Sequence[Reading | Sheet]) -> Path:
+def write_page(path: str | os.PathLike[str], texts: Sequence[TextReading | Sheet]) -> Path:
     """Write the page of some texts to `path`, completely or not at all. Missing folders are created.
 
     Weights are exact if queries and keys fit into the page, at most 15 MB in all. Maps of longer texts are shown in
@@ -37,12 +37,12 @@ def write_page(path: str | os.PathLike[str], texts: Sequence[Reading | Sheet]) -
     if not isinstance(path, str | os.PathLike):
         raise RegardError(
             f"write_page: the first argument must be the path of the file, got {type(path).__name__}. "
-            "Example: write_page('page.html', [reading]); Reading.of(title, maps, tokens) makes a reading."
+            "Example: write_page('page.html', [reading]); TextReading.of(title, maps, tokens) makes a reading."
         )
     path = Path(path)
     sheets = sheets_of(texts)
     if not sheets:
-        raise RegardError("write_page: there is no text to show. Give at least one Reading.")
+        raise RegardError("write_page: there is no text to show. Give at least one TextReading.")
     write_whole(path, render(sheets))
     return path
 

@@ -18,8 +18,8 @@ from regard.stats import (
     STATISTICS,
     LayerProfile,
     Offsets,
-    Reading,
     RoleTable,
+    TextReading,
     divergence,
     head_map,
     sample_rows,
@@ -68,7 +68,7 @@ class Sheet:
 
     @staticmethod
     def of(
-        reading: Reading,
+        reading: TextReading,
         gold: Sequence[tuple[int, int, bool]] = (),
         aligned: str = "",
         charts: Sequence[Mapping[str, Any]] = (),
@@ -95,7 +95,7 @@ class Sheet:
             "layers": [_layer(layer, small, near, reading) for layer, (small, _), near in layers],
             "places": _places(maps),
             "findings": [vars(finding) for finding in reading.findings],
-            "told": reading.roles is not None,
+            "has_roles": reading.roles is not None,
             "gold": [list(link) for link in gold],
             "aligned": aligned,
             "charts": list(charts),
@@ -103,15 +103,17 @@ class Sheet:
         return Sheet(about, maps, [ready for _, ready in pooled])
 
 
-def sheets_of(texts: Sequence[Reading | Sheet]) -> list[Sheet]:
+def sheets_of(texts: Sequence[TextReading | Sheet]) -> list[Sheet]:
     """The sheets of readings."""
     wrong = (
-        next((text for text in texts if not isinstance(text, Reading | Sheet)), None) if _is_listed(texts) else texts
+        next((text for text in texts if not isinstance(text, TextReading | Sheet)), None)
+        if _is_listed(texts)
+        else texts
     )
     if wrong is not None:
         raise RegardError(
-            f"page: texts must be a list of Reading or Sheet, got {type(wrong).__name__}. For the maps of "
-            "rg.watch: [Reading.of(title, seen.maps, tokens)], with Reading from regard.stats."
+            f"page: texts must be a list of TextReading or Sheet, got {type(wrong).__name__}. For the maps of "
+            "rg.watch: [TextReading.of(title, seen.maps, tokens)], with TextReading from regard.stats."
         )
     return [text if isinstance(text, Sheet) else Sheet.of(text) for text in texts]
 
@@ -151,7 +153,7 @@ def _pooled(weights: AttentionMap, pooled: Any) -> tuple[Tensor, Cells | None]:
     return coarser((mean, greatest), steps, level, I)[0], (mean.half(), greatest.half())
 
 
-def _layer(layer: LayerProfile, small: Tensor, offsets: Tensor, reading: Reading) -> dict[str, Any]:
+def _layer(layer: LayerProfile, small: Tensor, offsets: Tensor, reading: TextReading) -> dict[str, Any]:
     received = layer.received
     if received.shape[-1] > STRETCHES:
         received = torch.nn.functional.adaptive_avg_pool1d(received[None], STRETCHES)[0]
@@ -197,7 +199,7 @@ def _places(maps: Sequence[AttentionMap]) -> list[list[float]] | None:
     return [[_short(value) for value in point] for point in head_map(distance.sqrt())]
 
 
-def _start(reading: Reading) -> dict[str, int]:
+def _start(reading: TextReading) -> dict[str, int]:
     """The first view of the page: "it" or a token in the middle, in the head with its most notable weight."""
     ordinary = reading.profile.ordinary or [0]
     query = reading.find("it")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from regard.errors import RegardError
 from regard.maps import AttentionMap
-from regard.stats import Reading
+from regard.stats import TextReading
 from regard.viewer.answers import Answers, NoAnswer
 from regard.viewer.page import bundle, embed, payload
 from regard.viewer.sheet import Sheet, page_folds, sheets_of
 
 if TYPE_CHECKING:
-    from regard.hf.capture.model_maps import Watched
+    from regard.hf.capture.model_maps import WatchedAttention
 
 #: The most bytes of maps inside the widget.
 EMBEDDED_BYTES = 4 << 20
@@ -55,7 +55,7 @@ def widget_class() -> type[Any]:
     return Regard
 
 
-def show_texts(texts: Sequence[Reading | Sheet]) -> Any:
+def show_texts(texts: Sequence[TextReading | Sheet]) -> Any:
     """The widget of readings."""
     if not texts:
         raise RegardError("show: there is no text to show.")
@@ -67,7 +67,9 @@ def show_map(weights: AttentionMap, tokens: Sequence[str] | None, queries: Seque
     return show_texts([_reading("Attention", {"attention": weights}, tokens, queries, batch)])
 
 
-def show_watched(seen: Watched, tokens: Sequence[str] | None, targets: Sequence[str] | None, batch: int) -> Any:
+def show_watched(
+    seen: WatchedAttention, tokens: Sequence[str] | None, targets: Sequence[str] | None, batch: int
+) -> Any:
     """The widget of a watched model: one text per part. The encoder reads `tokens`, the decoder reads `targets`.
 
     If a module was called several times, as in generation, the last call with exactly these tokens is shown.
@@ -94,7 +96,7 @@ def show_watched(seen: Watched, tokens: Sequence[str] | None, targets: Sequence[
     return show_texts(readings)
 
 
-def _call_that_read(view: Watched, tokens: Sequence[str] | None) -> tuple[int, Sequence[str] | None]:
+def _call_that_read(view: WatchedAttention, tokens: Sequence[str] | None) -> tuple[int, Sequence[str] | None]:
     """The number, from the end, of the last call with these tokens, and the tokens that it read.
 
     In generation the model never reads the last token it generated.
@@ -108,5 +110,5 @@ def _call_that_read(view: Watched, tokens: Sequence[str] | None) -> tuple[int, S
     return -1, tokens[:-1] if len(sizes) > 1 and sizes[-1] == len(tokens) - 1 else tokens
 
 
-def _reading(title: str, maps: dict[str, AttentionMap], tokens: Any, queries: Any, batch: int) -> Reading:
-    return Reading.of(title, maps, tokens, queries=queries, batch=batch, also=page_folds)
+def _reading(title: str, maps: dict[str, AttentionMap], tokens: Any, queries: Any, batch: int) -> TextReading:
+    return TextReading.of(title, maps, tokens, queries=queries, batch=batch, also=page_folds)

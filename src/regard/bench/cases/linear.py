@@ -29,12 +29,12 @@ class SoftmaxAndExp(rg.FeatureMap):
 def cases(setting: Setting) -> Iterator[Case]:
     """Causal, at 16,384 tokens, and at 65,536 where all is asked for."""
     gpu = setting.device == "cuda"
-    plain = rg.Attention(rg.Kernel(rg.EluPlusOne()), mask=rg.causal(), normalizer=rg.Sum())
+    plain = rg.Attention(rg.KernelScore(rg.EluPlusOne()), mask=rg.causal(), normalizer=rg.SumNormalizer())
     for n in (16_384, 65_536) if gpu else (4096, 16_384, 65_536) if setting.full else (4096, 16_384):
         yield _linear(setting, plain, n)
     if gpu:
         return
-    softmax = rg.Attention(rg.Kernel(SoftmaxAndExp()), mask=rg.causal(), normalizer=rg.Sum())
+    softmax = rg.Attention(rg.KernelScore(SoftmaxAndExp()), mask=rg.causal(), normalizer=rg.SumNormalizer())
     side = Side(
         "linear-attention-transformer",
         partial(packages.linear_transformer, 64),
@@ -45,7 +45,9 @@ def cases(setting: Setting) -> Iterator[Case]:
         needs=8 << 30,
     )
     yield _case(setting, "linear", "linear, softmax(q) and exp(k)", softmax, 16_384, (side,))
-    performer = rg.Attention(rg.Kernel(rg.RandomFeatures(WIDTH, FEATURES)), mask=rg.causal(), normalizer=rg.Sum())
+    performer = rg.Attention(
+        rg.KernelScore(rg.RandomFeatures(WIDTH, FEATURES)), mask=rg.causal(), normalizer=rg.SumNormalizer()
+    )
     theirs = Side(
         "performer-pytorch",
         partial(packages.performer, performer),

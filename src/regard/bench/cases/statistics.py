@@ -51,7 +51,7 @@ def streaming(attention: rg.Attention, *inputs: Tensor) -> Callable[..., tuple[T
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         entropy, top, received, cells = weights.summarize(
-            rg.Entropy(), rg.Top(TOP), rg.Received(), rg.Pool(CELLS, CELLS)
+            rg.Entropy(), rg.TopLinks(TOP), rg.KeyTotals(), rg.Pool(CELLS, CELLS)
         )
         return entropy, top.weights, received, cells
 

@@ -3,6 +3,6 @@
 from regard.engine.ring.exchange import Exchange, RankLost
 from regard.engine.ring.plan import RingPlan
 from regard.engine.ring.ring import Ring
-from regard.engine.ring.turn import Turn
+from regard.engine.ring.ring_call import RingCall
 
-__all__ = ["Exchange", "RankLost", "Ring", "RingPlan", "Turn"]
+__all__ = ["Exchange", "RankLost", "Ring", "RingCall", "RingPlan"]

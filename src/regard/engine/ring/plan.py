@@ -11,11 +11,11 @@ from torch import Tensor
 
 from regard.attention import Attention, Prepared
 from regard.engine.blocked import Blocked
-from regard.engine.machine import seconds
+from regard.engine.formatting import duration, number, rough, size
 from regard.engine.problem import Cost
-from regard.engine.ring.part import Part, without_sink
+from regard.engine.ring.kv_chunk import KVChunk, without_sink
 from regard.engine.ring.route import Route
-from regard.engine.words import duration, number, rough, size
+from regard.engine.speed_model import seconds
 from regard.positions import Positions
 from regard.spans import Spans
 
@@ -107,8 +107,8 @@ class RingPlan:
     def _work(self, rank: int) -> list[tuple[Cost, float | None]]:
         """What each part takes."""
         if rank not in self._known:
-            costs = [(part, Blocked().cost(part)) for part in self._parts(rank)]
-            self._known[rank] = [(cost, seconds("blocked", part, cost)) for part, cost in costs]
+            costs = [(chunk, Blocked().cost(chunk)) for chunk in self._chunks(rank)]
+            self._known[rank] = [(cost, seconds("blocked", chunk, cost)) for chunk, cost in costs]
         return self._known[rank]
 
     @cached_property
@@ -153,17 +153,17 @@ class RingPlan:
         made = {id(t) for t in self._made}
         return [r for t, r in zip(self.prepared.tensors(), self.prepared.on_rows(), strict=True) if id(t) in made]
 
-    def _parts(self, rank: int) -> Iterator[Part]:
+    def _chunks(self, rank: int) -> Iterator[KVChunk]:
         """The parts of a rank, around tensors that take no memory."""
         mine = self.attention
         attention = Attention(mine.score, bias=mine.bias, mask=mine.mask, normalizer=without_sink(mine.normalizer))
         for owner in range(self.ranks):
-            for queries, keys in self.route.parts(rank, owner):
+            for queries, keys in self.route.chunks(rank, owner):
                 prepared = self._as_long(queries, keys).detach()
                 value = self.value.detach().expand(-1, -1, len(keys), -1)
                 with torch.no_grad():
-                    part = Part.of(attention, prepared, value, queries, keys)
-                yield part
+                    chunk = KVChunk.of(attention, prepared, value, queries, keys)
+                yield chunk
 
     def _as_long(self, queries: Spans, keys: Spans) -> Prepared:
         lengths = [len(queries) if rows else len(keys) for rows in self.prepared.on_rows()]

@@ -16,11 +16,11 @@ from regard.checks import checked
 from regard.engine.problem import Problem
 from regard.engine.ring.digests import Contents, words
 from regard.engine.ring.exchange import Agreement, Exchange
-from regard.engine.ring.part import refusal
+from regard.engine.ring.kv_chunk import refusal
 from regard.engine.ring.plan import RingPlan
+from regard.engine.ring.ring_call import RingCall
 from regard.engine.ring.route import Route
-from regard.engine.ring.shares import LAYOUTS, Share, shares, shares_of
-from regard.engine.ring.turn import Turn
+from regard.engine.ring.sharding import LAYOUTS, ShardPositions, shares, shares_of
 from regard.engine.transforms import HIDDEN_GRADIENTS, TRANSFORMED, is_transformed
 from regard.errors import RegardError, nearest
 from regard.pieces.contents import take_apart
@@ -103,7 +103,7 @@ class Ring:
             )
         return exchange
 
-    def turn(
+    def start_call(
         self,
         attention: Attention,
         query: Tensor,
@@ -111,7 +111,7 @@ class Ring:
         value: Tensor,
         positions: Positions | None = None,
         check: Callable[[], None] = lambda: None,
-    ) -> Turn:
+    ) -> RingCall:
         """This rank's share of a call, after a handshake of all ranks. Collective.
 
         What a rank refuses, also by `check`, all ranks raise.
@@ -125,8 +125,8 @@ class Ring:
         sizes = Sizes.of(query, key, value)
         route = _route(attention, sizes, key, held, positions)
         rows, keys = (where[exchange.rank] for where in (route.queries, route.keys))
-        mine = Share(rows.intervals[0][0], keys, rows)
-        return Turn(Problem(attention, query, key, value, mine, sizes), route, exchange, agreement.number)
+        mine = ShardPositions(rows.intervals[0][0], keys, rows)
+        return RingCall(Problem(attention, query, key, value, mine, sizes), route, exchange, agreement.number)
 
     def plan(
         self, attention: Attention, query: Tensor, key: Tensor, value: Tensor, positions: Positions | None = None
@@ -137,8 +137,8 @@ class Ring:
             held = [shares(length, self.ranks, self.layout) for length in (sizes.I, sizes.J)]
             route = _route(attention, sizes, key, held, positions)
             return RingPlan.of(attention, query, key, value, route, self.layout)
-        turn = self.turn(attention, query, key, value, positions)
-        return RingPlan.of(attention, query, key, value, turn.route, self.layout, turn.exchange.rank)
+        ring_call = self.start_call(attention, query, key, value, positions)
+        return RingPlan.of(attention, query, key, value, ring_call.route, self.layout, ring_call.exchange.rank)
 
     def _agree(
         self,

@@ -18,7 +18,7 @@ def reach(mask: Mask | None, start: int, stop: int) -> Spans:
     if mask is None:
         return EVERYTHING
     step = -(-(stop - start) // QUESTIONS)
-    parts = (mask.may(first, min(first + step, stop)) for first in range(start, stop, step))
+    parts = (mask.any_allowed(first, min(first + step, stop)) for first in range(start, stop, step))
     return Spans.union(interval for part in parts for interval in part)
 
 
@@ -43,7 +43,7 @@ class Route:
         """Positions of the owner's keys that travel to a rank."""
         return Spans.union(part for found in self._reaches[rank] for part in found & self.keys[owner])
 
-    def parts(self, rank: int, owner: int) -> Iterator[tuple[Spans, Spans]]:
+    def chunks(self, rank: int, owner: int) -> Iterator[tuple[Spans, Spans]]:
         """Each stretch of a rank's queries with those of the owner's keys it needs, a stretch of keys at a time."""
         for stretch, found in zip(self.queries[rank], self._reaches[rank], strict=True):
             for held in self.keys[owner]:

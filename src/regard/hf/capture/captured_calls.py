@@ -26,7 +26,7 @@ class NotCaptured(RegardError, KeyError):
 
 
 @dataclass(eq=False)
-class Keys:
+class SharedKeys:
     """Keys (B, G, J, D) that several calls with a growing cache share; each call uses the first of them."""
 
     tensor: Tensor
@@ -49,7 +49,7 @@ class Capture:
     attention: Attention
     positions: Positions
     query: Tensor
-    keys: Keys
+    keys: SharedKeys
     check: Check
 
     @property
@@ -68,7 +68,7 @@ class Capture:
 
 
 @dataclass(eq=False)
-class Told:
+class ModuleMap:
     """A map that a module of `regard.nn` reported, or the maps of consecutive decoding steps.
 
     Without `steps` every call has its own map: another call of `attend` may have other pieces.
@@ -89,7 +89,7 @@ class Told:
             self.maps[:] = [joined(self.maps)]
         return self.maps[0]
 
-    def append(self, later: Told) -> bool:
+    def append(self, later: ModuleMap) -> bool:
         """Append the map of a later call if its queries follow; returns whether they do."""
         if not (self.steps and later.steps):
             return False
@@ -125,14 +125,14 @@ class FoldedCall:
 
 
 @dataclass(eq=False)
-class Part:
+class ModuleCalls:
     """One attention module: the part of the model it is in, its calls in order, and statistics if they are kept."""
 
     part: str
-    calls: list[Capture | RerunCall | Told | DeferredCall | FoldedCall] = field(default_factory=list)
+    calls: list[Capture | RerunCall | ModuleMap | DeferredCall | FoldedCall] = field(default_factory=list)
     statistics: ModuleStatistics | None = None
 
-    def add(self, capture: Capture | RerunCall | Told | DeferredCall) -> None:
+    def add(self, capture: Capture | RerunCall | ModuleMap | DeferredCall) -> None:
         """Append a call. If its keys begin with those of the call before, both calls share them."""
         if self.statistics is not None:
             weights = capture.map
@@ -141,7 +141,7 @@ class Part:
             self.calls.append(FoldedCall(self.statistics.name, capture.shape, capture.check))
             return
         last = self.calls[-1] if self.calls else None
-        if isinstance(last, Told) and isinstance(capture, Told) and last.append(capture):
+        if isinstance(last, ModuleMap) and isinstance(capture, ModuleMap) and last.append(capture):
             return
         if isinstance(last, Capture) and isinstance(capture, Capture) and last.keys.grow(capture.keys.tensor):
             capture.keys = last.keys

@@ -1,4 +1,4 @@
-"""`Watched`, the result of `watch`: a map for each attention module, and why other modules have none."""
+"""`WatchedAttention`, the result of `watch`: a map for each attention module, and why other modules have none."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from regard.display import viewer
 from regard.errors import RegardError, nearest
-from regard.hf.capture.captured_calls import NotCaptured, Part
+from regard.hf.capture.captured_calls import ModuleCalls, NotCaptured
 from regard.hf.capture.module_statistics import ModuleStatistics
 from regard.hf.capture.verification import Check
 from regard.maps.attention_map import AttentionMap
 
 
-class Watched(Mapping[str, AttentionMap]):
+class WatchedAttention(Mapping[str, AttentionMap]):
     """The attention maps of a watched model, by module path; `seen[3]` is the fourth map.
 
     A module that was called several times (generation, shared layers) has one map for each call: `seen[name]` is the
@@ -25,14 +25,16 @@ class Watched(Mapping[str, AttentionMap]):
     Rows without any allowed key (padding) are zeros, whatever the backend returns there.
 
     >>> import torch, regard as rg
-    >>> encoder = rg.nn.Blueprint(8, num_heads=2).encoder(layers=2).eval()
+    >>> encoder = rg.nn.TransformerConfig(8, num_heads=2).encoder(layers=2).eval()
     >>> with rg.watch(encoder) as seen:
     ...     states = encoder(torch.randn(1, 5, 8))
     >>> seen.names, seen[1].shape
     (['layers.0.self_attention', 'layers.1.self_attention'], (1, 2, 5, 5))
     """
 
-    def __init__(self, parts: dict[str, Part], missing: dict[str, str], order: list[str], verified: bool) -> None:
+    def __init__(
+        self, parts: dict[str, ModuleCalls], missing: dict[str, str], order: list[str], verified: bool
+    ) -> None:
         self._parts, self._missing, self._order, self._verified = parts, missing, order, verified
 
     @property
@@ -70,17 +72,17 @@ class Watched(Mapping[str, AttentionMap]):
         return dict(self._missing)
 
     @property
-    def encoder(self) -> Watched:
+    def encoder(self) -> WatchedAttention:
         """The self-attention of the encoder."""
         return self._view(lambda part: part == "encoder")
 
     @property
-    def decoder(self) -> Watched:
+    def decoder(self) -> WatchedAttention:
         """The self-attention of the decoder."""
         return self._view(lambda part: part == "decoder")
 
     @property
-    def cross(self) -> Watched:
+    def cross(self) -> WatchedAttention:
         """The attention of the decoder to the encoder."""
         return self._view(lambda part: part == "cross")
 
@@ -115,13 +117,13 @@ class Watched(Mapping[str, AttentionMap]):
     def __repr__(self) -> str:
         lines = [f"  {number}: {name} {_shape(self._parts[name])}" for number, name in enumerate(self.names)]
         lines += [f"  missing: {name}: {reason}" for name, reason in self._missing.items()]
-        return "\n".join([f"Watched({len(self)} attention modules)", *lines])
+        return "\n".join([f"WatchedAttention({len(self)} attention modules)", *lines])
 
-    def _view(self, belongs: Callable[[str], bool]) -> Watched:
+    def _view(self, belongs: Callable[[str], bool]) -> WatchedAttention:
         parts = {name: part for name, part in self._parts.items() if belongs(part.part)}
-        return Watched(parts, self._missing, self._order, self._verified)
+        return WatchedAttention(parts, self._missing, self._order, self._verified)
 
-    def _part(self, name: str | int) -> Part:
+    def _part(self, name: str | int) -> ModuleCalls:
         names = self.names
         if isinstance(name, int):
             if not -len(names) <= name < len(names):
@@ -152,7 +154,7 @@ def worst(checks: list[Check]) -> Check:
     return replace(result, note=f"{skipped} of {len(checks)} calls not verified") if skipped and result.ok else result
 
 
-def _shape(part: Part) -> str:
+def _shape(part: ModuleCalls) -> str:
     B, H, I, J = part.calls[-1].shape
     calls = f", call {len(part.calls)}" if len(part.calls) > 1 else ""
     return f"({B} x {H} heads x {I} x {J}{calls})"

@@ -24,9 +24,9 @@ from regard.hf.capture.softmax_trace import Trace
 from regard.hf.capture.verification import Check
 from regard.hf.masks.mask_tensors import recognise
 from regard.maps import attention_map
-from regard.maps.attention_map import AttentionMap, Part
+from regard.maps.attention_map import AttentionMap, TileKeys
 from regard.pieces.grid import Grid
-from regard.pieces.normalizer import Statistic
+from regard.pieces.normalizer import RowStatistic
 from regard.positions import Positions
 from regard.shapes import at_least_float32, to_device
 
@@ -123,7 +123,7 @@ class RerunMap(AttentionMap):
         return Attention(mask=None if "given" in repr(rule) else rule).eval()
 
     @property
-    def statistic(self) -> Statistic:  # type: ignore[override]
+    def row_statistic(self) -> RowStatistic:  # type: ignore[override]
         """Empty: these weights are already normalised."""
         return ()
 
@@ -154,7 +154,9 @@ class RerunMap(AttentionMap):
         weights = self._source()[:, :, rows][..., cols]
         return at_least_float32(weights[self.grid.batch][:, self.grid.head])
 
-    def _looks(self, rows: slice, parts: list[Part], collected: Collected) -> Iterator[tuple[Tensor, Tensor | None]]:
+    def _looks(
+        self, rows: slice, parts: list[TileKeys], collected: Collected
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
         for cols, _ in parts:
             yield self._weights(rows, cols), None
 

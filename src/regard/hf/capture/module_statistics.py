@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from regard.errors import RegardError, nearest
-from regard.maps import AttentionMap, Distance, Entropy, Fold, Received, Top
+from regard.maps import AttentionMap, Distance, Entropy, Fold, KeyTotals, TopLinks
 from regard.maps.folds import State
 
 #: The default folds; their results take O(n) memory.
-FOLDS: tuple[Fold, ...] = (Entropy(), Top(1), Distance(), Received())
+FOLDS: tuple[Fold, ...] = (Entropy(), TopLinks(1), Distance(), KeyTotals())
 
 
 @dataclass(eq=False)

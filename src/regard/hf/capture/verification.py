@@ -138,7 +138,7 @@ def _recompute(
         query, key, value = observed.inputs.folded(entries, rows)
         tile = replace(tile, query=query, key=key)
     s = scores(attention, tile, grid)
-    weights = attention.normalizer.weights(s, attention.normalizer.statistic(s, columns), columns)
+    weights = attention.normalizer.weights(s, attention.normalizer.row_statistic(s, columns), columns)
     output = grouped_values(weights, at_least_float32(value))
     if observed.inputs is not None:
         output = observed.inputs.project_output(output)

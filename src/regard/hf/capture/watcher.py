@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.attention_output import attend_listeners
 from regard.checks import checked
 from regard.errors import RegardError, nearest
 from regard.hf.attention_modules import (
@@ -29,9 +30,9 @@ from regard.hf.attention_modules import (
     parts_of_torch_layers,
 )
 from regard.hf.calls import DIRECT, NO_NUMBERS, Call, Masks, Untranslatable, translate
-from regard.hf.capture.captured_calls import Capture, Keys, Part, Told
+from regard.hf.capture.captured_calls import Capture, ModuleCalls, ModuleMap, SharedKeys
 from regard.hf.capture.lazy_projection import DeferredCall
-from regard.hf.capture.model_maps import Watched
+from regard.hf.capture.model_maps import WatchedAttention
 from regard.hf.capture.module_hooks import inside_backward, module_calls
 from regard.hf.capture.module_rerun import LastWeights, RerunCall, snapshot
 from regard.hf.capture.module_statistics import ModuleStatistics, checked_folds
@@ -41,7 +42,6 @@ from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.capture.verification import Check, check
 from regard.maps import AttentionMap, Fold
 from regard.nn import Attends, listeners
-from regard.seen import attend_listeners
 
 KEEPS = ("qk", "statistics")
 ALL = "all"
@@ -64,7 +64,7 @@ def watch(
     keep: str = "qk",
     verify: bool | str = True,
     folds: Iterable[Fold] | None = None,
-) -> AbstractContextManager[Watched]:
+) -> AbstractContextManager[WatchedAttention]:
     """Capture every attention map of a model, of transformers or in plain torch, while it runs on its own backend.
 
     The watch keeps queries and keys, O(n) for each layer. Weights are recomputed from them when you read a map. The
@@ -104,20 +104,20 @@ def watch(
 
 
 @contextmanager
-def _watching(watcher: _Watcher) -> Iterator[Watched]:
+def _watching(watcher: _Watcher) -> Iterator[WatchedAttention]:
     with watcher.observing():
         yield watcher.seen
     watcher.conclude()
 
 
-class _Watch(AbstractContextManager[Watched]):
+class _Watch(AbstractContextManager[WatchedAttention]):
     """A context manager that can be entered several times: each block captures its own calls."""
 
-    def __init__(self, begin: Callable[[], AbstractContextManager[Watched]]) -> None:
+    def __init__(self, begin: Callable[[], AbstractContextManager[WatchedAttention]]) -> None:
         self._begin = begin
-        self._blocks: list[AbstractContextManager[Watched]] = []
+        self._blocks: list[AbstractContextManager[WatchedAttention]] = []
 
-    def __enter__(self) -> Watched:
+    def __enter__(self) -> WatchedAttention:
         block = self._begin()
         seen = block.__enter__()
         self._blocks.append(block)
@@ -160,12 +160,12 @@ class _Watcher:
         attending = self._read_names()
         chosen.check(self.names.values(), attending)
         self.torch_parts, self.deferred = parts_of_torch_layers(model), inside_torch_layers(model)
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, ModuleCalls] = {}
         self.missing: dict[str, str] = {}
         self.num_calls: Counter[str] = Counter()
         self.stack: list[RunningModule] = []
         self.running: list[nn.Module] = []
-        self.seen = Watched(self.parts, self.missing, self.order, bool(verify))
+        self.seen = WatchedAttention(self.parts, self.missing, self.order, bool(verify))
 
     def _read_names(self) -> dict[str, nn.Module]:
         """Read module paths and attention modules. A model may replace its modules while it runs (BigBird)."""
@@ -260,14 +260,14 @@ class _Watcher:
         """Keep one call of a backend, if its module belongs to the model."""
         self._keep_call(self.names.get(call.module), lambda: ObservedCall(call, _first(output)))
 
-    def told(self, module: nn.Module | None, weights: AttentionMap) -> None:
+    def on_attention(self, module: nn.Module | None, weights: AttentionMap) -> None:
         """Keep a map reported by a module of `regard.nn`, or by `attend` for the module that called it."""
         called = module is None
         if called and (backend_calls.inside or not self.running or isinstance(self.running[-1], Attends)):
             return  # the backend call is observed, and these modules report their own maps
         name = self.names.get(self.running[-1] if module is None else module)
         note = "regard.attend reported its own map" if called else "the module reported its own map"
-        self._keep(name, lambda: Told([weights], Check(name or "", note=note), steps=not called))
+        self._keep(name, lambda: ModuleMap([weights], Check(name or "", note=note), steps=not called))
 
     # Captures
 
@@ -275,7 +275,7 @@ class _Watcher:
         self._keep(name, lambda: self._capture(name or "", observe()))
 
     @torch.no_grad()
-    def _keep(self, name: str | None, capture: Callable[[], Capture | RerunCall | Told | DeferredCall]) -> None:
+    def _keep(self, name: str | None, capture: Callable[[], Capture | RerunCall | ModuleMap | DeferredCall]) -> None:
         if name is None or name not in self.chosen or name in self.missing or inside_backward():
             return
         try:
@@ -286,7 +286,7 @@ class _Watcher:
             return
         if name not in self.parts:
             part = self.torch_parts.get(name) or part_of(name, self.modules[name])
-            self.parts[name] = Part(part, statistics=ModuleStatistics(name, self.folds) if self.folds else None)
+            self.parts[name] = ModuleCalls(part, statistics=ModuleStatistics(name, self.folds) if self.folds else None)
         self.parts[name].add(captured)
 
     def _capture(self, name: str, observed: ObservedCall) -> Capture | DeferredCall:
@@ -299,7 +299,7 @@ class _Watcher:
         if observed.inputs is not None:
             return DeferredCall(name, translation.attention, translation.positions, observed.inputs, checked)
         query, key = _own(translation.query.detach()), _own(call.key.detach(), call)
-        return Capture(translation.attention, translation.positions, query, Keys(key), checked)
+        return Capture(translation.attention, translation.positions, query, SharedKeys(key), checked)
 
     def _note_uncaptured(self) -> None:
         observed = {*self.parts, *self.missing}

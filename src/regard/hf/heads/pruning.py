@@ -44,7 +44,7 @@ class Pruned:
     """What `prune` did: the model, the heads removed (numbered as before), the heads left, parameters then and now.
 
     >>> import regard as rg
-    >>> encoder = rg.nn.Blueprint(8, num_heads=4).encoder(layers=1)
+    >>> encoder = rg.nn.TransformerConfig(8, num_heads=4).encoder(layers=1)
     >>> pruned = rg.prune(encoder, {"layers.0.self_attention": [1, 2]})
     >>> pruned.left, pruned.parameters_before - pruned.parameters_after  # 3 * (4 * 8 + 4) + 8 * 4
     ({'layers.0.self_attention': 2}, 140)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regard.hf.masks.packed_sequences import SameGroup, groups_mask
 from regard.pieces.mask import Mask, block_local, causal, window
-from regard.pieces.mask_data import where
+from regard.pieces.mask_data import mask_mod
 
 MaskFunction = Callable[..., Tensor]
 THEIRS = "transformers.masking_utils"
@@ -56,7 +56,7 @@ class Rules:
             "rules leave is looked at, in quadratic time.",
             stacklevel=2,
         )
-        return where(_mapped(function) if self.use_vmap else function)
+        return mask_mod(_mapped(function) if self.use_vmap else function)
 
     def _known(self, function: MaskFunction) -> Mask | None:
         name = function.__qualname__.split(".")[0] if function.__module__ == THEIRS else ""

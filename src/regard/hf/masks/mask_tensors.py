@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, block_local, causal, prefix, window
-from regard.pieces.mask_data import documents, given, padding
+from regard.pieces.mask_data import documents, mask_tensor, padding
 from regard.positions import Positions
 from regard.spans import Spans
 
@@ -58,7 +58,7 @@ def recognise(allowed: Tensor, num_batch: int, num_queries: int, num_keys: int, 
                 if decoding and num_queries == 1 and candidate.mask is not None:
                     return Recognised(candidate.mask, int(facts.last.max()))
                 return candidate
-    return Recognised(given(full))
+    return Recognised(mask_tensor(full))
 
 
 @dataclass(frozen=True, eq=False)

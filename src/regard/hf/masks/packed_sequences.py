@@ -48,12 +48,12 @@ class SameGroup(Mask):
         mine, theirs = groups[:, grid.query][:, None, :, None], groups[:, grid.key][:, None, None]
         return (mine == theirs) & (mine >= 0)
 
-    def may(self, start: int, stop: int) -> Spans:
+    def any_allowed(self, start: int, stop: int) -> Spans:
         first, last, _, _ = self._ends
         rows = slice(max(start, 0), stop)
         return Spans.of((int(first[rows].min()), int(last[rows].max()) + 1)) if len(first[rows]) else EMPTY
 
-    def all(self, start: int, stop: int) -> Spans:
+    def all_allowed(self, start: int, stop: int) -> Spans:
         _, _, first, last = self._ends
         if start < 0 or stop > len(first) or int(last[start]) < stop - 1:
             return EMPTY

@@ -144,7 +144,7 @@ def _telling(tell: Tell) -> Callable[[Standing], None]:
 
     last, left = [0.0], TimeLeft()
 
-    def told(standing: Standing) -> None:
+    def on_step(standing: Standing) -> None:
         now = time.monotonic()
         if now - last[0] < OFTEN:
             return
@@ -159,7 +159,7 @@ def _telling(tell: Tell) -> Callable[[Standing], None]:
             bleu=known.get("bleu"),
         )
 
-    return told
+    return on_step
 
 
 def _look(run: Run, corpus: Corpus, similarities: list[float], tell: Tell) -> None:

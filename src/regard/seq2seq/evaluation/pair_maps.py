@@ -17,7 +17,7 @@ from regard.maps.stored import tabled
 from regard.seq2seq.decoding.alignment import Links
 from regard.seq2seq.decoding.search import evaluating
 from regard.seq2seq.evaluation.dependence import source_gradients
-from regard.stats import Reading
+from regard.stats import TextReading
 
 if TYPE_CHECKING:
     from regard.data.corpus import Pair
@@ -37,7 +37,7 @@ class Looked(NamedTuple):
     `aligned` is one of `regard.seq2seq.decoding.alignment.READINGS`, or empty for a text that looks at itself.
     """
 
-    reading: Reading
+    reading: TextReading
     gold: list[tuple[int, int, bool]]
     aligned: str = ""
 
@@ -75,7 +75,7 @@ def read_pair(systems: Mapping[str, Translates], pair: Pair, parts: bool = False
         taken = _labels(system.target_tokenizer, [BOS, *ids[1]])
         for part, maps, tokens in (("Encoder", encoder, source), ("Decoder", decoder, taken)):
             if parts and maps:
-                rest.append(Looked(Reading.of(f"{part}: {pair.source}", maps, tokens), []))
+                rest.append(Looked(TextReading.of(f"{part}: {pair.source}", maps, tokens), []))
     return [_aligned(pair.source, maps, *sides, gold[sides]) for sides, maps in groups.items()] + rest
 
 
@@ -95,7 +95,7 @@ def _aligned(
     gold: list[tuple[int, int, bool]],
     aligned: str = "output",
 ) -> Looked:
-    return Looked(Reading.of(title, maps, source, queries=target, numbers=range(len(maps))), gold, aligned)
+    return Looked(TextReading.of(title, maps, source, queries=target, numbers=range(len(maps))), gold, aligned)
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:

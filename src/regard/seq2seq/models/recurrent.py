@@ -11,7 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from regard.checks import Size, checked
-from regard.nn import Bridge, Cells, Dropout, Embedding, Keys, MultiHeadAttention, RecurrentEncoder, attention_for
+from regard.nn import (
+    Cells,
+    CrossAttention,
+    Dropout,
+    Embedding,
+    MultiHeadAttention,
+    ProjectedKV,
+    RecurrentEncoder,
+    attention_for,
+)
 from regard.pieces import Mask
 from regard.seq2seq.models.translator import Memory, State, Translator, real_tokens
 
@@ -64,7 +73,7 @@ class RecurrentTranslator(Translator):
     def logits(self, hidden: Tensor) -> Tensor:
         return self.projection(hidden)
 
-    def _keys(self, states: Tensor, mask: Mask | None) -> tuple[Keys, ...]:
+    def _keys(self, states: Tensor, mask: Mask | None) -> tuple[ProjectedKV, ...]:
         """The keys that the decoder attends to."""
         return ()
 
@@ -155,7 +164,7 @@ class RecurrentAttentionTranslator(RecurrentTranslator):
             steps.append(results)
         return self._output(embedded, *(torch.stack(results, 1) for results in zip(*steps, strict=True)))
 
-    def _keys(self, states: Tensor, mask: Mask | None) -> tuple[Keys, ...]:
+    def _keys(self, states: Tensor, mask: Mask | None) -> tuple[ProjectedKV, ...]:
         return (self.bridge.keys(states, mask=mask),)
 
     def _context(self, memory: Memory, state: Tensor, position: int) -> Tensor:
@@ -266,10 +275,10 @@ class LuongTranslator(RecurrentAttentionTranslator):
         return self.dropout(torch.tanh(self.attentional(torch.cat((context, state), -1))))
 
 
-def bridge_for(attention: Mechanism, width: int, num_heads: int = 1) -> Bridge | MultiHeadAttention:
+def bridge_for(attention: Mechanism, width: int, num_heads: int = 1) -> CrossAttention | MultiHeadAttention:
     """The attention of a recurrent decoder; several heads add query, key, value and output projections."""
     if num_heads == 1:
-        return Bridge(attention_for("cross", attention, width=width), width, width)
+        return CrossAttention(attention_for("cross", attention, width=width), width, width)
     head_attention = attention_for("cross", attention, num_heads=num_heads, width=max(1, width // num_heads))
     bridge = MultiHeadAttention(width, num_heads, attention=head_attention)
     bridge.is_cross_attention = True

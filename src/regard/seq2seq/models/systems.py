@@ -11,7 +11,7 @@ from typing import Any
 from regard.checks import Size, checked
 from regard.errors import RegardError, nearest
 from regard.hf import prune
-from regard.nn import Blueprint, MultiHeadAttention
+from regard.nn import MultiHeadAttention, TransformerConfig
 from regard.seq2seq.models.hybrid import HybridTranslator
 from regard.seq2seq.models.recurrent import BahdanauTranslator, FixedVectorTranslator, LuongTranslator
 from regard.seq2seq.models.transformer import TransformerTranslator
@@ -122,7 +122,7 @@ def _luong(kind: str, meaning: str) -> System:
     return System(name, f"Luong {kind}", make, meaning, _options(LuongTranslator))
 
 
-_TRANSFORMER = tuple(dict.fromkeys((*_options(TransformerTranslator.of), *_options(Blueprint))))
+_TRANSFORMER = tuple(dict.fromkeys((*_options(TransformerTranslator.of), *_options(TransformerConfig))))
 
 SYSTEMS: dict[str, System] = {
     entry.name: entry

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.checks import Size, checked
-from regard.nn import Blueprint, Past, Transformer
+from regard.nn import DecoderCache, Transformer, TransformerConfig
 from regard.seq2seq.models.translator import Memory, State, Translator, real_tokens
 
 
@@ -29,7 +29,7 @@ class TransformerTranslator(Translator):
     """
 
     def __init__(
-        self, source_size: Size, target_size: Size, blueprint: Blueprint, layers: Size = 2, tied: bool = False
+        self, source_size: Size, target_size: Size, blueprint: TransformerConfig, layers: Size = 2, tied: bool = False
     ) -> None:
         super().__init__()
         self.source_size, self.target_size = source_size, target_size
@@ -53,8 +53,8 @@ class TransformerTranslator(Translator):
         attention: str | Mapping[str, Any] = "full",
         **options: Any,
     ) -> TransformerTranslator:
-        """Build it from numbers and names: the fields of `Blueprint` as keyword arguments."""
-        blueprint = Blueprint(width, attention=attention, **options)
+        """Build it from numbers and names: the fields of `TransformerConfig` as keyword arguments."""
+        blueprint = TransformerConfig(width, attention=attention, **options)
         return cls(source_size, target_size, blueprint, layers, tied)
 
     @property
@@ -72,7 +72,7 @@ class TransformerTranslator(Translator):
         return State(())
 
     def advance(self, memory: Memory, state: State, tokens: Tensor) -> tuple[Tensor, State]:
-        past = Past(state.carried) if state.carried else None
+        past = DecoderCache(state.carried) if state.carried else None
         hidden, following = self.transformer.decoder.advance(tokens[:, None], memory.keys, past)
         return hidden[:, 0], State(following.keys, state.length + 1)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.data.vocabulary import PAD
 from regard.errors import RegardError
-from regard.nn import Keys, MultiHeadAttention, Rows, select_rows
+from regard.nn import MultiHeadAttention, ProjectedKV, Rows, select_rows
 from regard.pieces import Mask, padding
 from regard.shapes import to_device
 
@@ -36,7 +36,7 @@ class Memory:
 
     states: Tensor
     real: Tensor
-    keys: tuple[Keys, ...] = ()
+    keys: tuple[ProjectedKV, ...] = ()
     final: Tensor | None = None
 
     def select(self, index: Tensor) -> Memory:

@@ -24,7 +24,7 @@ from regard.seq2seq.runs.guards import polite_signals
 from regard.seq2seq.runs.run import STATE, WEIGHTS, load_weights
 from regard.seq2seq.training.loop import Course, Task
 from regard.seq2seq.training.ranks import answers, cluster
-from regard.seq2seq.training.stream import Standing, turns
+from regard.seq2seq.training.stream import Standing, update_batches
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _translating(course: Course) -> None:
 
 
 class _Stream:
-    """The turns as Lightning wants them: an iterable without a length. Where it starts is known when it starts."""
+    """The updates as Lightning wants them: an iterable without a length. Where it starts is known when it starts."""
 
     def __init__(self, course: Course) -> None:
         self.course = course
@@ -85,7 +85,9 @@ class _Stream:
     def __iter__(self) -> Iterator[Any]:
         task, standing = self.course.task, self.course.standing
         training = task.config.training
-        return turns(task.epochs, training.accumulate, (standing.epoch, standing.place), training.epochs or None)
+        return update_batches(
+            task.epochs, training.accumulate, (standing.epoch, standing.place), training.epochs or None
+        )
 
 
 def _state(task: Task) -> Path:

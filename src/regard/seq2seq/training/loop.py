@@ -26,7 +26,7 @@ from regard.seq2seq.training.averaging import Averaging
 from regard.seq2seq.training.ranks import gathered, rank, summed, together, world
 from regard.seq2seq.training.schedule import Plateau, Schedule
 from regard.seq2seq.training.state import read_state, write_state
-from regard.seq2seq.training.stream import Epochs, Standing, Turn
+from regard.seq2seq.training.stream import Epochs, Standing, UpdateBatches
 
 if TYPE_CHECKING:
     from regard.seq2seq.models.translator import Translator
@@ -110,12 +110,14 @@ class Course(LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimizer
 
-    def transfer_batch_to_device(self, batch: Turn, device: torch.device, dataloader_idx: int) -> Turn:
+    def transfer_batch_to_device(
+        self, batch: UpdateBatches, device: torch.device, dataloader_idx: int
+    ) -> UpdateBatches:
         if device.type != "cpu":
             batch.batches = [one.to(device) for one in batch.batches]
         return batch
 
-    def training_step(self, batch: Turn, batch_idx: int) -> None:
+    def training_step(self, batch: UpdateBatches, batch_idx: int) -> None:
         start = clock.seconds(self.device)
         tokens, pairs = self._agree(batch)
         if self._ended(batch):
@@ -129,9 +131,9 @@ class Course(LightningModule):
 
     # One step
 
-    def _agree(self, turn: Turn) -> tuple[int, int]:
-        """Target tokens and pairs of the turn in all processes; the clock and a wish to stop are shared, too."""
-        tokens, pairs = sum(b.num_tokens for b in turn.batches), sum(map(len, turn.batches))
+    def _agree(self, update: UpdateBatches) -> tuple[int, int]:
+        """Target tokens and pairs of the update in all processes; the clock and a wish to stop are shared, too."""
+        tokens, pairs = sum(b.num_tokens for b in update.batches), sum(map(len, update.batches))
         shared = torch.tensor([tokens, pairs, self._took, float(self.interrupted)], dtype=torch.float64)
         shared = summed(shared, self.device)
         tokens, pairs, took, wishes = shared.tolist()
@@ -141,13 +143,13 @@ class Course(LightningModule):
         self.interrupted = wishes > 0
         return int(tokens), int(pairs)
 
-    def _ended(self, turn: Turn) -> bool:
-        """Whether to stop before this turn, and why."""
+    def _ended(self, update: UpdateBatches) -> bool:
+        """Whether to stop before this update, and why."""
         standing, (unit, amount) = self.standing, self.training_config.budget
         standing.share = {
             "minutes": standing.seconds / 60,
             "steps": standing.step,
-            "epochs": turn.epoch + turn.place / turn.num_batches,
+            "epochs": update.epoch + update.place / update.num_batches,
         }[unit] / amount
         patience = self.task.config.validation.patience
         if standing.share >= 1:
@@ -158,11 +160,11 @@ class Course(LightningModule):
             self.reason = "patience"
         return bool(self.reason)
 
-    def _backward(self, turn: Turn, tokens: int) -> float:
+    def _backward(self, update: UpdateBatches, tokens: int) -> float:
         """Gradients of the mean loss over all tokens; the sum of the losses of this process."""
         total = 0.0
         self.model.train()
-        for batch in turn.batches:
+        for batch in update.batches:
             full = batch.filled  # where nothing was left for this process, the others wait for its part all the same
             loss = translation_loss(self.model, full.source, full.target, self.training_config.label_smoothing)
             smoothed = loss.smoothed if len(batch) else loss.smoothed * 0.0
@@ -170,19 +172,19 @@ class Course(LightningModule):
             total += float(smoothed.detach())
         return total
 
-    def _update(self, turn: Turn) -> None:
+    def _update(self, update: UpdateBatches) -> None:
         step, training = self.standing.step + 1, self.training_config
         rate = self.schedule.rate(step, self.standing.share, self.standing.plateau.factor)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         norm = all_rows(torch.nn.utils.clip_grad_norm_(self.model.parameters(), training.clip or math.inf))
         if not math.isfinite(norm):
-            raise self._diverged(turn, rate)
+            raise self._diverged(update, rate)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.averaging.add()
 
-    def _diverged(self, turn: Turn, rate: float) -> RegardError:
+    def _diverged(self, update: UpdateBatches, rate: float) -> RegardError:
         """Where it happened. The weights are still those before the step: they are kept, unless they are none."""
         self.optimizer.zero_grad()
         self.reason = "diverged"
@@ -190,10 +192,11 @@ class Course(LightningModule):
         is_whole = not summed(torch.tensor(float(broken)), self.device).item()
         if is_whole:
             self.save()
-        pairs = [index for batch in turn.batches for index in batch.indices]
+        pairs = [index for batch in update.batches for index in batch.indices]
         return RegardError(
             f"train: the loss or its gradient is not a finite number at step {self.standing.step + 1} (epoch "
-            f"{turn.epoch + 1}, batch {turn.place + 1} of {turn.num_batches}, learning rate {rate:.3g}, training pairs "
+            f"{update.epoch + 1}, batch {update.place + 1} of {update.num_batches}, learning rate {rate:.3g}, "
+            "training pairs "
             f"{', '.join(map(str, pairs))}).{self._kept('The state before that step' if is_whole else '')} "
             "Lower training.learning_rate or training.clip, or look at these pairs."
         )
@@ -205,10 +208,10 @@ class Course(LightningModule):
             return " Nothing was saved before it."
         return f" {what or 'The state that was saved last'} is kept in {folder}."
 
-    def _count(self, turn: Turn, total: float, tokens: int, pairs: int) -> None:
+    def _count(self, update: UpdateBatches, total: float, tokens: int, pairs: int) -> None:
         standing = self.standing
         standing.step += 1
-        standing.epoch, standing.place = turn.following
+        standing.epoch, standing.place = update.following
         standing.tokens += tokens
         standing.pairs += pairs
         standing.add(loss=total, tokens=tokens, pairs=pairs)

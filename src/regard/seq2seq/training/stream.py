@@ -15,7 +15,7 @@ from regard.seq2seq.training.schedule import Plateau
 Epochs = Callable[[int], Sequence[Batch]]
 
 
-class Turn:
+class UpdateBatches:
     """The batches that make one update of the weights, and where they stand. No dataclass: Lightning copies those."""
 
     def __init__(self, epoch: int, place: int, batches: Sequence[Batch], num_batches: int) -> None:
@@ -23,17 +23,17 @@ class Turn:
 
     @property
     def following(self) -> tuple[int, int]:
-        """The epoch and the place in it at which the next turn begins."""
+        """The epoch and the place in it at which the next update begins."""
         after = self.place + len(self.batches)
         return (self.epoch, after) if after < self.num_batches else (self.epoch + 1, 0)
 
 
-def turns(
+def update_batches(
     epochs: Epochs, accumulate: int = 1, start: tuple[int, int] = (0, 0), stop: int | None = None
-) -> Iterator[Turn]:
-    """All turns from a place on, up to the epoch `stop`; the last of an epoch may have fewer batches.
+) -> Iterator[UpdateBatches]:
+    """All updates from a place on, up to the epoch `stop`; the last of an epoch may have fewer batches.
 
-    >>> [(turn.epoch, turn.place, turn.following) for turn in turns(lambda n: [None] * 3, 2, (0, 2), 2)]
+    >>> [(u.epoch, u.place, u.following) for u in update_batches(lambda n: [None] * 3, 2, (0, 2), 2)]
     [(0, 2, (1, 0)), (1, 0, (1, 2)), (1, 2, (2, 0))]
     """
     epoch, place = start
@@ -41,7 +41,7 @@ def turns(
         batches = epochs(epoch)
         for first in range(place, len(batches), accumulate):
             several = [batches[number] for number in range(first, min(first + accumulate, len(batches)))]
-            yield Turn(epoch, first, several, len(batches))
+            yield UpdateBatches(epoch, first, several, len(batches))
         epoch, place = epoch + 1, 0
 
 

@@ -13,9 +13,9 @@ MASKS = {
     "none": lambda: None,
     "lengths": lambda: rg.padding([6, 3, 1]),
     "real keys": lambda: rg.padding(torch.tensor([[1] * 6, [0, 1, 1, 0, 1, 0], [0, 0, 0, 0, 1, 1]]).bool()),
-    "a row for each": lambda: rg.given(torch.rand(B, 1, J, J) < 0.7),
-    "a predicate of the entry": lambda: rg.where(lambda b, h, i, j: j > b),
-    "and": lambda: rg.padding([6, 3, 2]) & rg.where(lambda b, h, i, j: (j + b + h) % 2 == 0),
+    "a row for each": lambda: rg.mask_tensor(torch.rand(B, 1, J, J) < 0.7),
+    "a predicate of the entry": lambda: rg.mask_mod(lambda b, h, i, j: j > b),
+    "and": lambda: rg.padding([6, 3, 2]) & rg.mask_mod(lambda b, h, i, j: (j + b + h) % 2 == 0),
     "or": lambda: rg.padding([5, 1, 2]) | rg.prefix(1),
     "not": lambda: ~rg.padding([5, 3, 0]),
     "the same for all": lambda: rg.window(3) | rg.global_tokens([0]),
@@ -81,7 +81,7 @@ def test_a_vector_of_real_tokens_may_be_longer_than_the_keys():
 
 def test_masks_of_other_sizes_are_refused_by_single_queries_too():
     attention, x, y = MultiHeadAttention(C, H), torch.randn(2, 1, C), torch.randn(2, J, C)
-    for mask in (rg.padding([3]), rg.padding(torch.ones(3, J).bool()), rg.given(torch.ones(3, 1, 1, J).bool())):
+    for mask in (rg.padding([3]), rg.padding(torch.ones(3, J).bool()), rg.mask_tensor(torch.ones(3, 1, 1, J).bool())):
         with pytest.raises(rg.RegardError, match="used with a batch of 2"):
             attention(x, y, mask=mask)
     with pytest.raises(rg.RegardError, match="covers keys 0 to 3, asked for 0 to 5"):

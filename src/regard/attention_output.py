@@ -29,7 +29,7 @@ attend_listeners = Listeners()
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class AttentionOutput:
     """What `attend` returns: the output (B, H, I, E), the weights on demand, and the next cache if one was given.
 
     >>> import torch, regard as rg
@@ -45,7 +45,7 @@ class Seen:
 
     def __repr__(self) -> str:
         cache = "" if self.cache is None else f", cache of {self.cache.length} tokens"
-        return f"Seen(output {tuple(self.output.shape)}, weights {self.weights!r}{cache})"
+        return f"AttentionOutput(output {tuple(self.output.shape)}, weights {self.weights!r}{cache})"
 
 
 @uncompiled
@@ -60,13 +60,13 @@ def attend(
     cache: Cache | None = None,
     engine: str | Ring = "auto",
     check: bool = False,
-) -> Seen:
+) -> AttentionOutput:
     """output_i = sum_j w_ij v_j, with the weights of any mechanism, and every weight on demand.
 
     `query` is (B, H, I, D), `key` (B, G, J, D), `value` (B, G, J, E); G divides H, and H / G query
     heads share each key/value head. `positions` says where queries and keys stand (by default the
     last query stands where the last key does, with a cache too); `cache` holds earlier keys and values, and the
-    returned `Seen.cache` is the one for the next call. `engine` is one of "auto", "reference",
+    returned `cache` is the one for the next call. `engine` is one of "auto", "reference",
     "dense", "fused", "blocked", "linear", "flex"; one that cannot run the pieces refuses and says why.
     "ring", or a `Ring`, runs one sequence over the processes of a group, each of which gives its share.
     `check=True` refuses NaN and infinite inputs by name.
@@ -92,10 +92,10 @@ def attend(
         if isinstance(following, RecurrentCache):
             following = replace(following, state=result.state)
     weights = AttentionMap(
-        problem.pieces_snapshot(), problem.prepared, problem.positions, problem.grid, result.statistic
+        problem.pieces_snapshot(), problem.prepared, problem.positions, problem.grid, result.row_statistic
     )
     attend_listeners.tell(None, lambda: weights)
-    return Seen(result.output, weights, following)
+    return AttentionOutput(result.output, weights, following)
 
 
 @overload
@@ -151,7 +151,7 @@ def explain(
         return Ring.of(engine).plan(attention, query, key, value, positions)
     problem, _ = _problem(attention, query, key, value, positions, cache, seed=0 if _drops(attention) else None)
     planned = plan(problem, engine)
-    problem.notes.clear()
+    problem.plan_cache.clear()
     return planned
 
 
@@ -162,7 +162,7 @@ def _around(
     positions: Positions | None,
     cache: Cache | None,
     check: bool,
-) -> Seen:
+) -> AttentionOutput:
     """`attend` over the ranks of a group."""
 
     def check_own() -> None:
@@ -174,12 +174,12 @@ def _around(
             check_finite(**dict(zip(("query", "key", "value"), inputs, strict=True)))
 
     query, key, value = (_autocast(t) for t in inputs)
-    turn = ring.turn(attention, query, key, value, positions, check_own)
+    ring_call = ring.start_call(attention, query, key, value, positions, check_own)
     with attend_listeners.computing(), without_autocast(query.device):
-        result = turn.run()
-    weights = RingMap(turn, result)
+        result = ring_call.run()
+    weights = RingMap(ring_call, result)
     attend_listeners.tell(None, lambda: weights)
-    return Seen(result.output, weights)
+    return AttentionOutput(result.output, weights)
 
 
 def _problem(
@@ -222,7 +222,7 @@ def _run(problem: Problem, engine: str) -> Result:
         for reason in chosen.quadratic:
             warnings.warn(f"attend: {reason}. regard.explain(...) tells the whole plan.", stacklevel=5)
         result = chosen.run()
-    problem.notes.clear()  # they refer back to the problem, and a cycle would keep its tensors for long
+    problem.plan_cache.clear()  # they refer back to the problem, and a cycle would keep its tensors for long
     return result
 
 
@@ -242,7 +242,7 @@ def _at_the_end(sizes: Sizes, extended: Extended, cache: Cache) -> Positions:
     if (
         sizes.I > sizes.J
         and cache.mask is not None
-        and not keys.covers(cache.mask.may(start, length) & Spans(((0, length),)))
+        and not keys.covers(cache.mask.any_allowed(start, length) & Spans(((0, length),)))
     ):
         raise RegardError(
             f"attend: {sizes.I} queries come with {sizes.J} new keys, so the first stands at position {start}, and "

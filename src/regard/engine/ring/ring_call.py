@@ -15,10 +15,10 @@ from torch.autograd.function import once_differentiable
 from regard.attention import Attention
 from regard.engine.problem import Problem, Result
 from regard.engine.ring.exchange import Exchange, Transfer
-from regard.engine.ring.part import (
-    Part,
+from regard.engine.ring.kv_chunk import (
+    KVChunk,
+    OutputGrads,
     Rows,
-    Slopes,
     add_at,
     finished,
     gradients,
@@ -29,12 +29,12 @@ from regard.engine.ring.part import (
 from regard.engine.ring.route import Route
 from regard.engine.transforms import differentiable_once
 from regard.pieces.contents import tensor_snapshot, tensors_of
-from regard.pieces.normalizer import Statistic, has_log_total
+from regard.pieces.normalizer import RowStatistic, has_logsumexp
 from regard.spans import Spans
 
 
 @dataclass(frozen=True, eq=False)
-class Turn:
+class RingCall:
     """One call as one rank sees it: its own share, where everything stands, and the other ranks.
 
     At step t a rank sends to the t-th after it and receives from the t-th before it, so every message is
@@ -49,8 +49,8 @@ class Turn:
     number: int = 0
 
     def run(self) -> Result:
-        output, *statistic = _Turn.apply(self, *differentiable_once("ring", *self.own.tensors()))  # type: ignore[misc]
-        return Result(output, tuple(statistic))
+        output, *row_statistic = _RingCall.apply(self, *differentiable_once("ring", *self.own.tensors()))  # type: ignore[misc]
+        return Result(output, tuple(row_statistic))
 
     @cached_property
     def attention(self) -> Attention:
@@ -85,16 +85,16 @@ class Turn:
             coming = self._ask(keys, step + 1, rooms)
             yield step, arrived
 
-    def parts(self, step: int, shared: Sequence[Tensor]) -> Iterator[tuple[slice, slice | Tensor, Part]]:
+    def chunks(self, step: int, shared: Sequence[Tensor]) -> Iterator[tuple[slice, slice | Tensor, KVChunk]]:
         """Each stretch of queries with each of the keys that came: where they lie in what is shared, and the part."""
         mine, owner = self.exchange.rank, self._source(step)
         held = self.route.needs(mine, owner) if step else self.route.keys[mine]
         value, prepared = shared[0], self.own.prepared.with_tensors(shared[1:])
-        for queries, keys in self.route.parts(mine, owner):
+        for queries, keys in self.route.chunks(mine, owner):
             ((first, last),) = _places(self.route.queries[mine], queries)
             columns = _index(_places(held, keys), value.device)
             tile = prepared.tile(slice(first, last), columns)
-            yield slice(first, last), columns, Part.of(self.attention, tile, value[:, :, columns], queries, keys)
+            yield slice(first, last), columns, KVChunk.of(self.attention, tile, value[:, :, columns], queries, keys)
 
     def send_home(self, keys: Sequence[Tensor], step: int, found: Sequence[Tensor]) -> Transfer:
         """Gradients of the keys that came at this step, against those of one's own `keys` that went."""
@@ -154,54 +154,54 @@ def _room(like: Sequence[Tensor], keys: Spans) -> list[Tensor]:
     return [t.new_empty(*t.shape[:2], count, *t.shape[3:]) for t in like] if count else []
 
 
-class _Turn(torch.autograd.Function):
+class _RingCall(torch.autograd.Function):
     """Forward, keys travel once; backward, they travel again, and their gradients come home."""
 
     @staticmethod
-    def forward(ctx: Any, turn: Turn, *tensors: Tensor) -> tuple[Tensor, ...]:
-        outline, whole, rows = turn.own.outline(), turn.own.attention.normalizer, _nothing(turn)
-        shared, piece_tensors = tensors[: len(outline.on_rows)], turn.own.piece_tensors
-        for step, came in turn.visits(turn.keys(shared)):
+    def forward(ctx: Any, ring_call: RingCall, *tensors: Tensor) -> tuple[Tensor, ...]:
+        outline, whole, rows = ring_call.own.outline(), ring_call.own.attention.normalizer, _nothing(ring_call)
+        shared, piece_tensors = tensors[: len(outline.on_rows)], ring_call.own.piece_tensors
+        for step, came in ring_call.visits(ring_call.keys(shared)):
             if came:
-                _take(turn, rows, step, turn.with_keys(shared, came))
-        output, statistic = finished(whole, rows)
-        output = output.to(turn.own.value.dtype)
-        ctx.outline, ctx.turn = outline, replace(turn, own=None)  # its tensors are saved by autograd
+                _take(ring_call, rows, step, ring_call.with_keys(shared, came))
+        output, row_statistic = finished(whole, rows)
+        output = output.to(ring_call.own.value.dtype)
+        ctx.outline, ctx.ring_call = outline, replace(ring_call, own=None)  # its tensors are saved by autograd
         ctx.save_for_backward(
-            output, *rows[1], *statistic, *(t.detach() for t in shared), *map(tensor_snapshot, piece_tensors)
+            output, *rows[1], *row_statistic, *(t.detach() for t in shared), *map(tensor_snapshot, piece_tensors)
         )
-        ctx.numbers = len(statistic)
-        ctx.mark_non_differentiable(*statistic)
-        return output, *statistic
+        ctx.numbers = len(row_statistic)
+        ctx.mark_non_differentiable(*row_statistic)
+        return output, *row_statistic
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         (output, *saved), numbers = ctx.saved_tensors, ctx.numbers
-        total, statistic, tensors = saved[:numbers], saved[numbers : 2 * numbers], saved[2 * numbers :]
-        ctx.turn.exchange.agree("backward", {"attend": f"number {ctx.turn.number}"})
+        total, row_statistic, tensors = saved[:numbers], saved[numbers : 2 * numbers], saved[2 * numbers :]
+        ctx.ring_call.exchange.agree("backward", {"attend": f"number {ctx.ring_call.number}"})
         wanted, count = ctx.needs_input_grad[1:], len(ctx.outline.on_rows)
         leaves = [t.detach().requires_grad_(w) for t, w in zip(tensors[count:], wanted[count:], strict=True)]
-        turn = replace(ctx.turn, own=ctx.outline.around([*tensors[:count], *leaves]))
-        slopes = Slopes.of(output, grad, tuple(statistic))
-        gathered = _Return(turn, tensors[:count], leaves, wanted)
-        gathered.take_all(slopes)
-        gathered.add_sink(tuple(total), slopes)
+        ring_call = replace(ctx.ring_call, own=ctx.outline.around([*tensors[:count], *leaves]))
+        output_grads = OutputGrads.of(output, grad, tuple(row_statistic))
+        gathered = _Return(ring_call, tensors[:count], leaves, wanted)
+        gathered.take_all(output_grads)
+        gathered.add_sink(tuple(total), output_grads)
         return None, *(g if g is None else g.to(t.dtype) for g, t in zip(gathered.totals, tensors, strict=True))
 
 
-def _take(turn: Turn, rows: Rows, step: int, shared: Sequence[Tensor]) -> None:
+def _take(ring_call: RingCall, rows: Rows, step: int, shared: Sequence[Tensor]) -> None:
     """The keys that came, merged into the rows that have seen others."""
-    for place, _, part in turn.parts(step, shared):
+    for place, _, chunk in ring_call.chunks(step, shared):
         some = rows[0][:, :, place], tuple(t[:, :, place] for t in rows[1])
-        merge(turn.own.attention.normalizer, some, part.solve())
+        merge(ring_call.own.attention.normalizer, some, chunk.attend())
 
 
-def _nothing(turn: Turn) -> Rows:
+def _nothing(ring_call: RingCall) -> Rows:
     """Rows before any key came."""
-    s, value = turn.own.sizes, turn.own.value
+    s, value = ring_call.own.sizes, ring_call.own.value
     precision = torch.promote_types(value.dtype, torch.float32)
-    nothing = (-torch.inf, 0.0) if has_log_total(turn.own.attention.normalizer) else (0.0,)
+    nothing = (-torch.inf, 0.0) if has_logsumexp(ring_call.own.attention.normalizer) else (0.0,)
     output = torch.zeros(s.B, s.H, s.I, s.E, dtype=precision, device=value.device)
     return output, tuple(output.new_full(output.shape[:3], number) for number in nothing)
 
@@ -210,40 +210,40 @@ class _Return:
     """Gradients of what one rank holds, gathered over a second turn."""
 
     def __init__(
-        self, turn: Turn, shared: Sequence[Tensor], parameters: Sequence[Tensor], wanted: Sequence[bool]
+        self, ring_call: RingCall, shared: Sequence[Tensor], parameters: Sequence[Tensor], wanted: Sequence[bool]
     ) -> None:
-        self.turn, self.shared, self.parameters, self.wanted = turn, shared, parameters, wanted
+        self.ring_call, self.shared, self.parameters, self.wanted = ring_call, shared, parameters, wanted
         self.totals = [zeros_like(t) if want else None for t, want in zip((*shared, *parameters), wanted, strict=True)]
 
-    def take_all(self, slopes: Slopes) -> None:
+    def take_all(self, output_grads: OutputGrads) -> None:
         """Every step's gradients: those of queries and parameters stay, those of keys go home a step later."""
-        turn, home = self.turn, None
+        ring_call, home = self.ring_call, None
         own = self._of_keys(self.totals)
-        for step, came in turn.visits(turn.keys(self.shared)):
-            found = self._taken(step, came, slopes) if came else []
+        for step, came in ring_call.visits(ring_call.keys(self.shared)):
+            found = self._taken(step, came, output_grads) if came else []
             if not step:
                 continue
             if home is not None:
-                turn.come_home(home, step - 1, own)
-            home = turn.send_home(own, step, found)
+                ring_call.come_home(home, step - 1, own)
+            home = ring_call.send_home(own, step, found)
         if home is not None:
-            turn.come_home(home, turn.route.ranks - 1, own)
+            ring_call.come_home(home, ring_call.route.ranks - 1, own)
 
     def _of_keys(self, totals: Sequence[Tensor | None]) -> list[Tensor]:
         """Those that are wanted of keys."""
-        return [t for t, travels in zip(totals, self.turn.travels, strict=False) if travels and t is not None]
+        return [t for t, travels in zip(totals, self.ring_call.travels, strict=False) if travels and t is not None]
 
-    def _taken(self, step: int, came: Sequence[Tensor], slopes: Slopes) -> list[Tensor]:
+    def _taken(self, step: int, came: Sequence[Tensor], output_grads: OutputGrads) -> list[Tensor]:
         """The gradients of the keys that came; those of one's own are added where they belong."""
-        turn, whole, count = self.turn, self.turn.own.attention.normalizer, len(self.shared)
-        shared = turn.with_keys(self.shared, came)
+        ring_call, whole, count = self.ring_call, self.ring_call.own.attention.normalizer, len(self.shared)
+        shared = ring_call.with_keys(self.shared, came)
         totals = list(self.totals)
-        for n, travels in enumerate(turn.travels) if step else ():
+        for n, travels in enumerate(ring_call.travels) if step else ():
             if travels and self.wanted[n]:
                 totals[n] = zeros_like(shared[n])
-        for rows, columns, part in turn.parts(step, shared):
-            found = gradients(part, whole, slopes.rows(rows), self.wanted, self.parameters)
-            places = [columns if travels else rows for travels in turn.travels]
+        for rows, columns, chunk in ring_call.chunks(step, shared):
+            found = gradients(chunk, whole, output_grads.rows(rows), self.wanted, self.parameters)
+            places = [columns if travels else rows for travels in ring_call.travels]
             for total, new, place in zip(totals, found, places, strict=False):
                 if total is not None and new is not None:
                     add_at(total, new, place)
@@ -252,17 +252,19 @@ class _Return:
                     total += new
         return self._of_keys(totals)
 
-    def add_sink(self, total: Statistic, slopes: Slopes) -> None:
+    def add_sink(self, total: RowStatistic, output_grads: OutputGrads) -> None:
         """What a learned sink takes from each row: d out / d r = -out, and r is known from the row's total."""
-        normalizer = self.turn.own.attention.normalizer
+        normalizer = self.ring_call.own.attention.normalizer
         own = {id(t) for t in tensors_of(normalizer)}
         chosen = [n for n, t in enumerate(self.parameters) if id(t) in own and t.requires_grad]
-        if not chosen or not has_log_total(normalizer):
+        if not chosen or not has_logsumexp(normalizer):
             return
         with torch.enable_grad():
-            statistic, _ = normalizer.with_sink(total)
+            row_statistic, _ = normalizer.with_sink(total)
             learned = [self.parameters[n] for n in chosen]
-            found = torch.autograd.grad(statistic, learned, -slopes.along.to(statistic.dtype), allow_unused=True)
+            found = torch.autograd.grad(
+                row_statistic, learned, -output_grads.along.to(row_statistic.dtype), allow_unused=True
+            )
         for n, new in zip(chosen, found, strict=True):
             if new is not None:
                 self.totals[len(self.shared) + n] += new  # type: ignore[operator]

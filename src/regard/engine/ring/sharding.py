@@ -50,7 +50,7 @@ def shares_of(lengths: Sequence[int], layout: str, what: str) -> list[Spans]:
 
 
 @dataclass(frozen=True)
-class Share(Positions):
+class ShardPositions(Positions):
     """Positions of one rank: its queries stand at the integers of `rows`, which need not be one stretch."""
 
     rows: Spans

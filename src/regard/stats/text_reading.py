@@ -19,9 +19,9 @@ class HeadLink:
     """A link of one head of one layer, by their numbers in the model.
 
     >>> import torch, regard as rg
-    >>> from regard.stats import Reading
+    >>> from regard.stats import TextReading
     >>> q, k = 20 * torch.eye(4).roll(2, 1).expand(1, 1, 4, 4), torch.eye(4).expand(1, 1, 4, 4)
-    >>> reading = Reading.of("", {"layers.5": rg.attend(rg.Attention(), q, k, k).weights})
+    >>> reading = TextReading.of("", {"layers.5": rg.attend(rg.Attention(), q, k, k).weights})
     >>> (found,) = reading.notable(query=0)
     >>> found.layer, found.head, found.link.query, found.link.key
     (5, 0, 0, 2)
@@ -33,17 +33,17 @@ class HeadLink:
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class TextReading:
     """A title, the maps of every layer (of one text each), and the profile made of them.
 
     `roles` is None where they were not told (the text is too short, or nobody asked); `masks` are the
     warnings about masks.
 
     >>> import torch, regard as rg
-    >>> from regard.stats import Reading
+    >>> from regard.stats import TextReading
     >>> x = torch.zeros(1, 1, 4, 8)
     >>> maps = {"layer": rg.attend(rg.Attention(), x, x, x).weights}
-    >>> reading = Reading.of("A title", maps, ["the", "un", "##lock", "key"])
+    >>> reading = TextReading.of("A title", maps, ["the", "un", "##lock", "key"])
     >>> reading.find("unlock"), [finding.kind for finding in reading.findings]
     (1, ['uniform'])
     """
@@ -65,7 +65,7 @@ class Reading:
         queries: Sequence[str] | None = None,
         batch: int = 0,
         also: Callable[[AttentionMap], Sequence[Fold]] = lambda weights: (),
-    ) -> Reading:
+    ) -> TextReading:
         """Measure maps of one size as `profile` does; without tokens, positions are their names.
 
         `tokens` are those of the keys; `queries`, where they are others, those of the queries, which are
@@ -73,7 +73,7 @@ class Reading:
 
         >>> import torch, regard as rg
         >>> x = torch.zeros(1, 1, 2, 4)
-        >>> Reading.of("", {"layer": rg.attend(rg.Attention(), x, x, x).weights}).profile.tokens
+        >>> TextReading.of("", {"layer": rg.attend(rg.Attention(), x, x, x).weights}).profile.tokens
         ['0', '1']
         """
         _, _, I, J = next(iter(maps.values())).shape if maps else (0, 0, 0, 0)
@@ -81,7 +81,7 @@ class Reading:
         if queries is None and I != J:
             queries = keys[J - I :] if I < J else [str(i) for i in range(I)]
         found = profile(maps, keys, query_tokens=queries, special=special, batch=batch, numbers=numbers, also=also)
-        return Reading(title, {name: one_text(weights, batch) for name, weights in maps.items()}, found)
+        return TextReading(title, {name: one_text(weights, batch) for name, weights in maps.items()}, found)
 
     @cached_property
     def findings(self) -> list[Finding]:

@@ -12,7 +12,7 @@ import torch
 from regard.engine.blocked import Work
 from regard.engine.problem import Cost, Problem
 from regard.pieces.bias import AdditiveBias
-from regard.pieces.normalizer import has_log_total
+from regard.pieces.normalizer import has_logsumexp
 
 #: Share of the matrix-multiply rate that the fused kernel reaches on long rows, inside blocks, and the other
 #: engines in their products (measured: 62, 42, 58 and 29 of 73 billion operations a second).
@@ -28,14 +28,14 @@ CALL, ATTEND = 150e-6, 300e-6
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineRates:
     """Operations a second in matrix products, and exponentials a second, of float32 with the threads torch has."""
 
     products: float
     exponentials: float
 
 
-def machine(device: torch.device) -> Machine:
+def machine_rates(device: torch.device) -> MachineRates:
     """The rates of this machine, measured at the first question: some 50 ms."""
     return _measured(device, torch.get_num_threads())
 
@@ -47,12 +47,12 @@ def forget() -> None:
 
 @lru_cache(maxsize=4)
 @torch.no_grad()
-def _measured(device: torch.device, _threads: int) -> Machine:
+def _measured(device: torch.device, _threads: int) -> MachineRates:
     side = 512 if device.type == "cpu" else 4096
     a, b = torch.rand(2, side, side, device=device)
     x = torch.rand(1 << 18, device=device)
     out = torch.empty_like(x)
-    return Machine(
+    return MachineRates(
         2 * side**3 / _seconds(lambda: a @ b, device), len(x) / _seconds(lambda: torch.exp(x, out=out), device)
     )
 
@@ -73,7 +73,7 @@ def seconds(engine: str, problem: Problem, cost: Cost) -> float | None:
     """How long the forward pass should take, within a factor of 2; None for engines that are not made to be fast."""
     if engine not in ("fused", "blocked", "dense", "linear") or problem.query.device.type != "cpu":
         return None
-    rates, s = machine(problem.query.device), problem.sizes
+    rates, s = machine_rates(problem.query.device), problem.sizes
     if engine == "linear":
         features = s.B * (s.H * s.I + s.G * s.J) * problem.prepared.query.shape[-1]
         return ATTEND + cost.flops / (SHARES["linear"] * rates.products) + PASSES * features / rates.exponentials
@@ -92,7 +92,7 @@ def seconds(engine: str, problem: Problem, cost: Cost) -> float | None:
     )
 
 
-def _terms(problem: Problem, rates: Machine) -> float:
+def _terms(problem: Problem, rates: MachineRates) -> float:
     """Seconds that a pair's biases take where they are formed pair by pair, and not once a diagonal."""
     found = 0.0
     for bias, rows in zip(problem.attention.bias, problem.prepared.rows, strict=True):
@@ -106,5 +106,5 @@ def _around(problem: Problem) -> float:
     """What a pair costs beside the products where whole rows of scores are formed, in exponentials."""
     attention, floats = problem.attention, problem.attention.score.floats_per_score
     additive = sum(isinstance(bias, AdditiveBias) for bias in attention.bias)
-    normalizer = PASSES if has_log_total(attention.normalizer) or attention.normalizer.needs_nonnegative else SORT
+    normalizer = PASSES if has_logsumexp(attention.normalizer) or attention.normalizer.needs_nonnegative else SORT
     return normalizer + TERM * additive + TANH * (len(attention.bias) - additive) + (TANH * floats if floats > 1 else 0)

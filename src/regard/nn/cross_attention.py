@@ -1,4 +1,4 @@
-"""`Bridge`: the attention of a recurrent decoder to the states of its encoder, with any mechanism."""
+"""`CrossAttention`: the attention of a recurrent decoder to the states of its encoder, with any mechanism."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from torch import Tensor
 
 from regard.attention import Attention
 from regard.checks import Size, checked
-from regard.nn.keys import Keys, read
 from regard.nn.listener import Attends
+from regard.nn.projected_kv import ProjectedKV, read
 from regard.pieces import Mask
 from regard.positions import Positions
 from regard.shapes import Sizes
 
 
 @checked
-class Bridge(Attends):
+class CrossAttention(Attends):
     """c_i = sum_j w_ij h_j over encoder states h, with the weights w of any attention (Bahdanau et al. 2015,
     arXiv:1409.0473).
 
@@ -23,7 +23,7 @@ class Bridge(Attends):
     per call. Otherwise it gives all queries at once.
 
     >>> import torch, regard as rg
-    >>> bridge = rg.nn.Bridge(rg.mechanism("bahdanau").build(8, 6, 16), 8, 6)
+    >>> bridge = rg.nn.CrossAttention(rg.mechanism("bahdanau").build(8, 6, 16), 8, 6)
     >>> keys = bridge.keys(torch.randn(2, 5, 6), rg.padding([5, 3]))
     >>> bridge(torch.randn(2, 1, 8), keys, start=0).shape
     torch.Size([2, 1, 6])
@@ -37,11 +37,11 @@ class Bridge(Attends):
         attention.check(sizes, Positions.aligned_to_end(1, 1), key_width)
         self.attention = attention
 
-    def keys(self, states: Tensor, mask: Mask | None = None) -> Keys:
+    def keys(self, states: Tensor, mask: Mask | None = None) -> ProjectedKV:
         """The keys of encoder states (B, J, C). `mask` excludes padding."""
         states = states[:, None]
-        return Keys(self.attention, states, states, mask)
+        return ProjectedKV(self.attention, states, states, mask)
 
-    def forward(self, query: Tensor, keys: Keys, start: int = 0) -> Tensor:
+    def forward(self, query: Tensor, keys: ProjectedKV, start: int = 0) -> Tensor:
         """Decoder states (B, I, D), the first at position `start`, -> contexts (B, I, C)."""
         return read(self, query[:, None], keys, start)[:, 0]

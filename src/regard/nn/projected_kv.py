@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.attention import Attention, Prepared, scores
-from regard.engine.rows import solve_rows
+from regard.attention_output import attend
+from regard.engine.rows import attend_rows
 from regard.errors import RegardError
 from regard.maps import AttentionMap
 from regard.nn.listener import Attends, listeners
 from regard.pieces import Grid, Mask, Softmax, causal
 from regard.pieces.mask_data import RealKeys
 from regard.positions import Positions
-from regard.seen import attend
 from regard.shapes import Sizes, group, grouped_values, in_one_dtype, to_device, without_autocast
 from regard.spans import Spans
 
@@ -71,7 +71,7 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
-class Keys:
+class ProjectedKV:
     """Projected keys (B, G, J, D) and values (B, G, J, E) of one attention, with a mask of keys.
 
     The part of the score that depends on the keys alone (the projections of Bahdanau, the features of linear attention)
@@ -98,7 +98,7 @@ class Keys:
     def length(self) -> int:
         return self.key.shape[2]
 
-    def select(self, index: Tensor) -> Keys:
+    def select(self, index: Tensor) -> ProjectedKV:
         """The batch entries at `index`."""
         if self.rows is not None:
             return self.each.select(index)
@@ -114,9 +114,9 @@ class Keys:
         attention, mask = self.attention, select_rows(self.mask, index)
         attention_mask = select_rows(attention.mask, index)
         attention = attention if attention_mask is attention.mask else attention.with_mask(attention_mask)
-        return Keys(attention, chosen(self.key), chosen(self.value), mask, _prepared=prepared)
+        return ProjectedKV(attention, chosen(self.key), chosen(self.value), mask, _prepared=prepared)
 
-    def shared(self, rows: Rows) -> Keys:
+    def shared(self, rows: Rows) -> ProjectedKV:
         """The same as `select(rows.index)`, but each source is stored once."""
         if self.rows is not None:
             return self.each.shared(rows)
@@ -125,7 +125,7 @@ class Keys:
         return sources if rows.width == 1 else replace(sources, rows=rows)
 
     @cached_property
-    def each(self) -> Keys:
+    def each(self) -> ProjectedKV:
         """An equal value with a row of keys for every row of queries."""
         if self.rows is None:
             return self
@@ -133,9 +133,9 @@ class Keys:
         number = number if self.rows.place is None else number.index_select(0, self.rows.place)
         return replace(self, rows=None).select(number)
 
-    def extended(self, key: Tensor, value: Tensor) -> Keys:
+    def extended(self, key: Tensor, value: Tensor) -> ProjectedKV:
         """A copy with the keys and values of later tokens appended."""
-        return Keys(self.attention, torch.cat((self.key, key), 2), torch.cat((self.value, value), 2), self.mask)
+        return ProjectedKV(self.attention, torch.cat((self.key, key), 2), torch.cat((self.value, value), 2), self.mask)
 
     def compared(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The query prepared by the score, the keys prepared by the score, and the keys after their position encoding.
@@ -188,7 +188,7 @@ class Keys:
         return isinstance(self.attention.score.scale(1), float | int) and not self.attention.bias
 
 
-def read(module: Attends, query: Tensor, keys: Keys, start: int | None = None) -> Tensor:
+def read(module: Attends, query: Tensor, keys: ProjectedKV, start: int | None = None) -> Tensor:
     """The attention output (B, H, I, E) of queries (B, H, I, D); the first query has position `start`.
 
     Several queries are one call of `attend`. A single query, as in decoding, is scored against the prepared keys
@@ -206,7 +206,7 @@ def read(module: Attends, query: Tensor, keys: Keys, start: int | None = None) -
     return _read_one(module, query, keys, start)
 
 
-def _read_one(module: Attends, query: Tensor, keys: Keys, start: int) -> Tensor:
+def _read_one(module: Attends, query: Tensor, keys: ProjectedKV, start: int) -> Tensor:
     """The output for a single query per row. Rows that share their keys become queries of one batch entry."""
     attention = keys.attention
     plain = keys.is_plain and _sees_all(attention.mask, start, keys.length)
@@ -220,7 +220,7 @@ def _read_one(module: Attends, query: Tensor, keys: Keys, start: int) -> Tensor:
     return keys.rows.unfold(_read_at_once(module, keys.rows.fold(query), keys, start, plain))
 
 
-def _read_at_once(module: Attends, query: Tensor, keys: Keys, start: int, plain: bool) -> Tensor:
+def _read_at_once(module: Attends, query: Tensor, keys: ProjectedKV, start: int, plain: bool) -> Tensor:
     """The output of the fused kernel if it supports the call, otherwise from all scores."""
     attention = keys.attention
     positions = Positions(start, Spans(((0, keys.length),)))
@@ -240,10 +240,10 @@ def _read_at_once(module: Attends, query: Tensor, keys: Keys, start: int, plain:
         return _fused(attention, compared, key, keys)
     if plain:
         return _softmax(attention, prepared, grid, keys)
-    return solve_rows(masked, prepared, keys.value, grid, keys.places)[0]
+    return attend_rows(masked, prepared, keys.value, grid, keys.places)[0]
 
 
-def _fused(attention: Attention, query: Tensor, key: Tensor, keys: Keys) -> Tensor:
+def _fused(attention: Attention, query: Tensor, key: Tensor, keys: ProjectedKV) -> Tensor:
     B, H, I, D = query.shape
     rows, scale = group(query, key.shape[1]), attention.score.scale(D)
     assert not isinstance(scale, Tensor), "has_products says so"
@@ -253,7 +253,7 @@ def _fused(attention: Attention, query: Tensor, key: Tensor, keys: Keys) -> Tens
     return output.reshape(B, H, I, keys.value.shape[3])
 
 
-def _softmax(attention: Attention, prepared: Prepared, grid: Grid, keys: Keys) -> Tensor:
+def _softmax(attention: Attention, prepared: Prepared, grid: Grid, keys: ProjectedKV) -> Tensor:
     """The same as the dense engine, without the row statistic, which a single query does not need."""
     s = scores(attention, prepared, grid, masked=False)
     weights = torch.softmax(s if keys.added is None else s + keys.added, -1)
@@ -266,7 +266,7 @@ def _numbers(x: Tensor) -> Tensor:
     return torch.arange(len(x), device=x.device)
 
 
-def _masked(attention: Attention, keys: Keys) -> Attention:
+def _masked(attention: Attention, keys: ProjectedKV) -> Attention:
     return attention if keys.mask is None else attention.with_mask(_both(attention.mask, keys.mask))
 
 
@@ -280,7 +280,7 @@ def _both(first: Mask | None, second: Mask | None) -> Mask | None:
 
 
 def select_rows(value: Any, index: Tensor) -> Any:
-    """The rows at `index` of a tensor, of `Keys`, of a mask, or of nested tuples of them. Numbers stay the same.
+    """The rows at `index` of a tensor, of `ProjectedKV`, of a mask, or of nested tuples of them. Numbers stay the same.
 
     >>> import torch, regard as rg
     >>> rg.nn.select_rows((torch.tensor([[1], [2]]), 7), torch.tensor([1, 1, 0]))
@@ -295,7 +295,7 @@ def select_rows(value: Any, index: Tensor) -> Any:
         except (IndexError, RuntimeError):
             shape = tuple(value.shape)
             raise RegardError(f"select_rows: rows {index.tolist()} are not in a tensor of shape {shape}.") from None
-    if isinstance(value, Keys):
+    if isinstance(value, ProjectedKV):
         return value.select(index)
     if isinstance(value, Mask):
         return value.select(index)
