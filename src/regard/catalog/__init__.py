@@ -1,4 +1,4 @@
-"""The catalogue of named mechanisms: one file each, found by being there."""
+"""The catalogue of named mechanisms. Each file of this folder is one mechanism."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["Mechanism", "mechanism", "mechanisms"]
 def mechanisms() -> dict[str, Mechanism]:
     """All mechanisms by name, in alphabetical order.
 
-    >>> found = mechanisms()
-    >>> list(found) == sorted(found), found["alibi"].paper
+    >>> entries = mechanisms()
+    >>> list(entries) == sorted(entries), entries["alibi"].paper
     (True, 'Press, Smith & Lewis 2022, arXiv:2108.12409')
     """
     names = [module.name for module in iter_modules(__path__) if module.name != "mechanism"]
@@ -27,7 +27,7 @@ def mechanisms() -> dict[str, Mechanism]:
 
 @checked
 def mechanism(name: str) -> Mechanism:
-    """One mechanism; an unknown name is answered with the nearest known one.
+    """The mechanism of a name. The error for an unknown name suggests the most similar name.
 
     >>> mechanism("sliding_window").build(size=4).mask
     (causal() & window(size=4))

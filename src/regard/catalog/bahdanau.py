@@ -19,5 +19,5 @@ MECHANISM = Mechanism(
     cost="O(I J hidden) time, O(I + J) memory by blocks",
     tiny={"query_width": 8, "key_width": 6, "hidden": 5},
     sizes={"heads": 1, "queries": 7, "keys": 11, "key_width": 6},
-    disagree="keras' AdditiveAttention has no projections W and U; some give the tanh a bias.",
+    disagree="keras' AdditiveAttention has no projections W and U; some libraries add a bias inside the tanh.",
 )

@@ -15,16 +15,16 @@ def bigbird(
     num_random: int = 3,
     seed: int = 0,
 ) -> Attention:
-    """Blocks of queries see their neighbours, the first blocks, and a few blocks drawn once from `seed`."""
+    """Each block of queries attends to neighbouring blocks, the first blocks, and random blocks drawn from `seed`."""
     return Attention(mask=bigbird_mask(length, block, window_blocks, global_blocks, num_random, seed))
 
 
 MECHANISM = Mechanism(
     build=bigbird,
-    formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over blocks that are near, global or drawn for the block of i",
+    formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over blocks that are neighbours, global or random",
     paper="Zaheer et al. 2020, arXiv:2007.14062, section 2",
     cost="O(n block (window_blocks + global_blocks + num_random) D) time, O(n) memory",
     tiny={"length": 40, "block": 4, "num_random": 1},
-    disagree="Hugging Face makes the last block global as well and draws blocks for each head; in eval mode all of "
-    "its random blocks are block 0, counted again, so that its weights no longer sum to 1.",
+    disagree="in Hugging Face the last block is global, too, and each head has its own random blocks. In eval mode "
+    "all its random blocks are block 0, which is counted twice, so weights do not sum to 1.",
 )

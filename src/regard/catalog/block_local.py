@@ -9,7 +9,7 @@ from regard.pieces import causal
 
 @explained
 def block_local(size: int = 64, before: int = 0, after: int = 0, is_causal: bool = False) -> Attention:
-    """The sequence is cut in blocks, and tokens see only their own block (and some neighbouring ones)."""
+    """The sequence is cut into blocks. Tokens attend only to their own block, and optionally to neighbouring blocks."""
     near = own_block(size, before, after)
     return Attention(mask=causal() & near if is_causal else near)
 
@@ -20,5 +20,5 @@ MECHANISM = Mechanism(
     paper="Liu et al. 2018, arXiv:1801.10198; Qiu et al. 2019, arXiv:1911.02972",
     cost="O(n size D) time, O(n) memory",
     tiny={"size": 5},
-    disagree="the package local-attention looks one block back unless told not to (look_backward=0 is this one).",
+    disagree="the package local-attention adds the previous block by default (look_backward=0 is this mechanism).",
 )

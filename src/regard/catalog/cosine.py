@@ -8,7 +8,7 @@ from regard.pieces import Cosine
 
 @explained
 def cosine(factor: float = 10.0) -> Attention:
-    """Only the angle between query and key counts, so no vector wins by its length: Swin v2."""
+    """Scores depend only on the angle between query and key, not on their lengths: Swin v2."""
     return Attention(Cosine(factor))
 
 
@@ -17,5 +17,5 @@ MECHANISM = Mechanism(
     formula="w_ij = softmax_j(factor cos(q_i, k_j))",
     paper="Liu et al. 2022, Swin Transformer V2, arXiv:2111.09883, section 3.2; Henry et al. 2020, arXiv:2010.04245",
     cost="O(I J D) time, O(I + J) memory by blocks",
-    disagree="Swin v2 learns the factor of each head (at most 100) and adds a bias by position.",
+    disagree="Swin v2 learns a factor per head (at most 100) and adds a position bias.",
 )

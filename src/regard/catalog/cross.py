@@ -1,4 +1,4 @@
-"""Cross-attention: one sequence looks at another."""
+"""Cross-attention: one sequence attends to another."""
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
@@ -7,7 +7,7 @@ from regard.checks import explained
 
 @explained
 def cross() -> Attention:
-    """The queries come from one sequence, the keys and values from another: a decoder reads its encoder."""
+    """Queries come from one sequence, keys and values from another: a decoder attends to an encoder."""
     return Attention()
 
 

@@ -9,7 +9,7 @@ from regard.pieces import dilated as window_with_gaps
 
 @explained
 def dilated(size: int = 64, dilation: int = 2, is_causal: bool = False) -> Attention:
-    """A window with gaps: `size` - 1 keys on each side, `dilation` apart, reach further at the same cost."""
+    """A window with gaps: `size` - 1 keys on each side, `dilation` apart, so the window is wider at the same cost."""
     near = window_with_gaps(size, dilation)
     return Attention(mask=causal() & near if is_causal else near)
 
@@ -20,5 +20,5 @@ MECHANISM = Mechanism(
     paper="Beltagy, Peters & Cohan 2020, arXiv:2004.05150, section 3.1",
     cost="O(n size dilation D) time as computed (gaps inside a block are not skipped), O(n) memory",
     tiny={"size": 3, "dilation": 3},
-    disagree="LongNet (arXiv:2307.02486) calls by this name a segment of which every r-th token is kept.",
+    disagree="in LongNet (arXiv:2307.02486) the name means a segment of which every r-th token is kept.",
 )

@@ -10,8 +10,8 @@ from regard.pieces import causal
 def grouped_query() -> Attention:
     """Groups of query heads share one key/value head, so a cache is H / G times smaller.
 
-    There is nothing to set: the sharing is read off the head count of the keys. With H query
-    heads and G key heads, query head h uses key head floor(h G / H).
+    It has no arguments: the number of heads of the keys decides the sharing. With H query heads and G key heads, query
+    head h uses key head floor(h G / H).
     """
     return Attention(mask=causal())
 
@@ -22,6 +22,6 @@ MECHANISM = Mechanism(
     paper="Ainslie et al. 2023, arXiv:2305.13245",
     cost="O(H I J D) time; keys and values take G / H of multi-head's memory",
     sizes={"key_heads": 2},
-    disagree="the groups are consecutive query heads, as in Llama and torch's enable_gqa; weights whose groups "
-    "interleave (h mod G) need their heads permuted.",
+    disagree="groups are consecutive query heads, as in Llama and torch's enable_gqa. For weights with interleaved "
+    "groups (h mod G), permute the heads.",
 )

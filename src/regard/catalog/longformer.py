@@ -10,7 +10,7 @@ from regard.pieces import global_tokens, window
 
 @explained
 def longformer(size: int = 257, global_positions: Sequence[int] = (0,)) -> Attention:
-    """Every query sees `size` - 1 keys on each side; the tokens at `global_positions` see and are seen by all."""
+    """A window of `size` - 1 keys on each side; tokens at `global_positions` attend to all, and all attend to them."""
     return Attention(mask=window(size) | global_tokens(global_positions))
 
 
@@ -20,6 +20,6 @@ MECHANISM = Mechanism(
     paper="Beltagy, Peters & Cohan 2020, arXiv:2004.05150, section 3.1",
     cost="O(n (size + num_global) D) time, O(n) memory",
     tiny={"size": 4, "global_positions": (0, 13)},
-    disagree="Hugging Face's attention_window counts both sides together, so its w is size = w / 2 + 1 here. "
-    "Longformer gives global tokens projections of their own; here they share those of the other tokens.",
+    disagree="attention_window of Hugging Face counts both sides, so w there is size = w / 2 + 1 here. In Longformer, "
+    "global tokens have separate projections; here they share the projections of the other tokens.",
 )

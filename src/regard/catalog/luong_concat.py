@@ -8,7 +8,7 @@ from regard.pieces import Concat
 
 @explained
 def luong_concat(query_width: int, key_width: int, hidden: int = 256) -> Attention:
-    """A small network scores the decoder and the encoder state side by side: Bahdanau's score, rewritten."""
+    """A small network scores the concatenated decoder and encoder states: an equivalent form of Bahdanau's score."""
     return Attention(Concat(query_width, key_width, hidden))
 
 

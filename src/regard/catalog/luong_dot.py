@@ -8,7 +8,7 @@ from regard.pieces import Dot
 
 @explained
 def luong_dot() -> Attention:
-    """The score of a decoder state and an encoder state is their plain product, with no factor and no weights."""
+    """The score is the dot product of decoder state and encoder state, without a factor and without parameters."""
     return Attention(Dot(scale=1.0))
 
 
@@ -18,5 +18,5 @@ MECHANISM = Mechanism(
     paper="Luong, Pham & Manning 2015, arXiv:1508.04025, eq. 8",
     cost="O(I J D) time, O(I + J) memory by blocks",
     sizes={"heads": 1, "queries": 7, "keys": 11},
-    disagree="keras' Attention is this one (no 1 / sqrt(D)), though it is often read as scaled dot-product.",
+    disagree="keras' Attention is this mechanism: it has no factor 1 / sqrt(D).",
 )

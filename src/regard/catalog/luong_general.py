@@ -8,7 +8,7 @@ from regard.pieces import Bilinear
 
 @explained
 def luong_general(query_width: int, key_width: int, num_heads: int = 1) -> Attention:
-    """A learned matrix compares decoder and encoder states, which may then differ in width."""
+    """A learned matrix compares decoder and encoder states, which may have different widths."""
     return Attention(Bilinear(query_width, key_width, num_heads))
 
 

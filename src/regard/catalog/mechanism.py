@@ -1,4 +1,4 @@
-"""What the catalogue knows of a mechanism, and a tiny problem to try it on."""
+"""`Mechanism`: an entry of the catalogue, with formula, paper, cost and a small example."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from regard.attention import Attention
 class Mechanism:
     """A named attention: `build(...)` returns the `Attention`.
 
-    `formula` is plain text, `cost` says time and memory for n tokens, `tiny` are the arguments
-    with which `build` fits the tiny problem of `example`: heads, key heads, widths and lengths
-    in `sizes`. `disagree` tells where other libraries mean something else by the name.
+    `formula` is plain text, and `cost` gives time and memory for n tokens. `example` builds a small problem: `tiny` are
+    the arguments of `build`, and `sizes` are heads, key heads, widths and lengths. `disagree` says where other
+    libraries use the name for something else.
 
     >>> import regard as rg
     >>> mechanism = rg.mechanisms()["alibi"]
@@ -57,7 +57,7 @@ class Mechanism:
     def example(
         self, seed: int = 0, dtype: torch.dtype = torch.float64, **sizes: int
     ) -> tuple[Attention, Tensor, Tensor, Tensor]:
-        """A small instance with random query, key and value that fit it; `sizes` override the mechanism's own.
+        """A small attention with random query, key and value. `sizes` override those of the mechanism.
 
         Sizes: batch, heads, key_heads, queries, keys, width, key_width, value_width.
         """

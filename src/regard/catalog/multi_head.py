@@ -7,9 +7,9 @@ from regard.checks import explained
 
 @explained
 def multi_head() -> Attention:
-    """Several heads look at once, each in its own subspace of the width, and their outputs are joined.
+    """Several heads attend in parallel, each in its own subspace of the width; their outputs are concatenated.
 
-    The number of heads is read off axis 1 of query, key and value.
+    The number of heads is the size of axis 1 of query, key and value.
     """
     return Attention()
 
@@ -19,6 +19,6 @@ MECHANISM = Mechanism(
     formula="w_hij = softmax_j(q_hi . k_hj / sqrt(D)) for heads h = 1 ... H of width D = C / H",
     paper="Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2",
     cost="O(H I J D) time, O(H (I + J)) memory by blocks",
-    disagree="nn.MultiheadAttention's boolean masks mean True = may not attend, the opposite of ours and of "
-    "scaled_dot_product_attention's; it also averages the weights over heads unless told not to.",
+    disagree="in boolean masks of nn.MultiheadAttention, True = may not attend, the opposite of here and of "
+    "scaled_dot_product_attention. It also averages the weights over heads by default.",
 )

@@ -10,7 +10,7 @@ from regard.pieces import causal
 def multi_query() -> Attention:
     """All query heads share one key/value head: the smallest cache.
 
-    There is nothing to set: the sharing is read off the head count of the keys, here 1.
+    It has no arguments: the keys have 1 head.
     """
     return Attention(mask=causal())
 

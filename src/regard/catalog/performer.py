@@ -8,7 +8,7 @@ from regard.pieces import KernelScore, RandomFeatures, SumNormalizer, causal
 
 @explained
 def performer(width: int, num_features: int = 256, seed: int = 0, is_causal: bool = False) -> Attention:
-    """Random positive features whose product is exp(q . k / sqrt(D)) on average: softmax in linear time."""
+    """Random positive features whose mean dot product is exp(q . k / sqrt(D)): approximate softmax in linear time."""
     score = KernelScore(RandomFeatures(width, num_features, seed))
     return Attention(score, mask=causal() if is_causal else None, normalizer=SumNormalizer())
 
@@ -20,6 +20,6 @@ MECHANISM = Mechanism(
     paper="Choromanski et al. 2021, arXiv:2009.14794",
     cost="O(n m (D + E)) time, O(n m) memory",
     tiny={"width": 8, "num_features": 16},
-    disagree="performer-pytorch subtracts the greatest key score of the whole sequence, future included, and adds "
-    "1e-4 to the features; neither is done here.",
+    disagree="performer-pytorch subtracts the greatest key score of the whole sequence, also of later keys, and adds "
+    "1e-4 to the features. This mechanism does neither.",
 )

@@ -1,4 +1,4 @@
-"""Self-attention: one sequence looks at itself."""
+"""Self-attention: one sequence attends to itself."""
 
 from regard.attention import Attention
 from regard.catalog.mechanism import Mechanism
@@ -7,9 +7,9 @@ from regard.checks import explained
 
 @explained
 def self_attention() -> Attention:
-    """Every token of a sequence looks at every token of the same sequence, one head, no mask.
+    """Every token attends to every token of the same sequence, with one head and no mask.
 
-    Query, key and value are three projections of that one sequence.
+    Query, key and value are three projections of the sequence.
     """
     return Attention()
 

@@ -8,7 +8,7 @@ from regard.pieces import ShawBias
 
 @explained
 def shaw(width: int, reach: int = 16) -> Attention:
-    """Each distance up to `reach` has a learned key that is added to the keys; beyond, the outermost serves."""
+    """Each distance up to `reach` has a learned vector that is added to keys; larger distances share the last."""
     return Attention(bias=ShawBias(width, reach))
 
 
@@ -18,6 +18,6 @@ MECHANISM = Mechanism(
     paper="Shaw, Uszkoreit & Vaswani 2018, arXiv:1803.02155, eq. 4 and 5",
     cost="O(I J D + I reach D) time, O((I + J) D + I reach) memory by blocks",
     tiny={"width": 8, "reach": 3},
-    disagree="the paper also adds learned vectors to the values (eq. 3) and finds that the keys alone do as well "
-    "(its table 3); the keys are what is meant here. transformers 5 ignores BERT's relative_key without a word.",
+    disagree="the paper also adds learned vectors to the values (eq. 3), and finds that keys alone work as well "
+    "(table 3). Here only keys have them. transformers 5 silently ignores relative_key of BERT.",
 )

@@ -8,7 +8,7 @@ from regard.pieces import Sinusoidal
 
 @explained
 def sinusoidal(base: float = 10_000.0) -> Attention:
-    """Sines and cosines of the position are added to queries and keys before they are scored."""
+    """Sines and cosines of the position are added to queries and keys before the scores are computed."""
     return Attention(position=Sinusoidal(base=base))
 
 
@@ -17,7 +17,7 @@ MECHANISM = Mechanism(
     formula="w_ij = softmax_j((q_i + p_i) . (k_j + p_j) / sqrt(D)); p_(pos, 2m) = sin(pos / base^(2m / D)), "
     "p_(pos, 2m + 1) = cos(pos / base^(2m / D))",
     paper="Vaswani et al. 2017, arXiv:1706.03762, section 3.5",
-    cost="that of multi_head, and O(n D) to add",
-    disagree="the paper adds them to the embeddings, once, so that values carry them too; here every layer adds "
+    cost="the same as multi_head, and O(n D) for additions",
+    disagree="the paper adds them once, to the embeddings, so values contain them, too; here every layer adds "
     "them to queries and keys. tensor2tensor and Marian put all sines before all cosines.",
 )

@@ -8,7 +8,7 @@ from regard.pieces import causal, window
 
 @explained
 def sliding_window(size: int = 256, is_causal: bool = True) -> Attention:
-    """Every query sees only the nearest keys: the last `size`, itself included, or `size` - 1 on each side."""
+    """Queries attend only to near keys: the last `size` with their own, or `size` - 1 on each side."""
     near = window(size)
     return Attention(mask=causal() & near if is_causal else near)
 
@@ -19,6 +19,6 @@ MECHANISM = Mechanism(
     paper="Beltagy et al. 2020, Longformer, arXiv:2004.05150; Jiang et al. 2023, Mistral 7B, arXiv:2310.06825",
     cost="O(n size D) time, O(n) memory",
     tiny={"size": 5},
-    disagree="Mistral and Hugging Face see `size` keys, as here; attention-gym, x-transformers, jax and "
-    "local-attention see one more.",
+    disagree="in Mistral and Hugging Face a query attends to `size` keys, as here; in attention-gym, x-transformers, "
+    "jax and local-attention to one more.",
 )

@@ -8,9 +8,9 @@ from regard.pieces import Dot, Hardmax, Softmax
 
 @explained
 def soft_lookup(temperature: float = 1.0) -> Attention:
-    """A dictionary that answers with a blend: the nearer a key is to the query, the more its value counts.
+    """A dictionary that returns a weighted mean: a key that matches the query better gives its value more weight.
 
-    At temperature 0 the best key alone answers, as a dictionary does; sqrt(D) is scaled attention.
+    At temperature 0 only the best key counts, as in a dictionary. Temperature sqrt(D) is scaled dot-product attention.
     """
     return Attention(Dot(scale=1.0), normalizer=Softmax(temperature) if temperature else Hardmax())
 
@@ -23,5 +23,5 @@ MECHANISM = Mechanism(
     cost="O(I J D) time, O(I + J) memory by blocks",
     tiny={"temperature": 0.5},
     sizes={"heads": 1, "queries": 7, "keys": 11, "value_width": 5},
-    disagree="the first of these papers compares by cosine: that is cosine, with the factor in place of 1 / T.",
+    disagree="the first of these papers uses the cosine: the mechanism `cosine` with factor 1 / T.",
 )

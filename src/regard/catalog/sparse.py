@@ -11,9 +11,9 @@ _NORMALIZERS: dict[float, Normalizer] = {1.0: Softmax(), 1.5: Entmax15(), 2.0: S
 
 @explained
 def sparse(alpha: float = 1.5) -> Attention:
-    """Weights that are exactly 0 for keys that score far below the best: entmax (1.5) or sparsemax (2)."""
+    """Weights are exactly 0 for keys with scores far below the best: entmax (1.5) or sparsemax (2)."""
     if alpha not in _NORMALIZERS:
-        raise RegardError(f"sparse(alpha={alpha}): alpha is 1 (softmax), 1.5 (entmax) or 2 (sparsemax).")
+        raise RegardError(f"sparse(alpha={alpha}): alpha must be 1 (softmax), 1.5 (entmax) or 2 (sparsemax).")
     return Attention(normalizer=_NORMALIZERS[alpha])
 
 
@@ -22,5 +22,5 @@ MECHANISM = Mechanism(
     formula="w_i = max((alpha - 1) s_i - t_i, 0)^(1 / (alpha - 1)), with t_i such that the row sums to 1",
     paper="Peters, Niculae & Martins 2019, arXiv:1905.05702; Martins & Astudillo 2016, arXiv:1602.02068",
     cost="O(I J (D + log J)) time, O(I + J) memory by blocks",
-    disagree="elsewhere sparse attention often means a sparse mask, as in longformer and bigbird.",
+    disagree="elsewhere the name often means a sparse mask, as in longformer and bigbird.",
 )

@@ -8,9 +8,9 @@ from regard.pieces import Dot, T5Bias, causal
 
 @explained
 def t5(num_heads: int, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True) -> Attention:
-    """A learned number for each head and bucket of distance is added to the unscaled product.
+    """A learned number per head and distance bucket is added to the unscaled dot product.
 
-    `bidirectional=False` is the decoder: causal, with all buckets for the past.
+    `bidirectional=False` is for decoders: causal, with all buckets for earlier keys.
     """
     bias = T5Bias(num_heads, num_buckets, max_distance, bidirectional)
     return Attention(Dot(scale=1.0), bias=bias, mask=None if bidirectional else causal())
@@ -18,9 +18,9 @@ def t5(num_heads: int, num_buckets: int = 32, max_distance: int = 128, bidirecti
 
 MECHANISM = Mechanism(
     build=t5,
-    formula="w_hij = softmax_j(q_hi . k_hj + b_h[bucket(j - i)]), exact buckets when near, logarithmic when far",
+    formula="w_hij = softmax_j(q_hi . k_hj + b_h[bucket(j - i)]), buckets exact for near keys, else logarithmic",
     paper="Raffel et al. 2020, arXiv:1910.10683, section 2.1",
-    cost="that of multi_head; num_buckets x H parameters",
+    cost="the same as multi_head; num_buckets x H parameters",
     tiny={"num_heads": 4, "num_buckets": 8, "max_distance": 16},
-    disagree="T5 does not divide by sqrt(D): its initialisation does. One table serves all layers of a stack.",
+    disagree="T5 scales its initialisation in place of scores. All layers of a stack share one table.",
 )

@@ -8,7 +8,7 @@ from regard.pieces import TopK
 
 @explained
 def top_k(k: int = 32) -> Attention:
-    """Every query keeps its `k` best keys and forgets the others: softmax over those."""
+    """Every query keeps only its `k` best keys: a softmax over their scores."""
     return Attention(normalizer=TopK(k))
 
 
@@ -18,5 +18,5 @@ MECHANISM = Mechanism(
     paper="Gupta et al. 2021, arXiv:2106.06899",
     cost="O(I J D) time, O(I (k + J)) memory by blocks",
     tiny={"k": 3},
-    disagree="of equal scores at the border some libraries keep all, by a threshold; here k keys are kept.",
+    disagree="if several keys have the k-th greatest score, some libraries keep them all; here k keys are kept.",
 )

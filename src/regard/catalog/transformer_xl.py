@@ -8,7 +8,7 @@ from regard.pieces import TransformerXLBias, causal
 
 @explained
 def transformer_xl(num_heads: int, width: int, base: float = 10_000.0) -> Attention:
-    """Content and distance are scored apart, each with a learned bias of its own, so that memory can be reused.
+    """Separate scores for content and distance, each with a learned bias, so that earlier segments can be reused.
 
     The memory of earlier segments is a cache, or more keys than queries.
     """

@@ -1,4 +1,4 @@
-"""`regard bench`: every mechanism beside what a user would pick instead, in one run."""
+"""`regard bench`: measures every mechanism and its alternatives in other libraries, in one run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from regard.bench.runner import Runner
 from regard.cli.outputs import check_drawing, check_file
 from regard.errors import RegardError, nearest
 
-#: Seconds for a peer, and for all without --full: what is left then is named, not measured.
+#: Seconds per peer, and for all cases without --full. Cases after that are listed, not measured.
 PAIR, ALL = 1.0, 540.0
 PAIR_OF_FULL = 12.0
 DEVICES = ("cpu", "cuda")
@@ -30,7 +30,7 @@ DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class Wish:
-    """What was asked for."""
+    """The options of the command."""
 
     only: str | None = None
     full: bool = False
@@ -50,7 +50,7 @@ class Wish:
 
 
 def run(wish: Wish) -> None:
-    """Measure, and tell; what was measured before Ctrl-C is told as well."""
+    """Measure the cases and print the report. After Ctrl-C it prints the finished cases."""
     chosen, setting = _chosen(wish)
     check_file("bench", "--json", wish.json)
     check_file("bench", "--picture", wish.picture, ".png")
@@ -58,7 +58,7 @@ def run(wish: Wish) -> None:
         check_drawing("bench", "--picture")
     console = Console(stderr=True)
     stop = None if wish.full else time.monotonic() + ALL
-    console.print(Text("Measuring the machine: its matrix products and copies", style="dim"))
+    console.print(Text("Measuring the speed of matrix products and copies on this machine", style="dim"))
     machine = measured(setting.device, setting.dtype)
     report = Report.begun(machine, wish.command, commit())
     report.versions |= {p.name: str(p).removeprefix(f"{p.name} ") for p in PACKAGES if not p.missing}
@@ -67,23 +67,23 @@ def run(wish: Wish) -> None:
         _measure(runner, chosen, report, console)
     except KeyboardInterrupt:
         report.interrupted = True
-    places = {case.work: place for place, case in enumerate(chosen)}
-    report.rows.sort(key=lambda row: places[row.work])
-    _tell(report, wish)
+    order = {case.work: number for number, case in enumerate(chosen)}
+    report.rows.sort(key=lambda row: order[row.work])
+    _print_report(report, wish)
     if report.interrupted:
         raise KeyboardInterrupt
 
 
 def show_cases(wish: Wish) -> None:
-    """Groups, cases and peers, and which peers are not here."""
+    """Print groups, cases and peers, and the peers that are not installed."""
     chosen, _ = _chosen(wish)
     console, group = Console(), None
     for case in chosen:
         if case.group != group:
             group = case.group
             console.print(Text(f"\n{group}", style="bold"))
-        beside = ", ".join(side.name for side in case.peers)
-        console.print(Text.assemble(f"  {case.work}", (f"  beside {beside}" if beside else "", "dim")))
+        peers = ", ".join(side.name for side in case.peers)
+        console.print(Text.assemble(f"  {case.work}", (f"  against {peers}" if peers else "", "dim")))
     console.print()
     for package in PACKAGES:
         console.print(Text(package.missing or str(package), style="yellow" if package.missing else "dim"))
@@ -93,7 +93,7 @@ def _chosen(wish: Wish) -> tuple[list[Case], Setting]:
     if wish.device not in DEVICES:
         raise RegardError(f"bench: there is no device {wish.device!r}. {nearest(wish.device, DEVICES)}")
     if wish.device == "cuda" and not torch.cuda.is_available():
-        raise RegardError("bench: torch finds no CUDA device here. --device cpu measures the processor.")
+        raise RegardError("bench: torch finds no CUDA device on this machine. Use --device cpu.")
     setting = Setting(wish.device, wish.full)
     return cases(setting, wish.only.split(",") if wish.only else ()), setting
 
@@ -103,25 +103,25 @@ def _measure(runner: Runner, chosen: list[Case], report: Report, console: Consol
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=len(chosen))
 
-        def tell(case: Case) -> None:
+        def show(case: Case) -> None:
             progress.update(task, description=f"{case.group}: {case.work}")
             if not console.is_terminal:
                 console.print(f"{case.group}: {case.work}")
 
-        for row in runner.run(interleaved(chosen), tell):
+        for row in runner.run(interleaved(chosen), show):
             report.rows.append(row)
             progress.advance(task)
 
 
 def interleaved(chosen: list[Case]) -> list[Case]:
-    """The first case of every group, then the second of every group: time that is short is short for the last ones."""
+    """The first case of every group, then the second of every group: if time runs out, every group has results."""
     groups: dict[str, list[Case]] = {}
     for case in chosen:
         groups.setdefault(case.group, []).append(case)
-    return [case for turn in zip_longest(*groups.values()) for case in turn if case is not None]
+    return [case for layer in zip_longest(*groups.values()) for case in layer if case is not None]
 
 
-def _tell(report: Report, wish: Wish) -> None:
+def _print_report(report: Report, wish: Wish) -> None:
     console = Console()
     print_rows(report.rows, console)
     console.print(Text(f"\n{report.conditions}", style="dim"))

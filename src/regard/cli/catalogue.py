@@ -1,4 +1,4 @@
-"""`regard list` and `regard show`."""
+"""`regard list` and `regard show`: print the catalogue, or one mechanism with its weights."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from regard.attention_output import attend
 from regard.catalog import Mechanism, mechanism, mechanisms
 from regard.cli.draw import draw
 
-#: Said under the list, which gives costs in letters.
+#: Printed below the list: the meaning of the letters.
 LETTERS = (
-    "Costs: H query heads, G key/value heads, I queries, J keys (n where both are alike), D and E the width of a "
-    "head's keys and values, D' that of its keys where it is another; words are parameters of the mechanism."
+    "Costs: H query heads, G key/value heads, I queries, J keys (n if both are equal), D and E the widths of a "
+    "head's keys and values, D' the width of keys if it differs from that of queries; words are parameters."
 )
 
 
 def list_mechanisms() -> None:
-    """Each mechanism with what it is and what it costs."""
+    """Print each mechanism with its summary and its cost."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="bold")
     table.add_column()
@@ -32,7 +32,7 @@ def list_mechanisms() -> None:
 
 
 def show_mechanism(name: str) -> None:
-    """Everything the catalogue knows of one mechanism, and its weights on a small random problem."""
+    """Print the entry of one mechanism, and its weights on a small random problem."""
     entry = mechanism(name)
     console = Console()
     console.print(Text(entry.name, style="bold"), Text(entry.summary), sep="\n")
@@ -42,7 +42,7 @@ def show_mechanism(name: str) -> None:
     weights = attend(attention, query, key, value).weights
     _, H, I, J = weights.shape
     console.print()
-    console.print(Text(f"Head 0 of {H} on {I} queries (down) and {J} random keys (across):"))
+    console.print(Text(f"Weights of head 0 of {H}: {I} rows of queries, {J} columns of random keys:"))
     console.print(Padding(draw(weights), (0, 0, 0, 2)))
 
 
@@ -53,8 +53,8 @@ def _facts(entry: Mechanism) -> Table:
         "paper": entry.paper,
         "parameters": entry.signature.split(" -> ")[0],
         "cost": entry.cost,
-        "elsewhere": entry.disagree,
-        "a small one": repr(attention),
+        "other libraries": entry.disagree,
+        "small example": repr(attention),
     }
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="dim")

@@ -1,4 +1,4 @@
-"""A map of weights in characters."""
+"""Draws a map of weights as characters."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from torch import Tensor
 
 from regard.maps import AttentionMap
 
-#: From nothing to the strongest weight of the picture.
+#: Characters from weight 0 to the strongest weight.
 SHADES = " ░▒▓█"
-#: A pair that the mask forbids.
+#: The character of a pair that the mask forbids.
 FORBIDDEN = "·"
-#: Most rows and columns drawn; two characters wide, a cell is about square.
+#: The most rows and columns. A cell is two characters wide, so it is about square.
 LARGEST = 32
 
 
 def draw(weights: AttentionMap, batch: int = 0, head: int = 0) -> Text:
-    """One head as shaded cells: darker is more, a dot may not be attended to."""
+    """One head as shaded cells. A darker cell is a larger weight; a dot is a forbidden pair."""
     size = min(weights.shape[2], LARGEST), min(weights.shape[3], LARGEST)
     tile = weights.tile(batch, head, slice(0, size[0]), slice(0, size[1]))[0, 0]
     allowed = _allowed(weights, batch, head, size)
     strongest = float(tile.max()) or 1.0
     picture = Text(no_wrap=True)
-    for row, may in zip(tile.tolist(), allowed.tolist(), strict=True):
-        cells = [_shade(weight / strongest) if ok else FORBIDDEN + " " for weight, ok in zip(row, may, strict=True)]
+    for row, allowed_row in zip(tile.tolist(), allowed.tolist(), strict=True):
+        pairs = zip(row, allowed_row, strict=True)
+        cells = [_shade(weight / strongest) if is_allowed else FORBIDDEN + " " for weight, is_allowed in pairs]
         picture.append("".join(cells).rstrip(" ") + "\n")
     picture.append(f"█ {strongest:.2f}   {SHADES[1]} {strongest / 25:.2f}   {FORBIDDEN} may not be attended to", "dim")
     return picture
 
 
 def _shade(share: float) -> str:
-    """Shades by the square root, so that weak links still show."""
+    """The shade of the square root of a share, so that small weights are visible."""
     return SHADES[min(4, round(4 * max(share, 0.0) ** 0.5))] * 2
 
 
@@ -39,6 +40,6 @@ def _allowed(weights: AttentionMap, batch: int, head: int, size: tuple[int, int]
     mask = weights.attention.mask
     if mask is None:
         return torch.ones(size, dtype=torch.bool)
-    one = weights.select(torch.tensor([batch]), torch.tensor([head]))
-    grid = one.grid.tile(slice(0, size[0]), slice(0, size[1]))
+    head_map = weights.select(torch.tensor([batch]), torch.tensor([head]))
+    grid = head_map.grid.tile(slice(0, size[0]), slice(0, size[1]))
     return mask.allowed(grid).expand(1, 1, *size)[0, 0]

@@ -1,4 +1,4 @@
-"""`regard explain`: the plan of a catalogue entry at a size of the user's."""
+"""`regard explain`: prints the plan of a mechanism of the catalogue at a given size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from regard.engine.ring import Ring
 from regard.errors import RegardError, nearest
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
-#: Parameters of catalogue entries that follow from the sizes of the problem.
+#: Parameters of mechanisms that are filled in from the sizes of the problem.
 FROM_HEADS = ("heads", "num_heads")
 FROM_KEY_HEADS = ("key_heads", "num_key_heads")
 FROM_WIDTH = ("width", "query_width", "key_width", "value_width", "head_width")
@@ -37,7 +37,7 @@ def explain_mechanism(
     ranks: int | None = None,
     layout: str = "contiguous",
 ) -> None:
-    """Print the plan of the mechanism `name` for `length` queries and keys, of training over `ranks` if there are."""
+    """Print the plan of the mechanism `name` for `length` queries and keys; with `ranks`, of training over ranks."""
     entry = mechanism(name)
     if dtype not in DTYPES:
         raise RegardError(f"explain: there is no dtype {dtype!r}. {nearest(dtype, DTYPES)}")
@@ -46,31 +46,31 @@ def explain_mechanism(
     _check_memory(length, heads * width * DTYPES[dtype].itemsize, ranks)
     attention = build(entry, length, heads, key_heads, width, settings).to(DTYPES[dtype])
     if ranks is not None:
-        one = torch.zeros((), dtype=DTYPES[dtype], requires_grad=True)  # of whole tensors only the sizes are needed
-        query, key = (one.expand(1, count, length, width) for count in (heads, key_heads))
-        text = str(explain(attention, query, key, key, engine=Ring(ranks=ranks, layout=layout)))
-        return Console().print(Text(text), soft_wrap=True)
+        zero = torch.zeros((), dtype=DTYPES[dtype], requires_grad=True)  # the plan needs only sizes
+        query, key = (zero.expand(1, count, length, width) for count in (heads, key_heads))
+        plan = explain(attention, query, key, key, engine=Ring(ranks=ranks, layout=layout))
+        return Console().print(Text(str(plan)), soft_wrap=True)
     query = torch.zeros(1, heads, length, width, dtype=DTYPES[dtype])
     key = query if key_heads == heads else torch.zeros(1, key_heads, length, width, dtype=DTYPES[dtype])
     with torch.no_grad():
         Console().print(Text(str(explain(attention, query, key, key))))
 
 
-def _check_memory(length: int, bytes_a_token: int, ranks: int | None) -> None:
-    """Refuse inputs that do not fit into memory: queries, keys and values; over ranks only the positions."""
-    needed = length * (3 * bytes_a_token if ranks is None else 8)
+def _check_memory(length: int, bytes_per_token: int, ranks: int | None) -> None:
+    """Raise an error if queries, keys and values (over ranks: only positions) do not fit into memory."""
+    needed = length * (3 * bytes_per_token if ranks is None else 8)
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else needed
     if needed > total:
         raise RegardError(
             f"explain: {length:,} tokens need {needed / 1e9:,.0f} GB for their inputs alone, and this machine has "
-            f"{total / 1e9:,.0f} GB. Give a smaller --length, or share it with --ranks."
+            f"{total / 1e9:,.0f} GB. Give a smaller --length, or divide it with --ranks."
         )
 
 
 def build(
     entry: Mechanism, length: int, heads: int, key_heads: int, width: int, settings: Sequence[str] = ()
 ) -> Attention:
-    """The mechanism at a size: parameters that follow from it are filled in, `settings` are "key=value"."""
+    """Build the mechanism at a size. Sizes are filled in; `settings` are "key=value"."""
     sizes = {
         **dict.fromkeys(FROM_HEADS, heads),
         **dict.fromkeys(FROM_KEY_HEADS, key_heads),
@@ -87,8 +87,8 @@ def build(
     try:
         return entry.build(**arguments)
     except RegardError as error:
-        text = f" --set {' --set '.join(settings)}" if settings else ""
-        raise RegardError(f"explain {entry.name}{text}: {error}") from error
+        options = "".join(f" --set {setting}" for setting in settings)
+        raise RegardError(f"explain {entry.name}{options}: {error}") from error
     except (TypeError, ValueError, AttributeError) as error:
         raise RegardError(f"explain: {entry.signature} does not take {arguments}: {error}") from error
 
@@ -109,9 +109,9 @@ def _settings(entry: Mechanism, settings: Sequence[str], known: list[str]) -> di
 
 
 def _key_heads(entry: Mechanism, heads: int) -> int:
-    """As many query heads to a key head as in the mechanism's own example; one key head stays one."""
-    shown = entry.sizes.get("key_heads")
-    if shown is None:
+    """The number of key heads, with as many query heads per key head as in the example of the mechanism."""
+    example_key_heads = entry.sizes.get("key_heads")
+    if example_key_heads is None:
         return heads
-    sharing = entry.sizes.get("heads", 4) // shown
-    return 1 if shown == 1 or heads % sharing else heads // sharing
+    group_size = entry.sizes.get("heads", 4) // example_key_heads
+    return 1 if example_key_heads == 1 or heads % group_size else heads // group_size
