@@ -46,7 +46,7 @@ def in_full(
 
     The scores of a row are computed again only if its log-sum-exp is too large to be precise.
     """
-    if len(row_statistic) > 1 or not has_logsumexp(attention.normalizer):
+    if len(row_statistic) != 1 or not has_logsumexp(attention.normalizer):
         return row_statistic
     total, remainder = row_statistic[0], torch.zeros_like(row_statistic[0])
     coarse = is_coarse(total).flatten(0, 1).any(0)
