@@ -15,7 +15,7 @@ from regard.data import Batches, Pair, Words
 from regard.maps.stored import load_map, save_map
 from regard.seq2seq import align, beam_search, build, greedy
 from regard.seq2seq.comparison.inspection import gradient_profile
-from regard.seq2seq.evaluation.dependence import looking
+from regard.seq2seq.evaluation.dependence import attention_shares
 from regard.seq2seq.models.loss import translation_loss
 from regard.seq2seq.training.averaging import Averaging
 
@@ -185,7 +185,7 @@ def test_a_report_says_of_a_translator_what_it_says_on_the_cpu(name):
             run = SimpleNamespace(model=model, source_tokenizer=words, target_tokenizer=words)
             aligned = align(model, (words, words), *zip(*encoded, strict=True))
             weights = [one.weights.tolist() for one in aligned]
-            reports.append([looking(run, sentences).__dict__, gradient_profile(run, sentences), weights])
+            reports.append([attention_shares(run, sentences).__dict__, gradient_profile(run, sentences), weights])
         same(*reversed(reports))
 
 

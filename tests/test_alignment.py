@@ -22,8 +22,8 @@ from regard.seq2seq.decoding.alignment import (
     written_words,
 )
 from regard.seq2seq.decoding.search import Search
-from regard.seq2seq.decoding.translation import Wanted, translate
-from regard.seq2seq.evaluation.dependence import looking, punctuation, source_gradients
+from regard.seq2seq.decoding.translation import TranslationOptions, translate
+from regard.seq2seq.evaluation.dependence import attention_shares, punctuation, source_gradients
 
 
 class InPieces(Words):
@@ -96,7 +96,7 @@ def test_pharaoh_there_and_back():
     assert read_pharaoh(write_pharaoh(links)) == links
     assert read_pharaoh("") == frozenset() and write_pharaoh([]) == ""
     for wrong in ("1", "1-", "a-b", "1_2"):
-        with pytest.raises(RegardError, match="is no link"):
+        with pytest.raises(RegardError, match="is not a link"):
             read_pharaoh(f"0-0 {wrong}")
 
 
@@ -113,7 +113,7 @@ def test_alignment_error_rate_by_hand():
     # sums over sentences, not means: 1 - (1 + 1 + 2 + 2) / (3 + 2 + 2 + 2)
     assert alignment_error_rate([found, sure], [sure, sure]) == pytest.approx(1 - 6 / 9)
     assert math.isnan(alignment_error_rate([frozenset()], [frozenset()]))
-    with pytest.raises(RegardError, match="1 sentences found, 2 with sure"):
+    with pytest.raises(RegardError, match="1 predicted, 2 sure"):
         alignment_error_rate([found], [sure, sure])
 
 
@@ -128,7 +128,7 @@ def test_what_cannot_be_aligned():
     with pytest.raises(RegardError, match="has no attention to the source"):
         align(none, (SOURCE, TARGET), [[4]], [[4]])
     with pytest.raises(RegardError, match="has no attention to the source"):
-        list(translate(none, SOURCE, TARGET, ["a"], Wanted(replace_unknown=True)))
+        list(translate(none, SOURCE, TARGET, ["a"], TranslationOptions(replace_unknown=True)))
 
 
 def test_unknown_words_become_the_source_words_they_look_at():
@@ -141,17 +141,19 @@ def test_unknown_words_become_the_source_words_they_look_at():
         output.bias[UNK] = 9.0
     search = Search(beam=2, max_length=3)
     line = "a Zebra d"
-    (done,) = translate(model, SOURCE, TARGET, [line], Wanted(search, replace_unknown=True, reading="output"))
+    (done,) = translate(
+        model, SOURCE, TARGET, [line], TranslationOptions(search, replace_unknown=True, reading="output")
+    )
     assert set(done.hypotheses[0].tokens) == {UNK}
     encoded = SOURCE.encode(line)
     (alignment,) = align(model, (SOURCE, TARGET), [encoded], [done.hypotheses[0].tokens])
     expected = [line.split()[place] for place in alignment.weights.argmax(1).tolist()]
     assert done.text == " ".join(expected) and done.alignment.target == tuple(expected)
-    (plain,) = translate(model, SOURCE, TARGET, [line], Wanted(search))
+    (plain,) = translate(model, SOURCE, TARGET, [line], TranslationOptions(search))
     assert plain.text == "<unk> <unk> <unk>" and plain.alignment is None
 
 
-# Looking
+# AttentionShares
 
 
 def pairs(*texts):
@@ -163,7 +165,7 @@ def pairs(*texts):
 def test_shares_on_the_end_and_on_punctuation_are_those_of_the_maps():
     system = System(bahdanau())
     some = pairs("a , d > w z", "d . > x+ y z", "a > w")
-    found = looking(system, some, batch=2)
+    found = attention_shares(system, some, batch=2)
     ends, marks, entropies, spreads, count = 0.0, 0.0, 0.0, 0.0, 0
     for pair in some:
         x, y = SOURCE.encode(pair.source), TARGET.encode(pair.target)
@@ -241,7 +243,7 @@ def test_links_of_cut_words_count_in_the_printed_text():
     model = build("bahdanau", source_size=len(tokenizer), target_size=len(tokenizer), width=8).eval()
     sources = ["a☃b cab", "cb\u200bab a b", "☃☃ ba"]
     search = Search(beam=1, min_length=4, max_length=9)
-    found = list(translate(model, tokenizer, tokenizer, sources, Wanted(search, reading="output")))
+    found = list(translate(model, tokenizer, tokenizer, sources, TranslationOptions(search, reading="output")))
     for source, each in zip(sources, found, strict=True):
         assert each.alignment is not None and list(each.alignment.target) == each.text.split()
         assert {i for i, _ in each.alignment.links()} <= set(range(len(source.split())))

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from regard.cli.app import app
 from regard.seq2seq.decoding.alignment import write_pharaoh
-from regard.seq2seq.decoding.translation import Wanted, translate
+from regard.seq2seq.decoding.translation import TranslationOptions, translate
 from regard.seq2seq.evaluation.scores import Evaluation
 from regard.seq2seq.runs.run import WEIGHTS, load_run, save_weights
 
@@ -51,7 +51,7 @@ def run(*arguments, status=0, stdin=None):
 
 def expected(folder, lines, **options):
     found = load_run(folder)
-    return list(translate(found.model, *tokenizers(found), lines, Wanted(found.search(), **options)))
+    return list(translate(found.model, *tokenizers(found), lines, TranslationOptions(found.search(), **options)))
 
 
 def tokenizers(found):
@@ -93,7 +93,7 @@ def test_alignments_and_n_best(runs):
         (["x", "y"], "Put a text of several words in quotes"),
         (["--align", "show", "--reading", "outputs", "x"], "no reading 'outputs'"),
         (["/"], "is a folder"),
-        (["--beam", "100000", "x"], "a beam of 100,000 is too wide. Ask for one of at most 1,000"),
+        (["--beam", "100000", "x"], "a beam of 100,000 is too wide. The most is 1,000"),
         (["--length-penalty", "nan", "x"], "length_penalty must be a number from -10 to 10, got nan"),
         (["--length-penalty", "-1e9", "x"], "from -10 to 10"),
         (["--length-penalty", "inf", "x"], "from -10 to 10"),
@@ -206,7 +206,7 @@ def test_n_best_lists_number_every_line_keep_links_repeat_nothing_and_mark_what_
     rows = [line.split(" ||| ") for line in result.stdout.splitlines()]
     assert {int(row[0]) for row in rows} == set(range(len(LINES))), "an empty line has its number"
     assert [row for row in rows if row[0] == "1"] == [["1", "", "nan", ""]]
-    wanted = Wanted(replace(found.search(), beam=6, n_best=6), reading="output")
+    wanted = TranslationOptions(replace(found.search(), beam=6, n_best=6), reading="output")
     for number, each in enumerate(translate(found.model, *tokenizers(found), LINES, wanted)):
         mine = [row for row in rows if int(row[0]) == number and row[1]]
         assert [row[1] for row in mine] == list(each.texts) and len(set(each.texts)) == len(each.texts)
@@ -218,9 +218,13 @@ def test_n_best_lists_number_every_line_keep_links_repeat_nothing_and_mark_what_
 def test_texts_that_different_tokens_spell_are_printed_once(runs):
     found = load_run(runs / "bahdanau")
     found.target_tokenizer.decode = lambda ids: "same"
-    (each,) = translate(found.model, *tokenizers(found), ["the dog"], Wanted(replace(found.search(), beam=3, n_best=3)))
+    (each,) = translate(
+        found.model, *tokenizers(found), ["the dog"], TranslationOptions(replace(found.search(), beam=3, n_best=3))
+    )
     assert each.texts == ("same",) and len(each.hypotheses) == 1
-    (best,) = translate(found.model, *tokenizers(found), ["the dog"], Wanted(replace(found.search(), beam=3)))
+    (best,) = translate(
+        found.model, *tokenizers(found), ["the dog"], TranslationOptions(replace(found.search(), beam=3))
+    )
     assert each.hypotheses == best.hypotheses
 
 

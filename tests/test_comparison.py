@@ -237,7 +237,7 @@ def test_a_trial_leaves_a_run_its_test_and_what_it_looks_at(whole):
         assert read(path / "trained.json")["steps"] == 6
         assert looking["peak_memory_mib"] >= read(path / "trained.json")["memory_before_mib"] > 0
         assert [state for state, _ in told[label]][-1] == "finished"
-        assert {"preparing", "training", "looking", "testing"} <= {state for state, _ in told[label]}
+        assert {"preparing", "training", "inspecting", "testing"} <= {state for state, _ in told[label]}
 
 
 def test_without_attention_there_is_a_gradient_and_nothing_to_align(whole):
@@ -333,7 +333,7 @@ def test_a_program_trains_and_continues(tmp_path):
     more = seq2seq.resume_training(
         tmp_path / "run", ["training.steps=8"], on_start=lambda prepared: changes.append(prepared.changes)
     )
-    assert more.outcome.standing.step == 8 and changes == [{"training.steps": (6, 8)}]
+    assert more.outcome.progress.step == 8 and changes == [{"training.steps": (6, 8)}]
 
 
 # Trials side by side

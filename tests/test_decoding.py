@@ -175,7 +175,7 @@ def test_settings_that_cannot_be(options, said):
 
 def test_sources_that_cannot_be():
     model = Table(6)
-    with pytest.raises(RegardError, match="ids lie between 3 and 9"):
+    with pytest.raises(RegardError, match="ids are 3 to 9"):
         beam_search(model, torch.tensor([[9, 3]]))
     with pytest.raises(RegardError, match=r"got \(2,\) of torch\.int64"):
         greedy(model, torch.tensor([4, 3]))

@@ -13,7 +13,7 @@ from regard.data import Pair, Words
 from regard.errors import RegardError
 from regard.seq2seq import build
 from regard.seq2seq.decoding.search import Search
-from regard.seq2seq.decoding.translation import Wanted, translate
+from regard.seq2seq.decoding.translation import TranslationOptions, translate
 from regard.seq2seq.evaluation.bootstrap import band, bleu, bleu_counts, paired_bootstrap, resample
 from regard.seq2seq.evaluation.scores import (
     Evaluation,
@@ -213,7 +213,7 @@ def test_what_the_training_text_says_about_a_test():
 
 def test_an_evaluation_goes_through_json_unchanged():
     done = []
-    wanted = Wanted(Search(beam=2, max_length=5), batch=2)
+    wanted = TranslationOptions(Search(beam=2, max_length=5), batch=2)
     found = evaluate(System(), PAIRS, wanted, Training.of(TRAIN, PAIRS), progress=done.append)
     assert done == [1, 2, 3] and found.num_sentences == 3
     assert found.hypotheses == tuple(
@@ -227,7 +227,7 @@ def test_an_evaluation_goes_through_json_unchanged():
 
 
 def test_a_model_without_attention_has_no_alignment_error_rate():
-    found = evaluate(System("none"), PAIRS, Wanted(Search(beam=1, max_length=3)))
+    found = evaluate(System("none"), PAIRS, TranslationOptions(Search(beam=1, max_length=3)))
     assert found.alignment_error_rate is None and found.by_similarity == () and found.novel is None
 
 
@@ -252,7 +252,7 @@ def test_two_systems_are_compared_on_the_same_sentences_alone():
 
 
 def test_lines_come_back_in_order_and_none_is_cut():
-    system, wanted = System(), Wanted(Search(beam=2, max_length=6), batch=2, window=2, limit=4)
+    system, wanted = System(), TranslationOptions(Search(beam=2, max_length=6), batch=2, window=2, limit=4)
     lines = ["a b c d", "", "a", "a b c d a", "b a c", "d", "  ", "c c"]
     found = list(translate(system.model, TOKENS, TOKENS, iter(lines), wanted))
     assert [each.source for each in found] == lines
@@ -272,7 +272,9 @@ def test_translating_waits_for_no_more_lines_than_a_window():
             read.append(number)
             yield "a b"
 
-    found = translate(system.model, TOKENS, TOKENS, lines(), Wanted(Search(beam=1, max_length=3), batch=1, window=2))
+    found = translate(
+        system.model, TOKENS, TOKENS, lines(), TranslationOptions(Search(beam=1, max_length=3), batch=1, window=2)
+    )
     next(found)
     assert read == [0, 1]
 
@@ -283,4 +285,4 @@ def test_evaluating_nothing():
     with pytest.raises(RegardError, match="1 hypotheses and 0 references"):
         score(["a"], [], [])
     with pytest.raises(RegardError, match="batch must be at least 1"):
-        Wanted(batch=0)
+        TranslationOptions(batch=0)

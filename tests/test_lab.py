@@ -205,9 +205,11 @@ def test_the_bar_of_a_training_fits_80_columns_and_tells_the_time_on_the_wall(mo
     console = Console(width=80, force_terminal=True, file=io.StringIO(), legacy_windows=False)
     with train._bar(console, Config()) as show:
         for share in (0.2, 0.5, 0.75):  # half the budget is used in 50 minutes of the wall, and 10 of a processor
-            standing = stream.Standing(plateau=Plateau(3, 0.5), share=share, step=99_995, seconds=600, rows=rows)
-            standing.tokens = 99_999 * 600
-            show(standing)
+            progress = stream.TrainingProgress(
+                plateau=Plateau(3, 0.5), share=share, step=99_995, seconds=600, rows=rows
+            )
+            progress.tokens = 99_999 * 600
+            show(progress)
     text = " ".join(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue()).split())
     name = {"bleu": "BLEU 99.9", "perplexity": "perplexity 99.94"}[measure]
     assert re.search(rf"75% step 99,995 \| 99,999 tokens/s \| 22:44 min left \| {name}", text), text[-300:]

@@ -16,7 +16,7 @@ from regard.data.words import cut, script_without_spaces
 from regard.seq2seq import build
 from regard.seq2seq.decoding.alignment import align, attention_of
 from regard.seq2seq.decoding.search import Search
-from regard.seq2seq.decoding.translation import Wanted, translate
+from regard.seq2seq.decoding.translation import TranslationOptions, translate
 from regard.seq2seq.evaluation import metrics
 from regard.seq2seq.evaluation.scores import Evaluation, paired_comparison, score
 
@@ -156,7 +156,7 @@ def test_unknown_words_of_a_text_without_spaces_are_replaced_in_their_places():
         output.bias.zero_()
         output.bias[1] = 9.0
     search = Search(beam=1, max_length=3)
-    wanted = Wanted(search, reading="output", replace_unknown=True)
+    wanted = TranslationOptions(search, reading="output", replace_unknown=True)
     (done,) = translate(model, tokenizer, tokenizer, ["猫が魚を"], wanted)
     assert done.text == "".join(done.alignment.target) and set(done.alignment.target) <= {"猫", "が", "魚", "を"}
 

@@ -24,14 +24,14 @@ def test_the_loss_and_its_gradient_are_those_of_torch(smoothing, rows):
     logits = (5 * torch.randn(rows, 11, dtype=torch.float64)).requires_grad_()
     twin = logits.detach().clone().requires_grad_()
     targets = torch.randint(11, (rows,))
-    total, surprise = smoothed_cross_entropy(logits, targets, smoothing)
+    total, nll = smoothed_cross_entropy(logits, targets, smoothing)
     theirs = F.cross_entropy(twin, targets, label_smoothing=smoothing, reduction="sum")
     (3 * total).backward()
     (3 * theirs).backward()
     torch.testing.assert_close(total, theirs)
     torch.testing.assert_close(logits.grad, twin.grad)
-    torch.testing.assert_close(surprise, F.cross_entropy(twin.detach(), targets, reduction="sum"))
-    assert not surprise.requires_grad
+    torch.testing.assert_close(nll, F.cross_entropy(twin.detach(), targets, reduction="sum"))
+    assert not nll.requires_grad
 
 
 def test_the_loss_holds_for_extreme_and_half_precision_logits():

@@ -111,7 +111,7 @@ def test_a_task_alone_trains(on_step):
         "training.steps=2",
         "validation.sentences=0",
     ]
-    assert fit(prepare(read_config(None, wish)).task).standing.step == 2
+    assert fit(prepare(read_config(None, wish)).task).progress.step == 2
 
 
 def test_a_trial_is_no_task_of_those_that_run_the_comparison(on_step, tmp_path):

@@ -94,7 +94,7 @@ def test_every_system_goes_on_bit_for_bit(system, tmp_path):
         train(broken, f"model.system={system}", on_step=at_step(8, killed))  # a state of step 6 is there
     assert read_tensors(broken / STATE)[1]["standing"]["step"] == 6
     outcome = train(broken, resume=True)
-    assert outcome.reason == "budget" and outcome.standing.step == 12
+    assert outcome.reason == "budget" and outcome.progress.step == 12
     same(straight, broken)
 
 
@@ -105,7 +105,7 @@ def test_every_schedule_goes_on_after_ctrl_c(schedule, tmp_path):
     train(straight, *wish)
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     outcome = train(broken, *wish, on_step=at_step(7, interrupted))
-    assert outcome.reason == "interrupted" and outcome.standing.step == 7
+    assert outcome.reason == "interrupted" and outcome.progress.step == 7
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
     load_run(broken)  # a whole run at any time
     train(broken, resume=True)
@@ -121,7 +121,7 @@ def test_sampled_pieces_and_a_finished_run_go_on(tmp_path):
     train(straight, *wish, "training.schedule=constant")
     train(longer, *wish, "training.schedule=constant", "training.steps=8")
     again = train(longer, resume=True)  # nothing is left to do
-    assert again.standing.step == 8
+    assert again.progress.step == 8
     train(longer, "training.steps=12", resume=True)
     same(straight, longer)
 
@@ -156,7 +156,7 @@ def test_a_loss_that_is_no_number_stops_with_the_last_good_weights(tmp_path, mon
     def poisoned(*arguments):
         calls.append(1)
         loss = whole(*arguments)
-        return Loss(loss.smoothed * float("nan"), loss.surprise, loss.num_tokens) if len(calls) == 12 else loss
+        return Loss(loss.smoothed * float("nan"), loss.nll, loss.num_tokens) if len(calls) == 12 else loss
 
     monkeypatch.setattr(loop, "translation_loss", poisoned)
     with pytest.raises(RegardError) as error:
@@ -188,7 +188,7 @@ def test_weights_that_are_no_numbers_never_replace_a_good_state(tmp_path):
         with pytest.raises(RegardError, match=r"at step 8 .*The state that was saved last is kept in"):
             train(folder, "validation.steps=0", "training.save_steps=5", on_step=poison)
     assert (folder / STATE).read_bytes() == seen[0]
-    assert train(folder, resume=True).standing.step == 12
+    assert train(folder, resume=True).progress.step == 12
 
 
 def test_a_validation_that_is_no_number_says_so(tmp_path):
@@ -231,9 +231,9 @@ def test_training_on_a_full_disk_can_go_on_from_the_last_state(tmp_path, monkeyp
 
 def test_patience_ends_a_training_that_gets_no_better(tmp_path):
     outcome = train(tmp_path, "training.learning_rate=1e-12", "validation.monitor=loss", "validation.patience=1")
-    assert outcome.reason == "patience" or outcome.standing.waited == 0
+    assert outcome.reason == "patience" or outcome.progress.waited == 0
     patient = train(tmp_path / "x", "validation.monitor=bleu", "validation.patience=1", "validation.steps=1")
-    assert patient.reason == "patience" and patient.standing.step < 12
+    assert patient.reason == "patience" and patient.progress.step < 12
 
 
 def test_what_a_state_depends_on_must_not_change(tmp_path):
@@ -299,7 +299,7 @@ def test_the_first_weights_go_with_a_state(tmp_path):
     with pytest.raises(Killed):
         train(tmp_path / "run", "training.save_steps=0", on_step=at_step(5, killed))
     assert (tmp_path / "run" / WEIGHTS).exists()
-    assert train(tmp_path / "run", resume=True).standing.step == 12
+    assert train(tmp_path / "run", resume=True).progress.step == 12
 
 
 def test_what_a_kill_inside_a_save_left_is_removed_by_the_next_start(tmp_path):
@@ -319,11 +319,11 @@ def test_a_budget_in_epochs_ends_and_a_longer_one_goes_on(tmp_path):
 
     epochs = ("training.steps=0", "training.schedule=constant")
     first = train(tmp_path / "a", *epochs, "training.epochs=1", on_step=bounded)
-    assert (first.reason, first.standing.epoch, first.standing.place) == ("budget", 1, 0)
+    assert (first.reason, first.progress.epoch, first.progress.place) == ("budget", 1, 0)
     again = train(tmp_path / "a", resume=True, on_step=bounded)  # nothing is left to do
-    assert (again.reason, again.standing.step) == ("budget", first.standing.step)
+    assert (again.reason, again.progress.step) == ("budget", first.progress.step)
     more = train(tmp_path / "a", "training.epochs=2", resume=True, on_step=bounded)
-    assert (more.standing.epoch, more.standing.step) == (2, 2 * first.standing.step)
+    assert (more.progress.epoch, more.progress.step) == (2, 2 * first.progress.step)
     train(tmp_path / "b", *epochs, "training.epochs=2", on_step=bounded)
     assert (tmp_path / "a" / WEIGHTS).read_bytes() == (tmp_path / "b" / WEIGHTS).read_bytes()
 

@@ -19,7 +19,7 @@ from regard.errors import RegardError
 if TYPE_CHECKING:
     from regard.seq2seq.runs.config import Config
     from regard.seq2seq.training.preparation import Prepared
-    from regard.seq2seq.training.stream import Standing
+    from regard.seq2seq.training.stream import TrainingProgress
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def run(wish: Wish) -> None:
         console.print(f"  regard train --out {folder} --resume", markup=False)
         raise
     if not console.quiet:
-        _conclude(console, folder, trained.outcome.reason, trained.outcome.standing)
+        _conclude(console, folder, trained.outcome.reason, trained.outcome.progress)
     if trained.outcome.reason == "interrupted":
         raise KeyboardInterrupt
 
@@ -89,7 +89,7 @@ def _progress(console: Console, config: Config, folder: Path) -> Any:
     """Show what `train` does: a status line while it prepares, then a bar. Gives its `on_start` and `on_step`."""
     with ExitStack() as stack:
         status = stack.enter_context(console.status("Reading the corpus and learning its vocabularies"))
-        steps: list[Callable[[Standing], None]] = []
+        steps: list[Callable[[TrainingProgress], None]] = []
 
         def on_start(prepared: Prepared) -> None:
             status.stop()
@@ -98,7 +98,7 @@ def _progress(console: Console, config: Config, folder: Path) -> Any:
             _introduce(console, prepared, folder)
             steps.append(stack.enter_context(_bar(console, config)))
 
-        yield {"on_start": on_start, "on_step": lambda standing: steps[0](standing)}
+        yield {"on_start": on_start, "on_step": lambda progress: steps[0](progress)}
 
 
 def _configured(wish: Wish) -> tuple[Config, Path]:
@@ -181,19 +181,19 @@ def _introduce(console: Console, prepared: Prepared, folder: Path) -> None:
         console.print(f"BLEU counts tokens of sacrebleu's tokenizer {prepared.bleu_tokenizer}.", markup=False)
 
 
-def _conclude(console: Console, folder: Path, reason: str, standing: Standing) -> None:
-    measured = [row for row in standing.rows if row.get("valid_loss") is not None]
+def _conclude(console: Console, folder: Path, reason: str, progress: TrainingProgress) -> None:
+    measured = [row for row in progress.rows if row.get("valid_loss") is not None]
     if measured:
         row = measured[-1]
         bleu = "" if row.get("bleu") is None else f", BLEU {row['bleu']:.1f}"
         console.print(f"Validation: perplexity {row['perplexity']:.2f}{bleu} (greedy)", markup=False)
-    minutes = standing.seconds / 60
+    minutes = progress.seconds / 60
     if reason == "interrupted":
-        console.print(f"Stopped after step {standing.step} ({minutes:.1f} minutes); everything is saved. Go on with:")
+        console.print(f"Stopped after step {progress.step} ({minutes:.1f} minutes); everything is saved. Go on with:")
         console.print(f"  regard train --out {folder} --resume", markup=False)
         return
     why = "validation got no better" if reason == "patience" else "the budget is used up"
-    console.print(f"{standing.step:,} steps in {minutes:.1f} minutes, {why}. Translate with:", markup=False)
+    console.print(f"{progress.step:,} steps in {minutes:.1f} minutes, {why}. Translate with:", markup=False)
     console.print(f"  regard translate {folder}", markup=False)
 
 
@@ -205,22 +205,22 @@ def _bar(console: Console, config: Config) -> Any:
     columns = (BarColumn(bar_width=6), TextColumn("{task.percentage:>3.0f}% {task.description}"))
     left = TimeLeft()
     hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, refresh_per_second=4, disable=hidden) as progress:
-        task = progress.add_task("", total=1.0)
+    with Progress(*columns, console=console, transient=True, refresh_per_second=4, disable=hidden) as bar:
+        task = bar.add_task("", total=1.0)
 
-        def show(standing: Standing) -> None:
-            if standing.step % 5 and standing.step > 5:
+        def show(progress: TrainingProgress) -> None:
+            if progress.step % 5 and progress.step > 5:
                 return
-            progress.update(task, completed=standing.share, description=_described(standing, left(standing)))
+            bar.update(task, completed=progress.share, description=_described(progress, left(progress)))
 
         yield show
 
 
-def _described(standing: Standing, seconds_left: float | None) -> str:
+def _described(progress: TrainingProgress, seconds_left: float | None) -> str:
     """Step, speed, time left and the last validation, short enough for 80 columns with the bar."""
-    speed = standing.tokens / standing.seconds if standing.seconds else 0.0
-    measured = next((row for row in reversed(standing.rows) if row.get("valid_loss") is not None), {})
-    parts = [f"step {standing.step:,}", f"{speed:,.0f} tokens/s"]
+    speed = progress.tokens / progress.seconds if progress.seconds else 0.0
+    measured = next((row for row in reversed(progress.rows) if row.get("valid_loss") is not None), {})
+    parts = [f"step {progress.step:,}", f"{speed:,.0f} tokens/s"]
     if seconds_left is not None:
         parts.append(f"{clock(seconds_left)} left")
     if (bleu := measured.get("bleu")) is not None:

@@ -18,7 +18,7 @@ from regard.data.files import decoded, looks_like_path
 from regard.data.streams import utf8_stream
 from regard.errors import RegardError, first_few, nearest
 from regard.seq2seq.decoding.alignment import READINGS, Alignment, write_pharaoh
-from regard.seq2seq.decoding.translation import Translation, Wanted
+from regard.seq2seq.decoding.translation import Translation, TranslationOptions
 
 if TYPE_CHECKING:
     from regard.seq2seq.runs.run import Run
@@ -42,11 +42,11 @@ class Wish:
     reading: str = "output"
     replace_unknown: bool = False
 
-    def wanted(self, run: Run) -> Wanted:
+    def options(self, run: Run) -> TranslationOptions:
         """What to do with every sentence, of this run."""
         search = run.search(beam=self.beam, n_best=self.n_best, length_penalty=self.length_penalty)
         reading = None if self.align is None else self.reading
-        return Wanted(search, batch=self.batch, reading=reading, replace_unknown=self.replace_unknown)
+        return TranslationOptions(search, batch=self.batch, reading=reading, replace_unknown=self.replace_unknown)
 
 
 def run(wish: Wish) -> None:
@@ -56,9 +56,9 @@ def run(wish: Wish) -> None:
     folder, text = _arguments(wish)
     with Console(stderr=True).status("Loading the model"):
         found = load(folder, wish.model)
-    wanted, printer, number = wish.wanted(found), _Printer(wish), 0
+    options, printer, number = wish.options(found), _Printer(wish), 0
     for lines in read_lines(text):
-        for each in found.translate(lines, wanted):
+        for each in found.translate(lines, options):
             printer.print(number, each)
             number += 1
     printer.report(number)

@@ -16,7 +16,7 @@ from regard.data.words import cut
 from regard.seq2seq.comparison.study import chosen_sentences
 from regard.seq2seq.decoding.alignment import align
 from regard.seq2seq.decoding.translation import LIMIT
-from regard.seq2seq.evaluation.dependence import looking, source_gradients
+from regard.seq2seq.evaluation.dependence import attention_shares, source_gradients
 from regard.seq2seq.runs.run import WEIGHTS
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _shares(run: Run, pairs: Sequence[Pair]) -> dict[str, float | None]:
     }
     if run.model.cross_attention is None:
         return dict.fromkeys(names)
-    found = looking(run, pairs)
+    found = attention_shares(run, pairs)
     return {name: getattr(found, attribute) for name, attribute in names.items()}
 
 

@@ -12,7 +12,7 @@ from regard.data.retrieval import without_near
 from regard.errors import RegardError, nearest
 from regard.seq2seq.comparison.study import EVALUATION, STUDY, TRIALS, read_study
 from regard.seq2seq.comparison.trials import TRAINED
-from regard.seq2seq.decoding import Wanted
+from regard.seq2seq.decoding import TranslationOptions
 from regard.seq2seq.evaluation import Evaluation, evaluate
 from regard.seq2seq.evaluation.bootstrap import PairedComparison
 from regard.seq2seq.evaluation.metrics import bleu_tokenizer, check_tokenizer
@@ -162,7 +162,7 @@ class _Task:
         measured = evaluate(
             run,
             self.pairs,
-            Wanted(search, **batching),
+            TranslationOptions(search, **batching),
             training,
             tokenizer=self.tokenizer,
             progress=lambda done: progress(run, done, total),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from regard.data.corpus import Corpus
     from regard.seq2seq.comparison.study import Study, Trial
     from regard.seq2seq.runs.run import Run
-    from regard.seq2seq.training.stream import Standing
+    from regard.seq2seq.training.stream import TrainingProgress
 
 TRAINED, LOOKING, PRUNING, FAILED = "trained.json", "looking.json", "pruning.json", "failed.json"
 #: Least seconds between two words about where a training stands.
@@ -38,7 +38,7 @@ def run_trial(folder: Path, label: str, seed: int, tell: Tell = lambda state, **
         folder: Of the comparison, which `open_study` has made.
         label: Of the system.
         seed: Of the trial.
-        tell: Called with a state ("preparing", "training", "looking", "pruning", "testing") and numbers.
+        tell: Called with a state ("preparing", "training", "inspecting", "pruning", "testing") and numbers.
     """
     from regard.seq2seq.comparison.study import read_study
     from regard.seq2seq.runs.guards import alone
@@ -122,15 +122,15 @@ def _trained(study: Study, trial: Trial, corpus: Corpus, folder: Path, tell: Tel
     outcome = fit(prepared.task, resume=(trial.path / STATE).exists(), on_step=_telling(tell))
     if outcome.reason == "interrupted":
         return False
-    standing = outcome.standing
-    tell("training", step=standing.step, share=1.0)
+    progress = outcome.progress
+    tell("training", step=progress.step, share=1.0)
     facts = {
         "reason": outcome.reason,
-        "steps": standing.step,
-        "epochs": standing.epoch,
-        "seconds": standing.seconds,
-        "tokens": standing.tokens,
-        "pairs": standing.pairs,
+        "steps": progress.step,
+        "epochs": progress.epoch,
+        "seconds": progress.seconds,
+        "tokens": progress.tokens,
+        "pairs": progress.pairs,
         "peak_memory_mib": round(peak_memory(), 1),
         "memory_before_mib": round(before, 1),
     }
@@ -138,23 +138,23 @@ def _trained(study: Study, trial: Trial, corpus: Corpus, folder: Path, tell: Tel
     return True
 
 
-def _telling(tell: Tell) -> Callable[[Standing], None]:
+def _telling(tell: Tell) -> Callable[[TrainingProgress], None]:
     """Tell where a training stands, now and then."""
     from regard.seq2seq.training.stream import TimeLeft
 
     last, left = [0.0], TimeLeft()
 
-    def on_step(standing: Standing) -> None:
+    def on_step(progress: TrainingProgress) -> None:
         now = time.monotonic()
         if now - last[0] < OFTEN:
             return
         last[0] = now
-        known = {name: value for row in standing.rows for name, value in row.items() if value is not None}
+        known = {name: value for row in progress.rows for name, value in row.items() if value is not None}
         tell(
             "training",
-            step=standing.step,
-            share=standing.share,
-            left=left(standing),
+            step=progress.step,
+            share=progress.share,
+            left=left(progress),
             loss=known.get("train_loss"),
             bleu=known.get("bleu"),
         )
@@ -168,7 +168,7 @@ def _look(run: Run, corpus: Corpus, similarities: list[float], tell: Tell) -> No
     from regard.seq2seq.comparison.inspection import inspect
     from regard.seq2seq.runs.files import read_json
 
-    tell("looking")
+    tell("inspecting")
     peak = read_json(run.path / TRAINED)["peak_memory_mib"]
     _write(run.path / LOOKING, inspect(run, corpus, similarities) | {"peak_memory_mib": peak})
 
@@ -185,15 +185,15 @@ def _prune(run: Run, corpus: Corpus, tell: Tell) -> None:
 def _test(study: Study, run: Run, corpus: Corpus, similarities: list[float], tell: Tell) -> None:
     from regard.seq2seq.comparison.study import EVALUATION
     from regard.seq2seq.decoding.search import Search
-    from regard.seq2seq.decoding.translation import Wanted
+    from regard.seq2seq.decoding.translation import TranslationOptions
     from regard.seq2seq.evaluation.scores import Training, evaluate, word_frequencies
     from regard.seq2seq.training.preparation import counted_by
 
     tell("testing")
     counted = study.bleu_tokenizer or counted_by(study.config, corpus)
     training = Training(word_frequencies((pair.target for pair in corpus.train), counted), similarities)
-    wanted = Wanted(Search(beam=study.beam), batch=BATCH)
-    measured = evaluate(run, corpus.test, wanted, training, tokenizer=counted)
+    options = TranslationOptions(Search(beam=study.beam), batch=BATCH)
+    measured = evaluate(run, corpus.test, options, training, tokenizer=counted)
     data = measured.to_json() | {"translations": list(measured.hypotheses)}
     _write(run.path / EVALUATION, data)
     tell("finished", bleu=measured.bleu.score)

@@ -29,12 +29,13 @@ PATIENCE = 60.0
 
 @dataclass(eq=False)
 class Progress:
-    """Where a trial stands.
+    """The state of a trial.
 
     Args:
-        trial: Which.
-        state: "waiting", "preparing", "training", "looking", "pruning", "testing", "finished", "failed" or "stopped".
-        numbers: "step", "share" of the budget, seconds "left", "loss" and "bleu", as far as known.
+        trial: The trial.
+        state: "waiting", "preparing", "training", "inspecting", "pruning", "testing", "finished", "failed" or
+            "stopped".
+        numbers: "step", "share" of the budget, seconds "left", "loss" and "bleu", as far as they are known.
         message: Why it failed.
     """
 

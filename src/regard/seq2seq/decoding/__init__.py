@@ -2,14 +2,14 @@
 
 from regard.seq2seq.decoding.alignment import Alignment, align, attention_of
 from regard.seq2seq.decoding.search import Hypothesis, Search, beam_search, greedy
-from regard.seq2seq.decoding.translation import Translation, Wanted, translate
+from regard.seq2seq.decoding.translation import Translation, TranslationOptions, translate
 
 __all__ = [
     "Alignment",
     "Hypothesis",
     "Search",
     "Translation",
-    "Wanted",
+    "TranslationOptions",
     "align",
     "attention_of",
     "beam_search",

@@ -1,4 +1,4 @@
-"""Which source word a target word looks at: attention as an alignment, its formats and its error rate."""
+"""Word alignments from attention; their formats and their error rate."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from regard.data.tokenizer import Tokenizer
     from regard.seq2seq.models.translator import Translator
 
-#: Batches that are read ahead and sorted by length.
+#: Number of batches that are read ahead and sorted by length.
 AHEAD = 8
 #: Links (source word, target word), counted from 0.
 Links = frozenset[tuple[int, int]]
 
-#: Which row of the attention belongs to a target word, and how to name the axis.
+#: The step whose attention belongs to a target word, and the title of the axis.
 READINGS = {
     "output": "target word at the step that predicts it",
     "input": "target word at the step that reads it",
@@ -37,11 +37,11 @@ READINGS = {
 
 @checked
 def attention_of(model: Translator, source: Tensor, target_input: Tensor) -> dict[str, AttentionMap]:
-    """Every attention of a model that is made to say `target_input`: module path -> map, none for a model without.
+    """The map of every attention module under teacher forcing with `target_input`: module path -> map.
 
-    `source` is (B, S), `target_input` (B, T) is [BOS, y_1 .. y_n], both padded on the right. Row t of a map
-    of the decoder is the step that reads y_t and predicts y_{t+1}. Decoding the same tokens step by step, in
-    a beam and in any batch, looks at exactly the same.
+    `source` is (B, S), `target_input` (B, T) is [BOS, y_1 .. y_n], both padded on the right. Row t of a decoder map
+    is the step that reads y_t and predicts y_{t+1}. Decoding the same tokens step by step, in a beam and in any
+    batch, has the same attention. The dictionary is empty for a model without attention.
 
     >>> import torch
     >>> from regard import seq2seq
@@ -59,10 +59,10 @@ def attention_of(model: Translator, source: Tensor, target_input: Tensor) -> dic
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """How much every target word looks at every source word: weights (target words, source words).
+    """The weight of every target word on every source word: weights (target words, source words).
 
-    What is missing to 1 in a row went to the end of the sentence. `reading` says at which step a target word
-    was read, see `READINGS`.
+    A row may sum to less than 1; the rest is the weight on the end of the sentence. `reading` is the step whose
+    attention belongs to a target word, see `READINGS`.
 
     >>> import torch
     >>> from regard.seq2seq import Alignment
@@ -77,7 +77,7 @@ class Alignment:
     reading: str = "output"
 
     def links(self, threshold: float | None = None) -> Links:
-        """The source word that every target word looks at most, or all it gives `threshold` or more.
+        """For every target word its source word of greatest weight, or all source words of at least `threshold`.
 
         >>> alignment = Alignment(("a", "b"), ("x", "y"), torch.tensor([[0.1, 0.8], [0.5, 0.4]]))
         >>> sorted(alignment.links()), sorted(alignment.links(threshold=0.4))
@@ -86,8 +86,8 @@ class Alignment:
         if not self.weights.numel():
             return frozenset()
         if threshold is not None:
-            found = (self.weights >= threshold).nonzero().tolist()
-            return frozenset((source, target) for target, source in found)
+            indices = (self.weights >= threshold).nonzero().tolist()
+            return frozenset((source, target) for target, source in indices)
         return frozenset((source, target) for target, source in enumerate(self.weights.argmax(1).tolist()))
 
 
@@ -103,18 +103,18 @@ def align(
     source_words: Sequence[Sequence[int]] | None = None,
     target_words: Sequence[Sequence[int]] | None = None,
 ) -> list[Alignment]:
-    """Read the cross-attention of sentence pairs (ids, without BOS and EOS) as word alignments.
+    """Word alignments of sentence pairs (ids, without BOS and EOS) from the cross-attention.
 
-    The mean over the heads of module `name` (by default the model's last cross-attention); pieces are
-    merged to words by the sum over source pieces and the mean over target pieces. With
-    `reading="output"` a target word is read at the step that predicts it, with "input" at the one that
-    reads it as input, where deep Transformers align best (Chen et al. 2020). `source_words` and `target_words` give the
-    word number of every piece, where the tokenizer cannot tell it from the pieces (see `written_words`).
+    The weights are the mean over the heads of module `name`, by default the model's last cross-attention. Pieces are
+    merged to words by the sum over source pieces and the mean over target pieces. With `reading="output"` a target
+    word has the attention of the step that predicts it; with "input" that of the step that reads it as input, where
+    deep Transformers align best (Chen et al. 2020). `source_words` and `target_words` are the word number of every
+    piece, for tokenizers that cannot compute it from the pieces (see `written_words`).
 
     >>> from regard import data, seq2seq
     >>> words, model = data.Words(["a", "b", "c"]), seq2seq.build("bahdanau", source_size=7, target_size=7, width=8)
-    >>> (found,) = seq2seq.align(model, (words, words), [words.encode("a b c")], [words.encode("c b")])
-    >>> found.source, found.target, found.weights.shape, bool((found.weights.sum(1) <= 1).all())
+    >>> (alignment,) = seq2seq.align(model, (words, words), [words.encode("a b c")], [words.encode("c b")])
+    >>> alignment.source, alignment.target, alignment.weights.shape, bool((alignment.weights.sum(1) <= 1).all())
     (('a', 'b', 'c'), ('c', 'b'), torch.Size([2, 3]), True)
     """
     check_alignable(model, reading)
@@ -127,15 +127,15 @@ def align(
         raise RegardError(f"align: there is no attention module {name!r}. {nearest(name, maps)}")
     weights = maps[name].dense().mean(1).cpu()
     first = 0 if reading == "output" else 1
-    found = []
+    alignments = []
     source_words = source_words or [tokenizers[0].word_numbers(x) for x in sources]
     target_words = target_words or [tokenizers[1].word_numbers(y) for y in targets]
     for row, x, y, *numbers in zip(weights, sources, targets, source_words, target_words, strict=True):
         source_side, source_shares = _words_of_pieces(tokenizers[0], x, numbers[0])
         target_side, target_shares = _words_of_pieces(tokenizers[1], y, numbers[1])
         merged = _merged(row[first : first + len(y), : len(x)], target_shares, source_shares)
-        found.append(Alignment(source_side, target_side, merged, reading))
-    return found
+        alignments.append(Alignment(source_side, target_side, merged, reading))
+    return alignments
 
 
 def align_texts(
@@ -147,10 +147,10 @@ def align_texts(
     batch: int = 32,
     limit: int = 1000,
 ) -> Iterator[Alignment | None]:
-    """The word alignments of given sentence pairs, by forced decoding of the targets.
+    """The word alignments of sentence pairs, under teacher forcing with the targets.
 
-    Words are those of the texts as written (see `Tokenizer.cut`). A pair with an empty side, or with more than `limit`
-    pieces on a side, gives None.
+    Words are those of the texts as written (see `Tokenizer.cut`). A pair gives None if a side is empty or has more
+    than `limit` pieces.
 
     >>> from regard import data, seq2seq
     >>> words, model = data.Words(["a", "b", "c"]), seq2seq.build("bahdanau", source_size=7, target_size=7, width=8)
@@ -167,10 +167,10 @@ def align_texts(
         done: list[Alignment | None] = [None] * len(window)
         for start in range(0, len(fitting), batch):
             places = fitting[start : start + batch]
-            found = _align_written(
+            alignments = _align_written(
                 model, tokenizers, [window[n] for n in places], [encoded[n] for n in places], reading
             )
-            for place, alignment in zip(places, found, strict=True):
+            for place, alignment in zip(places, alignments, strict=True):
                 done[place] = alignment
         yield from done
 
@@ -180,56 +180,58 @@ def _align_written(
 ) -> list[Alignment]:
     texts, ids = list(zip(*pairs, strict=True)), list(zip(*encoded, strict=True))
     words = [
-        [written_words(tokenizers[side], *each) for each in zip(texts[side], ids[side], strict=True)] for side in (0, 1)
+        [written_words(tokenizers[side], *pair) for pair in zip(texts[side], ids[side], strict=True)] for side in (0, 1)
     ]
-    found = align(model, tokenizers, *ids, reading=reading, source_words=words[0], target_words=words[1])
+    alignments = align(model, tokenizers, *ids, reading=reading, source_words=words[0], target_words=words[1])
     return [
         replace(
-            each, source=as_written(tokenizers[0], x, each.source), target=as_written(tokenizers[1], y, each.target)
+            alignment,
+            source=as_written(tokenizers[0], x, alignment.source),
+            target=as_written(tokenizers[1], y, alignment.target),
         )
-        for each, (x, y) in zip(found, pairs, strict=True)
+        for alignment, (x, y) in zip(alignments, pairs, strict=True)
     ]
 
 
 def as_written(tokenizer: Tokenizer, text: str, words: tuple[str, ...]) -> tuple[str, ...]:
-    """The words of a text as written, if there are as many as the pieces make; else those of the pieces."""
+    """The words of a text as written, if their number equals that of the words of the pieces; else the latter."""
     written = tuple(tokenizer.cut(text))
     return written if len(written) == len(words) else words
 
 
 def written_words(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[int]:
-    """The number in `text.split()` of the word that each of its ids is a part of.
+    """For each id of a text the number of its word in `text.split()`.
 
-    Cutting normalises: a character may become a space, or nothing, so that the pieces alone make other words.
+    Tokenizers normalise: a character may become a space, or vanish, so the pieces may spell other words than the text.
     """
     if tokenizer.cut(text) != text.split():
         return tokenizer.word_numbers(ids)
     parts = [tokenizer.encode(word) for word in text.split()]
-    if [each for part in parts for each in part] != list(ids):
+    if [piece for part in parts for piece in part] != list(ids):
         return tokenizer.word_numbers(ids)
     return [number for number, part in enumerate(parts) for _ in part]
 
 
 def check_alignable(model: Translator, reading: str) -> None:
-    """Refuse an unknown reading, and a model that has nothing to align by."""
+    """Raise an error for an unknown reading, and for a model without attention to the source."""
     if reading not in READINGS:
         raise RegardError(f"align: there is no reading {reading!r}. {nearest(reading, READINGS)}")
     if model.cross_attention is None:
         raise RegardError(
-            "align: this model has no attention to the source, so it does not say which source word a target word "
-            "comes from. Use a model with attention, bahdanau for one."
+            "align: this model has no attention to the source, so it has no alignment. Use a model with attention, "
+            "such as bahdanau."
         )
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Tensor:
-    """Ids as one tensor (rows, longest), filled on the right with PAD."""
+    """Ids as one tensor (rows, longest), padded on the right with PAD."""
     return pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], True, PAD).to(device)
 
 
 def merge_pieces(weights: Tensor, target_words: Sequence[int], source_words: Sequence[int]) -> Tensor:
-    """Weights between pieces (T, S) as weights between words: summed over source pieces, averaged over target's.
+    """Weights between pieces (T, S) as weights between words: the sum over source pieces, the mean over target pieces.
 
-    `target_words` and `source_words` number the word of every piece, -1 for none.
+    `target_words` and `source_words` are the word number of every piece; -1 means no word.
 
     >>> merge_pieces(torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.5, 0.5]]), [0, 0], [0, 1, 1])
     tensor([[0.2500, 0.7500]])
@@ -248,7 +250,7 @@ def _merged(weights: Tensor, target_shares: Tensor, source_shares: Tensor) -> Te
 
 
 def _membership(words: Sequence[int]) -> Tensor:
-    """(words, pieces): 1 where a piece is a part of a word."""
+    """(words, pieces): 1 where a piece is part of a word, else 0."""
     numbers = torch.tensor(words, dtype=torch.int64)
     count = int(numbers.max()) + 1 if len(words) else 0
     return (numbers == torch.arange(count)[:, None]).double()
@@ -259,12 +261,12 @@ def _words_of_pieces(
 ) -> tuple[tuple[str, ...], Tensor]:
     """The words, and the share of every piece in each word (words, pieces).
 
-    In a script without spaces a piece may be part of two words. Its share in each is that of its characters.
+    In a script without spaces a piece may be part of two words. Its shares are those of its characters in each.
     """
     words = _words(tokenizer, ids, numbers)
     parts = tokenizer.cut(" ".join(words))
-    spelt = zip(ids, numbers, strict=True)
-    surfaces = ["".join(tokenizer.decode([each]).split()) if number >= 0 else "" for each, number in spelt]
+    pieces = zip(ids, numbers, strict=True)
+    surfaces = ["".join(tokenizer.decode([piece]).split()) if number >= 0 else "" for piece, number in pieces]
     if parts == [word for word in words if word] or "".join(surfaces) != "".join(parts):
         return words, _membership(numbers)
     places = [place for place, part in enumerate(parts) for _ in part]  # the word of every character
@@ -279,9 +281,9 @@ def _words_of_pieces(
 
 def _words(tokenizer: Tokenizer, ids: Sequence[int], numbers: Sequence[int]) -> tuple[str, ...]:
     groups: list[list[int]] = [[] for _ in range(max(numbers, default=-1) + 1)]
-    for each, number in zip(ids, numbers, strict=True):
+    for piece, number in zip(ids, numbers, strict=True):
         if number >= 0:
-            groups[number].append(each)
+            groups[number].append(piece)
     return tuple(tokenizer.decode(group) for group in groups)
 
 
@@ -304,28 +306,30 @@ def read_pharaoh(line: str) -> Links:
     for pair in line.split():
         source, dash, target = pair.partition("-")
         if not (dash and source.isdecimal() and target.isdecimal()):
-            raise RegardError(f"read_pharaoh: {pair!r} is no link. Links are written source-target, such as 0-0 1-2.")
+            raise RegardError(
+                f"read_pharaoh: {pair!r} is not a link. A line of links has the form source-target, such as 0-0 1-2."
+            )
         links.add((int(source), int(target)))
     return frozenset(links)
 
 
 def alignment_error_rate(
-    found: Sequence[Links], sure: Sequence[Links], possible: Sequence[Links] | None = None
+    predicted: Sequence[Links], sure: Sequence[Links], possible: Sequence[Links] | None = None
 ) -> float:
     """AER = 1 - (|A ∩ S| + |A ∩ P|) / (|A| + |S|) over all sentences (Och & Ney 2003); 0 is best.
 
-    A are the links found, S the sure ones and P, which contains S, the possible ones (by default S, where
-    AER is 1 - F1). NaN if there are no links at all.
+    A are the predicted links, S the sure links and P, which contains S, the possible links. By default P is S, and
+    AER is 1 - F1. NaN if there are no links at all.
 
     >>> alignment_error_rate([{(0, 0), (1, 1)}], sure=[{(0, 0)}], possible=[{(0, 0), (1, 1)}])
     0.0
     """
     possible = sure if possible is None else possible
-    if not len(found) == len(sure) == len(possible):
+    if not len(predicted) == len(sure) == len(possible):
         raise RegardError(
-            f"alignment_error_rate: {len(found)} sentences found, {len(sure)} with sure and {len(possible)} with "
-            "possible links; give one set of links for every sentence."
+            f"alignment_error_rate: {len(predicted)} predicted, {len(sure)} sure and {len(possible)} possible sets of "
+            "links. Give one set of each for every sentence."
         )
-    hits = sum(len(a & s) + len(a & (p | s)) for a, s, p in zip(found, sure, possible, strict=True))
-    size = sum(len(a) + len(s) for a, s in zip(found, sure, strict=True))
+    hits = sum(len(a & s) + len(a & (p | s)) for a, s, p in zip(predicted, sure, possible, strict=True))
+    size = sum(len(a) + len(s) for a, s in zip(predicted, sure, strict=True))
     return 1 - hits / size if size else float("nan")

@@ -1,7 +1,7 @@
-"""Greedy and beam search for every `Translator`, through `encode`, `start`, `step` and `select` alone.
+"""Greedy and beam search for every `Translator`; they use only `encode`, `start`, `step` and `select`.
 
-All open hypotheses of all sentences are rows of one batch. Rows that end leave it, so that work shrinks;
-a sentence is done when as many hypotheses ended as the beam is wide, or when none that is open can win.
+All open hypotheses of all sentences are rows of one batch. Hypotheses that end leave the batch, so it shrinks. A
+sentence is finished when `beam` hypotheses have ended, or when no open hypothesis can win any more.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from regard.seq2seq.models.translator import Translator
 
 NEVER = float("-inf")
-#: Widest beam: its time and memory grow with it, and its translations get worse (Stahlberg & Byrne 2019).
+#: Widest beam. Time and memory grow with the beam, and translations get worse (Stahlberg & Byrne 2019).
 WIDEST = 1000
-#: Greatest exponent of the length penalty, of either sign.
+#: Greatest absolute value of the length penalty.
 STEEPEST = 10.0
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One translation: its tokens without BOS and EOS, and what the model thinks of it.
+    """One translation: its tokens without BOS and EOS, and its score.
 
     `log_prob` is sum_t log p(y_t | y_<t, x) in nats, with the EOS where `ended`; `score` is
-    log_prob / length_penalty(steps). `ended` is False where the search was cut at its maximum length.
+    log_prob / length_penalty(steps). `ended` is False if the search reached its maximum length before EOS.
 
     >>> from regard.seq2seq.decoding.search import Hypothesis, length_penalty
-    >>> found = Hypothesis((7, 5), score=-3.0 / length_penalty(3, alpha=1.0), log_prob=-3.0, ended=True)
-    >>> found.num_steps, found.score  # -3 / (8 / 6)
+    >>> hypothesis = Hypothesis((7, 5), score=-3.0 / length_penalty(3, alpha=1.0), log_prob=-3.0, ended=True)
+    >>> hypothesis.num_steps, hypothesis.score  # -3 / (8 / 6)
     (3, -2.25)
     """
 
@@ -59,7 +59,7 @@ def length_penalty(steps: Any, alpha: float) -> Any:
     """((5 + n) / 6) ** alpha of n steps, the EOS counted (Wu et al. 2016, eq. 14); 1 for alpha = 0.
 
     Scores are divided by it: larger alpha prefers longer translations. fairseq and transformers divide by
-    n ** alpha instead, which punishes short ones more.
+    n ** alpha, which lowers the scores of short translations more.
 
     >>> length_penalty(7, 0.5) == 2**0.5, length_penalty(1, 9.0)
     (True, 1.0)
@@ -70,9 +70,10 @@ def length_penalty(steps: Any, alpha: float) -> Any:
 @checked
 @dataclass(frozen=True)
 class Search:
-    """How to search: the settings of `beam_search`, kept together. Called, it searches; `beam=1` is greedy.
+    """The settings of `beam_search`; calling a `Search` searches with them. `beam=1` is greedy search.
 
-    Models of minutes stop early under a beam: 1.5 served two of them best on held-out pairs (docs/log.md).
+    With a beam, models trained for minutes end their translations too early. A length penalty of 1.5 was best for two
+    of them on held-out pairs (docs/log.md).
 
     >>> import torch
     >>> from regard import seq2seq
@@ -92,7 +93,7 @@ class Search:
 
     def __post_init__(self) -> None:
         exponent = self.length_penalty
-        if not isinstance(exponent, int | float) or not abs(exponent) <= STEEPEST:  # which NaN is not
+        if not isinstance(exponent, int | float) or not abs(exponent) <= STEEPEST:  # false for NaN
             raise RegardError(
                 f"beam_search: length_penalty must be a number from {-STEEPEST:g} to {STEEPEST:g}, got {exponent!r}."
             )
@@ -105,11 +106,11 @@ class Search:
             if getattr(self, name) < least:
                 raise RegardError(f"beam_search: {name} must be at least {least}, got {getattr(self, name)}.")
         if self.beam > WIDEST:
-            raise RegardError(f"beam_search: a beam of {self.beam:,} is too wide. Ask for one of at most {WIDEST:,}.")
+            raise RegardError(f"beam_search: a beam of {self.beam:,} is too wide. The most is {WIDEST:,}.")
         if self.n_best > self.beam:
             raise RegardError(
-                f"beam_search: {self.n_best} best of a beam of {self.beam}; a beam ends in as many hypotheses as it "
-                f"is wide. Ask for a beam of {self.n_best} or more."
+                f"beam_search: the {self.n_best} best are wanted, but a beam of {self.beam} gives at most {self.beam} "
+                f"hypotheses. Set a beam of {self.n_best} or more."
             )
         if self.max_length is not None and self.max_length <= self.min_length:
             raise RegardError(
@@ -121,7 +122,7 @@ class Search:
         return _search(model, source, self)
 
     def limits(self, source: Tensor) -> Tensor:
-        """The most steps of every sentence, (B,): of its own length, never of the batch it is in."""
+        """The greatest number of steps of every sentence, (B,); it depends only on the sentence, not on its batch."""
         lengths = (source != PAD).sum(1)
         if self.max_length is not None:
             return torch.full_like(lengths, self.max_length)
@@ -143,14 +144,14 @@ def beam_search(
     """The `n_best` translations of every sentence, best first, by argmax over y of log p(y | x) / lp(y).
 
     `source` is (B, S) ids, padded on the right. At every step the best continuations of all open
-    hypotheses of a sentence are kept; one that ends leaves, and the beam is narrower by it (Sutskever
-    et al. 2014, Bahdanau et al. 2015), so that `beam=1` is greedy search. A sentence is done when `beam`
-    hypotheses ended, or when no open one can win: log p only falls, so log p / lp(max_length) bounds it.
+    hypotheses of a sentence are kept. When a hypothesis ends, the beam of its sentence becomes narrower by one
+    (Sutskever et al. 2014, Bahdanau et al. 2015), so `beam=1` is greedy search. A sentence is finished when `beam`
+    hypotheses have ended, or when no open hypothesis can win: log p only falls, so log p / lp(max_length) is a bound.
 
-    `min_length` tokens come before any EOS; `max_length` counts steps, the EOS included (default: twice
-    the source and 10), and cuts hypotheses that rank behind all ended ones; `no_repeat=n` forbids a second
-    occurrence of any n-gram. PAD and BOS are never chosen. Scores are the model's own, not renormalised over
-    what is allowed. Results do not depend on the batch.
+    At least `min_length` tokens come before EOS. `max_length` counts steps with the EOS (default: twice the source
+    and 10). Hypotheses that reach it without EOS rank behind all that ended. `no_repeat=n` forbids a second
+    occurrence of any n-gram. PAD and BOS are never chosen. Scores are those of the model; they are not renormalised
+    over the allowed tokens. Results do not depend on the batch.
 
     >>> import torch, regard as rg
     >>> from regard import seq2seq
@@ -172,16 +173,16 @@ def greedy(
     no_repeat: Count = 0,
     length_penalty: float = 1.5,
 ) -> list[tuple[Hypothesis, ...]]:
-    """The most probable token at every step, y_t = argmax p(y_t | y_<t, x); one hypothesis a sentence.
+    """The most probable token at every step, y_t = argmax p(y_t | y_<t, x); one hypothesis for each sentence.
 
-    Takes and returns what `beam_search` does, whose `beam=1` finds the same.
+    Equal to `beam_search` with `beam=1`, and returns the same type.
 
     >>> import torch
     >>> from regard import seq2seq
     >>> model = seq2seq.build("luong_dot", source_size=9, target_size=9, width=8)
     >>> source = torch.tensor([[5, 4, 3]])
-    >>> [(found,)], [(same,)] = greedy(model, source), beam_search(model, source, beam=1)
-    >>> found.tokens == same.tokens
+    >>> [(one,)], [(other,)] = greedy(model, source), beam_search(model, source, beam=1)
+    >>> one.tokens == other.tokens
     True
     """
     return _search(model, source, Search(1, length_penalty, 1, min_length, max_length, no_repeat))
@@ -189,7 +190,7 @@ def greedy(
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout and without gradients inside; every module is as it was afterwards."""
+    """Inside, the model has no dropout and computes no gradients; afterwards every module has its former mode."""
     training = [module for module in model.modules() if module.training]
     try:
         model.eval()
@@ -201,7 +202,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 class _Path(NamedTuple):
-    """An open hypothesis, one row of the batch, and the row of the step before that it goes on from."""
+    """An open hypothesis, one row of the batch; `parent` is the row of the previous step that it continues."""
 
     sentence: int
     parent: int
@@ -211,7 +212,7 @@ class _Path(NamedTuple):
 
 @dataclass(eq=False)
 class _Sentence:
-    """What is known of one sentence: what ended, how many more may, and what an open hypothesis must beat."""
+    """The search of one sentence: its ended hypotheses, the room for more, and the score that others must beat."""
 
     search: Search
     limit: int
@@ -219,15 +220,15 @@ class _Sentence:
     kept: list[Hypothesis] = field(default_factory=list)
     to_beat: float = NEVER
 
-    def follow(self, before: list[_Path], grown: list[_Path]) -> list[_Path]:
-        """Write down what ends here, and say which continuations go on: none where none of them can win.
+    def follow(self, before: list[_Path], continuations: list[_Path]) -> list[_Path]:
+        """Keep the paths that end here, and return those that continue: none if none of them can win.
 
-        A sentence whose every continuation is barred keeps the hypotheses it has, cut.
+        If no continuation is allowed, the paths of the previous step are kept as hypotheses without an end.
         """
-        for path in () if grown else before:
+        for path in () if continuations else before:
             self._keep(path.tokens, path.log_prob, False)
         going = []
-        for path in grown[: self.room]:
+        for path in continuations[: self.room]:
             if path.tokens[-1] == EOS:
                 self._keep(path.tokens[:-1], path.log_prob, True)
                 self.room -= 1
@@ -249,16 +250,16 @@ class _Sentence:
             self.to_beat = scores[self.search.n_best - 1]
 
     def _can_win(self, path: _Path) -> bool:
-        """Whether log p, which only falls, over the greatest penalty ahead still beats what ended."""
+        """Whether the path can still beat the ended hypotheses: log p only falls, and the penalty is bounded."""
         following, alpha = len(path.tokens) + 1, self.search.length_penalty
         ahead = max(self.limit, following) if alpha >= 0 else following
         return path.log_prob > self.to_beat * length_penalty(ahead, alpha)
 
 
 def _search(model: Translator, source: Tensor, search: Search) -> list[tuple[Hypothesis, ...]]:
-    near = _checked(model, source)
-    device, barred = source.device, _Barred(search, source.device)
-    sentences = [_Sentence(search, limit, search.beam) for limit in search.limits(near).tolist()]
+    on_host = _checked(model, source)
+    device, forbidden = source.device, _Forbidden(search, source.device)
+    sentences = [_Sentence(search, limit, search.beam) for limit in search.limits(on_host).tolist()]
     paths = [_Path(number, number, (), 0.0) for number in range(len(sentences))]
     with evaluating(model):
         memory = encoded = model.encode(source)
@@ -266,8 +267,10 @@ def _search(model: Translator, source: Tensor, search: Search) -> list[tuple[Hyp
         while True:
             last = torch.tensor([path.tokens[-1] if path.tokens else BOS for path in paths])
             logits, state = model.step(memory, state, to_device(last, device))
-            grown = _grown(paths, logits, barred)
-            going = [path for before, after in grown for path in sentences[before[0].sentence].follow(before, after)]
+            continuations = _continuations(paths, logits, forbidden)
+            going = [
+                path for before, after in continuations for path in sentences[before[0].sentence].follow(before, after)
+            ]
             if not going:
                 return [sentence.best() for sentence in sentences]
             parents, belongs = [path.parent for path in going], [path.sentence for path in going]
@@ -279,32 +282,32 @@ def _search(model: Translator, source: Tensor, search: Search) -> list[tuple[Hyp
 
 
 def _checked(model: Translator, source: Tensor) -> Tensor:
-    """The source on the host, which reads it once."""
+    """The source, copied once to the host; raises an error for wrong shapes, dtypes and ids."""
     if source.ndim != 2 or source.dtype != torch.int64 or not source.numel():
         raise RegardError(
             f"beam_search: source must be (batch, positions) token ids of int64 with at least one of each, "
             f"got {tuple(source.shape)} of {source.dtype}. Pad sentences on the right with {PAD}."
         )
-    near = source.cpu()
-    least, most = int(near.min()), int(near.max())
+    on_host = source.cpu()
+    least, most = int(on_host.min()), int(on_host.max())
     if least < 0 or most >= model.source_size:
         raise RegardError(
-            f"beam_search: source ids lie between {least} and {most}, the model knows 0 to {model.source_size - 1}. "
+            f"beam_search: source ids are {least} to {most}, but the model has ids 0 to {model.source_size - 1}. "
             "Use the tokenizer that the model was trained with."
         )
-    return near
+    return on_host
 
 
-class _Barred:
-    """What must not come next: PAD and BOS ever, EOS too early, the end of an n-gram that is there already."""
+class _Forbidden:
+    """The tokens that must not come next: PAD, BOS, an early EOS, the end of a repeated n-gram."""
 
     def __init__(self, search: Search, device: torch.device) -> None:
         self.search = search
         always, early = torch.tensor([PAD, BOS]), torch.tensor([PAD, BOS, EOS])
         self.always, self.early = to_device(always, device), to_device(early, device)
 
-    def set(self, log_probs: Tensor, paths: list[_Path]) -> Tensor:
-        """Write -inf into log p (R, V) of what may follow the paths."""
+    def mask(self, log_probs: Tensor, paths: list[_Path]) -> Tensor:
+        """Write -inf into log p (R, V) at the tokens that must not follow the paths."""
         n, t = self.search.no_repeat, len(paths[0].tokens)
         log_probs.index_fill_(1, self.early if t < self.search.min_length else self.always, NEVER)
         if not 0 < n <= t:
@@ -316,34 +319,36 @@ class _Barred:
         return log_probs.scatter_add_(1, grams[..., -1], penalty)
 
 
-def _grown(paths: list[_Path], logits: Tensor, barred: _Barred) -> Iterator[tuple[list[_Path], list[_Path]]]:
-    """The paths of each sentence, and the best of their continuations, as many as the beam is wide.
+def _continuations(
+    paths: list[_Path], logits: Tensor, forbidden: _Forbidden
+) -> Iterator[tuple[list[_Path], list[_Path]]]:
+    """The paths of each sentence, and the `beam` best of their continuations.
 
-    First those of every row, then those of every sentence among them: (A, width x K) for A sentences.
+    The best of every row are found first, then the best of every sentence among them: (A, width x K), A sentences.
     """
-    beam = barred.search.beam
+    beam = forbidden.search.beam
     logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    values, tokens = _best(barred.set(logits.log_softmax(1), paths), min(beam, logits.shape[1]))
+    values, tokens = _best(forbidden.mask(logits.log_softmax(1), paths), min(beam, logits.shape[1]))
     values += to_device(torch.tensor([path.log_prob for path in paths], dtype=values.dtype), values.device)[:, None]
     groups = [[*group] for _, group in groupby(paths, lambda path: path.sentence)]
     grid = _grid(values, [len(group) for group in groups])
     best, ranks = _best(grid, min(beam, grid.shape[1]))
-    said, places, log_probs = (x.tolist() for x in to_host(tokens, ranks, best))
+    row_tokens, places, log_probs = (x.tolist() for x in to_host(tokens, ranks, best))
     _check_numbers(log_probs)
     first, K = 0, values.shape[1]
-    for before, each, at in zip(groups, log_probs, places, strict=True):
+    for before, best_log_probs, best_places in zip(groups, log_probs, places, strict=True):
         after, sentence = [], before[0].sentence
-        for log_prob, place in zip(each, at, strict=True):
+        for log_prob, place in zip(best_log_probs, best_places, strict=True):
             if log_prob > NEVER:
                 rank = place // K
-                path = (*before[rank].tokens, said[first + rank][place % K])
+                path = (*before[rank].tokens, row_tokens[first + rank][place % K])
                 after.append(_Path(sentence, first + rank, path, log_prob))
         yield before, after
         first += len(before)
 
 
 def _grid(values: Tensor, counts: list[int]) -> Tensor:
-    """Values (R, K) of the rows of A sentences as (A, width x K); what a sentence with fewer rows lacks is -inf."""
+    """Values (R, K) of the rows of A sentences as (A, width x K); a sentence with fewer rows is filled with -inf."""
     A, width, K = len(counts), max(counts), values.shape[1]
     if A * width != len(values):
         place = [number * width + rank for number, count in enumerate(counts) for rank in range(count)]
@@ -353,13 +358,13 @@ def _grid(values: Tensor, counts: list[int]) -> Tensor:
 
 
 def _best(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k greatest of each row and where they are."""
+    """The k greatest values of each row, and their indices."""
     return values.max(1, keepdim=True) if k == 1 else values.topk(k, 1)
 
 
 def _check_numbers(log_probs: list[list[float]]) -> None:
-    if any(math.isnan(best[0]) for best in log_probs):  # nothing is greater
+    if any(math.isnan(best[0]) for best in log_probs):  # torch sorts NaN before all numbers
         raise RegardError(
-            "beam_search: the model's logits are not finite (NaN or infinity). Something went wrong in its "
-            "training; translate with an earlier state of it."
+            "beam_search: the model's logits are not finite (NaN or infinity), so its training has diverged. Translate "
+            "with an earlier state of it."
         )

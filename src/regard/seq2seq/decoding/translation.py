@@ -1,4 +1,4 @@
-"""From lines of text to translations, in their order, in batches of alike lengths."""
+"""`translate`: translations of lines of text, in their order, computed in batches of similar lengths."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ if TYPE_CHECKING:
     from regard.data.tokenizer import Tokenizer
     from regard.seq2seq.models.translator import Translator
 
-#: Most pieces of a sentence that is translated.
+#: Longer sentences (in pieces) are not translated.
 LIMIT = 1000
 
 
 @dataclass(frozen=True, eq=False)
 class Translation:
-    """A sentence and its translations, best first; of one that was not translated `skipped` says why.
+    """A sentence and its translations, best first.
 
-    The texts differ. `alignments` has one for each text, if alignments were asked for. Of the sentence's `num_pieces`
-    pieces, `num_unknown` are unknown to the tokenizer: the model reads nothing of them.
+    `skipped` is the reason why the sentence was not translated, or "". All texts are different. `alignments` has one
+    alignment for each text, if `TranslationOptions.reading` is set. The sentence has `num_pieces` pieces; the tokenizer
+    does not know `num_unknown` of them, so the model cannot tell these apart.
 
     >>> from regard.seq2seq import Translation
     >>> Translation("das Haus", texts=("the house", "a house")).text, Translation("", skipped="empty").text
@@ -43,7 +44,7 @@ class Translation:
 
     @property
     def text(self) -> str:
-        """The best translation; empty where there is none."""
+        """The best translation, or ""."""
         return self.texts[0] if self.texts else ""
 
     @property
@@ -54,16 +55,16 @@ class Translation:
 
 @checked
 @dataclass(frozen=True)
-class Wanted:
-    """What to do with every sentence: how to search, in which batches, and what else to tell.
+class TranslationOptions:
+    """Options of `translate`: the search, the batches, alignments and unknown words.
 
-    `window` batches are read ahead and sorted by length. `reading` asks for alignments (see
-    `regard.seq2seq.decoding.alignment.READINGS`); `replace_unknown` puts the source word that an unknown word
-    is aligned to in its place (Luong et al. 2015). Sentences of more than `limit` pieces are skipped.
+    `window` batches are read ahead and sorted by length. `reading` adds alignments (see
+    `regard.seq2seq.decoding.alignment.READINGS`). `replace_unknown` replaces an unknown word by the source word that
+    it is aligned to (Luong et al. 2015). Sentences of more than `limit` pieces are skipped.
 
-    >>> from regard.seq2seq import Search, Wanted
-    >>> wanted = Wanted(Search(beam=4, n_best=2), batch=16)
-    >>> wanted.batch * wanted.window  # sentences that are read ahead
+    >>> from regard.seq2seq import Search, TranslationOptions
+    >>> options = TranslationOptions(Search(beam=4, n_best=2), batch=16)
+    >>> options.batch * options.window  # sentences that are read ahead
     128
     """
 
@@ -86,24 +87,24 @@ def translate(
     source_tokenizer: Tokenizer,
     target_tokenizer: Tokenizer,
     sentences: Iterable[str],
-    wanted: Wanted | None = None,
+    options: TranslationOptions | None = None,
 ) -> Iterator[Translation]:
-    """Translate sentences as they come: one `Translation` for each, in their order.
+    """Translate sentences one window at a time: yields one `Translation` for each sentence, in their order.
 
-    A window of sentences is read, sorted by length, searched in batches and given out before the next is
-    read. An empty sentence, or one above the limit, comes back untranslated with the reason in `skipped`.
+    A window of sentences is read, sorted by length and translated in batches; its translations are yielded before
+    the next window is read. An empty sentence, or one above the limit, is not translated; `skipped` says why.
 
     >>> from regard import data, seq2seq
     >>> words, model = data.Words(["a", "b", "c"]), seq2seq.build("bahdanau", source_size=7, target_size=7, width=8)
-    >>> found = seq2seq.translate(model, words, words, ["a b c", "", "b"], seq2seq.Wanted(limit=2))
-    >>> [each.skipped for each in found]
+    >>> translations = seq2seq.translate(model, words, words, ["a b c", "", "b"], seq2seq.TranslationOptions(limit=2))
+    >>> [translation.skipped for translation in translations]
     ['3 pieces, the limit is 2', 'empty', '']
     """
-    wanted = wanted or Wanted()
-    if wanted.reading is not None or wanted.replace_unknown:
-        check_alignable(model, wanted.reading or "output")
-    work, remaining = _Work(model, (source_tokenizer, target_tokenizer), wanted), iter(sentences)
-    while window := list(islice(remaining, wanted.batch * wanted.window)):
+    options = options or TranslationOptions()
+    if options.reading is not None or options.replace_unknown:
+        check_alignable(model, options.reading or "output")
+    work, remaining = _Work(model, (source_tokenizer, target_tokenizer), options), iter(sentences)
+    while window := list(islice(remaining, options.batch * options.window)):
         yield from work.window(window)
 
 
@@ -111,51 +112,53 @@ def translate(
 class _Work:
     model: Translator
     tokenizers: tuple[Tokenizer, Tokenizer]
-    wanted: Wanted
+    options: TranslationOptions
 
     def window(self, sentences: Sequence[str]) -> list[Translation]:
         encoded = [self.tokenizers[0].encode(sentence) for sentence in sentences]
         done = [
             Translation(sentence, skipped=self._reason(ids)) for sentence, ids in zip(sentences, encoded, strict=True)
         ]
-        order = sorted((n for n, each in enumerate(done) if not each.skipped), key=lambda n: len(encoded[n]))
-        for start in range(0, len(order), self.wanted.batch):
-            places = order[start : start + self.wanted.batch]
-            found = self._batch([sentences[n] for n in places], [encoded[n] for n in places])
-            for place, each in zip(places, found, strict=True):
-                done[place] = each
+        order = sorted(
+            (n for n, translation in enumerate(done) if not translation.skipped), key=lambda n: len(encoded[n])
+        )
+        for start in range(0, len(order), self.options.batch):
+            places = order[start : start + self.options.batch]
+            translations = self._batch([sentences[n] for n in places], [encoded[n] for n in places])
+            for place, translation in zip(places, translations, strict=True):
+                done[place] = translation
         return [
-            replace(each, num_pieces=len(ids), num_unknown=ids.count(UNK))
-            for each, ids in zip(done, encoded, strict=True)
+            replace(translation, num_pieces=len(ids), num_unknown=ids.count(UNK))
+            for translation, ids in zip(done, encoded, strict=True)
         ]
 
     def _reason(self, ids: Sequence[int]) -> str:
         if not ids:
             return "empty"
-        return f"{len(ids)} pieces, the limit is {self.wanted.limit}" if len(ids) > self.wanted.limit else ""
+        return f"{len(ids)} pieces, the limit is {self.options.limit}" if len(ids) > self.options.limit else ""
 
     def _batch(self, sentences: Sequence[str], encoded: Sequence[Sequence[int]]) -> list[Translation]:
-        found = self.wanted.search(self.model, padded([[*ids, EOS] for ids in encoded], self.model.device))
-        done = [self._distinct(*each) for each in zip(sentences, found, strict=True)]
-        unknown = self.wanted.replace_unknown and any(UNK in h.tokens for each in done for h in each.hypotheses)
-        if self.wanted.reading is None and not unknown:
+        hypotheses = self.options.search(self.model, padded([[*ids, EOS] for ids in encoded], self.model.device))
+        done = [self._distinct(*pair) for pair in zip(sentences, hypotheses, strict=True)]
+        unknown = self.options.replace_unknown and any(UNK in h.tokens for t in done for h in t.hypotheses)
+        if self.options.reading is None and not unknown:
             return done
-        words = [written_words(self.tokenizers[0], *each) for each in zip(sentences, encoded, strict=True)]
-        rows = [(encoded[n], h.tokens, words[n]) for n, each in enumerate(done) for h in each.hypotheses]
+        words = [written_words(self.tokenizers[0], *pair) for pair in zip(sentences, encoded, strict=True)]
+        rows = [(encoded[n], h.tokens, words[n]) for n, t in enumerate(done) for h in t.hypotheses]
         alignments = iter(self._alignments(rows))
-        return [self._aligned(each, [next(alignments) for _ in each.hypotheses]) for each in done]
+        return [self._aligned(t, [next(alignments) for _ in t.hypotheses]) for t in done]
 
     def _distinct(self, sentence: str, hypotheses: Sequence[Hypothesis]) -> Translation:
-        """Keep the best hypothesis of each text, since different tokens may spell the same."""
-        spelt = {}
+        """Keep the best hypothesis of each text, since different tokens may spell the same text."""
+        by_text = {}
         for hypothesis in hypotheses:
-            spelt.setdefault(self.tokenizers[1].decode(hypothesis.tokens), hypothesis)
-        return Translation(sentence, tuple(spelt), tuple(spelt.values()))
+            by_text.setdefault(self.tokenizers[1].decode(hypothesis.tokens), hypothesis)
+        return Translation(sentence, tuple(by_text), tuple(by_text.values()))
 
     def _alignments(self, rows: Sequence[tuple[Sequence[int], Sequence[int], Sequence[int]]]) -> Iterator[Alignment]:
-        reading = self.wanted.reading or "output"
-        for start in range(0, len(rows), self.wanted.batch):
-            sources, targets, words = zip(*rows[start : start + self.wanted.batch], strict=True)
+        reading = self.options.reading or "output"
+        for start in range(0, len(rows), self.options.batch):
+            sources, targets, words = zip(*rows[start : start + self.options.batch], strict=True)
             yield from align(self.model, self.tokenizers, sources, targets, reading=reading, source_words=words)
 
     def _aligned(self, done: Translation, alignments: list[Alignment]) -> Translation:
@@ -163,19 +166,19 @@ class _Work:
         for n, alignment in enumerate(alignments):
             written = as_written(self.tokenizers[0], done.source, alignment.source)
             alignments[n] = alignment = replace(alignment, source=written)
-            if self.wanted.replace_unknown and UNK in done.hypotheses[n].tokens:
+            if self.options.replace_unknown and UNK in done.hypotheses[n].tokens:
                 words = self._known(done.hypotheses[n].tokens, alignment)
                 texts[n] = _rewritten(texts[n], alignment.target, words)
                 alignments[n] = replace(alignment, target=words)
-        shown = () if self.wanted.reading is None else tuple(alignments)
+        shown = () if self.options.reading is None else tuple(alignments)
         return replace(done, texts=tuple(texts), alignments=shown)
 
     def _known(self, tokens: Sequence[int], alignment: Alignment) -> tuple[str, ...]:
-        """The target words, with the source words they look at in the place of unknown ones."""
+        """The target words; unknown words are replaced by the source words that they are aligned to."""
         numbers = self.tokenizers[1].word_numbers(tokens)
         if max(numbers, default=-1) + 1 == len(alignment.target):
             unknown = {number for token, number in zip(tokens, numbers, strict=True) if token == UNK}
-        else:  # words were cut further than the pieces
+        else:  # the words were split further than the pieces
             mark = self.tokenizers[1].decode([UNK])
             unknown = {place for place, word in enumerate(alignment.target) if mark in word}
         aligned = alignment.weights.argmax(1).tolist()
@@ -186,7 +189,7 @@ class _Work:
 
 
 def _rewritten(text: str, words: Sequence[str], others: Sequence[str]) -> str:
-    """The text with each of `words` replaced by the one of `others`."""
+    """The text with each of `words` replaced by its entry of `others`."""
     parts, place = [], 0
     for word, other in zip(words, others, strict=True):
         start = text.find(word, place)

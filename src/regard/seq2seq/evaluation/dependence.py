@@ -19,12 +19,12 @@ from regard.seq2seq.decoding.search import evaluating
 if TYPE_CHECKING:
     from regard.data.corpus import Pair
     from regard.data.tokenizer import Tokenizer
-    from regard.seq2seq.evaluation.scores import Translates
+    from regard.seq2seq.evaluation.scores import TranslationSystem
     from regard.seq2seq.models.translator import Translator
 
 
 @dataclass(frozen=True)
-class Looking:
+class AttentionShares:
     """Means over the target pieces (and their EOS) of some sentence pairs, and over the heads.
 
     `end` and `punctuation` are the shares of the weight on the end of the source and on its punctuation, which
@@ -41,21 +41,21 @@ class Looking:
     num_targets: int
 
 
-def looking(system: Translates, pairs: Sequence[Pair], batch: int = 32) -> Looking:
+def attention_shares(system: TranslationSystem, pairs: Sequence[Pair], batch: int = 32) -> AttentionShares:
     """Where the last cross-attention looks while the model is made to say the references."""
     check_alignable(system.model, "output")
     if not pairs:
-        raise RegardError("looking: there are no sentence pairs. Give at least one.")
+        raise RegardError("attention_shares: there are no sentence pairs. Give at least one.")
     ids = [(system.source_tokenizer.encode(p.source), system.target_tokenizer.encode(p.target)) for p in pairs]
     totals = torch.zeros(7, dtype=torch.float64)
     for start in range(0, len(ids), batch):
         totals += _totals(system.model, Batch.of(ids[start : start + batch]), system.source_tokenizer)
     means = (totals[:6] / totals[6]).tolist()
-    return Looking(*means, num_targets=int(totals[6]))
+    return AttentionShares(*means, num_targets=int(totals[6]))
 
 
 def _totals(model: Translator, part: Batch, tokenizer: Tokenizer) -> Tensor:
-    """The seven numbers of a `Looking`, summed over the target pieces of a batch."""
+    """The seven numbers of a `AttentionShares`, summed over the target pieces of a batch."""
     near = part.to(model.device)
     seen = attention_of(model, near.source, near.target_input)[model.cross_attention or ""]
     weights, entropy = seen.dense().mean(1), seen.entropy().mean(1)

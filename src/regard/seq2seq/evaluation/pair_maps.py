@@ -22,7 +22,7 @@ from regard.stats import TextReading
 if TYPE_CHECKING:
     from regard.data.corpus import Pair
     from regard.data.tokenizer import Tokenizer
-    from regard.seq2seq.evaluation.scores import Translates
+    from regard.seq2seq.evaluation.scores import TranslationSystem
     from regard.seq2seq.models.translator import Translator
 
 #: What the rows of a model without attention are.
@@ -31,7 +31,7 @@ GRADIENT = "gradient"
 Written = Mapping[str, Any]
 
 
-class Looked(NamedTuple):
+class PairReading(NamedTuple):
     """A reading of a pair, gold links (query, key, sure) where they are known, and how its rows were read.
 
     `aligned` is one of `regard.seq2seq.decoding.alignment.READINGS`, or empty for a text that looks at itself.
@@ -42,7 +42,7 @@ class Looked(NamedTuple):
     aligned: str = ""
 
 
-def read_pair(systems: Mapping[str, Translates], pair: Pair, parts: bool = False) -> list[Looked]:
+def read_pair(systems: Mapping[str, TranslationSystem], pair: Pair, parts: bool = False) -> list[PairReading]:
     """What systems, by name, look at in the source as they are made to say the target of a pair.
 
     Mechanisms that cut the pair into the same pieces stand side by side in one reading. Its queries are the
@@ -75,11 +75,11 @@ def read_pair(systems: Mapping[str, Translates], pair: Pair, parts: bool = False
         taken = _labels(system.target_tokenizer, [BOS, *ids[1]])
         for part, maps, tokens in (("Encoder", encoder, source), ("Decoder", decoder, taken)):
             if parts and maps:
-                rest.append(Looked(TextReading.of(f"{part}: {pair.source}", maps, tokens), []))
+                rest.append(PairReading(TextReading.of(f"{part}: {pair.source}", maps, tokens), []))
     return [_aligned(pair.source, maps, *sides, gold[sides]) for sides, maps in groups.items()] + rest
 
 
-def read_alignments(written: Mapping[str, Written]) -> Looked:
+def read_alignments(written: Mapping[str, Written]) -> PairReading:
     """Alignments of the same words by several systems, by name, side by side."""
     one = next(iter(written.values()))
     maps = {name: tabled(torch.tensor(each["weights"])[None, None]) for name, each in written.items()}
@@ -94,8 +94,8 @@ def _aligned(
     target: Sequence[str],
     gold: list[tuple[int, int, bool]],
     aligned: str = "output",
-) -> Looked:
-    return Looked(TextReading.of(title, maps, source, queries=target, numbers=range(len(maps))), gold, aligned)
+) -> PairReading:
+    return PairReading(TextReading.of(title, maps, source, queries=target, numbers=range(len(maps))), gold, aligned)
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -118,7 +118,7 @@ def _maps(model: Translator, source: list[int], target: list[int]) -> tuple[dict
 
 
 def _links_of_pieces(
-    gold: Links, system: Translates, source: Sequence[int], target: Sequence[int]
+    gold: Links, system: TranslationSystem, source: Sequence[int], target: Sequence[int]
 ) -> list[tuple[int, int, bool]]:
     """Links between words (source, target) as links between all of their pieces (target, source)."""
     words = [system.source_tokenizer.word_numbers(source), system.target_tokenizer.word_numbers(target)]

@@ -20,7 +20,7 @@ from regard.data.words import cut
 from regard.errors import RegardError
 from regard.seq2seq.decoding.alignment import align, alignment_error_rate
 from regard.seq2seq.decoding.search import evaluating
-from regard.seq2seq.decoding.translation import Translation, Wanted, translate
+from regard.seq2seq.decoding.translation import Translation, TranslationOptions, translate
 from regard.seq2seq.evaluation import clock
 from regard.seq2seq.evaluation.bootstrap import (
     PairedComparison,
@@ -31,7 +31,7 @@ from regard.seq2seq.evaluation.bootstrap import (
     paired_bootstrap,
 )
 from regard.seq2seq.evaluation.metrics import Metric, bleu_score, bleu_tokenizer, chrf_score, ter_score, word_tokenizer
-from regard.seq2seq.evaluation.validation import surprise
+from regard.seq2seq.evaluation.validation import negative_log_likelihood
 
 if TYPE_CHECKING:
     from regard.data.corpus import Pair
@@ -44,7 +44,7 @@ LENGTHS = (5, 10, 15, 20, 30, 50)
 FREQUENCIES = (1, 2, 5, 10, 100, 1000)
 
 
-class Translates(Protocol):
+class TranslationSystem(Protocol):
     """What can be evaluated: a run, or anything else with a model and its two tokenizers."""
 
     @property
@@ -230,9 +230,9 @@ def score(
 
 @checked
 def evaluate(
-    system: Translates,
+    system: TranslationSystem,
     pairs: Sequence[Pair],
-    wanted: Wanted | None = None,
+    options: TranslationOptions | None = None,
     training: Training | None = None,
     *,
     tokenizer: str | None = None,
@@ -250,7 +250,7 @@ def evaluate(
     >>> found.num_sentences, len(found.hypotheses), found.perplexity > 1
     (2, 2, True)
     """
-    wanted = wanted or Wanted()
+    options = options or TranslationOptions()
     if not pairs:
         raise RegardError("evaluate: there are no sentence pairs. Give at least one.")
     sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
@@ -258,20 +258,20 @@ def evaluate(
     device = system.model.device
     start = clock.seconds(device)
     tokenizers = system.source_tokenizer, system.target_tokenizer
-    for each in translate(system.model, *tokenizers, sources, replace(wanted, reading=None)):
+    for each in translate(system.model, *tokenizers, sources, replace(options, reading=None)):
         found.append(each)
         progress(len(found))
     seconds = clock.seconds(device) - start
-    short = pairs_within(pairs, *tokenizers, wanted.limit)
-    error_rate, reading = _error_rate(system, short, wanted)
+    short = pairs_within(pairs, *tokenizers, options.limit)
+    error_rate, reading = _error_rate(system, short, options)
     return replace(
         score([each.text for each in found], references, sources, training, tokenizer),
-        perplexity=perplexity(system, short, wanted.batch) if short else None,
+        perplexity=perplexity(system, short, options.batch) if short else None,
         alignment_error_rate=error_rate,
         reading=reading,
         seconds=seconds,
         skipped=sum(bool(each.skipped) for each in found),
-        search=asdict(wanted.search) | {"batch": wanted.batch},
+        search=asdict(options.search) | {"batch": options.batch},
     )
 
 
@@ -290,11 +290,11 @@ def paired_comparison(a: Evaluation, b: Evaluation, references: Sequence[str]) -
     return paired_bootstrap(mine, theirs)
 
 
-def perplexity(system: Translates, pairs: Sequence[Pair], batch: int = 32) -> float:
+def perplexity(system: TranslationSystem, pairs: Sequence[Pair], batch: int = 32) -> float:
     """exp of the mean -log p of the pieces of the references and their EOS, under teacher forcing."""
     encoded = encode_pairs(pairs, system.source_tokenizer, system.target_tokenizer)
     with evaluating(system.model):
-        total, tokens = surprise(system.model, Batches(encoded, sentences=batch, shuffle=False).epoch(0))
+        total, tokens = negative_log_likelihood(system.model, Batches(encoded, sentences=batch, shuffle=False).epoch(0))
     return math.exp(min(total / tokens, 700.0))
 
 
@@ -363,15 +363,17 @@ def _similarity_label(similarity: float) -> tuple[int, str]:
     return (1, f"{NOVEL} to {NEAR}") if similarity <= NEAR else (2, f"near-duplicate (above {NEAR})")
 
 
-def _error_rate(system: Translates, pairs: Sequence[Pair], wanted: Wanted) -> tuple[float | None, str | None]:
+def _error_rate(
+    system: TranslationSystem, pairs: Sequence[Pair], options: TranslationOptions
+) -> tuple[float | None, str | None]:
     """AER of the attention while the model is made to say the references, whose alignments are known."""
     known = [pair for pair in pairs if pair.gold is not None]
     if not known or system.model.cross_attention is None:
         return None, None
-    reading, tokenizers = wanted.reading or "output", (system.source_tokenizer, system.target_tokenizer)
+    reading, tokenizers = options.reading or "output", (system.source_tokenizer, system.target_tokenizer)
     found, gold = [], []
-    for start in range(0, len(known), wanted.batch):
-        part = known[start : start + wanted.batch]
+    for start in range(0, len(known), options.batch):
+        part = known[start : start + options.batch]
         sides = [tokenizers[0].encode(p.source) for p in part], [tokenizers[1].encode(p.target) for p in part]
         found += [each.links() for each in align(system.model, tokenizers, *sides, reading=reading)]
         gold += [pair.gold or frozenset() for pair in part]

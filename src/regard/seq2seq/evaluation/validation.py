@@ -41,14 +41,14 @@ class Validation:
 
 
 @torch.no_grad()
-def surprise(model: Translator, batches: Sequence[Batch]) -> tuple[float, int]:
+def negative_log_likelihood(model: Translator, batches: Sequence[Batch]) -> tuple[float, int]:
     """The sum of -log p(y) over the tokens of all batches, and how many these are."""
     total, tokens = 0.0, 0
     for batch in batches:
         near = batch.filled.to(next(model.parameters()).device)
         loss = translation_loss(model, near.source, near.target)
         if len(batch):
-            total, tokens = total + loss.surprise.item(), tokens + loss.num_tokens
+            total, tokens = total + loss.nll.item(), tokens + loss.num_tokens
     return total, tokens
 
 

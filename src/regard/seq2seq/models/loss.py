@@ -18,12 +18,12 @@ class Loss:
 
     Args:
         smoothed: The sum of the training loss, a scalar with a gradient.
-        surprise: The sum of -log p(y), without smoothing and without a gradient; its mean is log perplexity.
+        nll: The sum of -log p(y), without smoothing and without a gradient; its mean is log perplexity.
         num_tokens: The number of target tokens.
     """
 
     smoothed: Tensor
-    surprise: Tensor
+    nll: Tensor
     num_tokens: int
 
 
@@ -41,8 +41,8 @@ def smoothed_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0
         smoothing: eps, at least 0 and below 1.
 
     >>> import torch
-    >>> total, surprise = smoothed_cross_entropy(torch.zeros(3, 4), torch.tensor([0, 1, 2]), smoothing=0.1)
-    >>> round(total.item(), 4), round(surprise.item(), 4)  # 3 log 4
+    >>> total, nll = smoothed_cross_entropy(torch.zeros(3, 4), torch.tensor([0, 1, 2]), smoothing=0.1)
+    >>> round(total.item(), 4), round(nll.item(), 4)  # 3 log 4
     (4.1589, 4.1589)
     """
     if logits.ndim != 2 or targets.shape != logits.shape[:1]:
@@ -69,8 +69,8 @@ def translation_loss(model: Any, source: Tensor, target: Tensor, smoothing: floa
     expected = target[:, 1:].flatten()
     real = (expected != pad).nonzero().flatten()
     hidden = model(source, target[:, :-1]).flatten(0, 1)
-    total, surprise = smoothed_cross_entropy(model.logits(hidden[real]), expected[real], smoothing)
-    return Loss(total, surprise, len(real))
+    total, nll = smoothed_cross_entropy(model.logits(hidden[real]), expected[real], smoothing)
+    return Loss(total, nll, len(real))
 
 
 class _Smoothed(torch.autograd.Function):
@@ -82,10 +82,10 @@ class _Smoothed(torch.autograd.Function):
         lse = logits.amax(1) - share.amax(1).log()
         ctx.save_for_backward(share, targets)
         ctx.smoothing = smoothing
-        surprise = (lse - chosen).sum()
-        total = surprise if not smoothing else surprise + smoothing * (chosen - logits.mean(1)).sum()
-        ctx.mark_non_differentiable(surprise := surprise.clone())
-        return total, surprise
+        nll = (lse - chosen).sum()
+        total = nll if not smoothing else nll + smoothing * (chosen - logits.mean(1)).sum()
+        ctx.mark_non_differentiable(nll := nll.clone())
+        return total, nll
 
     @staticmethod
     @once_differentiable

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.data.tokenizer import Tokenizer, load_tokenizer
 from regard.errors import RegardError, nearest
-from regard.seq2seq.decoding import Search, Translation, Wanted, translate
+from regard.seq2seq.decoding import Search, Translation, TranslationOptions, translate
 from regard.seq2seq.models.sharding import sharded_like
 from regard.seq2seq.runs.files import append, read_json, read_tensors, write_tensors, write_whole
 from regard.version import __version__
@@ -87,7 +87,7 @@ class Run:
         settings["max_length"] = settings.get("max_length") or None
         return Search(**settings | {name: value for name, value in changes.items() if value is not None})
 
-    def translate(self, sentences: Iterable[str], wanted: Wanted | None = None) -> Iterator[Translation]:
+    def translate(self, sentences: Iterable[str], options: TranslationOptions | None = None) -> Iterator[Translation]:
         """Translate sentences in their order, by default as the run is configured; see `regard.seq2seq.translate`.
 
         >>> run = load_pretrained("bahdanau-en-fr")
@@ -96,8 +96,8 @@ class Run:
         Peace be with you. True
          False empty
         """
-        wanted = wanted or Wanted(self.search())
-        return translate(self.model, self.source_tokenizer, self.target_tokenizer, sentences, wanted)
+        options = options or TranslationOptions(self.search())
+        return translate(self.model, self.source_tokenizer, self.target_tokenizer, sentences, options)
 
 
 def load_run(path: str | Path) -> Run:

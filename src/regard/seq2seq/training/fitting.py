@@ -22,9 +22,9 @@ from regard.seq2seq.models.sharding import is_sharded
 from regard.seq2seq.runs.config import Training
 from regard.seq2seq.runs.guards import polite_signals
 from regard.seq2seq.runs.run import STATE, WEIGHTS, load_weights
-from regard.seq2seq.training.loop import Course, Task
+from regard.seq2seq.training.loop import Task, TrainingLoop
 from regard.seq2seq.training.ranks import answers, cluster
-from regard.seq2seq.training.stream import Standing, update_batches
+from regard.seq2seq.training.stream import TrainingProgress, update_batches
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Outcome:
 
     Args:
         reason: "budget", "interrupted" or "patience".
-        standing: Where it stands.
+        progress: Where it stands.
     """
 
     reason: str
-    standing: Standing = field(repr=False)
+    progress: TrainingProgress = field(repr=False)
 
 
-def fit(task: Task, *, resume: bool = False, on_step: Callable[[Standing], object] = lambda _: None) -> Outcome:
+def fit(task: Task, *, resume: bool = False, on_step: Callable[[TrainingProgress], object] = lambda _: None) -> Outcome:
     """Train until the budget is used up, the wished-for patience is over, or Ctrl-C; a state is saved in each case.
 
     Afterwards the model has the weights that the run translates with: the averaged ones, of the best validation or
@@ -52,41 +52,41 @@ def fit(task: Task, *, resume: bool = False, on_step: Callable[[Standing], objec
         on_step: Called after every step with where the training stands.
     """
     with quiet():
-        course = Course(task, on_step, _state(task) if resume else None)
+        loop = TrainingLoop(task, on_step, _state(task) if resume else None)
         trainer = _trainer(task)  # from here on every process knows its number
         training = task.config.training
-        with _one_thread_count(training.threads), _kernels(task), _stopping(course), answers(training):
+        with _one_thread_count(training.threads), _kernels(task), _stopping(loop), answers(training):
             try:
-                trainer.fit(course, _Stream(course))
+                trainer.fit(loop, _Stream(loop))
             except SystemExit:  # what Lightning makes of a second Ctrl-C
                 raise KeyboardInterrupt from None
         if rank_zero_only.rank == 0 or is_sharded(task.model):
-            _translating(course)
-    return Outcome(course.reason, course.standing)
+            _translating(loop)
+    return Outcome(loop.reason, loop.progress)
 
 
-def _translating(course: Course) -> None:
+def _translating(loop: TrainingLoop) -> None:
     """The model with the weights that the run translates with."""
-    task = course.task
-    if task.config.validation.keep == "best" and course.standing.best is not None and task.folder is not None:
+    task = loop.task
+    if task.config.validation.keep == "best" and loop.progress.best is not None and task.folder is not None:
         load_weights(task.model, task.folder / WEIGHTS)
         return
     with torch.no_grad():
         for name, weight in task.model.named_parameters():
-            weight.copy_(course.averaging.weights[name])
+            weight.copy_(loop.averaging.weights[name])
 
 
 class _Stream:
     """The updates as Lightning wants them: an iterable without a length. Where it starts is known when it starts."""
 
-    def __init__(self, course: Course) -> None:
-        self.course = course
+    def __init__(self, loop: TrainingLoop) -> None:
+        self.loop = loop
 
     def __iter__(self) -> Iterator[Any]:
-        task, standing = self.course.task, self.course.standing
+        task, progress = self.loop.task, self.loop.progress
         training = task.config.training
         return update_batches(
-            task.epochs, training.accumulate, (standing.epoch, standing.place), training.epochs or None
+            task.epochs, training.accumulate, (progress.epoch, progress.place), training.epochs or None
         )
 
 
@@ -174,14 +174,14 @@ def _kernels(task: Task) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stopping(course: Course) -> Iterator[None]:
+def _stopping(loop: TrainingLoop) -> Iterator[None]:
     """The first Ctrl-C, polite kill or loss of the terminal ends the training after its step; the second at once."""
 
     def stop(number: int, frame: Any) -> None:
-        if course.interrupted:
+        if loop.interrupted:
             raise KeyboardInterrupt
-        course.interrupted = True
+        loop.interrupted = True
 
     with polite_signals(stop) as numbers:
-        course.before_training = lambda: [signal.signal(number, stop) for number in numbers]  # Lightning sets its own
+        loop.before_training = lambda: [signal.signal(number, stop) for number in numbers]  # Lightning sets its own
         yield

@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.data.batches import Batch
 from regard.errors import RegardError
 from regard.seq2seq.evaluation import clock
-from regard.seq2seq.evaluation.validation import Score, Validation, surprise
+from regard.seq2seq.evaluation.validation import Score, Validation, negative_log_likelihood
 from regard.seq2seq.models.loss import translation_loss
 from regard.seq2seq.models.sharding import all_rows, gathered_weights, is_sharded, own_rows, shard, sharded_like
 from regard.seq2seq.models.systems import system
@@ -26,7 +26,7 @@ from regard.seq2seq.training.averaging import Averaging
 from regard.seq2seq.training.ranks import gathered, rank, summed, together, world
 from regard.seq2seq.training.schedule import Plateau, Schedule
 from regard.seq2seq.training.state import read_state, write_state
-from regard.seq2seq.training.stream import Epochs, Standing, UpdateBatches
+from regard.seq2seq.training.stream import Epochs, TrainingProgress, UpdateBatches
 
 if TYPE_CHECKING:
     from regard.seq2seq.models.translator import Translator
@@ -67,7 +67,7 @@ class Task:
         return Schedule(training.schedule, float(peak), training.warmup, model.width)
 
 
-class Course(LightningModule):
+class TrainingLoop(LightningModule):
     """A model that is being trained: `training_step` is one update, and the rest of the class is what follows it.
 
     Gradients are those of  sum of the losses / target tokens, both over all batches of the update in all processes,
@@ -78,7 +78,7 @@ class Course(LightningModule):
     optimizer: torch.optim.Optimizer
 
     def __init__(
-        self, task: Task, on_step: Callable[[Standing], object] = lambda _: None, resume: Path | None = None
+        self, task: Task, on_step: Callable[[TrainingProgress], object] = lambda _: None, resume: Path | None = None
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -86,7 +86,7 @@ class Course(LightningModule):
         self.training_config = task.config.training
         self.schedule = task.schedule
         plateau = Plateau(self.training_config.plateau_patience, self.training_config.plateau_decay)
-        self.standing = Standing(plateau=plateau)
+        self.progress = TrainingProgress(plateau=plateau)
         #: Set from outside, as by Ctrl-C: the training ends before its next update.
         self.interrupted = False
         self.reason = ""
@@ -137,26 +137,26 @@ class Course(LightningModule):
         shared = torch.tensor([tokens, pairs, self._took, float(self.interrupted)], dtype=torch.float64)
         shared = summed(shared, self.device)
         tokens, pairs, took, wishes = shared.tolist()
-        self.standing.seconds += took / world()
-        self.standing.add(seconds=took / world())
+        self.progress.seconds += took / world()
+        self.progress.add(seconds=took / world())
         self._took = 0.0
         self.interrupted = wishes > 0
         return int(tokens), int(pairs)
 
     def _ended(self, update: UpdateBatches) -> bool:
         """Whether to stop before this update, and why."""
-        standing, (unit, amount) = self.standing, self.training_config.budget
-        standing.share = {
-            "minutes": standing.seconds / 60,
-            "steps": standing.step,
+        progress, (unit, amount) = self.progress, self.training_config.budget
+        progress.share = {
+            "minutes": progress.seconds / 60,
+            "steps": progress.step,
             "epochs": update.epoch + update.place / update.num_batches,
         }[unit] / amount
         patience = self.task.config.validation.patience
-        if standing.share >= 1:
+        if progress.share >= 1:
             self.reason = "budget"
         elif self.interrupted:
             self.reason = "interrupted"
-        elif patience and standing.waited >= patience:
+        elif patience and progress.waited >= patience:
             self.reason = "patience"
         return bool(self.reason)
 
@@ -173,8 +173,8 @@ class Course(LightningModule):
         return total
 
     def _update(self, update: UpdateBatches) -> None:
-        step, training = self.standing.step + 1, self.training_config
-        rate = self.schedule.rate(step, self.standing.share, self.standing.plateau.factor)
+        step, training = self.progress.step + 1, self.training_config
+        rate = self.schedule.rate(step, self.progress.share, self.progress.plateau.factor)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         norm = all_rows(torch.nn.utils.clip_grad_norm_(self.model.parameters(), training.clip or math.inf))
@@ -194,7 +194,7 @@ class Course(LightningModule):
             self.save()
         pairs = [index for batch in update.batches for index in batch.indices]
         return RegardError(
-            f"train: the loss or its gradient is not a finite number at step {self.standing.step + 1} (epoch "
+            f"train: the loss or its gradient is not a finite number at step {self.progress.step + 1} (epoch "
             f"{update.epoch + 1}, batch {update.place + 1} of {update.num_batches}, learning rate {rate:.3g}, "
             "training pairs "
             f"{', '.join(map(str, pairs))}).{self._kept('The state before that step' if is_whole else '')} "
@@ -209,34 +209,34 @@ class Course(LightningModule):
         return f" {what or 'The state that was saved last'} is kept in {folder}."
 
     def _count(self, update: UpdateBatches, total: float, tokens: int, pairs: int) -> None:
-        standing = self.standing
-        standing.step += 1
-        standing.epoch, standing.place = update.following
-        standing.tokens += tokens
-        standing.pairs += pairs
-        standing.add(loss=total, tokens=tokens, pairs=pairs)
+        progress = self.progress
+        progress.step += 1
+        progress.epoch, progress.place = update.following
+        progress.tokens += tokens
+        progress.pairs += pairs
+        progress.add(loss=total, tokens=tokens, pairs=pairs)
 
     # What follows a step
 
     def _after(self) -> None:
-        standing, training, validation = self.standing, self.training_config, self.task.config.validation
+        progress, training, validation = self.progress, self.training_config, self.task.config.validation
         try:
-            if standing.step % training.log_steps == 0:
+            if progress.step % training.log_steps == 0:
                 self.log_row()
-            if validation.steps and standing.step % validation.steps == 0:
+            if validation.steps and progress.step % validation.steps == 0:
                 self.validate()
         finally:
             self._write_rows()
-        waited = standing.seconds - standing.saved
+        waited = progress.seconds - progress.saved
         by_time = training.save_minutes and waited >= 60 * training.save_minutes
-        first_weights = standing.best is not None and not standing.saved  # weights are saved with their state
-        if by_time or first_weights or (training.save_steps and standing.step % training.save_steps == 0):
+        first_weights = progress.best is not None and not progress.saved  # weights are saved with their state
+        if by_time or first_weights or (training.save_steps and progress.step % training.save_steps == 0):
             self.save()
-        self.on_step(standing)
+        self.on_step(progress)
 
     def log_row(self) -> None:
         """A line of metrics.csv over the steps since the last one."""
-        standing, recent = self.standing, self.standing.recent
+        progress, recent = self.progress, self.progress.recent
         loss = summed(torch.tensor(recent.get("loss", 0.0), dtype=torch.float64), self.device).item()
         seconds = recent.get("seconds", 0.0) + self._took
         row = {
@@ -245,7 +245,7 @@ class Course(LightningModule):
             "tokens_per_second": round(recent.get("tokens", 0.0) / seconds, 1) if seconds else None,
             "pairs_per_second": round(recent.get("pairs", 0.0) / seconds, 1) if seconds else None,
         }
-        standing.recent = {"seconds": -self._took}  # which _agree counts at the next step
+        progress.recent = {"seconds": -self._took}  # which _agree counts at the next step
         self._note(row)
 
     def validate(self) -> Validation | None:
@@ -259,19 +259,19 @@ class Course(LightningModule):
             found = self._measure()
         self.model.train()
         self._note({"valid_loss": found.loss, "perplexity": found.perplexity, "bleu": found.bleu})
-        self.standing.plateau = self.standing.plateau.after(found.loss)
+        self.progress.plateau = self.progress.plateau.after(found.loss)
         by_bleu = self.task.config.validation.monitor == "bleu" and found.bleu is not None
         value = -found.bleu if by_bleu and found.bleu is not None else found.loss
-        better = self.standing.best is None or value < self.standing.best
-        self.standing.waited = 0 if better else self.standing.waited + 1
+        better = self.progress.best is None or value < self.progress.best
+        self.progress.waited = 0 if better else self.progress.waited + 1
         if better:
-            self.standing.best = value
+            self.progress.best = value
             if self.task.config.validation.keep == "best":
                 self._save_weights()
         return found
 
     def _measure(self) -> Validation:
-        total, tokens = surprise(self.model, self.task.valid)
+        total, tokens = negative_log_likelihood(self.model, self.task.valid)
         total, tokens = summed(torch.tensor([total, tokens], dtype=torch.float64), self.device).tolist()
         if not math.isfinite(total):
             raise self._ran_away()
@@ -290,20 +290,20 @@ class Course(LightningModule):
         self.reason = "diverged"
         return RegardError(
             f"train: the loss on the validation pairs, or a score of their translations, is not a finite number after "
-            f"step {self.standing.step}: the weights have run away.{self._kept()} Lower training.learning_rate or "
+            f"step {self.progress.step}: the weights have run away.{self._kept()} Lower training.learning_rate or "
             "training.clip."
         )
 
     def _note(self, numbers: dict[str, float | None]) -> None:
-        self.standing.note(**numbers)
+        self.progress.note(**numbers)
         for logger in self.loggers:
             logger.log_metrics(
-                {name: value for name, value in numbers.items() if value is not None}, self.standing.step
+                {name: value for name, value in numbers.items() if value is not None}, self.progress.step
             )
 
     def _write_rows(self) -> None:
         if rank() == 0 and self._metrics is not None:
-            self._metrics.write(self.standing.rows)
+            self._metrics.write(self.progress.rows)
 
     def on_train_epoch_end(self) -> None:
         """The stream has ended, as it does after the last wished-for epoch; Lightning would begin it once more."""
@@ -311,13 +311,13 @@ class Course(LightningModule):
 
     def on_train_end(self) -> None:
         """The last row, the last validation unless it was interrupted, and the state."""
-        standing = self.standing
+        progress = self.progress
         if not self.reason:
-            self.reason, standing.share = "budget", 1.0  # all epochs were gone through
-        if standing.recent.get("tokens"):
+            self.reason, progress.share = "budget", 1.0  # all epochs were gone through
+        if progress.recent.get("tokens"):
             self.log_row()
-        last = standing.rows[-1] if standing.rows else {}
-        if self.reason != "interrupted" and not (last.get("step") == standing.step and "valid_loss" in last):
+        last = progress.rows[-1] if progress.rows else {}
+        if self.reason != "interrupted" and not (last.get("step") == progress.step and "valid_loss" in last):
             self.validate()
         self._write_rows()
         self.save()  # after which what the first process wrote is there for all
@@ -326,13 +326,13 @@ class Course(LightningModule):
 
     def save(self) -> None:
         """Write the whole state of this moment to one file, and the weights to translate with if none are better."""
-        self.standing.saved = self.standing.seconds
+        self.progress.saved = self.progress.seconds
         random = {name: gathered(state, self.device) for name, state in _generators(self.device).items()}
-        loss = summed(torch.tensor(self.standing.recent.get("loss", 0.0), dtype=torch.float64), self.device).item()
-        self.standing.recent["loss"] = 0.0 if rank() else loss
+        loss = summed(torch.tensor(self.progress.recent.get("loss", 0.0), dtype=torch.float64), self.device).item()
+        self.progress.recent["loss"] = 0.0 if rank() else loss
         if self.task.folder is None:
             return
-        if self.task.config.validation.keep == "last" or self.standing.best is None:
+        if self.task.config.validation.keep == "last" or self.progress.best is None:
             self._save_weights()
         tensors: dict[str, Tensor] = {f"model.{name}": value for name, value in named_weights(self.model).items()}
         tensors |= {f"average.{name}": value for name, value in self.averaging.weights.items()}
@@ -341,8 +341,8 @@ class Course(LightningModule):
                 tensors[f"{key}.{name}"] = value
         tensors |= {f"random.{name}": states for name, states in random.items()}
         facts = {"format": FORMAT, "facts": dict(self.task.facts), "averaged": self.averaging.num_steps}
-        facts["standing"] = self.standing.to_json()
-        write_state(self.task.folder / STATE, tensors, facts, self.standing.step)
+        facts["standing"] = self.progress.to_json()
+        write_state(self.task.folder / STATE, tensors, facts, self.progress.step)
 
     def load(self, path: Path) -> None:
         """Put back what `save` wrote; a state of other data or with other processes is refused."""
@@ -363,9 +363,9 @@ class Course(LightningModule):
                 key: values[name] if key == "step" else sharded_like(weight, values[name])
                 for key, values in kept.items()
             }
-        self.standing = Standing.from_json(facts["standing"])
+        self.progress = TrainingProgress.from_json(facts["standing"])
         if rank_zero_only.rank:
-            self.standing.recent["loss"] = 0.0  # the sum of all processes is with the first
+            self.progress.recent["loss"] = 0.0  # the sum of all processes is with the first
         self._random = dict(saved.under("random"))
 
     def on_train_start(self) -> None:
@@ -388,7 +388,7 @@ class Course(LightningModule):
                 weights[name] = rows
         with together():
             if rank() == 0:
-                save_weights(self.model, weights, self.task.folder / WEIGHTS, {"step": self.standing.step})
+                save_weights(self.model, weights, self.task.folder / WEIGHTS, {"step": self.progress.step})
 
 
 def _generators(device: torch.device) -> dict[str, Tensor]:

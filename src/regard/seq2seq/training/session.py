@@ -17,7 +17,7 @@ from regard.seq2seq.runs.run import COMPARISON, STATE, WEIGHTS
 from regard.seq2seq.training.fitting import Outcome, fit, quiet
 from regard.seq2seq.training.preparation import Prepared, prepare, reconfigured
 from regard.seq2seq.training.ranks import process_number
-from regard.seq2seq.training.stream import Standing
+from regard.seq2seq.training.stream import TrainingProgress
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ def train(
     out: str | Path | None = None,
     *,
     on_start: Callable[[Prepared], object] = lambda prepared: None,
-    on_step: Callable[[Standing], object] = lambda standing: None,
+    on_step: Callable[[TrainingProgress], object] = lambda progress: None,
 ) -> Trained:
     """Train a system until its budget is used up, or until Ctrl-C; `regard train` on the command line.
 
@@ -85,7 +85,7 @@ def resume_training(
     overrides: Iterable[str] = (),
     *,
     on_start: Callable[[Prepared], object] = lambda prepared: None,
-    on_step: Callable[[Standing], object] = lambda standing: None,
+    on_step: Callable[[TrainingProgress], object] = lambda progress: None,
 ) -> Trained:
     """Continue the training of a run from its last saved state; `regard train --out DIR --resume`.
 
@@ -105,7 +105,7 @@ def _trained(
     folder: Path | None,
     resume: bool,
     on_start: Callable[[Prepared], object],
-    on_step: Callable[[Standing], object],
+    on_step: Callable[[TrainingProgress], object],
 ) -> Trained:
     is_writer = folder is not None and process_number(config.training) == 0
     with alone(folder, "train") if folder is not None and is_writer else nullcontext():

@@ -46,7 +46,7 @@ def update_batches(
 
 
 @dataclass
-class Standing:
+class TrainingProgress:
     """How far a training is. It is saved with the weights of the same moment, so that none of it can disagree.
 
     Args:
@@ -93,13 +93,14 @@ class Standing:
         return dataclasses.asdict(self)
 
     @staticmethod
-    def from_json(data: dict[str, Any]) -> Standing:
+    def from_json(data: dict[str, Any]) -> TrainingProgress:
         """What `to_json` wrote.
 
-        >>> Standing.from_json(Standing(step=3, seconds=0.1).to_json()) == Standing(step=3, seconds=0.1)
+        >>> progress = TrainingProgress(step=3, seconds=0.1)
+        >>> TrainingProgress.from_json(progress.to_json()) == progress
         True
         """
-        return Standing(**{**data, "plateau": Plateau(**data["plateau"])})
+        return TrainingProgress(**{**data, "plateau": Plateau(**data["plateau"])})
 
 
 class TimeLeft:
@@ -108,8 +109,8 @@ class TimeLeft:
     A budget in minutes counts processor time; validation, saving and other programs take more.
 
     >>> times = iter([100.0, 130.0])
-    >>> left, standing = TimeLeft(lambda: next(times)), Standing(plateau=Plateau(3, 0.5), share=0.5)
-    >>> left(standing), left(dataclasses.replace(standing, share=0.75))
+    >>> left, progress = TimeLeft(lambda: next(times)), TrainingProgress(plateau=Plateau(3, 0.5), share=0.5)
+    >>> left(progress), left(dataclasses.replace(progress, share=0.75))
     (None, 30.0)
     """
 
@@ -117,8 +118,8 @@ class TimeLeft:
         self._clock = clock
         self._first: tuple[float, float] | None = None
 
-    def __call__(self, standing: Standing) -> float | None:
+    def __call__(self, progress: TrainingProgress) -> float | None:
         now = self._clock()
-        self._first = self._first or (now, standing.share)
-        passed, used = now - self._first[0], standing.share - self._first[1]
-        return passed * max(0.0, 1 - standing.share) / used if used > 0 else None
+        self._first = self._first or (now, progress.share)
+        passed, used = now - self._first[0], progress.share - self._first[1]
+        return passed * max(0.0, 1 - progress.share) / used if used > 0 else None
