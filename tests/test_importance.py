@@ -277,7 +277,7 @@ def test_bad_losses_are_refused(loss, message):
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [([], "no batches"), ({"input_ids": 1}, "batches is one dict"), (torch.ones(1, 2), "batches is one Tensor")],
+    [([], "no batches"), ({"input_ids": 1}, "batches is a dict"), (torch.ones(1, 2), "batches is a Tensor")],
 )
 def test_bad_batches_are_refused(given, message):
     with pytest.raises(rg.RegardError, match=message):
@@ -330,7 +330,7 @@ def test_compiled_models_are_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shares": [0, 30]}, "from 0 to 1; got 30"),
+        ({"shares": [0, 30]}, "from 0 to 1, of all heads; got 30"),
         ({"order": ["importence"]}, "Did you mean 'importance'"),
         ({"quality": lambda model: None}, "must return a number, got None"),
         ({"importance": {"a": 1}}, "expected the result of importance"),

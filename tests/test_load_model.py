@@ -49,7 +49,7 @@ def test_a_broken_folder(folder):
     with pytest.raises(rg.RegardError, match="is broken; copy or save the model again"):
         load_model(folder)
     weights.rename(folder / "pytorch_model.bin")
-    with pytest.raises(rg.RegardError, match="pickled, which can run code"):
+    with pytest.raises(rg.RegardError, match="pickles, which can run code"):
         load_model(folder)
     (folder / "pytorch_model.bin").unlink()
     with pytest.raises(rg.RegardError, match="a config but no weights"):
@@ -66,9 +66,9 @@ def test_a_model_without_a_tokenizer(tmp_path):
 
 
 def test_names_that_are_not_there(tmp_path, monkeypatch):
-    with pytest.raises(rg.RegardError, match=r"nothing is downloaded here.*minilm, smollm2.*save_pretrained\.$"):
+    with pytest.raises(rg.RegardError, match=r"load_model downloads nothing.*minilm, smollm2.*save_pretrained\.$"):
         load_model("minilmm")
-    with pytest.raises(rg.RegardError, match="holds nothing, and no config"):
+    with pytest.raises(rg.RegardError, match="has nothing, and no config"):
         load_model(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(rg.RegardError, match="is a file"):
@@ -166,7 +166,7 @@ def test_a_cache_that_cannot_be_written_costs_time_alone(gguf, monkeypatch, tmp_
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "file"))
     for _ in range(2):
         model, _ = load_model("smollm2")
-        assert same(model, gguf.packed) and "cannot be kept" in capsys.readouterr().err
+        assert same(model, gguf.packed) and "cannot be saved" in capsys.readouterr().err
     model.save_pretrained(tmp_path / "saved")
     assert len(gguf.unpacked) == 2
 

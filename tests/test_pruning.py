@@ -26,7 +26,7 @@ CROSS = {"add_cross_attention": True, "is_decoder": True}
 
 def chosen(model):
     """A group of heads of every module: the last of the first module, the second of the next, and so on round."""
-    found = ModelHeads.of(model, "test").found
+    found = ModelHeads.of(model, "test").by_name
     return {
         name: [group * heads.group + member for member in range(heads.group)]
         for number, (name, heads) in enumerate(found.items())
@@ -37,7 +37,7 @@ def chosen(model):
 def zeroed(model, removed):
     """A copy in which the output projections do not read the removed heads."""
     model = copy.deepcopy(model)
-    found = ModelHeads.of(model, "test").found
+    found = ModelHeads.of(model, "test").by_name
     with torch.no_grad():
         for name, numbers in removed.items():
             output, width = found[name].output, found[name].width
@@ -53,7 +53,7 @@ def run(model, inputs):
 
 
 def gates_of(model, removed):
-    found = ModelHeads.of(model, "test").found
+    found = ModelHeads.of(model, "test").by_name
     return {name: [float(h not in gone) for h in range(found[name].num_heads)] for name, gone in removed.items()}
 
 
@@ -77,7 +77,7 @@ def test_other_architectures_are_refused_by_name_and_gates_still_work(case):
     model, inputs = case.make(case.backends[0]), case.inputs()
     removed = chosen(model)
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(rg.RegardError, match=r"Attention \(.*supported is the attention of .*regard.gated\(model"):
+    with pytest.raises(rg.RegardError, match=r"Attention \(.*these models can: .*regard.gated\(model"):
         rg.prune(model, removed)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     with rg.gated(model, gates_of(model, removed)):
@@ -87,7 +87,7 @@ def test_other_architectures_are_refused_by_name_and_gates_still_work(case):
 
 def test_every_supported_class_is_tested():
     made = [case.make(case.backends[0]) for case in MODELS if case.name not in REFUSED]
-    kinds = {type(heads.module).__name__ for model in made for heads in ModelHeads.of(model, "test").found.values()}
+    kinds = {type(heads.module).__name__ for model in made for heads in ModelHeads.of(model, "test").by_name.values()}
     assert kinds | {"BertCrossAttention"} == PRUNABLE
 
 
@@ -186,7 +186,7 @@ def test_the_report_is_a_table():
 @pytest.mark.parametrize(
     ("heads", "message"),
     [
-        ({0: [0, 1, 2, 3]}, "attention without any head does not run.*regard.gated"),
+        ({0: [0, 1, 2, 3]}, "attention without heads cannot run.*regard.gated"),
         ({0: [4]}, "has heads 0 to 3, got 4"),
         ({0: [-1]}, "has heads 0 to 3, got -1"),
         ({0: [True]}, "got True"),
@@ -205,7 +205,7 @@ def test_bad_heads_are_refused_and_nothing_is_cut(heads, message):
 
 
 def test_torn_groups_are_named():
-    with pytest.raises(rg.RegardError, match=r"every 2 query heads share .* in part: 0, 1; 2, 3\. .*groups=True"):
+    with pytest.raises(rg.RegardError, match=r"each 2 query heads share .* incomplete: 0, 1; 2, 3\. .*groups=True"):
         rg.prune(llama(), {0: [1, 2]})
 
 

@@ -13,7 +13,7 @@ from transformers import masking_utils as theirs
 
 import regard as rg
 from miniatures import BERT, GPT2, LLAMA, MOE, OTHERS, T5, TEXTS, Model, sharpened, tokens
-from regard.hf.masks.mask_functions import Rules
+from regard.hf.masks.mask_functions import MaskFunctionReader
 from regard.hf.masks.span_masks import SpanMask, spans_mask
 from watching import assert_same_weights, assert_verified, oracle, watched
 
@@ -369,7 +369,7 @@ def assert_spans_hold(mask, expected):
 @pytest.mark.parametrize("name", MASK_FUNCTIONS)
 def test_mask_functions_are_read_as_they_are_written_out(name, place, real):
     mine, expected = masks_of(MASK_FUNCTIONS[name], PLACES[place], REAL[real])
-    assert torch.equal(mine.written_out(), expected)
+    assert torch.equal(mine.dense(), expected)
     assert_spans_hold(mine, expected)
 
 
@@ -377,7 +377,7 @@ def test_mask_functions_are_read_as_they_are_written_out(name, place, real):
 @pytest.mark.parametrize("name", [name for name in MASK_FUNCTIONS if name != "images"])
 def test_packed_mask_functions_too(name, packing):
     mine, expected = masks_of(packed(MASK_FUNCTIONS[name], packing), PLACES["whole"], None)
-    assert torch.equal(mine.written_out(), expected)
+    assert torch.equal(mine.dense(), expected)
     assert_spans_hold(mine, expected)
 
 
@@ -393,12 +393,12 @@ def test_an_unknown_mask_function_is_exact_and_warned_of_by_name(inside, use_vma
         function = packed(function, "different")
     with pytest.warns(UserWarning, match="unknown|remap.*quadratic time"):
         mine, expected = masks_of(function, PLACES["whole"], None, use_vmap=use_vmap)
-    assert torch.equal(mine.written_out(), expected)
+    assert torch.equal(mine.dense(), expected)
     assert_spans_hold(mine, expected)
 
 
 def test_known_rules_read_well():
-    read = Rules(9).read
+    read = MaskFunctionReader(9).read
     assert repr(read(MASK_FUNCTIONS["window"])) == "(causal() & window(size=3))"
     assert repr(read(MASK_FUNCTIONS["chunks"])) == "(causal() & block_local(size=4, before=0, after=0))"
     assert "documents([4, 2, 3])" in repr(read(packed(MASK_FUNCTIONS["window"], "alike")))
@@ -408,7 +408,7 @@ def test_a_mask_stays_a_rule_where_it_is_cut_and_is_written_out_with_a_warning_e
     mask, expected = masks_of(MASK_FUNCTIONS["window"], PLACES["chunk"], REAL["some"])
     for cut in (lambda m: m[:, :, :, :7], lambda m: m[..., 2:, :], lambda m: m.to("cpu").bool(), lambda m: m.detach()):
         assert isinstance(cut(mask), SpanMask)
-        assert torch.equal(cut(mask).written_out(), cut(expected))
+        assert torch.equal(cut(mask).dense(), cut(expected))
     for use in (
         lambda m: ~m,
         lambda m: m[1:],
@@ -431,7 +431,10 @@ def call(**options):
 
 
 REFUSED = {
-    "an option nobody knows": ({"indices": torch.zeros(1)}, "Linear asks for.*'indices'.*attn_implementation='sdpa'"),
+    "an option nobody knows": (
+        {"indices": torch.zeros(1)},
+        "Linear cannot be run.*'indices'.*attn_implementation='sdpa'",
+    ),
     "a paged cache": ({"cache": object()}, "'cache'"),
     "all weights": ({"output_attentions": True}, r"rg\.watch"),
     "a mask of another kind": ({"attention_mask": object()}, "object"),
@@ -455,7 +458,7 @@ def test_what_cannot_be_run_is_refused_by_name(what):
 def test_models_that_ask_no_backend_are_refused_when_made():
     bloom, gpt = {"hidden_size": 8, "n_head": 2, "n_layer": 1}, {"n_layer": 1, "n_embd": 12}
     for kind, sizes in ((transformers.BloomModel, bloom), (transformers.OpenAIGPTModel, gpt)):
-        with pytest.raises(rg.RegardError, match=r"asks no backend.*would change nothing"):
+        with pytest.raises(rg.RegardError, match=r"without a backend.*would change nothing"):
             kind._from_config(kind.config_class(**sizes), attn_implementation="regard")
         kind(kind.config_class(**sizes))
 

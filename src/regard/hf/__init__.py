@@ -2,14 +2,14 @@
 
 from regard.hf.backend import register
 from regard.hf.capture import WatchedAttention, watch
-from regard.hf.heads import CurvePoint, Importance, Pruned, PruningCurve, gated, importance, prune, pruning_curve
+from regard.hf.heads import CurvePoint, Importance, PruningCurve, PruningResult, gated, importance, prune, pruning_curve
 from regard.hf.text_reader import TextReader, TextResult
 
 __all__ = [
     "CurvePoint",
     "Importance",
-    "Pruned",
     "PruningCurve",
+    "PruningResult",
     "TextReader",
     "TextResult",
     "WatchedAttention",

@@ -1,4 +1,4 @@
-"""Regard as a backend of transformers: `attn_implementation="regard"`."""
+"""`register` makes Regard a backend of transformers: `attn_implementation="regard"`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor, nn
 
 from regard.attention_output import attend
 from regard.errors import RegardError
-from regard.hf.calls import Call, Masks, Untranslatable, translate
+from regard.hf.calls import Call, MaskCache, Untranslatable, translate
 from regard.hf.masks.span_masks import OURS, spans_mask
 
-#: Masks and biases that the layers of a model share, read once a forward.
-_masks = Masks()
+#: Masks and biases that the layers of a model share, read once per forward.
+_masks = MaskCache()
 
 
 def register() -> None:
-    """Run any Hugging Face model on Regard's engines: afterwards `attn_implementation="regard"` names them.
+    """Run any Hugging Face model on Regard's engines: load it with `attn_implementation="regard"`.
 
-    Masks become spans instead of n x n tensors: causal, windows, chunks, padding, packed sequences. Soft
-    caps, sinks, position biases, shared heads, caches, dropout and gradients are those of the model, and outputs equal
-    those of sdpa up to rounding. What cannot be run is refused with a `RegardError`, when the model is made or at
-    the first call. Calling it twice changes nothing.
+    Masks become spans instead of n x n tensors: causal, windows, chunks, padding, packed sequences. Softcaps, sinks,
+    position biases, shared heads, caches, dropout and gradients work as in the model, and outputs equal those of sdpa
+    up to rounding. A model that Regard cannot run raises a `RegardError` when it is built or at its first call.
+    Calling `register` twice changes nothing.
 
     >>> import torch, transformers, regard as rg
     >>> rg.register()
@@ -41,11 +41,11 @@ def register() -> None:
 
     if not {"q_length", "q_offset", "mask_function"} <= set(inspect.signature(sdpa_mask).parameters):
         raise RegardError(
-            f"register: transformers {__version__} asks for masks in another way; pip install 'transformers>=5.23,<6'."
+            f"register: transformers {__version__} has another mask interface; pip install 'transformers>=5.23,<6'."
         )
     if OURS in AttentionInterface():
         return
-    AttentionInterface.register(OURS, torch.compiler.disable(run))  # a compiled model breaks its graph around them
+    AttentionInterface.register(OURS, torch.compiler.disable(run))  # torch.compile breaks the graph around them
     AttentionMaskInterface.register(OURS, torch.compiler.disable(spans_mask))
     _refuse_models_with_backends_of_their_own(PreTrainedModel)
 
@@ -53,34 +53,34 @@ def register() -> None:
 def run(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """What transformers calls for every attention: (B, H, I, D), (B, G, J, D), (B, G, J, E) -> (B, I, H, E), None."""
+    """The backend function of transformers: (B, H, I, D), (B, G, J, D), (B, G, J, E) -> (B, I, H, E), None."""
     call = Call(module, OURS, run, query, key, value, attention_mask, options, to_run=True)
     if options.get("output_attentions"):
         raise RegardError(
-            f"regard: {type(module).__name__} was asked for output_attentions, all weights at once. "
-            "`with rg.watch(model) as seen` shows any of them."
+            f"regard: {type(module).__name__} was called with output_attentions, which returns all weights at once. "
+            "`with rg.watch(model) as seen` computes any of them on demand."
         )
     try:
-        translated = translate(call, _masks)
+        translation = translate(call, _masks)
     except Untranslatable as reason:
         raise RegardError(
-            f"regard: {type(module).__name__} asks for attention that cannot be run: {reason}. "
+            f"regard: the attention of {type(module).__name__} cannot be run: {reason}. "
             "Set attn_implementation='sdpa' or 'eager' for this model."
         ) from None
-    output = attend(translated.attention, translated.query, key, value, positions=translated.positions).output
+    output = attend(translation.attention, translation.query, key, value, positions=translation.positions).output
     return output.transpose(1, 2).contiguous(), None
 
 
 def _refuse_models_with_backends_of_their_own(base: Any) -> None:
-    """Models that never ask the interface would accept any name and run their own code: "regard" is refused there."""
+    """Refuse "regard" for models without the attention interface, which accept any name and run their own code."""
     original = base.get_correct_attn_implementation
 
     @wraps(original)
     def get_correct_attn_implementation(self: Any, requested_attention: Any, is_init_check: bool = False) -> Any:
         if requested_attention == OURS and not self._can_set_attn_implementation():
             raise RegardError(
-                f"regard: {type(self).__name__} computes attention in its own code and asks no backend, so "
-                "attn_implementation='regard' would change nothing. Load it without; rg.watch may see its weights."
+                f"regard: {type(self).__name__} computes attention in its own code, without a backend, so "
+                "attn_implementation='regard' would change nothing. Load it without; rg.watch may capture its maps."
             )
         return original(self, requested_attention, is_init_check)
 

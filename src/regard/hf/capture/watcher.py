@@ -29,7 +29,7 @@ from regard.hf.attention_modules import (
     part_of,
     parts_of_torch_layers,
 )
-from regard.hf.calls import DIRECT, NO_NUMBERS, Call, Masks, Untranslatable, translate
+from regard.hf.calls import DIRECT, NO_NUMBERS, Call, MaskCache, Untranslatable, translate
 from regard.hf.capture.captured_calls import Capture, ModuleCalls, ModuleMap, SharedKeys
 from regard.hf.capture.lazy_projection import DeferredCall
 from regard.hf.capture.model_maps import WatchedAttention
@@ -149,7 +149,7 @@ class _Watcher:
 
     def __init__(self, model: nn.Module, chosen: ChosenLayers, verify: bool | str, folds: tuple[Fold, ...]) -> None:
         self.folds = folds
-        self.model, self.chosen, self.verify, self.masks = model, chosen, verify, Masks()
+        self.model, self.chosen, self.verify, self.masks = model, chosen, verify, MaskCache()
         self.last_weights, self.hooks = LastWeights(), ExitStack()
         self.order: list[str] = []
         self.names: dict[nn.Module, str] = {}

@@ -2,7 +2,7 @@
 
 from regard.hf.heads.gates import gated
 from regard.hf.heads.head_importance import Importance, importance
-from regard.hf.heads.pruning import Pruned, prune
+from regard.hf.heads.pruning import PruningResult, prune
 from regard.hf.heads.pruning_curve import CurvePoint, PruningCurve, pruning_curve
 
-__all__ = ["CurvePoint", "Importance", "Pruned", "PruningCurve", "gated", "importance", "prune", "pruning_curve"]
+__all__ = ["CurvePoint", "Importance", "PruningCurve", "PruningResult", "gated", "importance", "prune", "pruning_curve"]

@@ -1,4 +1,4 @@
-"""A factor for every head of a model, while a block runs."""
+"""`gated` multiplies each head of a model by a factor while a block runs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from regard.hf.heads.layout import Heads, ModelHeads
 
 @contextmanager
 def gated(model: nn.Module, gates: Mapping[Any, Tensor | Sequence[float]]) -> Iterator[None]:
-    """Run a Hugging Face model with every head scaled: head_h -> g_h head_h.
+    """Run a Hugging Face model with scaled heads: head_h -> g_h head_h.
 
     Multi-head attention is the sum over heads of head_h W_h, plus the bias of the output projection
-    (Michel et al., 2019, arXiv:1905.10650). A gate g_h multiplies head_h on its way into the output
-    projection: 1 leaves the head as it is, to the bit, and 0 removes it.
+    (Michel et al., 2019, arXiv:1905.10650). A gate g_h multiplies head_h before the output projection: 1
+    changes nothing, to the bit, and 0 removes the head.
 
-    `gates` maps module paths, as `watch` names them, or layer numbers, to tensors (H,). Modules that
-    are not named run as they are. Gates that require a gradient get one, so they can be trained
-    (Voita et al., 2019, arXiv:1905.09418). Blocks may be nested: gates multiply. Nothing stays in
-    the model, and `watch` sees the same weights with gates and without: they act after it.
+    `gates` maps module paths, as `watch` names them, or layer numbers to tensors (H,). Other modules are not changed.
+    Gates that require gradients receive them, so they can be trained (Voita et al., 2019, arXiv:1905.09418). Blocks
+    may be nested, and their gates multiply. After the block the model is as before. Gates do not change the weights
+    that `watch` captures, since they act after the attention.
 
     >>> import torch, transformers, regard as rg
     >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=4, vocab_size=9)
@@ -35,15 +35,15 @@ def gated(model: nn.Module, gates: Mapping[Any, Tensor | Sequence[float]]) -> It
     """
     heads = ModelHeads.of(model, "gated")
     chosen = [(heads[name], gate) for name, gate in gates.items()]
-    checked = [(found, _check(found, gate)) for found, gate in chosen]
+    checked = [(layer, _check(layer, gate)) for layer, gate in chosen]
     with ExitStack() as stack:
-        for found, gate in checked:
-            stack.callback(found.output.register_forward_pre_hook(_multiply(gate)).remove)
+        for layer, gate in checked:
+            stack.callback(layer.output.register_forward_pre_hook(_multiply(gate)).remove)
         yield
 
 
 def _check(heads: Heads, gate: Any) -> Tensor:
-    """The gate as a tensor of a floating type, one factor a head."""
+    """The gates of a module as a floating-point tensor, one factor per head."""
     rule = f"gated: {heads.name} needs {heads.num_heads} finite gates, one for each head"
     try:
         gate = torch.as_tensor(gate)
@@ -58,8 +58,8 @@ def _check(heads: Heads, gate: Any) -> Tensor:
 
 def _multiply(gate: Tensor) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
     def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        mixed, *rest = args
-        heads = mixed.unflatten(-1, (len(gate), -1)) * gate.to(mixed)[:, None]
+        joined, *rest = args
+        heads = joined.unflatten(-1, (len(gate), -1)) * gate.to(joined)[:, None]
         return heads.flatten(-2), *rest
 
     return hook

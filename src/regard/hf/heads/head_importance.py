@@ -1,4 +1,4 @@
-"""How much a loss depends on each head (Michel et al., 2019)."""
+"""`importance` measures how much a loss depends on each head (Michel et al., 2019)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from regard.hf.heads.layout import ModelHeads
 class Importance:
     """|d loss / d gate| of every head, by module path.
 
-    `values[name]` is (H,); `missing` says of which modules nothing is known, and why; `groups[name]`
-    is how many heads in a row share one key and value head; `batches` is how many were averaged.
+    `values[name]` is (H,). `missing` names the modules without values, with the reason. `groups[name]` is the number of
+    consecutive heads that share one key and value head. `batches` is the number of batches in the mean.
 
     >>> import torch, regard as rg
     >>> found = rg.Importance({"a": torch.tensor([0.3, 0.1]), "b": torch.tensor([0.4, 0.2])}, batches=1)
@@ -35,22 +35,22 @@ class Importance:
     groups: dict[str, int] = field(default_factory=dict)
 
     def normalized(self) -> Importance:
-        """Each layer divided by its l2 norm, as Michel et al. do before they compare heads of different layers."""
+        """Divide each layer by its l2 norm, as Michel et al. do to compare heads of different layers."""
         norms = {name: value.norm().clamp_min(torch.finfo(value.dtype).tiny) for name, value in self.values.items()}
         return replace(self, values={name: value / norms[name] for name, value in self.values.items()})
 
     def ranking(self, groups: bool = False) -> list[tuple[str, int]]:
-        """Every (module, head), the least important first.
+        """Every (module, head), the least important first; heads with equal values are in the order of the model.
 
-        With `groups`, heads that share a key head stand together, ranked by their mean: the order in
-        which `prune` can remove them. Equal heads stay in the order of the model.
+        With `groups`, heads that share a key head stay together and are ranked by their mean: `prune` can only remove
+        whole groups.
         """
         return [head for unit in self._units(groups) for head in unit]
 
     def least(self, count: int, groups: bool = False) -> list[tuple[str, int]]:
-        """Up to `count` of the least important heads that `prune` can remove: every layer keeps its best.
+        """The `count` least important heads that `prune` can remove; every layer keeps its most important head.
 
-        With `groups`, whole groups only, as many as fit in `count`.
+        With `groups`, only whole groups, at most `count` heads.
         """
         removable = sum(len(value) for value in self.values.values())
         if not 0 <= count <= removable:
@@ -72,7 +72,7 @@ class Importance:
         return [unit for _, unit in sorted(scored, key=lambda scored: scored[0])]
 
     def table(self) -> str:
-        """One line for each module, one column for each head, in plain text."""
+        """A plain-text table with one line per module and one column per head."""
         width = max([len(name) for name in self.values] + [6])
         most = max((len(value) for value in self.values.values()), default=0)
         lines = [f"{'module':{width}} " + " ".join(f"{head:>9}" for head in range(most))]
@@ -88,13 +88,14 @@ class Importance:
 def importance(model: nn.Module, loss: Callable[[Any, Any], Tensor], batches: Iterable[Any]) -> Importance:
     """I_h = mean over batches of |d loss / d g_h| at g = 1, where head_h -> g_h head_h.
 
-    The derivative with respect to a head mask (Michel et al., 2019, arXiv:1905.10650): to first
-    order, what removing the head does to the loss. `loss(model, batch)` returns a scalar. The mean is
-    over batches because absolute values do not add up: batches of one example give the paper's mean
-    over examples. Put the model in eval mode first, unless dropout is wanted in the measure; wrap
-    `batches` in a progress bar to see how far it is. The model, and the gradients of its parameters,
-    stay as they are. To first order means: heads that can stand in for each other all look dispensable,
-    and a loss at its best, such as the distance of an embedding to itself, makes every head look so.
+    The derivative with respect to a head mask (Michel et al., 2019, arXiv:1905.10650): the first-order change of the
+    loss when the head is removed. `loss(model, batch)` returns a scalar. Absolute values of examples in one batch
+    cannot be separated, so use batches of one example for the paper's mean over examples. Put the model in eval mode,
+    unless you want dropout in the measurement. Wrap `batches` in a progress bar to see the progress. The model and the
+    gradients of its parameters are not changed.
+
+    The first order has limits. If two heads can replace each other, both seem unimportant. At a minimum of the loss,
+    such as the distance of an embedding to itself, every head does.
 
     >>> import torch, transformers, regard as rg
     >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=4, vocab_size=9)
@@ -105,10 +106,10 @@ def importance(model: nn.Module, loss: Callable[[Any, Any], Tensor], batches: It
     (Importance(4 heads of 2 modules, 1 batches), torch.Size([2]))
     """
     if isinstance(batches, Mapping | Tensor | str):
-        raise RegardError(f"importance: batches is one {type(batches).__name__}; give a list of batches: [batch].")
+        raise RegardError(f"importance: batches is a {type(batches).__name__}; give a list of batches: [batch].")
     heads = ModelHeads.of(model, "importance")
     with torch.inference_mode(False), torch.enable_grad():
-        gates = {name: _ones(found.num_heads, found.weight) for name, found in heads.found.items()}
+        gates = {name: _ones(layer.num_heads, layer.weight) for name, layer in heads.by_name.items()}
         totals, ran, count = {name: torch.zeros_like(gate) for name, gate in gates.items()}, set(), 0
         with gated(model, gates):
             for count, batch in enumerate(batches, 1):  # noqa: B007
@@ -116,22 +117,22 @@ def importance(model: nn.Module, loss: Callable[[Any, Any], Tensor], batches: It
                     totals[name] += slope.abs()
                     ran.add(name)
     if not count:
-        raise RegardError("importance: there are no batches. An iterator that was read before is empty: give a list.")
+        raise RegardError("importance: there are no batches. An iterator can be read only once: give a list.")
     idle = dict.fromkeys((name for name in totals if name not in ran), "the loss does not depend on it")
     values = {name: (total.detach() / count).cpu() for name, total in totals.items() if name in ran}
-    groups = {name: heads.found[name].group for name in values}
+    groups = {name: heads.by_name[name].group for name in values}
     return Importance(values, count, heads.unknown | idle, groups)
 
 
 def _ones(num_heads: int, weight: Tensor) -> Tensor:
-    """Gates of one, at least in single precision: the model's own may be too coarse to add batches up in."""
+    """Gates of 1, at least in float32: sums over batches are inaccurate in lower precision."""
     dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
     device = "cpu" if weight.device.type == "meta" else weight.device
     return torch.ones(num_heads, dtype=dtype, device=device, requires_grad=True)
 
 
 def _slopes(loss: Tensor, gates: dict[str, Tensor]) -> dict[str, Tensor]:
-    """d loss / d gate, of the gates that the loss depends on. Parameters keep their own .grad."""
+    """d loss / d gate, for the gates on which the loss depends. The .grad of parameters is not changed."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         got = f"a tensor {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise RegardError(f"importance: loss(model, batch) must return a scalar tensor, got {got}. Take a mean or sum.")
@@ -141,6 +142,6 @@ def _slopes(loss: Tensor, gates: dict[str, Tensor]) -> dict[str, Tensor]:
             "torch.no_grad, .detach() or .item(), with the model that is passed to loss(model, batch)."
         )
     if not loss.isfinite():
-        raise RegardError(f"importance: the loss of a batch is {loss.item()}; its derivative would tell nothing.")
+        raise RegardError(f"importance: the loss of a batch is {loss.item()}; its derivative is not defined.")
     slopes = torch.autograd.grad(loss.sum(), list(gates.values()), allow_unused=True)
     return {name: slope for name, slope in zip(gates, slopes, strict=True) if slope is not None}

@@ -1,4 +1,4 @@
-"""Where the heads of an attention module are: its output projection, how many there are, and how wide."""
+"""`ModelHeads` locates the heads of a model: the output projection, number and width of heads of each attention."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from regard.errors import RegardError, nearest
 from regard.hf.attention_modules import attention_modules, layer_number
 from regard.nn import Attends, MultiHeadAttention
 
-#: What the output projection is called, as a child of the attention module or next to it.
+#: Names of output projections: of children of the attention module, and of a module next to it.
 OUTPUTS = ("o_proj", "out_proj", "c_proj", "Wo", "out_lin", "o", "dense", "proj")
 BESIDE = "output.dense"
 COUNTS = ("num_heads", "num_attention_heads", "n_heads")
 WIDTHS = ("head_dim", "attention_head_size", "head_size")
-#: Norms over all heads at once that stand between the heads and the output projection (BitNet, Kosmos-2, MiniMax).
+#: Norms over all heads together, before the output projection (BitNet, Kosmos-2, MiniMax).
 BETWEEN = ("attn_sub_norm", "inner_attn_ln", "norm")
 
 
@@ -26,8 +26,8 @@ BETWEEN = ("attn_sub_norm", "inner_attn_ln", "norm")
 class Heads:
     """The heads of one attention module.
 
-    Head h is `input[..., h * width : (h + 1) * width]`, where `input` is what the output projection
-    receives. `group` query heads in a row share one key and value head (1: every head has its own).
+    Head h is `input[..., h * width : (h + 1) * width]` of the input of the output projection. Each `group` consecutive
+    query heads share one key and value head (1: nothing is shared).
     """
 
     name: str
@@ -39,11 +39,11 @@ class Heads:
 
     @property
     def weight(self) -> Tensor:
-        """The weight of the output projection: gates live on its device."""
+        """The weight of the output projection; gates are on its device."""
         return self.output.weight  # pyright: ignore[reportReturnType]
 
     def check(self, caller: str, head: Any) -> int:
-        """The head number, if there is such a head."""
+        """The number of a head, as an int; a number that the module does not have is refused."""
         try:
             number = -1 if isinstance(head, bool) else index(head)
         except TypeError:
@@ -55,47 +55,47 @@ class Heads:
 
 @dataclass(frozen=True, eq=False)
 class ModelHeads:
-    """The heads of a model by module path, and the attention modules whose heads were not found, with the reason."""
+    """The heads of a model by module path; `unknown` has the attention modules whose heads were not found, and why."""
 
     caller: str
-    found: dict[str, Heads]
+    by_name: dict[str, Heads]
     unknown: dict[str, str]
 
     @classmethod
     def of(cls, model: nn.Module, caller: str) -> ModelHeads:
-        """Find them. `caller` is the operation that error messages name."""
+        """Find the heads of all attention modules. Error messages name `caller`."""
         check_model(model, caller)
-        found, unknown = {}, {}
+        by_name, unknown = {}, {}
         for name, module in attention_modules(model).items():
             heads = _heads(model, name, module)
             if isinstance(heads, Heads):
-                found[name] = heads
+                by_name[name] = heads
             else:
                 unknown[name] = heads
-        if not found:
+        if not by_name:
             reasons = "; ".join(dict.fromkeys(unknown.values())) or "it has no attention modules"
             raise RegardError(f"{caller}: no heads were found in {type(model).__name__}: {reasons}.")
-        return cls(caller, found, unknown)
+        return cls(caller, by_name, unknown)
 
     def __getitem__(self, name: str | int) -> Heads:
-        """By module path, or by layer number where that is unambiguous."""
+        """The heads of a module path, or of a layer number if the layer has one attention module."""
         if isinstance(name, int) and not isinstance(name, bool):
             name = self._numbered(name)
         if name in self.unknown:
             raise RegardError(f"{self.caller}: the heads of {name!r} are not known: {self.unknown[name]}.")
-        if name not in self.found:
-            raise RegardError(f"{self.caller}: no attention module {name!r}. {nearest(str(name), self.found)}")
-        return self.found[name]
+        if name not in self.by_name:
+            raise RegardError(f"{self.caller}: no attention module {name!r}. {nearest(str(name), self.by_name)}")
+        return self.by_name[name]
 
     def _numbered(self, layer: int) -> str:
-        names = [name for name in self.found if layer_number(name) == layer]
+        names = [name for name in self.by_name if layer_number(name) == layer]
         if len(names) != 1:
-            which = f"is in {', '.join(names)}" if names else f"is in none of {', '.join(self.found)}"
+            which = f"is in {', '.join(names)}" if names else f"is in none of {', '.join(self.by_name)}"
             raise RegardError(f"{self.caller}: layer {layer} {which}. Give the module path.")
         return names[0]
 
     def select(self, chosen: Mapping[Any, Iterable[int]] | Iterable[tuple[Any, int]]) -> dict[str, list[int]]:
-        """Heads given as {module: [head, ...]} or as (module, head) pairs, checked, sorted and without repeats."""
+        """Heads from {module: [head, ...]} or (module, head) pairs: checked, sorted, without duplicates."""
         selected: dict[str, set[int]] = {}
         for name, head in _pairs(self.caller, chosen):
             heads = self[name]
@@ -104,19 +104,19 @@ class ModelHeads:
 
 
 def check_model(model: object, caller: str) -> None:
-    """Refuse what is no module, and compiled modules, which run without the hooks that gates are made of."""
+    """Refuse objects that are no modules, and compiled modules, which ignore the hooks of gates."""
     if not isinstance(model, nn.Module):
         raise RegardError(f"{caller}: expected a Hugging Face model, got {type(model).__name__}.")
     for module in model.modules():
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
             raise RegardError(
-                f"{caller}: {type(module).__name__} is compiled, and compiled code does not see hooks or new weights. "
+                f"{caller}: {type(module).__name__} is compiled, and compiled code ignores hooks and new weights. "
                 "Use the model before torch.compile (model._orig_mod), and compile it again afterwards."
             )
 
 
 def _heads(model: nn.Module, name: str, module: nn.Module) -> Heads | str:
-    """The heads of one attention module, or why they are not known."""
+    """The heads of one attention module, or the reason why they are unknown."""
     kind = type(module).__name__
     if isinstance(module, MultiHeadAttention):
         return Heads(
@@ -128,7 +128,7 @@ def _heads(model: nn.Module, name: str, module: nn.Module) -> Heads | str:
             module.num_heads // module.num_key_heads,
         )
     if isinstance(module, Attends):
-        return f"{kind} has one head and no projection of it"
+        return f"{kind} has one head without an output projection"
     if isinstance(module, nn.MultiheadAttention):
         return f"{kind} reads the weight of its output projection without calling it"
     between = next((norm for norm in BETWEEN if isinstance(getattr(module, norm, None), nn.Module)), None)

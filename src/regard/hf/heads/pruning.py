@@ -1,4 +1,4 @@
-"""Heads removed from the weights of a Hugging Face model, or of one built of `regard.nn`."""
+"""`prune` removes heads from the weights of a Hugging Face model, or of a model of `regard.nn`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from regard.hf.heads.layout import COUNTS, Heads, ModelHeads
 from regard.nn import MultiHeadAttention
 from regard.pieces import Bilinear, LearnedSink, ShawBias, Softcap
 
-#: Attention classes whose forward takes the number of heads from the weights or from the attributes set below.
-#: Each is tested against gating to zero; a class that reads the configuration instead would fail or be wrong.
+#: Attention classes whose forward reads the number of heads from the weights or from attributes that `prune` sets.
+#: Tests compare each with gates of zero. Classes that read the configuration instead cannot be pruned.
 PRUNABLE = frozenset(
     f"{name}Attention"
     for name in (
@@ -28,7 +28,7 @@ PRUNABLE = frozenset(
         *("ViT", "DeiT", "Dinov2", "CLIP", "Siglip"),
     )
 )
-#: Child -> which of queries, keys and values its output holds, one after the other.
+#: Projection -> its outputs in order: queries, keys, values.
 LAYOUTS: tuple[dict[str, str], ...] = (
     {"query": "q", "key": "k", "value": "v"},
     {"q_proj": "q", "k_proj": "k", "v_proj": "v"},
@@ -40,8 +40,10 @@ LAYOUTS: tuple[dict[str, str], ...] = (
 
 
 @dataclass(frozen=True, eq=False)
-class Pruned:
-    """What `prune` did: the model, the heads removed (numbered as before), the heads left, parameters then and now.
+class PruningResult:
+    """The result of `prune`: the model, the removed heads (their old numbers), and the number of heads that are left.
+
+    `parameters_before` and `parameters_after` count the parameters of the model.
 
     >>> import regard as rg
     >>> encoder = rg.nn.TransformerConfig(8, num_heads=4).encoder(layers=1)
@@ -58,7 +60,7 @@ class Pruned:
     in_place: bool
 
     def table(self) -> str:
-        """One line for each module that lost heads, and the total, in plain text."""
+        """A plain-text table with one line per pruned module, and the total."""
         width = max([len(name) for name in self.left] + [6])
         lines = [f"{'module':{width}} left  removed"]
         lines += [f"{name:{width}} {self.left[name]:4d}  {_listed(heads)}" for name, heads in self.removed.items()]
@@ -67,43 +69,45 @@ class Pruned:
     def __repr__(self) -> str:
         where = "in place" if self.in_place else "in a copy"
         count = sum(map(len, self.removed.values()))
-        return f"Pruned({count} heads {where}: {self.parameters_before:,} -> {self.parameters_after:,} parameters)"
+        return (
+            f"PruningResult({count} heads {where}: {self.parameters_before:,} -> {self.parameters_after:,} parameters)"
+        )
 
 
 def prune(
     model: nn.Module, heads: Mapping[Any, Iterable[int]] | Iterable[tuple[Any, int]], copy: bool = False
-) -> Pruned:
-    """Remove heads from the weights of a model, in place: outputs equal those of gating them to zero.
+) -> PruningResult:
+    """Remove heads from the weights of a model, in place; its outputs equal those with gates of zero.
 
     Multi-head attention is the sum over heads of head_h W_h plus a bias (Michel et al., 2019,
-    arXiv:1905.10650): without a head, its rows of the query, key and value projections and its columns
-    of the output projection go. `heads` is {module path: [head, ...]} or a list of (module path, head),
-    such as `importance.least(10)`. Where query heads share key heads, whole groups go (`groups=True`
-    there). Everything is checked before anything is changed; `copy=True` prunes a deep copy instead.
+    arXiv:1905.10650): removing a head deletes its rows of the query, key and value projections and its
+    columns of the output projection. `heads` is {module path: [head, ...]} or a list of (module path, head), such as
+    `importance.least(10)`. If query heads share key heads, remove whole groups (`least(count, groups=True)`). All heads
+    are checked before the model is changed; `copy=True` prunes a deep copy.
 
-    Afterwards heads are numbered anew, the configuration still tells the old number, and an optimizer made
-    before holds the old weights. A checkpoint loads into a fresh model pruned by the same `removed`.
+    Afterwards the heads have new numbers. The configuration keeps the old number of heads, and an existing optimizer
+    holds the old weights. To load a checkpoint of a pruned model, prune a new model by the same `removed` first.
 
     >>> import transformers, regard as rg
     >>> config = transformers.GPT2Config(n_layer=2, n_head=4, n_embd=8, vocab_size=9, n_positions=9)
     >>> rg.prune(transformers.GPT2Model(config), {"h.0.attn": [1, 2], "h.1.attn": [0]})
-    Pruned(3 heads in place: 1,904 -> 1,694 parameters)
+    PruningResult(3 heads in place: 1,904 -> 1,694 parameters)
     """
-    found = ModelHeads.of(model, "prune")
-    removed = {name: numbers for name, numbers in found.select(heads).items() if numbers}
+    layers = ModelHeads.of(model, "prune")
+    removed = {name: numbers for name, numbers in layers.select(heads).items() if numbers}
     for name, numbers in removed.items():
-        _check(found[name], numbers)
-    before = _parameters(model)
+        _check(layers[name], numbers)
+    before = _num_parameters(model)
     if copy:
         model = copying.deepcopy(model)
-        found = ModelHeads.of(model, "prune")
+        layers = ModelHeads.of(model, "prune")
     for name, numbers in removed.items():
-        _remove(found[name], numbers)
-    left = {name: each.num_heads - len(removed.get(name, ())) for name, each in found.found.items()}
-    return Pruned(model, removed, left, before, _parameters(model), not copy)
+        _remove(layers[name], numbers)
+    left = {name: layer.num_heads - len(removed.get(name, ())) for name, layer in layers.by_name.items()}
+    return PruningResult(model, removed, left, before, _num_parameters(model), not copy)
 
 
-def _parameters(model: nn.Module) -> int:
+def _num_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -111,27 +115,26 @@ def _listed(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-# What is refused
+# Checks
 
 
 def _check(heads: Heads, numbers: list[int]) -> None:
-    """Refuse what cannot be cut, and cuts that would leave another model than gating does."""
+    """Refuse modules and heads for which removal would differ from gates of zero."""
     kind = type(heads.module)
-    theirs = kind.__module__.startswith("transformers.") and kind.__name__ in PRUNABLE
-    if not theirs and kind is not MultiHeadAttention:
+    known = kind.__module__.startswith("transformers.") and kind.__name__ in PRUNABLE
+    if not known and kind is not MultiHeadAttention:
         supported = ", ".join(sorted(name.removesuffix("Attention").removesuffix("Self") for name in PRUNABLE))
         raise RegardError(
-            f"prune: {kind.__name__} ({heads.name}) cannot be pruned; supported is the attention of regard.nn and of "
-            f"{supported}. "
-            f"{_remedy(heads, numbers)}"
+            f"prune: {kind.__name__} ({heads.name}) cannot be pruned; the attention of regard.nn and of these models "
+            f"can: {supported}. {_remedy(heads, numbers)}"
         )
-    reason = _uncuttable(heads)
+    reason = _obstacle(heads)
     if reason:
-        raise RegardError(f"prune: {heads.name} cannot be cut: {reason}. {_remedy(heads, numbers)}")
+        raise RegardError(f"prune: {heads.name} cannot be pruned: {reason}. {_remedy(heads, numbers)}")
     if len(numbers) == heads.num_heads:
         raise RegardError(
-            f"prune: all {heads.num_heads} heads of {heads.name} were asked for, and attention without any head does "
-            f"not run. Keep one, or: {_remedy(heads, numbers)}"
+            f"prune: these are all {heads.num_heads} heads of {heads.name}, and attention without heads cannot run. "
+            f"Keep one head, or: {_remedy(heads, numbers)}"
         )
     _check_groups(heads, numbers)
 
@@ -139,27 +142,27 @@ def _check(heads: Heads, numbers: list[int]) -> None:
 def _remedy(heads: Heads, numbers: list[int]) -> str:
     gates = [float(head not in numbers) for head in range(heads.num_heads)]
     shown = gates if len(gates) <= 16 else "zeros for these heads, ones for the others"
-    return f"regard.gated(model, {{{heads.name!r}: {shown}}}) switches the heads off without cutting."
+    return f"regard.gated(model, {{{heads.name!r}: {shown}}}) switches the heads off without removing them."
 
 
 def _check_groups(heads: Heads, numbers: list[int]) -> None:
-    R, gone = heads.group, set(numbers)
+    R, removed = heads.group, set(numbers)
     groups = [range(first, first + R) for first in range(0, heads.num_heads, R)]
-    torn = [group for group in groups if 0 < len(gone.intersection(group)) < R]
-    if torn:
-        named = "; ".join(_listed(group) for group in torn)
+    incomplete = [group for group in groups if 0 < len(removed.intersection(group)) < R]
+    if incomplete:
+        listed = "; ".join(_listed(group) for group in incomplete)
         raise RegardError(
-            f"prune: in {heads.name} every {R} query heads share one key and value head, and go together. Asked for "
-            f"were {_listed(numbers)}; groups asked for in part: {named}. importance.least(count, groups=True) "
-            f"chooses whole groups. {_remedy(heads, numbers)}"
+            f"prune: in {heads.name} each {R} query heads share one key and value head, so only whole groups can be "
+            f"removed. Of the heads {_listed(numbers)}, these groups are incomplete: {listed}. "
+            f"importance.least(count, groups=True) chooses whole groups. {_remedy(heads, numbers)}"
         )
 
 
-def _uncuttable(heads: Heads) -> str | None:
-    """Why these projections cannot be cut, if so."""
+def _obstacle(heads: Heads) -> str | None:
+    """The reason why the projections of a module cannot be pruned; None if they can."""
     layout = _layout(heads)
     if layout is None:
-        return f"its projections are called {_names(heads.module)}"
+        return f"its projections have the unknown names {_names(heads.module)}"
     projections = {name: heads.module.get_submodule(name) for name in layout}
     for name, projection in {**projections, "the output projection": heads.output}.items():
         weight = getattr(projection, "weight", None)
@@ -171,31 +174,31 @@ def _uncuttable(heads: Heads) -> str | None:
     for name, parts in layout.items():
         outputs, needed = _number_of_outputs(projections[name]), sum(_sizes(heads, parts))
         if outputs != needed:
-            return f"{name} has {outputs} outputs where {parts} of its heads have {needed}"
+            return f"{name} has {outputs} outputs, but {parts} of its heads have {needed}"
     return _others(heads, set(projections.values()) | {heads.output})
 
 
 def _others(heads: Heads, projections: set[nn.Module]) -> str | None:
-    """A parameter besides the projections that may belong to single heads (sinks, biases, norms over all heads)."""
+    """The reason if a parameter outside the projections may belong to single heads (sinks, biases, norms)."""
     if isinstance(heads.module, MultiHeadAttention):
-        return _made_for_heads(heads.module.attention)
-    cut = {id(parameter) for projection in projections for parameter in projection.parameters()}
+        return _piece_per_head(heads.module.attention)
+    pruned = {id(parameter) for projection in projections for parameter in projection.parameters()}
     for name, parameter in heads.module.named_parameters():
         inside_heads = "norm" in name and parameter.shape == (heads.width,)
-        if id(parameter) not in cut and not inside_heads:
+        if id(parameter) not in pruned and not inside_heads:
             return f"{name} {tuple(parameter.shape)} may belong to single heads"
     return None
 
 
-def _made_for_heads(attention: Attention) -> str | None:
-    """A piece that knows how many heads there are."""
+def _piece_per_head(attention: Attention) -> str | None:
+    """The reason if a piece of the attention has a parameter for each head."""
     pieces = [bias for bias in attention.bias if not isinstance(bias, ShawBias | Softcap)]
     pieces += [attention.normalizer] if isinstance(attention.normalizer, LearnedSink) else []
     pieces += [attention.score] if isinstance(attention.score, Bilinear) and len(attention.score.weight) > 1 else []
     return f"its {type(pieces[0]).__name__} has a number for each head" if pieces else None
 
 
-# The cut
+# Weights
 
 
 def _layout(heads: Heads) -> dict[str, str] | None:
@@ -208,9 +211,9 @@ def _names(module: nn.Module) -> str:
 
 
 def _sizes(heads: Heads, parts: str) -> list[int]:
-    """How many outputs belong to each of the queries, keys and values of a projection."""
-    whole = {"q": heads.num_heads, "k": heads.num_heads // heads.group, "v": heads.num_heads // heads.group}
-    return [whole[part] * heads.width for part in parts]
+    """The numbers of outputs for queries, keys and values of a projection."""
+    counts = {"q": heads.num_heads, "k": heads.num_heads // heads.group, "v": heads.num_heads // heads.group}
+    return [counts[part] * heads.width for part in parts]
 
 
 def _number_of_outputs(projection: Any) -> int:
@@ -218,7 +221,7 @@ def _number_of_outputs(projection: Any) -> int:
 
 
 def _axis(projection: nn.Module, side: str) -> int:
-    """Conv1D holds its weight as (inputs, outputs), Linear as (outputs, inputs)."""
+    """The axis of inputs ("in") or outputs ("out"): Conv1D has a weight (inputs, outputs), Linear (outputs, inputs)."""
     return int((side == "in") is (type(projection) is nn.Linear))
 
 
@@ -232,7 +235,7 @@ def _remove(heads: Heads, numbers: list[int]) -> None:
             start += size
         _cut(projection, torch.cat(kept), "out")
     _cut(heads.output, _columns(queries, heads.width), "in")
-    _tell(heads.module, len(queries), len(keys), heads.width)
+    _set_sizes(heads.module, len(queries), len(keys), heads.width)
 
 
 def _columns(heads: list[int], width: int) -> Tensor:
@@ -240,7 +243,7 @@ def _columns(heads: list[int], width: int) -> Tensor:
 
 
 def _cut(projection: nn.Module, kept: Tensor, side: str) -> None:
-    """Keep some inputs or outputs of a Linear or a Conv1D; the module stays, so hooks on it do."""
+    """Keep only these inputs or outputs of a Linear or Conv1D. The module stays, and so do its hooks."""
     projection.weight = _kept(projection.weight, kept, _axis(projection, side))
     if side == "out" and isinstance(projection.bias, Tensor):
         projection.bias = _kept(projection.bias, kept, 0)
@@ -254,8 +257,8 @@ def _kept(parameter: Any, kept: Tensor, axis: int) -> nn.Parameter:
     return nn.Parameter(smaller, requires_grad=parameter.requires_grad)
 
 
-def _tell(module: nn.Module, num_heads: int, num_key_heads: int, width: int) -> None:
-    """Set what the module's own forward reads."""
+def _set_sizes(module: nn.Module, num_heads: int, num_key_heads: int, width: int) -> None:
+    """Set the attributes that the module's forward reads."""
     sizes = dict.fromkeys(COUNTS, num_heads) | dict.fromkeys(("all_head_size", "split_size"), num_heads * width)
     sizes |= dict.fromkeys(("num_key_value_heads", "num_key_heads"), num_key_heads)
     for name, size in sizes.items():

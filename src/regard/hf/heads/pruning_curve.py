@@ -1,4 +1,4 @@
-"""Quality against heads removed (Michel et al., 2019; Voita et al., 2019)."""
+"""`pruning_curve` measures the quality of a model as heads are removed (Michel et al., 2019; Voita et al., 2019)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TENTHS = tuple(tenth / 10 for tenth in range(11))
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """The quality of a model with `removed` heads gated to zero, a share of all of them, in one order.
+    """The quality of a model with `removed` heads gated to zero, which is a `share` of all heads, in one order.
 
     >>> import regard as rg
     >>> rg.CurvePoint("random", share=0.5, removed=2, quality=-1.25)
@@ -34,7 +34,7 @@ class CurvePoint:
 
 @dataclass(eq=False)
 class PruningCurve:
-    """Points in the order in which they were measured; `complete` is False after an interrupt.
+    """The result of `pruning_curve`: points in the order of measurement; `complete` is False after an interrupt.
 
     >>> import regard as rg
     >>> points = [rg.CurvePoint("random", share, round(4 * share), 1 - share) for share in (0.0, 0.5)]
@@ -50,11 +50,11 @@ class PruningCurve:
         """Share of heads removed -> quality, in one order of removal."""
         orders = {point.order for point in self.points}
         if order not in orders:
-            raise RegardError(f"PruningCurve: nothing was measured in order {order!r}. {nearest(order, orders)}")
+            raise RegardError(f"PruningCurve: the order {order!r} was not measured. {nearest(order, orders)}")
         return {point.share: point.quality for point in self.points if point.order == order}
 
     def table(self) -> str:
-        """One line for each share, one column for each order, in plain text."""
+        """A plain-text table with one line per share and one column per order."""
         orders = list(dict.fromkeys(point.order for point in self.points))
         lines = ["share heads " + " ".join(f"{order:>10}" for order in orders)]
         cells = {(point.share, point.order): f"{point.quality:10.4f}" for point in self.points}
@@ -77,13 +77,12 @@ def pruning_curve(
     seed: int = 0,
     progress: Callable[[CurvePoint], None] | None = None,
 ) -> PruningCurve:
-    """Quality as ever more heads are removed: the least important first, at random, the most important first.
+    """The quality as more and more heads are removed: least important first, in random order, most important first.
 
-    Heads are gated to zero, not cut out, so the model stays whole; `quality(model)` runs without
-    gradients. The random order, drawn once with `seed`, is the control: an importance that orders no
-    better tells nothing. `progress` is called with every point. Ctrl-C ends the curve early: what was
-    measured is returned, with `complete` False. Heads are ranked by `importance` as it is given; pass
-    `importance.normalized()` to compare across layers as Michel et al. (2019, arXiv:1905.10650) do.
+    Heads are gated to zero, so the model is not changed. `quality(model)` runs without gradients. The random order,
+    drawn once with `seed`, is the control: an importance with no better curve is worthless. `progress` is called with
+    every point. After Ctrl-C the points so far are returned, with `complete` False. Heads are ranked by the values of
+    `importance`; pass `importance.normalized()` to compare layers as Michel et al. (2019, arXiv:1905.10650) do.
 
     >>> import torch, transformers, regard as rg
     >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=4, vocab_size=9)
@@ -117,7 +116,7 @@ def _check(importance: Importance, shares: Sequence[float], order: str | Sequenc
         raise RegardError(f"pruning_curve: expected the result of importance(), got {type(importance).__name__}.")
     for share in shares:
         if not 0 <= share <= 1:
-            raise RegardError(f"pruning_curve: shares are of all heads, from 0 to 1; got {share!r}.")
+            raise RegardError(f"pruning_curve: shares are numbers from 0 to 1, of all heads; got {share!r}.")
     orders = [order] if isinstance(order, str) else list(order)
     for name in orders:
         if name not in ORDERS:
@@ -126,7 +125,7 @@ def _check(importance: Importance, shares: Sequence[float], order: str | Sequenc
 
 
 def _ordered(importance: Importance, order: str, seed: int) -> list[tuple[str, int]]:
-    """All heads in the order of removal; the random one does not depend on what the importance is."""
+    """All heads in the order of removal; the random order does not depend on the importance."""
     if order == "random":
         heads = [(name, head) for name, value in importance.values.items() for head in range(len(value))]
         drawn = torch.randperm(len(heads), generator=torch.Generator().manual_seed(seed))
@@ -139,8 +138,8 @@ def _measure(model: nn.Module, quality: Callable[[Any], float], importance: Impo
     for name, head in heads:
         gates[name][head] = 0
     with torch.no_grad(), gated(model, gates):
-        found = quality(model)
+        result = quality(model)
     try:
-        return float(found)
+        return float(result)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise RegardError(f"pruning_curve: quality(model) must return a number, got {found!r}.") from error
+        raise RegardError(f"pruning_curve: quality(model) must return a number, got {result!r}.") from error

@@ -1,1 +1,1 @@
-"""Masks and biases of a model, read back as Regard's own masks and biases."""
+"""Reads the mask tensors, mask functions and bias tensors of a model back as masks and biases of Regard."""

@@ -1,4 +1,4 @@
-"""Numbers that a model adds to its scores, as the pieces that hold them."""
+"""Biases that hold a tensor which a model adds to its scores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from regard.positions import Positions
 
 @dataclass(frozen=True, eq=False)
 class DiagonalBias(AdditiveBias):
-    """A number for each head and j - i: the table (H or 1, I + J - 1) from the farthest past to the farthest future."""
+    """A number for each head and distance j - i: the table (H or 1, I + J - 1) begins at the lowest distance."""
 
     table: Tensor = field(repr=False)
     lowest: int
@@ -29,7 +29,7 @@ class DiagonalBias(AdditiveBias):
 
 @dataclass(frozen=True, eq=False)
 class TensorBias(AdditiveBias):
-    """A tensor (B or 1, H or 1, I or 1, J or 1) as it was given; it is as large as it is."""
+    """A tensor (B or 1, H or 1, I or 1, J or 1), kept whole."""
 
     tensor: Tensor = field(repr=False)
     start: int
@@ -44,7 +44,7 @@ class TensorBias(AdditiveBias):
 
 @dataclass(frozen=True, eq=False)
 class LearnedBias(AdditiveBias):
-    """A tensor (B or 1, H or 1, I, J) that gradients reach: engines slice its rows as they slice queries."""
+    """A tensor (B or 1, H or 1, I, J) that receives gradients: engines slice its rows together with the queries."""
 
     tensor: Tensor = field(repr=False)
     positions: Positions
@@ -58,7 +58,7 @@ class LearnedBias(AdditiveBias):
 
 
 def bias_of(tensor: Tensor, positions: Positions, num_queries: int, num_keys: int) -> AdditiveBias:
-    """The bias a (B or 1, H or 1, I, J) tensor adds, in O(I + J) where it depends on head and j - i alone.
+    """The bias that adds a (B or 1, H or 1, I, J) tensor; O(I + J) memory if it depends on head and j - i alone.
 
     >>> bias_of(torch.arange(3.0).expand(1, 1, 3, 3), Positions.of(0, 3, 3), 3, 3)
     TensorBias(start=0)

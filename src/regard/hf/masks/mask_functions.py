@@ -1,8 +1,8 @@
-"""The mask functions of transformers, read as masks: a rule with spans instead of an n x n tensor.
+"""`MaskFunctionReader` turns mask functions of transformers into masks with spans, instead of n x n tensors.
 
-transformers composes a mask of small closures, `and_masks(sliding_window_overlay(256), causal_mask_function)`,
-and leaves it to each backend to write them out. Here they are recognised by name and by what they
-close over. One that is not known stays a predicate: exact, but nothing is known of its spans.
+transformers composes a mask from small closures, `and_masks(sliding_window_overlay(256), causal_mask_function)`, and
+each backend evaluates them. The reader recognises them by their names and closed-over variables. An unknown function
+stays a predicate: it is exact, but has no spans, so no pair can be skipped.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from regard.pieces.mask import Mask, block_local, causal, window
 from regard.pieces.mask_data import mask_mod
 
 MaskFunction = Callable[..., Tensor]
-THEIRS = "transformers.masking_utils"
+MASKING_UTILS = "transformers.masking_utils"
 
 
 class _Unknown(Exception):
-    """A function that is not one of those known here."""
+    """The mask function is not known."""
 
 
 @dataclass(frozen=True)
-class Rules:
+class MaskFunctionReader:
     """Reads mask functions over positions below `length`.
 
-    `use_vmap`: unknown ones take single numbers, so they are mapped over the pairs. `places` (B, n), of packed
-    sequences, stand in for positions: they restart with each sequence, and what is read is only ever used together
-    with "the same sequence".
+    With `use_vmap` unknown functions take single numbers and are mapped over the pairs. `places` (B, n) replaces the
+    positions in packed sequences: it restarts at 0 in each sequence, and the resulting mask is only used together with
+    a mask that allows pairs of the same sequence.
     """
 
     length: int
@@ -52,14 +52,14 @@ class Rules:
                 raise
         name = f"{function.__module__}.{function.__qualname__}"
         warnings.warn(
-            f"regard: the mask function {name} is not known, so nothing is known of its spans: every pair that other "
-            "rules leave is looked at, in quadratic time.",
+            f"regard: the mask function {name} is not known, so Regard cannot skip blocks for it: every pair that the "
+            "other rules allow is tested, in quadratic time.",
             stacklevel=2,
         )
         return mask_mod(_mapped(function) if self.use_vmap else function)
 
     def _known(self, function: MaskFunction) -> Mask | None:
-        name = function.__qualname__.split(".")[0] if function.__module__ == THEIRS else ""
+        name = function.__qualname__.split(".")[0] if function.__module__ == MASKING_UTILS else ""
         reader = getattr(self, f"_{name}", None)
         if not name or reader is None:
             raise _Unknown
@@ -75,14 +75,14 @@ class Rules:
         return None
 
     def _and_masks(self, mask_functions: tuple[MaskFunction, ...]) -> Mask | None:
-        names = {function.__qualname__ for function in mask_functions if function.__module__ == THEIRS}
-        inside = _Causally(self.length, self.use_vmap, self.places) if "causal_mask_function" in names else self
+        names = {function.__qualname__ for function in mask_functions if function.__module__ == MASKING_UTILS}
+        inside = _BesideCausal(self.length, self.use_vmap, self.places) if "causal_mask_function" in names else self
         masks = [mask for mask in map(inside.read, mask_functions) if mask is not None]
         masks.sort(key=lambda mask: not isinstance(mask, causal))
         return reduce(and_, masks) if masks else None
 
     def _or_masks(self, mask_functions: tuple[MaskFunction, ...]) -> Mask | None:
-        inside = Rules(self.length, self.use_vmap, self.places)
+        inside = MaskFunctionReader(self.length, self.use_vmap, self.places)
         masks = [inside.read(function) for function in mask_functions]
         return None if None in masks else reduce(or_, masks)  # type: ignore[arg-type]
 
@@ -108,11 +108,11 @@ class Rules:
         return groups_mask(packed_sequence_mask)
 
     def _remap_positions_for_packed_sequence(self, mask_function: MaskFunction, position_ids: Tensor) -> Mask | None:
-        return Rules(self.length, self.use_vmap, position_ids)._known(mask_function)
+        return MaskFunctionReader(self.length, self.use_vmap, position_ids)._known(mask_function)
 
 
-class _Causally(Rules):
-    """Rules that stand beside a causal one, where a window that is open ahead is a window."""
+class _BesideCausal(MaskFunctionReader):
+    """Reads functions that are combined with a causal one: there a window needs no limit ahead."""
 
     def _sliding_window_overlay(self, sliding_window: int) -> Mask:
         return window(sliding_window)
@@ -127,7 +127,7 @@ def _closed_over(function: MaskFunction) -> dict[str, Any]:
 
 
 def _mapped(function: MaskFunction) -> MaskFunction:
-    """A function of four numbers, for every pair of a tile."""
+    """A function of four numbers as a function of four index tensors."""
     for axes in ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None)):
         function = torch.vmap(function, in_dims=axes)
     mapped = function
@@ -135,7 +135,7 @@ def _mapped(function: MaskFunction) -> MaskFunction:
     def predicate(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
-        with TransformGetItemToIndex():  # such functions index tensors with the numbers they are given
+        with TransformGetItemToIndex():  # these functions index tensors with their arguments
             return mapped(b.flatten(), h.flatten(), i.flatten(), j.flatten())
 
     return predicate

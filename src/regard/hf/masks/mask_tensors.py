@@ -1,9 +1,8 @@
-"""From a mask tensor back to the rule it was made by, so that no n x n is kept.
+"""`recognise` finds the rule behind a mask tensor, so that no n x n tensor is kept.
 
-A model hands its backend a boolean (B, 1, I, J) tensor. Almost always it is a short rule written
-out: causal, a window, padding. `recognise` reads a candidate rule off the first and last allowed
-key of every row, then holds it against the whole tensor, block by block. Only a rule that agrees
-on every pair is used; otherwise the tensor itself is kept.
+A model gives its backend a boolean (B, 1, I, J) tensor, which is almost always a short rule: causal, a window, padding.
+`recognise` derives candidate rules from the first and last allowed key of every row, and compares them with the whole
+tensor, block by block. Only a rule that agrees on every pair is used; otherwise the tensor itself is kept.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ BLOCK = 256
 
 @dataclass(frozen=True, eq=False)
 class Recognised:
-    """A mask (None: everything is allowed), and where the first query (None: aligned to the end) and key stand."""
+    """A mask (None: all pairs are allowed), and the positions of the first query (None: aligned to the end) and key."""
 
     mask: Mask | None
     start: int | None = None
     first: int = 0
 
     def positions(self, num_queries: int, num_keys: int) -> Positions:
-        """Where that many queries and keys stand."""
+        """The positions of this many queries and keys."""
         last = self.first + num_keys
         return Positions(last - num_queries if self.start is None else self.start, Spans(((self.first, last),)))
 
 
 def recognise(allowed: Tensor, num_batch: int, num_queries: int, num_keys: int, decoding: bool = False) -> Recognised:
-    """The rule behind a boolean (B or 1, H or 1, I or 1, J) tensor, or the tensor itself.
+    """The rule behind a boolean (B or 1, H or 1, I or 1, J) tensor, or the tensor itself as a mask.
 
-    With `decoding` a single query stands at the last key that it may see: a static cache goes on
-    behind it with keys that nobody has written yet.
+    With `decoding` a single query is at the position of its last allowed key: a static cache continues with keys that
+    are not written yet.
 
     >>> import torch
     >>> n = torch.arange(6)
@@ -63,10 +62,13 @@ def recognise(allowed: Tensor, num_batch: int, num_queries: int, num_keys: int, 
 
 @dataclass(frozen=True, eq=False)
 class _Facts:
-    """The tensor (b, I, J), the keys that anyone sees (b, J), each row's first and last key (b, I; -1: none)."""
+    """The tensor (b, I, J), the keys allowed in any row (b, J), the first and last allowed key of each row (b, I).
+
+    Rows without an allowed key have -1.
+    """
 
     allowed: Tensor
-    real: Tensor
+    used_keys: Tensor
     first: Tensor
     last: Tensor
     num_batch: int
@@ -75,37 +77,37 @@ class _Facts:
     def of(allowed: Tensor, num_batch: int) -> _Facts:
         first, last = [], []
         for block in allowed.split(BLOCK, 1):
-            flags, some = block.to(torch.uint8), block.any(-1)
-            first.append(flags.argmax(-1).masked_fill(~some, -1))
-            last.append((block.shape[-1] - 1 - flags.flip(-1).argmax(-1)).masked_fill(~some, -1))
+            flags, empty = block.to(torch.uint8), ~block.any(-1)
+            first.append(flags.argmax(-1).masked_fill(empty, -1))
+            last.append((block.shape[-1] - 1 - flags.flip(-1).argmax(-1)).masked_fill(empty, -1))
         return _Facts(allowed, allowed.any(1), torch.cat(first, 1), torch.cat(last, 1), num_batch)
 
     def padding(self) -> Mask | None:
-        """The keys that anyone sees, as a mask; None if those are all."""
-        return None if self.real.all() else padding(self.real.expand(self.num_batch, -1))
+        """The keys allowed in any row, as a mask; None if all keys are."""
+        return None if self.used_keys.all() else padding(self.used_keys.expand(self.num_batch, -1))
 
 
 def _candidates(facts: _Facts) -> Iterator[Recognised]:
-    """Rules worth trying, the simplest first."""
+    """Candidate rules, the simplest first."""
     (_, I, J), real = facts.allowed.shape, facts.padding()
     yield Recognised(real)
-    some = facts.first >= 0
-    if not some.any() or I == 1:
+    filled = facts.first >= 0
+    if not filled.any() or I == 1:
         return
-    rows, aligned = torch.arange(I, device=some.device), J - I
-    start = min(int((facts.last - rows)[some].max()), aligned)
-    where = None if start == aligned else start
-    ahead = int((facts.last - aligned - rows)[some].max())
-    behind = max(int((start + rows - facts.first)[some].max()), 0) + 1
-    yield Recognised(_both(causal(), real), where)
+    rows, aligned = torch.arange(I, device=filled.device), J - I
+    start = min(int((facts.last - rows)[filled].max()), aligned)
+    first_query = None if start == aligned else start
+    ahead = int((facts.last - aligned - rows)[filled].max())
+    behind = max(int((start + rows - facts.first)[filled].max()), 0) + 1
+    yield Recognised(_both(causal(), real), first_query)
     yield Recognised(_both(window(max(behind, ahead + 1)), real))
-    yield Recognised(_both(causal() & window(behind), real), where)
-    yield Recognised(_both(causal() & block_local(behind), real), where)
+    yield Recognised(_both(causal() & window(behind), real), first_query)
+    yield Recognised(_both(causal() & block_local(behind), real), first_query)
     yield from _of_one_sequence(facts, real)
 
 
 def _of_one_sequence(facts: _Facts, real: Mask | None) -> Iterator[Recognised]:
-    """Packed documents and an open prefix: the same for the whole batch, so only read off one row of it."""
+    """Candidates for a batch of one: a prefix, and packed documents."""
     batch, I, J = facts.allowed.shape
     if batch > 1:
         return
@@ -122,14 +124,14 @@ def _both(rule: Mask, real: Mask | None) -> Mask:
 
 
 def _agrees(candidate: Recognised, facts: _Facts) -> bool:
-    """Whether the rule says what the tensor says, for every pair."""
+    """Whether the rule equals the tensor for every pair."""
     batch, I, J = facts.allowed.shape
     if candidate.mask is None:
         return bool(facts.allowed.all())
     grid = Grid.whole(Positions.of(candidate.start, I, J), batch, 1, I, facts.allowed.device)
     for start in range(0, I, BLOCK):
         rows = slice(start, min(start + BLOCK, I))
-        said = candidate.mask.allowed(grid.tile(rows, slice(0, J)))[:, 0]
-        if not bool((said == facts.allowed[:, rows]).all()):
+        predicted = candidate.mask.allowed(grid.tile(rows, slice(0, J)))[:, 0]
+        if not bool((predicted == facts.allowed[:, rows]).all()):
             return False
     return True

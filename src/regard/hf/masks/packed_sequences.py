@@ -1,4 +1,4 @@
-"""Masks of groups that differ from one batch entry to the next: packed sequences, chunks, images in a text."""
+"""`SameGroup`: the mask of packed sequences, chunks or images in a text, which may differ between batch entries."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from regard.spans import EMPTY, Spans
 
 
 def groups_mask(groups: Tensor) -> Mask:
-    """Pairs of the same group, for numbers (B, n); `documents` where all entries are packed alike.
+    """The mask that allows pairs of the same group, for group numbers (B, n); `documents` if all entries are equal.
 
     >>> groups_mask(torch.tensor([[0, 0, 1, 1, 1]]))
     documents([2, 3])
     """
-    alike = bool((groups == groups[:1]).all())
-    if alike and bool((groups[0] >= 0).all() & (groups[0].diff() >= 0).all()):
+    equal = bool((groups == groups[:1]).all())
+    if equal and bool((groups[0] >= 0).all() & (groups[0].diff() >= 0).all()):
         return documents(torch.unique_consecutive(groups[0], return_counts=True)[1].tolist())
-    return SameGroup(groups[:1] if alike else groups)
+    return SameGroup(groups[:1] if equal else groups)
 
 
 @dataclass(frozen=True, eq=False)
 class SameGroup(Mask):
-    """groups[b, i] = groups[b, j], both at least 0; a negative number is of no group. Groups may have gaps."""
+    """Allows pairs with groups[b, i] = groups[b, j] >= 0; negative numbers are in no group. Groups may have gaps."""
 
     groups: Tensor = field(repr=False)
 
@@ -45,8 +45,8 @@ class SameGroup(Mask):
     def allowed(self, grid: Grid) -> Tensor:
         groups = self.groups.to(grid.device)
         groups = groups if len(groups) == 1 else groups[grid.batch]
-        mine, theirs = groups[:, grid.query][:, None, :, None], groups[:, grid.key][:, None, None]
-        return (mine == theirs) & (mine >= 0)
+        of_query, of_key = groups[:, grid.query][:, None, :, None], groups[:, grid.key][:, None, None]
+        return (of_query == of_key) & (of_query >= 0)
 
     def any_allowed(self, start: int, stop: int) -> Spans:
         first, last, _, _ = self._ends
@@ -64,16 +64,16 @@ class SameGroup(Mask):
 
     def check(self, sizes: Sizes, positions: Positions) -> None:
         batch, length = self.groups.shape
-        asked = positions.queries(sizes.I) | positions.keys
-        if batch not in (1, sizes.B) or not Spans(((0, length),)).covers(asked):
+        used = positions.queries(sizes.I) | positions.keys
+        if batch not in (1, sizes.B) or not Spans(((0, length),)).covers(used):
             raise RegardError(
                 f"SameGroup: made for a batch of {batch} and {length} positions, used with a batch of {sizes.B} and "
-                f"positions up to {asked.hull().intervals[0][1] - 1}. Give every position its group."
+                f"positions up to {used.hull().intervals[0][1] - 1}. Give every position its group."
             )
 
     @cached_property
     def _ends(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """For each position: where its group may begin and end in some entry, and the run that is its group in all."""
+        """For each position: the first and last position of its group in any entry, and of its run in all entries."""
         groups = self.groups.cpu()
         batch, length = groups.shape
         place = torch.arange(length).expand(batch, -1)

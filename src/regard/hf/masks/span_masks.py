@@ -1,4 +1,4 @@
-"""A mask tensor without numbers: what a model of transformers passes from its mask function to its backend."""
+"""`SpanMask`: a mask tensor that holds a rule instead of numbers, for models that run on Regard's engines."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.hf.masks.mask_functions import MaskFunction, Rules
+from regard.hf.masks.mask_functions import MaskFunction, MaskFunctionReader
 from regard.hf.masks.mask_tensors import Recognised
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
 from regard.pieces.mask_data import padding
 
-#: The name that models know Regard's engines by.
+#: The name of Regard's backend in transformers.
 OURS = "regard"
 aten = torch.ops.aten
-#: What changes nothing of a boolean tensor but where it lies.
+#: Operations that keep the values of a boolean tensor.
 SAME = {aten.detach.default, aten.alias.default, aten.clone.default, aten.contiguous.default}
 
 
 class SpanMask(Tensor):
-    """Looks like a boolean tensor (B, 1, I, J) and holds a rule and where queries and keys stand instead.
+    """Has the type of a boolean tensor (B, 1, I, J), but holds a rule and the positions of queries and keys.
 
-    Models hand masks on, and cut them to the keys they have; both keep the rule. Whatever else is done
-    with it is done with the tensor written out, and a warning says so.
+    Models pass masks on and slice them to their keys; both keep the rule. Any other operation runs on the dense
+    boolean tensor, with a warning.
     """
 
     rule: Recognised
@@ -39,19 +39,19 @@ class SpanMask(Tensor):
         self.rule = rule
 
     def recognised(self, num_batch: int, num_queries: int, num_keys: int) -> Recognised:
-        """The rule, for a call of these sizes; a `RegardError` where it was made for others."""
+        """The rule for a call of these sizes; a `RegardError` if the mask has other sizes."""
         B, _, I, J = self.shape
         free = self.rule.mask is None or self.rule.mask.keys_only
         if num_keys != J or (B not in (1, num_batch)) or (num_queries != I and not free):
             raise RegardError(
-                f"regard: the mask was made for batch {B}, {I} queries and {J} keys, and is used with batch "
-                f"{num_batch}, {num_queries} queries and {num_keys} keys. Make it for the sizes of the call, or use "
+                f"regard: the mask has batch {B}, {I} queries and {J} keys, but the call has batch {num_batch}, "
+                f"{num_queries} queries and {num_keys} keys. Build it for the sizes of the call, or use "
                 "attn_implementation='sdpa'."
             )
         return self.rule
 
-    def written_out(self) -> Tensor:
-        """The boolean tensor itself, (B, 1, I, J)."""
+    def dense(self) -> Tensor:
+        """The boolean tensor (B, 1, I, J)."""
         B, _, I, J = self.shape
         if self.rule.mask is None:
             return torch.ones(self.shape, dtype=torch.bool, device=self.device)
@@ -67,15 +67,15 @@ class SpanMask(Tensor):
         if kept is not None:
             return kept
         warnings.warn(
-            f"regard: the model computes {func} on its mask, which is written out for that as a tensor of all pairs.",
+            f"regard: the model computes {func} on its mask, so the mask becomes a dense tensor of all pairs.",
             stacklevel=2,
         )
-        args, kwargs = (_each(given, _plain) for given in (args, kwargs or {}))
+        args, kwargs = (_map_nested(values, _dense) for values in (args, kwargs or {}))
         return func(*args, **kwargs)
 
 
 def _kept(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SpanMask | None:
-    """The result of an operation that keeps the rule, or None: it needs the numbers."""
+    """The result of an operation that keeps the rule; None for other operations."""
     mask = args[0] if args else None
     if not isinstance(mask, SpanMask):
         return None
@@ -85,7 +85,7 @@ def _kept(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SpanMask 
 
 
 def _cut(mask: SpanMask, axis: int = 0, start: int | None = None, stop: int | None = None, step: int = 1) -> Any:
-    """A slice of the mask, where that is a stretch of its queries or of its keys."""
+    """A slice of consecutive queries or keys of the mask; None for any other slice."""
     size, axis = mask.shape[axis], axis % 4
     start, stop, _ = slice(start, stop).indices(size)
     if (start, stop, step) == (0, size, 1):
@@ -100,17 +100,17 @@ def _cut(mask: SpanMask, axis: int = 0, start: int | None = None, stop: int | No
     return SpanMask(Recognised(rule.mask, *at), tuple(shape), mask.device)
 
 
-def _plain(given: Any) -> Any:
-    return given.written_out() if isinstance(given, SpanMask) else given
+def _dense(value: Any) -> Any:
+    return value.dense() if isinstance(value, SpanMask) else value
 
 
-def _each(given: Any, change: Any) -> Any:
-    """`change` of everything in nested lists and dictionaries."""
-    if isinstance(given, dict):
-        return {name: _each(value, change) for name, value in given.items()}
-    if isinstance(given, (list, tuple)):
-        return type(given)(_each(value, change) for value in given)
-    return change(given)
+def _map_nested(values: Any, change: Any) -> Any:
+    """`change` applied to every value of nested lists and dictionaries."""
+    if isinstance(values, dict):
+        return {name: _map_nested(value, change) for name, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return type(values)(_map_nested(value, change) for value in values)
+    return change(values)
 
 
 def spans_mask(
@@ -127,10 +127,10 @@ def spans_mask(
     device: torch.device | str = "cpu",
     **_: Any,
 ) -> SpanMask | None:
-    """The mask that transformers asks its backends for, as a rule: O(n) for the padding, O(1) for the rest."""
+    """The mask that transformers requests from a backend, as a rule: O(n) memory for padding, O(1) for the rest."""
     start, first = int(q_offset), int(kv_offset)
     last = first + kv_length
-    rule = Rules(max(last, start + q_length), use_vmap).read(mask_function)
+    rule = MaskFunctionReader(max(last, start + q_length), use_vmap).read(mask_function)
     real = None if attention_mask is None else _real(attention_mask.bool(), first, last)
     if rule is None and real is None and allow_is_bidirectional_skip:
         return None
@@ -139,7 +139,7 @@ def spans_mask(
 
 
 def _real(attention_mask: Tensor, first: int, last: int) -> Mask | None:
-    """Which keys are no padding, by position; None: all are. Beyond the vector nothing is written yet."""
+    """The keys that are not padding; None if there is no padding. Keys beyond the mask are not written yet."""
     missing = last - attention_mask.shape[1]
     if missing > 0:
         attention_mask = torch.nn.functional.pad(attention_mask, (0, missing))
