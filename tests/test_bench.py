@@ -109,7 +109,7 @@ def test_our_own_wrong_output_is_not_timed():
         return run
 
     row = row_of(case(ours=off))
-    assert "weights times values miss the output" in row.broken and row.seconds is None
+    assert "weights x values differ from the output" in row.broken and row.seconds is None
 
 
 def test_a_red_law_blocks_the_row(monkeypatch):
@@ -121,7 +121,7 @@ def test_a_red_law_blocks_the_row(monkeypatch):
 
     monkeypatch.setattr(Dense, "run", off)
     row = row_of(case(Side("SDPA", sdpa.sdpa)))
-    assert row.broken.startswith("not timed, a law is red: dense agrees with the reference:")
+    assert row.broken.startswith("not timed, a law is broken: dense agrees with the reference:")
     assert row.seconds is None and row.lines == []
 
 
@@ -164,7 +164,7 @@ def test_missing_peers_are_named_with_what_to_install():
 def test_peers_that_fail_or_do_not_fit_are_named():
     row = row_of(case(Side("failing", failing), Side("huge", sdpa.sdpa, needs=1 << 60)))
     assert row.lines[0].note == "OSError: no kernel for this processor"
-    assert row.lines[1].note.startswith("left out: it takes 1073741824.0 GiB, and ")
+    assert row.lines[1].note.startswith("skipped: it needs 1073741824.0 GiB, and ")
 
 
 def test_memory_is_that_of_a_process_of_its_own():
@@ -207,7 +207,7 @@ def test_rounds_fit_into_the_time_of_a_pair():
 
 def test_when_the_time_is_over_the_rest_is_named():
     rows = list(Runner(MACHINE, pair_seconds=0.0, stop=time.monotonic() - 1).run([case()]))
-    assert rows[0].broken.startswith("not measured: the time was over")
+    assert rows[0].broken.startswith("not measured: no time was left")
 
 
 def test_what_is_compared():
@@ -291,7 +291,7 @@ def some_rows():
         Row("softmax", f"plain, n = {n}", "fused", n / 1000, 2.0, 80.0, None, 0.1, [], [line], "", "plain", n)
         for n in (8, 9)
     ]
-    return [*rows, Row("window", "causal", broken="not timed, a law is red")]
+    return [*rows, Row("window", "causal", broken="not timed, a law is broken")]
 
 
 def test_reports_survive_files(tmp_path):
@@ -307,7 +307,7 @@ def test_the_table_tells_times_goals_and_what_was_not_timed(capsys):
     print_rows(some_rows(), Console(width=110))
     told = capsys.readouterr().out
     assert "1.50 x faster" in told and "holds 1.01: at most 1.03 x its time" in told
-    assert "80 % of the products' rate" in told and "not timed, a law is red" in told
+    assert "80 % of the matmul rate" in told and "not timed, a law is broken" in told
 
 
 def test_pictures_need_two_lengths(tmp_path):

@@ -1,1 +1,1 @@
-"""Measuring Regard beside its peers: cases, how they are run, and what is told of them. `regard bench` is its end."""
+"""Measures Regard against other libraries: the cases, the runner and the report of `regard bench`."""

@@ -1,4 +1,4 @@
-"""A case: one piece of work, run by Regard and by its peers, and what should come of it."""
+"""`Case`: one computation, run by Regard and by its peers, with goals for time and memory."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Run = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Computes:
-    """What a side computes from the inputs, and the parameters whose gradients belong to it."""
+    """The function that a side computes from the inputs, and its parameters, which need gradients."""
 
     function: Callable[..., Any]
     learned: tuple[Tensor, ...] = ()
 
 
-#: Makes ready all that is not timed: layers, masks, compiled code. Takes the inputs.
+#: Takes the inputs and prepares everything that is not timed: layers, masks, compiled code.
 Build = Callable[..., Computes | Callable[..., Any]]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how much is measured."""
+    """The device, and whether all cases are measured (`full`)."""
 
     device: str = "cpu"
     full: bool = False
@@ -47,33 +47,33 @@ class Setting:
 
 
 def random_inputs(shapes: tuple[tuple[int, ...], ...], device: str, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """The same normal numbers for every side and process."""
+    """Normal random tensors, the same for every side and process."""
     generator = torch.Generator().manual_seed(0)
     return tuple(torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes)
 
 
 @dataclass(frozen=True)
 class Aim:
-    """A goal before it is measured: `kind` is a key of `UNITS`."""
+    """A goal without its measurement: `kind` is a key of `UNITS`."""
 
     kind: str
     limit: float
 
 
-#: Unit, and whether the limit is an upper one.
+#: The unit of each kind of goal, and whether its limit is an upper limit.
 UNITS = {
     "time": ("x its time", True),
     "faster": ("x faster", False),
     "memory": ("x its memory", True),
-    "products": ("% of the products' rate", False),
-    "copying": ("% of the copy's rate", False),
+    "products": ("% of the matmul rate", False),
+    "copying": ("% of the copy rate", False),
     "milliseconds": ("ms", True),
     "mebibytes": ("MiB", True),
 }
 
 
 def goal(aim: Aim, work: str, measured: float) -> Goal:
-    """The aim with its number."""
+    """The goal of an aim and a measurement."""
     unit, at_most = UNITS[aim.kind]
     return Goal(work, measured, aim.limit, unit, at_most)
 
@@ -82,9 +82,9 @@ def goal(aim: Aim, work: str, measured: float) -> Goal:
 class Side:
     """A peer in a case.
 
-    `witness` is how it is run when its result is compared, where its usual way computes something else; what that
-    is stands in `differs`. A side with `differs` and no witness is not compared. `needs` are bytes it takes at
-    least: where they are not free it is left out. One that `compiles` spends its first run on that.
+    Its result must agree with Regard's. If the peer computes something else, `differs` says what, and `witness` is a
+    run of the peer that can be compared. A side with `differs` and without a witness is not compared. The side is
+    skipped if the memory has less than `needs` free bytes. If it `compiles`, the first run is not timed.
     """
 
     name: str
@@ -100,12 +100,12 @@ class Side:
 
 @dataclass(frozen=True)
 class Case:
-    """One work at one size.
+    """One computation at one size.
 
-    `example` is the small problem on which the laws must hold before anything is timed: that of `mechanism` in the
-    catalogue unless given. `ours` runs `attention` unless given. `flops` and `moved` (bytes) are what the
-    definition asks for at least; `series` and `length` place the case in the picture. Memory is measured where it
-    `weighs`.
+    `example` is the small problem on which the laws must hold before anything is timed; the default is the example of
+    `mechanism` in the catalogue. `ours` is the run of Regard; the default is `attention`. `flops` and `moved` (bytes)
+    are the least that the definition needs. `series` and `length` give the curve and the point in the picture. Memory
+    is measured if `weighs` is true.
     """
 
     group: str
@@ -125,26 +125,26 @@ class Case:
     weighs: bool = True
 
     def small(self) -> Example:
-        """The problem of the law."""
+        """The small problem for the laws."""
         return (self.example or mechanism(self.mechanism).example)()
 
     @property
     def builds_ours(self) -> Build:
         if self.ours is not None:
             return self.ours
-        assert self.attention is not None, f"{self.work}: neither an attention nor another work"
+        assert self.attention is not None, f"{self.work}: neither `attention` nor `ours` is given"
         return partial(attending, self.attention)
 
 
 def attending(attention: rg.Attention, *inputs: Tensor) -> Computes:
-    """`regard.attend` with this attention; the map of its weights comes with it."""
+    """`regard.attend` with this attention, which also returns the map of its weights."""
     attention = attention.to(inputs[0].device)
     learned = tuple(p for p in attention.parameters() if p.requires_grad)
     return Computes(lambda q, k, v: rg.attend(attention, q, k, v), learned)
 
 
 def prepared(build: Build, learns: bool, inputs: tuple[Tensor, ...]) -> Run:
-    """The work, ready to be timed: forward, or forward and backward with output and gradients as its result."""
+    """The run that is timed: forward, or (`learns`) forward and backward, which returns output and gradients."""
     computes = build(*inputs)
     if not isinstance(computes, Computes):
         computes = Computes(computes)
@@ -168,13 +168,13 @@ def _learn(computes: Computes, inputs: tuple[Tensor, ...], kept: dict[str, Any])
 
 
 def built(build: Build, learns: bool, inputs: Callable[[], tuple[Tensor, ...]], threads: int) -> Run:
-    """`prepared`, in a process of its own."""
+    """The same as `prepared`, in a separate process."""
     torch.set_num_threads(threads)
     return prepared(build, learns, inputs())
 
 
 def allowed_pairs(mask: rg.Mask | None, queries: int, keys: int, block: int = 512) -> int:
-    """Pairs that the mask allows, of one head, counted over the spans it tells.
+    """The number of pairs of one head that the mask allows, counted over its spans.
 
     >>> allowed_pairs(rg.causal() & rg.window(3), 5, 5)
     12
@@ -182,10 +182,10 @@ def allowed_pairs(mask: rg.Mask | None, queries: int, keys: int, block: int = 51
     if mask is None:
         return queries * keys
     positions = rg.Positions.aligned_to_end(queries, keys)
-    grid, found = rg.Grid.whole(positions, 1, 1, queries), 0
+    grid, count = rg.Grid.whole(positions, 1, 1, queries), 0
     for start in range(0, queries, block):
         stop = min(start + block, queries)
         for left, right in positions.columns(mask.any_allowed(positions.start + start, positions.start + stop)):
             tile = mask.allowed(grid.tile(slice(start, stop), slice(left, right)))
-            found += int(tile.expand(1, 1, stop - start, right - left).sum())
-    return found
+            count += int(tile.expand(1, 1, stop - start, right - left).sum())
+    return count

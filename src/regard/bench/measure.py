@@ -1,4 +1,4 @@
-"""Medians of peers in turn, and peak memory in a process of its own."""
+"""Measures median times of alternating runs, and peak memory in a separate process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Goal:
-    """A number that was measured, beside what it should be: at most, or at least."""
+    """A measured number and its limit, an upper (`at_most`) or a lower limit."""
 
     work: str
     measured: float
@@ -51,25 +51,25 @@ def in_turn(
     clock: Callable[[], float] = time.perf_counter,
     warm_up: bool = True,
 ) -> list[float]:
-    """Median seconds of each, run A B A B ... after one warm-up of each."""
+    """The median seconds of each run, in the order A B A B ..., after one warm-up run of each."""
     times: list[list[float]] = [[] for _ in runs]
     for run in runs if warm_up else ():
         run()
     for _ in range(rounds):
-        for run, mine in zip(runs, times, strict=True):
+        for run, seconds in zip(runs, times, strict=True):
             start = clock()
             run()
-            mine.append(clock() - start)
-    return [statistics.median(mine) for mine in times]
+            seconds.append(clock() - start)
+    return [statistics.median(seconds) for seconds in times]
 
 
 def added_memory(prepare: Callable[[], Callable[[], object]], device: str = "cpu", warm_up: bool = False) -> float:
-    """MiB by which the memory of a fresh process peaks over what it held once prepared.
+    """The peak memory of a run in a new process, minus its memory after `prepare`, in MiB.
 
-    With `warm_up` the work runs once before, so that what it allocates for good, such as compiled code, does not
-    count. On "cuda" it is the memory that torch allocates on the device.
+    With `warm_up` the run is called once before, so that permanent allocations, such as compiled code, do not count. On
+    "cuda" it is the memory that torch allocates on the device.
     """
-    context = multiprocessing.get_context("forkserver")  # torch is imported once, not by every process
+    context = multiprocessing.get_context("forkserver")  # imports torch once, not in every process
     context.set_forkserver_preload(["torch", "regard.api", "transformers"])
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_measure, args=(prepare, device, warm_up, sender), daemon=True)
@@ -79,7 +79,7 @@ def added_memory(prepare: Callable[[], Callable[[], object]], device: str = "cpu
         peak = receiver.recv()
     except EOFError:
         process.join()
-        raise MemoryError(f"the process that was measured ended early (status {process.exitcode})") from None
+        raise MemoryError(f"the measured process ended early (status {process.exitcode})") from None
     finally:
         process.kill()
         process.join()
@@ -87,7 +87,7 @@ def added_memory(prepare: Callable[[], Callable[[], object]], device: str = "cpu
 
 
 def _measure(prepare: Callable[[], Callable[[], object]], device: str, warm_up: bool, sender) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who measures is told, and ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets the signal, and ends this process
     run = prepare()
     if warm_up:
         run()
@@ -98,11 +98,11 @@ def _measure(prepare: Callable[[], Callable[[], object]], device: str, warm_up: 
 def _peak(run: Callable[[], object]) -> int:
     _give_back_free_memory()
     if _forget_peak():
-        before, tell = _status("VmRSS"), partial(_status, "VmHWM")
+        before, peak = _status("VmRSS"), partial(_status, "VmHWM")
     else:
-        before, tell = _most_so_far(), _most_so_far
+        before, peak = _peak_since_start(), _peak_since_start
     run()
-    return max(0, tell() - before)
+    return max(0, peak() - before)
 
 
 def _peak_on_cuda(run: Callable[[], object]) -> int:
@@ -117,14 +117,14 @@ def _peak_on_cuda(run: Callable[[], object]) -> int:
 
 
 def _give_back_free_memory() -> None:
-    """Free memory that the C library keeps would hide what is allocated next."""
+    """Return free memory of the C library to the system. Otherwise it would hide the next allocations."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def _forget_peak() -> bool:
-    """Whether the system could be told to count the greatest resident size anew."""
+    """Reset the peak of the resident size; return whether the system supports this."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -136,8 +136,8 @@ def _status(name: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name):
             return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status does not tell {name}")
+    raise OSError(f"/proc/self/status has no {name}")
 
 
-def _most_so_far() -> int:
+def _peak_since_start() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,4 +1,4 @@
-"""What `regard bench` says: a table, a file, a picture."""
+"""The report of `regard bench`: a table in the terminal, a JSON file, a picture."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from regard.errors import RegardError
 from regard.seq2seq.runs.files import write_whole
 from regard.version import __version__
 
-#: Factor by which a prediction may be off.
+#: The largest factor between prediction and measurement that is not reported.
 PREDICTED = 2.0
 
 
 @dataclass
 class Report:
-    """All rows of a run, and the conditions under which they were measured."""
+    """All rows of a run, with machine, command, commit and versions."""
 
     machine: Machine
     command: str
@@ -54,12 +54,12 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """How many goals hold."""
+        """One sentence: how many goals hold."""
         missed = sum(not g.holds for g in self.goals)
         sentences = f"{len(self.goals) - missed} of {len(self.goals)} goals hold."
         untimed = sum(bool(row.broken) for row in self.rows)
         sentences += f" {untimed} cases were not timed." if untimed else ""
-        return sentences + (" Interrupted: this is what was measured until then." if self.interrupted else "")
+        return sentences + (" Interrupted: only the finished cases are shown." if self.interrupted else "")
 
     def save(self, path: Path) -> None:
         """All numbers as JSON."""
@@ -67,20 +67,20 @@ class Report:
 
     @staticmethod
     def load(path: Path) -> Report:
-        """What `save` wrote."""
-        given = json.loads(path.read_text())
-        given["machine"] = Machine(**given["machine"])
-        given["rows"] = [_row(row) for row in given["rows"]]
-        return Report(**given)
+        """The report of a file that `save` wrote."""
+        fields = json.loads(path.read_text())
+        fields["machine"] = Machine(**fields["machine"])
+        fields["rows"] = [_row(row) for row in fields["rows"]]
+        return Report(**fields)
 
 
-def _row(given: dict[str, Any]) -> Row:
-    lines = [Line(**{**line, "goals": [Goal(**g) for g in line["goals"]]}) for line in given["lines"]]
-    return Row(**{**given, "goals": [Goal(**g) for g in given["goals"]], "lines": lines})
+def _row(fields: dict[str, Any]) -> Row:
+    lines = [Line(**{**line, "goals": [Goal(**g) for g in line["goals"]]}) for line in fields["lines"]]
+    return Row(**{**fields, "goals": [Goal(**g) for g in fields["goals"]], "lines": lines})
 
 
 def print_rows(rows: list[Row], console: Console) -> None:
-    """Each work with its own time and memory, and the peers beside it."""
+    """Print each case with time and memory of Regard, then its peers."""
     group = None
     for row in rows:
         if row.group != group:
@@ -91,16 +91,16 @@ def print_rows(rows: list[Row], console: Console) -> None:
 
 
 def _table(row: Row) -> Table:
-    """Ours first, then one line a peer; goals are beside what they are about."""
-    found = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False, expand=True)
-    found.add_column(ratio=4)
+    """Regard first, then a line per peer, with goals in the last column."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False, expand=True)
+    table.add_column(ratio=4)
     for width in (8, 10, 14):
-        found.add_column(justify="right", width=width, no_wrap=True)
-    found.add_column(ratio=5)
+        table.add_column(justify="right", width=width, no_wrap=True)
+    table.add_column(ratio=5)
     name = Text(f"  regard{', ' + row.engine if row.engine else ''}")
     if about := _rates(row):
         name.append(f"\n    {about}", "dim")
-    found.add_row(name, seconds(row.seconds), mebibytes(row.memory), "", _verdicts(row.goals))
+    table.add_row(name, seconds(row.seconds), mebibytes(row.memory), "", _verdicts(row.goals))
     for line in row.lines:
         name = Text(f"  {line.name}")
         if line.theirs is not None:
@@ -108,8 +108,8 @@ def _table(row: Row) -> Table:
         if line.note:
             name.append(f"\n    {line.note}", "dim" if line.theirs is not None else "yellow")
         ratio = "" if line.ratio is None else _times(line.ratio)
-        found.add_row(name, seconds(line.theirs), mebibytes(line.memory), ratio, _verdicts(line.goals))
-    return found
+        table.add_row(name, seconds(line.theirs), mebibytes(line.memory), ratio, _verdicts(line.goals))
+    return table
 
 
 def _times(ratio: float) -> str:
@@ -123,9 +123,9 @@ def _digits(value: float) -> str:
 def _rates(row: Row) -> str:
     sentences = []
     if row.products is not None:
-        sentences.append(f"{row.products:.0f} % of the products' rate")
+        sentences.append(f"{row.products:.0f} % of the matmul rate")
     if row.copying is not None:
-        sentences.append(f"{row.copying:.0f} % of the copy's rate")
+        sentences.append(f"{row.copying:.0f} % of the copy rate")
     if row.predicted is not None:
         off = row.misjudged
         sentences.append(
@@ -135,13 +135,13 @@ def _rates(row: Row) -> str:
 
 
 def _verdicts(goals: list[Goal]) -> Text:
-    found = Text()
+    lines = Text()
     for goal in goals:
-        if found:
-            found.append("\n")
+        if lines:
+            lines.append("\n")
         verdict = ("holds", "green") if goal.holds else ("MISSED", "red")
-        found.append_text(Text.assemble(verdict, f" {goal.measured:.3g}: {goal.wanted}"))
-    return found
+        lines.append_text(Text.assemble(verdict, f" {goal.measured:.3g}: {goal.wanted}"))
+    return lines
 
 
 def seconds(value: float | None) -> str:
@@ -161,10 +161,12 @@ def mebibytes(value: float | None) -> str:
 
 
 def picture(rows: list[Row], path: Path) -> None:
-    """Time and memory against length, ours as lines and peers dashed, on logarithmic axes: a PNG."""
+    """Write a PNG of time and memory against length, on logarithmic axes: Regard solid, peers dashed."""
     series = _series(rows)
     if not series:
-        raise RegardError("bench: no group that was measured has several lengths. --only window draws one.")
+        raise RegardError(
+            "bench: no measured group has several lengths, so there is nothing to draw. Try --only window."
+        )
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 3.4 * len(series)), layout="constrained")
@@ -184,12 +186,12 @@ def picture(rows: list[Row], path: Path) -> None:
 
 
 def _series(rows: list[Row]) -> dict[str, dict[str, list[tuple[int, float | None, float | None]]]]:
-    """By series and side: length, seconds, MiB. A series is of two lengths at least."""
-    found: dict[str, dict[str, list[tuple[int, float | None, float | None]]]] = defaultdict(lambda: defaultdict(list))
+    """(length, seconds, MiB) by series and side. A series has at least two lengths."""
+    series: dict[str, dict[str, list[tuple[int, float | None, float | None]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if row.series and row.seconds is not None:
-            found[row.series]["regard"].append((row.length, row.seconds, row.memory))
+            series[row.series]["regard"].append((row.length, row.seconds, row.memory))
             for line in row.lines:
                 if line.theirs is not None:
-                    found[row.series][line.name].append((row.length, line.theirs, line.memory))
-    return {name: curves for name, curves in found.items() if len({n for n, *_ in curves["regard"]}) > 1}
+                    series[row.series][line.name].append((row.length, line.theirs, line.memory))
+    return {name: curves for name, curves in series.items() if len({n for n, *_ in curves["regard"]}) > 1}

@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured in the same run: the two ends of the roofline."""
+"""Measures the limits of this machine, the two sides of the roofline: matrix products and copies."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ import torch
 
 from regard.bench.measure import in_turn
 
-#: Rows and columns of the matrices that are multiplied.
+#: Rows and columns of the multiplied matrices.
 SIDE = {"cpu": 2048, "cuda": 8192}
-#: Numbers that are copied.
+#: The number of copied elements.
 COPIED = {"cpu": 1 << 26, "cuda": 1 << 28}
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The rate of matrix products in FLOP/s, and bytes read and written by a copy, a second.
+    """The rate of matrix products in FLOP/s, and the bytes per second that a copy reads and writes.
 
-    Both with the threads, the device and the dtype of the measurements they stand beside. `name` is
-    that of the processor or card.
+    Both have the threads, the device and the dtype of the measured cases. `name` is that of the processor or the GPU.
     """
 
     name: str
@@ -36,7 +35,7 @@ class Machine:
 
     @property
     def clock(self) -> Callable[[], float]:
-        """One thread is timed by its processor time, which other work beside it does not change; more by the wall."""
+        """Processor time for one thread, because other processes do not change it; otherwise wall time."""
         return time.process_time if self.device == "cpu" and self.threads == 1 else time.perf_counter
 
     def __str__(self) -> str:
@@ -49,22 +48,22 @@ class Machine:
 
 
 def measured(device: str = "cpu", dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Machine:
-    """Multiply and copy for about a second; `scale` makes matrices and copies smaller."""
+    """Measure products and copies for about a second. `scale` makes matrices and copies smaller."""
     threads = torch.get_num_threads()
     name = torch.cuda.get_device_name() if device == "cuda" else processor()
-    found = Machine(name, device, str(dtype).removeprefix("torch."), threads, 0.0, 0.0)
+    machine = Machine(name, device, str(dtype).removeprefix("torch."), threads, 0.0, 0.0)
     side, count = int(SIDE[device] * scale), int(COPIED[device] * scale)
     a, b = (torch.rand(side, side, device=device, dtype=dtype) for _ in range(2))
-    (product,) = in_turn(waited(lambda: a @ b, device), rounds=5, clock=found.clock)
+    (product,) = in_turn(waited(lambda: a @ b, device), rounds=5, clock=machine.clock)
     source = torch.rand(count, device=device).to(dtype)
     target = torch.empty_like(source)
-    (copy,) = in_turn(waited(lambda: target.copy_(source), device), rounds=5, clock=found.clock)
+    (copy,) = in_turn(waited(lambda: target.copy_(source), device), rounds=5, clock=machine.clock)
     moved = 2 * source.numel() * source.element_size()
-    return replace(found, products=2 * side**3 / product, copying=moved / copy)
+    return replace(machine, products=2 * side**3 / product, copying=moved / copy)
 
 
 def waited(run: Callable[[], object], device: str) -> Callable[[], object]:
-    """The same work, done when the call returns: a card computes on while Python goes ahead."""
+    """The same run, finished when it returns: calls on a GPU return earlier."""
     if device != "cuda":
         return run
 
@@ -77,29 +76,29 @@ def waited(run: Callable[[], object], device: str) -> Callable[[], object]:
 
 
 def processor() -> str:
-    """What the system calls its processor."""
-    told = Path("/proc/cpuinfo")
-    for line in told.read_text().splitlines() if told.exists() else ():
+    """The name of the processor."""
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.exists() else ():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
 
 
 def free_memory(device: str = "cpu") -> int:
-    """Bytes that can be taken now; a great number where the system does not tell."""
+    """The free memory in bytes; a large number if the system does not give it."""
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
-    told = Path("/proc/meminfo")
-    for line in told.read_text().splitlines() if told.exists() else ():
+    info = Path("/proc/meminfo")
+    for line in info.read_text().splitlines() if info.exists() else ():
         if line.startswith("MemAvailable"):
             return int(line.split()[1]) * 1024
     return 1 << 62
 
 
 def commit() -> str:
-    """The commit of the working tree around this package, or "" where there is none."""
+    """The commit of the working tree of this package, or "" if there is none."""
     try:
-        told = subprocess.run(
+        process = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"],
             capture_output=True,
             text=True,
@@ -108,4 +107,4 @@ def commit() -> str:
         )
     except OSError:
         return ""
-    return told.stdout.strip()
+    return process.stdout.strip()

@@ -1,4 +1,4 @@
-"""Runs cases: laws first, then exactness, and only then times and memory."""
+"""Runs cases: checks the laws, then compares results with peers, then measures time and memory."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from regard.bench.peers.package import quiet
 from regard.bench.roofline import Machine, free_memory, measured, waited
 from regard.engine.speed_model import forget as forget_pace
 
-#: Rounds of A B A B: as many as fit in the seconds of a pair, within these bounds; of what is slow, one will do.
+#: The least and the most rounds of A B A B; slow runs may have one round.
 ROUNDS = (3, 25)
-#: Seconds of what is slow: it is not repeated before its memory is measured either.
+#: Seconds of a slow run. It has no warm-up before its memory is measured.
 SLOW = 2.0
-#: Share by which weights times values may miss the output: rounding of float32, and of bfloat16.
+#: The largest relative difference between weights x values and the output, by dtype.
 WEIGHTS = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 
 
 @dataclass
 class Line:
-    """One peer beside ours. Seconds are medians of the runs in turn, memory is in MiB."""
+    """The results of one peer. Seconds are medians of alternating runs, memory is in MiB."""
 
     name: str
     version: str
@@ -41,13 +41,13 @@ class Line:
 
     @property
     def ratio(self) -> float | None:
-        """How many times as fast ours is."""
+        """How many times as fast as the peer Regard is."""
         return None if self.ours is None or self.theirs is None else self.theirs / self.ours
 
 
 @dataclass
 class Row:
-    """What came of a case. `broken` says why nothing was timed: a red law, or results that differ."""
+    """The results of a case. `broken` says why nothing was timed: a broken law, or results that differ."""
 
     group: str
     work: str
@@ -65,7 +65,7 @@ class Row:
 
     @property
     def misjudged(self) -> float | None:
-        """By which factor the prediction is off, at least 1."""
+        """The factor between prediction and measurement, at least 1."""
         if not self.seconds or not self.predicted:
             return None
         return max(self.seconds / self.predicted, self.predicted / self.seconds)
@@ -76,16 +76,16 @@ class Row:
 
 
 def pace(setting: Setting) -> Machine:
-    """The machine as fast as it is now: a shared one is not always."""
+    """Measure the machine again, because the speed of a shared machine changes."""
     forget_pace()
     return measured(setting.device, setting.dtype, scale=0.5)
 
 
 @dataclass
 class Runner:
-    """Measures cases on a machine, within `pair_seconds` for a peer and until `stop` (`time.monotonic()`).
+    """Measures cases on a machine, with `pair_seconds` per peer, until the time `stop` of `time.monotonic()`.
 
-    `pace` measures the machine again beside each case, which rates are held against.
+    `pace` measures the machine again for each case; rates are given as shares of it.
     """
 
     machine: Machine
@@ -96,19 +96,21 @@ class Runner:
     pace: Callable[[Setting], Machine] = pace
 
     def run(self, cases: Iterable[Case], before: Callable[[Case], None] = lambda case: None) -> Iterator[Row]:
-        """One row a case, as each is finished; `before` is told which comes next."""
+        """One row per finished case. `before` is called with each case before it is measured."""
         for case in cases:
             before(case)
             if self.stop is not None and time.monotonic() > self.stop:
-                yield Row(case.group, case.work, broken="not measured: the time was over; --only takes fewer")
+                yield Row(
+                    case.group, case.work, broken="not measured: no time was left. Choose fewer cases with --only."
+                )
             else:
                 yield self.measure(case)
 
     def measure(self, case: Case) -> Row:
-        """One case: a row without times where a law is red or no peer agrees."""
+        """The row of one case, without times if a law is broken or no peer agrees."""
         row = Row(case.group, case.work, series=case.series, length=case.length)
-        if red := self._law(case):
-            row.broken = f"not timed, a law is red: {red}"
+        if error := self._law(case):
+            row.broken = f"not timed, a law is broken: {error}"
             return row
         inputs = case.inputs()
         try:
@@ -135,7 +137,7 @@ class Runner:
     def _beside(self, case: Case, side: Side, ours: Run, expected: list[Tensor], inputs: tuple[Tensor, ...]) -> Line:
         line = Line(side.name, str(side.package), note=side.package.missing)
         if not line.note and side.needs > (free := free_memory(self.setting.device)):
-            line.note = f"left out: it takes {side.needs / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
+            line.note = f"skipped: it needs {side.needs / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
         if line.note:
             return line
         try:
@@ -145,14 +147,14 @@ class Runner:
                 line.ours, line.theirs = in_turn(ours, theirs, rounds=rounds, clock=self.machine.clock, warm_up=False)
         except Differs as difference:
             line.note = f"not timed, {difference}"
-        except Exception as error:  # whatever a peer raises is its own, and no reason to end here
+        except Exception as error:  # any error of a peer is reported, and the run continues
             line.note = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         if line.theirs is not None:
             line.note = side.differs
         return line
 
     def _checked(self, case: Case, side: Side, expected: list[Tensor], inputs: tuple[Tensor, ...]) -> tuple[Run, float]:
-        """The peer's run once it is known to compute the same, and the seconds it took."""
+        """The run of a peer whose result agrees, and the seconds of one run."""
         theirs = waited(prepared(side.build, case.learns, inputs), self.setting.device)
         if side.witness is not None:
             compare(expected, prepared(side.witness, case.learns, inputs)(), side.tolerance)
@@ -170,7 +172,7 @@ class Runner:
         return max(least, min(most, int(self.pair_seconds / max(seconds, 1e-6))))
 
     def _ours(self, case: Case, row: Row, ours: Run, inputs: tuple[Tensor, ...]) -> None:
-        """Our own time, memory and rates, and all goals, unless every peer that could be compared differs."""
+        """Fill in time, memory, rates and goals, unless every compared peer differs."""
         differing = [line.note.startswith("not timed") for line in row.lines if line.version]
         timed = [line for line in row.lines if line.ours is not None]
         if any(differing) and not timed:
@@ -211,21 +213,23 @@ class Runner:
 
 
 class Differs(Exception):
-    """Two sides do not compute the same."""
+    """Two sides have different results."""
 
 
 def compare(mine: list[Tensor], result: Any, tolerance: float) -> None:
-    """Refuse results that differ by more than `tolerance` of the greatest number of each tensor."""
+    """Raise `Differs` if results differ by more than `tolerance` times the greatest absolute element."""
     theirs = tensors_of(result)
     if len(mine) != len(theirs):
-        raise Differs(f"the sides give {len(mine)} and {len(theirs)} tensors")
+        raise Differs(f"the sides return {len(mine)} and {len(theirs)} tensors")
     for number, (a, b) in enumerate(zip(mine, theirs, strict=True)):
         if a.shape != b.shape:
-            raise Differs(f"result {number} is {tuple(a.shape)} and {tuple(b.shape)}")
+            raise Differs(f"result {number} has the shapes {tuple(a.shape)} and {tuple(b.shape)}")
         off = _greatest_difference(a, b)
         greatest = float(b.abs().max()) or 1.0
         if not off <= tolerance * greatest:
-            raise Differs(f"results differ by {off / greatest:.1e} of the greatest, more than {tolerance:.0e}")
+            raise Differs(
+                f"results differ by {off / greatest:.1e} relative to the greatest element, more than {tolerance:.0e}"
+            )
 
 
 def _greatest_difference(a: Tensor, b: Tensor) -> float:
@@ -235,7 +239,7 @@ def _greatest_difference(a: Tensor, b: Tensor) -> float:
 
 
 def tensors_of(result: Any) -> list[Tensor]:
-    """What is compared of a result: all tensors in it, detached."""
+    """The tensors of a result that are compared, detached."""
     if isinstance(result, rg.AttentionOutput):
         return [result.output]
     if isinstance(result, Tensor):
@@ -247,7 +251,7 @@ def tensors_of(result: Any) -> list[Tensor]:
 
 @torch.no_grad()
 def _weights_miss(result: Any, inputs: tuple[Tensor, ...]) -> str:
-    """Whether the weights shown, times the values, are the output, on three rows of the first head."""
+    """An error text if weights x values differ from the output, on three rows of the first head; otherwise ""."""
     if not isinstance(result, rg.AttentionOutput) or len(inputs) != 3:
         return ""
     value, output = inputs[2][0, 0], result.output[0, 0]
@@ -255,7 +259,7 @@ def _weights_miss(result: Any, inputs: tuple[Tensor, ...]) -> str:
     weights = result.weights.tile(rows=rows, cols=slice(0, value.shape[0]))[0, 0]
     off = float((weights @ value.to(weights.dtype) - output[rows].to(weights.dtype)).abs().max())
     allowed = WEIGHTS.get(output.dtype, 1e-4) * float(value.abs().max())
-    return "" if off <= allowed else f"weights times values miss the output by {off:.1e}"
+    return "" if off <= allowed else f"weights x values differ from the output by {off:.1e}"
 
 
 def _goal_of_ours(aim: Aim, row: Row) -> Goal | None:

@@ -1,4 +1,4 @@
-"""The cases, by group: one file each, in the order in which they are run."""
+"""The cases of `regard bench`, one file per group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib import import_module
 from regard.bench.case import Case, Setting
 from regard.errors import RegardError, nearest
 
-#: Names of groups, which are those of the files beside this one.
+#: The names of the groups, in the order of the report. Each is a file of this folder.
 GROUPS = (
     "softmax",
     "window",
@@ -26,15 +26,15 @@ GROUPS = (
 
 
 def cases(setting: Setting, only: Iterable[str] = ()) -> list[Case]:
-    """The cases of some groups, all unless said, that make sense on the device of the setting."""
+    """The cases of the groups `only` (default: all) for the device of the setting."""
     names = [name.strip() for name in only] or list(GROUPS)
     for name in names:
         if name not in GROUPS:
             raise RegardError(f"bench: there is no group {name!r}. {nearest(name, GROUPS)}")
-    found = [case for name in names for case in import_module(f"{__name__}.{name}").cases(setting)]
-    if not found:
+    chosen = [case for name in names for case in import_module(f"{__name__}.{name}").cases(setting)]
+    if not chosen:
         raise RegardError(
             f"bench: {', '.join(names)} {'has' if len(names) == 1 else 'have'} no case on {setting.device}; "
-            "--device cpu runs them all."
+            "--device cpu has all cases."
         )
-    return found
+    return chosen

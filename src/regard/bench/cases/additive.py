@@ -1,4 +1,4 @@
-"""Additive and concat scores: no cube of queries, keys and hidden numbers."""
+"""Additive and concat scores, without a tensor of I x J x hidden elements."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from regard.bench.peers import packages
 from regard.bench.peers.package import JOEY, KERAS
 
 WIDTH = 256
-#: At least as fast, in a tenth of the memory.
+#: At least as fast as the peer, with a tenth of its memory.
 AIMS = (Aim("time", 1.0), Aim("memory", 0.1))
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    """Forward at 2,048 x 2,048; with backward at 1,024 x 1,024 unless all is asked for."""
+    """Forward at 2,048 x 2,048; with backward at 1,024 x 1,024, or larger with --full."""
     if setting.device == "cuda":
         return
     with torch.random.fork_rng(devices=[]):
@@ -39,7 +39,7 @@ def _case(setting: Setting, mechanism: str, attention: rg.Attention, n: int, lea
     peers = [Side("the formula", partial(packages.direct_additive, attention), AIMS, needs=needs)]
     if mechanism == "bahdanau":
         peers.append(Side("keras", partial(packages.keras_additive, attention), AIMS, KERAS, needs=needs))
-        # its memory is that of one query at a time, so only its time is a goal
+        # it needs memory for one query at a time, so only its time is a goal
         joey = partial(packages.joey_additive, attention)
         peers.append(Side("JoeyNMT, a query at a time", joey, AIMS[:1], JOEY, needs=needs))
     return Case(

@@ -1,4 +1,4 @@
-"""Biases by distance and soft caps: in O(n) memory, at the cost of the kernel."""
+"""Relative biases and soft-capping: O(n) memory, and the time of the kernel."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from regard.bench.peers import sdpa, transformers
 from regard.bench.peers.package import TRANSFORMERS
 
 HEADS, WIDTH, LENGTH = 8, 64, 4096
-#: Of the memory of one dense bias, which O(n) stays far below.
+#: The limit as a share of the memory of one dense bias; O(n) is far below it.
 SHARE = 0.1
 
 
 def attentions() -> dict[str, tuple[str, rg.Attention]]:
-    """By mechanism: what it is, and one with the same random parameters at every call."""
+    """By mechanism: its description, and an attention with the same random parameters at every call."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return {
@@ -34,7 +34,7 @@ def attentions() -> dict[str, tuple[str, rg.Attention]]:
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    """Forward for all, and backward for T5; backward for all where all is asked for."""
+    """Forward for all biases, backward for T5; with --full backward for all."""
     if setting.device == "cuda":
         return
     for mechanism, (what, attention) in attentions().items():

@@ -1,4 +1,4 @@
-"""Decoding: one query against many keys costs reading them once; a ring costs the same at every token."""
+"""Decoding: one query reads all keys once; with a ring cache every token costs the same."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from regard.bench.peers.package import TRANSFORMERS
 from regard.catalog import mechanism
 
 HEADS, KEY_HEADS, WIDTH, KEYS = 32, 8, 128, 8192
-#: Of the ring: heads, width, window, tokens it has seen, and tokens of one run.
+#: The ring: heads, width, window, tokens before the run, tokens of one run.
 RING = (8, 64, 4096)
 SEEN, STEPS = 65_536, 64
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    """Grouped heads at two batch sizes, then caches that grow and that do not."""
+    """Grouped heads at two batch sizes, then growing caches and ring caches."""
     if setting.device == "cuda":
         return
     for batch in (1, 8):
@@ -68,7 +68,7 @@ def _through_cache(setting: Setting) -> Case:
 
 
 def grown(query: Tensor, key: Tensor, value: Tensor) -> Callable[..., Tensor]:
-    """The last token is new; each run appends it once more to what came of the last."""
+    """The last token is new. Each run appends it to the cache of the run before."""
     attention = rg.Attention(mask=rg.causal())
     cache = rg.GrowingCache().extend(key[:, :, :-1], value[:, :, :-1]).cache
 
@@ -133,7 +133,7 @@ def filling(cache: rg.Cache, seen: int, *inputs: Tensor) -> Callable[..., Tensor
 
 @torch.no_grad()
 def steps(cache: rg.Cache, seen: int, query: Tensor, key: Tensor, value: Tensor) -> Callable[..., Tensor]:
-    """Token by token, behind so many tokens; each run goes on where the last one ended."""
+    """Token by token after `seen` tokens. Each run continues where the run before ended."""
     attention = rg.Attention(mask=rg.causal() & rg.window(RING[2]))
     filled = _filled(cache, seen, key, value)
 

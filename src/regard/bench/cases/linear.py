@@ -1,4 +1,4 @@
-"""Linear attention and the Performer: sums over keys in place of pairs."""
+"""Linear attention and the Performer: sums over keys in place of all pairs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from regard.bench.peers import packages, sdpa
 from regard.bench.peers.package import FLA, LINEAR_TRANSFORMER, PERFORMER
 
 HEADS, WIDTH, FEATURES = 8, 64, 256
-#: What SDPA beside a linear mechanism is.
-SOFTMAX = "softmax attention: what it takes the place of, another function"
+#: The note of SDPA as a peer of linear mechanisms.
+SOFTMAX = "softmax attention, another function, which linear attention replaces"
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class SoftmaxAndExp(rg.FeatureMap):
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    """Causal, at 16,384 tokens, and at 65,536 where all is asked for."""
+    """Causal at 16,384 tokens, with --full also at 65,536."""
     gpu = setting.device == "cuda"
     plain = rg.Attention(rg.KernelScore(rg.EluPlusOne()), mask=rg.causal(), normalizer=rg.SumNormalizer())
     for n in (16_384, 65_536) if gpu else (4096, 16_384, 65_536) if setting.full else (4096, 16_384):
@@ -41,7 +41,7 @@ def cases(setting: Setting) -> Iterator[Case]:
         (Aim("faster", 2),),
         LINEAR_TRANSFORMER,
         witness=partial(packages.linear_transformer, 1),
-        differs="its buckets of 64 see only those before them; compared with buckets of one token",
+        differs="its buckets of 64 attend only to earlier buckets; compared with buckets of one token",
         needs=8 << 30,
     )
     yield _case(setting, "linear", "linear, softmax(q) and exp(k)", softmax, 16_384, (side,))

@@ -1,4 +1,4 @@
-"""A whole model on Regard's engines, through `regard.register()`."""
+"""A whole model with the engines of Regard, through `regard.register()`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def token_ids(length: int) -> tuple[Tensor, ...]:
 
 
 def mistral(backend: str, ids: Tensor) -> Callable[[Tensor], Any]:
-    """A model of random weights, the same for every backend."""
+    """A model with random weights, the same for every backend."""
     from transformers import MistralConfig, MistralModel
 
     if backend == "regard":

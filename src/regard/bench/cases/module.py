@@ -17,7 +17,7 @@ BATCH, LENGTH, WIDTH, HEADS = 32, 128, 512, 8
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    """Beside torch's own module; beside x-transformers', whose projections have no biases."""
+    """Against torch's module, and against x-transformers, whose projections have no biases."""
     if setting.device == "cuda":
         return
     sides = (
@@ -37,7 +37,7 @@ def cases(setting: Setting) -> Iterator[Case]:
 
 
 def trained(module: nn.Module, call: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """One step of gradient descent on a squared error; its result is the output before the step."""
+    """One step of gradient descent on a squared error. It returns the output before the step."""
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
 
     def run(x: Tensor, wanted: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ def ours(bias: bool, *inputs: Tensor) -> Callable[..., Tensor]:
 
 
 def torchs(*inputs: Tensor) -> Callable[..., Tensor]:
-    """torch's module with the same weights, asked for no weights, which is its fast path."""
+    """torch's module with the same parameters and need_weights=False, which is its fast path."""
     mine, theirs = _module(True), nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
     with torch.no_grad():
         parts = mine.query, mine.key, mine.value
@@ -76,6 +76,6 @@ def torchs(*inputs: Tensor) -> Callable[..., Tensor]:
 
 
 def x_transformers(*inputs: Tensor) -> Callable[..., Tensor]:
-    """x-transformers' layer with the same weights."""
+    """The layer of x-transformers with the same parameters."""
     layer = packages.x_transformers(_module(False), HEADS)
     return trained(layer, layer)

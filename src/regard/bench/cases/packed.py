@@ -1,4 +1,4 @@
-"""Packed documents and padding: what each document would take alone."""
+"""Packed documents and padding: the time of one call per document."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cases(setting: Setting) -> Iterator[Case]:
     each = Side("SDPA, one call a document", partial(sdpa.one_call_each, lengths), (Aim("time", 1.1),))
     few = document_lengths(32 if setting.full or gpu else 12)
     mask = rg.causal() & rg.documents(few)
-    # torch turns the boolean mask into one of floats
+    # torch converts the boolean mask to floats
     dense = Side("SDPA, dense mask", partial(sdpa.dense, mask), (Aim("faster", 5),), needs=6 * sum(few) ** 2)
     flex = Side(
         "FlexAttention, compiled", partial(sdpa.flex, mask), (Aim("faster", 0.95 if gpu else 1.2),), compiles=True

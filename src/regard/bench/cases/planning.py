@@ -1,4 +1,4 @@
-"""Planning a mask: the questions that its spans answer, beside evaluating every pair."""
+"""Planning a mask from its spans, against evaluating every pair."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from regard.bench.cases.sparse import small_prefix
 from regard.bench.peers import sdpa
 
 HEADS, WIDTH, LENGTH = 8, 64, 65_536
-#: Tokens for which the peer makes its block mask: at 65,536 it would take tens of GiB.
+#: The tokens of the peer: at 65,536 its block mask would need tens of GiB.
 THEIRS = 16_384
 
 
@@ -55,7 +55,7 @@ def cases(setting: Setting) -> Iterator[Case]:
 
 
 def _cut(lengths: tuple[int, ...]) -> tuple[int, ...]:
-    """Whole documents, and what is left of the length."""
+    """Whole documents, and one shorter document at the end."""
     found: list[int] = []
     for length in lengths:
         if sum(found) + length >= LENGTH:
@@ -65,7 +65,7 @@ def _cut(lengths: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def planned(attention: rg.Attention, row: Tensor) -> Callable[[Tensor], tuple[()]]:
-    """Choose an engine and cut the blocks; what q, k and v hold does not matter, so one row stands for all."""
+    """Choose an engine and cut the blocks. The values of q, k and v do not matter, so one row is expanded."""
     x = row.expand(1, HEADS, LENGTH, WIDTH)
 
     def run(row: Tensor) -> tuple[()]:

@@ -1,4 +1,4 @@
-"""Plain and causal softmax: the cost of the kernel, with every weight at hand."""
+"""Plain and causal softmax: the time of the kernel, with every weight available."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from regard.bench.peers import sdpa, transformers
 from regard.bench.peers.package import TRANSFORMERS
 
 HEADS, WIDTH = 8, 64
-#: Tokens up to which the eager peer is measured, too.
+#: The most tokens of the eager peer.
 EAGER = 2048
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    """Forward at all lengths; forward and backward up to 2,048 unless all is asked for."""
+    """Forward at all lengths; forward and backward up to 2,048, with --full at all lengths."""
     gpu = setting.device == "cuda"
     lengths = (2048, 8192, 16_384) if gpu else (512, 2048, 8192)
     for name, mask in (("plain", None), ("causal", rg.causal())):

@@ -1,4 +1,4 @@
-"""Masks that leave most pairs out: Longformer, BigBird, dilated windows, blocks, prefixes."""
+"""Sparse masks: Longformer, BigBird, dilated windows, blocks, prefixes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from regard.bench.peers import sdpa, transformers
 from regard.bench.peers.package import TRANSFORMERS
 
 HEADS, WIDTH, LENGTH, BLOCK = 8, 64, 8192, 64
-#: Longformer's window as transformers counts it, both sides together, and how many tokens are global.
+#: The window of Longformer as transformers counts it (both sides), and the number of global tokens.
 BOTH_SIDES, NUM_GLOBAL = 512, 16
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    """Each mask beside the dense one, and beside compiled FlexAttention where all is asked for."""
+    """Each mask against a dense mask, with --full also against compiled FlexAttention."""
     if setting.device == "cuda":
         return
     longformer = rg.window(BOTH_SIDES // 2 + 1) | rg.global_tokens(range(NUM_GLOBAL))
@@ -72,7 +72,7 @@ def _case(
 
 
 def _bigbird(setting: Setting) -> Case:
-    """The blocks that transformers draws where it is here, whose last block is global as well."""
+    """BigBird with the random blocks of transformers if it is installed; there the last block is global, too."""
     if find_spec("transformers") is None:
         mask = rg.bigbird(LENGTH, BLOCK)
         return _case(setting, "bigbird", "BigBird, blocks of 64", mask)

@@ -1,4 +1,4 @@
-"""Statistics of all weights in one pass over tiles, beside the kernel and beside dense weights."""
+"""Statistics of all weights in one pass over tiles, against the kernel and against dense weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADS, WIDTH, TOP, CELLS = 2, 64, 8, 512
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    """At 8,192 tokens, and at 32,768 where all is asked for."""
+    """At 8,192 tokens, with --full also at 32,768."""
     if setting.device == "cuda":
         return
     for n in (8192, 32_768) if setting.full else (8192,):
@@ -36,7 +36,7 @@ def _case(setting: Setting, name: str, mask: rg.Mask | None, n: int) -> Case:
         mechanism="multi_head" if mask is None else "masked",
         ours=partial(streaming, rg.Attention(mask=mask)),
         peers=(
-            Side("SDPA, the forward alone", kernel, (Aim("time", 2.5),), differs="what the statistics cost beside"),
+            Side("SDPA, only forward", kernel, (Aim("time", 2.5),), differs="it computes no statistics"),
             Side("eager, dense weights", dense, (Aim("faster", 5),), needs=needs, tolerance=1e-3),
         ),
         series=f"statistics, {name}",
@@ -46,7 +46,7 @@ def _case(setting: Setting, name: str, mask: rg.Mask | None, n: int) -> Case:
 
 @torch.no_grad()
 def streaming(attention: rg.Attention, *inputs: Tensor) -> Callable[..., tuple[Tensor, ...]]:
-    """One pass over the map; the forward that gave it is not counted, as it is not beside."""
+    """One pass over the map. The forward pass before it is not counted, for both sides."""
     weights = rg.attend(attention, *inputs).weights
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -59,7 +59,7 @@ def streaming(attention: rg.Attention, *inputs: Tensor) -> Callable[..., tuple[T
 
 
 def eagerly(is_causal: bool, *inputs: Tensor) -> Callable[..., tuple[Tensor, ...]]:
-    """All weights at once, and the plain formulas."""
+    """All weights in one tensor, and the plain formulas."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         n = k.shape[2]

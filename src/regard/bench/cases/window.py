@@ -1,4 +1,4 @@
-"""Causal windows: linear in the length, at the rate of the kernel."""
+"""Causal windows: time is linear in the length, at the rate of the kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEADS, WIDTH = 8, 64
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    """Windows of 256 and 1,024 against whoever has them, then growth with length."""
+    """Windows of 256 and 1,024 against all peers that have them, then growth with the length."""
     gpu = setting.device == "cuda"
     for size in (256, 1024):
         for n in (4096, 16_384, 65_536) if setting.full or gpu else (4096, 16_384):
@@ -95,7 +95,7 @@ def _shorter(attention: rg.Attention, length: int, *inputs):
 
 
 def _beside_local_attention(setting: Setting, size: int, learns: bool) -> Case:
-    """local-attention sees one key more for the same number."""
+    """local-attention attends to one more key for the same size."""
     build: Build = partial(packages.local_attention, size)
     n = 16_384 if size == 256 or setting.full else 8192
     side = Side("local-attention", build, (Aim("faster", 1.3),), LOCAL)

@@ -1,1 +1,1 @@
-"""What stands beside Regard: imported only where it is measured."""
+"""The peers of Regard: runs of other libraries. A library is imported only if it is measured."""

@@ -1,4 +1,4 @@
-"""Packages of peers: whether they are here, and in which version."""
+"""`Package`: a package of a peer, its version, and whether it is installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 @dataclass(frozen=True)
 class Package:
-    """A distribution of the registry, and the module that is imported of it."""
+    """A package of the package index, and the module that is imported from it."""
 
     name: str
     module: str
@@ -29,7 +29,7 @@ class Package:
 
     @property
     def missing(self) -> str:
-        """Why it cannot be used and what to do, or ""."""
+        """Why the package cannot be used, with a remedy; "" if it can."""
         return _missing(self)
 
 
@@ -42,14 +42,14 @@ def _missing(package: Package) -> str:
         absent = (error.name or package.module).split(".")[0] == package.module.split(".")[0]
         why = "is not installed" if absent else f"cannot be imported ({error})"
         return f"{package.name} {why}: {package.install}"
-    except Exception as error:  # what a package does when it is imported is its own
+    except Exception as error:  # an import of a package may raise any error
         return f"{package.name} cannot be imported ({type(error).__name__}: {error})"
     return ""
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without what packages print and warn of while they are imported and built."""
+    """Suppress output and warnings of packages while they are imported and built."""
     os.environ.setdefault("KERAS_BACKEND", "torch")
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
@@ -75,5 +75,5 @@ JOEY = Package(
     "joeynmt.attention",
     "pip install --no-deps joeynmt==2.3.0 subword-nmt==0.3.8 importlib_metadata==8.7.0 zipp==3.23.0",
 )
-#: All that a table may name.
+#: All packages that a report may name.
 PACKAGES = (TORCH, TRANSFORMERS, LOCAL, LINEAR_TRANSFORMER, PERFORMER, X_TRANSFORMERS, KERAS, FLA, JOEY)

@@ -1,4 +1,4 @@
-"""Packages of the registry, each with the settings under which it computes the mechanism it stands beside."""
+"""Peers from the package index, each with settings that compute the same mechanism as Regard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regard.bench.case import Computes
 
 
 def local_attention(size: int, *inputs: Tensor) -> Callable[..., Tensor]:
-    """A causal window of exactly `size` keys besides the query's own, over buckets of `size`."""
+    """A causal window of exactly `size` keys before the query, and its own key, over buckets of `size`."""
     from local_attention import LocalAttention
 
     return LocalAttention(size, causal=True, exact_windowsize=True, autopad=True, use_rotary_pos_emb=False)
@@ -28,7 +28,7 @@ def linear_transformer(bucket: int, *inputs: Tensor) -> Callable[..., Tensor]:
 
 
 def naive_linear(*inputs: Tensor) -> Callable[..., Tensor]:
-    """flash-linear-attention's reference on CPU, token by token, on elu + 1."""
+    """The reference of flash-linear-attention on CPU, token by token, on elu + 1."""
     from fla.ops.linear_attn.naive import naive_recurrent_linear_attn
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def naive_linear(*inputs: Tensor) -> Callable[..., Tensor]:
 
 
 def performer(attention: rg.Attention, *inputs: Tensor) -> Callable[..., Tensor]:
-    """Its causal attention with our random features."""
+    """The causal attention of performer-pytorch, with the random features of Regard."""
     from performer_pytorch import FastAttention
 
     features: Any = attention.score.features  # type: ignore[attr-defined]
@@ -49,7 +49,7 @@ def performer(attention: rg.Attention, *inputs: Tensor) -> Callable[..., Tensor]
 
 
 def exact_performer(attention: rg.Attention, *inputs: Tensor) -> Callable[..., Tensor]:
-    """The same functions of the package with the 1e-4 that it adds to every feature left away."""
+    """The same functions of the package, without the 1e-4 that it adds to every feature."""
     from performer_pytorch.performer_pytorch import causal_linear_attention_noncuda, softmax_kernel
 
     frequencies = attention.score.features.frequencies  # type: ignore[attr-defined]
@@ -63,7 +63,7 @@ def exact_performer(attention: rg.Attention, *inputs: Tensor) -> Callable[..., T
 
 
 def keras_additive(attention: rg.Attention, *inputs: Tensor) -> Computes:
-    """keras' layer, on torch, behind the two projections that it leaves to its user."""
+    """The layer of keras on torch, after the two projections that keras leaves to its users."""
     import keras
 
     score: Any = attention.score
@@ -80,7 +80,7 @@ def keras_additive(attention: rg.Attention, *inputs: Tensor) -> Computes:
 
 
 def joey_additive(attention: rg.Attention, *inputs: Tensor) -> Computes:
-    """JoeyNMT's, one query after another as its decoder asks."""
+    """The attention of JoeyNMT, one query after another, as in its decoder."""
     from joeynmt.attention import BahdanauAttention
 
     score: Any = attention.score
@@ -89,12 +89,12 @@ def joey_additive(attention: rg.Attention, *inputs: Tensor) -> Computes:
     layer.query_layer.weight.data = score.query.weight.detach().clone()
     layer.key_layer.weight.data = score.key.weight.detach().clone()
     direction = score.direction.detach().clone().requires_grad_()
-    del layer.energy_layer.weight  # theirs is a matrix of one row, and its gradient would be one
+    del layer.energy_layer.weight  # the parameter has one row; its gradient would have another shape
     mask = torch.ones(1, 1, inputs[1].shape[2], dtype=torch.bool)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         layer.energy_layer.weight = direction[None]
-        layer.compute_proj_keys(k[:, 0])  # it reads values of the keys' width
+        layer.compute_proj_keys(k[:, 0])  # its values have the width of keys
         return torch.cat([layer(query, mask, v[:, 0])[0] for query in q[:, 0].split(1, 1)], 1)[:, None]
 
     return Computes(run, (direction, layer.query_layer.weight, layer.key_layer.weight))
@@ -113,7 +113,7 @@ def direct_additive(attention: rg.Attention, *inputs: Tensor) -> Computes:
 
 
 def x_transformers(module: nn.Module, num_heads: int) -> nn.Module:
-    """Its attention layer on the kernel, with the weights of a module of ours without biases."""
+    """The attention layer of x-transformers on the fused kernel, with the weights of a module of Regard."""
     from x_transformers.x_transformers import Attention
 
     ours: Any = module

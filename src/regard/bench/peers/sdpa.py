@@ -1,4 +1,4 @@
-"""torch's own: its fused kernel with flags, dense masks and dense biases, FlexAttention, and the plain formula."""
+"""Peers from torch: the fused kernel with flags, dense masks and dense biases; FlexAttention; the plain formula."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def sdpa(*inputs: Tensor, **options: Any) -> Callable[..., Tensor]:
 
 
 def causal(*inputs: Tensor) -> Callable[..., Tensor]:
-    """The kernel's own causal flag."""
+    """The causal flag of the kernel."""
     return sdpa(is_causal=True)
 
 
 def dense(mask: rg.Mask, *inputs: Tensor) -> Callable[..., Tensor]:
-    """The mask as a boolean tensor (I, J), or (B, 1, I, J) where it depends on the batch."""
+    """The mask as a boolean tensor (I, J), or (B, 1, I, J) if it depends on the batch."""
     return sdpa(attn_mask=dense_mask(mask, *inputs))
 
 
 def dense_mask(mask: rg.Mask, query: Tensor, key: Tensor, *others: Tensor) -> Tensor:
-    """Every pair of a mask: True = may attend, which is torch's convention too."""
+    """The mask of all pairs: True = may attend, as in torch."""
     (B, _, I, _), J = query.shape, key.shape[2]
     positions = rg.Positions.aligned_to_end(I, J)
     grid, parts = rg.Grid.whole(positions, B, 1, I, query.device), []
@@ -42,7 +42,7 @@ def dense_mask(mask: rg.Mask, query: Tensor, key: Tensor, *others: Tensor) -> Te
 
 
 def one_call_each(lengths: tuple[int, ...], *inputs: Tensor, is_causal: bool = True) -> Callable[..., Tensor]:
-    """Documents cut out of the packed sequence, one call for each."""
+    """One call per document of the packed sequence."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         parts = zip(*(x.split(lengths, 2) for x in (q, k, v)), strict=True)
@@ -52,7 +52,7 @@ def one_call_each(lengths: tuple[int, ...], *inputs: Tensor, is_causal: bool = T
 
 
 def one_call_an_entry(lengths: tuple[int, ...], *inputs: Tensor) -> Callable[..., Tensor]:
-    """All queries of a batch entry against its real keys alone, one call for each entry."""
+    """One call per batch entry, with all its queries and only its real keys."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         parts = zip(*(x.split(1) for x in (q, k, v)), lengths, strict=True)
@@ -62,7 +62,7 @@ def one_call_an_entry(lengths: tuple[int, ...], *inputs: Tensor) -> Callable[...
 
 
 def flex(mask: rg.Mask, query: Tensor, key: Tensor, value: Tensor) -> Callable[..., Tensor]:
-    """FlexAttention, compiled, with the block mask made before: as its tutorial says, with our mask as mask_mod."""
+    """FlexAttention, compiled, with a block mask made before, as in its tutorial."""
     return partial(_flex(), block_mask=block_mask(mask, query.shape[2], query.device.type))
 
 
@@ -74,14 +74,14 @@ def _flex() -> Callable[..., Any]:
 
 
 def block_mask(mask: rg.Mask, length: int, device: str) -> Any:
-    """`create_block_mask` of the mask as a function of one pair, written by hand for each kind."""
+    """`create_block_mask` of the mask, with a mask_mod written by hand for each kind of mask."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     return create_block_mask(pair_rule(mask, device), None, None, length, length, device=device)
 
 
 def pair_rule(mask: rg.Mask, device: str) -> Callable[..., Tensor]:
-    """What one writes for FlexAttention in place of this mask; constants are tensors, which compile once."""
+    """The mask_mod of FlexAttention for a mask. Its constants are tensors, so it is compiled once."""
     rules: dict[type, Callable[[Any], Callable[..., Tensor]]] = {
         rg.causal: lambda m: lambda b, h, i, j: j <= i,
         rg.window: lambda m: _within(m.size, device),
@@ -146,13 +146,13 @@ def _either(marks: Tensor) -> Callable[..., Tensor]:
 
 
 def with_bias(attention: rg.Attention, query: Tensor, key: Tensor, value: Tensor) -> Computes:
-    """The kernel with all biases and the mask in one dense tensor (H, I, J), made before: forward alone."""
+    """The kernel with all biases and the mask in one dense tensor (H, I, J), made before; only forward."""
     bias = bias_tensor(attention, query, key)
     return Computes(sdpa(attn_mask=bias, scale=attention.score.scale(query.shape[-1])))
 
 
 def with_bias_each_time(attention: rg.Attention, *inputs: Tensor) -> Callable[..., Tensor]:
-    """The same where the bias depends on the queries, so that it is made in every call."""
+    """The same for a bias that depends on the queries, so every call makes the tensor."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias_tensor(attention, q, k))
@@ -173,7 +173,7 @@ def eager(attention: rg.Attention, *inputs: Tensor) -> Computes:
 
 
 def bias_tensor(attention: rg.Attention, query: Tensor, key: Tensor) -> Tensor:
-    """All biases and the mask as what is added to the scores."""
+    """All biases and the mask as one tensor that is added to the scores."""
     I, J = query.shape[2], key.shape[2]
     return _changed(attention, query.new_zeros(1, query.shape[1], I, J), query, key)
 

@@ -1,4 +1,4 @@
-"""Layers of transformers, given our queries, keys and values in place of their projections."""
+"""Peers from transformers: its layers, with given queries, keys and values in place of projections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regard.bench.case import Computes
 
 
 class Given(nn.Module):
-    """A projection that answers with what it was given, as (B, n, H D), or (n, B, H D) with `length_first`."""
+    """A projection that returns a given tensor, as (B, n, H D), or (n, B, H D) with `length_first`."""
 
     def __init__(self, length_first: bool = False) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Given(nn.Module):
 
 
 class GivenGlobals(Given):
-    """Longformer's projection of the queries of its global tokens alone, (count, B, H D)."""
+    """The projection of Longformer for the queries of global tokens, (count, B, H D)."""
 
     count = 0
 
@@ -34,7 +34,7 @@ class GivenGlobals(Given):
 
 
 def flat(x: Tensor) -> Tensor:
-    """(B, H, n, D) -> (B, n, H D), as layers have it."""
+    """(B, H, n, D) -> (B, n, H D), the layout of layers."""
     return x.transpose(1, 2).flatten(2)
 
 
@@ -44,7 +44,7 @@ def heads(x: Tensor, num_heads: int) -> Tensor:
 
 
 class _Module(nn.Module):
-    """What the attention functions of transformers ask of the module that calls them."""
+    """The attributes that attention functions of transformers read from the calling module."""
 
     def __init__(self, groups: int, is_causal: bool) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class _Module(nn.Module):
 
 
 def sdpa_window(size: int, *inputs: Tensor) -> Callable[..., Tensor]:
-    """The mask as Mistral's model makes it, once, and the function its layers call."""
+    """The mask of Mistral's model, made once, and the function that its layers call."""
     from transformers import MistralConfig
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import create_sliding_window_causal_mask
@@ -79,7 +79,7 @@ def eager(is_causal: bool, *inputs: Tensor) -> Callable[..., Tensor]:
 
 
 def softcapped(cap: float, *inputs: Tensor) -> Callable[..., Tensor]:
-    """Gemma 2's, which runs eagerly."""
+    """The eager attention of Gemma 2."""
     from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
     n, D = inputs[0].shape[2:]
@@ -93,7 +93,7 @@ def softcapped(cap: float, *inputs: Tensor) -> Callable[..., Tensor]:
 
 
 def t5(attention: rg.Attention, *inputs: Tensor) -> Computes:
-    """A T5 encoder's self-attention with our table of biases."""
+    """The self-attention of a T5 encoder, with the bias table of Regard."""
     from transformers import T5Config
     from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -120,7 +120,7 @@ def t5(attention: rg.Attention, *inputs: Tensor) -> Computes:
 
 
 def longformer(window: int, num_global: int, *inputs: Tensor) -> Callable[..., Tensor]:
-    """Its self-attention with the first tokens global, whose projections are those of all; `window` as it counts."""
+    """The self-attention of Longformer; the first tokens are global, with shared projections. `window` is as there."""
     from transformers import LongformerConfig
     from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
@@ -146,7 +146,7 @@ def longformer(window: int, num_global: int, *inputs: Tensor) -> Callable[..., T
 
 
 def bigbird(block: int, table: Tensor, *inputs: Tensor) -> Callable[..., Tensor]:
-    """Its block-sparse attention on the blocks of `table`, drawn by `bigbird_table`, for all heads alike."""
+    """The block-sparse attention of BigBird on the blocks of `table` from `bigbird_table`, the same for all heads."""
     from transformers.models.big_bird.modeling_big_bird import BigBirdModel
 
     B, H, n, _ = inputs[0].shape
@@ -164,7 +164,7 @@ def bigbird(block: int, table: Tensor, *inputs: Tensor) -> Callable[..., Tensor]
 
 
 def bigbird_table(block: int, length: int, count: int) -> Tensor:
-    """The random blocks that transformers draws in training: never a global block or a neighbour, (blocks, count)."""
+    """The random blocks of transformers in training, without global and neighbouring blocks, (blocks, count)."""
     layer: Any = _bigbird_layer(block, count, 1, length, 8)
     drawn = layer._bigbird_block_rand_mask(length, length, block, block, count, last_idx=-1)
     table = torch.from_numpy(drawn).long()
@@ -182,11 +182,11 @@ def _bigbird_layer(block: int, count: int, num_heads: int, length: int, width: i
         num_random_blocks=count,
         max_position_embeddings=length,
     )
-    return BigBirdBlockSparseAttention(config, seed=3).train()  # in eval mode it draws block 0 for every block
+    return BigBirdBlockSparseAttention(config, seed=3).train()  # in eval mode every random block is block 0
 
 
 def cached(*inputs: Tensor) -> Callable[..., Tensor]:
-    """One new token after a prompt: transformers' growing cache, and the function its layers call."""
+    """One new token after a prompt, with the growing cache of transformers and the function its layers call."""
     from transformers import DynamicCache
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
