@@ -14,7 +14,7 @@ from regard.errors import RegardError
 from regard.seq2seq import build
 from regard.seq2seq.decoding.search import Search
 from regard.seq2seq.decoding.translation import TranslationOptions, translate
-from regard.seq2seq.evaluation.bootstrap import band, bleu, bleu_counts, paired_bootstrap, resample
+from regard.seq2seq.evaluation.bootstrap import bleu, bleu_counts, bleu_interval, paired_bootstrap, resample
 from regard.seq2seq.evaluation.scores import (
     Evaluation,
     Training,
@@ -88,10 +88,10 @@ def test_resampled_corpora_have_the_bleu_of_the_sentences_drawn():
 
 def test_bands():
     hypotheses, references = texts(40, 5)
-    low, high = band(bleu_counts(hypotheses, references))
+    low, high = bleu_interval(bleu_counts(hypotheses, references))
     assert low < sacrebleu.corpus_bleu(hypotheses, [references]).score < high
     one = bleu_counts(hypotheses[:1], references[:1])
-    assert band(one) == (float(bleu(one.sum(0))),) * 2
+    assert bleu_interval(one) == (float(bleu(one.sum(0))),) * 2
 
 
 def test_paired_bootstrap_in_closed_cases():
@@ -222,7 +222,7 @@ def test_an_evaluation_goes_through_json_unchanged():
     assert found.sentences_per_second > 0 and found.search["beam"] == 2
     assert 0 <= found.alignment_error_rate <= 1 and found.reading == "output"
     assert Evaluation.from_json(json.loads(json.dumps(found.to_json()))) == found
-    with pytest.raises(RegardError, match="this is no evaluation"):
+    with pytest.raises(RegardError, match="this is not an evaluation"):
         Evaluation.from_json({"bleu": {}})
 
 

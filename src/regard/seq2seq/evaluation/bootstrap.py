@@ -1,4 +1,4 @@
-"""BLEU from counts, and how much of a difference is chance: bootstrap bands and the paired bootstrap."""
+"""BLEU from counts of n-grams, bootstrap intervals, and the paired bootstrap test between two systems."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.seq2seq.evaluation.metrics import bleu_metric, bleu_tokenizer
 
-#: Numbers a sentence: its length, that of the reference, then n-grams in common and n-grams, n = 1 to 4.
+#: Counts for each sentence: its length, the length of the reference, matching n-grams and all n-grams, n = 1 to 4.
 NUM_COUNTS = 10
 SEED = 12345
 RESAMPLES = 1000
 
 
 def bleu_counts(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str | None = None) -> Tensor:
-    """What BLEU needs to know of every sentence, (N, 10): their sum gives the BLEU of the corpus.
+    """The counts of every sentence for BLEU, (N, 10); `bleu` of their sum is the BLEU of the corpus.
 
-    `tokenizer` is one of sacrebleu's; None: the one for the script of the references (see `bleu_tokenizer`).
+    `tokenizer` is one of sacrebleu's; None chooses by the script of the references (see `bleu_tokenizer`).
     """
     check_sentences("bleu_counts", hypotheses, references)
     metric = bleu_metric(tokenizer or bleu_tokenizer(references), effective_order=True)
@@ -30,10 +30,10 @@ def bleu_counts(hypotheses: Sequence[str], references: Sequence[str], tokenizer:
 
 
 def check_sentences(operation: str, hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    """Refuse texts that do not lie side by side."""
+    """Raise an error unless there is one hypothesis for each reference, and at least one."""
     if len(hypotheses) != len(references) or not references:
         raise RegardError(
-            f"{operation}: {len(hypotheses)} hypotheses and {len(references)} references; give one of each for "
+            f"{operation}: {len(hypotheses)} hypotheses and {len(references)} references. Give one of each for "
             "every sentence, and at least one sentence."
         )
 
@@ -41,16 +41,16 @@ def check_sentences(operation: str, hypotheses: Sequence[str], references: Seque
 def bleu(counts: Tensor) -> Tensor:
     """BLEU = min(1, exp(1 - r / c)) * (prod_n p_n)^(1/4) * 100 of summed counts (..., 10) (Papineni et al. 2002).
 
-    Smoothed as sacrebleu does by default ("exp"): the k-th order that has no n-gram in common counts
-    1 / 2^k of one. 0 where nothing is in common, or no n-gram of some order is there.
+    Smoothed as sacrebleu does by default ("exp"): the k-th order without a matching n-gram counts 1 / 2^k matches. The
+    result is 0 without any match, or if an order has no n-grams.
 
     >>> float(bleu(torch.tensor([4.0, 4, 4, 3, 2, 1, 4, 3, 2, 1])))
     100.0
     """
     system, reference = counts[..., 0], counts[..., 1]
     correct, total = counts[..., 2:6], counts[..., 6:]
-    missed = correct == 0
-    smoothed = torch.where(missed, 0.5 ** missed.cumsum(-1), correct)
+    unmatched = correct == 0
+    smoothed = torch.where(unmatched, 0.5 ** unmatched.cumsum(-1), correct)
     logs = (smoothed / total.clamp_min(1)).log().mean(-1)
     brevity = (1 - reference / system.clamp_min(1)).clamp_max(0)
     defined = (correct.sum(-1) > 0) & (total > 0).all(-1)
@@ -58,15 +58,17 @@ def bleu(counts: Tensor) -> Tensor:
 
 
 def resample(size: int, resamples: int = RESAMPLES, seed: int = SEED) -> Tensor:
-    """How often every sentence is drawn in every resample, (resamples, size); each row sums to `size`."""
+    """The number of times that every sentence is drawn in every resample, (resamples, size); a row sums to `size`."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(size, (resamples, size), generator=generator)
     drawn += size * torch.arange(resamples)[:, None]
     return drawn.flatten().bincount(minlength=resamples * size).view(resamples, size).double()
 
 
-def band(counts: Tensor, share: float = 0.95, resamples: int = RESAMPLES, seed: int = SEED) -> tuple[float, float]:
-    """The interval that `share` of the resampled corpora have their BLEU in (percentile bootstrap)."""
+def bleu_interval(
+    counts: Tensor, share: float = 0.95, resamples: int = RESAMPLES, seed: int = SEED
+) -> tuple[float, float]:
+    """The percentile bootstrap interval of BLEU: `share` of the resampled corpora are in it."""
     return _interval(bleu(resample(len(counts), resamples, seed) @ counts), share)
 
 
@@ -79,8 +81,8 @@ def _interval(values: Tensor, share: float = 0.95) -> tuple[float, float]:
 class PairedComparison:
     """Two systems on the same sentences: BLEU of each, a - b, its 95 % interval, and p.
 
-    `p_value` is the share of resamples in which the system that is better on the whole is not better
-    (Koehn 2004; one is added to both counts, so that it is never 0).
+    `p_value` is the share of resamples in which the system with the better corpus BLEU is not better (Koehn 2004). One
+    is added to both counts, so it is never 0.
     """
 
     bleu: tuple[float, float]
@@ -91,12 +93,11 @@ class PairedComparison:
 
 
 def paired_bootstrap(a: Tensor, b: Tensor, resamples: int = RESAMPLES, seed: int = SEED) -> PairedComparison:
-    """Is system a better than b, or are these the sentences that suit it? (Koehn 2004).
+    """The paired bootstrap: the difference in BLEU of two systems, its interval and its p value (Koehn 2004).
 
     `a` and `b` are the `bleu_counts` of the same sentences, (N, 10), or of several trainings of each system,
-    (seeds, N, 10). Both systems get the same resampled sentences; seeds are resampled for each system. p covers
-    other sentences and, with several seeds, other trainings. One matrix product gives the counts
-    of all resampled corpora.
+    (seeds, N, 10). Sentences are resampled for both systems together, seeds for each system alone. So p accounts for
+    the choice of sentences and, with several seeds, for the variance between trainings.
 
     >>> counts = torch.tensor([[4.0, 4, 4, 3, 2, 1, 4, 3, 2, 1]]).double()
     >>> paired_bootstrap(counts, counts, resamples=9).p_value

@@ -1,4 +1,4 @@
-"""The clock that budgets and speeds are told by."""
+"""`seconds`: the clock of training budgets and decoding speeds."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import torch
 
 
 def seconds(device: torch.device) -> float:
-    """On a CPU this thread's own processor time, so that other work there costs nothing; elsewhere time as it goes."""
+    """Processor time of this thread on a CPU, so that other programs do not count; wall-clock time on other devices."""
     return time.thread_time() if device.type == "cpu" else time.perf_counter()

