@@ -66,7 +66,7 @@ def test_view_opens_what_the_lab_wrote(tmp_path, monkeypatch):
 def test_the_demo_shows_the_translators_that_there_are(tmp_path, monkeypatch):
     monkeypatch.setattr("regard.seq2seq.runs.run.PRETRAINED", tmp_path / "box")
     sheets, said = demo._translation()
-    assert not sheets and said == "No translation on the page: this package came without a trained translator."
+    assert not sheets and said == "No translation on the page: this package has no trained translator."
     made_run(tmp_path / "box" / "none-en-fr", "none")
     sheets, said = demo._translation()
     assert not sheets and "have no attention" in said

@@ -1,4 +1,4 @@
-"""The commands and their options. What they do is imported when they run, so that --help needs no torch."""
+"""The commands of `regard` and their options. Each command imports its work when it runs: --help needs no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regard.version import __version__
 
 
 class Commands(TyperGroup):
-    """Mistakes of users are one red line and exit status 2; Ctrl-C is silent and 130."""
+    """Prints an error of the user as one red line (exit status 2); Ctrl-C prints nothing (exit status 130)."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -38,7 +38,18 @@ app = typer.Typer(
     help="Any attention mechanism, run fast, with every weight visible.",
 )
 
-Name = Annotated[str, typer.Argument(help="A mechanism of the catalogue; `regard list` names them.")]
+Name = Annotated[str, typer.Argument(help="A mechanism of the catalogue; `regard list` prints all names.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")]
+Source = Annotated[Path | None, typer.Option(metavar="FILE", help="Source sentences, one per line.")]
+Target = Annotated[Path | None, typer.Option(metavar="FILE", help="Their translations, one per line.")]
+Beam = Annotated[int | None, typer.Option(min=1, help="Hypotheses of the beam search; 1: greedy.")]
+Batch = Annotated[int, typer.Option(min=1, help="Sentences per batch.")]
+ReadWhere = Annotated[
+    str,
+    typer.Option(
+        metavar="output|input", help="Read attention where the model predicts a word (output) or reads it (input)."
+    ),
+]
 Model = Annotated[str, typer.Option(help="A known model, or the folder of a Hugging Face model.")]
 
 
@@ -52,11 +63,11 @@ def regard(version: Annotated[bool, typer.Option("--version", help="Print the ve
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("regard-demo"),
+    out: Annotated[Path, typer.Option(help="Folder of the page.")] = Path("regard-demo"),
     model: Model = "minilm",
-    open_: Annotated[bool, typer.Option("--open", help="Open the page when it is written.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Read two sentences and a passage with a real model, and make a page of all its weights."""
+    """Read two sentences and a passage with a real model, and write a page with all its attention weights."""
     from regard.cli.demo import run
 
     run(out, model, open_)
@@ -81,18 +92,20 @@ def show(name: Name) -> None:
 @app.command()
 def explain(
     name: Name,
-    length: Annotated[int, typer.Option(min=1, help="Queries and keys.")] = 32768,
-    heads: Annotated[int | None, typer.Option(min=1, help="Query heads; 8 unless the mechanism says.")] = None,
-    key_heads: Annotated[int | None, typer.Option(min=1, help="Key/value heads; must divide the heads.")] = None,
+    length: Annotated[int, typer.Option(min=1, help="Number of queries and keys.")] = 32768,
+    heads: Annotated[
+        int | None, typer.Option(min=1, help="Query heads; default: those of the mechanism, or 8.")
+    ] = None,
+    key_heads: Annotated[int | None, typer.Option(min=1, help="Key/value heads; a divisor of the query heads.")] = None,
     width: Annotated[int, typer.Option(min=1, help="Width of a head.")] = 64,
     dtype: Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16.")] = "float32",
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the mechanism.")
     ] = None,
-    ranks: Annotated[int | None, typer.Option(min=1, help="Spread the sequence over so many processes.")] = None,
-    layout: Annotated[str, typer.Option(help="How they share it: contiguous or zigzag.")] = "contiguous",
+    ranks: Annotated[int | None, typer.Option(min=1, help="Number of processes that share the sequence.")] = None,
+    layout: Annotated[str, typer.Option(help="How the processes share it: contiguous or zigzag.")] = "contiguous",
 ) -> None:
-    """Say how a mechanism would run at a size: which engine, which cannot and why, time and memory."""
+    """Print how a mechanism would run at a size: its engine, why others cannot run it, time and memory."""
     from regard.cli.planning import explain_mechanism
 
     explain_mechanism(name, length, heads, key_heads, width, dtype, set_ or [], ranks, layout)
@@ -105,28 +118,33 @@ def see(
     ],
     model: Model = "minilm",
     layers: Annotated[str | None, typer.Option(metavar="0,1,...", help="Only these layers.")] = None,
-    length: Annotated[int | None, typer.Option(min=1, help="Read at most so many tokens.")] = None,
-    word: Annotated[list[str] | None, typer.Option(help="Say what this word looks at; may be repeated.")] = None,
-    save: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep all for `regard view`, and a page.")] = None,
-    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Write pictures there, as PNG.")] = None,
-    probe: Annotated[bool, typer.Option("--probe", help="Name roles on random tokens that repeat, too.")] = False,
-    verify_all: Annotated[bool, typer.Option("--verify-all", help="Check every row of weights, not a few.")] = False,
+    length: Annotated[int | None, typer.Option(min=1, help="Read at most this many tokens.")] = None,
+    word: Annotated[list[str] | None, typer.Option(help="Print what this word attends to; may be repeated.")] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Save a page there, and all maps for `regard view`.")
+    ] = None,
+    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Write PNG pictures there.")] = None,
+    probe: Annotated[bool, typer.Option("--probe", help="Find roles on repeated random tokens, too.")] = False,
+    verify_all: Annotated[bool, typer.Option("--verify-all", help="Verify every row of weights, not a few.")] = False,
     corpus: Annotated[
         bool,
-        typer.Option("--corpus", help="A file of one document a line, .jsonl, .parquet, or a folder of `datasets`."),
+        typer.Option(
+            "--corpus", help="Read a file with one document per line, .jsonl, .parquet, or a folder of `datasets`."
+        ),
     ] = False,
-    field: Annotated[str, typer.Option(help="Where the text of a document is, in a .jsonl or a folder.")] = "text",
+    field: Annotated[str, typer.Option(help="Column of the text in .jsonl, .parquet or a folder.")] = "text",
     engine: Annotated[
-        str, typer.Option(metavar="local|ray", help="Who reads a corpus: this process, or Ray's.")
+        str, typer.Option(metavar="local|ray", help="Read a corpus in this process, or with Ray workers.")
     ] = "local",
-    workers: Annotated[int | None, typer.Option(min=1, help="Of --engine ray; as many as fit unless said.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Ray workers; default: as many as fit.")] = None,
     importance: Annotated[
-        bool, typer.Option("--importance", help="How much telling the next token hangs on each head; language models.")
+        bool,
+        typer.Option("--importance", help="How much predicting the next token depends on each head; language models."),
     ] = False,
-    table: Annotated[bool, typer.Option("--table", help="Print every head, not the summary.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    table: Annotated[bool, typer.Option("--table", help="Print every head, not a summary.")] = False,
+    json: Json = False,
 ) -> None:
-    """Show what every head of a model does with a text, several texts side by side, or a corpus."""
+    """Show what every head of a model attends to in a text, in several texts, or in a corpus."""
     from regard.cli import corpus as profiling
     from regard.cli import see as seeing
 
@@ -143,14 +161,16 @@ def see(
 @app.command()
 def view(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="What `regard see --save`, `train` or `compare` wrote.")
+        Path, typer.Argument(metavar="DIR", help="A folder of `regard see --save`, `train` or `compare`.")
     ],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8321,
-    host: Annotated[str, typer.Option(help="Another address lets others in, and needs --token.")] = "127.0.0.1",
-    token: Annotated[str, typer.Option(help="Asked of everyone; at least 16 characters.")] = "",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0: any free port.")] = 8321,
+    host: Annotated[
+        str, typer.Option(help="Address of the page; other machines need another one, and --token.")
+    ] = "127.0.0.1",
+    token: Annotated[str, typer.Option(help="Password of the page; at least 16 characters.")] = "",
     open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Travel the maps of a saved text, a trained translator or a comparison in the browser, down to single weights."""
+    """Explore the maps of a saved text, a trained translator or a comparison in the browser, down to single weights."""
     from regard.cli.view import run
 
     run(folder, host, port, token, open_)
@@ -162,11 +182,11 @@ def data(
         list[str] | None,
         typer.Argument(metavar="NAME|FILES", help="A corpus, files of your own, or a pair to build: en-es, en-de."),
     ] = None,
-    show: Annotated[int, typer.Option(min=0, help="Print so many training pairs.")] = 3,
-    max_words: Annotated[int | None, typer.Option(min=1, help="Leave longer sentences out.")] = None,
-    seed: Annotated[int, typer.Option(help="Of invented pairs, and of the split of your own files.")] = 0,
+    show: Annotated[int, typer.Option(min=0, help="Number of training pairs to print.")] = 3,
+    max_words: Annotated[int | None, typer.Option(min=1, help="Leave out longer sentences.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of synthetic pairs, and of the split of your own files.")] = 0,
 ) -> None:
-    """List the corpora, look into one, or fetch and build another pair of languages."""
+    """List the corpora, print pairs of one, or download and build another language pair."""
     from regard.cli.data import run
 
     run(names or [], show, max_words, seed)
@@ -176,20 +196,26 @@ def data(
 def train(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[CONFIG.toml] [SECTION.KEY=VALUE...]", help="A configuration, and keys to change."),
+        typer.Argument(
+            metavar="[CONFIG.toml] [SECTION.KEY=VALUE...]", help="A configuration file, and settings to change."
+        ),
     ] = None,
-    source: Annotated[Path | None, typer.Option(metavar="FILE", help="Source sentences, one a line.")] = None,
-    target: Annotated[Path | None, typer.Option(metavar="FILE", help="Their translations, line by line.")] = None,
-    data: Annotated[str | None, typer.Option(metavar="NAME|FILE|DIR", help="A corpus, in place of two files.")] = None,
-    system: Annotated[str | None, typer.Option(help="What translates: none, bahdanau, transformer, ...")] = None,
-    minutes: Annotated[float | None, typer.Option(min=0.001, help="Train so long: processor time.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Train so many updates of the weights.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Train so many passes over the corpus.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the run goes; runs/NAME unless said.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    template: Annotated[bool, typer.Option("--template", help="Print the configuration, all keys explained.")] = False,
+    source: Source = None,
+    target: Target = None,
+    data: Annotated[str | None, typer.Option(metavar="NAME|FILE|DIR", help="A corpus, instead of two files.")] = None,
+    system: Annotated[str | None, typer.Option(help="The translator: none, bahdanau, transformer, ...")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.001, help="Training time, in minutes of processor time.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Number of updates of the weights.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Number of passes over the corpus.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the run; default: runs/NAME.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    template: Annotated[
+        bool, typer.Option("--template", help="Print a configuration file that explains all settings.")
+    ] = False,
 ) -> None:
-    """Train a translator on a corpus; the folder it leaves is all that translating takes."""
+    """Train a translator on a corpus, and save it in a folder for `regard translate`."""
     from regard.cli import train as training
 
     if template:
@@ -202,25 +228,25 @@ def train(
 def translate(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RUN [TEXT|FILE|-]", help="The folder of a run, and what to translate, line by line."),
-    ] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="A model in the package, in place of RUN.")] = None,
-    beam: Annotated[int | None, typer.Option(min=1, help="Hypotheses that are kept; 1: greedy.")] = None,
-    n_best: Annotated[int | None, typer.Option(min=1, help="Most translations to print, with their scores.")] = None,
-    length_penalty: Annotated[float | None, typer.Option(help="Exponent of ((5 + length) / 6).")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Sentences at a time.")] = 32,
-    align: Annotated[str | None, typer.Option(metavar="pharaoh|show", help="Print alignments, too.")] = None,
-    reading: Annotated[
-        str,
-        typer.Option(
-            metavar="output|input", help="Read attention where the model predicts a word (output) or reads it (input)."
+        typer.Argument(
+            metavar="RUN [TEXT|FILE|-]", help="The folder of a run, and the text to translate, line by line."
         ),
-    ] = "output",
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="A model in the package, instead of RUN.")] = None,
+    beam: Beam = None,
+    n_best: Annotated[
+        int | None, typer.Option(min=1, help="Number of translations to print, with their scores.")
+    ] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="Exponent of ((5 + length) / 6).")] = None,
+    batch: Batch = 32,
+    align: Annotated[str | None, typer.Option(metavar="pharaoh|show", help="Print alignments, too.")] = None,
+    reading: ReadWhere = "output",
     replace_unknown: Annotated[
-        bool, typer.Option("--replace-unknown", help="Copy the source word that an unknown word is aligned to.")
+        bool,
+        typer.Option("--replace-unknown", help="Replace an unknown word by the source word that it is aligned to."),
     ] = False,
 ) -> None:
-    """Translate a text, a file or standard input, line by line as the lines come."""
+    """Translate a text, a file or standard input, line by line."""
     from regard.cli import translate as translating
 
     options = {"length_penalty": length_penalty, "batch": batch, "align": align, "reading": reading}
@@ -231,15 +257,10 @@ def translate(
 @app.command()
 def align(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    source: Annotated[Path, typer.Option(metavar="FILE", help="Source sentences, one a line.")],
-    target: Annotated[Path, typer.Option(metavar="FILE", help="Their translations, line by line.")],
-    reading: Annotated[
-        str,
-        typer.Option(
-            metavar="output|input", help="Read attention where the model predicts a word (output) or reads it (input)."
-        ),
-    ] = "output",
-    batch: Annotated[int, typer.Option(min=1, help="Sentences at a time.")] = 32,
+    source: Annotated[Path, typer.Option(metavar="FILE", help="Source sentences, one per line.")],
+    target: Annotated[Path, typer.Option(metavar="FILE", help="Their translations, one per line.")],
+    reading: ReadWhere = "output",
+    batch: Batch = 32,
     words: Annotated[bool, typer.Option("--words", help="Print the words of both sides before their links.")] = False,
 ) -> None:
     """Align the words of given sentence pairs by attention: links source-target, counted from 0."""
@@ -251,16 +272,14 @@ def align(
 @app.command()
 def evaluate(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    split: Annotated[str, typer.Option(metavar="test|valid|train", help="Which part of the corpus.")] = "test",
+    split: Annotated[str, typer.Option(metavar="test|valid|train", help="The part of the corpus.")] = "test",
     against: Annotated[str | None, typer.Option(metavar="RUN", help="Another run of the same corpus.")] = None,
-    beam: Annotated[int | None, typer.Option(min=1, help="Hypotheses that are kept; 1: greedy.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Sentences at a time.")] = 32,
-    reading: Annotated[
-        str, typer.Option(metavar="output|input", help="Where the attention of a word is read for its alignment.")
-    ] = "output",
-    first: Annotated[int | None, typer.Option(min=1, help="Only so many sentences.")] = None,
+    beam: Beam = None,
+    batch: Batch = 32,
+    reading: ReadWhere = "output",
+    first: Annotated[int | None, typer.Option(min=1, help="Only the first sentences, this many.")] = None,
     without_near: Annotated[
-        bool, typer.Option("--without-near", help="Leave out sentences that are nearly in the training text.")
+        bool, typer.Option("--without-near", help="Leave out sentences that are almost in the training text.")
     ] = False,
     bleu_tokenizer: Annotated[
         str | None,
@@ -268,9 +287,9 @@ def evaluate(
             metavar="NAME", help="Tokenizer of sacrebleu: 13a, zh, ja-mecab, char ...; default: that of the run."
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    json: Json = False,
 ) -> None:
-    """Measure a run on sentences that are held out: BLEU and where it comes from; against another with p."""
+    """Measure a run on held-out sentences: BLEU in detail, and the difference to another run with its p value."""
     from regard.cli import evaluate as evaluating
 
     wish = evaluating.Wish(run, split, against, beam, batch, reading, first, json, without_near, bleu_tokenizer)
@@ -280,22 +299,20 @@ def evaluate(
 @app.command()
 def compare(
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE...]", help="Keys that all trials share.")
+        list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE...]", help="Settings of all trials.")
     ] = None,
-    data: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE|DIR", help="A corpus; bible-en-fr unless said.")
-    ] = None,
-    source: Annotated[Path | None, typer.Option(metavar="FILE", help="Source sentences, one a line.")] = None,
-    target: Annotated[Path | None, typer.Option(metavar="FILE", help="Their translations, line by line.")] = None,
+    data: Annotated[str | None, typer.Option(metavar="NAME|FILE|DIR", help="A corpus; default: bible-en-fr.")] = None,
+    source: Source = None,
+    target: Target = None,
     systems: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="What is compared; all seven unless said.")
+        str | None, typer.Option(metavar="A,B,...", help="The systems to compare; default: all seven.")
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="N|A,B,...", help="How many seeds, or which; one unless said.")
+        str | None, typer.Option(metavar="N|A,B,...", help="Number of seeds, or the seeds; default: one.")
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(metavar="N", min=0.001, help="Equal time: a processor's minutes of training; 4 unless said."),
+        typer.Option(metavar="N", min=0.001, help="Equal time: minutes of processor time per training; default: 4."),
     ] = None,
     steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Equal steps: updates of the weights.")] = None,
     epochs: Annotated[int | None, typer.Option(metavar="N", min=1, help="Equal passes over the corpus.")] = None,
@@ -314,27 +331,27 @@ def compare(
     prune: Annotated[bool, typer.Option("--prune", help="Remove heads: by importance, at random, one by one.")] = False,
     scaled: Annotated[bool, typer.Option("--scaled", help="Compare scores with and without 1 / sqrt(D).")] = False,
     train_words: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Train on pairs of so many words at most, test on all.")
+        int | None, typer.Option(metavar="N", min=1, help="Train on pairs of at most this many words, test on all.")
     ] = None,
     without_near: Annotated[
-        bool, typer.Option("--without-near", help="Leave out test sentences that are nearly in the training text.")
+        bool, typer.Option("--without-near", help="Leave out test sentences that are almost in the training text.")
     ] = False,
     beam: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Hypotheses in the test translations; 1, greedy, unless said."),
+        typer.Option(metavar="N", min=1, help="Hypotheses of the beam search on the test; default: 1, greedy."),
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Trials at a time; one a core unless said.")
+        int | None, typer.Option(metavar="N", min=1, help="Trials at the same time; default: one per core.")
     ] = None,
     engine: Annotated[
-        str, typer.Option(metavar="local|ray", help="Where trials run: on this machine, or on a Ray cluster.")
+        str, typer.Option(metavar="local|ray", help="Run trials on this machine, or on a Ray cluster.")
     ] = "local",
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where all goes; one that is begun is gone on with.")
+        Path | None, typer.Option(metavar="DIR", help="Folder of the comparison; an unfinished one continues.")
     ] = None,
-    report: Annotated[bool, typer.Option("--report", help="Only write the report of what is finished so far.")] = False,
+    report: Annotated[bool, typer.Option("--report", help="Only write the report of the finished trials.")] = False,
 ) -> None:
-    """Train systems side by side on the same pairs with the same budget, and write a report."""
+    """Train several systems on the same pairs with the same budget, and write a report."""
     given = {name: value for name, value in locals().items() if name != "overrides"}
     from regard.cli import comparison
 
@@ -343,16 +360,18 @@ def compare(
 
 @app.command()
 def bench(
-    only: Annotated[str | None, typer.Option(metavar="A,B,...", help="Only these groups; --list names them.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="All lengths to 65,536 and all peers; takes long.")] = False,
-    device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where it is measured.")] = "cpu",
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all numbers there.")] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Only these groups; --list prints their names.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="All lengths up to 65,536 and all peers; takes hours.")] = False,
+    device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Device of the measurements.")] = "cpu",
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all numbers to this file.")] = None,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw time and memory against length.")
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Name the cases and peers, and measure nothing.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Print the cases and peers without measuring.")] = False,
 ) -> None:
-    """Measure every mechanism beside what one would pick instead: exactness, time, memory; ten minutes at most."""
+    """Measure every mechanism and its alternatives: exactness, time and memory, in ten minutes at most."""
     from regard.cli import bench as benching
 
     wish = benching.Wish(only, full, device, json, picture)

@@ -1,4 +1,4 @@
-"""`regard demo`: three real texts through a real model, a translation where there is a translator, and a page."""
+"""`regard demo` results three texts with a real model, translates a sentence, and writes a page with all weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SENTENCES = (
     "The trophy didn't fit in the suitcase because it was too big.",
 )
 PASSAGE_LENGTH = 512
-#: Translated by the models of these languages that come with the package.
+#: A sentence, and the languages of the packaged translators that translate it.
 TRANSLATED, LANGUAGES = "And the king sent his servants into the city by night.", "en-fr"
 
 
@@ -36,13 +36,13 @@ def run(out: Path, model: str, open_: bool = False) -> None:
     """Read the texts, print the results, write the page, and open it with --open."""
     check_folder("demo", "--out", out)
     try:
-        reads, page, translation = _read(out, model)
+        results, page, translation = _read(out, model)
     except KeyboardInterrupt:
-        Console(stderr=True).print("Stopped before the page was written; nothing was left behind.")
+        Console(stderr=True).print("Stopped before the page was written; no files were left.")
         raise
     console = Console()
-    for read in reads:
-        print_summary(console, read, default_words(read.reading))
+    for result in results:
+        print_summary(console, result, default_words(result.reading))
         console.print()
     console.print(translation, markup=False, highlight=False)
     console.print(Text(CAVEAT, style="dim"))
@@ -52,40 +52,40 @@ def run(out: Path, model: str, open_: bool = False) -> None:
 
 
 def _read(out: Path, model: str) -> tuple[list[TextResult], Path, str]:
-    """The texts, the page of them, and what is said of the translation."""
-    reads: list[TextResult] = []
+    """The results of the texts, the path of the page, and a sentence about the translation."""
+    results: list[TextResult] = []
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(f"Loading {model}")
         reader = TextReader.load(model)
         for sentence in SENTENCES:
             progress.update(task, description=f"Reading: {sentence}")
-            reads.append(reader.read(sentence, also=page_folds))
+            results.append(reader.read(sentence, also=page_folds))
         progress.update(task, description=f"Reading {PASSAGE_LENGTH} tokens of Alice in Wonderland")
-        reads.append(_passage(reader))
+        results.append(_passage(reader))
         progress.update(task, description="Translating")
         sheets, translation = _translation()
         progress.update(task, description="Writing the page")
-        return reads, write_page(out / "index.html", [*(read.reading for read in reads), *sheets]), translation
+        return results, write_page(out / "index.html", [*(result.reading for result in results), *sheets]), translation
 
 
 def _translation() -> tuple[list[Sheet], str]:
-    """A sentence as the models in the package align it, side by side; without any, the reason."""
+    """Sheets of a sentence that the packaged translators align, and a sentence about them; or the reason for none."""
     try:
         runs = [load_pretrained(name) for name in pretrained_runs() if name.endswith(LANGUAGES)]
-    except RegardError as error:  # sentencepiece or safetensors may be missing
+    except RegardError as error:  # sentencepiece or safetensors may not be installed
         return [], f"No translation on the page: {error}"
     if not runs:
-        return [], "No translation on the page: this package came without a trained translator."
+        return [], "No translation on the page: this package has no trained translator."
     named = {system(run.model.settings()["name"]).title: run for run in runs if run.model.cross_attention}
     if not named:
         return [], "No translation on the page: the translators of this package have no attention."
     first = next(iter(named.values()))
-    (said,) = translate(first.model, first.source_tokenizer, first.target_tokenizer, [TRANSLATED])
-    if not said.text.strip():
-        return [], f"No translation on the page: {next(iter(named))} said nothing to {TRANSLATED!r}"
-    sheets = [Sheet.of(*looked) for looked in read_pair(named, Pair(TRANSLATED, said.text))]
-    return sheets, f"{TRANSLATED} → {said.text} Aligned on the page by: {', '.join(named)}."
+    (translation,) = translate(first.model, first.source_tokenizer, first.target_tokenizer, [TRANSLATED])
+    if not translation.text.strip():
+        return [], f"No translation on the page: {next(iter(named))} has an empty translation of {TRANSLATED!r}"
+    sheets = [Sheet.of(*reading) for reading in read_pair(named, Pair(TRANSLATED, translation.text))]
+    return sheets, f"{TRANSLATED} → {translation.text} Aligned on the page by: {', '.join(named)}."
 
 
 def _passage(reader: TextReader) -> TextResult:

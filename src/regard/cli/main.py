@@ -1,4 +1,4 @@
-"""The entry point of `regard`: small, so that a missing dependency is a sentence and not a traceback."""
+"""`main` runs the command line. It imports little, so that a missing package is a message and not a traceback."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and leave with its exit status."""
+    """Run the command line, and exit with its status."""
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _stop)
     try:
         _run(arguments)
-    except KeyboardInterrupt:  # while the commands were imported, or on the way out
+    except KeyboardInterrupt:  # while commands are imported, or at exit
         raise SystemExit(INTERRUPTED) from None
     finally:
         if arguments is None and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while Python ends would show a traceback
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while Python exits would print a traceback
 
 
 def _stop(number: int, frame: Any) -> None:
-    """The first Ctrl-C: the running command saves its state and ends."""
+    """First Ctrl-C: the running command saves its state and ends."""
     signal.signal(signal.SIGINT, _leave)
     raise KeyboardInterrupt
 
 
 def _leave(number: int, frame: Any) -> None:
-    """The second Ctrl-C: end at once, without output."""
+    """Second Ctrl-C: exit at once, without output."""
     if os.isatty(2):
         os.write(2, b"\x1b[?25h")  # a progress bar may have hidden the cursor
     os._exit(INTERRUPTED)
@@ -42,7 +42,7 @@ def _leave(number: int, frame: Any) -> None:
 
 def _run(arguments: Sequence[str] | None) -> None:
     try:
-        import rich  # noqa: F401 - tables need it; better missed here than in the middle of a command
+        import rich  # noqa: F401 - tables need it; it should fail here, not inside a command
 
         from regard.cli.app import app
     except ModuleNotFoundError as error:
@@ -51,7 +51,7 @@ def _run(arguments: Sequence[str] | None) -> None:
         print("The regard command needs two more packages: pip install 'regard[cli]'", file=sys.stderr)
         raise SystemExit(1) from None
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a terminal without these characters shows ? in their place
+        if hasattr(stream, "reconfigure"):  # a terminal without a character prints ? instead
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     app(args=None if arguments is None else list(arguments), prog_name="regard")
 

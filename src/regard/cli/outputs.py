@@ -1,4 +1,4 @@
-"""Checks before the work, which may take hours, that a command can write its outputs."""
+"""Checks that a command can write its outputs, before work that may take hours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regard.errors import RegardError
 
 
 def check_folder(operation: str, option: str, folder: Path | None) -> None:
-    """Refuse a folder that cannot be made or written to. None: the option was not given.
+    """Refuse a folder that cannot be created or written. None: the option was not given.
 
     >>> check_folder("see", "--save", Path(__file__))
     Traceback (most recent call last):
@@ -31,8 +31,8 @@ def check_folder(operation: str, option: str, folder: Path | None) -> None:
         with tempfile.TemporaryDirectory(dir=existing, prefix=".regard-"):
             pass
     except OSError as error:
-        said = error.strerror or error
-        raise RegardError(f"{operation}: {option} {folder} cannot be written to: {said}. Give another.") from None
+        reason = error.strerror or error
+        raise RegardError(f"{operation}: {option} {folder} cannot be written to: {reason}. Give another.") from None
 
 
 def check_file(operation: str, option: str, path: Path | None, ending: str = "") -> None:
@@ -51,7 +51,7 @@ def check_file(operation: str, option: str, path: Path | None, ending: str = "")
 
 
 def check_drawing(operation: str, option: str) -> None:
-    """Refuse pictures where matplotlib is missing."""
+    """Refuse pictures if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         raise RegardError(f"{operation}: {option} needs matplotlib. Install it: pip install 'regard[demo]'.")
 
@@ -65,6 +65,6 @@ def _nearest(path: Path) -> Path:
 
 
 def _check_name(path: Path) -> None:
-    """Raise the system's error for a name that no file can have."""
+    """Raise the operating system's error for an invalid name."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.stat(path)

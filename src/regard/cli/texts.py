@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from regard.data.files import looks_like_path
 from regard.errors import RegardError
 
-#: Ends every refusal.
+#: Ends the errors about a source.
 REMEDY = "Give a text, a UTF-8 file, or - for standard input."
 
 

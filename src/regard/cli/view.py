@@ -1,4 +1,4 @@
-"""`regard view`: the page of a saved text, a run or a comparison, served on this machine."""
+"""`regard view` serves the page of a saved text, a run or a comparison."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regard.viewer.runs import open_folder
 
 
 def run(folder: Path, host: str, port: int, token: str, open_: bool) -> None:
-    """Load, serve, and say where; Ctrl-C ends it."""
+    """Load the folder, print the address of the page, and serve it until Ctrl-C."""
     from regard.viewer.server import listen, serve
 
     errors = Console(stderr=True)
