@@ -134,8 +134,11 @@ class _Watch(AbstractContextManager[WatchedAttention]):
 
 
 @dataclass(eq=False)
-class RunningModule:
-    """A module that runs: its path if it attends, the number of calls of its attention so far, inputs and softmaxes."""
+class ModuleFrame:
+    """An attention module or encoder layer that runs: its path, the calls of its attention so far, inputs, softmaxes.
+
+    The path is None for an encoder layer that is no attention module itself.
+    """
 
     module: nn.Module
     name: str | None
@@ -148,9 +151,9 @@ class _Watcher:
     """Observes one model, and keeps each attention call as a capture or as the reason why there is none."""
 
     def __init__(self, model: nn.Module, chosen: ChosenLayers, verify: bool | str, folds: tuple[Fold, ...]) -> None:
-        self.folds = folds
-        self.model, self.chosen, self.verify, self.masks = model, chosen, verify, MaskCache()
-        self.last_weights, self.hooks = LastWeights(), ExitStack()
+        self.model, self.chosen, self.verify, self.folds = model, chosen, verify, folds
+        self.masks, self.last_weights, self.hooks = MaskCache(), LastWeights(), ExitStack()
+        # Paths of all modules, and which of them attend, are chosen, or may compute softmax themselves.
         self.order: list[str] = []
         self.names: dict[nn.Module, str] = {}
         self.modules: dict[str, nn.Module] = {}
@@ -160,12 +163,14 @@ class _Watcher:
         attending = self._read_names()
         chosen.check(self.names.values(), attending)
         self.torch_parts, self.deferred = parts_of_torch_layers(model), inside_torch_layers(model)
-        self.parts: dict[str, ModuleCalls] = {}
-        self.missing: dict[str, str] = {}
-        self.num_calls: Counter[str] = Counter()
-        self.stack: list[RunningModule] = []
+        # All modules of the model that run now, and a frame for each of them that attends.
         self.running: list[nn.Module] = []
-        self.seen = WatchedAttention(self.parts, self.missing, self.order, bool(verify))
+        self.stack: list[ModuleFrame] = []
+        self.num_calls: Counter[str] = Counter()
+        # The result.
+        self.calls: dict[str, ModuleCalls] = {}
+        self.missing: dict[str, str] = {}
+        self.seen = WatchedAttention(self.calls, self.missing, self.order, bool(verify))
 
     def _read_names(self) -> dict[str, nn.Module]:
         """Read module paths and attention modules. A model may replace its modules while it runs (BigBird)."""
@@ -212,9 +217,9 @@ class _Watcher:
         if name is not None or module is self.model:
             self.num_calls[name or ""] += 1
         if isinstance(module, nn.TransformerEncoderLayer):
-            self.stack.append(RunningModule(module, name, self.num_calls[self.attending.get(module.self_attn, "")]))
+            self.stack.append(ModuleFrame(module, name, self.num_calls[self.attending.get(module.self_attn, "")]))
         elif name is not None:
-            self.stack.append(RunningModule(module, name, self.num_calls[name]))
+            self.stack.append(ModuleFrame(module, name, self.num_calls[name]))
 
     def _keep_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         is_own = self in module_calls.observers  # the hook belongs to the module, which other threads may run
@@ -281,28 +286,28 @@ class _Watcher:
         try:
             captured = capture()
         except Untranslatable as reason:
-            self.parts.pop(name, None)
+            self.calls.pop(name, None)
             self.missing[name] = str(reason)
             return
-        if name not in self.parts:
+        if name not in self.calls:
             part = self.torch_parts.get(name) or part_of(name, self.modules[name])
-            self.parts[name] = ModuleCalls(part, statistics=ModuleStatistics(name, self.folds) if self.folds else None)
-        self.parts[name].add(captured)
+            self.calls[name] = ModuleCalls(part, statistics=ModuleStatistics(name, self.folds) if self.folds else None)
+        self.calls[name].add(captured)
 
     def _capture(self, name: str, observed: ObservedCall) -> Capture | DeferredCall:
         if observed.output.is_meta:
             raise Untranslatable(NO_NUMBERS)
         call, translation = observed.call, translate(observed.call, self.masks)
-        checked = Check(name, note="verify=False")
+        verified = Check(name, note="verify=False")
         if self.verify:
-            checked = check(name, observed, translation, self.verify == ALL)
+            verified = check(name, observed, translation, self.verify == ALL)
         if observed.inputs is not None:
-            return DeferredCall(name, translation.attention, translation.positions, observed.inputs, checked)
-        query, key = _own(translation.query.detach()), _own(call.key.detach(), call)
-        return Capture(translation.attention, translation.positions, query, SharedKeys(key), checked)
+            return DeferredCall(name, translation.attention, translation.positions, observed.inputs, verified)
+        query, key = _without_static_cache(translation.query.detach()), _without_static_cache(call.key.detach(), call)
+        return Capture(translation.attention, translation.positions, query, SharedKeys(key), verified)
 
     def _note_uncaptured(self) -> None:
-        observed = {*self.parts, *self.missing}
+        observed = {*self.calls, *self.missing}
         for name, module in self.candidates.items():
             if name not in observed and not any(other.startswith(f"{name}.") for other in observed):
                 outside = f"{type(module).__name__} {OUTSIDE}"
@@ -310,23 +315,23 @@ class _Watcher:
 
     def conclude(self) -> None:
         """Raise an error if nothing was captured, or if a map does not match the kernel's output."""
-        if not self.parts and not self.attending:
+        if not self.calls and not self.attending:
             raise RegardError(
                 f"watch: {type(self.model).__name__} has no attention that can be captured. {SUPPORTED}; "
                 "give the model that contains it."
             )
-        if self.num_calls and not self.parts:
-            raise RegardError(self._nothing())
+        if self.num_calls and not self.calls:
+            raise RegardError(self._nothing_captured())
         wrong = self.seen.mismatched
         if wrong:
             checks = "\n".join(f"  {check}" for check in wrong.values())
-            where = f"{len(wrong)} of {len(self.parts)} modules of {type(self.model).__name__}"
+            where = f"{len(wrong)} of {len(self.calls)} modules of {type(self.model).__name__}"
             raise RegardError(
                 f"watch: in {where}, recomputed weights times values differ from the output of the kernel:\n{checks}\n"
                 "Something unknown changes the weights there. watch(model, verify=False) returns these maps anyway."
             )
 
-    def _nothing(self) -> str:
+    def _nothing_captured(self) -> str:
         reasons = dict.fromkeys(self.missing.values())
         listed = f" {len(self.missing)} attention modules: {'; '.join(reasons)}." if reasons else ""
         return (
@@ -339,7 +344,7 @@ def _first(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
-def _own(tensor: Tensor, call: Call | None = None) -> Tensor:
+def _without_static_cache(tensor: Tensor, call: Call | None = None) -> Tensor:
     """The tensor; a copy if it belongs to a static cache, which the next step writes in place."""
     return tensor.clone() if call is not None and _is_static(call) else tensor
 
