@@ -95,7 +95,7 @@ def test_three_seeds_tell_systems_apart(tmp_path):
     assert pair["difference"] == pytest.approx(whole[0] - whole[1], abs=1e-6)
     assert pair["p"] == pytest.approx(1 / (RESAMPLES + 1)) and pair["resamples"] == RESAMPLES
     assert data["systems"][0]["p"] is None, "the baseline is not held against itself"
-    assert "Luong general translates best" in page and "between the two p is" in page and "In this run" not in page
+    assert "Luong general translates best" in page and "p of the difference:" in page and "In this run" not in page
     rows = rows_of((tmp_path / "report.md").read_text(), "perplexity")
     assert rows["Luong general"]["p"] == "≤ 0.001"
     assert f"**{rows['Luong general']['BLEU']}**" in (tmp_path / "report.md").read_text()
@@ -111,7 +111,7 @@ def test_fewer_than_three_seeds_are_one_run_and_give_no_p(tmp_path, seeds):
     rows = rows_of(markdown, "perplexity")
     assert "p" not in rows["Luong general"]
     assert not any("**" in line for line in markdown.splitlines() if line.startswith("|"))
-    assert "With fewer than 3 seeds of each system, other trainings may rank them differently" in markdown
+    assert "With fewer than 3 seeds per system, other seeds may give another ranking" in markdown
 
 
 def findings_of(data):
@@ -139,10 +139,10 @@ def test_systems_that_say_the_same_are_not_told_apart(tmp_path, seeds):
 
 def test_equal_time_says_which_steps_it_came_to(folder, found):
     text = (folder / "report.md").read_text()
-    assert "Steps reached in it: No attention 100 ± 0, Bahdanau 100 ± 0" in text
+    assert "Steps in this time: No attention 100 ± 0, Bahdanau 100 ± 0" in text
     row = rows_of(text, "perplexity")["Bahdanau"]
     assert row["minutes to best"].startswith("3.50") and row["steps to best"].startswith("350")
-    assert found["tokenizer"] == "13a" and "sacrebleu's tokenizer 13a" in text
+    assert found["tokenizer"] == "13a" and "the tokenizer 13a of sacrebleu" in text
 
 
 def test_costs_come_from_the_training(folder, found):
@@ -186,7 +186,7 @@ def test_systems_below_copying_are_not_said_to_translate(tmp_path):
     retrieval = json.loads((tmp_path / "retrieval.json").read_text())
     (tmp_path / "retrieval.json").write_text(json.dumps(retrieval | {"bleu": 99.0, "bleu_novel": 98.0}))
     page = report.write_report(tmp_path).read_text()
-    assert "None has learnt to translate" in page and "translates best" not in page
+    assert "No system has learned to translate" in page and "translates best" not in page
 
 
 def test_near_duplicates_that_are_left_out_are_said_to_be(tmp_path):
@@ -343,7 +343,7 @@ def test_a_sweep_has_its_own_figure(tmp_path, sweep, settings, figure):
     fabricate(tmp_path, dict.fromkeys(settings, 0.3), (1,), 20, sweep, settings)
     page = report.write_report(tmp_path).read_text()
     assert (tmp_path / "figures" / f"{figure}.svg").exists()
-    wanted = {"heads": "Vaswani", "positions": "longer than the 10 words", "prune": "25 % of the heads"}
+    wanted = {"heads": "Vaswani", "positions": "longer than 10 words", "prune": "25 % of the heads"}
     assert wanted.get(sweep, f"The sweep: {sweep}") in page
 
 
@@ -351,7 +351,7 @@ def test_a_folder_that_is_no_comparison_is_refused(tmp_path):
     with pytest.raises(rg.RegardError, match=r"has no comparison\.json.*regard compare"):
         report.write_report(tmp_path)
     (tmp_path / "comparison.json").write_text('{"systems": []}')
-    with pytest.raises(rg.RegardError, match="names no systems or no seeds"):
+    with pytest.raises(rg.RegardError, match="has no systems or no seeds"):
         report.write_report(tmp_path)
 
 

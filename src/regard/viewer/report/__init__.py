@@ -1,4 +1,4 @@
-"""The report of a comparison: Markdown, one page that opens without a network, figures, and all numbers as JSON."""
+"""The report of a comparison of translators: Markdown, one HTML page, figures, and all numbers as JSON."""
 
 from regard.viewer.report.writing import write_report
 

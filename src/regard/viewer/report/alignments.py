@@ -1,4 +1,4 @@
-"""The alignments of the same sentences by every system, side by side on one colour scale."""
+"""Figures of alignments: every system on the same sentences, on one colour scale."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from regard.viewer.report.folder import Study
 from regard.viewer.report.numbers import title
 from regard.viewer.report.svg import FONT, Figure, element
 
-#: Pixels a side of a cell, and of a letter of a label on average.
+#: Pixels per side of a cell, and the mean width of a letter in pixels.
 CELL, LETTER = 17, 7.3
 BLUE = "#2f7fbd"
 LONGEST = 14
-READINGS = {"output": "read at the step that puts the word out", "input": "read at the step that takes the word in"}
+READINGS = {
+    "output": "attention of the step that predicts the word",
+    "input": "attention of the step that reads the word as input",
+}
 
 
 def alignment_figures(study: Study) -> list[tuple[str, list[Figure]]]:
-    """For every sentence its source and the alignment by each system that has attention, from its first seed."""
-    found: dict[str, list[Figure]] = {}
+    """For every sentence, its source and a figure per system with attention, from the first seed."""
+    figures: dict[str, list[Figure]] = {}
     for about in study.about["systems"]:
         trial = next((t for t in study.of(about["label"]) if t.looking.get("alignments")), None)
-        for number, each in enumerate(trial.looking["alignments"] if trial else []):
-            source = " ".join(each["source"])
+        for number, alignment in enumerate(trial.looking["alignments"] if trial else []):
+            source = " ".join(alignment["source"])
             name = f"alignment-{number + 1}-{_plain(about['label'])}"
-            found.setdefault(source, []).append(alignment_figure(name, title(about), each))
-    return list(found.items())
+            figures.setdefault(source, []).append(alignment_figure(name, title(about), alignment))
+    return list(figures.items())
 
 
 def _plain(label: str) -> str:
@@ -35,7 +38,7 @@ def _plain(label: str) -> str:
 
 
 def alignment_figure(name: str, system: str, alignment: Mapping[str, Any]) -> Figure:
-    """Target words down, source words across; opacity is the square root of the weight, gold links are framed."""
+    """Target words are rows, source words columns. Opacity is the square root of the weight; gold links have frames."""
     source, target = ([_short(word) for word in alignment[side]] for side in ("source", "target"))
     left = 14 + LETTER * max(map(len, target), default=0)
     top = 30 + LETTER * max(map(len, source), default=0)
@@ -98,7 +101,7 @@ def _gold(links: Sequence[Sequence[int]], left: float, top: float) -> list[str]:
 
 
 def _strongest(alignment: Mapping[str, Any]) -> list[str]:
-    """Of every target word the source word it looks at most, for who cannot see the picture."""
+    """The source word with the largest weight for every target word, as a text alternative."""
     rows = zip(alignment["target"], alignment["weights"], strict=True)
     best = ((word, max(range(len(row)), key=row.__getitem__)) for word, row in rows if row)
-    return [f"{word} – {alignment['source'][place]}" for word, place in best]
+    return [f"{word} – {alignment['source'][index]}" for word, index in best]

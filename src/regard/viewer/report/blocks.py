@@ -1,4 +1,4 @@
-"""What a report is made of, before it is Markdown or HTML: headings, text, tables, figures, facts and examples."""
+"""The blocks of a report, independent of Markdown and HTML: headings, text, tables, figures, facts and quotes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph; `leading` ones say what the report found, `hint`s how to read what follows."""
+    """A paragraph. Kind "leading" is a main result, "hint" explains how to read the report, "warning" is a warning."""
 
     text: str
     kind: str = "plain"
@@ -25,7 +25,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Column:
-    """The head of a column: its name, and whether it holds numbers."""
+    """The head of a column: its name, and whether it has numbers."""
 
     name: str
     number: bool = True
@@ -33,7 +33,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells; the first cell of a row names it. `best` are the places (row, column) to be set off."""
+    """Rows of cells. The first cell of a row is its name. `best` are the cells (row, column) in bold."""
 
     caption: str
     columns: Sequence[Column]
@@ -43,7 +43,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figures:
-    """Pictures side by side where there is room; `caption` stands over all of them."""
+    """Figures side by side if there is space, below one `caption`."""
 
     figures: Sequence[Figure]
     caption: str = ""
@@ -52,14 +52,14 @@ class Figures:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names with what they are."""
+    """Pairs of a name and a value."""
 
     facts: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class Quotes:
-    """One sentence as several have said it: (who, what)."""
+    """Several versions of one sentence: pairs of a name and the sentence."""
 
     caption: str
     lines: Sequence[tuple[str, str]]
@@ -67,7 +67,7 @@ class Quotes:
 
 @dataclass(frozen=True)
 class Folded:
-    """What is opened by who wants to see it."""
+    """Blocks that are hidden until the reader opens them."""
 
     title: str
     blocks: Sequence[Block]
@@ -78,7 +78,7 @@ Block = Heading | Text | Table | Figures | Facts | Quotes | Folded
 
 @dataclass(frozen=True)
 class Document:
-    """A report as it is read, from top to bottom."""
+    """A report: its title, and its blocks from top to bottom."""
 
     title: str
     blocks: Sequence[Block]

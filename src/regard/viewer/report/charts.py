@@ -1,4 +1,4 @@
-"""The charts of a report by matplotlib, each narrow enough for a telephone."""
+"""The charts of a report, made with matplotlib, narrow enough for a phone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Report = Mapping[str, Any]
 
 
 def styles(report: Report) -> dict[str, tuple[str, str]]:
-    """The colour and the marker of every system, the same in all charts; the baseline has the colour of the text."""
+    """The colour and the marker of every system, the same in all charts. The baseline has the colour of the text."""
     others = [each["label"] for each in report["systems"] if each["label"] != report["baseline"]]
     cycle = len(COLORS) - 1
     found = {label: (COLORS[1 + n % cycle], MARKERS[(1 + n) % len(MARKERS)]) for n, label in enumerate(others)}
@@ -23,7 +23,7 @@ def styles(report: Report) -> dict[str, tuple[str, str]]:
 
 
 def finished(report: Report) -> list[Report]:
-    """The systems that have at least one trial evaluated."""
+    """The systems with at least one evaluated trial."""
     return [each for each in report["systems"] if each["seeds"]]
 
 
@@ -31,7 +31,7 @@ def finished(report: Report) -> list[Report]:
 
 
 def learning_curves(report: Report, against: str) -> Figure | None:
-    """Validation against "step" or "minutes": the mean over seeds, thin the single ones."""
+    """Validation curves by "step" or "minutes": the mean over seeds, and single seeds as thin lines."""
     shown = [each for each in report["systems"] if any(len(curve["value"]) > 1 for curve in each["curves"])]
     if not shown:
         return None
@@ -71,7 +71,7 @@ def _line(curve: Report, against: str) -> tuple[list[float], list[float]]:
 
 
 def mean_line(lines: Sequence[tuple[list[float], list[float]]]) -> tuple[list[float], list[float]]:
-    """The mean of some curves as far as all of them go, at the places of the first.
+    """The mean of curves where all of them have values, at the x values of the first curve.
 
     >>> mean_line([([0, 2, 4], [0.0, 2.0, 4.0]), ([0, 1, 2], [2.0, 2.0, 4.0])])
     ([0, 2], [1.0, 3.0])
@@ -86,13 +86,13 @@ def mean_line(lines: Sequence[tuple[list[float], list[float]]]) -> tuple[list[fl
     return places, [float(value) for value in numpy.mean(values, 0)]
 
 
-# Where the quality comes from
+# Quality by length and similarity
 
 
 def by_bucket(
     report: Report, key: str, name: str, heading: str, axis: str, beyond: float | None = None
 ) -> Figure | None:
-    """BLEU by a bucket of sentences, with 95 % bands and counts; what is `beyond` some length is shaded."""
+    """BLEU by bucket of sentences, with 95 % intervals and counts. Buckets `beyond` a length are shaded."""
     shown = [each for each in finished(report) if each[key]]
     labels = sorted({b["label"] for each in shown for b in each[key]}, key=_place)
     if not labels:
@@ -145,13 +145,13 @@ def _brief(label: str) -> str:
 
 COSTS = {
     "parameters": ("parameters", "parameters (millions)", 1e-6),
-    "tokens_per_second": ("training speed", "target tokens a second in training", 1.0),
-    "sentences_per_second": ("decoding speed", "sentences a second in decoding", 1.0),
+    "tokens_per_second": ("training speed", "target tokens per second in training", 1.0),
+    "sentences_per_second": ("decoding speed", "sentences per second in decoding", 1.0),
 }
 
 
 def against_cost(report: Report, cost: str) -> Figure | None:
-    """BLEU, of the novel part where it is known, against one cost; a point for each system."""
+    """BLEU (of the novel part if it is known) against one cost: a point per system."""
     style, (heading, axis, unit) = styles(report), COSTS[cost]
     points = []
     for each in finished(report):
@@ -176,21 +176,21 @@ def against_cost(report: Report, cost: str) -> Figure | None:
 
 
 def quality_of(system: Report) -> Report | None:
-    """What systems are ranked by: BLEU of the novel part where it is known."""
+    """The score that ranks systems: BLEU of the novel part if it is known, otherwise BLEU."""
     return system["quality"]["bleu_novel"] or system["quality"]["bleu"]
 
 
 def quality_name(report: Report) -> str:
-    """What `quality_of` is."""
+    """The name of the score of `quality_of`."""
     novel = any(each["quality"]["bleu_novel"] for each in finished(report))
     return "BLEU on the novel part" if novel else "BLEU"
 
 
-# What it looks at
+# Attention and gradients
 
 
 def shares_looked_at(report: Report) -> Figure | None:
-    """The shares of the weight on the end of the sentence and on punctuation, a bar for each system."""
+    """The shares of the weight on the end-of-sentence token and on punctuation: bars per system."""
     shown = [each for each in finished(report) if each["looks"]["share_eos"]]
     if not shown:
         return None
@@ -215,7 +215,7 @@ def shares_looked_at(report: Report) -> Figure | None:
 
 
 def gradients(report: Report) -> Figure | None:
-    """How much the translation depends on every place of the source, relative to all places alike."""
+    """How much the translation depends on each position of the source, relative to the mean over positions."""
     shown = [each for each in finished(report) if each["gradient"]]
     if not shown:
         return None
@@ -225,14 +225,16 @@ def gradients(report: Report) -> Figure | None:
         color, marker = style[each["label"]]
         line = each["gradient"]
         axes.plot(line["position"], line["relative"], color=color, marker=marker, markersize=4, label=each["title"])
-    axes.set(xlabel="place in the source (0 first, 1 last)", ylabel="gradient, 1 = all places alike", ylim=(0, None))
+    axes.set(
+        xlabel="position in the source (0 first, 1 last)", ylabel="gradient, 1 = mean over positions", ylim=(0, None)
+    )
     axes.axhline(1, color=INK, linewidth=0.8, alpha=0.5, linestyle=":")
     _legend(figure, axes)
     said = "; ".join(
         f"{e['title']} from {e['gradient']['relative'][0]:.2f} to {e['gradient']['relative'][-1]:.2f}" for e in shown
     )
     return drawing(
-        figure, "gradient", "Gradient to each place of the source", f"From the first to the last place: {said}."
+        figure, "gradient", "Gradient by position in the source", f"From the first to the last position: {said}."
     )
 
 

@@ -1,4 +1,4 @@
-"""What is in the folder of a comparison so far, read for a report."""
+"""Reads the folder of a comparison: its settings, its trials, the test split and the retrieval baseline."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TRAINED, FAILED = "trained.json", "failed.json"
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """One system trained from one seed; `evaluation` is None until it has finished."""
+    """One system trained from one seed. `evaluation` is None until the trial has finished."""
 
     label: str
     seed: int
@@ -37,18 +37,18 @@ class Trial:
 
     @property
     def started(self) -> bool:
-        """Whether it has trained at all."""
+        """Whether the training has started."""
         return bool(self.metrics)
 
     @property
     def finished(self) -> bool:
-        """Whether it has been evaluated."""
+        """Whether the trial has been evaluated."""
         return self.evaluation is not None
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """The test split, and how like the nearest training source every source is where that is known."""
+    """The test split, and the similarity of each source to the nearest training source, if it is known."""
 
     sources: tuple[str, ...]
     references: tuple[str, ...]
@@ -57,7 +57,7 @@ class Sentences:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """A comparison as it lies in its folder: what is compared, its trials, the test split and retrieval."""
+    """A comparison: what is compared (`about`), its trials, the test split and the retrieval baseline."""
 
     path: Path
     about: Mapping[str, Any]
@@ -67,28 +67,28 @@ class Study:
 
     @cached_property
     def labels(self) -> list[str]:
-        """The systems in the order they were asked for."""
+        """The labels of the systems, in the order of the command."""
         return [system["label"] for system in self.about["systems"]]
 
     @property
     def baseline(self) -> str:
-        """The label of the system that the others are held against; the first where the one named is not there."""
-        wanted = self.about.get("baseline")
-        named = [each["label"] for each in self.about["systems"] if wanted in (each["label"], each.get("name"))]
-        return named[0] if named else self.labels[0]
+        """The label of the baseline, or of the first system if the baseline is not part of the comparison."""
+        name = self.about.get("baseline")
+        systems = [system for system in self.about["systems"] if name in (system["label"], system.get("name"))]
+        return systems[0]["label"] if systems else self.labels[0]
 
     @property
     def novel_below(self) -> float:
-        """A source is novel if no training source is as similar as this."""
+        """A source is novel if its similarity to every training source is below this."""
         return float(self.about.get("novel_below", 0.3))
 
     def of(self, label: str, finished: bool = True) -> list[Trial]:
-        """The trials of a system, finished ones unless said."""
+        """The finished trials of a system; with `finished=False` all its trials."""
         return [trial for trial in self.trials if trial.label == label and (trial.finished or not finished)]
 
     @cached_property
     def counts(self) -> dict[tuple[str, int], Tensor]:
-        """What BLEU needs to know of every test sentence, by (label, seed); none where the references are not known."""
+        """The n-gram counts for BLEU of all test sentences, by (label, seed); empty without known references."""
         if self.test is None:
             return {}
         return {
@@ -101,17 +101,15 @@ class Study:
 
 
 def read_study(path: Path) -> Study:
-    """Read the folder of a comparison; whatever is not there yet is left out."""
+    """Read the folder of a comparison. Missing files are skipped."""
     if not (path / COMPARISON).exists():
         raise RegardError(
-            f"write_report: {path} has no {COMPARISON}, so it is no comparison. Give the folder that `regard compare` "
+            f"write_report: {path} has no {COMPARISON}, so it is not a comparison. Give a folder that `regard compare` "
             "wrote."
         )
     about = read_json(path / COMPARISON)
     if not about.get("systems") or not about.get("seeds"):
-        raise RegardError(
-            f"write_report: {path / COMPARISON} names no systems or no seeds, so there is nothing to show."
-        )
+        raise RegardError(f"write_report: {path / COMPARISON} has no systems or no seeds, so there is nothing to show.")
     trials = tuple(
         read_trial(path / TRIALS / f"{system['label']}-{seed}", system["label"], seed)
         for system in about["systems"]
@@ -122,15 +120,15 @@ def read_study(path: Path) -> Study:
 
 
 def read_trial(path: Path, label: str, seed: int) -> Trial:
-    """What is in the folder of one run so far."""
-    found = _optional(path / EVALUATION)
-    evaluation = _evaluation(path / EVALUATION, found) if found else None
+    """Read the folder of one run. Missing files are skipped."""
+    fields = _optional(path / EVALUATION)
+    evaluation = _evaluation(path / EVALUATION, fields) if fields else None
     others = (_optional(path / name) for name in (LOOKING, PRUNING, TRAINED, FAILED))
     return Trial(label, seed, read_metrics(path / METRICS), evaluation, *others)
 
 
-def _evaluation(path: Path, found: Mapping[str, Any]) -> Evaluation:
-    data = dict(found)
+def _evaluation(path: Path, fields: Mapping[str, Any]) -> Evaluation:
+    data = dict(fields)
     translations = data.pop("translations", None)
     if translations and not data.get("hypotheses"):
         data["hypotheses"] = translations
@@ -147,21 +145,21 @@ def _optional(path: Path) -> dict[str, Any]:
 def _sentences(
     path: Path, about: Mapping[str, Any], trials: Sequence[Trial], retrieval: Mapping[str, Any]
 ) -> Sentences | None:
-    """The test split, where it is the one that the trials were evaluated on."""
-    done = [trial.evaluation for trial in trials if trial.evaluation is not None]
-    texts = _optional(path / TEST) or (_test_split(about) if done else {})
+    """The test split, if it is the split on which the trials were evaluated."""
+    evaluations = [trial.evaluation for trial in trials if trial.evaluation is not None]
+    texts = _optional(path / TEST) or (_test_split(about) if evaluations else {})
     if not texts:
         return None
     references = tuple(texts["references"])
     digest = hashlib.sha256("\n".join(references).encode()).hexdigest()
-    if any(digest != each.references_hash or len(each.hypotheses) != len(references) for each in done):
+    if any(digest != e.references_hash or len(e.hypotheses) != len(references) for e in evaluations):
         return None
     similarities = tuple(retrieval.get("similarities") or ())
     return Sentences(tuple(texts["sources"]), references, similarities if len(similarities) == len(references) else ())
 
 
 def _test_split(about: Mapping[str, Any]) -> dict[str, Any]:
-    """The test split of a corpus that is known by name; nothing where it cannot be loaded any more."""
+    """The test split of a corpus with a name; empty if it cannot be loaded."""
     from regard.data.loading import load_corpus
 
     try:

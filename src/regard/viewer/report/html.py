@@ -1,4 +1,4 @@
-"""A report as one page that opens without a network."""
+"""Writes a report as one HTML page that opens without a network."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from regard.viewer.report.svg import Figure
 
 
 def to_html(document: Document) -> str:
-    """The whole page: styles and pictures are part of it, and there is no script."""
+    """The whole page, with styles and figures inside and without scripts."""
     parts = {
         "title": _safe(document.title),
         "style": _template("report.css"),
         "sections": "".join(f'<li><a href="#{_anchor(h)}">{_safe(h)}</a></li>' for h in _headings(document.blocks)),
         "body": "\n".join(map(_block, document.blocks)),
     }
-    return re.sub(r"<!--(title|style|sections|body)-->", lambda found: parts[found[1]], _template("report.html"))
+    return re.sub(r"<!--(title|style|sections|body)-->", lambda match: parts[match[1]], _template("report.html"))
 
 
 def _headings(blocks: Iterable[Block]) -> list[str]:
@@ -41,12 +41,12 @@ def _block(block: Block) -> str:
         case Figures(figures, caption, small):
             heading = f"<h3>{_safe(caption)}</h3>" if caption else ""
             kind = "panels" if small else "figures"
-            return f'{heading}<div class="{kind}">{"".join(_figure(each, small) for each in figures)}</div>'
+            return f'{heading}<div class="{kind}">{"".join(_figure(figure, small) for figure in figures)}</div>'
         case Facts(facts):
             rows = "".join(f"<dt>{_safe(name)}</dt><dd>{_safe(value)}</dd>" for name, value in facts)
             return f'<dl class="facts">{rows}</dl>'
         case Quotes(caption, lines):
-            rows = "".join(f"<dt>{_safe(who)}</dt><dd>{_safe(what)}</dd>" for who, what in lines)
+            rows = "".join(f"<dt>{_safe(who)}</dt><dd>{_safe(sentence)}</dd>" for who, sentence in lines)
             return f'<section class="quotes"><h3>{_safe(caption)}</h3><dl>{rows}</dl></section>'
         case Folded(title, inner):
             return f"<details><summary>{_safe(title)}</summary>{''.join(map(_block, inner))}</details>"
@@ -70,9 +70,9 @@ def _table(table: Table) -> str:
 
 def _row(table: Table, number: int) -> str:
     cells = []
-    for place, (column, cell) in enumerate(zip(table.columns, table.rows[number], strict=True)):
-        text = f"<strong>{_safe(cell)}</strong>" if (number, place) in table.best else _safe(cell)
-        cells.append(f'<th scope="row">{text}</th>' if place == 0 else f"<td{_kind(column.number)}>{text}</td>")
+    for index, (column, cell) in enumerate(zip(table.columns, table.rows[number], strict=True)):
+        text = f"<strong>{_safe(cell)}</strong>" if (number, index) in table.best else _safe(cell)
+        cells.append(f'<th scope="row">{text}</th>' if index == 0 else f"<td{_kind(column.number)}>{text}</td>")
     return f"<tr>{''.join(cells)}</tr>"
 
 

@@ -1,4 +1,4 @@
-"""A report as Markdown, with its figures as files beside it."""
+"""Writes a report as Markdown, with figures as separate files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIGURES = "figures"
 
 
 def to_markdown(document: Document) -> str:
-    """The whole report; pictures are links to `figures/<name>.svg`."""
+    """The whole report. Figures are links to `figures/<name>.svg`."""
     return "\n\n".join([f"# {_plain(document.title)}", *_blocks(document.blocks)]) + "\n"
 
 
@@ -29,12 +29,14 @@ def _block(block: Block) -> list[str]:
         case Table():
             return _table(block)
         case Figures(figures, caption):
-            pictures = [f"![{_plain(each.title)}]({FIGURES}/{each.name}.svg)" for each in figures]
+            pictures = [f"![{_plain(figure.title)}]({FIGURES}/{figure.name}.svg)" for figure in figures]
             return [*([_plain(caption)] if caption else []), "\n".join(pictures)]
         case Facts(facts):
             return ["\n".join(f"- **{_plain(name)}**: {_plain(value)}" for name, value in facts)]
         case Quotes(caption, lines):
-            return [f"{_plain(caption)}\n" + "".join(f"\n- *{_plain(who)}*: {_plain(what)}" for who, what in lines)]
+            return [
+                f"{_plain(caption)}\n" + "".join(f"\n- *{_plain(who)}*: {_plain(sentence)}" for who, sentence in lines)
+            ]
         case Folded(title, inner):
             return [f"<details><summary>{_plain(title)}</summary>", *_blocks(inner), "</details>"]
 
@@ -56,13 +58,13 @@ def _cell(text: str, best: bool) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown takes for nothing else."""
+    """Text with Markdown characters escaped."""
     text = re.sub(r"([\\`*_<>\[\]])", r"\\\1", " ".join(text.split()))
     return re.sub(r"^([#+-]|\d+\.)(\s)", r"\\\1\2", text)
 
 
 def cells(line: str) -> Sequence[str]:
-    """The cells of a row of a table, as they were written.
+    """The cells of a row of a Markdown table.
 
     >>> cells("| a | **1.0** |")
     ['a', '1.0']

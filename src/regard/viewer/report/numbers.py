@@ -1,4 +1,4 @@
-"""All numbers of a report as plain JSON: what its tables, figures and sentences are made from."""
+"""Computes all numbers of a report as JSON, for its tables, figures and sentences."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 from regard.seq2seq.evaluation.bootstrap import PairedComparison, paired_bootstrap
 from regard.viewer.report.folder import Study, Trial
 
-#: Raised when report.json could no longer be read as it was meant.
+#: The format version of report.json. It changes if old readers would misread the file.
 VERSION = 1
-#: Seeds of each system that are needed to compare two systems beyond this run.
+#: The fewest seeds of each system for a comparison with p-values.
 LEAST_SEEDS = 3
-#: Facts of looking.json that are averaged over the seeds.
+#: The fields of looking.json that are averaged over seeds.
 LOOKS = ("entropy", "spread", "share_eos", "share_punctuation", "end_pieces", "punctuation_pieces")
 
 
 def numbers(study: Study) -> dict[str, Any]:
-    """Everything that is known of a comparison so far."""
+    """All numbers of a comparison so far."""
     return {
         "version": VERSION,
         "about": dict(study.about),
@@ -41,16 +41,16 @@ def numbers(study: Study) -> dict[str, Any]:
 
 
 def spread(values: Iterable[float | None]) -> dict[str, Any] | None:
-    """Mean and sample deviation (n - 1) of what was measured; no deviation of one value, nothing of none.
+    """Mean and sample deviation (n - 1) of the known values. One value has no deviation; no values give None.
 
     >>> spread([1.0, None, 3.0])
     {'mean': 2.0, 'deviation': 1.4142135623730951, 'values': [1.0, 3.0]}
     """
-    found = [float(value) for value in values if value is not None and math.isfinite(value)]
-    if not found:
+    known = [float(value) for value in values if value is not None and math.isfinite(value)]
+    if not known:
         return None
-    deviation = statistics.stdev(found) if len(found) > 1 else None
-    return {"mean": statistics.fmean(found), "deviation": deviation, "values": found}
+    deviation = statistics.stdev(known) if len(known) > 1 else None
+    return {"mean": statistics.fmean(known), "deviation": deviation, "values": known}
 
 
 def _progress(study: Study) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _system(study: Study, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def title(about: Mapping[str, Any]) -> str:
-    """What people call a system: its title where the label is only its name, else the label."""
+    """The display name of a system: its title, or its label if the label has more than the name."""
     from regard.seq2seq.models.systems import SYSTEMS
 
     label, name = about["label"], about.get("name")
@@ -142,7 +142,7 @@ def _minutes(trial: Trial) -> float | None:
 
 
 def _speed(trial: Trial) -> float | None:
-    """Target tokens a second of training, validation left out."""
+    """Target tokens per second of training, without validation."""
     seconds, tokens = trial.trained.get("seconds"), trial.trained.get("tokens")
     return tokens / seconds if seconds and tokens else _median(trial, "tokens_per_second")
 
@@ -158,7 +158,7 @@ def _last(trial: Trial, column: str) -> float | None:
 
 
 def _to_best(trial: Trial, unit: str) -> float | None:
-    """Minutes or steps of training until the best validation: by BLEU where it was measured, else by loss."""
+    """Minutes or steps of training until the best validation, by BLEU if it was measured, otherwise by loss."""
     for column, best in (("bleu", max), ("valid_loss", min)):
         rows = [row for row in trial.metrics if row.get(column) is not None and row.get(unit) is not None]
         if rows:
@@ -167,7 +167,7 @@ def _to_best(trial: Trial, unit: str) -> float | None:
 
 
 def _curve(trial: Trial) -> dict[str, Any]:
-    """Validations in the order of steps; `of` says which measure they are."""
+    """The validations in order of steps. `of` is the name of their measure."""
     of = "bleu" if any(row.get("bleu") is not None for row in trial.metrics) else "perplexity"
     rows = [row for row in trial.metrics if row.get(of) is not None]
     places = {name: [row.get(name) or 0.0 for row in rows] for name in ("step", "minutes")}
@@ -175,7 +175,7 @@ def _curve(trial: Trial) -> dict[str, Any]:
 
 
 def _gradient(done: Sequence[Trial]) -> dict[str, list[float]] | None:
-    """The mean over the seeds of the gradient by place in the source, 1 where it is that of all places on average."""
+    """The gradient by position in the source, relative to the mean over positions: the mean over seeds."""
     found = [trial.looking["gradient"] for trial in done if trial.looking.get("gradient")]
     shares: dict[float, list[float]] = {}
     for each in found:
@@ -188,7 +188,7 @@ def _gradient(done: Sequence[Trial]) -> dict[str, list[float]] | None:
 
 
 def _buckets(found: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
-    """The same buckets of several seeds as one: the mean of their BLEU and of the ends of their intervals."""
+    """The buckets of several seeds merged: the means of BLEU and of the ends of the intervals."""
     labels = list(dict.fromkeys(bucket.label for each in found for bucket in each))
     rows = []
     for label in labels:
@@ -211,15 +211,15 @@ def _frequencies(done: Sequence[Trial]) -> list[dict[str, Any]]:
 
 
 def _counts_of_seeds(study: Study, label: str) -> Tensor | None:
-    """The counts of a system, (seeds, sentences, 10); None if it has too few seeds for a comparison."""
+    """The n-gram counts of a system, (seeds, sentences, 10); None if it has too few seeds."""
     found = [study.counts[label, seed] for seed in study.about["seeds"] if (label, seed) in study.counts]
     return torch.stack(found) if len(found) >= LEAST_SEEDS else None
 
 
 def against(study: Study, label: str, other: str) -> dict[str, Any] | None:
-    """The paired bootstrap between two systems, on all sentences and on the novel ones, over sentences and seeds.
+    """The paired bootstrap of two systems over sentences and seeds, on all sentences and on novel sentences.
 
-    None with fewer than `LEAST_SEEDS` seeds of each: another training may reverse the result.
+    None if a system has fewer than `LEAST_SEEDS` seeds, because other seeds may reverse the result.
     """
     mine, theirs = _counts_of_seeds(study, label), _counts_of_seeds(study, other)
     if mine is None or theirs is None or study.test is None or label == other:
@@ -237,7 +237,7 @@ def _comparison(found: PairedComparison) -> dict[str, Any]:
 
 
 def sentence_scores(counts: Tensor) -> list[float]:
-    """BLEU of every sentence for itself, over the n-gram orders it is long enough for, as sacrebleu has it."""
+    """BLEU of every sentence, with effective order, as in sacrebleu."""
     from regard.seq2seq.evaluation.metrics import sacrebleu
 
     compute = sacrebleu().BLEU.compute_bleu
@@ -249,7 +249,7 @@ def sentence_scores(counts: Tensor) -> list[float]:
 
 
 def _differences(study: Study, label: str) -> tuple[int, list[float]] | None:
-    """The first seed that a system and the baseline both have, and by how much each sentence is better."""
+    """The first seed of both a system and the baseline, and the difference of BLEU of each sentence."""
     counts, base = study.counts, study.baseline
     seed = next((seed for seed in study.about["seeds"] if (label, seed) in counts and (base, seed) in counts), None)
     if seed is None or label == base:
@@ -259,16 +259,17 @@ def _differences(study: Study, label: str) -> tuple[int, list[float]] | None:
 
 
 def outcomes(study: Study, label: str) -> dict[str, int] | None:
-    """How many sentences are better, alike and worse than the baseline's, by BLEU of the sentence."""
-    found = _differences(study, label)
-    if found is None:
+    """The numbers of sentences that are better, equal and worse than the baseline, by BLEU of the sentence."""
+    result = _differences(study, label)
+    if result is None:
         return None
-    better, worse = (sum(sign * each > 1e-9 for each in found[1]) for sign in (1, -1))
-    return {"seed": found[0], "better": better, "alike": len(found[1]) - better - worse, "worse": worse}
+    seed, differences = result
+    better, worse = (sum(sign * difference > 1e-9 for difference in differences) for sign in (1, -1))
+    return {"seed": seed, "better": better, "alike": len(differences) - better - worse, "worse": worse}
 
 
 def ranking(study: Study) -> list[str]:
-    """The finished systems from the highest mean BLEU to the lowest, on the novel part where it is known."""
+    """The finished systems from the highest to the lowest mean BLEU, of the novel part if it is known."""
     scores = {}
     for label in filter(study.of, study.labels):
         quality = _quality(study.of(label))
@@ -277,13 +278,13 @@ def ranking(study: Study) -> list[str]:
 
 
 def _lead(study: Study) -> dict[str, Any] | None:
-    """The paired bootstrap between the best system and the next."""
+    """The paired bootstrap of the two best systems."""
     ranked = ranking(study)
     return against(study, ranked[0], ranked[1]) if len(ranked) > 1 else None
 
 
 def examples(study: Study, wins: int = 5, losses: int = 3) -> dict[str, Any] | None:
-    """Sentences, novel ones where that is known, in which the baseline and the best of the others differ most."""
+    """The sentences with the largest differences of the baseline and the best other system, novel ones if known."""
     best = next((label for label in ranking(study) if label != study.baseline), study.baseline)
     found = _differences(study, best)
     if found is None or study.test is None:

@@ -1,4 +1,4 @@
-"""The sections of a report in the order in which they are read."""
+"""The sections of a report, in order."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from regard.viewer.report.tables import (
 )
 
 Alignments = Sequence[tuple[str, Sequence[Figure]]]
-#: Sentences whose alignments are open from the start.
+#: The number of sentences whose alignments are not folded.
 OPEN = 2
 
 
 def document(report: Report, alignments: Alignments = ()) -> Document:
-    """The whole report; sections that nothing is known for yet are left out."""
+    """The whole report, without empty sections."""
     about = report["about"]
     blocks: list[Block] = [*_opening(report)]
     if finished(report):
@@ -51,12 +51,12 @@ def document(report: Report, alignments: Alignments = ()) -> Document:
     if finished(report):
         blocks += [*_lengths(report), *_costs(report), *_looks(report, alignments), *_sentences(report)]
     if finished(report) and anchors(about):
-        blocks += [Heading("Published figures"), Text(_PUBLISHED, "hint"), published_table(report)]
+        blocks += [Heading("Published results"), Text(_PUBLISHED, "hint"), published_table(report)]
     blocks += [Heading("How to repeat it"), Facts(_card(report))]
     return Document(f"Comparison: {about.get('name') or about.get('data', '')}", blocks)
 
 
-_PUBLISHED = "Other corpora, sizes and tokenisations: hold orders and ratios beside each other, never scores."
+_PUBLISHED = "Corpora, sizes and tokenisations differ: compare orders and ratios, not scores."
 
 
 def _opening(report: Report) -> Iterator[Block]:
@@ -66,15 +66,15 @@ def _opening(report: Report) -> Iterator[Block]:
     if about.get("without_near"):
         count = (about.get("left_out") or {}).get(NEAR_REASON, 0)
         yield Text(
-            f"{count:,} sentences are left out of the test: near-duplicates, whose source is more than {NEAR:g} "
-            "similar to a training source."
+            f"{count:,} sentences are left out of the test. They are near-duplicates: the similarity of their source "
+            f"to a training source is above {NEAR:g}."
         )
     left = progress["expected"] - progress["finished"]
     if left:
         missing = ", ".join(progress["missing"])
         yield Text(
-            f"Partial: {progress['finished']} of {progress['expected']} trials have finished; missing: {missing}. "
-            "The same command goes on with them.",
+            f"Incomplete: {progress['finished']} of {progress['expected']} trials have finished; missing: {missing}. "
+            "Run the same command to continue.",
             "warning",
         )
     for name, message in progress["failed"].items():
@@ -82,15 +82,18 @@ def _opening(report: Report) -> Iterator[Block]:
 
 
 def budget(about: Mapping[str, Any]) -> str:
-    """What was equal for all systems."""
+    """One or two sentences: the budget of each system, and the number of seeds."""
     amount = about.get("budget") or {}
     unit = amount.get("kind", "steps")
     equal = (
-        about.get("equal") or f"Equal {'time' if unit == 'minutes' else unit}: {amount.get('amount', 0):g} {unit} each."
+        about.get("equal")
+        or f"Equal {'time' if unit == 'minutes' else unit}: {amount.get('amount', 0):g} {unit} per system."
     )
     seeds = about["seeds"]
     several = (
-        f"{len(seeds)} seeds; ± is the deviation over them." if len(seeds) > 1 else "One seed: no deviation is known."
+        f"{len(seeds)} seeds; ± is the standard deviation over seeds."
+        if len(seeds) > 1
+        else "One seed, so the deviation is not known."
     )
     return f"{equal} {several}"
 
@@ -102,11 +105,11 @@ def _steps_reached(report: Report) -> str:
     reached = [
         f"{each['title']} {mean(each['cost']['steps'], 0)}" for each in finished(report) if each["cost"]["steps"]
     ]
-    return f" Steps reached in it: {', '.join(reached)}." if reached else ""
+    return f" Steps in this time: {', '.join(reached)}." if reached else ""
 
 
 def findings(report: Report) -> list[str]:
-    """What the comparison says, in a few sentences."""
+    """The main results in a few sentences."""
     by_label = {each["label"]: each for each in report["systems"]}
     ranked = [by_label[label] for label in report["ranking"]]
     if not ranked:
@@ -116,13 +119,13 @@ def findings(report: Report) -> list[str]:
 
 
 def _best_sentence(report: Report, ranked: Sequence[Report]) -> str:
-    """Which is best and how surely; that none has learnt to translate where copying is better."""
+    """The best system and its p-value; or that copying is better, so no system has learned to translate."""
     best, of = ranked[0], quality_name(report)
     score, copied = mean(quality_of(best)), report["retrieval"].get("bleu_novel" if "novel" in of else "bleu")
     if copied is not None and (found := quality_of(best)) and found["mean"] <= copied:
         return (
-            f"None has learnt to translate: the best, {best['title']}, reaches {score} {of}, where copying the "
-            f"target of the most similar training sentence gives {number(copied)}. A larger budget is needed."
+            f"No system has learned to translate: the best, {best['title']}, reaches {score} {of}. Copying the target "
+            f"of the most similar training sentence reaches {number(copied)}. Give a larger budget."
         )
     if len(ranked) == 1:
         return f"{best['title']} {'so far' if report['progress']['missing'] else 'alone'}: {score} {of}."
@@ -138,11 +141,11 @@ def _best_sentence(report: Report, ranked: Sequence[Report]) -> str:
     return said + _next_sentence(report, ranked[len(alike) :]) + (f" {_FEW_SEEDS}" if where else "")
 
 
-_FEW_SEEDS = f"With fewer than {LEAST_SEEDS} seeds of each system, other trainings may rank them differently."
+_FEW_SEEDS = f"With fewer than {LEAST_SEEDS} seeds per system, other seeds may give another ranking."
 
 
 def _read(system: Report) -> str | None:
-    """A system's score as printed; systems with the same printed score are not ranked."""
+    """The printed score of a system. Systems with the same printed score are not ranked."""
     found = quality_of(system)
     return None if found is None else number(found["mean"])
 
@@ -151,7 +154,7 @@ def _next_sentence(report: Report, others: Sequence[Report]) -> str:
     if not others:
         return ""
     lead = (report["lead"] or {}).get("novel" if others[0]["quality"]["bleu_novel"] else "all")
-    apart = f"; between the two p is {chance(lead)}" if lead and others[0]["label"] == report["ranking"][1] else ""
+    apart = f" (p of the difference: {chance(lead)})" if lead and others[0]["label"] == report["ranking"][1] else ""
     return f" Next is {others[0]['title']} with {mean(quality_of(others[0]))}{apart}."
 
 
@@ -167,11 +170,11 @@ def _retrieval_sentence(report: Report, ranked: Sequence[Report]) -> list[str]:
     if not retrieval:
         return []
     novel = retrieval.get("bleu_novel")
-    apart = f", and {novel:.1f} on the {retrieval['novel']:,} novel ones" if novel is not None else ""
+    apart = f", and {novel:.1f} on the {retrieval['novel']:,} novel sentences" if novel is not None else ""
     said = f"Copying the target of the most similar training sentence scores {retrieval['bleu']:.1f}{apart}"
     fallen = [each["title"] for each in ranked if (b := each["quality"]["bleu"]) and b["mean"] <= retrieval["bleu"]]
     return [
-        f"{said}; {', '.join(fallen)} {'is' if len(fallen) == 1 else 'are'} not above that on the whole."
+        f"{said}; {', '.join(fallen)} {'is' if len(fallen) == 1 else 'are'} not better than that on all sentences."
         if fallen
         else f"{said}."
     ]
@@ -185,18 +188,18 @@ def _cost_sentence(report: Report) -> list[str]:
     fast, slow = max(speed, key=lambda t: speed[t]), min(speed, key=lambda t: speed[t])
     if speed[fast] < 1.05 * speed[slow]:
         return []
-    return [f"{fast} decodes fastest, {speed[fast] / speed[slow]:.1f} times as fast as {slow}."]
+    return [f"Fastest decoding: {fast}, {speed[fast] / speed[slow]:.1f} times as fast as {slow}."]
 
 
 def _pruning_sentence(report: Report) -> list[str]:
-    """How many heads can go, the least important first, before 1 BLEU is lost."""
+    """The share of heads that can be removed, the least important first, before 1 BLEU is lost."""
     points = mean_points(report, "importance")
     if not points:
         return []
     whole = points[0][1]
     lost = next((n for n, (_, bleu) in enumerate(points) if bleu < whole - 1), len(points))
     share = f"{100 * points[lost - 1][0]:.0f} %" if lost > 1 else "None"
-    return [f"{share} of the heads, the least important first, can go before 1 BLEU is lost."]
+    return [f"{share} of the heads, the least important first, can be removed before 1 BLEU is lost."]
 
 
 def _quality(report: Report) -> Iterator[Block]:
@@ -206,16 +209,16 @@ def _quality(report: Report) -> Iterator[Block]:
     novel = next((each["quality"]["novel"] for each in finished(report) if each["quality"]["novel"]), None)
     yield main_table(report)
     part = (
-        f"The novel part is the {novel:,} test sources less than {below:g} similar to any training source. "
+        f"The novel part: the {novel:,} test sources with a similarity below {below:g} to every training source. "
         if novel
         else ""
     )
     sure = (
-        f"p is of the paired bootstrap against {base}: the share of resamples, of test sentences and of seeds, in "
-        "which the difference changes its sign. The best of each column is set off."
+        f"p is the p-value of the paired bootstrap against {base}: the share of resamples of test sentences and seeds "
+        "in which the difference changes its sign. The best value of each column is bold."
     )
-    few = f"{_FEW_SEEDS} So no p is given and nothing is set off."
-    counted = f"BLEU counts tokens of sacrebleu's tokenizer {report['tokenizer']}. "
+    few = f"{_FEW_SEEDS} So there are no p-values, and no value is bold."
+    counted = f"BLEU uses the tokenizer {report['tokenizer']} of sacrebleu. "
     yield Text(f"{part}{counted}{few if report['few_seeds'] else sure}", "hint")
     yield Folded("Further measures", [more_table(report), *_tables(report, ("by_similarity", "by_frequency"))])
 
@@ -223,7 +226,7 @@ def _quality(report: Report) -> Iterator[Block]:
 _CAPTIONS = {
     "by_length": "BLEU by words of the source (sentences), with 95 % intervals",
     "by_similarity": "BLEU by similarity of the nearest training source (sentences), with 95 % intervals",
-    "by_frequency": "F1 of words by how often they are in the training targets (occurrences expected)",
+    "by_frequency": "F1 of words by their count in the training targets (occurrences in the references)",
 }
 
 
@@ -253,7 +256,7 @@ def _lengths(report: Report) -> Iterator[Block]:
     if any(figures):
         yield Heading("Long and new sentences")
         yield Figures([each for each in figures if each])
-        yield Text("Bars are 95 % bootstrap intervals; in brackets, how many sentences.", "hint")
+        yield Text("Bars are 95 % bootstrap intervals; numbers in brackets are numbers of sentences.", "hint")
         yield Folded("The numbers", _tables(report, ("by_length",)))
 
 
@@ -269,7 +272,7 @@ def _looks(report: Report, alignments: Alignments) -> Iterator[Block]:
     table = looks_table(report)
     if not (figures or table or alignments):
         return
-    yield Heading("What they look at")
+    yield Heading("What they attend to")
     if table:
         yield table
     if figures:
@@ -284,12 +287,12 @@ def _looks(report: Report, alignments: Alignments) -> Iterator[Block]:
 
 
 _GRADIENT = (
-    "A weight says where a system looks, the gradient what its words depend on: without attention all of the source "
-    "must come through one vector."
+    "A weight shows what a system attends to; a gradient shows what its output depends on. Without attention, the "
+    "whole source must pass through one vector."
 )
 _ALIGNMENTS = (
-    "Source words across, target words down, the reference put out word by word. One scale for all: the square root of "
-    "the weight, from none to 1. Orange frames are gold alignments, where they exist."
+    "A column per source word, a row per target word of the reference. All have the same scale: the square root of the "
+    "weight, from 0 to 1. Orange frames are gold alignments."
 )
 
 
@@ -303,7 +306,7 @@ def _sentences(report: Report) -> Iterator[Block]:
     if examples is None:
         return
     best, base = titles[examples["label"]], titles[report["baseline"]]
-    for kind, said in (("wins", f"where {best} gains most"), ("losses", f"where {best} loses most")):
+    for kind, said in (("wins", f"with the largest gains of {best}"), ("losses", f"with the largest losses of {best}")):
         if examples[kind]:
             yield Text(f"Sentences {said} against {base}, by BLEU of the sentence (seed {examples['seed']}):")
             yield from (_quotes(each, best, base) for each in examples[kind])
@@ -318,7 +321,7 @@ def _quotes(example: Mapping[str, Any], best: str, base: str) -> Quotes:
 
 
 def _card(report: Report) -> list[tuple[str, str]]:
-    """Everything that repeating the comparison takes."""
+    """All facts that are needed to repeat the comparison."""
     about = report["about"]
     pairs = ", ".join(f"{count:,} {split}" for split, count in (about.get("pairs") or {}).items())
     facts = [

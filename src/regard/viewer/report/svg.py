@@ -1,4 +1,4 @@
-"""Figures as SVG that fits a light and a dark page, by itself or within one."""
+"""Figures as SVG, for the light and the dark theme, inside a page or as a file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape
 
-#: The colour that stands for that of the text while matplotlib draws.
+#: A placeholder for the colour of the text while matplotlib draws.
 INK = "#010203"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
-#: Colours that those who see no red or no green tell apart (Okabe and Ito), the first that of the text.
+#: Colours that are distinct with colour blindness (Okabe and Ito). The first is the colour of the text.
 COLORS = (INK, "#1b80c4", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8f8a2c", "#7a6fd0")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _LIGHT_OR_DARK = (
@@ -22,7 +22,7 @@ _LIGHT_OR_DARK = (
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture: `svg` is the whole element, with its title and description, in the colour of the text around it."""
+    """A figure: `svg` is the whole element with title and description, in the colour of the text around it."""
 
     name: str
     title: str
@@ -31,14 +31,14 @@ class Figure:
 
     @property
     def alone(self) -> str:
-        """A file of its own, which brings the colours of a light and a dark page."""
+        """The content of an SVG file, with the colours of the light and the dark theme."""
         opening = self.svg.index(">") + 1
         head = '<?xml version="1.0" encoding="utf-8"?>\n'
         return head + self.svg[:opening] + _LIGHT_OR_DARK + self.svg[opening:] + "\n"
 
 
 def element(name: str, title: str, description: str, size: tuple[float, float], body: str) -> Figure:
-    """The SVG element of a figure; what is within has the coordinates 0 to `size`."""
+    """The SVG element of a figure. The coordinates of `body` go from 0 to `size`."""
     width, height = (f"{side:g}" for side in size)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" role="img" '
@@ -50,32 +50,32 @@ def element(name: str, title: str, description: str, size: tuple[float, float], 
 
 
 def drawing(figure: Any, name: str, title: str, description: str) -> Figure:
-    """A matplotlib figure as an element: text stays text, names are its own, nothing depends on the day."""
+    """A matplotlib figure as an SVG element: text stays text, ids are unique, and the result is deterministic."""
     import matplotlib
 
-    written = io.StringIO()
+    buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = written.getvalue()
-    found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
-    assert found, "matplotlib gives its pictures a viewBox"
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    view_box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
+    assert view_box, "matplotlib writes a viewBox"
     body = re.sub(
-        r"<metadata>.*?</metadata>", "", text[text.index(">", found.end()) + 1 : text.rindex("</svg>")], flags=re.S
+        r"<metadata>.*?</metadata>", "", text[text.index(">", view_box.end()) + 1 : text.rindex("</svg>")], flags=re.S
     )
     body = re.sub(r'\bid="', f'id="{name}-', body)
     body = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", body)
     body = re.sub(r"(font: [^;\"]*?px) [^;\"]*", rf"\g<1> {FONT}", body)
     body = re.sub(r"\n\s*", "\n", body.replace(INK, "currentColor"))
-    return element(name, title, description, (float(found[1]) / 0.75, float(found[2]) / 0.75), _scaled(body))
+    return element(name, title, description, (float(view_box[1]) / 0.75, float(view_box[2]) / 0.75), _scaled(body))
 
 
 def _scaled(body: str) -> str:
-    """Points of 1/72 inch as pixels of 1/96."""
+    """Scale points of 1/72 inch to pixels of 1/96 inch."""
     return f'<g transform="scale(1.3333333)">{body}</g>'
 
 
 def canvas(width: float, height: float) -> tuple[Any, Any]:
-    """A figure and its axes in inches, on a ground that lets the page through."""
+    """A matplotlib figure of a size in inches, and its axes, in the style of the report."""
     from regard.viewer.figures import _figure
 
     figure, axes = _figure(width, height)

@@ -1,4 +1,4 @@
-"""The charts of sweeps: one thing varied, all else alike."""
+"""The charts of sweeps, comparisons in which one option changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAYS = {"importance": "least important first", "random": "at random", "reversed"
 
 
 def sweep_figures(report: Report) -> list[Figure]:
-    """The figures of the sweep of a report; none if it is no sweep."""
+    """The figures of the sweep of a report; empty if it is not a sweep."""
     kind = report["about"].get("sweep")
     if kind == "heads":
         found = _heads(report)
@@ -33,7 +33,7 @@ def sweep_figures(report: Report) -> list[Figure]:
 
 
 def _heads(report: Report) -> list[Figure]:
-    """BLEU by number of heads beside the published row, both over the same span of BLEU."""
+    """BLEU by number of heads, and the published result with the same range of BLEU."""
     rows = [(each["settings"].get("num_heads"), quality_of(each)) for each in finished(report)]
     points = sorted((heads, found["mean"], found["deviation"] or 0.0) for heads, found in rows if heads and found)
     if not points:
@@ -65,7 +65,7 @@ def _head_axis(axes: Any, heads: Sequence[int]) -> None:
 
 def _positions(report: Report) -> Figure | None:
     trained = report["about"].get("train_words")
-    said = f" (shaded: longer than the {trained} words trained on)" if trained else ""
+    said = f" (shaded: longer than {trained} words, the longest in training)" if trained else ""
     heading = f"BLEU by source length and position scheme{said}"
     return by_bucket(report, "by_length", "positions", heading, "words of the source", trained)
 
@@ -87,7 +87,7 @@ def _bars(report: Report, kind: str) -> Figure | None:
 
 
 def _pruned(report: Report) -> Figure | None:
-    """BLEU against the share of heads removed, in three orders; the mean over all trials that were pruned."""
+    """BLEU against the share of removed heads, in three orders: the mean over all pruned trials."""
     if not any(mean_points(report, way) for way in WAYS):
         return None
     figure, axes = canvas(WIDTH, HEIGHT)
@@ -110,7 +110,7 @@ def _pruned(report: Report) -> Figure | None:
 
 
 def mean_points(report: Report, order: str) -> list[tuple[float, float]]:
-    """(share of heads removed, BLEU) for one order of removing, the mean over all trials that were pruned."""
+    """(share of removed heads, BLEU) for one order: the mean over all pruned trials."""
     found: dict[float, list[float]] = {}
     for pruning in (each for system in report["systems"] for each in system["pruning"]):
         for point in pruning.get("points", ()):
@@ -120,7 +120,7 @@ def mean_points(report: Report, order: str) -> list[tuple[float, float]]:
 
 
 def _single(report: Report) -> list[Figure]:
-    """What removing one head alone costs, by role."""
+    """The change of BLEU if one head is removed, by role."""
     pruning = next((each for s in report["systems"] for each in s["pruning"] if each.get("single")), None)
     if pruning is None:
         return []

@@ -1,4 +1,4 @@
-"""The tables of a report, from its numbers."""
+"""The tables of a report."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from regard.viewer.report.blocks import Column, Table
 from regard.viewer.report.charts import Report, finished
 from regard.viewer.report.published import anchors
 
-#: What stands where nothing was measured.
+#: The text of a cell without a measurement.
 NOTHING = "–"
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """A number, thousands set apart."""
+    """A number with separators for thousands."""
     return NOTHING if value is None else f"{value:,.{digits}f}"
 
 
 def mean(spread: Mapping[str, Any] | None, digits: int = 1) -> str:
-    """Mean ± deviation over the seeds; the mean alone where there is one seed.
+    """Mean ± deviation over the seeds; only the mean if there is one seed.
 
     >>> mean({"mean": 12.345, "deviation": 0.5, "values": []}), mean(None)
     ('12.3 ± 0.5', '–')
@@ -31,14 +31,14 @@ def mean(spread: Mapping[str, Any] | None, digits: int = 1) -> str:
 
 
 def chance(comparison: Mapping[str, Any] | None) -> str:
-    """A p-value; the least that so many resamples can give is said to be that or less."""
+    """A p-value. The smallest value that the resamples can give is written as "≤"."""
     if comparison is None:
         return NOTHING
     least = 1 / (comparison["resamples"] + 1)
     return f"≤ {least:.3f}" if comparison["p"] <= least * 1.001 else f"{comparison['p']:.3f}"
 
 
-#: Of a column: its name, the text of a cell, the value that ranks it, and whether more is better.
+#: A column: its name, the text of a cell, the value for ranking, and whether a larger value is better.
 Measure = tuple[str, Callable[[Report], str], Callable[[Report], float | None] | None, bool]
 
 
@@ -90,12 +90,12 @@ MORE: tuple[Measure, ...] = (
     _cost("minutes of training", "minutes", 2),
     _cost("file, MB", "bytes", 2, unit=1e-6),
 )
-#: Ranked by a number that says nothing of merit.
+#: Columns without a best value.
 UNRANKED = ("length ratio", "steps", "minutes of training", "minutes to best", "steps to best")
 
 
 def main_table(report: Report) -> Table:
-    """Quality beside cost: a row for each system, and one for copying the nearest training sentence."""
+    """Quality and cost: a row per system, and a row for the retrieval baseline."""
     table = measures("", MAIN, finished(report), report["few_seeds"])
     retrieval = report["retrieval"]
     if not retrieval:
@@ -113,9 +113,9 @@ def more_table(report: Report) -> Table:
 
 
 def measures(caption: str, wanted: Sequence[Measure], systems: Sequence[Report], few_seeds: bool) -> Table:
-    """A row for each system; empty columns are left out.
+    """A row per system, without empty columns.
 
-    The best value of each column is set off, with all values that print the same; with few seeds none is.
+    The best value of each column is bold, with all values that print the same. With few seeds nothing is bold.
     """
     shown = [each for each in wanted if any(each[1](system) != NOTHING for system in systems)]
     rows = [[system["title"], *(text(system) for _, text, _, _ in shown)] for system in systems]
@@ -136,7 +136,7 @@ def _leading(cell: str) -> str:
 
 
 def bucket_table(report: Report, key: str, caption: str) -> Table | None:
-    """BLEU by bucket: a column for each, under its count."""
+    """BLEU by bucket: a column per bucket, with its number of sentences."""
     systems = [each for each in finished(report) if each[key]]
     if not systems:
         return None
@@ -159,23 +159,23 @@ def _bucket(bucket: Mapping[str, Any] | None) -> str:
 
 
 def looks_table(report: Report) -> Table | None:
-    """Entropy and shares of the cross-attention, beside what looking at all pieces alike would give."""
+    """Entropy and shares of the cross-attention, and the values of uniform attention."""
     shown = [each for each in finished(report) if each["looks"]["entropy"]]
     if not shown:
         return None
-    names = ("entropy, nats", "entropy / log S", "on the end of the sentence", "on punctuation")
+    names = ("entropy, nats", "entropy / log S", "on the end-of-sentence token", "on punctuation")
     keys = ("entropy", "spread", "share_eos", "share_punctuation")
     rows = [[each["title"], *(mean(each["looks"][key], 2) for key in keys)] for each in shown]
     even = shown[0]["looks"]
     if even["end_pieces"] and even["punctuation_pieces"]:
         rows.append(
-            ["All pieces alike", NOTHING, "1.00", *(mean(even[k], 2) for k in ("end_pieces", "punctuation_pieces"))]
+            ["uniform attention", NOTHING, "1.00", *(mean(even[k], 2) for k in ("end_pieces", "punctuation_pieces"))]
         )
-    return Table("Where the cross-attention looks", [Column("system", False), *map(Column, names)], rows)
+    return Table("What the cross-attention attends to", [Column("system", False), *map(Column, names)], rows)
 
 
 def outcomes_table(report: Report) -> Table | None:
-    """How many sentences each system translates better and worse than the baseline."""
+    """The numbers of sentences that each system translates better, equally well and worse than the baseline."""
     shown = [(each["title"], each["sentences"]) for each in finished(report) if each["sentences"]]
     if not shown:
         return None
@@ -187,7 +187,7 @@ def outcomes_table(report: Report) -> Table | None:
 
 
 def published_table(report: Report) -> Table:
-    """Published figures beside ours, and why they do or do not compare."""
+    """Published results and ours, and why they are comparable or not."""
     by_label = {each["label"]: each for each in finished(report)}
     rows = []
     for anchor in anchors(report["about"]):

@@ -1,4 +1,4 @@
-"""Write the report of a comparison beside what it is about."""
+"""Writes the report of a comparison into the folder of the comparison."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from regard.viewer.report.svg import Figure
 
 
 def write_report(folder: str | os.PathLike[str]) -> Path:
-    """Write report.md, report.html, report.json and figures/ for the folder of a comparison; gives the page.
+    """Write report.md, report.html, report.json and figures/ into the folder of a comparison; return the page's path.
 
-    What has finished so far is shown, and what is missing is named, so it may be called at any time; the same
-    folder always gives the same files.
+    It can be called at any time: it shows the finished trials, and names the missing trials. The same folder always
+    gives the same files.
     """
     path = Path(folder)
     study = read_study(path)
     report = numbers(study)
     whole = document(report, alignment_figures(study))
-    wanted = {f"{figure.name}.svg": figure for figure in figures(whole.blocks)}
+    named_figures = {f"{figure.name}.svg": figure for figure in figures(whole.blocks)}
     try:
-        for name, figure in wanted.items():
+        for name, figure in named_figures.items():
             write_whole(path / FIGURES / name, figure.alone)
-        for old in set((path / FIGURES).glob("*.svg")) - {path / FIGURES / name for name in wanted}:
+        for old in set((path / FIGURES).glob("*.svg")) - {path / FIGURES / name for name in named_figures}:
             old.unlink()
         write_whole(path / "report.md", to_markdown(whole))
         write_whole(path / "report.json", json.dumps(report, ensure_ascii=False, indent=1, allow_nan=False) + "\n")
@@ -44,11 +44,11 @@ def write_report(folder: str | os.PathLike[str]) -> Path:
 
 
 def figures(blocks: Iterable[Block]) -> list[Figure]:
-    """All figures of some blocks, also of those that are folded."""
-    found: list[Figure] = []
+    """All figures of blocks, also inside folded blocks."""
+    all_figures: list[Figure] = []
     for block in blocks:
         if isinstance(block, Figures):
-            found += block.figures
+            all_figures += block.figures
         elif isinstance(block, Folded):
-            found += figures(block.blocks)
-    return found
+            all_figures += figures(block.blocks)
+    return all_figures
