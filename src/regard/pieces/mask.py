@@ -1,9 +1,10 @@
-"""Masks: who may attend to whom. True = may attend, everywhere; `&`, `|` and `~` compose.
+"""Masks: which keys a query may attend to. True always means "may attend"; `&`, `|` and `~` compose masks.
 
-A mask answers three questions. `allowed(grid)` decides every pair of a tile. `any_allowed(start, stop)`
-and `all_allowed(start, stop)` speak of whole stretches without touching n x n: the key positions that
-SOME query of [start, stop) may attend to, and those that EVERY one attends to. Engines skip
-what lies outside the first, and need no mask inside the second.
+A mask answers three questions:
+- `allowed(grid)`: for each pair of a tile, may the query attend to the key?
+- `any_allowed(start, stop)`: which keys are allowed for at least one query of [start, stop)? Engines skip the others.
+- `all_allowed(start, stop)`: which keys are allowed for every query of [start, stop)? They need no mask.
+The last two answers are intervals of key positions, so they cost no n x n work.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import and_, is_, or_
+from typing import Any
 
 from torch import Tensor
 
@@ -24,14 +27,14 @@ from regard.spans import EMPTY, EVERYTHING, INFINITY, Spans
 
 
 class Mask(ABC):
-    """Base of all masks. A new one defines `allowed`; `any_allowed` and `all_allowed` make it fast.
+    """Base of all masks. A new mask defines `allowed`; `any_allowed` and `all_allowed` make it fast.
 
-    `relative` says that the answer depends on j - i alone, for every batch entry and head;
-    then one tile serves a whole diagonal of blocks. `keys_only` says that it does not depend on
-    the query; then sums over keys serve all queries. `batched` says that batch entries may differ.
+    `relative`: the answer depends on j - i only, for every batch entry and head, so one tile serves a whole diagonal
+    of blocks. `keys_only`: the answer does not depend on the query, so one sum over keys serves all queries.
+    `batched`: batch entries may have different answers.
 
-    A mask is a value: it copies the tensors it is given, so a later change of these does not reach it.
-    It has no truth value, since `and`, `or` and `not` would silently drop a mask.
+    A mask is a value: it copies the tensors that it receives, so a later change of these tensors does not change it.
+    It has no truth value, because `and`, `or` and `not` would silently drop a mask.
 
     >>> import regard as rg
     >>> class every_other(rg.Mask):
@@ -51,25 +54,25 @@ class Mask(ABC):
         """A boolean tensor that broadcasts against the (B, H, I, J) tile; True = may attend."""
 
     def any_allowed(self, start: int, stop: int) -> Spans:
-        """Key positions that some query in [start, stop) may attend to (or more, never fewer)."""
+        """Key positions that at least one query in [start, stop) may attend to; never too few, perhaps too many."""
         return EVERYTHING
 
     def all_allowed(self, start: int, stop: int) -> Spans:
-        """Key positions that every query in [start, stop) attends to (or fewer, never more)."""
+        """Key positions that every query in [start, stop) may attend to; never too many, perhaps too few."""
         return EMPTY
 
     def edges(self, start: int, stop: int) -> Sequence[int]:
-        """Query positions inside (start, stop), ascending, at which the answer changes at once: where to cut."""
+        """Query positions inside (start, stop), ascending, where the allowed keys jump: good places to cut blocks."""
         return ()
 
     def of_entry(self, entry: int) -> Mask:
-        """The same mask for one batch entry, where its spans are narrower than those of all; itself if they are not."""
+        """A mask for one batch entry, if its spans are narrower than those of all entries; else this mask."""
         return self
 
     def select(self, index: Tensor) -> Mask:
         """The mask of the batch entries at `index`, in that order.
 
-        Whatever reorders or repeats a batch, as a beam search does, must select from its masks too.
+        Code that reorders or repeats the entries of a batch, for example beam search, must select from its masks too.
 
         >>> import torch, regard as rg
         >>> rows = rg.padding([3, 1]).select(torch.tensor([1, 0, 0]))
@@ -80,18 +83,18 @@ class Mask(ABC):
             return self
         if type(self).check is not Mask.check:
             raise RegardError(
-                f"{type(self).__name__}.select: this mask checks the sizes it was made for, so only it can say what "
-                "its rows are. Define select(index) in it, or batched = False if all batch entries are alike."
+                f"{type(self).__name__}.select: this mask has its own check of sizes, so the default select does not "
+                "fit it. Define select(index) in the class, or set batched = False if all batch entries are alike."
             )
         return Selected(self, index.clone())
 
     def check(self, sizes: Sizes, positions: Positions) -> None:  # noqa: B027 - most masks fit any size
-        """Refuse sizes that the mask was not made for."""
+        """Raise a `RegardError` if the mask does not fit these sizes."""
 
     def __bool__(self) -> bool:
         raise RegardError(
-            f"{self!r}: a mask has no truth value. Compose masks with & (both), | (either) and ~ (not), where Python's "
-            "`and`, `or` and `not` would drop one of them; whether there is a mask is `mask is not None`."
+            f"{self!r}: a mask has no truth value, because Python's `and`, `or` and `not` would drop a mask. Compose "
+            "masks with & (both), | (either) and ~ (not). To test whether there is a mask, write `mask is not None`."
         )
 
     def __and__(self, other: Mask) -> Mask:
@@ -114,121 +117,99 @@ def _mask(other: object, sign: str) -> Mask:
     if isinstance(other, Mask):
         return other
     raise RegardError(
-        f"mask {sign} {type(other).__name__}: only masks compose. Wrap a boolean tensor as regard.mask_tensor(tensor)."
+        f"mask {sign} {type(other).__name__}: both sides must be masks. A boolean tensor becomes a mask by "
+        "regard.mask_tensor(tensor)."
     )
 
 
+class Composed(Mask):
+    """A mask that other masks form: its `parts`, in the order of its arguments."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[Mask, ...]: ...
+
+    @property
+    def relative(self) -> bool:  # type: ignore[override]
+        return all(part.relative for part in self.parts)
+
+    @property
+    def keys_only(self) -> bool:  # type: ignore[override]
+        return all(part.keys_only for part in self.parts)
+
+    @property
+    def batched(self) -> bool:  # type: ignore[override]
+        return any(part.batched for part in self.parts)
+
+    def edges(self, start: int, stop: int) -> Sequence[int]:
+        return sorted({edge for part in self.parts for edge in part.edges(start, stop)})
+
+    def of_entry(self, entry: int) -> Mask:
+        return self._with_parts([part.of_entry(entry) for part in self.parts])
+
+    def select(self, index: Tensor) -> Mask:
+        return self._with_parts([part.select(index) for part in self.parts])
+
+    def check(self, sizes: Sizes, positions: Positions) -> None:
+        for part in self.parts:
+            part.check(sizes, positions)
+
+    def _with_parts(self, parts: list[Mask]) -> Mask:
+        return self if all(map(is_, parts, self.parts)) else type(self)(*parts)
+
+
 @dataclass(frozen=True, eq=False)
-class Both(Mask):
-    """left & right: allowed where both allow."""
+class Pair(Composed):
+    """Two masks and one operator, `join`, for the tensors of a tile and for the spans of keys alike."""
 
     left: Mask
     right: Mask
 
-    @property
-    def relative(self) -> bool:  # type: ignore[override]
-        return self.left.relative and self.right.relative
+    @staticmethod
+    @abstractmethod
+    def join(left: Any, right: Any) -> Any: ...
 
     @property
-    def keys_only(self) -> bool:  # type: ignore[override]
-        return self.left.keys_only and self.right.keys_only
-
-    @property
-    def batched(self) -> bool:  # type: ignore[override]
-        return self.left.batched or self.right.batched
+    def parts(self) -> tuple[Mask, Mask]:
+        return self.left, self.right
 
     def allowed(self, grid: Grid) -> Tensor:
-        return self.left.allowed(grid) & self.right.allowed(grid)
+        return self.join(self.left.allowed(grid), self.right.allowed(grid))
 
     def any_allowed(self, start: int, stop: int) -> Spans:
-        return self.left.any_allowed(start, stop) & self.right.any_allowed(start, stop)
+        return self.join(self.left.any_allowed(start, stop), self.right.any_allowed(start, stop))
 
     def all_allowed(self, start: int, stop: int) -> Spans:
-        return self.left.all_allowed(start, stop) & self.right.all_allowed(start, stop)
+        return self.join(self.left.all_allowed(start, stop), self.right.all_allowed(start, stop))
 
-    def edges(self, start: int, stop: int) -> Sequence[int]:
-        return sorted({*self.left.edges(start, stop), *self.right.edges(start, stop)})
 
-    def of_entry(self, entry: int) -> Mask:
-        left, right = self.left.of_entry(entry), self.right.of_entry(entry)
-        return self if left is self.left and right is self.right else Both(left, right)
+class Both(Pair):
+    """left & right: allowed where both allow."""
 
-    def select(self, index: Tensor) -> Mask:
-        left, right = self.left.select(index), self.right.select(index)
-        return self if left is self.left and right is self.right else Both(left, right)
-
-    def check(self, sizes: Sizes, positions: Positions) -> None:
-        self.left.check(sizes, positions)
-        self.right.check(sizes, positions)
+    join = staticmethod(and_)
 
     def __repr__(self) -> str:
         return f"({self.left!r} & {self.right!r})"
 
 
-@dataclass(frozen=True, eq=False)
-class Either(Mask):
-    """left | right: allowed where at least one allows."""
+class Either(Pair):
+    """left | right: allowed where at least one of the two allows."""
 
-    left: Mask
-    right: Mask
-
-    @property
-    def relative(self) -> bool:  # type: ignore[override]
-        return self.left.relative and self.right.relative
-
-    @property
-    def keys_only(self) -> bool:  # type: ignore[override]
-        return self.left.keys_only and self.right.keys_only
-
-    @property
-    def batched(self) -> bool:  # type: ignore[override]
-        return self.left.batched or self.right.batched
-
-    def allowed(self, grid: Grid) -> Tensor:
-        return self.left.allowed(grid) | self.right.allowed(grid)
-
-    def any_allowed(self, start: int, stop: int) -> Spans:
-        return self.left.any_allowed(start, stop) | self.right.any_allowed(start, stop)
-
-    def all_allowed(self, start: int, stop: int) -> Spans:
-        return self.left.all_allowed(start, stop) | self.right.all_allowed(start, stop)
-
-    def edges(self, start: int, stop: int) -> Sequence[int]:
-        return sorted({*self.left.edges(start, stop), *self.right.edges(start, stop)})
-
-    def of_entry(self, entry: int) -> Mask:
-        left, right = self.left.of_entry(entry), self.right.of_entry(entry)
-        return self if left is self.left and right is self.right else Either(left, right)
-
-    def select(self, index: Tensor) -> Mask:
-        left, right = self.left.select(index), self.right.select(index)
-        return self if left is self.left and right is self.right else Either(left, right)
-
-    def check(self, sizes: Sizes, positions: Positions) -> None:
-        self.left.check(sizes, positions)
-        self.right.check(sizes, positions)
+    join = staticmethod(or_)
 
     def __repr__(self) -> str:
         return f"({self.left!r} | {self.right!r})"
 
 
 @dataclass(frozen=True, eq=False)
-class Not(Mask):
+class Not(Composed):
     """~mask: allowed where the mask forbids. `any_allowed` and `all_allowed` swap and complement."""
 
     mask: Mask
 
     @property
-    def relative(self) -> bool:  # type: ignore[override]
-        return self.mask.relative
-
-    @property
-    def keys_only(self) -> bool:  # type: ignore[override]
-        return self.mask.keys_only
-
-    @property
-    def batched(self) -> bool:  # type: ignore[override]
-        return self.mask.batched
+    def parts(self) -> tuple[Mask]:
+        return (self.mask,)
 
     def allowed(self, grid: Grid) -> Tensor:
         return ~self.mask.allowed(grid)
@@ -239,20 +220,6 @@ class Not(Mask):
     def all_allowed(self, start: int, stop: int) -> Spans:
         return ~self.mask.any_allowed(start, stop)
 
-    def edges(self, start: int, stop: int) -> Sequence[int]:
-        return self.mask.edges(start, stop)
-
-    def of_entry(self, entry: int) -> Mask:
-        mask = self.mask.of_entry(entry)
-        return self if mask is self.mask else Not(mask)
-
-    def select(self, index: Tensor) -> Mask:
-        mask = self.mask.select(index)
-        return self if mask is self.mask else Not(mask)
-
-    def check(self, sizes: Sizes, positions: Positions) -> None:
-        self.mask.check(sizes, positions)
-
     def __repr__(self) -> str:
         return f"~{self.mask!r}"
 
@@ -261,7 +228,7 @@ class Not(Mask):
 class Selected(Mask):
     """`mask` with batch entry b replaced by entry index[b]; the default result of `select`.
 
-    `any_allowed` and `all_allowed` speak of all batch entries, so those of `mask` are valid for any selection.
+    `any_allowed` and `all_allowed` of `mask` hold for all its batch entries, so they hold for any selection.
     """
 
     mask: Mask
@@ -294,7 +261,7 @@ class Selected(Mask):
 
 
 def sees_no_later_key(mask: Mask | None) -> bool:
-    """Whether no query may attend to a later key, as far as the structure of the mask tells.
+    """Whether the structure of the mask proves that no query may attend to a later key.
 
     >>> import regard as rg
     >>> masks = rg.causal() & rg.padding([3]), rg.causal() | rg.prefix(2), ~rg.causal(), ~~rg.causal(), None
@@ -310,10 +277,10 @@ def sees_no_later_key(mask: Mask | None) -> bool:
 
 @dataclass(frozen=True)
 class causal(Mask):
-    """j <= i: no query sees a later key (Vaswani et al. 2017, arXiv:1706.03762, section 3.1).
+    """j <= i: no query attends to a later key (Vaswani et al. 2017, arXiv:1706.03762, section 3.1).
 
-    Positions are compared, so 2 queries against 5 keys stand at positions 3 and 4 and see
-    4 and 5 keys. torch's `is_causal=True` would let them see 1 and 2.
+    The mask compares positions. Two queries with 5 keys have positions 3 and 4, and attend to 4 and 5 keys.
+    With torch's `is_causal=True` they would attend to 1 and 2 keys.
 
     >>> import regard as rg
     >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(2, 5), 1, 1, 2)
@@ -337,10 +304,10 @@ class causal(Mask):
 @checked
 @dataclass(frozen=True)
 class window(Mask):
-    """i - size < j < i + size: the `size` nearest keys on each side, the query's own included.
+    """i - size < j < i + size: the `size` nearest keys on each side, including the query's own position.
 
-    `causal() & window(w)` sees w keys, the rule of Mistral and Hugging Face. attention-gym,
-    x-transformers, jax and local-attention see w + 1 for the same number.
+    `causal() & window(w)` allows w keys, the rule of Mistral and Hugging Face. attention-gym,
+    x-transformers, jax and local-attention allow w + 1 keys for the same number.
 
     >>> import regard as rg
     >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(4, 4), 1, 1, 4)
@@ -396,7 +363,7 @@ class dilated(Mask):
 @checked
 @dataclass(frozen=True)
 class prefix(Mask):
-    """j < `length`: the first keys, open to everyone. `causal() | prefix(p)` is a prefix LM (Raffel 2020).
+    """j < `length`: every query may attend to the first keys. `causal() | prefix(p)` is a prefix LM (Raffel 2020).
 
     >>> import regard as rg
     >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(4, 4), 1, 1, 4)
@@ -423,8 +390,8 @@ class prefix(Mask):
 class block_local(Mask):
     """Keys of the query's own block of `size`, and of `before` / `after` neighbouring blocks.
 
-    floor(j / size) - floor(i / size) lies in [-before, after]. Blocks of BigBird and of
-    local-attention are these; a window slides with the query, a block does not.
+    floor(j / size) - floor(i / size) is in [-before, after]. BigBird and local-attention use such blocks.
+    A window moves with the query; a block does not.
 
     >>> import regard as rg
     >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(4, 4), 1, 1, 4)
