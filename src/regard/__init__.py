@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from regard.display import register_report, register_viewer
+from regard.display import importers
 from regard.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 PACKAGES = ("data", "nn", "seq2seq")
 
 
-register_viewer(lambda: import_module("regard.viewer.widget"))
-register_report(lambda: import_module("regard.viewer.report"))
+importers["widget"] = lambda: import_module("regard.viewer.widget")
+importers["report"] = lambda: import_module("regard.viewer.report")
 
 
 def __getattr__(name: str) -> Any:

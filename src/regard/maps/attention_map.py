@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.attention import Attention, Prepared, makes_new_scores, scores, snapshot
 from regard.checks import Count, checked
-from regard.display import viewer
+from regard.display import viewer_part
 from regard.engine.blocks import blocks
 from regard.engine.rows import Collected, in_full
 from regard.errors import RegardError
@@ -403,7 +403,7 @@ class AttentionMap:
 
         `tokens` are those of the keys; `queries`, where they are others, those of the queries.
         """
-        return viewer().show_map(self, tokens, queries, batch)
+        return viewer_part("widget").show_map(self, tokens, queries, batch)
 
     def __repr__(self) -> str:
         B, H, I, J = self.shape

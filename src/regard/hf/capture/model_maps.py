@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from regard.display import viewer
+from regard.display import viewer_part
 from regard.errors import RegardError, nearest
 from regard.hf.capture.captured_calls import ModuleCalls, NotCaptured
 from regard.hf.capture.module_statistics import ModuleStatistics
@@ -100,7 +100,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
 
         `tokens` are the tokens that the model read, `targets` the tokens of the decoder if there is one.
         """
-        return viewer().show_watched(self, tokens, targets, batch)
+        return viewer_part("widget").show_watched(self, tokens, targets, batch)
 
     @property
     def mismatched(self) -> dict[str, Check]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regard.data.corpus import Corpus
-from regard.display import write_report
+from regard.display import viewer_part
 from regard.errors import RegardError
 from regard.seq2seq.comparison.processes import LocalProcess, Start, cores, processors
 from regard.seq2seq.comparison.study import EVALUATION, Study, open_study, read_study
@@ -75,7 +75,7 @@ class Comparison:
         if not self.num_finished:
             raise RegardError(f"compare: no trial in {self.folder} is finished, so there is nothing to report yet.")
         try:
-            return write_report(self.folder)
+            return viewer_part("report").write_report(self.folder)
         except ImportError:
             raise RegardError("The report needs matplotlib: pip install 'regard[lab]'") from None
 
