@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+
 import torch
 from torch.nn import functional as F
 
 import regard as rg
+from regard.engine import reference
 from regard.pieces.dropout import kept
 
 
@@ -115,3 +119,18 @@ def test_adding_to_the_scores_is_declared_and_softcap_does_not():
     capped = rg.Attention(bias=rg.Softcap(1.0))
     assert "fused" in rg.explain(capped, q, k, v).refused
     assert "fused" not in rg.explain(rg.Attention(bias=rg.ALiBi(1)), q, k, v).refused
+
+
+def test_the_reference_borrows_no_computation_from_the_pieces():
+    """It reads their fields. It calls only what the caller wrote: predicates, and scalings of its own."""
+    nodes = [*ast.walk(ast.parse(inspect.getsource(reference)))]
+    of_names = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    modules = {name for name, value in vars(reference).items() if getattr(value, "__name__", "").startswith("regard.")}
+    modules = {name for name in modules if inspect.ismodule(getattr(reference, name))}
+    assert {"bias", "mask", "position", "score"} <= modules
+    for node in of_names:
+        if node.value.id in modules:
+            assert inspect.isclass(getattr(getattr(reference, node.value.id), node.attr)), ast.unparse(node)
+    called = {id(node.func): node.func for node in nodes if isinstance(node, ast.Call)}
+    methods = {node.attr for node in of_names if id(node) in called and node.value.id == "piece"}
+    assert methods == {"predicate"}

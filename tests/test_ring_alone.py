@@ -39,7 +39,7 @@ def test_a_request_is_told_in_stretches():
     """What a rank asks for stands in the error of all ranks; neighbours are one stretch."""
     x = torch.randn(1, 2, 9, 4)
     weights, told = rg.attend(rg.Attention(), x, x, x, engine="ring").weights, []
-    weights._turn.exchange.agree = lambda what, request: told.append(request["look"])
+    weights._ring_call.exchange.agree = lambda what, request: told.append(request["look"])
     for rows, words in (([0, 1, 2, 7, 5, 6], "0-2, 7, 5-6"), ([3], "3"), ([4, 2], "4, 2")):
         weights.tile(rows=torch.tensor(rows))
         assert told[-1] == f"weights of batch 0, head 0-1, query {words}, key 0-8"

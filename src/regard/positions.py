@@ -88,6 +88,15 @@ class Positions:
     def key(self, device: torch.device | str = "cpu") -> Tensor:
         return self.keys.tensor(device)
 
+    def distances(self, num_queries: int) -> range:
+        """From the smallest j - i to the largest.
+
+        >>> Positions.aligned_to_end(2, 3).distances(2)
+        range(-2, 2)
+        """
+        first, last = self.keys.hull().intervals[0]
+        return range(first - self.start - num_queries + 1, last - self.start)
+
 
 def check_positions(positions: object) -> None:
     """Refuse positions that are no `Positions`."""

@@ -20,6 +20,7 @@ from regard.attention import Prepared
 from regard.engine.blocks import Block, blocks, cheapest_size, whole
 from regard.engine.dense import flops_per_pair
 from regard.engine.flash import FlashRows
+from regard.engine.gradients import Gradients, GradientSums, block_gradients
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.rows import Collected, attend_rows
 from regard.engine.runs import CALL_BYTES, Run, runs
@@ -215,24 +216,15 @@ class _Blocked(torch.autograd.Function):
         leaves = [t.detach().requires_grad_(want) for t, want in zip(tensors, wanted, strict=True)]
         problem = ctx.outline.around([*tensors[: len(on_rows)], *leaves[len(on_rows) :]])
         work = Work.again(problem, ctx.blocks)
-        grads = [_sum_of(t) if w else None for t, w in zip(tensors, wanted, strict=True)]
-        for block, parts in _gradients(work, remembered, grad, wanted):
-            columns = block.index(grad.device)
-            places = [block.rows if rows else columns for rows in on_rows]
-            for total, part, place in zip(grads, parts, places, strict=False):
-                _accumulate(None if total is None else total[block.entries], part, place)
-            for total, part in zip(grads[len(on_rows) :], parts[len(on_rows) :], strict=False):
-                if total is not None and part is not None:
-                    total += part
-        return None, *(g if g is None else g.to(t.dtype) for g, t in zip(grads, tensors, strict=True))
-
-
-Parts = list[Tensor | None]
+        sums = GradientSums.zeros(tensors, wanted, on_rows)
+        for block, gradients in _gradients(work, remembered, grad, wanted):
+            sums.add(gradients, block.rows, block.index(grad.device), block.entries)
+        return None, *(g if g is None else g.to(t.dtype) for g, t in zip(sums.sums, tensors, strict=True))
 
 
 def _gradients(
     work: Work, remembered: Sequence[Tensor], grad: Tensor, wanted: Sequence[bool]
-) -> Iterator[tuple[Block, Parts]]:
+) -> Iterator[tuple[Block, Gradients]]:
     """The gradients of every block, by the kernel from what it remembered, where that is precise enough.
 
     The kernel computes weights as exp(score - log-sum-exp). A coarse log-sum-exp would scale the gradients of its row,
@@ -240,7 +232,7 @@ def _gradients(
     """
     if not remembered:
         for block in work.blocks:
-            yield block, _block_gradients(work, block, grad, wanted)
+            yield block, _formed_gradients(work, block, grad, wanted)
         return
     output, logsumexp = remembered
     coarse = is_coarse(logsumexp)
@@ -254,10 +246,10 @@ def _gradients(
     formed, of_coarse = Formed(work.problem), grad.masked_fill(~coarse[..., None], 0.0)
     for block in formed.blocks:
         if coarse[:, :, block.rows].any():
-            yield block, _block_gradients(formed, block, of_coarse, wanted)
+            yield block, _formed_gradients(formed, block, of_coarse, wanted)
 
 
-def _remembered_gradients(work: Work, block: Block, remembered: Sequence[Tensor], grad: Tensor) -> list[Tensor | None]:
+def _remembered_gradients(work: Work, block: Block, remembered: Sequence[Tensor], grad: Tensor) -> Gradients:
     """Gradients of one block with respect to its slices of value, query and key, without computing it again."""
     assert work.flash is not None
     columns, value = block.index(grad.device), work.problem.value
@@ -266,33 +258,10 @@ def _remembered_gradients(work: Work, block: Block, remembered: Sequence[Tensor]
     return list(work.flash.gradients(block, tile, value[block.entries, :, columns], output, logsumexp, grad))
 
 
-def _block_gradients(work: Work, block: Block, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
-    """Gradients of one block with respect to its slices of the value and prepared tensors, and what pieces hold."""
-    problem, columns = work.problem, block.index(grad.device)
-    with torch.enable_grad():
-        sliced = problem.prepared.tile(block.rows, columns).entries(block.entries)
-        leaves = [t.detach() for t in (problem.value[block.entries, :, columns], *sliced.tensors())]
-        for leaf, want in zip(leaves, wanted, strict=False):
-            leaf.requires_grad_(want)
-        output, _ = work.attend_block(block, sliced.with_tensors(leaves[1:]), leaves[0])
-        inputs = [t for t, want in zip((*leaves, *problem.piece_tensors), wanted, strict=True) if want]
-        if not output.requires_grad:
-            return [None] * len(wanted)
-        along = grad[block.entries, :, block.rows]
-        # keep the graph: a piece may reuse what it computed for an earlier block
-        found = iter(torch.autograd.grad(output, inputs, along, retain_graph=True, allow_unused=True))
-    return [next(found) if want else None for want in wanted]
+def _formed_gradients(work: Work, block: Block, grad: Tensor, wanted: Sequence[bool]) -> Gradients:
+    """Gradients of one block, computed again."""
 
+    def forward(tile: Prepared, value: Tensor) -> list[tuple[Tensor, Tensor]]:
+        return [(work.attend_block(block, tile, value)[0], grad[block.entries, :, block.rows])]
 
-def _sum_of(tensor: Tensor) -> Tensor:
-    """Zeros to add gradients to: in half precision the sum over many blocks would stop growing."""
-    return torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
-
-
-def _accumulate(total: Tensor | None, part: Tensor | None, place: slice | Tensor) -> None:
-    if total is None or part is None:
-        return
-    if isinstance(place, slice):
-        total[:, :, place] += part
-    else:
-        total.index_add_(2, place, part.to(total.dtype))
+    return block_gradients(work.problem, block, work.problem.piece_tensors, wanted, forward)

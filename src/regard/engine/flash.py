@@ -14,7 +14,7 @@ from regard.engine.problem import Problem
 from regard.engine.runs import Run
 from regard.engine.transforms import HIDDEN_GRADIENTS
 from regard.pieces.bias import AdditiveBias
-from regard.pieces.grid import Grid
+from regard.pieces.grid import Grid, along_diagonals
 from regard.pieces.mask import Mask
 from regard.pieces.normalizer import LearnedSink, RowStatistic, Softmax, some_coarse
 from regard.shapes import at_least_float32, group, has_numbers, in_one_dtype
@@ -303,21 +303,17 @@ class FlashRows:
     def _mask(self, block: Block, tile: Prepared, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
         """Mask and biases of a block as one additive tensor, and whether its rows are in reverse order.
 
-        What depends on j - i alone is a Toeplitz matrix: with the rows reversed it is a view of the
-        one vector of its I + J - 1 diagonals, and nothing I x J is held.
+        If they depend on j - i alone, the tensor is a view of its I + J - 1 diagonals, so it holds no I x J numbers.
         """
         if block.full and not self.problem.attention.bias:
             return None, False
         grid = self.problem.grid.tile(block.rows, block.columns).entries(block.entries)
         if not self.on_diagonal(block):
             return self._additive(block, tile, grid).to(dtype), False
-        I, J = len(grid.query), len(grid.key)
         distances = grid.distances()
         assert distances is not None, "on a diagonal queries and keys are one stretch each"
-        line = grid.line(distances)
-        diagonals = self._additive(block, tile, line).to(dtype).contiguous()
-        heads = diagonals.shape[1]
-        return diagonals.as_strided((1, heads, I, J), (0, diagonals.stride(1), 1, 1)), True
+        by_distance = self._additive(block, tile, grid.line(distances)).to(dtype).contiguous()
+        return along_diagonals(by_distance[:, :, 0], len(grid.query)), True
 
     def _additive(self, block: Block, tile: Prepared, grid: Grid) -> Tensor:
         attention = self.problem.attention

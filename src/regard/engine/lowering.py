@@ -54,11 +54,9 @@ def key_position(problem: Problem) -> Place:
 
 def diagonals(problem: Problem) -> tuple[Grid, Callable[[Tensor, Tensor], Tensor]]:
     """A grid of one query that meets every j - i once, and where in it a pair of indices stands."""
-    grid = problem.grid
-    keys, start = problem.positions.keys.hull().intervals[0], problem.positions.start
-    distances = range(keys[0] - start - problem.sizes.I + 1, keys[1] - start)
+    distances = problem.positions.distances(problem.sizes.I)
     of_query, of_key, offset = query_position(problem), key_position(problem), number(distances.start, problem)
-    return grid.line(distances), lambda q, k: of_key(k) - of_query(q) - offset
+    return problem.grid.line(distances), lambda q, k: of_key(k) - of_query(q) - offset
 
 
 # Scores

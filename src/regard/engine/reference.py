@@ -182,10 +182,48 @@ def _(piece: position.RoPE, x: Array, positions: Array) -> Array:
     first, second = (slice(0, piece.width, 2), slice(1, piece.width, 2)) if piece.interleaved else (
         slice(0, half), slice(half, piece.width)
     )  # fmt: skip
-    turn = np.exp(1j * positions[:, None] * array(piece.frequencies())[None, :])
+    frequencies = piece.base ** -(np.arange(0, piece.width, 2) / piece.width)
+    turn = np.exp(1j * positions[:, None] * rescale(piece.scaling, frequencies)[None, :])
     z = (x[:, first] + 1j * x[:, second]) * turn
     turned[:, first], turned[:, second] = z.real, z.imag
     return turned
+
+
+@singledispatch
+def rescale(scaling: Any, frequencies: Array) -> Array:
+    """Frequencies (D / 2,) of RoPE -> frequencies (D / 2,); a scaling of the caller defines itself."""
+    return array(scaling(torch.from_numpy(frequencies)))
+
+
+@rescale.register
+def _(scaling: None, frequencies: Array) -> Array:
+    return frequencies
+
+
+@rescale.register
+def _(scaling: position.LinearScaling, frequencies: Array) -> Array:
+    return frequencies / scaling.factor
+
+
+@rescale.register
+def _(scaling: position.NTKScaling, frequencies: Array) -> Array:
+    """b^(-2m/D) with b' = b factor^(D / (D - 2)): pair m slows by factor^(2m / (D - 2))."""
+    last_pair = max(len(frequencies) - 1, 1)
+    return np.array([f / scaling.factor ** (m / last_pair) for m, f in enumerate(frequencies)])
+
+
+@rescale.register
+def _(scaling: position.Llama3Scaling, frequencies: Array) -> Array:
+    """By wavelength, as in the released code: long waves slow by `factor`, short ones stay, with a ramp between."""
+    rescaled = frequencies.copy()
+    for m, frequency in enumerate(frequencies):
+        wavelength = 2 * math.pi / frequency
+        if wavelength > scaling.trained_length / scaling.low:
+            rescaled[m] = frequency / scaling.factor
+        elif wavelength > scaling.trained_length / scaling.high:
+            smooth = (scaling.trained_length / wavelength - scaling.low) / (scaling.high - scaling.low)
+            rescaled[m] = (1 - smooth) * frequency / scaling.factor + smooth * frequency
+    return rescaled
 
 
 @encode.register
@@ -218,14 +256,36 @@ def _(piece: bias.Softcap, s: Array, q: Array, k: Array, place: Place) -> Array:
 
 @shift.register
 def _(piece: bias.ALiBi, s: Array, q: Array, k: Array, place: Place) -> Array:
-    return s - bias.alibi_slopes(piece.num_heads)[place.h] * np.abs(place.i - place.j)
+    return s - alibi_slope(place.h, piece.num_heads) * np.abs(place.i - place.j)
+
+
+def alibi_slope(head: int, num_heads: int) -> float:
+    """2^(-8 (h + 1) / P) for the first P heads, P the largest power of 2; for others 2^(-8 (2 (h - P) + 1) / 2P)."""
+    power = 2 ** math.floor(math.log2(num_heads))
+    return 2.0 ** (-8 * (head + 1) / power if head < power else -8 * (2 * (head - power) + 1) / (2 * power))
 
 
 @shift.register
 def _(piece: bias.T5Bias, s: Array, q: Array, k: Array, place: Place) -> Array:
-    distance = torch.from_numpy(place.j - place.i)
-    bucket = bias.t5_bucket(distance, piece.num_buckets, piece.max_distance, piece.bidirectional)
-    return s + array(piece.table)[:, place.h][bucket.numpy()]
+    return (
+        s
+        + array(piece.table)[:, place.h][np.vectorize(t5_bucket, otypes=[int], excluded=(1,))(place.j - place.i, piece)]
+    )
+
+
+def t5_bucket(distance: int, piece: bias.T5Bias) -> int:
+    """The bucket of j - i: one for each near distance, then exact + (B - exact) log(|j - i| / exact) / log(M / exact).
+
+    The logarithm is that of float32, as in T5's code, since its rounding decides where a bucket ends.
+    """
+    num_buckets = piece.num_buckets // 2 if piece.bidirectional else piece.num_buckets
+    ahead = num_buckets if piece.bidirectional and distance > 0 else 0
+    behind = abs(distance) if piece.bidirectional else max(-distance, 0)
+    exact = num_buckets // 2
+    if behind < exact:
+        return ahead + behind
+    ratio = np.log(np.float32(behind) / np.float32(exact)) / np.float32(math.log(piece.max_distance / exact))
+    return ahead + min(exact + int(ratio * np.float32(num_buckets - exact)), num_buckets - 1)
 
 
 @shift.register

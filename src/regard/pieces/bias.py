@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from regard.checks import Count, Size, checked
 from regard.errors import RegardError
-from regard.pieces.grid import Grid
+from regard.pieces.grid import Grid, along_diagonals
 from regard.pieces.position import angles
 from regard.positions import Positions
 from regard.shapes import Sizes, at_least_float32, to_device, widest_float
@@ -308,7 +308,7 @@ class _Diagonals(torch.autograd.Function):
 
     @staticmethod
     def forward(each: Tensor, num_queries: int) -> Tensor:
-        return each.unfold(-1, each.shape[-1] - num_queries + 1, 1).flip(-2)
+        return along_diagonals(each, num_queries).flip(-2)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

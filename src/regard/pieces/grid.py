@@ -11,6 +11,19 @@ from regard.positions import Positions
 from regard.spans import EMPTY, Spans
 
 
+def along_diagonals(by_distance: Tensor, num_queries: int) -> Tensor:
+    """(..., I + J - 1), one number for each j - i -> (..., I, J) with the queries in reverse order, without a copy.
+
+    A matrix whose entries depend on j - i alone is a Toeplitz matrix. Each row holds the numbers of the row below it,
+    shifted by one. In reverse order the rows are windows of the one vector `by_distance`.
+
+    >>> along_diagonals(torch.tensor([-1, 0, 1, 2]), num_queries=2).flip(0)  # i = 0 and 1, j = 0, 1, 2
+    tensor([[ 0,  1,  2],
+            [-1,  0,  1]])
+    """
+    return by_distance.unfold(-1, by_distance.shape[-1] - num_queries + 1, 1)
+
+
 @dataclass(frozen=True, eq=False)
 class Grid:
     """Coordinates of a tile. `b`, `h`, `i`, `j` broadcast against a (B, H, I, J) tile of scores.
@@ -71,11 +84,8 @@ class Grid:
     def distances(self) -> range | None:
         """Every j - i, if the queries are one stretch and the keys another; else None, and if only the device knows."""
         if self.positions is not None:
-            if len(self.positions.keys.intervals) != 1:
-                return None
-            first, last = self.positions.keys.intervals[0]
-            start = self.positions.start
-            return range(first - start - len(self.query) + 1, last - start)
+            is_one_stretch = len(self.positions.keys.intervals) == 1
+            return self.positions.distances(len(self.query)) if is_one_stretch else None
         if self.device.type != "cpu":
             return None
         if not (len(self.query) and len(self.key)):

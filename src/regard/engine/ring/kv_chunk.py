@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from regard.attention import Attention, Prepared, scores
 from regard.engine.blocked import Blocked, Formed
 from regard.engine.blocks import Block
+from regard.engine.gradients import Gradients, GradientSums, block_gradients
 from regard.engine.problem import Problem
 from regard.engine.rows import in_full
 from regard.pieces.contents import take_apart
@@ -115,63 +117,28 @@ class OutputGrads:
 
 def gradients(
     chunk: KVChunk, whole: Normalizer, output_grads: OutputGrads, wanted: Sequence[bool], parameters: Sequence[Tensor]
-) -> list[Tensor | None]:
+) -> Gradients:
     """Of value, prepared tensors and parameters, as far as they are wanted, in float32 at least.
 
     With r the statistic of whole rows, d out_i / d s_ij = w_ij (v_j - out_i): of other keys a part needs nothing but r.
     Scores are formed, since the fused kernel knows only the statistic of the keys it is given.
     """
-    like = (chunk.value, *chunk.prepared.tensors(), *parameters)
-    totals = [zeros_like(t) if want else None for t, want in zip(like, wanted, strict=True)]
-    on_rows = [False, *chunk.prepared.on_rows()]
+    inputs, on_rows = (chunk.value, *chunk.prepared.tensors(), *parameters), [False, *chunk.prepared.on_rows()]
+    sums = GradientSums.zeros(inputs, wanted, on_rows)
     for block in Formed(chunk).blocks:
-        columns = block.index(chunk.value.device)
-        places = [block.rows if is_row else columns for is_row in on_rows]
-        found = _of_block(chunk, whole, block, output_grads.rows(block.rows, block.entries), wanted, parameters)
-        for total, new, place in zip(totals, found, places, strict=False):
-            if total is not None and new is not None:
-                add_at(total[block.entries], new, place)
-        for total, new in zip(totals[len(on_rows) :], found[len(on_rows) :], strict=True):
-            if total is not None and new is not None:
-                total += new
-    return totals
+        forward = partial(_weighted_sums, chunk, whole, block, output_grads.rows(block.rows, block.entries))
+        grads = block_gradients(chunk, block, parameters, wanted, forward)
+        sums.add(grads, block.rows, block.index(chunk.value.device), block.entries)
+    return sums.sums
 
 
-def _of_block(
-    chunk: KVChunk,
-    whole: Normalizer,
-    block: Block,
-    output_grads: OutputGrads,
-    wanted: Sequence[bool],
-    parameters: Sequence[Tensor],
-) -> list[Tensor | None]:
-    columns = block.index(chunk.value.device)
-    index = block.columns.tensor(chunk.value.device)
+def _weighted_sums(
+    chunk: KVChunk, whole: Normalizer, block: Block, output_grads: OutputGrads, tile: Prepared, value: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """Weights times values of a block, and the sum of its weights, each with the gradient of the loss."""
+    columns = block.columns.tensor(value.device)
     grid = chunk.grid.tile(block.rows, block.columns).entries(block.entries)
-    with torch.enable_grad():
-        tile = chunk.prepared.tile(block.rows, columns).entries(block.entries)
-        leaves = [t.detach() for t in (chunk.value[block.entries, :, columns], *tile.tensors())]
-        for leaf, want in zip(leaves, wanted, strict=False):
-            leaf.requires_grad_(want)
-        s = scores(chunk.attention, tile.with_tensors(leaves[1:]), grid, masked=not block.full)
-        weights = whole.weights(s, output_grads.row_statistic, index)
-        output = grouped_values(weights, at_least_float32(leaves[0]).to(weights.dtype))
-        ends = {output: output_grads.grad.to(output.dtype), weights.sum(-1): -output_grads.along.to(output.dtype)}
-        ends = {end: start for end, start in ends.items() if end.requires_grad}
-        inputs = [t for t, want in zip((*leaves, *parameters), wanted, strict=True) if want]
-        # keep the graph: a piece may reuse what it computed for an earlier block
-        found = iter(torch.autograd.grad(list(ends), inputs, list(ends.values()), retain_graph=True, allow_unused=True))
-    return [next(found) if want else None for want in wanted]
-
-
-def zeros_like(tensor: Tensor) -> Tensor:
-    """Zeros to add gradients to: in half precision the sum over many blocks would stop growing."""
-    return torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
-
-
-def add_at(total: Tensor, new: Tensor, place: slice | Tensor) -> None:
-    """Add on axis 2."""
-    if isinstance(place, slice):
-        total[:, :, place] += new
-    else:
-        total.index_add_(2, place, new.to(total.dtype))
+    s = scores(chunk.attention, tile, grid, masked=not block.full)
+    weights = whole.weights(s, output_grads.row_statistic, columns)
+    output = grouped_values(weights, at_least_float32(value).to(weights.dtype))
+    return [(output, output_grads.grad.to(output.dtype)), (weights.sum(-1), -output_grads.along.to(output.dtype))]

@@ -13,18 +13,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.attention import Attention
+from regard.engine.gradients import GradientSums, zeros_like
 from regard.engine.problem import Problem, Result
 from regard.engine.ring.exchange import Exchange, Transfer
 from regard.engine.ring.kv_chunk import (
     KVChunk,
     OutputGrads,
     Rows,
-    add_at,
     finished,
     gradients,
     merge,
     without_sink,
-    zeros_like,
 )
 from regard.engine.ring.route import Route
 from regard.engine.transforms import differentiable_once
@@ -187,7 +186,7 @@ class _RingCall(torch.autograd.Function):
         gathered = _Return(ring_call, tensors[:count], leaves, wanted)
         gathered.take_all(output_grads)
         gathered.add_sink(tuple(total), output_grads)
-        return None, *(g if g is None else g.to(t.dtype) for g, t in zip(gathered.totals, tensors, strict=True))
+        return None, *(g if g is None else g.to(t.dtype) for g, t in zip(gathered.sums.sums, tensors, strict=True))
 
 
 def _take(ring_call: RingCall, rows: Rows, step: int, shared: Sequence[Tensor]) -> None:
@@ -213,12 +212,13 @@ class _Return:
         self, ring_call: RingCall, shared: Sequence[Tensor], parameters: Sequence[Tensor], wanted: Sequence[bool]
     ) -> None:
         self.ring_call, self.shared, self.parameters, self.wanted = ring_call, shared, parameters, wanted
-        self.totals = [zeros_like(t) if want else None for t, want in zip((*shared, *parameters), wanted, strict=True)]
+        on_rows = [not travels for travels in ring_call.travels]
+        self.sums = GradientSums.zeros((*shared, *parameters), wanted, on_rows)
 
     def take_all(self, output_grads: OutputGrads) -> None:
         """Every step's gradients: those of queries and parameters stay, those of keys go home a step later."""
         ring_call, home = self.ring_call, None
-        own = self._of_keys(self.totals)
+        own = self._of_keys(self.sums.sums)
         for step, came in ring_call.visits(ring_call.keys(self.shared)):
             found = self._taken(step, came, output_grads) if came else []
             if not step:
@@ -235,22 +235,16 @@ class _Return:
 
     def _taken(self, step: int, came: Sequence[Tensor], output_grads: OutputGrads) -> list[Tensor]:
         """The gradients of the keys that came; those of one's own are added where they belong."""
-        ring_call, whole, count = self.ring_call, self.ring_call.own.attention.normalizer, len(self.shared)
+        ring_call, whole = self.ring_call, self.ring_call.own.attention.normalizer
         shared = ring_call.with_keys(self.shared, came)
-        totals = list(self.totals)
+        sums = list(self.sums.sums)
         for n, travels in enumerate(ring_call.travels) if step else ():
             if travels and self.wanted[n]:
-                totals[n] = zeros_like(shared[n])
+                sums[n] = zeros_like(shared[n])
         for rows, columns, chunk in ring_call.chunks(step, shared):
-            found = gradients(chunk, whole, output_grads.rows(rows), self.wanted, self.parameters)
-            places = [columns if travels else rows for travels in ring_call.travels]
-            for total, new, place in zip(totals, found, places, strict=False):
-                if total is not None and new is not None:
-                    add_at(total, new, place)
-            for total, new in zip(totals[count:], found[count:], strict=True):
-                if total is not None and new is not None:
-                    total += new
-        return self._of_keys(totals)
+            grads = gradients(chunk, whole, output_grads.rows(rows), self.wanted, self.parameters)
+            GradientSums(sums, self.sums.on_rows).add(grads, rows, columns)
+        return self._of_keys(sums)
 
     def add_sink(self, total: RowStatistic, output_grads: OutputGrads) -> None:
         """What a learned sink takes from each row: d out / d r = -out, and r is known from the row's total."""
@@ -267,4 +261,4 @@ class _Return:
             )
         for n, new in zip(chosen, found, strict=True):
             if new is not None:
-                self.totals[len(self.shared) + n] += new  # type: ignore[operator]
+                self.sums.sums[len(self.shared) + n] += new  # type: ignore[operator]
