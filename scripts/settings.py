@@ -127,9 +127,7 @@ def command_of(run: Run, work: Path, arguments: list[str]) -> tuple[list[str], d
         python, home = python_for_nobody(work), str(folder_of_nobody(work))
         told |= OF_NOBODY
         environment |= dict.fromkeys(("HOME", "TMPDIR", "HYPOTHESIS_STORAGE_DIRECTORY"), home)
-        environment["LD_LIBRARY_PATH"] = str(
-            work / "python" / "lib"
-        )  # of the copy, which may be linked to its own library
+        environment["LD_LIBRARY_PATH"] = str(work / "python" / "lib")  # the copy may be linked to its own library
     return [str(python), "-m", "pytest", *QUICK, *arguments], told | {"env": environment}
 
 
