@@ -95,7 +95,7 @@ def test_sweeps_change_one_thing_and_every_variant_can_be_built(sweep):
         (Wish(systems="none,bahdanu"), "Did you mean 'bahdanau'"),
         (Wish(systems="none,none"), "none cannot be compared"),
         (Wish(preset="quik"), "Did you mean 'quick'"),
-        (Wish(heads="1,3"), "the number of heads divides it"),
+        (Wish(heads="1,3"), "the number of heads must divide 128"),
         (Wish(heads="many"), "Give whole numbers"),
         (Wish(heads="1", positions="rope"), "two questions"),
         (Wish(positions="ropes"), "Did you mean 'rope'"),

@@ -36,7 +36,7 @@ def torchrun(number, count, **others):
 
 
 @pytest.fixture
-def told(monkeypatch):
+def set_environment(monkeypatch):
     """What the environment says, and nothing that the tests' own environment says."""
 
     def tell(variables):
@@ -51,10 +51,10 @@ def told(monkeypatch):
     os.environ.pop(ranks.SLURM.on_machine, None)  # which is told on to Lightning
 
 
-def test_tasks_of_slurm_on_one_machine_share_the_corpus(on_step):
+def test_tasks_of_slurm_on_one_machine_share_the_corpus(set_environment):
     seen = []
     for number in range(2):
-        on_step(slurm(number))
+        set_environment(slurm(number))
         config = read_config(
             None, ["data.corpus=reverse", "data.size=60", "tokenizer.kind=words", "model.width=8", "training.devices=2"]
         )
@@ -75,8 +75,8 @@ def test_tasks_of_slurm_on_one_machine_share_the_corpus(on_step):
         (torchrun(0, 2), {}, ("torchrun started 2 processes", "training.devices=1")),
     ],
 )
-def test_other_processes_than_the_configuration_says_are_refused(on_step, variables, config, words):
-    on_step(variables)
+def test_other_processes_than_the_configuration_says_are_refused(set_environment, variables, config, words):
+    set_environment(variables)
     with pytest.raises(RegardError) as error:
         process_number(Training(**config))
     for word in words:
@@ -96,13 +96,13 @@ def test_other_processes_than_the_configuration_says_are_refused(on_step, variab
         (slurm(0) | {"SLURM_NTASKS": "1"}, {}, 0),
     ],
 )
-def test_every_starter_tells_the_number(on_step, variables, config, number):
-    on_step(variables)
+def test_every_starter_tells_the_number(set_environment, variables, config, number):
+    set_environment(variables)
     assert process_number(Training(**config)) == number
 
 
-def test_a_task_alone_trains(on_step):
-    on_step(slurm(0) | {"SLURM_NTASKS": "1"})
+def test_a_task_alone_trains(set_environment):
+    set_environment(slurm(0) | {"SLURM_NTASKS": "1"})
     wish = [
         "data.corpus=reverse",
         "data.size=60",
@@ -114,8 +114,8 @@ def test_a_task_alone_trains(on_step):
     assert fit(prepare(read_config(None, wish)).task).progress.step == 2
 
 
-def test_a_trial_is_no_task_of_those_that_run_the_comparison(on_step, tmp_path):
-    on_step(slurm(1))
+def test_a_trial_is_no_task_of_those_that_run_the_comparison(set_environment, tmp_path):
+    set_environment(slurm(1))
     process = LocalProcess(["env"], tmp_path / "log")
     said, code = b"", None
     while code is None:
@@ -125,7 +125,7 @@ def test_a_trial_is_no_task_of_those_that_run_the_comparison(on_step, tmp_path):
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_the_time_out_can_be_set(on_step, strategy):
+def test_the_time_out_can_be_set(set_environment, strategy):
     config = read_config(None, [f"training.strategy={strategy}", "training.devices=2", "training.timeout_minutes=2"])
     assert _trainer(SimpleNamespace(config=config)).strategy._timeout == timedelta(minutes=2)
 
