@@ -1,10 +1,10 @@
 """
 # The bottleneck: one vector for a whole sentence
 
-The first neural translators handed the whole source to the decoder as one vector of fixed size (Cho et al. 2014,
-arXiv:1406.1078; Sutskever et al. 2014, arXiv:1409.3215). Attention was invented because that vector has to hold more
-as sentences grow (Bahdanau et al. 2015, arXiv:1409.0473). Two translators of equal width learn to copy letters here,
-one with the vector and one with attention. Exact copies are counted by length; gradients show what arrives.
+The first neural translators gave the decoder the whole source as one vector of fixed size (Cho et al. 2014,
+arXiv:1406.1078; Sutskever et al. 2014, arXiv:1409.3215). Longer sentences need more room, so attention was invented
+(Bahdanau et al. 2015, arXiv:1409.0473). Here two translators of equal width learn to copy letters: one with the
+vector, one with attention. We count exact copies by length, and measure gradients.
 """
 
 import matplotlib.pyplot as plt
@@ -17,7 +17,7 @@ longest, letters, first = 15, 20, 4  # ids 0 to 3 stand for padding, unknown, be
 
 
 # %%
-# A task with nothing to it but memory: random letters, to be said again. Chance gets 1 in 20 letters right.
+# A task that needs only memory: copy random letters. By chance 1 letter in 20 is right.
 def batch(length, count):
     text, end = torch.randint(first, first + letters, (count, length)), torch.full((count, 1), rg.data.EOS)
     return torch.cat((text, end), 1), torch.cat((torch.full((count, 1), rg.data.BOS), text, end), 1)
@@ -41,13 +41,13 @@ systems = {"one vector": "none", "attention": "bahdanau"}
 models = {steps: {name: train(systems[name], steps) for name in systems} for steps in (0, 600)}
 
 # %%
-# New rows of every length, said without help: how many come back without a single mistake.
+# Test rows of every length are decoded greedily. We count the copies without a mistake.
 exact = {name: [] for name in systems}
 for length in range(1, longest + 1):
     source, _ = batch(length, 100)
     for name, model in models[600].items():
-        said = rg.seq2seq.greedy(model, source)
-        right = [best.tokens == tuple(row[:-1].tolist()) for (best, *_), row in zip(said, source, strict=True)]
+        copies = rg.seq2seq.greedy(model, source)
+        right = [best.tokens == tuple(row[:-1].tolist()) for (best, *_), row in zip(copies, source, strict=True)]
         exact[name].append(sum(right) / len(right))
 for name, shares in exact.items():
     print(f"{name}: exact copies by length 1 to {longest}", *(f"{share:.2f}" for share in shares))
@@ -55,21 +55,21 @@ assert min(exact["one vector"][:3]) > 0.9 and exact["one vector"][-1] < 0.1
 assert sum(exact["attention"]) > 0.9 * longest and exact["attention"][-1] > 0.5
 
 # %%
-# What arrives: |d log p / d source letter| of all that is said, as a share of the letter that arrives best. Before any
-# training the vector hears both ends of the row, since its encoder reads both ways, and ever less of the middle;
-# attention hears all letters alike. Training opens the way for the vector too: in the end it is room that it lacks.
-gradients, least = {}, {}
+# The gradient |d log p / d source letter| of the whole output, as a share of the largest. Before training, the vector
+# depends on both ends of the row (its encoder reads both ways) and less on the middle; attention depends on all
+# letters alike. After training the vector's gradients are larger: its limit is capacity, not gradient flow.
+gradients, smallest = {}, {}
 for steps, name in ((steps, name) for steps in models for name in systems):
     for length in (5, 10, 15):
-        arrived = source_gradients(models[steps][name], *batch(length, 32))[:, :, :length].mean((0, 1))
-        gradients[steps, name], least[steps, name, length] = arrived / arrived.max(), arrived.min() / arrived.max()
-    print(f"{name}, {steps} steps: the letter that arrives least, rows of 5, 10, 15", end=" ")
-    print(*(f"{least[steps, name, length]:.2f}" for length in (5, 10, 15)))
-assert least[0, "one vector", 15] < 0.2 * min(least[0, "one vector", 5], least[600, "one vector", 15])
-assert least[0, "attention", 15] > 0.6
+        norms = source_gradients(models[steps][name], *batch(length, 32))[:, :, :length].mean((0, 1))
+        gradients[steps, name], smallest[steps, name, length] = norms / norms.max(), norms.min() / norms.max()
+    print(f"{name}, {steps} steps: smallest gradient of a letter, rows of 5, 10, 15", end=" ")
+    print(*(f"{smallest[steps, name, length]:.2f}" for length in (5, 10, 15)))
+assert smallest[0, "one vector", 15] < 0.2 * min(smallest[0, "one vector", 5], smallest[600, "one vector", 15])
+assert smallest[0, "attention", 15] > 0.6
 
 # %%
-# Left: exact copies. Right: what arrives of each letter in rows of 15.
+# Left: exact copies. Right: the gradient of each letter in rows of 15.
 figure, (left, side) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 for name, color in (("one vector", "#E69F00"), ("attention", "#0072B2")):
     left.plot(range(1, longest + 1), exact[name], "o-", ms=4, color=color, label=name)

@@ -1,10 +1,10 @@
 """
 # Query, key, value: a dictionary that answers with a blend
 
-A dictionary returns the value of the one key that is equal to what is asked. Attention compares the query with every
-key by their dot product, turns the scores into weights that sum to 1, and blends all values by them (Graves, Wayne &
-Danihelka 2014, arXiv:1410.5401; Miller et al. 2016, arXiv:1606.03126). A temperature T divides the scores first. As T
-falls to 0 the blend becomes the dictionary; as it grows, the mean of all values.
+A dictionary returns the value of the one key that equals the query. Attention compares the query with every key by
+their dot product, turns the scores into weights that sum to 1, and returns the weighted mean of all values (Graves,
+Wayne & Danihelka 2014, arXiv:1410.5401; Miller et al. 2016, arXiv:1606.03126). A temperature T divides the scores
+first. If T goes to 0, attention becomes the dictionary; if T grows, the answer becomes the mean of all values.
 """
 
 import matplotlib.pyplot as plt
@@ -28,18 +28,18 @@ def lookup(temperature, queries, keys, values):
 
 
 keys, values = directions(degrees), torch.tensor(speeds, dtype=torch.float64)[None, None, :, None]
-query = directions([35])  # an animal that is rather a wolf than a dog
+query = directions([35])  # an animal that is closer to a wolf than to a dog
 scores = (query @ keys.mT)[0, 0, 0]
 for temperature in (100.0, 1.0, 0.1, 0.01, 0.0):
     seen = lookup(temperature, query, keys, values)
-    told = " ".join(f"{name} {w:.3f}" for name, w in zip(names, seen.weights[0, 0, 0], strict=True))
-    print(f"T = {temperature:6.2f}: {told}, answer {seen.output.item():6.2f} km/h")
+    weights = " ".join(f"{name} {w:.3f}" for name, w in zip(names, seen.weights[0, 0, 0], strict=True))
+    print(f"T = {temperature:6.2f}: {weights}, answer {seen.output.item():6.2f} km/h")
     assert temperature == 0 or torch.allclose(seen.weights[0, 0, 0], (scores / temperature).softmax(0))
 
 # %%
-# At T = 0 it is the dictionary: asked with a key it returns that key's value and nothing of any other. How near a
-# small T comes is known: all other weights together are at most (n - 1) exp(-gap / T), with the gap between the two
-# best scores.
+# At T = 0 attention is the dictionary: for a query that equals a key, it returns the value of that key alone. For a
+# small T the difference has a known bound: all other weights together are at most (n - 1) exp(-gap / T), where gap is
+# the difference of the two best scores.
 assert lookup(0.0, keys, keys, values).output.flatten().tolist() == speeds
 assert torch.allclose(lookup(1e9, query, keys, values).output, values.mean())
 for temperature in (0.1, 0.03, 0.01):
@@ -49,32 +49,32 @@ for temperature in (0.1, 0.03, 0.01):
     assert others <= bound
 
 # %%
-# Why soft? A soft lookup tells in which direction to turn the query for a better answer. A hard one does not: turned
-# a little, the query still gets the same answer. Its derivative is 0 wherever there is one, and PyTorch is given
-# none.
+# Why soft? The gradient of a soft lookup says how to change the query for a better answer. A hard lookup has no such
+# gradient: a small change of the query does not change the answer, so its derivative is 0 where it exists, and
+# PyTorch gets none.
 for temperature in (1.0, 0.1, 0.03, 0.01):
-    asked = query.clone().requires_grad_()
-    gradient = torch.autograd.grad(lookup(temperature, asked, keys, values).output.sum(), asked)[0]
+    learned = query.clone().requires_grad_()
+    gradient = torch.autograd.grad(lookup(temperature, learned, keys, values).output.sum(), learned)[0]
     print(f"T = {temperature:4.2f}: |d answer / d query| = {gradient.norm():.2g} km/h")
-assert gradient.norm() < 0.001 and not lookup(0.0, asked, keys, values).output.requires_grad
+assert gradient.norm() < 0.001 and not lookup(0.0, learned, keys, values).output.requires_grad
 
 # %%
-# It is often said that attention finds the most similar key. A dot product also counts how long a key is: asked for
-# 100 degrees, the wolf is nearest, but the bus wins once its key is 8 times as long. `Cosine` compares directions
-# alone.
+# It is often said that attention finds the most similar key. But a dot product also depends on the length of the key.
+# For a query at 100 degrees the wolf is nearest, but the bus wins if its key is 8 times as long. `Cosine` compares
+# only directions.
 longer = keys * torch.tensor([1.0, 1.0, 8.0, 1.0], dtype=torch.float64)[:, None]
 for attention, expected in ((rg.mechanism("soft_lookup").build(0.0), "bus"), (rg.mechanism("cosine").build(), "wolf")):
-    found = [
+    nearest = [
         names[rg.attend(attention, directions([100]), k, values).weights.top(1).keys.item()] for k in (keys, longer)
     ]
-    print(f"{attention.score!r}: {found[0]}, with a longer bus {found[1]}")
-    assert found == ["wolf", expected]
+    print(f"{attention.score!r}: {nearest[0]}, with a longer bus {nearest[1]}")
+    assert nearest == ["wolf", expected]
 
 # %%
-# The answer for every direction one can ask with: temperature turns a smooth curve into the steps of a dictionary.
+# The answer for every direction of the query: the temperature turns a smooth curve into the steps of a dictionary.
 angles = torch.arange(-60, 300, 1.0)
 for T, color in ((1.0, "#E69F00"), (0.3, "#009E73"), (0.1, "#0072B2"), (0.0, "black")):
     plt.plot(angles, lookup(T, directions(angles), keys, values).output.flatten(), color=color, label=f"T = {T}")
-plt.scatter(degrees, speeds, color="#D55E00", zorder=3, label="keys and their values")
+plt.scatter(degrees, speeds, color="#D55E00", zorder=3, label="keys and values")
 plt.gca().set(title="One lookup, four temperatures", xlabel="direction of the query (degrees)", ylabel="answer (km/h)")
 plt.legend(), plt.show()

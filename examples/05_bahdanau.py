@@ -1,10 +1,10 @@
 """
 # Bahdanau's attention, one step at a time
 
-A decoder writes a translation word by word. Before each word a small network compares its last state with every state
-of the encoder, and the states, blended by the weights, go into the next step (Bahdanau, Cho & Bengio 2015,
-arXiv:1409.0473). A translator is trained here on an invented language. Then one sentence is translated with every
-formula of the paper by hand, and the weights are compared with the known alignment.
+A decoder writes a translation word by word. Before each word, a small network compares the decoder's last state with
+every state of the encoder. The mean of these states, weighted by the result, goes into the next step (Bahdanau, Cho &
+Bengio 2015, arXiv:1409.0473). Here a translator is trained on a synthetic language. Then one sentence is translated
+by hand, with every formula of the paper, and the weights are compared with the known alignment.
 """
 
 import matplotlib.pyplot as plt
@@ -16,7 +16,7 @@ import regard as rg
 torch.manual_seed(0)
 
 # %%
-# The language puts adjectives behind nouns and verbs last. Each word translates one word. 200 pairs are kept back.
+# In this language adjectives follow nouns and verbs come last. Each word translates one word. We hold out 200 pairs.
 pairs = rg.data.synthetic_pairs("grammar", 12_200)
 texts = zip(*((pair.source, pair.target) for pair in pairs), strict=True)
 tokenizers = [rg.data.train_tokenizer(text, kind="words") for text in texts]
@@ -40,41 +40,41 @@ print(f"{steps} steps; loss of the last batch {loss:.3f} nats a word")
 
 # %%
 # The longest of the 200 by hand. s is the decoder's state before the step, h_j are the encoder's. A softmax of v ·
-# tanh(W s + U h_j) gives the weights; the h_j blended by them, the context, go into the cell and the output. The cell
-# is PyTorch's own with the model's numbers. Weights and outputs must equal the model's.
+# tanh(W s + U h_j) gives the weights. The weighted mean of the h_j, the context, goes into the cell and the output.
+# The cell is PyTorch's own with the model's parameters. Weights and outputs must equal the model's.
 example = max(range(len(ids) - 200, len(ids)), key=lambda number: len(ids[number][0]))
-one, score, layer = rg.data.Batch.of([ids[example]]), model.bridge.attention.score, model.cells.layers[0]
-seen = rg.seq2seq.attention_of(model, one.source, one.target_input)[model.cross_attention]
+sentence, score, layer = rg.data.Batch.of([ids[example]]), model.bridge.attention.score, model.cells.layers[0]
+seen = rg.seq2seq.attention_of(model, sentence.source, sentence.target_input)[model.cross_attention]
 numbers = torch.cat((layer.input.weight, layer.fed), 1), layer.recurrent, layer.input.bias, torch.zeros(256)
 cell = torch.nn.LSTMCell(128, 64)
 cell.load_state_dict(dict(zip(cell.state_dict(), numbers, strict=True)))
 with torch.no_grad():
-    memory = model.eval().encode(one.source)
+    memory = model.eval().encode(sentence.source)
     state, h = model.start(memory), memory.states[0]
-    for t, word in enumerate(one.target_input[0]):
+    for t, word in enumerate(sentence.target_input[0]):
         before, embedded = state.carried[0][-1], model.target_embedding(word[None, None])[:, 0]
         weights = (torch.tanh(score.query(before[0]) + score.key(h)) @ score.direction).softmax(0)
         s = cell(torch.cat((embedded, context := (weights @ h)[None]), 1), before)[0]
         logits = model.projection(torch.tanh(model.readout(torch.cat((s, context, embedded), 1))))
-        told, state = model.step(memory, state, word[None])
-        assert torch.allclose(weights, seen[0, 0, t], atol=1e-5) and torch.allclose(logits, told, atol=1e-4)
+        step_logits, state = model.step(memory, state, word[None])
+        assert torch.allclose(weights, seen[0, 0, t], atol=1e-5) and torch.allclose(logits, step_logits, atol=1e-4)
 print(f"{t + 1} steps by hand equal the model's; the last weights:", *(f"{weight:.2f}" for weight in weights))
 
 # %%
-# Nothing told the model which word belongs to which. How often is the strongest weight on the translated word?
-found = rg.seq2seq.align(model, tokenizers, *zip(*ids[-200:], strict=True))
-right = sum(len(one.links() & pair.gold) for one, pair in zip(found, pairs[-200:], strict=True))
+# The model was never told which words belong together. How often is the largest weight on the translated word?
+alignments = rg.seq2seq.align(model, tokenizers, *zip(*ids[-200:], strict=True))
+right = sum(len(each.links() & pair.gold) for each, pair in zip(alignments, pairs[-200:], strict=True))
 words = sum(len(target) for _, target in ids[-200:])
-print(f"strongest weight on the translated word: {right} of {words} target words, {100 * right / words:.1f} %")
+print(f"largest weight on the translated word: {right} of {words} target words, {100 * right / words:.1f} %")
 assert right > 0.9 * words
 
 # %%
-# The sentence that was done by hand. Circles are the true alignment, which was never shown to the model.
-aligned = found[example - len(ids)]
+# The sentence that was translated by hand. Circles are the true alignment, which the model never saw.
+aligned = alignments[example - len(ids)]
 plt.figure(figsize=(7.4, 6.4), layout="constrained")
 plt.colorbar(plt.imshow(aligned.weights, cmap="cividis", vmin=0, vmax=1), label="weight", shrink=0.8)
 plt.scatter(*zip(*pairs[example].gold, strict=True), s=110, facecolors="none", edgecolors="#E69F00", linewidths=1.5)
 plt.xticks(range(len(aligned.source)), aligned.source, rotation=60, ha="right"), plt.xlabel("source word (key)")
-plt.yticks(range(len(aligned.target)), aligned.target), plt.ylabel("target word that is written (query)")
+plt.yticks(range(len(aligned.target)), aligned.target), plt.ylabel("target word that is predicted (query)")
 plt.title("Bahdanau's weights, and the true alignment as circles")
 plt.show()
