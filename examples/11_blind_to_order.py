@@ -1,9 +1,9 @@
 """
 # Attention is blind to order
 
-Self-attention treats its input as a set: permute the tokens and the outputs are permuted, nothing else (Lee et al.
-2019, arXiv:1810.00825, property 1). Word order enters by positions alone, or, as is less often said, by a causal
-mask, which suffices (Haviv et al. 2022, arXiv:2203.16634). Seen on attention alone, on a real model, and on a task.
+Self-attention treats its input as a set: if the tokens are permuted, the outputs are permuted in the same way (Lee et
+al. 2019, arXiv:1810.00825, property 1). Word order can enter by positions. Less known: a causal mask is enough (Haviv
+et al. 2022, arXiv:2203.16634). We test this on attention alone, on a real model, and on a task.
 """
 
 import matplotlib.pyplot as plt
@@ -16,7 +16,7 @@ from regard.hf.models import load_model
 torch.manual_seed(0)
 
 # %%
-# f(P x) = P f(x) for a permutation P, up to rounding, without positions. With them, or with a causal mask, it fails.
+# For a permutation P, f(P x) = P f(x) up to rounding without positions. With positions or a causal mask this fails.
 x, order = torch.randn(1, 2, 12, 16, dtype=torch.float64), torch.randperm(12)
 kinds = {"no positions": {}, "sinusoidal": {"position": rg.Sinusoidal()}, "RoPE": {"position": rg.RoPE(16)}}
 kinds |= {"ALiBi": {"bias": rg.ALiBi(2)}, "causal mask": {"mask": rg.causal()}}
@@ -28,8 +28,8 @@ for name, pieces in kinds.items():
     assert broken[name] < 1e-12 if name == "no positions" else broken[name] > 0.05
 
 # %%
-# MiniLM, a 6-layer BERT, with its table of positions set to 0: "the dog bit the man" and "the man bit the dog" become
-# the same bag of words, through every layer. With its positions their vectors differ, though not by much.
+# We set the table of positions of MiniLM, a 6-layer BERT, to 0. Then "the dog bit the man" and "the man bit the dog"
+# have the same outputs, up to their order. With positions their mean vectors differ, though not by much.
 model, tokenizer = load_model("minilm")
 ids = tokenizer(["the dog bit the man", "the man bit the dog"], return_tensors="pt")
 cosines = []
@@ -42,9 +42,9 @@ assert cosines[1] > 1 - 1e-5 and cosines[0] < 0.995
 
 
 # %%
-# Which came first, a or b? Swapping them is a permutation, and the mean over tokens forgets it: an encoder without
-# positions gives a text and its twin the same answer, so half of a test set of twins is right, however long it trains.
-# With positions it learns the task. A decoder without positions learns it too: its mask tells earlier from later.
+# Which came first, a or b? Swapping them is a permutation, which the mean over tokens ignores. So an encoder without
+# positions gives the same answer to a text and its twin: half of its answers are right, after any training. With
+# positions it learns the task. So does a decoder without positions: its mask separates earlier from later tokens.
 def texts(count):
     ids, rows = torch.randint(6, 26, (count, 10)), torch.arange(count)
     first, second = torch.rand(count, 10).topk(2).indices.sort(-1).values.unbind(-1)

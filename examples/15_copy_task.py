@@ -1,9 +1,9 @@
 """
-# The copy task, and every gradient verified
+# The copy task, and a check of every gradient
 
-The first thing to ask of a sequence-to-sequence model is to say again what it read. Before it is trained, its
-gradients are checked: against the backward pass of attention written out by hand, and by finite differences through
-each engine and through the whole model. Then a Transformer of one layer learns to copy along the diagonal.
+The first test of a sequence-to-sequence model is to copy its input. Before training, we check its gradients: against
+the backward pass of attention by hand, and by finite differences, through each engine and through the whole model.
+Then a Transformer of one layer learns to copy; its attention is a diagonal.
 """
 
 import matplotlib.pyplot as plt
@@ -14,24 +14,24 @@ import regard as rg
 torch.manual_seed(0)
 
 # %%
-# Backward by hand. With weights W = softmax(S) and S = q k^T / sqrt(D): dV = W^T dO, dW = dO V^T, dS = W * (dW - sum_j
-# W dW), dQ = dS k / sqrt(D), dK = dS^T q / sqrt(D). Each engine agrees, and finite differences do.
-q, k, v, given = torch.randn(4, 1, 2, 6, 4, dtype=torch.float64)
+# Backward by hand. With weights W = softmax(S) and S = q k^T / sqrt(D): dV = W^T dO, dW = dO V^T, dS = W * (dW -
+# sum_j W dW), dQ = dS k / sqrt(D), dK = dS^T q / sqrt(D). Each engine and finite differences give the same gradients.
+q, k, v, grad_out = torch.randn(4, 1, 2, 6, 4, dtype=torch.float64)
 attention, inputs = rg.Attention(mask=rg.causal()), [t.clone().requires_grad_() for t in (q, k, v)]
 w = rg.attend(attention, q, k, v).weights.dense()
-ds = w * (given @ v.mT - (w * (given @ v.mT)).sum(-1, keepdim=True)) / 2
-by_hand = ds @ k, ds.mT @ q, w.mT @ given
+ds = w * (grad_out @ v.mT - (w * (grad_out @ v.mT)).sum(-1, keepdim=True)) / 2
+by_hand = ds @ k, ds.mT @ q, w.mT @ grad_out
 for engine in ("dense", "fused", "blocked"):
-    found = torch.autograd.grad(rg.attend(attention, *inputs, engine=engine).output, inputs, given)
-    worst = max(float((one - other).abs().max()) for one, other in zip(found, by_hand, strict=True))
-    print(f"{engine:7}: gradients and those by hand differ by {worst:.1g}")
+    gradients = torch.autograd.grad(rg.attend(attention, *inputs, engine=engine).output, inputs, grad_out)
+    worst = max(float((mine - hand).abs().max()) for mine, hand in zip(gradients, by_hand, strict=True))
+    print(f"{engine:7}: gradients differ from those by hand by {worst:.1g}")
     assert worst < 1e-12
     assert torch.autograd.gradcheck(lambda *x, e=engine: rg.attend(attention, *x, engine=e).output, inputs)
 
 
 # %%
-# The whole model in float64: each of its parameters is moved a little, and the loss follows as backward says. The
-# check has teeth: one gradient that is wrong by a thousandth fails it.
+# The whole model in float64: each parameter is changed a little, and the loss must change as backward says. The check
+# can fail: one gradient that is wrong by a thousandth makes it fail.
 def batch_of(words):
     return rg.data.Batch.of([(word, word) for word in words])
 
@@ -42,17 +42,17 @@ def loss_of(batch):
 
 
 model = rg.seq2seq.build("transformer", source_size=30, target_size=30, width=64, layers=1, num_heads=4).double()
-batch, given = batch_of(torch.randint(4, 30, (4, 7)).tolist()), tuple(model.parameters())
+batch, parameters = batch_of(torch.randint(4, 30, (4, 7)).tolist()), tuple(model.parameters())
 strict = {"fast_mode": True, "atol": 1e-8, "rtol": 1e-5, "raise_exception": False}
-assert torch.autograd.gradcheck(lambda *_: loss_of(batch), given, **strict)
-wrong = model.projection.bias.register_hook(lambda gradient: 1.001 * gradient)
+assert torch.autograd.gradcheck(lambda *_: loss_of(batch), parameters, **strict)
+wrong_gradient = model.projection.bias.register_hook(lambda gradient: 1.001 * gradient)
 assert not torch.autograd.gradcheck(lambda _: loss_of(batch), (model.projection.bias,), **strict)
-wrong.remove()
-print(f"{len(given)} tensors of parameters: backward is what finite differences say")
+wrong_gradient.remove()
+print(f"{len(parameters)} tensors of parameters: backward agrees with finite differences")
 
 # %%
-# Training on words of 3 to 9 letters, 26 of them. It copies new words of the lengths it saw. Longer ones it does not.
-# Its cross-attention is the diagonal: the step that writes a letter looks at that letter.
+# Training on words of 3 to 9 letters from an alphabet of 26. The model copies new words of these lengths, but no
+# longer words. Its cross-attention is the diagonal: the step that writes a letter attends to that letter.
 optimizer, losses = torch.optim.Adam(model.float().parameters(), lr=4e-3), []
 schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, 300)
 for _ in range(300):
@@ -64,12 +64,12 @@ for _ in range(300):
 copied = {}
 for length in (4, 8, 14):
     words = torch.randint(4, 30, (100, length)).tolist()
-    found = rg.seq2seq.greedy(model.eval(), batch_of(words).source)
-    copied[length] = sum(list(best[0].tokens) == word for best, word in zip(found, words, strict=True))
-print(f"loss {losses[0]:.2f}, after 300 steps {losses[-1]:.3f}; copied without a mistake, of 100, by length: {copied}")
+    outputs = rg.seq2seq.greedy(model.eval(), batch_of(words).source)
+    copied[length] = sum(list(best[0].tokens) == word for best, word in zip(outputs, words, strict=True))
+print(f"loss {losses[0]:.2f}, after 300 steps {losses[-1]:.3f}; copies without a mistake, of 100, by length: {copied}")
 assert losses[-1] < 0.3 < 2.5 < losses[0] and min(copied[4], copied[8]) >= 70 and copied[14] <= 20
-one = batch_of([[ord(letter) - 93 for letter in "copyist"]])
-weights = rg.seq2seq.attention_of(model, one.source, one.target_input)[model.cross_attention].dense()[0].mean(0)
+example = batch_of([[ord(letter) - 93 for letter in "copyist"]])
+weights = rg.seq2seq.attention_of(model, example.source, example.target_input)[model.cross_attention].dense()[0].mean(0)
 assert weights[:-1].argmax(-1).tolist() == list(range(7))
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 left.semilogy(losses, color="#0072B2")

@@ -1,10 +1,10 @@
 """
 # 1, 4, 8 and 16 heads at constant width
 
-Splitting a width into more heads adds no parameter. What it buys is several places to look at in one layer; what it
-costs is the width of each head, which both finds the place and carries the answer away (Vaswani et al. 2017,
-arXiv:1706.03762, table 3A: one head and very many are both worse; Bhojanapalli et al. 2020, arXiv:2002.07028). A task
-that needs four places at once, learned by one layer, shows both sides.
+More heads of a smaller width add no parameters. They let one layer attend to several positions. But each head gets
+narrower, and its width serves both to find a position and to carry its content (Vaswani et al. 2017,
+arXiv:1706.03762, table 3A: one head and very many heads are both worse; Bhojanapalli et al. 2020, arXiv:2002.07028).
+Here one layer learns a task that needs four positions at once, which shows both effects.
 """
 
 import matplotlib.pyplot as plt
@@ -17,8 +17,8 @@ width, length, symbols, heads = 32, 32, 16, (1, 4, 8, 16)
 offsets = (1, 2, 4, 8)
 
 # %%
-# "Eight heads cost the same as one." Parameters: exactly. Operations: nearly, a few more for the softmax of more
-# scores. The scores themselves: no, there are as many matrices of them as heads, for any engine that forms them.
+# "Eight heads cost the same as one." Parameters: exactly. Operations: nearly; the softmax of more scores adds a few.
+# Memory of the scores: no; an engine that stores them stores one matrix for each head.
 n, costs = 1024, {}
 for H in heads:
     module = rg.nn.MultiHeadAttention(512, H)
@@ -31,8 +31,8 @@ for H in heads:
 
 
 # %%
-# The task: 32 random symbols; every place has to name those 1, 2, 4 and 8 places before it, all from one layer. Model,
-# data and steps are the same for all; only the number of heads differs.
+# The task: 32 random symbols. At each position the layer must name the symbols 1, 2, 4 and 8 positions before. Model,
+# data and steps are equal; only the number of heads differs.
 def batch_of(count):
     ids = torch.randint(symbols, (count, length))
     return ids, torch.stack([ids.roll(offset, 1) for offset in offsets], -1)
@@ -57,8 +57,9 @@ for H in heads:
     print(f"{H:2} heads of width {width // H:2}: {right[H].mean():.1%} right ({shares}; by chance {1 / symbols:.1%})")
 
 # %%
-# One head is not limited to one place: it mixes two with unequal weights and tells them apart. Four heads each take one
-# of the four places. Sixteen heads of width 2 have places enough, but little to find them with, and learn slowly.
+# One head is not limited to one position: it mixes two with unequal weights and can separate them. Of four heads,
+# each takes one of the four positions. Sixteen heads of width 2 are enough heads, but too narrow to find the
+# positions, and learn slowly.
 assert right[4].mean() > max(right[1].mean(), right[16].mean()) + 0.2
 figure, (left, side) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 for place, (H, colour) in enumerate(zip(heads, ("#999999", "#0072B2", "#E69F00", "#D55E00"), strict=True)):
@@ -68,6 +69,6 @@ left.set_xticks(range(4), [f"{offset} back" for offset in offsets])
 left.set(ylabel="share of right answers (dotted: chance)", ylim=(0, 1.4), title="one layer of width 32, 400 steps")
 left.legend(ncols=4, title="heads")
 image = side.imshow(maps[4].flip(1), cmap="cividis", vmin=0, vmax=1, aspect="auto")
-side.set(xlabel="places back", ylabel="head", title="where the 4 heads look", yticks=range(4))
+side.set(xlabel="positions back", ylabel="head", title="where the 4 heads attend", yticks=range(4))
 figure.colorbar(image, ax=side, label="mean weight")
 plt.show()

@@ -1,10 +1,10 @@
 """
 # Local, sparse, linear and Performer attention against full attention
 
-Full attention scores all n^2 pairs. A window scores few of them; Longformer (Beltagy et al. 2020, arXiv:2004.05150)
-and BigBird (Zaheer et al. 2020, arXiv:2007.14062) add tokens that see everything, and random blocks; linear attention
-(Katharopoulos et al. 2020, arXiv:2006.16236) and the Performer (Choromanski et al. 2021, arXiv:2009.14794) score none.
-Measured here: memory, time by length, and what each gives up, in a task that asks for one sharp look far away.
+Full attention scores all n^2 pairs. A window scores few of them. Longformer (Beltagy et al. 2020, arXiv:2004.05150)
+and BigBird (Zaheer et al. 2020, arXiv:2007.14062) add global tokens and random blocks. Linear attention
+(Katharopoulos et al. 2020, arXiv:2006.16236) and the Performer (Choromanski et al. 2021, arXiv:2009.14794) score no
+pairs. We measure memory, time by length, and accuracy in a task that needs attention to one far token.
 """
 
 from functools import partial
@@ -28,8 +28,8 @@ built = {
 }
 
 # %%
-# Memory and processor time of 4 heads of width 64 by length. `explain` tells what is held beside inputs and output.
-# The matrix of all pairs would be 1 GiB at 8,192 tokens; not even full attention holds it.
+# Memory and processor time of 4 heads of width 64 by length. `explain` returns the memory besides inputs and output.
+# The matrix of all pairs would take 1 GiB at 8,192 tokens; here not even full attention stores it.
 lengths, took = [N // 8, N // 4, N // 2, N], {name: [] for name in built}
 for name, attention in built.items():
     for n in lengths:
@@ -42,8 +42,8 @@ for name, attention in built.items():
     assert cost.bytes < 2**30 / 8
 
 # %%
-# How near the Performer comes to softmax: half the sum of |w - w'| in a row, 0 for equal and 1 for nothing in common.
-# Four times the features about halve the error of small scores; large scores, that is sharp looks, it cannot make.
+# How close is the Performer to softmax? Half the sum of |w - w'| in a row: 0 for equal rows, 1 for rows with nothing
+# in common. Four times as many features halve the error of small scores. It cannot imitate large scores.
 for size in (0.5, 1.0, 2.0):
     q, k = size * torch.randn(2, 1, 4, 256, 32)
     exact = rg.attend(rg.Attention(), q, k, k).weights.dense()
@@ -53,9 +53,9 @@ for size in (0.5, 1.0, 2.0):
     assert 0.35 < off[-1] / off[-2] < 0.65 if size == 0.5 else off[-1] > 0.3
 
 # %%
-# What it gives up: one layer learns to say, at each of 64 places, the token 32 places on (round the end). Full
-# attention looks there. A window of 8 cannot, nor with one global token; BigBird can where a random block lies there.
-# Linear attention and the Performer see all, less sharply, and learn it later.
+# Accuracy: one layer learns to name, at each of 64 positions, the token 32 positions further (cyclically). Full
+# attention attends to it. A window of 8 cannot, nor with a global token; BigBird can if a random block contains it.
+# Linear attention and the Performer use all tokens, less sharply, and learn later.
 right = {}
 for name in built:
     torch.manual_seed(0)
@@ -76,5 +76,5 @@ for (name, times), colour, marker in zip(took.items(), colours, "osv^DP", strict
     left.semilogy([f"{n:,}" for n in lengths], times, marker=marker, color=colour, label=name)
 side.barh(list(right), list(right.values()), color=colours)
 left.set(title="Processor time of 4 heads", xlabel="length n (tokens)", ylabel="milliseconds")
-side.set(title="One sharp look 32 tokens away", xlabel="% right after 250 steps (chance: 6 %)")
+side.set(title="Attention to one token 32 positions away", xlabel="% right after 250 steps (chance: 6 %)")
 left.legend(fontsize=8), plt.show()

@@ -1,10 +1,10 @@
 """
 # Grouped and multi-query attention: a smaller cache
 
-A model that writes keeps the keys and values of all tokens so far and reads them all for every new one. Multi-query
-attention (Shazeer 2019, arXiv:1911.02150) lets all query heads share one key and value head, grouped-query attention
-(Ainslie et al. 2023, arXiv:2305.13245) groups of them. Here the bytes of the cache are counted, a step of decoding is
-timed, and the same small translator is trained with 8, 2 and 1 key heads.
+A model that generates text stores the keys and values of all tokens so far, and reads all of them for every new
+token. In multi-query attention (Shazeer 2019, arXiv:1911.02150) all query heads share one key and value head; in
+grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245) groups of query heads do. Here we count the bytes of
+the cache, time one decoding step, and train the same small translator with 8, 2 and 1 key heads.
 """
 
 import time
@@ -21,14 +21,15 @@ HEADS, WIDTH, LENGTH = 8, 64, 8192
 attention = rg.Attention(mask=rg.causal())
 
 # %%
-# Sharing is nothing to set: it is read off the keys. It equals multi-head attention whose key heads are repeated.
+# Sharing needs no option: it follows from the number of key heads. It equals multi-head attention with repeated key
+# heads.
 q, k, v = torch.randn(1, HEADS, 64, WIDTH), *torch.randn(2, 1, 2, 64, WIDTH)
 repeated = rg.attend(attention, q, k.repeat_interleave(4, 1), v.repeat_interleave(4, 1)).output
 assert torch.allclose(rg.attend(attention, q, k, v).output, repeated, atol=1e-6)
 
 # %%
-# The cache of one layer at 8,192 tokens, and the time of one more token. The cache shrinks by the number of heads that
-# share, exactly; the time by less, since scores and sums are still those of 8 query heads.
+# The cache of one layer at 8,192 tokens, and the time of the next token. The cache gets smaller by exactly the number
+# of heads that share. The time falls less, because there are still scores and sums of 8 query heads.
 mebibytes, took = {}, {}
 for groups in (8, 4, 2, 1):
     k, v = torch.randn(2, 1, groups, LENGTH, WIDTH)
@@ -45,8 +46,8 @@ for groups in (8, 4, 2, 1):
 assert took[1] < 0.8 * took[8]
 
 # %%
-# Quality: a translator of an invented language, the same but for the number of key heads, after as many steps. Heads
-# are only 8 wide here, and to share them costs. In large models it costs little (Ainslie et al., table 1).
+# Quality: a translator of a synthetic language after the same number of steps; only the number of key heads differs.
+# Heads are only 8 wide here, so sharing costs quality. In large models it costs little (Ainslie et al., table 1).
 pairs = rg.data.synthetic_pairs("grammar", 10_200)
 texts = zip(*((pair.source, pair.target) for pair in pairs), strict=True)
 words = [rg.data.train_tokenizer(text, kind="words") for text in texts]

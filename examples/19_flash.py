@@ -1,10 +1,10 @@
 """
-# Flash attention and SDPA: the same numbers, another memory
+# Flash attention and SDPA: the same numbers, less memory
 
-FlashAttention (Dao et al. 2022, arXiv:2205.14135) computes softmax(Q Kᵀ) V tile by tile and never forms the n x n
-matrix. PyTorch offers it as `scaled_dot_product_attention` (SDPA), on CPUs too, and `attend` runs it wherever the
-pieces allow. Numbers, memory and time are compared here with the formula written out. "Two to four times less memory"
-does not hold: there is no such factor, since one side grows with n^2 and the other with n.
+FlashAttention (Dao et al. 2022, arXiv:2205.14135) computes softmax(Q Kᵀ) V tile by tile and never stores the n x n
+matrix. PyTorch has it as `scaled_dot_product_attention` (SDPA), on CPUs too, and `attend` uses it wherever the pieces
+allow. Here we compare numbers, memory and time with the formula in plain torch. "Two to four times less memory" does
+not hold: no factor is constant, because one grows with n^2 and the other with n.
 """
 
 from functools import partial
@@ -27,35 +27,35 @@ functions = {
 
 # %%
 # The same numbers up to rounding, and the same gradients.
-inputs, found = torch.randn(3, 1, HEADS, 512, WIDTH, requires_grad=True), {}
+inputs, results = torch.randn(3, 1, HEADS, 512, WIDTH, requires_grad=True), {}
 for name, function in functions.items():
     output = function(*inputs)
-    found[name] = output.detach(), torch.autograd.grad(output.square().sum(), inputs)[0]
-    off = [float((a - b).abs().max()) for a, b in zip(found[name], found["formula"], strict=True)]
+    results[name] = output.detach(), torch.autograd.grad(output.square().sum(), inputs)[0]
+    off = [float((a - b).abs().max()) for a, b in zip(results[name], results["formula"], strict=True)]
     print(f"{name:7} differs from the formula by {off[0]:.1e}, its gradients by {off[1]:.1e}")
     assert max(off) < 1e-5
 assert rg.explain(rg.Attention(), *inputs).engine == "fused"
 
 # %%
-# The matrix, and what replaces it: beside q, k, v and the output, which both have, flash keeps one number a row.
+# The matrix, and its replacement: besides q, k, v and the output, flash stores one number for each row.
 for n in (512, 4096, 32_768):
     matrix, rows = HEADS * n * n * 4 / MIB, HEADS * n * 4 / MIB
-    print(f"n = {n:6,}, 8 heads: matrix {matrix:6,.0f} MiB, one number a row {rows:.3f} MiB: {matrix / rows:,.0f} x")
+    print(f"n = {n:6,}, 8 heads: matrix {matrix:6,.0f} MiB, row numbers {rows:.3f} MiB: {matrix / rows:,.0f} x")
 
 # %%
-# Measured at n = 4,096: all memory that PyTorch's operators ask for on the way, and the largest piece. The formula asks
-# for the matrix three times (scores, scaled scores, weights), the fused kernel for the output and little more.
-inputs, asked = torch.randn(3, 1, HEADS, 4096, WIDTH), {}
+# Measured at n = 4,096: all memory that PyTorch's operators allocate, and the largest block. The formula allocates
+# the matrix three times (scores, scaled scores, weights), the fused kernel allocates the output and little more.
+inputs, allocated = torch.randn(3, 1, HEADS, 4096, WIDTH), {}
 for name, function in functions.items():
-    with torch.profiler.profile(profile_memory=True) as watched:
+    with torch.profiler.profile(profile_memory=True) as profile:
         function(*inputs)
-    pieces = [max(0, event.self_cpu_memory_usage) / MIB for event in watched.events()]
-    asked[name] = sum(pieces)
-    print(f"{name:7} asks for {sum(pieces):7.1f} MiB, of which the largest piece is {max(pieces):5.1f} MiB")
-assert asked["formula"] > 3 * HEADS * 4096**2 * 4 / MIB and max(asked["SDPA"], asked["attend"]) < 20
+    sizes = [max(0, event.self_cpu_memory_usage) / MIB for event in profile.events()]
+    allocated[name] = sum(sizes)
+    print(f"{name:7} allocates {sum(sizes):7.1f} MiB, of which the largest block is {max(sizes):5.1f} MiB")
+assert allocated["formula"] > 3 * HEADS * 4096**2 * 4 / MIB and max(allocated["SDPA"], allocated["attend"]) < 20
 
 # %%
-# Time of one thread. This factor exists, since no matrix goes to memory and back; it depends on n and the machine.
+# Time of one thread. Here is a factor, because the matrix is not written to memory; it depends on n and the machine.
 lengths, took = [256, 512, 1024, 2048, 4096], {name: [] for name in functions}
 for n in lengths:
     inputs = torch.randn(3, 1, HEADS, n, WIDTH)
@@ -66,15 +66,15 @@ print("attend is faster by", ", ".join(f"{ratio:.2f} (n = {n:,})" for n, ratio i
 assert faster[4096] > 1.2
 
 # %%
-# A row of a matrix that was never there can still be looked at: one of 32,768, which would take 4 GiB a head.
+# You can still read a row of the matrix that was never stored: one of 32,768, which would take 4 GiB a head.
 q, k, v = torch.randn(3, 1, 1, 32_768, 16)
 row = rg.attend(rg.Attention(), q, k, v).weights[0, 0, 20_000]
 assert torch.allclose(row, torch.softmax(k[0, 0] @ q[0, 0, 20_000] / 4, -1), atol=1e-6)
-print(f"row 20,000 of 32,768: its sum is {row.sum():.6f}, its strongest weight {row.max():.4f}")
+print(f"row 20,000 of 32,768: its sum is {row.sum():.6f}, its largest weight {row.max():.4f}")
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 for name, colour, marker in zip(functions, ("#D55E00", "#000000", "#0072B2"), "o^s", strict=True):
-    left.bar_label(left.bar(name, asked[name], color=colour), fmt="%.0f")
+    left.bar_label(left.bar(name, allocated[name], color=colour), fmt="%.0f")
     right.semilogy([f"{n:,}" for n in lengths], took[name], marker=marker, color=colour, label=name)
-left.set(title="Memory asked for, n = 4,096", ylabel="MiB", yscale="log", ylim=(1, 4000))
+left.set(title="Memory allocated, n = 4,096", ylabel="MiB", yscale="log", ylim=(1, 4000))
 right.set(title="Time of one thread", xlabel="length n (tokens)", ylabel="milliseconds")
 right.legend(), plt.show()

@@ -1,10 +1,10 @@
 """
-# Pruning heads: how many can go
+# Pruning heads: how many can be removed
 
-Michel et al. 2019 (arXiv:1905.10650) removed many heads of large trained Transformers at little cost: about 20 % of a
-translator's, 40 % of BERT's. "20 to 30 % of heads can go" is no law: a small translator of an invented language is
-trained here, its heads are ranked by |d loss / d gate|, and ever more of them are removed, beside two other orders, by
-chance and the most important first. A model without heads to spare loses much sooner.
+Michel et al. 2019 (arXiv:1905.10650) removed many heads of large trained Transformers with little loss: about 20 % of
+a translator's, 40 % of BERT's. "20 to 30 % of heads can go" is no law. Here we train a small translator of a
+synthetic language and rank its heads by |d loss / d gate|. Then we remove more and more heads: the least important
+first, at random, and the most important first. A model without spare heads gets worse much sooner.
 """
 
 import matplotlib.pyplot as plt
@@ -23,7 +23,7 @@ model = rg.seq2seq.build("transformer", source_size=len(words[0]), target_size=l
 
 
 # %%
-# A short training. The quality of a model is how many words of the test set it predicts right, in percent.
+# A short training. The quality of a model is the percentage of words in the test set that it predicts right.
 def loss_of(model, batch):
     logits = model.logits(model(batch.source, batch.target_input))
     return F.cross_entropy(logits.mT, batch.target_output, ignore_index=rg.data.PAD)
@@ -45,7 +45,7 @@ for _ in range(steps):
 whole = quality(model.eval())
 
 # %%
-# Importance on validation pairs, then the three orders. Heads are gated to zero, so the model stays whole.
+# Importance on validation pairs, then the three orders. Heads are gated to zero, so the model keeps its shape.
 importance = rg.importance(model, loss_of, rg.data.Batches(valid, sentences=32, shuffle=False).epoch())
 curve = rg.pruning_curve(model, quality, importance)
 print(curve.table())
@@ -55,13 +55,13 @@ for order, left in points.items():
 assert whole - points["importance"][0.3] > 5 and points["reversed"][0.3] < points["importance"][0.3] - 20
 
 # %%
-# Cutting for real: `prune` takes the rows and columns of heads out of the weights. The model is as good as when gated.
+# `prune` removes the rows and columns of heads from the weights. The pruned model is as good as the gated model.
 pruned = rg.prune(model, importance.least(5), copy=True)
 print(f"{pruned}: {whole:.1f} % of words right before, {quality(pruned.model):.1f} % after")
 assert abs(quality(pruned.model) - points["importance"][0.2]) < 0.1  # a fifth of 24 heads is 5
 
 # %%
-# Which can go? Each head is removed alone. As for Michel et al., cross-attention is what translation hangs on.
+# Which heads can be removed? Each one is removed alone. As in Michel et al., cross-attention matters most.
 single = {"encoder": [], "decoder": [], "cross": []}
 for name in importance.values:
     for gate in 1 - torch.eye(4):

@@ -1,10 +1,10 @@
 """
 # Attention as an alignment
 
-The picture that made attention famous (Bahdanau et al. 2015, arXiv:1409.0473, figure 3) shows which source word a
-translator looks at for each target word. Two translators learn an invented language here whose true alignments are
-known, so the pictures can be marked: their alignment error rate (AER) is exact. It depends on when one looks. Chen et
-al. 2020 (arXiv:2004.14837) found that Transformers align best at the step where the target word goes in; that does not
+A famous picture (Bahdanau et al. 2015, arXiv:1409.0473, figure 3) shows which source word a translator attends to for
+each target word. Here two translators learn a synthetic language with known alignments, so we can compute the exact
+alignment error rate (AER) of such pictures. It depends on the step at which a row is read. Chen et al. 2020
+(arXiv:2004.14837) found that Transformers align best at the step that reads the target word as input. That does not
 hold for all of them.
 """
 
@@ -47,8 +47,9 @@ models = {
 }
 
 # %%
-# Both are made to say the true translation. Every target word is linked to the source word it looks at most, at the
-# step that puts it out or at the next, which takes it in. The yardstick is the diagonal, which looks at nothing.
+# Both models read the true translation (teacher forcing). Every target word is linked to the source word with the
+# largest weight, at the step that predicts the word ("output"), or at the next step, which reads it ("input"). The
+# baseline is the diagonal.
 diagonal = alignment_error_rate([{(n, n) for n in range(len(target))} for _, target in tested], gold)
 print(f"AER of the diagonal: {diagonal:.3f}")
 alignments, rates = {}, {}
@@ -57,15 +58,15 @@ for name, model in models.items():
         right = model.logits(model(test.source, test.target_input)).argmax(-1) == test.target_output
     print(f"{name}: {right[test.target_output != rg.data.PAD].float().mean():.1%} of words right", end="")
     for reading in ("output", "input"):
-        found = rg.seq2seq.align(model, words, *zip(*tested, strict=True), reading=reading)
-        rates[name, reading] = alignment_error_rate([each.links() for each in found], gold)
-        alignments[name, reading] = found
+        aligned = rg.seq2seq.align(model, words, *zip(*tested, strict=True), reading=reading)
+        rates[name, reading] = alignment_error_rate([each.links() for each in aligned], gold)
+        alignments[name, reading] = aligned
         print(f"; AER {rates[name, reading]:.3f} read at the {reading}", end="")
     print()
     assert rates[name, "output"] < min(diagonal - 0.15, rates[name, "input"])
 
 # %%
-# One sentence, with the true alignment as squares. What a row has not given to words is on the end of the sentence.
+# One sentence, with the true alignment as squares. The rest of a row's weight is on the end-of-sentence token.
 chosen = next(n for n, pair in enumerate(corpus.test) if len(pair.source.split()) == 10)
 figure, axes = plt.subplots(1, 2, figsize=(9, 4.8), layout="constrained")
 for axis, name in zip(axes, models, strict=True):

@@ -1,10 +1,10 @@
 """
-# Recurrence against attention: path, steps in a row, cost
+# Recurrence and attention: path, sequential operations, cost
 
-"Attention is all you need" (Vaswani et al. 2017, arXiv:1706.03762, table 1) compares layers by how far apart two
-positions are, how many operations wait for each other, and how many there are: n d^2 for a recurrent layer, n^2 d for
-attention, which is cheaper while n < d. Measured on a GRU and on self-attention with its projections, the last holds
-in the counting, by the luck of its factors, and not by the clock.
+"Attention is all you need" (Vaswani et al. 2017, arXiv:1706.03762, table 1) compares layers by the path between two
+positions, the number of sequential operations, and the number of all operations: n d^2 for a recurrent layer, n^2 d
+for attention, which is less while n < d. We measure this on a GRU and on self-attention with its projections. The
+last claim is true of operation counts, because of the constant factors, but not of measured time.
 """
 
 from functools import cache, partial
@@ -24,30 +24,31 @@ gru, attention = torch.nn.GRU(WIDTH, WIDTH, batch_first=True), rg.nn.MultiHeadAt
 layers = {"GRU": lambda x: gru(x)[0], "attention": attention}
 
 # %%
-# Path, before any training: how much the last output feels of the first input, as a share of what it feels of one half
-# way. A recurrent layer loses some at every step; attention looks at both alike, whatever lies between.
-distances, felt = [4, 8, 16, 32, 64], {name: [] for name in layers}
+# Path, before training: the gradient of the last output with respect to the first input, divided by that of the
+# middle input. A recurrent layer loses some of it at every step. In attention both have the same size at any
+# distance.
+distances, gradients = [4, 8, 16, 32, 64], {name: [] for name in layers}
 for name, layer in layers.items():
     for n in distances:
         x = torch.randn(64, n, WIDTH, requires_grad=True)
-        slope = torch.autograd.grad(layer(x)[:, -1].square().sum(), x)[0].norm(dim=-1).mean(0)
-        felt[name].append(float(slope[0] / slope[n // 2 - 1]))
-    print(f"{name:9} gradient of the first input / of one half way:", ", ".join(f"{ratio:.1e}" for ratio in felt[name]))
-assert felt["GRU"][-1] < 1e-4 and all(0.25 < ratio < 4 for ratio in felt["attention"])
+        gradient = torch.autograd.grad(layer(x)[:, -1].square().sum(), x)[0].norm(dim=-1).mean(0)
+        gradients[name].append(float(gradient[0] / gradient[n // 2 - 1]))
+    print(f"{name:9} gradient of the first input / of the middle one:", *(f"{ratio:.1e}" for ratio in gradients[name]))
+assert gradients["GRU"][-1] < 1e-4 and all(0.25 < ratio < 4 for ratio in gradients["attention"])
 
 # %%
-# Steps in a row: the longest chain of operations that autograd recorded. "O(1)" is true of this graph; a sum over n
-# keys inside one operation is itself a tree log2(n) deep.
+# Sequential operations: the longest chain of operations that autograd recorded. "O(1)" is true of this graph. But a
+# sum over n keys inside one operation is itself a tree of depth log2(n).
 depth = cache(lambda node: 1 + max((depth(before) for before, _ in node.next_functions if before), default=0))
 chains = {name: [depth(layers[name](torch.randn(1, n, WIDTH)).grad_fn) for n in (4, 8, 16)] for name in layers}
-print("operations in a row for n = 4, 8, 16:", chains)
+print("sequential operations for n = 4, 8, 16:", chains)
 assert len(set(chains["attention"])) == 1 and chains["GRU"][2] - chains["GRU"][1] >= 8
 
 # %%
-# Cost, counted by PyTorch. A GRU has 6 matrices, 12 n d^2 operations; attention projects four times, compares and
-# mixes, 8 n d^2 + 4 n^2 d. So they cross at n = d, because the projections happen to cost what they do: against an
-# LSTM (16 n d^2) it is 2 d, against a plain RNN (4 n d^2) nowhere, and without the projections 3 d.
-dense = partial(rg.attend, rg.Attention(), engine="dense")  # fused kernels count nothing
+# Cost, counted by PyTorch. A GRU has 6 matrices, 12 n d^2 operations. Attention has 4 projections and two products of
+# pairs, 8 n d^2 + 4 n^2 d. So both are equal at n = d, because of the cost of the projections: for an LSTM (16 n d^2)
+# this is at 2 d, for a plain RNN (4 n d^2) never, and without the projections at 3 d.
+dense = partial(rg.attend, rg.Attention(), engine="dense")  # fused kernels are not counted
 for n in (WIDTH // 2, WIDTH, 4 * WIDTH):
     x, heads, counted = torch.randn(1, n, WIDTH), torch.randn(1, 4, n, WIDTH // 4), []
     for run in (partial(gru, x), partial(attention.query, x), partial(dense, heads, heads, heads)):
@@ -58,8 +59,8 @@ for n in (WIDTH // 2, WIDTH, 4 * WIDTH):
     assert counted == [12 * n * WIDTH**2, 2 * n * WIDTH**2, 4 * n**2 * WIDTH]
 
 # %%
-# Cost, by the clock of one thread. Every step of a GRU waits for the one before, so the processor is never full: with
-# as many operations, at n = d, attention is done first, and it takes longer only at lengths many times d.
+# Cost, measured in one thread. Every step of a GRU waits for the one before, so it does not use the whole processor.
+# With equal operations, at n = d, attention is faster; it is slower only at lengths many times d.
 lengths, took = [32, 64, 128, 256, 512, 1024, 2048, 4096, 8192], {name: [] for name in layers}
 for name, n in ((name, n) for name in layers for n in lengths):
     run = torch.no_grad()(partial(layers[name], torch.randn(1, n, WIDTH)))
@@ -70,9 +71,9 @@ print("attention takes longer at n =", [n for n, ratio in ratios.items() if rati
 assert ratios[WIDTH] < 0.7 and ratios[4 * WIDTH] < 0.9
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 for name, colour in (("GRU", "#D55E00"), ("attention", "#0072B2")):
-    axes[0].semilogy(distances, felt[name], "o-", color=colour, label=name)
+    axes[0].semilogy(distances, gradients[name], "o-", color=colour, label=name)
     axes[1].semilogy([f"{n:,}" for n in lengths], took[name], "o-", color=colour, label=name)
-axes[0].set(title="What reaches the end", xlabel="length n (tokens)", ylabel="gradient: first / middle input")
+axes[0].set(title="Gradient of the first input", xlabel="length n (tokens)", ylabel="gradient: first / middle input")
 axes[1].set(title="Time of one layer (dotted: n = d = 128)", xlabel="length n (tokens)", ylabel="milliseconds")
 axes[1].axvline("128", color="grey", linestyle=":")
 axes[0].legend(), axes[1].legend(), plt.show()

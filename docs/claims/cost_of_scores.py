@@ -1,4 +1,4 @@
-"""What a pair costs: a dot product multiplies d numbers, an additive score adds, squashes and weighs hidden ones."""
+"""The cost of one pair: a dot product multiplies d numbers; an additive score needs a small network."""
 
 from time import process_time
 
@@ -25,7 +25,7 @@ for width in (64, 256):
         dot = seconds(rg.Attention(rg.Dot()), q, k)
         general = seconds(rg.Attention(rg.Bilinear(width, width)), q, k)
         additive = seconds(rg.Attention(rg.Additive(width, width, width)), q, k)
-    print(f"d = hidden = {width}, {n:,} x {n:,} pairs, one thread's processor time, weighing the values included:")
+    print(f"d = hidden = {width}, {n:,} x {n:,} pairs, one thread's processor time, with the weighted sum of values:")
     print(f"  dot {dot * 1e3:6.0f} ms; general {general / dot:4.1f} x; additive {additive / dot:5.1f} x")
-    print(f"  a pair: dot {2 * width} operations; additive {3 * width} and {width} tanh; projections besides, once")
+    print(f"  each pair: dot {2 * width} operations; additive {3 * width} and {width} tanh; projections once")
     assert additive > 4 * dot and general < 3 * dot

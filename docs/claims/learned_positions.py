@@ -1,4 +1,4 @@
-"""Learned against sinusoidal positions: the same small decoder on characters of English, two seeds of each."""
+"""Learned and sinusoidal positions: the same small decoder on English characters, with two seeds each."""
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ def loss_of(model, source, count):
     return nn.functional.cross_entropy(model(ids[:, :-1]).mT, ids[:, 1:])
 
 
-def tested(model):
-    """Nats a character on text that was kept back, the same for all."""
+def test_loss(model):
+    """Nats a character on the same held-out text for all models."""
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)
         return float(loss_of(model, test, 1000))
@@ -35,21 +35,21 @@ def train_and_test(positions, seed):
         loss_of(model, train, 16).backward()
         optimizer.step()
         if step in stops:
-            losses.append(tested(model))
+            losses.append(test_loss(model))
     return losses
 
 
 means = {}
 for kind in ("sinusoidal", "learned"):
-    found = np.array([train_and_test(kind, seed) for seed in (1, 2)])
-    means[kind] = found.mean(0)
-    told = (
+    losses = np.array([train_and_test(kind, seed) for seed in (1, 2)])
+    means[kind] = losses.mean(0)
+    results = (
         f"{mean:.3f} (+-{off:.3f}) after {stop:,}"
-        for mean, off, stop in zip(found.mean(0), found.std(0), stops, strict=True)
+        for mean, off, stop in zip(losses.mean(0), losses.std(0), stops, strict=True)
     )
-    print(f"{kind:10} nats a character:", ", ".join(told))
-apart = means["learned"] - means["sinusoidal"]
-assert apart[0] > 0.1 and abs(apart[-1]) < apart[0] / 5
+    print(f"{kind:10} nats a character:", ", ".join(results))
+difference = means["learned"] - means["sinusoidal"]
+assert difference[0] > 0.1 and abs(difference[-1]) < difference[0] / 5
 try:
     rg.attend(rg.Attention(position=rg.LearnedPositions(length, 8)), *torch.randn(3, 1, 1, length + 1, 8))
 except rg.RegardError as error:

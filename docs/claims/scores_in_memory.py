@@ -1,4 +1,4 @@
-"""12 heads at 4,096 tokens: what the scores take, counted and measured, and what attention takes without them."""
+"""12 heads at 4,096 tokens: the memory of the scores, counted and measured, and of attention without stored scores."""
 
 import os
 import subprocess
@@ -19,15 +19,17 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 
 
 def peak(how):
-    """MiB that a process of its own needs at its peak, over its inputs."""
-    told = os.environ | {"OMP_NUM_THREADS": "1"}
+    """Peak memory of a separate process in MiB, minus its inputs."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return int(
-        subprocess.run([sys.executable, "-c", CODE, how], check=True, capture_output=True, text=True, env=told).stdout
+        subprocess.run(
+            [sys.executable, "-c", CODE, how], check=True, capture_output=True, text=True, env=environment
+        ).stdout
     )
 
 
 counted = 12 * 4096**2 * 4
 print(f"scores of one layer in float32: {counted:,} bytes = {counted / 1e6:.0f} MB = {counted / 2**20:.0f} MiB")
 by_hand, attend = peak("by hand"), peak("attend")
-print(f"measured peak over the inputs: {by_hand:,} MiB by the formula, {attend:,} MiB by attend")
+print(f"measured peak, minus the inputs: {by_hand:,} MiB by the formula, {attend:,} MiB by attend")
 assert by_hand > 768 and attend < 200

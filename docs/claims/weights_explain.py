@@ -1,7 +1,7 @@
-"""Two models that answer alike and look elsewhere (Jain & Wallace 2019, arXiv:1902.10186; Wiegreffe & Pinter 2019).
+"""Two models with equal answers and other weights (Jain & Wallace 2019, arXiv:1902.10186; Wiegreffe & Pinter 2019).
 
-Model A is trained to tell which of two letters a word has more of. Model B is trained to give A's answers while it
-looks at nothing but the last letter.
+Model A is trained to say which of two letters occurs more often in a word. Model B is trained to give A's answers and
+to attend only to the last letter.
 """
 
 import torch
@@ -12,7 +12,7 @@ import regard as rg
 
 
 class Reader(nn.Module):
-    """A recurrent encoder, one query that asks all its states, and two answers."""
+    """A recurrent encoder, one query that attends to all its states, and two answers."""
 
     def __init__(self, width=32):
         super().__init__()
@@ -23,11 +23,11 @@ class Reader(nn.Module):
 
     def forward(self, words):
         states = self.encoder(self.letters(words))[0][:, None]
-        marks = torch.eye(words.shape[1]).expand(len(words), 1, -1, -1)  # mixed by the weights they are the weights
+        marks = torch.eye(words.shape[1]).expand(len(words), 1, -1, -1)  # their weighted mean is the weights
         query = self.query.expand(len(words), -1, -1, -1)
-        mixed = rg.attend(rg.Attention(), query, states, torch.cat((states, marks), 3))
-        read, weights = mixed.output[:, 0, 0].split((states.shape[-1], words.shape[1]), 1)
-        return F.log_softmax(self.answer(read), -1), weights
+        attended = rg.attend(rg.Attention(), query, states, torch.cat((states, marks), 3))
+        context, weights = attended.output[:, 0, 0].split((states.shape[-1], words.shape[1]), 1)
+        return F.log_softmax(self.answer(context), -1), weights
 
 
 def draw(count):
@@ -51,30 +51,30 @@ def train(model, loss, steps=400):
     return model.eval()
 
 
-def elsewhere(other):
-    """Give the answers of `other`, and look at the last letter whatever it is."""
+def imitate(other):
+    """A loss: the answers of `other`, and all weight on the last letter."""
 
     def loss(model, words, _):
         with torch.no_grad():
-            wanted, _ = other(words)
-        told, weights = model(words)
-        return 5 * F.kl_div(told, wanted, log_target=True, reduction="batchmean") - weights[:, -1].log().mean()
+            target, _ = other(words)
+        answer, weights = model(words)
+        return 5 * F.kl_div(answer, target, log_target=True, reduction="batchmean") - weights[:, -1].log().mean()
 
     return loss
 
 
 torch.manual_seed(0)
 first = train(Reader(), lambda model, words, labels: F.nll_loss(model(words)[0], labels))
-second = train(Reader(), elsewhere(first))
+second = train(Reader(), imitate(first))
 words, labels = draw(2000)
 with torch.no_grad():
-    (one, map_one), (other, map_other) = first(words), second(words)
-apart = (one.exp() - other.exp()).abs()[:, 0]
-print(f"right: A {(one.argmax(1) == labels).float().mean():.1%}, B {(other.argmax(1) == labels).float().mean():.1%}")
-print(
-    f"answers: {(one.argmax(1) == other.argmax(1)).float().mean():.1%} the same, probabilities {apart.mean():.3f} apart"
-)
-print(f"weight on the last letter: A {map_one[:, -1].mean():.3f}, B {map_other[:, -1].mean():.3f}")
-print(f"maps: divergence {divergence(map_one, map_other).mean():.2f} of at most 0.69 nats")
-assert (one.argmax(1) == other.argmax(1)).float().mean() > 0.95 and apart.mean() < 0.05
-assert divergence(map_one, map_other).mean() > 0.35
+    (answer_a, map_a), (answer_b, map_b) = first(words), second(words)
+difference = (answer_a.exp() - answer_b.exp()).abs()[:, 0]
+right_a, right_b = ((answer.argmax(1) == labels).float().mean() for answer in (answer_a, answer_b))
+equal = (answer_a.argmax(1) == answer_b.argmax(1)).float().mean()
+print(f"right: A {right_a:.1%}, B {right_b:.1%}")
+print(f"answers: {equal:.1%} equal, probabilities differ by {difference.mean():.3f}")
+print(f"weight on the last letter: A {map_a[:, -1].mean():.3f}, B {map_b[:, -1].mean():.3f}")
+print(f"maps: divergence {divergence(map_a, map_b).mean():.2f} of at most 0.69 nats")
+assert equal > 0.95 and difference.mean() < 0.05
+assert divergence(map_a, map_b).mean() > 0.35
