@@ -24,11 +24,12 @@ from regard.seq2seq import SYSTEMS
 from regard.seq2seq.models.loss import Loss
 from regard.seq2seq.runs import run
 from regard.seq2seq.runs.config import read_config
-from regard.seq2seq.runs.files import read_tensors, write_whole
+from regard.seq2seq.runs.files import read_tensors
 from regard.seq2seq.runs.run import METRICS, STATE, WEIGHTS, load_run, read_metrics
 from regard.seq2seq.training import preparation
 from regard.seq2seq.training.fitting import fit
 from regard.seq2seq.training.preparation import prepare, reconfigured
+from regard.whole_files import write_whole
 
 TINY = (
     "data.corpus=reverse",
@@ -203,7 +204,9 @@ def test_a_full_disk_leaves_the_old_file_whole(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
-        with pytest.raises(RegardError, match=r"facts \(100,000 bytes\) cannot be written.*held before is kept.*room"):
+        with pytest.raises(
+            RegardError, match=r"facts \(100,000 bytes\) cannot be written.*The old content of facts is kept.*room"
+        ):
             write_whole(path, b"x" * 100_000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -1,7 +1,8 @@
-"""Writes a file completely or not at all: an interrupted or failed write leaves the old file."""
+"""Writes files completely or not at all: after an interrupted or failed write, the old file is still there."""
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -10,17 +11,42 @@ from pathlib import Path
 
 from regard.errors import RegardError
 
-__all__ = ["DRAFT", "whole_file"]
+__all__ = ["DRAFT", "append", "remove_drafts", "whole_file", "write_whole"]
 
-#: Prefix of the names of folders and files that are being written.
+#: Prefix of the names of files and folders that are being written.
 DRAFT = ".regard-"
 
 
-@contextmanager
-def whole_file(path: Path, operation: str, remedy: str = "") -> Iterator[Path]:
-    """A draft in a folder beside `path`, to be written inside the with-block; then it is renamed to `path`.
+def write_whole(path: Path, content: bytes | str) -> None:
+    """Write a draft beside the file, then rename it. If the process is killed or the disk is full, the old file stays.
 
-    An OSError becomes a RegardError that names the `operation`, the file and the `remedy`.
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_whole(Path(folder) / "facts.json", "{}")
+    ...     os.listdir(folder)
+    ['facts.json']
+    """
+    data = content.encode() if isinstance(content, str) else content
+    draft = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=DRAFT)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # a rename that reaches the disk before its data would leave a truncated file
+        os.chmod(draft, 0o644)
+        os.replace(draft, path)
+    except OSError as error:
+        if draft is not None and os.path.exists(draft):
+            os.remove(draft)
+        raise _not_written(path, len(data), error) from error
+
+
+@contextmanager
+def whole_file(path: Path, operation: str) -> Iterator[Path]:
+    """A draft that another library writes inside the with-block; then it is renamed to `path`.
+
+    An OSError becomes a RegardError that names the `operation` and the file.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with whole_file(Path(folder) / "facts.json", "save") as draft:
@@ -35,4 +61,27 @@ def whole_file(path: Path, operation: str, remedy: str = "") -> Iterator[Path]:
             yield draft
             os.replace(draft, path)
     except OSError as error:
-        raise RegardError(f"{operation}: {path} cannot be written: {error.strerror or error}.{remedy}") from error
+        raise RegardError(f"{operation}: {path} cannot be written: {error.strerror or error}.") from error
+
+
+def append(path: Path, text: str) -> None:
+    """Append to a file, unbuffered. If the process is killed meanwhile, the last line lacks its line feed."""
+    data = text.encode()
+    try:
+        with path.open("ab", buffering=0) as file:
+            file.write(data)
+    except OSError as error:
+        raise _not_written(path, len(data), error) from error
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove the drafts of killed processes in a folder and in its subfolders."""
+    for draft in (*folder.glob(f"{DRAFT}*"), *folder.glob(f"*/{DRAFT}*")):
+        draft.unlink(missing_ok=True)
+
+
+def _not_written(path: Path, size: int, error: OSError) -> RegardError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    remedy = " Make room, and run it again (a training continues with --resume)." if full else ""
+    kept = f" The old content of {path.name} is kept." if path.exists() else ""
+    return RegardError(f"{path} ({size:,} bytes) cannot be written: {error.strerror or error}.{kept}{remedy}")

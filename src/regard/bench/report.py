@@ -19,8 +19,8 @@ from regard.bench.measure import Goal
 from regard.bench.roofline import Machine
 from regard.bench.runner import Line, Row
 from regard.errors import RegardError
-from regard.seq2seq.runs.files import write_whole
 from regard.version import __version__
+from regard.whole_files import write_whole
 
 #: The largest factor between prediction and measurement that is not reported.
 PREDICTED = 2.0

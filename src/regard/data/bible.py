@@ -20,7 +20,7 @@ from regard.data.fetching import cache_folder
 from regard.data.gale_church import align
 from regard.data.splits import stable_draw
 from regard.errors import RegardError, nearest
-from regard.whole_files import whole_file
+from regard.whole_files import write_whole
 
 __all__ = ["EDITIONS", "Edition", "build_bible", "clean", "find_bible", "known_bibles", "load_bible", "write_bible"]
 
@@ -233,8 +233,7 @@ def write_bible(corpus: Corpus, folder: Path, max_words: int = MAX_WORDS) -> Pat
     for split in ("train", "valid", "test"):
         lines += ["\t".join((split, pair.id, pair.source, pair.target)) for pair in getattr(corpus, split)]
     content = lzma.compress("\n".join([*lines, ""]).encode(), preset=9 | lzma.PRESET_EXTREME)
-    with whole_file(path, "data") as draft:
-        draft.write_bytes(content)
+    write_whole(path, content)
     return path
 
 

@@ -16,7 +16,7 @@ from regard.checks import checked
 from regard.data.vocabulary import BOS, EOS, PAD, SPECIALS, UNK
 from regard.data.words import cut
 from regard.errors import RegardError, nearest
-from regard.whole_files import whole_file
+from regard.whole_files import write_whole
 
 __all__ = ["SentencePiece", "Tokenizer", "Words", "load_tokenizer", "train_tokenizer"]
 
@@ -78,8 +78,7 @@ class Tokenizer(ABC):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file, completely or not at all."""
-        with whole_file(Path(path), "Tokenizer.save", " Make room, or save elsewhere.") as draft:
-            draft.write_bytes(self.to_bytes())
+        write_whole(Path(path), self.to_bytes())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:

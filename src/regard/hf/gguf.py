@@ -18,11 +18,12 @@ import torch
 
 from regard.data.fetching import cache_folder
 from regard.errors import RegardError
+from regard.whole_files import DRAFT
 
 #: A model and its tokenizer.
 Loaded = tuple[Any, Any]
-#: Prefix of temporary folders in the cache, and the age in seconds at which they belong to a process that was killed.
-DRAFT, ABANDONED = ".regard-", 3600.0
+#: The age in seconds of a draft folder in the cache whose process was killed.
+ABANDONED = 3600.0
 
 
 def load_once(file: Path, unpack: Callable[[], Loaded], load: Callable[[Path], Loaded]) -> Loaded:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from importlib import import_module
@@ -32,6 +31,7 @@ from regard.pieces.score import Score
 from regard.positions import Positions
 from regard.shapes import widest_float
 from regard.spans import Spans
+from regard.whole_files import whole_file
 
 #: The version of the files; a reader refuses those of a later one.
 VERSION = 1
@@ -96,11 +96,9 @@ def save_map(path: str | os.PathLike[str], weights: AttentionMap) -> None:
         header, tensors = _taken_apart(_as_table(weights, reason))
     metadata = {"format": "regard map", "version": str(VERSION), "map": json.dumps(header, allow_nan=False)}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".regard-") as folder:
-            save_file(tensors, Path(folder) / path.name, metadata)
-            os.replace(Path(folder) / path.name, path)
-    except (OSError, SafetensorError) as error:  # a full disk is a SafetensorError
+        with whole_file(path, "save_map") as draft:
+            save_file(tensors, draft, metadata)
+    except SafetensorError as error:  # such as a full disk
         raise RegardError(f"save_map: {path} cannot be written: {error}.") from error
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from regard.errors import RegardError
 from regard.hf.text_reader import TextReader
 from regard.profiling.documents import Unreadable
 from regard.stats import HeadTable
+from regard.whole_files import write_whole
 
 #: The file of a profile inside its folder.
 FILE = "corpus.json"
@@ -104,21 +103,13 @@ class CorpusProfile:
         return replace(self, done=done, cut=self.cut + result.cut, table=table)
 
     def save(self, folder: Path | None) -> None:
-        """Write a temporary file and rename it: an interrupt leaves the old file or the new one.
+        """Write the profile to a file of the folder, completely or not at all.
 
         Nothing is written without a folder, or while the table is None.
         """
         if folder is None or self.table is None:
             return
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder, prefix=".regard-") as temporary:
-                draft = Path(temporary) / FILE
-                draft.write_text(json.dumps(self.to_json()), encoding="utf-8")
-                os.replace(draft, folder / FILE)
-        except OSError as error:
-            reason = error.strerror or error
-            raise RegardError(f"profile_corpus: {folder / FILE} cannot be written: {reason}.") from error
+        write_whole(folder / FILE, json.dumps(self.to_json()))
 
     @staticmethod
     def resumed(key: CorpusKey, folder: Path | None) -> CorpusProfile:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.maps import AttentionMap
-from regard.seq2seq.runs.files import write_whole
 from regard.stats import LayerProfile, Offsets, Profile, Role, RoleTable, TextReading
 from regard.stats.roles import KINDS, QUERIES
+from regard.whole_files import write_whole
 
 SCALE = "Blues"
 #: Colours of roles: light enough for black numbers, and distinct with colour blindness (Okabe and Ito, lightened).

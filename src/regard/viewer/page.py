@@ -15,10 +15,10 @@ from typing import Any
 
 from regard.checks import checked
 from regard.errors import RegardError
-from regard.seq2seq.runs.files import write_whole
 from regard.stats import TextReading
 from regard.viewer.embedded import embedded
 from regard.viewer.sheet import COMMON, Sheet, sheets_of
+from regard.whole_files import write_whole
 
 #: Only the script with this hash runs. Styles are inline. The page makes images to be saved.
 POLICY = (

@@ -19,8 +19,9 @@ from typing import Any
 from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps.stored import load_map, save_map
-from regard.seq2seq.runs.files import read_json, write_whole
+from regard.seq2seq.runs.files import read_json
 from regard.viewer.sheet import Sheet
+from regard.whole_files import write_whole
 
 MANIFEST, FORMAT, VERSION = "manifest.json", "regard run", 1
 #: The fields of a text in tokens.json. The other fields are in statistics.json.

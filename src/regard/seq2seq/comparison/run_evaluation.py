@@ -18,9 +18,9 @@ from regard.seq2seq.evaluation.bootstrap import PairedComparison
 from regard.seq2seq.evaluation.metrics import bleu_tokenizer, check_tokenizer
 from regard.seq2seq.evaluation.scores import Training, paired_comparison
 from regard.seq2seq.runs.config import make_config
-from regard.seq2seq.runs.files import write_whole
 from regard.seq2seq.runs.run import CONFIG, Run
 from regard.seq2seq.training.preparation import read_corpus
+from regard.whole_files import write_whole
 
 SPLITS = ("test", "valid", "train")
 

@@ -17,10 +17,11 @@ from regard.errors import RegardError
 from regard.seq2seq.comparison.processes import cores
 from regard.seq2seq.models.systems import build, system
 from regard.seq2seq.runs.config import Config, Model, differences, make_config
-from regard.seq2seq.runs.files import read_json, write_whole
+from regard.seq2seq.runs.files import read_json
 from regard.seq2seq.runs.run import COMPARISON, PACKAGES, SOURCE, TARGET
 from regard.seq2seq.training.preparation import counted_by, learn_tokenizer, read_corpus
 from regard.version import __version__
+from regard.whole_files import write_whole
 
 #: Raised when a folder written before could no longer be gone on with.
 VERSION = 1

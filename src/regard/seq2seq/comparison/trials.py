@@ -108,10 +108,10 @@ def _similarities(folder: Path) -> list[float]:
 
 def _trained(study: Study, trial: Trial, corpus: Corpus, folder: Path, tell: Tell) -> bool:
     """Train to the end of the budget, and say how it went; False if stopped before."""
-    from regard.seq2seq.runs.files import write_whole
     from regard.seq2seq.runs.run import SOURCE, STATE, TARGET
     from regard.seq2seq.training.fitting import fit, quiet
     from regard.seq2seq.training.preparation import prepare
+    from regard.whole_files import write_whole
 
     for name in (SOURCE, TARGET):
         if not (trial.path / name).exists():
@@ -200,7 +200,7 @@ def _test(study: Study, run: Run, corpus: Corpus, similarities: list[float], tel
 
 
 def _write(path: Path, data: Any) -> None:
-    from regard.seq2seq.runs.files import write_whole
+    from regard.whole_files import write_whole
 
     write_whole(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n")
 

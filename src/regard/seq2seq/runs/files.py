@@ -1,11 +1,8 @@
-"""Files that are whole or not there: tensors with their facts in one file, written beside and then renamed."""
+"""Reads and writes the files of a run: tensors with facts in one safetensors file, and JSON."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,58 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.errors import RegardError
-
-#: Prefix of the names of files that are being written.
-DRAFT = ".regard-"
-
-
-def write_whole(path: Path, content: bytes | str) -> None:
-    """Write to a file beside it, then rename: whoever is killed, or has no space left, leaves the old file.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_whole(Path(folder) / "facts.json", "{}")
-    ...     os.listdir(folder)
-    ['facts.json']
-    """
-    data = content.encode() if isinstance(content, str) else content
-    draft = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=DRAFT)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())  # a rename that reaches the disk before its data would be a truncated file
-        os.chmod(draft, 0o644)
-        os.replace(draft, path)
-    except OSError as error:
-        if draft is not None and os.path.exists(draft):
-            os.remove(draft)
-        raise _unwritten(path, len(data), error) from error
-
-
-def append(path: Path, text: str) -> None:
-    """Append to a file, unbuffered. A line that a kill cut short lacks its line feed."""
-    data = text.encode()
-    try:
-        with path.open("ab", buffering=0) as file:
-            file.write(data)
-    except OSError as error:
-        raise _unwritten(path, len(data), error) from error
-
-
-def remove_drafts(folder: Path) -> None:
-    """Remove the drafts that killed processes left in a folder and in the folders inside it."""
-    for draft in (*folder.glob(f"{DRAFT}*"), *folder.glob(f"*/{DRAFT}*")):
-        draft.unlink(missing_ok=True)
-
-
-def _unwritten(path: Path, size: int, error: OSError) -> RegardError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    remedy = " Make room, and run it again (a training goes on with --resume)." if full else ""
-    kept = f" What {path.name} held before is kept." if path.exists() else ""
-    return RegardError(f"{path} ({size:,} bytes) cannot be written: {error.strerror or error}.{kept}{remedy}")
+from regard.whole_files import write_whole
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from regard.errors import RegardError
-from regard.seq2seq.runs.files import remove_drafts
+from regard.whole_files import remove_drafts
 
 LOCK = ".lock"
 #: Asked to end by Ctrl-C, by `kill` or a scheduler, or because the terminal is gone.

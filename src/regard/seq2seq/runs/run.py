@@ -20,8 +20,9 @@ from regard.data.tokenizer import Tokenizer, load_tokenizer
 from regard.errors import RegardError, nearest
 from regard.seq2seq.decoding import Search, Translation, TranslationOptions, translate
 from regard.seq2seq.models.sharding import sharded_like
-from regard.seq2seq.runs.files import append, read_json, read_tensors, write_tensors, write_whole
+from regard.seq2seq.runs.files import read_json, read_tensors, write_tensors
 from regard.version import __version__
+from regard.whole_files import append, write_whole
 
 if TYPE_CHECKING:
     from regard.seq2seq.models.translator import Translator

@@ -20,7 +20,6 @@ from regard.seq2seq.evaluation.metrics import bleu_tokenizer, check_tokenizer
 from regard.seq2seq.evaluation.validation import bleu_of
 from regard.seq2seq.models.systems import build, system
 from regard.seq2seq.runs.config import Config, Data, Training, differences, make_config
-from regard.seq2seq.runs.files import write_whole
 from regard.seq2seq.runs.guards import LOCK
 from regard.seq2seq.runs.run import (
     CONFIG,
@@ -37,6 +36,7 @@ from regard.seq2seq.runs.run import (
 from regard.seq2seq.training.loop import Task
 from regard.seq2seq.training.ranks import process_number
 from regard.seq2seq.training.stream import Epochs
+from regard.whole_files import write_whole
 
 #: Sizes of a vocabulary that are tried in turn when none is given: small corpora have fewer pieces, and some scripts
 #: more characters.

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from regard.errors import RegardError
-from regard.seq2seq.runs.files import write_whole
 from regard.viewer.report.alignments import alignment_figures
 from regard.viewer.report.blocks import Block, Figures, Folded
 from regard.viewer.report.folder import read_study
@@ -17,6 +16,7 @@ from regard.viewer.report.markdown import FIGURES, to_markdown
 from regard.viewer.report.numbers import numbers
 from regard.viewer.report.sections import document
 from regard.viewer.report.svg import Figure
+from regard.whole_files import write_whole
 
 
 def write_report(folder: str | os.PathLike[str]) -> Path:
