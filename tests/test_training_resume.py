@@ -222,7 +222,7 @@ def test_training_on_a_full_disk_can_go_on_from_the_last_state(tmp_path, monkeyp
         def fsync(descriptor):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr("regard.seq2seq.runs.files.os.fsync", fsync)
+        monkeypatch.setattr("regard.whole_files.os.fsync", fsync)
 
     with pytest.raises(RegardError, match=r"No space left on device.*is kept.*--resume"):
         train(full, on_step=at_step(7, no_space))
