@@ -17,9 +17,15 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
-from _pytest.runner import runtestprotocol
 
 FOLDER = Path(os.environ["MUTATION"])
+FAILED: set[str] = set()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note what fails."""
+    if report.failed:
+        FAILED.add(report.nodeid)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -105,7 +111,8 @@ def _first_failure(exchange: list[tuple[FunctionType, CodeType]], items: list[py
     for function, code in exchange:
         function.__code__ = code
     for item in items:
-        if any(report.failed for report in runtestprotocol(item, log=False)):
+        item.ihook.pytest_runtest_protocol(item=item, nextitem=None)  # with the filters of warnings that it asks for
+        if item.nodeid in FAILED:
             return item.nodeid
     return ""
 

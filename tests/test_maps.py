@@ -152,6 +152,34 @@ def test_only_the_allowed_tiles_are_visited():
     assert visited <= 64 * 8 < 64 * 64 / 4
 
 
+def test_the_mask_is_asked_only_of_keys_that_some_query_of_a_tile_may_not_see(small_blocks, monkeypatch):
+    """The spans of a mask decide all others."""
+    answer, asked = rg.causal.allowed, []
+
+    def allowed(mask, grid):
+        asked.append(answer(mask, grid))
+        return asked[-1]
+
+    attention = rg.Attention(mask=rg.causal())
+    weights = rg.attend(attention, *torch.randn(3, 1, 2, 40, 4)).weights
+    monkeypatch.setattr(rg.causal, "allowed", allowed)
+    weights.entropy()
+    assert asked and all((~part).any(-2).all() for part in asked)
+
+
+@pytest.mark.parametrize("normalizer", [rg.Softmax(), rg.Sparsemax()], ids=repr)
+def test_a_statistic_that_is_known_is_not_computed_again(normalizer, small_blocks, monkeypatch):
+    def computed(*_):
+        raise AssertionError("the engine has told it")
+
+    attention = rg.Attention(mask=rg.causal(), normalizer=normalizer)
+    weights = rg.attend(attention, *torch.randn(3, 1, 2, 20, 4), engine="dense").weights
+    entropy = weights.entropy()
+    for name in ("statistic", "log_total", "solve"):
+        monkeypatch.setattr(type(normalizer), name, computed, raising=False)
+    torch.testing.assert_close(weights.entropy(), entropy)
+
+
 def test_nothing_is_computed_until_asked(monkeypatch):
     calls = []
     monkeypatch.setattr("regard.maps.attention_map.scores", lambda *a, **k: calls.append(a))

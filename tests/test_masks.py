@@ -259,15 +259,15 @@ def test_queries_beyond_the_documents_are_in_none():
 def test_the_mask_of_an_entry_takes_both_sides_of_that_entry():
     batched = rg.padding(torch.tensor([2, 3]))
     for one, other in ((rg.causal(), batched), (batched, rg.causal()), (batched, batched)):
-        for mask in (one & other, one | other):
+        for mask in (one & other, one | other, ~(one & other)):
             allowed = mask.allowed(rg.Grid.whole(rg.Positions.aligned_to_end(4, 4), 2, 1, 4))
             for b in range(2):
                 entry = mask.of_entry(b)
                 assert not entry.batched
                 seen = entry.allowed(rg.Grid.whole(rg.Positions.aligned_to_end(4, 4), 1, 1, 4))
                 assert torch.equal(seen, allowed[b : b + 1])
-    mask = rg.causal() & rg.window(2)
-    assert mask.of_entry(1) is mask
+    for mask in (rg.causal() & rg.window(2), ~rg.causal()):
+        assert mask.of_entry(1) is mask
 
 
 @settings(max_examples=100)

@@ -131,6 +131,12 @@ def test_a_plan_says_whether_its_engine_was_asked_for(engine, monkeypatch):
     assert f"The {engine} engine is chosen: " in str(free) and f"The {engine} engine is asked for: " in str(forced)
 
 
+def test_inside_transformations_of_torch_the_dense_engine_is_chosen(monkeypatch):
+    monkeypatch.setitem(plan.__globals__, "is_transformed", lambda: True)
+    planned = rg.explain(rg.Attention(mask=WINDOW), Q, K, V)
+    assert (planned.engine, planned.chosen) == ("dense", False) and "forward-mode" in planned.why
+
+
 def test_the_dense_engine_is_taken_up_to_its_limit_where_blocks_have_no_kernel(monkeypatch):
     sparse = rg.Attention(normalizer=rg.Sparsemax(), mask=WINDOW)
     held = rg.explain(sparse, Q, K, V, engine="dense").cost.bytes

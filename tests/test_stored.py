@@ -96,11 +96,13 @@ def test_what_is_no_map_is_refused(tmp_path):
     stored.save_file({"a": torch.zeros(1)}, tmp_path / "other")
     rewrite(tmp_path / "later", {}, {"a": torch.zeros(1)}, version="9")
     rewrite(tmp_path / "empty", {}, {"a": torch.zeros(1)})
+    stored.save_file({"a": torch.zeros(1)}, tmp_path / "no version", {"format": "regard map", "map": "{}"})
     for name, reason in {
         "text": "cannot be read",
         "none": "cannot be read",
         "other": "is no map",
         "later": "is no map",
+        "no version": "is no map",
     }.items():
         with pytest.raises(rg.RegardError, match=reason):
             load_map(tmp_path / name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 import regard as rg
 from regard.catalog import mechanisms
 from regard.engine.flash import flash
+from regard.engine.transforms import uncompiled
 from regard.pieces.contents import take_apart
 from slopes import CLOSE, Model, agree, inputs
 
@@ -297,3 +299,9 @@ def test_empty_rows_are_told_where_no_number_can_be_read(monkeypatch):
 def test_functions_of_torch_and_of_this_package_are_not_foreign_code():
     for function, is_foreign in ((F.elu, False), (rg.attend, False), (lambda x: F.elu(x), True)):
         assert take_apart(function)[1].is_foreign == is_foreign
+
+
+def test_a_function_outside_of_compiled_graphs_runs_as_ever_once_the_compiler_is_loaded():
+    importlib.import_module("torch._dynamo")
+    double = uncompiled(lambda x: 2 * x)
+    assert (double(3), double(4)) == (6, 8)
