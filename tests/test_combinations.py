@@ -90,6 +90,17 @@ def test_a_gap_between_keys_is_no_shift(mask):
         torch.testing.assert_close(seen.output, torch.from_numpy(reference(problem)[0]), **CLOSE)
 
 
+@pytest.mark.parametrize("mask", [rg.window(5), rg.causal() & rg.window(9), ~rg.causal(), rg.dilated(3, 2)], ids=str)
+def test_queries_before_the_first_key(mask):
+    """Their blocks have no keys, or fewer than blocks that differ from them by a shift."""
+    for I, J in ((40, 20), (33, 30), (60, 7)):
+        q, k, v = (torch.randn(1, 2, n, 4, dtype=torch.float64) for n in (I, J, J))
+        expected = rg.attend(rg.Attention(mask=mask), q, k, v, engine="reference").output
+        for engine in ("dense", "blocked"):
+            found = rg.attend(rg.Attention(mask=mask), q, k, v, engine=engine).output
+            torch.testing.assert_close(found, expected, **CLOSE)
+
+
 @st.composite
 def cuttings(draw, length):
     """A way to cut a text into calls: chunks of any size."""

@@ -121,6 +121,16 @@ def test_statistics_add_up_from_tile_to_tile(engine, offset, rows, monkeypatch):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @torch.no_grad()
+def test_rows_may_be_large_in_one_head_of_one_entry_alone(engine):
+    """2^30 for all keys there, 0 elsewhere: all weights are 1 / J."""
+    q, k, v = (torch.zeros(2, 2, n, D) for n in (I, J, J))
+    q[1, 0, :, 0] = k[..., 0] = 2.0**15
+    weights = rg.attend(rg.Attention(rg.Dot(scale=1.0)), q, k, v, engine=engine).weights
+    torch.testing.assert_close(weights.dense(), torch.full((2, 2, I, J), 1 / J), rtol=ROUNDING, atol=0)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@torch.no_grad()
 def test_the_entropy_of_a_row_without_scores_is_log_n(engine):
     q, k, v = inputs(0.0)
     seen = rg.attend(attention(table(-1e9, "some")), 0 * q, k, v, engine=engine)

@@ -180,6 +180,28 @@ def test_a_statistic_that_is_known_is_not_computed_again(normalizer, small_block
     torch.testing.assert_close(weights.entropy(), entropy)
 
 
+@pytest.mark.parametrize(("length", "passes"), [(8, 1), (40, 2)])
+def test_the_scores_of_few_tiles_are_kept_while_their_statistic_is_found(length, passes, small_blocks, monkeypatch):
+    """Rows of 2 tiles are scored once; those of 10 twice, so that their scores are never all held."""
+    monkeypatch.setattr("regard.maps.attention_map.STRIP", 2)
+    weights = rg.attend(rg.Attention(), *torch.randn(3, 1, 2, length, 4), engine="reference").weights
+    score, calls = AttentionMap._tile_scores, []
+    monkeypatch.setattr(AttentionMap, "_tile_scores", lambda *given: calls.append(given) or score(*given))
+    tiles = list(weights.tiles())
+    assert len(calls) == passes * len(tiles)
+
+
+def test_whole_rows_are_scored_as_many_at_a_time_as_the_workspace_allows(monkeypatch):
+    q, k, v = torch.randn(2, 3, 20, 4), torch.randn(2, 3, 30, 4), torch.randn(2, 3, 30, 4)
+    weights = rg.attend(rg.Attention(normalizer=rg.Sparsemax()), q, k, v, engine="reference").weights
+    of_a_row, statistic, held = 2 * 3 * 30 * weights._bytes_per_weight, rg.Sparsemax.statistic, []
+    monkeypatch.setattr("regard.maps.attention_map.WORKSPACE", 4 * of_a_row + 1)
+    monkeypatch.setattr(
+        rg.Sparsemax, "statistic", lambda self, s, at: held.append(s.shape[2]) or statistic(self, s, at)
+    )
+    assert len(weights.statistic) == 2 and held == [4] * 5
+
+
 def test_nothing_is_computed_until_asked(monkeypatch):
     calls = []
     monkeypatch.setattr("regard.maps.attention_map.scores", lambda *a, **k: calls.append(a))

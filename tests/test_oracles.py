@@ -3,11 +3,27 @@
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from oracles import ORACLES
 from regard.catalog import mechanisms
+from regard.engine.reference import array
 
 
 def test_every_mechanism_has_an_oracle():
     for path in Path(__file__).parent.glob("test_oracles_*.py"):
         import_module(path.stem)
     assert set(ORACLES) == set(mechanisms())
+
+
+def test_the_reference_computes_in_float64_whatever_it_is_given():
+    for given in (
+        [1, 2],
+        (0.5, 2),
+        torch.ones(2),
+        torch.ones(2, dtype=torch.bfloat16),
+        torch.arange(2),
+        np.ones(2, "f"),
+    ):
+        assert array(given).dtype == np.float64
