@@ -181,6 +181,12 @@ def test_t5_buckets_of_any_number_and_reach_are_those_of_t5(bidirectional):
             assert bias.term(grid, None, None).flatten().tolist() == theirs.tolist()
 
 
+def test_a_bias_of_t5_is_that_of_its_configuration_unless_told():
+    config, bias = T5Config(), rg.T5Bias(1)
+    assert bias.num_buckets == config.relative_attention_num_buckets
+    assert bias.max_distance == config.relative_attention_max_distance
+
+
 @oracle("transformer_xl", queries=5, keys=9)
 def test_transformer_xl_term_by_term(attention, q, k, v):
     """Section 3.3: q.k (a) + q.W r (b) + u.k (c) + v.W r (d); four older keys are the memory of a segment."""
