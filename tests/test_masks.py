@@ -287,6 +287,35 @@ def test_a_grid_names_its_distances_where_they_are_one_stretch(data, I, J):
             assert list(distances) == sorted({j - i for i in query for j in key})
 
 
+class Elsewhere:
+    """A tensor on another device: its numbers can only be copied, and each copy is counted."""
+
+    ndim, device = 4, torch.device("meta")
+
+    def __init__(self, tensor):
+        self.tensor, self.copies = tensor, 0
+
+    shape = property(lambda self: self.tensor.shape)
+
+    def __getitem__(self, index):
+        assert index == (), "no number of it can be read on the host"
+        return self
+
+    def cpu(self):
+        self.copies += 1
+        return self.tensor
+
+
+def test_a_mask_on_another_device_is_copied_to_the_host_once():
+    flags = torch.rand(1, 1, 9, 9) < 0.5
+    mask, here = rg.given(flags), rg.given(flags)
+    object.__setattr__(mask, "tensor", elsewhere := Elsewhere(flags))
+    for start in range(0, 9, 3):
+        assert mask.may(start, start + 3) == here.may(start, start + 3)
+        assert mask.all(start, start + 3) == here.all(start, start + 3)
+    assert elsewhere.copies == 1
+
+
 def exact_masks(length):
     """Masks that know their spans exactly."""
     size = st.integers(1, 5)

@@ -11,6 +11,7 @@ import regard as rg
 from drawn import examples, problems
 from regard.engine import blocked
 from regard.engine.blocked import Work
+from regard.engine.blocks import blocks
 from regard.engine.flash import FlashRows
 from regard.engine.fused import block_of
 from regard.engine.plan import plan
@@ -111,6 +112,17 @@ def test_blocks_that_share_a_call_are_shorter_than_those_that_learn():
     x = torch.randn(1, 1, 4096, 4)
     alone, learned = (problem(rg.Attention(mask=WINDOW), y, x, x) for y in (x, x.clone().requires_grad_()))
     assert Work(alone).block_size < Work(learned).block_size
+
+
+def test_blocks_that_differ_by_a_shift_are_planned_once(monkeypatch):
+    """The mask is asked about the blocks at both ends and one between, however long the sequence is."""
+    plan_block, asked = blocks.__globals__["_block"], []
+    monkeypatch.setitem(blocks.__globals__, "_block", lambda *given: asked.append(given) or plan_block(*given))
+    monkeypatch.setitem(blocks.__globals__, "usual_width", lambda *given: 128)
+    for n in (1024, 8192):
+        asked.clear()
+        planned = list(blocks(rg.causal() & rg.window(64), rg.Positions.aligned_to_end(n, n), n, 64))
+        assert len(planned) == n // 64 and len(asked) <= 4
 
 
 CHOSEN = {
