@@ -101,20 +101,20 @@ def title(about: Mapping[str, Any]) -> str:
 
 
 def _quality(done: Sequence[Trial]) -> dict[str, Any]:
-    found = [trial.evaluation for trial in done if trial.evaluation is not None]
-    novel = [each.novel for each in found]
+    evaluations = [trial.evaluation for trial in done if trial.evaluation is not None]
+    novel = [evaluation.novel for evaluation in evaluations]
     return {
-        "bleu": spread(each.bleu.score for each in found),
-        "bleu_novel": spread(each.bleu if each else None for each in novel),
-        "novel": next((each.count for each in novel if each), None),
-        "chrf": spread(each.chrf.score for each in found),
-        "ter": spread(each.ter.score for each in found),
-        "exact": spread(each.exact for each in found),
-        "length_ratio": spread(each.length_ratio for each in found),
-        "perplexity": spread(each.perplexity for each in found),
-        "alignment_error_rate": spread(each.alignment_error_rate for each in found),
-        "skipped": sum(each.skipped for each in found),
-        "num_sentences": found[0].num_sentences if found else None,
+        "bleu": spread(evaluation.bleu.score for evaluation in evaluations),
+        "bleu_novel": spread(evaluation.bleu if evaluation else None for evaluation in novel),
+        "novel": next((evaluation.count for evaluation in novel if evaluation), None),
+        "chrf": spread(evaluation.chrf.score for evaluation in evaluations),
+        "ter": spread(evaluation.ter.score for evaluation in evaluations),
+        "exact": spread(evaluation.exact for evaluation in evaluations),
+        "length_ratio": spread(evaluation.length_ratio for evaluation in evaluations),
+        "perplexity": spread(evaluation.perplexity for evaluation in evaluations),
+        "alignment_error_rate": spread(evaluation.alignment_error_rate for evaluation in evaluations),
+        "skipped": sum(evaluation.skipped for evaluation in evaluations),
+        "num_sentences": evaluations[0].num_sentences if evaluations else None,
     }
 
 
@@ -176,10 +176,10 @@ def _curve(trial: Trial) -> dict[str, Any]:
 
 def _gradient(done: Sequence[Trial]) -> dict[str, list[float]] | None:
     """The gradient by position in the source, relative to the mean over positions: the mean over seeds."""
-    found = [trial.looking["gradient"] for trial in done if trial.looking.get("gradient")]
+    gradients = [trial.looking["gradient"] for trial in done if trial.looking.get("gradient")]
     shares: dict[float, list[float]] = {}
-    for each in found:
-        for place, value in zip(each["bins"], each["relative"], strict=True):
+    for gradient in gradients:
+        for place, value in zip(gradient["bins"], gradient["relative"], strict=True):
             if value is not None:
                 shares.setdefault(float(place), []).append(float(value))
     if not shares:
@@ -187,14 +187,16 @@ def _gradient(done: Sequence[Trial]) -> dict[str, list[float]] | None:
     return {"position": sorted(shares), "relative": [statistics.fmean(shares[place]) for place in sorted(shares)]}
 
 
-def _buckets(found: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+def _buckets(seeds: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
     """The buckets of several seeds merged: the means of BLEU and of the ends of the intervals."""
-    labels = list(dict.fromkeys(bucket.label for each in found for bucket in each))
+    labels = list(dict.fromkeys(bucket.label for buckets in seeds for bucket in buckets))
     rows = []
     for label in labels:
-        mine = [bucket for each in found for bucket in each if bucket.label == label]
-        means = {name: statistics.fmean(getattr(bucket, name) for bucket in mine) for name in ("bleu", "low", "high")}
-        rows.append({"label": label, "count": mine[0].count, **means})
+        in_bucket = [bucket for buckets in seeds for bucket in buckets if bucket.label == label]
+        means = {
+            name: statistics.fmean(getattr(bucket, name) for bucket in in_bucket) for name in ("bleu", "low", "high")
+        }
+        rows.append({"label": label, "count": in_bucket[0].count, **means})
     return rows
 
 
@@ -212,8 +214,8 @@ def _frequencies(done: Sequence[Trial]) -> list[dict[str, Any]]:
 
 def _counts_of_seeds(study: Study, label: str) -> Tensor | None:
     """The n-gram counts of a system, (seeds, sentences, 10); None if it has too few seeds."""
-    found = [study.counts[label, seed] for seed in study.about["seeds"] if (label, seed) in study.counts]
-    return torch.stack(found) if len(found) >= LEAST_SEEDS else None
+    counts = [study.counts[label, seed] for seed in study.about["seeds"] if (label, seed) in study.counts]
+    return torch.stack(counts) if len(counts) >= LEAST_SEEDS else None
 
 
 def against(study: Study, label: str, other: str) -> dict[str, Any] | None:
@@ -221,19 +223,24 @@ def against(study: Study, label: str, other: str) -> dict[str, Any] | None:
 
     None if a system has fewer than `LEAST_SEEDS` seeds, because other seeds may reverse the result.
     """
-    mine, theirs = _counts_of_seeds(study, label), _counts_of_seeds(study, other)
-    if mine is None or theirs is None or study.test is None or label == other:
+    counts, other_counts = _counts_of_seeds(study, label), _counts_of_seeds(study, other)
+    if counts is None or other_counts is None or study.test is None or label == other:
         return None
-    found = {"all": _comparison(paired_bootstrap(mine, theirs))}
+    comparisons = {"all": _comparison(paired_bootstrap(counts, other_counts))}
     novel = [n for n, each in enumerate(study.test.similarities) if each < study.novel_below]
     if novel:
-        found["novel"] = _comparison(paired_bootstrap(mine[:, novel], theirs[:, novel]))
-    return found
+        comparisons["novel"] = _comparison(paired_bootstrap(counts[:, novel], other_counts[:, novel]))
+    return comparisons
 
 
-def _comparison(found: PairedComparison) -> dict[str, Any]:
-    interval = list(found.interval)
-    return {"difference": found.difference, "interval": interval, "p": found.p_value, "resamples": found.resamples}
+def _comparison(comparison: PairedComparison) -> dict[str, Any]:
+    interval = list(comparison.interval)
+    return {
+        "difference": comparison.difference,
+        "interval": interval,
+        "p": comparison.p_value,
+        "resamples": comparison.resamples,
+    }
 
 
 def sentence_scores(counts: Tensor) -> list[float]:
@@ -286,10 +293,10 @@ def _lead(study: Study) -> dict[str, Any] | None:
 def examples(study: Study, wins: int = 5, losses: int = 3) -> dict[str, Any] | None:
     """The sentences with the largest differences of the baseline and the best other system, novel ones if known."""
     best = next((label for label in ranking(study) if label != study.baseline), study.baseline)
-    found = _differences(study, best)
-    if found is None or study.test is None:
+    result = _differences(study, best)
+    if result is None or study.test is None:
         return None
-    seed, differences = found
+    seed, differences = result
     near = study.test.similarities
     order = sorted(range(len(differences)), key=lambda n: (-differences[n], n))
     order = [n for n in order if not near or near[n] < study.novel_below]
@@ -304,13 +311,13 @@ def examples(study: Study, wins: int = 5, losses: int = 3) -> dict[str, Any] | N
 
 def _example(study: Study, label: str, seed: int, place: int, difference: float) -> dict[str, Any]:
     assert study.test is not None
-    said = {t.label: t.evaluation.hypotheses[place] for t in study.trials if t.seed == seed and t.evaluation}
+    translations = {t.label: t.evaluation.hypotheses[place] for t in study.trials if t.seed == seed and t.evaluation}
     return {
         "sentence": place,
         "source": study.test.sources[place],
         "reference": study.test.references[place],
-        "system": said[label],
-        "baseline": said[study.baseline],
+        "system": translations[label],
+        "baseline": translations[study.baseline],
         "difference": difference,
         "similarity": study.test.similarities[place] if study.test.similarities else None,
     }

@@ -114,15 +114,15 @@ def findings(report: Report) -> list[str]:
     ranked = [by_label[label] for label in report["ranking"]]
     if not ranked:
         return ["No trial has finished yet."]
-    said = [_best_sentence(report, ranked), *_retrieval_sentence(report, ranked)]
-    return said + _pruning_sentence(report) + _cost_sentence(report)
+    sentences = [_best_sentence(report, ranked), *_retrieval_sentence(report, ranked)]
+    return sentences + _pruning_sentence(report) + _cost_sentence(report)
 
 
 def _best_sentence(report: Report, ranked: Sequence[Report]) -> str:
     """The best system and its p-value; or that copying is better, so no system has learned to translate."""
     best, of = ranked[0], quality_name(report)
     score, copied = mean(quality_of(best)), report["retrieval"].get("bleu_novel" if "novel" in of else "bleu")
-    if copied is not None and (found := quality_of(best)) and found["mean"] <= copied:
+    if copied is not None and (quality := quality_of(best)) and quality["mean"] <= copied:
         return (
             f"No system has learned to translate: the best, {best['title']}, reaches {score} {of}. Copying the target "
             f"of the most similar training sentence reaches {number(copied)}. Give a larger budget."
@@ -133,12 +133,12 @@ def _best_sentence(report: Report, ranked: Sequence[Report]) -> str:
     where = "In this run, " if report["few_seeds"] else ""
     names = " and ".join((", ".join(each["title"] for each in alike[:-1]), alike[-1]["title"]))
     if len(alike) > 1:
-        said = f"{where}{names} reach the same score: {score} {of}{_baseline_clause(report, alike)}."
+        sentence = f"{where}{names} reach the same score: {score} {of}{_baseline_clause(report, alike)}."
     elif where:
-        said = f"{where}{best['title']} scores highest: {score} {of}{_baseline_clause(report, alike)}."
+        sentence = f"{where}{best['title']} scores highest: {score} {of}{_baseline_clause(report, alike)}."
     else:
-        said = f"{best['title']} translates best: {score} {of}{_baseline_clause(report, alike)}."
-    return said + _next_sentence(report, ranked[len(alike) :]) + (f" {_FEW_SEEDS}" if where else "")
+        sentence = f"{best['title']} translates best: {score} {of}{_baseline_clause(report, alike)}."
+    return sentence + _next_sentence(report, ranked[len(alike) :]) + (f" {_FEW_SEEDS}" if where else "")
 
 
 _FEW_SEEDS = f"With fewer than {LEAST_SEEDS} seeds per system, other seeds may give another ranking."
@@ -146,8 +146,8 @@ _FEW_SEEDS = f"With fewer than {LEAST_SEEDS} seeds per system, other seeds may g
 
 def _read(system: Report) -> str | None:
     """The printed score of a system. Systems with the same printed score are not ranked."""
-    found = quality_of(system)
-    return None if found is None else number(found["mean"])
+    quality = quality_of(system)
+    return None if quality is None else number(quality["mean"])
 
 
 def _next_sentence(report: Report, others: Sequence[Report]) -> str:
@@ -160,9 +160,9 @@ def _next_sentence(report: Report, others: Sequence[Report]) -> str:
 
 def _baseline_clause(report: Report, best: Sequence[Report]) -> str:
     base = next((each for each in finished(report) if each["label"] == report["baseline"]), None)
-    if base is None or base in best or (found := quality_of(base)) is None:
+    if base is None or base in best or (quality := quality_of(base)) is None:
         return ""
-    return f", against {mean(found)} of {base['title']}"
+    return f", against {mean(quality)} of {base['title']}"
 
 
 def _retrieval_sentence(report: Report, ranked: Sequence[Report]) -> list[str]:
@@ -171,12 +171,12 @@ def _retrieval_sentence(report: Report, ranked: Sequence[Report]) -> list[str]:
         return []
     novel = retrieval.get("bleu_novel")
     apart = f", and {novel:.1f} on the {retrieval['novel']:,} novel sentences" if novel is not None else ""
-    said = f"Copying the target of the most similar training sentence scores {retrieval['bleu']:.1f}{apart}"
+    sentence = f"Copying the target of the most similar training sentence scores {retrieval['bleu']:.1f}{apart}"
     fallen = [each["title"] for each in ranked if (b := each["quality"]["bleu"]) and b["mean"] <= retrieval["bleu"]]
     return [
-        f"{said}; {', '.join(fallen)} {'is' if len(fallen) == 1 else 'are'} not better than that on all sentences."
+        f"{sentence}; {', '.join(fallen)} {'is' if len(fallen) == 1 else 'are'} not better than that on all sentences."
         if fallen
-        else f"{said}."
+        else f"{sentence}."
     ]
 
 
@@ -306,9 +306,12 @@ def _sentences(report: Report) -> Iterator[Block]:
     if examples is None:
         return
     best, base = titles[examples["label"]], titles[report["baseline"]]
-    for kind, said in (("wins", f"with the largest gains of {best}"), ("losses", f"with the largest losses of {best}")):
+    for kind, choice in (
+        ("wins", f"with the largest gains of {best}"),
+        ("losses", f"with the largest losses of {best}"),
+    ):
         if examples[kind]:
-            yield Text(f"Sentences {said} against {base}, by BLEU of the sentence (seed {examples['seed']}):")
+            yield Text(f"Sentences {choice} against {base}, by BLEU of the sentence (seed {examples['seed']}):")
             yield from (_quotes(each, best, base) for each in examples[kind])
 
 

@@ -20,22 +20,24 @@ def sweep_figures(report: Report) -> list[Figure]:
     """The figures of the sweep of a report; empty if it is not a sweep."""
     kind = report["about"].get("sweep")
     if kind == "heads":
-        found = _heads(report)
+        figures = _heads(report)
     elif kind == "positions":
-        found = [_positions(report)]
+        figures = [_positions(report)]
     elif kind == "prune":
-        found = [_pruned(report), *_single(report)]
+        figures = [_pruned(report), *_single(report)]
     elif kind in OPTIONS:
-        found = [_bars(report, kind)]
+        figures = [_bars(report, kind)]
     else:
-        found = []
-    return [each for each in found if each is not None]
+        figures = []
+    return [figure for figure in figures if figure is not None]
 
 
 def _heads(report: Report) -> list[Figure]:
     """BLEU by number of heads, and the published result with the same range of BLEU."""
     rows = [(each["settings"].get("num_heads"), quality_of(each)) for each in finished(report)]
-    points = sorted((heads, found["mean"], found["deviation"] or 0.0) for heads, found in rows if heads and found)
+    points = sorted(
+        (heads, quality["mean"], quality["deviation"] or 0.0) for heads, quality in rows if heads and quality
+    )
     if not points:
         return []
     published = [(heads, bleu, 0.0) for heads, bleu in VASWANI.items()]
@@ -53,8 +55,8 @@ def _by_heads(points: Sequence[tuple[int, float, float]], span: float, name: str
     _head_axis(axes, xs)
     middle = (max(ys) + min(ys)) / 2
     axes.set(xlabel="heads, each of width d / heads", ylabel=axis, ylim=(middle - 0.65 * span, middle + 0.65 * span))
-    said = "; ".join(f"{x} heads {y:.1f}" for x, y in zip(xs, ys, strict=True))
-    return drawing(figure, name, heading, f"{said}.")
+    description = "; ".join(f"{x} heads {y:.1f}" for x, y in zip(xs, ys, strict=True))
+    return drawing(figure, name, heading, f"{description}.")
 
 
 def _head_axis(axes: Any, heads: Sequence[int]) -> None:
@@ -65,25 +67,25 @@ def _head_axis(axes: Any, heads: Sequence[int]) -> None:
 
 def _positions(report: Report) -> Figure | None:
     trained = report["about"].get("train_words")
-    said = f" (shaded: longer than {trained} words, the longest in training)" if trained else ""
-    heading = f"BLEU by source length and position scheme{said}"
+    shading = f" (shaded: longer than {trained} words, the longest in training)" if trained else ""
+    heading = f"BLEU by source length and position scheme{shading}"
     return by_bucket(report, "by_length", "positions", heading, "words of the source", trained)
 
 
 def _bars(report: Report, kind: str) -> Figure | None:
-    shown = [(each, found) for each in finished(report) if (found := quality_of(each))]
+    shown = [(system, quality) for system in finished(report) if (quality := quality_of(system))]
     if not shown:
         return None
     figure, axes = canvas(WIDTH, 0.9 + 0.4 * len(shown))
-    for row, (_, found) in enumerate(shown):
-        axes.barh(row, found["mean"], 0.6, xerr=found["deviation"] or 0.0, color=COLORS[1], ecolor=INK, capsize=3)
-        axes.text(0, row, f"  {found['mean']:.1f}", va="center", fontsize=9, color="white")
-    axes.set_yticks(range(len(shown)), [each["title"] for each, _ in shown])
+    for row, (_, quality) in enumerate(shown):
+        axes.barh(row, quality["mean"], 0.6, xerr=quality["deviation"] or 0.0, color=COLORS[1], ecolor=INK, capsize=3)
+        axes.text(0, row, f"  {quality['mean']:.1f}", va="center", fontsize=9, color="white")
+    axes.set_yticks(range(len(shown)), [system["title"] for system, _ in shown])
     axes.invert_yaxis()
     axes.grid(visible=False)
     axes.set(xlabel=quality_name(report))
-    said = "; ".join(f"{each['title']} {found['mean']:.1f}" for each, found in shown)
-    return drawing(figure, f"sweep-{kind}", f"{quality_name(report)} by {kind}", f"{said}.")
+    description = "; ".join(f"{system['title']} {quality['mean']:.1f}" for system, quality in shown)
+    return drawing(figure, f"sweep-{kind}", f"{quality_name(report)} by {kind}", f"{description}.")
 
 
 def _pruned(report: Report) -> Figure | None:
@@ -91,7 +93,7 @@ def _pruned(report: Report) -> Figure | None:
     if not any(mean_points(report, way) for way in WAYS):
         return None
     figure, axes = canvas(WIDTH, HEIGHT)
-    said = []
+    descriptions = []
     for number, way in enumerate(WAYS):
         points = mean_points(report, way)
         if not points:
@@ -103,20 +105,20 @@ def _pruned(report: Report) -> Figure | None:
             markersize=4.5,
             label=WAYS[way],
         )
-        said.append(f"{WAYS[way]}: " + ", ".join(f"{100 * x:.0f} % {y:.1f}" for x, y in points))
+        descriptions.append(f"{WAYS[way]}: " + ", ".join(f"{100 * x:.0f} % {y:.1f}" for x, y in points))
     axes.set(xlabel="share of the heads removed", ylabel="BLEU", ylim=(0, None))
     _legend(figure, axes)
-    return drawing(figure, "pruning", "BLEU against the share of heads removed", f"{'; '.join(said)}.")
+    return drawing(figure, "pruning", "BLEU against the share of heads removed", f"{'; '.join(descriptions)}.")
 
 
 def mean_points(report: Report, order: str) -> list[tuple[float, float]]:
     """(share of removed heads, BLEU) for one order: the mean over all pruned trials."""
-    found: dict[float, list[float]] = {}
+    scores: dict[float, list[float]] = {}
     for pruning in (each for system in report["systems"] for each in system["pruning"]):
         for point in pruning.get("points", ()):
             if point["order"] == order:
-                found.setdefault(round(point["share"], 4), []).append(point["bleu"])
-    return sorted((share, statistics.fmean(values)) for share, values in found.items())
+                scores.setdefault(round(point["share"], 4), []).append(point["bleu"])
+    return sorted((share, statistics.fmean(values)) for share, values in scores.items())
 
 
 def _single(report: Report) -> list[Figure]:
@@ -125,14 +127,14 @@ def _single(report: Report) -> list[Figure]:
     if pruning is None:
         return []
     figure, axes = canvas(WIDTH, HEIGHT)
-    said = []
+    descriptions = []
     roles = list(dict.fromkeys(each["role"] for each in pruning["single"]))
     for number, role in enumerate(roles):
         changes = sorted(each["difference"] for each in pruning["single"] if each["role"] == role)
         shifts = [number + 0.3 * ((n + 0.5) / len(changes) - 0.5) for n in range(len(changes))]
         axes.plot(shifts, changes, color=COLORS[1 + number % 3], marker="o", markersize=5, linestyle="")
-        said.append(f"{role} at most {changes[0]:+.1f}")
+        descriptions.append(f"{role} at most {changes[0]:+.1f}")
     axes.axhline(0, color=INK, linewidth=0.8, alpha=0.6)
     axes.set_xticks(range(len(roles)), roles)
     axes.set(ylabel="change of BLEU, one head removed", xlim=(-0.6, len(roles) - 0.4))
-    return [drawing(figure, "single-heads", "One head removed at a time", f"{'; '.join(said)}.")]
+    return [drawing(figure, "single-heads", "One head removed at a time", f"{'; '.join(descriptions)}.")]

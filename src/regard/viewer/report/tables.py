@@ -48,8 +48,8 @@ def _quality(name: str, key: str, digits: int = 1, more: bool = True) -> Measure
 
 def _cost(name: str, key: str, digits: int = 1, more: bool = False, unit: float = 1.0) -> Measure:
     def text(system: Report) -> str:
-        found = system["cost"][key]
-        return mean(_scaled(found, unit), digits) if isinstance(found, Mapping) else number(_times(found, unit), digits)
+        cost = system["cost"][key]
+        return mean(_scaled(cost, unit), digits) if isinstance(cost, Mapping) else number(_times(cost, unit), digits)
 
     return name, text, lambda s: _value(s["cost"][key]), more
 
@@ -62,8 +62,8 @@ def _times(value: float | None, unit: float) -> float | None:
     return None if value is None else value * unit
 
 
-def _value(found: Any) -> float | None:
-    return found["mean"] if isinstance(found, Mapping) else found
+def _value(measured: Any) -> float | None:
+    return measured["mean"] if isinstance(measured, Mapping) else measured
 
 
 MAIN: tuple[Measure, ...] = (
@@ -188,11 +188,11 @@ def outcomes_table(report: Report) -> Table | None:
 
 def published_table(report: Report) -> Table:
     """Published results and ours, and why they are comparable or not."""
-    by_label = {each["label"]: each for each in finished(report)}
+    by_label = {system["label"]: system for system in finished(report)}
     rows = []
     for anchor in anchors(report["about"]):
         ours = [by_label[label] for label in anchor.ours if label in by_label]
-        said = ", ".join(f"{each['title']} {mean(each['quality']['bleu'])}" for each in ours)
-        rows.append([anchor.paper, anchor.task, anchor.figures, said or NOTHING, anchor.why])
+        scores = ", ".join(f"{system['title']} {mean(system['quality']['bleu'])}" for system in ours)
+        rows.append([anchor.paper, anchor.task, anchor.figures, scores or NOTHING, anchor.why])
     columns = [Column(name, False) for name in ("paper", "task", "published", "ours, BLEU", "comparable?")]
     return Table("", columns, rows)
