@@ -1,4 +1,4 @@
-"""Every weight of an attention, on demand: w_ij = f(s_ij, r_i) from (q, k, r), O(n) memory."""
+"""`AttentionMap`: any weight w_ij = f(s_ij, r_i), computed on demand from queries, keys and row statistics."""
 
 from __future__ import annotations
 
@@ -25,30 +25,29 @@ from regard.positions import Positions
 from regard.shapes import as_slice, at_least_float32, to_device
 from regard.spans import Spans
 
-#: The keys of a tile, and those of them the mask is undecided about.
+#: The keys of a tile, and the keys for which the mask differs between its queries.
 TileKeys = tuple[slice, Spans]
 
-#: Largest dense result, in bytes, that is given without being asked for by budget.
+#: The default budget: the largest dense result, in bytes.
 BUDGET = 1 << 30
-#: Queries and keys of the largest tiles that folds see.
+#: The largest tile of a fold: queries, keys.
 TILE = (512, 4096)
-#: Tiles whose scores are kept while the statistic of their rows is found.
+#: The largest number of tiles whose scores are kept until the statistic of their rows is known.
 STRIP = 32
-#: Bytes that computing one piece of a tile may hold.
+#: Bytes of memory for computing one tile.
 WORKSPACE = 128 << 20
-#: Stretches of keys with at most so many between them are one tile.
+#: Ranges of keys become one tile if the gap between them is at most this number of keys.
 GAP = 64
-
 
 #: Names of the axes of a map.
 AXES = ("batch", "head", "query", "key")
 
 
 class AttentionMap:
-    """The weights (B, H, I, J) of one attention, without holding them.
+    """The weights (B, H, I, J) of one attention, computed on demand in O(n) memory.
 
-    Nothing is computed until asked; what is asked for is computed exactly, from queries, keys and
-    one statistic per row. Weights are those before dropout, in float32 at least, detached.
+    Nothing is computed before you ask. Every answer is exact: it is computed from queries, keys and one statistic per
+    row. Weights are before dropout, in float32 or float64, and detached.
 
     >>> import torch, regard as rg
     >>> seen = rg.attend(rg.Attention(), *(torch.randn(1, 2, 5, 4) for _ in range(3)))
@@ -77,15 +76,15 @@ class AttentionMap:
         return [t._version for t in tensors if not t.is_inference()]
 
     def _check_unchanged(self) -> None:
-        """Weights are made from what `attend` was given; after a change in place they would be of neither state."""
+        """Refuse after a change in place: the weights would belong neither to the old nor to the new tensors."""
         if self._current_versions() != self._versions:
             raise RegardError(
-                "weights: queries, keys or parameters were changed in place since attend ran (an optimizer step, "
-                "perhaps), so its weights cannot be recomputed. Look before the change, or attend again."
+                "weights: queries, keys or parameters were changed in place since attend ran (by an optimizer step, "
+                "perhaps), so the weights cannot be recomputed. Read them before the change, or call attend again."
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the versions: a copy, or a file, has tensors of its own."""
+        """All fields but the versions, since a copy has its own tensors."""
         self._check_unchanged()
         return {name: value for name, value in vars(self).items() if name != "_versions"}
 
@@ -104,7 +103,7 @@ class AttentionMap:
     @cached_property
     @torch.no_grad()
     def row_statistic(self) -> RowStatistic:
-        """The row statistic r, (B, H, I, ...) each: for softmax the natural log-sum-exp and what its rounding took."""
+        """The row statistic, (B, H, I, ...) each: for softmax the log-sum-exp in nats and its rounding error."""
         self._check_unchanged()
         if self._row_statistic is not None:
             return in_full(self.attention, self._prepared, self.positions, self.grid, self._row_statistic)
@@ -124,14 +123,14 @@ class AttentionMap:
         return at_least_float32(self._prepared.query).dtype
 
     def _of_parts(self) -> RowStatistic:
-        """The statistic where it is the log of a sum, which adds up from tile to tile."""
+        """A statistic that is the log of a sum, accumulated from tile to tile."""
         collected = Collected(self.shape[0], self.shape[2])
         for rows, parts in self._strips():
             collected.write(rows, self._total(rows, (self._tile_scores(rows, *part) for part in parts)))
         return collected.tensors()
 
     def _total(self, rows: slice, scores: Iterable[Tensor]) -> RowStatistic:
-        """The statistic of some queries from the scores of their tiles, where it is the log of a sum."""
+        """A statistic that is the log of a sum, for the queries of these tiles."""
         normalizer, query = self.attention.normalizer, self._prepared.query[:, :, rows, 0]
         assert has_logsumexp(normalizer)
         none = torch.full_like(query, -torch.inf, dtype=at_least_float32(query).dtype)
@@ -140,7 +139,7 @@ class AttentionMap:
         )
 
     def _of_whole_rows(self) -> RowStatistic:
-        """The statistic where it takes all scores of a row at once, as a threshold does."""
+        """A statistic that needs all scores of a row at once, such as a threshold."""
         B, H, I, J = self.shape
         size = max(1, min(TILE[0], WORKSPACE // (B * H * J * self._bytes_per_weight)))
         collected = Collected(B, I)
@@ -162,9 +161,9 @@ class AttentionMap:
     # Exact pieces
 
     def __getitem__(self, index: Any) -> Tensor:
-        """Exact weights by batch entry, head, query and key: integers drop their axis, slices and lists keep it.
+        """Exact weights by batch entry, head, query and key. An integer drops its axis; slices and lists keep it.
 
-        Lists choose on each axis by itself: weights[0, [0, 1], [2, 3]] is (2, 2, J).
+        Each list selects on its own axis: weights[0, [0, 1], [2, 3]] is (2, 2, J).
         """
         b, h, i, j = self._axes(index)
         tile = self.tile(b, h, i, j)
@@ -178,7 +177,7 @@ class AttentionMap:
         if len(given) > 4 or any(part is ... for part in given):
             raise OutOfRange(f"weights[...]: the map has 4 axes {self.shape}, got {len(index)} indices.")
         if any(part is None for part in given):
-            raise RegardError("weights[...]: None makes no new axis here; use weights[...][None].")
+            raise RegardError("weights[...]: None cannot add an axis here. Add it afterwards: weights[...][None].")
         parts = (*index[:at], *[slice(None)] * (4 - len(given)), *index[at + 1 :])
         return [_index(axis, part) for axis, part in zip(AXES, parts, strict=True)]
 
@@ -187,7 +186,7 @@ class AttentionMap:
     def tile(
         self, batch: Index = None, head: Index = None, rows: Index = None, cols: Index = None, budget: Count = BUDGET
     ) -> Tensor:
-        """Exact weights of chosen batch entries, heads, queries and keys, always (B', H', I', J')."""
+        """Exact weights of selected batch entries, heads, queries and keys; always four axes (B', H', I', J')."""
         b, h, i, j = (
             indices("weights[...]", name, part, size)
             for name, part, size in zip(AXES, (batch, head, rows, cols), self.shape, strict=True)
@@ -207,11 +206,9 @@ class AttentionMap:
         return self.tile(budget=budget)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """All weights as an array of NumPy, if they fit in the budget of `dense`."""
+        """All weights as a NumPy array, if they fit in the budget of `dense`."""
         if copy is False:
-            raise RegardError(
-                "weights: an array is computed anew at each call, so copy=False cannot hold. Leave it out."
-            )
+            raise RegardError("weights: each call computes a new array, so copy=False is impossible. Leave it out.")
         weights = self.dense().cpu().numpy()
         return weights if dtype is None else weights.astype(dtype)
 
@@ -223,11 +220,11 @@ class AttentionMap:
         return torch.empty(0, device=self.device).__dlpack_device__()
 
     def __len__(self) -> int:
-        """The number of batch entries, as of any array of shape (B, H, I, J)."""
+        """The number of batch entries, the first axis."""
         return self.shape[0]
 
     def __bool__(self) -> bool:
-        return True  # also of an empty batch
+        return True  # an empty batch is a map too
 
     @checked
     def select(self, batch: Index, head: Index) -> AttentionMap:
@@ -243,14 +240,14 @@ class AttentionMap:
     def _within_budget(self, size: int, budget: int) -> None:
         if size > budget:
             raise RegardError(
-                f"weights: {size / 2**20:,.0f} MiB were asked for as one tensor, "
+                f"weights: this tensor takes {size / 2**20:,.0f} MiB, "
                 f"the budget is {budget / 2**20:,.0f} MiB. "
                 "Ask for fewer rows (weights[b, h, i0:i1]), for statistics (entropy(), top(), pool()), or raise "
                 f"the budget: tile(..., budget={size})."
             )
 
     def _weights(self, rows: Tensor, cols: Tensor) -> Tensor:
-        """Weights of a tile, by indices on the host; those of keys ascend."""
+        """Weights of a tile, by indices on the host; the indices of keys ascend."""
         self._check_unchanged()
         columns, keys = to_device(cols, self.device), Spans.union((j, j + 1) for j in cols.tolist())
         i, j = (at if (at := as_slice(x)) is not None else to_device(x, self.device) for x in (rows, cols))
@@ -264,7 +261,7 @@ class AttentionMap:
     def summarize(self, *folds: Fold) -> tuple[Any, ...]:
         """Any number of statistics in one pass over the tiles that the mask allows, in O(n) memory.
 
-        A statistic that is asked for twice is computed once.
+        Equal folds are computed once.
 
         >>> import torch, regard as rg
         >>> seen = rg.attend(rg.Attention(), *(torch.randn(1, 2, 5, 4) for _ in range(3)))
@@ -278,34 +275,37 @@ class AttentionMap:
 
     @torch.no_grad()
     def tiles(self) -> Iterator[Tile]:
-        """Every tile that may hold a weight above 0, row by row.
+        """Every tile that may contain a weight above 0, row by row.
 
-        Where the statistic of the rows is not known yet, it is read off their scores, which saves a pass.
+        If the row statistic is not known yet, it is computed from the same scores, which saves a pass.
         """
         if 0 in self.shape:
             return
         collected = Collected(self.shape[0], self.shape[2])
         for rows, parts in self._strips():
-            for (cols, undecided), (weights, logs) in zip(parts, self._looks(rows, parts, collected), strict=True):
+            for (cols, undecided), (weights, logs) in zip(
+                parts, self._weights_of_tiles(rows, parts, collected), strict=True
+            ):
                 yield Tile(weights, logs, rows, cols, self.grid.tile(rows, cols), undecided)
         if collected.is_complete:
             self.row_statistic = collected.tensors()
 
     def _strips(self) -> Iterator[tuple[slice, list[TileKeys]]]:
-        """Stretches of queries with the keys of each of their tiles."""
-        for rows, may, every in self._row_blocks():
-            yield rows, [(cols, Spans.of((cols.start, cols.stop)) & ~every) for cols in _cut(may, TILE[1])]
+        """Ranges of queries, with the keys of each of their tiles."""
+        for rows, any_allowed, all_allowed in self._row_blocks():
+            columns = _cut(any_allowed, TILE[1])
+            yield rows, [(cols, Spans.of((cols.start, cols.stop)) & ~all_allowed) for cols in columns]
 
-    def _looks(
+    def _weights_of_tiles(
         self, rows: slice, parts: list[TileKeys], collected: Collected
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Weights of the tiles of some queries, and their logarithms where those are cheap.
+        """Weights of the tiles of these queries, and their logarithms where those are cheap.
 
-        If the statistic has to be found first, the scores of all tiles are kept meanwhile, as long as they are few.
+        If the row statistic is not known yet, the scores of all these tiles are kept until it is, if they are few.
         """
         normalizer = self.attention.normalizer
-        few = len(parts) <= STRIP if has_logsumexp(normalizer) else len(parts) == 1
-        if self._is_solved or not few:
+        fits = len(parts) <= STRIP if has_logsumexp(normalizer) else len(parts) == 1
+        if self._is_solved or not fits:
             row_statistic = tuple(t[:, :, rows] for t in self.row_statistic)
             for part in parts:
                 yield normalizer.tile_weights(self._tile_scores(rows, *part), row_statistic, self._columns(part))
@@ -329,39 +329,39 @@ class AttentionMap:
         return self._row_statistic is not None or "row_statistic" in self.__dict__
 
     def _row_blocks(self) -> Iterator[tuple[slice, Spans, Spans]]:
-        """Stretches of queries, the keys that some of them may see, and those that all of them do.
+        """Ranges of queries, the keys allowed for some of them, and the keys allowed for all of them.
 
-        As many queries as make a tile of the size that the workspace allows.
+        A range has as many queries as the workspace allows.
         """
         B, H, I, _J = self.shape
         size = WORKSPACE // (B * H * self._bytes_per_weight)
         top, height = 0, TILE[0]
         while top < I:
-            rows, may = self._stretch(top, height)
-            while height > 1 and height * min(len(may), TILE[1]) > size:
+            rows, any_allowed = self._range_of_rows(top, height)
+            while height > 1 and height * min(len(any_allowed), TILE[1]) > size:
                 height //= 2
-                rows, may = self._stretch(top, height)
-            yield rows, may, self._spans("all_allowed", rows)
+                rows, any_allowed = self._range_of_rows(top, height)
+            yield rows, any_allowed, self._spans("all_allowed", rows)
             top, height = rows.stop, min(2 * height, TILE[0])
 
-    def _stretch(self, top: int, height: int) -> tuple[slice, Spans]:
+    def _range_of_rows(self, top: int, height: int) -> tuple[slice, Spans]:
         rows = slice(top, min(top + height, self.shape[2]))
         return rows, self._spans("any_allowed", rows).gaps_up_to(GAP)
 
     def _spans(self, question: str, rows: slice) -> Spans:
-        """The mask's answer for a stretch of queries, as indices of keys."""
+        """The mask's answer for a range of queries, as indices of keys."""
         mask, positions = self.attention.mask, self.positions
         if mask is None:
             return Spans.of((0, self.shape[3]))
         return positions.columns(getattr(mask, question)(rows.start + positions.start, rows.stop + positions.start))
 
     def _tile_scores(self, rows: slice, cols: slice, undecided: Spans) -> Tensor:
-        """Scores of a tile; the mask is asked only about the keys it is `undecided` about."""
+        """Scores of a tile. The mask is evaluated only for `undecided` keys; all queries may attend to the others."""
         self._check_unchanged()
         grid, mask = self.grid.tile(rows, cols), self.attention.mask
         s = scores(self.attention, self._prepared.tile(rows, cols), grid, masked=False)
         if not makes_new_scores(self.attention):
-            s = s.clone()  # weights are computed in place of the scores
+            s = s.clone()  # the weights overwrite the scores
         if mask is None:
             return s
         for first, last in undecided:
@@ -375,23 +375,23 @@ class AttentionMap:
         return self.summarize(Entropy())[0]
 
     def top(self, k: int = 1) -> Links:
-        """The k strongest weights of every row and the keys they point at; (B, H, I, k) each."""
+        """The k largest weights of every row and their keys; (B, H, I, k) each."""
         return self.summarize(TopLinks(k))[0]
 
     def received(self) -> Tensor:
-        """How much every key is looked at, summed over queries; (B, H, J)."""
+        """The weight that each key receives, summed over queries; (B, H, J)."""
         return self.summarize(KeyTotals())[0]
 
     def distance(self) -> Tensor:
-        """Mean distance |i - j| that every query looks over, in positions; (B, H, I)."""
+        """The mean distance |i - j| of every query to its keys, weighted, in positions; (B, H, I)."""
         return self.summarize(Distance())[0]
 
     def mass(self, keys: Tensor | list[int]) -> Tensor:
-        """Weight that every query puts on chosen keys (indices or booleans); (B, H, I)."""
+        """The weight of every query on selected keys (indices or booleans); (B, H, I)."""
         return self.summarize(MassOn(keys))[0]
 
     def pool(self, rows: int = 64, cols: int = 64) -> Tensor:
-        """The whole map in rows x cols cells; (B, H, rows, cols)."""
+        """The whole map as rows x cols cells; (B, H, rows, cols)."""
         return self.summarize(Pool(rows, cols))[0]
 
     def similarity(self) -> Tensor:
@@ -399,9 +399,9 @@ class AttentionMap:
         return self.summarize(Similarity())[0]
 
     def show(self, tokens: Sequence[str] | None = None, queries: Sequence[str] | None = None, batch: int = 0) -> Any:
-        """Look at the map in a notebook; needs `pip install 'regard[view]'`.
+        """Show the map in a notebook; needs `pip install 'regard[view]'`.
 
-        `tokens` are those of the keys; `queries`, where they are others, those of the queries.
+        `tokens` are the tokens of the keys; `queries` the tokens of the queries, if they differ.
         """
         return viewer_part("widget").show_map(self, tokens, queries, batch)
 
@@ -411,17 +411,17 @@ class AttentionMap:
 
 
 def _cut(spans: Spans, width: int) -> Iterator[slice]:
-    """The stretches, in pieces of about equal size and at most `width`."""
+    """The ranges, cut into slices of about equal size and at most `width`."""
     for first, last in spans:
-        pieces = -(-(last - first) // width)
-        for n in range(pieces):
-            yield slice(first + (last - first) * n // pieces, first + (last - first) * (n + 1) // pieces)
+        num_slices = -(-(last - first) // width)
+        for n in range(num_slices):
+            yield slice(first + (last - first) * n // num_slices, first + (last - first) * (n + 1) // num_slices)
 
 
 def joined(maps: Sequence[AttentionMap]) -> AttentionMap:
-    """Maps of consecutive queries as one: the rows of each, over the keys of the last, which are all there are.
+    """One map from maps of consecutive queries: the rows of each map, over the keys of the last map.
 
-    Each must have the batch and heads of the first, and begin where the one before ended.
+    All maps must have the same batch and heads. Each must begin at the query after the last query of the previous one.
 
     >>> import torch, regard as rg
     >>> attention, q, k = rg.Attention(mask=rg.causal()), torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)
@@ -432,24 +432,24 @@ def joined(maps: Sequence[AttentionMap]) -> AttentionMap:
     if not maps:
         raise RegardError("joined: there are no maps to join.")
     last, place = maps[-1], maps[0].positions.start
-    for one in maps:
-        if one.positions.start != place or one.shape[:2] != last.shape[:2]:
+    for part in maps:
+        if part.positions.start != place or part.shape[:2] != last.shape[:2]:
             raise RegardError(
-                f"joined: maps of consecutive queries become one; here queries from {one.positions.start} on with "
-                f"(batch, heads) {one.shape[:2]} stand where {place} and {last.shape[:2]} were expected. Watch one "
+                f"joined: the maps must have consecutive queries and equal (batch, heads). Query {place} and "
+                f"{last.shape[:2]} were expected, got query {part.positions.start} and {part.shape[:2]}. Watch one "
                 "sequence of calls at a time."
             )
-        place += one.shape[2]
-    parts = [one._prepared for one in maps]
+        place += part.shape[2]
+    parts = [part._prepared for part in maps]
     rows = tuple(None if r is None else torch.cat([p.rows[n] for p in parts], 2) for n, r in enumerate(parts[0].rows))  # type: ignore[misc]
     prepared = Prepared(torch.cat([p.query for p in parts], 2), parts[-1].key, rows, parts[-1].cols)
     positions = Positions(maps[0].positions.start, last.positions.keys)
-    grid = Grid(last.grid.batch, last.grid.head, torch.cat([one.grid.query for one in maps]), last.grid.key)
+    grid = Grid(last.grid.batch, last.grid.head, torch.cat([part.grid.query for part in maps]), last.grid.key)
     return AttentionMap(last.attention, prepared, positions, grid, None)
 
 
 def _index(axis: str, part: Any) -> Any:
-    """The index of one axis: any single integer (of NumPy, or a tensor without axes) as Python's own."""
+    """The index of one axis; integers of NumPy and tensors without axes become Python integers."""
     if isinstance(part, bool) or (isinstance(part, Tensor) and (part.ndim or part.is_floating_point())):
         return part
     try:
@@ -461,5 +461,5 @@ def _index(axis: str, part: Any) -> Any:
         return part
     raise RegardError(
         f"weights[...]: the {axis} index must be an integer, a slice, a list of integers or a tensor, got {part!r}. "
-        "Indices go by batch, head, query and key, as in weights[0, 3, 10:20]."
+        "The axes are batch, head, query and key, as in weights[0, 3, 10:20]."
     )

@@ -1,4 +1,4 @@
-"""Maps that are no more than queries, keys and one number a row: whoever has those can compute any weight."""
+"""Queries, keys and row statistics of maps with w_ij = exp(c q_i . k_j - r_i): the page computes weights from these."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from regard.shapes import at_least_float32
 
 
 def is_dot(weights: AttentionMap) -> bool:
-    """Whether w_ij = exp(c q_i . k_j - r_i) where the mask allows, the same mask for all heads, with precise r_i.
+    """Whether w_ij = exp(c q_i . k_j - r_i) for allowed pairs, with one mask for all heads and precise r_i.
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 2, 3, 4)
@@ -23,8 +23,10 @@ def is_dot(weights: AttentionMap) -> bool:
     attention = weights.attention
     scale = attention.score.scale(weights._prepared.query.shape[-1])
     plain = isinstance(attention.normalizer, Softmax | LearnedSink) and not attention.bias
-    one = attention.mask is None or attention.mask.allowed(weights.grid.tile(slice(0, 1), slice(0, 1))).shape[1] == 1
-    return scale is not None and plain and one and not some_coarse(weights.row_statistic[0])
+    one_mask = (
+        attention.mask is None or attention.mask.allowed(weights.grid.tile(slice(0, 1), slice(0, 1))).shape[1] == 1
+    )
+    return scale is not None and plain and one_mask and not some_coarse(weights.row_statistic[0])
 
 
 def scaled(weights: AttentionMap) -> tuple[Tensor, Tensor, Tensor]:

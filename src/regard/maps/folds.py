@@ -1,8 +1,8 @@
-"""Statistics that stream: each sees the map tile by tile and never holds it.
+"""Statistics of a map in one pass over its tiles, in O(n) memory: entropy, strongest links, totals by key, and more.
 
-A fold is a description; its state is a list of tensors made by `init`, changed by `add` and
-read by `finish`. States of disjoint tiles add up with `merge`, so one pass over the tiles can
-be split over blocks, devices or machines. One pass computes any number of folds.
+A fold describes a statistic. Its state is a list of tensors: `init` creates it, `add` updates it with one tile,
+`finish` reads the result, and `merge` joins the states of disjoint tiles. So one pass can be split over blocks,
+devices or machines, and one pass computes any number of folds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from regard.shapes import known_none, to_device
 from regard.spans import Spans
 
 State = list[Tensor]
-#: Of the map: batch, heads, queries, keys.
+#: The shape of a map: batch, heads, queries, keys.
 Shape = tuple[int, int, int, int]
 
 
@@ -29,8 +29,8 @@ Shape = tuple[int, int, int, int]
 class Tile:
     """Weights (B, H, i, j) of the queries `rows` and keys `cols` (slices of indices) at positions `grid`.
 
-    `log_weights` are their logarithms where those came for free, else None. Every query may attend to
-    every key of the tile, but for the stretches `undecided` (indices of keys), where the mask has to be asked.
+    `log_weights` are their logarithms if they cost nothing, else None. Every query may attend to every key of the
+    tile, except for the keys in `undecided` (spans of key indices), where the mask decides for each pair.
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 2, 4, 8)
@@ -48,7 +48,7 @@ class Tile:
 
 
 class Fold(ABC):
-    """Base of all streaming statistics. A new one is one subclass.
+    """The base class of all statistics that are computed tile by tile. A new statistic is one subclass.
 
     >>> import torch, regard as rg
     >>> class Strongest(rg.Fold):
@@ -69,29 +69,29 @@ class Fold(ABC):
 
     @abstractmethod
     def add(self, state: State, tile: Tile) -> None:
-        """Take one tile into the state, in place."""
+        """Update the state with one tile, in place."""
 
     def finish(self, state: State) -> Any:
         return state[0]
 
     def merge(self, state: State, other: State) -> State:
-        """The state of the tiles of both; sums unless a fold says otherwise."""
+        """The state of both sets of tiles; by default the sum."""
         return [a + b for a, b in zip(state, other, strict=True)]
 
 
 def zeros(device: torch.device, *shape: int) -> Tensor:
-    """Zeros for sums of weights, in float32 whatever the default dtype is."""
+    """Zeros for sums of weights: float32, whatever the default dtype."""
     return torch.zeros(shape, dtype=torch.float32, device=device)
 
 
 @dataclass(frozen=True)
 class Entropy(Fold):
-    """-sum_j w_ij log w_ij of every row, in nats: 0 for one key, log n for n equal ones; (B, H, I).
+    """-sum_j w_ij log w_ij of every row, in nats: 0 for one key, log n for n keys of equal weight; (B, H, I).
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 3, 8)
     >>> (entropy,) = rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights.summarize(rg.Entropy())
-    >>> entropy.exp().round(decimals=4)  # as many keys as are looked at alike
+    >>> entropy.exp().round(decimals=4)  # the effective number of keys
     tensor([[[1., 2., 3.]]])
     """
 
@@ -102,7 +102,7 @@ class Entropy(Fold):
         state[0][:, :, tile.rows] -= weighted_log(tile)
 
 
-#: A logarithm so low that its weight is 0, yet finite, so that their product is 0 too.
+#: A finite logarithm of a weight that rounds to 0, so that weight times logarithm is 0.
 NEARLY_ZERO = -1e30
 
 
@@ -133,7 +133,7 @@ class Links(NamedTuple):
 @checked
 @dataclass(frozen=True)
 class TopLinks(Fold):
-    """The k strongest weights of every row and where they point; -1 where a row has fewer.
+    """The k largest weights of every row and their keys; key -1 where a row has fewer.
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 1, 2, 8)
@@ -162,15 +162,15 @@ class TopLinks(Fold):
         return Links(state[0], state[1].masked_fill(state[0] <= 0, -1))
 
 
-#: Places of a row that `greatest` puts into one class.
+#: How many numbers of a row `greatest` puts into one class.
 MEMBERS = 8
 
 
 def greatest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k greatest of the last axis, the first of them first, and their places; as `topk`, several times faster.
+    """The k largest numbers of the last axis in descending order, and their indices: a faster `topk`.
 
-    The k greatest lie in the k classes of places with the greatest maxima. Maxima over classes run at
-    the speed of memory, where `topk` compares one number at a time, and they shrink the row each time.
+    The k largest numbers are in the k classes with the largest maxima. Maxima over classes run at the speed of
+    memory, while `topk` compares one number at a time. Each level makes the row shorter.
     """
     classes = weights.shape[-1] // MEMBERS
     if classes < max(2 * k, MEMBERS):
@@ -186,7 +186,7 @@ def greatest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class KeyTotals(Fold):
-    """sum_i w_ij: how much every key is looked at; (B, H, J).
+    """sum_i w_ij: the weight that each key receives from all queries; (B, H, J).
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 2, 8)
@@ -203,7 +203,7 @@ class KeyTotals(Fold):
 
 @dataclass(frozen=True)
 class Distance(Fold):
-    """sum_j w_ij |i - j|: how far every query looks, in positions; (B, H, I).
+    """sum_j w_ij |i - j|: the mean distance of every query to its keys, in positions; (B, H, I).
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 3, 8)
@@ -222,7 +222,7 @@ class Distance(Fold):
 @checked
 @dataclass(frozen=True, eq=False)
 class MassOn(Fold):
-    """sum of w_ij over chosen keys: indices, or a boolean vector (J,) or (B, J); (B, H, I).
+    """The sum of w_ij over selected keys: indices, or a boolean vector (J,) or (B, J); (B, H, I).
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 4, 8)
@@ -235,8 +235,8 @@ class MassOn(Fold):
     def __init__(self, keys: Tensor | list[int] | tuple[int, ...]) -> None:
         if isinstance(keys, Tensor) and keys.is_meta:
             raise RegardError("mass: the keys are on the meta device, where tensors hold no numbers.")
-        given = torch.as_tensor(keys).clone()  # the caller may change its own later
-        object.__setattr__(self, "keys", given if given.numel() else given.long())
+        selected = torch.as_tensor(keys).clone()  # the caller may change its tensor later
+        object.__setattr__(self, "keys", selected if selected.numel() else selected.long())
 
     def init(self, shape: Shape, device: torch.device) -> State:
         return [zeros(device, *shape[:3]), self._flags(shape[0], shape[3], device)]
@@ -246,13 +246,11 @@ class MassOn(Fold):
         if keys.dtype == torch.bool:
             if keys.shape not in ((J,), (B, J)):
                 raise RegardError(
-                    f"mass: a boolean choice of keys has shape ({J},) or ({B}, {J}), got {tuple(keys.shape)}."
+                    f"mass: a boolean selection of keys has shape ({J},) or ({B}, {J}), got {tuple(keys.shape)}."
                 )
             return to_device(keys.float().expand(B, J), device)
         if keys.is_floating_point() or keys.ndim != 1 or (len(keys) and not (keys >= -J).logical_and(keys < J).all()):
-            raise RegardError(
-                f"mass: keys are indices from 0 to {J - 1}, or from the end, or a boolean vector; got {keys}."
-            )
+            raise RegardError(f"mass: keys must be indices from {-J} to {J - 1} or a boolean vector; got {keys}.")
         flags = zeros(torch.device("cpu"), B, J)
         flags[:, keys] = 1.0
         return to_device(flags, device)
@@ -268,10 +266,9 @@ class MassOn(Fold):
 @checked
 @dataclass(frozen=True)
 class Pool(Fold):
-    """The map in `rows` x `cols` cells: weights summed over the keys of a cell, averaged over its queries.
+    """The map as `rows` x `cols` cells, (B, H, rows, cols): weights summed over the keys and averaged over the queries.
 
-    A row of cells sums to what a row of weights sums to; (B, H, rows, cols). Cells never
-    outnumber queries or keys.
+    A row of cells has the same sum as a row of weights. There are never more cells than queries or keys on an axis.
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 4, 8)
@@ -286,14 +283,17 @@ class Pool(Fold):
     def init(self, shape: Shape, device: torch.device) -> State:
         B, H, I, J = shape
         rows, cols = min(self.rows, I), min(self.cols, J)
-        row_of, col_of = torch.arange(I) * rows // I, torch.arange(J) * cols // J  # on the host, which reads them
+        row_of, col_of = (
+            torch.arange(I) * rows // I,
+            torch.arange(J) * cols // J,
+        )  # on the host, because `add` reads numbers
         return [zeros(device, B, H, rows, cols), row_of, col_of]
 
     def add(self, state: State, tile: Tile) -> None:
         total, row_of, col_of = state
         of_row, top = _membership(row_of.cpu()[tile.rows], tile.weights)
         of_col, left = _membership(col_of.cpu()[tile.cols], tile.weights)
-        # a cell costs a product for each weight, so first along the axis that has fewer
+        # the first product handles every weight, so it goes along the axis with fewer cells
         few_rows = of_row.shape[-1] < of_col.shape[-1]
         cells = (of_row.T @ tile.weights) @ of_col if few_rows else of_row.T @ (tile.weights @ of_col)
         total[:, :, top : top + cells.shape[-2], left : left + cells.shape[-1]] += cells
@@ -308,7 +308,7 @@ class Pool(Fold):
 
 
 def _membership(cell_of: Tensor, like: Tensor) -> tuple[Tensor, int]:
-    """Which places of a tile are in which cell, (places, cells) of ones and zeros, and the first cell."""
+    """(indices of the tile, cells): 1 where the index is in the cell, else 0; and the first cell."""
     first, last = int(cell_of[0]), int(cell_of[-1])
     membership = cell_of[:, None] == torch.arange(first, last + 1)
     return to_device(membership.to(like.dtype), like.device), first
@@ -317,12 +317,12 @@ def _membership(cell_of: Tensor, like: Tensor) -> tuple[Tensor, int]:
 @checked
 @dataclass(frozen=True)
 class Similarity(Fold):
-    """Cosine of every two heads' maps: 1 on the diagonal, near 1 for copies; (B, H, H).
+    """The cosine between the maps of every two heads, (B, H, H): 1 on the diagonal, near 1 for heads that are alike.
 
-    Of whole maps, or of every so-many-th query, which a long text has more than enough of.
+    `every=n` uses every n-th query only, which is enough for a long text.
 
     >>> import torch, regard as rg
-    >>> x = torch.randn(1, 1, 4, 8).expand(1, 2, 4, 8)  # two heads that do the same
+    >>> x = torch.randn(1, 1, 4, 8).expand(1, 2, 4, 8)  # two equal heads
     >>> rg.attend(rg.Attention(), x, x, x).weights.summarize(rg.Similarity())[0].round(decimals=4)
     tensor([[[1., 1.],
              [1., 1.]]])

@@ -1,4 +1,4 @@
-"""Indices of rows, keys and heads as users give them: integers, slices, lists, tensors, booleans."""
+"""`indices`: an integer, slice, list, tensor or boolean selection of one axis as a vector of indices."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Index = int | slice | Sequence[int] | Tensor | None
 
 
 class OutOfRange(RegardError, IndexError):
-    """An index beyond the map."""
+    """An index outside the map."""
 
 
 def indices(owner: str, axis: str, index: Index, size: int) -> Tensor:
-    """Any index of one axis as a vector of indices from 0, on the host.
+    """Any index of one axis as a vector of non-negative indices on the host.
 
     >>> indices("weights[...]", "key", slice(-2, None), 5)
     tensor([3, 4])
@@ -38,7 +38,7 @@ def indices(owner: str, axis: str, index: Index, size: int) -> Tensor:
     places = places.reshape(-1)
     wrong = places[(places < -size) | (places >= size)]
     if len(wrong):
-        raise OutOfRange(f"{owner}: {axis} {int(wrong[0])} is out of range; the map has {size} of them.")
+        raise OutOfRange(f"{owner}: {axis} {int(wrong[0])} is out of range; the size of this axis is {size}.")
     return places % size if size else places
 
 
@@ -46,4 +46,4 @@ def _range(owner: str, axis: str, index: slice, size: int) -> range:
     try:
         return range(size)[index]
     except (TypeError, ValueError) as error:
-        raise RegardError(f"{owner}: the {axis} index {index} is no slice of integers: {error}.") from None
+        raise RegardError(f"{owner}: the {axis} index {index} must be a slice of integers: {error}.") from None

@@ -13,7 +13,7 @@ from regard.maps.attention_map import AttentionMap
 
 
 class Listener(Protocol):
-    """An object that is given every attention map: `on_attention` is called with the module, if known, and the map.
+    """An object that receives every attention map: `on_attention` gets the module, or None, and the map.
 
     >>> import torch, regard as rg
     >>> class Counter:
@@ -31,7 +31,7 @@ class Listener(Protocol):
 
 
 class Listeners:
-    """The listeners of this thread, for all models. A listener is told only of calls of the thread that added it."""
+    """The listeners of this thread, for all models. A listener receives maps only from the thread that added it."""
 
     def __init__(self) -> None:
         self._following: ContextItems[Listener] = ContextItems("listeners")
@@ -42,13 +42,13 @@ class Listeners:
 
     @contextmanager
     def to(self, listener: Listener) -> Iterator[None]:
-        """Tell `listener` while the block runs."""
+        """Give maps to `listener` while the block runs."""
         with self._following.adding(listener):
             yield
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Be `busy` while the block runs: calls of torch inside are part of one attention, which is told as a whole."""
+        """Be `busy` while the block runs: torch calls inside belong to one attention, which reports its own map."""
         with self._busy.on():
             yield
 

@@ -1,4 +1,4 @@
-"""Maps in cells of 2^n x 2^n weights, as a street map has levels: sums over keys, and the strongest weight."""
+"""The zoom levels of a map: cells of 2^n x 2^n weights, each with the sum over its keys and its largest weight."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from regard.maps.folds import Fold, Shape, State, Tile, zeros
 
 
 def cells(weights: Tensor, size: int, top: int = 0, left: int = 0) -> tuple[Tensor, Tensor]:
-    """Weights (..., i, j) in cells of `size` x `size`: sums, and strongest weights.
+    """Weights (..., i, j) as cells of `size` x `size`: sums, and largest weights.
 
-    The first weight stands at (`top`, `left`) within its cell.
+    The first weight is at (`top`, `left`) of its cell.
 
     >>> [part.tolist() for part in cells(torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.25, 0.75]]), 2)]
     [[[1.25, 0.75]], [[0.5, 0.75]]]
@@ -24,15 +24,15 @@ def cells(weights: Tensor, size: int, top: int = 0, left: int = 0) -> tuple[Tens
     i, j = weights.shape[-2:]
     margins = (left, -(left + j) % size, top, -(top + i) % size)
     padded = F.pad(weights, margins) if any(margins) else weights
-    rows = padded.unflatten(-2, (-1, size))  # rows first: whole rows add up fast, and few numbers are left
+    rows = padded.unflatten(-2, (-1, size))  # rows first: sums of whole rows are fast and leave few numbers
     sums, greatest = rows.sum(-2), rows.amax(-2)
     return sums.unflatten(-1, (-1, size)).sum(-1), greatest.unflatten(-1, (-1, size)).amax(-1)
 
 
 def averaged(sums: Tensor, size: int, num_rows: int, first: int = 0) -> Tensor:
-    """Sums of cells divided by the queries of each: what a row of cells holds of a row of weights.
+    """Sums of cells divided by their numbers of queries, so that a row of cells sums to the same as a row of weights.
 
-    The first row of cells is number `first` of the map, which has `num_rows` queries.
+    `first` is the index of the first row of cells in the map; the map has `num_rows` queries.
     """
     starts = torch.arange(first, first + sums.shape[-2], device=sums.device) * size
     return sums / (num_rows - starts).clamp(1, size)[:, None]
@@ -40,7 +40,7 @@ def averaged(sums: Tensor, size: int, num_rows: int, first: int = 0) -> Tensor:
 
 @dataclass(frozen=True)
 class Pyramid(Fold):
-    """The map in cells of 2^level: means over queries of sums over keys, and strongest weights; (B, H, i, j) each."""
+    """Cells of 2^level x 2^level: sums over keys averaged over queries, and largest weights; (B, H, i, j) each."""
 
     level: int
 
@@ -67,9 +67,9 @@ class Pyramid(Fold):
 def coarser(
     pooled: tuple[Tensor, Tensor], steps: int, level: int, num_rows: int, first: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Cells of `level` joined 2^steps x 2^steps by 2^steps x 2^steps; as if they had been pooled so at once.
+    """Cells of `level + steps` from cells of `level`: 2^steps x 2^steps cells become one. Exact, as if pooled at once.
 
-    The first row of cells is number `first` of the map, a multiple of 2^steps.
+    `first`, the index of the first row of cells in the map, is a multiple of 2^steps.
     """
     mean, greatest = pooled
     starts = torch.arange(first, first + mean.shape[-2]) * (1 << level)

@@ -1,4 +1,4 @@
-"""The attention map of a sequence that is spread over ranks: all ranks look together."""
+"""`RingMap`: the attention map of a sequence that is sharded over ranks. Every call is collective."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from regard.positions import Positions
 from regard.shapes import to_device
 from regard.spans import Spans
 
-#: Most characters of the list of indices that an error shows for one axis.
+#: The largest number of characters that an error shows of the indices of one axis.
 LONGEST = 60
 
 
 class RingMap(AttentionMap):
-    """The weights (B, H, I, J) of a whole sequence, each rank holding its share of queries and keys.
+    """The weights (B, H, I, J) of a whole sequence. Each rank holds its shard of queries and keys.
 
-    Every look is collective: all ranks have to ask for the same, in the same order, and all get the answer; if they
-    ask for different things, all are told which rank asks for what. A tile is computed from the rows and columns that
-    are asked for, which their owners send; a statistic takes one more turn of the ring, each rank folds the tiles of
-    its own queries, and the states are merged. `row_statistic` is of this rank's queries.
+    Every call is collective: all ranks ask for the same weights or statistics in the same order, and all get the
+    answer. If their requests differ, every rank raises an error that shows each request. For a tile, the ranks that
+    hold its rows and columns send them. For a statistic, keys go around the ring once more; each rank folds the tiles
+    of its own queries, and the states are merged. `row_statistic` has this rank's queries only.
 
     >>> import torch, torch.distributed as dist, regard as rg
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one
@@ -61,7 +61,7 @@ class RingMap(AttentionMap):
     def tile(
         self, batch: Index = None, head: Index = None, rows: Index = None, cols: Index = None, budget: int = BUDGET
     ) -> Tensor:
-        """Exact weights (B', H', I', J') on every rank, of what all ranks ask for alike. Collective."""
+        """Exact weights (B', H', I', J') on every rank; all ranks pass the same indices. Collective."""
         names = ("batch", "head", "query", "key")
 
         def ask() -> str:
@@ -70,7 +70,7 @@ class RingMap(AttentionMap):
                 for name, part, size in zip(names, (batch, head, rows, cols), self.shape, strict=True)
             )
             self._within_budget(prod(map(len, places)) * self._item_bytes, budget)
-            return ", ".join(f"{name} {_in_stretches(place)}" for name, place in zip(names, places, strict=True))
+            return ", ".join(f"{name} {_as_ranges(place)}" for name, place in zip(names, places, strict=True))
 
         places: list[Tensor] = []
         self._agree("weights of", ask)
@@ -85,7 +85,7 @@ class RingMap(AttentionMap):
             raise
 
     def _agree(self, look: str, ask: Callable[[], str]) -> None:
-        """The handshake of a look at the weights: what a rank refuses, all ranks raise. Collective."""
+        """The handshake before weights are read: if one rank refuses, all ranks raise its error. Collective."""
         request: Mapping[str, str] | RegardError
         try:
             request = {"map": f"that of attend number {self._ring_call.number}", "look": f"{look} {ask()}"}
@@ -95,7 +95,7 @@ class RingMap(AttentionMap):
         self._ring_call.exchange.agree("weights", request)
 
     def _fetched(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> AttentionMap:
-        """The map of some queries and keys, which the ranks that hold them send."""
+        """The map of these queries and keys, sent by the ranks that hold them."""
         prepared, route = self._prepared.select(b, h), self._ring_call.route
         i, j = i + self._first(route.queries), j + self._first(route.keys)
         on_rows = prepared.on_rows()
@@ -111,17 +111,17 @@ class RingMap(AttentionMap):
     def _first(held: Any) -> int:
         return min(share.intervals[0][0] for share in held)
 
-    def _sent(self, mine: Tensor, wanted: Tensor, held: Any) -> Tensor:
-        """Slices of axis 2 at some positions, from the ranks that hold them."""
+    def _sent(self, own: Tensor, wanted: Tensor, held: Any) -> Tensor:
+        """Slices of axis 2 at the wanted positions, from the ranks that hold them."""
         exchange = self._ring_call.exchange
-        found = [torch.isin(wanted, share.tensor(self.device)).nonzero().flatten() for share in held]
-        places = torch.searchsorted(held[exchange.rank].tensor(self.device), wanted[found[exchange.rank]])
-        together = exchange.gathered(mine.index_select(2, places), [len(places) for places in found])
-        return together.index_select(2, torch.cat(found).argsort())
+        by_rank = [torch.isin(wanted, share.tensor(self.device)).nonzero().flatten() for share in held]
+        places = torch.searchsorted(held[exchange.rank].tensor(self.device), wanted[by_rank[exchange.rank]])
+        gathered = exchange.gathered(own.index_select(2, places), [len(indices) for indices in by_rank])
+        return gathered.index_select(2, torch.cat(by_rank).argsort())
 
     @torch.no_grad()
     def summarize(self, *folds: Fold) -> tuple[Any, ...]:
-        """Any number of statistics in one turn of the ring, whole on every rank. Collective."""
+        """Any number of statistics in one pass around the ring; every rank gets the whole result. Collective."""
         states: dict[Fold, Any] = {}
 
         def ask() -> str:
@@ -133,16 +133,18 @@ class RingMap(AttentionMap):
             for fold, state in states.items():
                 fold.add(state, tile)
         everyone = self._ring_call.exchange.collected([[t.cpu() for t in states[fold]] for fold in folds])
-        merged = [reduce(fold.merge, found) for fold, found in zip(folds, zip(*everyone, strict=True), strict=True)]
+        merged = [
+            reduce(fold.merge, of_ranks) for fold, of_ranks in zip(folds, zip(*everyone, strict=True), strict=True)
+        ]
         on_device = [[t.to(self.device) for t in state] for state in merged]
         return tuple(fold.finish(state) for fold, state in zip(folds, on_device, strict=True))
 
     @torch.no_grad()
     def tiles(self) -> Iterator[Tile]:
-        """The tiles of this rank's own queries, as the keys come by. Collective: all ranks go through theirs.
+        """The tiles of this rank's queries, in the order in which keys arrive. Collective: every rank iterates.
 
-        A rank that leaves its loop early still hands on the keys that others wait for. Inside the loop no rank may
-        look at anything else, since others are at another tile.
+        A rank that leaves the loop early still sends the keys that other ranks wait for. Inside the loop no rank may
+        start another collective call, because the other ranks are at a different tile.
         """
         self._agree("tiles of", lambda: "the queries of each rank")
         yield from self._own_tiles()
@@ -152,8 +154,8 @@ class RingMap(AttentionMap):
         shared = [ring_call.own.value[..., :0], *self._prepared.tensors()]
         visits = ring_call.visits(ring_call.keys(shared))
         try:
-            for step, came in visits:
-                for rows, _, chunk in ring_call.chunks(step, ring_call.with_keys(shared, came)) if came else ():
+            for step, received in visits:
+                for rows, _, chunk in ring_call.chunks(step, ring_call.with_keys(shared, received)) if received else ():
                     yield from self._of_rows(rows, chunk)
         except GeneratorExit:
             for _ in visits:
@@ -161,31 +163,31 @@ class RingMap(AttentionMap):
             raise
 
     def _of_rows(self, rows: slice, chunk: KVChunk) -> Iterator[Tile]:
-        """The tiles of one stretch of queries with the keys that came, each stretch of keys by itself."""
+        """The tiles of one range of queries with the received keys, one range of keys at a time."""
         route = self._ring_call.route
-        for place, keys in _stretches(chunk.positions.keys):
+        for place, keys in _key_ranges(chunk.positions.keys):
             of_keys = self._of_part(chunk.prepared.tile(slice(None), place), chunk.positions.start, rows, keys)
             row, col = chunk.positions.start - self._first(route.queries), keys.intervals[0][0]
             yield from (_moved(tile, row, col - self._first(route.keys)) for tile in of_keys.tiles())
 
     def _of_part(self, prepared: Prepared, start: int, rows: slice | Tensor, keys: Spans) -> AttentionMap:
-        """The map of one stretch of this rank's queries against one stretch of keys."""
+        """The map of one range of this rank's queries and one range of keys."""
         row_statistic: RowStatistic = tuple(t[:, :, rows] for t in self.row_statistic)
         grid = Grid(self.grid.batch, self.grid.head, self.grid.query[rows], keys.tensor(self.device))
         return AttentionMap(self.attention, prepared, Positions(start, keys), grid, row_statistic)
 
     def select(self, batch: Tensor, head: Tensor) -> NoReturn:
-        """Refused: choose while looking, weights[batch, head]."""
+        """Refuse; use weights[batch, head] instead."""
         raise RegardError(
-            "weights: a map over ranks cannot be narrowed before it is looked at. Choose in the look: "
-            "weights[0, 3, rows], or fold all and choose in the result: weights.entropy()[:, 3]."
+            "weights: select is not available for a map over ranks. Select with an index, weights[0, 3, rows], "
+            "or select from the result of a statistic, weights.entropy()[:, 3]."
         )
 
 
-def _in_stretches(places: Tensor) -> str:
-    """Indices in words, neighbours as one stretch.
+def _as_ranges(places: Tensor) -> str:
+    """Indices as text, with consecutive indices as one range.
 
-    >>> _in_stretches(torch.tensor([0, 1, 2, 7, 5, 6]))
+    >>> _as_ranges(torch.tensor([0, 1, 2, 7, 5, 6]))
     '0-2, 7, 5-6'
     """
     parts: list[list[int]] = []
@@ -194,14 +196,14 @@ def _in_stretches(places: Tensor) -> str:
             parts[-1][1] = place
         else:
             parts.append([place, place])
-    stretches = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts)
-    if len(stretches) <= LONGEST:
-        return stretches
-    return f"{stretches[:LONGEST]} ... ({len(places)}, {digest(stretches)})"
+    ranges = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts)
+    if len(ranges) <= LONGEST:
+        return ranges
+    return f"{ranges[:LONGEST]} ... ({len(places)}, {digest(ranges)})"
 
 
-def _stretches(keys: Spans) -> Iterator[tuple[slice, Spans]]:
-    """Each stretch of keys, and where it lies among them."""
+def _key_ranges(keys: Spans) -> Iterator[tuple[slice, Spans]]:
+    """Each range of keys, and its place among all keys of the chunk."""
     before = 0
     for start, stop in keys:
         yield slice(before, before + stop - start), Spans(((start, stop),))
@@ -209,7 +211,7 @@ def _stretches(keys: Spans) -> Iterator[tuple[slice, Spans]]:
 
 
 def _moved(tile: Tile, rows: int, cols: int) -> Tile:
-    """The tile with the indices of the whole map."""
+    """The tile with indices of the whole map."""
     return replace(
         tile,
         rows=slice(tile.rows.start + rows, tile.rows.stop + rows),

@@ -1,6 +1,6 @@
-"""Maps as files: the pieces as JSON, their tensors as safetensors. Nothing is pickled.
+"""`save_map` and `load_map`: maps as files, with pieces as JSON and tensors as safetensors. Nothing is pickled.
 
-A file holds (q, k, r) after all that is O(n) was done, so that any tile can be computed from it again.
+A file has prepared queries and keys and the row statistics, so any tile can be computed from it.
 The header names the pieces: `{"piece": "regard.pieces.mask:window", "fields": {"size": 256}}`.
 """
 
@@ -33,31 +33,31 @@ from regard.shapes import widest_float
 from regard.spans import Spans
 from regard.whole_files import whole_file
 
-#: The version of the files; a reader refuses those of a later one.
+#: The version of the file format; files of later versions are refused.
 VERSION = 1
-#: What a file may name: objects of these kinds, defined in this package.
+#: A file may name objects of these classes, if they are defined in this package.
 KINDS = (Score, Bias, Mask, Normalizer, Position, Scaling, FeatureMap, Spans)
-#: The one module of others that pieces are made of.
+#: The only module of another package that pieces contain.
 LINEAR = "torch.nn:Linear"
 SLOTS = ("score", "position", "bias", "mask", "normalizer")
-#: Largest map, in bytes, that is stored weight by weight because its pieces cannot be named.
+#: The largest map, in bytes, that is stored weight by weight if its pieces cannot be named.
 LARGEST_TABLE = 256 << 20
 
 
 class Table(Score):
-    """Scores that are looked up: prepared queries are rows of weights, prepared keys the numbers of the columns."""
+    """A score that reads a table: prepared queries are rows of weights, prepared keys are column numbers."""
 
     nonnegative = True
 
     def check(self, sizes: object, key_width: int) -> None:
-        """Any size is right."""
+        """Accept any size."""
 
     def tile(self, query: Tensor, key: Tensor, grid: Grid) -> Tensor:
         return query[..., key[0, 0, :, 0].long()]
 
 
 class Unchanged(Normalizer):
-    """w_ij = s_ij; the statistic is the sum of the row."""
+    """w_ij = s_ij; the row statistic is the sum of the row."""
 
     row_sum = None
 
@@ -69,7 +69,7 @@ class Unchanged(Normalizer):
 
 
 def tabled(weights: Tensor) -> AttentionMap:
-    """The map of weights (B, H, I, J) that are known already.
+    """A map from weights (B, H, I, J) that are already computed.
 
     >>> tabled(torch.eye(3)[None, None])[0, 0, 1]
     tensor([0., 1., 0.])
@@ -85,15 +85,15 @@ def tabled(weights: Tensor) -> AttentionMap:
 
 
 def save_map(path: str | os.PathLike[str], weights: AttentionMap) -> None:
-    """Write a map to a safetensors file, whole or not at all; masks given as functions are stored as their weights."""
+    """Write a map to a safetensors file, completely or not at all; a map with a mask function is written as weights."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     path = Path(path)
     try:
-        header, tensors = _taken_apart(weights)
+        header, tensors = _to_header(weights)
     except _Unnamed as reason:
-        header, tensors = _taken_apart(_as_table(weights, reason))
+        header, tensors = _to_header(_as_table(weights, reason))
     metadata = {"format": "regard map", "version": str(VERSION), "map": json.dumps(header, allow_nan=False)}
     try:
         with whole_file(path, "save_map") as draft:
@@ -105,7 +105,7 @@ def save_map(path: str | os.PathLike[str], weights: AttentionMap) -> None:
 def load_map(path: str | os.PathLike[str]) -> AttentionMap:
     """The map of a file that `save_map` wrote, on the CPU.
 
-    >>> import regard as rg
+    >>> import tempfile, regard as rg
     >>> seen = rg.attend(rg.Attention(mask=rg.causal()), *(torch.randn(1, 2, 5, 4) for _ in range(3)))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_map(folder + "/map.safetensors", seen.weights)
@@ -118,34 +118,34 @@ def load_map(path: str | os.PathLike[str]) -> AttentionMap:
     try:
         with safe_open(str(path), "pt") as file:
             about = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (OSError, SafetensorError) as error:
         raise RegardError(f"load_map: {path} cannot be read: {error}.") from None
     if about.get("format") != "regard map" or int(about.get("version", VERSION + 1)) > VERSION:
-        raise RegardError(f"load_map: {path} is no map of version {VERSION} or earlier; save_map writes them.")
+        raise RegardError(f"load_map: {path} is no map of version {VERSION} or earlier. Write maps with save_map.")
     try:
-        return _put_together(json.loads(about["map"]), tensors)
+        return _from_header(json.loads(about["map"]), tensors)
     except (KeyError, TypeError, ValueError, AttributeError, ImportError) as error:
         raise RegardError(f"load_map: {path} is damaged: {error}.") from None
 
 
 class _Unnamed(Exception):
-    """A piece that JSON and tensors cannot say."""
+    """A piece that cannot be written as JSON and tensors."""
 
 
 def _as_table(weights: AttentionMap, reason: Exception) -> AttentionMap:
     size = math.prod(weights.shape) * 4
     if size > LARGEST_TABLE:
         raise RegardError(
-            f"save_map: {reason}, and all weights take {size / 2**20:,.0f} MiB. Use masks and pieces of regard, "
+            f"save_map: {reason}, and the weights take {size / 2**20:,.0f} MiB. Use masks and pieces of regard, "
             "regard.mask_tensor(tensor) for instance, or a shorter text."
         )
     return tabled(weights.dense().float())
 
 
-def _taken_apart(weights: AttentionMap) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _to_header(weights: AttentionMap) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if type(weights) is not AttentionMap:
-        raise _Unnamed(f"a {type(weights).__name__} computes its weights in a way of its own")
+        raise _Unnamed(f"a {type(weights).__name__} computes its weights differently")
     prepared, grid, positions, tensors = weights._prepared, weights.grid, weights.positions, {}
     parts = (prepared.query, prepared.key, prepared.rows, prepared.cols, weights.row_statistic)
     where = (grid.batch, grid.head, grid.query, grid.key, positions.start, positions.keys)
@@ -157,7 +157,7 @@ def _taken_apart(weights: AttentionMap) -> tuple[dict[str, Any], dict[str, Tenso
     return header, tensors
 
 
-def _put_together(header: dict[str, Any], tensors: dict[str, Tensor]) -> AttentionMap:
+def _from_header(header: dict[str, Any], tensors: dict[str, Tensor]) -> AttentionMap:
     pieces = {slot: _decode(header["pieces"][slot], tensors) for slot in SLOTS}
     query, key, rows, cols, row_statistic = (_decode(part, tensors) for part in header["prepared"])
     *axes, start, keys = (_decode(part, tensors) for part in header["where"])
@@ -184,7 +184,7 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _fields(piece: Any) -> Iterable[tuple[str, Any]]:
-    """All that a piece was made of: fields, parameters, buffers, modules."""
+    """Everything that a piece contains: fields, parameters, buffers, modules."""
     if isinstance(piece, nn.Module):
         own = {name: value for name, value in vars(piece).items() if name[0] != "_" and name != "training"}
         return {**own, **piece._parameters, **piece._buffers, **piece._modules}.items()
@@ -202,11 +202,11 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
         return tensors[value["tensor"]]
     if "float" in value:
         return float(value["float"])
-    return _made(value["piece"], {name: _decode(each, tensors) for name, each in value["fields"].items()})
+    return _build(value["piece"], {name: _decode(each, tensors) for name, each in value["fields"].items()})
 
 
-def _made(path: str, inside: dict[str, Any]) -> Any:
-    """A piece of this package by its name, with its fields; no other class can be named."""
+def _build(path: str, inside: dict[str, Any]) -> Any:
+    """A piece of this package from its name and fields; a file can name no other class."""
     module, _, name = path.partition(":")
     kind = getattr(import_module(module), name, None) if module.startswith("regard.") else None
     kind = nn.Linear if path == LINEAR else kind
