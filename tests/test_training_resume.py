@@ -245,7 +245,7 @@ def test_what_a_state_depends_on_must_not_change(tmp_path):
         train(folder, resume=True)
     train(folder, "training.steps=2")
     for change in ("model.width=16", "data.size=61", "tokenizer.kind=bpe", "training.sentences=8"):
-        with pytest.raises(RegardError, match="cannot change in a run"):
+        with pytest.raises(RegardError, match="cannot change when a run is resumed"):
             train(folder, change, resume=True)
     config = read_config(None, (*TINY, "data.size=61"))
     with pytest.raises(RegardError, match="state of a run with another corpus"):
@@ -254,7 +254,7 @@ def test_what_a_state_depends_on_must_not_change(tmp_path):
     with pytest.raises(RegardError, match="truncated"):
         train(folder, resume=True)
     (folder / STATE).unlink()
-    with pytest.raises(RegardError, match="no state to go on from"):
+    with pytest.raises(RegardError, match="has no saved state"):
         train(folder, resume=True)
     assert json.loads((folder / "settings.json").read_text())["corpus"] == "reverse"
 

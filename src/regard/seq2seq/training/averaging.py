@@ -1,4 +1,4 @@
-"""The moving average of the weights, which is what is validated and shipped."""
+"""`Averaging`: the moving average of the weights; validation and translation use it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from regard.seq2seq.models.sharding import own_rows, sharded_like
 
 
 class Averaging:
-    """a_t = sum_s d^(t-s) w_s / sum_s d^(t-s) over the steps s = 1..t: weights remembered with decay d.
+    """a_t = sum_s d^(t-s) w_s / sum_s d^(t-s) over the steps s = 1..t: the average of weights with decay d.
 
     The exponential moving average (Polyak & Juditsky 1992 average all steps alike; Adam's paper, arXiv:1412.6980
-    section 3, has the correction) divided by the weight it has given out, so it starts from the first step's weights
-    and not from chance. Kept as  a += (1 - d) / (1 - d^t) (w - a), one pass over memory in one call.
+    section 3, has the correction), divided by its total weight, so it starts at the weights of the first step and not
+    at random weights. The update is  a += (1 - d) / (1 - d^t) (w - a), one pass over memory in one call.
 
     Args:
-        model: Its parameters are followed; buffers are taken as they are.
+        model: Its parameters are averaged; buffers are not.
         decay: d, at least 0 and below 1. With 0 the average is the weights of the last step.
 
     >>> import torch
@@ -42,7 +42,7 @@ class Averaging:
 
     @torch.no_grad()
     def add(self) -> None:
-        """Take in the weights after one more step."""
+        """Add the weights after one more step."""
         self.num_steps += 1
         share = (1 - self.decay) / (1 - self.decay**self.num_steps)
         weights = [own_rows(weight.detach()) for weight in self.model.parameters()]
@@ -52,14 +52,14 @@ class Averaging:
     @contextmanager
     @torch.no_grad()
     def swapped_in(self) -> Iterator[None]:
-        """The model computes with the average inside; the weights come back bit for bit."""
+        """Inside, the model has the average weights; afterwards it has its former weights, equal in every bit."""
         parameters = dict(self.model.named_parameters())
-        held = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        former = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         try:
             self._put(parameters, self.weights)
             yield
         finally:
-            self._put(parameters, held)
+            self._put(parameters, former)
 
     @staticmethod
     def _put(parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
@@ -67,7 +67,7 @@ class Averaging:
             parameter.copy_(weights[name])
 
     def load(self, weights: Mapping[str, Tensor], num_steps: int) -> None:
-        """Go on from what `weights` and `num_steps` were."""
-        for name, mine in self.weights.items():
-            mine.copy_(sharded_like(mine, weights[name]))
+        """Restore saved averages."""
+        for name, average in self.weights.items():
+            average.copy_(sharded_like(average, weights[name]))
         self.num_steps = num_steps

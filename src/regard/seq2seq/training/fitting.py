@@ -1,4 +1,4 @@
-"""A task is taken to the end of its budget by Lightning's `Trainer`, quietly, and can be interrupted at any time."""
+"""`fit`: trains a task with Lightning's `Trainer` until its budget is used up, or until it is interrupted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Outcome:
 
     Args:
         reason: "budget", "interrupted" or "patience".
-        progress: Where it stands.
+        progress: The progress at the end.
     """
 
     reason: str
@@ -41,32 +41,32 @@ class Outcome:
 
 
 def fit(task: Task, *, resume: bool = False, on_step: Callable[[TrainingProgress], object] = lambda _: None) -> Outcome:
-    """Train until the budget is used up, the wished-for patience is over, or Ctrl-C; a state is saved in each case.
+    """Train until the budget or the patience is used up, or until Ctrl-C; the state is saved in each case.
 
-    Afterwards the model has the weights that the run translates with: the averaged ones, of the best validation or
-    of the last step, as `validation.keep` says.
+    Afterwards the model has the weights for translation: the averaged weights of the best validation or of the last
+    step, as `validation.keep` says.
 
     Args:
-        task: What is trained.
-        resume: Go on from the state in the folder of the task.
-        on_step: Called after every step with where the training stands.
+        task: From `prepare`.
+        resume: Continue from the state in the folder of the task.
+        on_step: Called after every step with the progress of the training.
     """
     with quiet():
         loop = TrainingLoop(task, on_step, _state(task) if resume else None)
-        trainer = _trainer(task)  # from here on every process knows its number
+        trainer = _trainer(task)  # sets the number of this process
         training = task.config.training
         with _one_thread_count(training.threads), _kernels(task), _stopping(loop), answers(training):
             try:
                 trainer.fit(loop, _Stream(loop))
-            except SystemExit:  # what Lightning makes of a second Ctrl-C
+            except SystemExit:  # Lightning raises it after a second Ctrl-C
                 raise KeyboardInterrupt from None
         if rank_zero_only.rank == 0 or is_sharded(task.model):
-            _translating(loop)
+            _load_translation_weights(loop)
     return Outcome(loop.reason, loop.progress)
 
 
-def _translating(loop: TrainingLoop) -> None:
-    """The model with the weights that the run translates with."""
+def _load_translation_weights(loop: TrainingLoop) -> None:
+    """Put the weights for translation into the model."""
     task = loop.task
     if task.config.validation.keep == "best" and loop.progress.best is not None and task.folder is not None:
         load_weights(task.model, task.folder / WEIGHTS)
@@ -77,7 +77,7 @@ def _translating(loop: TrainingLoop) -> None:
 
 
 class _Stream:
-    """The updates as Lightning wants them: an iterable without a length. Where it starts is known when it starts."""
+    """The updates as an iterable for Lightning, without a length; it starts at the progress of the loop."""
 
     def __init__(self, loop: TrainingLoop) -> None:
         self.loop = loop
@@ -93,7 +93,7 @@ class _Stream:
 def _state(task: Task) -> Path:
     path = None if task.folder is None else task.folder / STATE
     if path is None or not path.exists():
-        raise RegardError(f"train: there is no state to go on from in {task.folder}. Leave --resume out to begin.")
+        raise RegardError(f"train: {task.folder} has no saved state. Leave --resume out to begin a training.")
     return path
 
 
@@ -106,7 +106,7 @@ def _trainer(task: Task) -> Trainer:
         strategy=_strategy(task.config.training),
         plugins=[cluster(training)],
         precision="bf16-mixed" if training.precision == "bfloat16" else "32-true",
-        max_epochs=-1,  # the budget is ours: an epoch of Lightning's cannot be gone on with in its middle
+        max_epochs=-1,  # `TrainingLoop` counts the budget: Lightning cannot resume inside an epoch
         logger=_loggers(task),
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -139,7 +139,7 @@ def _loggers(task: Task) -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without Lightning's tips, summaries and advice about loaders, which are about loops that are not used here."""
+    """Suppress tips and warnings of Lightning; they are about features that are not used here."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "lightning")]
     levels = [logger.level for logger in loggers]
     try:
@@ -147,7 +147,7 @@ def quiet() -> Iterator[None]:
             logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"lightning\..*")
-            warnings.filterwarnings("ignore", message="FSDP2-wrapped module")  # no output is changed in place here
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module")  # no output is changed in place
             warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN")  # torch's, on any flag
             yield
     finally:
@@ -167,15 +167,15 @@ def _one_thread_count(threads: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kernels(task: Task) -> Iterator[None]:
-    """Without oneDNN's where the processor has no bfloat16 for them: its LSTM would refuse, torch's own does not."""
-    lacking = task.config.training.precision == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    with torch.backends.mkldnn.flags(enabled=False) if lacking else contextlib.nullcontext():  # type: ignore[attr-defined]
+    """Disable oneDNN for bfloat16 on processors without bfloat16: its LSTM raises an error, torch's own does not."""
+    unsupported = task.config.training.precision == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    with torch.backends.mkldnn.flags(enabled=False) if unsupported else contextlib.nullcontext():  # type: ignore[attr-defined]
         yield
 
 
 @contextlib.contextmanager
 def _stopping(loop: TrainingLoop) -> Iterator[None]:
-    """The first Ctrl-C, polite kill or loss of the terminal ends the training after its step; the second at once."""
+    """The first SIGINT, SIGTERM or SIGHUP ends the training after its step; the second ends it at once."""
 
     def stop(number: int, frame: Any) -> None:
         if loop.interrupted:
@@ -183,5 +183,7 @@ def _stopping(loop: TrainingLoop) -> Iterator[None]:
         loop.interrupted = True
 
     with polite_signals(stop) as numbers:
-        loop.before_training = lambda: [signal.signal(number, stop) for number in numbers]  # Lightning sets its own
+        loop.before_training = lambda: [
+            signal.signal(number, stop) for number in numbers
+        ]  # Lightning sets its own handlers
         yield

@@ -1,4 +1,4 @@
-"""Training on Lightning: one step, what follows it, and how a run that was stopped at any moment goes on."""
+"""`TrainingLoop`: one update of the weights, logging and validation after it, and saving and loading of the state."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from regard.seq2seq.training.stream import Epochs, TrainingProgress, UpdateBatch
 if TYPE_CHECKING:
     from regard.seq2seq.models.translator import Translator
 
-#: Raised when a state written before could no longer be gone on from.
+#: The version of the saved state; increase it when older states cannot be continued.
 FORMAT = 1
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is to be trained.
+    """A model, its configuration and its data: the task of a training.
 
     Args:
         model: The system, with its first weights.
-        config: Of the run; the data and tokenizer sections are not read here.
+        config: Of the run; the sections data and tokenizer are not used here.
         epochs: The batches of this process, by epoch.
-        valid: Batches of this process' share of the held-out pairs; none: nothing is validated.
+        valid: Batches of this process' share of the held-out pairs; without them there is no validation.
         score: BLEU of the model on held-out pairs, or None.
-        folder: Where the run is written; None keeps it in memory.
-        facts: That a state must share to be gone on from, as the hash of the corpus.
+        folder: The folder of the run; None keeps the run in memory.
+        facts: Facts that must equal those of a saved state to continue from it, such as the hash of the corpus.
     """
 
     model: Translator
@@ -59,7 +59,7 @@ class Task:
 
     @property
     def schedule(self) -> Schedule:
-        """Of the learning rate, with what "auto" stands for."""
+        """The schedule of the learning rate, with the value for "auto"."""
         training, model = self.config.training, self.config.model
         peak = training.learning_rate
         if peak == "auto":
@@ -68,10 +68,11 @@ class Task:
 
 
 class TrainingLoop(LightningModule):
-    """A model that is being trained: `training_step` is one update, and the rest of the class is what follows it.
+    """A model in training: `training_step` is one update, with logging, validation and saving after it.
 
-    Gradients are those of  sum of the losses / target tokens, both over all batches of the update in all processes,
-    however the pairs are shared out. The optimizer is Adam with the betas of the Transformer's paper, 0.9 and 0.98.
+    The training loss is the sum of losses / number of target tokens, both over all batches of the update in all
+    processes. So it does not depend on how the pairs are distributed. The optimizer is Adam with the betas of the
+    Transformer's paper, 0.9 and 0.98.
     """
 
     averaging: Averaging
@@ -87,19 +88,19 @@ class TrainingLoop(LightningModule):
         self.schedule = task.schedule
         plateau = Plateau(self.training_config.plateau_patience, self.training_config.plateau_decay)
         self.progress = TrainingProgress(plateau=plateau)
-        #: Set from outside, as by Ctrl-C: the training ends before its next update.
+        #: Set from outside, for example by Ctrl-C: the training ends before its next update.
         self.interrupted = False
         self.reason = ""
-        #: Called when Lightning has set up everything, and the first step is next.
+        #: Called after the setup of Lightning, before the first step.
         self.before_training: Callable[[], Any] = lambda: None
         self._took = 0.0  # seconds of the last step
         self._resume = resume
         self._metrics = None if task.folder is None else MetricsFile(task.folder / METRICS)
 
-    # What Lightning asks for
+    # Methods that Lightning calls
 
     def configure_model(self) -> None:
-        """What follows the weights is made of what this process holds of them."""
+        """Shard the weights first; the averages and the optimizer are then made of the shards of this process."""
         if self.training_config.strategy == "fsdp" and self.device_mesh is not None:
             shard(self.model, self.device_mesh["data_parallel"])
         self.averaging = Averaging(self.model, self.training_config.average)
@@ -114,7 +115,7 @@ class TrainingLoop(LightningModule):
         self, batch: UpdateBatches, device: torch.device, dataloader_idx: int
     ) -> UpdateBatches:
         if device.type != "cpu":
-            batch.batches = [one.to(device) for one in batch.batches]
+            batch.batches = [part.to(device) for part in batch.batches]
         return batch
 
     def training_step(self, batch: UpdateBatches, batch_idx: int) -> None:
@@ -132,19 +133,19 @@ class TrainingLoop(LightningModule):
     # One step
 
     def _agree(self, update: UpdateBatches) -> tuple[int, int]:
-        """Target tokens and pairs of the update in all processes; the clock and a wish to stop are shared, too."""
+        """Target tokens and pairs of the update in all processes; also share the clock and requests to stop."""
         tokens, pairs = sum(b.num_tokens for b in update.batches), sum(map(len, update.batches))
         shared = torch.tensor([tokens, pairs, self._took, float(self.interrupted)], dtype=torch.float64)
         shared = summed(shared, self.device)
-        tokens, pairs, took, wishes = shared.tolist()
+        tokens, pairs, took, stops = shared.tolist()
         self.progress.seconds += took / world()
         self.progress.add(seconds=took / world())
         self._took = 0.0
-        self.interrupted = wishes > 0
+        self.interrupted = stops > 0
         return int(tokens), int(pairs)
 
     def _ended(self, update: UpdateBatches) -> bool:
-        """Whether to stop before this update, and why."""
+        """Whether to stop before this update; sets the reason."""
         progress, (unit, amount) = self.progress, self.training_config.budget
         progress.share = {
             "minutes": progress.seconds / 60,
@@ -161,11 +162,11 @@ class TrainingLoop(LightningModule):
         return bool(self.reason)
 
     def _backward(self, update: UpdateBatches, tokens: int) -> float:
-        """Gradients of the mean loss over all tokens; the sum of the losses of this process."""
+        """Compute the gradients of the mean loss over all tokens; returns the sum of the losses of this process."""
         total = 0.0
         self.model.train()
         for batch in update.batches:
-            full = batch.filled  # where nothing was left for this process, the others wait for its part all the same
+            full = batch.filled  # a process without pairs computes a dummy batch, because the others wait for it
             loss = translation_loss(self.model, full.source, full.target, self.training_config.label_smoothing)
             smoothed = loss.smoothed if len(batch) else loss.smoothed * 0.0
             self.manual_backward(smoothed * (world() / tokens))  # the gradients of processes are averaged
@@ -185,28 +186,28 @@ class TrainingLoop(LightningModule):
         self.averaging.add()
 
     def _diverged(self, update: UpdateBatches, rate: float) -> RegardError:
-        """Where it happened. The weights are still those before the step: they are kept, unless they are none."""
+        """The error for a loss that is not finite; saves the state before the step if its weights are finite."""
         self.optimizer.zero_grad()
         self.reason = "diverged"
         broken = sum(bool((~own_rows(weight).isfinite()).any()) for weight in self.model.parameters())
-        is_whole = not summed(torch.tensor(float(broken)), self.device).item()
-        if is_whole:
+        is_finite = not summed(torch.tensor(float(broken)), self.device).item()
+        if is_finite:
             self.save()
         pairs = [index for batch in update.batches for index in batch.indices]
         return RegardError(
             f"train: the loss or its gradient is not a finite number at step {self.progress.step + 1} (epoch "
             f"{update.epoch + 1}, batch {update.place + 1} of {update.num_batches}, learning rate {rate:.3g}, "
             "training pairs "
-            f"{', '.join(map(str, pairs))}).{self._kept('The state before that step' if is_whole else '')} "
-            "Lower training.learning_rate or training.clip, or look at these pairs."
+            f"{', '.join(map(str, pairs))}).{self._kept('The state before that step' if is_finite else '')} "
+            "Lower training.learning_rate or training.clip, or check these pairs."
         )
 
-    def _kept(self, what: str = "") -> str:
-        """What of the training is in its folder after it failed."""
+    def _kept(self, state: str = "") -> str:
+        """A sentence about what the folder holds after a failure."""
         folder = self.task.folder
         if folder is None or not (folder / STATE).exists():
             return " Nothing was saved before it."
-        return f" {what or 'The state that was saved last'} is kept in {folder}."
+        return f" {state or 'The state that was saved last'} is kept in {folder}."
 
     def _count(self, update: UpdateBatches, total: float, tokens: int, pairs: int) -> None:
         progress = self.progress
@@ -216,7 +217,7 @@ class TrainingLoop(LightningModule):
         progress.pairs += pairs
         progress.add(loss=total, tokens=tokens, pairs=pairs)
 
-    # What follows a step
+    # After a step
 
     def _after(self) -> None:
         progress, training, validation = self.progress, self.training_config, self.task.config.validation
@@ -229,13 +230,13 @@ class TrainingLoop(LightningModule):
             self._write_rows()
         waited = progress.seconds - progress.saved
         by_time = training.save_minutes and waited >= 60 * training.save_minutes
-        first_weights = progress.best is not None and not progress.saved  # weights are saved with their state
+        first_weights = progress.best is not None and not progress.saved  # the best weights need a state beside them
         if by_time or first_weights or (training.save_steps and progress.step % training.save_steps == 0):
             self.save()
         self.on_step(progress)
 
     def log_row(self) -> None:
-        """A line of metrics.csv over the steps since the last one."""
+        """Add a row to metrics.csv, with means over the steps since the last row."""
         progress, recent = self.progress, self.progress.recent
         loss = summed(torch.tensor(recent.get("loss", 0.0), dtype=torch.float64), self.device).item()
         seconds = recent.get("seconds", 0.0) + self._took
@@ -245,52 +246,52 @@ class TrainingLoop(LightningModule):
             "tokens_per_second": round(recent.get("tokens", 0.0) / seconds, 1) if seconds else None,
             "pairs_per_second": round(recent.get("pairs", 0.0) / seconds, 1) if seconds else None,
         }
-        progress.recent = {"seconds": -self._took}  # which _agree counts at the next step
+        progress.recent = {"seconds": -self._took}  # _agree adds these seconds at the next step
         self._note(row)
 
     def validate(self) -> Validation | None:
-        """Measure the averaged weights, keep them if they are the best, and let the learning rate know."""
+        """Evaluate the averaged weights, keep them if they are the best, and update the plateau schedule."""
         if not self.task.valid:
             return None
-        # nothing a measurement does may move what training draws next
+        # validation must not change the random numbers of training
         apart = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
         with apart, self.averaging.swapped_in(), gathered_weights(self.model):
             self.model.eval()
-            found = self._measure()
+            validation = self._measure()
         self.model.train()
-        self._note({"valid_loss": found.loss, "perplexity": found.perplexity, "bleu": found.bleu})
-        self.progress.plateau = self.progress.plateau.after(found.loss)
-        by_bleu = self.task.config.validation.monitor == "bleu" and found.bleu is not None
-        value = -found.bleu if by_bleu and found.bleu is not None else found.loss
+        self._note({"valid_loss": validation.loss, "perplexity": validation.perplexity, "bleu": validation.bleu})
+        self.progress.plateau = self.progress.plateau.after(validation.loss)
+        by_bleu = self.task.config.validation.monitor == "bleu" and validation.bleu is not None
+        value = -validation.bleu if by_bleu and validation.bleu is not None else validation.loss
         better = self.progress.best is None or value < self.progress.best
         self.progress.waited = 0 if better else self.progress.waited + 1
         if better:
             self.progress.best = value
             if self.task.config.validation.keep == "best":
                 self._save_weights()
-        return found
+        return validation
 
     def _measure(self) -> Validation:
         total, tokens = negative_log_likelihood(self.model, self.task.valid)
         total, tokens = summed(torch.tensor([total, tokens], dtype=torch.float64), self.device).tolist()
         if not math.isfinite(total):
-            raise self._ran_away()
+            raise self._diverged_validation()
         return Validation(total / max(tokens, 1.0), self._bleu() if self.task.score else None)
 
     def _bleu(self) -> float:
-        """The first process translates; where it holds only its share of the weights, all of them do."""
+        """BLEU on validation pairs. The first process translates; with sharded weights all processes do."""
         assert self.task.score is not None
         try:
             bleu = self.task.score(self.model) if is_sharded(self.model) or rank() == 0 else 0.0
-        except RegardError as error:  # decoding refuses scores that are not finite, also where the loss is
-            raise self._ran_away() from error
+        except RegardError as error:  # decoding raises it for scores that are not finite
+            raise self._diverged_validation() from error
         return summed(torch.tensor(0.0 if rank() else bleu, dtype=torch.float64), self.device).item()
 
-    def _ran_away(self) -> RegardError:
+    def _diverged_validation(self) -> RegardError:
         self.reason = "diverged"
         return RegardError(
             f"train: the loss on the validation pairs, or a score of their translations, is not a finite number after "
-            f"step {self.progress.step}: the weights have run away.{self._kept()} Lower training.learning_rate or "
+            f"step {self.progress.step}: the training has diverged.{self._kept()} Lower training.learning_rate or "
             "training.clip."
         )
 
@@ -306,26 +307,26 @@ class TrainingLoop(LightningModule):
             self._metrics.write(self.progress.rows)
 
     def on_train_epoch_end(self) -> None:
-        """The stream has ended, as it does after the last wished-for epoch; Lightning would begin it once more."""
+        """Stop after the last epoch; otherwise Lightning would start the batches again."""
         self.trainer.should_stop = True
 
     def on_train_end(self) -> None:
-        """The last row, the last validation unless it was interrupted, and the state."""
+        """Write the last row and the state, and validate unless the training was interrupted."""
         progress = self.progress
         if not self.reason:
-            self.reason, progress.share = "budget", 1.0  # all epochs were gone through
+            self.reason, progress.share = "budget", 1.0  # all epochs are finished
         if progress.recent.get("tokens"):
             self.log_row()
         last = progress.rows[-1] if progress.rows else {}
         if self.reason != "interrupted" and not (last.get("step") == progress.step and "valid_loss" in last):
             self.validate()
         self._write_rows()
-        self.save()  # after which what the first process wrote is there for all
+        self.save()  # all processes wait here, so they can read the files of the first process afterwards
 
-    # Saving and going on
+    # Saving and resuming
 
     def save(self) -> None:
-        """Write the whole state of this moment to one file, and the weights to translate with if none are better."""
+        """Write the whole state to one file, and the weights for translation unless better ones are kept."""
         self.progress.saved = self.progress.seconds
         random = {name: gathered(state, self.device) for name, state in _generators(self.device).items()}
         loss = summed(torch.tensor(self.progress.recent.get("loss", 0.0), dtype=torch.float64), self.device).item()
@@ -345,7 +346,7 @@ class TrainingLoop(LightningModule):
         write_state(self.task.folder / STATE, tensors, facts, self.progress.step)
 
     def load(self, path: Path) -> None:
-        """Put back what `save` wrote; a state of other data or with other processes is refused."""
+        """Restore the state that `save` wrote; raises an error for a state of other data."""
         saved, facts = read_state(path)
         if facts.get("format") != FORMAT:
             raise RegardError(f"{path} is a state of format {facts.get('format')}, not {FORMAT}. Train the run anew.")
@@ -353,34 +354,34 @@ class TrainingLoop(LightningModule):
         if other:
             raise RegardError(
                 f"{path} is the state of a run with another {' and '.join(other)}. "
-                "Give what it began with, or another --out."
+                "Use the data of that run, or another --out."
             )
         put_weights(self.model, saved.under("model"), path)
         self.averaging.load(saved.under("average"), facts["averaged"])
-        kept = {key: found for key in ("step", "exp_avg", "exp_avg_sq") if (found := saved.under(key))}
+        moments = {key: values for key in ("step", "exp_avg", "exp_avg_sq") if (values := saved.under(key))}
         for name, weight in self.model.named_parameters():
             self.optimizer.state[weight] = {
                 key: values[name] if key == "step" else sharded_like(weight, values[name])
-                for key, values in kept.items()
+                for key, values in moments.items()
             }
         self.progress = TrainingProgress.from_json(facts["standing"])
         if rank_zero_only.rank:
-            self.progress.recent["loss"] = 0.0  # the sum of all processes is with the first
+            self.progress.recent["loss"] = 0.0  # the first process has the sum of all
         self._random = dict(saved.under("random"))
 
     def on_train_start(self) -> None:
-        """The averages follow the model to its device; the generators come last, since much else draws from them."""
+        """Move the averages to the device. Restore the generators last, because the setup draws from them."""
         self.before_training()
         self.averaging.weights = {name: value.to(self.device) for name, value in self.averaging.weights.items()}
         random = self.__dict__.pop("_random", None)
         if random is not None:
             _set_generators(random, self.device)
-            self._write_rows()  # lines written after the state are dropped
+            self._write_rows()  # drops the rows that were written after the saved state
 
     def _save_weights(self) -> None:
         if not self.task.folder:
             return
-        # one after the other, and only the first process keeps them
+        # gathered one tensor at a time; only the first process keeps them
         weights = {}
         for name, value in self.averaging.weights.items():
             rows = all_rows(value)
@@ -392,13 +393,13 @@ class TrainingLoop(LightningModule):
 
 
 def _generators(device: torch.device) -> dict[str, Tensor]:
-    """The states of the generators that this process draws from."""
+    """The states of the random generators of this process."""
     on_device = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
     return {"cpu": torch.get_rng_state(), **on_device}
 
 
 def _set_generators(states: Mapping[str, Tensor], device: torch.device) -> None:
-    """Restore the state of each process; if the number of processes changed, keep their new seeds."""
+    """Restore the generators of this process; if the number of processes changed, they keep their new seeds."""
     if len(states["cpu"]) != world():
         return
     torch.set_rng_state(states["cpu"][rank()].clone())

@@ -1,4 +1,4 @@
-"""From a configuration to a task: corpus, vocabularies, ids, model; and the folder they are written to."""
+"""`prepare`: makes corpus, vocabularies, batches and model from a configuration, and writes the folder of the run."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from regard.seq2seq.training.ranks import process_number
 from regard.seq2seq.training.stream import Epochs
 from regard.whole_files import write_whole
 
-#: Sizes of a vocabulary that are tried in turn when none is given: small corpora have fewer pieces, and some scripts
-#: more characters.
+#: Sizes of a vocabulary that "auto" tries in turn: small corpora have fewer pieces, and some scripts have more
+#: characters.
 SIZES = (2000, 1000, 500, 250, 125, 60, 30, 4000, 8000, 16000)
-#: Keys that a state is only good for as they were. All sections that are not named here may change.
+#: Keys of the section training that must not change when a run is resumed.
 FIXED = ("seed", "sentences", "tokens", "accumulate", "average")
 
 
@@ -108,10 +108,11 @@ def _write_run(folder: Path, prepared: Prepared, corpus: Corpus) -> None:
 
 
 def _check_same_corpus(corpus: Corpus, folder: Path) -> None:
-    """Before anything is written: the hash in the folder says what may be tested on."""
+    """Raise an error for another corpus, before anything is written: its test pairs may have been trained on."""
     if read_settings(folder).get("hash") != corpus.hash:
         raise RegardError(
-            f"{folder / STATE} is the state of a run with another corpus. Give what it began with, or another --out."
+            f"{folder / STATE} is the state of a run with another corpus. Give the corpus of that run, "
+            "or another --out."
         )
 
 
@@ -132,19 +133,19 @@ def read_corpus(data: Data) -> Corpus:
 
 
 def counted_by(config: Config, corpus: Corpus) -> str:
-    """The tokenizer of sacrebleu with which a run measures BLEU."""
+    """The tokenizer of sacrebleu for every BLEU of a run."""
     chosen = config.validation.bleu_tokenizer
     return bleu_tokenizer(pair.target for pair in corpus.train) if chosen == "auto" else check_tokenizer(chosen)
 
 
 def learn_tokenizer(sentences: Sequence[str], kind: str, size: int | str) -> Tokenizer:
-    """A vocabulary of the training sentences; "auto" takes the first of `SIZES` that they allow."""
+    """A vocabulary of the training sentences; "auto" takes the first of `SIZES` that is possible."""
     if isinstance(size, int):
         try:
             return train_tokenizer(sentences, size, kind)
         except RegardError as error:
             keys = "tokenizer.source_size, tokenizer.target_size"
-            raise RegardError(f'{error} The keys are {keys}; "auto" takes what fits.') from None
+            raise RegardError(f'{error} The keys are {keys}; "auto" takes a size that fits.') from None
     if kind == "words":
         return train_tokenizer(sentences, None, kind)
     for number in SIZES[:-1]:
@@ -156,23 +157,23 @@ def learn_tokenizer(sentences: Sequence[str], kind: str, size: int | str) -> Tok
 
 
 def is_unsaved(folder: Path) -> bool:
-    """Whether a training began in this folder and was stopped before it saved anything."""
+    """Whether a training in this folder was stopped before its first save."""
     return (folder / LOCK).exists() and not (folder / STATE).exists() and not (folder / WEIGHTS).exists()
 
 
 def reconfigured(folder: Path, overrides: Callable[[dict[str, Any]], Config]) -> Config:
-    """The configuration of a run that is gone on with; what its state depends on must not change.
+    """The configuration of a run that is resumed. Raises an error for changes that its state does not allow.
 
     The number of processes may change if the new ones can share the pairs of a step evenly. Batches and their order
-    stay the same; only dropout is drawn anew.
+    stay the same; only dropout is drawn again.
 
     Args:
         folder: Of the run.
-        overrides: From the sections of the run to the configuration that is wished for.
+        overrides: A function from the sections of the run's configuration to the new configuration.
     """
     check_sums(folder, read_settings(folder))
     if not (folder / STATE).exists():
-        raise RegardError(f"train: {folder} holds no state to go on from. Leave --resume out and give another --out.")
+        raise RegardError(f"train: {folder} has no saved state. Leave --resume out and give another --out.")
     before = make_config(read_sections(folder))
     after = _shared_anew(before, overrides(before.model_dump()))
     changed = [name for name in ("data", "tokenizer", "model") if getattr(before, name) != getattr(after, name)]
@@ -182,8 +183,8 @@ def reconfigured(folder: Path, overrides: Callable[[dict[str, Any]], Config]) ->
     changed += [f"training.{key}" for key in fixed if getattr(before.training, key) != getattr(after.training, key)]
     if changed:
         raise RegardError(
-            f"train: {', '.join(changed)} cannot change in a run that is gone on with, since its state depends on it. "
-            "Train anew with another --out."
+            f"train: {', '.join(changed)} cannot change when a run is resumed, because its state depends on it. "
+            "Begin a new training with another --out."
         )
     return after
 
@@ -195,17 +196,17 @@ def _pairs_of_step(training: Training) -> tuple[str, int]:
 
 
 def _shared_anew(before: Config, after: Config) -> Config:
-    """Share the pairs of a step over the processes that there are now."""
+    """Divide the pairs of a step among the present number of processes."""
     old, new = before.training, after.training
     (name, total), world = _pairs_of_step(old), new.devices * new.machines
     if old.devices * old.machines == world or getattr(old, name) != getattr(new, name):
         return after
     if total % world:
-        able = [str(count) for count in range(1, 65) if not total % count]
+        possible = [str(count) for count in range(1, 65) if not total % count]
         raise RegardError(
-            f"train: {world} processes cannot go on with this run: its batches have {total} {name} over all processes, "
-            f"which {world} cannot share evenly, so batches, their order and all numbers after would be others. Go on "
-            f"with {', '.join(able)} processes (training.devices x training.machines), or train anew."
+            f"train: {world} processes cannot resume this run: a step has {total} {name}, which they cannot share "
+            f"evenly, so batches and results would change. Resume with {', '.join(possible)} processes "
+            "(training.devices x training.machines), or begin a new training."
         )
     training = new.model_copy(update={name: total // world})
     return after.model_copy(update={"training": training})
@@ -213,11 +214,11 @@ def _shared_anew(before: Config, after: Config) -> Config:
 
 def _model(config: Config, source_size: int, target_size: int) -> Any:
     section = config.model
-    given = {name: getattr(section, name) for name in ("layers", "num_heads", "dropout")}
-    if given["dropout"] == "auto":
-        given["dropout"] = system(section.system).dropout
-    given = {name: value for name, value in given.items() if value != "auto"} | section.options
-    return build(section.system, source_size=source_size, target_size=target_size, width=section.width, **given)
+    options = {name: getattr(section, name) for name in ("layers", "num_heads", "dropout")}
+    if options["dropout"] == "auto":
+        options["dropout"] = system(section.system).dropout
+    options = {name: value for name, value in options.items() if value != "auto"} | section.options
+    return build(section.system, source_size=source_size, target_size=target_size, width=section.width, **options)
 
 
 def _task(
@@ -228,10 +229,10 @@ def _task(
     valid = encode_pairs(corpus.valid, source, target)
     score = None
     if validation.sentences and valid:
-        apart = max(1, len(valid) // validation.sentences)  # spread over the split, whose order may be that of a book
-        some = slice(0, apart * validation.sentences, apart)
-        references = [pair.target for pair in corpus.valid[some]]
-        score = bleu_of(target, valid[some], references, counted_by(config, corpus), validation.batch)
+        distance = max(1, len(valid) // validation.sentences)  # evenly over the split, which may be in book order
+        chosen = slice(0, distance * validation.sentences, distance)
+        references = [pair.target for pair in corpus.valid[chosen]]
+        score = bleu_of(target, valid[chosen], references, counted_by(config, corpus), validation.batch)
     held_out = Batches(valid, sentences=validation.batch, shard=shard, shuffle=False).epoch(0) if valid else ()
     facts = (("corpus", corpus.hash), ("vocabulary", [len(source), len(target)]))
     return Task(model, config, _epochs(config, corpus.train, source, target, shard), held_out, score, folder, facts)
@@ -240,7 +241,7 @@ def _task(
 def _epochs(
     config: Config, pairs: Sequence[Pair], source: Tokenizer, target: Tokenizer, shard: tuple[int, int]
 ) -> Epochs:
-    """The batches of each epoch; with sampling, of words that are cut anew for each."""
+    """The batches of each epoch; with sampling, words are split into new pieces in each epoch."""
     training = config.training
     size: dict[str, Any] = {"tokens": training.tokens} if training.tokens else {"sentences": training.sentences}
     options = size | {"seed": training.seed, "shard": shard}
@@ -250,7 +251,7 @@ def _epochs(
 
 
 def _sampled(pairs: Sequence[Pair], source: Tokenizer, target: Tokenizer, key: tuple[int, int]) -> list[Encoded]:
-    first = (key[0] * 1_000_003 + key[1]) * 2 * len(pairs)  # a number of its own for each epoch and sentence
+    first = (key[0] * 1_000_003 + key[1]) * 2 * len(pairs)  # a different number for each epoch and sentence
     return [
         (source.encode(pair.source, True, first + 2 * n), target.encode(pair.target, True, first + 2 * n + 1))
         for n, pair in enumerate(pairs)

@@ -1,4 +1,4 @@
-"""Processes that train together: the number of this process, and operations over all of them."""
+"""The rank of this process among those that train together, and collective operations over all of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from regard.seq2seq.runs.config import Training
 
-#: Prefixes of environment variables that tell a process about the others.
+#: Prefixes of environment variables about the other processes.
 PREFIXES = ("SLURM_", "TORCHELASTIC_", "RANK", "LOCAL_RANK", "GROUP_", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
@@ -56,8 +56,8 @@ SLURM = Starter(
 def process_number(training: Training) -> int:
     """The number of this process among all that train together.
 
-    torchrun and SLURM set it, and the configuration must then name as many processes. Without them Lightning starts
-    the other processes of this machine, and NODE_RANK is the number of the machine.
+    torchrun and SLURM set it; then the configuration must have the same number of processes. Without them Lightning
+    starts the other processes of this machine, and NODE_RANK is the number of the machine.
     """
     environment = cluster(training)
     if _starter() is not None:
@@ -66,7 +66,7 @@ def process_number(training: Training) -> int:
 
 
 def cluster(training: Training) -> ClusterEnvironment:
-    """The environment that Lightning's Trainer reads the same numbers from."""
+    """The environment from which Lightning's Trainer reads the same numbers."""
     from lightning.fabric.plugins.environments.lightning import LightningEnvironment
     from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
     from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
@@ -82,20 +82,20 @@ def cluster(training: Training) -> ClusterEnvironment:
 
 
 def single_process(environment: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables for a process that trains alone, without those that tell of others."""
+    """Environment variables for a process that trains alone, without those about other processes."""
     return {name: value for name, value in environment.items() if not name.startswith(PREFIXES)}
 
 
 def _starter() -> Starter | None:
     if {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys():
         return TORCHRUN
-    # the shell of an allocation has the number of tasks, but is none of them
+    # the interactive shell of an allocation has these variables, but is not a task
     interactive = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
     return SLURM if {"SLURM_PROCID", "SLURM_NTASKS"} <= os.environ.keys() and not interactive else None
 
 
 def _check(starter: Starter, training: Training) -> None:
-    """Refuse a configuration with another number of processes than were started: some would train on the same pairs."""
+    """Raise an error if the configuration and the starter disagree: processes would train on the same pairs."""
     devices, machines = training.devices, training.machines
     world, number = int(os.environ[starter.world]), int(os.environ[starter.number])
     there = int(os.environ.get(starter.machines, machines))
@@ -112,12 +112,12 @@ def _check(starter: Starter, training: Training) -> None:
 
 
 def world() -> int:
-    """How many processes train together, once they are connected."""
+    """The number of processes that train together, after they are connected."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """The number of this process among them."""
+    """The number of this process among those that train together."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
@@ -146,30 +146,30 @@ def together() -> Iterator[None]:
         yield
     except RegardError as error:
         refused = error
-    words: list[Any] = [None] * world()
+    errors: list[Any] = [None] * world()
     if world() > 1:
-        dist.all_gather_object(words, str(refused or ""))
+        dist.all_gather_object(errors, str(refused or ""))
     if refused is not None:
         raise refused
-    for number, said in enumerate(words):
-        if said:
-            raise RegardError(f"train: process {number + 1} of {world()} stopped, and so did this one: {said}")
+    for number, message in enumerate(errors):
+        if message:
+            raise RegardError(f"train: process {number + 1} of {world()} stopped, and so did this one: {message}")
 
 
 @contextlib.contextmanager
 def answers(training: Training) -> Iterator[None]:
-    """Raise a `RegardError` if other processes do not answer. A process that ended says itself why."""
+    """Raise a `RegardError` if another process does not answer. The process that ended prints its own error."""
     try:
         yield
     except RuntimeError as error:
         count = training.devices * training.machines
         if count == 1 or isinstance(error, RegardError) or not _is_of_transport(error):
             raise
-        first = str(error).strip().split("\n")[0].split(". ")[0]
+        detail = str(error).strip().split("\n")[0].split(". ")[0]
         raise RegardError(
             f"train: another of the {count} processes has ended, or did not answer within training.timeout_minutes="
             f"{training.timeout_minutes:g}. The one that ended first says why; --resume goes on from what was saved. "
-            f"[{first}]"
+            f"[{detail}]"
         ) from None
 
 

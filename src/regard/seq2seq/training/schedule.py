@@ -1,4 +1,4 @@
-"""Learning rates: pure functions of the step, or of the share of the budget that is used."""
+"""Schedules of the learning rate: functions of the step, or of the used share of the budget."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from regard.errors import RegardError, nearest
 
-#: The schedules by name, and what each multiplies the peak learning rate by after the warm-up.
+#: The schedules by name, and their factor of the peak learning rate after the warm-up.
 SCHEDULES = {
     "trapezoid": "the peak, then straight down to 0 over the last fifth of the budget",
     "cosine": "one half cosine from the peak to 0 over the budget, be it steps, epochs or minutes",
@@ -70,7 +70,7 @@ def trapezoid(share: float, decay: float = 0.2) -> float:
 class Plateau:
     """A factor that falls when a loss has not been below its best for `patience` validations in a row.
 
-    The state is the object; `after` gives the next one. torch's `ReduceLROnPlateau` waits one validation longer.
+    The object is immutable; `after` returns the next state. torch's `ReduceLROnPlateau` waits one validation longer.
 
     >>> state = Plateau(patience=2, decay=0.5)
     >>> for loss in (3.0, 2.0, 2.1, 2.2, 2.3):
@@ -100,7 +100,7 @@ class Schedule:
 
     Args:
         name: One of `SCHEDULES`.
-        peak: The highest learning rate; for "noam" what the formula is multiplied by.
+        peak: The highest learning rate; for "noam" the factor of the formula.
         warmup: Steps of the warm-up.
         width: Width of the model, for "noam".
 
@@ -122,7 +122,7 @@ class Schedule:
 
         Args:
             step: The number of the step, from 1.
-            share: Of the budget that was used before it, 0 to 1.
+            share: Used share of the budget before the step, 0 to 1.
             plateau: `Plateau.factor`.
         """
         if self.name == "noam":

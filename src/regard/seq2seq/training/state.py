@@ -1,6 +1,6 @@
-"""The state of a training as files: one, and where weights are shared out over processes one more of each of them.
+"""The saved state of a training: one file, and with sharded weights one more file for each process.
 
-The first file is written last, and names the others: whoever is killed before it leaves the state before, whole.
+The first file names the others and is written last. So a process that is killed earlier leaves the older state intact.
 """
 
 from __future__ import annotations
@@ -18,25 +18,23 @@ from regard.seq2seq.runs.files import read_tensors, write_tensors
 from regard.seq2seq.training.ranks import rank, together, world
 
 
-def write_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], moment: int) -> None:
-    """Write tensors and facts; all processes call it, each writes what it alone holds, the first the rest.
+def write_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], step: int) -> None:
+    """Write tensors and facts. All processes call it: each writes its shards, and the first writes everything else.
 
     Args:
-        path: Of the first file; those of the processes are beside it.
-        tensors: Of this process.
+        path: Of the first file; the files of the processes are in the same folder.
+        tensors: The tensors of this process.
         facts: Plain numbers and texts.
-        moment: The step, in the names of the files, so that those of an older moment are whole until this is.
+        step: Part of the file names, so the files of an older step are kept until the new ones are complete.
     """
-    shares = {name: own_rows(tensor) for name, tensor in tensors.items() if is_sharded_tensor(tensor)}
-    names = (
-        [f"{path.stem}-{moment}-{number + 1}-of-{world()}.safetensors" for number in range(world())] if shares else []
-    )
+    shards = {name: own_rows(tensor) for name, tensor in tensors.items() if is_sharded_tensor(tensor)}
+    names = [f"{path.stem}-{step}-{number + 1}-of-{world()}.safetensors" for number in range(world())] if shards else []
     if names:
         with together():
-            write_tensors(path.with_name(names[rank()]), shares, {})
+            write_tensors(path.with_name(names[rank()]), shards, {})
     with together():
         if rank() == 0:
-            write_tensors(path, {n: t for n, t in tensors.items() if n not in shares}, {**facts, "parts": names})
+            write_tensors(path, {n: t for n, t in tensors.items() if n not in shards}, {**facts, "parts": names})
     if rank() == 0:
         for older in path.parent.glob(f"{path.stem}-*-of-*.safetensors"):
             if older.name not in names:
@@ -44,13 +42,13 @@ def write_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, A
 
 
 def read_state(path: Path) -> tuple[Saved, dict[str, Any]]:
-    """What `write_state` wrote, by however many processes; any number can read it, and one tensor at a time."""
+    """The state that `write_state` wrote; any number of processes can read it, one tensor at a time."""
     tensors, facts = read_tensors(path)
     return Saved(tensors, [_opened(path.with_name(name)) for name in facts.pop("parts", [])]), facts
 
 
 class Saved(Mapping[str, Tensor]):
-    """Tensors by name, those of several processes put together when they are asked for.
+    """Saved tensors by name; a sharded tensor is read from all files and concatenated when it is accessed.
 
     >>> saved = Saved({"model.weight": torch.ones(2), "random.cpu": torch.zeros(1)})
     >>> list(saved.under("model"))
@@ -61,7 +59,7 @@ class Saved(Mapping[str, Tensor]):
         self._tensors, self._parts, self._kind = tensors, parts, kind
 
     def under(self, kind: str) -> Saved:
-        """Those whose names begin with `kind` and a dot, by the rest of their names."""
+        """The tensors whose names begin with `kind` and a dot, by the rest of their names."""
         return Saved(self._tensors, self._parts, f"{kind}.")
 
     def __getitem__(self, name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a training goes through, in order, and where it stands: everything but the weights."""
+"""The order of batches in a training, its progress, and the time that is left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Epochs = Callable[[int], Sequence[Batch]]
 
 
 class UpdateBatches:
-    """The batches that make one update of the weights, and where they stand. No dataclass: Lightning copies those."""
+    """The batches of one update of the weights, and their place in the epoch.
+
+    This is not a dataclass, because Lightning copies dataclasses.
+    """
 
     def __init__(self, epoch: int, place: int, batches: Sequence[Batch], num_batches: int) -> None:
         self.epoch, self.place, self.batches, self.num_batches = epoch, place, batches, num_batches
@@ -31,7 +34,7 @@ class UpdateBatches:
 def update_batches(
     epochs: Epochs, accumulate: int = 1, start: tuple[int, int] = (0, 0), stop: int | None = None
 ) -> Iterator[UpdateBatches]:
-    """All updates from a place on, up to the epoch `stop`; the last of an epoch may have fewer batches.
+    """All updates from `start` to the epoch `stop`; the last update of an epoch may have fewer batches.
 
     >>> [(u.epoch, u.place, u.following) for u in update_batches(lambda n: [None] * 3, 2, (0, 2), 2)]
     [(0, 2, (1, 0)), (1, 0, (1, 2)), (1, 2, (2, 0))]
@@ -40,27 +43,27 @@ def update_batches(
     while stop is None or epoch < stop:
         batches = epochs(epoch)
         for first in range(place, len(batches), accumulate):
-            several = [batches[number] for number in range(first, min(first + accumulate, len(batches)))]
-            yield UpdateBatches(epoch, first, several, len(batches))
+            update = [batches[number] for number in range(first, min(first + accumulate, len(batches)))]
+            yield UpdateBatches(epoch, first, update, len(batches))
         epoch, place = epoch + 1, 0
 
 
 @dataclass
 class TrainingProgress:
-    """How far a training is. It is saved with the weights of the same moment, so that none of it can disagree.
+    """The progress of a training. It is saved in one file with the weights of the same step.
 
     Args:
-        step: Updates so far.
+        step: Number of updates.
         epoch: Of the next batch.
         place: Of the next batch in its epoch.
-        seconds: Spent on training steps, all sessions together, validation not counted.
+        seconds: Time of the training steps of all sessions, without validation.
         tokens: Target tokens trained on, and `pairs` sentence pairs, in all processes.
-        share: Of the budget that is used.
-        best: What `monitor` was at best, and `waited` the validations since.
-        plateau: Of the learning rate.
-        rows: Of metrics.csv.
+        share: Used share of the budget.
+        best: Best value of `monitor`, and `waited` the number of validations since then.
+        plateau: State of the plateau schedule.
+        rows: Rows of metrics.csv.
         recent: Sums since the last row: "loss", "tokens", "pairs", "seconds".
-        saved: The seconds at which the last state was saved.
+        saved: Value of `seconds` when the state was last saved.
     """
 
     step: int = 0
@@ -83,18 +86,18 @@ class TrainingProgress:
             self.recent[name] = self.recent.get(name, 0.0) + amount
 
     def note(self, **numbers: float | None) -> None:
-        """Numbers of this step, as a new row or in the one that the step has."""
+        """Add numbers to the row of this step, or begin it."""
         if not self.rows or self.rows[-1]["step"] != self.step:
             self.rows.append({"step": self.step, "epoch": self.epoch, "minutes": round(self.seconds / 60, 4)})
         self.rows[-1].update(numbers)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers for `json.dumps`, which writes floats so that they come back bit for bit."""
+        """Plain numbers for `json.dumps`, which keeps every bit of a float."""
         return dataclasses.asdict(self)
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> TrainingProgress:
-        """What `to_json` wrote.
+        """The progress that `to_json` wrote.
 
         >>> progress = TrainingProgress(step=3, seconds=0.1)
         >>> TrainingProgress.from_json(progress.to_json()) == progress
@@ -104,9 +107,9 @@ class TrainingProgress:
 
 
 class TimeLeft:
-    """Wall-clock seconds until the budget is used up, at the pace since this object was made.
+    """Wall-clock seconds until the budget is used up, at the speed since this object was made.
 
-    A budget in minutes counts processor time; validation, saving and other programs take more.
+    A budget in minutes counts only processor time of training steps, so the wall-clock time is longer.
 
     >>> times = iter([100.0, 130.0])
     >>> left, progress = TimeLeft(lambda: next(times)), TrainingProgress(plateau=Plateau(3, 0.5), share=0.5)
