@@ -187,7 +187,7 @@ def test_every_key_can_be_set_on_the_command_line_and_comes_back_from_the_file()
     [
         ("model.widht=3", "no key model.widht. Did you mean 'width'"),
         ("trainig.steps=1", "no section trainig. Did you mean 'training'"),
-        ("training.steps=abc", 'training.steps = "abc" is not right: it must be a whole number at least 0'),
+        ("training.steps=abc", 'training.steps = "abc" is wrong: it must be a whole number at least 0'),
         ("training.steps=1.5", "whole number"),
         ("training.clip=nan", "it must be a number at least 0"),
         ("training.schedule=cosin", '"trapezoid", "cosine", "inverse_square_root"'),
@@ -198,7 +198,7 @@ def test_every_key_can_be_set_on_the_command_line_and_comes_back_from_the_file()
         ("steps=3", "section.key=value"),
         ("model=3", "section.key=value"),
         ("training.steps.x=3", "must be a whole number"),
-        ("training.steps=1 training.steps.x=3", "is a value and no section"),
+        ("training.steps=1 training.steps.x=3", "is a value and not a section"),
         (
             "decoding.max_length=4 decoding.min_length=4",
             "[decoding] max_length = 4 steps (the end of the sentence is one)",

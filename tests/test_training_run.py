@@ -127,7 +127,7 @@ def test_a_clock_has_no_sixtieth_second():
         ),
         (("--data", "reverse", "model.options.cel=gru", "tokenizer.kind=words", "--out", "{}"), "Did you mean 'cell'"),
         (("model.wdth=4",), "Did you mean 'width'"),
-        (("model.options.width=4",), "options.width is no option of a system. Set model.width"),
+        (("model.options.width=4",), "options.width is not an option of a system. Set model.width"),
     ],
 )
 def test_mistakes_are_one_sentence_and_leave_nothing(arguments, said, tmp_path):

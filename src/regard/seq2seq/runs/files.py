@@ -14,14 +14,14 @@ from regard.whole_files import write_whole
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """A safetensors file; the facts are JSON in its header, so that both are of the same moment."""
+    """Write a safetensors file; the facts are JSON in its header, so both are of the same moment."""
     save = _safetensors().save
-    near = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_whole(path, save(near, metadata={"facts": json.dumps(facts)}))
+    on_host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_whole(path, save(on_host, metadata={"facts": json.dumps(facts)}))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the facts of a file; one that is cut short or of another kind is named."""
+    """The tensors and the facts of a file; the error for a truncated or other file names it."""
     _safetensors()
     from safetensors import SafetensorError, safe_open
 
@@ -30,23 +30,23 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             facts = json.loads((file.metadata() or {}).get("facts", "{}"))
             return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118 - not a dict
     except FileNotFoundError:
-        raise RegardError(f"{path} is missing: this is no whole run folder.") from None
+        raise RegardError(f"{path} is missing, so the folder of the run is incomplete.") from None
     except (SafetensorError, ValueError, OSError) as error:
         raise RegardError(
-            f"{path} is truncated or no safetensors file ({error}). Copy it again, or train the run anew."
+            f"{path} is truncated or not a safetensors file ({error}). Copy it again, or train again."
         ) from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; a missing or truncated file is named."""
+    """The JSON object of a file; the error for a missing or truncated file names it."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RegardError(f"{path} is missing: this is no whole run folder.") from None
+        raise RegardError(f"{path} is missing, so the folder of the run is incomplete.") from None
     except (OSError, ValueError) as error:
         raise RegardError(f"{path} cannot be read or is truncated ({error}). Copy it again.") from None
     if not isinstance(data, dict):
-        raise RegardError(f"{path} holds no JSON object. Copy it again.")
+        raise RegardError(f"{path} is not a JSON object. Copy it again.")
     return data
 
 
@@ -54,5 +54,5 @@ def _safetensors() -> Any:
     try:
         import safetensors.torch
     except ModuleNotFoundError:
-        raise RegardError("Weights are read and written by safetensors: pip install 'regard[lab]'") from None
+        raise RegardError("Weights need safetensors: pip install 'regard[lab]'") from None
     return safetensors.torch

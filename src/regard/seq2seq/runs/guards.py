@@ -1,4 +1,4 @@
-"""What keeps work from being lost: one process a folder, and signals that end it as Ctrl-C does."""
+"""`alone`: one process for each folder. `polite_signals`: SIGTERM and SIGHUP stop work as Ctrl-C does."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from regard.errors import RegardError
 from regard.whole_files import remove_drafts
 
 LOCK = ".lock"
-#: Asked to end by Ctrl-C, by `kill` or a scheduler, or because the terminal is gone.
+#: Signals of Ctrl-C, of `kill` or a scheduler, and of a closed terminal.
 POLITE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
 def alone(folder: Path, operation: str) -> Iterator[None]:
-    """Refuse to work in a folder that another process is working in; the system forgets this with the process.
+    """Lock a folder; raises an error if another process has locked it. The system unlocks it when the process ends.
 
-    Drafts that a killed process left are removed. A folder that was made for this, and in which nothing was written,
-    is removed again.
+    Drafts of killed processes are removed. If the folder was made here and is still empty afterwards, it is removed.
     """
     if folder.exists() and not folder.is_dir():
         raise RegardError(f"{operation}: {folder} is a file. Give --out a folder.")
-    made = not folder.exists()
+    is_new = not folder.exists()
     with _opened(folder / LOCK, operation) as lock:
         _lock(lock, folder, operation)
         remove_drafts(folder)
         try:
             yield
         finally:
-            if made and [path.name for path in folder.iterdir()] == [LOCK]:
+            if is_new and [path.name for path in folder.iterdir()] == [LOCK]:
                 (folder / LOCK).unlink()
                 folder.rmdir()
 
@@ -55,25 +54,25 @@ def _lock(file: IO[str], folder: Path, operation: str) -> None:
         raise RegardError(
             f"{operation}: another process is working on {folder}. Wait for it, or give another --out."
         ) from None
-    except OSError:  # a file system without locks: better to work unguarded than not at all
+    except OSError:  # a file system without locks
         pass
 
 
 @contextlib.contextmanager
 def polite_signals(handler: Callable[[int, Any], Any]) -> Iterator[list[int]]:
-    """Call `handler(number, frame)` on each of `POLITE`; those that are ignored, as under nohup, stay so.
+    """Inside, `handler(number, frame)` handles the signals of `POLITE`, except ignored signals, as under nohup.
 
-    Gives the signals that are handled: none in a thread other than the main one, which Python sends none to.
+    Yields the handled signals. There are none outside the main thread, because Python sends no signals to others.
     """
     if threading.current_thread() is not threading.main_thread():
         yield []
         return
-    held = {number: signal.getsignal(number) for number in POLITE}
-    held = {number: before for number, before in held.items() if before is not signal.SIG_IGN}
+    former = {number: signal.getsignal(number) for number in POLITE}
+    former = {number: before for number, before in former.items() if before is not signal.SIG_IGN}
     try:
-        for number in held:
+        for number in former:
             signal.signal(number, handler)
-        yield list(held)
+        yield list(former)
     finally:
-        for number, before in held.items():
+        for number, before in former.items():
             signal.signal(number, before)

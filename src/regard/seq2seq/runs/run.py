@@ -1,4 +1,4 @@
-"""A run is a folder: everything that translating with it, going on with it or repeating it takes."""
+"""`Run` and `load_run`: the folder of a training run, with everything to translate, to resume and to repeat it."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from regard.whole_files import append, write_whole
 if TYPE_CHECKING:
     from regard.seq2seq.models.translator import Translator
 
-#: Raised when a folder written before could no longer be read as it was meant.
+#: The version of the folder; increase it when older folders cannot be read.
 FORMAT = 1
 WEIGHTS, SETTINGS, CONFIG = "model.safetensors", "settings.json", "config.toml"
 #: The file of a comparison of runs; no run may be written into its folder.
 COMPARISON = "comparison.json"
 METRICS, ENVIRONMENT, STATE = "metrics.csv", "environment.json", "state/state.safetensors"
 SOURCE, TARGET = "source.tokenizer", "target.tokenizer"
-#: Columns of metrics.csv: all from the start, so that any later line can be appended.
+#: Columns of metrics.csv; all are there from the first row, so later rows can be appended.
 COLUMNS = ("step", "epoch", "minutes", "learning_rate", "train_loss", "tokens_per_second", "pairs_per_second")
 COLUMNS += ("valid_loss", "perplexity", "bleu")
-#: Packages whose versions a run was made with.
+#: Packages whose versions a run records.
 PACKAGES = ("torch", "numpy", "lightning", "sentencepiece", "sacrebleu", "pydantic", "safetensors")
 #: The trained runs that come with the package.
 PRETRAINED = Path(__file__).parent.parent / "pretrained"
@@ -45,17 +45,17 @@ PRETRAINED = Path(__file__).parent.parent / "pretrained"
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A trained system as it is read from its folder.
+    """A trained system, read from its folder.
 
     Args:
         path: The folder.
-        model: The `Translator`, with the averaged weights, not in training mode.
-        source_tokenizer: Text to the ids the model reads.
-        target_tokenizer: The ids it writes to text.
+        model: The `Translator` with the averaged weights, in evaluation mode.
+        source_tokenizer: From text to source ids.
+        target_tokenizer: From target ids to text.
         config: The sections of config.toml as dictionaries.
-        settings: What the model is built from, and "source_language", "target_language", "corpus", "hash",
+        settings: The arguments of `build`, and "source_language", "target_language", "corpus", "hash",
             "bleu_tokenizer".
-        metrics: The lines of metrics.csv.
+        metrics: The rows of metrics.csv.
     """
 
     path: Path
@@ -102,9 +102,9 @@ class Run:
 
 
 def load_run(path: str | Path) -> Run:
-    """Read a run folder, ready to translate; one of another version or with a truncated file is refused by name.
+    """Read the folder of a run. Raises an error that names the file if it is truncated, changed or of another version.
 
-    Only model.safetensors, settings.json and the two tokenizers must be there.
+    Only model.safetensors, settings.json and the two tokenizers are required.
     """
     path = Path(path)
     settings = read_settings(path)
@@ -115,7 +115,7 @@ def load_run(path: str | Path) -> Run:
     for name, tokenizer, size in ((SOURCE, source, model.source_size), (TARGET, target, model.target_size)):
         if len(tokenizer) != size:
             raise RegardError(
-                f"{path / name} has {len(tokenizer)} pieces and the model {size}: they are of different runs."
+                f"{path / name} has {len(tokenizer)} pieces and the model {size}, so they are from different runs."
             )
     return Run(path, model.eval(), source, target, read_sections(path), settings, read_metrics(path / METRICS))
 
@@ -136,27 +136,27 @@ def load_pretrained(name: str) -> Run:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """settings.json of a run folder, if it is one of this format."""
+    """settings.json of a run; raises an error for another format."""
     if not path.is_dir():
-        raise RegardError(f"{path} is no folder of a run. Give the folder that `regard train` wrote.")
+        raise RegardError(f"{path} is not the folder of a run. Give the folder that `regard train` wrote.")
     settings = read_json(path / SETTINGS)
     if settings.get("format") != FORMAT:
         raise RegardError(
             f"{path} was written by regard {settings.get('regard', 'of an unknown version')} in format "
-            f"{settings.get('format')}; regard {__version__} reads format {FORMAT}. Train it anew with this version, "
-            "or use that one."
+            f"{settings.get('format')}; regard {__version__} reads format {FORMAT}. Train it again with this version, "
+            "or use the older version."
         )
     return settings
 
 
 def write_settings(path: Path, model: Translator, facts: Mapping[str, Any]) -> None:
-    """What the model is built from, and facts about its data."""
+    """Write settings.json: the arguments of `build`, facts about the data, and the sums of the files."""
     settings = {"format": FORMAT, "regard": __version__, "model": model.settings(), **facts, "sums": sums(path)}
     write_whole(path / SETTINGS, json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
 
 
 def sums(path: Path) -> dict[str, str]:
-    """sha256 of the tokenizers of a run and of the keys of its configuration."""
+    """The sha256 of the tokenizers and of the configuration of a run."""
     contents = {name: (path / name).read_bytes() for name in (SOURCE, TARGET) if (path / name).exists()}
     if (path / CONFIG).exists():  # comments and line endings may change
         contents[CONFIG] = json.dumps(read_sections(path), sort_keys=True).encode()
@@ -164,19 +164,19 @@ def sums(path: Path) -> dict[str, str]:
 
 
 def check_sums(path: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse a run if a file was changed after it was written."""
+    """Raise an error if a file was changed after the run was written."""
     known, now = settings.get("sums") or {}, sums(path)
     changed = [name for name in now if known.get(name, now[name]) != now[name]]
     if changed:
         raise RegardError(
             f"{path}: {' and '.join(changed)} changed after the run was written (the sum in settings.json "
-            "differs). Restore the files. To decode differently use options such as --beam; to go on with other "
+            "differs). Restore the files. For another search use options such as --beam; to resume with other "
             "settings give the keys to `regard train --resume`."
         )
 
 
 def write_environment(path: Path) -> None:
-    """The versions and threads a run was made with; nothing that names a machine or a person."""
+    """Write environment.json: the versions and threads of the training, without names of machines or persons."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -195,7 +195,7 @@ def write_environment(path: Path) -> None:
 
 
 def read_sections(path: Path) -> dict[str, dict[str, Any]]:
-    """config.toml as it is, unchecked, so that translating needs no pydantic; empty if it is not there."""
+    """config.toml without checks, so translating does not need pydantic; {} without the file."""
     if not (path / CONFIG).exists():
         return {}
     try:
@@ -205,7 +205,7 @@ def read_sections(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def named_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters, each once however often it is tied, and the buffers that are saved."""
+    """Parameters, tied ones only once, and the buffers that are saved."""
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     return parameters | {name: value for name, value in model.state_dict().items() if name not in every}
@@ -218,7 +218,7 @@ def save_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path, fa
 
 @torch.no_grad()
 def load_weights(model: nn.Module, path: Path) -> dict[str, Any]:
-    """Put the weights of a file into a model of the same settings, in the model's dtype; gives the file's facts."""
+    """Load the weights of a file into a model of the same settings, in the model's dtype; returns the file's facts."""
     weights, facts = read_tensors(path)
     put_weights(model, weights, path)
     return facts
@@ -226,21 +226,21 @@ def load_weights(model: nn.Module, path: Path) -> dict[str, Any]:
 
 @torch.no_grad()
 def put_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
-    """Copy tensors into a model; what is missing, too much or of another shape is named."""
-    mine = named_weights(model)
-    wrong = sorted(mine.keys() ^ weights.keys())
-    wrong += [name for name in mine.keys() & weights.keys() if mine[name].shape != weights[name].shape]
+    """Copy tensors into a model. The error for missing, extra and misshapen tensors names them."""
+    own = named_weights(model)
+    wrong = sorted(own.keys() ^ weights.keys())
+    wrong += [name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape]
     if wrong:
         raise RegardError(f"{path} holds the weights of another model: {', '.join(wrong[:5])} do not fit the settings.")
-    for name, tensor in mine.items():
+    for name, tensor in own.items():
         tensor.copy_(sharded_like(tensor, weights[name]))
 
 
 class MetricsFile:
-    """Writes metrics.csv: new lines are appended; the file is written anew only if a written line changed.
+    """Writes metrics.csv: appends new rows, and rewrites the file only if a written row changed.
 
     Args:
-        path: The file; the first write replaces the lines of another training.
+        path: The file; the first write replaces the rows of another training.
     """
 
     def __init__(self, path: Path) -> None:
@@ -249,7 +249,7 @@ class MetricsFile:
         self._last: Mapping[str, float | None] = {}
 
     def write(self, rows: Sequence[Mapping[str, float | None]]) -> None:
-        """Bring the file up to date with all rows, of which only the last may change."""
+        """Write all rows; of the rows of the last call only the last one may have changed."""
         if self._count and rows[self._count - 1] == self._last:
             append(self.path, "".join(_line(row, COLUMNS) for row in rows[self._count :]))
         elif rows or self.path.exists():
@@ -258,7 +258,7 @@ class MetricsFile:
 
 
 def write_metrics(path: Path, rows: Sequence[Mapping[str, float | None]]) -> None:
-    """All lines of metrics.csv; a number that was not measured at a step is an empty cell."""
+    """Write all rows of metrics.csv; a number that was not measured at a step is an empty cell."""
     columns = dict.fromkeys((*COLUMNS, *(name for row in rows for name in row)))
     write_whole(path, ",".join(columns) + "\n" + "".join(_line(row, columns) for row in rows))
 
@@ -268,15 +268,15 @@ def _line(row: Mapping[str, float | None], columns: Iterable[str]) -> str:
 
 
 def read_metrics(path: Path) -> list[dict[str, float | None]]:
-    """The lines of metrics.csv; none without a file. A last line without a line feed was cut short, and is left out."""
+    """The rows of metrics.csv; none without a file. A last row without a line feed is incomplete and left out."""
     if not path.exists():
         return []
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        whole = [line for line in lines if line.endswith("\n")]
-        return [{name: float(cell) if cell else None for name, cell in row.items()} for row in csv.DictReader(whole)]
+        complete = [line for line in lines if line.endswith("\n")]
+        return [{name: float(cell) if cell else None for name, cell in row.items()} for row in csv.DictReader(complete)]
     except (OSError, ValueError, TypeError) as error:
-        raise RegardError(f"{path} is truncated or no table of metrics ({error}).") from None
+        raise RegardError(f"{path} is truncated, or not a table of metrics ({error}).") from None
 
 
 def _built(path: Path, settings: Mapping[str, Any]) -> Translator:
@@ -290,5 +290,5 @@ def _built(path: Path, settings: Mapping[str, Any]) -> Translator:
 
 def _there(path: Path) -> Path:
     if not path.exists():
-        raise RegardError(f"{path} is missing: this is no whole run folder.")
+        raise RegardError(f"{path} is missing, so the folder of the run is incomplete.")
     return path

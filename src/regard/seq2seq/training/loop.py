@@ -349,7 +349,7 @@ class TrainingLoop(LightningModule):
         """Restore the state that `save` wrote; raises an error for a state of other data."""
         saved, facts = read_state(path)
         if facts.get("format") != FORMAT:
-            raise RegardError(f"{path} is a state of format {facts.get('format')}, not {FORMAT}. Train the run anew.")
+            raise RegardError(f"{path} is a state of format {facts.get('format')}, not {FORMAT}. Train the run again.")
         other = [name for name, value in self.task.facts if facts["facts"].get(name) != value]
         if other:
             raise RegardError(

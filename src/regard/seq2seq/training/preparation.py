@@ -175,7 +175,7 @@ def reconfigured(folder: Path, overrides: Callable[[dict[str, Any]], Config]) ->
     if not (folder / STATE).exists():
         raise RegardError(f"train: {folder} has no saved state. Leave --resume out and give another --out.")
     before = make_config(read_sections(folder))
-    after = _shared_anew(before, overrides(before.model_dump()))
+    after = _redistributed(before, overrides(before.model_dump()))
     changed = [name for name in ("data", "tokenizer", "model") if getattr(before, name) != getattr(after, name)]
     sizes = _pairs_of_step(before.training), _pairs_of_step(after.training)
     of_step = () if sizes[0] != sizes[1] else ("sentences", "tokens")
@@ -195,7 +195,7 @@ def _pairs_of_step(training: Training) -> tuple[str, int]:
     return name, getattr(training, name) * training.devices * training.machines
 
 
-def _shared_anew(before: Config, after: Config) -> Config:
+def _redistributed(before: Config, after: Config) -> Config:
     """Divide the pairs of a step among the present number of processes."""
     old, new = before.training, after.training
     (name, total), world = _pairs_of_step(old), new.devices * new.machines

@@ -86,4 +86,4 @@ def _opened(path: Path) -> Any:
     except FileNotFoundError:
         raise RegardError(f"{path} is missing: the state has a file of each process. Copy all of them.") from None
     except (SafetensorError, OSError) as error:
-        raise RegardError(f"{path} is truncated or no safetensors file ({error}). Copy it again.") from None
+        raise RegardError(f"{path} is truncated or not a safetensors file ({error}). Copy it again.") from None
