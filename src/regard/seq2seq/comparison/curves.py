@@ -1,4 +1,4 @@
-"""Curves of trained systems as points to draw: of training, BLEU by length, BLEU against heads removed."""
+"""`curves`: points of the curves of training, of BLEU by length, and of BLEU against removed heads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from regard.seq2seq.evaluation.scores import Evaluation
 
-#: Columns of metrics.csv that are drawn, against what, and what they are called.
+#: Columns of metrics.csv on the y axis, the column on the x axis, and the title.
 COLUMNS = (
     ("bleu", "step", "Validation BLEU"),
     ("bleu", "minutes", "Validation BLEU"),
@@ -21,7 +21,7 @@ ORDERS = {"importance": "least important first", "random": "at random", "reverse
 
 
 class Trained(Protocol):
-    """What was measured of a run so far."""
+    """The measurements of a run."""
 
     @property
     def metrics(self) -> Sequence[Mapping[str, float | None]]: ...
@@ -32,9 +32,9 @@ class Trained(Protocol):
 
 
 def curves(systems: Mapping[str, Sequence[Trained]]) -> list[dict[str, Any]]:
-    """`{"title", "x", "y", "series": [{"name", "points"}]}` of all that was measured; means over the runs of a system.
+    """All curves as `{"title", "x", "y", "series": [{"name", "points"}]}`; points are means over the runs of a system.
 
-    Places on the x axis are numbers, or the labels of buckets in their order.
+    x values are numbers, or the labels of buckets in their order.
     """
     found = [
         _curve(f"{what} by {x}", x, what, {name: _trained(runs, x, y) for name, runs in systems.items()})
@@ -57,7 +57,7 @@ def _curve(title: str, x: str, y: str, series: Mapping[str, Sequence[tuple[Any, 
 
 
 def _trained(runs: Sequence[Trained], x: str, y: str) -> list[tuple[Any, float]]:
-    """Means over the runs at each step; with minutes, how many it took to the step is a mean, too."""
+    """Means over the runs at each step; if x is minutes, they are means, too."""
     rows = [row for run in runs for row in run.metrics if None not in (row.get("step"), row.get(x), row.get(y))]
     places = dict(_means((row["step"], row[x]) for row in rows))
     return [(places[step], value) for step, value in _means((row["step"], row[y]) for row in rows)]
@@ -74,7 +74,7 @@ def _pruned(runs: Sequence[Trained], order: str) -> list[tuple[Any, float]]:
 
 
 def _means(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, float]]:
-    """The mean of all that stand at one place, in the order of places.
+    """The mean of the values of each place, in the order of places.
 
     >>> _means([(1, 2.0), (3, 5.0), (1, 4.0)])
     [(1, 3.0), (3, 5.0)]
@@ -82,4 +82,4 @@ def _means(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, float]]:
     values: dict[Any, list[float]] = {}
     for place, value in pairs:
         values.setdefault(place, []).append(value)
-    return [(place, statistics.fmean(found)) for place, found in values.items()]
+    return [(place, statistics.fmean(numbers)) for place, numbers in values.items()]

@@ -1,4 +1,4 @@
-"""What a trained run looks at and depends on, as numbers that compare: of one trial, for the report."""
+"""`inspect`: attention shares, gradients and alignments of a trained run, for the report of a comparison."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from regard.data.corpus import Corpus, Pair
     from regard.seq2seq.runs.run import Run
 
-#: Test pairs that means over weights are of, and those that gradients are of, which take a backward pass a token.
+#: Test pairs for means over weights, and for gradients, which need a backward pass for each token.
 PAIRS, GRADIENTS = 200, 40
 #: Parts of a source, from its start to its end.
 BINS = 10
@@ -44,19 +44,19 @@ def inspect(run: Run, corpus: Corpus, similarities: Sequence[float]) -> dict[str
 
 
 def spread(pairs: Sequence[Pair], count: int) -> list[Pair]:
-    """At most so many of the pairs, evenly over all.
+    """At most `count` of the pairs, evenly distributed.
 
     >>> spread("abcdefg", 3)
     ['a', 'c', 'e']
     """
-    apart = max(1, len(pairs) // count)
-    return list(pairs[: apart * count : apart])
+    distance = max(1, len(pairs) // count)
+    return list(pairs[: distance * count : distance])
 
 
 def gradient_profile(run: Run, pairs: Sequence[Pair]) -> dict[str, Any]:
     """How much a target word depends on the source, from its start to its end: |d log p / d x_s|, mean over targets.
 
-    `relative` divides by the mean over the words of the sentence, so 1 is all alike; `absolute` does not. The
+    `relative` divides by the mean over the words of the sentence, so equal gradients give 1; `absolute` does not. The
     end of the sentence is left out.
     """
     encoded = encode_pairs(pairs, run.source_tokenizer, run.target_tokenizer)
@@ -79,9 +79,9 @@ def gradient_profile(run: Run, pairs: Sequence[Pair]) -> dict[str, Any]:
 
 
 def _binned(values: Tensor, bins: Tensor, real: Tensor) -> list[float | None]:
-    """The mean in each bin; None where there is nothing."""
+    """The mean in each bin; None for an empty bin."""
     chosen = [values[real & (bins == number)] for number in range(BINS)]
-    return [float(each.double().mean()) if each.numel() else None for each in chosen]
+    return [float(members.double().mean()) if members.numel() else None for members in chosen]
 
 
 def _shares(run: Run, pairs: Sequence[Pair]) -> dict[str, float | None]:
@@ -95,24 +95,24 @@ def _shares(run: Run, pairs: Sequence[Pair]) -> dict[str, float | None]:
     }
     if run.model.cross_attention is None:
         return dict.fromkeys(names)
-    found = attention_shares(run, pairs)
-    return {name: getattr(found, attribute) for name, attribute in names.items()}
+    shares = attention_shares(run, pairs)
+    return {name: getattr(shares, attribute) for name, attribute in names.items()}
 
 
 def _alignments(run: Run, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
-    """Made to say the references, so that the target words are the same for all systems."""
+    """Alignments under teacher forcing with the references, so all systems have the same target words."""
     if run.model.cross_attention is None or not pairs:
         return []
     tokenizers = run.source_tokenizer, run.target_tokenizer
     encoded = encode_pairs(pairs, *tokenizers)
-    found = align(run.model, tokenizers, [source for source, _ in encoded], [target for _, target in encoded])
+    alignments = align(run.model, tokenizers, [source for source, _ in encoded], [target for _, target in encoded])
     return [
         {
-            "source": list(each.source),
-            "target": list(each.target),
-            "weights": [[round(weight, 4) for weight in row] for row in each.weights.tolist()],
-            "reading": each.reading,
+            "source": list(alignment.source),
+            "target": list(alignment.target),
+            "weights": [[round(weight, 4) for weight in row] for row in alignment.weights.tolist()],
+            "reading": alignment.reading,
             "gold": None if pair.gold is None else sorted(map(list, pair.gold)),
         }
-        for each, pair in zip(found, pairs, strict=True)
+        for alignment, pair in zip(alignments, pairs, strict=True)
     ]

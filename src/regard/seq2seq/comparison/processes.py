@@ -1,4 +1,4 @@
-"""The process of a trial: started here, or by a cluster on one of its machines."""
+"""The process of a trial, on this machine or on a machine of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from typing import Any, Protocol
 from regard.cluster import check_engine, cluster, workers_that_fit
 from regard.seq2seq.training.ranks import single_process
 
-#: Environment of a trial: each has one core, and threads beyond it would only be in the way of the others.
+#: Environment of a trial. Each trial has one core; more threads would slow the other trials.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
-#: What `look` calls a process that was lost with its machine.
+#: The exit status that `look` returns for a process whose machine is lost.
 LOST = -signal.SIGKILL
-#: Seconds that a machine of a cluster has to answer.
+#: Seconds to wait for the answer of a machine of a cluster.
 PATIENCE = 30
 
 
 class Process(Protocol):
-    """What is asked of the process of a trial."""
+    """The methods of the process of a trial."""
 
     def look(self) -> tuple[int | None, bytes]:
-        """Its exit status, None while it runs, and what it has said since the last look."""
+        """Its exit status, None while it runs, and its output since the last call."""
         ...
 
     def ask_to_stop(self) -> None:
-        """A polite kill."""
+        """Send SIGTERM."""
         ...
 
     def end(self) -> None:
-        """At once, whatever it is doing."""
+        """Kill the process."""
         ...
 
 
@@ -43,7 +43,7 @@ Start = Callable[[list[str], Path], Process]
 
 
 class LocalProcess:
-    """A process of this machine, heard through a pipe; what it writes to the error stream goes to the end of `log`."""
+    """A process on this machine. Its output is read from a pipe; its errors are appended to `log`."""
 
     def __init__(self, command: list[str], log: Path) -> None:
         with log.open("ab") as errors:
@@ -54,19 +54,19 @@ class LocalProcess:
                 stderr=errors,
                 bufsize=0,
                 env=single_process(os.environ) | ONE_THREAD,
-                start_new_session=True,  # Ctrl-C reaches the first process alone, which then asks them to stop
+                start_new_session=True,  # Ctrl-C reaches only the main process, which then stops the others
             )
         assert self._process.stdout is not None
         self._pipe = self._process.stdout
         os.set_blocking(self._pipe.fileno(), False)
 
     def look(self) -> tuple[int | None, bytes]:
-        code, said = self._process.poll(), b""
+        code, output = self._process.poll(), b""
         while not self._pipe.closed and (data := self._pipe.read(1 << 16)):
-            said += data
+            output += data
         if code is not None:
             self._pipe.close()
-        return code, said
+        return code, output
 
     def ask_to_stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)
@@ -77,36 +77,36 @@ class LocalProcess:
 
 
 class ClusterProcess:
-    """A `LocalProcess` on a machine of a Ray cluster, which has to see the folder of the trial under the same name.
+    """A `LocalProcess` on a machine of a Ray cluster. The folder of the trial must have the same path there.
 
-    Until there is a processor for it, it waits and has said nothing.
+    It waits, without output, until a processor is free.
     """
 
     def __init__(self, ray: Any, command: list[str], log: Path) -> None:
         self._ray = ray
-        self._there = ray.remote(num_cpus=1, max_restarts=0)(LocalProcess).remote(command, log)
-        self._asked = self._there.look.remote()
+        self._remote = ray.remote(num_cpus=1, max_restarts=0)(LocalProcess).remote(command, log)
+        self._answer = self._remote.look.remote()
 
     def look(self) -> tuple[int | None, bytes]:
-        if not self._ray.wait([self._asked], timeout=0)[0]:
+        if not self._ray.wait([self._answer], timeout=0)[0]:
             return None, b""
         try:
-            code, said = self._ray.get(self._asked)
+            code, output = self._ray.get(self._answer)
         except self._ray.exceptions.RayActorError:
             return LOST, b""
         if code is None:
-            self._asked = self._there.look.remote()
+            self._answer = self._remote.look.remote()
         else:
-            self._ray.kill(self._there)  # gives its processor back
-        return code, said
+            self._ray.kill(self._remote)  # frees its processor
+        return code, output
 
     def ask_to_stop(self) -> None:
-        self._there.ask_to_stop.remote()
+        self._remote.ask_to_stop.remote()
 
     def end(self) -> None:
-        with contextlib.suppress(self._ray.exceptions.RayError):  # lost already
-            self._ray.get(self._there.end.remote(), timeout=PATIENCE)
-        self._ray.kill(self._there)
+        with contextlib.suppress(self._ray.exceptions.RayError):  # already lost
+            self._ray.get(self._remote.end.remote(), timeout=PATIENCE)
+        self._ray.kill(self._remote)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""BLEU of a run against the share of its heads that is removed, and without each single head."""
+"""`pruning`: BLEU of a run when a growing share of its heads is removed, and without each single head."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from regard.data.corpus import Corpus
     from regard.seq2seq.runs.run import Run
 
-#: Validation pairs that the importance of heads is measured on, and test pairs that are translated each time.
+#: Validation pairs for the importance of heads, and test pairs that are translated for each BLEU.
 MEASURED, TRANSLATED = 200, 200
 SHARES = tuple(tenth / 10 for tenth in range(10))
 
 
 def pruning(run: Run, corpus: Corpus, progress: Callable[[float], object] = lambda share: None) -> dict[str, Any]:
-    """Remove heads by importance (least first), at random, and in reverse; and each head alone.
+    """BLEU after removing heads: the least important first, at random, the most important first, and each alone.
 
     Importance is that of Michel et al. (2019, arXiv:1905.10650), on validation pairs; BLEU is that of greedy
     translations of test pairs.
@@ -60,7 +60,7 @@ def pruning(run: Run, corpus: Corpus, progress: Callable[[float], object] = lamb
 
 
 def role(module: str) -> str:
-    """Which attention of a model a module path is of: "encoder", "decoder" or "cross".
+    """The role of an attention module, from its path: "encoder", "decoder" or "cross".
 
     >>> role("transformer.decoder.layers.1.cross_attention")
     'cross'
@@ -71,8 +71,8 @@ def role(module: str) -> str:
 
 
 def _loss(model: Any, batch: Batch) -> Tensor:
-    found = translation_loss(model, batch.source, batch.target)
-    return found.smoothed / found.num_tokens
+    loss = translation_loss(model, batch.source, batch.target)
+    return loss.smoothed / loss.num_tokens
 
 
 def _single(

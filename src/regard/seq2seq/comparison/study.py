@@ -1,4 +1,4 @@
-"""What is compared: systems x seeds on the same pairs with the same budget, and the folder that holds it."""
+"""`Study`: systems and seeds to compare on the same pairs with the same budget; and the folder of a comparison."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from regard.seq2seq.training.preparation import counted_by, learn_tokenizer, rea
 from regard.version import __version__
 from regard.whole_files import write_whole
 
-#: Raised when a folder written before could no longer be gone on with.
+#: The version of the folder; increase it when older comparisons cannot be continued.
 VERSION = 1
 STUDY, RETRIEVAL, TEST, TRIALS = COMPARISON, "retrieval.json", "test.json", "trials"
-#: Written last: a trial that has it is finished.
+#: Written last; a trial with this file is finished.
 EVALUATION = "evaluation.json"
-#: The tokenizer of comparisons that were written before it could be chosen.
+#: The tokenizer of older comparisons, which do not name one.
 OLD_TOKENIZER = "13a"
-#: Compared unless said otherwise.
+#: The systems of a comparison by default.
 DEFAULT = ("none", "bahdanau", "luong_dot", "luong_general", "luong_concat", "hybrid", "transformer")
-#: What must be as it was in a comparison that is gone on with.
+#: Settings that must not change when a comparison is continued.
 FIXED = (
     *("data", "data_hash", "systems", "seeds", "budget", "sweep", "train_words", "without_near", "beam"),
     *("bleu_tokenizer", "config"),
@@ -41,7 +41,7 @@ FIXED = (
 
 @dataclass(frozen=True)
 class Entry:
-    """A system of a comparison: its name in `SYSTEMS`, what it is called here, and what it is built with."""
+    """A system of a comparison: its name in `SYSTEMS`, its label in the comparison, and its options."""
 
     name: str
     label: str
@@ -49,7 +49,7 @@ class Entry:
 
     @property
     def title(self) -> str:
-        """For tables: that of the system, or what the sweep changed of it.
+        """The title in tables: that of the system, or the value of the sweep.
 
         >>> Entry("bahdanau", "bahdanau").title, Entry("transformer", "heads-4").title
         ('Bahdanau', '4 heads')
@@ -64,7 +64,7 @@ class Entry:
         return value.replace("_", " ")
 
     def to_json(self) -> dict[str, Any]:
-        """As comparison.json has it."""
+        """The entry as it is written to comparison.json."""
         return {"name": self.name, "label": self.label, "title": self.title, "settings": dict(self.settings)}
 
 
@@ -82,25 +82,25 @@ class Trial:
 
     @property
     def finished(self) -> bool:
-        """Whether everything about it was measured."""
+        """Whether the trial is trained and evaluated."""
         return (self.path / EVALUATION).exists()
 
 
 @dataclass(frozen=True)
 class Study:
-    """Everything that decides what a comparison finds.
+    """The settings of a comparison; all results depend on them.
 
     Args:
-        name: Of the comparison.
-        config: What all trials share; each has its own system and seed.
-        systems: What is compared; the first one, or "none", is the baseline.
+        name: The name of the comparison.
+        config: The configuration of all trials; each has its own system and seed.
+        systems: The compared systems; the baseline is "none", or else the first one.
         seeds: One trial for each system and seed.
-        sweep: What the systems differ in, if they are variants of one: "heads", "positions", "attention", "prune" or
-            "scaled".
-        train_words: Pairs of more words are left out of training and validation, and stay in the test.
-        without_near: Whether test pairs are left out whose source is nearly a training source.
-        bleu_tokenizer: Tokenizer of sacrebleu for every BLEU; None: that of the configuration.
-        beam: Of the translations of the test; 1 is greedy.
+        sweep: The difference between the systems, if they are variants of one: "heads", "positions", "attention",
+            "prune" or "scaled".
+        train_words: Longer pairs are left out of training and validation, but not of the test.
+        without_near: Whether to leave out test pairs whose source is nearly the same as a training source.
+        bleu_tokenizer: Tokenizer of sacrebleu for every BLEU; None takes that of the configuration.
+        beam: Beam width of the test translations; 1 is greedy search.
     """
 
     name: str
@@ -120,18 +120,18 @@ class Study:
 
     @property
     def equal(self) -> str:
-        """What is the same for all trials, and what it leaves out."""
+        """A sentence about the budget that is equal for all trials, and what it does not include."""
         unit, amount = self.config.training.budget
-        said = f"{amount:g} {unit if amount != 1 else unit[:-1]}"
+        budget = f"{amount:g} {unit if amount != 1 else unit[:-1]}"
         if unit == "minutes":
             return (
-                f"Equal time: every trial trains for {said} of a processor's time, in one thread; start, validation "
-                "and test, and what other programs take, are not counted."
+                f"Equal time: every trial trains for {budget} of processor time, in one thread; start, validation and "
+                "test, and the time of other programs, are not counted."
             )
-        return f"Equal {unit}: every trial trains for {said}, however long it takes."
+        return f"Equal {unit}: every trial trains for {budget}, however long it takes."
 
     def trials(self, folder: Path) -> list[Trial]:
-        """All of them, seed by seed, so that what is finished so far is as even as can be."""
+        """All trials in their order: every system with the first seed, then every system with the second, ..."""
         return [
             Trial(entry, seed, folder / TRIALS / f"{entry.label}-{seed}")
             for seed in self.seeds
@@ -151,12 +151,12 @@ class Study:
         return make_config(sections)
 
     def corpus(self) -> Corpus:
-        """The pairs that all trials see."""
+        """The sentence pairs of all trials."""
         corpus = self._short(read_corpus(self.config.data))
         return without_near(corpus) if self.without_near else corpus
 
     def _short(self, corpus: Corpus) -> Corpus:
-        """Without long pairs in training and validation."""
+        """The corpus without long pairs in training and validation."""
         most = self.train_words
         if most is None:
             return corpus
@@ -168,7 +168,7 @@ class Study:
         return replace(corpus, train=train, valid=valid, skipped={**corpus.skipped, reason: left_out})
 
     def settings(self, corpus: Corpus) -> dict[str, Any]:
-        """What the results depend on, as comparison.json has it."""
+        """The settings on which results depend, as they are written to comparison.json."""
         unit, amount = self.config.training.budget
         return {
             "version": VERSION,
@@ -193,24 +193,24 @@ class Study:
 
 
 def check_study(study: Study) -> None:
-    """Build every system once, small, so that none is refused after hours of training others."""
+    """Build every system once, small, so that mistakes are found before hours of training."""
     labels = [entry.label for entry in study.systems]
     doubled = sorted({label for label in labels if labels.count(label) > 1})
     if doubled or not labels:
         raise RegardError(f"compare: {', '.join(doubled) or 'no system'} cannot be compared. Give each system once.")
     if len(set(study.seeds)) != len(study.seeds) or not study.seeds:
-        raise RegardError(f"compare: seeds {list(study.seeds)} are not different ones. Give each seed once.")
+        raise RegardError(f"compare: seeds {list(study.seeds)} are not all different. Give each seed once.")
     for entry in study.systems:
         section = study.config_of(entry, study.seeds[0]).model
-        given = {key: getattr(section, key) for key in ("layers", "num_heads", "dropout")}
-        given = {key: value for key, value in given.items() if value != "auto"} | section.options
-        build(entry.name, source_size=8, target_size=8, width=section.width, **given)
+        options = {key: getattr(section, key) for key in ("layers", "num_heads", "dropout")}
+        options = {key: value for key, value in options.items() if value != "auto"} | section.options
+        build(entry.name, source_size=8, target_size=8, width=section.width, **options)
 
 
 def open_study(study: Study, folder: Path, *, command: str = "", processes: int = 1) -> Corpus:
-    """Make the folder of a comparison, or check that it holds the same one; afterwards every trial can run.
+    """Make the folder of a comparison, or check that it holds the same comparison. Then every trial can run.
 
-    The vocabularies, the retrieval baseline and the test pairs are made once for all trials.
+    It writes what all trials share: the vocabularies, the retrieval baseline and the test pairs.
     """
     check_study(study)
     corpus = study.corpus()
@@ -218,13 +218,13 @@ def open_study(study: Study, folder: Path, *, command: str = "", processes: int 
     if (folder / STUDY).exists():
         _check_same(read_json(folder / STUDY), settings, folder)
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RegardError(f"compare: {folder} is there and holds no comparison. Give --out a new folder.")
+        raise RegardError(f"compare: {folder} exists and is not a comparison. Give --out a new folder.")
     else:
         _write(folder / STUDY, settings | {"novel_below": NOVEL, "command": command} | _surroundings(processes))
     try:
         _share(study, corpus, folder, settings["bleu_tokenizer"])
     except RegardError:
-        if not (folder / TRIALS).exists():  # a mistake, as in the size of a vocabulary: the folder is free again
+        if not (folder / TRIALS).exists():  # for example a wrong vocabulary size: leave an empty folder
             for name in (STUDY, SOURCE, TARGET, TEST, RETRIEVAL):
                 (folder / name).unlink(missing_ok=True)
         raise
@@ -236,17 +236,17 @@ def read_study(folder: Path) -> Study:
     data = read_json(folder / STUDY)
     _check_version(data, folder)
     try:
-        systems = tuple(Entry(each["name"], each["label"], each["settings"]) for each in data["systems"])
+        systems = tuple(Entry(entry["name"], entry["label"], entry["settings"]) for entry in data["systems"])
         parts = {name: data[name] for name in ("name", "sweep", "train_words", "beam")}
         parts |= {"without_near": data.get("without_near", False), "config": make_config(data["config"])}
         parts |= {"bleu_tokenizer": data.get("bleu_tokenizer", OLD_TOKENIZER)}
         return Study(systems=systems, seeds=tuple(data["seeds"]), **parts)
     except (KeyError, TypeError) as error:
-        raise RegardError(f"{folder / STUDY} is no whole comparison ({error!r}). Compare into a new folder.") from None
+        raise RegardError(f"{folder / STUDY} is incomplete ({error!r}). Compare into a new folder.") from None
 
 
 def similarities_of(folder: Path) -> list[float]:
-    """How like the nearest training source every test source is."""
+    """The similarity of every test source to the nearest training source."""
     return read_json(folder / RETRIEVAL)["similarities"]
 
 
@@ -260,7 +260,7 @@ def _check_version(data: Mapping[str, Any], folder: Path) -> None:
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
     _check_version(before, folder)
-    # what came after it was begun has the value now that it had then without a name
+    # settings that older comparisons do not have, with the values that they used
     before = {
         "without_near": False,
         "bleu_tokenizer": OLD_TOKENIZER,
@@ -269,29 +269,29 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path)
     }
     names = [name for name in FIXED if before.get(name) != now[name]]
     if len(names) > 1 and "data_hash" in names:
-        names.remove("data_hash")  # says nothing that the others do not
+        names.remove("data_hash")  # follows from the others
     if names:
         changed = [_change(name, before.get(name), now[name]) for name in names]
         raise RegardError(
             f"compare: {folder} holds another comparison: {'; '.join(changed)}. "
-            f"Go on with it by `regard compare --out {folder}`, or give another --out."
+            f"Continue it with `regard compare --out {folder}`, or give another --out."
         )
 
 
 def _change(name: str, before: Any, now: Any) -> str:
-    """What differs, in words; of the configuration the keys."""
+    """The change of one setting, in words; for the configuration, the changed keys."""
     if name == "config":
         changed = differences(make_config(before), make_config(now))
         return ", ".join(f"{key} was {old!r}, now {new!r}" for key, (old, new) in changed.items())
     if name == "systems":
-        before, now = ([each["label"] for each in side or ()] for side in (before, now))
+        before, now = ([entry["label"] for entry in side or ()] for side in (before, now))
         if before == now:
             return "systems were built with other settings"
     return f"{name} was {before}, now {now}"
 
 
 def _share(study: Study, corpus: Corpus, folder: Path, tokenizer: str) -> None:
-    """What all trials have in common, each file once."""
+    """Write the files that all trials share, unless they exist."""
     section = study.config.tokenizer
     for file, side, size in ((SOURCE, "source", section.source_size), (TARGET, "target", section.target_size)):
         if not (folder / file).exists():
@@ -305,12 +305,12 @@ def _share(study: Study, corpus: Corpus, folder: Path, tokenizer: str) -> None:
 
 
 def retrieval(corpus: Corpus, tokenizer: str | None = None) -> dict[str, Any]:
-    """BLEU of copying the target of the most similar training source: what a corpus that repeats itself gives away."""
+    """The retrieval baseline: the BLEU of copying the target of the most similar training source."""
     from regard.seq2seq.evaluation.scores import Training, score
 
-    found = nearest([pair.source for pair in corpus.train], [pair.source for pair in corpus.test])
-    copies = found.copies([pair.target for pair in corpus.train])
-    similarities = found.similarity.tolist()
+    neighbours = nearest([pair.source for pair in corpus.train], [pair.source for pair in corpus.test])
+    copies = neighbours.copies([pair.target for pair in corpus.train])
+    similarities = neighbours.similarity.tolist()
     texts = [pair.target for pair in corpus.test], [pair.source for pair in corpus.test]
     measured = score(copies, *texts, Training(similarities=similarities), tokenizer)
     novel = measured.novel
@@ -324,15 +324,15 @@ def retrieval(corpus: Corpus, tokenizer: str | None = None) -> dict[str, Any]:
 
 
 def chosen_sentences(similarities: Sequence[float], lengths: Sequence[int], count: int = 6) -> list[int]:
-    """Test sentences to look at closely: not like any of the training, 6 to 14 words, spread over the split.
+    """Test sentences for the report: unlike any training source, of 6 to 14 words, evenly over the split.
 
     >>> chosen_sentences([0.1, 0.9, 0.2, 0.1], [7, 7, 30, 8])
     [0, 3]
     """
     fit = [n for n, (s, w) in enumerate(zip(similarities, lengths, strict=True)) if s < NOVEL and 6 <= w <= 14]
     fit = fit or list(range(len(lengths)))
-    apart = max(1, len(fit) // count)
-    return fit[: apart * count : apart]
+    distance = max(1, len(fit) // count)
+    return fit[: distance * count : distance]
 
 
 def _surroundings(processes: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Variants of one system, so that a comparison answers one question: how many heads, which positions, which pattern."""
+"""Sweeps: variants of one system, for example with different numbers of heads or different positions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from regard.errors import RegardError, nearest
 from regard.seq2seq.comparison.study import Entry
 
-#: Questions, and what is tried unless said otherwise.
+#: The sweeps and their default values.
 SWEEPS: dict[str, tuple[str, ...]] = {
     "heads": ("1", "4", "8", "16"),
     "positions": ("sinusoidal", "learned", "rope", "alibi", "t5"),
@@ -16,12 +16,12 @@ SWEEPS: dict[str, tuple[str, ...]] = {
     "prune": ("transformer",),
     "scaled": ("scaled", "unscaled"),
 }
-#: Most words of a training pair where positions are compared, on sentences longer than these.
+#: Most words of a training pair in the sweep of positions, which tests on longer sentences.
 SHORT = 10
 
 
 def entries(sweep: str, values: Sequence[str] = (), name: str = "transformer") -> tuple[Entry, ...]:
-    """The variants of a sweep of the system `name`; `values` are those of `SWEEPS` unless given.
+    """The variants of the system `name` in a sweep; `values` are by default those of `SWEEPS`.
 
     >>> [entry.label for entry in entries("heads", ["1", "2"])]
     ['heads-1', 'heads-2']
@@ -33,8 +33,7 @@ def entries(sweep: str, values: Sequence[str] = (), name: str = "transformer") -
     values = list(values) or list(SWEEPS[sweep])
     if sweep == "prune":
         return (Entry(name, name),)
-    made = [Entry(name, _label(sweep, value), _SETTINGS[sweep](value)) for value in values]
-    return tuple(made)
+    return tuple(Entry(name, _label(sweep, value), _SETTINGS[sweep](value)) for value in values)
 
 
 def _label(sweep: str, value: str) -> str:
@@ -43,7 +42,9 @@ def _label(sweep: str, value: str) -> str:
 
 def _heads(value: str) -> dict[str, Any]:
     if not value.isdecimal() or int(value) < 1:
-        raise RegardError(f"compare: --heads {value} is no number of heads. Give whole numbers, as in --heads 1,4,8.")
+        raise RegardError(
+            f"compare: --heads {value} is not a number of heads. Give whole numbers, as in --heads 1,4,8."
+        )
     return {"num_heads": int(value)}
 
 
@@ -52,7 +53,7 @@ def _positions(value: str) -> dict[str, Any]:
 
 
 def _attention(value: str) -> dict[str, Any]:
-    """Self-attention is swept: a pattern over positions says nothing about a source in another order of words."""
+    """Only self-attention varies: patterns over positions do not suit cross-attention between two word orders."""
     return {"attention": {"encoder": value, "decoder": value}}
 
 

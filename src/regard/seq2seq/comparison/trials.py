@@ -1,4 +1,4 @@
-"""One trial of a comparison, in a process of its own: train or go on, look, test; everything into its folder."""
+"""`run_trial`: trains, inspects and tests one system of a comparison, in a process of its own."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from regard.seq2seq.training.stream import TrainingProgress
 
 TRAINED, LOOKING, PRUNING, FAILED = "trained.json", "looking.json", "pruning.json", "failed.json"
-#: Least seconds between two words about where a training stands.
+#: Least seconds between two messages about the progress of a training.
 OFTEN = 0.5
-#: Test sentences that are translated at a time.
+#: Test sentences in a batch.
 BATCH = 100
-#: Exit status of a trial that was asked to stop and can be gone on with.
+#: Exit status of a trial that was stopped and can be continued.
 STOPPED = 130
 
-#: Tells the process that started the trial a state, and numbers.
+#: Sends a state and numbers to the process that started the trial.
 Tell = Callable[..., None]
 
 
 def run_trial(folder: Path, label: str, seed: int, tell: Tell = lambda state, **numbers: None) -> bool:
-    """Take one trial to its end from wherever it is; False if it was asked to stop before.
+    """Run a trial, or continue it, to its end. False if it was stopped before.
 
     Args:
         folder: Of the comparison, which `open_study` has made.
-        label: Of the system.
-        seed: Of the trial.
+        label: The label of the system.
+        seed: The seed of the trial.
         tell: Called with a state ("preparing", "training", "inspecting", "pruning", "testing") and numbers.
     """
     from regard.seq2seq.comparison.study import read_study
@@ -76,7 +76,7 @@ def find_trial(study: Study, folder: Path, label: str, seed: int) -> Trial:
 
 
 def peak_memory() -> float:
-    """MiB that this process had in memory at most. getrusage would count those of the process before exec, too."""
+    """Peak memory of this process in MiB. getrusage would include the process before exec."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
@@ -94,8 +94,8 @@ def _corpus(study: Study, folder: Path) -> Corpus:
     corpus = study.corpus()
     if corpus.hash != read_json(folder / STUDY)["data_hash"]:
         raise RegardError(
-            f"compare: the corpus {corpus.name} has changed since {folder} was begun (its hash differs). Bring back "
-            "the files of that time, or compare into a new folder."
+            f"compare: the corpus {corpus.name} has changed since {folder} was begun (its hash differs). Restore the "
+            "files of that time, or compare into a new folder."
         )
     return corpus
 
@@ -107,7 +107,7 @@ def _similarities(folder: Path) -> list[float]:
 
 
 def _trained(study: Study, trial: Trial, corpus: Corpus, folder: Path, tell: Tell) -> bool:
-    """Train to the end of the budget, and say how it went; False if stopped before."""
+    """Train to the end of the budget, and write the facts of the training; False if it was stopped before."""
     from regard.seq2seq.runs.run import SOURCE, STATE, TARGET
     from regard.seq2seq.training.fitting import fit, quiet
     from regard.seq2seq.training.preparation import prepare
@@ -139,7 +139,7 @@ def _trained(study: Study, trial: Trial, corpus: Corpus, folder: Path, tell: Tel
 
 
 def _telling(tell: Tell) -> Callable[[TrainingProgress], None]:
-    """Tell where a training stands, now and then."""
+    """Send the progress of the training, but not more often than every `OFTEN` seconds."""
     from regard.seq2seq.training.stream import TimeLeft
 
     last, left = [0.0], TimeLeft()
@@ -222,7 +222,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _teller(channel: IO[str]) -> Tell:
-    """Tell over a pipe; when nobody is left to hear it, stop as if asked to."""
+    """Send messages over a pipe; if the other end is closed, stop as after SIGTERM."""
 
     def tell(state: str, **numbers: float | None) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Trials side by side: one process and one thread each, watched, stopped together, never lost."""
+"""`run_trials`: runs trials at the same time, one process with one thread for each, and stops them together."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from regard.seq2seq.runs.files import read_json
 from regard.seq2seq.runs.guards import polite_signals
 
 LOG = "log.txt"
-#: What takes one trial to its end, followed by the folder, the label and the seed.
+#: The command that runs one trial; the folder, the label and the seed follow it.
 COMMAND = (sys.executable, "-m", "regard.seq2seq.comparison.trials")
-#: Seconds between two looks at the processes.
+#: Seconds between two checks of the processes.
 PAUSE = 0.2
-#: Seconds that a process has to end its step and save when it is asked to stop.
+#: Seconds that a stopped process has to finish its step and to save.
 PATIENCE = 60.0
 
 
@@ -50,18 +50,18 @@ class Progress:
 
     @property
     def log(self) -> Path:
-        """What the process wrote, all attempts one after the other."""
+        """The error output of the process, of all attempts."""
         return self.trial.path / LOG
 
     def tell(self, state: str, numbers: dict[str, float | None]) -> None:
-        """Take in what the process said; "finished" is only what its exit says."""
+        """Take over a message of the process. Only its exit status makes a trial "finished"."""
         self.state = "testing" if state == "finished" else state
         self.numbers |= {name: value for name, value in numbers.items() if value is not None}
 
 
 def progress_of(trials: Sequence[Trial]) -> list[Progress]:
-    """Where trials stand before any is started."""
-    return [_found(trial) if trial.finished else Progress(trial) for trial in trials]
+    """The state of trials before any is started."""
+    return [_finished(trial) if trial.finished else Progress(trial) for trial in trials]
 
 
 def run_trials(
@@ -71,36 +71,36 @@ def run_trials(
     show: Callable[[], object] = lambda: None,
     start: Start = LocalProcess,
 ) -> None:
-    """Run all that wait, `processes` at a time, until each has ended; one that dies does not stop the others.
+    """Run all waiting trials, `processes` at a time. A trial that fails does not stop the others.
 
-    Ctrl-C, a polite kill or the loss of the terminal asks all to stop after their step, waits until they have saved,
-    and is raised as KeyboardInterrupt; a second one ends them at once.
+    SIGINT, SIGTERM or SIGHUP stops all trials after their step, waits until they have saved, and raises
+    KeyboardInterrupt. A second signal ends them at once.
 
     Args:
         folder: Of the comparison.
-        progress: What is run, in this order; changed as the trials go on.
-        processes: How many at a time.
+        progress: The trials, in their order; updated while they run.
+        processes: Trials that run at the same time.
         show: Called now and then, and whenever a trial starts or ends.
-        start: What starts a process; here, unless it is given.
+        start: Starts a process; by default on this machine.
     """
     running: list[_Worker] = []
-    asked: list[int] = []
+    signals: list[int] = []
 
     def stop(number: int, frame: Any) -> None:
-        if asked:
+        if signals:
             raise KeyboardInterrupt
-        asked.append(number)
+        signals.append(number)
 
     with polite_signals(stop):
         try:
-            while not asked and (running or any(one.state == "waiting" for one in progress)):
+            while not signals and (running or any(one.state == "waiting" for one in progress)):
                 for one in progress:
                     if one.state == "waiting" and len(running) < processes:
                         running.append(_Worker(folder, one, start))
                 time.sleep(PAUSE)
                 running = [worker for worker in running if not worker.look()]
                 show()
-            if asked:
+            if signals:
                 raise KeyboardInterrupt
         except BaseException:
             _stop(running, show)
@@ -120,9 +120,9 @@ class _Worker:
         self._process = start(command, progress.log.resolve())
 
     def look(self) -> bool:
-        """Take in what it said; True if it has ended."""
-        code, said = self._process.look()
-        *lines, self._rest = (self._rest + said).split(b"\n")
+        """Read the messages of the process; True if it has ended."""
+        code, output = self._process.look()
+        *lines, self._rest = (self._rest + output).split(b"\n")
         for line in lines:
             facts = json.loads(line)
             self.progress.tell(facts.pop("state"), facts)
@@ -135,15 +135,15 @@ class _Worker:
         self._process.ask_to_stop()
 
     def end(self) -> None:
-        """At once, whatever it is doing."""
+        """End the process at once."""
         self._process.end()
         self.look()
 
     def _conclude(self, code: int) -> None:
-        """What the exit of the process means."""
+        """Set the state of the trial from the exit status of its process."""
         one = self.progress
         if code == 0 and one.trial.finished:
-            done = _found(one.trial)
+            done = _finished(one.trial)
             one.state, one.numbers = done.state, one.numbers | done.numbers
         elif code in (STOPPED, -signal.SIGTERM, -signal.SIGINT):
             one.state = "stopped"
@@ -152,14 +152,14 @@ class _Worker:
             _note_failure(one, code)
 
 
-def _found(trial: Trial) -> Progress:
-    """The progress of a trial that is finished already."""
+def _finished(trial: Trial) -> Progress:
+    """The progress of a finished trial."""
     bleu = read_json(trial.path / EVALUATION)["bleu"]["score"]
     return Progress(trial, "finished", {"bleu": bleu, "share": 1.0})
 
 
 def _stop(running: list[_Worker], show: Callable[[], object]) -> None:
-    """Ask all to stop, and wait until they have; who interrupts again, or waits too long, ends them at once."""
+    """Stop all processes and wait for them; after another signal, or after `PATIENCE` seconds, end them at once."""
     for worker in running:
         worker.ask_to_stop()
     end = time.monotonic() + PATIENCE
@@ -174,7 +174,7 @@ def _stop(running: list[_Worker], show: Callable[[], object]) -> None:
 
 
 def _reason(one: Progress, code: int) -> str:
-    """Why a trial died: what it said itself, the last line of its log, or the signal."""
+    """Why a trial failed: its own message, the signal, or the last line of its log."""
     if (one.trial.path / FAILED).exists():
         return str(read_json(one.trial.path / FAILED).get("message", ""))
     if code < 0:
