@@ -212,7 +212,7 @@ def test_n_best_lists_number_every_line_keep_links_repeat_nothing_and_mark_what_
         assert [row[1] for row in mine] == list(each.texts) and len(set(each.texts)) == len(each.texts)
         assert [row[3] for row in mine] == [write_pharaoh(alignment.links()) for alignment in each.alignments]
         assert [row[4:] == ["cut"] for row in mine] == [not hypothesis.ended for hypothesis in each.hypotheses]
-    assert any(row[4:] for row in rows) and "were cut at their greatest length: line 1" in result.stderr
+    assert any(row[4:] for row in rows) and "reached their maximum length: line 1" in result.stderr
 
 
 def test_texts_that_different_tokens_spell_are_printed_once(runs):

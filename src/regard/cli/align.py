@@ -1,4 +1,4 @@
-"""`regard align`: links the words of given sentence pairs by the attention of a run."""
+"""`regard align`: word alignments of sentence pairs from the attention of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from regard.seq2seq.decoding.translation import LIMIT
 
 @dataclass(frozen=True)
 class Wish:
-    """What was asked for on the command line."""
+    """The options of the command line."""
 
     run: str
     source: Path
@@ -30,7 +30,7 @@ class Wish:
 
 
 def run(wish: Wish) -> None:
-    """Print a line of links for every pair; the line is empty for a pair that cannot be aligned."""
+    """Print one line of links for every pair; it is empty for a pair that cannot be aligned."""
     with Console(stderr=True).status("Loading the model"):
         trained = load(wish.run, None)
     tokenizers = trained.source_tokenizer, trained.target_tokenizer
@@ -46,14 +46,14 @@ def run(wish: Wish) -> None:
     sys.stdout.flush()
     if unaligned:
         Console(stderr=True, soft_wrap=True).print(
-            f"{len(unaligned)} pairs have no links, since a side is empty or has more than {LIMIT:,} pieces: "
+            f"{len(unaligned)} pairs have no links, because a side is empty or has more than {LIMIT:,} pieces: "
             f"line {first_few(unaligned)}.",
             style="yellow",
         )
 
 
 def _pairs(wish: Wish) -> Iterator[tuple[str, str]]:
-    """The lines of both files, pair by pair."""
+    """The lines of both files as pairs."""
     sides = (lines(path, "align") for path in (wish.source, wish.target))
     for number, pair in enumerate(zip_longest(*sides), 1):
         if None in pair:

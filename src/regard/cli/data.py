@@ -1,4 +1,4 @@
-"""`regard data`: which corpora there are, what is in them, and building those that are not there yet."""
+"""`regard data`: list the corpora, describe one, or build one."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from regard.errors import RegardError
 #: Verses of a Bible.
 VERSES = 31102
 INVENTED = {
-    "copy": "letters, said again; shows that a model can pass words through",
-    "reverse": "letters, the last one first; shows that it can look anywhere",
-    "grammar": "a small English into a language with the verb last; alignments are known",
+    "copy": "random letters; the target equals the source",
+    "reverse": "random letters; the target is the source in reverse order",
+    "grammar": "a small English, translated into a language with the verb last; alignments are known",
 }
 
 
@@ -50,7 +50,7 @@ def run(names: list[str], show: int, max_words: int | None, seed: int) -> None:
 
 
 def build(source: str, target: str, max_words: int) -> None:
-    """Have the segments of two languages in the cache; nothing is done twice."""
+    """Build the segments of two languages into the cache, unless they are there."""
     check_languages(source, target)
     if max_words < 1:
         raise RegardError(f"data: --max-words {max_words} leaves no segment. Give at least 1.")
@@ -74,15 +74,15 @@ def _list(console: Console) -> None:
         table.add_column(title)
     for name, meaning in INVENTED.items():
         table.add_row(name, "invented", meaning)
-    have = set()
+    available = set()
     for path in known_bibles():
         if found := re.fullmatch(r"(bible-(\w\w)-(\w\w))-(\d+)\.tsv\.xz", path.name):
             name, source, target, words = found.groups()
-            have.add(frozenset((source, target)))
+            available.add(frozenset((source, target)))
             where = "embedded" if path.parent == EMBEDDED else "cache"
             table.add_row(name, where, f"{_editions(source, target)}; segments of up to {words} words")
     for source, target in combinations(EDITIONS, 2):
-        if source == "en" and frozenset((source, target)) not in have:
+        if source == "en" and frozenset((source, target)) not in available:
             what = f"{_editions(source, target)}; built by: regard data {source}-{target}"
             table.add_row(f"bible-{source}-{target}", "to build", what)
     console.print(table)

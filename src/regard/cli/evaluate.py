@@ -1,4 +1,4 @@
-"""`regard evaluate`: how good a run is on sentences it was not trained on, alone or against another."""
+"""`regard evaluate`: evaluate a run on held-out sentences, alone or against another run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Wish:
-    """What was asked for on the command line."""
+    """The options of the command line."""
 
     run: str
     split: str = "test"
@@ -81,7 +81,7 @@ def _bars() -> Iterator[Callable[[Run, int, int], None]]:
 
 
 def print_evaluation(console: Console, measured: Evaluation, title: str) -> None:
-    """Everything, for people."""
+    """Print the evaluation as tables."""
     table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value, note in _rows(measured):
         table.add_row(name, value, note)
@@ -100,11 +100,11 @@ def _rows(measured: Evaluation) -> list[tuple[str, str, str]]:
     low, high = measured.interval
     rows = [("sentences", f"{measured.num_sentences}", f"{measured.skipped} skipped" if measured.skipped else "")]
     if measured.left_out:
-        rows.append(("left out", f"{measured.left_out}", f"sources more than {NEAR} similar to one of the training"))
+        rows.append(("left out", f"{measured.left_out}", f"sources with similarity above {NEAR} to a training source"))
     note = f"95 % interval {low:.1f} to {high:.1f}; tokenizer {measured.tokenizer}"
     rows.append(("BLEU", f"{measured.bleu.score:.2f}", note))
     if (novel := measured.novel) is not None:
-        rows.append(("BLEU, novel", f"{novel.bleu:.2f}", f"{novel.count} sources unlike any of the training"))
+        rows.append(("BLEU, novel", f"{novel.bleu:.2f}", f"{novel.count} sources unlike every training source"))
     if measured.retrieval:
         rows.append(("BLEU, copied", f"{measured.retrieval[0].bleu:.2f}", "the target of the nearest training source"))
     rows += [(name, f"{metric.score:.2f}", note) for name, metric, note in _others(measured)]
@@ -113,7 +113,7 @@ def _rows(measured: Evaluation) -> list[tuple[str, str, str]]:
     if measured.perplexity is not None:
         rows.append(("perplexity", f"{measured.perplexity:.2f}", "of the reference pieces"))
     if measured.alignment_error_rate is not None:
-        note = f"of the attention, read at the {measured.reading}"
+        note = f"of the attention at the {measured.reading}"
         rows.append(("alignment error", f"{measured.alignment_error_rate:.3f}", note))
     if measured.sentences_per_second is not None:
         beam = (measured.search or {}).get("beam")
@@ -126,7 +126,7 @@ def _others(measured: Evaluation) -> list[tuple[str, Metric, str]]:
 
 
 def bucket_table(name: str, buckets: Sequence[Bucket], retrieval: Sequence[Bucket] = ()) -> Table:
-    """BLEU by bucket, with counts and intervals, and beside it that of copying from the training text."""
+    """BLEU by bucket, with counts and intervals, and the BLEU of copying from the training text."""
     table = Table(name, box=None, padding=(0, 2, 0, 0))
     for column in ("sentences", "BLEU", "95 % interval", *(["copied"] if retrieval else [])):
         table.add_column(column, justify="right")
@@ -138,7 +138,7 @@ def bucket_table(name: str, buckets: Sequence[Bucket], retrieval: Sequence[Bucke
 
 
 def frequency_table(measured: Evaluation) -> Table:
-    """How well words are translated, by how often they were in the training targets."""
+    """The quality of words by their frequency in the training targets."""
     table = Table("seen in training", box=None, padding=(0, 2, 0, 0))
     for column in ("words", "recall", "precision", "F1"):
         table.add_column(column, justify="right")
@@ -148,7 +148,7 @@ def frequency_table(measured: Evaluation) -> Table:
 
 
 def print_comparison(console: Console, found: PairedComparison, mine: str, theirs: str) -> None:
-    """Two systems on the same sentences."""
+    """Print the comparison of two runs on the same sentences."""
     low, high = found.interval
     console.print()
     console.print(f"{mine}: BLEU {found.bleu[0]:.2f}; {theirs}: BLEU {found.bleu[1]:.2f}", markup=False)

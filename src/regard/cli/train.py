@@ -1,4 +1,4 @@
-"""`regard train`: a corpus in, a folder out that translates; stopped at any moment, it goes on where it was."""
+"""`regard train`: train a translator on a corpus, or resume a training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Wish:
-    """What `regard train` was asked for; what is None is left as the configuration has it."""
+    """The options of `regard train`; None keeps the value of the configuration."""
 
     config: Path | None = None
     overrides: tuple[str, ...] = ()
@@ -40,11 +40,11 @@ class Wish:
 
 
 def train_request(arguments: list[str], **options: Any) -> Wish:
-    """The wish of a command line: `CONFIG.toml` and `section.key=value` in any order."""
-    files = [one for one in arguments if "=" not in one]
+    """The options of a command line: `CONFIG.toml` and `section.key=value` in any order."""
+    files = [argument for argument in arguments if "=" not in argument]
     if len(files) > 1:
         raise RegardError(f"train: {' and '.join(files)} cannot both be the configuration. Give one file.")
-    overrides = tuple(one for one in arguments if "=" in one)
+    overrides = tuple(argument for argument in arguments if "=" in argument)
     return Wish(Path(files[0]) if files else None, overrides, **options)
 
 
@@ -62,11 +62,11 @@ def run(wish: Wish) -> None:
     from regard.seq2seq.training.preparation import is_unsaved
     from regard.seq2seq.training.ranks import process_number
 
-    if anew := wish.resume and wish.out is not None and is_unsaved(wish.out):
-        wish = _begun_anew(wish)
+    if is_unsaved_run := wish.resume and wish.out is not None and is_unsaved(wish.out):
+        wish = _restarted(wish)
     config, folder = _configured(wish)
     console = Console(stderr=True, quiet=process_number(config.training) > 0, highlight=False, soft_wrap=True)
-    if anew:
+    if is_unsaved_run:
         console.print(f"{folder} was stopped before its first save. The training begins anew.", markup=False)
     try:
         with _progress(console, config, folder) as callbacks:
@@ -124,8 +124,8 @@ def _overrides(wish: Wish) -> list[str]:
     return [*_options(wish), *wish.overrides]
 
 
-def _begun_anew(wish: Wish) -> Wish:
-    """The wish for a new training in a folder where none was saved; a configuration that was written is kept."""
+def _restarted(wish: Wish) -> Wish:
+    """The options of a new training in a folder without a saved state; a written configuration is kept."""
     from regard.seq2seq.runs.run import CONFIG
 
     assert wish.out is not None
@@ -134,7 +134,7 @@ def _begun_anew(wish: Wish) -> Wish:
 
 
 def _options(wish: Wish) -> Iterable[str]:
-    """The options as overrides; a budget takes the place of the others."""
+    """The options as overrides; a budget sets the other budgets to 0."""
     budgets = {name: getattr(wish, name) for name in ("minutes", "steps", "epochs")}
     given = {name: value for name, value in budgets.items() if value is not None}
     if len(given) > 1:
@@ -158,7 +158,7 @@ def _quoted(value: Any) -> str:
 
 
 def _name(config: Config) -> str:
-    """Of the folder: the corpus and the system."""
+    """The name of the folder: the corpus and the system."""
     source, target = Path(config.data.source), Path(config.data.target)
     stem = source.stem if source.stem == target.stem else f"{source.stem}-{target.stem}"
     if source.name and source.stem == target.stem:  # text.en and text.fr
@@ -199,7 +199,7 @@ def _conclude(console: Console, folder: Path, reason: str, progress: TrainingPro
 
 @contextmanager
 def _bar(console: Console, config: Config) -> Any:
-    """The share of the budget, the speed and the time left, as a function of where the training stands."""
+    """A bar with the used share of the budget, the speed and the time left; yields the function that updates it."""
     from regard.seq2seq.training.stream import TimeLeft
 
     columns = (BarColumn(bar_width=6), TextColumn("{task.percentage:>3.0f}% {task.description}"))
@@ -217,7 +217,7 @@ def _bar(console: Console, config: Config) -> Any:
 
 
 def _described(progress: TrainingProgress, seconds_left: float | None) -> str:
-    """Step, speed, time left and the last validation, short enough for 80 columns with the bar."""
+    """Step, speed, time left and the last validation; with the bar it fits into 80 columns."""
     speed = progress.tokens / progress.seconds if progress.seconds else 0.0
     measured = next((row for row in reversed(progress.rows) if row.get("valid_loss") is not None), {})
     parts = [f"step {progress.step:,}", f"{speed:,.0f} tokens/s"]

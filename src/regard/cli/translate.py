@@ -1,4 +1,4 @@
-"""`regard translate`: line by line, as the lines come."""
+"""`regard translate`: translate lines of text as they arrive."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from regard.seq2seq.runs.run import Run
 
 ALIGNMENTS = ("pharaoh", "show")
-#: Bytes read at a time; a pipe or a terminal gives what there is.
+#: Most bytes of one read; a pipe or a terminal may give fewer.
 CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What was asked for on the command line; None leaves it to the run."""
+    """The options of the command line; None takes the value of the run."""
 
     arguments: Sequence[str]
     model: str | None = None
@@ -43,22 +43,22 @@ class Wish:
     replace_unknown: bool = False
 
     def options(self, run: Run) -> TranslationOptions:
-        """What to do with every sentence, of this run."""
+        """The options of `Run.translate`."""
         search = run.search(beam=self.beam, n_best=self.n_best, length_penalty=self.length_penalty)
         reading = None if self.align is None else self.reading
         return TranslationOptions(search, batch=self.batch, reading=reading, replace_unknown=self.replace_unknown)
 
 
 def run(wish: Wish) -> None:
-    """Translate and print; every line is out before the next is waited for."""
+    """Translate and print; every translation is printed before the next line is read."""
     if wish.align is not None and wish.align not in ALIGNMENTS:
         raise RegardError(f"translate: --align {wish.align} is not known. {nearest(wish.align, ALIGNMENTS)}")
     folder, text = _arguments(wish)
     with Console(stderr=True).status("Loading the model"):
-        found = load(folder, wish.model)
-    options, printer, number = wish.options(found), _Printer(wish), 0
+        trained = load(folder, wish.model)
+    options, printer, number = wish.options(trained), _Printer(wish), 0
     for lines in read_lines(text):
-        for each in found.translate(lines, options):
+        for each in trained.translate(lines, options):
             printer.print(number, each)
             number += 1
     printer.report(number)
@@ -72,7 +72,7 @@ def load(folder: str | None, name: str | None) -> Run:
 
 
 def _arguments(wish: Wish) -> tuple[str | None, str]:
-    """RUN and TEXT, or TEXT alone where --model names the run."""
+    """RUN and TEXT, or only TEXT with --model."""
     given = list(wish.arguments)
     folder = given.pop(0) if wish.model is None and given else None
     if (wish.model is None and folder is None) or len(given) > 1:
@@ -84,7 +84,7 @@ def _arguments(wish: Wish) -> tuple[str | None, str]:
 
 
 def read_lines(source: str) -> Iterator[list[str]]:
-    """The lines of a text, of a file, or of standard input ("-"), as many at a time as there are."""
+    """The lines of a text, of a file, or of standard input ("-"), in lists of the lines that have arrived."""
     if source == "-":
         if sys.stdin.isatty():
             Console(stderr=True).print("Reading from the keyboard; end with Ctrl-D.", style="dim")
@@ -99,15 +99,15 @@ def read_lines(source: str) -> Iterator[list[str]]:
         raise RegardError(f"translate: {source} is a folder. Give a text, a UTF-8 file, or - for standard input.")
     elif looks_like_path(source):
         raise RegardError(
-            f"translate: there is no file {source}. Give a text, a UTF-8 file, or - for standard input; where this is "
-            "the text, send it there: echo TEXT | regard translate RUN"
+            f"translate: there is no file {source}. Give a text, a UTF-8 file, or - for standard input; if this is "
+            "the text, pipe it: echo TEXT | regard translate RUN"
         )
     else:
         yield source.splitlines() or [""]
 
 
 def _decoded(stream: IO[bytes], name: str) -> Iterator[list[str]]:
-    """Whole lines as soon as they are there: `read1` waits for the first bytes alone."""
+    """Complete lines as soon as they arrive: `read1` waits only for the first bytes."""
     rest, number = b"", 0
     stream = utf8_stream(stream, name, "translate")
     while data := stream.read1(CHUNK):
@@ -118,7 +118,7 @@ def _decoded(stream: IO[bytes], name: str) -> Iterator[list[str]]:
 
 
 def _texts(lines: Sequence[bytes], number: int, name: str) -> Iterator[list[str]]:
-    """All lines as text. Before the error about an unreadable line, the lines before it are yielded."""
+    """The lines as text. An error about an unreadable line comes after the lines before it."""
     texts: list[str] = []
     try:
         for place, line in enumerate(lines, number + 1):
@@ -139,7 +139,7 @@ class _Printer:
     unknown: list[str] = field(default_factory=list)
 
     def print(self, number: int, done: Translation) -> None:
-        """One line for a line, so that input and output stay side by side; more with --n-best and --align show."""
+        """Print one line for each input line; more with --n-best and --align show."""
         if done.hypotheses and not done.hypotheses[0].ended:
             self.cut.append(number + 1)
         if done.num_unknown:
@@ -150,12 +150,12 @@ class _Printer:
             for text in self._lines(number, done):
                 sys.stdout.write(text + "\n")
             sys.stdout.flush()
-        except BrokenPipeError:  # who reads has enough
+        except BrokenPipeError:  # the reader has closed the pipe
             raise
         except OSError as error:
             raise RegardError(
-                f"translate: what line {number + 1} became cannot be written: {error.strerror or error}. Make room, "
-                f"then translate from there on: tail -n +{number + 1} FILE"
+                f"translate: the translation of line {number + 1} cannot be written: {error.strerror or error}. Free "
+                f"space, then translate from this line on: tail -n +{number + 1} FILE"
             ) from None
         if self.wish.align == "show" and done.alignment is not None:
             Console().print(picture(done.alignment))
@@ -167,9 +167,9 @@ class _Printer:
             yield " ||| ".join(self._linked(done, 0))
 
     def _ranked(self, number: int, done: Translation) -> Iterator[list[str]]:
-        """The fields of Moses: number, text, score, links with --align, and "cut" for a text without an end.
+        """The fields of the Moses format: number, text, score, links with --align, and "cut" for a text without an end.
 
-        A line that was not translated keeps its number, with no text and no score.
+        A line that was not translated has its number, no text, and the score nan.
         """
         for n, hypothesis in enumerate(done.hypotheses):
             text, *links = self._linked(done, n)
@@ -179,7 +179,7 @@ class _Printer:
             yield [str(number), text, "nan", *links]
 
     def _linked(self, done: Translation, n: int) -> list[str]:
-        """A text, and with --align its links. Links count words, so these are separated by spaces."""
+        """A text, and with --align its links. Links count words, so words are separated by spaces."""
         text = done.texts[n] if done.texts else ""
         if self.wish.align != "pharaoh":
             return [text]
@@ -189,7 +189,7 @@ class _Printer:
         return [" ".join(alignment.target), write_pharaoh(alignment.links())]
 
     def report(self, number: int) -> None:
-        """On the error stream: what was not translated, and why."""
+        """Print to stderr which lines were not translated, and why."""
         errors, long = Console(stderr=True, soft_wrap=True), [reason for reason in self.skipped if reason != "empty"]
         if long:
             named = first_few(long, separator="; ")
@@ -202,13 +202,13 @@ class _Printer:
             )
         if self.cut:
             lines = first_few(self.cut)
-            errors.print(f"{len(self.cut)} of {number} translations were cut at their greatest length: line {lines}.")
+            errors.print(f"{len(self.cut)} of {number} translations reached their maximum length: line {lines}.")
         if self.skipped["empty"] and number > 1:
             errors.print(f"{self.skipped['empty']} of {number} lines were empty.", style="dim")
 
 
 def picture(alignment: Alignment) -> Text:
-    """Target words down, each with the source words it looks at; darker is more."""
+    """The alignment as text: target words down, source words across; darker means more weight."""
     if not alignment.weights.numel():
         return Text("no words")
     width, drawn = max(map(cell_len, alignment.target)), Text(no_wrap=True)
