@@ -116,7 +116,7 @@ def test_texts_are_not_taken_for_files(runs, text):
 def test_runs_and_input_that_cannot_be_used(runs, tmp_path):
     assert "has no attention" in run("translate", runs / "none", "x", "--align", "show", status=2).stderr
     assert "give a run and one text" in run("translate", status=2).stderr
-    assert "no folder of a run" in run("translate", tmp_path / "nothing", "x", status=2).stderr
+    assert "not the folder of a run" in run("translate", tmp_path / "nothing", "x", status=2).stderr
     assert "There is no model" in run("translate", "--model", "bahdanau-en-xx", "x", status=2).stderr
     wrong = run("translate", runs / "bahdanau", "-", stdin=b"the dog\nca\xff\n", status=2)
     assert "line 2 of standard input is not UTF-8 text (byte 3 of the line is 0xff)" in " ".join(wrong.stderr.split())

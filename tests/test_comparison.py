@@ -183,7 +183,7 @@ def test_a_folder_goes_on_with_the_same_comparison_and_refuses_another_by_name(t
             open_study(other, tmp_path / "a")
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "thesis.tex").write_text("precious")
-    with pytest.raises(RegardError, match="holds no comparison"):
+    with pytest.raises(RegardError, match="is not a comparison"):
         open_study(study, tmp_path / "b")
 
 

@@ -201,9 +201,9 @@ def test_every_key_can_be_set_on_the_command_line_and_comes_back_from_the_file()
         ("training.steps=1 training.steps.x=3", "is a value and not a section"),
         (
             "decoding.max_length=4 decoding.min_length=4",
-            "[decoding] max_length = 4 steps (the end of the sentence is one)",
+            "[decoding] max_length = 4 steps (with the end of the sentence)",
         ),
-        ("training.steps=1 training.epochs=1", "steps and epochs are set, and only one"),
+        ("training.steps=1 training.epochs=1", "steps and epochs are set, but only one"),
     ],
 )
 def test_a_wrong_configuration_is_named_with_what_would_be_right(set_, said):
@@ -216,7 +216,7 @@ def test_a_file_that_is_no_toml_is_named(tmp_path):
     wrong = tmp_path / "wrong.toml"
     for content in (b"[training\n", b"\xff\xfe", b"training = 3\n"):
         wrong.write_bytes(content)
-        with pytest.raises(RegardError, match=r"no TOML|no value"):
+        with pytest.raises(RegardError, match=r"not TOML|not a value"):
             read_config(wrong)
     with pytest.raises(RegardError, match="cannot be read"):
         read_config(tmp_path / "missing.toml")

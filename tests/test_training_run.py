@@ -198,7 +198,7 @@ def test_truncated_and_foreign_files_are_named(folder, tmp_path):
     (old / SETTINGS).write_text(json.dumps(settings | {"model": {**settings["model"], "width": 16}}))
     with pytest.raises(RegardError, match="weights of another model"):
         load_run(old)
-    with pytest.raises(RegardError, match="no folder of a run"):
+    with pytest.raises(RegardError, match="not the folder of a run"):
         load_run(tmp_path / "nowhere")
     with pytest.raises(RegardError, match="no model 'klingon'"):
         load_pretrained("klingon")

@@ -289,8 +289,8 @@ def paired_comparison(a: Evaluation, b: Evaluation, references: Sequence[str]) -
             f"paired_comparison: BLEU of one system counts tokens of {a.tokenizer}, of the other of {b.tokenizer}. "
             "Evaluate both with the same tokenizer."
         )
-    counts = (bleu_counts(evaluation.hypotheses, references, a.tokenizer) for evaluation in (a, b))
-    return paired_bootstrap(*counts)
+    counts_a, counts_b = (bleu_counts(evaluation.hypotheses, references, a.tokenizer) for evaluation in (a, b))
+    return paired_bootstrap(counts_a, counts_b)
 
 
 def perplexity(system: TranslationSystem, pairs: Sequence[Pair], batch: int = 32) -> float:
