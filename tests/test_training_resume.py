@@ -241,7 +241,7 @@ def test_patience_ends_a_training_that_gets_no_better(tmp_path):
 
 def test_what_a_state_depends_on_must_not_change(tmp_path):
     folder = tmp_path / "run"
-    with pytest.raises(RegardError, match="no folder of a run"):
+    with pytest.raises(RegardError, match="not the folder of a run"):
         train(folder, resume=True)
     train(folder, "training.steps=2")
     for change in ("model.width=16", "data.size=61", "tokenizer.kind=bpe", "training.sentences=8"):
