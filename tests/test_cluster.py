@@ -24,7 +24,7 @@ from regard import RegardError
 from regard.cli.app import app
 from regard.cluster import cluster, workers_that_fit
 from regard.hf.text_reader import TextReader
-from regard.profiling.corpus import ThisProcess, merged
+from regard.profiling.corpus import ThisProcess, merge_results
 from regard.profiling.corpus_profile import CorpusKey, CorpusProfile
 from regard.profiling.workers import RayWorkers, Worker
 from regard.seq2seq.comparison.processes import ClusterProcess, LocalProcess
@@ -55,7 +55,7 @@ def ray():
 
 @pytest.fixture(scope="module")
 def alone(reader, key):
-    return merged(ThisProcess(reader).results(TEXTS, key), CorpusProfile(key), None).to_json()
+    return merge_results(ThisProcess(reader).results(TEXTS, key), CorpusProfile(key), None).to_json()
 
 
 def workers():
@@ -76,7 +76,7 @@ def parent(number):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_profile_is_that_of_one_process_to_the_last_digit(ray, key, alone, count):
-    assert merged(RayWorkers(count).results(TEXTS, key), CorpusProfile(key), None).to_json() == alone
+    assert merge_results(RayWorkers(count).results(TEXTS, key), CorpusProfile(key), None).to_json() == alone
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the worker in /proc")
@@ -90,7 +90,7 @@ def test_a_worker_that_is_killed_loses_and_doubles_nothing(ray, key, alone):
                 os.kill(killed[0], signal.SIGKILL)
             yield text
 
-    assert merged(RayWorkers(2).results(texts(), key), CorpusProfile(key), None).to_json() == alone
+    assert merge_results(RayWorkers(2).results(texts(), key), CorpusProfile(key), None).to_json() == alone
     assert killed and killed[0] not in workers()
 
 
@@ -108,9 +108,9 @@ def fragile():
 
 def test_a_document_that_no_worker_survives_is_set_aside_and_named(ray, reader, key, monkeypatch, capfd):
     monkeypatch.setattr("regard.profiling.workers.RETRIES", 0)  # each of them loads the model anew
-    state = merged(RayWorkers(1, fragile()).results(TEXTS[:16], key), CorpusProfile(key), None)
+    state = merge_results(RayWorkers(1, fragile()).results(TEXTS[:16], key), CorpusProfile(key), None)
     assert [number for number, _ in state.broken] == [10] and "a worker ended" in state.broken[0][1]
-    others = merged(ThisProcess(reader).results([*TEXTS[:9], *TEXTS[10:16]], key), CorpusProfile(key), None)
+    others = merge_results(ThisProcess(reader).results([*TEXTS[:9], *TEXTS[10:16]], key), CorpusProfile(key), None)
     assert state.done == 16 and state.table.to_json() == others.table.to_json()
     assert capfd.readouterr().out == "", "standard output is for results"
 

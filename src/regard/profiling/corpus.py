@@ -12,7 +12,7 @@ from regard.checks import Size, checked
 from regard.cluster import check_engine
 from regard.errors import RegardError
 from regard.hf.text_reader import TextReader
-from regard.profiling.corpus_profile import CorpusKey, CorpusProfile, DocumentResult, measure
+from regard.profiling.corpus_profile import CorpusKey, CorpusProfile, DocumentResult, measure_document
 from regard.profiling.documents import Documents, open_corpus
 
 #: Documents between two saves.
@@ -34,7 +34,7 @@ class ThisProcess:
     reader: TextReader
 
     def results(self, documents: Iterable[str], key: CorpusKey) -> Iterator[DocumentResult]:
-        return (measure(self.reader, document, key.layers, key.length) for document in documents)
+        return (measure_document(self.reader, document, key.layers, key.length) for document in documents)
 
 
 class NotSaved(RegardError):
@@ -81,11 +81,11 @@ def profile_corpus(
     numbers = None if layers is None else sorted(set(layers))
     key = CorpusKey(opened.hash, reader.name, length, numbers, reader.fingerprint())
     folder = None if folder is None else Path(folder)
-    profile = CorpusProfile.resumed(key, folder)
+    profile = CorpusProfile.resume(key, folder)
     count = progress or (lambda done, of: None)
     count(profile.done, opened.count)
     with closing(_engine(engine, reader, workers).results(opened.start_at(profile.done), key)) as results:  # type: ignore[type-var]
-        profile = merged(results, profile, folder, lambda done: count(done, opened.count))
+        profile = merge_results(results, profile, folder, lambda done: count(done, opened.count))
     try:
         profile.save(folder)
     except RegardError as error:
@@ -95,7 +95,7 @@ def profile_corpus(
     return profile
 
 
-def merged(
+def merge_results(
     results: Iterable[DocumentResult],
     profile: CorpusProfile,
     folder: Path | None,
@@ -104,7 +104,7 @@ def merged(
     """The profile after all results. It is saved every `EVERY` documents, and when an error or interrupt ends it."""
     try:
         for result in results:
-            profile = profile.after(result)
+            profile = profile.with_document(result)
             progress(profile.done)
             if profile.done % EVERY == 0:
                 profile.save(folder)

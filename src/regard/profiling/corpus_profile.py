@@ -37,7 +37,7 @@ class DocumentResult:
         return DocumentResult(table, data["cut"], data["reason"])
 
 
-def measure(reader: TextReader, document: str, layers: list[int] | None, length: int | None) -> DocumentResult:
+def measure_document(reader: TextReader, document: str, layers: list[int] | None, length: int | None) -> DocumentResult:
     """Measure one document; an error of the model becomes the reason of the result."""
     if isinstance(document, Unreadable):
         return DocumentResult(reason=str(document))
@@ -92,7 +92,7 @@ class CorpusProfile:
         counts = {name: getattr(self, name) for name in ("done", "cut", "empty", "broken")}
         return counts | {"key": asdict(self.key), "table": table}
 
-    def after(self, result: DocumentResult) -> CorpusProfile:
+    def with_document(self, result: DocumentResult) -> CorpusProfile:
         """A new profile with one more document, so that no interrupt leaves a document counted but not merged."""
         done = self.done + 1
         if result.reason:
@@ -112,7 +112,7 @@ class CorpusProfile:
         write_whole(folder / FILE, json.dumps(self.to_json()))
 
     @staticmethod
-    def resumed(key: CorpusKey, folder: Path | None) -> CorpusProfile:
+    def resume(key: CorpusKey, folder: Path | None) -> CorpusProfile:
         """The profile that an earlier run with the same key saved in the folder, or an empty one."""
         path = None if folder is None else folder / FILE
         if path is None or not path.exists():

@@ -12,7 +12,7 @@ import torch
 from regard.cluster import cluster, workers_that_fit
 from regard.errors import RegardError
 from regard.hf.text_reader import TextReader
-from regard.profiling.corpus_profile import CorpusKey, DocumentResult, measure
+from regard.profiling.corpus_profile import CorpusKey, DocumentResult, measure_document
 
 #: The operation that error messages name.
 OPERATION = "profile_corpus"
@@ -38,7 +38,7 @@ class Worker:
 
     def measure(self, documents: list[str]) -> list[dict[str, Any]]:
         """The result of each document, as plain data."""
-        return [measure(self.reader, text, self.key.layers, self.key.length).to_json() for text in documents]
+        return [measure_document(self.reader, text, self.key.layers, self.key.length).to_json() for text in documents]
 
 
 @dataclass(frozen=True)
@@ -59,25 +59,25 @@ class RayWorkers:
         with cluster(OPERATION) as ray:
             count = workers_that_fit(ray, OPERATION, self.workers, threads)
             remote = ray.remote(num_cpus=threads, max_restarts=RETRIES, max_task_retries=RETRIES)(self.kind)
-            crew = Crew(ray, lambda: remote.remote(key, threads))
+            group = WorkerGroup(ray, lambda: remote.remote(key, threads))
             try:
-                yield from crew.in_order(documents, count)
-            except crew.died as error:
+                yield from group.in_order(documents, count)
+            except group.death_errors as error:
                 raise _lost(error) from None
             except ray.exceptions.RayTaskError as error:
                 raise error.cause if isinstance(error.cause, RegardError) else error from None
 
 
-class Crew:
+class WorkerGroup:
     """Workers that take batches as they become free; `start` starts a worker."""
 
     def __init__(self, ray: Any, start: Callable[[], Any]) -> None:
-        self.ray, self.start = ray, start
-        self.died = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
+        self.ray, self._start = ray, start
+        self.death_errors = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
 
     def in_order(self, documents: Iterable[str], count: int) -> Iterator[DocumentResult]:
         """The result of every document, in order, from `count` workers."""
-        idle, batches = self.hire(count), enumerate(batched(documents))
+        idle, batches = self.start_workers(count), enumerate(batches_of(documents))
         running: dict[Any, tuple[int, list[str], Any]] = {}
         finished: dict[int, list[DocumentResult]] = {}
         next_batch = 0
@@ -99,32 +99,32 @@ class Crew:
         """The results of a batch, and a free worker: a new one if this one is dead."""
         try:
             return [DocumentResult.from_json(data) for data in self.ray.get(future)], worker
-        except self.died:
-            return self.one_by_one(batch)
+        except self.death_errors:
+            return self.measure_one_by_one(batch)
 
-    def one_by_one(self, batch: list[str]) -> tuple[list[DocumentResult], Any]:
+    def measure_one_by_one(self, batch: list[str]) -> tuple[list[DocumentResult], Any]:
         """The results of a batch over which workers died: each document alone, to find the cause."""
         results = []
-        (worker,) = self.hire(1)
+        (worker,) = self.start_workers(1)
         for document in batch:
             try:
                 (data,) = self.ray.get(worker.measure.options(max_task_retries=0).remote([document]))
                 results.append(DocumentResult.from_json(data))
-            except self.died as error:
+            except self.death_errors as error:
                 reason = f"a worker ended {RETRIES + 2} times over it. {_first_line(error)}"
                 results.append(DocumentResult(reason=reason))
                 self.ray.kill(worker)
-                (worker,) = self.hire(1)
+                (worker,) = self.start_workers(1)
         return results, worker
 
-    def hire(self, count: int) -> list[Any]:
+    def start_workers(self, count: int) -> list[Any]:
         """Start workers, and wait until they have loaded the model."""
-        workers = [self.start() for _ in range(count)]
+        workers = [self._start() for _ in range(count)]
         self.ray.get([worker.check.remote() for worker in workers])
         return workers
 
 
-def batched(documents: Iterable[str]) -> Iterator[list[str]]:
+def batches_of(documents: Iterable[str]) -> Iterator[list[str]]:
     """The documents in batches."""
     rest = iter(documents)
     while batch := list(itertools.islice(rest, BATCH)):

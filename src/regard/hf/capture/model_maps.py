@@ -57,9 +57,9 @@ class WatchedAttention(Mapping[str, AttentionMap]):
     @property
     def statistics(self) -> dict[str, ModuleStatistics]:
         """Module path -> the results of the folds, after watch(keep="statistics")."""
-        found = {name: self._parts[name].statistics for name in self.names}
-        kept = {name: statistics for name, statistics in found.items() if statistics is not None}
-        if len(kept) < len(found):
+        statistics = {name: self._parts[name].statistics for name in self.names}
+        kept = {name: of_module for name, of_module in statistics.items() if of_module is not None}
+        if len(kept) < len(statistics):
             raise RegardError(
                 "seen.statistics: queries and keys were kept, not statistics. Compute them from a map, "
                 "seen[name].summarize(*folds), or watch again with watch(model, keep='statistics')."
