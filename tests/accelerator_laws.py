@@ -155,10 +155,10 @@ def test_far_positions_keep_their_precision_without_float64():
 def test_a_table_that_is_too_short_is_refused_before_the_device_reads_it():
     learned = moved(rg.LearnedPositions(4, 8))
     x = torch.randn(1, 2, 6, 8, device=DEVICE)
-    with pytest.raises(rg.RegardError, match="knows positions 0 to 3, asked for 0 to 5"):
+    with pytest.raises(rg.RegardError, match="has positions 0 to 3, this call needs 0 to 5"):
         rg.attend(rg.Attention(position=learned), x, x, x)
     embedding = moved(rg.nn.Embedding(9, 8, rg.LearnedPositions(4, 8)))
-    with pytest.raises(rg.RegardError, match="knows positions 0 to 3, asked for 3 to 4"):
+    with pytest.raises(rg.RegardError, match="has positions 0 to 3, this call needs 3 to 4"):
         embedding(torch.ones(1, 2, dtype=torch.int64, device=DEVICE), start=3)
 
 

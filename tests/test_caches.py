@@ -147,7 +147,7 @@ def test_another_layers_cache_is_refused():
 
 def test_a_cache_brings_its_own_positions():
     x = torch.randn(1, 1, 2, 4)
-    with pytest.raises(rg.RegardError, match="brings its own positions"):
+    with pytest.raises(rg.RegardError, match="has its own positions"):
         rg.attend(rg.Attention(), x, x, x, cache=rg.GrowingCache(), positions=rg.Positions.aligned_to_end(2, 2))
 
 

@@ -154,7 +154,7 @@ def test_explain_takes_settings():
         (["sliding_window", "--set", "sise=3"], "Did you mean 'size'?"),
         (["sliding_window", "--set", "size"], "--set takes KEY=VALUE"),
         (["sliding_window", "--set", "size=wide"], "explain sliding_window --set size=wide: window(size='wide'): size"),
-        (["multi_head", "--heads", "3", "--key-heads", "2"], "the second must divide the first"),
+        (["multi_head", "--heads", "3", "--key-heads", "2"], "must divide the number of query heads"),
     ],
 )
 def test_explain_refuses(arguments, said):

@@ -30,11 +30,11 @@ MISTAKES = {
         "4 query heads cannot share 3.*axis 1",
     ),
     "batches that differ": (lambda: attend(q, x(1, 4, 6, 8), x(1, 4, 6, 8)), "batch sizes differ"),
-    "values without keys": (lambda: attend(q, k, x(2, 4, 5, 8)), "one value to each key"),
+    "values without keys": (lambda: attend(q, k, x(2, 4, 5, 8)), "one value for each key"),
     "three axes": (lambda: attend(q[0], k, k), r"4 axes.*unsqueeze\(0\)"),
     "no tensor": (lambda: attend([1.0], k, k), "torch.Tensor, got list"),
     "no key heads": (lambda: attend(q, k[:, :0], k[:, :0]), "key has shape.*at least one head"),
-    "no channels": (lambda: attend(q[..., :0], k[..., :0], k), "query has shape.*at least one head and one channel"),
+    "no channels": (lambda: attend(q[..., :0], k[..., :0], k), "query has shape.*heads and width are at least 1"),
     "integers": (lambda: attend(q.long(), k, k), "floating point, got torch.int64"),
     "two dtypes": (lambda: attend(q, k.double(), k.double()), "share one dtype"),
     "NaN": (
@@ -89,11 +89,11 @@ MISTAKES = {
     "an odd rotation": (lambda: rg.RoPE(7), "even"),
     "a position beyond the table": (
         lambda: attend(q, k, k, rg.Attention(position=rg.LearnedPositions(4, 8))),
-        "knows positions 0 to 3.*longer table",
+        "has positions 0 to 3.*longer table",
     ),
     "positions of other keys": (
         lambda: attend(q, k, k, positions=rg.Positions.aligned_to_end(5, 9)),
-        "6 keys were given but positions name 9",
+        "6 keys were given, but positions has 9",
     ),
     "dropout of everything": (lambda: rg.Attention(dropout=1.0), r"\[0, 1\)"),
     "no attention": (lambda: rg.attend(None, q, k, k), "regard.Attention, got NoneType"),
@@ -112,7 +112,7 @@ MISTAKES = {
     ),
     "an unknown mechanism": (lambda: mechanism("longfromer"), "Did you mean 'longformer'"),
     "a choice of keys that is not there": (lambda: attend(q, k, k).weights.mass([6]), "indices from 0 to 5"),
-    "too many random blocks": (lambda: rg.random_blocks(4, 9, 16), "count must lie between 1 and 4"),
+    "too many random blocks": (lambda: rg.random_blocks(4, 9, 16), "count must be between 1 and 4"),
     "random blocks of nothing": (lambda: rg.random_blocks(0, 1, 8), r"random_blocks\(size=0\).*at least 1"),
     "random blocks of an empty sequence": (lambda: rg.random_blocks(4, 1, 0), r"length=0.*at least 1"),
     "half a block": (lambda: rg.bigbird(64, window_blocks=-1), "window_blocks must be an integer of at least 0"),
@@ -248,5 +248,5 @@ def test_a_learned_table_has_no_positions_before_the_first():
 
 @pytest.mark.parametrize("piece", [rg.RoPE(4), rg.Sinusoidal()], ids=repr)
 def test_positions_are_whole_numbers(piece):
-    with pytest.raises(rg.RegardError, match=r"float32 was given, but they are integers.*LinearScaling\(2"):
+    with pytest.raises(rg.RegardError, match=r"must be integers, got torch.float32.*LinearScaling\(2"):
         piece.encode(x(1, 1, 2, 4), torch.tensor([0.5, 1.5]))

@@ -232,7 +232,7 @@ def test_an_encoder_without_positions_knows_no_order():
 
 def test_learned_positions_end_where_the_table_ends():
     encoder = plan({"positions": "learned"}).encoder(1, vocabulary=30)
-    with pytest.raises(rg.RegardError, match="knows positions 0 to 11"):
+    with pytest.raises(rg.RegardError, match="has positions 0 to 11"):
         encoder(torch.ones(1, 13, dtype=torch.long))
 
 

@@ -1,4 +1,4 @@
-"""The container: which pieces an attention is made of."""
+"""`Attention`, the pieces of one mechanism, and `scores`, which computes the scores of a tile with them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from regard.pieces.score import Dot, Score
 from regard.positions import Positions
 from regard.shapes import Sizes, as_slice, at_least_float32, to_device, without_autocast
 
-#: What is in each slot, beside the biases.
+#: The type of the piece in each slot, without the biases.
 SLOTS: dict[str, type] = {"score": Score, "position": Position, "mask": Mask, "normalizer": Normalizer}
 
 
@@ -29,11 +29,11 @@ SLOTS: dict[str, type] = {"score": Score, "position": Position, "mask": Mask, "n
 class Attention(nn.Module):
     """An attention mechanism: w_ij = normalise(bias(score(position(q_i), position(k_j)))) where mask allows.
 
-    Slots, each a piece: `score` compares a query with a key, `position` acts on both before,
-    `bias` changes scores by where they stand (several apply in order), `mask` says who may
-    attend (True = may), `normalizer` turns a row of scores into weights, `dropout` drops weights
-    in training mode. Multi-head, grouped-query and multi-query attention are read off the head
-    count of the keys; a cache is an argument of `attend`.
+    Each slot holds a piece: `score` compares a query with a key; `position` encodes the positions of both before;
+    `bias` changes scores by position (several biases apply in order); `mask` decides which keys a query may attend to
+    (True = may attend); `normalizer` turns a row of scores into weights. `dropout` is the share of weights that are
+    dropped in training mode. Multi-head, grouped-query and multi-query attention differ only in the number of key
+    heads. A cache is an argument of `attend`.
 
     >>> Attention()
     Attention(score=Dot(), normalizer=Softmax(temperature=1.0, sink=None))
@@ -41,10 +41,10 @@ class Attention(nn.Module):
 
     score: Score
     position: Position | None
-    bias: Any  # a tuple of biases; one, or any number of them, may be assigned
+    bias: Any  # a tuple of biases; a single bias may be assigned too
     mask: Mask | None
     normalizer: Normalizer
-    #: In a snapshot: the tensors that it shares with the original pieces. None: this is no snapshot.
+    #: In a snapshot: the tensors that it shares with the original pieces. None if this is not a snapshot.
     shared: list[Tensor] | None = None
 
     def __init__(
@@ -64,23 +64,23 @@ class Attention(nn.Module):
         self.mask = mask
         self.normalizer = Softmax() if normalizer is None else normalizer
         if isinstance(dropout, bool) or not isinstance(dropout, Real) or not 0 <= dropout < 1:
-            raise RegardError(f"Attention(dropout={dropout!r}): the share of dropped weights lies in [0, 1).")
+            raise RegardError(f"Attention(dropout={dropout!r}): the share of dropped weights is in [0, 1).")
         self.dropout = float(dropout)
         self._check_signs()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """A piece may be exchanged for another of its kind, whether they are modules or not."""
+        """Check the type of a piece. A module may replace a piece that is not a module, and the reverse."""
         if name in SLOTS:
             value = _slot(name, value, SLOTS[name], optional=name in ("position", "mask"))
             self._modules.pop(name, None)
         elif name == "bias":
-            several = isinstance(value, Iterable) and not isinstance(value, Bias | Tensor)
-            value = tuple(_slot("bias", piece, Bias) for piece in (value if several else (value,)))
-            self._hold_biases(value)
+            is_list = isinstance(value, Iterable) and not isinstance(value, Bias | Tensor)
+            value = tuple(_slot("bias", piece, Bias) for piece in (value if is_list else (value,)))
+            self._register_biases(value)
         super().__setattr__(name, value)
 
-    def _hold_biases(self, biases: tuple[Bias, ...]) -> None:
-        """Those that are modules become parts of this one, in the place of earlier ones."""
+    def _register_biases(self, biases: tuple[Bias, ...]) -> None:
+        """Make the biases that are modules submodules of this module, in place of earlier biases."""
         for name in [name for name in self._modules if name.startswith("bias_")]:
             del self._modules[name]
         for number, piece in enumerate(biases):
@@ -91,24 +91,24 @@ class Attention(nn.Module):
         if self.normalizer.needs_nonnegative and not self.score.nonnegative:
             raise RegardError(
                 f"Attention: {type(self.normalizer).__name__} divides by a sum, so it needs scores that are not "
-                f"negative, and those of {type(self.score).__name__} may be. Use KernelScore, or another normaliser."
+                f"negative. Scores of {type(self.score).__name__} may be. Use KernelScore, or another normaliser."
             )
 
     @staticmethod
     def remedy(value: object) -> str:
-        """How a value that was given in place of an `Attention` becomes one."""
+        """How to make an `Attention` from a value that is none."""
         slots = (("", Score), ("mask=", Mask), ("bias=", Bias), ("position=", Position), ("normalizer=", Normalizer))
         slot = next((slot for slot, kind in slots if isinstance(value, kind)), None)
         if slot is not None:
             return f"Put the piece into its slot: regard.Attention({slot}{value!r})."
         if isinstance(value, str):
-            return f"Names are those of the catalogue: regard.mechanism({value!r}).build(...)."
+            return f"For a mechanism of the catalogue: regard.mechanism({value!r}).build(...)."
         if hasattr(value, "build"):
-            return "Build one from it: mechanism.build(...)."
-        return "Plain attention is regard.Attention()."
+            return "Build an Attention: mechanism.build(...)."
+        return "For plain attention: regard.Attention()."
 
     def with_mask(self, mask: Mask | None) -> Attention:
-        """The same pieces (shared, not copied) under another mask."""
+        """An `Attention` of the same pieces (shared, not copied) with another mask."""
         other = Attention(
             self.score,
             position=self.position,
@@ -117,11 +117,11 @@ class Attention(nn.Module):
             normalizer=self.normalizer,
             dropout=self.dropout,
         )
-        other.training = self.training  # and not that of the pieces, which others hold as well
+        other.training = self.training  # set here only: the pieces belong to other modules too
         return other
 
     def check(self, sizes: Sizes, positions: Positions, key_width: int) -> None:
-        """Refuse sizes that one of the pieces was not made for."""
+        """Refuse sizes that do not fit one of the pieces."""
         self._check_signs()
         self.score.check(sizes, key_width)
         self.normalizer.check(sizes)
@@ -150,7 +150,7 @@ def checked_attention(owner: str, attention: object) -> Attention:
 
 
 def snapshot(attention: Attention) -> Attention:
-    """A copy of the pieces as they are now. Exchanged pieces and new parameter data do not reach it.
+    """A copy of the pieces as they are now. Exchanged pieces and new parameter data do not change the copy.
 
     >>> import torch, regard as rg
     >>> attention = rg.Attention(normalizer=rg.LearnedSink(1))
@@ -165,7 +165,7 @@ def snapshot(attention: Attention) -> Attention:
 
 
 def snapshot_around(tensors: Sequence[Tensor], skeleton: Skeleton) -> Attention:
-    """A snapshot from the skeleton that `take_apart` gave, and from the snapshots of its tensors."""
+    """A snapshot from a skeleton of `take_apart`, and from the snapshots of its tensors."""
     copy: Attention = skeleton.around(tensors)
     copy.shared = [tensor for tensor in tensors if not is_small(tensor)]
     return copy
@@ -187,7 +187,7 @@ def _slot(name: str, piece: object, kind: type[P], optional: bool = False) -> P:
     if isinstance(piece, type):
         got, remedy = f"the class {piece.__name__}", f"Did you mean {piece.__name__}(...)?"
     elif isinstance(piece, Tensor):
-        got, remedy = f"a tensor of {piece.dtype}", "A boolean tensor is wrapped as regard.mask_tensor(tensor)."
+        got, remedy = f"a tensor of {piece.dtype}", "A boolean tensor becomes a mask by regard.mask_tensor(tensor)."
     else:
         got, remedy = f"{type(piece).__name__} {str(piece)[:60]!r}", f"Pieces are objects, such as {EXAMPLES[name]}."
     raise RegardError(f"Attention({name}=...): expected a {kind.__name__}, got {got}. {remedy}")
@@ -195,10 +195,10 @@ def _slot(name: str, piece: object, kind: type[P], optional: bool = False) -> P:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the pieces computed in O(n), before any pair is looked at.
+    """The results of all O(n) work of the pieces, before any pair is computed.
 
-    `query` and `key` are what the score compares; `rows` and `cols` are the states of the biases.
-    All have the sequence on axis -2, so a tile is the same slice of each.
+    The score compares `query` and `key`. `rows` and `cols` are what each bias prepared for queries and for keys. Every
+    tensor has the sequence on axis -2, so a tile is the same slice of each.
     """
 
     query: Tensor
@@ -219,7 +219,7 @@ class Prepared:
         return [t for t in (self.query, self.key, *self.rows, *self.cols) if t is not None]
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> Prepared:
-        """The same structure around other tensors, in the order of `tensors()`."""
+        """The same structure with other tensors, in the order of `tensors()`."""
         source = iter(tensors)
         query, key = next(source), next(source)
         rows = tuple(None if r is None else next(source) for r in self.rows)
@@ -243,7 +243,7 @@ class Prepared:
         return self.with_tensors(t[entries] for t in self.tensors())
 
     def select(self, batch: Tensor, head: Tensor) -> Prepared:
-        """Some batch entries and query heads, by indices on the host. Each query head then has its own key head."""
+        """Some batch entries and query heads, by indices on the host. Every query head gets its own key head."""
         key_head = head // (self.query.shape[1] // self.key.shape[1])
         return Prepared(
             _pick(self.query, batch, head),
@@ -257,19 +257,19 @@ class Prepared:
 
 
 def _pick(x: Tensor, batch: Tensor, head: Tensor) -> Tensor:
-    """Some batch entries and heads; where each are one stretch, a view, which copies nothing."""
-    stretches = as_slice(batch), as_slice(head)
-    if None not in stretches:
-        return x[stretches]
+    """Some batch entries and heads; if both are consecutive, a view, which copies nothing."""
+    slices = as_slice(batch), as_slice(head)
+    if None not in slices:
+        return x[slices]
     return x[to_device(batch, x.device)[:, None], to_device(head, x.device)]
 
 
 def scores(attention: Attention, tile: Prepared, grid: Grid, masked: bool = True) -> Tensor:
     """The scores of a tile, biases applied and masked: (B, H, I, J), in float32 at least.
 
-    Every engine but the fused ones, and every look at the weights, computes scores here.
+    All engines but the fused ones, and all maps, compute scores here.
     """
-    with without_autocast(tile.query.device):  # it would round the scores
+    with without_autocast(tile.query.device):  # autocast would round the scores
         s = attention.score.tile(at_least_float32(tile.query), at_least_float32(tile.key), grid)
         for bias, rows, cols in zip(attention.bias, tile.rows, tile.cols, strict=True):
             s = bias.transform(s, grid, rows, cols)
@@ -279,9 +279,9 @@ def scores(attention: Attention, tile: Prepared, grid: Grid, masked: bool = True
 
 
 def makes_new_scores(attention: Attention) -> bool:
-    """Whether `scores` without a mask returns a new tensor, which may be written to.
+    """Whether `scores` without a mask returns a new tensor, which may be overwritten.
 
-    A piece of the user's own may return a tensor that it keeps: the scores of a Synthesizer are a parameter.
+    A piece that a user wrote may return a tensor that it keeps: the scores of a Synthesizer are a parameter.
     """
     last = type(attention.bias[-1]).transform if attention.bias else type(attention.score).tile
     return (last.__module__ or "").startswith("regard.")

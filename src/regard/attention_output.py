@@ -30,7 +30,7 @@ attend_listeners = Listeners()
 
 @dataclass(frozen=True, eq=False)
 class AttentionOutput:
-    """What `attend` returns: the output (B, H, I, E), the weights on demand, and the next cache if one was given.
+    """The result of `attend`: the output (B, H, I, E), the weights on demand, and the next cache if it got one.
 
     >>> import torch, regard as rg
     >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
@@ -63,13 +63,12 @@ def attend(
 ) -> AttentionOutput:
     """output_i = sum_j w_ij v_j, with the weights of any mechanism, and every weight on demand.
 
-    `query` is (B, H, I, D), `key` (B, G, J, D), `value` (B, G, J, E); G divides H, and H / G query
-    heads share each key/value head. `positions` says where queries and keys stand (by default the
-    last query stands where the last key does, with a cache too); `cache` holds earlier keys and values, and the
-    returned `cache` is the one for the next call. `engine` is one of "auto", "reference",
-    "dense", "fused", "blocked", "linear", "flex"; one that cannot run the pieces refuses and says why.
-    "ring", or a `Ring`, runs one sequence over the processes of a group, each of which gives its share.
-    `check=True` refuses NaN and infinite inputs by name.
+    `query` is (B, H, I, D), `key` (B, G, J, D), `value` (B, G, J, E); G divides H, and H / G query heads share each
+    key/value head. `positions` are the positions of queries and keys; by default, with a cache too, the last query has
+    the position of the last key. `cache` holds earlier keys and values; `cache` of the result is for the next call.
+    `engine` is "auto", "reference", "dense", "fused", "blocked", "linear" or "flex"; an engine that cannot run the
+    pieces raises an error with the reason. With "ring", or a `Ring`, the processes of a group run one sequence
+    together, and each passes its part. `check=True` raises an error if an input has NaN or infinite values.
 
     >>> import torch, regard as rg
     >>> attention = rg.Attention(mask=rg.causal() & rg.window(256), position=rg.RoPE(64))
@@ -83,19 +82,19 @@ def attend(
     if not isinstance(check, bool):
         raise RegardError(f"attend: check is True or False, got {type(check).__name__}.")
     if isinstance(engine, Ring) or (isinstance(engine, str) and engine == Ring.name):
-        return _around(Ring.of(engine), attention, (query, key, value), positions, cache, check)
+        return _attend_ring(Ring.of(engine), attention, (query, key, value), positions, cache, check)
     with numbers_needed(query):
-        problem, following = _problem(attention, query, key, value, positions, cache, seed=_seed(attention))
+        problem, next_cache = _problem(attention, query, key, value, positions, cache, seed=_seed(attention))
         if check:
             check_finite(query=query, key=key, value=value)
         result = _run(problem, engine)
-        if isinstance(following, RecurrentCache):
-            following = replace(following, state=result.state)
+        if isinstance(next_cache, RecurrentCache):
+            next_cache = replace(next_cache, state=result.state)
     weights = AttentionMap(
         problem.pieces_snapshot(), problem.prepared, problem.positions, problem.grid, result.row_statistic
     )
     attend_listeners.tell(None, lambda: weights)
-    return AttentionOutput(result.output, weights, following)
+    return AttentionOutput(result.output, weights, next_cache)
 
 
 @overload
@@ -135,10 +134,11 @@ def explain(
     cache: Cache | None = None,
     engine: str | Ring = "auto",
 ) -> Plan | RingPlan:
-    """How `attend` would run this: the engine chosen, those that cannot and why, pairs, operations, bytes.
+    """How `attend` would run this call: the engine, the engines that cannot run it and why, pairs, operations, bytes.
 
-    With `engine=Ring(ranks=N)`, and no process group, the plan is that of N ranks for these whole tensors: bytes,
-    pairs and memory of each. In a process group the tensors are this rank's share, and all ranks have to ask.
+    With `engine=Ring(ranks=N)` and no process group, the tensors are the whole sequence, and the plan has the bytes,
+    pairs and memory of each of N ranks. In a process group the tensors are this rank's part, and all ranks must call
+    `explain`.
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 8, 16384, 64)
@@ -155,7 +155,7 @@ def explain(
     return planned
 
 
-def _around(
+def _attend_ring(
     ring: Ring,
     attention: Attention,
     inputs: tuple[Tensor, Tensor, Tensor],
@@ -163,12 +163,12 @@ def _around(
     cache: Cache | None,
     check: bool,
 ) -> AttentionOutput:
-    """`attend` over the ranks of a group."""
+    """`attend` with the ring engine, on all ranks of a group."""
 
     def check_own() -> None:
         if cache is not None:
             raise RegardError(
-                "attend: the ring engine takes no cache: decoding reads one query. Use the blocked engine."
+                "attend: the ring engine takes no cache: a decoding step has only one query. Use the blocked engine."
             )
         if check:
             check_finite(**dict(zip(("query", "key", "value"), inputs, strict=True)))
@@ -195,15 +195,15 @@ def _problem(
     query, key, value = (_autocast(t) for t in (query, key, value))
     sizes = Sizes.of(query, key, value)
     check_positions(positions)
-    state, following = None, None
+    state, next_cache = None, None
     if cache is not None:
         if not isinstance(cache, Cache):
             raise RegardError(f"attend: the cache must be a regard.Cache, got {type(cache).__name__}.")
         if positions is not None:
-            raise RegardError("attend: a cache brings its own positions; give one or the other.")
+            raise RegardError("attend: a cache has its own positions; give a cache or positions, not both.")
         extended = cache.extend(key, value)
-        positions = _at_the_end(sizes, extended, cache)
-        key, value, following = extended.key, extended.value, extended.cache
+        positions = _positions_of(sizes, extended, cache)
+        key, value, next_cache = extended.key, extended.value, extended.cache
         if isinstance(cache, RecurrentCache):
             state = query.new_zeros(()) if cache.state is None else cache.state
         if cache.mask is not None:
@@ -212,17 +212,17 @@ def _problem(
     positions = positions or Positions.aligned_to_end(sizes.I, sizes.J)
     positions.check(sizes.J)
     attention.check(sizes, positions, key.shape[-1])
-    return Problem(attention, query, key, value, positions, sizes, seed=seed, state=state), following
+    return Problem(attention, query, key, value, positions, sizes, seed=seed, state=state), next_cache
 
 
 def _run(problem: Problem, engine: str) -> Result:
-    """Plan and run. Autocast has rounded the inputs; it must not round sums."""
+    """Plan and run, without autocast: it has rounded the inputs, and it must not round sums."""
     with attend_listeners.computing(), without_autocast(problem.query.device):
         chosen = plan(problem, engine)
         for reason in chosen.quadratic:
-            warnings.warn(f"attend: {reason}. regard.explain(...) tells the whole plan.", stacklevel=5)
+            warnings.warn(f"attend: {reason}. regard.explain(...) shows the whole plan.", stacklevel=5)
         result = chosen.run()
-    problem.plan_cache.clear()  # they refer back to the problem, and a cycle would keep its tensors for long
+    problem.plan_cache.clear()  # its entries refer to the problem, and a cycle would keep the tensors alive
     return result
 
 
@@ -235,8 +235,8 @@ def _seed(attention: Attention) -> int | None:
     return int(torch.randint(2**31, ())) if _drops(attention) else None
 
 
-def _at_the_end(sizes: Sizes, extended: Extended, cache: Cache) -> Positions:
-    """Positions with the last query at the last key, for `sizes.I` queries and `sizes.J` new keys."""
+def _positions_of(sizes: Sizes, extended: Extended, cache: Cache) -> Positions:
+    """The positions of a call with a cache, for `sizes.I` queries and `sizes.J` new keys, aligned to the end."""
     keys, length = extended.positions.keys, extended.positions.start + sizes.J
     start = length - sizes.I
     if (
@@ -245,15 +245,15 @@ def _at_the_end(sizes: Sizes, extended: Extended, cache: Cache) -> Positions:
         and not keys.covers(cache.mask.any_allowed(start, length) & Spans(((0, length),)))
     ):
         raise RegardError(
-            f"attend: {sizes.I} queries come with {sizes.J} new keys, so the first stands at position {start}, and "
-            f"{type(cache).__name__} has forgotten keys that it may attend to. Give at most as many queries as new "
-            "keys, or use GrowingCache, which keeps all."
+            f"attend: with {sizes.I} queries and {sizes.J} new keys the first query has position {start}, and "
+            f"{type(cache).__name__} has forgotten keys that this query may attend to. Give at most as many queries as "
+            "new keys, or use GrowingCache, which keeps all keys."
         )
     return Positions(start, keys)
 
 
 def _autocast(tensor: Tensor) -> Tensor:
-    """Under torch.autocast inputs take its dtype, as those of scaled_dot_product_attention do."""
+    """An input in the dtype of torch.autocast if it is enabled, as in scaled_dot_product_attention."""
     if not isinstance(tensor, Tensor) or tensor.dtype == torch.float64 or not tensor.is_floating_point():
         return tensor
     kind = tensor.device.type

@@ -1,9 +1,9 @@
-"""Caches: keys and values of earlier calls, as explicit values that go in and come out.
+"""Caches: keys and values of earlier calls. Pass a cache to `attend` and continue with the cache that it returns.
 
-`attend(..., cache=cache)` appends the new keys and values, attends over all that is kept, and
-returns the next cache in `AttentionOutput.cache`. A cache is never changed by a later call: appending twice
-to the same one forks it, as beam search does. Positions travel with it, so a prompt in chunks of
-any size, then token by token, gives what one call over the whole gives.
+`attend(..., cache=cache)` appends the new keys and values, attends to all keys of the cache, and returns the next cache
+in `AttentionOutput.cache`. No call changes a cache in place: if two calls append to the same cache, each returns its
+own branch, as beam search needs. A cache also keeps positions. So a prompt in chunks of any size, and then single
+tokens, gives the same output as one call with the whole text.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from regard.spans import Spans
 
 @dataclass(frozen=True, eq=False)
 class Extended:
-    """What one call attends over: keys, values, where all stand, and the cache for the next call.
+    """The keys and values that one call attends to, the positions, and the cache for the next call.
 
-    `positions` starts at the first new key. `attend` places its last query at the last key.
+    `positions` starts at the first new key. `attend` gives its last query the position of the last key.
     """
 
     key: Tensor
@@ -35,7 +35,7 @@ class Extended:
 
 
 class Cache(ABC):
-    """Base of all caches. `length` is how many tokens went in so far.
+    """Base of all caches. `length` is the number of tokens appended so far.
 
     >>> import torch, regard as rg
     >>> cache = rg.GrowingCache()
@@ -49,25 +49,25 @@ class Cache(ABC):
 
     @abstractmethod
     def extend(self, key: Tensor, value: Tensor) -> Extended:
-        """With new keys (B, G, n, D) and values (B, G, n, E) appended."""
+        """Append new keys (B, G, n, D) and values (B, G, n, E)."""
 
     @property
     def mask(self) -> Mask | None:
-        """What a cache that forgets adds to the mask, so that chunks see no more than single tokens do."""
+        """The mask that a forgetful cache adds: queries of a chunk then attend to the same keys as single queries."""
         return None
 
 
 class _Buffer:
-    """Room for keys and values, shared by the caches that grew from each other.
+    """Memory for keys and values, shared by caches that were extended from each other.
 
-    `filled` tells how much is written. A cache may only write behind its own end if nobody else
-    has; otherwise it moves to a buffer of its own. Writing behind the end changes no key that a map holds, so it is not
-    counted as a change: maps of earlier steps stay valid.
+    `filled` is the number of entries written. A cache may write after its own end only if no other cache did; otherwise
+    it moves to a new buffer. Such a write changes no key of an earlier map. It goes through `.data`, so that torch does
+    not count it as a change and earlier maps stay valid.
     """
 
-    def __init__(self, key: Tensor, value: Tensor, room: int) -> None:
-        self.key = key.new_empty(*key.shape[:2], room, key.shape[3])
-        self.value = value.new_empty(*value.shape[:2], room, value.shape[3])
+    def __init__(self, key: Tensor, value: Tensor, capacity: int) -> None:
+        self.key = key.new_empty(*key.shape[:2], capacity, key.shape[3])
+        self.value = value.new_empty(*value.shape[:2], capacity, value.shape[3])
         self.filled = 0
 
     def write(self, key: Tensor, value: Tensor) -> None:
@@ -94,22 +94,22 @@ class _Store:
         return self.buffer.value[:, :, self.start : self.stop]
 
     def append(self, key: Tensor, value: Tensor) -> _Store:
-        new = key.shape[2]
-        if torch.is_grad_enabled():  # a later backward pass may still need what a write in place would change
+        num_new, num_kept = key.shape[2], self.stop - self.start
+        if torch.is_grad_enabled():  # a later backward pass may need tensors that a write in place would change
             return _Store.of(torch.cat((self.key, key), 2), torch.cat((self.value, value), 2))
-        alone = self.buffer.filled == self.stop and self.buffer.key.is_inference() == torch.is_inference_mode_enabled()
-        if alone and self.stop + new <= self.buffer.key.shape[2]:
+        may_write = self.buffer.filled == self.stop
+        may_write &= self.buffer.key.is_inference() == torch.is_inference_mode_enabled()
+        if may_write and self.stop + num_new <= self.buffer.key.shape[2]:
             self.buffer.write(key, value)
-            return _Store(self.buffer, self.start, self.stop + new)
-        kept = self.stop - self.start
-        moved = _Buffer(self.key, self.value, 2 * (kept + new))
-        moved.write(self.key, self.value)
-        moved.write(key, value)
-        return _Store(moved, 0, kept + new)
+            return _Store(self.buffer, self.start, self.stop + num_new)
+        larger = _Buffer(self.key, self.value, 2 * (num_kept + num_new))
+        larger.write(self.key, self.value)
+        larger.write(key, value)
+        return _Store(larger, 0, num_kept + num_new)
 
     @staticmethod
     def of(key: Tensor, value: Tensor) -> _Store:
-        """A full buffer around tensors that exist."""
+        """A full buffer that holds these tensors, without a copy."""
         buffer = _Buffer(key[:, :, :0], value[:, :, :0], 0)
         buffer.key, buffer.value, buffer.filled = key, value, key.shape[2]
         return _Store(buffer, 0, key.shape[2])
@@ -120,12 +120,12 @@ class _Store:
 
 def _appended(store: _Store | None, key: Tensor, value: Tensor) -> _Store:
     if store is None:
-        return _Store.of(key.clone(), value.clone())  # the caller may write into its own
+        return _Store.of(key.clone(), value.clone())  # the caller may overwrite its tensors
     for name, kept, new in (("keys", store.key, key), ("values", store.value, value)):
         sizes = [(*t.shape[:2], t.shape[3]) for t in (kept, new)]
         if sizes[0] != sizes[1] or kept.dtype != new.dtype:
             raise RegardError(
-                f"cache: it holds {name} of (batch, heads, width) {sizes[0]} and {kept.dtype}, the new ones have "
+                f"cache: its {name} have (batch, heads, width) {sizes[0]} and {kept.dtype}, the new {name} have "
                 f"{sizes[1]} and {new.dtype}. Use one cache for each layer and batch."
             )
     return store.append(key, value)
@@ -134,7 +134,7 @@ def _appended(store: _Store | None, key: Tensor, value: Tensor) -> _Store:
 @checked
 @dataclass(frozen=True, eq=False)
 class GrowingCache(Cache):
-    """Keeps everything; appending is amortised O(new tokens) where gradients are off.
+    """Keeps all keys and values; appending is amortised O(new tokens) if gradients are off.
 
     >>> import torch, regard as rg
     >>> attention, cache = rg.Attention(mask=rg.causal()), rg.GrowingCache()
@@ -159,11 +159,11 @@ class GrowingCache(Cache):
 @checked
 @dataclass(frozen=True, eq=False)
 class RingCache(Cache):
-    """Keeps the last `size` tokens, and the first `sinks` for good (StreamingLLM, arXiv:2309.17453).
+    """Keeps the last `size` tokens, and always the first `sinks` tokens (StreamingLLM, arXiv:2309.17453).
 
-    Memory and time for a token stay constant. Every query sees the `size` latest positions, its
-    own included, and the sinks, however the tokens were cut into calls. Positions stay those of
-    the text; StreamingLLM renumbers them inside the cache.
+    Memory and time for each token are constant. Every query attends to the `size` latest positions, including its own,
+    and to the sinks. This does not depend on how the tokens are divided into calls. Positions are those of the text;
+    StreamingLLM renumbers them inside the cache.
 
     >>> import torch, regard as rg
     >>> q, k, v = torch.randn(3, 1, 2, 8, 16)
@@ -189,10 +189,10 @@ class RingCache(Cache):
         ring_start = length - (store.stop - store.start)
         positions = Positions(self.length, Spans(((ring_start, length),)))
         keys, values = store.key, store.value
-        gone = min(ring_start, self.sinks)
-        if gone and first is not None:
-            positions = Positions(self.length, Spans.of((0, gone), (ring_start, length)))
-            keys, values = (torch.cat((f[:, :, :gone], x), 2) for f, x in zip(first, (keys, values), strict=True))
+        num_sinks = min(ring_start, self.sinks)  # the other sinks are still in the ring
+        if num_sinks and first is not None:
+            positions = Positions(self.length, Spans.of((0, num_sinks), (ring_start, length)))
+            keys, values = (torch.cat((f[:, :, :num_sinks], x), 2) for f, x in zip(first, (keys, values), strict=True))
         return Extended(
             keys, values, positions, RingCache(self.size, self.sinks, store.keep_last(self.size), first, length)
         )
@@ -210,7 +210,7 @@ class RingCache(Cache):
 @checked
 @dataclass(frozen=True, eq=False)
 class RecurrentCache(Cache):
-    """Keeps only the sum over keys, for kernel scores: constant memory, but no weights on earlier keys.
+    """Keeps only the sum over keys, for kernel scores: constant memory, but no weights of earlier keys.
 
     >>> import torch, regard as rg
     >>> attention = rg.Attention(rg.KernelScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())

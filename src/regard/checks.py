@@ -35,11 +35,11 @@ Checked = TypeVar("Checked", bound=Callable[..., Any])
 
 
 def checked(target: Checked) -> Checked:
-    """Check the types of a function's arguments, or of a class's when one is made, before anything else runs.
+    """Check the arguments of a function, or of the constructor of a class, against their annotations at each call.
 
-    An integer of NumPy, or in a tensor without axes, becomes Python's own. A number may be an integer, or a tensor
-    without axes, which may be learned. True is neither an integer nor a number. The function itself checks what an
-    annotation cannot say, such as a shape.
+    An integer of NumPy, or in a tensor without axes, becomes a Python integer. A number may be an integer, or a tensor
+    without axes, which may be learned. True is neither an integer nor a number. The function itself checks the rules
+    that an annotation cannot express, such as a shape.
 
     >>> from regard.checks import checked
     >>> @checked
@@ -57,7 +57,7 @@ def checked(target: Checked) -> Checked:
 
 
 def explained(target: Checked) -> Checked:
-    """Explain a call with wrong names of arguments; nothing is checked before a call fails, so it costs no time.
+    """Explain a call with wrong argument names. Nothing is checked before a call fails, so it costs no time.
 
     >>> import regard as rg
     >>> rg.Attention(is_causal=True)
@@ -81,7 +81,7 @@ def _explained(function: Any, name: str) -> Any:
             return function(*args, **kwargs)
         except TypeError:
             _bound(inspect.signature(function), args, kwargs, name)
-            raise  # the arguments fit, so the function itself raised it
+            raise  # the arguments are right, so the function itself raised the error
 
     return with_names
 
@@ -102,8 +102,8 @@ def _checked(function: Any, name: str) -> Any:
             expected = annotations().get(parameter)
             if expected is None:
                 continue
-            several = signature.parameters[parameter].kind is inspect.Parameter.VAR_POSITIONAL
-            wrong = [item for item in (value if several else [value]) if not fits(item, expected)]
+            is_variadic = signature.parameters[parameter].kind is inspect.Parameter.VAR_POSITIONAL
+            wrong = [item for item in (value if is_variadic else [value]) if not fits(item, expected)]
             if wrong:
                 raise RegardError(_mistake(name, parameter, wrong[0], expected, signature))
             if _is_integer(value) and not _names(expected, Tensor):
@@ -118,20 +118,20 @@ def _bound(
 ) -> inspect.BoundArguments:
     try:
         return signature.bind(*args, **kwargs)
-    except TypeError as error:  # Python's words, and what would be right
-        called = explanation(kwargs, signature.parameters)
-        raise RegardError(f"{name}: {error}. {called}{_shown(name, signature)}") from None
+    except TypeError as error:  # Python's message, then a remedy
+        remedy = explanation(kwargs, signature.parameters)
+        raise RegardError(f"{name}: {error}. {remedy}{_shown(name, signature)}") from None
 
 
 def _mistake(name: str, parameter: str, value: object, expected: Any, signature: inspect.Signature) -> str:
     kind = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
-    got = "" if _is_integer(value) and _names(expected, int) else f", got {kind}"  # its value is at fault
+    got = "" if _is_integer(value) and _names(expected, int) else f", got {kind}"  # only its value is wrong
     rule = f"{parameter} must be {words(expected)}{got}"
     return f"{name}({parameter}={_short(value)}): {rule}. {_remedy(value, expected)}{_shown(name, signature)}"
 
 
 def _remedy(value: object, expected: Any) -> str:
-    """What the expected type itself says of a wrong value, by a method `remedy`."""
+    """The remedy for a wrong value, if the expected type has a method `remedy`."""
     options = (expected, *typing.get_args(expected))
     return next((f"{option.remedy(value)} " for option in options if hasattr(option, "remedy")), "")
 
@@ -207,7 +207,7 @@ def _is_integer(value: object) -> bool:
 
 
 def integer(owner: str, name: str, value: Any) -> int:
-    """`value` as an integer of Python's own, for arguments that `checked` does not see, such as items of a list.
+    """`value` as a Python integer, for values that `checked` does not check, such as the items of a list.
 
     >>> integer("Positions", "start", 1.5)
     Traceback (most recent call last):
@@ -225,7 +225,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_collection(value: object, origin: type) -> bool:
-    """Whether a value is a list. An array of NumPy is a list of numbers; a text and a dict are no lists."""
+    """Whether a value is a list. A NumPy array is a list of numbers; a text or a dict is not a list."""
     if (
         isinstance(value, str | bytes)
         or getattr(value, "ndim", 1) == 0
@@ -236,7 +236,7 @@ def _is_collection(value: object, origin: type) -> bool:
 
 
 def _items(value: Any) -> Collection[Any]:
-    """The items of a collection; none of an iterator, since reading would use it up."""
+    """The items of a collection; no items of an iterator, because reading would consume it."""
     return value if hasattr(value, "__len__") else ()
 
 

@@ -1,4 +1,4 @@
-"""What the code of a function names, and the values that the function closes over."""
+"""The values that a function closes over, and the names that its code uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Ray cluster: the one that RAY_ADDRESS names, or one of this machine's processors for as long as it is used."""
+"""`cluster` joins the Ray cluster at RAY_ADDRESS, or starts Ray on this machine for the time of a with-block."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from regard.errors import RegardError, nearest
 
-#: Who does work that can be spread.
+#: The engines for work that many processes can share.
 ENGINES = ("local", "ray")
-#: Seconds after which a cluster is taken to be not there.
+#: Seconds in which a cluster must answer.
 PATIENCE = 5
 
 
@@ -40,10 +40,10 @@ def _joined(ray: Any, operation: str) -> Iterator[Any]:
         _answers(address)
         ray.init(log_to_driver=False, logging_level="ERROR", **local)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         where = f"the Ray cluster at RAY_ADDRESS={address} cannot be joined" if address else "Ray cannot start here"
-        remedy = " Start it with `ray start --head`, or unset RAY_ADDRESS for one of this machine alone."
-        raise RegardError(f"{operation}: {where} ({said}).{remedy if address else ''}") from None
+        remedy = " Start it with `ray start --head`, or unset RAY_ADDRESS to use this machine alone."
+        raise RegardError(f"{operation}: {where} ({reason}).{remedy if address else ''}") from None
     try:
         yield ray
     finally:
@@ -52,30 +52,30 @@ def _joined(ray: Any, operation: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _printing_to_stderr() -> Iterator[None]:
-    """Send everything that is printed inside to standard error, also by code that is not Python.
+    """Send all output of the block to standard error, including that of code that is not Python.
 
-    Ray and its core print when a worker dies, and standard output is for results.
+    Ray and its core print when a worker dies, and standard output is for results only.
     """
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout = os.dup(1)
     try:
         os.dup2(2, 1)
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
         sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def check_engine(operation: str, engine: str) -> None:
-    """Refuse an engine that is none of `ENGINES`."""
+    """Refuse an engine that is not in `ENGINES`."""
     if engine not in ENGINES:
         raise RegardError(f"{operation}: there is no engine {engine!r}. {nearest(engine, ENGINES)}")
 
 
 def workers_that_fit(ray: Any, operation: str, wanted: int | None, threads: int) -> int:
-    """How many workers of so many threads there are processors for: all, or as many as are wanted."""
+    """The number of workers with so many threads each: `wanted`, or as many as the cluster has processors for."""
     processors = int(ray.cluster_resources().get("CPU", 0))
     most = processors // threads
     if most < (wanted or 1):
@@ -87,15 +87,15 @@ def workers_that_fit(ray: Any, operation: str, wanted: int | None, threads: int)
 
 
 def _answers(address: str) -> None:
-    """Raise OSError where nobody listens: Ray itself would wait for minutes."""
-    found = re.fullmatch(r"(?:ray://)?\[?(.+?)\]?:(\d+)", address)
-    if found:
-        socket.create_connection((found[1], int(found[2])), timeout=PATIENCE).close()
+    """Raise an OSError if nothing listens at the address; Ray itself would wait for minutes."""
+    match = re.fullmatch(r"(?:ray://)?\[?(.+?)\]?:(\d+)", address)
+    if match:
+        socket.create_connection((match[1], int(match[2])), timeout=PATIENCE).close()
 
 
 def _ray(operation: str) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # which it warns about otherwise
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # without it Ray prints a warning
     try:
         import ray
     except ModuleNotFoundError:

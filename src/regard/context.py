@@ -1,4 +1,4 @@
-"""Values of one context: a thread, or a task of asyncio."""
+"""Values that only one context has: a thread, or an asyncio task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 
 @dataclass(eq=False)
 class _Entry(Generic[Item]):
-    """An item of an open block; None once the block has ended, in copies of the context too."""
+    """An item of an open block. When the block ends it becomes None, in copies of the context too."""
 
     item: Item | None
 
@@ -25,11 +25,11 @@ class ContextItems(Generic[Item]):
     the items with them, until their blocks end.
 
     >>> from threading import Thread
-    >>> items, found = ContextItems("doc"), []
+    >>> items, in_thread = ContextItems("doc"), []
     >>> with items.adding("a"), items.adding("b"):
-    ...     thread = Thread(target=lambda: found.append(tuple(items)))
+    ...     thread = Thread(target=lambda: in_thread.append(tuple(items)))
     ...     thread.start(); thread.join()
-    ...     tuple(items), found
+    ...     tuple(items), in_thread
     (('a', 'b'), [()])
     >>> bool(items)
     False
@@ -40,14 +40,14 @@ class ContextItems(Generic[Item]):
 
     @contextmanager
     def adding(self, item: Item) -> Iterator[None]:
-        """Have the item while the block runs. Blocks may end in any order."""
+        """Add the item while the block runs. Blocks may end in any order."""
         entry = _Entry(item)
         self._entries.set((*self._entries.get(), entry))
         try:
             yield
         finally:
             entry.item = None
-            self._entries.set(tuple(each for each in self._entries.get() if each.item is not None))
+            self._entries.set(tuple(other for other in self._entries.get() if other.item is not None))
 
     def __iter__(self) -> Iterator[Item]:
         return iter([entry.item for entry in self._entries.get() if entry.item is not None])

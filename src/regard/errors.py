@@ -1,4 +1,4 @@
-"""The one error users meet, and the words it is made of."""
+"""`RegardError`, the error for every mistake of a user, and helpers that write its message."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 
 class RegardError(ValueError):
-    """A mistake in what was asked: names the operation, what it received, the rule and the remedy.
+    """A mistake in a call. The message names the operation, what it received, the rule and the remedy.
 
-    Every error that a user can cause is a `RegardError`; it is a `ValueError`, so code that
-    catches those keeps working.
+    Every error that a user can cause is a `RegardError`. It is a `ValueError`, so code that catches `ValueError` keeps
+    working.
 
     >>> import regard as rg
     >>> rg.RoPE(width=3)
@@ -21,7 +21,7 @@ class RegardError(ValueError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A sentence that lists the valid names and points at the one most like `name`."""
+    """A text with the valid names, and the valid name that is most like `name`."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     hint = f"Did you mean {close[0]!r}? " if close else ""

@@ -1,4 +1,4 @@
-"""Names of arguments in other libraries, and what has their effect here."""
+"""Arguments of other libraries, and the way to get the same effect with Regard."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import difflib
 from collections.abc import Iterable
 
 _CAUSAL = "a mask is a piece: Attention(mask=regard.causal())"
-_GIVEN = "a mask is a piece, with True = may attend: Attention(mask=regard.mask_tensor(tensor))"
+_TENSOR = "a mask is a piece, with True = may attend: Attention(mask=regard.mask_tensor(tensor))"
 _PADDING = "a mask is a piece, with True = real: Attention(mask=regard.padding(real)); torch's means the opposite"
 _WINDOW = "a mask is a piece: Attention(mask=regard.causal() & regard.window(size))"
 _WEIGHTS = "every weight can be read: regard.attend(...).weights, or regard.watch(model)"
 _DROPOUT = "dropout is a number of the container: Attention(dropout=0.1)"
 _MODULE = "modules are moved afterwards: module.to(device, dtype)"
 _EXTRA_KEY = "a key of zeros is Softmax(sink=0.0); there are no learned extra keys"
-_SHARED = "head sharing is read off the shapes of queries and keys; in MultiHeadAttention it is num_key_heads"
+_SHARED = "the shapes of queries and keys decide about head sharing; in MultiHeadAttention it is num_key_heads"
 
-#: Arguments of torch, transformers, flash-attn, x-transformers and others -> what has their effect here.
+#: Arguments of torch, transformers, flash-attn, x-transformers and others -> the same effect with Regard.
 OTHER_NAMES = {
-    "attn_mask": _GIVEN,
+    "attn_mask": _TENSOR,
     "attention_mask": _PADDING,
     "key_padding_mask": _PADDING,
     "src_key_padding_mask": _PADDING,
-    "mask": _GIVEN,
+    "mask": _TENSOR,
     "is_causal": _CAUSAL,
     "causal": _CAUSAL,
     "window_size": _WINDOW,
@@ -65,7 +65,7 @@ OTHER_NAMES = {
 
 
 def explanation(given: Iterable[str], known: Iterable[str]) -> str:
-    """A remedy for the first argument that a function does not have; empty if it has all.
+    """A remedy for the first argument that a function does not have; empty if it has all of them.
 
     >>> explanation(["theta"], ["width", "base"])
     'theta: it is called base. '

@@ -1,7 +1,7 @@
-"""Where the queries and the keys stand. Masks and biases compare positions, never indices.
+"""The positions of queries and keys. Masks and biases compare positions, never indices.
 
-Because they do, a chunk of queries, a cache of old keys, a ring that forgot some of them and
-a shard of a longer sequence all need no special case.
+So there is no special case for a chunk of queries, a cache of earlier keys, a ring cache that has forgotten keys, or a
+shard of a longer sequence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from regard.spans import EMPTY, Spans
 
 @dataclass(frozen=True)
 class Positions:
-    """Queries stand at `start`, `start` + 1, ...; keys stand at the integers of `keys`, in order.
+    """Queries have the positions `start`, `start` + 1, ...; keys have the integers of `keys`, in ascending order.
 
     >>> Positions.aligned_to_end(2, 5)
     Positions(start=3, keys=Spans(intervals=((0, 5),)))
@@ -38,7 +38,7 @@ class Positions:
 
     @staticmethod
     def aligned_to_end(num_queries: int, num_keys: int) -> Positions:
-        """The default: the last query stands where the last key stands (bottom-right).
+        """The default: the last query has the position of the last key ("bottom-right").
 
         torch's `is_causal` aligns the first query with the first key instead.
         """
@@ -51,8 +51,12 @@ class Positions:
         return aligned if start is None else Positions(start, aligned.keys)
 
     def check(self, num_keys: int) -> None:
+        """Refuse another number of keys than that of the positions."""
         if len(self.keys) != num_keys:
-            raise RegardError(f"attend: {num_keys} keys were given but positions name {len(self.keys)} of them.")
+            raise RegardError(
+                f"attend: {num_keys} keys were given, but positions has {len(self.keys)} key positions. "
+                "Give one position for each key."
+            )
 
     def queries(self, num_queries: int) -> Spans:
         """The positions of the queries."""
@@ -63,14 +67,14 @@ class Positions:
         return [0, *accumulate(stop - start for start, stop in self.keys)]
 
     def columns(self, spans: Spans) -> Spans:
-        """Key positions -> key indices (positions that no key stands at are dropped)."""
+        """Key positions -> key indices (positions without a key are dropped)."""
         if len(self.keys.intervals) == 1:
             return (spans & self.keys).shift(-self.keys.intervals[0][0])
-        found = []
+        parts = []
         for offset, (start, stop) in zip(self._offsets, self.keys, strict=False):
             inside = spans & Spans(((start, stop),))
-            found += inside.shift(offset - start).intervals
-        return Spans.union(found)
+            parts += inside.shift(offset - start).intervals
+        return Spans.union(parts)
 
     def at(self, columns: Spans) -> Spans:
         """Key indices -> key positions, the inverse of `columns`."""
@@ -99,9 +103,9 @@ class Positions:
 
 
 def check_positions(positions: object) -> None:
-    """Refuse positions that are no `Positions`."""
+    """Refuse a value that is not a `Positions`."""
     if positions is not None and not isinstance(positions, Positions):
         raise RegardError(
-            f"attend(positions={positions!r}): expected regard.Positions, got {type(positions).__name__}. With the "
-            "first query at position 3 and keys from 0 on it is regard.Positions.of(3, num_queries, num_keys)."
+            f"attend(positions={positions!r}): expected regard.Positions, got {type(positions).__name__}. If the "
+            "first query has position 3 and the first key 0: regard.Positions.of(3, num_queries, num_keys)."
         )

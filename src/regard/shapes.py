@@ -1,7 +1,7 @@
-"""Sizes of one call, checked once, and the two products that share heads without copies.
+"""The checked sizes of a call, and helpers for tensors: shared heads, devices, dtypes, tracing.
 
-Axis letters, here and everywhere: B batch, H query heads, G key/value heads, R = H / G query
-heads to one key/value head, I queries, J keys, D query/key width, E value width.
+Axis letters in the whole package: B batch, H query heads, G key/value heads, R = H / G query heads for each key/value
+head, I queries, J keys, D query/key width, E value width.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from regard.errors import RegardError
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a call to `attend`; `R` is how many query heads share a key/value head."""
+    """The sizes of a call to `attend`; `R` query heads share one key/value head."""
 
     B: int
     H: int
@@ -40,12 +40,12 @@ class Sizes:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no pair of a query and a key at all."""
+        """Whether there is no pair of a query and a key."""
         return 0 in (self.B, self.I, self.J)
 
     @staticmethod
     def of(query: Tensor, key: Tensor, value: Tensor) -> Sizes:
-        """Read the sizes off the tensors; a `RegardError` says which rule they break."""
+        """The sizes of the tensors. A `RegardError` names the rule that they break."""
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             _check_tensor(name, tensor)
         given = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
@@ -65,12 +65,12 @@ class Sizes:
             raise RegardError(f"attend: batch sizes differ: {given}. Expand the smaller batch before the call.")
         if value.shape[1:3] != key.shape[1:3]:
             raise RegardError(
-                f"attend: key and value must have the same heads and length, one value to each key: {given}."
+                f"attend: key and value must have the same heads and length, one value for each key: {given}."
             )
         if sizes.H % sizes.G:
             raise RegardError(
-                f"attend: {sizes.H} query heads cannot share {sizes.G} key/value heads: the second must "
-                f"divide the first ({given}). Heads are axis 1, length is axis 2: "
+                f"attend: {sizes.H} query heads cannot share {sizes.G} key/value heads: the number of key/value "
+                f"heads must divide the number of query heads ({given}). Heads are axis 1, length is axis 2: "
                 "transpose(1, 2) if your layout is (batch, length, heads, width)."
             )
         return sizes
@@ -87,7 +87,7 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
     if 0 in (tensor.shape[1], tensor.shape[3]):
         raise RegardError(
             f"attend: {name} has shape {tuple(tensor.shape)} (batch, heads, length, width): batch and length may be 0, "
-            "but there is at least one head and one channel."
+            "but heads and width are at least 1."
         )
     if not tensor.is_floating_point():
         raise RegardError(f"attend: {name} must be floating point, got {tensor.dtype}. Convert with .float().")
@@ -102,7 +102,7 @@ def check_finite(**tensors: Tensor) -> None:
             raise RegardError(
                 f"attend: {name} holds {int(bad.sum())} values that are NaN or infinite, the first at "
                 f"[batch, head, position, channel] = {list(first)}. "
-                "Look for a division by zero or an overflow upstream."
+                "Look for a division by zero or an overflow before this call."
             )
 
 
@@ -127,7 +127,7 @@ def grouped_values(weights: Tensor, value: Tensor) -> Tensor:
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor of the host to a device, without waiting for the work that is queued there.
 
-    With Apple's GPUs the host waits for the copy: they may read its memory after it was freed.
+    For Apple's GPUs the host waits for the copy, because they may read the memory of the host after it is freed.
     """
     return tensor.to(device, non_blocking=device.type != "mps")
 
@@ -142,20 +142,20 @@ def to_host(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def as_slice(index: Tensor) -> slice | None:
-    """Consecutive ascending indices as a slice, which reads a view; None for other indices."""
-    places = index.tolist()
-    if not places or places != list(range(places[0], places[0] + len(places))):
+    """Consecutive ascending indices as a slice, which gives a view; None for other indices."""
+    indices = index.tolist()
+    if not indices or indices != list(range(indices[0], indices[0] + len(indices))):
         return None
-    return slice(places[0], places[0] + len(places))
+    return slice(indices[0], indices[0] + len(indices))
 
 
 def known_none(flags: Tensor) -> bool:
-    """Whether no flag is set, if that is known without waiting: False on a device, and where no number can be read."""
+    """Whether no flag is set. False if it is not known without waiting: on a device, or if no number can be read."""
     return flags.device.type == "cpu" and has_numbers(flags) and not bool(flags.any())
 
 
 def has_numbers(tensor: Tensor) -> bool:
-    """Whether the numbers of a tensor can be read; none are known while torch exports, compiles or maps a function."""
+    """Whether numbers of a tensor can be read: not on meta, nor while torch exports, compiles or maps a function."""
     traced = torch.compiler.is_compiling() or isinstance(tensor, FakeTensor)
     return not (traced or _is_mapped(tensor) or tensor.device.type == "meta")
 
@@ -169,13 +169,13 @@ def _is_mapped(tensor: Tensor) -> bool:
 
 @contextmanager
 def without_transforms() -> Iterator[None]:
-    """For tensors that outlive the call: torch.func and torch.export would wrap a tensor created inside them."""
+    """Create tensors that outlive the call: torch.func and torch.export would wrap a tensor created inside them."""
     with _disable_current_modes(), temporarily_clear_interpreter_stack():
         yield
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Switch autocast off inside, where it would round sums; some devices have none."""
+    """Switch autocast off inside the block, because it would round sums; some devices have no autocast."""
     has_autocast = torch.amp.autocast_mode.is_autocast_available(device.type)
     return torch.autocast(device.type, enabled=False) if has_autocast else nullcontext()
 
@@ -189,11 +189,11 @@ def widest_float(device: torch.device) -> torch.dtype:
 
 
 def in_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in their common dtype; inputs and parameters of learned pieces may differ."""
+    """The tensors in their common dtype; inputs and parameters of learned pieces may have different dtypes."""
     dtype = reduce(torch.promote_types, (x.dtype for x in tensors))
     return tuple(x.to(dtype) for x in tensors)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Scores and statistics are never kept in half precision."""
+    """The tensor in float32 or float64, because scores and statistics are never kept in half precision."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()

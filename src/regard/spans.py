@@ -1,8 +1,8 @@
-"""An algebra of integer intervals: what a mask says about whole stretches of keys.
+"""Sets of integers, stored as intervals. Masks answer with them which keys a range of queries may attend to.
 
-A mask over n tokens is an n x n question, but almost every mask in use answers it in
-intervals: "the 256 keys before me", "the keys of my document". `Spans` holds such an answer
-in O(number of intervals), and `&`, `|`, `~` combine answers without ever touching n x n.
+A mask over n tokens has n x n entries. But in almost every mask the allowed keys form a few intervals, for example the
+256 keys before a query, or the keys of one document. `Spans` stores only these intervals, and `&`, `|`, `~` combine
+them without n x n work.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Spans:
 
     @staticmethod
     def of(*intervals: tuple[int, int]) -> Spans:
-        """The union of the given intervals; empty ones vanish, touching ones merge."""
+        """The union of intervals. Empty intervals are dropped; touching intervals become one."""
         return Spans.union(intervals)
 
     @staticmethod
@@ -49,7 +49,7 @@ class Spans:
 
     @staticmethod
     def where(flags: torch.Tensor, start: int = 0) -> Spans:
-        """The runs of True in a boolean vector whose first element stands at `start`."""
+        """The runs of True in a boolean vector. Its first element is the integer `start`."""
         padded = torch.nn.functional.pad(flags.to("cpu", torch.int8), (1, 1))
         edges = (torch.nonzero(padded.diff()).flatten() + start).tolist()
         return Spans(tuple(zip(edges[::2], edges[1::2], strict=True)))
@@ -60,17 +60,17 @@ class Spans:
             (left, right), (low, high) = mine[0], theirs[0]
             left, right = left if left > low else low, right if right < high else high
             return Spans(((left, right),)) if left < right else EMPTY
-        found, a, b = [], 0, 0
+        common, a, b = [], 0, 0
         while a < len(mine) and b < len(theirs):
             (left, right), (low, high) = mine[a], theirs[b]
             start, stop = left if left > low else low, right if right < high else high
             if start < stop:
-                found.append((start, stop))
+                common.append((start, stop))
             if right < high:
                 a += 1
             else:
                 b += 1
-        return Spans(tuple(found))
+        return Spans(tuple(common))
 
     def __or__(self, other: Spans) -> Spans:
         if not self.intervals or not other.intervals:
@@ -88,25 +88,25 @@ class Spans:
         return bool(self.intervals)
 
     def __len__(self) -> int:
-        """How many integers the intervals hold together."""
+        """The number of integers in all intervals."""
         return sum(stop - start for start, stop in self.intervals)
 
     def __contains__(self, point: int) -> bool:
-        at = bisect_right(self.intervals, (point, INFINITY)) - 1
-        return at >= 0 and point < self.intervals[at][1]
+        index = bisect_right(self.intervals, (point, INFINITY)) - 1
+        return index >= 0 and point < self.intervals[index][1]
 
     def covers(self, other: Spans) -> bool:
-        """Whether every integer of `other` is held here too."""
-        mine, at = self.intervals, 0
-        for start, stop in other.intervals:  # intervals never touch, so each has to lie inside one of these
-            while at < len(mine) and mine[at][1] < stop:
-                at += 1
-            if at == len(mine) or mine[at][0] > start:
+        """Whether this set has every integer of `other`."""
+        mine, index = self.intervals, 0
+        for start, stop in other.intervals:  # intervals of one set never touch, so one of mine must hold all of this
+            while index < len(mine) and mine[index][1] < stop:
+                index += 1
+            if index == len(mine) or mine[index][0] > start:
                 return False
         return True
 
     def hull(self) -> Spans:
-        """The one interval from the first integer to the last."""
+        """One interval, from the first integer to the last."""
         return Spans(((self.intervals[0][0], self.intervals[-1][1]),)) if self.intervals else self
 
     def shift(self, by: int) -> Spans:
@@ -120,7 +120,7 @@ class Spans:
         return self | Spans(tuple(filled)) if filled else self
 
     def tensor(self, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Every integer held, in order, as an int64 vector."""
+        """All integers in ascending order, as an int64 vector."""
         if not self.intervals:
             return torch.empty(0, dtype=torch.int64, device=device)
         return torch.cat([torch.arange(a, b, device=device) for a, b in self.intervals])

@@ -1,4 +1,4 @@
-"""The pieces an attention is made of: scores, positions, biases, masks, normalisers."""
+"""The pieces of an attention mechanism: scores, positional encodings, biases, masks and normalisers."""
 
 from regard.pieces.bias import (
     AdditiveBias,

@@ -1,7 +1,7 @@
-"""Biases: what is done to a score because of where its query and key stand.
+"""Biases: changes of a score that may depend on the positions of its query and its key.
 
-An additive bias is score + term(i, j), and says so by its type: engines may then hand the term
-to a fused kernel as a mask. Any other change (softcap) is not a term, and must never be.
+An additive bias computes score + term(i, j). It has a type of its own, because engines may pass the term to a fused
+kernel as a float mask. A change that adds nothing (softcap) is a `Bias` and never an `AdditiveBias`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ State = tuple[Tensor | None, Tensor | None]
 
 
 class Bias(ABC):
-    """Base: `transform` turns scores into scores.
+    """Base of all biases: `transform` turns scores into scores.
 
-    `prepare` may compute O(n) tensors from queries and keys, one with rows on axis -2 for the
-    queries and one for the keys, both with all query heads, (B, H, n, ...); tiles get their slices.
-    `relative` says that the term depends on head and j - i alone, so one diagonal holds it all.
+    `prepare` may compute two tensors of O(n) memory, one for the queries and one for the keys, both (B, H, n, W) with
+    all query heads; `transform` gets the slices of its tile. `relative`: the term depends on the head and j - i only,
+    so it is computed once for each diagonal.
 
     >>> import torch, regard as rg
     >>> class Halved(rg.Bias):
@@ -52,24 +52,24 @@ class Bias(ABC):
         """(B, H, I, J) -> (B, H, I, J)."""
 
     def check(self, sizes: Sizes) -> None:  # noqa: B027 - most biases fit any size
-        """Refuse sizes that the bias was not made for."""
+        """Refuse sizes that do not fit the bias."""
 
 
 class AdditiveBias(Bias):
-    """score + term; a new additive bias defines `term` alone.
+    """score + term. A new additive bias defines only `term`.
 
     >>> import math, torch, regard as rg
     >>> class PreferFirst(rg.AdditiveBias):
     ...     def term(self, grid, rows, cols):
     ...         return math.log(2) * (grid.j == 0)
-    >>> x = torch.zeros(1, 1, 3, 8)  # without it, a third for each
+    >>> x = torch.zeros(1, 1, 3, 8)  # without the bias, each weight is 1 / 3
     >>> rg.attend(rg.Attention(bias=PreferFirst()), x, x, x).weights[0, 0, 2]
     tensor([0.5000, 0.2500, 0.2500])
     """
 
     @abstractmethod
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
-        """What is added: broadcasts against (B, H, I, J)."""
+        """The summand, which broadcasts against (B, H, I, J)."""
 
     def transform(self, score: Tensor, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         return score + self.term(grid, rows, cols).to(score.dtype)
@@ -93,7 +93,7 @@ class Softcap(Bias):
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
-    """2^(-8 h / H) for a power of two; else those of the power below, then every other one of the next.
+    """2^(-8 h / H) if H is a power of two; else the slopes of the power below, then every second of the power above.
 
     >>> alibi_slopes(4)
     [0.25, 0.0625, 0.015625, 0.00390625]
@@ -111,12 +111,12 @@ def alibi_slopes(num_heads: int) -> list[float]:
 class ALiBi(AdditiveBias):
     """-m_h |i - j|: a penalty that grows with distance (Press et al. 2022, arXiv:2108.12409).
 
-    The slopes m_h are the authors' for any number of heads. The distance is taken without its
-    sign, so that without a causal mask the future is penalised as the past is.
+    The slopes m_h are those of the authors' code, for any number of heads. The distance has no sign: without a causal
+    mask, later keys have the same penalty as earlier keys.
 
     >>> import regard as rg
     >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(1, 3), 1, 8, 1)
-    >>> rg.ALiBi(8).term(grid, None, None)[0, :3, 0, 0].tolist()  # of the key 2 positions before, in 3 heads
+    >>> rg.ALiBi(8).term(grid, None, None)[0, :3, 0, 0].tolist()  # the first key, 2 positions back, in 3 heads
     [-1.0, -0.5, -0.25]
     """
 
@@ -133,7 +133,7 @@ class ALiBi(AdditiveBias):
 
 
 def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
-    """The bucket of j - i: exact when near, logarithmic up to `max_distance`, one for all beyond."""
+    """The bucket of j - i: one for each short distance, then logarithmic to `max_distance`, one for all longer ones."""
     ahead = torch.zeros_like(distance)
     if bidirectional:
         num_buckets //= 2
@@ -151,13 +151,13 @@ def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int, bidirection
 class T5Bias(nn.Module, AdditiveBias):
     """A learned number for each head and bucket of j - i (Raffel et al. 2020, arXiv:1910.10683, section 2.1).
 
-    `bidirectional` spends half the buckets on each direction (encoders); without it the future
-    shares the bucket of distance 0 (decoders). T5 itself scores with `Dot(scale=1.0)`.
+    With `bidirectional` each direction has half the buckets (encoders). Without it all later keys share the bucket of
+    distance 0 (decoders). T5 uses the score `Dot(scale=1.0)`.
 
     >>> import torch, regard as rg
     >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(5, 5), 1, 2, 5)
     >>> term = rg.T5Bias(num_heads=2).term(grid, None, None)
-    >>> term.shape, torch.equal(term[..., :-1, :-1], term[..., 1:, 1:])  # j - i is all that counts
+    >>> term.shape, torch.equal(term[..., :-1, :-1], term[..., 1:, 1:])  # it depends on j - i only
     (torch.Size([1, 2, 5, 5]), True)
     """
 
@@ -167,12 +167,12 @@ class T5Bias(nn.Module, AdditiveBias):
         self, num_heads: Size, num_buckets: Size = 32, max_distance: Size = 128, bidirectional: bool = True
     ) -> None:
         super().__init__()
-        sides, exact = (2, "2 for each direction, 4 in all") if bidirectional else (1, "2")
+        sides, least = (2, "4, 2 for each direction") if bidirectional else (1, "2")
         if num_buckets < 2 * sides or max_distance <= num_buckets // sides // 2:
             raise RegardError(
                 f"T5Bias(num_buckets={num_buckets}, max_distance={max_distance}, bidirectional={bidirectional}): half "
-                f"of the buckets are exact and half grow to max_distance, so there are at least {exact}, and "
-                "max_distance lies beyond the exact ones. T5 has 32 and 128."
+                "of the buckets of a direction hold one distance each, the others grow to max_distance. So num_buckets "
+                f"is at least {least}, and max_distance is above {num_buckets // sides // 2}. T5 has 32 and 128."
             )
         self.num_buckets, self.max_distance, self.bidirectional = num_buckets, max_distance, bidirectional
         self.table = nn.Parameter(torch.randn(num_buckets, num_heads))
@@ -196,13 +196,13 @@ class T5Bias(nn.Module, AdditiveBias):
 class ShawBias(nn.Module, AdditiveBias):
     """q_i . a_{clip(j - i)} / sqrt(D): learned keys for distances (Shaw et al. 2018, arXiv:1803.02155, eq. 5).
 
-    Distances beyond `reach` share the outermost vector. The products with all 2 reach + 1 vectors
-    are made once per query; a tile only picks among them.
+    Distances beyond `reach` share the vector of `reach`. Each query is multiplied once with all 2 reach + 1 vectors; a
+    tile only selects among the products.
 
     >>> import torch, regard as rg
     >>> q, k = torch.randn(1, 1, 5, 4), torch.zeros(1, 1, 5, 4)
     >>> row = rg.attend(rg.Attention(bias=rg.ShawBias(width=4, reach=2)), q, k, k).weights[0, 0, 0]
-    >>> torch.allclose(row[2:], row[2])  # 2, 3 and 4 ahead: beyond the reach all are alike
+    >>> torch.allclose(row[2:], row[2])  # keys 2, 3 and 4 ahead have one vector
     True
     """
 
@@ -218,13 +218,16 @@ class ShawBias(nn.Module, AdditiveBias):
         assert rows is not None
         distances = grid.distances()
         if distances is None:
-            place = grid.distance.clamp(-self.reach, self.reach) + self.reach
-            return rows.gather(-1, place.expand(*rows.shape[:3], -1))
+            index = grid.distance.clamp(-self.reach, self.reach) + self.reach
+            return rows.gather(-1, index.expand(*rows.shape[:3], -1))
         return _skewed(_clipped(rows, distances, self.reach), len(grid.key))
 
     def check(self, sizes: Sizes) -> None:
         if self.keys.shape[1] != sizes.D:
-            raise RegardError(f"ShawBias: made for width {self.keys.shape[1]}, the queries have {sizes.D}.")
+            raise RegardError(
+                f"ShawBias: made for width {self.keys.shape[1]}, the queries have {sizes.D}. "
+                f"Create it with width={sizes.D}."
+            )
 
     def extra_repr(self) -> str:
         return f"{self.keys.shape[1]}, reach={self.reach}"
@@ -234,9 +237,8 @@ class ShawBias(nn.Module, AdditiveBias):
 class TransformerXLBias(nn.Module, AdditiveBias):
     """(u.k_j + (q_i + v).W r_{i-j}) / sqrt(D) (Dai et al. 2019, arXiv:1901.02860, section 3.3, terms b, c and d).
 
-    r is sinusoidal and W learned for each head; u and v are learned too. With `Dot()` as the
-    score the sum is the paper's. The distances of a tile are projected for that tile alone, so
-    nothing n x n is held.
+    r is sinusoidal. W, u and v are learned, one for each head. With the score `Dot()` the sum of score and bias is the
+    paper's. A tile projects only its own distances, so no n x n tensor is kept.
 
     >>> import torch, regard as rg
     >>> bias = rg.TransformerXLBias(num_heads=2, width=8)
@@ -265,25 +267,28 @@ class TransformerXLBias(nn.Module, AdditiveBias):
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         assert rows is not None and cols is not None
         if grid.positions is not None and len(grid.positions.keys.intervals) > 1:
-            return torch.cat([self.term(part, rows, cols[:, :, place]) for place, part in _stretches(grid)], -1)
+            return torch.cat([self.term(tile, rows, cols[:, :, run]) for run, tile in _key_runs(grid)], -1)
         distances = grid.distances()
         if distances is not None:
             ahead = torch.arange(distances.start, distances.stop, device=grid.device)
             return _skewed(rows @ self._waves(-ahead, rows).T, len(grid.key)) + cols.transpose(-1, -2)
-        behind, place = torch.unique(-grid.distance[0, 0], return_inverse=True)
+        behind, index = torch.unique(-grid.distance[0, 0], return_inverse=True)
         by_distance = rows @ self._waves(behind, rows).T
-        return by_distance.gather(-1, place.expand(*rows.shape[:3], -1)) + cols.transpose(-1, -2)
+        return by_distance.gather(-1, index.expand(*rows.shape[:3], -1)) + cols.transpose(-1, -2)
 
     def _waves(self, distance: Tensor, rows: Tensor) -> Tensor:
         """Sines, then cosines, as in the paper's code, in the dtype of the rows: (n,) -> (n, width)."""
         exponents = torch.arange(0, self.width, 2, dtype=torch.float64) / self.width
-        turned = angles(distance, self.base**-exponents, at_least_float32(rows).dtype)
-        return torch.cat((turned.sin(), turned.cos()), -1).to(rows.dtype)
+        angle = angles(distance, self.base**-exponents, at_least_float32(rows).dtype)
+        return torch.cat((angle.sin(), angle.cos()), -1).to(rows.dtype)
 
     def check(self, sizes: Sizes) -> None:
         _check_heads("TransformerXLBias", self.content.shape[0], sizes)
         if self.width != sizes.D:
-            raise RegardError(f"TransformerXLBias: made for width {self.width}, the queries have {sizes.D}.")
+            raise RegardError(
+                f"TransformerXLBias: made for width {self.width}, the queries have {sizes.D}. "
+                f"Create it with width={sizes.D}."
+            )
 
     def extra_repr(self) -> str:
         return f"{self.content.shape[0]}, {self.width}"
@@ -325,18 +330,18 @@ class _Diagonals(torch.autograd.Function):
         return moved.view(H, I, I + J - 1).sum(-2), None
 
 
-def _stretches(grid: Grid) -> Iterator[tuple[slice, Grid]]:
-    """Each stretch of consecutive keys of a tile: its place among the keys, and its own tile."""
+def _key_runs(grid: Grid) -> Iterator[tuple[slice, Grid]]:
+    """For each run of consecutive key positions of a tile: the slice of its keys, and the tile of these keys."""
     assert grid.positions is not None
     first = 0
     for start, stop in grid.positions.keys:
-        place = slice(first, first + stop - start)
-        yield place, grid.tile(slice(None), place)
-        first = place.stop
+        run = slice(first, first + stop - start)
+        yield run, grid.tile(slice(None), run)
+        first = run.stop
 
 
 def _clipped(rows: Tensor, distances: range, reach: int) -> Tensor:
-    """Columns for -reach ... reach -> columns for all `distances`, the outermost repeated beyond: (B, H, I, n)."""
+    """From a column for each of -reach ... reach to one for each of `distances`; the outermost repeat: (B, H, I, n)."""
     first, last = (min(max(d, -reach), reach) for d in (distances[0], distances[-1]))
     before, after = max(first - distances[0], 0), max(distances[-1] - last, 0)
     middle = rows[..., first + reach : last + reach + 1]
@@ -353,7 +358,7 @@ def _skewed(by_distance: Tensor, num_keys: int) -> Tensor:
 
 @checked
 class LearnedTable(nn.Module, AdditiveBias):
-    """A learned number for each head and distance -reach ... reach; beyond, the outermost (Swin, arXiv:2103.14030).
+    """A learned number for each head and distance; beyond `reach` the outermost is used (Swin, arXiv:2103.14030).
 
     >>> import torch, regard as rg
     >>> bias = rg.LearnedTable(num_heads=1, reach=1)
@@ -380,6 +385,6 @@ class LearnedTable(nn.Module, AdditiveBias):
         return f"{self.table.shape[0]}, reach={self.reach}"
 
 
-def _check_heads(bias: str, made_for: int, sizes: Sizes) -> None:
-    if made_for != sizes.H:
-        raise RegardError(f"{bias}: made for {made_for} heads, the query has {sizes.H}. Create it for {sizes.H}.")
+def _check_heads(bias: str, num_heads: int, sizes: Sizes) -> None:
+    if num_heads != sizes.H:
+        raise RegardError(f"{bias}: made for {num_heads} heads, the query has {sizes.H}. Create it for {sizes.H}.")

@@ -1,4 +1,4 @@
-"""Dropout that is a function of its seed and place, so every engine and every tile drops the same weights."""
+"""Dropout as a function of a seed and (b, h, i, j), so every engine and every tile drops the same weights."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Word = TypeVar("Word", int, Tensor)
 def kept(grid: Grid, rate: float, seed: int) -> Tensor:
     """True with probability 1 - rate for each (b, h, i, j), decided by hashing them with the seed.
 
-    A random number generator would tie the pattern to the order of the blocks; a hash lets the
-    backward pass recompute any block, and the weights after dropout be shown tile by tile.
-    Coordinates are mixed in one after the other, the seed first, since many places share the same sum.
+    With a random number generator the pattern would depend on the order of the blocks. With a hash the backward pass
+    can recompute any block, and a map can compute any tile after dropout. The coordinates are mixed in one after the
+    other, the seed first, because many pairs have the same sum of coordinates.
     """
     sequence = _mix(_mix(grid.b + _mix(seed)) + grid.h)
     pair = _mix(_mix(sequence + grid.i) + grid.j)

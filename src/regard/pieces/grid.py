@@ -1,4 +1,4 @@
-"""Where a tile of scores stands: which batch entries, heads, queries and keys it holds."""
+"""The coordinates of a tile of scores: its batch entries, heads, queries and keys."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ def along_diagonals(by_distance: Tensor, num_queries: int) -> Tensor:
 class Grid:
     """Coordinates of a tile. `b`, `h`, `i`, `j` broadcast against a (B, H, I, J) tile of scores.
 
-    `i` and `j` are positions, so `grid.j <= grid.i` is causality whatever the chunk or cache.
-    `positions` are the same positions on the host, if known; to read the tensors, the host would have to
-    wait for the device.
+    `i` and `j` are positions, so `grid.j <= grid.i` is the causal mask for any chunk and any cache. `positions` are the
+    same positions on the host, if the host knows them: to read the tensors it would have to wait for the device.
 
     >>> import regard as rg
     >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(2, 3), B=1, H=1, I=2)
@@ -55,9 +54,9 @@ class Grid:
         )
 
     def tile(self, rows: slice | Tensor, cols: slice | Tensor | Spans) -> Grid:
-        """Some queries and keys, by their indices."""
-        places = cols.tensor(self.device) if isinstance(cols, Spans) else cols
-        return replace(self, query=self.query[rows], key=self.key[places], positions=self._at(rows, cols))
+        """The tile of some queries and keys, by their indices."""
+        columns = cols.tensor(self.device) if isinstance(cols, Spans) else cols
+        return replace(self, query=self.query[rows], key=self.key[columns], positions=self._at(rows, cols))
 
     def _at(self, rows: slice | Tensor, cols: slice | Tensor | Spans) -> Positions | None:
         """The positions of the queries and keys at these indices; None if the host does not know them."""
@@ -72,17 +71,17 @@ class Grid:
         return Positions(self.positions.start + queries.start, self.positions.at(cols))
 
     def entries(self, entries: slice) -> Grid:
-        """The same tile of some batch entries."""
+        """The same tile for some batch entries."""
         return replace(self, batch=self.batch[entries])
 
     def line(self, distances: range) -> Grid:
-        """One query at position 0 that meets every j - i once."""
+        """A tile with one query, at position 0, and one key for each of the distances j - i."""
         positions = Positions(0, Spans(((distances.start, distances.stop),)))
         single_query = Grid.whole(positions, 1, 1, 1, self.device)
         return replace(single_query, batch=self.batch, head=self.head)
 
     def distances(self) -> range | None:
-        """Every j - i, if the queries are one stretch and the keys another; else None, and if only the device knows."""
+        """All j - i, if the host knows them and both queries and keys have consecutive positions; else None."""
         if self.positions is not None:
             is_one_stretch = len(self.positions.keys.intervals) == 1
             return self.positions.distances(len(self.query)) if is_one_stretch else None
@@ -90,8 +89,8 @@ class Grid:
             return None
         if not (len(self.query) and len(self.key)):
             return None
-        for places in (self.query, self.key):
-            if not torch.equal(places, torch.arange(len(places)) + places[0]):
+        for positions in (self.query, self.key):
+            if not torch.equal(positions, torch.arange(len(positions)) + positions[0]):
                 return None
         return range(int(self.key[0] - self.query[-1]), int(self.key[-1] - self.query[0]) + 1)
 

@@ -1,8 +1,7 @@
-"""Kernel scores: s_ij = phi(q_i) . phi(k_j) with phi >= 0, so sums over keys need no pairs at all.
+"""Kernel scores: s_ij = phi(q_i) . phi(k_j) with phi >= 0, for attention that costs O(n).
 
-With the `SumNormalizer`, output_i = phi(q_i) (sum_j phi(k_j) v_j) / phi(q_i) . sum_j phi(k_j):
-the bracket is one W x E matrix, and attention costs O(n). The weights still exist, and
-`AttentionMap` shows them.
+With `SumNormalizer`, output_i = phi(q_i) (sum_j phi(k_j) v_j) / phi(q_i) . sum_j phi(k_j). The sum in brackets is one
+W x E matrix for all queries, so no pair is computed. `AttentionMap` still computes any weight on demand.
 """
 
 from __future__ import annotations
@@ -54,11 +53,10 @@ class EluPlusOne(FeatureMap):
 class RandomFeatures(nn.Module, FeatureMap):
     """FAVOR+: phi(x) = exp(w . x - |x|^2 / 2) / sqrt(m), w ~ N(0, I) (Choromanski et al. 2021, arXiv:2009.14794).
 
-    x is the input over D^(1/4), so E[phi(q) . phi(k)] = exp(q . k / sqrt(D)): an unbiased
-    estimate of softmax attention. The rows of w are orthogonal in blocks of D, which lowers the
-    variance. `redraw(seed)` draws new ones. performer-pytorch subtracts the greatest key score
-    of the whole sequence, which lets the future change the past by rounding; here only a
-    constant of each query is subtracted, which the normaliser cancels exactly.
+    x is the input divided by D^(1/4), so E[phi(q) . phi(k)] = exp(q . k / sqrt(D)): an unbiased estimate of the terms
+    of softmax attention. The rows of w are orthogonal in blocks of D, which lowers the variance. `redraw(seed)` draws
+    new rows. performer-pytorch subtracts the greatest key score of the whole sequence, so by rounding a later key
+    changes earlier outputs. Here only a constant of each query is subtracted, which the normaliser cancels exactly.
 
     >>> import torch, regard as rg
     >>> features = rg.RandomFeatures(width=8, num_features=64, seed=0)
@@ -76,14 +74,14 @@ class RandomFeatures(nn.Module, FeatureMap):
         self.redraw(seed)
 
     def redraw(self, seed: int) -> None:
-        """Draw new orthogonal rows with the norms of Gaussian ones, reproducibly."""
+        """Draw new orthogonal rows with the norms of Gaussian rows; the same seed gives the same rows."""
         self.frequencies.copy_(orthogonal_gaussian(self.num_features, self.width, seed))
 
     def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         scaled = self.frequencies.to(query.dtype) * self.width**-0.25
         for_query, for_key = F.linear(query, scaled), F.linear(key, scaled)
         norms = key.square().sum(-1, keepdim=True) * (self.width**-0.5 / 2) + math.log(self.num_features)
-        # what depends on the query alone cancels in the normaliser, |x|^2 / 2 too
+        # factors of the query alone cancel in the normaliser, so its |x|^2 / 2 is left out
         return for_query.sub_(for_query.detach().amax(-1, keepdim=True)).exp_(), for_key.sub_(norms).exp_()
 
     def extra_repr(self) -> str:
@@ -93,8 +91,8 @@ class RandomFeatures(nn.Module, FeatureMap):
 def orthogonal_gaussian(num_rows: int, width: int, seed: int) -> Tensor:
     """Rows that are orthogonal within each block of `width` and have Gaussian norms: (num_rows, width).
 
-    Each row by itself is N(0, I). LAPACK fixes the signs of Q so that its first channel leans to one
-    side; a diagonal of R that is positive takes that away (Mezzadri 2007, arXiv:math-ph/0609050).
+    Each single row is drawn from N(0, I). LAPACK chooses signs of Q that make its first channel biased; the signs that
+    make the diagonal of R positive remove the bias (Mezzadri 2007, arXiv:math-ph/0609050).
     """
     generator = torch.Generator().manual_seed(seed)
     blocks = -(-num_rows // width)
@@ -106,7 +104,7 @@ def orthogonal_gaussian(num_rows: int, width: int, seed: int) -> Tensor:
 
 @checked
 class KernelScore(nn.Module, Score):
-    """s_ij = phi(q_i) . phi(k_j) for a feature map phi; use with the `SumNormalizer`.
+    """s_ij = phi(q_i) . phi(k_j) for a feature map phi; use it with `SumNormalizer`.
 
     `KernelScore(EluPlusOne())` is linear attention, `KernelScore(RandomFeatures(64))` the Performer.
 
@@ -131,9 +129,12 @@ class KernelScore(nn.Module, Score):
 
     def check(self, sizes: Sizes, key_width: int) -> None:
         check_equal_widths("KernelScore", sizes.D, key_width)
-        made_for = getattr(self.features, "width", sizes.D)
-        if made_for != sizes.D:
-            raise RegardError(f"KernelScore: its random features are of width {made_for}, the queries of {sizes.D}.")
+        width = getattr(self.features, "width", sizes.D)
+        if width != sizes.D:
+            raise RegardError(
+                f"KernelScore: its random features are of width {width}, the queries of {sizes.D}. "
+                f"Create the features with width={sizes.D}."
+            )
 
     def extra_repr(self) -> str:
         return "" if isinstance(self.features, nn.Module) else repr(self.features)

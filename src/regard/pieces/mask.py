@@ -167,7 +167,7 @@ class Pair(Composed):
 
     @staticmethod
     @abstractmethod
-    def join(left: Any, right: Any) -> Any: ...
+    def join(left: Any, right: Any, /) -> Any: ...
 
     @property
     def parts(self) -> tuple[Mask, Mask]:

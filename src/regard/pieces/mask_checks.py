@@ -13,17 +13,17 @@ from regard.shapes import Sizes
 from regard.spans import Spans
 
 
-def check_batch(what: str, made_for: int, sizes: Sizes) -> None:
-    """Refuse another batch than the one a mask was made for."""
-    if made_for != sizes.B:
+def check_batch(mask: str, batch: int, sizes: Sizes) -> None:
+    """Refuse a batch size other than that of the mask."""
+    if batch != sizes.B:
         raise RegardError(
-            f"{what}: made for a batch of {made_for}, used with a batch of {sizes.B}. "
-            "Masks never broadcast over the batch silently: give one row to each entry."
+            f"{mask}: made for a batch of {batch}, used with a batch of {sizes.B}. "
+            "Masks never broadcast over the batch silently: give one row for each batch entry."
         )
 
 
 def integers(owner: str, name: str, values: Sequence[int]) -> tuple[int, ...]:
-    """The integers of a list, an array or a tensor as Python's own."""
+    """The integers of a list, an array or a tensor, as Python integers."""
     try:
         listed = values.tolist() if hasattr(values, "tolist") else list(values)  # type: ignore[union-attr]
     except TypeError:
@@ -34,7 +34,7 @@ def integers(owner: str, name: str, values: Sequence[int]) -> tuple[int, ...]:
 
 
 def check_predicate(predicate: object) -> None:
-    """Refuse a predicate that does not take (b, h, i, j). One without a signature is accepted."""
+    """Refuse a predicate that does not take (b, h, i, j). A predicate without a readable signature is accepted."""
     remedy = "It is called with integer tensors (b, h, i, j): batch entry, head, query and key position."
     if not callable(predicate):
         raise RegardError(f"mask_mod(predicate): expected a function, got {type(predicate).__name__}. {remedy}")
@@ -50,24 +50,24 @@ def check_predicate(predicate: object) -> None:
 
 def own_copy(tensor: Tensor) -> Tensor:
     """A copy of a tensor; expanded axes stay expanded and take no memory."""
-    once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
-    return tensor.detach()[once].clone().expand(tensor.shape)
+    without_repeats = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
+    return tensor.detach()[without_repeats].clone().expand(tensor.shape)
 
 
 def shortened(numbers: Sequence[int]) -> str:
-    """A list of numbers in one line; a long one is shortened."""
+    """A list of numbers as text; of a long list only the first numbers, the last and the count."""
     if len(numbers) <= 8:
         return str(list(numbers))
     first, last = ", ".join(map(str, numbers[:3])), numbers[-1]
     return f"[{first}, ..., {last}] ({len(numbers)} of them)"
 
 
-def check_covers(what: str, axis: str, asked: Spans, size: int) -> None:
-    """Refuse positions beyond those that a mask was made for."""
-    if not Spans(((0, size),)).covers(asked):
-        ((first, last),) = asked.hull()
+def check_covers(mask: str, axis: str, positions: Spans, size: int) -> None:
+    """Refuse positions outside [0, size), the positions of the mask."""
+    if not Spans(((0, size),)).covers(positions):
+        ((first, stop),) = positions.hull()
         raise RegardError(
-            f"{what}: covers {axis} 0 to {size - 1}, asked for {first} to {last - 1}. "
-            "Make the mask for the whole length; a shorter one never broadcasts. "
-            "Rows and columns are counted so that the last query stands at the last key."
+            f"{mask}: covers {axis} 0 to {size - 1}, this call has {axis} {first} to {stop - 1}. "
+            "Make the mask for the whole length; a shorter mask never broadcasts. "
+            "Queries and keys are aligned to the end: the last query has the position of the last key."
         )

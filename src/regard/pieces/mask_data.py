@@ -1,4 +1,4 @@
-"""Masks that carry data: lengths, documents, chosen tokens, random blocks, predicates, tensors."""
+"""Masks that hold data: lengths, documents, chosen tokens, random blocks, predicates, tensors."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from regard.spans import EMPTY, EVERYTHING, INFINITY, Spans
 
 @checked
 def padding(real: Tensor | Sequence[int]) -> Mask:
-    """Keys that are real, by lengths (B,) or by a boolean vector (B, J) with True = real.
+    """Only real keys are allowed. `real` holds lengths (B,), or booleans (B, J) with True = real.
 
-    The vector may have holes and may be padded on either side. The mask keeps a copy. Torch's `key_padding_mask`
-    means the opposite (True = padding): pass `~key_padding_mask`.
+    Real keys may follow padding, and padding may be anywhere. The mask keeps a copy. In torch's `key_padding_mask`
+    True means padding: pass `~key_padding_mask`.
 
     >>> import torch, regard as rg
     >>> rg.padding([3, 1]).allowed(rg.Grid.whole(rg.Positions.of(0, 1, 4), 2, 1, 1))[:, 0, 0].int().tolist()
     [[1, 1, 1, 0], [1, 0, 0, 0]]
     """
     try:
-        given = torch.as_tensor(real)
+        tensor = torch.as_tensor(real)
     except (TypeError, ValueError, RuntimeError):
         kind = type(real).__name__
     else:
-        kind = f"{given.dtype} of shape {tuple(given.shape)}"
-        is_integer = not (given.dtype == torch.bool or given.is_floating_point() or given.is_complex())
-        if given.ndim == 1 and (is_integer or not given.numel()):
-            return Lengths(given.long())
-        if given.ndim == 2 and given.dtype == torch.bool:
-            return RealKeys(given)
+        kind = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+        is_integer = not (tensor.dtype == torch.bool or tensor.is_floating_point() or tensor.is_complex())
+        if tensor.ndim == 1 and (is_integer or not tensor.numel()):
+            return Lengths(tensor.long())
+        if tensor.ndim == 2 and tensor.dtype == torch.bool:
+            return RealKeys(tensor)
     raise RegardError(
         f"padding: expected integer lengths of shape (batch,) or a boolean tensor of shape (batch, keys), got {kind}. "
-        "An attention_mask of 0 and 1 becomes mask.bool()."
+        "Convert an attention_mask of 0 and 1 with mask.bool()."
     )
 
 
 @dataclass(frozen=True, eq=False)
 class Lengths(Mask):
-    """j < lengths[b]; made by `padding(lengths)`."""
+    """j < lengths[b]; the result of `padding(lengths)`."""
 
     lengths: Tensor
     keys_only = True
@@ -90,7 +90,7 @@ class Lengths(Mask):
 
 @dataclass(frozen=True, eq=False)
 class RealKeys(Mask):
-    """real[b, j]; made by `padding(boolean vector)`."""
+    """real[b, j]; the result of `padding(boolean tensor)`."""
 
     real: Tensor
     keys_only = True
@@ -128,11 +128,11 @@ class RealKeys(Mask):
 @checked
 @dataclass(frozen=True)
 class documents(Mask):
-    """Pairs of the same document, for sequences packed one after the other.
+    """A query may attend to the keys of its own document, where documents are packed into one sequence.
 
-    `documents([100, 40, 7])` packs three documents of those lengths; a pair is allowed where
-    both positions lie in the same one. Together they cover the sequence: padding at its end is a
-    document of its own. With `key_lengths` the keys are packed differently (cross-attention between packed pairs).
+    `documents([100, 40, 7])` packs three documents of these lengths. The lengths must cover the whole sequence:
+    padding at its end is a document of its own. `key_lengths` gives the keys other lengths than the queries
+    (cross-attention between packed pairs).
 
     >>> import regard as rg
     >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(4, 4), 1, 1, 4)
@@ -150,23 +150,24 @@ class documents(Mask):
         object.__setattr__(self, "key_lengths", keys)
         if min((*self.lengths, *(self.key_lengths or ())), default=1) < 1:
             raise RegardError(
-                f"documents({shortened(self.lengths)}): every document has at least one token. Lengths "
-                "of document numbers are torch.unique_consecutive(numbers, return_counts=True)[1]."
+                f"documents({shortened(self.lengths)}): every document has at least one token. To "
+                "get lengths from document numbers: torch.unique_consecutive(numbers, return_counts=True)[1]."
             )
         if self.key_lengths is not None and len(self.key_lengths) != len(self.lengths):
             raise RegardError(
                 f"documents: {len(self.lengths)} query documents against {len(self.key_lengths)} key documents; "
-                "give each query document the key document it reads."
+                "both lists must have the same length: one key document for each query document."
             )
 
     def allowed(self, grid: Grid) -> Tensor:
-        mine, theirs = self.numbers(grid)
-        return ((mine[:, None] == theirs) & (mine >= 0)[:, None])[None, None]
+        of_queries, of_keys = self.numbers(grid)
+        return ((of_queries[:, None] == of_keys) & (of_queries >= 0)[:, None])[None, None]
 
     def numbers(self, grid: Grid) -> tuple[Tensor, Tensor]:
-        """The document of each query and of each key of a tile, (I,) and (J,); negative: in none."""
-        mine = self._number(grid.query - self._start, self._edges)
-        return mine.masked_fill(mine >= len(self._edges), 0) - 1, self._number(grid.key, self._key_edges) - 1
+        """The document of each query and of each key of a tile, (I,) and (J,); negative outside all documents."""
+        of_queries = self._number(grid.query - self._start, self._edges)
+        of_queries = of_queries.masked_fill(of_queries >= len(self._edges), 0) - 1
+        return of_queries, self._number(grid.key, self._key_edges) - 1
 
     def any_allowed(self, start: int, stop: int) -> Spans:
         first, last = self._range(start, stop)
@@ -179,7 +180,7 @@ class documents(Mask):
         return self.any_allowed(start, stop) if first == last else EMPTY
 
     def edges(self, start: int, stop: int) -> Sequence[int]:
-        first, last = (bisect_right(self._edges, place - self._start) for place in (start, stop - 1))
+        first, last = (bisect_right(self._edges, position - self._start) for position in (start, stop - 1))
         return [edge + self._start for edge in self._edges[first:last]]
 
     def check(self, sizes: Sizes, positions: Positions) -> None:
@@ -214,7 +215,7 @@ class documents(Mask):
 @checked
 @dataclass(frozen=True)
 class global_tokens(Mask):
-    """Chosen positions see everyone and are seen by everyone (Longformer, ETC): i in set or j in set.
+    """i or j is in `positions`: these tokens attend to all tokens, and all attend to them (Longformer, ETC).
 
     >>> import regard as rg
     >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(3, 3), 1, 1, 3)
@@ -229,8 +230,8 @@ class global_tokens(Mask):
         chosen = integers("global_tokens", "positions", positions)
         if min(chosen, default=0) < 0:
             raise RegardError(
-                f"global_tokens({shortened(chosen)}): positions count from 0 at the first key; the mask does not know "
-                "where a sequence ends, so none is negative. Give the length minus 1 for the last."
+                f"global_tokens({shortened(chosen)}): positions are at least 0, the first key. A negative position "
+                "cannot count from the end, because the mask does not know the length; the last position is length - 1."
             )
         object.__setattr__(self, "positions", tuple(sorted(set(chosen))))
 
@@ -255,10 +256,10 @@ class global_tokens(Mask):
 @checked
 @dataclass(frozen=True)
 class random_blocks(Mask):
-    """Each block of `size` queries sees `count` random blocks of keys (BigBird, arXiv:2007.14062).
+    """Each block of `size` queries attends to `count` random blocks of keys (BigBird, arXiv:2007.14062).
 
-    The blocks are drawn from the ceil(length / size) blocks of the sequence, without
-    repetition, from `seed` alone: the same mask on every machine, layer and call.
+    They are `count` different blocks of the ceil(length / size) blocks of the sequence. They depend on `seed` only, so
+    the mask is the same on every machine, in every layer and in every call.
 
     >>> import regard as rg
     >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(8, 8), 1, 1, 8)
@@ -276,8 +277,8 @@ class random_blocks(Mask):
         blocks = -(-self.length // self.size)
         if self.count > blocks:
             raise RegardError(
-                f"random_blocks: {self.count} blocks asked of {blocks} (length {self.length} in blocks of "
-                f"{self.size}); count must lie between 1 and {blocks}."
+                f"random_blocks(count={self.count}): a length of {self.length} has {blocks} blocks of {self.size}, so "
+                f"count must be between 1 and {blocks}."
             )
 
     def allowed(self, grid: Grid) -> Tensor:
@@ -326,9 +327,9 @@ def bigbird(
 ) -> Mask:
     """Window + global + seeded random blocks (Zaheer et al. 2020, arXiv:2007.14062).
 
-    `window_blocks` blocks around one's own, `global_blocks` at the start of the sequence that see
-    and are seen by all, `num_random` random blocks to each block of queries. Hugging Face makes
-    the last block global too and, in eval mode, draws block 0 for every random block.
+    Each block of queries attends to the `window_blocks` blocks around it, to the first `global_blocks` blocks of the
+    sequence, and to `num_random` random blocks. Queries of the global blocks attend to all keys. In Hugging Face the
+    last block is global too, and in eval mode every random block is block 0.
 
     >>> import regard as rg
     >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(80, 80), 1, 1, 80)
@@ -344,12 +345,12 @@ def bigbird(
 @checked
 @dataclass(frozen=True, eq=False)
 class mask_mod(Mask):
-    """Any predicate of (b, h, i, j): integer tensors that broadcast; True = may attend.
+    """A mask from a predicate of (b, h, i, j), integer tensors that broadcast; True = may attend.
 
-    Nothing is known of its intervals, so every tile is computed; combine it with masks that
-    do know theirs (`causal() & mask_mod(...)`) and engines skip what those rule out. The predicate is called again
-    for every tile, in the backward pass and for every look at the weights, so the values it closes over must not
-    change. A tensor that changes later belongs into `mask_tensor` or `padding`, which keep copies.
+    Regard cannot read intervals from a predicate, so engines cannot skip keys for it. Combine it with other masks, for
+    example `causal() & mask_mod(...)`: engines skip the keys that the other masks exclude. The predicate is called for
+    every tile, again in the backward pass, and whenever weights are read. So the values that it closes over must not
+    change. For a tensor that changes later use `mask_tensor` or `padding`, which keep copies.
 
     >>> import regard as rg
     >>> even = rg.mask_mod(lambda b, h, i, j: j % 2 == 0)
@@ -375,10 +376,10 @@ class mask_mod(Mask):
 class mask_tensor(Mask):
     """A boolean tensor (I, J), (B, 1, I, J), (1, H, I, J) or (B, H, I, J); True = may attend.
 
-    Rows and columns are aligned to the end, like `causal`. A float mask (0 and -inf, added to
-    the scores) means something else and is refused, and so is any shape that would broadcast
-    along an axis it does not name: (B, I, J) must say where the heads are. The mask keeps a copy (one byte a
-    pair, little beside the scores), so a later change of the tensor changes neither the output nor the map.
+    The tensor is aligned to the end, like `causal`: its last row is for the last query, its last column for the last
+    key. A float mask (0 and -inf, added to the scores) raises an error. So does a shape with a missing axis: (B, I, J)
+    does not show where the heads are. The mask keeps a copy (one byte for each pair, much less than the scores), so a
+    later change of the tensor changes neither the output nor the map.
 
     >>> import torch, regard as rg
     >>> tensor = torch.tensor([[True, False], [True, True]])
@@ -395,14 +396,14 @@ class mask_tensor(Mask):
             kind = t.dtype if isinstance(t, Tensor) else type(t).__name__
             raise RegardError(
                 f"mask_tensor: expected a boolean tensor with True = may attend, got {kind}. An additive mask of 0 and "
-                "-inf becomes `mask == 0`; an integer mask of 1 and 0 becomes `mask.bool()`; a float that is meant "
-                "to be added to the scores is a bias: regard.LearnedTable or your own AdditiveBias."
+                "-inf becomes `mask == 0`; an integer mask of 1 and 0 becomes `mask.bool()`; a float tensor that "
+                "is added to the scores is a bias: regard.LearnedTable or your own AdditiveBias."
             )
         if t.ndim not in (2, 4):
             raise RegardError(
                 f"mask_tensor: expected shape (queries, keys) or (batch or 1, heads or 1, queries, keys), got "
-                f"{tuple(t.shape)}. A (batch, queries, keys) mask becomes mask[:, None]; a (batch, keys) vector of "
-                "real tokens is regard.padding(vector)."
+                f"{tuple(t.shape)}. A (batch, queries, keys) mask becomes mask[:, None]; for a (batch, keys) "
+                "tensor of real tokens use regard.padding(tensor)."
             )
         object.__setattr__(self, "tensor", own_copy(t))
 
@@ -425,21 +426,20 @@ class mask_tensor(Mask):
             check_batch("mask_tensor", B, sizes)
         if H not in (1, sizes.H):
             raise RegardError(
-                f"mask_tensor: the mask has {H} heads on axis 1, the query {sizes.H}. The axes are (batch or 1, heads "
-                "or 1, "
-                f"queries, keys): {tuple(self.tensor.shape)} against {(sizes.B, sizes.H, sizes.I, sizes.J)}."
+                f"mask_tensor: the mask has {H} heads on axis 1, the query has {sizes.H}. The axes are (batch or 1, "
+                "heads or 1, queries, keys): "
+                f"{tuple(self.tensor.shape)} against {(sizes.B, sizes.H, sizes.I, sizes.J)}."
             )
         if (I, J) == (sizes.B, sizes.J) != (sizes.I, sizes.J) and self.tensor.ndim == 2:
             raise RegardError(
                 f"mask_tensor: a tensor of two axes is (queries, keys), here {(sizes.I, sizes.J)}; got {(I, J)}, "
                 "which looks "
-                "like (batch, keys). A vector of real tokens for each batch entry is regard.padding(tensor)."
+                "like (batch, keys). For real tokens of each batch entry use regard.padding(tensor)."
             )
         if I < sizes.I or (J != sizes.J and len(positions.keys.intervals) == 1):
             raise RegardError(
                 f"mask_tensor: the mask is for {I} queries and {J} keys, this call has {sizes.I} queries and "
-                f"{sizes.J} keys. "
-                "Make the mask for the whole length; a shorter one never broadcasts."
+                f"{sizes.J} keys. Make the mask for the whole length; a shorter mask never broadcasts."
             )
         check_covers("mask_tensor", "queries", positions.queries(sizes.I).shift(-self._offset), I)
         check_covers("mask_tensor", "keys", positions.keys, J)
@@ -460,7 +460,7 @@ class mask_tensor(Mask):
 
     @cached_property
     def _on_host(self) -> Tensor:
-        """The mask on the host, copied once for all blocks, which read spans from it."""
+        """The mask on the host: one copy, from which all blocks read spans."""
         with without_transforms():
             return self._full.cpu()
 

@@ -1,9 +1,9 @@
 """Normalisers: how a row of scores becomes a row of weights.
 
-Each one splits in two: a small `row_statistic` of the whole row, and `weights` of any part of that
-row given its scores and the statistic: w_ij = f(s_ij, r_i). That split is what lets `AttentionOutput.weights`
-show any weight on demand from (q, k, r). Masked scores are -inf and get weight exactly 0; an
-empty row, where nothing may be attended, gets zeros: not NaN, and not a uniform average.
+A normaliser has two parts: a small `row_statistic` r_i of the whole row, and `weights` of any part of that row,
+computed from its scores and the statistic: w_ij = f(s_ij, r_i). So `AttentionOutput.weights` can compute any weight on
+demand from (q, k, r). A masked score is -inf and its weight is exactly 0. In an empty row, where the query may attend
+to no key, all weights are 0: not NaN, and not a uniform average.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from regard.shapes import Sizes, has_numbers, known_none
 
 RowStatistic = tuple[Tensor, ...]
 
-#: A log-sum-exp beyond this rounds by more than 1024 half units in the last place of 1: by 6e-5 in float32.
+#: A log-sum-exp above this has a rounding error of more than 1024 half units in the last place of 1: 6e-5 in float32.
 COARSE = 1024.0
 
 
 class Normalizer(ABC):
-    """Base of all normalisers. `row_sum` is what the weights of a row that is not empty add up to.
+    """Base of all normalisers.
 
-    `masked_score` is what takes the place of a masked score; `needs_nonnegative` refuses scores that may be below 0.
+    `row_sum` is the sum of the weights of a row that is not empty; None if it varies. `masked_score` replaces masked
+    scores. `needs_nonnegative` refuses a score piece whose scores may be below 0.
 
     >>> import torch, regard as rg
     >>> scores, columns = torch.zeros(1, 1, 1, 4), torch.arange(4)
@@ -43,14 +44,14 @@ class Normalizer(ABC):
 
     @abstractmethod
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
-        """From whole rows: (B, H, I, J) masked scores at key indices (J,) -> tensors (B, H, I, ...)."""
+        """The statistic of whole rows: masked scores (B, H, I, J) and key indices (J,) -> tensors (B, H, I, ...)."""
 
     @abstractmethod
     def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
-        """Of any part of those rows: (B, H, I, J') -> (B, H, I, J')."""
+        """The weights of any part of the rows: scores (B, H, I, J') -> (B, H, I, J')."""
 
     def log_weights(self, scores: Tensor, row_statistic: RowStatistic) -> Tensor | None:
-        """log w where it is cheaper than log(weights), else None. It may be written over the scores."""
+        """The logarithms of the weights if they are cheaper than log(weights), else None. May overwrite the scores."""
         return None
 
     def normalize_rows(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, RowStatistic]:
@@ -61,21 +62,21 @@ class Normalizer(ABC):
     def tile_weights(
         self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Weights of any part of the rows, and their logarithms if these are cheap. The scores are overwritten."""
+        """Weights of any part of the rows, and their logarithms if these are cheap. May overwrite the scores."""
         logs = self.log_weights(scores, row_statistic)
         return (logs.exp(), logs) if logs is not None else (self.weights(scores, row_statistic, columns), None)
 
     def normalize_with_logs(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor | None, RowStatistic]:
-        """Weights of whole rows, their logarithms where those are cheap, and the statistic: all at once."""
+        """Weights of whole rows, their logarithms if these are cheap, and the statistic."""
         row_statistic = self.row_statistic(scores, columns)
         return *self.tile_weights(scores, row_statistic, columns), row_statistic
 
     def check(self, sizes: Sizes) -> None:  # noqa: B027 - most normalisers fit any size
-        """Refuse sizes that the normaliser was not made for."""
+        """Refuse sizes that do not fit the normaliser."""
 
 
 def log_sum_exp(scores: Tensor) -> RowStatistic:
-    """log sum_j exp(s_ij) in two numbers, -inf for an empty row, with gradients that stay finite there."""
+    """log sum_j exp(s_ij) in two numbers; -inf for an empty row, where gradients stay finite."""
     greatest = scores.detach().amax(-1, keepdim=True)
     greatest = greatest.masked_fill(greatest.isneginf(), 0.0)
     total = (scores - greatest).exp().sum(-1)
@@ -93,19 +94,19 @@ def in_two_numbers(greatest: Tensor, log_sum: Tensor) -> RowStatistic:
     return logsumexp, remainder.masked_fill(~logsumexp.detach().isfinite(), 0.0)
 
 
-def add_log_sums(one: RowStatistic, other: RowStatistic) -> RowStatistic:
-    """The log of the sum of both rows' sums, each log in two numbers."""
-    greatest = _finite(torch.maximum(one[0].detach(), other[0].detach()))
-    return in_two_numbers(greatest, torch.logaddexp(*(log - greatest + rest for log, rest in (one, other))))
+def add_log_sums(first: RowStatistic, second: RowStatistic) -> RowStatistic:
+    """log(exp(first) + exp(second)); each logarithm is given in two numbers."""
+    greatest = _finite(torch.maximum(first[0].detach(), second[0].detach()))
+    return in_two_numbers(greatest, torch.logaddexp(*(log - greatest + rest for log, rest in (first, second))))
 
 
 def is_coarse(logsumexp: Tensor) -> Tensor:
-    """Which rows need the remainder, since their log-sum-exp alone is too coarse."""
+    """Which rows need the remainder, because their log-sum-exp in one number is too coarse."""
     return (logsumexp.abs() > COARSE) & logsumexp.isfinite()
 
 
 def some_coarse(logsumexp: Tensor) -> bool:
-    """Whether some row is coarse, as far as numbers can be read; on a device the host waits for the answer."""
+    """Whether any row is coarse; False if numbers cannot be read. On a device the host waits for the answer."""
     return has_numbers(logsumexp) and bool(is_coarse(logsumexp).any())
 
 
@@ -135,8 +136,8 @@ def _used(row_statistic: RowStatistic) -> RowStatistic:
 def _at_most_one(weights: Tensor) -> Tensor:
     """Bound weights by 1, in place, if no gradients are needed.
 
-    A recomputed score may round above the statistic of its row, by up to 1 where scores are near 1e6. With gradients
-    scores are not recomputed, and a bound would set gradients to 0.
+    Rounding may put a recomputed score above the statistic of its row, by up to 1 if scores are near 1e6. With
+    gradients scores are not recomputed, and a bound would set gradients to 0.
     """
     return weights if torch.is_grad_enabled() else weights.clamp_(max=1.0)
 
@@ -148,11 +149,11 @@ def _finite(logsumexp: Tensor) -> Tensor:
 @checked
 @dataclass(frozen=True)
 class Softmax(Normalizer):
-    """w_ij = exp(s_ij / T) / sum_j exp(s_ij / T); the statistic is the log of the sum, and what its rounding took.
+    """w_ij = exp(s_ij / T) / sum_j exp(s_ij / T); the statistic is the log of the sum, and its rounding error.
 
-    Below T = 1 the row sharpens, and as T goes to 0 it becomes a hard lookup (`Hardmax`); above,
-    it flattens. With a `sink` the denominator has the extra term exp(sink), so a head can look
-    nowhere and the row sums to less than 1 (gpt-oss, arXiv:2508.10925; "softmax-off-by-one" is sink = 0).
+    T below 1 makes the row sharper, with `Hardmax` as its limit for T = 0; T above 1 makes it flatter. A `sink` adds
+    the term exp(sink) to the denominator. So a row sums to less than 1, and a head can attend to nothing (gpt-oss,
+    arXiv:2508.10925; "softmax-off-by-one" is sink = 0).
 
     >>> import torch, regard as rg
     >>> scores, columns = torch.tensor([[[[1.0, 3.0]]]]).log(), torch.arange(2)
@@ -166,8 +167,8 @@ class Softmax(Normalizer):
     def __post_init__(self) -> None:
         if isinstance(self.sink, Tensor):
             raise RegardError(
-                f"Softmax(sink=...): the sink is one number, got a tensor {tuple(self.sink.shape)}. A sink for "
-                "each head, which can be learned, is LearnedSink(num_heads); a number is sink.item()."
+                f"Softmax(sink=...): the sink is one number, got a tensor of shape {tuple(self.sink.shape)}. For a "
+                "learned sink for each head use LearnedSink(num_heads); a tensor becomes a number by sink.item()."
             )
         if not self.temperature > 0:
             raise RegardError(
@@ -182,11 +183,11 @@ class Softmax(Normalizer):
         return self.with_sink(self.logsumexp(scores))
 
     def logsumexp(self, scores: Tensor) -> RowStatistic:
-        """log sum_j exp(s_ij / T) over any part of the rows; those of all parts add up to the row's (B, H, I)."""
+        """log sum_j exp(s_ij / T) over any part of the rows, (B, H, I). `add_log_sums` combines parts of a row."""
         return log_sum_exp(self._tempered(scores))
 
     def with_sink(self, logsumexp: RowStatistic) -> RowStatistic:
-        """The statistic from a plain log-sum-exp (B, H, I), in one number or two."""
+        """The statistic from a log-sum-exp without the sink (B, H, I), in one number or two."""
         if self.sink is None:
             return logsumexp
         return _with_sink(logsumexp, torch.full_like(logsumexp[0], self.sink))
@@ -230,7 +231,7 @@ class LearnedSink(nn.Module, Normalizer):
 
     >>> import torch, regard as rg
     >>> scores, columns = torch.tensor([[[[1.0, 3.0]]]]).log(), torch.arange(2)
-    >>> rg.LearnedSink(num_heads=1).normalize_rows(scores, columns)[0].detach()  # it begins at 0: 1 / 5 goes nowhere
+    >>> rg.LearnedSink(num_heads=1).normalize_rows(scores, columns)[0].detach()  # the sink begins at 0 and takes 1 / 5
     tensor([[[[0.2000, 0.6000]]]])
     """
 
@@ -258,7 +259,9 @@ class LearnedSink(nn.Module, Normalizer):
 
     def check(self, sizes: Sizes) -> None:
         if self.sink.shape[0] != sizes.H:
-            raise RegardError(f"LearnedSink: made for {self.sink.shape[0]} heads, the query has {sizes.H}.")
+            raise RegardError(
+                f"LearnedSink: made for {self.sink.shape[0]} heads, the query has {sizes.H}. Create it for {sizes.H}."
+            )
 
     def extra_repr(self) -> str:
         return str(self.sink.shape[0])
@@ -271,7 +274,7 @@ def _with_sink(logsumexp: RowStatistic, sink: Tensor) -> RowStatistic:
 
 
 def has_logsumexp(normalizer: Normalizer) -> TypeGuard[Softmax | LearnedSink]:
-    """Whether the statistic of a row is the log of a sum, which is known from those of the row's parts."""
+    """Whether the statistic of a row is a log-sum-exp, which can be combined from those of the row's parts."""
     return isinstance(normalizer, Softmax | LearnedSink)
 
 
@@ -279,7 +282,7 @@ def has_logsumexp(normalizer: Normalizer) -> TypeGuard[Softmax | LearnedSink]:
 class Sparsemax(Normalizer):
     """w_ij = max(s_ij - t_i, 0) with t_i such that the row sums to 1 (Martins & Astudillo 2016, arXiv:1602.02068).
 
-    The Euclidean projection of the scores on the simplex: far scores get exactly 0.
+    The Euclidean projection of the scores on the simplex: low scores get weight exactly 0.
 
     >>> import torch, regard as rg
     >>> rg.Sparsemax().normalize_rows(torch.tensor([[[[0.0, 0.5, -1.0]]]]), torch.arange(3))[0]  # t = -0.25
@@ -327,13 +330,13 @@ class Entmax15(Normalizer):
 
 
 def _greatest(scores: Tensor) -> Tensor:
-    """The greatest score of each row (0 if it is empty), from which thresholds count: absolute ones would round."""
+    """The greatest score of each row, 0 for an empty row. Thresholds are relative to it, to lose no digits."""
     greatest = scores.detach().amax(-1, keepdim=True)
     return greatest.masked_fill(greatest.isneginf(), 0.0)
 
 
 def _from_greatest(scores: Tensor, greatest: Tensor) -> Tensor:
-    """Scores from 0 down; -inf becomes a number below any threshold, so that sums stay numbers."""
+    """Scores minus the greatest; -inf becomes a number below any threshold, so that sums stay finite."""
     return (scores - greatest).masked_fill(scores.isneginf(), -1e4)
 
 
@@ -342,8 +345,8 @@ def _from_greatest(scores: Tensor, greatest: Tensor) -> Tensor:
 class TopK(Normalizer):
     """Softmax over the k highest scores of the row, 0 elsewhere (Gupta et al. 2021, arXiv:2106.06899).
 
-    The statistic keeps WHICH keys were kept: a stored threshold is wrong when a tile of another
-    shape recomputes a score with another last bit. Rows with fewer than k keys keep them all.
+    The statistic holds the indices of the kept keys. A threshold would be wrong when a tile of another shape recomputes
+    a score with another last bit. A row with fewer than k allowed keys keeps them all.
 
     >>> import torch, regard as rg
     >>> rg.TopK(2).normalize_rows(torch.tensor([[[[1.0, 0.5, 3.0]]]]).log(), torch.arange(3))[0]
@@ -362,13 +365,13 @@ class TopK(Normalizer):
         return softmax_weights(scores, tuple(logsumexp)) * _kept(kept, columns).to(scores.dtype)
 
 
-#: The index of the best key in a row with a NaN score.
+#: In place of the index of the best key, for a row with a NaN score.
 UNDEFINED = -2
 
 
 @dataclass(frozen=True)
 class Hardmax(Normalizer):
-    """1 on the highest score of the row, 0 elsewhere: softmax at temperature 0. Of equal scores the first wins.
+    """1 on the highest score of the row, 0 elsewhere: softmax at temperature 0. If scores are equal, the first wins.
 
     >>> import torch, regard as rg
     >>> rg.Hardmax().normalize_rows(torch.tensor([[[[1.0, 3.0, 3.0]]]]), torch.arange(3))[0]
@@ -389,10 +392,10 @@ def _kept(kept: Tensor, columns: Tensor) -> Tensor:
     """Which of the ascending `columns` (J,) are among `kept` (..., k): (..., J) boolean."""
     if not len(columns):
         return kept[..., :0] >= 0
-    place = torch.searchsorted(columns, kept.contiguous()).clamp_max(len(columns) - 1)
-    found = columns[place] == kept
+    index = torch.searchsorted(columns, kept.contiguous()).clamp_max(len(columns) - 1)
+    is_column = columns[index] == kept
     flags = kept.new_zeros((*kept.shape[:-1], len(columns) + 1), dtype=torch.bool)
-    return flags.scatter_(-1, place.masked_fill(~found, len(columns)), True)[..., :-1]
+    return flags.scatter_(-1, index.masked_fill(~is_column, len(columns)), True)[..., :-1]
 
 
 @dataclass(frozen=True)

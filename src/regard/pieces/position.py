@@ -1,4 +1,4 @@
-"""Positions that act on queries and keys before they are scored."""
+"""Positional encodings: they change queries and keys by their positions, before the score compares them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from regard.spans import Spans
 
 
 class Position(ABC):
-    """Base: `encode` adds or rotates in where each vector stands.
+    """Base of all positional encodings: `encode` adds its position to each vector, or rotates the vector by it.
 
     >>> import torch, regard as rg
     >>> class Count(rg.Position):
@@ -31,19 +31,19 @@ class Position(ABC):
         """(B, heads, n, D) and their positions (n,) -> (B, heads, n, D)."""
 
     def check(self, positions: Spans) -> None:  # noqa: B027 - most encodings know every position
-        """Refuse positions that the encoding does not know. `encode` has them on the device and does not check."""
+        """Refuse positions that the encoding does not have. `encode` does not check: it would wait for a device."""
 
 
 def angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
-    """position x frequency less whole turns: integers (n,), (m,) of the host -> (n, m), in radians.
+    """position x frequency without whole turns, in radians: integers (n,), frequencies (m,) on the host -> (n, m).
 
-    Angles are counted in units of 2^-64 of a turn: integers of 64 bits overflow as angles wrap around. So large
-    positions keep their precision in float32 too, the widest dtype of some devices.
+    Angles are integers in units of 2^-64 of a turn. Integers of 64 bits overflow exactly where angles wrap around, so
+    large positions are as precise as small ones, even in float32, the widest dtype of some devices.
     """
     if positions.is_floating_point():
         raise RegardError(
-            f"positions: {positions.dtype} was given, but they are integers. "
-            "RoPE(width, scaling=LinearScaling(2.0)) halves them."
+            f"positions: they must be integers, got {positions.dtype}. "
+            "To halve positions use RoPE(width, scaling=LinearScaling(2.0))."
         )
     turns = frequencies.to(torch.float64) / (2 * math.pi)
     parts = ((turns - turns.round()) * 2.0**64).clamp_max(2.0**63 - 1024).long()
@@ -51,7 +51,7 @@ def angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor
 
 
 class Scaling(ABC):
-    """How RoPE's frequencies change to reach lengths beyond those of training.
+    """Base of all scalings: how RoPE's frequencies change for texts longer than those of training.
 
     >>> import regard as rg
     >>> class Halved(rg.Scaling):
@@ -68,7 +68,7 @@ class Scaling(ABC):
 @checked
 @dataclass(frozen=True)
 class LinearScaling(Scaling):
-    """Position interpolation: positions over `factor` (Chen et al. 2023, arXiv:2306.15595).
+    """Position interpolation: positions divided by `factor` (Chen et al. 2023, arXiv:2306.15595).
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 1, 2, 8)
@@ -86,7 +86,7 @@ class LinearScaling(Scaling):
 @checked
 @dataclass(frozen=True)
 class NTKScaling(Scaling):
-    """The base grows so that the slowest wave slows by `factor` and the fastest stays ("NTK-aware", 2023).
+    """A greater base: the lowest frequency is divided by `factor`, the highest does not change ("NTK-aware", 2023).
 
     >>> import torch, regard as rg
     >>> rg.NTKScaling(4.0)(torch.tensor([1.0, 0.1, 0.01])) / torch.tensor([1.0, 0.1, 0.01])  # 4^0, 4^-0.5, 4^-1
@@ -104,10 +104,13 @@ class NTKScaling(Scaling):
 @checked
 @dataclass(frozen=True)
 class Llama3Scaling(Scaling):
-    """Slow waves slow by `factor`, fast ones stay, with a ramp between (Llama 3.1, arXiv:2407.21783).
+    """Low frequencies are divided by `factor`, high ones do not change (Llama 3.1, arXiv:2407.21783).
+
+    A low frequency makes at most `low` turns in `trained_length` positions, a high one at least `high`; a linear ramp
+    is between them.
 
     >>> import torch, regard as rg
-    >>> frequencies = torch.tensor([1.0, 1e-5])  # 1,304 turns in the trained length, and a hundredth of one
+    >>> frequencies = torch.tensor([1.0, 1e-5])  # 1,304 and 0.013 turns in the trained length
     >>> rg.Llama3Scaling(factor=8.0)(frequencies) / frequencies
     tensor([1.0000, 0.1250])
     """
@@ -128,10 +131,9 @@ class Llama3Scaling(Scaling):
 class RoPE(Position):
     """Rotate pairs of channels by angles that grow with position (Su et al. 2021, arXiv:2104.09864).
 
-    Channel pair m turns by position * base^(-2m / D), so q_i . k_j depends on j - i alone.
-    The pairs are (m, m + D/2) as in Llama and GPT-NeoX, or (2m, 2m + 1) with `interleaved=True`
-    as in the paper and GPT-J: weights trained with one are wrong with the other. Channels past
-    `width` are left as they are (partial rotation).
+    Channel pair m is rotated by position * base^(-2m / D), so q_i . k_j depends on j - i only. The pairs are
+    (m, m + D/2) as in Llama and GPT-NeoX, or (2m, 2m + 1) with `interleaved=True` as in the paper and GPT-J. A model
+    needs the order that it was trained with. Channels after the first `width` do not change (partial rotation).
 
     >>> import torch, regard as rg
     >>> q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
@@ -151,20 +153,22 @@ class RoPE(Position):
             raise RegardError(f"RoPE(width={self.width}): channels turn in pairs, so the width must be even.")
 
     def frequencies(self) -> Tensor:
-        """Angle per position of each pair, (D / 2,), float64 on the host."""
+        """The angle of each pair for one position, (D / 2,), float64 on the host."""
         exponents = torch.arange(0, self.width, 2, dtype=torch.float64) / self.width
         frequencies = self.base**-exponents
         return frequencies if self.scaling is None else self.scaling(frequencies)
 
     def encode(self, x: Tensor, positions: Tensor) -> Tensor:
         if x.shape[-1] < self.width:
-            raise RegardError(f"RoPE(width={self.width}): the vectors have only {x.shape[-1]} channels.")
-        by = angles(positions, self.frequencies(), at_least_float32(x).dtype)
-        turned, rest = x[..., : self.width], x[..., self.width :]
-        turned = self._turn(turned, by.cos().to(x.dtype), by.sin().to(x.dtype))
-        return torch.cat((turned, rest), -1) if rest.shape[-1] else turned
+            raise RegardError(
+                f"RoPE(width={self.width}): the vectors have only {x.shape[-1]} channels. Use a smaller width."
+            )
+        angle = angles(positions, self.frequencies(), at_least_float32(x).dtype)
+        rotated, rest = x[..., : self.width], x[..., self.width :]
+        rotated = self._rotate(rotated, angle.cos().to(x.dtype), angle.sin().to(x.dtype))
+        return torch.cat((rotated, rest), -1) if rest.shape[-1] else rotated
 
-    def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.interleaved:
             a, b = x[..., 0::2], x[..., 1::2]
             return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
@@ -177,8 +181,8 @@ class RoPE(Position):
 class Sinusoidal(Position):
     """Add sin and cos of position / 10000^(2m / D) (Vaswani et al. 2017, arXiv:1706.03762, section 3.5).
 
-    Channel 2m is the sine, 2m + 1 the cosine; low channels are the fast waves. In the slot of an
-    attention the waves are added to queries and keys; `table` gives them for embeddings.
+    Channel 2m is the sine, channel 2m + 1 the cosine; low channels have high frequencies. As the position of an
+    `Attention` they are added to queries and keys; for embeddings, `table` returns them.
 
     >>> import torch, regard as rg
     >>> rg.Sinusoidal().table(torch.tensor([0]), 4).tolist()
@@ -190,10 +194,10 @@ class Sinusoidal(Position):
     base: float = 10_000.0
 
     def table(self, positions: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
-        """(n,) positions -> (n, width), in `dtype`; by default in the widest that the device has."""
+        """(n,) positions -> (n, width), in `dtype`; by default in the widest dtype of the device."""
         m = torch.arange(0, width, 2, dtype=torch.float64)
-        by = angles(positions, self.base ** (-m / width), dtype or widest_float(positions.device))
-        return torch.stack((by.sin(), by.cos()), -1).flatten(-2)[:, :width]
+        angle = angles(positions, self.base ** (-m / width), dtype or widest_float(positions.device))
+        return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)[:, :width]
 
     def encode(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + self.table(positions, x.shape[-1], at_least_float32(x).dtype).to(x.dtype)
@@ -217,7 +221,9 @@ class LearnedPositions(nn.Module, Position):
     def encode(self, x: Tensor, positions: Tensor) -> Tensor:
         width = self.table.shape[1]
         if x.shape[-1] != width:
-            raise RegardError(f"LearnedPositions: made for width {width}, got {x.shape[-1]}.")
+            raise RegardError(
+                f"LearnedPositions: made for width {width}, got {x.shape[-1]}. Create it with width={x.shape[-1]}."
+            )
         if positions.device.type == "cpu" and len(positions) and has_numbers(positions):
             self.check(Spans(((int(positions.min()), int(positions.max()) + 1),)))
         return x + self.table[positions].to(x.dtype)
@@ -225,10 +231,10 @@ class LearnedPositions(nn.Module, Position):
     def check(self, positions: Spans) -> None:
         length = len(self.table)
         if not Spans(((0, length),)).covers(positions):
-            ((first, last),) = positions.hull()
+            ((first, stop),) = positions.hull()
             raise RegardError(
-                f"LearnedPositions: knows positions 0 to {length - 1}, asked for {first} to {last - 1}. "
-                "Make a longer table, or use Sinusoidal or RoPE, which have no end."
+                f"LearnedPositions: has positions 0 to {length - 1}, this call needs {first} to {stop - 1}. "
+                "Make a longer table, or use Sinusoidal or RoPE, which have no greatest position."
             )
 
     def extra_repr(self) -> str:

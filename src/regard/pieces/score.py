@@ -1,8 +1,8 @@
-"""Scores: how much query i and key j have to do with each other.
+"""Scores: how well query i and key j match.
 
-A score works in two steps. `prepare` does all that is O(n): projections, norms, feature maps.
-`tile` then scores any rows against any columns. A score that is a dot product once prepared
-names its `scale`, and every fused engine can serve it.
+A score has two steps. `prepare` does all O(n) work: projections, norms, feature maps. `tile` then computes the scores
+of any rows and any columns. If the score of prepared vectors is a dot product, the score gives its `scale`, and fused
+engines can compute it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from regard.shapes import Sizes, at_least_float32, grouped_scores
 class Score(ABC):
     """Base of all scores.
 
-    A dot-like score implements `prepare` and `scale`; any other implements `tile`, and says in
-    `floats_per_score` how many numbers it holds for one score, so that tiles fit in memory.
-    `nonnegative` promises scores of at least 0, which the `SumNormalizer` asks for.
+    A score that is a dot product defines `prepare` and `scale`. Any other score defines `tile`, and `floats_per_score`:
+    how many numbers it keeps in memory to compute one score, so that tiles fit in memory. `nonnegative` promises scores
+    of at least 0, which `SumNormalizer` requires.
 
     >>> import torch, regard as rg
     >>> class Near(rg.Score):
@@ -42,13 +42,13 @@ class Score(ABC):
     nonnegative: bool = False
 
     def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """What is O(n): (B, H, I, D), (B, G, J, D) -> (B, H, I, W), (B, G, J, W)."""
+        """All O(n) work: (B, H, I, D), (B, G, J, D) -> (B, H, I, W), (B, G, J, W)."""
         return query, key
 
     def scale(self, width: int) -> float | Tensor | None:
-        """The number c with score = c * q.k of the prepared q and k, or None: not a dot product.
+        """The factor c with score = c * q.k for prepared q and k; None if the score is not a dot product.
 
-        A tensor, such as a learned factor for each head (H, 1, 1), is not accepted by fused kernels.
+        Fused kernels do not accept a tensor, such as a learned factor for each head (H, 1, 1).
         """
         return None
 
@@ -59,12 +59,12 @@ class Score(ABC):
     def tile(self, query: Tensor, key: Tensor, grid: Grid) -> Tensor:
         """Scores (B, H, I, J) of prepared rows (B, H, I, W) against prepared columns (B, G, J, W)."""
         scale = scale_of_heads(self, query, grid)
-        assert scale is not None, "a score that is no dot product defines its own tile"
+        assert scale is not None, "a score without a scale must define tile"
         return grouped_scores(query * scale, key)
 
 
 def scale_of_heads(score: Score, query: Tensor, grid: Grid) -> float | Tensor | None:
-    """The factor before q.k for the heads of a tile, which may be some of all, in the dtype of the prepared queries."""
+    """The factor of q.k for the heads of a tile, which may be a part of all heads, in the dtype of the queries."""
     scale = score.scale(query.shape[-1])
     if not isinstance(scale, Tensor):
         return scale
@@ -81,11 +81,11 @@ def check_equal_widths(score: str, query_width: int, key_width: int) -> None:
 
 
 def check_factor(score: str, factor: float | Tensor | None, sizes: Sizes) -> None:
-    """Refuse a factor that is neither one number nor one for each head."""
+    """Refuse a factor that is neither one number nor one number for each head."""
     if isinstance(factor, Tensor) and (not factor.is_floating_point() or factor.shape not in ((), (sizes.H, 1, 1))):
         raise RegardError(
-            f"{score}: a tensor is one floating-point number, or one for each head of shape ({sizes.H}, 1, 1); "
-            f"got {factor.dtype} of shape {tuple(factor.shape)}."
+            f"{score}: a tensor must hold one floating-point number, or one for each head in the shape "
+            f"({sizes.H}, 1, 1); got {factor.dtype} of shape {tuple(factor.shape)}."
         )
 
 
@@ -96,7 +96,7 @@ class Dot(Score):
 
     `scale` may be a learned tensor: one number, or one for each head (H, 1, 1).
     The factor keeps the variance of the scores at 1 for inputs of variance 1. T5 and Luong's
-    "dot" use c = 1. A matrix product of 2 D operations a pair.
+    "dot" use c = 1. The cost is a matrix product, 2 D operations for each pair.
 
     >>> Dot().scale(64), Dot(scale=1.0).scale(64)
     (0.125, 1.0)
@@ -121,11 +121,11 @@ class Dot(Score):
 @checked
 @dataclass(frozen=True)
 class Cosine(Score):
-    """s_ij = c cos(q_i, k_j): only directions count, so |s| <= c (Swin v2, arXiv:2111.09883, section 3.2).
+    """s_ij = c cos(q_i, k_j): it depends on directions only, so |s| <= c (Swin v2, arXiv:2111.09883, section 3.2).
 
     >>> import torch, regard as rg
     >>> q, k = torch.tensor([[[[3.0, 4.0]]]]), torch.tensor([[[[3.0, 4.0], [30.0, 40.0]]]])
-    >>> rg.attend(rg.Attention(rg.Cosine()), q, k, k).weights.dense()  # the longer key gets no more
+    >>> rg.attend(rg.Attention(rg.Cosine()), q, k, k).weights.dense()  # the longer key has the same weight
     tensor([[[[0.5000, 0.5000]]]])
     """
 
@@ -146,8 +146,8 @@ class Cosine(Score):
 class Bilinear(nn.Module, Score):
     """s_ij = q_i W k_j: Luong's "general" (Luong et al. 2015, arXiv:1508.04025, eq. 8).
 
-    W is (H, D, D') with one matrix a head, and is applied to the queries once, so the pairs cost
-    no more than a dot product. No 1 / sqrt(D), as in the paper.
+    W is (H, D, D'), one matrix for each head. It is applied to each query once, so a pair costs as much as a dot
+    product. There is no factor 1 / sqrt(D), as in the paper.
 
     >>> import torch, regard as rg
     >>> score = rg.Bilinear(query_width=4, key_width=6, num_heads=2)
@@ -162,7 +162,7 @@ class Bilinear(nn.Module, Score):
         nn.init.xavier_uniform_(self.weight)
 
     def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        weight = self.weight[0] if len(self.weight) == 1 else self.weight  # one product, not one for each of the batch
+        weight = self.weight[0] if len(self.weight) == 1 else self.weight  # one product for the whole batch
         return query.to(self.weight.dtype) @ weight, key.to(self.weight.dtype)
 
     def scale(self, width: int) -> float:
@@ -185,9 +185,9 @@ class Bilinear(nn.Module, Score):
 class Additive(nn.Module, Score):
     """s_ij = v . tanh(W q_i + U k_j + b): Bahdanau (Bahdanau et al. 2015, arXiv:1409.0473, appendix A.1.2).
 
-    W (D, hidden) and U (D', hidden) are applied once to each query and key; each pair then costs
-    `hidden` additions, tanh and products, where a dot product costs D products. One set of
-    weights serves all heads. Keras' layer of this name has no projections.
+    W (D, hidden) and U (D', hidden) are applied once to each query and key. Each pair then costs `hidden` additions,
+    tanh and products; a dot product costs D products. All heads share one set of weights. The layer of this name in
+    Keras has no projections.
 
     >>> import torch, regard as rg
     >>> score = rg.Additive(query_width=4, key_width=6, hidden=8)
@@ -222,8 +222,8 @@ class Additive(nn.Module, Score):
 class Concat(nn.Module, Score):
     """s_ij = v . tanh(W [q_i ; k_j]): Luong's "concat" (Luong et al. 2015, arXiv:1508.04025, eq. 8).
 
-    W [q ; k] = W_q q + W_k k with W = [W_q W_k] split in two, so this is Bahdanau's score in
-    another notation, and is computed as such: nothing of size I x J x (D + D') is ever formed.
+    W = [W_q W_k] splits in two, so W [q ; k] = W_q q + W_k k. This is Bahdanau's score in another notation, and it is
+    computed as such, without a tensor of size I x J x (D + D').
 
     >>> import torch, regard as rg
     >>> concat, additive = rg.Concat(4, 6, hidden=8), rg.Additive(4, 6, hidden=8)
@@ -256,8 +256,8 @@ class Concat(nn.Module, Score):
         return additive_scores(query, key, self.direction)
 
     def check(self, sizes: Sizes, key_width: int) -> None:
-        mine = (self.query_width, self.projection.in_features - self.query_width)
-        _check_widths("Concat", mine, (sizes.D, key_width))
+        widths = (self.query_width, self.projection.in_features - self.query_width)
+        _check_widths("Concat", widths, (sizes.D, key_width))
 
 
 def additive_scores(query: Tensor, key: Tensor, direction: Tensor) -> Tensor:
@@ -266,9 +266,9 @@ def additive_scores(query: Tensor, key: Tensor, direction: Tensor) -> Tensor:
     return torch.tanh(query[:, :, :, None] + key[:, :, None]) @ direction.to(query.dtype)
 
 
-def _check_widths(score: str, made_for: tuple[int, ...], given: tuple[int, int]) -> None:
-    if made_for != given:
+def _check_widths(score: str, expected: tuple[int, ...], got: tuple[int, int]) -> None:
+    if expected != got:
         raise RegardError(
-            f"{score}: made for query width {made_for[0]} and key width {made_for[1]}, got {given[0]} and {given[1]}. "
-            f"Create it as {score}({given[0]}, {given[1]}, ...)."
+            f"{score}: made for query width {expected[0]} and key width {expected[1]}, got {got[0]} and {got[1]}. "
+            f"Create it as {score}({got[0]}, {got[1]}, ...)."
         )
