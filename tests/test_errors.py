@@ -33,7 +33,7 @@ MISTAKES = {
     "values without keys": (lambda: attend(q, k, x(2, 4, 5, 8)), "one value for each key"),
     "three axes": (lambda: attend(q[0], k, k), r"4 axes.*unsqueeze\(0\)"),
     "no tensor": (lambda: attend([1.0], k, k), "torch.Tensor, got list"),
-    "no key heads": (lambda: attend(q, k[:, :0], k[:, :0]), "key has shape.*at least one head"),
+    "no key heads": (lambda: attend(q, k[:, :0], k[:, :0]), "key has shape.*heads and width are at least 1"),
     "no channels": (lambda: attend(q[..., :0], k[..., :0], k), "query has shape.*heads and width are at least 1"),
     "integers": (lambda: attend(q.long(), k, k), "floating point, got torch.int64"),
     "two dtypes": (lambda: attend(q, k.double(), k.double()), "share one dtype"),
@@ -59,7 +59,7 @@ MISTAKES = {
     ),
     "a mask of other heads": (
         lambda: attend(q, k, k, rg.Attention(mask=rg.mask_tensor(torch.ones(2, 3, 5, 6, dtype=torch.bool)))),
-        "3 heads on axis 1, the query 4",
+        "3 heads on axis 1, the query has 4",
     ),
     "padding of another batch": (lambda: attend(q, k, k, rg.Attention(mask=rg.padding([3]))), "made for a batch of 1"),
     "padding that is too short": (
@@ -118,14 +118,17 @@ MISTAKES = {
     "half a block": (lambda: rg.bigbird(64, window_blocks=-1), "window_blocks must be an integer of at least 0"),
     "positions from the end": (
         lambda: rg.global_tokens([-1]),
-        r"global_tokens\(\[-1\]\).*count from 0.*length minus 1",
+        r"global_tokens\(\[-1\]\).*at least 0.*length - 1",
     ),
     "positions between two": (lambda: rg.global_tokens([1.5]), "integers"),
     "lengths below 0": (lambda: attend(q, k, k, rg.Attention(mask=rg.padding([3, -1]))), "at least 0, got -1"),
     "lengths of no number": (lambda: rg.padding([[1], [2, 3]]), "list of integers, got list"),
     "documents of half a token": (lambda: rg.documents([2.5, 1.5]), "integers"),
-    "no bucket beyond the exact": (lambda: rg.T5Bias(2, num_buckets=2), "at least 2 for each direction, 4 in all"),
-    "a distance within the exact buckets": (lambda: rg.T5Bias(2, 32, 8), "max_distance lies beyond the exact ones"),
+    "no bucket beyond the exact": (
+        lambda: rg.T5Bias(2, num_buckets=2),
+        "num_buckets is at least 4, 2 for each direction",
+    ),
+    "a distance within the exact buckets": (lambda: rg.T5Bias(2, 32, 8), "max_distance is above 8"),
     "a reach below 0": (lambda: rg.LearnedTable(2, -1), "reach must be an integer of at least 0"),
     "a Shaw reach below 0": (lambda: rg.ShawBias(8, -1), "reach must be an integer of at least 0"),
     "no heads": (lambda: rg.ALiBi(0), "num_heads must be an integer of at least 1"),
@@ -239,10 +242,10 @@ def test_a_module_is_causal_if_no_query_sees_a_later_key(mask, is_causal):
 
 def test_a_learned_table_has_no_positions_before_the_first():
     attention = rg.Attention(position=rg.LearnedPositions(8, 4))
-    with pytest.raises(rg.RegardError, match="knows positions 0 to 7, asked for -1 to 1"):
+    with pytest.raises(rg.RegardError, match="has positions 0 to 7, this call needs -1 to 1"):
         rg.attend(attention, x(1, 1, 3, 4), x(1, 1, 2, 4), x(1, 1, 2, 4))
     for positions in ([2, -1, 3], [0, 8, 1]):  # in any order
-        with pytest.raises(rg.RegardError, match="knows positions 0 to 7"):
+        with pytest.raises(rg.RegardError, match="has positions 0 to 7"):
             attention.position.encode(x(1, 1, 3, 4), torch.tensor(positions))
 
 
