@@ -140,7 +140,7 @@ def test_the_widget_in_a_browser(live, monkeypatch):
         page.locator("#here").press("3")
         page.wait_for_selector(".words [role=option]")
         assert page.locator(".words [role=option]").all_inner_texts() == WORDS
-        until(page, "document.querySelector('.looks').textContent.includes('looks at')")
+        until(page, "document.querySelector('.looks').textContent.includes('attends to')")
         assert "#" not in page.url, "a notebook's address is its own"
         page.evaluate("window.close_()")
         until(page, "document.getElementById('here').childElementCount === 0")
