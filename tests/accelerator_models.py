@@ -11,7 +11,7 @@ import torch
 import regard as rg
 from accelerator import device_dtype, moved, no_float64, on_host, waits
 from miniatures import BERT, LLAMA, T5, Model
-from regard.data import Batches, Pair, Words
+from regard.data import Batches, Pair, WordTokenizer
 from regard.maps.stored import load_map, save_map
 from regard.seq2seq import align, beam_search, build, greedy
 from regard.seq2seq.comparison.inspection import gradient_profile
@@ -174,7 +174,7 @@ def same(found, expected):
 
 @pytest.mark.parametrize("name", ["bahdanau", "transformer"])
 def test_a_report_says_of_a_translator_what_it_says_on_the_cpu(name):
-    words = Words([f"w{n}" for n in range(12)])
+    words = WordTokenizer([f"w{n}" for n in range(12)])
     sentences = [Pair("w1 w2 w3", "w4 w5"), Pair("w6 w7", "w8 w9 w10"), Pair("w2", "w11")]
     encoded = [(words.encode(pair.source), words.encode(pair.target)) for pair in sentences]
     torch.manual_seed(1)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from regard.data import Words, train_tokenizer
+from regard.data import WordTokenizer, train_tokenizer
 from regard.data.vocabulary import BOS, EOS, UNK
 from regard.errors import RegardError
 from regard.seq2seq import build
@@ -26,7 +26,7 @@ from regard.seq2seq.decoding.translation import TranslationOptions, translate
 from regard.seq2seq.evaluation.dependence import attention_shares, punctuation, source_gradients
 
 
-class InPieces(Words):
+class InPieces(WordTokenizer):
     """Words written in pieces that end in +: "ab+ cd" is one word."""
 
     def word_numbers(self, ids):

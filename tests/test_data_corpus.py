@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data import Pair, Words, encode_pairs, load_corpus, split_pairs
+from regard.data import Pair, WordTokenizer, encode_pairs, load_corpus, split_pairs
 from regard.data.drift import suspicious_line
 from regard.errors import RegardError
 
@@ -121,7 +121,7 @@ def test_a_corpus_in_the_other_direction():
 
 def test_pairs_become_ids():
     pairs = [Pair("a b", "c")]
-    assert encode_pairs(pairs, Words(["a", "b"]), Words(["c"])) == [([4, 5], [4])]
+    assert encode_pairs(pairs, WordTokenizer(["a", "b"]), WordTokenizer(["c"])) == [([4, 5], [4])]
 
 
 # ---- Bad input ----

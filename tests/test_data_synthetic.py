@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from regard.data import Words, load_corpus, synthetic_pairs
+from regard.data import WordTokenizer, load_corpus, synthetic_pairs
 from regard.data.synthetic import ADJECTIVES, ADVERBS, ARTICLES, BEINGS, LEXICON, PLACES, PREPOSITIONS, TASKS, VERBS
 from regard.errors import RegardError
 
@@ -90,7 +90,7 @@ def test_words_mean_one_thing():
 def test_training_has_every_word_of_the_test_split(task):
     corpus = load_corpus(task, size=3000)
     for side in ("source", "target"):
-        words = Words.train(getattr(pair, side) for pair in corpus.train)
+        words = WordTokenizer.train(getattr(pair, side) for pair in corpus.train)
         assert all(1 not in words.encode(getattr(pair, side)) for pair in corpus.test)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data import BOS, EOS, PAD, UNK, SentencePiece, Tokenizer, Words, load_tokenizer, train_tokenizer
+from regard.data import BOS, EOS, PAD, UNK, SentencePiece, Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
 from regard.data.synthetic import synthetic_pairs
 from regard.errors import RegardError
 
@@ -112,9 +112,9 @@ def test_other_mistakes_are_named():
         with pytest.raises(RegardError, match="to learn from"):
             train_tokenizer(["", " "], 80, kind)
     with pytest.raises(RegardError, match="words must be different"):
-        Words(["a", "a"])
+        WordTokenizer(["a", "a"])
     with pytest.raises(RegardError, match="words must be different"):
-        Words(["a b"])
+        WordTokenizer(["a b"])
 
 
 def test_a_model_with_other_special_ids_is_refused(tmp_path):
@@ -131,7 +131,7 @@ def test_a_model_with_other_special_ids_is_refused(tmp_path):
 
 
 def test_words_are_json_and_take_the_most_frequent(tmp_path):
-    words = Words.train(["a b b c c c"], 6)
+    words = WordTokenizer.train(["a b b c c c"], 6)
     assert words.words == ("b", "c") and words.encode("a b c") == [UNK, 4, 5]
     assert json.loads(words.to_bytes()) == {"kind": "words", "words": ["b", "c"]}
 

@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 
-from regard.data import Pair, Words
+from regard.data import Pair, WordTokenizer
 from regard.errors import RegardError
 from regard.seq2seq import build
 from regard.seq2seq.decoding.search import Search
@@ -180,7 +180,7 @@ def test_words_by_frequency_by_hand():
 
 # A whole system
 
-TOKENS = Words(["a", "b", "c", "d"])
+TOKENS = WordTokenizer(["a", "b", "c", "d"])
 
 
 class System:

@@ -13,7 +13,7 @@ pytest.importorskip("pydantic")
 pytest.importorskip("sacrebleu")
 
 from fabricated import fabricate
-from regard.data import BOS, EOS, Pair, Words
+from regard.data import BOS, EOS, Pair, WordTokenizer
 from regard.data.tokenizer import SentencePiece
 from regard.errors import RegardError
 from regard.seq2seq import SYSTEMS, align, build
@@ -26,7 +26,7 @@ from regard.viewer.page import payload
 from regard.viewer.runs import open_folder
 
 PAIR = Pair("the dog sees a cat", "la hundo vidas", gold=frozenset({(0, 0), (1, 1), (2, 2), (4, 0)}))
-SOURCE, TARGET = Words.train([PAIR.source]), Words.train([PAIR.target])
+SOURCE, TARGET = WordTokenizer.train([PAIR.source]), WordTokenizer.train([PAIR.target])
 
 
 def system_of(name, source=SOURCE, target=TARGET):
@@ -93,11 +93,11 @@ def test_a_link_between_words_is_one_between_all_their_pieces():
 
 
 def test_mechanisms_stand_side_by_side_where_the_pieces_are_the_same():
-    other = Words.train([PAIR.source, "x"])
+    other = WordTokenizer.train([PAIR.source, "x"])
     systems = {
         "A": system_of("bahdanau"),
         "B": system_of("transformer"),
-        "C": system_of("luong_dot", Words.train(["the"])),
+        "C": system_of("luong_dot", WordTokenizer.train(["the"])),
     }
     together, alone = read_pair(systems, PAIR)
     assert list(together.reading.maps) == ["A", "B, layer 0", "B, layer 1"] and list(alone.reading.maps) == ["C"]

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import Pair, Words, nearest, train_tokenizer
+from regard.data import Pair, WordTokenizer, nearest, train_tokenizer
 from regard.data.words import cut, script_without_spaces
 from regard.seq2seq import build
 from regard.seq2seq.decoding.alignment import align, attention_of
@@ -141,7 +141,7 @@ def test_alignments_are_of_words_and_not_of_sentences(texts, kind):
 
 
 def test_words_that_a_vocabulary_of_words_was_given_are_not_cut_further():
-    words = Words(["私は", "学生です"])
+    words = WordTokenizer(["私は", "学生です"])
     model = build("bahdanau", source_size=6, target_size=6, width=8).eval()
     (found,) = align(model, (words, words), [words.encode("私は 学生です")], [words.encode("学生です")])
     assert found.source == ("私は", "学生です") and found.target == ("学生です",)

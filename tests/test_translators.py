@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regard as rg
-from regard.data import Words
+from regard.data import WordTokenizer
 from regard.seq2seq import SYSTEMS, build
 
 V, W, C = 20, 24, 16
@@ -177,7 +177,7 @@ def test_a_pruned_model_is_saved_and_read_as_it_is(name, options, heads, tmp_pat
     write_settings(tmp_path, model, {})
     save_weights(model, {}, tmp_path / WEIGHTS, {})
     for file, size in ((SOURCE, V), (TARGET, W)):
-        Words([f"w{number}" for number in range(size - 4)]).save(tmp_path / file)
+        WordTokenizer([f"w{number}" for number in range(size - 4)]).save(tmp_path / file)
     again, (source, target) = load_run(tmp_path).model, pairs()
     assert again.settings() == model.settings() == {**read_settings(tmp_path)["model"]}
     close(again(source, target), model(source, target), atol=0)

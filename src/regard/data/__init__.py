@@ -6,7 +6,7 @@ from regard.data.loading import load_corpus
 from regard.data.retrieval import Nearest, nearest, without_near
 from regard.data.splits import split_pairs
 from regard.data.synthetic import synthetic_pairs
-from regard.data.tokenizer import SentencePiece, Tokenizer, Words, load_tokenizer, train_tokenizer
+from regard.data.tokenizer import SentencePiece, Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
 from regard.data.vocabulary import BOS, EOS, PAD, UNK
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
     "Pair",
     "SentencePiece",
     "Tokenizer",
-    "Words",
+    "WordTokenizer",
     "encode_pairs",
     "load_corpus",
     "load_tokenizer",

@@ -91,8 +91,8 @@ class Corpus:
 def encode_pairs(pairs: Iterable[Pair], source: Tokenizer, target: Tokenizer) -> list[tuple[list[int], list[int]]]:
     """Both sides of every pair as ids, the input of `Batches`.
 
-    >>> from regard.data import Pair, Words, encode_pairs
-    >>> small, capital = Words(["a", "b"]), Words(["A", "B"])
+    >>> from regard.data import Pair, WordTokenizer, encode_pairs
+    >>> small, capital = WordTokenizer(["a", "b"]), WordTokenizer(["A", "B"])
     >>> encode_pairs([Pair("a b", "B")], small, capital)
     [([4, 5], [5])]
     """

@@ -43,8 +43,8 @@ def limit_pieces(corpus: Corpus, source: Tokenizer, target: Tokenizer, max_piece
 
     `skipped` gives their number and their first line numbers. Test pairs stay.
 
-    >>> from regard.data import Words
-    >>> words, pairs = Words(["a"]), (Pair("a", "a"), Pair("a a a", "a", "2"))
+    >>> from regard.data import WordTokenizer
+    >>> words, pairs = WordTokenizer(["a"]), (Pair("a", "a"), Pair("a a a", "a", "2"))
     >>> limit_pieces(Corpus("letters", "x", "y", pairs, pairs[:1], pairs), words, words, 2).describe()
     'letters: 1 training, 1 validation, 2 test pairs; left out: 1 of more than 2 pieces (2).'
     """

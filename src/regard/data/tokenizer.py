@@ -18,7 +18,7 @@ from regard.data.words import cut
 from regard.errors import RegardError, nearest
 from regard.whole_files import write_whole
 
-__all__ = ["SentencePiece", "Tokenizer", "Words", "load_tokenizer", "train_tokenizer"]
+__all__ = ["SentencePiece", "Tokenizer", "WordTokenizer", "load_tokenizer", "train_tokenizer"]
 
 #: The character that sentencepiece writes for a space.
 SPACE = "▁"
@@ -175,10 +175,10 @@ class SentencePiece(Tokenizer):
         return self._model
 
 
-class Words(Tokenizer):
+class WordTokenizer(Tokenizer):
     """A vocabulary of whole words between spaces, for the synthetic tasks.
 
-    >>> words = Words.train(["the dog sees", "the cat"])
+    >>> words = WordTokenizer.train(["the dog sees", "the cat"])
     >>> words.encode("the bird sees"), words.decode(words.encode("the cat"))
     ([7, 1, 6], 'the cat')
     """
@@ -188,10 +188,12 @@ class Words(Tokenizer):
         self._ids = {word: number for number, word in enumerate(self.words, len(SPECIALS))}
         wrong = any(word.split() != [word] or word in SPECIALS for word in self.words)
         if wrong or len(self._ids) != len(self.words):
-            raise RegardError("Words: the words must be different, without spaces, and none of the four special words.")
+            raise RegardError(
+                "WordTokenizer: the words must be different, without spaces, and none of the four special words."
+            )
 
     @staticmethod
-    def train(sentences: Iterable[str], size: int | None = None, kind: str = "words") -> Words:
+    def train(sentences: Iterable[str], size: int | None = None, kind: str = "words") -> WordTokenizer:
         """The vocabulary of all words, or of the `size` - 4 most frequent words, in alphabetical order."""
         counts: dict[str, int] = {}
         for sentence in sentences:
@@ -200,13 +202,16 @@ class Words(Tokenizer):
         known = sorted(counts.keys() - set(SPECIALS), key=lambda word: (-counts[word], word))
         largest = len(known) + len(SPECIALS)
         if not known:
-            raise RegardError("Words.train: there are no words to learn from. Give sentences that are not empty.")
+            raise RegardError(
+                "WordTokenizer.train: there are no words to learn from. Give sentences that are not empty."
+            )
         if size is not None and not len(SPECIALS) < size <= largest:
             raise RegardError(
-                f"Words.train: a vocabulary of {size} is not possible. These sentences, with the {len(SPECIALS)} "
-                f"special ids, allow {len(SPECIALS) + 1} to {largest}. Leave the size out to take every word."
+                f"WordTokenizer.train: a vocabulary of {size} is not possible. These sentences, with the "
+                f"{len(SPECIALS)} special ids, allow {len(SPECIALS) + 1} to {largest}. Without a "
+                "size, every word is taken."
             )
-        return Words(sorted(known if size is None else known[: size - len(SPECIALS)]))
+        return WordTokenizer(sorted(known if size is None else known[: size - len(SPECIALS)]))
 
     def __len__(self) -> int:
         return len(SPECIALS) + len(self.words)
@@ -245,7 +250,7 @@ def train_tokenizer(sentences: Iterable[str], size: int | None = None, kind: str
     if kind not in KINDS:
         raise RegardError(f"train_tokenizer: there is no kind {kind!r}. {nearest(kind, KINDS)}")
     if kind == "words":
-        return Words.train(sentences, size)
+        return WordTokenizer.train(sentences, size)
     return SentencePiece.train(sentences, size, kind)
 
 
@@ -254,9 +259,9 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer of a file that `save` wrote, or of a .model file of sentencepiece.
 
     >>> import tempfile
-    >>> from regard.data import Words, load_tokenizer
+    >>> from regard.data import WordTokenizer, load_tokenizer
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     Words(["cat", "dog"]).save(f"{folder}/words.json")
+    ...     WordTokenizer(["cat", "dog"]).save(f"{folder}/words.json")
     ...     words = load_tokenizer(f"{folder}/words.json")
     >>> words.encode("dog cat")
     [5, 4]
@@ -271,7 +276,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         data = json.loads(content)
         if data["kind"] != "words":
             raise KeyError(f"kind {data['kind']!r}")
-        return Words([str(word) for word in data["words"]])
+        return WordTokenizer([str(word) for word in data["words"]])
     except (ValueError, KeyError, TypeError) as error:  # RegardError is a ValueError
         if isinstance(error, RegardError) and "pip install" in str(error):
             raise

@@ -112,7 +112,8 @@ def align(
     piece, for tokenizers that cannot compute it from the pieces (see `written_words`).
 
     >>> from regard import data, seq2seq
-    >>> words, model = data.Words(["a", "b", "c"]), seq2seq.build("bahdanau", source_size=7, target_size=7, width=8)
+    >>> words = data.WordTokenizer(["a", "b", "c"])
+    >>> model = seq2seq.build("bahdanau", source_size=7, target_size=7, width=8)
     >>> (alignment,) = seq2seq.align(model, (words, words), [words.encode("a b c")], [words.encode("c b")])
     >>> alignment.source, alignment.target, alignment.weights.shape, bool((alignment.weights.sum(1) <= 1).all())
     (('a', 'b', 'c'), ('c', 'b'), torch.Size([2, 3]), True)
@@ -153,7 +154,8 @@ def align_texts(
     than `limit` pieces.
 
     >>> from regard import data, seq2seq
-    >>> words, model = data.Words(["a", "b", "c"]), seq2seq.build("bahdanau", source_size=7, target_size=7, width=8)
+    >>> words = data.WordTokenizer(["a", "b", "c"])
+    >>> model = seq2seq.build("bahdanau", source_size=7, target_size=7, width=8)
     >>> alignments = list(align_texts(model, (words, words), [("a b", "c"), ("", "a")]))
     >>> alignments[0].source, alignments[0].target, alignments[1]
     (('a', 'b'), ('c',), None)

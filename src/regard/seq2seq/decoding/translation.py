@@ -95,7 +95,8 @@ def translate(
     the next window is read. An empty sentence, or one above the limit, is not translated; `skipped` says why.
 
     >>> from regard import data, seq2seq
-    >>> words, model = data.Words(["a", "b", "c"]), seq2seq.build("bahdanau", source_size=7, target_size=7, width=8)
+    >>> words = data.WordTokenizer(["a", "b", "c"])
+    >>> model = seq2seq.build("bahdanau", source_size=7, target_size=7, width=8)
     >>> translations = seq2seq.translate(model, words, words, ["a b c", "", "b"], seq2seq.TranslationOptions(limit=2))
     >>> [translation.skipped for translation in translations]
     ['3 pieces, the limit is 2', 'empty', '']

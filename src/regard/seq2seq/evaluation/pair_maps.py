@@ -51,9 +51,9 @@ def read_pair(systems: Mapping[str, TranslationSystem], pair: Pair, parts: bool 
     has the gradients of its output words (`source_gradients`), divided by their sum over the row.
 
     >>> from regard import seq2seq
-    >>> from regard.data import Pair, Words
+    >>> from regard.data import Pair, WordTokenizer
     >>> from types import SimpleNamespace
-    >>> words = Words.train(["a b"])
+    >>> words = WordTokenizer.train(["a b"])
     >>> model = seq2seq.build("bahdanau", source_size=6, target_size=6, width=8)
     >>> system = SimpleNamespace(model=model, source_tokenizer=words, target_tokenizer=words)
     >>> (pair_reading,) = read_pair({"Bahdanau": system}, Pair("a b", "b", gold=frozenset({(1, 0)})))

@@ -246,7 +246,8 @@ def evaluate(
 
     >>> from types import SimpleNamespace
     >>> from regard import data, seq2seq
-    >>> words, model = data.Words(["a", "b", "c"]), seq2seq.build("bahdanau", source_size=7, target_size=7, width=8)
+    >>> words = data.WordTokenizer(["a", "b", "c"])
+    >>> model = seq2seq.build("bahdanau", source_size=7, target_size=7, width=8)
     >>> system = SimpleNamespace(model=model, source_tokenizer=words, target_tokenizer=words)
     >>> measured = seq2seq.evaluate(system, [data.Pair("a b", "b a"), data.Pair("c", "c")])
     >>> measured.num_sentences, len(measured.hypotheses), measured.perplexity > 1
