@@ -114,7 +114,7 @@ def test_maps_of_large_scores_are_those_of_the_formula(engine, offset, rows):
 @torch.no_grad()
 def test_statistics_add_up_from_tile_to_tile(engine, offset, rows, monkeypatch):
     monkeypatch.setattr("regard.maps.attention_map.TILE", (4, 8))
-    monkeypatch.setattr("regard.engine.rows.REFINED_BYTES", 1)
+    monkeypatch.setattr("regard.engine.rows.RECOMPUTED_BYTES", 1)
     q, k, v, bias = problem(offset, rows)
     check_map(rg.attend(attention(bias), q, k, v, engine=engine).weights, formula(q, k, bias))
 

@@ -1,4 +1,4 @@
-"""Engines: every way to run the same definition."""
+"""Engines: the ways to compute an attention, and the plan that chooses one of them."""
 
 from regard.engine.plan import ENGINES, Plan, plan
 from regard.engine.problem import Cost, Engine, Problem, Result

@@ -1,8 +1,8 @@
 """The blocked engine: exact attention for any pieces in O(n) memory, forward and backward.
 
-Queries are cut into blocks; a block asks the mask which keys it needs, computes its rows and
-forgets the scores. The backward pass computes each block again. Where a block is a scaled dot
-product under softmax, torch's fused kernel runs inside it.
+Queries are cut into blocks. For each block the mask gives the keys that it needs. The block computes its rows and
+keeps no scores. The backward pass computes each block again. If the scores are scaled dot products under softmax,
+torch's fused kernel computes the blocks.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from regard.pieces.mask import Mask
 from regard.pieces.normalizer import RowStatistic, is_coarse
 from regard.shapes import known_none
 
-#: Bytes of scores and what goes with them that one block may hold.
+#: Bytes that one block may hold: its scores, and the temporary tensors of the same size.
 BLOCK_BYTES = 48 << 20
-#: What one call costs beside its pairs, in pairs of one head (measured: 0.18 ms a call, 15 ns for 8 pairs).
+#: Cost of one call besides its pairs, in pairs of one head (measured: 0.18 ms a call, 15 ns for 8 pairs).
 CALL_PAIRS = 100_000
-#: What one more block in the same call costs.
+#: Cost of one more block in the same call, in pairs of one head.
 SHARED_PAIRS = 10_000
-#: Longest block of queries.
+#: Most queries in one block.
 LARGEST_BLOCK = 1024
-#: Shortest block of queries that keeps the fused kernel busy.
+#: Fewest queries in a block of the fused kernel: with fewer, its products are slow.
 SMALLEST_FUSED_BLOCK = 64
 
 
@@ -65,32 +65,32 @@ class Blocked(Engine):
 
 @dataclass(eq=False)
 class Work:
-    """How one problem is cut, and how one block of it is computed."""
+    """The blocks of one problem, and the computation of one block."""
 
     problem: Problem
 
     @cached_property
     def flash(self) -> FlashRows | None:
-        """The fused kernel for the inside of the blocks, where it can run there."""
+        """The fused kernel that computes the blocks; None if it cannot run or returns no log-sum-exp."""
         rows = FlashRows(self.problem)
         return rows if rows.refusal is None and rows.returns_row_statistic else None
 
     @staticmethod
     def of(problem: Problem) -> Work:
-        """The one plan of a problem, made at the first question."""
+        """The work of a problem, created at the first call and then reused."""
         if "blocked" not in problem.plan_cache:
             problem.plan_cache["blocked"] = Work(problem)
         return problem.plan_cache["blocked"]
 
     @staticmethod
     def again(problem: Problem, blocks: list[Block]) -> Work:
-        """The plan of a problem that was cut before."""
+        """The work of a problem whose blocks are known from the forward pass."""
         work = Work(problem)
         work.blocks = blocks
         return work
 
     def bytes_per_pair(self, block: Block) -> int:
-        """Bytes that one pair of a block holds while it is computed, all batch entries and heads, backward included."""
+        """Bytes that one pair of a block needs, over all batch entries and heads, forward and backward."""
         p, s = self.problem, self.problem.sizes
         if self.flash is not None:
             return 3 * 4 * self.flash.floats_per_pair(block)
@@ -98,7 +98,7 @@ class Work:
         return s.B * s.H * 4 * floats
 
     def scored(self, block: Block) -> int:
-        """Pairs of a block that are scored: the kernel's own causal flag leaves out half."""
+        """Pairs of a block that are scored: the causal flag of the kernel skips half of them."""
         return block.pairs // 2 if self.flash is not None and self.flash.is_causal(block) else block.pairs
 
     @cached_property
@@ -109,52 +109,59 @@ class Work:
         s, positions = self.problem.sizes, self.problem.positions
         smallest = SMALLEST_FUSED_BLOCK if self.flash is not None else 1
         sizes = [size for size in (1 << n for n in range(11)) if smallest <= size <= LARGEST_BLOCK]
-        together = self._may_run and mask is not None and mask.relative and not self.problem.learns
-        call = (SHARED_PAIRS if together else CALL_PAIRS) / (s.B * s.H)
+        shares_calls = self._may_run and mask is not None and mask.relative and not self.problem.learns
+        call = (SHARED_PAIRS if shares_calls else CALL_PAIRS) / (s.B * s.H)
         pace = _pace if self.flash is not None else lambda size: 1.0
         return cheapest_size(mask, positions, s.I, sizes or [LARGEST_BLOCK], call, pace)
 
     @property
     def _may_run(self) -> bool:
-        """Whether blocks that differ by a shift can be one call: where keys have a gap, a shift of indices is none."""
+        """Whether one call can compute several blocks that differ by a shift.
+
+        If the positions of the keys have a gap, a shift of indices is no shift of positions.
+        """
         one_stretch = len(self.problem.positions.keys.intervals) == 1
         return self.flash is not None and one_stretch and all(bias.relative for bias in self.problem.attention.bias)
 
     @cached_property
     def blocks(self) -> list[Block]:
         s, mask = self.problem.sizes, self.problem.attention.mask
-        own = [] if mask is None or self.flash is None or s.B == 1 else [mask.of_entry(b) for b in range(s.B)]
-        if all(one is mask for one in own):
+        entry_masks = [] if mask is None or self.flash is None or s.B == 1 else [mask.of_entry(b) for b in range(s.B)]
+        if all(entry_mask is mask for entry_mask in entry_masks):
             return self._cut(mask, self.block_size)
-        return [replace(block, batch=b) for b, one in enumerate(own) for block in self._cut(one, self._size_for(one))]
+        return [
+            replace(block, batch=b)
+            for b, entry_mask in enumerate(entry_masks)
+            for block in self._cut(entry_mask, self._size_for(entry_mask))
+        ]
 
     def _cut(self, mask: Mask | None, size: int) -> list[Block]:
         p = self.problem
-        at_most = self.bytes_per_pair(replace(whole(p.attention.mask, p.positions, p.sizes.I), full=False))
+        most_bytes = self.bytes_per_pair(replace(whole(p.attention.mask, p.positions, p.sizes.I), full=False))
         tall = self.flash is not None and not p.attention.bias
 
         def too_large(block: Block) -> bool:
-            return block.pairs * at_most > BLOCK_BYTES < block.pairs * self.bytes_per_pair(block)
+            return block.pairs * most_bytes > BLOCK_BYTES < block.pairs * self.bytes_per_pair(block)
 
         return list(blocks(mask, p.positions, p.sizes.I, size, too_large, tall))
 
     @cached_property
     def runs(self) -> list[Run]:
-        """The blocks, with those together that are one call."""
+        """The blocks, grouped into calls of the kernel."""
         s = self.problem.sizes
-        row = s.H * s.E * self.problem.value.element_size()
+        row_bytes = s.H * s.E * self.problem.value.element_size()
         size = max((block.stop - block.start for block in self.blocks), default=1)
-        return list(runs(self.blocks, max(1, CALL_BYTES // (row * size)) if self._may_run else 1))
+        return list(runs(self.blocks, max(1, CALL_BYTES // (row_bytes * size)) if self._may_run else 1))
 
     @property
     def remembers(self) -> bool:
-        """Whether backward is given the output and the statistic, and computes nothing again."""
+        """Whether forward saves the output and the row statistic, so that backward need not compute blocks again."""
         return self.flash is not None and self.flash.remembers
 
     def attend_run(self, run: Run, prepared: Prepared, value: Tensor) -> tuple[Tensor, RowStatistic]:
         """Output and statistic of all rows of a run."""
         if run.count > 1:
-            assert self.flash is not None, "only the fused kernel takes blocks together"
+            assert self.flash is not None, "only the fused kernel computes several blocks in one call"
             return self.flash.attend_run(run, prepared, value)
         block = run.first
         columns = block.index(value.device)
@@ -165,7 +172,7 @@ class Work:
     def attend_block(self, block: Block, tile: Prepared, value: Tensor) -> tuple[Tensor, RowStatistic]:
         if self.flash is not None:
             output, row_statistic = self.flash.attend_block(block, tile, value)
-            assert row_statistic is not None, "the kernel inside the blocks tells its statistic"
+            assert row_statistic is not None, "the kernel of the blocks returns the row statistic"
             return output, row_statistic
         p = self.problem
         columns = block.columns.tensor(value.device)
@@ -176,18 +183,21 @@ class Work:
 
 
 class Formed(Work):
-    """Blocks whose scores are formed, for what the fused kernel cannot tell."""
+    """Blocks that compute all their scores, without the fused kernel."""
 
     flash = None  # type: ignore[assignment]
 
 
 def _pace(size: int) -> float:
-    """Time of a pair in the fused kernel, which takes 32, 64 or 256 queries at once, by how many there are."""
+    """Relative time of a pair in the fused kernel, which processes 32, 64 or 256 queries at once, by block size."""
     return 1.3 if size < 192 else 1.15 if size < 768 else 1.0
 
 
 class _Blocked(torch.autograd.Function):
-    """Blocks forward and backward. Gradients add up in slices; blocks without saved statistics are computed again."""
+    """Blocks forward and backward.
+
+    Backward accumulates into slices. It computes blocks again unless the forward pass saved their statistic.
+    """
 
     @staticmethod
     def forward(ctx: Any, work: Work, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -225,10 +235,10 @@ class _Blocked(torch.autograd.Function):
 def _gradients(
     work: Work, remembered: Sequence[Tensor], grad: Tensor, wanted: Sequence[bool]
 ) -> Iterator[tuple[Block, Gradients]]:
-    """The gradients of every block, by the kernel from what it remembered, where that is precise enough.
+    """The gradients of every block, from the saved output and log-sum-exp if they are precise enough.
 
-    The kernel computes weights as exp(score - log-sum-exp). A coarse log-sum-exp would scale the gradients of its row,
-    so the scores of such rows are formed, and the kernel takes these rows for empty ones.
+    The kernel computes weights as exp(score - log-sum-exp). The rounding of a coarse log-sum-exp would scale the
+    gradients of its row. So the kernel treats such rows as empty, and their blocks are computed again.
     """
     if not remembered:
         for block in work.blocks:
@@ -250,7 +260,7 @@ def _gradients(
 
 
 def _remembered_gradients(work: Work, block: Block, remembered: Sequence[Tensor], grad: Tensor) -> Gradients:
-    """Gradients of one block with respect to its slices of value, query and key, without computing it again."""
+    """Gradients of one block's value, query and key, from the saved output and log-sum-exp."""
     assert work.flash is not None
     columns, value = block.index(grad.device), work.problem.value
     tile = work.problem.prepared.tile(block.rows, columns).entries(block.entries)

@@ -1,4 +1,4 @@
-"""The plan of a mask: for each block of queries, which keys it needs. O(n / block), no n x n."""
+"""The blocks of a mask: for each block of queries, the keys that it needs, in O(n / block) time and memory."""
 
 from __future__ import annotations
 
@@ -15,24 +15,22 @@ from regard.pieces.mask import Both, Either, Mask, causal
 from regard.positions import Positions
 from regard.spans import Spans
 
-#: One stretch of keys is read as a whole where it is at most this much longer than what is needed of it.
+#: A block reads one stretch of keys without gaps if that is at most this many times as long as the needed keys.
 HULL_SLACK = 1.25
-#: What rows that may attend to nothing read, masked, so that they are rows like any other.
+#: Rows that may attend to no key read this one, masked, so that no block is without keys.
 FIRST_KEY = Spans(((0, 1),))
-
-
-#: A block is cut in two where that leaves at most this share of its pairs.
+#: A block is cut in two if the halves have at most this share of its pairs.
 WORTH_CUTTING = 0.8
-#: Queries of the blocks that are looked at to learn what is usual.
+#: Most queries in the sample blocks that give the usual number of keys.
 SAMPLE = 64
 
 
 @dataclass(frozen=True)
 class Block:
-    """Queries [start, stop) need the keys at indices `columns`; `full` says they may attend to all of those.
+    """Queries [start, stop) and the keys at indices `columns` that they need.
 
-    `mask` is what is left of the mask once that is taken out which decides nothing in this block;
-    `batch` is the one batch entry that the block is of, None: of all.
+    `full` says that each of these queries may attend to each of these keys. `mask` is the sub-mask that still has to
+    be evaluated here. `batch` is the batch entry of the block, None for all entries.
     """
 
     start: int
@@ -55,7 +53,7 @@ class Block:
         return (self.stop - self.start) * len(self.columns)
 
     def index(self, device: torch.device | str) -> slice | Tensor:
-        """The columns as a slice where they are one stretch, so that reading them copies nothing."""
+        """The columns; a slice if they are one stretch, so that indexing copies nothing."""
         if len(self.columns.intervals) == 1:
             return slice(*self.columns.intervals[0])
         return self.columns.tensor(device)
@@ -69,11 +67,11 @@ def blocks(
     too_large: Callable[[Block], bool] = lambda block: False,
     tall: bool = False,
 ) -> Iterator[Block]:
-    """Cut the queries where the mask says, then into blocks of `size`, and ask it what each of them may see.
+    """Cut the queries at the edges that the mask names, then into blocks of `size`, each with the keys it needs.
 
-    A block that needs far more keys than most, because of a few rows that see everything, is cut
-    around those rows; so is one that is `too_large`, down to a single row. `tall`
-    leaves whole what holds no mask, or the kernel's own: no pair would be saved by cutting it.
+    A few rows that attend to all keys make a block need far more keys than other blocks. Such a block is cut around
+    these rows. A block that is `too_large` is cut too, down to a single row. `tall` does not split unmasked or
+    kernel-causal blocks, since no pair would be saved.
     """
     usual = size + usual_width(mask, positions, num_queries, min(size, SAMPLE))
     known: dict[int, Block] = {}
@@ -89,7 +87,7 @@ def blocks(
 
 
 def starts_causal(block: Block, positions: Positions) -> bool:
-    """Whether this block is the kernel's own causal case: its first query stands at its first key."""
+    """Whether the causal flag of the kernel masks this block: its first query stands at its first key."""
     keys, columns = positions.keys.intervals, block.columns.intervals
     if not isinstance(block.mask, causal) or len(keys) != 1 or len(columns) != 1:
         return False
@@ -97,7 +95,7 @@ def starts_causal(block: Block, positions: Positions) -> bool:
 
 
 def _edges(mask: Mask | None, positions: Positions, num_queries: int) -> list[int]:
-    """Where queries are cut first: at the edges the mask names, with at least SAMPLE queries between."""
+    """Query indices of the first cuts: the edges that the mask names, at least SAMPLE queries apart."""
     edges = [0]
     for edge in () if mask is None else mask.edges(positions.start, positions.start + num_queries):
         if edge - positions.start - edges[-1] >= SAMPLE:
@@ -146,14 +144,18 @@ def _block(mask: Mask | None, positions: Positions, start: int, stop: int) -> Bl
 
 
 def _shifted(mask: Mask | None, positions: Positions, start: int, stop: int, known: dict[int, Block]) -> Block:
-    """A block. Where the mask depends on j - i alone and keys go on to both sides, it is an earlier one, moved."""
+    """The block of queries [start, stop).
+
+    For a relative mask, reuse an earlier block, shifted, if its keys stay inside the sequence.
+    """
     if mask is None or not mask.relative or len(positions.keys.intervals) != 1:
         return _block(mask, positions, start, stop)
-    other, size = known.get(stop - start), stop - start
-    if other is not None:
-        columns = other.columns.shift(start - other.start)
+    size = stop - start
+    earlier = known.get(size)
+    if earlier is not None:
+        columns = earlier.columns.shift(start - earlier.start)
         if columns.intervals[0][0] >= 0 and columns.intervals[-1][1] <= len(positions.keys):
-            return Block(start, stop, columns, other.full, other.mask)
+            return Block(start, stop, columns, earlier.full, earlier.mask)
     block = _block(mask, positions, start, stop)
     if (
         positions.keys.covers(mask.any_allowed(start + positions.start, stop + positions.start))
@@ -164,7 +166,7 @@ def _shifted(mask: Mask | None, positions: Positions, start: int, stop: int, kno
 
 
 def _within(mask: Mask, start: int, stop: int, keys: Spans) -> Mask | None:
-    """The part of a mask that still decides something for queries [start, stop) and `keys`; None: nothing does."""
+    """The sub-mask that still has to be evaluated for queries [start, stop) and `keys`; None if it allows all pairs."""
     if mask.all_allowed(start, stop).covers(keys):
         return None
     if not isinstance(mask, Both | Either):
@@ -174,15 +176,15 @@ def _within(mask: Mask, start: int, stop: int, keys: Spans) -> Mask | None:
         if left is None or right is None:
             return right if left is None else left
     else:
-        for one, other in ((mask.left, mask.right), (mask.right, mask.left)):
-            if other.all_allowed(start, stop).covers(one.any_allowed(start, stop) & keys):
-                return _within(other, start, stop, keys)
+        for narrow, wide in ((mask.left, mask.right), (mask.right, mask.left)):
+            if wide.all_allowed(start, stop).covers(narrow.any_allowed(start, stop) & keys):
+                return _within(wide, start, stop, keys)
         left, right = mask.left, mask.right
     return mask if left is mask.left and right is mask.right else type(mask)(left, right)
 
 
 def usual_width(mask: Mask | None, positions: Positions, num_queries: int, size: int) -> float:
-    """How many keys a block of `size` queries needs: the median over blocks spread along the sequence."""
+    """Number of keys that a block of `size` queries needs: the median over sample blocks."""
     edges = _edges(mask, positions, num_queries)
     return median(len(block.columns) for block in _samples(mask, positions, edges, size))
 
@@ -195,23 +197,23 @@ def cheapest_size(
     call: float,
     pace: Callable[[int], float],
 ) -> int:
-    """The size with the least `pace(size)` times pairs, and `call` pairs' worth of work for each block."""
+    """The block size of least cost: pairs times `pace(size)`, plus `call` for each block. In pairs of one head."""
     edges = _edges(mask, positions, num_queries)
 
     def cost(size: int) -> float:
-        found = list(_samples(mask, positions, edges, size))
-        return median(len(block.columns) * pace(size) + call / (block.stop - block.start) for block in found)
+        samples = _samples(mask, positions, edges, size)
+        return median(len(block.columns) * pace(size) + call / (block.stop - block.start) for block in samples)
 
     return min(sizes, key=cost)
 
 
 def _samples(mask: Mask | None, positions: Positions, edges: list[int], size: int, count: int = 9) -> Iterator[Block]:
-    """Blocks of `size` spread along the sequence."""
-    starts = set()
+    """At most `count` blocks of `size` queries, spread evenly along the sequence."""
+    ends = set()
     for number in range(count):
         place = (2 * number + 1) * edges[-1] // (2 * count)
         at = bisect_right(edges, place) - 1
         first = edges[at] + (place - edges[at]) // size * size
-        starts.add((first, min(first + size, edges[at + 1])))
-    for start, stop in sorted(starts):
+        ends.add((first, min(first + size, edges[at + 1])))
+    for start, stop in sorted(ends):
         yield _block(mask, positions, start, stop)

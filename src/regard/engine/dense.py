@@ -1,4 +1,4 @@
-"""The dense engine: all scores at once. Any pieces, small sizes."""
+"""The dense engine: all scores at once, for any pieces and small sizes."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Dense(Engine):
     def cost(self, problem: Problem) -> Cost:
         s = problem.sizes
         pairs = s.B * s.H * s.I * s.J
-        held = pairs * (problem.attention.score.floats_per_score + 3) * 4
-        return Cost(pairs, pairs * flops_per_pair(problem), held)
+        num_bytes = pairs * (problem.attention.score.floats_per_score + 3) * 4
+        return Cost(pairs, pairs * flops_per_pair(problem), num_bytes)
 
 
 def flops_per_pair(problem: Problem) -> int:
-    """Operations for one pair: its score, its share of the row, its value."""
+    """Floating-point operations of one pair: its score, its weight, and the weight times the value."""
     width = problem.prepared.query.shape[-1]
     return 2 * max(width, problem.attention.score.floats_per_score) + 2 * problem.sizes.E + 4

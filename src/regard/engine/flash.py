@@ -1,4 +1,4 @@
-"""The one door to torch's fused attention kernels, and the rows of a problem given to them."""
+"""torch's fused attention kernels: forward, backward, and blocks of a problem as calls of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from regard.engine.transforms import HIDDEN_GRADIENTS
 from regard.pieces.bias import AdditiveBias
 from regard.pieces.grid import Grid, along_diagonals
 from regard.pieces.mask import Mask
-from regard.pieces.normalizer import LearnedSink, RowStatistic, Softmax, some_coarse
+from regard.pieces.normalizer import LearnedSink, RowStatistic, Softmax, any_coarse
 from regard.shapes import at_least_float32, group, has_numbers, in_one_dtype
 
 
@@ -29,12 +29,11 @@ def flash(
     causal: bool = False,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Fused softmax attention: output (B, H, I, E), and the log-sum-exp (B, H, I) where the kernel tells it.
+    """Fused softmax attention: output (B, H, I, E) and log-sum-exp (B, H, I), None if the kernel does not return it.
 
-    `causal` aligns the first query with the first key (top-left). `mask` is additive, of the
-    query's dtype, and broadcasts. The kernel needs one width for keys and values: the narrower
-    is padded with zeros, which changes neither scores nor outputs. An empty row gives output 0
-    and the log-sum-exp -inf, where the CPU kernel itself says 0.
+    `causal` aligns the first query with the first key (top-left). `mask` is additive, has the dtype of the query, and
+    broadcasts. The kernel needs keys and values of one width: the narrower are padded with zeros, which changes
+    neither scores nor outputs. An empty row has output 0 and log-sum-exp -inf (the CPU kernel returns 0).
     """
     if _folds(query, key, causal, mask):
         return _folded(query, key, value, scale, mask)
@@ -68,31 +67,31 @@ def flash_gradients(
     causal: bool = False,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value, from what `flash` returned: nothing of the forward pass is computed again."""
+    """Gradients of query, key and value from the output and log-sum-exp of `flash`, without a second forward pass."""
     if _folds(query, key, causal, mask):
         G = key.shape[1]
-        grad, inner, output = (group(x, G) for x in (grad, query, output))
-        total = group(logsumexp[..., None], G)[..., 0]
-        parts = flash_gradients(grad, inner, key, value, output, total, scale=scale, mask=mask)
-        return parts[0].reshape(query.shape), parts[1], parts[2]
+        grad, grouped_query, output = (group(x, G) for x in (grad, query, output))
+        logsumexp = group(logsumexp[..., None], G)[..., 0]
+        grads = flash_gradients(grad, grouped_query, key, value, output, logsumexp, scale=scale, mask=mask)
+        return grads[0].reshape(query.shape), grads[1], grads[2]
     width, out_width = query.shape[-1], value.shape[-1]
     padded = (_as_rows(_pad(x, max(width, out_width))) for x in (grad, query, key, value, output))
-    empty = logsumexp.isneginf()  # where the kernel itself says 0
-    parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+    empty = logsumexp.isneginf()  # the kernel expects 0 there
+    grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         *padded, logsumexp.masked_fill(empty, 0.0), 0.0, causal, attn_mask=mask, scale=scale
     )
-    return parts[0][..., :width], parts[1][..., :width], parts[2][..., :out_width]
+    return grads[0][..., :width], grads[1][..., :width], grads[2][..., :out_width]
 
 
 def _folds(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None) -> bool:
-    """Whether the query heads of a group can be rows of one head."""
+    """Whether the query heads that share a key head can be computed as rows of one head."""
     return query.shape[1] != key.shape[1] and not causal and (mask is None or query.shape[2] == mask.shape[1] == 1)
 
 
 def _folded(
     query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """The query heads of a group as rows of one head: the kernel would read their keys once for each of them."""
+    """`flash` with the query heads of a group as rows of one head: their keys are read once, not once for each head."""
     B, H, I, _ = query.shape
     output, logsumexp = flash(group(query, key.shape[1]), key, value, scale=scale, mask=mask)
     output = output.reshape(B, H, I, output.shape[-1])
@@ -104,14 +103,14 @@ def _pad(x: Tensor, width: int) -> Tensor:
 
 
 def _as_rows(x: Tensor) -> Tensor:
-    """The vectors as contiguous rows that do not overlap; copied if they are not.
+    """The vectors as contiguous rows that do not overlap; a copy if they are laid out otherwise.
 
-    The kernel assumes that channels have stride 1 and that vectors do not overlap, and checks neither.
+    The kernel assumes this layout and does not check it.
     """
     *_, length, width = x.shape
-    whole = width == 1 or x.stride(-1) == 1
-    apart = length == 1 or x.stride(-2) >= width
-    return x if whole and apart else x.contiguous()
+    has_contiguous_rows = width == 1 or x.stride(-1) == 1
+    has_separate_rows = length == 1 or x.stride(-2) >= width
+    return x if has_contiguous_rows and has_separate_rows else x.contiguous()
 
 
 def returns_row_statistic(query: Tensor) -> bool:
@@ -119,7 +118,7 @@ def returns_row_statistic(query: Tensor) -> bool:
     return query.device.type == "cpu" and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
 
 
-#: Rows whose mask is looked at together, to learn whether it leaves them anything.
+#: Rows whose mask is read at once, to find the empty ones.
 FEW_ROWS = 64
 
 
@@ -128,7 +127,7 @@ def _with_empty_rows(
 ) -> tuple[Tensor, Tensor]:
     """Set the log-sum-exp to -inf in empty rows; set it and the output to NaN in rows of NaN scores.
 
-    In both the kernel reports a log-sum-exp and an output of 0, so only rows with 0 are checked.
+    For both the kernel returns a log-sum-exp and an output of 0, so only rows with 0 are checked.
     """
     suspects, is_known = logsumexp == 0, has_numbers(logsumexp)
     if is_known and not suspects.any():
@@ -145,17 +144,25 @@ def _with_empty_rows(
 
 
 def _mark_empty(logsumexp: Tensor, suspects: Tensor, mask: Tensor) -> Tensor:
-    """The log-sum-exp with -inf in those of the suspected rows that may attend to no key."""
-    rows = suspects.flatten(0, 1).any(0).nonzero().flatten()
-    logsumexp = logsumexp.clone()  # autograd keeps the kernel's own for the backward pass
-    for some in rows.split(FEW_ROWS):
-        empty = mask.expand(*mask.shape[:2], logsumexp.shape[2], -1)[:, :, some].isneginf().all(-1)
-        logsumexp[:, :, some] = logsumexp[:, :, some].masked_fill(empty, -torch.inf)
+    """Set the log-sum-exp to -inf in those of the suspected rows that may attend to no key."""
+    suspected_rows = suspects.flatten(0, 1).any(0).nonzero().flatten()
+    logsumexp = logsumexp.clone()  # autograd saved the tensor of the kernel for the backward pass
+    for rows in suspected_rows.split(FEW_ROWS):
+        empty = mask.expand(*mask.shape[:2], logsumexp.shape[2], -1)[:, :, rows].isneginf().all(-1)
+        logsumexp[:, :, rows] = logsumexp[:, :, rows].masked_fill(empty, -torch.inf)
     return logsumexp
 
 
+def include_sink(normalizer: Softmax | LearnedSink, output: Tensor, logsumexp: Tensor) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of whole rows, once a sink takes its share of each row."""
+    (with_sink,) = normalizer.with_sink((logsumexp,))
+    if normalizer.row_sum is None:
+        output = output * torch.exp(logsumexp - with_sink)[..., None].to(output.dtype)
+    return output, with_sink
+
+
 class FlashRows:
-    """Rows of one problem as calls of the fused kernel: biases and mask become one additive tensor."""
+    """Blocks of one problem as calls of the fused kernel: biases and mask become one additive tensor."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -166,7 +173,7 @@ class FlashRows:
 
     @cached_property
     def refusal(self) -> str | None:
-        """Why the kernel cannot compute these rows, or None: it can."""
+        """Why the kernel cannot compute the problem; None if it can."""
         p, attention = self.problem, self.problem.attention
         if p.scale is None:
             return "its weights are no softmax of scaled dot products"
@@ -174,15 +181,15 @@ class FlashRows:
             if not isinstance(bias, AdditiveBias):
                 return f"{type(bias).__name__} does not add to the scores, so it cannot be given as a mask"
         if p.learns_bias:
-            return "gradients must reach the bias, and the kernel turns dense for a mask that requires them"
+            return "the bias requires gradients, which the fused kernel does not support"
         if p.hides_gradients:
             return HIDDEN_GRADIENTS
         if p.dropout:
             return "it could not drop the same weights again in the backward pass"
         if attention.normalizer.row_sum is None and (self._learns_sink or not self.returns_row_statistic):
-            return "the sink acts through the log-sum-exp, which the kernel does not tell with gradients"
-        if attention.normalizer.row_sum is None and some_coarse(torch.as_tensor(self._normalizer.sink)):
-            return "beside so large a sink the kernel's log-sum-exp is too coarse to tell the sink's share"
+            return "the sink needs the log-sum-exp with gradients, and the kernel does not return them"
+        if attention.normalizer.row_sum is None and any_coarse(torch.as_tensor(self._normalizer.sink)):
+            return "the sink is so large that the log-sum-exp of the kernel is too coarse for its share of the row"
         return None
 
     @property
@@ -190,7 +197,7 @@ class FlashRows:
         return self.problem.learns
 
     def attend_block(self, block: Block, tile: Prepared, value: Tensor) -> tuple[Tensor, RowStatistic | None]:
-        """Output and statistic of the rows of a block."""
+        """Output and statistic of the rows of a block; the statistic is None if the kernel does not return it."""
         causal = self.is_causal(block)
         query, key, value, dtype = *self._inputs(tile, value), value.dtype
         mask, flipped = (None, False) if causal else self._mask(block, tile, query.dtype)
@@ -203,7 +210,7 @@ class FlashRows:
 
     @property
     def remembers(self) -> bool:
-        """Whether output and statistic are all that `gradients` needs; a sink has scaled the output."""
+        """Whether `gradients` can use the output and the statistic. Not with a sink, which scaled the output."""
         return self.returns_row_statistic and self._normalizer.row_sum is not None
 
     def gradients(
@@ -223,7 +230,7 @@ class FlashRows:
         return for_value, for_query.flip(2) if flipped else for_query, for_key
 
     def attend_run(self, run: Run, prepared: Prepared, value: Tensor) -> tuple[Tensor, RowStatistic]:
-        """Output (B, H, I, E) and statistic of all rows of a run, one call for each batch entry."""
+        """Output (B, H, I, E) and statistic of all rows of a run, with one call for each batch entry."""
         block, causal, dtype = run.first, self.is_causal(run.first), value.dtype
         query, key, value = self._inputs(prepared, value)
         mask = None
@@ -231,14 +238,14 @@ class FlashRows:
             columns = block.index(key.device)
             mask, flipped = self._mask(block, prepared.tile(block.rows, columns), query.dtype)
             mask = mask.flip(2) if mask is not None and flipped else mask
-        found = []
+        results = []
         for entry in range(query.shape[0])[block.entries]:
             views = run.views(query[entry], key[entry], value[entry])
             output, logsumexp = flash(*views, scale=self._scale, causal=causal, mask=mask)
-            assert logsumexp is not None, "the kernel inside the blocks tells its statistic"
-            found.append((output.transpose(0, 1).flatten(1, 2), logsumexp.transpose(0, 1).flatten(1, 2)))
-        outputs, totals = (torch.stack(parts) for parts in zip(*found, strict=True))
-        output, row_statistic = self._finished(outputs, totals, dtype)
+            assert logsumexp is not None, "the kernel of the blocks returns the log-sum-exp"
+            results.append((output.transpose(0, 1).flatten(1, 2), logsumexp.transpose(0, 1).flatten(1, 2)))
+        outputs, logsumexps = (torch.stack(parts) for parts in zip(*results, strict=True))
+        output, row_statistic = self._finished(outputs, logsumexps, dtype)
         assert row_statistic is not None
         return output, row_statistic
 
@@ -248,7 +255,7 @@ class FlashRows:
         return self.problem.scale
 
     def is_causal(self, block: Block) -> bool:
-        """Whether the kernel's own causal flag serves this block."""
+        """Whether the causal flag of the kernel is the mask of this block."""
         return not self.problem.attention.bias and starts_causal(block, self.problem.positions)
 
     def _inputs(self, tile: Prepared, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -263,10 +270,8 @@ class FlashRows:
     ) -> tuple[Tensor, RowStatistic | None]:
         if logsumexp is None:
             return output.to(dtype), None
-        (total,) = self._normalizer.with_sink((logsumexp,))
-        if self._normalizer.row_sum is None:
-            output = output * torch.exp(logsumexp - total)[..., None].to(output.dtype)
-        return output.to(dtype), (total,)
+        output, logsumexp = include_sink(self._normalizer, output, logsumexp)
+        return output.to(dtype), (logsumexp,)
 
     @property
     def _normalizer(self) -> Softmax | LearnedSink:
@@ -275,7 +280,10 @@ class FlashRows:
         return normalizer
 
     def floats_per_pair(self, block: Block) -> int:
-        """Floats that mask and biases of a block hold for a pair, all batch entries and heads; 0 on a diagonal."""
+        """Floats that the additive tensor of a block holds for a pair, over all batch entries and heads.
+
+        0 if the block needs none, or only one number for each diagonal.
+        """
         attention, s = self.problem.attention, self.problem.sizes
         if (block.full and not attention.bias) or self.on_diagonal(block):
             return 0
@@ -287,9 +295,9 @@ class FlashRows:
         return (batch if all(state is None for state in states) else s.B) * heads
 
     def _shape(self, mask: Mask) -> torch.Size:
-        """Of what the mask answers for one pair; blocks share a few masks, which are asked once."""
+        """The shape of `mask.allowed` for one pair, evaluated once for each mask: blocks share a few masks."""
         known = self.problem.plan_cache.setdefault("shapes", {})
-        if id(mask) not in known:  # the mask is kept, so that no other takes its number
+        if id(mask) not in known:  # the dictionary keeps the mask, so that no other mask gets its id
             known[id(mask)] = mask, mask.allowed(self.problem.grid.tile(slice(0, 1), slice(0, 1))).shape
         return known[id(mask)][1]
 

@@ -1,9 +1,9 @@
 """The flex engine: the pieces in one call of torch's FlexAttention (Dong et al. 2024, arXiv:2412.05496).
 
-On CUDA one compiled kernel computes scores, changes and masks them in registers, and skips the blocks that the mask
-rules out. Which blocks those are is read off the spans of the mask, n / 128 questions; torch's own
-`create_block_mask` evaluates every pair. On CPU torch has no backward pass for it, and without compilation it
-holds all scores: there it runs when asked for, to check what would run on CUDA.
+On CUDA one compiled kernel computes the scores in registers, applies biases and mask, and skips the blocks that the
+mask forbids. The spans of the mask give these blocks with one question for 128 queries; torch's `create_block_mask`
+evaluates every pair. On CPU FlexAttention has no backward pass, and holds all scores unless it is compiled. It runs
+there only on request, to test the code that runs on CUDA.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from regard.engine.dense import Dense, flops_per_pair
+from regard.engine.flash import include_sink
 from regard.engine.lowering import NoLowering, PairMask, PairScore, change_of, number, pairs_of
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.transforms import HIDDEN_GRADIENTS
 from regard.pieces.normalizer import LearnedSink, Softmax
 from regard.shapes import at_least_float32, to_device
 
-#: Queries and keys of the blocks that are skipped, masked or taken whole.
+#: Queries, and keys, of a block: it is skipped, masked, or computed without a mask.
 BLOCK = 128
 
 
@@ -37,9 +38,9 @@ class Flex(Engine):
 
     def refusal(self, problem: Problem) -> str | None:
         if problem.scale is None:
-            return "its weights are no softmax of scaled dot products, which is all that FlexAttention computes"
+            return "its weights are no softmax of scaled dot products, the only weights that FlexAttention computes"
         if problem.dropout:
-            return "dropout acts on weights after the softmax, where FlexAttention lets nobody in"
+            return "dropout acts on weights after the softmax, which FlexAttention does not let a caller change"
         if problem.hides_gradients:
             return HIDDEN_GRADIENTS
         device = problem.query.device.type
@@ -56,10 +57,8 @@ class Flex(Engine):
         output, aux = call(problem.query.device)(*lowered.tensors, **lowered.options, return_aux=AuxRequest(lse=True))
         normalizer = problem.attention.normalizer
         assert isinstance(normalizer, Softmax | LearnedSink)
-        (total,) = normalizer.with_sink((aux.lse,))
-        if normalizer.row_sum is None:
-            output = output * torch.exp(aux.lse - total)[..., None].to(output.dtype)
-        return Result(output.to(problem.value.dtype), (total.detach(),))
+        output, logsumexp = include_sink(normalizer, output, aux.lse)
+        return Result(output.to(problem.value.dtype), (logsumexp.detach(),))
 
     def cost(self, problem: Problem) -> Cost:
         if problem.query.device.type == "cpu":
@@ -91,7 +90,7 @@ class Lowered:
 
 
 def _lowered(problem: Problem) -> Lowered | str:
-    """The arguments, worked out once a problem, or the reason why there are none."""
+    """The arguments, computed once for each problem; or the reason why the problem cannot be lowered."""
     if "flex" not in problem.plan_cache:
         try:
             problem.plan_cache["flex"] = lower(problem)
@@ -101,7 +100,7 @@ def _lowered(problem: Problem) -> Lowered | str:
 
 
 def lower(problem: Problem) -> Lowered:
-    """The pieces as functions of one pair, and the blocks of the mask; `NoLowering` says which piece cannot be."""
+    """The pieces as functions of one pair, and the blocks of the mask; `NoLowering` names the piece that has none."""
     attention, prepared = problem.attention, problem.prepared
     query, key, value = prepared.query, prepared.key, problem.value
     if not query.dtype == key.dtype == value.dtype:
@@ -122,37 +121,38 @@ def lower(problem: Problem) -> Lowered:
 
 
 def _in_turn(changes: list[PairScore]) -> PairScore | None:
+    """One function that applies all of them in order."""
     if not changes:
         return None
 
     def change(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        for each in changes:
-            score = each(score, b, h, q, k)
+        for change_score in changes:
+            score = change_score(score, b, h, q, k)
         return score
 
     return change
 
 
 def block_mask(problem: Problem, allowed: PairMask) -> BlockMask:
-    """Which blocks of keys each block of queries needs, and which of those whole: read off the spans.
+    """The blocks of keys that each block of queries needs, with and without a mask, from the spans of the mask.
 
-    A block that ends beyond the last query or key is never called whole.
+    A block that ends beyond the last query or key is always masked.
     """
     mask, positions, s = problem.attention.mask, problem.positions, problem.sizes
     assert mask is not None
     rows, columns = -(-s.I // BLOCK), -(-s.J // BLOCK)
-    some, whole = (torch.zeros(rows, columns, dtype=torch.bool) for _ in range(2))
+    needed, unmasked = (torch.zeros(rows, columns, dtype=torch.bool) for _ in range(2))
     for row in range(rows):
         ends = positions.start + row * BLOCK, positions.start + min((row + 1) * BLOCK, s.I)
         for start, stop in positions.columns(mask.any_allowed(*ends)):
-            some[row, start // BLOCK : -(-stop // BLOCK)] = True
+            needed[row, start // BLOCK : -(-stop // BLOCK)] = True
         if (row + 1) * BLOCK <= s.I:
             for start, stop in positions.columns(mask.all_allowed(*ends)):
-                whole[row, -(-start // BLOCK) : stop // BLOCK] = True
+                unmasked[row, -(-start // BLOCK) : stop // BLOCK] = True
     device = problem.query.device
     return BlockMask.from_kv_blocks(
-        *_table(some & ~whole, device),
-        *_table(some & whole, device),
+        *_table(needed & ~unmasked, device),
+        *_table(needed & unmasked, device),
         BLOCK_SIZE=BLOCK,
         mask_mod=allowed,
         seq_lengths=(s.I, s.J),
@@ -160,20 +160,20 @@ def block_mask(problem: Problem, allowed: PairMask) -> BlockMask:
 
 
 def _table(flags: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """How many blocks each row has, and which: those first, in order, (1, 1, rows) and (1, 1, rows, columns)."""
+    """Flags (rows, columns) as FlexAttention reads them: the count of each row, and its columns, those set first."""
     order = torch.argsort(flags.int(), dim=1, descending=True, stable=True)
     counts, order = flags.sum(1).int()[None, None], order.int()[None, None].contiguous()
     return to_device(counts, device), to_device(order, device)
 
 
 def _count(blocks: BlockMask) -> int:
-    """Blocks that are computed, of one head."""
-    whole = blocks.full_kv_num_blocks
-    return int(blocks.kv_num_blocks.sum()) + (0 if whole is None else int(whole.sum()))
+    """Number of blocks that one head computes."""
+    unmasked = blocks.full_kv_num_blocks
+    return int(blocks.kv_num_blocks.sum()) + (0 if unmasked is None else int(unmasked.sum()))
 
 
 def call(device: torch.device) -> Callable[..., Any]:
-    """FlexAttention as it runs there: compiled, but on CPU, where compiled code does not tell the log-sum-exp."""
+    """FlexAttention for this device: compiled, except on CPU, where compiled code does not return the log-sum-exp."""
     return _plain if device.type == "cpu" else _compiled()
 
 

@@ -1,10 +1,10 @@
-"""Counts, bytes and seconds as plans tell them."""
+"""Counts, bytes and seconds as text, for printed plans."""
 
 from __future__ import annotations
 
 
 def number(count: int, one: str, many: str = "") -> str:
-    """A count of things.
+    """A count with its noun.
 
     >>> number(1, "key"), number(2000, "query", "queries")
     ('1 key', '2,000 queries')
@@ -25,7 +25,7 @@ def rough(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds with two digits, or all those before the point.
+    """Seconds with two digits, or with all digits before the point.
 
     >>> duration(0.0123), duration(0.123), duration(12.3)
     ('12 ms', '123 ms', '12 s')

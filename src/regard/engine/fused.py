@@ -8,9 +8,9 @@ from regard.engine.dense import flops_per_pair
 from regard.engine.flash import FlashRows
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.transforms import differentiable_once
-from regard.pieces.normalizer import some_coarse
+from regard.pieces.normalizer import any_coarse
 
-#: Largest additive mask, in bytes, that is worth building to save the blocks.
+#: Bytes of the largest additive mask: with a larger one, blocks are faster.
 MASK_BYTES = 16 << 20
 
 
@@ -25,17 +25,17 @@ class Fused(Engine):
         if refusal is not None:
             return refusal
         s = problem.sizes
-        at_most = s.B * s.H * s.I * s.J * max(problem.query.element_size(), 4)
-        if at_most > MASK_BYTES and (held := mask_bytes(problem, block_of(problem))) > MASK_BYTES:
-            return f"its mask and biases would take {held / 2**20:,.0f} MiB as one tensor"
+        most_bytes = s.B * s.H * s.I * s.J * max(problem.query.element_size(), 4)
+        if most_bytes > MASK_BYTES and (num_bytes := mask_bytes(problem, block_of(problem))) > MASK_BYTES:
+            return f"its mask and biases would take {num_bytes / 2**20:,.0f} MiB as one tensor"
         return None
 
     def run(self, problem: Problem) -> Result:
         value, *prepared = differentiable_once(self.name, problem.value, *problem.prepared.tensors())
         tile = problem.prepared.with_tensors(prepared)
         output, row_statistic = FlashRows(problem).attend_block(block_of(problem), tile, value)
-        if row_statistic is not None and problem.learns and some_coarse(row_statistic[0]):
-            return Blocked().run(problem)  # the kernel's own backward divides by exp of the coarse log-sum-exp
+        if row_statistic is not None and problem.learns and any_coarse(row_statistic[0]):
+            return Blocked().run(problem)  # backward in the kernel would divide by exp of the coarse log-sum-exp
         return Result(output, row_statistic)
 
     def cost(self, problem: Problem) -> Cost:
@@ -48,19 +48,19 @@ class Fused(Engine):
 
 
 def block_of(problem: Problem) -> Block:
-    """All queries against all keys; full where the mask forbids nothing."""
+    """All queries and all keys as one block; full if the mask allows every pair."""
     if "whole" not in problem.plan_cache:
         problem.plan_cache["whole"] = whole(problem.attention.mask, problem.positions, problem.sizes.I)
     return problem.plan_cache["whole"]
 
 
 def is_top_left(problem: Problem) -> bool:
-    """Whether mask and positions are those of the kernel's own causal flag."""
+    """Whether mask and positions are those of the causal flag of the kernel."""
     return not problem.attention.bias and starts_causal(block_of(problem), problem.positions)
 
 
 def mask_bytes(problem: Problem, block: Block) -> int:
-    """What mask and biases take as one additive tensor."""
+    """Bytes of mask and biases as one additive tensor."""
     if is_top_left(problem):
         return 0
     size = max(problem.query.element_size(), 4)

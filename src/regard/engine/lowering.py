@@ -1,8 +1,8 @@
-"""The pieces as what FlexAttention computes for one pair: a changed score, and whether the pair is allowed.
+"""Biases and masks as functions of one pair, as FlexAttention calls them: a changed score, and whether it is allowed.
 
-Its kernels call two functions of a score and four indices (batch, head, query, key), which may only calculate
-and look up. Whatever they close over is a tensor: a Python number would be compiled in, each value anew.
-What depends on j - i alone becomes a table of its I + J - 1 diagonals, what depends on one token a vector.
+The functions take the indices of batch entry, head, query and key. They may only calculate and read tensors. Each
+constant is a tensor, since FlexAttention compiles again for each new Python number. A piece that depends on j - i
+alone becomes a table of I + J - 1 numbers. A piece that depends on one token becomes a vector.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from regard.shapes import to_device
 
 #: Whether a pair is allowed, from the indices of batch entry, head, query and key.
 PairMask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-#: A score, changed, from the score and those indices.
+#: The changed score, from the score and the same indices.
 PairScore = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 Place = Callable[[Tensor], Tensor]
 
 
 class NoLowering(Exception):
-    """Why a piece cannot be said for single pairs."""
+    """A piece cannot be written as a function of one pair; the message says why."""
 
 
 def number(value: float, problem: Problem, dtype: torch.dtype = torch.int32) -> Tensor:
-    """A constant as FlexAttention needs it."""
+    """A constant as a tensor on the device."""
     return to_device(torch.tensor(value, dtype=dtype), problem.query.device)
 
 
@@ -53,7 +53,7 @@ def key_position(problem: Problem) -> Place:
 
 
 def diagonals(problem: Problem) -> tuple[Grid, Callable[[Tensor, Tensor], Tensor]]:
-    """A grid of one query that meets every j - i once, and where in it a pair of indices stands."""
+    """A grid with one pair for each j - i, and the function from a pair of indices to its place in this grid."""
     distances = problem.positions.distances(problem.sizes.I)
     of_query, of_key, offset = query_position(problem), key_position(problem), number(distances.start, problem)
     return problem.grid.line(distances), lambda q, k: of_key(k) - of_query(q) - offset
@@ -64,7 +64,7 @@ def diagonals(problem: Problem) -> tuple[Grid, Callable[[Tensor, Tensor], Tensor
 
 @singledispatch
 def change_of(bias: Bias, problem: Problem, rows: Tensor | None, cols: Tensor | None) -> PairScore:
-    """What a bias makes of one score; `NoLowering` where it cannot be said."""
+    """A bias as a function of one score; `NoLowering` if there is none."""
     if not (isinstance(bias, AdditiveBias) and bias.relative):
         raise NoLowering(f"{type(bias).__name__} has no form for single pairs")
     line, place = diagonals(problem)
@@ -99,7 +99,7 @@ def _(bias: ShawBias, problem: Problem, rows: Tensor | None, cols: Tensor | None
 
 @singledispatch
 def pairs_of(mask: Mask, problem: Problem) -> PairMask:
-    """Whether a mask allows one pair; `NoLowering` where that cannot be said."""
+    """A mask as a function of one pair; `NoLowering` if there is none."""
     if mask.keys_only:
         flags = mask.allowed(problem.grid.tile(slice(0, 1), slice(None)))
         real = flags[:, 0, 0].expand(problem.sizes.B, -1).contiguous()
@@ -114,7 +114,7 @@ def pairs_of(mask: Mask, problem: Problem) -> PairMask:
 @pairs_of.register
 def _(mask: mask_mod, problem: Problem) -> PairMask:
     raise NoLowering(
-        "the predicate of mask_mod(...) may look at more than one pair at once; use regard.mask_tensor(tensor)"
+        "the predicate of mask_mod(...) may read more than one pair at once; use regard.mask_tensor(tensor)"
     )
 
 
@@ -150,42 +150,42 @@ def _(mask: window, problem: Problem) -> PairMask:
 
 @pairs_of.register
 def _(mask: block_local, problem: Problem) -> PairMask:
-    mine, theirs = problem.grid.query // mask.size, problem.grid.key // mask.size
+    query_blocks, key_blocks = problem.grid.query // mask.size, problem.grid.key // mask.size
     before, after = number(mask.before, problem), number(mask.after, problem)
 
     def near(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        apart = theirs[k] - mine[q]
-        return (apart >= -before) & (apart <= after)
+        distance = key_blocks[k] - query_blocks[q]
+        return (distance >= -before) & (distance <= after)
 
     return near
 
 
 @pairs_of.register
 def _(mask: documents, problem: Problem) -> PairMask:
-    mine, theirs = mask.numbers(problem.grid)
-    return same_number(mine[None], theirs[None], problem)
+    query_documents, key_documents = mask.numbers(problem.grid)
+    return same_number(query_documents[None], key_documents[None], problem)
 
 
-def same_number(mine: Tensor, theirs: Tensor, problem: Problem) -> PairMask:
-    """Pairs of equal numbers (B or 1, I) and (B or 1, J) of at least 0."""
-    mine, theirs = (x.expand(problem.sizes.B, -1).contiguous() for x in (mine, theirs))
-    none = number(0, problem)
-    return lambda b, h, q, k: (mine[b, q] == theirs[b, k]) & (mine[b, q] >= none)
+def same_number(query_numbers: Tensor, key_numbers: Tensor, problem: Problem) -> PairMask:
+    """Allow pairs of equal numbers of at least 0. Queries have numbers (B or 1, I), keys (B or 1, J)."""
+    query_numbers, key_numbers = (x.expand(problem.sizes.B, -1).contiguous() for x in (query_numbers, key_numbers))
+    zero = number(0, problem)
+    return lambda b, h, q, k: (query_numbers[b, q] == key_numbers[b, k]) & (query_numbers[b, q] >= zero)
 
 
 @pairs_of.register
 def _(mask: global_tokens, problem: Problem) -> PairMask:
-    chosen = to_device(torch.tensor(mask.positions, dtype=torch.int64), problem.query.device)
-    mine, theirs = torch.isin(problem.grid.query, chosen), torch.isin(problem.grid.key, chosen)
-    return lambda b, h, q, k: mine[q] | theirs[k]
+    positions = to_device(torch.tensor(mask.positions, dtype=torch.int64), problem.query.device)
+    query_is_global, key_is_global = (torch.isin(x, positions) for x in (problem.grid.query, problem.grid.key))
+    return lambda b, h, q, k: query_is_global[q] | key_is_global[k]
 
 
 @pairs_of.register
 def _(mask: random_blocks, problem: Problem) -> PairMask:
     table = to_device(mask.table, problem.query.device)
     drawn = torch.zeros(len(table), len(table), dtype=torch.bool, device=table.device).scatter_(1, table, True)
-    mine, theirs = problem.grid.query // mask.size, problem.grid.key // mask.size
-    return lambda b, h, q, k: drawn[mine[q], theirs[k]]
+    query_blocks, key_blocks = problem.grid.query // mask.size, problem.grid.key // mask.size
+    return lambda b, h, q, k: drawn[query_blocks[q], key_blocks[k]]
 
 
 @pairs_of.register

@@ -1,4 +1,4 @@
-"""Which engine runs a problem, which cannot and why, and what it will take."""
+"""The plan of a call: the engine that runs it, why others cannot, its cost and its predicted time."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from regard.pieces.mask import Both, Either, Mask, Not
 
 ENGINES: dict[str, Engine] = {e.name: e for e in (Reference(), Dense(), Fused(), Blocked(), LinearEngine(), Flex())}
 
-#: Scores that the dense engine may hold before the blocked one is taken instead.
+#: Bytes up to which the dense engine runs; the blocked engine runs larger problems.
 DENSE_BYTES = 32 << 20
-#: Pairs a head up to which one fused call is taken, however many of them the mask forbids.
+#: Pairs of one head up to which one fused call runs, even if the mask forbids most of them.
 SMALL_PAIRS = 512 * 512
-#: Share of pairs from which a mask of unknown spans is held responsible.
+#: If a larger share of all pairs is scored, the plan names the masks without spans as a reason.
 MANY = 0.25
-#: Share of pairs that blocks must save before they are worth more than one fused call.
+#: Least share of pairs that blocks must save to be chosen instead of one fused call.
 WORTH_SKIPPING = 0.3
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What `attend` would do. `print(plan)` tells it in words.
+    """How `attend` will run a call: engine, cost and predicted time. `print(plan)` gives it in words.
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 2, 100, 8)
@@ -50,7 +50,7 @@ class Plan:
 
     @cached_property
     def refused(self) -> dict[str, str]:
-        """The engines that cannot run this, and why."""
+        """The engines that cannot run this call, each with the reason."""
         if self.problem.is_empty:
             return {}
         reasons = {name: _refusal(name, self.problem) for name in ENGINES}
@@ -58,13 +58,14 @@ class Plan:
 
     @cached_property
     def cost(self) -> Cost:
+        """Pairs, operations and bytes of the forward pass."""
         if self.problem.is_empty:
             return Cost(0, 0, 0)
         return ENGINES[self.engine].cost(self.problem)
 
     @cached_property
     def seconds(self) -> float | None:
-        """How long the forward pass should take on this machine, within a factor of 2; None: not known."""
+        """Predicted seconds of the forward pass on this machine, within a factor of 2; None if there is no model."""
         return 0.0 if self.problem.is_empty else seconds(self.engine, self.problem, self.cost)
 
     def run(self) -> Result:
@@ -73,19 +74,19 @@ class Plan:
 
     @cached_property
     def quadratic(self) -> tuple[str, ...]:
-        """Which pieces make this take all pairs, in time or memory, where it looks as if it need not."""
+        """Why this call takes quadratic time or memory although its pieces look as if it need not."""
         s = self.problem.sizes
         return () if s.I * s.J <= SMALL_PAIRS else tuple(_quadratic(self))
 
     def __str__(self) -> str:
         s, attention = self.problem.sizes, self.problem.attention
         sharing = "" if s.G == s.H else f" sharing {s.G} key/value heads"
-        who = "asked for" if self.chosen else "chosen"
+        by = "asked for" if self.chosen else "chosen"
         lines = [
             f"{attention!r}",
             f"{number(s.I, 'query', 'queries')}, {number(s.J, 'key')}, {number(s.H, 'head')}{sharing} of width "
             f"{s.D}, batch {s.B}.",
-            f"The {self.engine} engine is {who}: it {ENGINES[self.engine].description}. {self.why}",
+            f"The {self.engine} engine is {by}: it {ENGINES[self.engine].description}. {self.why}",
             self._amounts(),
         ]
         lines += [f"Quadratic: {reason}." for reason in self.quadratic]
@@ -94,22 +95,22 @@ class Plan:
 
     def _amounts(self) -> str:
         s = self.problem.sizes
-        everything = s.B * s.H * s.I * s.J
-        share = f"{self.cost.pairs:,} of {everything:,} pairs are scored ({self.cost.pairs / max(everything, 1):.2%})"
+        all_pairs = s.B * s.H * s.I * s.J
+        share = f"{self.cost.pairs:,} of {all_pairs:,} pairs are scored ({self.cost.pairs / max(all_pairs, 1):.2%})"
         pairs = share if self.cost.pairs else "No pair is scored"
         item = self.problem.query.element_size()
         moved = item * s.B * (s.H * s.I * (s.D + s.E) + s.G * s.J * (s.D + s.E))
-        at_once = everything * 4 * self.problem.attention.score.floats_per_score
+        at_once = all_pairs * 4 * self.problem.attention.score.floats_per_score
         return (
             f"{pairs}: {rough(self.cost.flops)} floating-point operations. It reads and writes {size(moved)} of "
-            f"inputs and output, and holds about {size(self.cost.bytes)} besides, where all pairs at once would take "
+            f"inputs and output, and holds about {size(self.cost.bytes)} besides. All pairs at once would take "
             f"{size(at_once)}."
             + ("" if self.seconds is None else f" The forward pass should take about {duration(self.seconds)} here.")
         )
 
 
 def plan(problem: Problem, engine: str = "auto") -> Plan:
-    """Choose an engine, or check the one asked for; a `RegardError` names those that can."""
+    """Choose an engine, or check the given one. If it cannot run the call, a `RegardError` names engines that can."""
     if not isinstance(engine, str) or (engine != "auto" and engine not in ENGINES):
         raise RegardError(f"attend: there is no engine {engine!r}. {nearest(str(engine), [*ENGINES, 'auto', 'ring'])}")
     if problem.is_empty:
@@ -128,7 +129,7 @@ def plan(problem: Problem, engine: str = "auto") -> Plan:
 
 def _refusal(name: str, problem: Problem) -> str | None:
     if problem.state is not None and name != "linear":
-        return "earlier keys are only kept as a sum (RecurrentCache); use GrowingCache to keep them"
+        return "a RecurrentCache keeps only a sum of earlier keys; use GrowingCache to keep the keys"
     if name != "dense" and is_transformed():
         return TRANSFORMED
     return ENGINES[name].refusal(problem)
@@ -137,40 +138,41 @@ def _refusal(name: str, problem: Problem) -> str | None:
 def _choose(problem: Problem) -> tuple[str, bool, str]:
     not_linear = _refusal("linear", problem)
     if not_linear is None:
-        return "linear", False, "Kernel scores are summed up; pairs are formed inside chunks at most."
+        return "linear", False, "It sums kernel scores over keys, and scores pairs only inside chunks."
     if problem.state is not None:
         raise RegardError(f"attend: a RecurrentCache needs the linear engine, which cannot run this: {not_linear}.")
     if _refusal("fused", problem) is None and not _worth_skipping(problem):
-        return "fused", False, "Nothing, or too little to be worth cutting up, is masked."
+        return "fused", False, "The mask forbids no pair, or too few to be worth skipping."
     if is_transformed():
         return "dense", False, f"{TRANSFORMED[0].upper()}{TRANSFORMED[1:]}."
     dense = Dense().cost(problem).bytes
     if FLASH_INSIDE not in _inside(problem) and dense <= DENSE_BYTES:
         return "dense", False, f"All scores fit in {size(dense)}."
     if on_gpu(problem) and _refusal("flex", problem) is None:
-        return "flex", False, "Its blocks are those that the spans of the mask allow."
+        return "flex", False, "It computes only the blocks that the spans of the mask allow."
     if (reason := _refusal("blocked", problem)) is not None:
         raise RegardError(
-            f"attend: {problem.attention!r} has {size(dense)} of scores, and in blocks it cannot run: {reason}."
+            f"attend: {problem.attention!r} has {size(dense)} of scores, and cannot run in blocks: {reason}."
         )
     return "blocked", False, f"{_inside(problem)} inside blocks of {Work.of(problem).block_size} queries."
 
 
 def _quadratic(planned: Plan) -> Iterator[str]:
+    """The reasons of `Plan.quadratic`."""
     problem, attention = planned.problem, planned.problem.attention
     summed = attention.normalizer.needs_nonnegative and planned.engine != "linear"
     if summed and (reason := _refusal("linear", problem)) is not None:
         piece = attention.bias or (f"dropout={attention.dropout}" if problem.dropout else attention.mask)
-        yield f"all pairs are scored, where sums over keys would take linear time, because of {piece!r}: {reason}"
+        yield f"all pairs are scored because of {piece!r}, and sums over keys would take linear time: {reason}"
     if planned.engine == "flex" and not on_gpu(problem):
-        yield "FlexAttention holds all scores at once on CPU, where the blocked engine does not"
+        yield "on CPU FlexAttention holds all scores at once, and the blocked engine does not"
     unknown = {type(leaf).__name__ for leaf in leaves(attention.mask) if type(leaf).any_allowed is Mask.any_allowed}
     if unknown and planned.cost.pairs > MANY * problem.sizes.B * problem.sizes.H * problem.sizes.I * problem.sizes.J:
-        yield f"{', '.join(sorted(unknown))} tells nothing of its spans, so whatever else the mask leaves is scored"
+        yield f"{', '.join(sorted(unknown))} has no spans, so every pair that the other masks allow is scored"
 
 
 def leaves(mask: Mask | None) -> Iterator[Mask]:
-    """The masks that a mask is composed of."""
+    """The masks that a combined mask consists of."""
     if isinstance(mask, Both | Either):
         yield from leaves(mask.left)
         yield from leaves(mask.right)
@@ -181,7 +183,7 @@ def leaves(mask: Mask | None) -> Iterator[Mask]:
 
 
 def on_gpu(problem: Problem) -> bool:
-    """Whether compiled FlexAttention is worth its compilation: on CPU it has neither a backward pass nor statistics."""
+    """Whether compiled FlexAttention is worth its compilation: on CPU it has no backward pass and no row statistic."""
     return problem.query.device.type == "cuda"
 
 
@@ -189,10 +191,11 @@ FLASH_INSIDE = "The fused kernel runs"
 
 
 def _inside(problem: Problem) -> str:
-    return FLASH_INSIDE if Work.of(problem).flash is not None else "Whole rows of scores are formed and forgotten"
+    return FLASH_INSIDE if Work.of(problem).flash is not None else "Whole rows of scores are computed, and not kept,"
 
 
 def _worth_skipping(problem: Problem) -> bool:
+    """Whether blocks save enough pairs to be chosen instead of one fused call."""
     s = problem.sizes
     if is_top_left(problem) or whole_block(problem).full or s.I * s.J <= SMALL_PAIRS:
         return False

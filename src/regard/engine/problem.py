@@ -1,4 +1,4 @@
-"""One call to `attend`, as engines see it, and what they give back."""
+"""The input and output of an engine: the problem of one call to `attend`, its result and its cost."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from regard.shapes import Sizes, grouped_scores, grouped_values
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """The pieces, the tensors and where they stand.
+    """The pieces, the tensors and their positions.
 
-    `seed` decides which weights dropout drops, None: no dropout. `state` sums up keys of earlier
-    calls that are not kept (recurrent decoding of kernel scores). `plan_cache` are what engines worked
-    out while planning, so that running need not do it again.
+    `seed` decides which weights dropout drops, None for no dropout. `state` is the sum of the keys of earlier calls
+    (recurrent decoding of kernel scores). `plan_cache` holds what engines compute while planning and use again while
+    running.
     """
 
     attention: Attention
@@ -44,8 +44,8 @@ class Problem:
     skeleton: Skeleton = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Read the pieces, their tensors and which need gradients, once: later changes do not reach this problem."""
-        _ = self.prepared  # by the pieces themselves, for the hooks of their modules
+        """Read the pieces, their tensors and which need gradients once: later changes do not affect this problem."""
+        _ = self.prepared  # before the snapshot, so that the hooks of the caller's modules run
         tensors, skeleton = take_apart(self.attention)
         live = [is_transformed() or self.needs_gradient(t) for t in tensors]
         piece_tensors = [t if is_live else tensor_snapshot(t) for t, is_live in zip(tensors, live, strict=True)]
@@ -55,15 +55,15 @@ class Problem:
 
     @classmethod
     def from_prepared(cls, *, prepared: Prepared, **facts: Any) -> Self:
-        """A problem from queries and keys that are prepared already, and from pieces that were read before."""
+        """A problem of prepared queries and keys, and of pieces whose tensors are known."""
         problem = object.__new__(cls)
-        given = {"seed": None, "state": None, "plan_cache": {}, "prepared": prepared}
-        vars(problem).update(given, query=prepared.query, key=prepared.key, **facts)
+        defaults = {"seed": None, "state": None, "plan_cache": {}, "prepared": prepared}
+        vars(problem).update(defaults, query=prepared.query, key=prepared.key, **facts)
         return problem
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is scored: there is no pair, and no sum of earlier keys."""
+        """Whether there is nothing to compute: no pair, and no sum of earlier keys."""
         return self.sizes.is_empty and self.state is None
 
     @cached_property
@@ -80,13 +80,13 @@ class Problem:
 
     @cached_property
     def scale(self) -> float | None:
-        """The factor before q.k if these scores are a scaled dot product under softmax, else None."""
+        """The factor of q.k if the weights are a softmax of scaled dot products, else None."""
         normalizer = self.attention.normalizer
         if not isinstance(normalizer, Softmax | LearnedSink):
             return None
         scale = self.attention.score.scale(self.prepared.query.shape[-1])
         if scale is None or isinstance(scale, Tensor) or isinstance(normalizer.temperature, Tensor):
-            return None  # kernels take a number: one for all heads, with no gradient
+            return None  # kernels take one number for all heads, without gradients
         return scale / normalizer.temperature
 
     def needs_gradient(self, *tensors: Tensor | None) -> bool:
@@ -94,7 +94,7 @@ class Problem:
 
     @cached_property
     def learns_bias(self) -> bool:
-        """Whether gradients must reach the biases, which no fused kernel on CPU offers."""
+        """Whether gradients must reach the biases, which no fused kernel on CPU supports."""
         states = (*self.prepared.rows, *self.prepared.cols)
         return bool(self.attention.bias) and self.needs_gradient(*states, *tensors_of(self.attention.bias))
 
@@ -139,7 +139,7 @@ class Problem:
 
 
 class Outline:
-    """A problem without its tensors; a backward pass builds it again around the tensors that autograd saved."""
+    """A problem without its tensors. A backward pass rebuilds the problem around the tensors that autograd saved."""
 
     def __init__(self, problem: Problem) -> None:
         facts = ("positions", "sizes", "seed", "skeleton", "learns", "learns_bias", "scale", "hides_gradients")
@@ -160,7 +160,7 @@ class Outline:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """The output (B, H, I, E), the row statistic (None where the kernel does not tell it), a new state."""
+    """The output (B, H, I, E), the row statistic (None if the kernel does not return it), and the new state."""
 
     output: Tensor
     row_statistic: RowStatistic | None
@@ -168,14 +168,14 @@ class Result:
 
 
 def empty_result(problem: Problem) -> Result:
-    """The output where there is no pair: no rows, or rows of zeros; all gradients are zero."""
+    """The result without any pair: no rows, or rows of zeros, with gradients of zero."""
     weights = grouped_scores(problem.query[..., :0], problem.key[..., :0])
     return Result(grouped_values(weights, problem.value), None)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run takes: pairs of query and key it scores (all heads), operations, and bytes beyond the inputs."""
+    """The cost of a run: scored pairs of query and key (all heads), operations, and bytes besides the inputs."""
 
     pairs: int
     flops: int
@@ -183,14 +183,14 @@ class Cost:
 
 
 class Engine(ABC):
-    """Base: an engine runs a problem exactly, or says why it cannot. It never falls back silently."""
+    """Base: an engine runs a problem exactly, or says why it cannot. It never falls back to another silently."""
 
     name: str
     description: str
 
     @abstractmethod
     def refusal(self, problem: Problem) -> str | None:
-        """Why this engine cannot run the problem, or None: it can."""
+        """Why this engine cannot run the problem; None if it can."""
 
     @abstractmethod
     def run(self, problem: Problem) -> Result: ...

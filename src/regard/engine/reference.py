@@ -1,8 +1,9 @@
 """The reference engine: the definition of every piece in NumPy, float64, dense, one head at a time.
 
-This file is the specification. It shares no code with the pieces it defines: masks are decided
-pair by pair from positions, thresholds are found by bisection, RoPE is a product of complex
-numbers. Every engine is tested against it, values and weights.
+This file is the specification. It reads the fields of the pieces and shares no code with them: masks are evaluated
+pair by pair from positions, bisection finds thresholds, RoPE is a product of complex numbers, slopes and buckets
+follow the formulas of the papers. Only dropout is shared, since which weights it drops is a hash of their indices.
+Output and weights of every engine are tested against this one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Place:
 
 
 class Reference(Engine):
-    """The definition, run."""
+    """Runs the definition."""
 
     name = "reference"
     description = "follows the definition in NumPy, in float64, one head at a time"
@@ -75,10 +76,10 @@ def one_head(problem: Problem, b: int, h: int) -> tuple[Array, Array]:
     s = compare(attention.score, q, k, h)
     for piece in attention.bias:
         s = shift(piece, s, q, k, place)
-    may = np.ones(s.shape, bool) if attention.mask is None else attends(attention.mask, place)
-    w = normalize(attention.normalizer, s, np.broadcast_to(may, s.shape), h)
-    used = w * _dropped(problem, place) if problem.dropout else w
-    return used @ v, w
+    allowed = np.ones(s.shape, bool) if attention.mask is None else attends(attention.mask, place)
+    w = normalize(attention.normalizer, s, np.broadcast_to(allowed, s.shape), h)
+    dropped = w * _dropout_factors(problem, place) if problem.dropout else w
+    return dropped @ v, w
 
 
 def array(x: Any) -> Array:
@@ -92,7 +93,7 @@ def _positions(problem: Problem) -> tuple[Array, Array]:
     return i[:, None], j[None, :]
 
 
-def _dropped(problem: Problem, place: Place) -> Array:
+def _dropout_factors(problem: Problem, place: Place) -> Array:
     i, j = torch.from_numpy(place.i.ravel()), torch.from_numpy(place.j.ravel())
     grid = Grid(torch.tensor([place.b]), torch.tensor([place.h]), i, j)
     return array(kept(grid, problem.dropout, problem.seed or 0)[0, 0]) / (1 - problem.dropout)
@@ -178,15 +179,15 @@ def encode(piece: object, x: Array, positions: Array) -> Array:
 
 @encode.register
 def _(piece: position.RoPE, x: Array, positions: Array) -> Array:
-    half, turned = piece.width // 2, x.copy()
+    half, encoded = piece.width // 2, x.copy()
     first, second = (slice(0, piece.width, 2), slice(1, piece.width, 2)) if piece.interleaved else (
         slice(0, half), slice(half, piece.width)
     )  # fmt: skip
     frequencies = piece.base ** -(np.arange(0, piece.width, 2) / piece.width)
-    turn = np.exp(1j * positions[:, None] * rescale(piece.scaling, frequencies)[None, :])
-    z = (x[:, first] + 1j * x[:, second]) * turn
-    turned[:, first], turned[:, second] = z.real, z.imag
-    return turned
+    rotation = np.exp(1j * positions[:, None] * rescale(piece.scaling, frequencies)[None, :])
+    z = (x[:, first] + 1j * x[:, second]) * rotation
+    encoded[:, first], encoded[:, second] = z.real, z.imag
+    return encoded
 
 
 @singledispatch
@@ -312,7 +313,7 @@ def _(piece: bias.LearnedTable, s: Array, q: Array, k: Array, place: Place) -> A
 
 @singledispatch
 def attends(piece: object, place: Place) -> Array:
-    """Who may attend to whom: (I, J), True = may."""
+    """Which query may attend to which key: (I, J), True = may."""
     raise _undefined("attends", piece)
 
 
@@ -359,8 +360,8 @@ def _(piece: mask.prefix, place: Place) -> Array:
 
 @attends.register
 def _(piece: mask.block_local, place: Place) -> Array:
-    mine, theirs = np.floor_divide(place.i, piece.size), np.floor_divide(place.j, piece.size)
-    return (mine - piece.before <= theirs) & (theirs <= mine + piece.after)
+    query_block, key_block = np.floor_divide(place.i, piece.size), np.floor_divide(place.j, piece.size)
+    return (query_block - piece.before <= key_block) & (key_block <= query_block + piece.after)
 
 
 @attends.register
@@ -389,9 +390,9 @@ def _(piece: mask_data.global_tokens, place: Place) -> Array:
 
 @attends.register
 def _(piece: mask_data.random_blocks, place: Place) -> Array:
-    chosen = [set(row) for row in piece.table.tolist()]
+    key_blocks = [set(row) for row in piece.table.tolist()]
     pairs = np.broadcast_arrays(place.i // piece.size, place.j // piece.size)
-    return np.vectorize(lambda mine, theirs: theirs in chosen[mine])(*pairs)
+    return np.vectorize(lambda query_block, key_block: key_block in key_blocks[query_block])(*pairs)
 
 
 @attends.register
@@ -407,17 +408,17 @@ def _(piece: mask_data.mask_tensor, place: Place) -> Array:
     return full[place.i - (full.shape[1] - full.shape[0]), place.j]
 
 
-# Normalisers: (I, J) scores and who may attend -> (I, J) weights
+# Normalisers: (I, J) scores and allowed pairs -> (I, J) weights
 
 
 @singledispatch
-def normalize(piece: object, s: Array, may: Array, h: int) -> Array:
-    """Scores (I, J), and who may attend, -> weights (I, J)."""
+def normalize(piece: object, s: Array, allowed: Array, h: int) -> Array:
+    """Scores (I, J) and allowed pairs (I, J) -> weights (I, J)."""
     raise _undefined("normalize", piece)
 
 
-def _softmax(s: Array, may: Array, sink: float | None) -> Array:
-    s = np.where(may, s, -np.inf)
+def _softmax(s: Array, allowed: Array, sink: float | None) -> Array:
+    s = np.where(allowed, s, -np.inf)
     greatest = np.maximum(s.max(1, keepdims=True), -np.inf if sink is None else sink)
     greatest = np.where(np.isfinite(greatest), greatest, 0.0)
     e = np.exp(s - greatest)
@@ -426,53 +427,53 @@ def _softmax(s: Array, may: Array, sink: float | None) -> Array:
 
 
 @normalize.register
-def _(piece: normalizer.Softmax, s: Array, may: Array, h: int) -> Array:
-    return _softmax(s / piece.temperature, may, piece.sink)
+def _(piece: normalizer.Softmax, s: Array, allowed: Array, h: int) -> Array:
+    return _softmax(s / piece.temperature, allowed, piece.sink)
 
 
 @normalize.register
-def _(piece: normalizer.LearnedSink, s: Array, may: Array, h: int) -> Array:
-    return _softmax(s, may, float(piece.sink[h].detach()))
+def _(piece: normalizer.LearnedSink, s: Array, allowed: Array, h: int) -> Array:
+    return _softmax(s, allowed, float(piece.sink[h].detach()))
 
 
-def _by_bisection(s: Array, may: Array, power: float) -> Array:
-    """max(s - t, 0)^power with t such that each row sums to 1; s at most 1 above t."""
-    s = np.where(may, s, -np.inf)
-    high = np.where(may.any(1), s.max(1), 0.0)[:, None]
+def _by_bisection(s: Array, allowed: Array, power: float) -> Array:
+    """max(s - t, 0)^power with t such that each row sums to 1. The greatest score of a row is at most 1 above t."""
+    s = np.where(allowed, s, -np.inf)
+    high = np.where(allowed.any(1), s.max(1), 0.0)[:, None]
     low = high - 1.0
     for _ in range(100):
         middle = (low + high) / 2
         above = (np.maximum(s - middle, 0) ** power).sum(1, keepdims=True) > 1
         low, high = np.where(above, middle, low), np.where(above, high, middle)
-    return np.where(may, np.maximum(s - low, 0) ** power, 0.0)
+    return np.where(allowed, np.maximum(s - low, 0) ** power, 0.0)
 
 
 @normalize.register
-def _(piece: normalizer.Sparsemax, s: Array, may: Array, h: int) -> Array:
-    return _by_bisection(s, may, 1)
+def _(piece: normalizer.Sparsemax, s: Array, allowed: Array, h: int) -> Array:
+    return _by_bisection(s, allowed, 1)
 
 
 @normalize.register
-def _(piece: normalizer.Entmax15, s: Array, may: Array, h: int) -> Array:
-    return _by_bisection(s / 2, may, 2)
+def _(piece: normalizer.Entmax15, s: Array, allowed: Array, h: int) -> Array:
+    return _by_bisection(s / 2, allowed, 2)
 
 
 @normalize.register
-def _(piece: normalizer.TopK, s: Array, may: Array, h: int) -> Array:
-    order = np.argsort(-np.where(may, s, -np.inf), axis=1, kind="stable")[:, : piece.k]
-    chosen = np.zeros_like(may)
+def _(piece: normalizer.TopK, s: Array, allowed: Array, h: int) -> Array:
+    order = np.argsort(-np.where(allowed, s, -np.inf), axis=1, kind="stable")[:, : piece.k]
+    chosen = np.zeros_like(allowed)
     np.put_along_axis(chosen, order, True, axis=1)
-    return _softmax(s, may & chosen, None)
+    return _softmax(s, allowed & chosen, None)
 
 
 @normalize.register
-def _(piece: normalizer.Hardmax, s: Array, may: Array, h: int) -> Array:
-    best = np.argmax(np.where(may, s, -np.inf), axis=1)
-    return np.where(may, np.arange(s.shape[1])[None] == best[:, None], False).astype(np.float64)
+def _(piece: normalizer.Hardmax, s: Array, allowed: Array, h: int) -> Array:
+    best = np.argmax(np.where(allowed, s, -np.inf), axis=1)
+    return np.where(allowed, np.arange(s.shape[1])[None] == best[:, None], False).astype(np.float64)
 
 
 @normalize.register
-def _(piece: normalizer.SumNormalizer, s: Array, may: Array, h: int) -> Array:
-    s = np.where(may, s, 0.0)
+def _(piece: normalizer.SumNormalizer, s: Array, allowed: Array, h: int) -> Array:
+    s = np.where(allowed, s, 0.0)
     total = s.sum(1, keepdims=True)
     return np.divide(s, total, out=np.zeros_like(s), where=total != 0)

@@ -1,4 +1,4 @@
-"""From scores to output for some rows of queries: what `dense` does once and `blocked` block by block."""
+"""Rows of queries from scores to output and row statistic: `dense` computes all rows, `blocked` one block of them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from regard.positions import Positions
 from regard.shapes import as_slice, at_least_float32, grouped_values, has_numbers, to_device, without_autocast
 from regard.spans import Spans
 
-#: Bytes of scores that rows may hold while their statistic is computed again.
-REFINED_BYTES = 48 << 20
+#: Bytes of scores that may be held while the statistic of rows is computed again.
+RECOMPUTED_BYTES = 48 << 20
 
 
 def attend_rows(
@@ -28,7 +28,7 @@ def attend_rows(
     dropout: float = 0.0,
     seed: int = 0,
 ) -> tuple[Tensor, RowStatistic]:
-    """Whole rows: every key they may attend to is in `tile`, at key indices `columns`."""
+    """Output and statistic of whole rows. `tile` holds every key they may attend to, at key indices `columns`."""
     s = scores(attention, tile, grid, masked)
     weights, row_statistic = attention.normalizer.normalize_rows(s, columns)
     if dropout:
@@ -39,46 +39,49 @@ def attend_rows(
 
 
 @torch.no_grad()
-def in_full(
+def with_remainder(
     attention: Attention, prepared: Prepared, positions: Positions, grid: Grid, row_statistic: RowStatistic
 ) -> RowStatistic:
-    """The statistic with its remainder, where a kernel told the log-sum-exp alone.
+    """Add the remainder to a statistic of softmax, if the kernel returned the log-sum-exp alone.
 
-    The scores of a row are computed again only if its log-sum-exp is too large to be precise.
+    The remainder of a row is 0 unless its log-sum-exp is coarse. The scores of coarse rows are computed again. If the
+    numbers of the tensor cannot be read, all remainders are 0.
     """
     if len(row_statistic) != 1 or not has_logsumexp(attention.normalizer):
         return row_statistic
-    total, remainder = row_statistic[0], torch.zeros_like(row_statistic[0])
-    coarse = is_coarse(total).flatten(0, 1).any(0)
-    if not has_numbers(coarse) or not len(rows := coarse.nonzero().flatten().cpu()):
-        return total, remainder
-    total, (B, H, _) = total.clone(), total.shape
+    logsumexp, remainder = row_statistic[0], torch.zeros_like(row_statistic[0])
+    coarse = is_coarse(logsumexp).flatten(0, 1).any(0)
+    if not has_numbers(coarse) or not len(coarse_rows := coarse.nonzero().flatten().cpu()):
+        return logsumexp, remainder
+    logsumexp, (B, H, _) = logsumexp.clone(), logsumexp.shape
     row_bytes = B * H * grid.key.numel() * prepared.query.element_size() * (2 * attention.score.floats_per_score + 4)
-    for some in rows.split(max(1, REFINED_BYTES // row_bytes)):
-        place = to_device(some, total.device)
-        total[:, :, place], remainder[:, :, place] = _log_total(attention, prepared, positions, grid, some)
-    return total, remainder
+    for rows in coarse_rows.split(max(1, RECOMPUTED_BYTES // row_bytes)):
+        exact = _recomputed_statistic(attention, prepared, positions, grid, rows)
+        place = to_device(rows, logsumexp.device)
+        logsumexp[:, :, place], remainder[:, :, place] = exact
+    return logsumexp, remainder
 
 
-def _log_total(
+def _recomputed_statistic(
     attention: Attention, prepared: Prepared, positions: Positions, grid: Grid, rows: Tensor
 ) -> RowStatistic:
-    """The statistic of some rows, by indices on the host, from the scores of all keys they may attend to."""
+    """The statistic of the rows at these indices (on the host), from the scores of all keys they may attend to."""
     first, last = int(rows[0]) + positions.start, int(rows[-1]) + positions.start
     mask, keys = attention.mask, Spans.of((0, grid.key.numel()))
     if mask is not None:
         keys = positions.columns(mask.any_allowed(first, last + 1))
-    i = at if (at := as_slice(rows)) is not None else to_device(rows, grid.device)
+    row_slice = as_slice(rows)
+    i = to_device(rows, grid.device) if row_slice is None else row_slice
     columns = keys.tensor(grid.device)
     s = scores(attention, prepared.tile(i, columns), grid.tile(i, keys))
     return attention.normalizer.row_statistic(s, columns)
 
 
 class Collected:
-    """Row statistics of all blocks, each written where it belongs.
+    """The row statistics of all blocks in tensors of all rows.
 
-    Kept as one tensor from the start: small tensors that outlive a block would settle in the
-    holes its large ones leave, and the heap would grow with every block.
+    The tensors are allocated before the blocks run. Small tensors that outlive a block would fill the gaps of its
+    large tensors, and the heap would grow with every block.
     """
 
     def __init__(self, num_entries: int, num_rows: int) -> None:
@@ -91,22 +94,23 @@ class Collected:
         return self._written == self.num_entries * self.num_rows
 
     def write(self, rows: slice, row_statistic: RowStatistic, entries: slice = slice(None)) -> None:
-        """The statistic of some rows of some batch entries."""
+        """Write the statistic of these rows and batch entries."""
         self._written += (rows.stop - rows.start) * len(range(self.num_entries)[entries])
         if not self._tensors:
             self._tensors = [self._unfilled(t, t.shape[3:]) for t in row_statistic]
         for number, part in enumerate(row_statistic):
-            mine = self._tensors[number]
-            if part.ndim == 4 and part.shape[3] > mine.shape[3]:
+            total = self._tensors[number]
+            if part.ndim == 4 and part.shape[3] > total.shape[3]:
                 wider = self._unfilled(part, part.shape[3:])
-                wider[..., : mine.shape[3]] = mine
-                self._tensors[number] = mine = wider
-            place = mine[entries, :, rows] if part.ndim == 3 else mine[entries, :, rows, : part.shape[3]]
+                wider[..., : total.shape[3]] = total
+                self._tensors[number] = total = wider
+            place = total[entries, :, rows] if part.ndim == 3 else total[entries, :, rows, : part.shape[3]]
             place.copy_(part)
 
     def _unfilled(self, like: Tensor, width: tuple[int, ...]) -> Tensor:
-        """-1 where a narrower block keeps fewer indices."""
+        """A tensor of all rows, filled with -1: blocks with few keys write fewer than `width` indices."""
         return like.new_full((self.num_entries, like.shape[1], self.num_rows, *width), -1)
 
     def tensors(self) -> RowStatistic:
+        """The statistic of all rows."""
         return tuple(self._tensors)

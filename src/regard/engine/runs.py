@@ -1,4 +1,4 @@
-"""Blocks that differ by a shift alone, given to the fused kernel in one call over strided views."""
+"""Runs: blocks that differ only by a shift, computed in one call of the fused kernel over strided views."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 from regard.engine.blocks import Block
 from regard.pieces.mask import Both, Either, Mask, Not
 
-#: Bytes of output that one call may make: what stays in cache is copied to its place for little.
+#: Bytes of output of one call: an output that still is in the cache is cheap to copy to its place.
 CALL_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
 class Run:
-    """`count` blocks: the first, and each of the others as many queries and keys further as a block has queries."""
+    """`count` blocks, each the previous one shifted by the block size, in queries and in keys."""
 
     first: Block
     count: int = 1
@@ -30,7 +30,7 @@ class Run:
         return self.first.stop - self.first.start
 
     def views(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of one batch entry, (heads, n, width), as (count, heads, ..., width): no copies."""
+        """Views of one batch entry: queries, keys and values (heads, n, width) -> (count, heads, ..., width)."""
         ((left, right),) = self.first.columns
         keys = (left, right - left)
         return (
@@ -40,14 +40,14 @@ class Run:
         )
 
     def _view(self, x: Tensor, start: int, length: int) -> Tensor:
-        heads, along, across = x.stride()
+        head_stride, token_stride, channel_stride = x.stride()
         shape = (self.count, x.shape[0], length, x.shape[2])
-        strides = (self.size * along, heads, along, across)
-        return x.as_strided(shape, strides, x.storage_offset() + start * along)
+        strides = (self.size * token_stride, head_stride, token_stride, channel_stride)
+        return x.as_strided(shape, strides, x.storage_offset() + start * token_stride)
 
 
 def runs(blocks: Iterable[Block], most: int) -> Iterator[Run]:
-    """Consecutive blocks that differ by a shift alone, at most `most` of them together."""
+    """Group consecutive blocks that differ only by a shift, at most `most` in one run."""
     run: Run | None = None
     for block in blocks:
         if run is not None and run.count < most and _follows(run, block):
@@ -61,6 +61,7 @@ def runs(blocks: Iterable[Block], most: int) -> Iterator[Run]:
 
 
 def _follows(run: Run, block: Block) -> bool:
+    """Whether the block is the next one of the run."""
     first, shift = run.first, run.count * run.size
     if (block.start, block.stop, block.batch) != (first.start + shift, first.stop + shift, first.batch):
         return False
@@ -71,9 +72,10 @@ def _follows(run: Run, block: Block) -> bool:
     return block.mask is not None and block.mask.relative and _same(block.mask, first.mask)
 
 
-def _same(one: Mask | None, other: Mask | None) -> bool:
-    if isinstance(one, Both | Either) and type(one) is type(other):
-        return _same(one.left, other.left) and _same(one.right, other.right)  # type: ignore[union-attr]
-    if isinstance(one, Not) and isinstance(other, Not):
-        return _same(one.mask, other.mask)
-    return one == other
+def _same(mask: Mask | None, other: Mask | None) -> bool:
+    """Whether two masks are equal; `==` alone compares combined masks by identity."""
+    if isinstance(mask, Both | Either) and type(mask) is type(other):
+        return _same(mask.left, other.left) and _same(mask.right, other.right)  # type: ignore[union-attr]
+    if isinstance(mask, Not) and isinstance(other, Not):
+        return _same(mask.mask, other.mask)
+    return mask == other

@@ -15,7 +15,7 @@ from regard.attention import Attention, Prepared, makes_new_scores, scores, snap
 from regard.checks import Count, checked
 from regard.display import viewer_part
 from regard.engine.blocks import blocks
-from regard.engine.rows import Collected, in_full
+from regard.engine.rows import Collected, with_remainder
 from regard.errors import RegardError
 from regard.maps.folds import Distance, Entropy, Fold, KeyTotals, Links, MassOn, Pool, Similarity, Tile, TopLinks
 from regard.maps.indices import Index, OutOfRange, indices
@@ -106,7 +106,7 @@ class AttentionMap:
         """The row statistic, (B, H, I, ...) each: for softmax the log-sum-exp in nats and its rounding error."""
         self._check_unchanged()
         if self._row_statistic is not None:
-            return in_full(self.attention, self._prepared, self.positions, self.grid, self._row_statistic)
+            return with_remainder(self.attention, self._prepared, self.positions, self.grid, self._row_statistic)
         if 0 in self.shape:
             return self._of_empty_rows()
         return self._of_parts() if has_logsumexp(self.attention.normalizer) else self._of_whole_rows()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from regard.maps.attention_map import AttentionMap
-from regard.pieces.normalizer import LearnedSink, Softmax, some_coarse
+from regard.pieces.normalizer import LearnedSink, Softmax, any_coarse
 from regard.pieces.score import scale_of_heads
 from regard.shapes import at_least_float32
 
@@ -26,7 +26,7 @@ def is_dot(weights: AttentionMap) -> bool:
     one_mask = (
         attention.mask is None or attention.mask.allowed(weights.grid.tile(slice(0, 1), slice(0, 1))).shape[1] == 1
     )
-    return scale is not None and plain and one_mask and not some_coarse(weights.row_statistic[0])
+    return scale is not None and plain and one_mask and not any_coarse(weights.row_statistic[0])
 
 
 def scaled(weights: AttentionMap) -> tuple[Tensor, Tensor, Tensor]:

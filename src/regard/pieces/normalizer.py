@@ -9,6 +9,7 @@ to no key, all weights are 0: not NaN, and not a uniform average.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -21,7 +22,7 @@ from regard.shapes import Sizes, has_numbers, known_none
 
 RowStatistic = tuple[Tensor, ...]
 
-#: A log-sum-exp above this has a rounding error of more than 1024 half units in the last place of 1: 6e-5 in float32.
+#: A greater log-sum-exp is coarse: it rounds by more than 1024 half units in the last place of 1 (6e-5 in float32).
 COARSE = 1024.0
 
 
@@ -76,61 +77,61 @@ class Normalizer(ABC):
 
 
 def log_sum_exp(scores: Tensor) -> RowStatistic:
-    """log sum_j exp(s_ij) in two numbers; -inf for an empty row, where gradients stay finite."""
+    """log sum_j exp(s_ij) and its remainder; -inf for an empty row, with finite gradients there."""
     greatest = scores.detach().amax(-1, keepdim=True)
     greatest = greatest.masked_fill(greatest.isneginf(), 0.0)
     total = (scores - greatest).exp().sum(-1)
     empty = total == 0
-    return in_two_numbers(greatest.squeeze(-1), total.masked_fill(empty, 1.0).log().masked_fill(empty, -torch.inf))
+    return sum_and_remainder(greatest.squeeze(-1), total.masked_fill(empty, 1.0).log().masked_fill(empty, -torch.inf))
 
 
-def in_two_numbers(greatest: Tensor, log_sum: Tensor) -> RowStatistic:
-    """greatest + log_sum as the nearest number, and the remainder that this number cannot hold (Dekker 1971).
+def sum_and_remainder(greatest: Tensor, log_sum: Tensor) -> RowStatistic:
+    """greatest + log_sum, and the remainder that the rounding of this sum loses (Dekker 1971).
 
-    Beside scores of 1e9 float32 has steps of 64, so log n is in the remainder. It has no gradient: it is rounding.
+    Near 1e9 the numbers of float32 are 64 apart, so the remainder may hold all of log_sum. It has no gradient.
     """
     logsumexp = greatest + log_sum
     remainder = log_sum.detach() - (logsumexp.detach() - greatest.detach())
     return logsumexp, remainder.masked_fill(~logsumexp.detach().isfinite(), 0.0)
 
 
-def add_log_sums(first: RowStatistic, second: RowStatistic) -> RowStatistic:
-    """log(exp(first) + exp(second)); each logarithm is given in two numbers."""
-    greatest = _finite(torch.maximum(first[0].detach(), second[0].detach()))
-    return in_two_numbers(greatest, torch.logaddexp(*(log - greatest + rest for log, rest in (first, second))))
+def add_log_sums(left: RowStatistic, right: RowStatistic) -> RowStatistic:
+    """log(exp(left) + exp(right)), each of the three as a log-sum-exp and its remainder."""
+    greatest = _finite(torch.maximum(left[0].detach(), right[0].detach()))
+    relative = (logsumexp - greatest + remainder for logsumexp, remainder in (left, right))
+    return sum_and_remainder(greatest, torch.logaddexp(*relative))
 
 
 def is_coarse(logsumexp: Tensor) -> Tensor:
-    """Which rows need the remainder, because their log-sum-exp in one number is too coarse."""
+    """Which rows need the remainder: their log-sum-exp alone is too coarse for their weights."""
     return (logsumexp.abs() > COARSE) & logsumexp.isfinite()
 
 
-def some_coarse(logsumexp: Tensor) -> bool:
-    """Whether any row is coarse; False if numbers cannot be read. On a device the host waits for the answer."""
+def any_coarse(logsumexp: Tensor) -> bool:
+    """Whether a row is coarse; False if the numbers of the tensor cannot be read. On a device the host waits."""
     return has_numbers(logsumexp) and bool(is_coarse(logsumexp).any())
 
 
 def softmax_weights(scores: Tensor, row_statistic: RowStatistic) -> Tensor:
     """exp(s_ij - r_i), 0 in empty rows."""
-    logsumexp, *remainders = _used(row_statistic)
-    logs = scores - _finite(logsumexp).unsqueeze(-1)
-    for remainder in remainders:
-        logs = logs - remainder.unsqueeze(-1)
-    return _at_most_one(logs.exp())
+    for number in _subtracted(row_statistic):
+        scores = scores - number
+    return _at_most_one(scores.exp())
 
 
 def _log_softmax_weights(scores: Tensor, row_statistic: RowStatistic) -> Tensor:
     """s_ij - r_i, at most 0, written over the scores."""
-    logsumexp, *remainders = _used(row_statistic)
-    scores.sub_(_finite(logsumexp).unsqueeze(-1))
-    for remainder in remainders:
-        scores.sub_(remainder.unsqueeze(-1))
+    for number in _subtracted(row_statistic):
+        scores.sub_(number)
     return scores.clamp_(max=0.0)
 
 
-def _used(row_statistic: RowStatistic) -> RowStatistic:
-    """The log-sum-exp, with its remainder unless no row is known to need it."""
-    return row_statistic[:1] if known_none(is_coarse(row_statistic[0].detach())) else row_statistic
+def _subtracted(row_statistic: RowStatistic) -> Iterator[Tensor]:
+    """What is subtracted from the scores: the log-sum-exp, then the remainder unless it is known to be needless."""
+    logsumexp, *remainders = row_statistic
+    yield _finite(logsumexp).unsqueeze(-1)
+    if remainders and not known_none(is_coarse(logsumexp.detach())):
+        yield remainders[0].unsqueeze(-1)
 
 
 def _at_most_one(weights: Tensor) -> Tensor:
@@ -149,7 +150,7 @@ def _finite(logsumexp: Tensor) -> Tensor:
 @checked
 @dataclass(frozen=True)
 class Softmax(Normalizer):
-    """w_ij = exp(s_ij / T) / sum_j exp(s_ij / T); the statistic is the log of the sum, and its rounding error.
+    """w_ij = exp(s_ij / T) / sum_j exp(s_ij / T); the statistic is the log of the sum, and its rounding remainder.
 
     T below 1 makes the row sharper, with `Hardmax` as its limit for T = 0; T above 1 makes it flatter. A `sink` adds
     the term exp(sink) to the denominator. So a row sums to less than 1, and a head can attend to nothing (gpt-oss,
@@ -210,7 +211,7 @@ class Softmax(Normalizer):
         log_sum = -weights.detach().amax(-1).log()  # the greatest weight is exp(its score - r) >= 1 / J
         if may_be_empty:
             weights = weights.masked_fill(empty.unsqueeze(-1), 0.0)
-        return weights, in_two_numbers(greatest, log_sum)
+        return weights, sum_and_remainder(greatest, log_sum)
 
     def normalize_with_logs(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor | None, RowStatistic]:
         if self.sink is not None:

@@ -1,4 +1,4 @@
-"""Some queries against some keys: what one rank computes at one step, and how such parts add up."""
+"""Chunks: some queries with some keys, computed by one rank at one step; and how rows of chunks are merged."""
 
 from __future__ import annotations
 
@@ -15,39 +15,44 @@ from regard.engine.blocked import Blocked, Formed
 from regard.engine.blocks import Block
 from regard.engine.gradients import Gradients, GradientSums, block_gradients
 from regard.engine.problem import Problem
-from regard.engine.rows import in_full
+from regard.engine.rows import with_remainder
 from regard.pieces.contents import take_apart
 from regard.pieces.normalizer import Normalizer, RowStatistic, Softmax, SumNormalizer, add_log_sums, has_logsumexp
 from regard.positions import Positions
 from regard.shapes import Sizes, at_least_float32, grouped_values
 from regard.spans import Spans
 
-#: Some queries' outputs and the statistic of their rows.
+#: Output and row statistic of some queries.
 Rows = tuple[Tensor, RowStatistic]
 
 
 def refusal(attention: Attention) -> str | None:
-    """Why parts of rows cannot be merged, or None: they can."""
+    """Why rows of chunks cannot be merged; None if they can."""
     normalizer = attention.normalizer
     if has_logsumexp(normalizer) or isinstance(normalizer, SumNormalizer):
         return None
     return (
-        f"the weights of {normalizer!r} take all scores of a row at once (a threshold, or which keys are kept), and no "
-        "number of each part tells those of the whole, as the log-sum-exp does for softmax"
+        f"the weights of {normalizer!r} need all scores of a row at once (for a threshold, or for the keys that are "
+        "kept), and the row statistics of parts do not give that of the whole row, as they do for softmax"
     )
 
 
-def without_sink(normalizer: Normalizer) -> Normalizer:
-    """The normaliser of a part: a sink belongs to the whole row, and is added when the parts are one."""
-    return Softmax(normalizer.temperature) if has_logsumexp(normalizer) else normalizer
+def chunk_attention(whole: Attention) -> Attention:
+    """The pieces of a chunk, without position encoding and sink.
+
+    Prepared keys contain their positions. A sink belongs to the whole row, and is added after the last merge.
+    """
+    normalizer = whole.normalizer
+    sinkless = Softmax(normalizer.temperature) if has_logsumexp(normalizer) else normalizer
+    return Attention(whole.score, bias=whole.bias, mask=whole.mask, normalizer=sinkless)
 
 
 class KVChunk(Problem):
-    """A problem whose queries and keys were prepared by the ranks that hold them."""
+    """A problem of some queries and keys, prepared by the ranks that hold them."""
 
     @staticmethod
     def of(attention: Attention, prepared: Prepared, value: Tensor, queries: Spans, keys: Spans) -> KVChunk:
-        """Prepared queries that stand at one stretch, and keys with their values anywhere."""
+        """Prepared queries at one stretch of positions, and prepared keys with values at any positions."""
         (B, H, I, D), (_, G, J, E) = prepared.query.shape, value.shape
         positions = Positions(queries.intervals[0][0], keys)
         piece_tensors, skeleton = take_apart(attention)
@@ -58,51 +63,51 @@ class KVChunk(Problem):
         )
 
     def attend(self) -> Rows:
-        """The output over these keys alone, in float32 at least, and the statistic of its rows."""
+        """The output over these keys alone, in float32 at least, and its row statistic."""
         result = Blocked().run(self)
         assert result.row_statistic is not None
-        row_statistic = in_full(self.attention, self.prepared, self.positions, self.grid, result.row_statistic)
+        row_statistic = with_remainder(self.attention, self.prepared, self.positions, self.grid, result.row_statistic)
         return at_least_float32(result.output), row_statistic
 
 
-def merge(normalizer: Normalizer, rows: Rows, others: Rows) -> None:
-    """Take other keys into the rows, in place: averages, weighted by how much each has summed up."""
-    (output, total), (added, more) = rows, others
+def merge(normalizer: Normalizer, rows: Rows, new_rows: Rows) -> None:
+    """Merge the same rows over other keys into `rows`, in place: the mean of both outputs, weighted by row sums."""
+    (output, statistic), (new_output, new_statistic) = rows, new_rows
     if has_logsumexp(normalizer):
-        both = add_log_sums(total, more)
-        factors = share(total, both), share(more, both)
+        merged = add_log_sums(statistic, new_statistic)
+        factors = share(statistic, merged), share(new_statistic, merged)
     else:
-        both = (total[0] + more[0],)
-        whole = both[0].masked_fill(both[0] == 0, 1.0)
-        factors = total[0] / whole, more[0] / whole
-    output.mul_(factors[0][..., None]).addcmul_(added, factors[1][..., None])
-    for mine, new in zip(total, both, strict=True):
-        mine.copy_(new)
+        merged = (statistic[0] + new_statistic[0],)
+        row_sum = merged[0].masked_fill(merged[0] == 0, 1.0)
+        factors = statistic[0] / row_sum, new_statistic[0] / row_sum
+    output.mul_(factors[0][..., None]).addcmul_(new_output, factors[1][..., None])
+    for number, merged_number in zip(statistic, merged, strict=True):
+        number.copy_(merged_number)
 
 
 def share(chunk: RowStatistic, whole: RowStatistic) -> Tensor:
-    """How much of the sum of a row a part of its keys has, from the logs of both in two numbers; 0 in empty rows."""
+    """The share of a chunk in the sum of each row, from the log-sum-exps and remainders of both; 0 in empty rows."""
     finite = whole[0].masked_fill(whole[0].isneginf(), 0.0)
     return torch.exp(chunk[0] - finite + (chunk[1] - whole[1]))
 
 
 def finished(normalizer: Normalizer, rows: Rows) -> Rows:
-    """The rows once no more keys come: the sink takes its share."""
-    output, total = rows
+    """The rows after the last merge: the sink takes its share."""
+    output, row_statistic = rows
     if not has_logsumexp(normalizer):
         return rows
-    with_sink = normalizer.with_sink(total)
+    with_sink = normalizer.with_sink(row_statistic)
     if normalizer.row_sum is None:
-        output = output * share(total, with_sink)[..., None]
+        output = output * share(row_statistic, with_sink)[..., None]
     return output, with_sink
 
 
 @dataclass(frozen=True, eq=False)
 class OutputGrads:
-    """Of finished rows: the gradient of the output, and how far it lies along the output, row by row."""
+    """Of finished rows: `grad` of the output, `dot` = rowsum(grad * output), and the row statistic."""
 
     grad: Tensor
-    along: Tensor
+    dot: Tensor
     row_statistic: RowStatistic
 
     @staticmethod
@@ -111,17 +116,18 @@ class OutputGrads:
         return OutputGrads(grad, (grad * output).sum(-1), row_statistic)
 
     def rows(self, rows: slice, entries: slice = slice(None)) -> OutputGrads:
-        found = (t[entries, :, rows] for t in (self.grad, self.along, *self.row_statistic))
-        return OutputGrads(next(found), next(found), tuple(found))
+        """Those of some rows and batch entries."""
+        grad, dot, *row_statistic = (t[entries, :, rows] for t in (self.grad, self.dot, *self.row_statistic))
+        return OutputGrads(grad, dot, tuple(row_statistic))
 
 
 def gradients(
     chunk: KVChunk, whole: Normalizer, output_grads: OutputGrads, wanted: Sequence[bool], parameters: Sequence[Tensor]
 ) -> Gradients:
-    """Of value, prepared tensors and parameters, as far as they are wanted, in float32 at least.
+    """Gradients of value, prepared tensors and parameters, if they are wanted, in float32 at least.
 
-    With r the statistic of whole rows, d out_i / d s_ij = w_ij (v_j - out_i): of other keys a part needs nothing but r.
-    Scores are formed, since the fused kernel knows only the statistic of the keys it is given.
+    With r the statistic of whole rows, d out_i / d s_ij = w_ij (v_j - out_i). So a chunk needs only r of other keys.
+    Blocks compute their scores, since the fused kernel cannot be given the statistic of whole rows.
     """
     inputs, on_rows = (chunk.value, *chunk.prepared.tensors(), *parameters), [False, *chunk.prepared.on_rows()]
     sums = GradientSums.zeros(inputs, wanted, on_rows)
@@ -141,4 +147,4 @@ def _weighted_sums(
     s = scores(chunk.attention, tile, grid, masked=not block.full)
     weights = whole.weights(s, output_grads.row_statistic, columns)
     output = grouped_values(weights, at_least_float32(value).to(weights.dtype))
-    return [(output, output_grads.grad.to(output.dtype)), (weights.sum(-1), -output_grads.along.to(output.dtype))]
+    return [(output, output_grads.grad.to(output.dtype)), (weights.sum(-1), -output_grads.dot.to(output.dtype))]

@@ -13,7 +13,7 @@ from regard.attention import Attention, Prepared
 from regard.engine.blocked import Blocked
 from regard.engine.formatting import duration, number, rough, size
 from regard.engine.problem import Cost
-from regard.engine.ring.kv_chunk import KVChunk, without_sink
+from regard.engine.ring.kv_chunk import KVChunk, chunk_attention
 from regard.engine.ring.route import Route
 from regard.engine.speed_model import seconds
 from regard.positions import Positions
@@ -155,8 +155,7 @@ class RingPlan:
 
     def _chunks(self, rank: int) -> Iterator[KVChunk]:
         """The parts of a rank, around tensors that take no memory."""
-        mine = self.attention
-        attention = Attention(mine.score, bias=mine.bias, mask=mine.mask, normalizer=without_sink(mine.normalizer))
+        attention = chunk_attention(self.attention)
         for owner in range(self.ranks):
             for queries, keys in self.route.chunks(rank, owner):
                 prepared = self._as_long(queries, keys).detach()
