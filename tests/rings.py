@@ -205,7 +205,7 @@ def as_many_ranks_as_tokens():
     x = some(1, 1, W, 4)
     for layout in LAYOUTS:
         check(rg.Attention(mask=rg.causal()), x, x, x, rg.Ring(layout=layout))
-    raises(["leave some with none"], lambda: rg.Ring().share(x[:, :, :1]))
+    raises(["too few for"], lambda: rg.Ring().share(x[:, :, :1]))
 
 
 @case
@@ -533,7 +533,7 @@ def a_group_of_devices_shakes_hands_on_the_host():
             lambda: exchange.Exchange(devices).agree("attend", {"mask": str(dist.get_rank() > 0)}),
         )
         x = some(1, 2, 6, 4)
-        raises(["sends only those of cuda"], lambda: rg.attend(rg.Attention(), x, x, x, engine=rg.Ring(devices)))
+        raises(["sends only tensors of cuda"], lambda: rg.attend(rg.Attention(), x, x, x, engine=rg.Ring(devices)))
     finally:
         exchange._backends, dist.all_gather = backends, door
     assert numbers == [1, 2] and len({id(group) for group, _ in used}) == 1
@@ -544,7 +544,7 @@ def a_group_of_devices_shakes_hands_on_the_host():
 def a_device_that_the_group_cannot_carry():
     x = some(1, 2, 6, 4).to("meta")
     raises(
-        ["the tensors are on meta", "gloo", "sends only those of cpu"],
+        ["the tensors are on meta", "gloo", "sends only tensors of cpu"],
         lambda: rg.attend(rg.Attention(), x, x, x, engine="ring"),
     )
 

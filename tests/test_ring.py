@@ -108,7 +108,7 @@ def test_without_processes_the_ring_says_how_to_start_them():
         rg.Ring(layout="zigzg")
     with pytest.raises(RegardError, match="at least 1"):
         rg.Ring(ranks=0)
-    with pytest.raises(RegardError, match="leave some with none"):
+    with pytest.raises(RegardError, match="too few for"):
         rg.explain(rg.Attention(), x, x, x, engine=rg.Ring(ranks=9))
 
 

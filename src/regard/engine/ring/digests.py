@@ -1,4 +1,4 @@
-"""Short digests of what pieces hold (tensors, functions, objects), which ranks compare."""
+"""Short digests of the contents of pieces (tensors, functions, objects), which ranks compare."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from regard.closures import closure_values, global_names
 CHUNK = 1 << 20
 #: Odd constants of 64 bits, as signed integers.
 FIRST, SECOND = 0x9E3779B97F4A7C15 - (1 << 64), 0xC2B2AE3D27D4EB4F - (1 << 64)
-#: Types whose repr tells everything.
+#: Types whose repr is complete.
 SIMPLE = bool | int | float | complex | str | bytes | None | torch.dtype | type | range | slice
 #: A longer collection counts as hidden, since a repr may shorten it.
 SHORT = 8
 
-#: The digests of constant tensors, with the version and the place at which they were computed.
+#: The digests of constant tensors, each with the version and the address of the tensor when it was computed.
 _known: Any = WeakTensorKeyDictionary()
 
 
@@ -44,7 +44,7 @@ def digest(text: str) -> str:
 class Contents:
     """The contents of an object: `text` describes it, `learned` are its tensors that require gradients.
 
-    `hidden` says whether it holds more than its repr tells.
+    `hidden` says whether its repr is incomplete.
 
     >>> same = [Contents.of(lambda i, n=n: i + n) for n in (1, 1, 2)]
     >>> same[0].digest == same[1].digest, same[0].digest == same[2].digest
@@ -73,7 +73,7 @@ class Contents:
         return digest(" ".join(str(tensor_digest(t)) for t in self.learned))
 
     def read(self, thing: Any) -> None:
-        """Read one object and all that it holds. A function or object that was read before adds only its number."""
+        """Read one object and everything in it. A function or object that was read before adds only its number."""
         if isinstance(thing, SIMPLE):
             self.text.append(words(thing))
         elif isinstance(thing, Tensor | list | tuple | set | frozenset):
@@ -148,7 +148,7 @@ class Contents:
             self._names = before
 
     def _read_object(self, thing: Any, fields: Mapping[str, Any]) -> None:
-        """An object by its __call__ and its fields; inside a function only by the fields that the function uses."""
+        """Read the `__call__` of an object and its fields; inside a function only the fields that the function uses."""
         call = type(thing).__call__ if callable(thing) else None
         before = self._names
         if isinstance(call, FunctionType):
@@ -177,14 +177,14 @@ class Contents:
 
 
 def _near(thing: Any, function: FunctionType) -> Any:
-    """A value that a function names; for a function of another module its name."""
+    """A value that a function uses; for a function of another module its name."""
     if isinstance(thing, FunctionType) and thing.__module__ != function.__module__:
         return f"{thing.__module__}.{thing.__qualname__}"
     return thing
 
 
 def _public(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a module that are neither private nor its mode."""
+    """Fields of a module, without private ones and `training`."""
     return {name: value for name, value in fields.items() if not name.startswith("_") and name != "training"}
 
 
@@ -199,7 +199,7 @@ def _remembered(tensor: Tensor) -> int:
 
 @torch.no_grad()
 def tensor_digest(tensor: Tensor) -> int:
-    """A hash of 64 bits over all bytes and their places, computed on the device of the tensor.
+    """A hash of 64 bits over all bytes and their positions, computed on the device of the tensor.
 
     >>> one, other = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])
     >>> tensor_digest(one) == tensor_digest(one.clone()), tensor_digest(one) == tensor_digest(other)

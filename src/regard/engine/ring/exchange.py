@@ -1,4 +1,4 @@
-"""What ranks say to each other: one handshake a call, then keys and gradients from rank to rank."""
+"""Messages between ranks: one handshake for each call, then keys and gradients from rank to rank."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.errors import RegardError
 
-#: How many operations the ranks of a group have agreed on so far.
+#: Number of operations that the ranks of a group have agreed on.
 _counts: MutableMapping[Any, int] = WeakKeyDictionary()
-#: For groups that only carry tensors of a device: one of the same ranks that carries those of the CPU.
+#: For each group that carries no tensors of the CPU: a second group of the same ranks that does.
 _host_groups: MutableMapping[Any, Any] = WeakKeyDictionary()
-#: The learned tensors that the ranks of a group have compared.
+#: The learned tensors that were equal on all ranks of a group.
 _compared: MutableMapping[Any, Any] = WeakKeyDictionary()
 
 
@@ -38,57 +38,61 @@ class Agreement(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Transfer:
-    """Tensors on their way; `wait` gives those that arrive."""
+    """Tensors that are being sent and received; `wait` returns the received ones."""
 
     exchange: Exchange
-    about: str
+    description: str
     works: Sequence[Any]
-    sent: Sequence[Tensor]  # kept until they have left
-    arriving: list[Tensor]
+    sent: Sequence[Tensor]  # must live until they are sent
+    received: list[Tensor]
 
     def wait(self) -> list[Tensor]:
-        with self.exchange.answers(self.about):
+        """The received tensors, once all of them have arrived."""
+        with self.exchange.answers(self.description):
             for work in self.works:
                 work.wait()
-        return self.arriving
+        return self.received
 
 
 class Exchange:
-    """The ranks of one process group, as one of them sees them."""
+    """The ranks of one process group, and the messages of one of them."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group: Any = dist.group.WORLD if group is None else group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
 
     @contextlib.contextmanager
-    def answers(self, about: str, operation: str = "attend") -> Iterator[None]:
-        """Say who waited for what when the others do not answer."""
+    def answers(self, description: str, operation: str = "attend") -> Iterator[None]:
+        """Turn an error of the transport into `RankLost`, which says what this rank waited for."""
         try:
             yield
         except RuntimeError as error:
             first = str(error).strip().split("\n")[0].split(". ")[0]
             raise RankLost(
-                f"{operation}: rank {self.rank} of {self.ranks} got no answer ({about}): a rank has ended, or took "
-                "longer than the time-out of the process group. The rank that ended first says why; "
-                f"init_process_group(timeout=...) says how long to wait. [{first}]"
+                f"{operation}: rank {self.rank} of {self.ranks} got no answer ({description}): a rank has ended, or "
+                "took longer than the time-out of the process group. The rank that ended first says why; "
+                f"init_process_group(timeout=...) sets the time-out. [{first}]"
             ) from error
 
     def check_device(self, kind: str) -> None:
-        """Refuse tensors that the group cannot carry; gloo sends those of the CPU from rank to rank."""
+        """Refuse tensors that the group cannot send from rank to rank; gloo can send only tensors of the CPU."""
         backends = _backends(self.group)
         backend = backends.get(kind)
         if backend is None or (backend == "gloo" and kind != "cpu"):
-            able = sorted(each for each, name in backends.items() if each == "cpu" or name != "gloo")
+            able = sorted(device for device, name in backends.items() if device == "cpu" or name != "gloo")
             remedy = {"cpu": "'gloo'", "cuda": "'nccl'"}.get(kind, "a backend that can")
             raise RegardError(
                 f"attend: the tensors are on {kind}, and the process group ({', '.join(sorted({*backends.values()}))}) "
-                f"sends only those of {' and '.join(able)} from rank to rank. Start it with "
+                f"sends only tensors of {' and '.join(able)} from rank to rank. Start it with "
                 f"init_process_group({remedy}), or move the tensors."
             )
 
     @property
     def _host_group(self) -> Any:
-        """The same ranks as a group that carries tensors of the CPU: no device is waited for. Collective at first."""
+        """A group of the same ranks that carries tensors of the CPU, so that no host waits for a device.
+
+        The first use is collective.
+        """
         if "cpu" in _backends(self.group):
             return self.group
         if self.group not in _host_groups:
@@ -96,15 +100,18 @@ class Exchange:
             _host_groups[self.group] = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
         return _host_groups[self.group]
 
-    def swap(self, to: int, sent: Sequence[Tensor], source: int, room: list[Tensor]) -> Transfer:
-        """Start to send tensors to one rank and to fill `room` from another; without tensors no message is sent."""
+    def swap(self, to: int, sent: Sequence[Tensor], source: int, buffers: list[Tensor]) -> Transfer:
+        """Start to send tensors to one rank and to receive tensors of another into `buffers`.
+
+        Empty messages are skipped.
+        """
         sent = [t.contiguous() for t in sent]
         calls = [dist.P2POp(dist.isend, t, group=self.group, group_peer=to) for t in sent]
-        calls += [dist.P2POp(dist.irecv, t, group=self.group, group_peer=source) for t in room]
-        about = f"sending to rank {to}, receiving from rank {source}"
-        with self.answers(about):
+        calls += [dist.P2POp(dist.irecv, t, group=self.group, group_peer=source) for t in buffers]
+        description = f"sending to rank {to}, receiving from rank {source}"
+        with self.answers(description):
             works = dist.batch_isend_irecv(calls) if calls else []
-        return Transfer(self, about, works, sent, room)
+        return Transfer(self, description, works, sent, buffers)
 
     def agree(
         self,
@@ -121,10 +128,10 @@ class Exchange:
         if isinstance(request, Mapping):
             request = {"operation": operation, **request}
         own = _number(request)
-        mine = torch.tensor([own, _number(learned or {}), _counts.get(self.group, 0), *lengths])
-        rows = [torch.zeros_like(mine) for _ in range(self.ranks)]
-        with self.answers("comparing what is asked for", operation):
-            dist.all_gather(rows, mine, group=self._host_group)
+        row = torch.tensor([own, _number(learned or {}), _counts.get(self.group, 0), *lengths])
+        rows = [torch.zeros_like(row) for _ in range(self.ranks)]
+        with self.answers("comparing requests", operation):
+            dist.all_gather(rows, row, group=self._host_group)
         requests, learned_values, counts, *num_tokens = zip(*(row.tolist() for row in rows), strict=True)
         _counts[self.group] = number = 1 + max(counts)
         if {*requests} != {own} or own == 0 or len({*learned_values} - {0}) > 1:
@@ -133,38 +140,39 @@ class Exchange:
 
     @property
     def compared(self) -> MutableMapping[Tensor, bool]:
-        """The learned tensors that were equal on all ranks: they are compared once, not at every step."""
+        """The learned tensors that were equal on all ranks, which are compared once and not at every step."""
         return _compared.setdefault(self.group, WeakTensorKeyDictionary())
 
     def _differ(self, operation: str, request: Mapping[str, str] | RegardError, learned: Mapping[str, str]) -> NoReturn:
-        everyone = self.collected({**request, **learned} if isinstance(request, Mapping) else str(request))
+        """Raise the error of the handshake: a refusal, or the first difference between the requests."""
+        requests = self.collected({**request, **learned} if isinstance(request, Mapping) else str(request))
         if isinstance(request, RegardError):
             raise request
-        for rank, answer in enumerate(everyone):
-            if isinstance(answer, str):
-                raise RegardError(f"{operation}: rank {rank} refused its share: {answer}")
+        for rank, refusal in enumerate(requests):
+            if isinstance(refusal, str):
+                raise RegardError(f"{operation}: rank {rank} refused its share: {refusal}")
         raise RegardError(
-            f"{operation}: {difference(everyone)}. All ranks have to ask for the same, in the same order; only the "
+            f"{operation}: {difference(requests)}. All ranks must make the same calls in the same order; only the "
             "lengths of their shares may differ."
         )
 
-    def collected(self, thing: Any) -> list[Any]:
-        """Any small object of every rank."""
+    def collected(self, value: Any) -> list[Any]:
+        """A small object of every rank."""
         objects: list[Any] = [None] * self.ranks
         with self.answers("collecting"):
-            dist.all_gather_object(objects, thing, group=self._host_group)
+            dist.all_gather_object(objects, value, group=self._host_group)
         return objects
 
     def gathered(self, x: Tensor, counts: Sequence[int]) -> Tensor:
-        """The shares of all ranks, `counts` long each, one after the other on axis 2."""
-        room = x.new_zeros(*x.shape[:2], max(counts), *x.shape[3:])
-        room[:, :, : x.shape[2]] = x.detach()
-        flat = room.flatten().view(torch.uint8)  # bytes, which every backend can carry
-        found = [torch.zeros_like(flat) for _ in counts]
+        """The shares of all ranks, of lengths `counts`, concatenated on axis 2."""
+        padded = x.new_zeros(*x.shape[:2], max(counts), *x.shape[3:])
+        padded[:, :, : x.shape[2]] = x.detach()
+        sent = padded.flatten().view(torch.uint8)  # bytes, which every backend can carry
+        received = [torch.zeros_like(sent) for _ in counts]
         with self.answers("gathering"):
-            dist.all_gather(found, flat, group=self.group)
-        parts = [part.view(x.dtype).view(room.shape) for part in found]
-        return torch.cat([part[:, :, :count] for part, count in zip(parts, counts, strict=True)], 2)
+            dist.all_gather(received, sent, group=self.group)
+        shares = [share.view(x.dtype).view(padded.shape) for share in received]
+        return torch.cat([share[:, :, :count] for share, count in zip(shares, counts, strict=True)], 2)
 
 
 def _backends(group: Any) -> dict[str, str]:
@@ -179,14 +187,14 @@ def _number(request: Mapping[str, str] | RegardError) -> int:
     return int(hashlib.sha256(repr(dict(request)).encode()).hexdigest()[:15], 16)
 
 
-def difference(everyone: Sequence[Mapping[str, str]]) -> str:
-    """The first entry in which ranks differ: each value with its ranks, the most common value last.
+def difference(requests: Sequence[Mapping[str, str]]) -> str:
+    """The first entry in which the requests of the ranks differ: each value with its ranks, the most common one last.
 
     >>> difference([{"batch": "2"}, {"batch": "2"}, {"batch": "3"}])
     'the ranks differ in the batch: 3 on rank 2; 2 on ranks 0, 1'
     """
-    for name in dict.fromkeys(name for request in everyone for name in request):
-        ranks = {rank: request[name] for rank, request in enumerate(everyone) if name in request}
+    for name in dict.fromkeys(name for request in requests for name in request):
+        ranks = {rank: request[name] for rank, request in enumerate(requests) if name in request}
         counted = Counter(ranks.values())
         if len(counted) > 1:
             parts = []
@@ -194,4 +202,4 @@ def difference(everyone: Sequence[Mapping[str, str]]) -> str:
                 holders = ", ".join(str(rank) for rank in ranks if ranks[rank] == value)
                 parts.append(f"{value} on rank{'s' if count > 1 else ''} {holders}")
             return f"the ranks differ in the {name}: {'; '.join(parts)}"
-    raise AssertionError("their digests differ, so they do")
+    raise AssertionError("the digests of the requests differ, so an entry must differ")

@@ -1,4 +1,4 @@
-"""What every rank of a ring will hold, send and compute: a cost model that needs no process group."""
+"""The plan of a ring: what every rank will hold, send and compute. It needs no process group."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from regard.spans import Spans
 
 @dataclass(frozen=True, eq=False)
 class RingPlan:
-    """What `attend(..., engine=Ring())` does on each rank. `print(plan)` tells it in words.
+    """How `attend(..., engine=Ring())` will run on each rank. `print(plan)` gives it in words.
 
-    `inputs` are one query, key and value, and `prepared` is what becomes of them: sizes and formats are read
-    off these. `rank` is who asks, None: nobody of the group.
+    `inputs` are one query, one key and one value; `prepared` holds them prepared. They give sizes and dtypes. `rank`
+    is the rank of this process, None if it is not in the group.
     """
 
     attention: Attention = field(repr=False)
@@ -45,7 +45,7 @@ class RingPlan:
         layout: str,
         rank: int | None = None,
     ) -> RingPlan:
-        """The plan for tensors of any length: only their first tokens are looked at."""
+        """The plan for tensors of any length, from their first tokens."""
         first = query[:, :, :1], key[:, :, :1], value[:, :, :1]
         prepared = Prepared.of(attention, first[0], first[1], Positions.aligned_to_end(1, 1))
         return RingPlan(attention, prepared, first, route, layout, rank)
@@ -60,18 +60,18 @@ class RingPlan:
 
     @cached_property
     def _travelling(self) -> list[Tensor]:
-        """One key of all that travels."""
+        """One key of each tensor that is sent."""
         on_rows = self.prepared.on_rows()
         return [self.value, *(t for t, rows in zip(self.prepared.tensors(), on_rows, strict=True) if not rows)]
 
     @cached_property
     def key_bytes(self) -> int:
-        """Bytes of one key with its value, all batch entries and heads, as it travels."""
+        """Bytes of one sent key with its value, over all batch entries and heads."""
         return sum(t.numel() * t.element_size() for t in self._travelling)
 
     @cached_property
     def gradient_bytes(self) -> int:
-        """Bytes of those of their gradients that are wanted, in float32 at least."""
+        """Bytes of the wanted gradients of one key with its value, in float32 at least."""
         return sum(t.numel() * max(t.element_size(), 4) for t in self._travelling if t.requires_grad)
 
     def sent(self, rank: int) -> int:
@@ -79,82 +79,84 @@ class RingPlan:
         return self.key_bytes * sum(len(self.route.needs(to, rank)) for to in range(self.ranks) if to != rank)
 
     def returned(self, rank: int) -> int:
-        """Bytes of gradients that a rank sends home in a backward pass, besides sending keys once more."""
+        """Bytes of gradients that a rank returns in a backward pass, which also sends the keys once more."""
         return self.gradient_bytes * self.received(rank)
 
     def received(self, rank: int) -> int:
-        """Keys that come to a rank."""
+        """Number of keys that a rank receives."""
         return sum(len(self.route.needs(rank, owner)) for owner in range(self.ranks) if owner != rank)
 
     def gathered(self, rank: int) -> int:
-        """Bytes that a rank would send if all keys went to everyone."""
+        """Bytes that a rank would send if it sent all its keys to all other ranks."""
         return self.key_bytes * len(self.route.keys[rank]) * (self.ranks - 1)
 
     def partners(self, rank: int) -> list[int]:
-        """The ranks that get keys of this one."""
+        """The ranks that receive keys of this one."""
         return [to for to in range(self.ranks) if to != rank and self.route.needs(to, rank)]
 
     def cost(self, rank: int) -> Cost:
-        """Pairs and operations of a forward pass, and bytes that its blocks hold."""
+        """Pairs and operations of a forward pass, and the bytes of its largest block."""
         costs = [cost for cost, _ in self._work(rank)]
         return Cost(sum(c.pairs for c in costs), sum(c.flops for c in costs), max((c.bytes for c in costs), default=0))
 
     def seconds(self, rank: int) -> float | None:
-        """How long a rank computes in a forward pass on this machine, as `Plan.seconds`; None: not known."""
+        """Predicted seconds that a rank computes in a forward pass on this machine, as `Plan.seconds`."""
         times = [time for _, time in self._work(rank) if time is not None]
         return sum(times) if len(times) == len(self._work(rank)) else None
 
     def _work(self, rank: int) -> list[tuple[Cost, float | None]]:
-        """What each part takes."""
-        if rank not in self._known:
+        """Cost and predicted seconds of each chunk."""
+        if rank not in self._work_of_ranks:
             costs = [(chunk, Blocked().cost(chunk)) for chunk in self._chunks(rank)]
-            self._known[rank] = [(cost, seconds("blocked", chunk, cost)) for chunk, cost in costs]
-        return self._known[rank]
+            self._work_of_ranks[rank] = [(cost, seconds("blocked", chunk, cost)) for chunk, cost in costs]
+        return self._work_of_ranks[rank]
 
     @cached_property
-    def _known(self) -> dict[int, list[tuple[Cost, float | None]]]:
+    def _work_of_ranks(self) -> dict[int, list[tuple[Cost, float | None]]]:
         return {}
 
     def memory(self, rank: int) -> int:
-        """Bytes of a rank in a forward pass: its share, as given and prepared, keys that come and go, rows, a block."""
+        """Bytes of a rank in a forward pass: inputs, prepared tensors, received and sent keys, rows, and a block."""
         rows, keys = len(self.route.queries[rank]), len(self.route.keys[rank])
-        travelling = self.key_bytes * (self._two_that_come(rank) + self._copies_that_go(rank))
-        shared = zip([*self.inputs, *self._made], [True, False, False, *self._made_on_rows], strict=True)
+        travelling = self.key_bytes * (self._received_at_once(rank) + self._copied_to_send(rank))
+        shared = zip([*self.inputs, *self._copies], [True, False, False, *self._copies_on_rows], strict=True)
         own = sum(t.numel() * t.element_size() * (rows if is_row else keys) for t, is_row in shared)
         return own + travelling + self._row_bytes(rank) + self.cost(rank).bytes
 
     def _row_bytes(self, rank: int) -> int:
-        """Rows as they add up, with statistics, and those of one part, twice; half precision is copied besides."""
+        """Bytes of the merged rows, and of those of one chunk, twice; half precision is copied to float32."""
         rows, longest = len(self.route.queries[rank]), max(b - a for a, b in self.route.queries[rank])
         (B, H), E, item = self.prepared.query.shape[:2], self.value.shape[3], self.value.element_size()
         whole, copies = max(item, 4), item < 4
-        statistics = 6  # of the rows, of a part, of both, and what they are weighted with
+        statistics = 6  # two numbers of the rows, of a chunk, and of both merged
         return (
             B * H * (rows * ((E + statistics) * whole + E * item * copies) + longest * E * (2 * item + whole * copies))
         )
 
-    def _two_that_come(self, rank: int) -> int:
-        came = [len(self.route.needs(rank, (rank - step) % self.ranks)) for step in range(1, self.ranks)]
-        return max(came[0::2], default=0) + max(came[1::2], default=0)
+    def _received_at_once(self, rank: int) -> int:
+        """Keys in both buffers: those of the current step, and those of the next."""
+        counts = [len(self.route.needs(rank, (rank - step) % self.ranks)) for step in range(1, self.ranks)]
+        return max(counts[0::2], default=0) + max(counts[1::2], default=0)
 
-    def _copies_that_go(self, rank: int) -> int:
+    def _copied_to_send(self, rank: int) -> int:
+        """Most own keys that are copied into a message; a message of all keys needs no copy."""
         held = len(self.route.keys[rank])
-        went = [len(self.route.needs(to, rank)) for to in range(self.ranks) if to != rank]
-        return max((count for count in went if count < held), default=0)
+        counts = [len(self.route.needs(to, rank)) for to in range(self.ranks) if to != rank]
+        return max((count for count in counts if count < held), default=0)
 
     @cached_property
-    def _made(self) -> list[Tensor]:
-        """Prepared tensors that are not the inputs themselves."""
-        given = {t.data_ptr() for t in self.inputs}
-        return [t for t in self.prepared.tensors() if t.data_ptr() not in given]
+    def _copies(self) -> list[Tensor]:
+        """Prepared tensors that do not share the memory of an input."""
+        pointers = {t.data_ptr() for t in self.inputs}
+        return [t for t in self.prepared.tensors() if t.data_ptr() not in pointers]
 
     @cached_property
-    def _made_on_rows(self) -> list[bool]:
-        made = {id(t) for t in self._made}
-        return [r for t, r in zip(self.prepared.tensors(), self.prepared.on_rows(), strict=True) if id(t) in made]
+    def _copies_on_rows(self) -> list[bool]:
+        ids = {id(t) for t in self._copies}
+        return [r for t, r in zip(self.prepared.tensors(), self.prepared.on_rows(), strict=True) if id(t) in ids]
 
     def _chunks(self, rank: int) -> Iterator[KVChunk]:
-        """The parts of a rank, around tensors that take no memory."""
+        """The chunks of a rank, around expanded tensors that take no memory."""
         attention = chunk_attention(self.attention)
         for owner in range(self.ranks):
             for queries, keys in self.route.chunks(rank, owner):
@@ -165,6 +167,7 @@ class RingPlan:
                 yield chunk
 
     def _as_long(self, queries: Spans, keys: Spans) -> Prepared:
+        """The prepared tensors, expanded to these numbers of queries and keys."""
         lengths = [len(queries) if rows else len(keys) for rows in self.prepared.on_rows()]
         tensors = zip(self.prepared.tensors(), lengths, strict=True)
         return self.prepared.with_tensors(t.expand(*t.shape[:2], length, *t.shape[3:]) for t, length in tensors)
@@ -173,9 +176,9 @@ class RingPlan:
         return "\n".join(words(self))
 
 
-#: So many ranks have a line each; of more, the one with the most to send and the one with the most pairs do.
+#: Up to this number of ranks, each has a line. Of more, only the first, the last and those that exchange most.
 LINES = 16
-#: Characters of the columns.
+#: Widths of the columns in characters.
 WIDTHS = (13, 10, 10, 10, 9, 9)
 
 
@@ -185,21 +188,22 @@ def words(plan: RingPlan) -> Iterator[str]:
     yield f"{plan.attention!r}"
     yield (
         f"{number(queries, 'query', 'queries')} and {number(keys, 'key')} in {plan.layout} shares over "
-        f"{number(plan.ranks, 'rank')}. The ring engine: keys and values go to the ranks that need them, "
-        f"{plan.key_bytes:,} bytes each with all heads, while those that came before are computed."
+        f"{number(plan.ranks, 'rank')}. The ring engine sends keys and values to the ranks that need them, "
+        f"{plan.key_bytes:,} bytes each with all heads, and computes earlier ones meanwhile."
     )
     names = ("pairs", "sends", "all-gather", "backward", "holds", "takes")
     yield " rank  " + " ".join(f"{name:>{width}}" for name, width in zip(names, WIDTHS, strict=True)) + "  keys go to"
-    for rank in _told(plan):
+    for rank in _listed(plan):
         yield _line(plan, rank)
-    sent, gathered = (sum(map(each, range(plan.ranks))) for each in (plan.sent, plan.gathered))
+    sent, gathered = (sum(map(bytes_of, range(plan.ranks))) for bytes_of in (plan.sent, plan.gathered))
     share = f", {sent / gathered:.1%} of what an all-gather would" if gathered else ""
     yield f"All together send {size(sent)} in a forward pass{share}."
     if plan.seconds(0) is not None:
         yield "The time is that of the forward pass on these processors, with one rank alone on them and no transfers."
 
 
-def _told(plan: RingPlan) -> list[int]:
+def _listed(plan: RingPlan) -> list[int]:
+    """The ranks that have a line."""
     ranks = range(plan.ranks)
     if len(ranks) <= LINES:
         return list(ranks)
@@ -208,14 +212,14 @@ def _told(plan: RingPlan) -> list[int]:
 
 def _line(plan: RingPlan, rank: int) -> str:
     seconds, backward = plan.seconds(rank), plan.sent(rank) + plan.returned(rank)
-    told = [rough(plan.cost(rank).pairs)]
-    told += [size(each) for each in (plan.sent(rank), plan.gathered(rank), backward, plan.memory(rank))]
-    told += ["-" if seconds is None else duration(seconds)]
-    columns = " ".join(f"{each:>{width}}" for each, width in zip(told, WIDTHS, strict=True))
+    cells = [rough(plan.cost(rank).pairs)]
+    cells += [size(count) for count in (plan.sent(rank), plan.gathered(rank), backward, plan.memory(rank))]
+    cells += ["-" if seconds is None else duration(seconds)]
+    columns = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True))
     return f"{rank:>5}{'*' if rank == plan.rank else ' '} {columns}  {_names(plan.partners(rank))}"
 
 
 def _names(ranks: list[int]) -> str:
-    """Ranks, stretches of them by their ends."""
+    """Ranks as text; consecutive ranks by their ends."""
     stretches = Spans.union((rank, rank + 1) for rank in ranks)
     return ", ".join(f"{a}" if b == a + 1 else f"{a}-{b - 1}" for a, b in stretches) or "nobody"

@@ -37,22 +37,21 @@ SLOTS = ("score", "position", "bias", "mask", "normalizer")
 class Ring:
     """One sequence over many ranks: `attend(..., engine=Ring())` where each rank gives its share of q, k and v.
 
-    Keys and values go from rank to rank while those that came before are computed; the mask's spans say
-    which of them anybody needs, and no others are sent. Partial outputs are merged by the statistic of
-    their rows, exactly (Liu et al. 2023, arXiv:2310.01889). Every rank of the group has to call `attend`, and
-    `backward` if gradients are wanted. Gradients of q, k and v are whole; those of parameters are of this
-    rank's share of the work, and their sum over ranks is what one process would have: as under data
-    parallelism, a learner adds (or, with DDP, averages) them.
+    Keys and values are sent from rank to rank while earlier ones are computed. Each rank receives only the keys that
+    the spans of the mask allow its queries. Partial outputs are merged exactly by the row statistic (Liu et al. 2023,
+    arXiv:2310.01889). Every rank of the group must call `attend`, and `backward` for gradients. Gradients of q, k and
+    v are complete. Gradients of parameters are those of the work of this rank; their sum over all ranks is the
+    gradient of one process. As under data parallelism, a training loop adds (or, with DDP, averages) them.
 
-    `group` is a process group, or a device mesh of one dimension; by default all processes. `layout` says
-    which tokens a rank holds: "contiguous" ones, of any number a rank, or in "zigzag" one piece from the
-    start and one from the end, which shares the work of a causal mask evenly; `share` cuts either from a
-    whole tensor. `ranks` is how many there are, if it must be known: `explain` then needs no process group.
+    `group` is a process group, or a device mesh of one dimension; by default all processes. `layout` says which
+    tokens a rank holds. "contiguous": consecutive tokens, any number for each rank. "zigzag": one piece from the start
+    and one from the end, which balances the work of a causal mask. `share` cuts the tokens of this rank from a whole
+    tensor. `ranks` is the number of ranks; with it `explain` needs no process group.
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 8, 65_536, 64)
     >>> plan = rg.explain(rg.Attention(mask=rg.causal() & rg.window(256)), x, x, x, engine=rg.Ring(ranks=8))
-    >>> plan.sent(0), plan.sent(7)      # 255 keys and values of float32 to the neighbour; the last has none after it
+    >>> plan.sent(0), plan.sent(7)      # 255 keys and values of float32 to the next rank; the last has no next one
     (1044480, 0)
     """
 
@@ -65,18 +64,18 @@ class Ring:
         if self.layout not in LAYOUTS:
             raise RegardError(f"Ring: there is no layout {self.layout!r}. {nearest(str(self.layout), LAYOUTS)}")
         if self.ranks is not None and (not isinstance(self.ranks, int) or self.ranks < 1):
-            raise RegardError(f"Ring(ranks={self.ranks!r}): how many ranks is an integer of at least 1.")
+            raise RegardError(f"Ring(ranks={self.ranks!r}): the number of ranks is an integer of at least 1.")
 
     @staticmethod
     def of(engine: str | Ring) -> Ring:
-        """The ring that is meant: the name means that of all processes."""
+        """The ring of an engine argument; the name "ring" means `Ring()`."""
         return engine if isinstance(engine, Ring) else Ring()
 
     def share(self, x: Tensor, axis: int = 2) -> Tensor:
         """This rank's tokens of a whole tensor."""
         exchange = self.exchange()
-        mine = shares(x.shape[axis], exchange.ranks, self.layout)[exchange.rank]
-        return x.index_select(axis, mine.tensor(x.device))
+        share = shares(x.shape[axis], exchange.ranks, self.layout)[exchange.rank]
+        return x.index_select(axis, share.tensor(x.device))
 
     def gather(self, x: Tensor) -> Tensor:
         """A whole tensor (B, H, n, ...) from the shares of all ranks, in order, without gradients. Collective."""
@@ -89,17 +88,17 @@ class Ring:
         return exchange.gathered(x, counts).index_select(2, places.argsort())
 
     def exchange(self) -> Exchange:
-        """The ranks, as this one sees them."""
+        """The ranks of the group."""
         if not dist.is_available() or not dist.is_initialized():
             raise RegardError(
                 "attend: the ring engine needs the processes of a group. Start them with `torchrun --nproc-per-node N "
                 "SCRIPT`, and let each call torch.distributed.init_process_group('gloo' on CPUs, 'nccl' on GPUs). "
-                "Without one, explain(..., engine=Ring(ranks=N)) tells what N ranks would do."
+                "Without a group, explain(..., engine=Ring(ranks=N)) tells what N ranks would do."
             )
         exchange = Exchange(_group(self.group))
         if self.ranks not in (None, exchange.ranks):
             raise RegardError(
-                f"Ring(ranks={self.ranks}): the group has {exchange.ranks}. Start as many, or leave it out."
+                f"Ring(ranks={self.ranks}): the group has {exchange.ranks} ranks. Start {self.ranks}, or omit ranks."
             )
         return exchange
 
@@ -114,24 +113,25 @@ class Ring:
     ) -> RingCall:
         """This rank's share of a call, after a handshake of all ranks. Collective.
 
-        What a rank refuses, also by `check`, all ranks raise.
+        If a rank refuses its share, also by `check`, all ranks raise its error.
         """
         if is_transformed():  # a transform allows no messages, so this rank refuses alone
             raise RegardError(f"attend: the ring engine cannot run here: {TRANSFORMED}. Call it outside the transform.")
         exchange = self.exchange()
         agreement = self._agree(exchange, attention, query, key, value, positions, check)
         counts = zip(*agreement.lengths, strict=True)
-        held = [shares_of(each, self.layout, what) for each, what in zip(counts, ("queries", "keys"), strict=True)]
+        held = [shares_of(count, self.layout, name) for count, name in zip(counts, ("queries", "keys"), strict=True)]
         sizes = Sizes.of(query, key, value)
         route = _route(attention, sizes, key, held, positions)
-        rows, keys = (where[exchange.rank] for where in (route.queries, route.keys))
-        mine = ShardPositions(rows.intervals[0][0], keys, rows)
-        return RingCall(Problem(attention, query, key, value, mine, sizes), route, exchange, agreement.number)
+        rows, keys = route.queries[exchange.rank], route.keys[exchange.rank]
+        shard_positions = ShardPositions(rows.intervals[0][0], keys, rows)
+        problem = Problem(attention, query, key, value, shard_positions, sizes)
+        return RingCall(problem, route, exchange, agreement.number)
 
     def plan(
         self, attention: Attention, query: Tensor, key: Tensor, value: Tensor, positions: Positions | None = None
     ) -> RingPlan:
-        """What every rank will do: of these ranks and shares, or of whole tensors on `ranks` that are not there."""
+        """The plan of these ranks and shares; without a process group, of whole tensors on `ranks` ranks."""
         if self.ranks is not None and not (dist.is_available() and dist.is_initialized()):
             sizes = _checked(attention, query, key, value, positions)
             held = [shares(length, self.ranks, self.layout) for length in (sizes.I, sizes.J)]
@@ -150,7 +150,7 @@ class Ring:
         positions: Positions | None,
         check: Callable[[], None],
     ) -> Agreement:
-        """The handshake of `attend`: what a rank refuses, all ranks raise."""
+        """The handshake of `attend`. If a rank refuses its share, all ranks raise its error."""
         request: Mapping[str, str] | RegardError
         learned: dict[str, Contents] = {}
         lengths = 0, 0
@@ -180,7 +180,7 @@ class Ring:
         value: Tensor,
         positions: Positions | None,
     ) -> dict[str, str]:
-        """What all ranks have to say alike."""
+        """The request of this rank, by name; all ranks must make the same request."""
         wanted = [name for name, t in (("q", query), ("k", key), ("v", value)) if t.requires_grad]
         wanted += [name for name, p in attention.named_parameters() if p.requires_grad]
         return {
@@ -193,20 +193,20 @@ class Ring:
             "mask": words(attention.mask),
             "gradients": ", ".join(wanted) if wanted and torch.is_grad_enabled() else "none",
             "layout": self.layout,
-            "positions": repr(positions) if positions else "that are aligned to the end",
+            "positions": repr(positions) if positions else "aligned to the end",
         }
 
 
 def _group(group: Any) -> dist.ProcessGroup | None:
-    """A process group from what names one."""
+    """The process group of the argument `group`."""
     if group is None or isinstance(group, dist.ProcessGroup):
         return group
     if hasattr(group, "get_group") and hasattr(group, "ndim"):
         if group.ndim == 1:
             return group.get_group()
         raise RegardError(
-            f"Ring(group=...): a mesh of {group.ndim} dimensions {group.mesh_dim_names} is many groups. Name the one "
-            "along which the sequence lies: mesh['sequence']."
+            f"Ring(group=...): a mesh of {group.ndim} dimensions {group.mesh_dim_names} is many groups. Name the "
+            "dimension of the sequence: mesh['sequence']."
         )
     raise RegardError(
         f"Ring(group=...): expected a process group or a device mesh of one dimension, got {type(group).__name__}."
@@ -214,22 +214,25 @@ def _group(group: Any) -> dist.ProcessGroup | None:
 
 
 def _checked(attention: Attention, query: Tensor, key: Tensor, value: Tensor, positions: Positions | None) -> Sizes:
-    """The sizes of this share, if its pieces can be run in parts."""
+    """The sizes of this share; an error if the ring cannot run it."""
     checked_attention("attend: the first argument", attention)
     sizes = Sizes.of(query, key, value)
     check_positions(positions)
     reason = refusal(attention)
     if reason is None and attention.training and attention.dropout:
         reason = (
-            f"each rank would draw a seed of its own for dropout={attention.dropout}. Call attention.eval(), or make "
+            f"each rank would draw a seed of its own for dropout={attention.dropout}. Call attention.eval(), or create "
             "it with dropout=0"
         )
     if reason is None and positions is not None and len(positions.keys.intervals) != 1:
-        reason = f"its keys have to stand at one stretch of positions, and {positions.keys} are more"
+        reason = f"its keys must stand at one stretch of positions, and {positions.keys} are several"
     if reason is None and _hides_gradients(attention, query, key, value):
         reason = HIDDEN_GRADIENTS
     if reason is None and sizes.is_empty:
-        reason = f"each rank holds at least one batch entry, query and key, this one {sizes.B}, {sizes.I} and {sizes.J}"
+        reason = (
+            "each rank must hold at least one batch entry, query and key, and this one holds "
+            f"{sizes.B}, {sizes.I} and {sizes.J}"
+        )
     if reason is not None:
         able = "" if refusal(attention) is None else " Engines that can: dense, blocked, each on one device."
         raise RegardError(f"attend: the ring engine cannot run {attention!r}: {reason}.{able}")
@@ -250,13 +253,13 @@ def _route(
     held: Sequence[Sequence[Spans]],
     positions: Positions | None,
 ) -> Route:
-    """Where everybody's queries and keys stand, once all pieces have agreed to the sizes of the whole."""
+    """The positions of all queries and keys, once the pieces accept the sizes of the whole call."""
     I, J = (sum(map(len, shares)) for shares in held)
     positions = positions or Positions.aligned_to_end(I, J)
     positions.check(J)
     attention.check(dataclasses.replace(sizes, I=I, J=J), positions, key.shape[-1])
     ((first, _),) = positions.keys
-    if attention.position is not None:  # a table may end before the sequence: then all ranks say so, not the last one
+    if attention.position is not None:  # a table may be shorter than the sequence: all ranks raise, not only the last
         attention.position.check(positions.queries(I) | positions.keys)
     queries, keys = ([s.shift(by) for s in shares] for shares, by in zip(held, (positions.start, first), strict=True))
     return Route(attention.mask, queries, keys)

@@ -1,4 +1,4 @@
-"""What has to travel: the keys that each rank needs of each other, read off the spans of the mask."""
+"""The route of keys: which keys each rank needs of each other rank, from the spans of the mask."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 from regard.pieces.mask import Mask
 from regard.spans import EVERYTHING, Spans
 
-#: The mask is asked about so many parts of a stretch of queries: more ask for less, and take longer.
+#: Parts of a stretch of queries, each with its own spans. With more parts fewer keys are sent, and planning is slower.
 QUESTIONS = 16
 
 
@@ -24,7 +24,7 @@ def reach(mask: Mask | None, start: int, stop: int) -> Spans:
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """Where the queries and keys of every rank stand, and which keys it needs of whom."""
+    """The positions of the queries and keys of every rank, and the keys that each rank needs of each other."""
 
     mask: Mask | None
     queries: Sequence[Spans]
@@ -36,16 +36,16 @@ class Route:
 
     @cached_property
     def _reaches(self) -> list[list[Spans]]:
-        """For each rank and each stretch of its queries."""
-        return [[reach(self.mask, *stretch) for stretch in mine] for mine in self.queries]
+        """The reach of each stretch of queries of each rank."""
+        return [[reach(self.mask, *stretch) for stretch in held] for held in self.queries]
 
     def needs(self, rank: int, owner: int) -> Spans:
-        """Positions of the owner's keys that travel to a rank."""
-        return Spans.union(part for found in self._reaches[rank] for part in found & self.keys[owner])
+        """Positions of the keys that the owner sends to a rank."""
+        return Spans.union(interval for reached in self._reaches[rank] for interval in reached & self.keys[owner])
 
     def chunks(self, rank: int, owner: int) -> Iterator[tuple[Spans, Spans]]:
-        """Each stretch of a rank's queries with those of the owner's keys it needs, a stretch of keys at a time."""
-        for stretch, found in zip(self.queries[rank], self._reaches[rank], strict=True):
+        """Each stretch of queries of a rank with each stretch of the owner's keys, reduced to the needed keys."""
+        for stretch, reached in zip(self.queries[rank], self._reaches[rank], strict=True):
             for held in self.keys[owner]:
-                if needed := found & Spans((held,)):
+                if needed := reached & Spans((held,)):
                     yield Spans((stretch,)), needed

@@ -1,4 +1,4 @@
-"""Which tokens of a sequence each rank holds."""
+"""The share of each rank: which tokens of a sequence it holds."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LAYOUTS = ("zigzag", "contiguous")
 
 
 def shares(length: int, ranks: int, layout: str) -> list[Spans]:
-    """The tokens of each rank, as evenly as they go: nobody has two more than another.
+    """The tokens of each rank, of as equal lengths as possible.
 
     "contiguous": the first rank has the first tokens. "zigzag": of 2 x ranks pieces, rank r has the r-th from
-    the start and the r-th from the end, so that under a causal mask all have the same number of pairs.
+    the start and the r-th from the end. So all ranks have the same number of pairs under a causal mask.
 
     >>> [share.intervals for share in shares(10, 2, "zigzag")]
     [((0, 2), (7, 10)), ((2, 7),)]
@@ -28,30 +28,30 @@ def shares(length: int, ranks: int, layout: str) -> list[Spans]:
     if layout not in LAYOUTS:
         raise RegardError(f"Ring: there is no layout {layout!r}. {nearest(str(layout), LAYOUTS)}")
     if length < ranks:
-        raise RegardError(f"Ring: {length} tokens over {ranks} ranks leave some with none. Use at most {length} ranks.")
+        raise RegardError(f"Ring: {length} tokens are too few for {ranks} ranks. Use at most {length} ranks.")
     count = ranks if layout == "contiguous" else 2 * ranks
     pieces = list(pairwise(length * n // count for n in range(count + 1)))
     return [Spans.of(pieces[r], pieces[count - 1 - r if count > ranks else r]) for r in range(ranks)]
 
 
 def shares_of(lengths: Sequence[int], layout: str, what: str) -> list[Spans]:
-    """The tokens of ranks that hold so many each: contiguous shares may be of any length, zigzag ones may not."""
+    """The tokens of ranks that hold these numbers of tokens. Zigzag shares must have the lengths of `shares`."""
     if layout == "contiguous":
         return [Spans.of(ends) for ends in pairwise([0, *accumulate(lengths)])]
-    found = shares(sum(lengths), len(lengths), layout)
-    for rank, (share, length) in enumerate(zip(found, lengths, strict=True)):
+    held = shares(sum(lengths), len(lengths), layout)
+    for rank, (share, length) in enumerate(zip(held, lengths, strict=True)):
         if len(share) != length:
             raise RegardError(
-                f"attend: rank {rank} holds {length} {what}, but of {sum(lengths)} over {len(lengths)} ranks the "
-                f"layout {layout!r} gives it {len(share)}. Cut the whole with ring.share(x), or use layout="
-                "'contiguous', whose shares may be of any length."
+                f"attend: rank {rank} holds {length} {what}, but the layout {layout!r} gives it {len(share)} of "
+                f"{sum(lengths)} over {len(lengths)} ranks. Cut the whole tensor with ring.share(x), or use layout="
+                "'contiguous', whose shares may have any length."
             )
-    return found
+    return held
 
 
 @dataclass(frozen=True)
 class ShardPositions(Positions):
-    """Positions of one rank: its queries stand at the integers of `rows`, which need not be one stretch."""
+    """Positions of one rank: its queries stand at the integers of `rows`, which may be several stretches."""
 
     rows: Spans
 
