@@ -17,7 +17,7 @@ from regard.shapes import has_numbers
 
 #: Why engines with a backward pass of their own cannot run.
 HIDDEN_GRADIENTS = (
-    "a piece depends on a tensor that requires gradients and is none of its attributes, so gradients would not reach "
+    "a piece depends on a tensor that requires gradients and is none of its attributes, so no gradient would reach "
     "it. Make it an attribute of the piece, or a parameter of a piece that is an nn.Module"
 )
 TRANSFORMED = "torch.func and forward-mode derivatives need torch's own operations, which only the dense engine uses"
@@ -63,15 +63,15 @@ def numbers_needed(query: Tensor) -> Iterator[None]:
             raise
         raise RegardError(
             "attend: inside torch.vmap, torch.export or on the meta device no number can be read, and these pieces or "
-            f"this engine decide by numbers: {str(error).strip().splitlines()[0][:200]} A mapped axis can be folded "
-            "into the batch, which attend goes through itself; engine='dense' reads the fewest numbers."
+            f"this engine decide by numbers: {str(error).strip().splitlines()[0][:200]} Make a mapped axis part of the "
+            "batch axis, or use engine='dense', which reads the fewest numbers."
         ) from error
 
 
 def differentiable_once(engine: str, *tensors: Tensor) -> list[Tensor]:
     """The same tensors, through which a second derivative raises a `RegardError`.
 
-    An engine that computes gradients outside autograd gives them no gradient. torch would take them for constant.
+    An engine that computes gradients outside autograd gives them no gradient, and torch would treat them as constant.
     """
     if not torch.is_grad_enabled():
         return list(tensors)
@@ -107,7 +107,7 @@ class _Refused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         raise RegardError(
-            f"attend: the {ctx.engine} engine computes gradients itself, and a gradient of these gradients was "
-            "asked for (create_graph=True, a gradient penalty, a Hessian). The dense engine has derivatives of any "
+            f"attend: the {ctx.engine} engine computes gradients itself, so these gradients have no gradient "
+            "(create_graph=True, a gradient penalty, a Hessian). The dense engine has derivatives of any "
             "order: attend(..., engine='dense')."
         )
