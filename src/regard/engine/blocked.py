@@ -22,7 +22,7 @@ from regard.engine.dense import flops_per_pair
 from regard.engine.flash import FlashRows
 from regard.engine.gradients import Gradients, GradientSums, block_gradients
 from regard.engine.problem import Cost, Engine, Problem, Result
-from regard.engine.rows import Collected, attend_rows
+from regard.engine.rows import StatisticBuffer, attend_rows
 from regard.engine.runs import CALL_BYTES, Run, runs
 from regard.engine.transforms import HIDDEN_GRADIENTS, differentiable_once
 from regard.pieces.contents import tensor_snapshot
@@ -59,8 +59,8 @@ class Blocked(Engine):
     def cost(self, problem: Problem) -> Cost:
         work, s = Work.of(problem), problem.sizes
         pairs = sum(work.scored(block) * (s.B if block.batch is None else 1) for block in work.blocks) * s.H
-        held = max((block.pairs * work.bytes_per_pair(block) for block in work.blocks), default=0)
-        return Cost(pairs, pairs * flops_per_pair(problem), held + s.B * s.H * s.I * 4)
+        num_bytes = max((block.pairs * work.bytes_per_pair(block) for block in work.blocks), default=0)
+        return Cost(pairs, pairs * flops_per_pair(problem), num_bytes + s.B * s.H * s.I * 4)
 
 
 @dataclass(eq=False)
@@ -83,7 +83,7 @@ class Work:
         return problem.plan_cache["blocked"]
 
     @staticmethod
-    def again(problem: Problem, blocks: list[Block]) -> Work:
+    def with_blocks(problem: Problem, blocks: list[Block]) -> Work:
         """The work of a problem whose blocks are known from the forward pass."""
         work = Work(problem)
         work.blocks = blocks
@@ -109,13 +109,13 @@ class Work:
         s, positions = self.problem.sizes, self.problem.positions
         smallest = SMALLEST_FUSED_BLOCK if self.flash is not None else 1
         sizes = [size for size in (1 << n for n in range(11)) if smallest <= size <= LARGEST_BLOCK]
-        shares_calls = self._may_run and mask is not None and mask.relative and not self.problem.learns
+        shares_calls = self._can_share_calls and mask is not None and mask.relative and not self.problem.learns
         call = (SHARED_PAIRS if shares_calls else CALL_PAIRS) / (s.B * s.H)
         pace = _pace if self.flash is not None else lambda size: 1.0
         return cheapest_size(mask, positions, s.I, sizes or [LARGEST_BLOCK], call, pace)
 
     @property
-    def _may_run(self) -> bool:
+    def _can_share_calls(self) -> bool:
         """Whether one call can compute several blocks that differ by a shift.
 
         If the positions of the keys have a gap, a shift of indices is no shift of positions.
@@ -138,12 +138,12 @@ class Work:
     def _cut(self, mask: Mask | None, size: int) -> list[Block]:
         p = self.problem
         most_bytes = self.bytes_per_pair(replace(whole(p.attention.mask, p.positions, p.sizes.I), full=False))
-        tall = self.flash is not None and not p.attention.bias
+        keep_large = self.flash is not None and not p.attention.bias
 
         def too_large(block: Block) -> bool:
             return block.pairs * most_bytes > BLOCK_BYTES < block.pairs * self.bytes_per_pair(block)
 
-        return list(blocks(mask, p.positions, p.sizes.I, size, too_large, tall))
+        return list(blocks(mask, p.positions, p.sizes.I, size, too_large, keep_large))
 
     @cached_property
     def runs(self) -> list[Run]:
@@ -151,12 +151,12 @@ class Work:
         s = self.problem.sizes
         row_bytes = s.H * s.E * self.problem.value.element_size()
         size = max((block.stop - block.start for block in self.blocks), default=1)
-        return list(runs(self.blocks, max(1, CALL_BYTES // (row_bytes * size)) if self._may_run else 1))
+        return list(runs(self.blocks, max(1, CALL_BYTES // (row_bytes * size)) if self._can_share_calls else 1))
 
     @property
-    def remembers(self) -> bool:
+    def saves_output(self) -> bool:
         """Whether forward saves the output and the row statistic, so that backward need not compute blocks again."""
-        return self.flash is not None and self.flash.remembers
+        return self.flash is not None and self.flash.has_gradients
 
     def attend_run(self, run: Run, prepared: Prepared, value: Tensor) -> tuple[Tensor, RowStatistic]:
         """Output and statistic of all rows of a run."""
@@ -182,7 +182,7 @@ class Work:
         )
 
 
-class Formed(Work):
+class UnfusedWork(Work):
     """Blocks that compute all their scores, without the fused kernel."""
 
     flash = None  # type: ignore[assignment]
@@ -204,16 +204,16 @@ class _Blocked(torch.autograd.Function):
         problem, (value, *rest) = work.problem, tensors
         sizes, prepared = problem.sizes, problem.prepared.with_tensors(rest)
         output = value.new_empty(sizes.B, sizes.H, sizes.I, sizes.E)
-        collected = Collected(sizes.B, sizes.I)
+        buffer = StatisticBuffer(sizes.B, sizes.I)
         for run in work.runs:
             entries = run.first.entries
             output[entries, :, run.rows], row_statistic = work.attend_run(run, prepared, value)
-            collected.write(run.rows, row_statistic, entries)
-        statistics = collected.tensors()
-        remembered = (output, *statistics) if work.remembers else ()
+            buffer.write(run.rows, row_statistic, entries)
+        statistics = buffer.tensors()
+        saved_output = (output, *statistics) if work.saves_output else ()
         ctx.outline, ctx.blocks, ctx.count = problem.outline(), work.blocks, len(tensors)
         prepared = (t.detach() for t in tensors[: len(ctx.outline.on_rows)])
-        ctx.save_for_backward(*prepared, *map(tensor_snapshot, problem.piece_tensors), *remembered)
+        ctx.save_for_backward(*prepared, *map(tensor_snapshot, problem.piece_tensors), *saved_output)
         ctx.mark_non_differentiable(*statistics)
         return output, *statistics
 
@@ -221,54 +221,54 @@ class _Blocked(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # read once: checkpointing computes them again at each reading
-        tensors, remembered = saved[: ctx.count], saved[ctx.count :]
+        tensors, saved_output = saved[: ctx.count], saved[ctx.count :]
         wanted, on_rows = ctx.needs_input_grad[1:], ctx.outline.on_rows
         leaves = [t.detach().requires_grad_(want) for t, want in zip(tensors, wanted, strict=True)]
         problem = ctx.outline.around([*tensors[: len(on_rows)], *leaves[len(on_rows) :]])
-        work = Work.again(problem, ctx.blocks)
+        work = Work.with_blocks(problem, ctx.blocks)
         sums = GradientSums.zeros(tensors, wanted, on_rows)
-        for block, gradients in _gradients(work, remembered, grad, wanted):
+        for block, gradients in _gradients(work, saved_output, grad, wanted):
             sums.add(gradients, block.rows, block.index(grad.device), block.entries)
         return None, *(g if g is None else g.to(t.dtype) for g, t in zip(sums.sums, tensors, strict=True))
 
 
 def _gradients(
-    work: Work, remembered: Sequence[Tensor], grad: Tensor, wanted: Sequence[bool]
+    work: Work, saved_output: Sequence[Tensor], grad: Tensor, wanted: Sequence[bool]
 ) -> Iterator[tuple[Block, Gradients]]:
     """The gradients of every block, from the saved output and log-sum-exp if they are precise enough.
 
     The kernel computes weights as exp(score - log-sum-exp). The rounding of a coarse log-sum-exp would scale the
     gradients of its row. So the kernel treats such rows as empty, and their blocks are computed again.
     """
-    if not remembered:
+    if not saved_output:
         for block in work.blocks:
-            yield block, _formed_gradients(work, block, grad, wanted)
+            yield block, _recomputed_gradients(work, block, grad, wanted)
         return
-    output, logsumexp = remembered
+    output, logsumexp = saved_output
     coarse = is_coarse(logsumexp)
     if known_none(coarse):
         for block in work.blocks:
-            yield block, _remembered_gradients(work, block, remembered, grad)
+            yield block, _kernel_gradients(work, block, saved_output, grad)
         return
     precise = output, logsumexp.masked_fill(coarse, torch.inf)
     for block in work.blocks:
-        yield block, _remembered_gradients(work, block, precise, grad.masked_fill(coarse[..., None], 0.0))
-    formed, of_coarse = Formed(work.problem), grad.masked_fill(~coarse[..., None], 0.0)
-    for block in formed.blocks:
+        yield block, _kernel_gradients(work, block, precise, grad.masked_fill(coarse[..., None], 0.0))
+    unfused, coarse_grad = UnfusedWork(work.problem), grad.masked_fill(~coarse[..., None], 0.0)
+    for block in unfused.blocks:
         if coarse[:, :, block.rows].any():
-            yield block, _formed_gradients(formed, block, of_coarse, wanted)
+            yield block, _recomputed_gradients(unfused, block, coarse_grad, wanted)
 
 
-def _remembered_gradients(work: Work, block: Block, remembered: Sequence[Tensor], grad: Tensor) -> Gradients:
+def _kernel_gradients(work: Work, block: Block, saved_output: Sequence[Tensor], grad: Tensor) -> Gradients:
     """Gradients of one block's value, query and key, from the saved output and log-sum-exp."""
     assert work.flash is not None
     columns, value = block.index(grad.device), work.problem.value
     tile = work.problem.prepared.tile(block.rows, columns).entries(block.entries)
-    output, logsumexp, grad = (x[block.entries, :, block.rows] for x in (*remembered, grad))
+    output, logsumexp, grad = (x[block.entries, :, block.rows] for x in (*saved_output, grad))
     return list(work.flash.gradients(block, tile, value[block.entries, :, columns], output, logsumexp, grad))
 
 
-def _formed_gradients(work: Work, block: Block, grad: Tensor, wanted: Sequence[bool]) -> Gradients:
+def _recomputed_gradients(work: Work, block: Block, grad: Tensor, wanted: Sequence[bool]) -> Gradients:
     """Gradients of one block, computed again."""
 
     def forward(tile: Prepared, value: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -65,18 +65,18 @@ def blocks(
     num_queries: int,
     size: int,
     too_large: Callable[[Block], bool] = lambda block: False,
-    tall: bool = False,
+    keep_large: bool = False,
 ) -> Iterator[Block]:
     """Cut the queries at the edges that the mask names, then into blocks of `size`, each with the keys it needs.
 
     A few rows that attend to all keys make a block need far more keys than other blocks. Such a block is cut around
-    these rows. A block that is `too_large` is cut too, down to a single row. `tall` does not split unmasked or
+    these rows. A block that is `too_large` is cut too, down to a single row. `keep_large` does not split unmasked or
     kernel-causal blocks, since no pair would be saved.
     """
     usual = size + usual_width(mask, positions, num_queries, min(size, SAMPLE))
     known: dict[int, Block] = {}
     for first, last in pairwise(_edges(mask, positions, num_queries)):
-        if tall and last - first > size:
+        if keep_large and last - first > size:
             block = _block(mask, positions, first, last)
             if block.full or starts_causal(block, positions):
                 yield block

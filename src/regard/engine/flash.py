@@ -209,7 +209,7 @@ class FlashRows:
         return self._finished(output, logsumexp, dtype)
 
     @property
-    def remembers(self) -> bool:
+    def has_gradients(self) -> bool:
         """Whether `gradients` can use the output and the statistic. Not with a sink, which scaled the output."""
         return self.returns_row_statistic and self._normalizer.row_sum is not None
 

@@ -77,7 +77,7 @@ def _recomputed_statistic(
     return attention.normalizer.row_statistic(s, columns)
 
 
-class Collected:
+class StatisticBuffer:
     """The row statistics of all blocks in tensors of all rows.
 
     The tensors are allocated before the blocks run. Small tensors that outlive a block would fill the gaps of its

@@ -15,7 +15,7 @@ from regard.attention import Attention, Prepared, makes_new_scores, scores, snap
 from regard.checks import Count, checked
 from regard.display import viewer_part
 from regard.engine.blocks import blocks
-from regard.engine.rows import Collected, with_remainder
+from regard.engine.rows import StatisticBuffer, with_remainder
 from regard.errors import RegardError
 from regard.maps.folds import Distance, Entropy, Fold, KeyTotals, Links, MassOn, Pool, Similarity, Tile, TopLinks
 from regard.maps.indices import Index, OutOfRange, indices
@@ -124,7 +124,7 @@ class AttentionMap:
 
     def _of_parts(self) -> RowStatistic:
         """A statistic that is the log of a sum, accumulated from tile to tile."""
-        collected = Collected(self.shape[0], self.shape[2])
+        collected = StatisticBuffer(self.shape[0], self.shape[2])
         for rows, parts in self._strips():
             collected.write(rows, self._total(rows, (self._tile_scores(rows, *part) for part in parts)))
         return collected.tensors()
@@ -142,7 +142,7 @@ class AttentionMap:
         """A statistic that needs all scores of a row at once, such as a threshold."""
         B, H, I, J = self.shape
         size = max(1, min(TILE[0], WORKSPACE // (B * H * J * self._bytes_per_weight)))
-        collected = Collected(B, I)
+        collected = StatisticBuffer(B, I)
         for block in blocks(self.attention.mask, self.positions, I, size):
             columns = block.columns.tensor(self.device)
             tile, grid = self._prepared.tile(block.rows, columns), self.grid.tile(block.rows, columns)
@@ -281,7 +281,7 @@ class AttentionMap:
         """
         if 0 in self.shape:
             return
-        collected = Collected(self.shape[0], self.shape[2])
+        collected = StatisticBuffer(self.shape[0], self.shape[2])
         for rows, parts in self._strips():
             for (cols, undecided), (weights, logs) in zip(
                 parts, self._weights_of_tiles(rows, parts, collected), strict=True
@@ -297,7 +297,7 @@ class AttentionMap:
             yield rows, [(cols, Spans.of((cols.start, cols.stop)) & ~all_allowed) for cols in columns]
 
     def _weights_of_tiles(
-        self, rows: slice, parts: list[TileKeys], collected: Collected
+        self, rows: slice, parts: list[TileKeys], collected: StatisticBuffer
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Weights of the tiles of these queries, and their logarithms where those are cheap.
 

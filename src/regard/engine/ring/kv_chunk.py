@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared, scores
-from regard.engine.blocked import Blocked, Formed
+from regard.engine.blocked import Blocked, UnfusedWork
 from regard.engine.blocks import Block
 from regard.engine.gradients import Gradients, GradientSums, block_gradients
 from regard.engine.problem import Problem
@@ -131,7 +131,7 @@ def gradients(
     """
     inputs, on_rows = (chunk.value, *chunk.prepared.tensors(), *parameters), [False, *chunk.prepared.on_rows()]
     sums = GradientSums.zeros(inputs, wanted, on_rows)
-    for block in Formed(chunk).blocks:
+    for block in UnfusedWork(chunk).blocks:
         forward = partial(_weighted_sums, chunk, whole, block, output_grads.rows(block.rows, block.entries))
         grads = block_gradients(chunk, block, parameters, wanted, forward)
         sums.add(grads, block.rows, block.index(chunk.value.device), block.entries)

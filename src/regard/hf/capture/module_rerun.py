@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.attention import Attention
-from regard.engine.rows import Collected
+from regard.engine.rows import StatisticBuffer
 from regard.errors import RegardError
 from regard.hf.calls import NO_NUMBERS, Untranslatable
 from regard.hf.capture.softmax_trace import Trace
@@ -155,7 +155,7 @@ class RerunMap(AttentionMap):
         return at_least_float32(weights[self.grid.batch][:, self.grid.head])
 
     def _looks(
-        self, rows: slice, parts: list[TileKeys], collected: Collected
+        self, rows: slice, parts: list[TileKeys], collected: StatisticBuffer
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
         for cols, _ in parts:
             yield self._weights(rows, cols), None
