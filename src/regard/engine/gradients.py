@@ -1,4 +1,4 @@
-"""Gradients of a problem block by block: those of one block, and their sums over all blocks."""
+"""Gradients of one block of a problem, and the sums of these gradients over all blocks."""
 
 from __future__ import annotations
 

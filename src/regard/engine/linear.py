@@ -108,7 +108,7 @@ def _all_averages(query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> tu
 
 
 def split(mask: Mask | None) -> tuple[bool, Mask | None] | None:
-    """A mask as (whether it is causal, the mask of keys that no query may attend to); None if it is more than both."""
+    """A mask as (whether it is causal, its sub-mask that depends on keys alone); None if it is more than these two."""
     if mask is None or isinstance(mask, causal):
         return mask is not None, None
     if mask.keys_only:

@@ -28,7 +28,7 @@ from regard.positions import Positions, check_positions
 from regard.shapes import Sizes
 from regard.spans import Spans
 
-#: What an attention is made of, besides its dropout.
+#: The pieces of an attention that ranks compare.
 SLOTS = ("score", "position", "bias", "mask", "normalizer")
 
 
