@@ -344,3 +344,12 @@ def test_the_spans_of_simple_masks_are_exact(data, length):
     if start < stop:
         assert [j in mask.any_allowed(start, stop) for j in range(length)] == rows.any(0).tolist()
         assert [j in mask.all_allowed(start, stop) for j in range(length)] == rows.all(0).tolist()
+
+
+def test_a_map_keeps_the_tensors_of_a_predicate_for_selected_entries():
+    keep = torch.tensor([[True, True, False], [True, False, True]])
+    mask = rg.mask_mod(lambda b, h, i, j: keep[b, j]).select(torch.tensor([1, 0]))
+    x = torch.randn(2, 1, 3, 4)
+    weights = rg.attend(rg.Attention(mask=mask), x, x, x).weights
+    keep.fill_(True)
+    assert weights.dense()[:, 0, 0].ne(0).tolist() == [[True, False, True], [True, True, False]]

@@ -32,7 +32,7 @@ from regard.pieces.builders import (
     slots_of,
 )
 from regard.pieces.kernel import FeatureMap
-from regard.pieces.mask import Composed, Mask
+from regard.pieces.mask import Composed, Mask, Selected
 from regard.pieces.mask_data import mask_mod
 from regard.pieces.normalizer import Normalizer
 from regard.pieces.position import Position, Scaling
@@ -40,7 +40,7 @@ from regard.pieces.score import Score
 
 PIECES = (Score, Bias, Mask, Normalizer, Position, Scaling, FeatureMap)
 #: Masks of this package that hold other masks or functions. All other masks of this package never change.
-HOLDERS = (Composed, mask_mod)
+HOLDERS = (Composed, Selected, mask_mod)
 #: The most bytes of a tensor that `tensor_snapshot` copies.
 SMALL = 64 << 10
 #: Objects of these types hold no tensors.
