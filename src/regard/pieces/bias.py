@@ -223,11 +223,7 @@ class ShawBias(nn.Module, AdditiveBias):
         return _skewed(_clipped(rows, distances, self.reach), len(grid.key))
 
     def check(self, sizes: Sizes) -> None:
-        if self.keys.shape[1] != sizes.D:
-            raise RegardError(
-                f"ShawBias: made for width {self.keys.shape[1]}, the queries have {sizes.D}. "
-                f"Create it with width={sizes.D}."
-            )
+        _check_width("ShawBias", self.keys.shape[1], sizes)
 
     def extra_repr(self) -> str:
         return f"{self.keys.shape[1]}, reach={self.reach}"
@@ -284,11 +280,7 @@ class TransformerXLBias(nn.Module, AdditiveBias):
 
     def check(self, sizes: Sizes) -> None:
         _check_heads("TransformerXLBias", self.content.shape[0], sizes)
-        if self.width != sizes.D:
-            raise RegardError(
-                f"TransformerXLBias: made for width {self.width}, the queries have {sizes.D}. "
-                f"Create it with width={sizes.D}."
-            )
+        _check_width("TransformerXLBias", self.width, sizes)
 
     def extra_repr(self) -> str:
         return f"{self.content.shape[0]}, {self.width}"
@@ -388,3 +380,8 @@ class LearnedTable(nn.Module, AdditiveBias):
 def _check_heads(bias: str, num_heads: int, sizes: Sizes) -> None:
     if num_heads != sizes.H:
         raise RegardError(f"{bias}: made for {num_heads} heads, the query has {sizes.H}. Create it for {sizes.H}.")
+
+
+def _check_width(bias: str, width: int, sizes: Sizes) -> None:
+    if width != sizes.D:
+        raise RegardError(f"{bias}: made for width {width}, the queries have {sizes.D}. Create it for {sizes.D}.")

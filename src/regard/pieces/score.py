@@ -181,8 +181,21 @@ class Bilinear(nn.Module, Score):
         return f"{D}, {K}, num_heads={H}"
 
 
+class _TanhScore(nn.Module, Score):
+    """v . tanh(q_i + k_j) of prepared queries and keys, with v = `direction`."""
+
+    direction: nn.Parameter
+
+    @property
+    def floats_per_score(self) -> int:  # type: ignore[override]
+        return self.direction.shape[0]
+
+    def tile(self, query: Tensor, key: Tensor, grid: Grid) -> Tensor:
+        return additive_scores(query, key, self.direction)
+
+
 @checked
-class Additive(nn.Module, Score):
+class Additive(_TanhScore):
     """s_ij = v . tanh(W q_i + U k_j + b): Bahdanau (Bahdanau et al. 2015, arXiv:1409.0473, appendix A.1.2).
 
     W (D, hidden) and U (D', hidden) are applied once to each query and key. Each pair then costs `hidden` additions,
@@ -204,22 +217,15 @@ class Additive(nn.Module, Score):
         self.direction = nn.Parameter(torch.empty(hidden))
         nn.init.uniform_(self.direction, -(hidden**-0.5), hidden**-0.5)
 
-    @property
-    def floats_per_score(self) -> int:  # type: ignore[override]
-        return self.direction.shape[0]
-
     def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         return self.query(query.to(self.direction.dtype)), self.key(key.to(self.direction.dtype))
-
-    def tile(self, query: Tensor, key: Tensor, grid: Grid) -> Tensor:
-        return additive_scores(query, key, self.direction)
 
     def check(self, sizes: Sizes, key_width: int) -> None:
         _check_widths("Additive", (self.query.in_features, self.key.in_features), (sizes.D, key_width))
 
 
 @checked
-class Concat(nn.Module, Score):
+class Concat(_TanhScore):
     """s_ij = v . tanh(W [q_i ; k_j]): Luong's "concat" (Luong et al. 2015, arXiv:1508.04025, eq. 8).
 
     W = [W_q W_k] splits in two, so W [q ; k] = W_q q + W_k k. This is Bahdanau's score in another notation, and it is
@@ -241,19 +247,12 @@ class Concat(nn.Module, Score):
         self.direction = nn.Parameter(torch.empty(hidden))
         nn.init.uniform_(self.direction, -(hidden**-0.5), hidden**-0.5)
 
-    @property
-    def floats_per_score(self) -> int:  # type: ignore[override]
-        return self.direction.shape[0]
-
     def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         for_query, for_key = self.projection.weight.split(
             [self.query_width, self.projection.in_features - self.query_width], dim=1
         )
         dtype = self.direction.dtype
         return F.linear(query.to(dtype), for_query), F.linear(key.to(dtype), for_key)
-
-    def tile(self, query: Tensor, key: Tensor, grid: Grid) -> Tensor:
-        return additive_scores(query, key, self.direction)
 
     def check(self, sizes: Sizes, key_width: int) -> None:
         widths = (self.query_width, self.projection.in_features - self.query_width)
