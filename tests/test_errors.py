@@ -111,7 +111,7 @@ MISTAKES = {
         "the mask is for 4 queries and 5 keys, this call has 5 queries and 5 keys",
     ),
     "an unknown mechanism": (lambda: mechanism("longfromer"), "Did you mean 'longformer'"),
-    "a choice of keys that is not there": (lambda: attend(q, k, k).weights.mass([6]), "indices from 0 to 5"),
+    "a choice of keys that is not there": (lambda: attend(q, k, k).weights.mass([6]), "indices from -6 to 5"),
     "too many random blocks": (lambda: rg.random_blocks(4, 9, 16), "count must be between 1 and 4"),
     "random blocks of nothing": (lambda: rg.random_blocks(0, 1, 8), r"random_blocks\(size=0\).*at least 1"),
     "random blocks of an empty sequence": (lambda: rg.random_blocks(4, 1, 0), r"length=0.*at least 1"),
@@ -174,8 +174,11 @@ MISTAKES = {
     "a page of what was seen": (lambda: write_page(attend(q, k, k)), "write_page"),
     "a page of maps": (lambda: write_page("a.html", [attend(q, k, k)]), r"TextReading"),
     "a page of one map": (lambda: write_page("a.html", attend(q, k, k).weights), "TextReading"),
-    "an array without a copy": (lambda: np.array(attend(q, k, k).weights, copy=False), "computed anew"),
-    "an array that is too large": (lambda: np.asarray(large.weights), "MiB were asked for.*budget"),
+    "an array without a copy": (
+        lambda: np.array(attend(q, k, k).weights, copy=False),
+        "each call computes a new array",
+    ),
+    "an array that is too large": (lambda: np.asarray(large.weights), "takes 2,048 MiB, the budget is 1,024 MiB"),
     "an empty document": (lambda: rg.documents([3, 0]), "at least one token"),
 }
 
