@@ -360,7 +360,7 @@ def weights_of_changed_tensors_are_refused():
     seen = rg.attend(rg.Attention(), *own, engine=ring)
     own[1].add_(1)
     raises(["changed in place"], lambda: seen.weights[0, 0, 3])
-    raises(["Choose in the look"], lambda: seen.weights.select(torch.tensor([0]), torch.tensor([0])))
+    raises(["select is not available"], lambda: seen.weights.select(torch.tensor([0]), torch.tensor([0])))
     raises(["budget"], lambda: seen.weights.dense(budget=100))
 
 
