@@ -25,6 +25,18 @@ class Comparison:
         folder: Of the comparison.
         study: The systems, seeds, corpus and budget.
         progress: The state of every trial; `run` changes it.
+
+    >>> import tempfile
+    >>> from regard import seq2seq
+    >>> systems = ["none", "bahdanau"]
+    >>> study = seq2seq.make_study("copy", systems=systems, budget=("steps", 1), overrides=["data.size=60"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     opened, corpus = seq2seq.Comparison.open(study, folder)  # `compare` also runs the trials
+    ...     read = seq2seq.Comparison.read(folder)
+    >>> read.num_finished, len(read.unfinished), read.evaluations()
+    (0, 2, {'none': [], 'bahdanau': []})
+    >>> read.study.systems == study.systems, len(corpus.test)
+    (True, 6)
     """
 
     folder: Path

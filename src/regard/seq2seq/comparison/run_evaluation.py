@@ -36,6 +36,13 @@ class PairSelection:
         split: "test", "valid" or "train".
         first: Only so many pairs; None: all.
         without_near: Leave out sources that are nearly the same as a training source.
+
+    >>> from regard.data import load_corpus
+    >>> from regard.seq2seq import PairSelection
+    >>> corpus = load_corpus("copy", size=60)
+    >>> pairs, num_left_out = PairSelection("valid", first=2).pairs(corpus)
+    >>> pairs == corpus.valid[:2], num_left_out
+    (True, 0)
     """
 
     split: str = "test"
@@ -77,8 +84,14 @@ def evaluate_run(
         options: Of the translation, by default those of the run: `beam` and other fields of `Search`, `batch`,
             `reading`.
 
+    >>> import tempfile
     >>> from regard import seq2seq
-    >>> seq2seq.evaluate_run(seq2seq.load_run("runs/grammar-bahdanau"), beam=1).bleu.score  # doctest: +SKIP
+    >>> keys = ["data.corpus=copy", "data.size=60", "tokenizer.kind=words", "model.width=8", "training.steps=1"]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     trained = seq2seq.train(seq2seq.read_config(overrides=keys), folder)
+    ...     evaluation = seq2seq.evaluate_run(seq2seq.load_run(folder), seq2seq.PairSelection(first=4), beam=1)
+    >>> evaluation.num_sentences, 0 <= evaluation.bleu.score <= 100
+    (4, True)
     """
     task = _Task.of(run, selection or PairSelection(), bleu_tokenizer, options)
     return task.evaluate(run, progress)
@@ -86,7 +99,20 @@ def evaluate_run(
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Two runs on the same sentences: the evaluation of each, and the paired bootstrap between them."""
+    """Two runs on the same sentences: the evaluation of each, and the paired bootstrap between them.
+
+    `paired.difference` is the BLEU of the first run minus that of the second.
+
+    >>> from regard.seq2seq import RunComparison, score
+    >>> from regard.seq2seq.evaluation.scores import paired_comparison
+    >>> references, sources = ["the dog sees a cat", "a cat sees the dog"], ["a", "b"]
+    >>> evaluations = score(references, references, sources), score(["no", "yes"], references, sources)
+    >>> compared = RunComparison(evaluations, paired_comparison(*evaluations, references))
+    >>> round(compared.paired.difference, 6)  # 100 - 0
+    100.0
+    >>> compared.paired.p_value == 1 / 1001  # the first is better in each of 1,000 resamples
+    True
+    """
 
     evaluations: tuple[Evaluation, Evaluation]
     paired: PairedComparison
@@ -103,9 +129,19 @@ def compare_runs(
 ) -> RunComparison:
     """Evaluate two runs of one corpus on the same pairs; the arguments are those of `evaluate_run`.
 
+    Raises an error if the runs were trained on different corpora.
+
+    >>> import tempfile
     >>> from regard import seq2seq
-    >>> runs = seq2seq.load_run("runs/a"), seq2seq.load_run("runs/b")  # doctest: +SKIP
-    >>> seq2seq.compare_runs(*runs).paired.p_value  # doctest: +SKIP
+    >>> keys = ["data.corpus=copy", "data.size=60", "tokenizer.kind=words", "model.width=8", "training.steps=1"]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     paths = {name: f"{folder}/{name}" for name in ("none", "bahdanau")}
+    ...     for name, path in paths.items():
+    ...         trained = seq2seq.train(seq2seq.read_config(overrides=[*keys, f"model.system={name}"]), path)
+    ...     runs = [seq2seq.load_run(path) for path in paths.values()]
+    ...     compared = seq2seq.compare_runs(*runs, seq2seq.PairSelection(first=4), beam=1)
+    >>> [evaluation.num_sentences for evaluation in compared.evaluations]
+    [4, 4]
     """
     task = _Task.of(run, selection or PairSelection(), bleu_tokenizer, options)
     measured = task.evaluate(run, progress)
@@ -119,7 +155,14 @@ def compare_runs(
 
 
 def corpus_of(run: Run) -> Corpus:
-    """The corpus that a run was trained on. Raises an error if the corpus has changed since."""
+    """The corpus that a run was trained on. Raises an error if the corpus has changed since.
+
+    >>> from regard import seq2seq
+    >>> run = seq2seq.load_pretrained("bahdanau-en-fr")
+    >>> corpus = seq2seq.corpus_of(run)
+    >>> corpus.name, corpus.hash == run.settings["hash"]
+    ('bible-en-fr', True)
+    """
     if not run.config:
         raise RegardError(f"evaluate: {run.path / CONFIG} is missing, so the corpus of the run is not known.")
     comparison = run.path.resolve().parent.parent

@@ -41,7 +41,15 @@ FIXED = (
 
 @dataclass(frozen=True)
 class Entry:
-    """A system of a comparison: its name in `SYSTEMS`, its label in the comparison, and its options."""
+    """A system of a comparison: its name in `SYSTEMS`, its label in the comparison, and its options.
+
+    >>> from regard.seq2seq import Entry
+    >>> Entry("bahdanau", "bahdanau").title
+    'Bahdanau'
+    >>> variants = [Entry("transformer", f"heads-{count}", {"num_heads": count}) for count in (1, 4)]
+    >>> [variant.title for variant in variants]
+    ['1 head', '4 heads']
+    """
 
     name: str
     label: str
@@ -101,6 +109,15 @@ class Study:
         without_near: Whether to leave out test pairs whose source is nearly the same as a training source.
         bleu_tokenizer: Tokenizer of sacrebleu for every BLEU; None takes that of the configuration.
         beam: Beam width of the test translations; 1 is greedy search.
+
+    >>> from pathlib import Path
+    >>> from regard.seq2seq import Entry, Study, make_config
+    >>> config = make_config({"data": {"corpus": "copy"}, "training": {"steps": 9}})
+    >>> study = Study("copy", config, (Entry("bahdanau", "bahdanau"), Entry("none", "none")), seeds=(1, 2))
+    >>> [trial.name for trial in study.trials(Path("comparisons/copy"))]
+    ['bahdanau-1', 'none-1', 'bahdanau-2', 'none-2']
+    >>> study.baseline, study.config_of(study.systems[0], seed=2).training.seed
+    ('none', 2)
     """
 
     name: str

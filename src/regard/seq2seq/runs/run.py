@@ -56,6 +56,13 @@ class Run:
         settings: The arguments of `build`, and "source_language", "target_language", "corpus", "hash",
             "bleu_tokenizer".
         metrics: The rows of metrics.csv.
+
+    >>> from regard.seq2seq import load_pretrained
+    >>> run = load_pretrained("bahdanau-en-fr")
+    >>> run.settings["source_language"], run.settings["target_language"], run.config["model"]["system"]
+    ('en', 'fr', 'bahdanau')
+    >>> run.model.target_size == len(run.target_tokenizer)
+    True
     """
 
     path: Path
@@ -105,6 +112,11 @@ def load_run(path: str | Path) -> Run:
     """Read the folder of a run. Raises an error that names the file if it is truncated, changed or of another version.
 
     Only model.safetensors, settings.json and the two tokenizers are required.
+
+    >>> from regard.seq2seq import load_pretrained, load_run
+    >>> run = load_run(load_pretrained("bahdanau-en-fr").path)
+    >>> run.model.training, run.model.source_size == len(run.source_tokenizer)
+    (False, True)
     """
     path = Path(path)
     settings = read_settings(path)
@@ -121,14 +133,27 @@ def load_run(path: str | Path) -> Run:
 
 
 def pretrained_runs() -> list[str]:
-    """The names of the runs that come with the package."""
+    """The names of the runs that come with the package, in alphabetical order; [] if it was installed without them.
+
+    >>> from regard.seq2seq import pretrained_runs
+    >>> pretrained_runs()
+    ['bahdanau-en-fr', 'none-en-fr', 'transformer-en-fr']
+    """
     if not PRETRAINED.is_dir():
         return []
     return sorted(folder.name for folder in PRETRAINED.iterdir() if (folder / SETTINGS).exists())
 
 
 def load_pretrained(name: str) -> Run:
-    """A run that comes with the package, such as "bahdanau-en-fr"."""
+    """A run that comes with the package, such as "bahdanau-en-fr".
+
+    Raises an error for an unknown name; it suggests the nearest known one. `pretrained_runs` lists all names.
+
+    >>> from regard.seq2seq import load_pretrained
+    >>> run = load_pretrained("bahdanau-en-fr")
+    >>> next(run.translate(["Jesus wept."])).text != ""
+    True
+    """
     known = pretrained_runs()
     if name not in known:
         raise RegardError(f"There is no model {name!r} in the package. {nearest(name, known)}")

@@ -28,6 +28,14 @@ class Trained:
         prepared: The task, the corpus and the tokenizers.
         outcome: How the training ended.
         folder: Of the run; None if nothing was written.
+
+    >>> from regard import seq2seq
+    >>> keys = ["data.corpus=copy", "data.size=60", "tokenizer.kind=words", "model.width=8", "training.steps=1"]
+    >>> trained = seq2seq.train(seq2seq.read_config(overrides=keys))
+    >>> trained.corpus.name, trained.outcome.progress.step, trained.folder is None
+    ('copy', 1, True)
+    >>> trained.model.source_size == len(trained.source_tokenizer)
+    True
     """
 
     prepared: Prepared
@@ -89,11 +97,23 @@ def resume_training(
 ) -> Trained:
     """Continue the training of a run from its last saved state; `regard train --out DIR --resume`.
 
+    Raises an error if the folder has no saved state, if its tokenizers or its configuration were changed by hand, or
+    for an override that the saved state does not allow, such as another corpus, tokenizer or model.
+
     Args:
         out: The folder of the run.
         overrides: Keys of the configuration that change, as "training.minutes=30".
         on_start: Called when corpus, vocabularies and model are ready.
         on_step: Called after every step with the state of the training.
+
+    >>> import tempfile
+    >>> from regard import seq2seq
+    >>> keys = ["data.corpus=copy", "data.size=60", "tokenizer.kind=words", "model.width=8", "training.steps=1"]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     first = seq2seq.train(seq2seq.read_config(overrides=keys), folder)
+    ...     resumed = seq2seq.resume_training(folder, ["training.steps=3"])
+    >>> first.outcome.progress.step, resumed.outcome.progress.step
+    (1, 3)
     """
     folder = Path(out)
     config = reconfigured(folder, lambda sections: read_config(None, overrides, sections))
