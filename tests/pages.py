@@ -40,7 +40,7 @@ def reading(tokens=None, title="A text", length=None, **options):
 def told(text):
     """Roles on head 1 of layer 1, one of them earned, and a warning about the mask of layer 1."""
     table = [Role("previous", 1, 1, 0.91, 0.88, True, 0.1, 30), Role("next", 1, 1, 0.1, 0.1, False, 0.1, 30)]
-    return replace(text, roles=RoleTable(table), masks=[Finding("leak", 1, (0,), 0.5, "Layer 1 head 0 sees ahead.")])
+    return replace(text, roles=RoleTable(table), masks=[Finding("leak", 1, (0,), 0.5, "L1.H0 attends to the future.")])
 
 
 def translation(title="Bahdanau"):

@@ -115,7 +115,7 @@ def test_probe_names_the_previous_token_head(reader):
     told = json.loads(run(SENTENCE, "--probe", "--json").stdout)["probe"]
     assert ("previous", 0, 2) in {(role["kind"], role["layer"], role["head"]) for role in told}
     printed = run(SENTENCE, "--probe", "--layers", "0").stdout
-    assert re.search(r"On random tokens, each of them twice:\nL0.H2[^\n]* the token just before \(0\.", printed)
+    assert re.search(r"On random tokens, each of them twice:\nL0.H2[^\n]* the previous token \(0\.", printed)
     whole = run(SENTENCE, "--probe", "--layers", "0", "--table").stdout
     assert "Roles on random tokens, each of them twice" in whole
 
@@ -316,7 +316,7 @@ def test_the_summary_is_about_ten_lines_and_true(reader, text):
 def test_the_summary_names_the_best_head_of_a_role_beside_its_null(reader):
     best = next(role for role in reader.read(LONG).reading.roles.of("previous") if role.label)
     said = " ".join(run(LONG).stdout.split())
-    (line,) = re.findall(r"(\S+)[^.]*(?:\.H[^.]*)? attends? to the token just before \((.*?)\)\.", said)
+    (line,) = re.findall(r"(\S+)[^.]*(?:\.H[^.]*)? attends? to the previous token \((.*?)\)\.", said)
     assert f"{best.score:.2f}; {best.null:.2f} on shuffled text" in line[1]
 
 

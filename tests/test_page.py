@@ -182,7 +182,7 @@ def test_roles_stand_beside_their_null_and_masks_among_the_warnings():
     (role,) = shown["layers"][1]["heads"][1]["roles"]
     assert (role["kind"], role["score"], role["null"], role["chance"]) == ("previous", 0.91, 0.88, 0.1)
     assert not shown["layers"][0]["heads"][1]["roles"] and shown["has_roles"]
-    assert shown["findings"][0]["sentence"] == "Layer 1 head 0 sees ahead."
+    assert shown["findings"][0]["sentence"] == "L1.H0 attends to the future."
     assert set(data["kinds"]) == set(KINDS) and len({kind["letter"] for kind in data["kinds"].values()}) == len(KINDS)
     assert not sheet().about["has_roles"]
 

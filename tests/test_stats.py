@@ -155,7 +155,7 @@ def test_findings_name_the_heads_that_were_made_for_them():
     assert [(f.kind, f.heads) for f in found] == [("uniform", (0,)), ("special", (2,)), ("copies", (1, 3))]
     assert found[0].number > UNIFORM and found[1].number > SPECIAL and found[2].number > COPY
     for finding in found:
-        assert f"Layer 0 head{'s' * (len(finding.heads) > 1)} {finding.heads[0]}" in finding.sentence
+        assert finding.sentence.startswith(f"L0.H{finding.heads[0]} ")
     assert "not why" in CAVEAT
 
 
@@ -170,7 +170,7 @@ def test_heads_of_one_layer_share_a_warning():
     x = torch.zeros(1, 3, 9, 4)
     found = findings(profile({"layer": rg.attend(rg.Attention(), x, x, x).weights}, list("abcdefghi")))
     assert [(f.kind, f.heads) for f in found] == [("uniform", (0, 1, 2)), ("copies", (0, 1, 2))]
-    assert found[0].sentence.startswith("Layer 0 heads 0, 1 and 2 look at all tokens")
+    assert found[0].sentence.startswith("L0.H0, L0.H1 and L0.H2 give all tokens nearly the same weight")
 
 
 def test_the_strongest_link_is_one_of_a_query_with_a_choice():

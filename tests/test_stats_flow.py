@@ -111,9 +111,9 @@ def test_bad_input_is_refused():
         divergence([short, long])
     with pytest.raises(rg.RegardError, match="no rows"):
         divergence([short], [])
-    with pytest.raises(rg.RegardError, match="the layers multiply"):
+    with pytest.raises(rg.RegardError, match="the maps are multiplied"):
         rollout([short, long], [0])
-    with pytest.raises(rg.RegardError, match="row 11 is out of range; the map has 11"):
+    with pytest.raises(rg.RegardError, match="row 11 is out of range; the size of this axis is 11"):
         rollout([short], [11])
     with pytest.raises(rg.RegardError, match="distances are a square"):
         head_map(torch.zeros(2, 3))

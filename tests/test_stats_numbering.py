@@ -42,7 +42,7 @@ def test_sentences_and_tables_carry_them():
     assert [line.split()[:2] for line in measured.table().splitlines()[1:]] == [[n, h] for n in "49" for h in "01"]
     assert {finding.layer for finding in rg.TextReading.of("", some, list("abcd")).findings} == {4, 9}
     leaks = mask_findings(some, causal=True)
-    assert [leak.sentence.split(" heads")[0] for leak in leaks] == ["Layer 4", "Layer 9"]
+    assert [leak.sentence.split(" put ")[0] for leak in leaks] == ["L4.H0 and L4.H1", "L9.H0 and L9.H1"]
     table = HeadTable.of(measured).merge(HeadTable.of(measured))
     assert [layer.number for layer in HeadTable.from_json(table.to_json()).layers] == [4, 9]
     assert table.table().splitlines()[3].split()[:2] == ["9", "0"]

@@ -10,7 +10,7 @@ import regard as rg
 from exact_maps import exact
 from regard.stats import Role, probe_tokens, roles, shuffle_order
 from regard.stats.roles import KINDS, LABEL, MARGIN, QUERIES
-from regard.stats.roles import _earns as earns
+from regard.stats.roles import _has_role as earns
 
 N = 40
 
@@ -64,7 +64,7 @@ def test_a_head_made_for_a_role_earns_its_name_and_no_other(kind):
     assert names == [kind], table.head(0, 0)
     (role,) = table.labelled
     assert role.score == pytest.approx(1.0, abs=1e-5) and role.offset == (-3 if kind == "positional" else None)
-    assert role.kind in table.table() and f"shuffled {role.null:.2f}" in role.sentence
+    assert role.kind in table.table() and f"{role.null:.2f} on shuffled text" in role.sentence
 
 
 @pytest.mark.parametrize("kind", ["punctuation", "duplicate", "induction"])
@@ -193,7 +193,7 @@ def test_random_heads_earn_no_names():
     q, k = (2 * torch.randn(1, 12, len(tokens), 8) for _ in range(2))
     maps, null = ({"layer": rg.attend(rg.Attention(), a, b, a).weights} for a, b in ((q, k), (k, q)))
     table = roles(maps, tokens, null=null, null_tokens=shuffled(tokens))
-    assert table.labelled == [] and "No head earned a name" in table.table()
+    assert table.labelled == [] and "No head has a role" in table.table()
 
 
 def test_probes_repeat_and_shuffles_keep_special_tokens():
@@ -203,7 +203,7 @@ def test_probes_repeat_and_shuffles_keep_special_tokens():
     order = shuffle_order(text())
     assert order[0] == 0 and order[-1] == len(order) - 1 and sorted(order) == list(range(len(order)))
     assert order != sorted(order)
-    with pytest.raises(rg.RegardError, match="11 different tokens were asked for, the vocabulary has 10"):
+    with pytest.raises(rg.RegardError, match="length is 11, but the vocabulary has 10 tokens"):
         probe_tokens(10, 11)
 
 
@@ -219,7 +219,7 @@ def test_numbers_serve_as_tokens():
     ("change", "said"),
     [
         ({"null": {}}, "of the same layers"),
-        ({"null_tokens": ["a"]}, "all four must be the same"),
+        ({"null_tokens": ["a"]}, "all four must be equal"),
         ({"null_tokens": text()}, "the tokens themselves"),
         ({"batch": 1}, "batch 1 is out of range"),
     ],

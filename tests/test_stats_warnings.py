@@ -30,7 +30,7 @@ def test_a_whole_model_gives_no_warning(small_blocks):
 def test_broken_on_purpose_scores_without_scale_average_the_whole_layer():
     result = profile(maps(q=torch.zeros(B, H, N, 4)), list("abcdefghi"))
     found = findings(result)[0]
-    assert (found.kind, found.heads) == ("uniform", (0, 1, 2)) and "every head of the layer" in found.sentence
+    assert (found.kind, found.heads) == ("uniform", (0, 1, 2)) and "all heads of the layer" in found.sentence
 
 
 def test_broken_on_purpose_heads_collapse():
@@ -42,11 +42,11 @@ def test_broken_on_purpose_heads_collapse():
 def test_broken_on_purpose_one_mask_for_the_whole_batch(small_blocks):
     too_long, too_short = maps(rg.padding([9, 9])), maps(rg.padding([5, 5]))
     (padding,) = mask_findings(too_long, real=LENGTHS)
-    assert padding.kind == "padding" and padding.heads == (0, 1, 2) and "one mask seems to serve" in padding.sentence
+    assert padding.kind == "padding" and padding.heads == (0, 1, 2) and "one mask seems to be used" in padding.sentence
     w = too_long["layer"].dense()[1, :, :5, 5:].sum(-1).max()
     assert padding.number == pytest.approx(float(w), abs=1e-6)
     (unseen,) = mask_findings(too_short, real=LENGTHS)
-    assert (unseen.kind, unseen.number) == ("unseen", 4.0) and "one mask seems to serve" in unseen.sentence
+    assert (unseen.kind, unseen.number) == ("unseen", 4.0) and "one mask seems to be used" in unseen.sentence
 
 
 def test_broken_on_purpose_padding_of_queries_instead_of_keys():
@@ -62,7 +62,7 @@ def test_broken_on_purpose_a_future_that_leaks(small_blocks):
     future = torch.ones(N, N).triu(1)
     assert leak.kind == "leak" and leak.heads == (0, 1, 2)
     assert leak.number == pytest.approx(float((broken["layer"].dense() * future).sum(-1).max()), abs=1e-6)
-    assert "Layer 0 heads 0, 1 and 2 put up to" in leak.sentence
+    assert "L0.H0, L0.H1 and L0.H2 put up to" in leak.sentence
 
 
 def test_a_chunk_after_a_cache_is_no_leak():
@@ -73,7 +73,7 @@ def test_only_the_heads_that_leak_are_named():
     allowed = torch.ones(1, H, N, N, dtype=torch.bool).tril()
     allowed[:, 1] = True
     (leak,) = mask_findings(maps(rg.mask_tensor(allowed)), causal=True)
-    assert leak.heads == (1,) and leak.sentence.startswith("Layer 0 head 1 puts")
+    assert leak.heads == (1,) and leak.sentence.startswith("L0.H1 puts")
 
 
 @pytest.mark.parametrize("mask", [None, rg.causal()], ids=["none", "causal"])

@@ -11,7 +11,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from regard.cli.report import head_name
 from regard.cli.see import Options, check_outputs
 from regard.cluster import check_engine
 from regard.errors import RegardError
@@ -20,6 +19,7 @@ from regard.profiling.corpus import NotSaved, profile_corpus
 from regard.profiling.corpus_profile import CorpusProfile
 from regard.profiling.documents import Documents, open_corpus
 from regard.stats import CAVEAT, HeadTable
+from regard.stats.numbering import head_name
 from regard.viewer import Sheet, page_folds, save_run
 
 #: Heads named for a statistic in the summary.

@@ -12,6 +12,7 @@ from rich.text import Text
 from regard.errors import RegardError
 from regard.hf.text_reader import TextResult
 from regard.stats import CAVEAT, Finding, LayerProfile, Role, RoleTable, TextReading
+from regard.stats.numbering import head_name
 from regard.stats.roles import KINDS, QUERIES, ROLE_CAVEAT
 
 #: Width of one block of the table of heads, in characters.
@@ -57,11 +58,6 @@ def facts(result: TextResult) -> str:
     if result.error is None:
         return f"{sizes}."
     return f"{sizes}; checked: weights x values equal each layer's output to {result.error:.0e}."
-
-
-def head_name(layer: int, head: int) -> str:
-    """`L0.H2`."""
-    return f"L{layer}.H{head}"
 
 
 def heads_table(reading: TextReading, width: int) -> Table:
@@ -125,7 +121,7 @@ def notable(reading: TextReading, query: int, count: int = 3) -> str:
 
 def occurrence(reading: TextReading, word: str) -> str:
     """Where a word stands: `token 10`, or `token 10, the first of 3` if the text has it three times."""
-    query, count = locate(reading, word), len(reading.places(word))
+    query, count = locate(reading, word), len(reading.occurrences(word))
     return f"token {query}, the first of {count}" if count > 1 else f"token {query}"
 
 
@@ -217,5 +213,5 @@ def _word_data(reading: TextReading, word: str) -> dict[str, Any]:
         for place in range(len(reading.maps))
     ]
     heads = [{"layer": n.layer, "head": n.head, **vars(n.link)} for n in reading.notable(query)]
-    places = reading.places(word)
+    places = reading.occurrences(word)
     return {"word": word, "query": query, "occurrences": places, "layers": layers, "heads": heads}

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from regard.cli.report import TOO_SHORT, facts, head_name, locate, notable, occurrence
+from regard.cli.report import TOO_SHORT, facts, locate, notable, occurrence
 from regard.hf.text_reader import TextResult
 from regard.stats import CAVEAT, Finding, Profile, RoleTable, TextReading
+from regard.stats.numbering import head_name
 from regard.stats.roles import CONTENT, KINDS, LABEL
 
 #: Kinds of roles that are printed, and heads named in a line.
@@ -89,7 +90,7 @@ def role_lines(reading: TextReading) -> Iterator[Text]:
 
 
 def named_lines(table: RoleTable) -> Iterator[Text]:
-    """One line for each kind: `L0.H2 and L2.H11 attend to the token just before (0.81; 0.79 on shuffled text).`."""
+    """One line for each kind: `L0.H2 and L2.H11 attend to the previous token (0.81; 0.79 on shuffled text).`."""
     for kind in (*(k for k in KINDS if k in CONTENT), *(k for k in KINDS if k not in CONTENT)):
         named = [role for role in table.of(kind) if role.label]
         if named:
@@ -115,7 +116,7 @@ def _without_first(reading: TextReading, name: str) -> Iterator[tuple[float, str
     """A statistic of `PLACES` for every head, over the queries whose place is not the first token."""
     count = len(reading.profile.query_tokens)
     query = {"previous": 1, "itself": 0}.get(name, count)  # the query whose place is the first token
-    at_first = reading.looks(query) if query < count else None
+    at_first = reading.rows(query) if query < count else None
     num_queries = max(count - (2 if name == "previous" else 1), 1)
     for number, layer in enumerate(reading.profile.layers):
         for head, mean in enumerate(layer.values[name].tolist()):

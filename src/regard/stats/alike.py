@@ -1,4 +1,4 @@
-"""Which heads are alike: divergence on sampled rows, groups of heads, and a map of heads in two dimensions."""
+"""Compares heads: their divergence on sampled rows, groups of similar heads, and a map of heads in two dimensions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from regard.errors import RegardError
 from regard.maps import AttentionMap
 from regard.maps.indices import indices
 
-#: Rows held at once when heads are compared.
+#: Rows of every head that `divergence` holds at once.
 ROWS = 16
 
 
 @checked
 def sample_rows(num_queries: Count, count: Count = 64, seed: int = 0) -> Tensor:
-    """Up to `count` different queries, in order; the same for the same seed.
+    """Draw up to `count` different queries, in ascending order; the same seed gives the same queries.
 
     >>> sample_rows(4, 10)
     tensor([0, 1, 2, 3])
@@ -34,11 +34,12 @@ def divergence(
     rows: Sequence[int] | Tensor | None = None,
     batch: Count = 0,
 ) -> Tensor:
-    """Jensen-Shannon divergence between every two heads of all maps, in nats, averaged over rows; (N, N).
+    """The Jensen-Shannon divergence between every two heads, in nats, averaged over rows; (N, N).
 
     JS(p, q) = H((p + q) / 2) - H(p) / 2 - H(q) / 2, 0 for equal rows and log 2 for rows that share no
-    key; its square root is a metric (Lin 1991). Heads are numbered layer by layer. `rows` are
-    queries, by default 64 drawn at random (`sample_rows`). Holds N x 16 rows of weights.
+    key; its square root is a metric (Lin 1991). The N heads of all maps are numbered layer by layer. `rows` are
+    the indices of the queries, by default 64 random ones (`sample_rows`). At most 16 rows of each head are in
+    memory at once.
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 2, 5, 4)
@@ -48,23 +49,23 @@ def divergence(
     layers = list(maps.values()) if isinstance(maps, Mapping) else list(maps)
     if not layers or len({layer.shape[2:] for layer in layers}) > 1:
         raise RegardError(
-            "divergence: heads are compared row by row, so all maps must have the same numbers of queries and keys, "
-            f"and there must be one; got {[tuple(layer.shape) for layer in layers]}."
+            "divergence: heads are compared row by row. Give at least one map, and maps with the same numbers of "
+            f"queries and keys; got {[tuple(layer.shape) for layer in layers]}."
         )
     chosen = sample_rows(layers[0].shape[2]) if rows is None else indices("divergence", "row", rows, layers[0].shape[2])
     if not len(chosen):
-        raise RegardError("divergence: no rows were given. Give at least one query.")
+        raise RegardError("divergence: there are no rows. Give at least one query.")
     total = torch.zeros((), dtype=torch.float32)
     for part in chosen.split(ROWS):
         weights = torch.cat([layer.tile(batch=batch, rows=part)[0].float().cpu() for layer in layers])
-        total = total + torch.stack([_against(one, weights) for one in weights])
+        total = total + torch.stack([_divergences(head_rows, weights) for head_rows in weights])
     result = (total / len(chosen)).clamp_min(0.0)
     return ((result + result.T) / 2).fill_diagonal_(0.0)
 
 
-def _against(one: Tensor, weights: Tensor) -> Tensor:
-    """Divergence of one head's rows (r, J) from those of all heads (N, r, J), summed over rows; (N,)."""
-    return (_entropy((one + weights) / 2) - _entropy(one) / 2 - _entropy(weights) / 2).sum(-1)
+def _divergences(head_rows: Tensor, weights: Tensor) -> Tensor:
+    """The divergence of one head's rows (r, J) from the rows of all heads (N, r, J), summed over rows; (N,)."""
+    return (_entropy((head_rows + weights) / 2) - _entropy(head_rows) / 2 - _entropy(weights) / 2).sum(-1)
 
 
 def _entropy(p: Tensor) -> Tensor:
@@ -73,10 +74,11 @@ def _entropy(p: Tensor) -> Tensor:
 
 @checked
 def head_groups(distance: Tensor, threshold: float) -> list[tuple[int, ...]]:
-    """Groups of heads by average linkage: the two nearest groups join until all are further apart than `threshold`.
+    """Group heads by average linkage: join the two nearest groups until all distances exceed `threshold`.
 
-    The distance of two groups is the mean over their pairs (UPGMA, Sokal & Michener 1958). `distance`
-    is (N, N): `divergence(maps)`, or 1 - cosine. Groups of one are kept; largest first.
+    The distance between two groups is the mean over their pairs (UPGMA, Sokal & Michener 1958). `distance`
+    is (N, N): `divergence(maps)`, or 1 - cosine. Largest groups first; a head without
+    similar heads is a group of its own.
 
     >>> head_groups(torch.tensor([[0.0, 0.1, 0.9], [0.1, 0.0, 0.8], [0.9, 0.8, 0.0]]), 0.5)
     [(0, 1), (2,)]
@@ -89,8 +91,8 @@ def head_groups(distance: Tensor, threshold: float) -> list[tuple[int, ...]]:
         joined = (sizes[0] * between[a] + sizes[1] * between[b]) / sum(sizes)
         between[a] = between[:, a] = joined
         between[a, a] = torch.inf
-        left = [place for place in range(len(groups)) if place != b]
-        between = between[left][:, left]
+        remaining = [group for group in range(len(groups)) if group != b]
+        between = between[remaining][:, remaining]
         groups[a] = tuple(sorted(groups[a] + groups[b]))
         del groups[b]
     return sorted(groups, key=lambda group: (-len(group), group))
@@ -98,13 +100,14 @@ def head_groups(distance: Tensor, threshold: float) -> list[tuple[int, ...]]:
 
 @checked
 def head_map(distance: Tensor, dimensions: Size = 2) -> Tensor:
-    """Places of heads whose distances are as near as can be to those given: classical scaling; (N, dimensions).
+    """Place heads so that their Euclidean distances approximate `distance`: classical scaling; (N, dimensions).
 
-    With C = I - 1/n, -1/2 C D^2 C = V diag(l) V', and places are V sqrt(l) of the largest eigenvalues
-    (Torgerson 1952). The largest entry of each axis is positive. Give a metric: `divergence(maps).sqrt()`.
+    With C = I - 1/n, -1/2 C D^2 C = V diag(l) V', and the coordinates are V sqrt(l) of the largest eigenvalues
+    (Torgerson 1952). The entry of largest magnitude on each axis is positive. Give a metric:
+    `divergence(maps).sqrt()`.
 
-    >>> places = head_map(torch.tensor([[0.0, 3.0, 4.0], [3.0, 0.0, 5.0], [4.0, 5.0, 0.0]]))
-    >>> torch.cdist(places, places)[1, 2].round(decimals=4)
+    >>> coordinates = head_map(torch.tensor([[0.0, 3.0, 4.0], [3.0, 0.0, 5.0], [4.0, 5.0, 0.0]]))
+    >>> torch.cdist(coordinates, coordinates)[1, 2].round(decimals=4)
     tensor(5., dtype=torch.float64)
     """
     squared = _square("head_map", distance).double().square()
@@ -112,16 +115,16 @@ def head_map(distance: Tensor, dimensions: Size = 2) -> Tensor:
     inner = -0.5 * (squared - squared.mean(0) - squared.mean(1, keepdim=True) + squared.mean())
     values, vectors = torch.linalg.eigh((inner + inner.T) / 2)
     kept = min(dimensions, n)
-    places = vectors.flip(-1)[:, :kept] * values.flip(-1)[:kept].clamp_min(0.0).sqrt()
-    largest = places.gather(0, places.abs().argmax(0, keepdim=True))
-    places = places * torch.where(largest < 0, -1.0, 1.0)
-    return torch.nn.functional.pad(places, (0, dimensions - kept))
+    coordinates = vectors.flip(-1)[:, :kept] * values.flip(-1)[:kept].clamp_min(0.0).sqrt()
+    largest = coordinates.gather(0, coordinates.abs().argmax(0, keepdim=True))
+    coordinates = coordinates * torch.where(largest < 0, -1.0, 1.0)
+    return torch.nn.functional.pad(coordinates, (0, dimensions - kept))
 
 
 def _square(name: str, distance: Tensor) -> Tensor:
     if distance.ndim != 2 or distance.shape[0] != distance.shape[1] or not len(distance):
         raise RegardError(
-            f"{name}: distances are a square (N, N), one row a head, got {tuple(distance.shape)}. "
-            "divergence(maps) gives them; of one text, 1 - map.similarity()[0]."
+            f"{name}: distances are a square (N, N), one row for each head, got {tuple(distance.shape)}. "
+            "Give divergence(maps), or 1 - map.similarity()[0] for the first text of one map."
         )
     return distance

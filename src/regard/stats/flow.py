@@ -1,4 +1,4 @@
-"""Weights beyond one layer's map: rollout through all layers, and weights scaled by what they carry."""
+"""Attention rollout through all layers, and weights scaled by the norms of the values that they carry."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def rollout(
     batch: Count = 0,
     residual: float = 0.5,
 ) -> Tensor:
-    """How much of each input token is in chosen rows of the last layer, if weights were all that mattered; (rows, n).
+    """Attention rollout: how much rows of the last layer depend on each input token, by weights alone; (rows, n).
 
     Abnar & Zuidema 2020, arXiv:2005.00928: with A_l the mean of a layer's heads and A'_l = 0.5 A_l + 0.5 I
-    for the residual, the rollout is A'_L ... A'_1. Chosen rows need no n x n: e_i A'_L, then times A'_(L-1),
-    and so on, streamed over tiles. `maps` are those of self-attention, in the order of the model; `residual`
-    is the share of I. Values, norms and feed-forward layers are left out, so this says what weights alone would do.
+    for the residual, the rollout is A'_L ... A'_1. No n x n matrix is needed: a row e_i is multiplied by A'_L,
+    then by A'_(L-1), and so on, tile by tile. `maps` are the self-attention maps in the order of the model;
+    `residual` is the share of I. Values, norms and feed-forward layers are ignored.
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 2, 4)
@@ -39,7 +39,7 @@ def rollout(
     layers = list(maps.values()) if isinstance(maps, Mapping) else list(maps)
     if not layers or len({layer.shape[2:] for layer in layers}) > 1 or layers[0].shape[2] != layers[0].shape[3]:
         raise RegardError(
-            "rollout: the layers multiply, so every map must be of self-attention over the same whole text, "
+            "rollout: the maps are multiplied, so every map must be of self-attention over the same whole text, "
             f"got {[tuple(layer.shape) for layer in layers]}. Leave cross-attention out; watch one pass, not decoding."
         )
     n, device = layers[0].shape[2], layers[0].device
@@ -47,14 +47,14 @@ def rollout(
     flow = zeros(device, len(chosen), n)
     flow[torch.arange(len(chosen), device=device), chosen] = 1.0
     for layer in reversed(layers):
-        one = layer.select(torch.tensor([batch]), torch.arange(layer.shape[1]))
-        flow = residual * flow + (1 - residual) * one.summarize(Through(flow))[0]
+        text_map = layer.select(torch.tensor([batch]), torch.arange(layer.shape[1]))
+        flow = residual * flow + (1 - residual) * text_map.summarize(RowsTimesMap(flow))[0]
     return flow
 
 
 @dataclass(frozen=True, eq=False)
-class Through(Fold):
-    """A row vector times the mean of the heads: sum_i flow_i mean_h w_hij, of the first text; (rows, J)."""
+class RowsTimesMap(Fold):
+    """Row vectors times the mean map of the heads, sum_i flow_i mean_h w_hij, for the first text; (rows, J)."""
 
     flow: Tensor
 
@@ -69,15 +69,15 @@ class Through(Fold):
 
 @dataclass(frozen=True, eq=False)
 class ValueWeighted:
-    """Weights scaled by the vector each carries: ||w_ij v_j W_O||, exactly, without holding them.
+    """The result of `value_weighted`: exact norms ||w_ij v_j W_O||, computed tile by tile.
 
-    `norms` (B, H, J) are ||v_j W_O|| of every key and head.
+    `norms` (B, H, J) holds ||v_j W_O|| of every key and head.
 
     >>> import torch, regard as rg
     >>> from regard.stats import value_weighted
     >>> x, value = torch.zeros(1, 1, 2, 2), torch.tensor([[[[3.0, 4.0], [0.0, 0.0]]]])
-    >>> found = value_weighted(rg.attend(rg.Attention(), x, x, value).weights, value, torch.eye(2))
-    >>> found.carried().tolist(), found.received().tolist()  # the second key gives nothing
+    >>> norms = value_weighted(rg.attend(rg.Attention(), x, x, value).weights, value, torch.eye(2))
+    >>> norms.carried().tolist(), norms.received().tolist()  # the value of the second key is zero
     ([[[2.5, 2.5]]], [[[5.0, 0.0]]])
     """
 
@@ -85,26 +85,26 @@ class ValueWeighted:
     norms: Tensor
 
     def tile(self, batch: Index = None, head: Index = None, rows: Index = None, cols: Index = None) -> Tensor:
-        """Exact norms of a tile, (B', H', I', J'), chosen as in `AttentionMap.tile`."""
-        norms = self.norms[_kept(batch)][:, _kept(head)][:, :, _kept(cols)]
+        """Exact norms of a tile, (B', H', I', J'); the arguments are those of `AttentionMap.tile`."""
+        norms = self.norms[_keep_axis(batch)][:, _keep_axis(head)][:, :, _keep_axis(cols)]
         return self.map.tile(batch, head, rows, cols) * norms[:, :, None]
 
     def carried(self) -> Tensor:
-        """sum_j ||w_ij v_j W_O||: how much every query takes in; (B, H, I)."""
+        """sum_j ||w_ij v_j W_O||: how much every query receives from all keys; (B, H, I)."""
         return self.map.summarize(Carried(self.norms))[0]
 
     def received(self) -> Tensor:
-        """sum_i ||w_ij v_j W_O||: how much every key gives away; (B, H, J)."""
+        """sum_i ||w_ij v_j W_O||: how much all queries receive from each key; (B, H, J)."""
         return self.map.summarize(KeyTotals())[0] * self.norms
 
     def per_head(self) -> Tensor:
-        """Mean over queries of `carried`: how much a head writes at most; (B, H)."""
+        """Mean over queries of `carried`, an upper bound on the mean norm of the head's output; (B, H)."""
         return self.carried().mean(-1)
 
 
 @dataclass(frozen=True, eq=False)
 class Carried(Fold):
-    """sum_j w_ij x_j for one number x_j per key and head, (B, H, J); (B, H, I)."""
+    """sum_j w_ij x_j, where `numbers` (B, H, J) holds x_j for each key and head; (B, H, I)."""
 
     numbers: Tensor
 
@@ -119,9 +119,9 @@ class Carried(Fold):
 @checked
 @torch.no_grad()
 def value_weighted(map: AttentionMap, value: Tensor, projection: Tensor) -> ValueWeighted:
-    """Weights times what they carry, ||w_ij v_j W_O^h|| (Kobayashi et al. 2020, arXiv:2004.10102).
+    """Norms of weighted and projected values, ||w_ij v_j W_O^h|| (Kobayashi et al. 2020, arXiv:2004.10102).
 
-    A key may be looked at and yet give nothing, because its value is small: special tokens often do.
+    A key with a large weight may contribute little, because its value is small. Special tokens often do.
     `value` is (B, G, J, E) with G dividing H; `projection` is (H, E, C), or the weight (C, H E) of the
     `nn.Linear` that follows the heads. Weights are not negative, so the norm is w_ij ||v_j W_O^h||.
 
@@ -132,11 +132,11 @@ def value_weighted(map: AttentionMap, value: Tensor, projection: Tensor) -> Valu
     """
     B, H, _, J = map.shape
     E = value.shape[-1] if value.ndim else 0
-    right = value.ndim == 4 and (value.shape[0], value.shape[2]) == (B, J) and H % value.shape[1] == 0
-    if not right or not value.is_floating_point() or value.device != map.device:
+    fits = value.ndim == 4 and (value.shape[0], value.shape[2]) == (B, J) and H % value.shape[1] == 0
+    if not fits or not value.is_floating_point() or value.device != map.device:
         raise RegardError(
-            f"value_weighted: values are (batch {B}, heads that divide {H}, keys {J}, width) numbers on {map.device}, "
-            f"got {value.dtype} of shape {tuple(value.shape)} on {value.device}."
+            f"value_weighted: values are floats of shape (batch {B}, heads that divide {H}, keys {J}, width) "
+            f"on {map.device}, got {value.dtype} of shape {tuple(value.shape)} on {value.device}."
         )
     if projection.ndim == 2 and projection.shape[1] == H * E:
         projection = projection.T.reshape(H, E, -1)
@@ -146,13 +146,13 @@ def value_weighted(map: AttentionMap, value: Tensor, projection: Tensor) -> Valu
             f"got {tuple(projection.shape)}."
         )
     value = value.detach().float().repeat_interleave(H // value.shape[1], 1)
-    # ||v W||^2 = v (W W') v' needs (E, E) a head, not the width C for every key.
+    # ||v W||^2 = v (W W') v' needs (E, E) per head instead of C numbers per key.
     gram = projection.detach().float() @ projection.detach().float().transpose(-1, -2)
     return ValueWeighted(map, ((value @ gram) * value).sum(-1).clamp_min(0.0).sqrt())
 
 
-def _kept(index: Index) -> Any:
-    """An index that keeps its axis."""
+def _keep_axis(index: Index) -> Any:
+    """The same index in a form that does not remove its axis."""
     if index is None:
         return slice(None)
     if isinstance(index, int):

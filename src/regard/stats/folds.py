@@ -1,4 +1,4 @@
-"""Folds over tokens and offsets: what heads put where, in a form that adds up over documents."""
+"""Folds that sum weights by offset and by equal tokens; sums of several documents can be added."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from regard.maps.folds import Shape, State, zeros
 class Offsets(Fold):
     """Weight at every relative offset j - i from `first` to `last`, summed over queries; (B, H, last - first + 1).
 
-    Offset -1 is the token just before, 1 the one just after. Sums of documents add up; divided by
-    their number of queries they are means.
+    Offset -1 is the previous token, 1 the next token. Add the sums of several documents and divide by
+    their number of queries to get means.
 
     >>> import torch, regard as rg
     >>> from regard.stats import Offsets
@@ -33,26 +33,28 @@ class Offsets(Fold):
 
     def __post_init__(self) -> None:
         if self.first > self.last:
-            raise RegardError(f"Offsets({self.first}, {self.last}): the first offset must not lie behind the last.")
+            raise RegardError(
+                f"Offsets({self.first}, {self.last}): the first offset must not be greater than the last."
+            )
 
     def init(self, shape: Shape, device: torch.device) -> State:
         return [zeros(device, *shape[:2], self.last - self.first + 1)]
 
     def add(self, state: State, tile: Tile) -> None:
-        apart = tile.grid.distance[0, 0]
-        low, high = max(self.first, int(apart.min())), min(self.last, int(apart.max()))
+        distances = tile.grid.distance[0, 0]
+        low, high = max(self.first, int(distances.min())), min(self.last, int(distances.max()))
         for offset in range(low, high + 1):
-            i, j = (apart == offset).nonzero(as_tuple=True)
+            i, j = (distances == offset).nonzero(as_tuple=True)
             state[0][:, :, offset - self.first] += tile.weights[:, :, i, j].sum(-1)
 
 
 @checked
 @dataclass(frozen=True, eq=False)
 class SameToken(Fold):
-    """Weight that every query puts on other places of its own token: sum of w_ij over t_j = t_i, j != i; (B, H, I).
+    """Weight of every query on other occurrences of its token: sum of w_ij over t_j = t_i, j != i; (B, H, I).
 
-    `keys` are the token numbers of the keys, (J,) or (B, J); `queries` those of the queries, without
-    which the queries are the last of the keys.
+    `keys` holds the token numbers of the keys, (J,) or (B, J), and `queries` those of the queries. By default
+    the queries are the last keys.
 
     >>> import torch, regard as rg
     >>> from regard.stats import SameToken
@@ -90,7 +92,7 @@ def _tokens(name: str, tokens: Tensor, B: int, length: int, device: torch.device
 
 
 def numbers(tokens: list[str]) -> Tensor:
-    """Tokens as numbers, the same for the same token; (len(tokens),).
+    """Token numbers; equal tokens have equal numbers; (len(tokens),).
 
     >>> numbers(["a", "b", "a"])
     tensor([0, 1, 0])

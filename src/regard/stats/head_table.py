@@ -1,4 +1,4 @@
-"""Statistics of heads over many documents: tables that merge, weighted by the queries each mean is over."""
+"""Head statistics over many documents: tables that can be merged, because every mean knows its number of queries."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from regard.stats.profile import Profile
 
 @dataclass(frozen=True, eq=False)
 class LayerTable:
-    """Of one layer: means by statistic, (H,) or (H, ...), how many queries each is over, (H,), and its number.
+    """The statistics of one layer, with the number of that layer in the model.
+
+    For each statistic, `means` holds (H,) or (H, ...) and `counts` (H,) the number of queries that were averaged.
 
     >>> import torch
     >>> from regard.stats import LayerTable
-    >>> one = LayerTable("layer", {"reach": torch.tensor([1.0])}, {"reach": torch.tensor([3.0])})
-    >>> two = LayerTable("layer", {"reach": torch.tensor([5.0])}, {"reach": torch.tensor([1.0])})
-    >>> one.merge(two).means["reach"]  # (3 * 1 + 1 * 5) / 4
+    >>> first = LayerTable("layer", {"reach": torch.tensor([1.0])}, {"reach": torch.tensor([3.0])})
+    >>> second = LayerTable("layer", {"reach": torch.tensor([5.0])}, {"reach": torch.tensor([1.0])})
+    >>> first.merge(second).means["reach"]  # (3 * 1 + 1 * 5) / 4
     tensor([2.])
     """
 
@@ -31,13 +33,13 @@ class LayerTable:
     number: int = 0
 
     def merge(self, other: LayerTable) -> LayerTable:
-        """The means over the queries of both."""
+        """The means over the queries of both tables."""
         means, counts = {}, {}
         for name, mean in self.means.items():
-            mine, theirs = self.counts[name], other.counts[name]
-            share = (theirs / (mine + theirs).clamp_min(1)).view(-1, *(1,) * (mean.ndim - 1))
+            count, other_count = self.counts[name], other.counts[name]
+            share = (other_count / (count + other_count).clamp_min(1)).view(-1, *(1,) * (mean.ndim - 1))
             means[name] = mean * (1 - share) + other.means[name] * share
-            counts[name] = mine + theirs
+            counts[name] = count + other_count
         return LayerTable(self.name, means, counts, self.number)
 
 
@@ -45,9 +47,9 @@ class LayerTable:
 class HeadTable:
     """Every statistic of every head, as the mean over the queries of any number of documents.
 
-    m = sum_d n_d m_d / sum_d n_d, with m_d the mean over the n_d queries of document d: what one
-    mean over all queries would be, in any order of merging. Both are float64: counts are exact up to 2^53
-    queries, and what a document adds to a large corpus is not rounded away.
+    m = sum_d n_d m_d / sum_d n_d, with m_d the mean over the n_d queries of document d. This equals the mean over
+    all queries, whatever the order of merging. Means and counts are float64: counts are exact up to 2^53
+    queries, and one document still changes the means of a large corpus.
 
     >>> import torch, regard as rg
     >>> from regard.stats import HeadTable, profile
@@ -73,7 +75,7 @@ class HeadTable:
 
     @staticmethod
     def over(profiles: Iterable[Profile]) -> HeadTable:
-        """The table of all documents; profiles are taken one at a time."""
+        """The table of all documents. The profiles are read one after another, so they may come from a generator."""
         total: HeadTable | None = None
         for profile in profiles:
             table = HeadTable.of(profile)
@@ -83,13 +85,13 @@ class HeadTable:
         return total
 
     def merge(self, other: HeadTable) -> HeadTable:
-        """Both documents (or sets of documents) as one."""
-        if _form(self) != _form(other):
+        """The table of the documents of both tables."""
+        if _layout(self) != _layout(other):
             raise RegardError(
                 "HeadTable.merge: the two tables differ in layers, heads or statistics. "
                 "Merge tables of one model, measured with the same statistics."
             )
-        layers = [mine.merge(theirs) for mine, theirs in zip(self.layers, other.layers, strict=True)]
+        layers = [layer.merge(other_layer) for layer, other_layer in zip(self.layers, other.layers, strict=True)]
         return HeadTable(layers, self.documents + other.documents)
 
     def values(self, name: str) -> Tensor:
@@ -100,7 +102,7 @@ class HeadTable:
         return torch.stack([layer.means[name] for layer in self.layers])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists and numbers for `json.dumps`; `from_json` gives back the same table, bit by bit."""
+        """Plain lists and numbers for `json.dumps`. `from_json` restores exactly the same table."""
         layers = [
             {
                 "name": layer.name,
@@ -118,8 +120,8 @@ class HeadTable:
 
         >>> import torch
         >>> table = HeadTable([LayerTable("a", {"x": torch.tensor([0.1])}, {"x": torch.tensor([3.0])})], documents=2)
-        >>> again = HeadTable.from_json(table.to_json())
-        >>> torch.equal(again.values("x"), table.values("x")), again.documents
+        >>> restored = HeadTable.from_json(table.to_json())
+        >>> torch.equal(restored.values("x"), table.values("x")), restored.documents
         (True, 2)
         """
         try:
@@ -130,12 +132,12 @@ class HeadTable:
             return HeadTable(layers, int(data["documents"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RegardError(
-                f"HeadTable.from_json: this is no table ({type(error).__name__}: {error}). "
-                "Give what HeadTable.to_json returned."
+                f"HeadTable.from_json: the data are not a table ({type(error).__name__}: {error}). "
+                "Give the result of HeadTable.to_json."
             ) from None
 
     def table(self) -> str:
-        """One line for each layer and head, in plain text; statistics of several numbers a head are left out."""
+        """One line of plain text for each head; statistics with several numbers for each head are left out."""
         names = [name for name, mean in self.layers[0].means.items() if mean.ndim == 1]
         lines = ["layer head " + " ".join(f"{name:>11}" for name in names)]
         for layer in self.layers:
@@ -145,7 +147,7 @@ class HeadTable:
         return "\n".join(lines)
 
 
-def _form(table: HeadTable) -> list[tuple[str, dict[str, torch.Size]]]:
+def _layout(table: HeadTable) -> list[tuple[str, dict[str, torch.Size]]]:
     return [(layer.name, {name: mean.shape for name, mean in layer.means.items()}) for layer in table.layers]
 
 

@@ -1,4 +1,4 @@
-"""Warnings about masks, from the weights alone: a future or padding that is seen, one mask for a whole batch."""
+"""Warnings about wrong masks: weight on future tokens or on padding, or one mask for texts of different lengths."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from regard.errors import RegardError
 from regard.maps import AttentionMap, Fold, KeyTotals, MassOn, Tile
 from regard.maps.folds import Shape, State, zeros
 from regard.stats.numbering import layer_numbers
-from regard.stats.warnings import Finding, ending, name_of
+from regard.stats.warnings import Finding, ending, head_names
 
-#: Share of a row from which weight counts as seen. A boolean mask gives exactly 0; models that add a large negative
-#: number instead may leave a trace in half precision, whose rounding is 1e-3 of a weight.
-SEEN = 1e-4
+#: Said if the weights of texts of different lengths are positive on the same keys.
+ONE_MASK = "Texts of different lengths attend to the same keys: one mask seems to be used for the whole batch."
+#: Weight on masked keys is reported above this share of a row. A boolean mask gives exactly 0. Models that add a large
+#: negative number instead may leave a little weight in half precision, where a weight is rounded to 1e-3 of its value.
+NEGLIGIBLE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,13 @@ def mask_findings(
     real: Tensor | Sequence[int] | None = None,
     numbers: Sequence[int] | None = None,
 ) -> list[Finding]:
-    """Warnings that need no profile, only what the model claims: that it is causal, and which keys are real.
+    """Warnings about masks, checked against what should hold: that the model is causal, and which keys are real.
 
-    `real` are lengths (B,) or a boolean (B, J) with True = real, as for `padding`. Found are weight on
-    the future ("leak"), weight on padding ("padding"), and real keys that no query sees at all though
-    queries see others ("unseen"); where texts of different lengths see the same keys, the sentence says
-    that one mask seems to serve the whole batch, which is what broadcasting the wrong axis does.
-    `numbers` are those of the layers; without them they are read off the module paths.
+    `real` is lengths (B,) or a boolean (B, J) with True = real, as for `padding`. The kinds of findings are "leak"
+    (weight on future tokens), "padding" (weight on padding) and "unseen" (real keys with weight 0 for every query,
+    while other keys have weight). If texts of different lengths attend to the same keys, the sentence adds that one
+    mask seems to be used for the whole batch; broadcasting along the wrong axis causes this. `numbers` are the
+    numbers of the layers; by default they are read from the module paths (`layer_numbers`).
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 2, 3, 4)
@@ -63,75 +65,78 @@ def mask_findings(
 
 
 def leaks(number: int, weights: AttentionMap) -> Iterator[Finding]:
-    """Heads that look at what comes after the query."""
+    """Heads with weight on tokens after the query."""
     share = weights.summarize(Future())[0].amax((0, 2))
-    heads = tuple((share > SEEN).nonzero().flatten().tolist())
+    heads = tuple((share > NEGLIGIBLE).nonzero().flatten().tolist())
     if heads:
         value = float(share.max())
+        names, s = head_names(number, heads), ending(heads)
         yield Finding(
             "leak",
             number,
             heads,
             value,
-            f"{name_of(number, heads)} put{ending(heads)} up to {value:.1%} of a row on tokens after the query, in "
-            "a model that claims to be causal: the causal mask is missing, transposed or shifted. Scores of this "
-            "model on next tokens cannot be trusted.",
+            f"{names} put{s} up to {value:.1%} of a row on tokens after the query, but the "
+            "model should be causal: the causal mask is missing, transposed or shifted. Do not trust next-token scores "
+            "of this model.",
         )
 
 
 def broadcasts(number: int, weights: AttentionMap, real: Tensor) -> Iterator[Finding]:
-    """Weight on padding, and real keys that nobody sees; `real` is (B, J)."""
+    """Heads with weight on padding, and heads with weight 0 on real keys; `real` is (B, J)."""
     real = real.to(weights.device)
     padding, received = weights.summarize(MassOn(~real), KeyTotals())
     shared = _shared(received, real)
-    why = " Texts of different lengths see the same keys: one mask seems to serve the whole batch." if shared else ""
+    why = f" {ONE_MASK}" if shared else ""
     I, J = weights.shape[2:]
     queries = real[:, None, J - I :] if I <= J else real.new_ones(1, 1, I)
     share = (padding * queries).amax((0, 2))
-    heads = tuple((share > SEEN).nonzero().flatten().tolist())
+    heads = tuple((share > NEGLIGIBLE).nonzero().flatten().tolist())
     if heads:
         value = float(share.max())
+        names, s = head_names(number, heads), ending(heads)
         yield Finding(
             "padding",
             number,
             heads,
             value,
-            f"{name_of(number, heads)} put{ending(heads)} up to {value:.1%} of a row on padding. The mask seems to be "
-            f"missing, inverted, or broadcast along the wrong axis.{why} What padding holds then changes the output.",
+            f"{names} put{s} up to {value:.1%} of a row on padding. The mask seems to be "
+            f"missing, inverted, or broadcast along the wrong axis.{why} The output then depends on the padding.",
         )
     yield from _unseen(number, received, real, why)
 
 
 def _unseen(number: int, received: Tensor, real: Tensor, why: str) -> Iterator[Finding]:
-    """Real keys that get no weight at all, from no query, while others do."""
-    blind = (received <= 0) & real[:, None] & (received.amax(-1, keepdim=True) > 0)
-    heads = tuple(blind.any(-1).any(0).nonzero().flatten().tolist())
+    """Heads with weight 0 on some real keys for every query, and positive weight on others."""
+    unseen = (received <= 0) & real[:, None] & (received.amax(-1, keepdim=True) > 0)
+    heads = tuple(unseen.any(-1).any(0).nonzero().flatten().tolist())
     if heads:
-        count = int(blind[:, list(heads)].sum(-1).amax())
+        count = int(unseen[:, list(heads)].sum(-1).amax())
+        names, s = head_names(number, heads), ending(heads)
         yield Finding(
             "unseen",
             number,
             heads,
             float(count),
-            f"{name_of(number, heads)} never look{ending(heads)} at up to {count} real token{'s' * (count > 1)} of a "
-            f"text: their weight is exactly 0 for every query.{why} A window or a chunk can do this too.",
+            f"{names} never attend{s} to up to {count} real token{'s' * (count > 1)} of a "
+            f"text: their weight is exactly 0 for every query.{why} A window or a chunk can cause this too.",
         )
 
 
 def _shared(received: Tensor, real: Tensor) -> bool:
-    """Whether all texts of a batch see the same keys although their real keys differ."""
-    seen = (received > 0).any(1)
-    return bool((real != real[:1]).any()) and bool((seen == seen[:1]).all())
+    """Whether the texts of a batch attend to the same keys although their real keys differ."""
+    attended = (received > 0).any(1)
+    return bool((real != real[:1]).any()) and bool((attended == attended[:1]).all())
 
 
 def _real(real: Tensor | Sequence[int], shape: tuple[int, int, int, int]) -> Tensor:
     B, _, _, J = shape
-    given = torch.as_tensor(real)
-    if given.dtype in (torch.int32, torch.int64) and given.shape == (B,):
-        return torch.arange(J, device=given.device) < given[:, None]
-    if given.dtype == torch.bool and given.shape == (B, J):
-        return given
+    real = torch.as_tensor(real)
+    if real.dtype in (torch.int32, torch.int64) and real.shape == (B,):
+        return torch.arange(J, device=real.device) < real[:, None]
+    if real.dtype == torch.bool and real.shape == (B, J):
+        return real
     raise RegardError(
         f"mask_findings: real are {B} integer lengths or booleans of shape ({B}, {J}) with True = real, "
-        f"got {given.dtype} of shape {tuple(given.shape)}. An attention_mask of 0 and 1 becomes mask.bool()."
+        f"got {real.dtype} of shape {tuple(real.shape)}. An attention_mask of 0 and 1 becomes mask.bool()."
     )

@@ -1,4 +1,4 @@
-"""Which layer a map is of: the number in its module path, the same whether all layers are looked at or a few."""
+"""Names of heads (L0.H2), and the number of each layer in its model, which module paths contain."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ from itertools import pairwise
 
 from regard.checks import checked
 from regard.errors import RegardError
+
+
+def head_name(layer: int, head: int) -> str:
+    """The name of a head in every text for users.
+
+    >>> head_name(0, 2)
+    'L0.H2'
+    """
+    return f"L{layer}.H{head}"
 
 
 @checked
@@ -21,21 +30,23 @@ def layer_number(name: str) -> int | None:
 
 @checked
 def layer_numbers(names: Iterable[str], given: Sequence[int] | None = None) -> list[int]:
-    """The numbers of some layers: those `mask_tensor`, else those in their module paths.
+    """The numbers of layers: `given` if it is not None, else the numbers in their module paths.
 
-    Where a path has no number, or the numbers do not rise (an encoder and a decoder, blocks within
-    stages), layers are numbered by their place.
+    If a path has no number, or the numbers do not rise (an encoder and a decoder, blocks within
+    stages), the layers are numbered 0, 1, 2, ... in their order.
 
     >>> layer_numbers(["encoder.layer.4.attention.self", "encoder.layer.5.attention.self"])
     [4, 5]
     >>> layer_numbers(["encoder.layers.0.self_attn", "decoder.layers.0.self_attn"])
     [0, 1]
     """
-    found = [layer_number(name) for name in names]
+    in_paths = [layer_number(name) for name in names]
     if given is not None:
-        if len(given) != len(found):
-            raise RegardError(f"layer numbers: {len(given)} were given for {len(found)} maps. Give one for each map.")
+        if len(given) != len(in_paths):
+            raise RegardError(
+                f"layer numbers: {len(given)} were given for {len(in_paths)} maps. Give one number for each map."
+            )
         return list(given)
-    known = [number for number in found if number is not None]
-    rising = len(known) == len(found) and all(a < b for a, b in pairwise(known))
-    return known if rising else list(range(len(found)))
+    known = [number for number in in_paths if number is not None]
+    rising = len(known) == len(in_paths) and all(a < b for a, b in pairwise(known))
+    return known if rising else list(range(len(in_paths)))

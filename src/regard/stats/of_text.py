@@ -1,4 +1,4 @@
-"""What a profile can measure once it knows the tokens of a text: punctuation, same token, offsets, chosen."""
+"""Head statistics that need the tokens of a text: weight on punctuation, equal tokens, offsets or chosen tokens."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from regard.stats.statistics import STATISTICS, Allowed, HeadStatistic
 
 
 def is_punctuation(token: str) -> bool:
-    """Whether a token is nothing but punctuation, once the marks of tokenizers are off.
+    """Whether a token consists of punctuation only; prefixes that tokenizers add (##, Ġ, ▁) are ignored.
 
     >>> [is_punctuation(token) for token in [".", "Ġ,", "▁?!", "##'", "it's", "", "[SEP]"]]
     [True, True, True, True, False, False, False]
     """
     bare = (token.removeprefix("##") or token).lstrip("Ġ▁").strip()
-    return bool(bare) and all(unicodedata.category(sign).startswith("P") for sign in bare)
+    return bool(bare) and all(unicodedata.category(character).startswith("P") for character in bare)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Chosen(HeadStatistic):
 
 @dataclass(frozen=True)
 class Punctuation(Chosen):
-    """Mean over queries of the weight on punctuation (indices of keys, without the first)."""
+    """Mean over queries of the weight on punctuation; `keys` are its indices, without the first key."""
 
     name: ClassVar[str] = "punctuation"
     meaning: ClassVar[str] = "share of the weight on punctuation other than the first token"
@@ -48,21 +48,21 @@ class Punctuation(Chosen):
 
 @dataclass(frozen=True, eq=False)
 class Same(HeadStatistic):
-    """Mean over queries of the weight on other places of the query's own token (`ids`), the first key left out."""
+    """Mean over queries of the weight on other occurrences of the query's token, except for the first key."""
 
     ids: Tensor
     name: ClassVar[str] = "same"
-    meaning: ClassVar[str] = "share of the weight on the same token elsewhere"
+    meaning: ClassVar[str] = "share of the weight on other occurrences of the same token"
 
     def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
         keys = self.ids.clone()
-        keys[:1] = -1  # no token's number
+        keys[:1] = -1  # equals no token number
         return (SameToken(keys, self.ids),)
 
 
 @dataclass(frozen=True)
 class AtOffsets(HeadStatistic):
-    """Mean over queries of the weight at offsets -8 to 8: one row of 17 numbers a head, not one number."""
+    """Mean over queries of the weight at offsets -8 to 8: 17 numbers for each head."""
 
     name: ClassVar[str] = "offsets"
     meaning: ClassVar[str] = "share of the weight at offsets -8 to 8"
@@ -79,14 +79,14 @@ class AtOffsets(HeadStatistic):
 def text_statistics(tokens: Sequence[str], chosen: Sequence[int] | None = None) -> tuple[HeadStatistic, ...]:
     """All statistics of a text: `STATISTICS` and those that need its tokens. For `profile(..., statistics=)`.
 
-    `chosen` are indices of keys whose share of the weight is wanted too. Weight on the first key is the statistic
-    "first", and is not counted for its token.
+    `chosen` are indices of keys; the statistic "chosen" is the share of the weight on them. Weight on the first key
+    counts for the statistic "first" only, whatever its token is.
 
     >>> [statistic.name for statistic in text_statistics(["a", "."])][-3:]
     ['punctuation', 'same', 'offsets']
     """
-    marks = tuple(index for index, token in enumerate(tokens) if index and is_punctuation(token))
-    extra: list[HeadStatistic] = [Punctuation(marks), Same(numbers(list(tokens))), AtOffsets()]
+    punctuation = tuple(index for index, token in enumerate(tokens) if index and is_punctuation(token))
+    extra: list[HeadStatistic] = [Punctuation(punctuation), Same(numbers(list(tokens))), AtOffsets()]
     if chosen is not None:
         extra.append(Chosen(tuple(chosen)))
     return (*STATISTICS, *extra)

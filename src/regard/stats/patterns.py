@@ -1,4 +1,4 @@
-"""How a head spreads over a text: local, global, distributed or block-like, each a score from 0 to 1."""
+"""`patterns` scores how local, global, distributed and block-like every head is, each from 0 to 1."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ from regard.stats.targets import may_attend
 
 #: Positions to either side that count as local.
 NEAR = 2
-#: Share of all keys that may be the few that a global head looks at from everywhere (at least one key).
+#: Share of all keys that a global head may attend to from everywhere (at least one key).
 FEW = 0.05
-#: Numbers of equal blocks that are tried where no segments are given.
+#: Numbers of equal blocks that `patterns` tries if no segments are given.
 BLOCKS = (2, 4, 8, 16)
 
 
 @dataclass(frozen=True, eq=False)
 class Patterns:
-    """The four patterns of every head of one layer, (H,) each, and participation; all from 0 to 1.
+    """Four scores and the participation of every head of one layer, (H,) each; all from 0 to 1.
 
-    With w the weights, n_i the keys that query i may attend to, and u_ij = 1 / n_i a head that looks
-    at all of them alike; a score (s - e) / (1 - e), not below 0, is 0 where s is what e expects:
+    With w the weights, n_i the number of keys that query i may attend to, and u_ij = 1 / n_i equal weights.
+    Scores with s and e are max(0, (s - e) / (1 - e)): 0 if s is as expected (e), 1 if s is 1.
 
     - `local`: s the mean weight on keys at most `NEAR` positions away, e that of u.
-    - `global_keys`: s the share of all weight on the `FEW` most looked-at keys, e that of u on those keys.
-    - `distributed`: mean over queries of (p_i - 1) / (n_i - 1), with p_i = 1 / sum_j w_ij^2 the number of
-      keys that a row takes part in (its participation ratio). Queries with one key are left out.
-    - `block`: s the share of all weight within the query's own segment, e what the head's own weights by
-      offset j - i would put there if segments had no borders: nearness alone is no block.
+    - `global_keys`: s the share of all weight on the `FEW` keys that receive most weight, e that of u on these keys.
+    - `distributed`: mean over queries of (p_i - 1) / (n_i - 1), with p_i = 1 / sum_j w_ij^2 the effective
+      number of keys of a row (its participation ratio). Queries with one key are left out.
+    - `block`: s the share of all weight within the query's own segment, e the share that a head with
+      the same total weight at each offset j - i, but without regard to segments, puts there. So a head that is only
+      local scores 0.
     - `participation`: mean over queries of p_i / n_i.
 
     >>> import torch, regard as rg
     >>> from regard.stats import patterns
     >>> x = 1000 * torch.eye(40).expand(1, 1, 40, 40)
-    >>> found = patterns(rg.attend(rg.Attention(), x, x, x).weights)  # every query looks at itself alone
-    >>> found.local, found.distributed, found.participation
+    >>> scores = patterns(rg.attend(rg.Attention(), x, x, x).weights)  # every query attends to itself only
+    >>> scores.local, scores.distributed, scores.participation
     (tensor([1.]), tensor([0.]), tensor([0.0250]))
     """
 
@@ -54,7 +55,7 @@ class Patterns:
     participation: Tensor
 
     def table(self) -> str:
-        """One line a head, in plain text."""
+        """One line of plain text for each head."""
         names = [field.name for field in fields(self)]
         lines = ["head " + " ".join(f"{name:>13}" for name in names)]
         for head in range(len(self.local)):
@@ -66,13 +67,13 @@ class Patterns:
 def patterns(weights: AttentionMap, segments: Sequence[int] | Tensor | None = None, batch: Count = 0) -> Patterns:
     """The patterns of every head of one self-attention map, in two passes and O(n) memory.
 
-    `segments` are the lengths of the stretches that blocks may be (sentences, say), which add up to the
-    length of the text; without them 2, 4, 8 and 16 equal blocks are tried and the best score is told.
+    `segments` are the lengths of the segments for `block`, such as sentences; they add up to the length of the
+    text. By default `block` is the best score of 2, 4, 8 and 16 equal segments.
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 40, 4)
-    >>> found = patterns(rg.attend(rg.Attention(), x, x, x).weights)
-    >>> [round(float(score), 3) for score in (found.local, found.global_keys, found.distributed, found.block)]
+    >>> scores = patterns(rg.attend(rg.Attention(), x, x, x).weights)
+    >>> [round(float(score), 3) for score in (scores.local, scores.global_keys, scores.distributed, scores.block)]
     [0.0, 0.0, 1.0, 0.0]
     """
     B, H, I, J = weights.shape
@@ -80,39 +81,39 @@ def patterns(weights: AttentionMap, segments: Sequence[int] | Tensor | None = No
         raise RegardError(f"patterns: queries and keys must be the same text, got {I} queries and {J} keys.")
     if not 0 <= batch < B:
         raise RegardError(f"patterns: batch {batch} is out of range; the map has {B} texts.")
-    one = weights.select(torch.tensor([batch]), torch.arange(H))
+    text_map = weights.select(torch.tensor([batch]), torch.arange(H))
     divisions = _divisions(I, segments)
-    (allowed,) = one.summarize(Allowed(one))
-    near, received, squares, offsets, *inside = one.summarize(
-        Beside(Near(NEAR), one, allowed),
-        Beside(KeyTotals(), one, allowed),
+    (allowed,) = text_map.summarize(Allowed(text_map))
+    near, received, squares, offsets, *inside = text_map.summarize(
+        WithEqualWeights(Near(NEAR), text_map, allowed),
+        WithEqualWeights(KeyTotals(), text_map, allowed),
         Squares(),
         OffsetSums(),
-        *(Within(_of(lengths)) for lengths in divisions),
+        *(Within(_segment_of(lengths)) for lengths in divisions),
     )
     ratio = (1 / squares.clamp_min(torch.finfo(torch.float32).tiny)).clamp(1.0).minimum(allowed.clamp_min(1))
     choice, rows = allowed > 1, (allowed > 0).sum(-1).clamp_min(1)
     spread = ((ratio - 1) / (allowed - 1).clamp_min(1) * choice).sum(-1) / choice.sum(-1).clamp_min(1)
     blocks = torch.stack([_block(mass, offsets, lengths) for mass, lengths in zip(inside, divisions, strict=True)])
-    found = (
+    scores = (
         _above(near[0].sum(-1) / rows, near[1].sum(-1) / rows),
         _global(*received),
         spread,
         blocks.amax(0),
         (ratio / allowed.clamp_min(1) * (allowed > 0)).sum(-1) / rows,
     )
-    return Patterns(*(score[0].cpu() for score in found))
+    return Patterns(*(score[0].cpu() for score in scores))
 
 
 def _divisions(n: int, segments: Sequence[int] | Tensor | None) -> list[list[int]]:
-    """Lengths of segments: those given, or equal ones."""
+    """Lengths of segments for each division to try: the given lengths, or equal lengths."""
     if segments is not None:
         lengths = _lengths(segments)
         if sum(lengths) != n or min(lengths, default=0) < 1:
             raise RegardError(f"patterns: segments are lengths of at least 1 that add up to {n}, got {lengths}.")
         return [lengths]
-    found = [[(k + 1) * n // blocks - k * n // blocks for k in range(blocks)] for blocks in BLOCKS if blocks <= n]
-    return found or [[n]]
+    divisions = [[(k + 1) * n // blocks - k * n // blocks for k in range(blocks)] for blocks in BLOCKS if blocks <= n]
+    return divisions or [[n]]
 
 
 def _lengths(segments: Sequence[int] | Tensor) -> list[int]:
@@ -123,39 +124,41 @@ def _lengths(segments: Sequence[int] | Tensor) -> list[int]:
     return segments.tolist()
 
 
-def _of(lengths: list[int]) -> Tensor:
-    """The segment of every token."""
+def _segment_of(lengths: list[int]) -> Tensor:
+    """The number of the segment of every token."""
     return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
 
 
 def _above(score: Tensor, expected: Tensor) -> Tensor:
-    """(s - e) / (1 - e), from 0 to 1; 0 where nothing could be more than expected."""
+    """(s - e) / (1 - e), from 0 to 1; 0 if the expected score is already 1."""
     room = 1 - expected
     return torch.where(room > 1e-6, (score - expected) / room.clamp_min(1e-6), 0.0).clamp(0.0, 1.0)
 
 
-def _global(received: Tensor, even: Tensor) -> Tensor:
+def _global(received: Tensor, received_equal: Tensor) -> Tensor:
     count = max(1, round(FEW * received.shape[-1]))
     keys = received.topk(count, -1).indices
-    share, expected = (part.gather(-1, keys).sum(-1) / part.sum(-1).clamp_min(1e-12) for part in (received, even))
+    share, expected = (
+        part.gather(-1, keys).sum(-1) / part.sum(-1).clamp_min(1e-12) for part in (received, received_equal)
+    )
     return _above(share, expected)
 
 
 def _block(inside: Tensor, offsets: Tensor, lengths: list[int]) -> Tensor:
-    """Weight within segments, against what the offsets alone put there; (B, H)."""
+    """The score of weight within segments, compared with the weight expected from the offsets; (B, H)."""
     n = sum(lengths)
-    apart = torch.arange(1 - n, n).abs()
+    distances = torch.arange(1 - n, n).abs()
     pairs = torch.zeros(2 * n - 1, dtype=torch.float64)
     for length in lengths:
-        pairs += (length - apart).clamp_min(0)
-    expected = (offsets * (pairs / (n - apart)).to(offsets)).sum(-1)
+        pairs += (length - distances).clamp_min(0)
+    expected = (offsets * (pairs / (n - distances)).to(offsets)).sum(-1)
     total = offsets.sum(-1).clamp_min(1e-12)
     return _above(inside.sum(-1) / total, expected / total)
 
 
 @dataclass(frozen=True, eq=False)
-class Beside(Fold):
-    """Another fold, of the weights and of a head that looks at all `allowed` (B, H, I) keys alike."""
+class WithEqualWeights(Fold):
+    """Another fold, computed for the weights and for equal weights on all `allowed` (B, H, I) keys."""
 
     fold: Fold
     weights: AttentionMap
@@ -167,9 +170,9 @@ class Beside(Fold):
     def add(self, state: State, tile: Tile) -> None:
         half = len(state) // 2
         self.fold.add(state[:half], tile)
-        even = may_attend(self.weights, tile) / self.allowed[:, :, tile.rows, None].clamp_min(1)
-        even = even.expand(tile.weights.shape).to(tile.weights.dtype)
-        self.fold.add(state[half:], replace(tile, weights=even, log_weights=None))
+        equal = may_attend(self.weights, tile) / self.allowed[:, :, tile.rows, None].clamp_min(1)
+        equal = equal.expand(tile.weights.shape).to(tile.weights.dtype)
+        self.fold.add(state[half:], replace(tile, weights=equal, log_weights=None))
 
     def finish(self, state: State) -> tuple[Any, Any]:
         half = len(state) // 2
@@ -178,7 +181,7 @@ class Beside(Fold):
 
 @dataclass(frozen=True)
 class Near(Fold):
-    """Weight that every query puts on keys at most `by` positions away; (B, H, I)."""
+    """Weight of every query on keys at most `by` positions away; (B, H, I)."""
 
     by: int
 
@@ -191,7 +194,7 @@ class Near(Fold):
 
 @dataclass(frozen=True)
 class Squares(Fold):
-    """sum_j w_ij^2, one over the number of keys that a row takes part in; (B, H, I)."""
+    """sum_j w_ij^2, the inverse of the participation ratio of a row; (B, H, I)."""
 
     def init(self, shape: Shape, device: torch.device) -> State:
         return [zeros(device, *shape[:3])]
@@ -202,7 +205,7 @@ class Squares(Fold):
 
 @dataclass(frozen=True)
 class OffsetSums(Fold):
-    """Weight at every offset j - i, from 1 - I to J - 1, by index, summed over queries; (B, H, I + J - 1)."""
+    """Weight at every offset j - i of indices, from 1 - I to J - 1, summed over queries; (B, H, I + J - 1)."""
 
     def init(self, shape: Shape, device: torch.device) -> State:
         B, H, I, J = shape
@@ -211,7 +214,7 @@ class OffsetSums(Fold):
     def add(self, state: State, tile: Tile) -> None:
         total, zero = state
         height, width = tile.weights.shape[-2:]
-        # A row one longer than the tile's, refilled row by row, brings every diagonal into one column.
+        # Padding and reshaping to rows of width + height - 1 moves each diagonal of the tile into one column.
         padded = torch.nn.functional.pad(tile.weights.flip(-2), (0, height)).flatten(-2)[..., : -height or None]
         sums = padded.unflatten(-1, (height, width + height - 1)).sum(-2)
         first = tile.cols.start - (tile.rows.stop - 1) + int(zero)
@@ -223,7 +226,7 @@ class OffsetSums(Fold):
 
 @dataclass(frozen=True, eq=False)
 class Within(Fold):
-    """Weight that every query puts on its own segment; `segment` (n,) numbers them; (B, H, I)."""
+    """Weight of every query on its own segment, where `segment` (n,) holds the segment of each token; (B, H, I)."""
 
     segment: Tensor
 

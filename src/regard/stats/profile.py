@@ -1,4 +1,4 @@
-"""The profile of a text in a model: what every head does, in one pass over each map."""
+"""`profile` measures every head of a model on one text, in one pass over each map."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from regard.maps import AttentionMap, Fold, KeyTotals, Links, Similarity, TopLin
 from regard.stats.numbering import layer_numbers
 from regard.stats.statistics import STATISTICS, Allowed, HeadStatistic
 
-#: Tokens that models add to a text or split it with: [CLS], </s>, <|endoftext|> and the like.
+#: Names of tokens that models add to a text, such as [CLS], </s> or <|endoftext|>.
 SPECIAL_TOKEN = re.compile(r"\[(CLS|SEP|PAD|MASK)\]|</?s>|<(pad|unk|bos|eos)>|<\|\w+\|>")
 
-#: Heads are compared by so many queries, and less than twice as many.
+#: Heads are compared on all queries of short texts; for long texts, on at least this many and fewer than twice as many.
 COMPARED = 4096
 
 
 @dataclass(frozen=True)
 class Link:
-    """The strongest link of a head: `query` looks at `key` (indices) with `weight`.
+    """A link of a head: `query` attends to `key` (both are indices) with `weight`.
 
     >>> from regard.stats import Link, Profile
     >>> Profile(["the", "cat"], ["the", "cat"], [], []).describe(Link(query=1, key=0, weight=0.75))
@@ -39,13 +39,14 @@ class Link:
 
 @dataclass(frozen=True, eq=False)
 class LayerProfile:
-    """One attention module: statistics by name (H,), the strongest links of every query, and head against head.
+    """The profile of one attention module: statistics, strongest links of every query, and similarities of heads.
 
-    `links` holds (H, I, k) weights and keys, `received` is (H, J), `similarity` (H, H) the cosine
-    of every two heads' maps (of queries evenly spread, if there are 8,192 and more), `allowed` (H, I) how many keys a
-    query may attend to, `counts` (H,) how many queries each statistic is the mean of. All are float32 at least.
-    `number` is that of the layer in the model; `num_special` counts the special keys; `also` are the results of folds
-    that were asked for besides.
+    `values` holds the statistics by name, (H,) each, and `counts` the number of queries that each one averages.
+    `links` holds the weights and keys of the strongest links, (H, I, k) each. `received` (H, J) is the weight that each
+    key receives. `similarity` (H, H) is the cosine of every two heads' maps (from 8,192 queries on, over evenly
+    spaced queries). `allowed` (H, I) is the number of keys that a query may attend to. All are at least float32.
+    `number` is the number of the layer in the model, `num_special` the number of special keys, and `also` the results
+    of the further folds of `profile(also=)`.
 
     >>> import torch, regard as rg
     >>> from regard.stats import profile
@@ -71,27 +72,27 @@ class LayerProfile:
         return len(self.received)
 
     def strongest(self, head: int, among: Sequence[int] | None = None) -> Link:
-        """The strongest link of a head, of the queries `among` if they are given.
+        """The strongest link of a head, among all queries or the queries `among`.
 
-        Queries with a single key have no choice, and count only if there are no others.
+        Queries with a single key are ignored, unless all have a single key: their weight is always 1.
         """
         weights = self.links.weights[head, :, 0]
-        chosen = torch.arange(len(weights)) if not among else torch.tensor(list(among))
-        free = chosen[self.allowed[head, chosen] > 1]
-        chosen = free if len(free) else chosen
-        query = int(chosen[weights[chosen].argmax()])
+        queries = torch.arange(len(weights)) if not among else torch.tensor(list(among))
+        free = queries[self.allowed[head, queries] > 1]
+        queries = free if len(free) else queries
+        query = int(queries[weights[queries].argmax()])
         return Link(query, int(self.links.keys[head, query, 0]), float(weights[query]))
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """What every head of every layer does with one text. `print(profile.table())` tells it to people.
+    """The statistics of every head of every layer on one text. `print(profile.table())` shows them.
 
     >>> import torch, regard as rg
     >>> from regard.stats import profile
     >>> x = torch.zeros(1, 2, 4, 8)
-    >>> found = profile({"layer": rg.attend(rg.Attention(), x, x, x).weights}, ["[CLS]", "a", "b", "[SEP]"])
-    >>> found.ordinary, found.values("special")  # half of the tokens are special
+    >>> measured = profile({"layer": rg.attend(rg.Attention(), x, x, x).weights}, ["[CLS]", "a", "b", "[SEP]"])
+    >>> measured.ordinary, measured.values("special")  # half of the tokens are special
     ([1, 2], [tensor([0.5000, 0.5000])])
     """
 
@@ -102,25 +103,25 @@ class Profile:
 
     @property
     def ordinary(self) -> list[int]:
-        """Indices of queries that are no special tokens."""
+        """Indices of the queries that are not special tokens."""
         if self.query_tokens != self.tokens:
             return [i for i, token in enumerate(self.query_tokens) if not SPECIAL_TOKEN.fullmatch(token)]
         return [i for i in range(len(self.query_tokens)) if i not in set(self.special)]
 
     @property
-    def of_itself(self) -> bool:
-        """Whether queries and keys are tokens of one text, the queries its last ones."""
+    def is_self_attention(self) -> bool:
+        """Whether the queries are the last tokens of the text that the keys are tokens of."""
         return self.query_tokens == self.tokens[-len(self.query_tokens) :]
 
     def values(self, name: str) -> list[Tensor]:
-        """One statistic of all layers, (H,) each."""
+        """The values of one statistic in all layers, (H,) each."""
         known = list(self.layers[0].values)
         if name not in known:
             raise RegardError(f"profile: there is no statistic {name!r}. Known names: {', '.join(known)}.")
         return [layer.values[name] for layer in self.layers]
 
     def table(self) -> str:
-        """One line for each layer and head, in plain text."""
+        """One line of plain text for each head."""
         names = [name for name, value in self.layers[0].values.items() if value.ndim == 1]
         lines = ["layer head " + " ".join(f"{name:>9}" for name in names) + "  strongest link"]
         for layer in self.layers:
@@ -131,7 +132,7 @@ class Profile:
         return "\n".join(lines)
 
     def describe(self, link: Link) -> str:
-        """`it -> animal 0.68`."""
+        """A link in words, such as `it -> animal 0.68`."""
         if link.key < 0:
             return "none"
         return f"{self.query_tokens[link.query]} -> {self.tokens[link.key]} {link.weight:.2f}"
@@ -150,18 +151,18 @@ def profile(
     numbers: Sequence[int] | None = None,
     also: Callable[[AttentionMap], Sequence[Fold]] = lambda weights: (),
 ) -> Profile:
-    """Measure every head of every map in one pass each.
+    """Measure every head of every map, in one pass over each map.
 
-    `tokens` are those of the keys, `query_tokens` those of the queries where they differ
-    (cross-attention). `special` are the indices of special keys; without it they are known by
-    their names, [CLS], </s> and the like. `batch` chooses one text of a batch. `numbers` are those of the
-    layers; without them they are read off the module paths (`layer_numbers`). Folds that `also` names for a map run
-    in the same pass, and their results are in `layers[n].also`.
+    `tokens` are the tokens of the keys, and `query_tokens` those of the queries if they differ (cross-attention).
+    `special` are the indices of special keys; by default they are recognized by their names, such as [CLS] or </s>.
+    `batch` is the index of one text of a batch. `numbers` are the numbers of the layers; by default they are read
+    from the module paths (`layer_numbers`). `also(map)` returns further folds for a map; they run in the same pass,
+    and their results are in `layers[n].also`.
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 2, 3, 4)
-    >>> seen = rg.attend(rg.Attention(), x, x, x)
-    >>> result = profile({"layer": seen.weights}, ["a", "b", "c"])
+    >>> output = rg.attend(rg.Attention(), x, x, x)
+    >>> result = profile({"layer": output.weights}, ["a", "b", "c"])
     >>> result.layers[0].values["evenness"].tolist()
     [1.0, 1.0]
     """
@@ -185,7 +186,7 @@ def _check(name: str, weights: AttentionMap, queries: list[str], tokens: list[st
     if len(queries) != I or len(tokens) != J:
         raise RegardError(
             f"profile: the map of {name!r} has {I} queries and {J} keys, but {len(queries)} query tokens and "
-            f"{len(tokens)} key tokens were given. Give the tokens the model read, special ones included; for "
+            f"{len(tokens)} key tokens were given. Give the tokens that the model read, with special tokens; for "
             "cross-attention also query_tokens=."
         )
     if not 0 <= batch < B:
@@ -207,23 +208,23 @@ def _layer(
     statistics: Sequence[HeadStatistic],
     also: Callable[[AttentionMap], Sequence[Fold]],
 ) -> LayerProfile:
-    wanted: list[tuple[Fold, ...]] = [s.folds(weights, special) for s in statistics]
+    statistic_folds: list[tuple[Fold, ...]] = [s.folds(weights, special) for s in statistics]
     shared: list[Fold] = [
         TopLinks(num_links),
         KeyTotals(),
         Similarity(every=max(1, weights.shape[2] // COMPARED)),
         Allowed(weights),
     ]
-    others = tuple(also(weights))
-    results = weights.summarize(*shared, *others, *(fold for folds in wanted for fold in folds))
+    further = tuple(also(weights))
+    results = weights.summarize(*shared, *further, *(fold for folds in statistic_folds for fold in folds))
     links, received, similarity, allowed = results[: len(shared)]
-    rest, values = iter(results[len(shared) + len(others) :]), {}
-    for statistic, folds in zip(statistics, wanted, strict=True):
+    further_results = results[len(shared) : len(shared) + len(further)]
+    rest, values = iter(results[len(shared) + len(further) :]), {}
+    for statistic, folds in zip(statistics, statistic_folds, strict=True):
         values[statistic.name] = statistic.per_head(*(next(rest) for _ in folds))[0].cpu()
     links = Links(links.weights[0].cpu(), links.keys[0].cpu())
     received, similarity, allowed = (result[0].cpu() for result in (received, similarity, allowed))
     counts = {statistic.name: statistic.counted(allowed) for statistic in statistics}
-    found = results[len(shared) : len(shared) + len(others)]
     return LayerProfile(
-        name, values, links, received, similarity, allowed, counts, also=found, num_special=len(special)
+        name, values, links, received, similarity, allowed, counts, also=further_results, num_special=len(special)
     )

@@ -1,7 +1,7 @@
-"""What a profile measures of every head: one class each.
+"""The statistics of heads that a profile contains, one class for each.
 
-A statistic names the folds it needs and turns their results into one number a head. All
-statistics of a profile share one pass over the map.
+A statistic names its folds and reduces their results to one number for each head. All statistics of a profile
+share one pass over the map.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from regard.maps.folds import Shape, State, zeros
 
 
 class HeadStatistic(ABC):
-    """Base of what is measured of a head. A new one is one subclass, added to `STATISTICS`.
+    """The base class of the statistics of heads. A new statistic is one subclass; pass it to `profile(statistics=)`.
 
-    `name` heads the column, `meaning` is a phrase for people, with the unit.
+    `name` is the title of its column, `meaning` a phrase for readers, with the unit.
 
     >>> import torch, regard as rg
     >>> from regard.stats import HeadStatistic, profile
@@ -40,14 +40,14 @@ class HeadStatistic(ABC):
 
     @abstractmethod
     def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
-        """What has to be summed up over the map; `special` are indices of keys such as [CLS]."""
+        """The folds to compute over the map; `special` are the indices of special keys such as [CLS]."""
 
     def per_head(self, *results: Any) -> Tensor:
-        """From the results of `folds`, (B, H, I) each, to (B, H): the mean over queries unless said otherwise."""
+        """Reduce the results of `folds`, (B, H, I) each, to (B, H); by default the mean over queries."""
         return results[0].mean(-1)
 
     def counted(self, allowed: Tensor) -> Tensor:
-        """How many queries `per_head` is a mean of, (H,); `allowed` (H, I) are the keys each may attend to."""
+        """The number of queries that `per_head` averages, (H,); `allowed` (H, I) counts the keys of each query."""
         return torch.full(allowed.shape[:1], float(allowed.shape[1]), dtype=torch.float32)
 
 
@@ -56,7 +56,7 @@ class MeanEntropy(HeadStatistic):
     """Mean over queries of -sum_j w_ij log w_ij, in nats."""
 
     name: ClassVar[str] = "entropy"
-    meaning: ClassVar[str] = "entropy of a row in nats: 0 looks at one token, log n looks at n alike"
+    meaning: ClassVar[str] = "entropy of a row in nats: 0 for one token, log n for n tokens of equal weight"
 
     def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
         return (Entropy(),)
@@ -66,11 +66,11 @@ class MeanEntropy(HeadStatistic):
 class Evenness(HeadStatistic):
     """Mean over queries of entropy / log n_i, with n_i the keys that query i may attend to.
 
-    1 is a uniform row. Queries with a single key are left out; a head with no others counts 0.
+    1 is a uniform row. Queries with a single key are left out; a head without other queries gets 0.
     """
 
     name: ClassVar[str] = "evenness"
-    meaning: ClassVar[str] = "entropy as a share of the largest there could be: 1 looks at all tokens alike"
+    meaning: ClassVar[str] = "entropy as a share of the largest possible entropy: 1 if all tokens have equal weight"
 
     def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
         return Entropy(), Allowed(weights)
@@ -90,7 +90,7 @@ class Reach(HeadStatistic):
     """Mean over queries of sum_j w_ij |i - j|, in positions."""
 
     name: ClassVar[str] = "reach"
-    meaning: ClassVar[str] = "mean distance looked over, in tokens"
+    meaning: ClassVar[str] = "mean distance between query and key, in tokens"
 
     def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
         return (Distance(),)
@@ -122,7 +122,7 @@ class First(HeadStatistic):
 class Elsewhere(HeadStatistic):
     """Mean over queries of sum_j w_ij log((1 - r_i) / w_ij) over keys j other than the first and special ones.
 
-    r_i is the weight of query i on the first key and on special ones, where heads rest. By the chain rule this is
+    r_i is the weight of query i on the first key and on special keys. By the chain rule of entropy this is
     (1 - r_i) times the entropy of the other weights, normalised to a distribution.
     """
 
@@ -134,24 +134,24 @@ class Elsewhere(HeadStatistic):
 
     def per_head(self, *results: Any) -> Tensor:
         entropy, (mass, part) = results
-        return entropy_beside(entropy, mass, part).mean(-1)
+        return entropy_of_rest(entropy, mass, part).mean(-1)
 
 
-def entropy_beside(entropy: Tensor, mass: Tensor, part: Tensor) -> Tensor:
-    """sum_j w_j log(m / w_j) over the keys that are left, whose weight is m, from the entropy over all keys.
+def entropy_of_rest(entropy: Tensor, mass: Tensor, part: Tensor) -> Tensor:
+    """sum_j w_j log(m / w_j) over the rest of the keys, whose weights sum to m, from the entropy over all keys.
 
-    `mass` is the weight of the keys that are left out, `part` their contribution to the entropy.
+    `mass` is the weight of the excluded keys, `part` their contribution to the entropy; m = 1 - mass.
     """
-    left = (1 - mass).clamp_min(0.0)
-    return (entropy - part + torch.xlogy(left, left)).clamp_min(0.0)
+    rest = (1 - mass).clamp_min(0.0)
+    return (entropy - part + torch.xlogy(rest, rest)).clamp_min(0.0)
 
 
 @dataclass(frozen=True)
 class Previous(HeadStatistic):
-    """Mean over queries of the weight on the token just before."""
+    """Mean over queries of the weight on the previous token."""
 
     name: ClassVar[str] = "previous"
-    meaning: ClassVar[str] = "share of the weight on the token just before"
+    meaning: ClassVar[str] = "share of the weight on the previous token"
 
     def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
         return (Offset(-1),)
@@ -159,10 +159,10 @@ class Previous(HeadStatistic):
 
 @dataclass(frozen=True)
 class Following(HeadStatistic):
-    """Mean over queries of the weight on the token just after."""
+    """Mean over queries of the weight on the next token."""
 
     name: ClassVar[str] = "next"
-    meaning: ClassVar[str] = "share of the weight on the token just after"
+    meaning: ClassVar[str] = "share of the weight on the next token"
 
     def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
         return (Offset(1),)
@@ -179,7 +179,7 @@ class Itself(HeadStatistic):
         return (Offset(0),)
 
 
-#: What `profile` measures, in the order of its table.
+#: The statistics of `profile` by default, in the order of its table.
 STATISTICS: tuple[HeadStatistic, ...] = (
     MeanEntropy(),
     Evenness(),
@@ -195,7 +195,7 @@ STATISTICS: tuple[HeadStatistic, ...] = (
 
 @dataclass(frozen=True)
 class Offset(Fold):
-    """Weight that every query puts on the key `by` positions after it; (B, H, I)."""
+    """Weight of every query on the key `by` positions after it; (B, H, I)."""
 
     by: int
 
@@ -203,16 +203,16 @@ class Offset(Fold):
         return [zeros(device, *shape[:3])]
 
     def add(self, state: State, tile: Tile) -> None:
-        wanted, keys = tile.grid.query + self.by, tile.grid.key
-        place = torch.searchsorted(keys, wanted).clamp_max(len(keys) - 1)
-        found = (keys[place] == wanted).nonzero().flatten()  # of a tile, few queries have their key in it
-        if len(found):
-            state[0][:, :, tile.rows][:, :, found] += tile.weights[:, :, found, place[found]]
+        targets, keys = tile.grid.query + self.by, tile.grid.key
+        index = torch.searchsorted(keys, targets).clamp_max(len(keys) - 1)
+        queries = (keys[index] == targets).nonzero().flatten()  # few queries have their target in the same tile
+        if len(queries):
+            state[0][:, :, tile.rows][:, :, queries] += tile.weights[:, :, queries, index[queries]]
 
 
 @dataclass(frozen=True)
 class WeightOnKeys(Fold):
-    """Weight of every query on some keys (indices), and their contribution to its entropy; (B, H, I) each."""
+    """Weight of every query on chosen keys (indices), and their contribution to its entropy; (B, H, I) each."""
 
     keys: tuple[int, ...]
 
@@ -232,7 +232,7 @@ class WeightOnKeys(Fold):
 
 @dataclass(frozen=True, eq=False)
 class Allowed(Fold):
-    """How many keys every query may attend to; (B, H, I)."""
+    """The number of keys that every query may attend to; (B, H, I)."""
 
     weights: AttentionMap
 

@@ -1,4 +1,4 @@
-"""`differences` compares the heads of one model on several texts, and puts the heads that change most first."""
+"""`differences` compares the heads of one model on several texts; the heads that change most come first."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Difference:
 
 
 def differences(readings: Sequence[TextReading]) -> list[Difference]:
-    """One `Difference` for every head, the largest spread first. All readings are of the same layers of one model.
+    """One `Difference` for every head, the largest spread first. All readings must be of the same layers of one model.
 
     >>> import torch, regard as rg
     >>> from regard.stats import TextReading
@@ -45,13 +45,17 @@ def differences(readings: Sequence[TextReading]) -> list[Difference]:
     [0.0]
     """
     if not readings or len({len(reading.profile.layers) for reading in readings}) > 1:
-        raise RegardError("differences: give at least one reading, all of the same layers of one model.")
-    found = []
+        raise RegardError(
+            "differences: give at least one reading. All readings must be of the same layers of one model."
+        )
+    head_differences = []
     for layers in zip(*(reading.profile.layers for reading in readings), strict=True):
         for head in range(layers[0].num_heads):
             values = torch.stack([torch.stack([layer.values[name][head] for name in SHARES]) for layer in layers])
             spread = values.amax(0) - values.amin(0)
-            most = int(spread.argmax())
-            numbers = tuple(values[:, most].tolist())
-            found.append(Difference(layers[0].number, head, SHARES[most], numbers, float(spread[most])))
-    return sorted(found, key=lambda difference: -difference.spread)
+            largest = int(spread.argmax())
+            numbers = tuple(values[:, largest].tolist())
+            head_differences.append(
+                Difference(layers[0].number, head, SHARES[largest], numbers, float(spread[largest]))
+            )
+    return sorted(head_differences, key=lambda difference: -difference.spread)

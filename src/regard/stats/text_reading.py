@@ -1,4 +1,4 @@
-"""One text read by one model: its maps, its profile, its warnings, and what a word looks at."""
+"""The result of reading one text with one model: maps, profile, warnings, and what each word attends to."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from regard.stats.warnings import Finding, findings
 
 @dataclass(frozen=True, eq=False)
 class HeadLink:
-    """A link of one head of one layer, by their numbers in the model.
+    """A link, with the head and the number of the layer in the model that it belongs to.
 
     >>> import torch, regard as rg
     >>> from regard.stats import TextReading
     >>> q, k = 20 * torch.eye(4).roll(2, 1).expand(1, 1, 4, 4), torch.eye(4).expand(1, 1, 4, 4)
     >>> reading = TextReading.of("", {"layers.5": rg.attend(rg.Attention(), q, k, k).weights})
-    >>> (found,) = reading.notable(query=0)
-    >>> found.layer, found.head, found.link.query, found.link.key
+    >>> (strongest,) = reading.notable(query=0)
+    >>> strongest.layer, strongest.head, strongest.link.query, strongest.link.key
     (5, 0, 0, 2)
     """
 
@@ -34,10 +34,10 @@ class HeadLink:
 
 @dataclass(frozen=True, eq=False)
 class TextReading:
-    """A title, the maps of every layer (of one text each), and the profile made of them.
+    """A title, one map of the text for each layer, and their profile.
 
-    `roles` is None where they were not told (the text is too short, or nobody asked); `masks` are the
-    warnings about masks.
+    `roles` is None if roles were not computed, for example because the text is too short. `masks` are the warnings
+    about masks.
 
     >>> import torch, regard as rg
     >>> from regard.stats import TextReading
@@ -66,10 +66,10 @@ class TextReading:
         batch: int = 0,
         also: Callable[[AttentionMap], Sequence[Fold]] = lambda weights: (),
     ) -> TextReading:
-        """Measure maps of one size as `profile` does; without tokens, positions are their names.
+        """Compute the profile of maps of one size; without `tokens`, each token is named by its position.
 
-        `tokens` are those of the keys; `queries`, where they are others, those of the queries, which are
-        otherwise the last of the keys.
+        `tokens` are the tokens of the keys and `queries` those of the queries. By default the queries are the
+        last keys. The other arguments are those of `profile`.
 
         >>> import torch, regard as rg
         >>> x = torch.zeros(1, 1, 2, 4)
@@ -80,47 +80,47 @@ class TextReading:
         keys = [str(j) for j in range(J)] if tokens is None else list(tokens)
         if queries is None and I != J:
             queries = keys[J - I :] if I < J else [str(i) for i in range(I)]
-        found = profile(maps, keys, query_tokens=queries, special=special, batch=batch, numbers=numbers, also=also)
-        return TextReading(title, {name: one_text(weights, batch) for name, weights in maps.items()}, found)
+        measured = profile(maps, keys, query_tokens=queries, special=special, batch=batch, numbers=numbers, also=also)
+        return TextReading(title, {name: one_text(weights, batch) for name, weights in maps.items()}, measured)
 
     @cached_property
     def findings(self) -> list[Finding]:
-        """Warnings about the masks, then those about the heads."""
+        """Warnings about masks, then warnings about heads."""
         return [*self.masks, *findings(self.profile)]
 
-    def looks(self, query: int) -> list[Tensor]:
+    def rows(self, query: int) -> list[Tensor]:
         """The exact weights of one query, (H, J) for each layer."""
         return [weights[0, :, query].cpu() for weights in self.maps.values()]
 
     def notable(self, query: int, count: int = 3) -> list[HeadLink]:
-        """The heads that look hardest from `query` at an ordinary token further than its neighbours, one link each.
+        """The strongest links from `query` to ordinary tokens other than its neighbours, at most one for each head.
 
-        Of a text that attends to itself the first token is left out too: heads rest on it, whatever it is.
+        In self-attention the first token is left out too, because many heads put most of their weight on it.
         """
-        special = {*self.profile.special, *((0,) if self.profile.of_itself else ())}
+        special = {*self.profile.special, *((0,) if self.profile.is_self_attention else ())}
         others = [j for j in range(len(self.profile.tokens)) if abs(j - query) > 1 and j not in special]
         links = []
-        for layer, weights in zip(self.profile.layers, self.looks(query), strict=True):
+        for layer, weights in zip(self.profile.layers, self.rows(query), strict=True):
             for head, row in enumerate(weights[:, others] if others else []):
                 best = int(row.argmax())
                 links.append(HeadLink(layer.number, head, Link(query, others[best], float(row[best]))))
         return sorted(links, key=lambda link: -link.link.weight)[:count]
 
     def top(self, query: int, layer: int, count: int = 5) -> list[tuple[int, float]]:
-        """The keys that a layer's heads look at from `query` on average, strongest first: (index, weight).
+        """The keys with the largest weights from `query`, as the mean over a layer's heads: (index, weight).
 
-        `layer` is the place of the layer among those read.
+        `layer` is an index into `maps`, not the number of the layer in the model.
         """
-        mean = self.looks(query)[layer].mean(0)
+        mean = self.rows(query)[layer].mean(0)
         best = mean.topk(min(count, len(mean)))
         return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
     def find(self, word: str) -> int | None:
-        """The first token that is `word`, or the first of the pieces that make it up; None if there is none."""
-        return next(iter(self.places(word)), None)
+        """The index of the first occurrence of `word`: that of its first piece if it has several; None if not found."""
+        return next(iter(self.occurrences(word)), None)
 
-    def places(self, word: str) -> list[int]:
-        """Every token that is `word`, or the first of the pieces that make it up."""
+    def occurrences(self, word: str) -> list[int]:
+        """The indices of all occurrences of `word`: that of the first piece if it has several."""
         tokens = self.profile.query_tokens
         pieces, inside = [plain(token) for token in tokens], [token.startswith("##") for token in [*tokens, ""]]
         target = word.strip().lower()
@@ -133,5 +133,5 @@ class TextReading:
 
 
 def plain(token: str) -> str:
-    """A token without the marks that tokenizers put on pieces of words, in lower case."""
+    """A token in lower case, without the prefixes that tokenizers add (##, Ġ, ▁)."""
     return token.removeprefix("##").lstrip("Ġ▁").strip().lower()

@@ -1,4 +1,4 @@
-"""What to be warned of when reading the weights of a head, and what the warning does not say."""
+"""Warnings about heads whose weights are easily misread, each with what it does not mean."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from regard.checks import checked
+from regard.stats.numbering import head_name
 from regard.stats.profile import LayerProfile, Profile
 
-#: Said once above any list of findings.
-CAVEAT = "Weights show where a model looked, not why it decided; one text is no evidence for a role."
-#: Share of the largest entropy from which a head counts as uniform: as even as one that looks at 450 of 512
-#: tokens alike, so which of them it prefers says next to nothing.
+#: Printed once with any list of findings.
+CAVEAT = "Weights show what a model attended to, not why it decided. One text is not evidence for a role."
+#: A head is uniform above this share of the largest entropy. A head with equal weights on 450 of 512 tokens reaches
+#: it, so its preferences mean very little.
 UNIFORM = 0.98
-#: Cosine from which two maps count as near copies. Heads that rest on the same token are alike by that alone: on a
-#: sentence of 16 tokens, 42 of MiniLM's 72 heads reach 0.9 with another one, 14 reach 0.95.
+#: Two maps are near copies above this cosine. Heads that put most weight on the same token have similar maps for that
+#: reason alone: on a sentence of 16 tokens, 42 of MiniLM's 72 heads reach 0.9 with another head, and 14 reach 0.95.
 COPY = 0.95
-#: Least number of free weights, the sum over queries of n_i - 1, for a statement about the evenness of a head and
-#: about its likeness to another head. With as many weights drawn at random (Dirichlet) a head counts as uniform, and
-#: a pair as near copies, in at most 1 of 600 draws; two heads on 3 tokens are near copies in 1 of 95, on 2 in 1 of 6.
-#: Heads rest on special tokens, whatever the text, so for likeness only weights on other keys count as free: of
-#: MiniLM's 72 heads, 55 reach 0.95 with another one on "[CLS] short . [SEP]".
+#: Least numbers of free weights, the sum over queries of n_i - 1, for a warning of uniform heads and of near copies.
+#: With this many random weights (Dirichlet), a head is uniform, and a pair is near copies, in at most 1 of 600 draws.
+#: Two random heads on 3 tokens are near copies in 1 of 95 draws, on 2 tokens in 1 of 6. For near copies, only weights
+#: on tokens that are not special count as free, because many heads put most weight on special tokens in every text:
+#: on "[CLS] short . [SEP]", 55 of MiniLM's 72 heads reach 0.95 with another head.
 FREE_UNIFORM, FREE_COPIES = 6, 12
-#: Statistic -> where heads with most of it rest.
-RESTING = {"special": "special tokens", "first": "the first token"}
-#: Share of weight on special tokens from which a head counts as looking at nothing else.
+#: Statistic -> the tokens on which it is the share of the weight.
+COMMON_TARGETS = {"special": "special tokens", "first": "the first token"}
+#: A head is reported above this share of weight on special tokens, or on the first token.
 SPECIAL = 0.9
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One warning: its kind, the layer (number), the heads, the number that tripped it, and a sentence.
+    """One warning: its kind, the number of the layer, the heads, the value that caused it, and a sentence.
 
     >>> import torch, regard as rg
     >>> from regard.stats import findings, profile
@@ -60,47 +61,43 @@ def findings(profile: Profile) -> list[Finding]:
     >>> [finding.kind for finding in findings(profile({"layer": weights}, ["a", "b", "c"]))]
     ['uniform']
     """
-    found = []
-    for layer in profile.layers:
-        for check in CHECKS:
-            found.extend(check(layer.number, layer))
-    return found
+    return [finding for layer in profile.layers for check in CHECKS for finding in check(layer.number, layer)]
 
 
 def uniform_heads(number: int, layer: LayerProfile) -> Iterator[Finding]:
-    """Heads that look at everything alike."""
+    """Heads with nearly equal weights on all tokens."""
     heads, value = _above(layer.values.get("evenness"), UNIFORM)
     if heads and _free(layer) >= FREE_UNIFORM:
-        who, s = name_of(number, heads), ending(heads)
+        names, s = head_names(number, heads), ending(heads)
         whole = 1 < len(heads) == layer.num_heads
-        why = " That is every head of the layer: its scores may have lost their scale." if whole else ""
+        why = " These are all heads of the layer: its scores may be scaled wrongly." if whole else ""
         yield Finding(
             "uniform",
             number,
             heads,
             value,
-            f"{who} look{s} at all tokens nearly alike ({value:.1%} of the largest entropy or more): the text is "
-            f"averaged.{why} The strongest links stand out by very little, and that does not mean they are useless.",
+            f"{names} give{s} all tokens nearly the same weight ({value:.1%} of the largest entropy or more), as an "
+            f"average does.{why} The strongest links differ little from the others. This does not make them useless.",
         )
 
 
 def special_heads(number: int, layer: LayerProfile) -> Iterator[Finding]:
-    """Heads that look at [CLS], [SEP] and the like, and at little else."""
+    """Heads with nearly all weight on special tokens such as [CLS] and [SEP]."""
     heads, value = _above(layer.values.get("special"), SPECIAL)
     if heads:
-        who, s = name_of(number, heads), ending(heads)
+        names, s = head_names(number, heads), ending(heads)
         yield Finding(
             "special",
             number,
             heads,
             value,
-            f"{who} put{s} {value:.0%} of the weight or more on special tokens, and on this text mostly rest{s}. That "
-            "does not say that those tokens matter, nor what happens on other texts.",
+            f"{names} put{s} {value:.0%} of the weight or more on special tokens in this text. This does not mean that "
+            "these tokens matter, and other texts may differ.",
         )
 
 
 def sink_heads(number: int, layer: LayerProfile) -> Iterator[Finding]:
-    """Heads that rest on the first token; where that is a special token, `special_heads` says so already."""
+    """Heads with nearly all weight on the first token, except for heads that `special_heads` reports."""
     choice = layer.allowed > 1
     # A query with a single key has no choice; under a causal mask that is the first query, on the first key.
     forced = (~choice).sum(-1)
@@ -109,34 +106,34 @@ def sink_heads(number: int, layer: LayerProfile) -> Iterator[Finding]:
     special = layer.values.get("special")
     heads, value = _above(share if special is None else share.where(special <= SPECIAL, 0.0), SPECIAL)
     if heads:
-        who, s = name_of(number, heads), ending(heads)
+        names, s = head_names(number, heads), ending(heads)
         yield Finding(
             "sink",
             number,
             heads,
             value,
-            f"{who} put{s} {value:.0%} of the weight or more on the first token, whatever it is, and on this text "
-            f"mostly rest{s}. That does not say that the first token matters.",
+            f"{names} put{s} {value:.0%} of the weight or more on the first token in this text. This does not mean "
+            "that the first token matters.",
         )
 
 
 def copied_heads(number: int, layer: LayerProfile) -> Iterator[Finding]:
-    """Groups of heads whose maps are nearly the same, each head linked to another of its group."""
+    """Groups of heads with nearly the same map; each head is a near copy of at least one other head of its group."""
     for group in _groups(layer.similarity, COPY) if _free(layer, layer.num_special) >= FREE_COPIES else ():
         value = min(max(float(layer.similarity[a, b]) for b in group if b != a) for a in group)
-        shared = next((place for name, place in RESTING.items() if _most_on(name, layer, group)), None)
-        why = f" Each puts most of its weight on {shared}, which alone makes maps alike." if shared else ""
+        shared = next((target for name, target in COMMON_TARGETS.items() if _most_on(name, layer, group)), None)
+        why = f" Each puts most of its weight on {shared}, which alone makes maps similar." if shared else ""
         yield Finding(
             "copies",
             number,
             group,
             value,
-            f"{name_of(number, group)} look at nearly the same places (cosine {value:.2f} or more with "
-            f"another of the group).{why} They may still carry different values onwards.",
+            f"{head_names(number, group)} have nearly the same map (cosine {value:.2f} or more with "
+            f"another of the group).{why} What they carry may still differ.",
         )
 
 
-#: A check takes the number of a layer and its profile and gives its findings. A new one is one function here.
+#: A check takes the number of a layer and its profile and yields findings. A new check is one function here.
 CHECKS: tuple[Callable[[int, LayerProfile], Iterator[Finding]], ...] = (
     uniform_heads,
     special_heads,
@@ -146,43 +143,42 @@ CHECKS: tuple[Callable[[int, LayerProfile], Iterator[Finding]], ...] = (
 
 
 def _most_on(name: str, layer: LayerProfile, heads: tuple[int, ...]) -> bool:
-    """Whether all these heads have more than half of a statistic that is a share."""
+    """Whether this statistic, a share, is above 0.5 for each of the heads."""
     return name in layer.values and bool((layer.values[name][list(heads)] > 0.5).all())
 
 
 def _free(layer: LayerProfile, num_left_out: int = 0) -> float:
-    """How many weights a head of the layer is free to choose, among the keys that are not left out."""
+    """The number of weights that a head of the layer can choose freely, if some keys are left out."""
     return float((layer.allowed - num_left_out - 1).clamp_min(0).sum(-1).amax())
 
 
 def _above(values: Tensor | None, threshold: float) -> tuple[tuple[int, ...], float]:
-    """The heads above a threshold, and the least of their values."""
+    """The heads above a threshold, and the smallest of their values."""
     above = {head: v for head, v in enumerate([] if values is None else values.tolist()) if v > threshold}
     return tuple(above), min(above.values(), default=0.0)
 
 
 def _groups(similarity: Tensor, threshold: float) -> list[tuple[int, ...]]:
-    """Heads joined by similarities above the threshold, groups of one left out."""
-    left, groups = set(range(len(similarity))), []
-    while left:
-        group, fresh = set(), {min(left)}
-        while fresh:
-            group |= fresh
-            near = {int(b) for a in fresh for b in (similarity[a] > threshold).nonzero().flatten()}
-            fresh = near - group
-        left -= group
+    """Groups of at least two heads that are connected by similarities above the threshold."""
+    remaining, groups = set(range(len(similarity))), []
+    while remaining:
+        group, added = set(), {min(remaining)}
+        while added:
+            group |= added
+            similar = {int(b) for a in added for b in (similarity[a] > threshold).nonzero().flatten()}
+            added = similar - group
+        remaining -= group
         if len(group) > 1:
             groups.append(tuple(sorted(group)))
     return groups
 
 
-def name_of(layer: int, heads: tuple[int, ...]) -> str:
-    """`Layer 2 heads 1, 4 and 5`."""
-    if len(heads) == 1:
-        return f"Layer {layer} head {heads[0]}"
-    return f"Layer {layer} heads {', '.join(map(str, heads[:-1]))} and {heads[-1]}"
+def head_names(layer: int, heads: tuple[int, ...]) -> str:
+    """`L2.H1, L2.H4 and L2.H5`."""
+    *others, last = (head_name(layer, head) for head in heads)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def ending(heads: tuple[int, ...]) -> str:
-    """The ending of a verb."""
+    """The ending of the verb after the names of these heads."""
     return "s" if len(heads) == 1 else ""
