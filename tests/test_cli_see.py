@@ -102,7 +102,7 @@ def test_what_is_true_of_a_text_fits_ten_lines(text, monkeypatch):
 def test_roles_are_printed_under_their_caveat():
     printed = run(LONG, "--table").stdout
     assert re.search(r"^(previous|next|first|broad) +L\d\.H\d+=0\.\d\d/0\.\d\d", printed, re.MULTILINE)
-    assert "It does not say that the model uses what the head finds there" in " ".join(printed.split())
+    assert "It does not say that the model uses the output of the head" in " ".join(printed.split())
 
 
 @pytest.mark.parametrize("text", [SENTENCE, "word " * 60])

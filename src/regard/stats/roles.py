@@ -33,7 +33,7 @@ FIXED = (*range(-8, -1), *range(2, 9))
 #: Printed once with any table of roles.
 ROLE_CAVEAT = (
     "A role says what a head attends to in this input, compared with the same input shuffled. It does not say that "
-    "the model uses it, nor that the head does nothing else on other inputs."
+    "the model uses the output of the head, nor that the head does nothing else on other inputs."
 )
 
 #: Kind -> what such a head attends to.
