@@ -115,6 +115,8 @@ def test_bad_input_is_refused():
         rollout([short, long], [0])
     with pytest.raises(rg.RegardError, match="row 11 is out of range; the size of this axis is 11"):
         rollout([short], [11])
+    with pytest.raises(rg.RegardError, match="rollout: batch 2 is out of range; the map has 2 texts"):
+        rollout([short], [0], batch=2)
     with pytest.raises(rg.RegardError, match="distances are a square"):
         head_map(torch.zeros(2, 3))
     with pytest.raises(rg.RegardError, match="values are"):

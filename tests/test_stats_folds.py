@@ -8,7 +8,7 @@ import torch
 
 import regard as rg
 from regard.stats import STATISTICS, HeadTable, Offsets, SameToken, profile, text_statistics
-from regard.stats.of_text import is_punctuation
+from regard.stats.token_statistics import is_punctuation
 
 MASKS = {"none": None, "causal": rg.causal(), "window": rg.causal() & rg.window(3)}
 every_mask = pytest.mark.parametrize("mask", MASKS)

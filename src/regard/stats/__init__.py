@@ -1,12 +1,11 @@
 """Statistics of heads and warnings about them, for the maps of any model."""
 
-from regard.stats.alike import divergence, head_groups, head_map, sample_rows
 from regard.stats.flow import ValueWeighted, rollout, value_weighted
 from regard.stats.folds import Offsets, SameToken
+from regard.stats.head_distances import divergence, head_groups, head_map, sample_rows
 from regard.stats.head_table import HeadTable, LayerTable
 from regard.stats.mask_warnings import mask_findings
 from regard.stats.numbering import layer_number, layer_numbers
-from regard.stats.of_text import text_statistics
 from regard.stats.patterns import Patterns, patterns
 from regard.stats.probes import probe_tokens, shuffle_order
 from regard.stats.profile import LayerProfile, Link, Profile, profile
@@ -14,6 +13,7 @@ from regard.stats.roles import Role, RoleTable, roles
 from regard.stats.statistics import STATISTICS, HeadStatistic
 from regard.stats.text_differences import Difference, differences
 from regard.stats.text_reading import HeadLink, TextReading
+from regard.stats.token_statistics import text_statistics
 from regard.stats.warnings import CAVEAT, Finding, findings
 
 __all__ = [

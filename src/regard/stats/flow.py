@@ -14,6 +14,7 @@ from regard.errors import RegardError
 from regard.maps import AttentionMap, Fold, KeyTotals, Tile
 from regard.maps.folds import Shape, State, zeros
 from regard.maps.indices import Index, indices
+from regard.stats.profile import one_text
 
 
 @checked
@@ -47,7 +48,7 @@ def rollout(
     flow = zeros(device, len(chosen), n)
     flow[torch.arange(len(chosen), device=device), chosen] = 1.0
     for layer in reversed(layers):
-        text_map = layer.select(torch.tensor([batch]), torch.arange(layer.shape[1]))
+        text_map = one_text("rollout", layer, batch)
         flow = residual * flow + (1 - residual) * text_map.summarize(RowsTimesMap(flow))[0]
     return flow
 

@@ -13,6 +13,7 @@ from regard.checks import Count, checked
 from regard.errors import RegardError
 from regard.maps import AttentionMap, Fold, KeyTotals, Tile
 from regard.maps.folds import Shape, State, zeros
+from regard.stats.profile import one_text
 from regard.stats.statistics import Allowed
 from regard.stats.targets import may_attend
 
@@ -76,12 +77,10 @@ def patterns(weights: AttentionMap, segments: Sequence[int] | Tensor | None = No
     >>> [round(float(score), 3) for score in (scores.local, scores.global_keys, scores.distributed, scores.block)]
     [0.0, 0.0, 1.0, 0.0]
     """
-    B, H, I, J = weights.shape
+    I, J = weights.shape[2:]
     if I != J:
         raise RegardError(f"patterns: queries and keys must be the same text, got {I} queries and {J} keys.")
-    if not 0 <= batch < B:
-        raise RegardError(f"patterns: batch {batch} is out of range; the map has {B} texts.")
-    text_map = weights.select(torch.tensor([batch]), torch.arange(H))
+    text_map = one_text("patterns", weights, batch)
     divisions = _divisions(I, segments)
     (allowed,) = text_map.summarize(Allowed(text_map))
     near, received, squares, offsets, *inside = text_map.summarize(

@@ -173,31 +173,30 @@ def profile(
     if special is None:
         special = [index for index, token in enumerate(tokens) if SPECIAL_TOKEN.fullmatch(token)]
     for name, weights in maps.items():
-        _check(name, weights, queries, tokens, batch)
+        _check(name, weights, queries, tokens)
     layers = [
-        replace(_layer(name, one_text(weights, batch), special, num_links, statistics, also), number=number)
+        replace(_layer(name, one_text("profile", weights, batch), special, num_links, statistics, also), number=number)
         for number, (name, weights) in zip(layer_numbers(maps, numbers), maps.items(), strict=True)
     ]
     return Profile(tokens, queries, list(special), layers)
 
 
-def _check(name: str, weights: AttentionMap, queries: list[str], tokens: list[str], batch: int) -> None:
-    B, _, I, J = weights.shape
+def _check(name: str, weights: AttentionMap, queries: list[str], tokens: list[str]) -> None:
+    I, J = weights.shape[2:]
     if len(queries) != I or len(tokens) != J:
         raise RegardError(
             f"profile: the map of {name!r} has {I} queries and {J} keys, but {len(queries)} query tokens and "
             f"{len(tokens)} key tokens were given. Give the tokens that the model read, with special tokens; for "
             "cross-attention also query_tokens=."
         )
+
+
+def one_text(operation: str, weights: AttentionMap, batch: int) -> AttentionMap:
+    """The map of one text of a batch; errors name the operation."""
+    B, H, _, _ = weights.shape
     if not 0 <= batch < B:
-        raise RegardError(f"profile: batch {batch} is out of range; the map of {name!r} has {B} texts.")
-
-
-def one_text(weights: AttentionMap, batch: int) -> AttentionMap:
-    """The map of one batch entry."""
-    if weights.shape[0] == 1:
-        return weights
-    return weights.select(torch.tensor([batch]), torch.arange(weights.shape[1]))
+        raise RegardError(f"{operation}: batch {batch} is out of range; the map has {B} text{'s' * (B > 1)}.")
+    return weights if B == 1 else weights.select(torch.tensor([batch]), torch.arange(H))
 
 
 def _layer(

@@ -14,6 +14,7 @@ from regard.checks import Count, checked
 from regard.errors import RegardError, nearest
 from regard.maps import AttentionMap, Entropy
 from regard.stats.numbering import head_name, layer_numbers
+from regard.stats.profile import one_text
 from regard.stats.statistics import Allowed, entropy_of_rest
 from regard.stats.targets import Diagonals, IsLink, TargetMass, Text, first_token
 
@@ -167,7 +168,7 @@ def roles(
     head_roles = []
     layers = layer_numbers(maps, numbers)
     for number, weights, shuffled in zip(layers, maps.values(), null.values(), strict=True):
-        weights, shuffled = _one_text(weights, batch), _one_text(shuffled, batch)
+        weights, shuffled = one_text("roles", weights, batch), one_text("roles", shuffled, batch)
         text, shuffled_text = (Text.of(t, special, weights.device) for t in (tokens, null_tokens))
         scores, nulls = _measure(weights, text, None), _measure(shuffled, text, shuffled_text)
         for kind in KINDS:
@@ -195,13 +196,6 @@ def _check(
             )
     if list(tokens) == list(null_tokens):
         raise RegardError("roles: null_tokens are the tokens themselves. Shuffle them: shuffle_order(tokens).")
-
-
-def _one_text(weights: AttentionMap, batch: int) -> AttentionMap:
-    B, H, _, _ = weights.shape
-    if not 0 <= batch < B:
-        raise RegardError(f"roles: batch {batch} is out of range; the maps have {B} texts.")
-    return weights.select(torch.tensor([batch]), torch.arange(H))
 
 
 class _Measured(NamedTuple):

@@ -11,8 +11,8 @@ from torch import Tensor
 from regard.maps import AttentionMap, Fold, Tile
 from regard.maps.folds import Shape, State, zeros
 from regard.stats.folds import numbers
-from regard.stats.of_text import is_punctuation
 from regard.stats.probes import special_positions
+from regard.stats.token_statistics import is_punctuation
 
 #: Takes indices of queries (a column) and of keys (a row); returns which pairs are links of a role.
 IsLink = Callable[[Tensor, Tensor], Tensor]

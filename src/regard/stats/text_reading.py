@@ -81,7 +81,9 @@ class TextReading:
         if queries is None and I != J:
             queries = keys[J - I :] if I < J else [str(i) for i in range(I)]
         measured = profile(maps, keys, query_tokens=queries, special=special, batch=batch, numbers=numbers, also=also)
-        return TextReading(title, {name: one_text(weights, batch) for name, weights in maps.items()}, measured)
+        return TextReading(
+            title, {name: one_text("TextReading", weights, batch) for name, weights in maps.items()}, measured
+        )
 
     @cached_property
     def findings(self) -> list[Finding]:
