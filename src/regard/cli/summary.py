@@ -18,8 +18,8 @@ from regard.stats.roles import CONTENT, KINDS, LABEL
 NUM_KINDS, NUM_HEADS = 3, 2
 #: Kinds of roles whose score is not a share of the weight.
 SCORE = {"broad": "evenness "}
-#: Statistics printed if a text is too short for roles, and the place that each one is the weight on.
-PLACES = {"previous": "the previous token", "next": "the next token", "itself": "the token itself"}
+#: Statistics printed if a text is too short for roles -> the token that each one is the weight on.
+NEARBY = {"previous": "the previous token", "next": "the next token", "itself": "the token itself"}
 #: Kind of warning -> its text for several heads, for one head, and what it does not mean.
 WARNINGS = {
     "uniform": (
@@ -78,9 +78,9 @@ def print_ending(console: Console) -> None:
 
 
 def role_lines(reading: TextReading) -> Iterator[Text]:
-    """One line for each of the first kinds of roles; for a short text, the heads with most weight on nearby places."""
+    """One line for each of the first kinds of roles; for a short text, the heads with most weight on nearby tokens."""
     if reading.roles is None:
-        yield from _places(reading)
+        yield from _nearby_lines(reading)
         yield Text(TOO_SHORT)
         return
     lines = list(named_lines(reading.roles))
@@ -102,20 +102,20 @@ def named_lines(table: RoleTable) -> Iterator[Text]:
             yield Text.assemble((_listed(names), "bold"), f" {verb} to {KINDS[kind]} ({of}", score, null)
 
 
-def _places(reading: TextReading) -> Iterator[Text]:
-    """One line: the head with most weight on each kind of place, not counting the first token."""
-    best = [(place, *max(_without_first(reading, name))) for name, place in PLACES.items()]
-    clauses = [((head, "bold"), f"{100 * share:.0f} %", place) for place, share, head in best if share >= LABEL]
+def _nearby_lines(reading: TextReading) -> Iterator[Text]:
+    """One line: the head with most weight on each token of `NEARBY`, not counting the first token."""
+    best = [(target, *max(_without_first(reading, name))) for name, target in NEARBY.items()]
+    clauses = [((head, "bold"), f"{100 * share:.0f} %", target) for target, share, head in best if share >= LABEL]
     if clauses:
-        head, share, place = clauses[0]
-        more = (part for head, share, place in clauses[1:] for part in ("; ", head, f" {share} on {place}"))
-        yield Text.assemble(head, f" puts {share} of its weight on {place}", *more, ".")
+        head, share, target = clauses[0]
+        more = (part for head, share, target in clauses[1:] for part in ("; ", head, f" {share} on {target}"))
+        yield Text.assemble(head, f" puts {share} of its weight on {target}", *more, ".")
 
 
 def _without_first(reading: TextReading, name: str) -> Iterator[tuple[float, str]]:
-    """A statistic of `PLACES` for every head, over the queries whose place is not the first token."""
+    """A statistic of `NEARBY` for every head, over the queries whose target is not the first token."""
     count = len(reading.profile.query_tokens)
-    query = {"previous": 1, "itself": 0}.get(name, count)  # the query whose place is the first token
+    query = {"previous": 1, "itself": 0}.get(name, count)  # the query whose target is the first token
     at_first = reading.rows(query) if query < count else None
     num_queries = max(count - (2 if name == "previous" else 1), 1)
     for number, layer in enumerate(reading.profile.layers):
