@@ -139,14 +139,14 @@ def test_a_plan_says_whether_its_engine_was_asked_for(engine, monkeypatch):
         monkeypatch.setitem(plan.__globals__, "DENSE_BYTES", 0)
     asked = "auto", engine
     free, forced = (rg.explain(CHOSEN[engine], Q, K, V, engine=name) for name in asked)
-    assert (free.engine, free.chosen, forced.engine, forced.chosen) == (engine, False, engine, True)
+    assert (free.engine, free.requested, forced.engine, forced.requested) == (engine, False, engine, True)
     assert f"The {engine} engine is chosen: " in str(free) and f"The {engine} engine is asked for: " in str(forced)
 
 
 def test_inside_transformations_of_torch_the_dense_engine_is_chosen(monkeypatch):
     monkeypatch.setitem(plan.__globals__, "is_transformed", lambda: True)
     planned = rg.explain(rg.Attention(mask=WINDOW), Q, K, V)
-    assert (planned.engine, planned.chosen) == ("dense", False) and "forward-mode" in planned.why
+    assert (planned.engine, planned.requested) == ("dense", False) and "forward-mode" in planned.why
 
 
 def test_the_dense_engine_is_taken_up_to_its_limit_where_blocks_have_no_kernel(monkeypatch):

@@ -196,7 +196,7 @@ def _pace(size: int) -> float:
 class _Blocked(torch.autograd.Function):
     """Blocks forward and backward.
 
-    Backward accumulates into slices. It computes blocks again unless the forward pass saved their statistic.
+    Backward adds gradients to slices. It computes blocks again unless forward saved the output and row statistic.
     """
 
     @staticmethod
@@ -212,8 +212,8 @@ class _Blocked(torch.autograd.Function):
         statistics = buffer.tensors()
         saved_output = (output, *statistics) if work.saves_output else ()
         ctx.outline, ctx.blocks, ctx.count = problem.outline(), work.blocks, len(tensors)
-        prepared = (t.detach() for t in tensors[: len(ctx.outline.on_rows)])
-        ctx.save_for_backward(*prepared, *map(tensor_snapshot, problem.piece_tensors), *saved_output)
+        value_and_prepared = (t.detach() for t in tensors[: len(ctx.outline.on_rows)])
+        ctx.save_for_backward(*value_and_prepared, *map(tensor_snapshot, problem.piece_tensors), *saved_output)
         ctx.mark_non_differentiable(*statistics)
         return output, *statistics
 

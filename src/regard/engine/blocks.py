@@ -21,7 +21,7 @@ HULL_SLACK = 1.25
 FIRST_KEY = Spans(((0, 1),))
 #: A block is cut in two if the halves have at most this share of its pairs.
 WORTH_CUTTING = 0.8
-#: Most queries in the sample blocks that give the usual number of keys.
+#: Largest number of queries in a sample block. Sample blocks show how many keys a block usually needs.
 SAMPLE = 64
 
 
@@ -71,7 +71,7 @@ def blocks(
 
     A few rows that attend to all keys make a block need far more keys than other blocks. Such a block is cut around
     these rows. A block that is `too_large` is cut too, down to a single row. `keep_large` does not split unmasked or
-    kernel-causal blocks, since no pair would be saved.
+    blocks that the kernel's causal flag masks, since no pair would be saved.
     """
     usual = size + usual_width(mask, positions, num_queries, min(size, SAMPLE))
     known: dict[int, Block] = {}

@@ -42,8 +42,8 @@ def block_gradients(
 class GradientSums:
     """Sums of gradients over blocks, one for each input, in float32 at least.
 
-    Inputs on rows have one vector for each query. The other sliced inputs have one for each key. The inputs after
-    those of `on_rows` belong to the pieces, and every block adds to all of them.
+    `on_rows` says for each sliced input whether it has a vector for each query (True) or each key (False). The inputs
+    after these belong to the pieces, and every block adds to all of them.
     """
 
     sums: Gradients

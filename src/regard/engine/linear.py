@@ -48,7 +48,7 @@ class LinearEngine(Engine):
             return "dropout acts on single weights, which this engine does not compute"
         parts = split(attention.mask)
         if parts is None:
-            return "its mask is more than causal and a choice of keys, so queries cannot share sums over keys"
+            return "its mask does more than forbid later keys and certain keys, so queries cannot share sums over keys"
         if parts[0] and not _ends_aligned(problem):
             return "a causal sum needs consecutive keys that end where the queries end"
         return None

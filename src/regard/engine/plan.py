@@ -26,7 +26,7 @@ ENGINES: dict[str, Engine] = {e.name: e for e in (Reference(), Dense(), Fused(),
 DENSE_BYTES = 32 << 20
 #: Pairs of one head up to which one fused call runs, even if the mask forbids most of them.
 SMALL_PAIRS = 512 * 512
-#: If a larger share of all pairs is scored, the plan names the masks without spans as a reason.
+#: If more than this share of all pairs is scored, the plan names masks without spans as a reason.
 MANY = 0.25
 #: Least share of pairs that blocks must save to be chosen instead of one fused call.
 WORTH_SKIPPING = 0.3
@@ -44,7 +44,7 @@ class Plan:
     """
 
     engine: str
-    chosen: bool
+    requested: bool
     why: str
     problem: Problem = field(repr=False)
 
@@ -81,7 +81,7 @@ class Plan:
     def __str__(self) -> str:
         s, attention = self.problem.sizes, self.problem.attention
         sharing = "" if s.G == s.H else f" sharing {s.G} key/value heads"
-        by = "asked for" if self.chosen else "chosen"
+        by = "asked for" if self.requested else "chosen"
         lines = [
             f"{attention!r}",
             f"{number(s.I, 'query', 'queries')}, {number(s.J, 'key')}, {number(s.H, 'head')}{sharing} of width "
@@ -146,7 +146,7 @@ def _choose(problem: Problem) -> tuple[str, bool, str]:
     if is_transformed():
         return "dense", False, f"{TRANSFORMED[0].upper()}{TRANSFORMED[1:]}."
     dense = Dense().cost(problem).bytes
-    if FLASH_INSIDE not in _inside(problem) and dense <= DENSE_BYTES:
+    if Work.of(problem).flash is None and dense <= DENSE_BYTES:
         return "dense", False, f"All scores fit in {size(dense)}."
     if on_gpu(problem) and _refusal("flex", problem) is None:
         return "flex", False, "It computes only the blocks that the spans of the mask allow."
@@ -183,7 +183,7 @@ def leaves(mask: Mask | None) -> Iterator[Mask]:
 
 
 def on_gpu(problem: Problem) -> bool:
-    """Whether compiled FlexAttention is worth its compilation: on CPU it has no backward pass and no row statistic."""
+    """Whether the call is on a CUDA GPU. On CPU compiled FlexAttention has no backward pass and no row statistic."""
     return problem.query.device.type == "cuda"
 
 

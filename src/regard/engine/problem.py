@@ -104,7 +104,7 @@ class Problem:
 
     @cached_property
     def hides_gradients(self) -> bool:
-        """Whether a piece depends on a tensor that requires gradients and is none of its contents.
+        """Whether a piece depends on a tensor that requires gradients but is not stored in the piece.
 
         One pair is scored around tensors without gradients. If its weight still requires one, a tensor was missed.
         """

@@ -16,11 +16,11 @@ from regard.pieces.normalizer import Entmax15, Sparsemax
 #: Share of the matrix-product rate that products reach: in long rows, in blocks of the fused kernel, and in chunks
 #: of linear attention (measured: 0.85 and 0.8 in long rows, 0.58, 0.4).
 LONG_ROWS, BLOCKS, CHUNKS = 0.8, 0.58, 0.4
-#: With fewer rows the fused kernel reads the same keys, so each row takes longer.
+#: Fewest rows that keep the fused kernel busy. Fewer rows read the same keys, so each row takes longer.
 BUSY_ROWS = 32
 #: Keys that the fused kernel reads at once: of a causal mask it skips only whole blocks of keys.
 KEY_BLOCK = 512
-#: Time of one number in exponentials: in softmax or any other pass over the scores, and in a row that is sorted.
+#: Time of one score, in units of one exponential: in softmax or any other pass over the scores, and in sorting.
 PASS, SORT = 4.0, 40.0
 #: Seconds of a call to `attend` with very little to compute.
 ATTEND = 300e-6
@@ -96,7 +96,7 @@ def _bias_seconds(problem: Problem, rates: MachineRates) -> float:
 
 
 def _passes(problem: Problem) -> float:
-    """Time of one pair besides its products, in exponentials: normaliser, biases, and hidden units of its score."""
+    """Time of one pair besides its products, in units of one exponential: normaliser, biases, hidden units."""
     attention, floats = problem.attention, problem.attention.score.floats_per_score
     is_sorted = isinstance(attention.normalizer, Sparsemax | Entmax15)
     return (SORT if is_sorted else PASS) + PASS * (len(attention.bias) + (floats if floats > 1 else 0))

@@ -71,7 +71,7 @@ def numbers_needed(query: Tensor) -> Iterator[None]:
 def differentiable_once(engine: str, *tensors: Tensor) -> list[Tensor]:
     """The same tensors, through which a second derivative raises a `RegardError`.
 
-    An engine that computes gradients outside autograd gives them no gradient, and torch would treat them as constant.
+    Gradients that an engine computes outside autograd have no gradient themselves; torch would treat them as constants.
     """
     if not torch.is_grad_enabled():
         return list(tensors)

@@ -230,7 +230,7 @@ def _masking(call: Call, masks: MaskCache) -> tuple[Recognised, Bias | None]:
 
 
 def _lowest(dtype: torch.dtype) -> float:
-    """The largest number that forbids a pair in an additive mask: transformers write the lowest number for -inf."""
+    """This number and all below forbid a pair in an additive mask: transformers writes the lowest number for -inf."""
     return torch.finfo(dtype).min / 2 if dtype.is_floating_point else -(2**30)
 
 

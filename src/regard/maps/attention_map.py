@@ -25,14 +25,14 @@ from regard.positions import Positions
 from regard.shapes import as_slice, at_least_float32, to_device
 from regard.spans import Spans
 
-#: The keys of a tile, and the keys for which the mask differs between its queries.
+#: The keys of a tile, and those of them that not every query may attend to: there the mask decides for each pair.
 TileKeys = tuple[slice, Spans]
 
 #: The default budget: the largest dense result, in bytes.
 BUDGET = 1 << 30
 #: The largest tile of a fold: queries, keys.
 TILE = (512, 4096)
-#: The largest number of tiles whose scores are kept until the statistic of their rows is known.
+#: If a range of queries has more tiles, their scores are not kept: they are computed again after the row statistic.
 STRIP = 32
 #: Bytes of memory for computing one tile.
 WORKSPACE = 128 << 20
@@ -301,7 +301,7 @@ class AttentionMap:
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Weights of the tiles of these queries, and their logarithms where those are cheap.
 
-        If the row statistic is not known yet, the scores of all these tiles are kept until it is, if they are few.
+        If the row statistic is not known yet and the tiles are few, their scores are kept until it is computed.
         """
         normalizer = self.attention.normalizer
         fits = len(parts) <= STRIP if has_logsumexp(normalizer) else len(parts) == 1
@@ -329,9 +329,9 @@ class AttentionMap:
         return self._row_statistic is not None or "row_statistic" in self.__dict__
 
     def _row_blocks(self) -> Iterator[tuple[slice, Spans, Spans]]:
-        """Ranges of queries, the keys allowed for some of them, and the keys allowed for all of them.
+        """Ranges of queries, the keys that some of them may attend to (and short gaps), and those that all may.
 
-        A range has as many queries as the workspace allows.
+        A range has at most TILE[0] queries, and fewer if one of its tiles would not fit in the workspace.
         """
         B, H, I, _J = self.shape
         size = WORKSPACE // (B * H * self._bytes_per_weight)

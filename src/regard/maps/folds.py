@@ -169,8 +169,8 @@ MEMBERS = 8
 def greatest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest numbers of the last axis in descending order, and their indices: a faster `topk`.
 
-    The k largest numbers are in the k classes with the largest maxima. Maxima over classes run at the speed of
-    memory, while `topk` compares one number at a time. Each level makes the row shorter.
+    A class is MEMBERS numbers at equal distances. The k largest are in the k classes with the largest maxima, or
+    in the rest after the last class. Maxima run at the speed of memory, and a recursive call finds their k largest.
     """
     classes = weights.shape[-1] // MEMBERS
     if classes < max(2 * k, MEMBERS):

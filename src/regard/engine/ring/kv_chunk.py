@@ -126,7 +126,7 @@ def gradients(
 ) -> Gradients:
     """Gradients of value, prepared tensors and parameters, if they are wanted, in float32 at least.
 
-    With r the statistic of whole rows, d out_i / d s_ij = w_ij (v_j - out_i). So a chunk needs only r of other keys.
+    With r the statistic of whole rows, d out_i / d s_ij = w_ij (v_j - out_i). So of other chunks it needs only r.
     Blocks compute their scores, since the fused kernel cannot be given the statistic of whole rows.
     """
     inputs, on_rows = (chunk.value, *chunk.prepared.tensors(), *parameters), [False, *chunk.prepared.on_rows()]

@@ -154,7 +154,7 @@ class RerunMap(AttentionMap):
         weights = self._source()[:, :, rows][..., cols]
         return at_least_float32(weights[self.grid.batch][:, self.grid.head])
 
-    def _looks(
+    def _weights_of_tiles(
         self, rows: slice, parts: list[TileKeys], collected: StatisticBuffer
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
         for cols, _ in parts:

@@ -28,7 +28,7 @@ DROPOUT = {"dropout", "dropout_", "feature_dropout"}
 
 
 def over_keys(output: Any, dim: Any = None, *_: Any, **__: Any) -> bool:
-    """Whether a softmax runs over the last of at least three axes."""
+    """Whether the output of a softmax has at least three axes, and the softmax runs over the last one."""
     return isinstance(output, Tensor) and output.ndim > 2 and dim in (-1, output.ndim - 1)
 
 
@@ -36,7 +36,7 @@ def over_keys(output: Any, dim: Any = None, *_: Any, **__: Any) -> bool:
 class Traced:
     """A tensor computed from the weights of softmax `number`.
 
-    `axis` is its axis of keys, counted from the end; `changed_by` the function that changed the weights, if any.
+    `axis` is its axis of keys, counted from the end. `changed_by` is the function that changed the weights, or "".
     """
 
     tensor: Tensor
@@ -78,7 +78,7 @@ class Trace:
         numbers = {part.number for part in self._multiplied}
         if not changed and len(numbers) == 1:
             number = numbers.pop()
-            changed = [self._traced[id(self.softmaxes[number])].changed_by]
+            changed = [self._traced[id(self.softmaxes[number])].changed_by]  # a later write in place counts, too
             if not changed[0]:
                 return number
         if changed:

@@ -48,7 +48,7 @@ class Check:
 
 @torch.no_grad()
 def check(name: str, observed: ObservedCall, translation: Translation, every_row: bool = False) -> Check:
-    """Recompute rows of all heads, and compare them with the output of the kernel or, after `finish`, of the module.
+    """Recompute rows of all heads, and compare them with the kernel's output, or after `finish` with the module's.
 
     For a known kernel a few rows suffice. A user's own backend may treat every pair differently, so all rows are
     recomputed, block by block.

@@ -80,7 +80,7 @@ def pruning_curve(
     """The quality as more and more heads are removed: least important first, in random order, most important first.
 
     Heads are gated to zero, so the model is not changed. `quality(model)` runs without gradients. The random order,
-    drawn once with `seed`, is the control: an importance with no better curve is worthless. `progress` is called with
+    drawn once with `seed`, is the control: if its curve is as good, the ranking is worthless. `progress` is called with
     every point. After Ctrl-C the points so far are returned, with `complete` False. Heads are ranked by the values of
     `importance`; pass `importance.normalized()` to compare layers as Michel et al. (2019, arXiv:1905.10650) do.
 

@@ -26,7 +26,7 @@ BLOCK = 256
 
 @dataclass(frozen=True, eq=False)
 class Recognised:
-    """A mask (None: all pairs are allowed), and the positions of the first query (None: aligned to the end) and key."""
+    """A mask (None: all pairs), and the positions of the first query (`start`; None: ends align) and key (`first`)."""
 
     mask: Mask | None
     start: int | None = None
@@ -41,8 +41,8 @@ class Recognised:
 def recognise(allowed: Tensor, num_batch: int, num_queries: int, num_keys: int, decoding: bool = False) -> Recognised:
     """The rule behind a boolean (B or 1, H or 1, I or 1, J) tensor, or the tensor itself as a mask.
 
-    With `decoding` a single query is at the position of its last allowed key: a static cache continues with keys that
-    are not written yet.
+    With `decoding` a single query is at the position of its last allowed key, not of the last key: a static cache has
+    room for keys that are not written yet.
 
     >>> import torch
     >>> n = torch.arange(6)
@@ -62,7 +62,7 @@ def recognise(allowed: Tensor, num_batch: int, num_queries: int, num_keys: int, 
 
 @dataclass(frozen=True, eq=False)
 class _Facts:
-    """The tensor (b, I, J), the keys allowed in any row (b, J), the first and last allowed key of each row (b, I).
+    """The tensor (b, I, J), the keys that at least one row allows (b, J), each row's first and last allowed key (b, I).
 
     Rows without an allowed key have -1.
     """
@@ -83,7 +83,7 @@ class _Facts:
         return _Facts(allowed, allowed.any(1), torch.cat(first, 1), torch.cat(last, 1), num_batch)
 
     def padding(self) -> Mask | None:
-        """The keys allowed in any row, as a mask; None if all keys are."""
+        """The keys that at least one row allows, as a mask; None if these are all keys."""
         return None if self.used_keys.all() else padding(self.used_keys.expand(self.num_batch, -1))
 
 

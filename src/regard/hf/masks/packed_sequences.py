@@ -73,7 +73,7 @@ class SameGroup(Mask):
 
     @cached_property
     def _ends(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """For each position: the first and last position of its group in any entry, and of its run in all entries."""
+        """For each position: ends of its group (widest over the entries) and of its unbroken run (narrowest)."""
         groups = self.groups.cpu()
         batch, length = groups.shape
         place = torch.arange(length).expand(batch, -1)

@@ -1,4 +1,4 @@
-"""Greedy and beam search for every `Translator`; they use only `encode`, `start`, `step` and `select`.
+"""Greedy and beam search for every `Translator`; they use only `encode`, `start`, `step`, and `select` of the results.
 
 All open hypotheses of all sentences are rows of one batch. Hypotheses that end leave the batch, so it shrinks. A
 sentence is finished when `beam` hypotheses have ended, or when no open hypothesis can win any more.
@@ -221,7 +221,7 @@ class _Sentence:
     to_beat: float = NEVER
 
     def follow(self, before: list[_Path], continuations: list[_Path]) -> list[_Path]:
-        """Keep the paths that end here, and return those that continue: none if none of them can win.
+        """Keep the paths that end at this step, and return the others; no path if none of the others can win any more.
 
         If no continuation is allowed, the paths of the previous step are kept as hypotheses without an end.
         """
@@ -324,7 +324,7 @@ def _continuations(
 ) -> Iterator[tuple[list[_Path], list[_Path]]]:
     """The paths of each sentence, and the `beam` best of their continuations.
 
-    The best of every row are found first, then the best of every sentence among them: (A, width x K), A sentences.
+    The K best of every row are found first, and among these the best of each of the A sentences (see `_grid`).
     """
     beam = forbidden.search.beam
     logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

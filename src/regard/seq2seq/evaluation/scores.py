@@ -370,7 +370,7 @@ def _similarity_label(similarity: float) -> tuple[int, str]:
 def _error_rate(
     system: TranslationSystem, pairs: Sequence[Pair], options: TranslationOptions
 ) -> tuple[float | None, str | None]:
-    """AER of the attention while the model is made to say the references, whose alignments are known."""
+    """AER of the attention under teacher forcing with the references, for pairs whose alignments are known."""
     known = [pair for pair in pairs if pair.gold is not None]
     if not known or system.model.cross_attention is None:
         return None, None

@@ -87,7 +87,7 @@ class FixedVectorTranslator(RecurrentTranslator):
     """Without attention: the decoder sees the source only through one vector c, an input of every step.
 
     s_t = cell([e_t; c], s_{t-1}); output tanh(W [s_t; c; e_t]) (Cho et al. 2014, arXiv:1406.1078; Sutskever et
-    al. 2014, arXiv:1409.3215 give c as the first state alone). Attention was invented to remove this bottleneck.
+    al. 2014, arXiv:1409.3215, use c only as the first state). Attention was invented to remove this bottleneck.
 
     >>> import torch
     >>> from regard.seq2seq import FixedVectorTranslator

@@ -51,7 +51,7 @@ def is_sharded_tensor(tensor: Tensor) -> bool:
 
 @contextmanager
 def gathered_weights(model: nn.Module) -> Iterator[None]:
-    """Inside, `encode`, `advance` and `logits` can be called, too, and not only `forward`; by all processes alike.
+    """Inside, not only `forward` can be called, but also `encode`, `advance` and `logits`; all processes call the same.
 
     Weights must not be read or changed inside.
     """

@@ -130,7 +130,7 @@ class Training(Section):
     )
     accumulate: int = Field(default=1, ge=1, description="Batches whose gradients make one update.")
     learning_rate: Positive | Auto = Field(
-        default="auto", description="Peak; auto: 0.007, hybrid and Transformer 0.005, and 1 (the paper's) with noam."
+        default="auto", description="Peak; auto: 0.007, for hybrid and Transformer 0.005; with noam 1, as in the paper."
     )
     schedule: Literal["trapezoid", "cosine", "inverse_square_root", "noam", "plateau", "constant"] = Field(
         default="trapezoid",

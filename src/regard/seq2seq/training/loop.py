@@ -93,7 +93,7 @@ class TrainingLoop(LightningModule):
         self.reason = ""
         #: Called after the setup of Lightning, before the first step.
         self.before_training: Callable[[], Any] = lambda: None
-        self._took = 0.0  # seconds of the last step
+        self._took = 0.0  # seconds of the last step that are not in the progress yet
         self._resume = resume
         self._metrics = None if task.folder is None else MetricsFile(task.folder / METRICS)
 
@@ -133,7 +133,7 @@ class TrainingLoop(LightningModule):
     # One step
 
     def _agree(self, update: UpdateBatches) -> tuple[int, int]:
-        """Target tokens and pairs of the update in all processes; also share the clock and requests to stop."""
+        """Target tokens and pairs of all processes; also adds the time of the last step and shares requests to stop."""
         tokens, pairs = sum(b.num_tokens for b in update.batches), sum(map(len, update.batches))
         shared = torch.tensor([tokens, pairs, self._took, float(self.interrupted)], dtype=torch.float64)
         shared = summed(shared, self.device)
@@ -230,7 +230,7 @@ class TrainingLoop(LightningModule):
             self._write_rows()
         waited = progress.seconds - progress.saved
         by_time = training.save_minutes and waited >= 60 * training.save_minutes
-        first_weights = progress.best is not None and not progress.saved  # the best weights need a state beside them
+        first_weights = progress.best is not None and not progress.saved  # best weights need a saved state, too
         if by_time or first_weights or (training.save_steps and progress.step % training.save_steps == 0):
             self.save()
         self.on_step(progress)

@@ -54,12 +54,12 @@ class TrainingProgress:
 
     Args:
         step: Number of updates.
-        epoch: Of the next batch.
-        place: Of the next batch in its epoch.
+        epoch: Epoch of the next batch.
+        place: Place of the next batch in its epoch.
         seconds: Time of the training steps of all sessions, without validation.
-        tokens: Target tokens trained on, and `pairs` sentence pairs, in all processes.
+        tokens: Number of target tokens so far, in all processes; `pairs` is the number of sentence pairs.
         share: Used share of the budget.
-        best: Best value of `monitor`, and `waited` the number of validations since then.
+        best: Best value of `monitor` so far; `waited` is the number of validations since then.
         plateau: State of the plateau schedule.
         rows: Rows of metrics.csv.
         recent: Sums since the last row: "loss", "tokens", "pairs", "seconds".
