@@ -80,7 +80,7 @@ def plan_structure(plan: Any) -> Record:
     """The plan in numbers: without prose, names of classes and seconds."""
     record: Record = {
         "engine": plan.engine,
-        "chosen": plan.chosen,
+        "chosen": plan.requested if hasattr(plan, "requested") else plan.chosen,
         "refused": sorted(plan.refused),
         "quadratic": len(plan.quadratic),
         "cost": [plan.cost.pairs, plan.cost.flops, plan.cost.bytes],
