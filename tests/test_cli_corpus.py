@@ -321,5 +321,5 @@ def test_tables_survive_json_bit_by_bit(reader):
     ],
 )
 def test_what_is_no_table_is_refused(data):
-    with pytest.raises(RegardError, match="this is no table"):
+    with pytest.raises(RegardError, match="the data are not a table"):
         HeadTable.from_json(data)
