@@ -158,6 +158,38 @@ def test_two_threads_that_watch_one_model(kind, first_to_leave):
         assert not seen.missing and len(seen) == 1
 
 
+@pytest.mark.parametrize("first_to_leave", [0, 1])
+def test_two_threads_that_enter_one_watch(first_to_leave):
+    """Each thread ends its own block, whichever block began last."""
+    model = ByTorch()
+    watch, began, left = rg.watch(model), threading.Event(), threading.Event()
+    entered = threading.Barrier(2)
+
+    def job(number):
+        assert number == 0 or began.wait(SECONDS)
+        with watch as seen:
+            began.set()
+            entered.wait(SECONDS)
+            if number != first_to_leave:
+                assert left.wait(SECONDS)
+            model(torch.randn(1, 3 + number, C))
+        model(torch.randn(1, 7, C))
+        left.set()
+        return shapes(seen)
+
+    assert run_at_once(lambda: job(0), lambda: job(1)) == [[(1, H, n, n)] for n in (3, 4)]
+
+
+def test_a_watch_that_another_thread_ends_sees_no_more_calls():
+    model, x = ByTorch(), torch.randn(1, 3, C)
+    watch = rg.watch(model)
+    seen = watch.__enter__()
+    model(x)
+    run_at_once(lambda: watch.__exit__(None, None, None))
+    model(x)
+    assert shapes(seen) == [(1, H, 3, 3)]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_thread_that_does_not_watch_is_neither_seen_nor_changed(kind):
     model = KINDS[kind]().eval()

@@ -100,7 +100,7 @@ def watch(
         )
     _check_model(model)
     chosen, checked = ChosenLayers(layers), checked_folds(folds, keep)
-    return _Watch(lambda: _watching(_Watcher(model, chosen, verify, checked)))
+    return _Watch(lambda: _Watcher(model, chosen, verify, checked))
 
 
 @contextmanager
@@ -111,20 +111,27 @@ def _watching(watcher: _Watcher) -> Iterator[WatchedAttention]:
 
 
 class _Watch(AbstractContextManager[WatchedAttention]):
-    """A context manager that can be entered several times: each block captures its own calls."""
+    """A context manager that can be entered several times: each block captures its own calls.
 
-    def __init__(self, begin: Callable[[], AbstractContextManager[WatchedAttention]]) -> None:
-        self._begin = begin
-        self._blocks: list[AbstractContextManager[WatchedAttention]] = []
+    Several threads may have open blocks of one watch. Each thread ends its own block, or, if it has none, the last.
+    """
+
+    def __init__(self, new_watcher: Callable[[], _Watcher]) -> None:
+        self._new_watcher = new_watcher
+        self._open: list[tuple[_Watcher, AbstractContextManager[WatchedAttention]]] = []
 
     def __enter__(self) -> WatchedAttention:
-        block = self._begin()
+        watcher = self._new_watcher()
+        block = _watching(watcher)
         seen = block.__enter__()
-        self._blocks.append(block)
+        self._open.append((watcher, block))
         return seen
 
     def __exit__(self, *error: Any) -> bool | None:
-        return self._blocks.pop().__exit__(*error)
+        own = [block for block in self._open if block[0] in module_calls.observers]
+        last = (own or self._open)[-1]
+        self._open.remove(last)
+        return last[1].__exit__(*error)
 
     def __getitem__(self, key: object) -> NoReturn:
         raise RegardError(
