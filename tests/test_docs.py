@@ -75,7 +75,7 @@ def test_blocks_run_in_their_order(page, tmp_path, monkeypatch):
     names = GIVEN.get(page.name, lambda _: {})(tmp_path)
     for code in blocks(page):
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="attend: mask_mod tells nothing")  # as the guides say
+            warnings.filterwarnings("ignore", message="attend: mask_mod has no spans")  # as the guides say
             exec(compile(code, str(page), "exec"), names)
 
 

@@ -122,7 +122,7 @@ def test_pairs_that_are_given_are_aligned(japanese, tmp_path):
         assert found.source == tuple(source.split()) and found.target == tuple(cut(target))
         expected.append(write_pharaoh(found.links()))
     assert result.stdout.splitlines() == [expected[0], "", expected[1], ""]
-    assert "2 pairs have no links, since a side is empty or has more than 1,000 pieces: line 2, 4" in said(result)
+    assert "2 pairs have no links, because a side is empty or has more than 1,000 pieces: line 2, 4" in said(result)
     rows = [
         line.split(" ||| ") for line in regard("align", japanese, *files, "--words", "--batch", "1").stdout.splitlines()
     ]

@@ -325,7 +325,7 @@ def test_a_saved_run_gives_the_same_answers(tmp_path):
     [
         (None, "is missing"),
         ("{", "truncated"),
-        ("[]", "no JSON object"),
+        ("[]", "is not a JSON object"),
         ('{"format": "other"}', "not a saved run"),
         ('{"format": "regard run", "version": 99}', "version 99"),
         ('{"format": "regard run", "version": 1}', "damaged"),

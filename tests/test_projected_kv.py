@@ -84,5 +84,5 @@ def test_masks_of_other_sizes_are_refused_by_single_queries_too():
     for mask in (rg.padding([3]), rg.padding(torch.ones(3, J).bool()), rg.mask_tensor(torch.ones(3, 1, 1, J).bool())):
         with pytest.raises(rg.RegardError, match="used with a batch of 2"):
             attention(x, y, mask=mask)
-    with pytest.raises(rg.RegardError, match="covers keys 0 to 3, asked for 0 to 5"):
+    with pytest.raises(rg.RegardError, match="covers keys 0 to 3, this call has keys 0 to 5"):
         attention(x, y, mask=rg.padding(torch.ones(2, 4).bool()))
