@@ -118,7 +118,7 @@ def test_two_processes_are_one_with_the_double_batch_also_when_they_go_on(tmp_pa
     assert len(read_tensors(two / STATE)[0]["random.cpu"]) == 2
     check_same(two, tmp_path / "one", 16)
     assert read_metrics(two / METRICS)[-1]["epoch"] == 1  # an epoch has 11 batches: both sides of its end were seen
-    with pytest.raises(RegardError, match=r"3 processes cannot resume .* has 2 sentences .* with 1, 2 processes"):
+    with pytest.raises(RegardError, match=r"3 processes cannot resume .* has 2 sentences.* with 1, 2 processes"):
         changed(two, "training.devices=3")
     for folder in (two, tmp_path / "one"):  # one process takes the pairs of both
         config = changed(folder, "training.devices=1", "training.steps=20")
