@@ -219,6 +219,29 @@ def test_a_thread_that_is_given_the_context_is_seen():
     assert shapes(seen) == [(1, H, 3, 3)] * 2
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_that_share_a_watch_are_told_apart(kind):
+    """Two modules run at once, each in a thread with the context of the watch: no map has the name of the other."""
+    inside = threading.Barrier(2)
+    models = nn.ModuleDict({name: KINDS[kind](lambda: inside.wait(SECONDS)) for name in "ab"}).eval()
+    with rg.watch(models, verify=False) as seen:
+        jobs = [(copy_context(), models[name], torch.randn(1, n, C)) for name, n in (("a", 3), ("b", 4))]
+        run_at_once(*(lambda job=job: job[0].run(*job[1:]) for job in jobs))
+    assert not seen.missing
+    assert {name[0]: [weights.shape[2] for weights in seen.calls(name)] for name in seen} == {"a": [3], "b": [4]}
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_module_that_runs_in_two_threads_of_a_watch(kind):
+    inside = threading.Barrier(2)
+    model = KINDS[kind](lambda: inside.wait(SECONDS)).eval()
+    with rg.watch(model, verify=False) as seen:
+        jobs = [(copy_context(), torch.randn(1, n, C)) for n in (3, 4)]
+        run_at_once(*(lambda job=job: job[0].run(model, job[1]) for job in jobs))
+    assert sorted(shapes(seen)) == [(1, H, n, n) for n in (3, 4)]
+
+
 def test_a_context_that_outlives_the_block_is_not_seen():
     model, x = ByAttend(), torch.randn(1, 3, C)
     with rg.watch(model) as seen:

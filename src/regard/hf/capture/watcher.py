@@ -8,6 +8,7 @@ at once, even the same model.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -154,6 +155,18 @@ class ModuleFrame:
     trace: Trace = field(default_factory=Trace)
 
 
+class _ThreadState(threading.local):
+    """What runs in one thread: modules of the model, a frame for each of them that attends, and calls by path.
+
+    A watch has several threads if they were given its context.
+    """
+
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []
+        self.frames: list[ModuleFrame] = []
+        self.num_calls: Counter[str] = Counter()
+
+
 class _Watcher:
     """Observes one model, and keeps each attention call as a capture or as the reason why there is none."""
 
@@ -170,10 +183,8 @@ class _Watcher:
         attending = self._read_names()
         chosen.check(self.names.values(), attending)
         self.torch_parts, self.deferred = parts_of_torch_layers(model), inside_torch_layers(model)
-        # All modules of the model that run now, and a frame for each of them that attends.
-        self.running: list[nn.Module] = []
-        self.stack: list[ModuleFrame] = []
-        self.num_calls: Counter[str] = Counter()
+        self.running, self.keeping = _ThreadState(), threading.RLock()
+        self.called: set[str] = set()
         # The result.
         self.calls: dict[str, ModuleCalls] = {}
         self.missing: dict[str, str] = {}
@@ -216,29 +227,33 @@ class _Watcher:
 
     def module_started(self, module: nn.Module) -> None:
         if module in self.names:
-            self.running.append(module)
+            self.running.modules.append(module)
             if any(part is not None and part not in self.names for part in module._modules.values()):
                 self._read_names()
                 self._observe_inputs()
         name = self.attending.get(module)
         if name is not None or module is self.model:
-            self.num_calls[name or ""] += 1
+            self.called.add(name or "")
+            self.running.num_calls[name or ""] += 1
         if isinstance(module, nn.TransformerEncoderLayer):
-            self.stack.append(ModuleFrame(module, name, self.num_calls[self.attending.get(module.self_attn, "")]))
+            num_calls = self.running.num_calls[self.attending.get(module.self_attn, "")]
+            self.running.frames.append(ModuleFrame(module, name, num_calls))
         elif name is not None:
-            self.stack.append(ModuleFrame(module, name, self.num_calls[name]))
+            self.running.frames.append(ModuleFrame(module, name, self.running.num_calls[name]))
 
     def _keep_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         is_own = self in module_calls.observers  # the hook belongs to the module, which other threads may run
-        if is_own and self.stack and self.stack[-1].module is module:
-            self.stack[-1].inputs = snapshot(args, kwargs)
+        frames = self.running.frames
+        if is_own and frames and frames[-1].module is module:
+            frames[-1].inputs = snapshot(args, kwargs)
 
     def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        while module in self.running and self.running.pop() is not module:
+        running, frames = self.running.modules, self.running.frames
+        while module in running and running.pop() is not module:
             pass
-        if not any(frame.module is module for frame in self.stack):
+        if not any(frame.module is module for frame in frames):
             return
-        while (frame := self.stack.pop()).module is not module:
+        while (frame := frames.pop()).module is not module:
             pass
         if output is None:
             return
@@ -249,17 +264,18 @@ class _Watcher:
             self._keep_call(frame.name, lambda: multihead(module, args, kwargs, output, module in self.deferred))
         elif isinstance(module, nn.TransformerEncoderLayer):
             name = self.attending.get(module.self_attn)
-            if name is not None and self.num_calls[name] == frame.num_calls:
-                self.num_calls[name] += 1
+            if name is not None and self.running.num_calls[name] == frame.num_calls:
+                self.called.add(name)
+                self.running.num_calls[name] += 1
                 deferred = module.self_attn in self.deferred
                 self._keep_call(name, lambda: encoder_layer(module, args, kwargs, output, deferred))
 
     def function_called(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        if not self.stack or backend_calls.inside or attend_listeners.busy:
+        if not self.running.frames or backend_calls.inside or attend_listeners.busy:
             return
-        frame = self.stack[-1]
+        frame = self.running.frames[-1]
         if isinstance(frame.module, Attends):  # reports its own map
             return
         if function is F.scaled_dot_product_attention:
@@ -274,10 +290,10 @@ class _Watcher:
 
     def on_attention(self, module: nn.Module | None, weights: AttentionMap) -> None:
         """Keep a map reported by a module of `regard.nn`, or by `attend` for the module that called it."""
-        called = module is None
-        if called and (backend_calls.inside or not self.running or isinstance(self.running[-1], Attends)):
+        called, running = module is None, self.running.modules
+        if called and (backend_calls.inside or not running or isinstance(running[-1], Attends)):
             return  # the backend call is observed, and these modules report their own maps
-        name = self.names.get(self.running[-1] if module is None else module)
+        name = self.names.get(running[-1] if module is None else module)
         note = "regard.attend reported its own map" if called else "the module reported its own map"
         self._keep(name, lambda: ModuleMap([weights], Check(name or "", note=note), steps=not called))
 
@@ -296,6 +312,10 @@ class _Watcher:
             self.calls.pop(name, None)
             self.missing[name] = str(reason)
             return
+        with self.keeping:
+            self._add(name, captured)
+
+    def _add(self, name: str, captured: Capture | RerunCall | ModuleMap | DeferredCall) -> None:
         if name not in self.calls:
             part = self.torch_parts.get(name) or part_of(name, self.modules[name])
             self.calls[name] = ModuleCalls(part, statistics=ModuleStatistics(name, self.folds) if self.folds else None)
@@ -318,7 +338,7 @@ class _Watcher:
         for name, module in self.candidates.items():
             if name not in observed and not any(other.startswith(f"{name}.") for other in observed):
                 outside = f"{type(module).__name__} {OUTSIDE}"
-                self.missing[name] = outside if name in self.num_calls else UNCALLED
+                self.missing[name] = outside if name in self.called else UNCALLED
 
     def conclude(self) -> None:
         """Raise an error if nothing was captured, or if a map does not match the kernel's output."""
@@ -327,7 +347,7 @@ class _Watcher:
                 f"watch: {type(self.model).__name__} has no attention that can be captured. {SUPPORTED}; "
                 "give the model that contains it."
             )
-        if self.num_calls and not self.calls:
+        if self.called and not self.calls:
             raise RegardError(self._nothing_captured())
         wrong = self.seen.mismatched
         if wrong:
