@@ -330,3 +330,30 @@ def test_generation_of_a_model_with_a_softmax_of_its_own(size):
     wanted = model.generate(ids, **told, output_attentions=True).attentions
     for mine, step in zip(seen.calls(1), wanted, strict=True):
         torch.testing.assert_close(mine.dense(), step[1].expand_as(mine.dense()), atol=1e-5, rtol=0)
+
+
+class PaddedAttention(OwnAttention):
+    """Keys after `lengths` of each text are masked; it keeps its weights."""
+
+    def forward(self, x, lengths):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+        late = torch.arange(x.shape[1]) >= lengths[:, None, None, None]
+        self.weights = (q @ k.mT + torch.zeros(late.shape).masked_fill(late, -torch.inf)).softmax(-1).detach()
+        return (self.weights @ v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(
+    ("batch", "head"),
+    [([1, 0], [0, 1, 2, 3]), ([1, 0], [2, 0]), (-1, 3), (slice(1, None), None), (torch.tensor([True, False]), [3])],
+)
+def test_a_selection_of_held_weights_is_that_of_any_map(batch, head):
+    """Indices of every kind select, and the mask fits the selected texts."""
+    model = PaddedAttention().eval()
+    with rg.watch(model, verify=False) as seen:
+        model(torch.randn(2, 5, 16), torch.tensor([5, 2]))
+    texts, heads = (torch.arange(size)[index].reshape(-1) for index, size in ((batch, 2), (head or slice(None), 4)))
+    expected = model.weights[texts][:, heads]
+    selected = seen[0].select(batch, head)
+    torch.testing.assert_close(selected.dense(), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(selected.entropy(), torch.special.entr(expected).sum(-1), atol=1e-5, rtol=0)
+    assert torch.equal(selected.attention.mask.allowed(selected.grid).expand_as(expected), expected > 0)

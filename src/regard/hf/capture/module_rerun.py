@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.attention import Attention
+from regard.checks import checked
 from regard.engine.rows import StatisticBuffer
 from regard.errors import RegardError
 from regard.hf.calls import NO_NUMBERS, Untranslatable
@@ -25,6 +26,7 @@ from regard.hf.capture.verification import Check
 from regard.hf.masks.mask_tensors import recognise
 from regard.maps import attention_map
 from regard.maps.attention_map import AttentionMap, TileKeys
+from regard.maps.indices import Index, indices
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import RowStatistic
 from regard.positions import Positions
@@ -117,9 +119,13 @@ class RerunMap(AttentionMap):
 
     @cached_property
     def attention(self) -> Attention:  # type: ignore[override]
-        """An attention with only a mask: the rule that says where weights are 0, if there is a short one."""
-        B, _, I, J = self.shape
-        rule = recognise(self._dense() > 0, B, I, J).mask
+        """An attention with only a mask: the rule that says where weights are 0, if there is a short one.
+
+        It is the rule of the whole call, since the grid of a selection has the numbers of its texts in the call.
+        """
+        weights = self._source()
+        B, _, I, J = weights.shape
+        rule = recognise(weights > 0, B, I, J).mask
         return Attention(mask=None if "given" in repr(rule) else rule).eval()
 
     @property
@@ -135,15 +141,13 @@ class RerunMap(AttentionMap):
     def _bytes_per_weight(self) -> int:
         return 8
 
-    def select(self, batch: Tensor, head: Tensor) -> AttentionMap:
-        b, h = (to_device(x, self.device) for x in (batch, head))
+    @checked
+    def select(self, batch: Index, head: Index) -> AttentionMap:
+        batch = indices("weights.select", "batch", batch, self.shape[0])
+        head = indices("weights.select", "head", head, self.shape[1])
+        b, h = to_device(batch, self.device), to_device(head, self.device)
         grid = replace(self.grid, batch=self.grid.batch[b], head=self.grid.head[h])
         return RerunMap(self._source, self.positions, grid)
-
-    def _dense(self) -> Tensor:
-        weights = self._source()
-        B, H, _, _ = self.shape
-        return weights if weights.shape[:2] == (B, H) else weights[self.grid.batch][:, self.grid.head]
 
     @property
     def _is_solved(self) -> bool:
