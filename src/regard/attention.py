@@ -227,7 +227,7 @@ class Prepared:
 
     def on_rows(self) -> list[bool]:
         """For each of `tensors()`, whether its axis -2 runs over queries (else over keys)."""
-        flags = [True, False, *(r is not None for r in self.rows if r is not None)]
+        flags = [True, False, *(True for r in self.rows if r is not None)]
         return flags + [False for c in self.cols if c is not None]
 
     def tile(self, rows: slice | Tensor, cols: slice | Tensor) -> Prepared:

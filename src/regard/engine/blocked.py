@@ -201,7 +201,7 @@ class _Blocked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, work: Work, *tensors: Tensor) -> tuple[Tensor, ...]:
-        problem, (value, *rest) = work.problem, tensors
+        problem, (value, *rest) = work.problem, tensors  # in the order of `Problem.tensors`
         sizes, prepared = problem.sizes, problem.prepared.with_tensors(rest)
         output = value.new_empty(sizes.B, sizes.H, sizes.I, sizes.E)
         buffer = StatisticBuffer(sizes.B, sizes.I)
@@ -223,8 +223,8 @@ class _Blocked(torch.autograd.Function):
         saved = ctx.saved_tensors  # read once: checkpointing computes them again at each reading
         tensors, saved_output = saved[: ctx.count], saved[ctx.count :]
         wanted, on_rows = ctx.needs_input_grad[1:], ctx.outline.on_rows
-        leaves = [t.detach().requires_grad_(want) for t, want in zip(tensors, wanted, strict=True)]
-        problem = ctx.outline.around([*tensors[: len(on_rows)], *leaves[len(on_rows) :]])
+        pieces = [t.detach().requires_grad_(want) for t, want in zip(tensors, wanted, strict=True)][len(on_rows) :]
+        problem = ctx.outline.around([*tensors[: len(on_rows)], *pieces])
         work = Work.with_blocks(problem, ctx.blocks)
         sums = GradientSums.zeros(tensors, wanted, on_rows)
         for block, gradients in _gradients(work, saved_output, grad, wanted):

@@ -84,7 +84,7 @@ def flash_gradients(
 
 
 def _folds(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None) -> bool:
-    """Whether the query heads that share a key head can be computed as rows of one head."""
+    """Whether query heads that share a key head become rows of one head; if not, the kernel shares the key head."""
     return query.shape[1] != key.shape[1] and not causal and (mask is None or query.shape[2] == mask.shape[1] == 1)
 
 

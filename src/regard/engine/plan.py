@@ -142,7 +142,7 @@ def _choose(problem: Problem) -> tuple[str, bool, str]:
     if problem.state is not None:
         raise RegardError(f"attend: a RecurrentCache needs the linear engine, which cannot run this: {not_linear}.")
     if _refusal("fused", problem) is None and not _worth_skipping(problem):
-        return "fused", False, "The mask forbids no pair, or too few to be worth skipping."
+        return "fused", False, "One call of the kernel skips as many pairs as blocks would, or nearly as many."
     if is_transformed():
         return "dense", False, f"{TRANSFORMED[0].upper()}{TRANSFORMED[1:]}."
     dense = Dense().cost(problem).bytes

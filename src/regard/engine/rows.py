@@ -42,9 +42,9 @@ def attend_rows(
 def with_remainder(
     attention: Attention, prepared: Prepared, positions: Positions, grid: Grid, row_statistic: RowStatistic
 ) -> RowStatistic:
-    """The log-sum-exp and its rounding error (the remainder), if the kernel returned the log-sum-exp alone.
+    """The log-sum-exp and its rounding error (the remainder) in place of a log-sum-exp alone; other statistics as is.
 
-    If the log-sum-exp of a row is coarse, both numbers are computed from its scores; else the remainder is 0. If the
+    If a row is coarse in any head, its numbers in all heads are computed from scores; else the remainder is 0. If the
     numbers of the tensor cannot be read, all remainders are 0.
     """
     if len(row_statistic) != 1 or not has_logsumexp(attention.normalizer):

@@ -214,7 +214,7 @@ def _masking(call: Call, masks: MaskCache) -> tuple[Recognised, Bias | None]:
         raise Untranslatable(
             f"its mask is a {type(mask).__name__}, which Regard cannot read; use attn_implementation='sdpa'"
         )
-    sizes = call.query.shape[0], call.query.shape[2], call.key.shape[2], call.causal
+    sizes = call.query.shape[0], call.query.shape[2], call.key.shape[2], call.causal  # causal: may be decoding
 
     def read(tensor: Tensor) -> tuple[Recognised, Bias | None]:
         tensor = _four_axes(tensor)

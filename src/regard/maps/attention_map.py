@@ -299,9 +299,9 @@ class AttentionMap:
     def _weights_of_tiles(
         self, rows: slice, parts: list[TileKeys], collected: StatisticBuffer
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Weights of the tiles of these queries, and their logarithms where those are cheap.
+        """Weights of each tile of these queries, and their logarithms (None if those are not cheap).
 
-        If the row statistic is not known yet and the tiles are few, their scores are kept until it is computed.
+        An unknown row statistic comes from the same scores; if they do not fit, from a pass over the whole map.
         """
         normalizer = self.attention.normalizer
         fits = len(parts) <= STRIP if has_logsumexp(normalizer) else len(parts) == 1

@@ -170,7 +170,7 @@ def greatest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest numbers of the last axis in descending order, and their indices: a faster `topk`.
 
     A class is MEMBERS numbers at equal distances. The k largest are in the k classes with the largest maxima, or
-    in the rest after the last class. Maxima run at the speed of memory, and a recursive call finds their k largest.
+    in the rest after the last class. Maxima cost one read of the row, and a recursive call finds the k largest.
     """
     classes = weights.shape[-1] // MEMBERS
     if classes < max(2 * k, MEMBERS):

@@ -40,7 +40,7 @@ def averaged(sums: Tensor, size: int, num_rows: int, first: int = 0) -> Tensor:
 
 @dataclass(frozen=True)
 class Pyramid(Fold):
-    """Cells of 2^level x 2^level: sums over keys averaged over queries, and largest weights; (B, H, i, j) each."""
+    """One level: cells of 2^level x 2^level, sums over keys averaged over queries, and maxima; (B, H, i, j) each."""
 
     level: int
 

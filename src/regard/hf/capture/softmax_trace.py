@@ -24,7 +24,7 @@ KEEPS = {
     "type", "type_as",
 }  # fmt: skip
 RESHAPES = {"flatten", "reshape", "reshape_as", "unflatten", "view", "view_as"}
-DROPOUT = {"dropout", "dropout_", "feature_dropout"}
+DROPOUT = {"dropout", "dropout_", "feature_dropout"}  # in place they overwrite what the softmax returned
 
 
 def over_keys(output: Any, dim: Any = None, *_: Any, **__: Any) -> bool:
@@ -54,7 +54,7 @@ class Trace:
     _multiplied: list[Traced] = field(default_factory=list)
 
     def follow(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Follow one call of a torch function."""
+        """Follow one call: a softmax begins a trace, a product over keys ends it, other functions continue it."""
         if function in SOFTMAX and over_keys(output, *args[1:], **kwargs):
             self._traced[id(output)] = Traced(output, len(self.softmaxes))
             self.softmaxes.append(output)

@@ -98,7 +98,7 @@ def _candidates(facts: _Facts) -> Iterator[Recognised]:
     start = min(int((facts.last - rows)[filled].max()), aligned)
     first_query = None if start == aligned else start
     ahead = int((facts.last - aligned - rows)[filled].max())
-    behind = max(int((start + rows - facts.first)[filled].max()), 0) + 1
+    behind = max(int((start + rows - facts.first)[filled].max()), 0) + 1  # counts the query's own position
     yield Recognised(_both(causal(), real), first_query)
     yield Recognised(_both(window(max(behind, ahead + 1)), real))
     yield Recognised(_both(causal() & window(behind), real), first_query)

@@ -228,7 +228,7 @@ class _Sentence:
         for path in () if continuations else before:
             self._keep(path.tokens, path.log_prob, False)
         going = []
-        for path in continuations[: self.room]:
+        for path in continuations[: self.room]:  # the best first; an end closes its place
             if path.tokens[-1] == EOS:
                 self._keep(path.tokens[:-1], path.log_prob, True)
                 self.room -= 1
@@ -332,8 +332,8 @@ def _continuations(
     values += to_device(torch.tensor([path.log_prob for path in paths], dtype=values.dtype), values.device)[:, None]
     groups = [[*group] for _, group in groupby(paths, lambda path: path.sentence)]
     grid = _grid(values, [len(group) for group in groups])
-    best, ranks = _best(grid, min(beam, grid.shape[1]))
-    row_tokens, places, log_probs = (x.tolist() for x in to_host(tokens, ranks, best))
+    best, columns = _best(grid, min(beam, grid.shape[1]))
+    row_tokens, places, log_probs = (x.tolist() for x in to_host(tokens, columns, best))
     _check_numbers(log_probs)
     first, K = 0, values.shape[1]
     for before, best_log_probs, best_places in zip(groups, log_probs, places, strict=True):

@@ -62,7 +62,7 @@ class TrainingProgress:
         best: Best value of `monitor` so far; `waited` is the number of validations since then.
         plateau: State of the plateau schedule.
         rows: Rows of metrics.csv.
-        recent: Sums since the last row: "loss", "tokens", "pairs", "seconds".
+        recent: Sums since the last row: "loss" (a part in each process), "tokens", "pairs", "seconds".
         saved: Value of `seconds` when the state was last saved.
     """
 
