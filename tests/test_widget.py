@@ -108,8 +108,9 @@ def test_the_notebook_runs_and_has_the_widget_in_it(tmp_path):
     assert kinds.count("application/vnd.jupyter.widget-view+json") == 2
 
 
-MODEL = """async ([script, data]) => {
-    const { default: widget } = await import(URL.createObjectURL(new Blob([script], { type: 'text/javascript' })));
+# Starts the widget and returns nothing to wait for. V8's inspector holds a promise that `page.evaluate` waits for only
+# weakly: if it resolves just before the page draws, it can be collected before its answer is sent.
+START = """([script, data]) => {
     let heard;
     const model = {
         get: () => data,
@@ -119,7 +120,10 @@ MODEL = """async ([script, data]) => {
             heard({ id }, [new DataView(raw.buffer)]);
         },
     };
-    window.close_ = widget.render({ model, el: document.getElementById('here') });
+    const module = import(URL.createObjectURL(new Blob([script], { type: 'text/javascript' })));
+    module.then(({ default: widget }) => {
+        window.close_ = widget.render({ model, el: document.getElementById('here') });
+    });
 }"""
 
 
@@ -133,9 +137,11 @@ def test_the_widget_in_a_browser(live, monkeypatch):
     with playwright.sync_playwright() as running:
         browser = running.chromium.launch(executable_path=chromium(), args=FLAGS)
         page = browser.new_page()
+        mistakes = []
+        page.on("pageerror", lambda error: mistakes.append(error))
         page.expose_function("ask", lambda path: base64.b64encode(widget.answers.answer(path)).decode())
         page.set_content(f"<style>{bundle('page.css')}</style><p>A notebook</p><div id='here'></div>")
-        page.evaluate(MODEL, [bundle("page.js"), widget.data])
+        page.evaluate(START, [bundle("page.js"), widget.data])
         page.wait_for_selector("[role=gridcell]")
         page.locator("#here").press("3")
         page.wait_for_selector(".words [role=option]")
@@ -144,6 +150,7 @@ def test_the_widget_in_a_browser(live, monkeypatch):
         assert "#" not in page.url, "a notebook's address is its own"
         page.evaluate("window.close_()")
         until(page, "document.getElementById('here').childElementCount === 0")
+        assert mistakes == []
         browser.close()
 
 
