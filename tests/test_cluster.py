@@ -201,7 +201,7 @@ def test_a_process_whose_machine_is_lost_counts_as_killed(ray, tmp_path):
     process = ClusterProcess(ray, script("print('ready', flush=True); time.sleep(5)"), tmp_path / "log")
     while not process.look()[1]:
         pass
-    ray.kill(process._there)
+    ray.kill(process._remote)
     assert ended(process)[0] == -signal.SIGKILL
 
 

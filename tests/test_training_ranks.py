@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.pytorch.utilities import rank_zero_only
 
 from regard.errors import RegardError
 from regard.seq2seq.comparison.processes import LocalProcess
@@ -47,6 +48,7 @@ def set_environment(monkeypatch):
             monkeypatch.setenv(name, value)
 
     tell({})
+    monkeypatch.setattr(rank_zero_only, "rank", 0)  # Lightning keeps the number of a trainer for the whole process
     yield tell
     os.environ.pop(ranks.SLURM.on_machine, None)  # which is told on to Lightning
 
