@@ -52,6 +52,18 @@ def _sliding(x):
     return x.flatten(2)[..., : length + width - 1].unfold(-1, width, 1)
 
 
+def _sliding_heads(x):
+    """Each head begins one number after the one before; tokens and batch entries lie apart."""
+    _, _, length, width = x.shape
+    return x.flatten().as_strided(x.shape, (length * width, 1, width, 1))
+
+
+def _sliding_batch(x):
+    """Each batch entry begins one number after the one before; tokens and heads lie apart."""
+    _, _, length, width = x.shape
+    return x.flatten().as_strided(x.shape, (1, length * width, width, 1))
+
+
 def _offset(x):
     return torch.cat((x.new_full((3,), torch.nan), x.flatten()))[3:].view(x.shape)
 
@@ -76,6 +88,8 @@ SHARING = {
     "one number": lambda x: x[:1, :1, :1, :1].expand_as(x),
     "overlapping": _overlapping,
     "sliding": _sliding,
+    "sliding heads": _sliding_heads,
+    "sliding batch": _sliding_batch,
 }
 LAYOUTS = KEEPING | SHARING
 

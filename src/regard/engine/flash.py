@@ -105,12 +105,15 @@ def _pad(x: Tensor, width: int) -> Tensor:
 def _as_rows(x: Tensor) -> Tensor:
     """The vectors as contiguous rows that do not overlap; a copy if they are laid out otherwise.
 
-    The kernel assumes this layout and does not check it.
+    The kernel assumes this layout and does not check it. It also gives its output the order of axes of the query, so
+    a batch or head axis with a stride below the width would come between the channels.
     """
-    *_, length, width = x.shape
-    has_contiguous_rows = width == 1 or x.stride(-1) == 1
-    has_separate_rows = length == 1 or x.stride(-2) >= width
-    return x if has_contiguous_rows and has_separate_rows else x.contiguous()
+    *batch_strides, row_stride, channel_stride = x.stride()
+    B, H, length, width = x.shape
+    has_contiguous_rows = width == 1 or channel_stride == 1
+    has_separate_rows = length == 1 or row_stride >= width
+    has_separate_batches = all(size == 1 or s == 0 or s >= width for size, s in zip((B, H), batch_strides, strict=True))
+    return x if has_contiguous_rows and has_separate_rows and has_separate_batches else x.contiguous()
 
 
 def returns_row_statistic(query: Tensor) -> bool:
