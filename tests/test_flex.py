@@ -181,7 +181,12 @@ COMPILED = {
 def test_compiled_it_gives_the_same(name):
     q, k, v = torch.randn(2, 4, 300, 16), torch.randn(2, 2, 300, 16), torch.randn(2, 2, 300, 16)
     lowered = flex.lower(problem_of(COMPILED[name], q, k, v))
-    output = torch.compile(flex_attention)(*lowered.tensors, **lowered.options)
+    try:
+        output = torch.compile(flex_attention)(*lowered.tensors, **lowered.options)
+    except torch._dynamo.exc.BackendCompilerFailed as failure:
+        if torch.backends.cpu.get_cpu_capability() == "DEFAULT" and "CppCompileError" in str(failure):
+            pytest.skip("the C++ that torch generates for FlexAttention does not compile without vector instructions")
+        raise
     torch.testing.assert_close(output, rg.attend(COMPILED[name], q, k, v, engine="dense").output, rtol=1e-5, atol=1e-5)
 
 
