@@ -30,23 +30,10 @@ from regard.engine.blocked import Work
 from regard.seq2seq import SYSTEMS, build
 from regard.seq2seq.models.loss import translation_loss
 
-try:
-    from regard.seq2seq.models.loss import translation_loss
-except ModuleNotFoundError:  # commits before seq2seq had packages
-    from regard.seq2seq.loss import translation_loss
-
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 BATCH, LENGTH, LONG, VOCABULARY = 2, 24, 300, 20
 
 Record = dict[str, Any]
-
-
-def either(owner: Any, *names: str) -> Any:
-    """The attribute under the first of its names that exists: a rename must not change the record."""
-    found = [getattr(owner, name) for name in names if hasattr(owner, name)]
-    if not found:
-        raise AttributeError(f"{owner!r} has none of {names}")
-    return found[0]
 
 
 def digest(value: Any) -> Any:
@@ -63,15 +50,14 @@ def digest(value: Any) -> Any:
 def masks(length: int) -> dict[str, Callable[[], rg.Mask | None]]:
     """Masks that are combined with the mechanism's own."""
     coins = torch.rand(BATCH, 1, length, length, generator=torch.Generator().manual_seed(3)) < 0.7
-    tensor_mask, predicate_mask = either(rg, "mask_tensor", "given"), either(rg, "mask_mod", "where")
     return {
         "own mask": lambda: None,
         "causal": rg.causal,
         "window": lambda: rg.causal() & rg.window(5),
         "padding": lambda: rg.padding([length, length // 3]),
         "documents": lambda: rg.documents([length // 2, length - length // 2]) & rg.causal(),
-        "tensor": lambda: tensor_mask(coins),
-        "predicate": lambda: predicate_mask(lambda b, h, i, j: (i + j + h) % 3 != b),
+        "tensor": lambda: rg.mask_tensor(coins),
+        "predicate": lambda: rg.mask_mod(lambda b, h, i, j: (i + j + h) % 3 != b),
         "composed": lambda: (rg.causal() | rg.global_tokens([1])) & ~rg.dilated(2, 2),
     }
 
@@ -80,7 +66,7 @@ def plan_structure(plan: Any) -> Record:
     """The plan in numbers: without prose, names of classes and seconds."""
     record: Record = {
         "engine": plan.engine,
-        "chosen": plan.requested if hasattr(plan, "requested") else plan.chosen,
+        "requested": plan.requested,
         "refused": sorted(plan.refused),
         "quadratic": len(plan.quadratic),
         "cost": [plan.cost.pairs, plan.cost.flops, plan.cost.bytes],
@@ -117,7 +103,7 @@ def attended(attention: rg.Attention, inputs: tuple[Tensor, ...], engine: str) -
     return {
         "output": digest(result.output),
         "gradients": digest(gradients),
-        "row statistic": digest(either(result.weights, "row_statistic", "statistic")),
+        "row statistic": digest(result.weights.row_statistic),
         "weights": digest(result.weights.dense()),
         "tile": digest(result.weights[0, -1, 3:7, 2:9]),
         "entropy": digest(result.weights.entropy()),
@@ -190,10 +176,11 @@ def decoding_cases(name: str, mechanism: rg.Mechanism) -> Iterator[tuple[str, Re
 
 def transformer_cases() -> Iterator[tuple[str, Record]]:
     """Transformers of `regard.nn`: output, gradients, and a decoder token by token."""
-    config = either(rg.nn, "TransformerConfig", "Blueprint")
     for positions in ("sinusoidal", "learned", "rope", "alibi", "t5", "none"):
         torch.manual_seed(0)
-        make = config(16, num_heads=4, num_key_heads=2, positions=positions, norm="pre", activation="swiglu")
+        make = rg.nn.TransformerConfig(
+            16, num_heads=4, num_key_heads=2, positions=positions, norm="pre", activation="swiglu"
+        )
         model = rg.nn.Transformer(make.encoder(2, vocabulary=VOCABULARY), make.decoder(2, vocabulary=VOCABULARY))
         source, target = torch.randint(1, VOCABULARY, (2, 9)), torch.randint(1, VOCABULARY, (2, 7))
         mask = rg.padding([9, 4])

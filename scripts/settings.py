@@ -118,6 +118,7 @@ def command_of(run: Run, work: Path, arguments: list[str]) -> tuple[list[str], d
         "OMP_NUM_THREADS": str(run.threads),
         "OMP_WAIT_POLICY": "passive",  # threads of two processes share the cores
         "ATEN_CPU_CAPABILITY": run.capability,
+        "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),  # programs compiled in another setting are not taken
     }
     if run.without_extras:
         python = bare_python(work)
@@ -126,7 +127,9 @@ def command_of(run: Run, work: Path, arguments: list[str]) -> tuple[list[str], d
     if run.without_root and os.geteuid() == 0:
         python, home = python_for_nobody(work), str(folder_of_nobody(work))
         told |= OF_NOBODY
-        environment |= dict.fromkeys(("HOME", "TMPDIR", "HYPOTHESIS_STORAGE_DIRECTORY"), home)
+        environment |= dict.fromkeys(
+            ("HOME", "TMPDIR", "HYPOTHESIS_STORAGE_DIRECTORY", "TORCHINDUCTOR_CACHE_DIR"), home
+        )
         environment["LD_LIBRARY_PATH"] = str(work / "python" / "lib")  # the copy may be linked to its own library
     return [str(python), "-m", "pytest", *QUICK, *arguments], told | {"env": environment}
 

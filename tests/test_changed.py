@@ -13,7 +13,8 @@ import changed  # noqa: E402
 
 
 def test_a_changed_test_comes_first_then_those_that_name_the_module_most_often():
-    mask, own = ROOT / "src/regard/pieces/mask.py", ROOT / "tests/test_keys.py"
+    mask, own = ROOT / "src/regard/pieces/mask.py", ROOT / "tests/test_projected_kv.py"
+    assert own.exists()
     chosen = changed.tests_of([own, mask])
     assert chosen[:2] == [str(own), "tests/test_public.py::test_examples_in_docstrings_run[regard.pieces.mask]"]
     counts = changed.mentions(mask)

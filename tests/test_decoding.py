@@ -270,6 +270,7 @@ def test_watching_a_search_never_joins_steps_whose_rows_were_reordered(name):
     with rg.watch(model) as seen:
         (first, _) = greedy(model, source, min_length=4, max_length=5)
     maps = attention_of(model, source[:1], torch.tensor([[BOS, *first[0].tokens[:4]]]))
+    assert maps
     for path in maps:
         close(seen[path].dense()[0, :, : maps[path].shape[2], : maps[path].shape[3]], maps[path].dense()[0])
 
@@ -277,6 +278,7 @@ def test_watching_a_search_never_joins_steps_whose_rows_were_reordered(name):
     traced.on_attention = lambda module, weights: steps.setdefault(module, []).append(weights.dense())
     with rg.watch(model) as seen:
         Search(beam=4, max_length=7)(traced, source)
+    assert steps
     for module, each in steps.items():
         rows = [row for weights in seen.calls(traced.names[module]) for row in weights.dense().unbind(2)]
         for row, one in zip(rows, (part for weights in each for part in weights.unbind(2)), strict=True):

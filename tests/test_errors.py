@@ -192,8 +192,10 @@ def test_a_mistake_is_named_with_its_remedy(mistake):
 
 
 def test_a_good_mask_is_not_refused():
+    expected = attend(q, k, k, rg.Attention()).output
     for shape in ((5, 6), (1, 1, 5, 6), (2, 1, 5, 6), (1, 4, 5, 6), (2, 4, 5, 6)):
-        attend(q, k, k, rg.Attention(mask=rg.mask_tensor(torch.ones(shape, dtype=torch.bool))))
+        masked = attend(q, k, k, rg.Attention(mask=rg.mask_tensor(torch.ones(shape, dtype=torch.bool))))
+        torch.testing.assert_close(masked.output, expected)
 
 
 def test_integers_of_numpy_and_of_tensors_are_integers():

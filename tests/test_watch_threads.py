@@ -283,6 +283,16 @@ def test_nested_watches_of_one_thread_may_end_in_any_order(order):
     assert len(seen[0]) == len(KINDS)
 
 
+def watch_between(running, done):
+    """A watch of a module of torch in the time between two events."""
+    model = ByTorch()
+    assert running.wait(SECONDS)
+    with rg.watch(model) as seen:
+        model(torch.randn(1, 3, C))
+    done.set()
+    return seen
+
+
 def test_attend_that_runs_in_one_thread_hides_no_call_of_another():
     """While `attend` runs, what it asks of torch is not heard; in the other thread it is."""
     running, done = threading.Event(), threading.Event()
@@ -295,15 +305,7 @@ def test_attend_that_runs_in_one_thread_hides_no_call_of_another():
         x = torch.randn(1, H, 4, 4)
         rg.attend(rg.Attention(mask=rg.mask_mod(slow)), x, x, x, engine="dense")
 
-    def watches():
-        model = ByTorch()
-        assert running.wait(SECONDS)
-        with rg.watch(model) as seen:
-            model(torch.randn(1, 3, C))
-        done.set()
-        return seen
-
-    _, seen = run_at_once(attends, watches)
+    _, seen = run_at_once(attends, lambda: watch_between(running, done))
     assert shapes(seen) == [(1, H, 3, 3)]
 
 
@@ -324,15 +326,7 @@ def test_a_backend_that_runs_in_one_thread_hides_no_call_of_another(monkeypatch)
             model(torch.randn(1, 4, C))
         return seen
 
-    def watches():
-        model = ByTorch()
-        assert running.wait(SECONDS)
-        with rg.watch(model) as seen:
-            model(torch.randn(1, 3, C))
-        done.set()
-        return seen
-
-    waited, seen = run_at_once(waits, watches)
+    waited, seen = run_at_once(waits, lambda: watch_between(running, done))
     assert shapes(seen) == [(1, H, 3, 3)] and shapes(waited) == [(1, H, 4, 4)]
 
 
