@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 import regard as rg
 from drawn import coins, masks, placings
 from regard.engine.blocks import blocks
+from regard.engine.reference import Place
+from regard.engine.reference import attends as attends_by_definition
 from regard.hf.masks.packed_sequences import groups_mask
+from regard.shapes import Sizes
 from regard.spans import Spans
 
 spans = st.lists(st.tuples(st.integers(-20, 20), st.integers(-20, 20)), max_size=6).map(Spans.union)
@@ -353,3 +356,68 @@ def test_a_map_keeps_the_tensors_of_a_predicate_for_selected_entries():
     weights = rg.attend(rg.Attention(mask=mask), x, x, x).weights
     keep.fill_(True)
     assert weights.dense()[:, 0, 0].ne(0).tolist() == [[True, False, True], [True, True, False]]
+
+
+@settings(max_examples=200)
+@given(data=st.data(), B=st.integers(1, 3), H=st.integers(1, 2), I=st.integers(1, 12), J=st.integers(1, 12))
+def test_a_dense_mask_is_its_definition(data, B, H, I, J):
+    mask = data.draw(masks(B, I, J))
+    mask = data.draw(st.sampled_from([mask, mask & rg.mask_tensor(coins(2, 1, H, I, J))]))
+    try:
+        dense = mask.dense(I, J, batch_size=B, num_heads=H)
+    except rg.RegardError:  # documents and drawn blocks that do not cover the positions
+        with pytest.raises(rg.RegardError):
+            mask.check(Sizes(B, H, H, I, J, 1, 1), rg.Positions.aligned_to_end(I, J))
+        return
+    assert dense.dtype == torch.bool and dense.shape == (B, H, I, J)
+    i, j = np.arange(I)[:, None] + J - I, np.arange(J)
+    for b, h in np.ndindex(B, H):
+        expected = np.broadcast_to(attends_by_definition(mask, Place(b, h, i, j)), (I, J))
+        assert (dense[b, h].numpy() == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("mask", "shape"),
+    [
+        (rg.causal() & ~rg.window(2), (4, 4)),
+        (rg.mask_mod(lambda b, h, i, j: i == j), (4, 4)),
+        (rg.mask_tensor(torch.ones(4, 4, dtype=torch.bool)), (4, 4)),
+        (rg.padding([3]), (1, 1, 4, 4)),
+        (rg.causal() & rg.padding([3, 1]), (2, 1, 4, 4)),
+        (~rg.padding(torch.ones(2, 4, dtype=torch.bool)), (2, 1, 4, 4)),
+        (rg.mask_tensor(torch.ones(1, 3, 4, 4, dtype=torch.bool)), (1, 3, 4, 4)),
+        (rg.padding([3, 1]) | rg.mask_tensor(torch.ones(1, 3, 4, 4, dtype=torch.bool)), (2, 3, 4, 4)),
+        (rg.mask_mod(lambda b, h, i, j: j > b).select(torch.tensor([1, 0, 1])), (3, 1, 4, 4)),
+        (groups_mask(torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])), (2, 1, 4, 4)),
+    ],
+    ids=repr,
+)
+def test_a_dense_mask_has_the_axes_that_the_mask_has(mask, shape):
+    """So it goes back into `mask_tensor`, and into attention as the mask itself does."""
+    dense = mask.dense(4)
+    assert dense.shape == shape and mask.dense(4, 4).equal(dense)
+    assert rg.mask_tensor(dense).dense(4).equal(dense)
+    x = torch.randn(shape[0] if len(shape) == 4 else 2, 3, 4, 8)
+    by_tensor, by_mask = (rg.attend(rg.Attention(mask=m), x, x, x).output for m in (rg.mask_tensor(dense), mask))
+    torch.testing.assert_close(by_tensor, by_mask)
+
+
+def test_a_dense_mask_of_unknown_sizes_asks_for_them():
+    by_entry, by_head = rg.mask_mod(lambda b, h, i, j: j > b), rg.mask_mod(lambda b, h, i, j: j > h)
+    with pytest.raises(rg.RegardError, match=r"index of the batch entry .* mask\.dense\(3, batch_size=\.\.\.\)"):
+        by_entry.dense(3)
+    with pytest.raises(rg.RegardError, match=r"index of the head .* mask\.dense\(3, num_heads=\.\.\.\)"):
+        (by_head & rg.padding([1, 2])).dense(3)
+    assert by_entry.dense(3, batch_size=2).shape == (2, 1, 3, 3)
+    assert by_head.dense(3, num_heads=2)[0, :, 0].tolist() == [[False, True, True], [False, False, True]]
+    assert EvenKeysOfOddEntries().dense(2, batch_size=2)[1, 0].tolist() == [[True, False]] * 2
+
+
+def test_a_dense_mask_refuses_sizes_that_do_not_fit():
+    with pytest.raises(rg.RegardError, match="made for a batch of 2, used with a batch of 3"):
+        rg.padding([1, 2]).dense(4, batch_size=3)
+    with pytest.raises(rg.RegardError, match="the mask is for 4 queries and 4 keys, this call has 5 queries"):
+        rg.mask_tensor(torch.ones(4, 4, dtype=torch.bool)).dense(5)
+    with pytest.raises(rg.RegardError, match="num_queries must be an integer of at least 0"):
+        rg.causal().dense(-1)
+    assert rg.causal().dense(0).shape == (0, 0) and rg.padding([1, 2]).dense(0, 3).shape == (2, 1, 0, 3)

@@ -91,6 +91,54 @@ class Mask(ABC):
     def check(self, sizes: Sizes, positions: Positions) -> None:  # noqa: B027 - most masks fit any size
         """Raise a `RegardError` if the mask does not fit these sizes."""
 
+    def own_sizes(self) -> tuple[int | None, int | None]:
+        """The batch entries and the heads that the mask was made for; None where it has no such axis."""
+        return None, None
+
+    @checked
+    def dense(
+        self,
+        num_queries: Count,
+        num_keys: Count | None = None,
+        *,
+        batch_size: Size | None = None,
+        num_heads: Size | None = None,
+    ) -> Tensor:
+        """The mask as booleans; True = may attend. Without `num_keys` there are as many keys as queries.
+
+        Queries and keys are aligned to the end, as in `attend`. The result is a matrix (I, J). If the mask has a batch
+        or heads of its own, it is (B or 1, H or 1, I, J), which `mask_tensor` and torch's `attn_mask` accept. A
+        predicate does not know its sizes: if it reads b or h, give `batch_size` or `num_heads`.
+
+        >>> import regard as rg
+        >>> rg.causal().dense(2, 3).int()
+        tensor([[1, 1, 0],
+                [1, 1, 1]], dtype=torch.int32)
+        >>> rg.padding([3, 1]).dense(3).shape
+        torch.Size([2, 1, 3, 3])
+        """
+        I, J = num_queries, num_queries if num_keys is None else num_keys
+        positions, own = Positions.aligned_to_end(I, J), self.own_sizes()
+        B, H = (mine if given is None else given for given, mine in zip((batch_size, num_heads), own, strict=True))
+        sizes = Sizes(1 if B is None else B, H or 1, H or 1, I, J, 1, 1)
+        self.check(sizes, positions)
+        if I and J:
+            self._check_axes(positions, B, H)
+        allowed = self.allowed(Grid.whole(positions, sizes.B, sizes.H, I)).expand(sizes.B, sizes.H, I, J)
+        return (allowed[0, 0] if B is None and H is None else allowed).contiguous()
+
+    def _check_axes(self, positions: Positions, B: int | None, H: int | None) -> None:
+        """Refuse an unknown number of entries or heads if the mask reads their index, which the shape tells."""
+        pair = Grid.whole(positions, 1, 1, 1).tile(slice(0, 1), slice(0, 1))
+        twice = replace(pair, batch=pair.batch.repeat(2), head=pair.head.repeat(2))
+        shape = (1,) * 4 + tuple(self.allowed(twice).shape)
+        for axis, size, name, noun in ((-4, B, "batch_size", "batch entry"), (-3, H, "num_heads", "head")):
+            if size is None and shape[axis] != 1:
+                raise RegardError(
+                    f"dense: {self!r} reads the index of the {noun} and does not know how many there are. "
+                    f"Give {name}: mask.dense({len(positions.keys)}, {name}=...)."
+                )
+
     def __bool__(self) -> bool:
         raise RegardError(
             f"{self!r}: a mask has no truth value, because Python's `and`, `or` and `not` would drop a mask. Compose "
@@ -154,8 +202,18 @@ class Composed(Mask):
         for part in self.parts:
             part.check(sizes, positions)
 
+    def own_sizes(self) -> tuple[int | None, int | None]:
+        entries, heads = zip(*(part.own_sizes() for part in self.parts), strict=True)
+        return _joined(entries), _joined(heads)
+
     def _with_parts(self, parts: list[Mask]) -> Mask:
         return self if all(map(is_, parts, self.parts)) else type(self)(*parts)
+
+
+def _joined(sizes: Sequence[int | None]) -> int | None:
+    """The size of one axis that parts share: a size of 1 fits every other size, and None is no axis."""
+    known = [size for size in sizes if size is not None]
+    return next((size for size in known if size != 1), 1 if known else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,6 +310,9 @@ class Selected(Mask):
 
     def select(self, index: Tensor) -> Mask:
         return Selected(self.mask, self.index.index_select(0, index.to(self.index.device)))
+
+    def own_sizes(self) -> tuple[int, int | None]:
+        return len(self.index), self.mask.own_sizes()[1]
 
     def check(self, sizes: Sizes, positions: Positions) -> None:
         check_batch(repr(self), len(self.index), sizes)

@@ -62,6 +62,9 @@ class Lengths(Mask):
     def allowed(self, grid: Grid) -> Tensor:
         return grid.j < to_device(self.lengths, grid.device)[grid.batch].view(-1, 1, 1, 1)
 
+    def own_sizes(self) -> tuple[int, None]:
+        return len(self.lengths), None
+
     def check(self, sizes: Sizes, positions: Positions) -> None:
         check_batch("padding(lengths)", len(self.lengths), sizes)
         if self._ends[0] < 0:
@@ -100,6 +103,9 @@ class RealKeys(Mask):
 
     def allowed(self, grid: Grid) -> Tensor:
         return to_device(self.real, grid.device)[grid.batch][:, grid.key][:, None, None]
+
+    def own_sizes(self) -> tuple[int, None]:
+        return len(self.real), None
 
     def check(self, sizes: Sizes, positions: Positions) -> None:
         check_batch("padding(vector)", len(self.real), sizes)
@@ -419,6 +425,9 @@ class mask_tensor(Mask):
         t = t[:, :, grid.query - self._offset][:, :, :, grid.key]
         t = t if t.shape[0] == 1 else t[grid.batch]
         return t if t.shape[1] == 1 else t[:, grid.head]
+
+    def own_sizes(self) -> tuple[int | None, int | None]:
+        return (None, None) if self.tensor.ndim == 2 else tuple(self.tensor.shape[:2])  # type: ignore[return-value]
 
     def check(self, sizes: Sizes, positions: Positions) -> None:
         B, H, I, J = self._full.shape

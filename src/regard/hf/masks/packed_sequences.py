@@ -62,6 +62,9 @@ class SameGroup(Mask):
     def select(self, index: Tensor) -> Mask:
         return self if len(self.groups) == 1 else SameGroup(self.groups.index_select(0, index))
 
+    def own_sizes(self) -> tuple[int | None, None]:
+        return None if len(self.groups) == 1 else len(self.groups), None
+
     def check(self, sizes: Sizes, positions: Positions) -> None:
         batch, length = self.groups.shape
         used = positions.queries(sizes.I) | positions.keys
