@@ -209,6 +209,11 @@ CHANGES = {
     "fills in place": (lambda w: w.masked_fill_(~KEPT, 0), "masked_fill_"),
     "fills a view in place": (lambda w: w.flatten(0, 1).mul_(KEPT).view_as(w), "mul_"),
     "writes an item": (lambda w: w.__setitem__((..., 0), 0.0) or w, "__setitem__"),
+    "writes by out": (lambda w: torch.mul(w.clone() * 2, KEPT, out=w), "mul"),
+    "writes by out, from other tensors": (
+        lambda w: torch.mul(torch.ones(6), KEPT.float().expand(w.shape), out=w),
+        "mul",
+    ),
     "scales": (lambda w: w / 2, "div"),
     "mixes heads": (lambda w: torch.einsum("gh,bhij->bgij", M, w), "einsum"),
     "mixes heads by a product": (lambda w: (M @ w.flatten(2)).view_as(w), "flatten"),

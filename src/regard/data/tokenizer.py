@@ -296,17 +296,27 @@ def _sentencepiece() -> Any:
     return sentencepiece
 
 
+class ImpossibleSize(RegardError):
+    """No vocabulary of this size can be learned from the text; `possible` is the nearest size that can."""
+
+    def __init__(self, message: str, possible: int):
+        super().__init__(message)
+        self.possible = possible
+
+
 def _wrong_size(size: int | None, count: int, message: str) -> RegardError:
     """The error of sentencepiece about a size, with a rule and a remedy."""
     if largest := re.search(r"value <= (\d+)", message):
-        return RegardError(
+        return ImpossibleSize(
             f"SentencePiece.train: a vocabulary of {size} is more than {count} sentences allow; the largest possible "
-            f"is {largest[1]}. Give a size of at most {largest[1]}, or more text."
+            f"is {largest[1]}. Give a size of at most {largest[1]}, or more text.",
+            int(largest[1]),
         )
     if smallest := re.search(r"\d+ vs (\d+)", message):
-        return RegardError(
+        return ImpossibleSize(
             f"SentencePiece.train: a vocabulary of {size} cannot hold the characters of the text; the smallest "
-            f"possible is {smallest[1]}. Give a size of at least {smallest[1]}, or lower `coverage`."
+            f"possible is {smallest[1]}. Give a size of at least {smallest[1]}, or lower `coverage`.",
+            int(smallest[1]),
         )
     return RegardError(f"SentencePiece.train: sentencepiece could not learn {size} pieces ({message}).")
 

@@ -201,7 +201,7 @@ class _Blocked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, work: Work, *tensors: Tensor) -> tuple[Tensor, ...]:
-        problem, (value, *rest) = work.problem, tensors  # in the order of `Problem.tensors`
+        problem, (value, *rest) = work.problem, tensors  # `rest`: prepared tensors, then those of the pieces
         sizes, prepared = problem.sizes, problem.prepared.with_tensors(rest)
         output = value.new_empty(sizes.B, sizes.H, sizes.I, sizes.E)
         buffer = StatisticBuffer(sizes.B, sizes.I)
@@ -212,6 +212,7 @@ class _Blocked(torch.autograd.Function):
         statistics = buffer.tensors()
         saved_output = (output, *statistics) if work.saves_output else ()
         ctx.outline, ctx.blocks, ctx.count = problem.outline(), work.blocks, len(tensors)
+        # tensors of the pieces are snapshots, since they may change before backward, also through `.data`
         value_and_prepared = (t.detach() for t in tensors[: len(ctx.outline.on_rows)])
         ctx.save_for_backward(*value_and_prepared, *map(tensor_snapshot, problem.piece_tensors), *saved_output)
         ctx.mark_non_differentiable(*statistics)

@@ -70,8 +70,8 @@ def blocks(
     """Cut the queries at the edges that the mask names, then into blocks of `size`, each with the keys it needs.
 
     A few rows that attend to all keys make a block need far more keys than other blocks. Such a block is cut around
-    these rows. A block that is `too_large` is cut too, down to a single row. `keep_large` does not split unmasked or
-    blocks that the kernel's causal flag masks, since no pair would be saved.
+    these rows. A block that is `too_large` is cut too, down to a single row. `keep_large` does not split blocks without
+    a mask, or that the kernel's causal flag masks: no pair would be saved.
     """
     usual = size + usual_width(mask, positions, num_queries, min(size, SAMPLE))
     known: dict[int, Block] = {}

@@ -67,7 +67,7 @@ def flash_gradients(
     causal: bool = False,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value from the output and log-sum-exp of `flash`, without a second forward pass."""
+    """Gradients of query, key and value from the output and log-sum-exp of `flash`; those of shared heads are sums."""
     if _folds(query, key, causal, mask):
         G = key.shape[1]
         grad, grouped_query, output = (group(x, G) for x in (grad, query, output))

@@ -22,7 +22,7 @@ from regard.pieces.mask import Both, Either, Mask, Not
 
 ENGINES: dict[str, Engine] = {e.name: e for e in (Reference(), Dense(), Fused(), Blocked(), LinearEngine(), Flex())}
 
-#: Bytes up to which the dense engine runs; the blocked engine runs larger problems.
+#: Bytes of scores up to which dense runs, if no fused kernel computes blocks. Above, flex or blocked runs.
 DENSE_BYTES = 32 << 20
 #: Pairs of one head up to which one fused call runs, even if the mask forbids most of them.
 SMALL_PAIRS = 512 * 512
@@ -136,13 +136,14 @@ def _refusal(name: str, problem: Problem) -> str | None:
 
 
 def _choose(problem: Problem) -> tuple[str, bool, str]:
+    """The first engine in a fixed order that can run and is worth it: `engine`, `requested` and `why` of the plan."""
     not_linear = _refusal("linear", problem)
     if not_linear is None:
         return "linear", False, "It sums kernel scores over keys, and scores pairs only inside chunks."
     if problem.state is not None:
         raise RegardError(f"attend: a RecurrentCache needs the linear engine, which cannot run this: {not_linear}.")
     if _refusal("fused", problem) is None and not _worth_skipping(problem):
-        return "fused", False, "One call of the kernel skips as many pairs as blocks would, or nearly as many."
+        return "fused", False, "One call of the kernel is enough: few pairs in all, or blocks would skip few more."
     if is_transformed():
         return "dense", False, f"{TRANSFORMED[0].upper()}{TRANSFORMED[1:]}."
     dense = Dense().cost(problem).bytes
@@ -152,7 +153,8 @@ def _choose(problem: Problem) -> tuple[str, bool, str]:
         return "flex", False, "It computes only the blocks that the spans of the mask allow."
     if (reason := _refusal("blocked", problem)) is not None:
         raise RegardError(
-            f"attend: {problem.attention!r} has {size(dense)} of scores, and cannot run in blocks: {reason}."
+            f"attend: {problem.attention!r} has {size(dense)} of scores, and cannot run in blocks: {reason}. "
+            "With engine='dense' it holds all scores at once."
         )
     return "blocked", False, f"{_inside(problem)} inside blocks of {Work.of(problem).block_size} queries."
 

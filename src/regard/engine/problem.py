@@ -145,7 +145,7 @@ class Outline:
         facts = ("positions", "sizes", "seed", "skeleton", "learns", "learns_bias", "scale", "hides_gradients")
         self._facts = {name: getattr(problem, name) for name in facts}
         self._prepared = problem.prepared.with_tensors(repeat(torch.empty(0)))
-        self.on_rows = [False, *problem.prepared.on_rows()]  # for the value and each prepared tensor
+        self.on_rows = [False, *problem.prepared.on_rows()]  # of value and prepared: one vector a query?
 
     def around(self, tensors: Sequence[Tensor]) -> Problem:
         """The problem around tensors in the order of `Problem.tensors`."""

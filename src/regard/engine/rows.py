@@ -44,8 +44,8 @@ def with_remainder(
 ) -> RowStatistic:
     """The log-sum-exp and its rounding error (the remainder) in place of a log-sum-exp alone; other statistics as is.
 
-    If a row is coarse in any head, its numbers in all heads are computed from scores; else the remainder is 0. If the
-    numbers of the tensor cannot be read, all remainders are 0.
+    If a row is coarse in any batch entry or head, its numbers in all of them are computed from scores; else the
+    remainder is 0. If the numbers of the tensor cannot be read, all remainders are 0.
     """
     if len(row_statistic) != 1 or not has_logsumexp(attention.normalizer):
         return row_statistic

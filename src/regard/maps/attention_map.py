@@ -301,7 +301,8 @@ class AttentionMap:
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Weights of each tile of these queries, and their logarithms (None if those are not cheap).
 
-        An unknown row statistic comes from the same scores; if they do not fit, from a pass over the whole map.
+        An unknown row statistic comes from the scores of these tiles, and `collected` takes it. If there are too many
+        tiles, a pass over the whole map computes it.
         """
         normalizer = self.attention.normalizer
         fits = len(parts) <= STRIP if has_logsumexp(normalizer) else len(parts) == 1

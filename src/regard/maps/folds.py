@@ -169,8 +169,8 @@ MEMBERS = 8
 def greatest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest numbers of the last axis in descending order, and their indices: a faster `topk`.
 
-    A class is MEMBERS numbers at equal distances. The k largest are in the k classes with the largest maxima, or
-    in the rest after the last class. Maxima cost one read of the row, and a recursive call finds the k largest.
+    A class is MEMBERS numbers at equal distances; fewer than MEMBERS numbers are in no class. The k largest are among
+    these and the k classes with the largest maxima. A recursive call finds those classes; the row is read once.
     """
     classes = weights.shape[-1] // MEMBERS
     if classes < max(2 * k, MEMBERS):

@@ -103,7 +103,7 @@ def add_log_sums(left: RowStatistic, right: RowStatistic) -> RowStatistic:
 
 
 def is_coarse(logsumexp: Tensor) -> Tensor:
-    """Which rows need the remainder: their log-sum-exp alone is too coarse for their weights."""
+    """Which rows need the remainder: the absolute value of their log-sum-exp is above COARSE, and finite."""
     return (logsumexp.abs() > COARSE) & logsumexp.isfinite()
 
 

@@ -184,10 +184,8 @@ def _four_axes(module: nn.Module, given: tuple[Any, Any], weights: Tensor) -> Te
     inputs = [x for x in (*given[0], *given[1].values()) if isinstance(x, Tensor) and x.ndim == 3]
     for B, I in _batch_and_length(module, inputs):
         shaped = _shaped(weights, B)
-        one_head = weights.ndim == 3 and weights.shape[::2] == (
-            B,
-            I,
-        )  # then the number of queries may be the module's own
+        # with one head, the number of queries may be the module's own
+        one_head = weights.ndim == 3 and weights.shape[0] == B and weights.shape[2] == I
         if shaped is not None and (shaped.shape[2] == I or one_head):
             return shaped.detach()
     shapes = ", ".join(str(tuple(x.shape)) for x in inputs) or "no tensor of three axes"

@@ -26,7 +26,7 @@ BLOCK = 256
 
 @dataclass(frozen=True, eq=False)
 class Recognised:
-    """A mask (None: all pairs), and the positions of the first query (`start`; None: ends align) and key (`first`)."""
+    """A mask (None: all pairs), and the positions `start` of query 0 (None: ends align) and `first` of key 0."""
 
     mask: Mask | None
     start: int | None = None
@@ -41,7 +41,7 @@ class Recognised:
 def recognise(allowed: Tensor, num_batch: int, num_queries: int, num_keys: int, decoding: bool = False) -> Recognised:
     """The rule behind a boolean (B or 1, H or 1, I or 1, J) tensor, or the tensor itself as a mask.
 
-    With `decoding` a single query is at the position of its last allowed key, not of the last key: a static cache has
+    With `decoding` a single query stands at its last allowed key, not at the last key: a static cache has
     room for keys that are not written yet.
 
     >>> import torch
@@ -95,7 +95,7 @@ def _candidates(facts: _Facts) -> Iterator[Recognised]:
     if not filled.any() or I == 1:
         return
     rows, aligned = torch.arange(I, device=filled.device), J - I
-    start = min(int((facts.last - rows)[filled].max()), aligned)
+    start = min(int((facts.last - rows)[filled].max()), aligned)  # of the first query, if its last key is itself
     first_query = None if start == aligned else start
     ahead = int((facts.last - aligned - rows)[filled].max())
     behind = max(int((start + rows - facts.first)[filled].max()), 0) + 1  # counts the query's own position

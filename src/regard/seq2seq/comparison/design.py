@@ -26,8 +26,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 #: Minutes of training for each trial, if no budget is given.
 MINUTES = 4.0
-#: Generated corpora; their vocabularies are small, so the tokenizer keeps whole words.
-GENERATED = ("copy", "reverse", "grammar")
 #: Steps that are assumed for a minute of training, to place the validations before the speed is known.
 STEPS_PER_MINUTE = 600
 
@@ -71,7 +69,7 @@ def make_study(
     budget = budget or ("minutes", defaults.get("minutes", MINUTES))
     return Study(
         name=_name(data, preset, sweep),
-        config=read_config(None, overrides, _sections(data, *budget)),
+        config=read_config(None, overrides, _sections(data, *budget)).with_explicit_kind(),
         systems=_entries(systems or (), sweep, values),
         seeds=tuple(seeds or defaults.get("seeds", (1,))),
         sweep=sweep,
@@ -99,7 +97,6 @@ def _sections(data: str | tuple[Path, Path] | None, unit: str, amount: float) ->
     steps = _validation_steps(unit, amount)
     return {
         "data": corpus,
-        "tokenizer": {"kind": "words"} if data in GENERATED else {},
         "training": {unit: float(amount) if unit == "minutes" else int(amount), "log_steps": min(50, steps)},
         "validation": {"sentences": 200, "steps": steps},
     }

@@ -313,7 +313,7 @@ def _share(study: Study, corpus: Corpus, folder: Path, tokenizer: str) -> None:
     for file, side, size in ((SOURCE, "source", section.source_size), (TARGET, "target", section.target_size)):
         if not (folder / file).exists():
             sentences = [getattr(pair, side) for pair in corpus.train]
-            write_whole(folder / file, learn_tokenizer(sentences, section.kind, size).to_bytes())
+            write_whole(folder / file, learn_tokenizer(sentences, study.config.tokenizer_kind, size).to_bytes())
     if not (folder / TEST).exists():
         texts = {"sources": [p.source for p in corpus.test], "references": [p.target for p in corpus.test]}
         _write(folder / TEST, texts | {"ids": [p.id for p in corpus.test]})

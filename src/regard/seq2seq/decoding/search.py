@@ -212,7 +212,7 @@ class _Path(NamedTuple):
 
 @dataclass(eq=False)
 class _Sentence:
-    """The search of one sentence: its ended hypotheses, the room for more, and the score that others must beat."""
+    """The search of one sentence: its kept hypotheses, how many may still end, and the score that others must beat."""
 
     search: Search
     limit: int
@@ -221,14 +221,14 @@ class _Sentence:
     to_beat: float = NEVER
 
     def follow(self, before: list[_Path], continuations: list[_Path]) -> list[_Path]:
-        """Keep the paths that end at this step, and return the others; no path if none of the others can win any more.
+        """Keep the paths that end at this step. Return the others, or none if none of them can win any more.
 
         If no continuation is allowed, the paths of the previous step are kept as hypotheses without an end.
         """
         for path in () if continuations else before:
             self._keep(path.tokens, path.log_prob, False)
         going = []
-        for path in continuations[: self.room]:  # the best first; an end closes its place
+        for path in continuations[: self.room]:  # best first; each EOS makes the beam narrower by 1
             if path.tokens[-1] == EOS:
                 self._keep(path.tokens[:-1], path.log_prob, True)
                 self.room -= 1
@@ -308,7 +308,7 @@ class _Forbidden:
 
     def mask(self, log_probs: Tensor, paths: list[_Path]) -> Tensor:
         """Write -inf into log p (R, V) at the tokens that must not follow the paths."""
-        n, t = self.search.no_repeat, len(paths[0].tokens)
+        n, t = self.search.no_repeat, len(paths[0].tokens)  # all open paths are equally long
         log_probs.index_fill_(1, self.early if t < self.search.min_length else self.always, NEVER)
         if not 0 < n <= t:
             return log_probs
@@ -322,9 +322,9 @@ class _Forbidden:
 def _continuations(
     paths: list[_Path], logits: Tensor, forbidden: _Forbidden
 ) -> Iterator[tuple[list[_Path], list[_Path]]]:
-    """The paths of each sentence, and the `beam` best of their continuations.
+    """For each sentence: its paths, and the `beam` best continuations of all of them.
 
-    The K best of every row are found first, and among these the best of each of the A sentences (see `_grid`).
+    First the K best tokens of every row are found, then among these the best of each of the A sentences (`_grid`).
     """
     beam = forbidden.search.beam
     logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

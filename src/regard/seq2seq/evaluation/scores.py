@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from regard.seq2seq.models.translator import Translator
 
 #: Upper limits of the buckets of source lengths, in words.
-LENGTHS = (5, 10, 15, 20, 30, 50)
+LENGTHS = (5, 10, 15, 20, 30, 40, 60)
 #: Lower limits of the bins of word frequencies in the training targets; the first bin is for words not seen.
 FREQUENCIES = (1, 2, 5, 10, 100, 1000)
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from regard.data.synthetic import TASKS
 from regard.errors import RegardError, nearest
 from regard.seq2seq.evaluation.metrics import Name
 
@@ -74,8 +75,10 @@ class Data(Section):
 class Tokenizer(Section):
     """Pieces of words, learned from the training split alone."""
 
-    kind: Literal["bpe", "unigram", "words"] = Field(
-        default="bpe", description="Subwords of sentencepiece, or whole words between spaces."
+    kind: Literal["auto", "bpe", "unigram", "words"] = Field(
+        default="auto",
+        description="Subwords of sentencepiece, or whole words between spaces; auto: words for the generated corpora "
+        "copy, reverse and grammar, bpe for all others.",
     )
     source_size: Count | Auto = Field(
         default="auto", description="Size of the source vocabulary; auto: 2,000 pieces, or all words."
@@ -241,6 +244,22 @@ class Config(Section):
     training: Training = Training()
     validation: Validation = Validation()
     decoding: Decoding = Decoding()
+
+    @property
+    def tokenizer_kind(self) -> str:
+        """The kind of the tokenizers: "bpe", "unigram" or "words".
+
+        >>> make_config({"data": {"corpus": "copy"}}).tokenizer_kind, Config().tokenizer_kind
+        ('words', 'bpe')
+        """
+        if self.tokenizer.kind != "auto":
+            return self.tokenizer.kind
+        return "words" if self.data.corpus in TASKS and not self.data.source else "bpe"
+
+    def with_explicit_kind(self) -> Config:
+        """The same configuration, with the kind of the tokenizers in place of "auto"."""
+        tokenizer = self.tokenizer.model_copy(update={"kind": self.tokenizer_kind})
+        return self.model_copy(update={"tokenizer": tokenizer})
 
     def write(self) -> str:
         """The configuration as TOML, with an explanation of every key.

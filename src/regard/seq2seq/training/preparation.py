@@ -13,7 +13,7 @@ from regard.data.batches import Batches, Encoded
 from regard.data.corpus import Corpus, Pair, encode_pairs
 from regard.data.length_limits import limit_pieces
 from regard.data.loading import load_corpus
-from regard.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from regard.data.tokenizer import ImpossibleSize, Tokenizer, load_tokenizer, train_tokenizer
 from regard.errors import RegardError
 from regard.seq2seq.decoding.translation import LIMIT
 from regard.seq2seq.evaluation.metrics import bleu_tokenizer, check_tokenizer
@@ -79,7 +79,7 @@ def prepare(config: Config, folder: Path | None = None, *, corpus: Corpus | None
         _check_same_corpus(corpus, folder)
         saved_tokenizers = _tokenizers_of(folder)
     source, target = saved_tokenizers or (
-        learn_tokenizer([getattr(pair, side) for pair in corpus.train], config.tokenizer.kind, size)
+        learn_tokenizer([getattr(pair, side) for pair in corpus.train], config.tokenizer_kind, size)
         for side, size in (("source", config.tokenizer.source_size), ("target", config.tokenizer.target_size))
     )
     torch.manual_seed(config.training.seed)
@@ -139,7 +139,7 @@ def counted_by(config: Config, corpus: Corpus) -> str:
 
 
 def learn_tokenizer(sentences: Sequence[str], kind: str, size: int | str) -> Tokenizer:
-    """A vocabulary of the training sentences; "auto" takes the first of `SIZES` that is possible."""
+    """A vocabulary of the training sentences; "auto" takes the first possible one of `SIZES`, or else the nearest."""
     if isinstance(size, int):
         try:
             return train_tokenizer(sentences, size, kind)
@@ -148,12 +148,13 @@ def learn_tokenizer(sentences: Sequence[str], kind: str, size: int | str) -> Tok
             raise RegardError(f'{error} The keys are {keys}; "auto" takes a size that fits.') from None
     if kind == "words":
         return train_tokenizer(sentences, None, kind)
-    for number in SIZES[:-1]:
+    possible = SIZES[0]
+    for number in SIZES:
         try:
             return train_tokenizer(sentences, number, kind)
-        except RegardError:
-            continue
-    return train_tokenizer(sentences, SIZES[-1], kind)
+        except ImpossibleSize as error:
+            possible = error.possible
+    return train_tokenizer(sentences, possible, kind)  # a text of few different words has a narrow range of sizes
 
 
 def is_unsaved(folder: Path) -> bool:

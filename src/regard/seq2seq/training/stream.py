@@ -109,7 +109,7 @@ class TrainingProgress:
 class TimeLeft:
     """Wall-clock seconds until the budget is used up, at the speed since this object was made.
 
-    A budget in minutes counts only processor time of training steps, so the wall-clock time is longer.
+    On a CPU a budget in minutes counts only processor time of training steps, so the wall-clock time is longer.
 
     >>> times = iter([100.0, 130.0])
     >>> left, progress = TimeLeft(lambda: next(times)), TrainingProgress(plateau=Plateau(3, 0.5), share=0.5)
