@@ -30,7 +30,12 @@ from regard.profiling.workers import RayWorkers, Worker
 from regard.seq2seq.comparison.processes import ClusterProcess, LocalProcess
 from regard.seq2seq.comparison.study import EVALUATION
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("ray"),
+    # ray 2.50 drops the processes of its cluster while they run
+    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
+]
 TEXTS = ["" if n % 11 == 5 else f"Sentence {n} is about number {n * n}. " * (1 + n % 4) for n in range(40)]
 
 
