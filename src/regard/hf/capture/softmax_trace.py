@@ -24,7 +24,7 @@ KEEPS = {
     "type", "type_as",
 }  # fmt: skip
 RESHAPES = {"flatten", "reshape", "reshape_as", "unflatten", "view", "view_as"}
-DROPOUT = {"dropout", "dropout_", "feature_dropout"}  # in place they overwrite what the softmax returned
+DROPOUT = {"dropout", "dropout_", "feature_dropout"}  # a map shows weights before dropout; in place they are lost
 
 
 def over_keys(output: Any, dim: Any = None, *_: Any, **__: Any) -> bool:
@@ -54,7 +54,7 @@ class Trace:
     _multiplied: list[Traced] = field(default_factory=list)
 
     def follow(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Follow one call: a softmax begins a trace, a product over keys ends it, other functions continue it."""
+        """Follow one call: a softmax begins a trace, a product over keys ends it, others continue or change it."""
         if function in SOFTMAX and over_keys(output, *args[1:], **kwargs):
             self._traced[id(output)] = Traced(output, len(self.softmaxes))
             self.softmaxes.append(output)
@@ -64,7 +64,7 @@ class Trace:
             return
         name = _name(function)
         if _writes(name, kwargs) and not (name in DROPOUT and output is args[0] and not _drops(args, kwargs)):
-            self._written(args[0] if args else None, name)
+            self._written(kwargs.get("out", args[0] if args else None), name)
         outputs = [part for part in _tensors((output,)) if part.is_floating_point()]
         for part in inputs:
             if _sums_keys(name, part, args, kwargs):
