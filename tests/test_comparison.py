@@ -157,6 +157,13 @@ def test_near_duplicates_can_be_left_out_of_the_test_alone(tmp_path):
         open_study(whole, folder)
 
 
+@pytest.mark.parametrize(("corpus", "kind"), [("grammar", "words"), ("bible-en-fr", "bpe")])
+def test_a_comparison_names_its_kind_of_tokenizer(corpus, kind):
+    """Comparisons of older versions name it, too, so they go on with the command that began them."""
+    assert study_of(Wish(data=corpus)).config.tokenizer.kind == kind
+    assert study_of(Wish(("tokenizer.kind=unigram",), data=corpus)).config.tokenizer.kind == "unigram"
+
+
 def test_a_comparison_begun_before_a_key_existed_goes_on(tmp_path):
     open_study(tiny(), tmp_path)
     data = read(tmp_path / "comparison.json")

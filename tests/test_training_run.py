@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import threading
@@ -28,6 +29,7 @@ from regard.seq2seq.runs.run import (
     named_weights,
     save_weights,
 )
+from regard.seq2seq.training.preparation import learn_tokenizer
 
 QUICK = ("--steps", "3", "model.width=8", "training.log_steps=1", "validation.sentences=2")
 
@@ -134,6 +136,30 @@ def test_mistakes_are_one_sentence_and_leave_nothing(arguments, said, tmp_path):
     result = regard(*(part.format(tmp_path / "run") for part in arguments))
     assert result.exit_code == 2 and said in " ".join(result.output.split()), result.output
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("corpus", "words"), [("copy", 26), ("reverse", 26), ("grammar", None)])
+def test_generated_corpora_are_trained_at_their_defaults(corpus, words, tmp_path):
+    """Each letter is one entry of the vocabulary, beside the four special ones."""
+    result = regard("--data", corpus, *QUICK, "--out", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    printed = " ".join(result.output.split())
+    assert f"{corpus}: 18000 training, 1000 validation, 1000 test pairs." in printed
+    assert words is None or f"vocabularies of {words + 4} and {words + 4};" in printed
+    run = load_run(tmp_path / "run")
+    assert run.source_tokenizer.pieces(run.source_tokenizer.encode("a")) == ["a"]
+    translated = CliRunner().invoke(app, ["translate", str(tmp_path / "run"), "a"])
+    assert translated.exit_code == 0, translated.output
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("num_letters", [2, 3, 10, 26, 200])
+def test_any_corpus_has_a_vocabulary_by_default(kind, num_letters):
+    """Words of one letter allow few sizes, and none of `SIZES` may be among them."""
+    draw = random.Random(num_letters)
+    sentences = [" ".join(chr(0x4E00 + draw.randrange(num_letters)) for _ in range(9)) for _ in range(400)]
+    tokenizer = learn_tokenizer(sentences, kind, "auto")
+    assert [tokenizer.decode(tokenizer.encode(sentence)) for sentence in sentences] == sentences
 
 
 def test_the_template_is_printed_and_can_be_trained_with(tmp_path):
