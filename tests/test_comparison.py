@@ -89,6 +89,14 @@ def test_sweeps_change_one_thing_and_every_variant_can_be_built(sweep):
     assert len({json.dumps(config.model.model_dump()) for config in configs}) == len(SWEEPS[sweep])
 
 
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_a_sweep_has_three_seeds_unless_told(sweep):
+    value = True if sweep in ("prune", "scaled") else ",".join(SWEEPS[sweep])
+    assert study_of(Wish(**{sweep: value})).seeds == (1, 2, 3)
+    assert study_of(Wish(**{sweep: value}, seeds="1,")).seeds == (1,)
+    assert study_of(Wish()).seeds == (1,)
+
+
 @pytest.mark.parametrize(
     "wish, said",
     [

@@ -308,7 +308,10 @@ def compare(
         str | None, typer.Option(metavar="A,B,...", help="The systems to compare; default: all seven.")
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="N|A,B,...", help="Number of seeds, or the seeds; default: one.")
+        str | None,
+        typer.Option(
+            metavar="N|A,B,...", help="Number of seeds, or the seeds; default: 3 for a sweep or a preset, else 1."
+        ),
     ] = None,
     minutes: Annotated[
         float | None,

@@ -24,6 +24,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "full": {"systems": (), "seeds": (1, 2, 3), "minutes": 4.0},
 }
+#: Seeds of a sweep, if none are given. The difference between two variants is often smaller than between two seeds.
+SWEEP_SEEDS = (1, 2, 3)
 #: Minutes of training for each trial, if no budget is given.
 MINUTES = 4.0
 #: Steps that are assumed for a minute of training, to place the validations before the speed is known.
@@ -48,7 +50,8 @@ def make_study(
     Args:
         data: The name of a corpus, a file, a folder, or two files of source and target sentences.
         systems: Names of `SYSTEMS`; by default all seven. A sweep changes one system, by default "transformer".
-        seeds: Of the trainings; every system is trained once for each seed.
+        seeds: Of the trainings; every system is trained once for each seed. By default 1, 2 and 3 for a sweep or a
+            preset, otherwise 1.
         budget: The unit ("minutes", "steps" or "epochs") and the amount; by default 4 minutes.
         sweep: "heads", "positions", "attention", "prune" or "scaled": compare variants of one system.
         values: The variants of the sweep; by default those of `SWEEPS`.
@@ -71,7 +74,7 @@ def make_study(
         name=_name(data, preset, sweep),
         config=read_config(None, overrides, _sections(data, *budget)).with_explicit_kind(),
         systems=_entries(systems or (), sweep, values),
-        seeds=tuple(seeds or defaults.get("seeds", (1,))),
+        seeds=tuple(seeds or defaults.get("seeds") or (SWEEP_SEEDS if sweep else (1,))),
         sweep=sweep,
         train_words=SHORT if sweep == "positions" else None,
     )

@@ -39,6 +39,8 @@ from regard.viewer.report.tables import (
 Alignments = Sequence[tuple[str, Sequence[Figure]]]
 #: The number of sentences whose alignments are not folded.
 OPEN = 2
+#: A difference with a smaller p-value is called clear.
+CLEAR = 0.05
 
 
 def document(report: Report, alignments: Alignments = ()) -> Document:
@@ -114,34 +116,60 @@ def findings(report: Report) -> list[str]:
     ranked = [by_label[label] for label in report["ranking"]]
     if not ranked:
         return ["No trial has finished yet."]
-    sentences = [_best_sentence(report, ranked), *_retrieval_sentence(report, ranked)]
-    return sentences + _pruning_sentence(report) + _cost_sentence(report)
+    if report["few_seeds"]:
+        return [
+            _untaught_sentence(report, ranked) or _unranked_sentence(report, ranked),
+            *_retrieval_sentence(report, ()),
+        ]
+    best = _untaught_sentence(report, ranked) or _best_sentence(report, ranked)
+    return [best, *_retrieval_sentence(report, ranked), *_pruning_sentence(report), *_cost_sentence(report)]
+
+
+def _untaught_sentence(report: Report, ranked: Sequence[Report]) -> str:
+    """A sentence for systems that are all below copying; "" if one of them is above it."""
+    of, quality = quality_name(report), quality_of(ranked[0])
+    copied = report["retrieval"].get("bleu_novel" if "novel" in of else "bleu")
+    if copied is None or quality is None or quality["mean"] > copied:
+        return ""
+    return (
+        f"No system has learned to translate: the highest score is {mean(quality)} {of}. Copying the target of the "
+        f"most similar training sentence reaches {number(copied)}. Give a larger budget."
+    )
+
+
+def _unranked_sentence(report: Report, ranked: Sequence[Report]) -> str:
+    """The scores of too few seeds, in the order of the comparison: no system is called better than another."""
+    scores = ", ".join(f"{each['title']} {mean(quality_of(each))}" for each in finished(report))
+    return f"{quality_name(report)}: {scores}.{f' {_FEW_SEEDS} Compare with --seeds 3.' if len(ranked) > 1 else ''}"
 
 
 def _best_sentence(report: Report, ranked: Sequence[Report]) -> str:
-    """The best system and its p-value; or that copying is better, so no system has learned to translate."""
+    """The best system, or several with the same score; and whether the next one is surely worse."""
     best, of = ranked[0], quality_name(report)
-    score, copied = mean(quality_of(best)), report["retrieval"].get("bleu_novel" if "novel" in of else "bleu")
-    if copied is not None and (quality := quality_of(best)) and quality["mean"] <= copied:
-        return (
-            f"No system has learned to translate: the best, {best['title']}, reaches {score} {of}. Copying the target "
-            f"of the most similar training sentence reaches {number(copied)}. Give a larger budget."
-        )
+    score = mean(quality_of(best))
     if len(ranked) == 1:
         return f"{best['title']} {'so far' if report['progress']['missing'] else 'alone'}: {score} {of}."
     alike = [each for each in ranked if _read(each) == _read(best)]
-    where = "In this run, " if report["few_seeds"] else ""
     names = " and ".join((", ".join(each["title"] for each in alike[:-1]), alike[-1]["title"]))
     if len(alike) > 1:
-        sentence = f"{where}{names} reach the same score: {score} {of}{_baseline_clause(report, alike)}."
-    elif where:
-        sentence = f"{where}{best['title']} scores highest: {score} {of}{_baseline_clause(report, alike)}."
+        sentence = f"{names} reach the same score: {score} {of}{_baseline_clause(report, alike)}."
     else:
-        sentence = f"{best['title']} translates best: {score} {of}{_baseline_clause(report, alike)}."
-    return sentence + _next_sentence(report, ranked[len(alike) :]) + (f" {_FEW_SEEDS}" if where else "")
+        says = "translates best" if _is_clear(report) else "scores highest"
+        sentence = f"{best['title']} {says}: {score} {of}{_baseline_clause(report, alike)}."
+    return sentence + _next_sentence(report, ranked[len(alike) :])
 
 
 _FEW_SEEDS = f"With fewer than {LEAST_SEEDS} seeds per system, other seeds may give another ranking."
+
+
+def _lead(report: Report) -> Mapping[str, Any] | None:
+    """The paired bootstrap of the two highest scores, on the sentences that rank systems."""
+    return (report["lead"] or {}).get("novel" if "novel" in quality_name(report) else "all")
+
+
+def _is_clear(report: Report) -> bool:
+    lead = _lead(report)
+    return lead is not None and lead["p"] < CLEAR
 
 
 def _read(system: Report) -> str | None:
@@ -153,8 +181,9 @@ def _read(system: Report) -> str | None:
 def _next_sentence(report: Report, others: Sequence[Report]) -> str:
     if not others:
         return ""
-    lead = (report["lead"] or {}).get("novel" if others[0]["quality"]["bleu_novel"] else "all")
-    apart = f" (p of the difference: {chance(lead)})" if lead and others[0]["label"] == report["ranking"][1] else ""
+    lead, apart = _lead(report), ""
+    if lead and others[0]["label"] == report["ranking"][1]:
+        apart = f" (p of the difference: {chance(lead)}{'' if _is_clear(report) else ', which is not clear'})"
     return f" Next is {others[0]['title']} with {mean(quality_of(others[0]))}{apart}."
 
 
@@ -166,6 +195,7 @@ def _baseline_clause(report: Report, best: Sequence[Report]) -> str:
 
 
 def _retrieval_sentence(report: Report, ranked: Sequence[Report]) -> list[str]:
+    """The score of copying, and which of the ranked systems are not above it."""
     retrieval = report["retrieval"]
     if not retrieval:
         return []
