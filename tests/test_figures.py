@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -23,14 +24,6 @@ def reading():
 
 def texts(axes):
     return [t.get_text() for t in axes.texts]
-
-
-def test_a_small_heatmap_carries_its_numbers_and_tokens(reading):
-    weights = reading.maps["layer.0"][0, 1]
-    axes = figures.heatmap(weights, TOKENS, TOKENS).axes[0]
-    assert texts(axes) == [f"{w:.2f}" for w in weights.flatten()]
-    assert [t.get_text() for t in axes.get_xticklabels()] == TOKENS
-    torch.testing.assert_close(torch.tensor(axes.images[0].get_array().filled()), weights)
 
 
 def test_a_statistic_map_has_a_cell_for_every_head(reading):
@@ -77,6 +70,22 @@ def test_all_figures_are_saved_whole(reading, tmp_path):
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(p.name for p in saved)
 
 
-def test_a_heatmap_of_other_tokens_is_refused():
-    with pytest.raises(rg.RegardError, match="do not fit 2 x 4 tokens"):
-        figures.heatmap(torch.eye(4), ["a", "b"], TOKENS)
+def test_the_heatmaps_of_a_layer_are_those_of_the_public_function(reading, monkeypatch):
+    """The mean, all heads, and one head, each with the tokens of the text."""
+    calls = []
+    monkeypatch.setattr(figures, "heatmap", lambda *given, **named: calls.append((*given, named["title"])))
+    layer = reading.profile.layers[1]
+    names = list(figures._heatmaps(reading, layer))
+    assert names == ["heatmap-layer-1", "heads-layer-1", "head-layer-1"]
+    assert all(call[0] is reading.maps["layer.1"] and call[1] == (TOKENS, TOKENS) for call in calls)
+    on_special = reading.maps["layer.1"].mass([0, 3])[0].mean(-1)
+    assert [call[2] if len(call) == 4 else None for call in calls] == ["mean", None, int(on_special.argmin())]
+    assert calls[2][-1].startswith(f"L1.H{int(on_special.argmin())}, ")
+
+
+def test_titles_and_tokens_are_no_formulas(reading):
+    odd = rg.TextReading.of("costs $5 and $\\frac", reading.maps, ["$a$", "$\\frac", "日本", "\ud800"])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # the fonts that are installed decide
+        for figure in (figures.heads_grid(odd), figures.received_bars(odd.profile, 0)):
+            assert figure._repr_png_().startswith(b"\x89PNG")

@@ -21,7 +21,7 @@ LAYERS = [
     {"pieces", "attention"},
     {"catalog", "cache", "engine"},
     {"maps", "attention_output", "nn"},
-    {"stats", "hf", "seq2seq", "data"},
+    {"stats", "hf", "seq2seq", "data", "drawing"},
     {"profiling"},
     {"viewer", "bench", "cli", "api"},
 ]

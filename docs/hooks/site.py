@@ -22,6 +22,7 @@ REFERENCE = {
     "Attend": "regard.api",
     "Pieces": "regard.pieces",
     "Maps": "regard.maps",
+    "Pictures": "regard.drawing",
     "Models": "regard.hf",
     "Statistics": "regard.stats",
     "Corpora": "regard.profiling",

@@ -1,10 +1,11 @@
 """Every public name of `regard`, in one place; `regard/__init__.py` loads it at the first use."""
 
-from regard import hf, maps, pieces, profiling, stats
+from regard import drawing, hf, maps, pieces, profiling, stats
 from regard.attention import Attention
 from regard.attention_output import AttentionOutput, attend, explain
 from regard.cache import Cache, GrowingCache, RecurrentCache, RingCache
 from regard.catalog import Mechanism, mechanism, mechanisms
+from regard.drawing import *  # noqa: F403
 from regard.engine import Plan
 from regard.engine.ring import RankLost, Ring, RingPlan
 from regard.errors import RegardError
@@ -36,6 +37,7 @@ __all__ = [
     "mechanism",
     "mechanisms",
 ]
+__all__ += drawing.__all__
 __all__ += hf.__all__
 __all__ += maps.__all__
 __all__ += pieces.__all__

@@ -7,21 +7,20 @@ colour blindness. Weights are shown by their square root, so that small weights 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from regard.drawing.panels import label
+from regard.drawing.picture import LARGEST, SCALE, canvas, draw_cells, heatmap, name_tokens, write_numbers
 from regard.errors import RegardError
 from regard.maps import AttentionMap
 from regard.stats import LayerProfile, Offsets, Profile, Role, RoleTable, TextReading
+from regard.stats.numbering import head_name
 from regard.stats.roles import KINDS, QUERIES
 from regard.whole_files import write_whole
 
-SCALE = "Blues"
 #: Colours of roles: light enough for black numbers, and distinct with colour blindness (Okabe and Ito, lightened).
 COLOURS = {
     "previous": "#7fb8dd",
@@ -34,29 +33,10 @@ COLOURS = {
     "duplicate": "#f6cf85",
     "induction": "#eba07a",
 }
-#: The most tokens per side of a heatmap with a number in each cell.
-NUMBERED = 20
-#: The most tokens per side of a heatmap with the names of all tokens.
-NAMED = 64
-#: The most cells per side of a thumbnail, and of a heatmap.
-THUMBNAIL, LARGEST = 48, 512
-
-
-def heatmap(weights: Tensor, queries: Sequence[str], keys: Sequence[str], title: str = "") -> Any:
-    """The (I, J) weights of one head: a row per query, a column per key, with numbers for short texts."""
-    if weights.shape != (len(queries), len(keys)):
-        raise RegardError(f"heatmap: weights {tuple(weights.shape)} do not fit {len(queries)} x {len(keys)} tokens.")
-    I, J = weights.shape
-    figure, axes = _figure(min(3 + 0.32 * J, 11), min(2 + 0.3 * I, 10))
-    image = _weights(axes, weights)
-    if max(I, J) <= NAMED:
-        axes.set_xticks(range(J), keys, rotation=90, fontsize=8)
-        axes.set_yticks(range(I), queries, fontsize=8)
-    if max(I, J) <= NUMBERED:
-        _numbers(axes, weights)
-    axes.set(xlabel="key", ylabel="query", title=title)
-    _colorbar(figure, image, axes, "weight")
-    return figure
+#: The most heads of a similarity matrix with a number in each cell, and the most tokens of a chart with their names.
+NUMBERED, NAMED = 20, 64
+#: The most cells per side of a thumbnail.
+THUMBNAIL = 48
 
 
 def heads_grid(reading: TextReading) -> Any:
@@ -71,11 +51,15 @@ def heads_grid(reading: TextReading) -> Any:
             if head >= len(pooled):
                 cell.set_axis_off()
                 continue
-            _weights(cell, pooled[head] / pooled[head].max().clamp_min(1e-12))
+            draw_cells(cell, pooled[head], (pooled.shape[1], pooled.shape[2]), float(pooled[head].max()) or 1.0)
             if row == 0:
                 cell.set_title(str(head), fontsize=8)
         axes[row][0].set_ylabel(str(layer.number), rotation=0, fontsize=8, labelpad=10, va="center")
-    figure.suptitle(f"{reading.title}\na row per layer, a column per head; each head has its own scale", fontsize=9)
+    figure.suptitle(
+        f"{reading.title}\na row per layer, a column per head; each head has its own scale",
+        fontsize=9,
+        parse_math=False,
+    )
     return figure
 
 
@@ -84,7 +68,7 @@ def statistic_map(profile: Profile, name: str) -> Any:
     values = torch.nn.utils.rnn.pad_sequence(profile.values(name), batch_first=True, padding_value=torch.nan)
     figure, axes = _figure(2 + 0.6 * values.shape[1], 1.5 + 0.4 * values.shape[0])
     image = axes.imshow(values.numpy(), cmap=SCALE, aspect="auto")
-    _numbers(axes, values, float(values.nan_to_num(-torch.inf).max()))
+    write_numbers(axes, image, values, 6)
     axes.set(xticks=range(values.shape[1]), xlabel="head", ylabel="layer", title=name)
     axes.set_yticks(range(len(values)), [str(layer.number) for layer in profile.layers])
     _colorbar(figure, image, axes, name)
@@ -105,7 +89,9 @@ def role_map(reading: TextReading) -> Any:
     figure, axes = _figure(3.4 + 0.62 * cols, 1.5 + 0.46 * len(layers))
     axes.set(xlim=(-0.5, cols - 0.5), ylim=(len(layers) - 0.5, -0.5), xticks=range(cols), xlabel="head", ylabel="layer")
     axes.set_yticks(range(len(layers)), [str(layer.number) for layer in layers])
-    axes.set_title(f"{reading.title}\nroles: the score, and below it the score on shuffled words", fontsize=9)
+    axes.set_title(
+        f"{reading.title}\nroles: the score, and below it the score on shuffled words", fontsize=9, parse_math=False
+    )
     axes.tick_params(length=0)
     for row, layer in enumerate(layers):
         for head in range(layer.num_heads):
@@ -139,7 +125,7 @@ def similarity_matrix(layer: LayerProfile) -> Any:
     figure, axes = _figure(2.5 + 0.35 * H, 2 + 0.35 * H)
     image = axes.imshow(layer.similarity.numpy(), cmap=SCALE, vmin=0, vmax=1)
     if H <= NUMBERED:
-        _numbers(axes, layer.similarity)
+        write_numbers(axes, image, layer.similarity, 6)
     axes.set(
         xticks=range(H), yticks=range(H), xlabel="head", ylabel="head", title=f"cosine of maps, layer {layer.number}"
     )
@@ -154,7 +140,7 @@ def received_bars(profile: Profile, layer_index: int) -> Any:
     figure, axes = _figure(min(3 + 0.25 * len(received), 14), 3)
     axes.bar(range(len(received)), received.numpy(), width=0.8)
     if len(received) <= NAMED:
-        axes.set_xticks(range(len(received)), profile.tokens, rotation=90, fontsize=8)
+        name_tokens(axes.xaxis, [label(token) for token in profile.tokens], 8)
     axes.set(ylabel="weight received", title=f"layer {layer.number}: how much each token is looked at")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
@@ -195,38 +181,31 @@ def save_figures(folder: str | os.PathLike[str], reading: TextReading) -> list[P
             title = f"layer {number}: share of the weight by offset (key minus query)"
             figures[f"offsets-layer-{number}"] = offset_bars(weights, title)
         if max(weights.shape[2:]) <= LARGEST:
-            figures[f"heatmap-layer-{number}"] = _mean_heatmap(reading, layer)
+            figures |= _heatmaps(reading, layer)
     return [_save(figure, folder / f"{name}.png") for name, figure in figures.items()]
 
 
-def _mean_heatmap(reading: TextReading, layer: LayerProfile) -> Any:
-    mean = reading.maps[layer.name][0].mean(0).cpu()
-    title = f"layer {layer.number}, mean of all heads"
-    return heatmap(mean, reading.profile.query_tokens, reading.profile.tokens, title)
+def _heatmaps(reading: TextReading, layer: LayerProfile) -> dict[str, Any]:
+    """The mean of the heads of a layer, all its heads, and the head that attends most to ordinary tokens."""
+    weights, tokens = reading.maps[layer.name], (reading.profile.query_tokens, reading.profile.tokens)
+    number, head = layer.number, _head_of_words(reading.profile, layer)
+    reason = "the one of its layer that attends most to ordinary tokens"
+    return {
+        f"heatmap-layer-{number}": heatmap(weights, tokens, "mean", title=f"layer {number}, mean of all heads"),
+        f"heads-layer-{number}": heatmap(weights, tokens, title=f"layer {number}"),
+        f"head-layer-{number}": heatmap(weights, tokens, head, title=f"{head_name(number, head)}, {reason}"),
+    }
+
+
+def _head_of_words(profile: Profile, layer: LayerProfile) -> int:
+    """The head with the least weight on the first token and on special tokens."""
+    aside = layer.values["special"]
+    return int((aside if 0 in profile.special else aside + layer.values["first"]).argmin())
 
 
 def _figure(width: float, height: float, *grid: int, **options: Any) -> tuple[Any, Any]:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise RegardError("figures: matplotlib is not installed. pip install 'regard[demo]'") from None
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = canvas("figures").new_figure(width, height)
     return figure, figure.subplots(*grid, **options)
-
-
-def _weights(axes: Any, weights: Tensor) -> Any:
-    from matplotlib.colors import PowerNorm
-
-    return axes.imshow(weights.numpy(), cmap=SCALE, norm=PowerNorm(0.5, 0, 1), aspect="auto", interpolation="nearest")
-
-
-def _numbers(axes: Any, values: Tensor, greatest: float = 1.0) -> None:
-    for (i, j), value in zip(torch.cartesian_prod(*map(torch.arange, values.shape)), values.flatten(), strict=True):
-        if not value.isnan():
-            dark = value > 0.5 * greatest
-            axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=6, color="white" if dark else "black")
 
 
 def _colorbar(figure: Any, image: Any, axes: Any, label: str) -> None:
@@ -234,7 +213,5 @@ def _colorbar(figure: Any, image: Any, axes: Any, label: str) -> None:
 
 
 def _save(figure: Any, path: Path) -> Path:
-    content = BytesIO()
-    figure.savefig(content, format="png", dpi=110)
-    write_whole(path, content.getvalue())
+    write_whole(path, canvas("figures").png(figure))
     return path

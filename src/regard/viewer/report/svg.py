@@ -76,9 +76,10 @@ def _scaled(body: str) -> str:
 
 def canvas(width: float, height: float) -> tuple[Any, Any]:
     """A matplotlib figure of a size in inches, and its axes, in the style of the report."""
-    from regard.viewer.figures import _figure
+    from regard.drawing.canvas import new_figure
 
-    figure, axes = _figure(width, height)
+    figure = new_figure(width, height)
+    axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(INK)
     axes.tick_params(colors=INK, labelsize=9)

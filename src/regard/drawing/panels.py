@@ -1,0 +1,144 @@
+"""`Panels`: the weights of the chosen heads, with the names of heads, queries and keys, for pictures and tables."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from regard.errors import RegardError
+from regard.maps import AttentionMap
+from regard.maps.indices import indices
+
+#: The most characters of a label.
+LONGEST = 14
+#: Invisible characters that belong to words: the joiners of Persian, of Indic scripts and of emoji.
+JOINERS = "\u200c\u200d"
+
+#: One head, several heads, the mean of all heads, or each head.
+Heads = int | Sequence[int] | Literal["mean"] | None
+
+
+@dataclass(frozen=True)
+class Panels:
+    """One matrix of cells for each chosen head, (heads, rows, columns), and the names of its parts.
+
+    A cell is a weight, or the sum over some keys and the mean over some queries if the map is larger than asked for.
+    `shape` is that of the map. Without tokens, `queries` and `keys` are None.
+    """
+
+    cells: Tensor
+    names: list[str]
+    shape: tuple[int, int]
+    queries: list[str] | None
+    keys: list[str] | None
+    axes: tuple[str, str]
+
+
+def panels(operation: str, weights: Any, tokens: Any, head: Heads, batch: int, largest: int | None = None) -> Panels:
+    """The chosen heads of one text; maps with more than `largest` queries or keys are pooled to that many cells."""
+    source = weights if isinstance(weights, AttentionMap) else _dense(operation, weights)
+    B, H, I, J = source.shape
+    if not 0 <= batch < B:
+        raise RegardError(f"{operation}: batch {batch} is out of range; the weights have a batch of {B}.")
+    if 0 in (H, I, J):
+        raise RegardError(
+            f"{operation}: the weights have the shape {tuple(source.shape)}, so there is nothing to show."
+        )
+    queries, keys = _tokens(operation, tokens, I, J)
+    chosen = [0] if head == "mean" else indices(operation, "head", head, H).tolist()
+    if not chosen:
+        raise RegardError(f"{operation}: the list of heads is empty. Leave out head= for all {H} heads.")
+    whole = H if head == "mean" else chosen
+    cells = _cells(source, batch, slice(None) if head == "mean" else whole, largest).detach().float().cpu()
+    cells, names = (cells.mean(0, keepdim=True), [f"mean of {H} heads"]) if head == "mean" else (cells, _names(chosen))
+    return Panels(cells, names if H > 1 else [""], (I, J), queries, keys, _axes(queries, keys))
+
+
+def _names(heads: list[int]) -> list[str]:
+    return [f"head {head}" for head in heads]
+
+
+def _dense(operation: str, weights: Any) -> Tensor:
+    """Weights of any kind as a tensor (B, H, I, J)."""
+    remedy = "The maps of rg.watch are seen[0], seen[1], ..., one for each layer; that of rg.attend is seen.weights."
+    try:
+        tensor = weights if isinstance(weights, Tensor) else torch.as_tensor(np.asarray(weights))
+    except (TypeError, ValueError, RuntimeError):
+        raise RegardError(
+            f"{operation}: expected an AttentionMap or an array of weights, got {type(weights).__name__}. {remedy}"
+        ) from None
+    if tensor.ndim not in (2, 3, 4) or tensor.is_complex():
+        raise RegardError(
+            f"{operation}: expected weights of shape (queries, keys), (heads, queries, keys) or "
+            f"(batch, heads, queries, keys), got {tuple(tensor.shape)}. {remedy}"
+        )
+    return tensor[(None,) * (4 - tensor.ndim)]
+
+
+def _cells(weights: AttentionMap | Tensor, batch: int, heads: Any, largest: int | None) -> Tensor:
+    """The weights of some heads, pooled if they are more than `largest` per side."""
+    I, J = weights.shape[2:]
+    if largest is None or max(I, J) <= largest:
+        return weights[batch, heads]
+    if isinstance(weights, AttentionMap):
+        return weights.pool(largest, largest)[batch, heads]
+    of_row, of_col = (_cell_of(n, min(largest, n)) for n in (I, J))
+    sums = of_row.T @ weights[batch, heads].detach().float().cpu() @ of_col
+    return sums / of_row.sum(0)[:, None]
+
+
+def _cell_of(length: int, count: int) -> Tensor:
+    """The cell of each token, as a matrix of 0 and 1; the cells are those of `regard.Pool`."""
+    return one_hot(torch.arange(length) * count // length, count).float()
+
+
+def _tokens(operation: str, tokens: Any, I: int, J: int) -> tuple[list[str] | None, list[str] | None]:
+    """The labels of queries and keys; None without tokens."""
+    if tokens is None:
+        return None, None
+    if isinstance(tokens, str):
+        raise RegardError(f"{operation}: tokens must be a list, got the text {tokens[:40]!r}. Split it: text.split().")
+    sides = list(tokens)
+    is_pair = len(sides) == 2 and not any(isinstance(side, str) or not hasattr(side, "__len__") for side in sides)
+    if not is_pair and I != J:
+        raise RegardError(
+            f"{operation}: one list of {len(sides)} tokens for {I} queries and {J} keys. Give two lists: "
+            "(query tokens, key tokens)."
+        )
+    queries, keys = map(list, sides) if is_pair else (sides, sides)
+    if (len(queries), len(keys)) != (I, J):
+        given = f"{len(queries)} query tokens and {len(keys)} key tokens" if is_pair else f"{len(sides)} tokens"
+        raise RegardError(
+            f"{operation}: {given} for {I} queries and {J} keys. Give one token for each"
+            + (", the queries first." if is_pair else ", special tokens such as [CLS] included.")
+        )
+    return [label(str(token)) for token in queries], [label(str(token)) for token in keys]
+
+
+def label(token: str) -> str:
+    r"""A token as it can be read: invisible characters escaped, and cut to `LONGEST` characters.
+
+    >>> label("the"), label("\n"), label(" "), label("incomprehensibility")
+    ('the', '\\n', '␣', 'incomprehensi…')
+    """
+    text = "".join(map(_visible, token)) if token.strip(" ") else "␣" * len(token)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _visible(character: str) -> str:
+    invisible = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in JOINERS
+    return character.encode("unicode_escape").decode() if invisible else character
+
+
+def _axes(queries: list[str] | None, keys: list[str] | None) -> tuple[str, str]:
+    """The names of the axes. Queries that are not the last keys belong to another text: cross-attention."""
+    if queries is None or keys is None or keys[-len(queries) :] == queries:
+        return "query", "key"
+    return "query (target)", "key (source)"

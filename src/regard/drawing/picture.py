@@ -1,0 +1,224 @@
+"""`heatmap`: the weights of one head, of several heads, or their mean, as a figure of matplotlib."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from regard.checks import Count, checked
+from regard.drawing.panels import Heads, Panels, panels
+from regard.errors import RegardError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.figure import Figure
+    from numpy.typing import ArrayLike
+
+    from regard.maps import AttentionMap
+
+    Tokens = Sequence[object] | tuple[Sequence[object], Sequence[object]] | None
+    Weights = AttentionMap | Tensor | ArrayLike
+
+#: Dark is more. The lightness changes evenly, so the scale can be read in grey and with colour blindness.
+SCALE = "Blues"
+#: The most cells per side of a picture; larger maps are pooled.
+LARGEST = 512
+#: Inches: the side of a cell at most, and at least if it has a number, and if tokens stand beside it.
+CELL, NUMBERED, NAMED = 0.5, 0.26, 0.11
+#: Inches: the width of a letter for each point of its size.
+EM = 0.65 / 72
+#: Inches: the cells of all panels together, across and down, for one panel and for several.
+ROOM, ROOM_OF_GRID = (10.0, 9.0), (15.0, 11.0)
+
+
+@checked
+def heatmap(
+    weights: Weights,
+    tokens: Tokens = None,
+    head: Heads = None,
+    *,
+    batch: Count = 0,
+    title: str = "",
+    vmax: float | None = 1.0,
+    axes: Any = None,
+) -> Figure:
+    """The weights as a figure: a row for each query, a column for each key, dark is more; needs matplotlib.
+
+    `weights` are an `AttentionMap`, or a tensor or array (I, J), (H, I, J) or (B, H, I, J), of which entry `batch` is
+    drawn. `tokens` are one list, or a pair of lists (query tokens, key tokens). `head` is a number, a list of numbers,
+    "mean" for the mean of all heads, or None for a grid of all heads. Colours go from 0 to `vmax`, by the square root,
+    so that small weights are visible; None takes the largest weight. Small maps have their numbers in the cells; maps
+    of more than 512 tokens are pooled. The figure is a new one, of bounded size, or that of your own `axes`. Save it
+    with `figure.savefig("map.png")`.
+
+    >>> import torch, regard as rg
+    >>> weights = torch.tensor([[0.9, 0.1], [0.3, 0.7]])
+    >>> figure = rg.heatmap(weights, ["hello", "world"])
+    >>> [text.get_text() for text in figure.axes[0].texts]
+    ['0.90', '0.10', '0.30', '0.70']
+    """
+    shown = panels("heatmap", weights, tokens, head, batch, LARGEST)
+    _check_values(shown.cells)
+    if axes is not None:
+        return _on_axes(shown, axes, title, vmax)
+    layout = Layout.of(shown)
+    figure = canvas("heatmap").new_figure(*layout.figure_size(shown))
+    places = figure.subplots(layout.rows, layout.cols, squeeze=False, sharex=True, sharey=True).flatten()
+    images = [_draw(place, shown, n, layout, vmax) for n, place in enumerate(places[: len(shown.cells)])]
+    for place in places[len(shown.cells) :]:
+        place.set_axis_off()
+    _name_axes(shown, layout, places)
+    if len(shown.cells) == 1:
+        places[0].set_title(title or shown.names[0], parse_math=False)
+    elif title:
+        figure.suptitle(title, parse_math=False)
+    figure.colorbar(images[0], ax=list(places), label=colorbar_label(shown), shrink=0.8)
+    return figure
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The grid of panels, and the side of a cell in inches, which decides what has room."""
+
+    rows: int
+    cols: int
+    cell: float
+
+    @staticmethod
+    def of(shown: Panels) -> Layout:
+        count, (I, J) = len(shown.cells), shown.shape
+        cols = math.ceil(math.sqrt(count))
+        rows = math.ceil(count / cols)
+        across, down = ROOM if count == 1 else ROOM_OF_GRID
+        return Layout(rows, cols, min(CELL, across / (cols * J), down / (rows * I)))
+
+    @property
+    def label_size(self) -> float:
+        """In points."""
+        return min(10.0, 58 * self.cell)
+
+    @property
+    def number_size(self) -> float:
+        return min(9.0, 23 * self.cell)
+
+    def figure_size(self, shown: Panels) -> tuple[float, float]:
+        """In inches: the cells, the labels of the tokens, titles and the colour bar."""
+        I, J = shown.shape
+        longest = max(map(len, (*(shown.queries or ()), *(shown.keys or ()))), default=3)
+        labels = 0.4 + EM * longest * self.label_size
+        width, height = max(self.cols * (self.cell * J + 0.25), 1.5), max(self.rows * (self.cell * I + 0.35), 1.2)
+        return width + labels + 1.1, height + labels + 0.4
+
+
+def canvas(operation: str) -> ModuleType:
+    """The module that draws. matplotlib is optional, so it is imported at the first figure."""
+    try:
+        return import_module("regard.drawing.canvas")
+    except ImportError:
+        raise RegardError(f"{operation}: matplotlib is not installed. pip install 'regard[view]'") from None
+
+
+def draw_cells(axes: Any, cells: Tensor, shape: tuple[int, int], vmax: float | None = 1.0) -> Any:
+    """One matrix of cells as an image; its coordinates are those of the tokens. Cells that are NaN are grey."""
+    from matplotlib import colormaps
+    from matplotlib.colors import PowerNorm
+
+    I, J = shape
+    aspect = "equal" if max(I, J) <= 4 * min(I, J) else "auto"
+    colours = colormaps[SCALE].with_extremes(bad="0.8")
+    extent = (-0.5, J - 0.5, I - 0.5, -0.5)
+    values = cells.numpy()
+    norm = PowerNorm(0.5, 0, vmax, clip=True)
+    return axes.imshow(values, cmap=colours, norm=norm, aspect=aspect, extent=extent, interpolation="nearest")
+
+
+def write_numbers(axes: Any, image: Any, values: Tensor, size: float) -> None:
+    """A number in each cell of an image, white where the cell is dark."""
+    for i, row in enumerate(values.tolist()):
+        for j, value in enumerate(row):
+            if not math.isnan(value):
+                colour = "white" if image.norm(value) > 0.6 else "black"
+                axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=size, color=colour)
+
+
+def colorbar_label(shown: Panels) -> str:
+    """What a colour is."""
+    is_pooled = tuple(shown.cells.shape[1:]) != shown.shape
+    return "weight of a cell: the sum over its keys" if is_pooled else "weight"
+
+
+def _draw(axes: Any, shown: Panels, number: int, layout: Layout, vmax: float | None) -> Any:
+    """One panel, its tokens and its numbers."""
+    highest = float(shown.cells.nan_to_num(0).max()) or 1.0 if vmax is None else vmax
+    image = draw_cells(axes, shown.cells[number], shown.shape, highest)
+    if len(shown.cells) > 1:
+        axes.set_title(shown.names[number], fontsize=9, pad=3)
+    if layout.cell >= NUMBERED and tuple(shown.cells.shape[1:]) == shown.shape:
+        write_numbers(axes, image, shown.cells[number], layout.number_size)
+    return image
+
+
+def name_tokens(axis: Any, labels: list[str], size: float, cell: float = 0.0) -> None:
+    """Tokens as labels of an axis, as text and never as formulas; turned below columns that are too narrow for them."""
+    widest = EM * max(map(len, labels)) * size
+    turned = {"rotation": 90} if axis.axis_name == "x" and widest > cell else {}
+    axis.set_ticks(
+        range(len(labels)), labels, fontsize=size, family=canvas("heatmap").fonts(), parse_math=False, **turned
+    )
+
+
+def _name_axis(axis: Any, name: str, labels: list[str] | None, layout: Layout) -> None:
+    """The name of an axis and its tokens; positions if there are no tokens, or no room for them."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_label_text(name)
+    if labels is None or layout.cell < NAMED:
+        axis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
+    else:
+        name_tokens(axis, labels, layout.label_size, layout.cell)
+
+
+def _name_axes(shown: Panels, layout: Layout, places: Any) -> None:
+    """Names and tokens at the outer panels only: below each column of panels, and at the left."""
+    count = len(shown.cells)
+    for n, place in enumerate(places[:count]):
+        is_lowest, is_left = n + layout.cols >= count, n % layout.cols == 0
+        if is_left:
+            _name_axis(place.yaxis, shown.axes[0], shown.queries, layout)
+        if is_lowest:
+            _name_axis(place.xaxis, shown.axes[1], shown.keys, layout)
+        place.tick_params(labelbottom=is_lowest, labelleft=is_left, length=2)
+
+
+def _on_axes(shown: Panels, axes: Any, title: str, vmax: float | None) -> Any:
+    """One panel on the axes of a figure of the caller, whose size decides what has room."""
+    if len(shown.cells) > 1:
+        raise RegardError(
+            f"heatmap(axes=...): one pair of axes for {len(shown.cells)} heads. Choose one head, head=0, or the mean, "
+            'head="mean"; without axes= all heads are drawn.'
+        )
+    box = axes.get_window_extent()
+    inches = min(box.width / shown.shape[1], box.height / shown.shape[0]) / axes.figure.dpi
+    layout = Layout(1, 1, min(CELL, inches))
+    image = _draw(axes, shown, 0, layout, vmax)
+    _name_axis(axes.yaxis, shown.axes[0], shown.queries, layout)
+    _name_axis(axes.xaxis, shown.axes[1], shown.keys, layout)
+    axes.set_title(title or shown.names[0], parse_math=False)
+    axes.figure.colorbar(image, ax=axes, label=colorbar_label(shown), shrink=0.8)
+    return axes.figure
+
+
+def _check_values(cells: Tensor) -> None:
+    """Refuse numbers that are no weights: scores before the softmax, or differences."""
+    known = cells[~cells.isnan()]
+    if known.numel() and (known.isinf().any() or known.min() < -1e-6):
+        raise RegardError(
+            f"heatmap: weights are finite and at least 0; these go from {float(known.min()):g} to "
+            f"{float(known.max()):g}. Scores become weights by softmax(-1)."
+        )
