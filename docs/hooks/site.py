@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -113,6 +114,7 @@ def _in_use(name: str, pages: list[tuple[str, str, str]]) -> str:
 
 
 def _home(module: ModuleType, name: str) -> str:
-    """Where a name is defined, which is where its docstring is read; constants and aliases do not tell."""
-    home = getattr(getattr(module, name), "__module__", "")
+    """Where a name is defined, which is where its docstring is read; only classes and functions know their module."""
+    value = getattr(module, name)
+    home = value.__module__ if inspect.isclass(value) or inspect.isroutine(value) else ""
     return f"{home if home.startswith('regard.') else module.__name__}.{name}"
