@@ -6,7 +6,7 @@ from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 
-from regard.catalog.mechanism import Mechanism
+from regard.catalog.entry import Mechanism
 from regard.checks import checked
 from regard.errors import RegardError, nearest
 
@@ -21,7 +21,7 @@ def mechanisms() -> dict[str, Mechanism]:
     >>> list(entries) == sorted(entries), entries["alibi"].paper
     (True, 'Press, Smith & Lewis 2022, arXiv:2108.12409')
     """
-    names = [module.name for module in iter_modules(__path__) if module.name != "mechanism"]
+    names = [module.name for module in iter_modules(__path__) if module.name != "entry"]
     return {name: import_module(f"{__name__}.{name}").MECHANISM for name in sorted(names)}
 
 

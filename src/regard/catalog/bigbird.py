@@ -1,7 +1,7 @@
 """BigBird: a window, global tokens and random blocks."""
 
 from regard.attention import Attention
-from regard.catalog.mechanism import Mechanism
+from regard.catalog.entry import Mechanism
 from regard.checks import explained
 from regard.pieces import bigbird as bigbird_mask
 

@@ -1,7 +1,7 @@
 """Block-local attention."""
 
 from regard.attention import Attention
-from regard.catalog.mechanism import Mechanism
+from regard.catalog.entry import Mechanism
 from regard.checks import explained
 from regard.pieces import block_local as own_block
 from regard.pieces import causal

@@ -1,7 +1,7 @@
 """Grouped-query attention."""
 
 from regard.attention import Attention
-from regard.catalog.mechanism import Mechanism
+from regard.catalog.entry import Mechanism
 from regard.checks import explained
 from regard.pieces import causal
 

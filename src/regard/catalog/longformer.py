@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from regard.attention import Attention
-from regard.catalog.mechanism import Mechanism
+from regard.catalog.entry import Mechanism
 from regard.checks import explained
 from regard.pieces import global_tokens, window
 

@@ -1,7 +1,7 @@
 """Sparse attention by entmax."""
 
 from regard.attention import Attention
-from regard.catalog.mechanism import Mechanism
+from regard.catalog.entry import Mechanism
 from regard.checks import explained
 from regard.errors import RegardError
 from regard.pieces import Entmax15, Normalizer, Softmax, Sparsemax

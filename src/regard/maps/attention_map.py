@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, reduce
 from operator import index as index_of
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -38,6 +38,11 @@ STRIP = 32
 WORKSPACE = 128 << 20
 #: Ranges of keys become one tile if the gap between them is at most this number of keys.
 GAP = 64
+
+#: The results of folds, in the types of `summarize`.
+First = TypeVar("First")
+Second = TypeVar("Second")
+Third = TypeVar("Third")
 
 #: Names of the axes of a map.
 AXES = ("batch", "head", "query", "key")
@@ -255,6 +260,17 @@ class AttentionMap:
         return self.attention.normalizer.weights(s, tuple(t[:, :, i] for t in self.row_statistic), columns)
 
     # Streaming statistics
+
+    @overload
+    def summarize(self, fold: Fold[First], /) -> tuple[First]: ...
+    @overload
+    def summarize(self, fold: Fold[First], second: Fold[Second], /) -> tuple[First, Second]: ...
+    @overload
+    def summarize(
+        self, fold: Fold[First], second: Fold[Second], third: Fold[Third], /
+    ) -> tuple[First, Second, Third]: ...
+    @overload
+    def summarize(self, *folds: Fold) -> tuple[Any, ...]: ...
 
     @checked
     @torch.no_grad()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,15 @@ from regard.errors import RegardError
 from regard.pieces.grid import Grid
 from regard.shapes import known_none, to_device
 from regard.spans import Spans
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    FoldResult = TypeVar("FoldResult", default=Any)
+else:
+    from typing import TypeVar
+
+    FoldResult = TypeVar("FoldResult")
 
 State = list[Tensor]
 #: The shape of a map: batch, heads, queries, keys.
@@ -47,7 +56,7 @@ class Tile:
     undecided: Spans
 
 
-class Fold(ABC):
+class Fold(ABC, Generic[FoldResult]):
     """The base class of all statistics that are computed tile by tile. A new statistic is one subclass.
 
     >>> import torch, regard as rg
@@ -71,8 +80,9 @@ class Fold(ABC):
     def add(self, state: State, tile: Tile) -> None:
         """Update the state with one tile, in place."""
 
-    def finish(self, state: State) -> Any:
-        return state[0]
+    def finish(self, state: State) -> FoldResult:
+        """The result, by default the first tensor of the state."""
+        return state[0]  # type: ignore[return-value]
 
     def merge(self, state: State, other: State) -> State:
         """The state of both sets of tiles; by default the sum."""
@@ -85,7 +95,7 @@ def zeros(device: torch.device, *shape: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Entropy(Fold):
+class Entropy(Fold[Tensor]):
     """-sum_j w_ij log w_ij of every row, in nats: 0 for one key, log n for n keys of equal weight; (B, H, I).
 
     >>> import torch, regard as rg
@@ -132,7 +142,7 @@ class Links(NamedTuple):
 
 @checked
 @dataclass(frozen=True)
-class TopLinks(Fold):
+class TopLinks(Fold[Links]):
     """The k largest weights of every row and their keys; key -1 where a row has fewer.
 
     >>> import torch, regard as rg
@@ -185,7 +195,7 @@ def greatest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class KeyTotals(Fold):
+class KeyTotals(Fold[Tensor]):
     """sum_i w_ij: the weight that each key receives from all queries; (B, H, J).
 
     >>> import torch, regard as rg
@@ -202,7 +212,7 @@ class KeyTotals(Fold):
 
 
 @dataclass(frozen=True)
-class Distance(Fold):
+class Distance(Fold[Tensor]):
     """sum_j w_ij |i - j|: the mean distance of every query to its keys, in positions; (B, H, I).
 
     >>> import torch, regard as rg
@@ -221,7 +231,7 @@ class Distance(Fold):
 
 @checked
 @dataclass(frozen=True, eq=False)
-class MassOn(Fold):
+class MassOn(Fold[Tensor]):
     """The sum of w_ij over selected keys: indices, or a boolean vector (J,) or (B, J); (B, H, I).
 
     >>> import torch, regard as rg
@@ -265,7 +275,7 @@ class MassOn(Fold):
 
 @checked
 @dataclass(frozen=True)
-class Pool(Fold):
+class Pool(Fold[Tensor]):
     """The map as `rows` x `cols` cells, (B, H, rows, cols): weights summed over the keys and averaged over the queries.
 
     A row of cells has the same sum as a row of weights. There are never more cells than queries or keys on an axis.
@@ -316,7 +326,7 @@ def _membership(cell_of: Tensor, like: Tensor) -> tuple[Tensor, int]:
 
 @checked
 @dataclass(frozen=True)
-class Similarity(Fold):
+class Similarity(Fold[Tensor]):
     """The cosine between the maps of every two heads, (B, H, H): 1 on the diagonal, near 1 for heads that are alike.
 
     `every=n` uses every n-th query only, which is enough for a long text.

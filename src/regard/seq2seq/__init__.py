@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from regard.errors import RegardError
 from regard.seq2seq.decoding import (
@@ -125,18 +125,19 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Lightning warns while it is imported
-            return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in _LAB:
-            raise
-        raise RegardError(f"Training needs {error.name}: pip install 'regard[lab]'") from None
+if not TYPE_CHECKING:  # for a type checker, a `__getattr__` would make every misspelt name valid
 
+    def __getattr__(name):
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Lightning warns while it is imported
+                return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").split(".")[0] not in _LAB:
+                raise
+            raise RegardError(f"Training needs {error.name}: pip install 'regard[lab]'") from None
 
-def __dir__() -> list[str]:
-    return __all__
+    def __dir__():
+        return __all__

@@ -15,7 +15,7 @@ from regard.maps.folds import Shape, State, zeros
 
 @checked
 @dataclass(frozen=True)
-class Offsets(Fold):
+class Offsets(Fold[Tensor]):
     """Weight at every relative offset j - i from `first` to `last`, summed over queries; (B, H, last - first + 1).
 
     Offset -1 is the previous token, 1 the next token. Add the sums of several documents and divide by
@@ -50,7 +50,7 @@ class Offsets(Fold):
 
 @checked
 @dataclass(frozen=True, eq=False)
-class SameToken(Fold):
+class SameToken(Fold[Tensor]):
     """Weight of every query on other occurrences of its token: sum of w_ij over t_j = t_i, j != i; (B, H, I).
 
     `keys` holds the token numbers of the keys, (J,) or (B, J), and `queries` those of the queries. By default

@@ -1,0 +1,222 @@
+"""Written by scripts/catalogue_types.py."""
+
+from collections.abc import Sequence
+from typing import Literal, overload
+
+from regard.attention import Attention
+from regard.catalog.entry import Mechanism as Mechanism
+from regard.pieces import Scaling
+
+__all__ = ["Mechanism", "mechanism", "mechanisms"]
+
+def mechanisms() -> dict[str, Mechanism]: ...
+
+class _Alibi(Mechanism):
+    @staticmethod
+    def build(num_heads: int, is_causal: bool = True) -> Attention: ...
+
+class _Bahdanau(Mechanism):
+    @staticmethod
+    def build(query_width: int, key_width: int, hidden: int = 256) -> Attention: ...
+
+class _Bigbird(Mechanism):
+    @staticmethod
+    def build(
+        length: int,
+        block: int = 64,
+        window_blocks: int = 3,
+        global_blocks: int = 1,
+        num_random: int = 3,
+        seed: int = 0,
+    ) -> Attention: ...
+
+class _BlockLocal(Mechanism):
+    @staticmethod
+    def build(
+        size: int = 64,
+        before: int = 0,
+        after: int = 0,
+        is_causal: bool = False,
+    ) -> Attention: ...
+
+class _Cosine(Mechanism):
+    @staticmethod
+    def build(factor: float = 10.0) -> Attention: ...
+
+class _Cross(Mechanism):
+    @staticmethod
+    def build() -> Attention: ...
+
+class _Dilated(Mechanism):
+    @staticmethod
+    def build(size: int = 64, dilation: int = 2, is_causal: bool = False) -> Attention: ...
+
+class _GroupedQuery(Mechanism):
+    @staticmethod
+    def build() -> Attention: ...
+
+class _LearnedPositions(Mechanism):
+    @staticmethod
+    def build(length: int, width: int) -> Attention: ...
+
+class _Linear(Mechanism):
+    @staticmethod
+    def build(is_causal: bool = True) -> Attention: ...
+
+class _Longformer(Mechanism):
+    @staticmethod
+    def build(size: int = 257, global_positions: Sequence[int] = (0,)) -> Attention: ...
+
+class _LuongConcat(Mechanism):
+    @staticmethod
+    def build(query_width: int, key_width: int, hidden: int = 256) -> Attention: ...
+
+class _LuongDot(Mechanism):
+    @staticmethod
+    def build() -> Attention: ...
+
+class _LuongGeneral(Mechanism):
+    @staticmethod
+    def build(query_width: int, key_width: int, num_heads: int = 1) -> Attention: ...
+
+class _Masked(Mechanism):
+    @staticmethod
+    def build() -> Attention: ...
+
+class _MultiHead(Mechanism):
+    @staticmethod
+    def build() -> Attention: ...
+
+class _MultiQuery(Mechanism):
+    @staticmethod
+    def build() -> Attention: ...
+
+class _Performer(Mechanism):
+    @staticmethod
+    def build(
+        width: int,
+        num_features: int = 256,
+        seed: int = 0,
+        is_causal: bool = False,
+    ) -> Attention: ...
+
+class _Rope(Mechanism):
+    @staticmethod
+    def build(
+        width: int,
+        base: float = 10_000.0,
+        interleaved: bool = False,
+        scaling: Scaling | None = None,
+    ) -> Attention: ...
+
+class _SelfAttention(Mechanism):
+    @staticmethod
+    def build() -> Attention: ...
+
+class _Shaw(Mechanism):
+    @staticmethod
+    def build(width: int, reach: int = 16) -> Attention: ...
+
+class _Sinks(Mechanism):
+    @staticmethod
+    def build(num_heads: int) -> Attention: ...
+
+class _Sinusoidal(Mechanism):
+    @staticmethod
+    def build(base: float = 10_000.0) -> Attention: ...
+
+class _SlidingWindow(Mechanism):
+    @staticmethod
+    def build(size: int = 256, is_causal: bool = True) -> Attention: ...
+
+class _SoftLookup(Mechanism):
+    @staticmethod
+    def build(temperature: float = 1.0) -> Attention: ...
+
+class _Softcap(Mechanism):
+    @staticmethod
+    def build(cap: float = 50.0, is_causal: bool = True) -> Attention: ...
+
+class _Sparse(Mechanism):
+    @staticmethod
+    def build(alpha: float = 1.5) -> Attention: ...
+
+class _T5(Mechanism):
+    @staticmethod
+    def build(
+        num_heads: int,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool = True,
+    ) -> Attention: ...
+
+class _TopK(Mechanism):
+    @staticmethod
+    def build(k: int = 32) -> Attention: ...
+
+class _TransformerXl(Mechanism):
+    @staticmethod
+    def build(num_heads: int, width: int, base: float = 10_000.0) -> Attention: ...
+
+@overload
+def mechanism(name: Literal["alibi"]) -> _Alibi: ...
+@overload
+def mechanism(name: Literal["bahdanau"]) -> _Bahdanau: ...
+@overload
+def mechanism(name: Literal["bigbird"]) -> _Bigbird: ...
+@overload
+def mechanism(name: Literal["block_local"]) -> _BlockLocal: ...
+@overload
+def mechanism(name: Literal["cosine"]) -> _Cosine: ...
+@overload
+def mechanism(name: Literal["cross"]) -> _Cross: ...
+@overload
+def mechanism(name: Literal["dilated"]) -> _Dilated: ...
+@overload
+def mechanism(name: Literal["grouped_query"]) -> _GroupedQuery: ...
+@overload
+def mechanism(name: Literal["learned_positions"]) -> _LearnedPositions: ...
+@overload
+def mechanism(name: Literal["linear"]) -> _Linear: ...
+@overload
+def mechanism(name: Literal["longformer"]) -> _Longformer: ...
+@overload
+def mechanism(name: Literal["luong_concat"]) -> _LuongConcat: ...
+@overload
+def mechanism(name: Literal["luong_dot"]) -> _LuongDot: ...
+@overload
+def mechanism(name: Literal["luong_general"]) -> _LuongGeneral: ...
+@overload
+def mechanism(name: Literal["masked"]) -> _Masked: ...
+@overload
+def mechanism(name: Literal["multi_head"]) -> _MultiHead: ...
+@overload
+def mechanism(name: Literal["multi_query"]) -> _MultiQuery: ...
+@overload
+def mechanism(name: Literal["performer"]) -> _Performer: ...
+@overload
+def mechanism(name: Literal["rope"]) -> _Rope: ...
+@overload
+def mechanism(name: Literal["self_attention"]) -> _SelfAttention: ...
+@overload
+def mechanism(name: Literal["shaw"]) -> _Shaw: ...
+@overload
+def mechanism(name: Literal["sinks"]) -> _Sinks: ...
+@overload
+def mechanism(name: Literal["sinusoidal"]) -> _Sinusoidal: ...
+@overload
+def mechanism(name: Literal["sliding_window"]) -> _SlidingWindow: ...
+@overload
+def mechanism(name: Literal["soft_lookup"]) -> _SoftLookup: ...
+@overload
+def mechanism(name: Literal["softcap"]) -> _Softcap: ...
+@overload
+def mechanism(name: Literal["sparse"]) -> _Sparse: ...
+@overload
+def mechanism(name: Literal["t5"]) -> _T5: ...
+@overload
+def mechanism(name: Literal["top_k"]) -> _TopK: ...
+@overload
+def mechanism(name: Literal["transformer_xl"]) -> _TransformerXl: ...
+@overload
+def mechanism(name: str) -> Mechanism: ...
