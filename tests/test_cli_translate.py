@@ -186,7 +186,7 @@ def test_a_line_is_translated_before_the_next_is_there(runs):
             process.stdin.flush()
             assert process.stdout.readline().decode().strip() == expected(runs / "bahdanau", [line])[0].text
         process.stdin.close()
-        assert process.wait(60) == 0
+        assert process.wait(600) == 0
 
 
 def test_evaluate_writes_what_it_prints(runs):

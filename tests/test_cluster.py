@@ -156,7 +156,7 @@ def start(request):
     return partial(ClusterProcess, request.getfixturevalue("ray"))
 
 
-def ended(process, said=b"", patience=120):
+def ended(process, said=b"", patience=600):
     """Exit status and all that was said."""
     stop = time.monotonic() + patience
     while time.monotonic() < stop:

@@ -370,7 +370,7 @@ FAKE = """
     if label == "luong_dot":
         os.kill(os.getpid(), signal.SIGKILL)
     if label == "transformer":
-        time.sleep(60)
+        time.sleep(600)
     (path / "evaluation.json").write_text(json.dumps({"bleu": {"score": 7.5}}))
 """
 
@@ -433,7 +433,7 @@ def test_an_interrupt_stops_all_after_they_saved(race):
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         workers.run_trials(folder, progress, 2, show)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 300
     states = {one.trial.name: one.state for one in progress}
     assert states["transformer-1"] == states["transformer-2"] == "stopped"
     assert (folder / "trials" / "transformer-1" / "saved").exists()

@@ -19,7 +19,7 @@ pytest.importorskip("uvicorn")
 
 def ask(address, path, method="GET", host=None):
     place = address.split("/")[2]
-    with closing(http.client.HTTPConnection(place, timeout=30)) as connection:
+    with closing(http.client.HTTPConnection(place, timeout=300)) as connection:
         connection.putrequest(method, path, skip_host=True)
         connection.putheader("Host", place if host is None else host)
         connection.endheaders()

@@ -68,8 +68,8 @@ def test_a_rank_that_is_lost_ends_the_others(tmp_path):
     said = json.loads((tmp_path / "0.json").read_text())
     for seconds, words in said.values():
         assert "rank 0 of 2 got no answer" in words and "time-out" in words
-        assert seconds < 30
-    assert 1 < said["hung"][0] < 6
+        assert seconds < 200, "the limit of the ring, and not the 300 s of the default group"
+    assert 1 < said["hung"][0] < 200
 
 
 def test_a_plan_needs_no_processes():

@@ -79,7 +79,7 @@ def launch(folder: Path, first: str, second: str, *arguments: str) -> None:
             subprocess.Popen(command, env=mine, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )
     try:
-        said = [process.communicate(timeout=240)[0] for process in processes]
+        said = [process.communicate(timeout=900)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -156,6 +156,6 @@ def test_the_command_starts_the_other_processes_itself(tmp_path):
     two = tmp_path / "two"
     command = [sys.executable, "-m", "regard.cli.main", "train", *COMMON, "training.sentences=1", "training.devices=2"]
     command += ["--steps", "8", "--out", str(two)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=900)
     assert done.returncode == 0, done.stderr
     check_same(two, tmp_path / "one", 8)
