@@ -63,8 +63,9 @@ page: $(STAMPS)/dev ## Check frontend/ and bundle it into the package (node come
 bench: $(STAMPS)/bench ## Run the benchmarks (ARGS="NAME..." chooses some)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-docs: $(STAMPS)/docs ## Build the documentation into site/; examples that have not changed are not run again
+docs: $(STAMPS)/docs $(STAMPS)/dev ## Build the documentation into site/ and try its search; runs the examples that have changed
 	NO_MKDOCS_2_WARNING=1 PYTHONWARNINGS=ignore::DeprecationWarning OMP_NUM_THREADS=1 $(BIN)/python -m mkdocs build
+	$(BIN)/python -m pytest -q tests/test_search.py
 
 clean: ## Remove caches and what was built (.venv stays)
 	rm -rf build dist site docs/examples .pytest_cache .ruff_cache .hypothesis

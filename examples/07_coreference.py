@@ -1,5 +1,5 @@
 """
-# Self-attention on a sentence: what does "it" attend to?
+# Self-attention and coreference: what does "it" attend to?
 
 "The animal didn't cross the street because it was too tired." A well-known picture shows a head in which "it" attends
 to "animal". It is often explained as: attention knows what "it" means. Here we find such a head in a real model,

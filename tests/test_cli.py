@@ -126,6 +126,17 @@ def test_show_tells_and_draws(name):
     words = " ".join(printed.split())
     assert entry.name in printed and entry.formula.split()[0] in printed
     assert "paper" in words and "parameters" in words and "█" in printed
+    assert all(other in words for other in entry.also_called)
+
+
+def test_every_mechanism_is_found_by_its_other_names():
+    for name, entry in mechanisms().items():
+        assert " " in entry.also_called[0], f"{name}: the first name is one in words"
+        for other in entry.also_called:
+            with pytest.raises(rg.RegardError, match=rf"no mechanism .* is called .*'{name}'"):
+                mechanism(other)
+    with pytest.raises(rg.RegardError, match=r"'favor'.*It is called 'performer' here"):
+        mechanism("favor")
 
 
 def test_the_picture_marks_what_is_forbidden():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Iterator
 
@@ -82,7 +83,9 @@ def _page(entry: rg.Mechanism, attention: rg.Attention) -> str:
         + REAL.format(layer=LAYER, head=HEAD, untrained=UNTRAINED if trained else "")
     )
     parts = [
-        f"# {entry.name}\n\n{entry.summary}\n",
+        "---\ntags: " + json.dumps([name for name in entry.also_called if " " not in name]) + "\n---\n",
+        f"# {entry.name}: {entry.also_called[0]}\n\n{entry.summary}\n",
+        f"Also called\n:   {', '.join(entry.also_called)}\n",
         _formula(entry.formula),
         f"Paper\n:   {_linked(entry.paper)}\n",
         f"Cost\n:   {entry.cost}\n",

@@ -36,10 +36,13 @@ SEPARATE = {"regard.nn", "regard.stats", "regard.seq2seq", "regard.data"}
 #: Files of the repository that are pages of the site too.
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md", "CONTRIBUTING.md": "CONTRIBUTING.md"}
 
+#: Pages that the search lists below others that have the same words.
+SEARCHED_LAST = {"log.md", "CHANGELOG.md", "CONTRIBUTING.md", "architecture.md", "benchmarks.md"}
+
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fill in the sections of the navigation that follow from the sources."""
-    names = {"Catalogue": ["catalogue/index.md", *(f"catalogue/{name}.md" for name in catalogue.names())]}
+    names = {"Catalogue": ["catalogue/index.md", *({name: f"catalogue/{name}.md"} for name in catalogue.names())]}
     names["Reference"] = [_reference_path(title) for title in REFERENCE]
     config.nav = [{title: names.get(title, where)} for entry in config.nav or [] for title, where in entry.items()]
     return config
@@ -64,6 +67,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Pages of docs/ link files of the repository as they lie there; those that are in the site have another place."""
     path = page.file.src_uri
+    if path in SEARCHED_LAST:
+        page.meta["search"] = {"boost": 0.01}
     if path.startswith("examples/"):  # the gallery takes each page for a folder, which none is that opens as a file
         return re.sub(r'href="(\d\d_\w+)"', r'href="\1.html"', markdown.replace("../images/", "images/"))
     if path == "claims.md":  # a wide table; each command leads to what it runs
@@ -71,7 +76,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         markdown = re.sub(r"(?ms)^(\| # .*)", r'<div class="cards claims" markdown>\n\n\1\n\n</div>', markdown)
         markdown = re.sub(r"(`python (examples/\w+)\.py`)", r"[\1](\2.md)", markdown)
         return re.sub(r"(`python docs/(claims/\w+\.py)`)", r"[\1](\2)", markdown)
-    return markdown.replace("](../examples/", "](examples/") if "/" not in path else markdown
+    markdown = re.sub(r"\]\(((?:\.\./)+)examples/(\d\d_\w+)\.py\)", r"](\1examples/\2.md)", markdown)
+    outside = "../" * (1 + path.count("/"))  # docs/ is left to reach the examples in the repository, not in the site
+    return markdown.replace(f"]({outside}examples/", f"]({outside[3:]}examples/")
 
 
 def _at_home(text: str) -> str:

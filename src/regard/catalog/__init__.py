@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -27,12 +28,23 @@ def mechanisms() -> dict[str, Mechanism]:
 
 @checked
 def mechanism(name: str) -> Mechanism:
-    """The mechanism of a name. The error for an unknown name suggests the most similar name.
+    """The mechanism of a name. The error for an unknown name tells what the catalogue calls it, or a similar name.
 
     >>> mechanism("sliding_window").build(size=4).mask
     (causal() & window(size=4))
+    >>> mechanism("GQA")
+    Traceback (most recent call last):
+        ...
+    regard.errors.RegardError: catalogue: there is no mechanism 'GQA'. It is called 'grouped_query' here.
     """
     known = mechanisms()
     if name not in known:
-        raise RegardError(f"catalogue: there is no mechanism {name!r}. {nearest(name, known)}")
+        ours = [entry.name for entry in known.values() if _plain(name) in map(_plain, entry.also_called)]
+        remedy = f"It is called {' or '.join(map(repr, ours))} here." if ours else nearest(name, known)
+        raise RegardError(f"catalogue: there is no mechanism {name!r}. {remedy}")
     return known[name]
+
+
+def _plain(name: str) -> str:
+    """A name without case and without signs between its words: "FAVOR+" and "favor" are the same."""
+    return re.sub(r"[\W_]", "", name).lower()

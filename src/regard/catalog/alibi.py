@@ -21,4 +21,5 @@ MECHANISM = Mechanism(
     disagree="if the number of heads is not a power of two, the authors' code (and BLOOM) uses every second slope of "
     "the next power; attention-gym and attzoo do not. Some libraries use a signed distance: without a causal mask it "
     "increases the scores of later keys.",
+    also_called=("attention with linear biases", "get_slopes"),
 )

@@ -20,4 +20,5 @@ MECHANISM = Mechanism(
     tiny={"query_width": 8, "key_width": 6, "hidden": 5},
     sizes={"heads": 1, "queries": 7, "keys": 11, "key_width": 6},
     disagree="keras' AdditiveAttention has no projections W and U; some libraries add a bias inside the tanh.",
+    also_called=("additive attention", "AdditiveAttention", "BahdanauAttention", "MLP attention"),
 )

@@ -27,4 +27,5 @@ MECHANISM = Mechanism(
     tiny={"length": 40, "block": 4, "num_random": 1},
     disagree="in Hugging Face the last block is global, too, and each head has its own random blocks. In eval mode "
     "all its random blocks are block 0, which is counted twice, so weights do not sum to 1.",
+    also_called=("block sparse attention",),
 )

@@ -21,4 +21,5 @@ MECHANISM = Mechanism(
     cost="O(n size D) time, O(n) memory",
     tiny={"size": 5},
     disagree="the package local-attention adds the previous block by default (look_backward=0 is this mechanism).",
+    also_called=("local attention in blocks", "chunked attention", "blockwise attention"),
 )

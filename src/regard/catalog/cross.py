@@ -17,4 +17,5 @@ MECHANISM = Mechanism(
     paper="Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3",
     cost="O(I J D) time, O(I + J) memory by blocks",
     sizes={"queries": 7, "keys": 11, "value_width": 6},
+    also_called=("encoder-decoder attention", "CrossAttention", "source-target attention"),
 )

@@ -21,4 +21,5 @@ MECHANISM = Mechanism(
     cost="O(n size dilation D) time as computed (gaps inside a block are not skipped), O(n) memory",
     tiny={"size": 3, "dilation": 3},
     disagree="in LongNet (arXiv:2307.02486) the name means a segment of which every r-th token is kept.",
+    also_called=("dilated sliding window", "strided attention"),
 )

@@ -20,7 +20,8 @@ class Mechanism:
 
     `formula` is plain text, and `cost` gives time and memory for n tokens. `example` builds a small problem: `tiny` are
     the arguments of `build`, and `sizes` are heads, key heads, widths and lengths. `disagree` says where other
-    libraries use the name for something else.
+    libraries use the name for something else. `also_called` has its names in tutorials and other libraries,
+    the first of them in words.
 
     >>> import regard as rg
     >>> mechanism = rg.mechanisms()["alibi"]
@@ -38,6 +39,7 @@ class Mechanism:
     tiny: dict[str, Any] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     disagree: str = ""
+    also_called: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

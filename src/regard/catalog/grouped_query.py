@@ -24,4 +24,5 @@ MECHANISM = Mechanism(
     sizes={"key_heads": 2},
     disagree="groups are consecutive query heads, as in Llama and torch's enable_gqa. For weights with interleaved "
     "groups (h mod G), permute the heads.",
+    also_called=("grouped-query attention", "GQA", "GroupedQueryAttention", "num_key_value_heads"),
 )

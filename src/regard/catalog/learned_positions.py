@@ -19,4 +19,5 @@ MECHANISM = Mechanism(
     cost="the same as multi_head; length x D parameters",
     tiny={"length": 40, "width": 8},
     disagree="the paper, BERT and GPT-2 add them once, to the embeddings; here they are added to queries and keys.",
+    also_called=("learned positional embedding", "LearnedPositionalEmbedding", "absolute position embedding"),
 )

@@ -18,4 +18,5 @@ MECHANISM = Mechanism(
     paper="Katharopoulos et al. 2020, arXiv:2006.16236",
     cost="O(n D E) time, O(n) memory; a state of D x E numbers for generation, at any length",
     disagree="many later layers of this name omit the division by the sum of the row.",
+    also_called=("linear attention", "LinearAttention", "linear Transformer", "kernel attention"),
 )

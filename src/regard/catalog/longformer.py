@@ -22,4 +22,5 @@ MECHANISM = Mechanism(
     tiny={"size": 4, "global_positions": (0, 13)},
     disagree="attention_window of Hugging Face counts both sides, so w there is size = w / 2 + 1 here. In Longformer, "
     "global tokens have separate projections; here they share the projections of the other tokens.",
+    also_called=("window with global attention", "LongformerSelfAttention"),
 )

@@ -19,4 +19,5 @@ MECHANISM = Mechanism(
     cost="O(I J hidden) time, O(I + J) memory by blocks",
     tiny={"query_width": 8, "key_width": 6, "hidden": 5},
     sizes={"heads": 1, "queries": 7, "keys": 11, "key_width": 6},
+    also_called=("concat attention", "ConcatAttention"),
 )

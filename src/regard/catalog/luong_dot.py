@@ -19,4 +19,5 @@ MECHANISM = Mechanism(
     cost="O(I J D) time, O(I + J) memory by blocks",
     sizes={"heads": 1, "queries": 7, "keys": 11},
     disagree="keras' Attention is this mechanism: it has no factor 1 / sqrt(D).",
+    also_called=("dot-product attention", "DotProductAttention", "LuongAttention"),
 )

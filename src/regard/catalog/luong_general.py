@@ -19,4 +19,5 @@ MECHANISM = Mechanism(
     cost="O(I D D' + I J D') time, O(I + J) memory by blocks",
     tiny={"query_width": 8, "key_width": 6},
     sizes={"heads": 1, "queries": 7, "keys": 11, "key_width": 6},
+    also_called=("multiplicative attention", "MultiplicativeAttention", "bilinear attention", "LuongAttention"),
 )

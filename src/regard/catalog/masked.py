@@ -21,4 +21,11 @@ MECHANISM = Mechanism(
     paper="Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3",
     cost="O(n^2 D / 2) time, O(n) memory by blocks",
     disagree="torch's is_causal=True aligns the first query with the first key, also if their numbers differ.",
+    also_called=(
+        "causal attention",
+        "CausalAttention",
+        "CausalSelfAttention",
+        "MaskedSelfAttention",
+        "autoregressive attention",
+    ),
 )

@@ -21,4 +21,5 @@ MECHANISM = Mechanism(
     cost="O(H I J D) time, O(H (I + J)) memory by blocks",
     disagree="in boolean masks of nn.MultiheadAttention, True = may not attend, the opposite of here and of "
     "scaled_dot_product_attention. It also averages the weights over heads by default.",
+    also_called=("multi-head attention", "MHA", "MultiHeadAttention", "MultiHeadedAttention"),
 )

@@ -21,4 +21,5 @@ MECHANISM = Mechanism(
     paper="Shazeer 2019, arXiv:1911.02150",
     cost="O(H I J D) time; keys and values take 1 / H of multi-head's memory",
     sizes={"key_heads": 1},
+    also_called=("multi-query attention", "MQA", "MultiQueryAttention"),
 )

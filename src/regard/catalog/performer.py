@@ -22,4 +22,5 @@ MECHANISM = Mechanism(
     tiny={"width": 8, "num_features": 16},
     disagree="performer-pytorch subtracts the greatest key score of the whole sequence, also of later keys, and adds "
     "1e-4 to the features. This mechanism does neither.",
+    also_called=("random feature attention", "FAVOR+"),
 )

@@ -20,4 +20,5 @@ MECHANISM = Mechanism(
     tiny={"width": 8},
     disagree="Llama and GPT-NeoX pair channel m with m + D/2, as here; the paper and GPT-J pair 2m with 2m + 1 "
     "(interleaved=True). Weights trained with one pairing are wrong with the other.",
+    also_called=("rotary position embedding", "RotaryEmbedding", "apply_rotary_pos_emb"),
 )

@@ -20,4 +20,5 @@ MECHANISM = Mechanism(
     paper="Vaswani et al. 2017, arXiv:1706.03762, eq. 1; the idea: Cheng, Dong & Lapata 2016, arXiv:1601.06733",
     cost="O(n^2 D) time, O(n) memory by blocks",
     sizes={"heads": 1},
+    also_called=("scaled dot-product attention", "SelfAttention", "ScaledDotProductAttention", "intra-attention"),
 )

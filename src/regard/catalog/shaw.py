@@ -20,4 +20,5 @@ MECHANISM = Mechanism(
     tiny={"width": 8, "reach": 3},
     disagree="the paper also adds learned vectors to the values (eq. 3), and finds that keys alone work as well "
     "(table 3). Here only keys have them. transformers 5 silently ignores relative_key of BERT.",
+    also_called=("relative position representations", "relative positional encoding"),
 )

@@ -20,4 +20,5 @@ MECHANISM = Mechanism(
     tiny={"num_heads": 4},
     disagree="the sinks of StreamingLLM (arXiv:2309.17453) are the first tokens, which stay in the cache and get "
     "weight like other keys. regard.RingCache has them.",
+    also_called=("attention sinks", "StreamingLLM"),
 )

@@ -20,4 +20,5 @@ MECHANISM = Mechanism(
     cost="the same as multi_head, and O(n D) for additions",
     disagree="the paper adds them once, to the embeddings, so values contain them, too; here every layer adds "
     "them to queries and keys. tensor2tensor and Marian put all sines before all cosines.",
+    also_called=("sinusoidal positional encoding", "SinusoidalPositionalEncoding", "PositionalEncoding"),
 )

@@ -21,4 +21,5 @@ MECHANISM = Mechanism(
     tiny={"size": 5},
     disagree="in Mistral and Hugging Face a query attends to `size` keys, as here; in attention-gym, x-transformers, "
     "jax and local-attention to one more.",
+    also_called=("local attention", "SWA", "windowed attention"),
 )

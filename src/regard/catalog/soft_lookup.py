@@ -24,4 +24,5 @@ MECHANISM = Mechanism(
     tiny={"temperature": 0.5},
     sizes={"heads": 1, "queries": 7, "keys": 11, "value_width": 5},
     disagree="the first of these papers uses the cosine: the mechanism `cosine` with factor 1 / T.",
+    also_called=("key-value memory", "content-based addressing", "attention pooling"),
 )

@@ -20,4 +20,5 @@ MECHANISM = Mechanism(
     tiny={"cap": 1.5},
     disagree="a kernel without soft-capping gives wrong results without an error. SDPA has none, so transformers runs "
     "Gemma 2 eagerly. Gemma 2 27B divides by sqrt(144), not by sqrt(D).",
+    also_called=("logit soft-capping",),
 )

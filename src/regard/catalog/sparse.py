@@ -23,4 +23,5 @@ MECHANISM = Mechanism(
     paper="Peters, Niculae & Martins 2019, arXiv:1905.05702; Martins & Astudillo 2016, arXiv:1602.02068",
     cost="O(I J (D + log J)) time, O(I + J) memory by blocks",
     disagree="elsewhere the name often means a sparse mask, as in longformer and bigbird.",
+    also_called=("sparse attention", "sparsemax", "entmax"),
 )

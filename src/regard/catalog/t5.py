@@ -23,4 +23,5 @@ MECHANISM = Mechanism(
     cost="the same as multi_head; num_buckets x H parameters",
     tiny={"num_heads": 4, "num_buckets": 8, "max_distance": 16},
     disagree="T5 scales its initialisation in place of scores. All layers of a stack share one table.",
+    also_called=("relative position bias", "RelativePositionBias", "relative positional encoding"),
 )

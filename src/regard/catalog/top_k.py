@@ -19,4 +19,5 @@ MECHANISM = Mechanism(
     cost="O(I J D) time, O(I (k + J)) memory by blocks",
     tiny={"k": 3},
     disagree="if several keys have the k-th greatest score, some libraries keep them all; here k keys are kept.",
+    also_called=("top-k attention",),
 )

@@ -21,4 +21,5 @@ MECHANISM = Mechanism(
     paper="Dai et al. 2019, arXiv:1901.02860, section 3.3",
     cost="O(I J D) time twice over, O(I + J) memory by blocks",
     tiny={"num_heads": 4, "width": 8},
+    also_called=("relative attention", "relative positional encoding"),
 )

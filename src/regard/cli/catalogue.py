@@ -49,6 +49,7 @@ def show_mechanism(name: str) -> None:
 def _facts(entry: Mechanism) -> Table:
     attention = entry.example()[0]
     facts = {
+        "also called": ", ".join(entry.also_called),
         "formula": entry.formula,
         "paper": entry.paper,
         "parameters": entry.signature.split(" -> ")[0],

