@@ -244,6 +244,7 @@ PRODUCTS = {
     "einsum": lambda w, v: torch.einsum("bhij,bhjd->bhid", w, v),
     "einsum, any batch": lambda w, v: torch.einsum("...jd, ...ij -> ...id", v, w),
     "turned": lambda w, v: (v.mT @ w.mT).mT,
+    "sum": lambda w, v: (w[..., None] * v[:, :, None]).sum(3),
 }
 
 
@@ -313,7 +314,7 @@ def test_weights_changed_after_their_product_are_refused():
         watched(ChangedAttention(lambda w: w, spoilt), {"x": torch.randn(2, 6, 16)})
 
 
-@pytest.mark.parametrize("product", [lambda w, v: (w[..., None] * v[:, :, None]).sum(3), lambda w, v: w.mT @ v])
+@pytest.mark.parametrize("product", [lambda w, v: (w[..., None] * v[:, :, None]).mean(3), lambda w, v: w.mT @ v])
 def test_a_softmax_without_a_product_is_refused(product):
     with pytest.raises(rg.RegardError, match="no product with it was found"), torch.no_grad():
         watched(ChangedAttention(lambda w: w, product), {"x": torch.randn(2, 6, 16)})

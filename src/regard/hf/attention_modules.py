@@ -19,11 +19,11 @@ from regard.errors import RegardError, nearest
 from regard.nn import Attends
 from regard.stats.numbering import layer_number
 
-#: Names of projections that attention modules have.
-PROJECTION = re.compile(r"(^|_)w?(q|k|v|qkv|kv|query|key|value|c_attn|attn)(_|$|\d)", re.IGNORECASE)
+#: Names of projections that attention modules have; W_a, U_a and v_a are those of additive scores.
+PROJECTION = re.compile(r"(^|_)(w?(q|k|v|qkv|kv|query|key|value|c_attn|attn)|[wuv]_?a)(_|$|\d)", re.IGNORECASE)
 CROSS = re.compile(r"cross_?att|encdecattention|encoder_attn|encoder_attention|attn2$", re.IGNORECASE)
 #: Words that name attention in classes and variables.
-ATTENTION = re.compile("attention|attn", re.IGNORECASE)
+ATTENTION = re.compile("attention|attn|bahdanau|luong", re.IGNORECASE)
 #: Functions that compute attention: torch's fused function, and `regard.attend` under any name.
 OURS = "regard.attend"
 FUSED = frozenset({"scaled_dot_product_attention", OURS})

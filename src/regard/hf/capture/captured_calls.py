@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.attention import Attention, Prepared
 from regard.errors import RegardError
 from regard.hf.capture.lazy_projection import DeferredCall
-from regard.hf.capture.module_rerun import RerunCall
+from regard.hf.capture.module_rerun import RerunCall, RerunSteps
 from regard.hf.capture.module_statistics import ModuleStatistics
 from regard.hf.capture.verification import Check
 from regard.maps.attention_map import AttentionMap, joined
@@ -129,7 +129,7 @@ class ModuleCalls:
     """One attention module: the part of the model it is in, its calls in order, and statistics if they are kept."""
 
     part: str
-    calls: list[Capture | RerunCall | ModuleMap | DeferredCall | FoldedCall] = field(default_factory=list)
+    calls: list[Capture | RerunCall | RerunSteps | ModuleMap | DeferredCall | FoldedCall] = field(default_factory=list)
     statistics: ModuleStatistics | None = None
 
     def add(self, capture: Capture | RerunCall | ModuleMap | DeferredCall) -> None:
@@ -143,6 +143,24 @@ class ModuleCalls:
         last = self.calls[-1] if self.calls else None
         if isinstance(last, ModuleMap) and isinstance(capture, ModuleMap) and last.append(capture):
             return
+        if isinstance(last, RerunCall | RerunSteps) and self._continues(last, capture):
+            return
         if isinstance(last, Capture) and isinstance(capture, Capture) and last.keys.grow(capture.keys.tensor):
             capture.keys = last.keys
         self.calls.append(capture)
+
+    def _continues(self, last: RerunCall | RerunSteps, capture: object) -> bool:
+        """Join a step of a decoder to the steps before it; returns whether both read the same values."""
+        steps = last if isinstance(last, RerunSteps) else RerunSteps([last])
+        continues = isinstance(capture, RerunCall) and steps.append(capture)
+        if continues:
+            self.calls[-1] = steps
+            self.part = "cross"  # the values do not grow with the steps
+        steps.calls[-1 - continues].memory = None
+        return continues
+
+    def release(self) -> None:
+        """Forget the values of the last step: no call follows."""
+        for call in self.calls[-1:]:
+            if isinstance(call, RerunCall | RerunSteps):
+                (call.calls[-1] if isinstance(call, RerunSteps) else call).memory = None

@@ -18,7 +18,8 @@ class WatchedAttention(Mapping[str, AttentionMap]):
     """The attention maps of a watched model, by module path; `seen[3]` is the fourth map.
 
     A module that was called several times (generation, shared layers) has one map for each call: `seen[name]` is the
-    last, `seen.calls(name)` returns all. The decoding steps of a `regard.nn` module form one map. `encoder`, `decoder`
+    last, `seen.calls(name)` returns all. The decoding steps of a `regard.nn` module form one map, and so do calls with
+    one head and one query each over the same values (the decoder of a recurrent translator). `encoder`, `decoder`
     and `cross` have the maps of one part of the model. `missing` names the attention modules without a map, with the
     reason. `verify()` compares recomputed weights @ values with the output of the kernel.
 

@@ -42,8 +42,32 @@ ROWS = 4
 class LastWeights:
     """The dense weights of the call whose map was read last."""
 
-    owner: RerunCall | None = None
+    owner: RerunCall | RerunSteps | None = None
     weights: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class StepMemory:
+    """The values that a call with one query read. A decoder reads the same ones at its next step."""
+
+    values: Tensor
+    version: int
+
+    @staticmethod
+    def of(module: nn.Module, values: Tensor | None) -> StepMemory | None:
+        """The values of a call; None for parameters, which every call reads, whatever its text is."""
+        if values is None or isinstance(values, nn.Parameter) or isinstance(values._base, nn.Parameter):
+            return None
+        place = values.untyped_storage().data_ptr()
+        if any(own.untyped_storage().data_ptr() == place for own in (*module.parameters(), *module.buffers())):
+            return None
+        return StepMemory(values.detach(), 0 if values.is_inference() else values._version)
+
+    def is_the_same(self, later: StepMemory) -> bool:
+        """Whether both are the same place in memory, not written in between."""
+        mine, other = self.values, later.values
+        same_place = mine.data_ptr() == other.data_ptr() and mine.shape == other.shape
+        return same_place and mine.stride() == other.stride() and self.version == later.version
 
 
 @dataclass(eq=False)
@@ -60,20 +84,27 @@ class RerunCall:
     slot: LastWeights
     check: Check
     small: Tensor | None = field(default=None, repr=False)
+    #: Held until the next call, if this one has one head and one query.
+    memory: StepMemory | None = field(default=None, repr=False)
 
     @staticmethod
     def of(name: str, module: nn.Module, given: tuple[Any, Any], trace: Trace, slot: LastWeights) -> RerunCall:
         """The call, from the module's inputs and the trace of its run."""
         if trace.softmaxes[0].is_meta:
             raise Untranslatable(NO_NUMBERS)
-        number = trace.multiplied_softmax(type(module).__name__)
-        weights = _four_axes(module, given, trace.softmaxes[number])
+        found = trace.weighted_sum(type(module).__name__)
+        number = found.weights.number
+        if found.weights.is_wide:
+            weights = _four_axes(module, given, trace.weights(number))
+        else:
+            weights = _one_head(module, trace.weights(number), found.num_batch, found.num_queries)
         B, H, I, J = weights.shape
         small = weights.clone() if weights.numel() * 4 <= SMALL else None
         args, kwargs = given if small is None else ((), {})
         check = Check(name, note="these are the weights of the module's own softmax, by which it multiplies the values")
         sample = _rows(weights).clone()
-        return RerunCall(name, module, args, kwargs, (B, H, I, J), number, sample, slot, check, small)
+        memory = StepMemory.of(module, found.values) if H == I == 1 else None
+        return RerunCall(name, module, args, kwargs, (B, H, I, J), number, sample, slot, check, small, memory)
 
     @property
     def map(self) -> AttentionMap:
@@ -102,13 +133,59 @@ class RerunCall:
         devices = [self.sample.device] if self.sample.is_cuda else []
         with torch.random.fork_rng(devices), _SoftmaxCatcher() as caught:
             self.module.forward(*_snapshot(self.args), **_snapshot(self.kwargs))
-        weights = _four_axes(self.module, (self.args, self.kwargs), caught.trace.softmaxes[self.number])
+        weights = caught.trace.weights(self.number)
+        if caught.trace.of_softmax(self.number).is_wide:
+            weights = _four_axes(self.module, (self.args, self.kwargs), weights)
+        else:
+            weights = _one_head(self.module, weights, self.shape[0], self.shape[2])
         if weights.shape != self.shape or not torch.allclose(_rows(weights), self.sample, atol=1e-4, equal_nan=True):
             raise RegardError(
                 f"seen[{self.name!r}]: {type(self.module).__name__} returns other weights than when it was watched: "
                 "its parameters or inputs were changed. Read the map before the change, or watch again."
             )
         return weights
+
+
+@dataclass(eq=False)
+class RerunSteps:
+    """The steps of a decoder, of one head and one query each over the same values. They form one map."""
+
+    calls: list[RerunCall]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        B, H, _, J = self.calls[0].shape
+        return B, H, len(self.calls), J
+
+    @property
+    def check(self) -> Check:
+        return self.calls[0].check
+
+    @property
+    def map(self) -> AttentionMap:
+        B, H, I, J = self.shape
+        positions = Positions.aligned_to_end(I, J)
+        return RerunMap(self.weights, positions, Grid.whole(positions, B, H, I, self.calls[0].sample.device))
+
+    def weights(self) -> Tensor:
+        """The dense weights (B, 1, I, J), a row for each step."""
+        slot = self.calls[0].slot
+        if slot.owner is not self or slot.weights is None:
+            rows = torch.cat([call.weights() for call in self.calls], 2)
+            slot.owner, slot.weights = self, rows
+        return slot.weights
+
+    def append(self, later: RerunCall) -> bool:
+        """Append the next step if it reads the same values; returns whether it does."""
+        last = self.calls[-1]
+        if last.memory is None or later.memory is None or last.shape != later.shape:
+            return False
+        if not last.memory.is_the_same(later.memory):
+            return False
+        self.calls.append(later)
+        if last.slot.owner is self:
+            last.slot.owner = last.slot.weights = None  # without the new row
+        return True
 
 
 class RerunMap(AttentionMap):
@@ -181,7 +258,10 @@ class _SoftmaxCatcher(TorchFunctionMode):
 
 def _four_axes(module: nn.Module, given: tuple[Any, Any], weights: Tensor) -> Tensor:
     """The weights as (B, H, I, J), with batch size and number of queries read from the inputs."""
-    inputs = [x for x in (*given[0], *given[1].values()) if isinstance(x, Tensor) and x.ndim == 3]
+    tensors = [x for x in (*given[0], *given[1].values()) if isinstance(x, Tensor)]
+    if weights.ndim == 4 and any(x.ndim == 4 and x.shape[:3] == weights.shape[:3] for x in tensors):
+        return weights.detach()  # the queries came as (B, H, I, C)
+    inputs = [x for x in tensors if x.ndim == 3]
     for B, I in _batch_and_length(module, inputs):
         shaped = _shaped(weights, B)
         # with one head, the number of queries may be the module's own
@@ -193,6 +273,17 @@ def _four_axes(module: nn.Module, given: tuple[Any, Any], weights: Tensor) -> Te
         f"the softmax of {type(module).__name__} has shape {tuple(weights.shape)}; the inputs do not show which axes "
         f"are batch, heads and queries: {shapes}"
     )
+
+
+def _one_head(module: nn.Module, weights: Tensor, num_batch: int, num_queries: int) -> Tensor:
+    """Weights with few axes as (B, 1, I, J), with the batch and the queries of the product that they are part of."""
+    J = weights.shape[-1]
+    if weights.numel() != num_batch * num_queries * J:
+        raise Untranslatable(
+            f"the softmax of {type(module).__name__} has shape {tuple(weights.shape)}, and it multiplies the values of "
+            f"{num_batch} batch entries and {num_queries} queries, so it is not known to which each row belongs"
+        )
+    return weights.detach().reshape(num_batch, 1, num_queries, J)
 
 
 def _shaped(weights: Tensor, num_batch: int) -> Tensor | None:

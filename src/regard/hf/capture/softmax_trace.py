@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,38 +10,32 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.hf.calls import Untranslatable
+from regard.hf.capture.weighted_sums import Traced, WeightedSum, tensors_in, times_values, weighted_sum
 
 SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
-#: Products -> the index of their first factor among the arguments. Functions are known by name, since most exist three
-#: times: in torch, in torch.nn.functional and as a method.
-PRODUCTS = {"matmul": 0, "__matmul__": 0, "bmm": 0, "mm": 0, "linear": 0, "baddbmm": 1, "addbmm": 1, "addmm": 1}
 #: Functions that permute axes.
-MOVES = {"transpose", "swapaxes", "swapdims", "permute", "mT", "T"}
+MOVES = {"transpose", "swapaxes", "swapdims", "permute", "mT", "T", "t"}
 #: Functions that keep the weights and their axes.
 KEEPS = {
     "bfloat16", "clone", "contiguous", "cpu", "cuda", "detach", "double", "float", "half", "requires_grad_", "to",
     "type", "type_as",
 }  # fmt: skip
-RESHAPES = {"flatten", "reshape", "reshape_as", "unflatten", "view", "view_as"}
+RESHAPES = {"flatten", "reshape", "reshape_as", "squeeze", "unflatten", "view", "view_as"}
 DROPOUT = {"dropout", "dropout_", "feature_dropout"}  # a map shows weights before dropout; in place they are lost
 
 
-def over_keys(output: Any, dim: Any = None, *_: Any, **__: Any) -> bool:
-    """Whether the output of a softmax has at least three axes, and the softmax runs over the last one."""
-    return isinstance(output, Tensor) and output.ndim > 2 and dim in (-1, output.ndim - 1)
+def softmax_axis(output: Any, dim: Any = None, *_: Any, **__: Any) -> int | None:
+    """The axis of keys of a softmax, counted from the end; None if its other axes cannot be told apart.
 
-
-@dataclass(frozen=True, eq=False)
-class Traced:
-    """A tensor computed from the weights of softmax `number`.
-
-    `axis` is its axis of keys, counted from the end. `changed_by` is the function that changed the weights, or "".
+    It is the last of three or more axes, or any axis if at most one of the others is longer than 1: such as (texts,
+    keys), (keys, texts) or (texts, keys, 1).
     """
-
-    tensor: Tensor
-    number: int
-    axis: int = -1
-    changed_by: str = ""
+    if not isinstance(output, Tensor) or not isinstance(dim, int) or not -output.ndim <= dim < output.ndim:
+        return None
+    axis = dim if dim < 0 else dim - output.ndim
+    others = [size for place, size in enumerate(output.shape, -output.ndim) if place != axis]
+    few = output.ndim <= 3 and sum(size != 1 for size in others) <= 1
+    return axis if few or (output.ndim > 2 and axis == -1) else None
 
 
 @dataclass(eq=False)
@@ -51,36 +44,57 @@ class Trace:
 
     softmaxes: list[Tensor] = field(default_factory=list)
     _traced: dict[int, Traced] = field(default_factory=dict)
-    _multiplied: list[Traced] = field(default_factory=list)
+    _sums: list[WeightedSum] = field(default_factory=list)
 
     def follow(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Follow one call: a softmax begins a trace, a product over keys ends it, others continue or change it."""
-        if function in SOFTMAX and over_keys(output, *args[1:], **kwargs):
-            self._traced[id(output)] = Traced(output, len(self.softmaxes))
+        axis = softmax_axis(output, *args[1:], **kwargs) if function in SOFTMAX else None
+        if axis is not None:
+            is_wide = output.ndim > 2 and axis == -1
+            self._traced[id(output)] = Traced(output, len(self.softmaxes), axis, is_wide=is_wide)
             self.softmaxes.append(output)
             return
-        inputs = [part for part in map(self._of, _tensors((*args, *kwargs.values()))) if part is not None]
+        inputs = [part for part in map(self._of, tensors_in((*args, *kwargs.values()))) if part is not None]
         if not inputs:
             return
         name = _name(function)
         if _writes(name, kwargs) and not (name in DROPOUT and output is args[0] and not _drops(args, kwargs)):
             self._written(kwargs.get("out", args[0] if args else None), name)
-        outputs = [part for part in _tensors((output,)) if part.is_floating_point()]
+        outputs = [part for part in tensors_in((output,)) if part.is_floating_point()]
         for part in inputs:
-            if _sums_keys(name, part, args, kwargs):
-                self._multiplied.append(part)
+            found = weighted_sum(name, part, args, kwargs)
+            if found is not None:
+                self._sums.append(found)
             else:
                 self._follow_one(part, name, args, kwargs, outputs)
 
-    def multiplied_softmax(self, kind: str) -> int:
-        """The number of the softmax that multiplies the values; `Untranslatable` if this is not certain."""
-        changed = [part.changed_by for part in self._multiplied if part.changed_by]
-        numbers = {part.number for part in self._multiplied}
+    @property
+    def is_multiplied(self) -> bool:
+        """Whether a product with traced weights was found."""
+        return bool(self._sums)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether no softmax ran over the last of three or more axes. A router of experts is such a softmax, too."""
+        return not any(self.of_softmax(number).is_wide for number in range(len(self.softmaxes)))
+
+    def returned_by(self, output: Any) -> bool:
+        """Whether a module's output has weights, or tensors computed from them."""
+        return any(self._of(tensor) is not None for tensor in tensors_in((output,)))
+
+    def weights(self, number: int) -> Tensor:
+        """The result of one softmax, with its keys on the last axis."""
+        return self.softmaxes[number].movedim(self.of_softmax(number).axis, -1)
+
+    def weighted_sum(self, kind: str) -> WeightedSum:
+        """The product of the weights and the values; `Untranslatable` if it is not certain which one this is."""
+        sums = [found for found in self._sums if found.weights.is_wide] or self._sums
+        changed = [found.weights.changed_by for found in sums if found.weights.changed_by]
+        numbers = {found.weights.number for found in sums}
         if not changed and len(numbers) == 1:
-            number = numbers.pop()
-            changed = [self._traced[id(self.softmaxes[number])].changed_by]  # a later write in place counts, too
+            changed = [self.of_softmax(numbers.pop()).changed_by]  # a later write in place counts, too
             if not changed[0]:
-                return number
+                return sums[0]
         if changed:
             raise Untranslatable(
                 f"{kind} changes its weights after the softmax ({', '.join(dict.fromkeys(changed))}), so it multiplies "
@@ -90,7 +104,14 @@ class Trace:
             raise Untranslatable(
                 f"{kind} multiplies by {len(numbers)} softmaxes, and it is not known which of them are its weights"
             )
-        raise Untranslatable(f"{kind} computes a softmax over its last axis, but no product with it was found")
+        raise Untranslatable(
+            f"{kind} computes a softmax, but no product with it was found that sums over the same axis. If it returns "
+            "its weights, watch the model that multiplies the values by them"
+        )
+
+    def of_softmax(self, number: int) -> Traced:
+        """The result of one softmax, as traced."""
+        return self._traced[id(self.softmaxes[number])]
 
     def _of(self, tensor: Tensor) -> Traced | None:
         return self._traced.get(id(tensor))
@@ -102,7 +123,11 @@ class Trace:
             known = self._of(output)
             if output is part.tensor or (known is not None and known.changed_by):
                 continue
-            axis = _axis_after(part, name, args, kwargs, output)
+            values = times_values(name, part, args, output)
+            if values is not None:
+                self._traced[id(output)] = replace(part, tensor=output, values=values)
+                continue
+            axis = None if part.values is not None else _axis_after(part, name, args, kwargs, output)
             changed_by = part.changed_by or ("" if axis is not None else name)
             self._traced[id(output)] = replace(part, tensor=output, axis=axis or part.axis, changed_by=changed_by)
 
@@ -114,14 +139,6 @@ class Trace:
         for key, part in self._traced.items():
             if part.tensor.untyped_storage().data_ptr() == place:
                 self._traced[key] = replace(part, changed_by=part.changed_by or name)
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
 
 
 def _name(function: Any) -> str:
@@ -147,47 +164,48 @@ def _drops(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return bool(training) and p > 0
 
 
-def _sums_keys(name: str, part: Traced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a function is a product that sums over the key axis of a traced tensor."""
-    if name == "einsum":
-        return _einsum_sums_keys(part, args)
-    first = PRODUCTS.get(name)
-    operands = (
-        [kwargs.get("input"), kwargs.get("other", kwargs.get("mat2"))] if first is None or not args else args[first:]
-    )
-    if first is None or part.tensor.ndim < 2:
-        return False
-    left = operands[0] is part.tensor and part.axis == -1
-    right = len(operands) > 1 and operands[1] is part.tensor and part.axis == -2 and name != "linear"
-    return left or right
-
-
-def _einsum_sums_keys(part: Traced, args: tuple[Any, ...]) -> bool:
-    equation, *operands = args
-    if not isinstance(equation, str):
-        return False
-    operands = list(_tensors(operands))
-    inputs, _, result = equation.replace(" ", "").partition("->")
-    subscripts = inputs.split(",")
-    place = next(n for n, operand in enumerate(operands) if operand is part.tensor)
-    letter = subscripts[place][part.axis :][:1]
-    others = "".join(subscripts[:place] + subscripts[place + 1 :])
-    return letter.isalpha() and letter in others and letter not in result
-
-
 def _axis_after(part: Traced, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> int | None:
     """The axis of keys after a function, counted from the end; None if the function changes the weights."""
     before = part.tensor
     if name in KEEPS or name in DROPOUT:
         return part.axis if output.shape == before.shape else None
-    if name in RESHAPES and part.axis == -1:
-        return -1 if output.shape[-1:] == before.shape[-1:] and output.numel() == before.numel() else None
     if name in MOVES:
         return _moved(part, name, args, kwargs)
-    if name in ("unsqueeze", "squeeze", "expand", "expand_as", "repeat_interleave", "repeat"):
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    if name in ("squeeze", "unsqueeze") and isinstance(dim, int):
+        return _beside(part, dim, output)
+    if name in RESHAPES or (name == "__getitem__" and _adds_axes(*args[1:])):
+        return _reshaped(part, output)
+    if name in ("expand", "expand_as", "repeat_interleave", "repeat"):
         return -1 if part.axis == -1 and output.shape[-1] == before.shape[-1] > 1 and output.ndim > 1 else None
     same_form = output.shape == before.shape and output.dtype == before.dtype and not output.is_meta
     return part.axis if same_form and torch.equal(output, before) else None
+
+
+def _adds_axes(index: Any) -> bool:
+    """Whether an index takes everything, and only adds axes of size 1."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(part is None or part is Ellipsis or (isinstance(part, slice) and part == slice(None)) for part in parts)
+
+
+def _reshaped(part: Traced, output: Tensor) -> int | None:
+    """The axis of keys of a view whose last axis stays, or that differs only in axes of size 1."""
+    before = part.tensor
+    if part.axis == -1 and output.ndim > 1 and output.shape[-1] == before.shape[-1]:
+        return -1 if output.numel() == before.numel() else None
+    longer, after = ([place for place in range(-x.ndim, 0) if x.shape[place] != 1] for x in (before, output))
+    if part.axis not in longer or [before.shape[n] for n in longer] != [output.shape[n] for n in after]:
+        return None
+    return after[longer.index(part.axis)]
+
+
+def _beside(part: Traced, dim: int, output: Tensor) -> int | None:
+    """The axis of keys after an axis of size 1 was added or removed at `dim`."""
+    place, change = part.axis + part.tensor.ndim, output.ndim - part.tensor.ndim
+    if change < 0:
+        dim %= part.tensor.ndim
+        return None if dim == place else place - (dim < place) - output.ndim
+    return place + change * (dim % output.ndim <= place) - output.ndim
 
 
 def _moved(part: Traced, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
@@ -196,7 +214,7 @@ def _moved(part: Traced, name: str, args: tuple[Any, ...], kwargs: dict[str, Any
     if name == "permute":
         dims = rest[0] if len(rest) == 1 else rest
         axes = [dim % len(axes) for dim in dims]
-    else:
-        first, second = (-2, -1) if name in ("mT", "T") else rest[:2]
+    elif len(axes) > 1:
+        first, second = (-2, -1) if name in ("mT", "T", "t") else rest[:2]
         axes[first], axes[second] = axes[second], axes[first]
     return axes.index(part.axis % len(axes)) - len(axes)

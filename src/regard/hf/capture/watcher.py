@@ -73,7 +73,7 @@ def watch(
 
     With `verify` a few rows of every call are recomputed and compared with the output of the kernel; if they differ,
     the block ends with a `RegardError`. With `verify="all"`, and for a backend that you registered, every row is
-    verified, in quadratic time but linear memory. For a module that computes softmax itself (Bloom, GPT-J, DeBERTa)
+    verified, in quadratic time but linear memory. For a module that computes softmax itself (Bloom, DeBERTa, your own)
     the inputs are kept, and the module runs once more when you read its map.
 
     With `keep="statistics"` the `folds` (by default entropy, strongest link, distance and weight received) are
@@ -155,6 +155,14 @@ class ModuleFrame:
     trace: Trace = field(default_factory=Trace)
 
 
+@dataclass(eq=False)
+class ReturnedWeights:
+    """A module that ended and returned its weights: the `caller` multiplies values by them, or nobody does."""
+
+    frame: ModuleFrame
+    caller: nn.Module
+
+
 class _ThreadState(threading.local):
     """What runs in one thread: modules of the model, a frame for each of them that attends, and calls by path.
 
@@ -164,6 +172,7 @@ class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
         self.frames: list[ModuleFrame] = []
+        self.returned: list[ReturnedWeights] = []
         self.num_calls: Counter[str] = Counter()
 
 
@@ -180,6 +189,7 @@ class _Watcher:
         self.attending: dict[nn.Module, str] = {}
         self.candidates: dict[str, nn.Module] = {}
         self.own_softmax: set[nn.Module] = set()
+        self.callers: set[nn.Module] = set()
         attending = self._read_names()
         chosen.check(self.names.values(), attending)
         self.torch_parts, self.deferred = parts_of_torch_layers(model), inside_torch_layers(model)
@@ -201,10 +211,19 @@ class _Watcher:
         return attending
 
     def _observe_inputs(self) -> None:
-        for module in self.candidates.values():
+        for name, module in self.candidates.items():
             if module not in self.own_softmax and may_compute_weights(module):
                 self.own_softmax.add(module)
+                caller = self._caller(name)
+                if may_compute_weights(caller):
+                    self.callers.add(caller)
                 self.hooks.callback(module.register_forward_pre_hook(self._keep_inputs, with_kwargs=True).remove)
+
+    def _caller(self, name: str) -> nn.Module:
+        """The module that holds another one, and calls it; a list of modules is not called itself."""
+        parent = name.rpartition(".")[0]
+        holds = isinstance(self.modules[parent], nn.ModuleList | nn.ModuleDict)
+        return self._caller(parent) if holds and parent else self.modules[parent]
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -219,14 +238,17 @@ class _Watcher:
                 yield
             finally:
                 self._note_uncaptured()
+                for calls in self.calls.values():
+                    calls.release()
 
     # Events of the model
 
     def observes_functions(self, module: nn.Module) -> bool:
-        return module in self.own_softmax
+        return module in self.own_softmax or module in self.callers
 
     def module_started(self, module: nn.Module) -> None:
         if module in self.names:
+            self._keep_returned(lambda returned: returned.frame.module is module)
             self.running.modules.append(module)
             if any(part is not None and part not in self.names for part in module._modules.values()):
                 self._read_names()
@@ -249,6 +271,7 @@ class _Watcher:
 
     def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         running, frames = self.running.modules, self.running.frames
+        self._keep_returned(lambda returned: returned.caller is module)
         while module in running and running.pop() is not module:
             pass
         if not any(frame.module is module for frame in frames):
@@ -257,9 +280,12 @@ class _Watcher:
             pass
         if output is None:
             return
-        name, inputs = frame.name, frame.inputs
-        if inputs is not None and frame.trace.softmaxes:
-            self._keep(name, lambda: RerunCall.of(name or "", module, inputs, frame.trace, self.last_weights))
+        if frame.inputs is not None and frame.trace.softmaxes:
+            caller = running[-1] if running else None
+            if caller in self.callers and not frame.trace.is_multiplied and frame.trace.returned_by(output):
+                self.running.returned.append(ReturnedWeights(frame, caller))
+            else:
+                self._keep_softmax(frame)
         elif isinstance(module, nn.MultiheadAttention):
             self._keep_call(frame.name, lambda: multihead(module, args, kwargs, output, module in self.deferred))
         elif isinstance(module, nn.TransformerEncoderLayer):
@@ -273,7 +299,11 @@ class _Watcher:
     def function_called(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        if not self.running.frames or backend_calls.inside or attend_listeners.busy:
+        if backend_calls.inside or attend_listeners.busy:
+            return
+        for returned in self.running.returned:
+            returned.frame.trace.follow(function, args, kwargs, output)
+        if not self.running.frames:
             return
         frame = self.running.frames[-1]
         if isinstance(frame.module, Attends):  # reports its own map
@@ -298,6 +328,20 @@ class _Watcher:
         self._keep(name, lambda: ModuleMap([weights], Check(name or "", note=note), steps=not called))
 
     # Captures
+
+    def _keep_softmax(self, frame: ModuleFrame) -> None:
+        """Keep the weights of a module that computed softmax itself."""
+        name, module, inputs, trace = frame.name or "", frame.module, frame.inputs, frame.trace
+        if trace.is_narrow and self._observed_inside(name):
+            return  # a router beside the attention inside this module
+        if inputs is not None:
+            self._keep(frame.name, lambda: RerunCall.of(name, module, inputs, trace, self.last_weights))
+
+    def _keep_returned(self, is_over: Callable[[ReturnedWeights], bool]) -> None:
+        """Keep returned weights whose caller has ended, or whose module starts once more."""
+        for returned in list(filter(is_over, self.running.returned)):
+            self.running.returned.remove(returned)
+            self._keep_softmax(returned.frame)
 
     def _keep_call(self, name: str | None, observe: Callable[[], ObservedCall]) -> None:
         self._keep(name, lambda: self._capture(name or "", observe()))
@@ -334,11 +378,15 @@ class _Watcher:
         return Capture(translation.attention, translation.positions, query, SharedKeys(key), verified)
 
     def _note_uncaptured(self) -> None:
-        observed = {*self.calls, *self.missing}
         for name, module in self.candidates.items():
-            if name not in observed and not any(other.startswith(f"{name}.") for other in observed):
+            if name not in self.calls and name not in self.missing and not self._observed_inside(name):
                 outside = f"{type(module).__name__} {OUTSIDE}"
                 self.missing[name] = outside if name in self.called else UNCALLED
+
+    def _observed_inside(self, name: str) -> bool:
+        """Whether the attention of a module inside this one was captured, or is missing with a reason."""
+        start = f"{name}." if name else ""
+        return any(other != name and other.startswith(start) for other in (*self.calls, *self.missing))
 
     def conclude(self) -> None:
         """Raise an error if nothing was captured, or if a map does not match the kernel's output."""

@@ -14,8 +14,13 @@ from regard.hf.heads.layout import Heads, ModelHeads
 
 
 @contextmanager
-def gated(model: nn.Module, gates: Mapping[Any, Tensor | Sequence[float]]) -> Iterator[None]:
-    """Run a Hugging Face model with scaled heads: head_h -> g_h head_h.
+def gated(
+    model: nn.Module,
+    gates: Mapping[Any, Tensor | Sequence[float]],
+    output: str | None = None,
+    num_heads: int | None = None,
+) -> Iterator[None]:
+    """Run a model, of Hugging Face or written by hand, with scaled heads: head_h -> g_h head_h.
 
     Multi-head attention is the sum over heads of head_h W_h, plus the bias of the output projection
     (Michel et al., 2019, arXiv:1905.10650). A gate g_h multiplies head_h before the output projection: 1
@@ -26,6 +31,9 @@ def gated(model: nn.Module, gates: Mapping[Any, Tensor | Sequence[float]]) -> It
     may be nested, and their gates multiply. After the block the model is as before. Gates do not change the weights
     that `watch` captures, since they act after the attention.
 
+    The input of the output projection must have the heads one after the other. If the projection has an unusual name,
+    `output` is its path inside an attention module ("linears.3"); `num_heads` is for modules that do not have it.
+
     >>> import torch, transformers, regard as rg
     >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=4, vocab_size=9)
     >>> model = transformers.GPT2Model(config).eval()
@@ -33,7 +41,7 @@ def gated(model: nn.Module, gates: Mapping[Any, Tensor | Sequence[float]]) -> It
     ...     model(torch.tensor([[1, 2, 3]])).last_hidden_state.shape
     torch.Size([1, 3, 4])
     """
-    heads = ModelHeads.of(model, "gated")
+    heads = ModelHeads.of(model, "gated", output, num_heads)
     chosen = [(heads[name], gate) for name, gate in gates.items()]
     checked = [(layer, _check(layer, gate)) for layer, gate in chosen]
     with ExitStack() as stack:

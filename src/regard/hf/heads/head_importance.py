@@ -19,7 +19,8 @@ class Importance:
     """|d loss / d gate| of every head, by module path.
 
     `values[name]` is (H,). `missing` names the modules without values, with the reason. `groups[name]` is the number of
-    consecutive heads that share one key and value head. `batches` is the number of batches in the mean.
+    consecutive heads that share one key and value head. `batches` is the number of batches in the mean. `output` and
+    `num_heads` are the arguments of `importance` that say where the heads are.
 
     >>> import torch, regard as rg
     >>> found = rg.Importance({"a": torch.tensor([0.3, 0.1]), "b": torch.tensor([0.4, 0.2])}, batches=1)
@@ -33,6 +34,8 @@ class Importance:
     batches: int
     missing: dict[str, str] = field(default_factory=dict)
     groups: dict[str, int] = field(default_factory=dict)
+    output: str | None = None
+    num_heads: int | None = None
 
     def normalized(self) -> Importance:
         """Divide each layer by its l2 norm, as Michel et al. do to compare heads of different layers."""
@@ -85,7 +88,13 @@ class Importance:
         return f"Importance({heads} heads of {len(self.values)} modules, {self.batches} batches)"
 
 
-def importance(model: nn.Module, loss: Callable[[Any, Any], Tensor], batches: Iterable[Any]) -> Importance:
+def importance(
+    model: nn.Module,
+    loss: Callable[[Any, Any], Tensor],
+    batches: Iterable[Any],
+    output: str | None = None,
+    num_heads: int | None = None,
+) -> Importance:
     """I_h = mean over batches of |d loss / d g_h| at g = 1, where head_h -> g_h head_h.
 
     The derivative with respect to a head mask (Michel et al., 2019, arXiv:1905.10650): the first-order change of the
@@ -97,6 +106,10 @@ def importance(model: nn.Module, loss: Callable[[Any, Any], Tensor], batches: It
     The first order has limits. If two heads can replace each other, both seem unimportant. At a minimum of the loss,
     such as the distance of an embedding to itself, all derivatives are 0, so every head seems unimportant.
 
+    Multi-head attention that you wrote yourself is found if its output projection has a usual name (W_o, out_proj,
+    fc_out, ...) and its input the heads one after the other. If it has another name, `output` is its path inside the
+    attention module, such as "linears.3"; `num_heads` is for modules that do not have it as an attribute.
+
     >>> import torch, transformers, regard as rg
     >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=4, vocab_size=9)
     >>> model = transformers.GPT2LMHeadModel(config).eval()
@@ -107,11 +120,11 @@ def importance(model: nn.Module, loss: Callable[[Any, Any], Tensor], batches: It
     """
     if isinstance(batches, Mapping | Tensor | str):
         raise RegardError(f"importance: batches is a {type(batches).__name__}; give a list of batches: [batch].")
-    heads = ModelHeads.of(model, "importance")
+    heads = ModelHeads.of(model, "importance", output, num_heads)
     with torch.inference_mode(False), torch.enable_grad():
         gates = {name: _ones(layer.num_heads, layer.weight) for name, layer in heads.by_name.items()}
         totals, ran, count = {name: torch.zeros_like(gate) for name, gate in gates.items()}, set(), 0
-        with gated(model, gates):
+        with gated(model, gates, output, num_heads):
             for count, batch in enumerate(batches, 1):  # noqa: B007
                 for name, slope in _slopes(loss(model, batch), gates).items():
                     totals[name] += slope.abs()
@@ -121,7 +134,7 @@ def importance(model: nn.Module, loss: Callable[[Any, Any], Tensor], batches: It
     idle = dict.fromkeys((name for name in totals if name not in ran), "the loss does not depend on it")
     values = {name: (total.detach() / count).cpu() for name, total in totals.items() if name in ran}
     groups = {name: heads.by_name[name].group for name in values}
-    return Importance(values, count, heads.unknown | idle, groups)
+    return Importance(values, count, heads.unknown | idle, groups, output, num_heads)
 
 
 def _ones(num_heads: int, weight: Tensor) -> Tensor:

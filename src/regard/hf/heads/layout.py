@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import Any
@@ -13,11 +13,14 @@ from regard.errors import RegardError, nearest
 from regard.hf.attention_modules import attention_modules, layer_number
 from regard.nn import Attends, MultiHeadAttention
 
-#: Names of output projections: of children of the attention module, and of a module next to it.
+#: Names of output projections: of children of the attention module, and of a module next to it. The second line has
+#: those of modules that people write by hand.
 OUTPUTS = ("o_proj", "out_proj", "c_proj", "Wo", "out_lin", "o", "dense", "proj")
+BY_HAND = ("W_o", "W_O", "w_o", "wo", "WO", "fc_out", "fc_o", "fc", "out", "output", "linear_out", "out_linear")
 BESIDE = "output.dense"
 COUNTS = ("num_heads", "num_attention_heads", "n_heads")
-WIDTHS = ("head_dim", "attention_head_size", "head_size")
+COUNTS_BY_HAND = ("n_head", "nhead", "num_head", "heads", "h")
+WIDTHS = ("head_dim", "attention_head_size", "head_size", "d_k", "d_head", "dim_head")
 #: Norms over all heads together, before the output projection (BitNet, Kosmos-2, MiniMax).
 BETWEEN = ("attn_sub_norm", "inner_attn_ln", "norm")
 
@@ -62,12 +65,18 @@ class ModelHeads:
     unknown: dict[str, str]
 
     @classmethod
-    def of(cls, model: nn.Module, caller: str) -> ModelHeads:
-        """Find the heads of all attention modules. Error messages name `caller`."""
+    def of(cls, model: nn.Module, caller: str, output: str | None = None, num_heads: int | None = None) -> ModelHeads:
+        """Find the heads of all attention modules. Error messages name `caller`.
+
+        `output` is the path of the output projection inside an attention module; it counts before the known names.
+        `num_heads` is for modules that do not have their number of heads.
+        """
         check_model(model, caller)
         by_name, unknown = {}, {}
-        for name, module in attention_modules(model).items():
-            heads = _heads(model, name, module)
+        attending = attention_modules(model)
+        _check_output(caller, attending.values(), output)
+        for name, module in attending.items():
+            heads = _heads(model, name, module, output, num_heads)
             if isinstance(heads, Heads):
                 by_name[name] = heads
             else:
@@ -115,7 +124,16 @@ def check_model(model: object, caller: str) -> None:
             )
 
 
-def _heads(model: nn.Module, name: str, module: nn.Module) -> Heads | str:
+def _check_output(caller: str, modules: Collection[nn.Module], output: str | None) -> None:
+    """Refuse the path of an output projection that no attention module has."""
+    paths = [path for module in modules for path, part in module.named_modules() if _num_inputs(part) is not None]
+    if output is not None and modules and output not in paths:
+        raise RegardError(
+            f"{caller}: no attention module has an output projection {output!r}. {nearest(output, paths)}"
+        )
+
+
+def _heads(model: nn.Module, name: str, module: nn.Module, told: str | None, num_told: int | None) -> Heads | str:
     """The heads of one attention module, or the reason why they are unknown."""
     kind = type(module).__name__
     if isinstance(module, MultiHeadAttention):
@@ -134,25 +152,34 @@ def _heads(model: nn.Module, name: str, module: nn.Module) -> Heads | str:
     between = next((norm for norm in BETWEEN if isinstance(getattr(module, norm, None), nn.Module)), None)
     if between:
         return f"{kind} normalises all heads together ({between}) before its output projection"
-    output = _output(model, name, module)
-    size = getattr(output, "in_features", getattr(output, "nx", None))
-    if output is None or not isinstance(size, int):
-        return f"{kind} has no output projection of a known name ({', '.join(OUTPUTS)})"
-    num_heads = _number(module, COUNTS) or size // (_number(module, WIDTHS) or size + 1)
+    output = _output(model, name, module, told)
+    size = _num_inputs(output)
+    if output is None or size is None:
+        names = ", ".join((*OUTPUTS, *BY_HAND))
+        return f"{kind} has no output projection of a known name ({names}). Give its path in {kind}: output='...'"
+    num_heads = _number(module, (*COUNTS, *COUNTS_BY_HAND)) or size // (_number(module, WIDTHS) or size + 1) or num_told
     if not num_heads or size % num_heads:
-        return f"{kind} does not say how its output projection of {size} inputs divides into heads"
+        return f"{kind} does not say how its output projection of {size} inputs divides into heads. Give num_heads="
     group = _number(module, ("num_key_value_groups",)) or 1
     return Heads(name, module, output, num_heads, size // num_heads, group)
 
 
-def _output(model: nn.Module, name: str, module: nn.Module) -> nn.Module | None:
+def _output(model: nn.Module, name: str, module: nn.Module, told: str | None) -> nn.Module | None:
+    """The output projection: the one that a user named, or of a known name, or a module beside the attention."""
     children = dict(module.named_children())
-    own = next((children[output] for output in OUTPUTS if output in children), None)
+    if told is not None and told in dict(module.named_modules()):
+        return module.get_submodule(told)
+    known = [child for child in OUTPUTS if child in children]
+    known += [child for child in BY_HAND if _num_inputs(children.get(child)) is not None]
+    if known:
+        return children[known[0]]
     parent = name.rpartition(".")[0]
-    try:
-        return own or model.get_submodule(f"{parent}.{BESIDE}" if parent else BESIDE)
-    except AttributeError:
-        return None
+    return dict(model.named_modules()).get(f"{parent}.{BESIDE}" if parent else BESIDE)
+
+
+def _num_inputs(output: nn.Module | None) -> int | None:
+    size = getattr(output, "in_features", getattr(output, "nx", None))
+    return size if isinstance(size, int) else None
 
 
 def _number(module: nn.Module, names: Sequence[str]) -> int | None:

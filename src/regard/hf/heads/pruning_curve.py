@@ -137,7 +137,7 @@ def _measure(model: nn.Module, quality: Callable[[Any], float], importance: Impo
     gates = {name: torch.ones(len(value)) for name, value in importance.values.items()}
     for name, head in heads:
         gates[name][head] = 0
-    with torch.no_grad(), gated(model, gates):
+    with torch.no_grad(), gated(model, gates, importance.output, importance.num_heads):
         result = quality(model)
     try:
         return float(result)
