@@ -13,7 +13,7 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --constra
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv install demo test quick settings oldest mutation replay examples lint format types page bench docs clean
+.PHONY: help venv install demo test quick settings oldest mutation replay examples lint format types page notebooks bench docs clean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ page: $(STAMPS)/dev ## Check frontend/ and bundle it into the package (node come
 
 bench: $(STAMPS)/bench ## Run the benchmarks (ARGS="NAME..." chooses some)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+notebooks: $(STAMPS)/dev ## Run the notebooks of examples/ and store their outputs in them
+	PYTHONWARNINGS=ignore OMP_NUM_THREADS=1 $(BIN)/python scripts/notebooks.py
 
 docs: $(STAMPS)/docs $(STAMPS)/dev ## Build the documentation into site/ and try its search; runs the examples that have changed
 	NO_MKDOCS_2_WARNING=1 PYTHONWARNINGS=ignore::DeprecationWarning OMP_NUM_THREADS=1 $(BIN)/python -m mkdocs build

@@ -87,5 +87,5 @@ def test_titles_and_tokens_are_no_formulas(reading):
     odd = rg.TextReading.of("costs $5 and $\\frac", reading.maps, ["$a$", "$\\frac", "日本", "\ud800"])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # the fonts that are installed decide
-        for figure in (figures.heads_grid(odd), figures.received_bars(odd.profile, 0)):
+        for figure in (figures.heads_grid(odd.title, (0, 1), odd.maps.values()), figures.received_bars(odd.profile, 0)):
             assert figure._repr_png_().startswith(b"\x89PNG")

@@ -106,7 +106,7 @@ def test_the_numbers_of_a_table_are_the_weights(data, H, I, J, digits):
 def test_another_text_names_its_axes():
     of_two = rg.heatmap(attention_map(1, 2, 3), (["das", "Haus"], ["the", "house", "."]))
     assert (of_two.axes[0].get_xlabel(), of_two.axes[0].get_ylabel()) == ("key (source)", "query (target)")
-    of_one = rg.heatmap(attention_map(1, 2, 3), (["cat", "sat"], ["the", "cat", "sat"]))
+    of_one = rg.heatmap(attention_map(1, 2, 4), (["cat", "sat"], ["the", "cat", "sat", "on"]))
     assert (of_one.axes[0].get_xlabel(), of_one.axes[0].get_ylabel()) == ("key", "query")
     assert rg.weight_table(attention_map(1, 1, 2), (["a"], ["b", "c"])).startswith("query (target)/key (source)")
 

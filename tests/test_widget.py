@@ -14,6 +14,7 @@ import torch
 import regard as rg
 from pages import FLAGS, WORDS, chromium, maps_of, reading, until
 from regard import display
+from regard.viewer import figures
 from regard.viewer import widget as widget_module
 from regard.viewer.page import bundle
 from watching import watched
@@ -47,6 +48,38 @@ def test_cross_attention_and_positions_without_names():
     assert (text["tokens"], text["queries"]) == (list("01234"), list("234"))
     with pytest.raises(rg.RegardError, match="5 keys"):
         maps_of(3, keys=5)["layer.0"].show(["a"])
+
+
+def test_a_picture_stays_where_no_widget_runs(monkeypatch):
+    """As GitHub shows a stored notebook: the heads of one map with their tokens, or every head of a model, once."""
+    pytest.importorskip("matplotlib")
+    drawn = []
+
+    def counted(name, draw):
+        return lambda *given, **named: drawn.append((name, given)) or draw(*given, **named)
+
+    for name in ("heatmap", "heads_grid"):
+        monkeypatch.setattr(figures, name, counted(name, getattr(figures, name)))
+    weights = maps_of(4, keys=6)["layer.0"]
+    one, several = weights.show(list("abcdef"), list("wxyz")), widget_module.show_texts([reading()])
+    for widget in (one, several):
+        for _ in range(2):
+            data, _ = widget._repr_mimebundle_()
+            assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
+            assert "application/vnd.jupyter.widget-view+json" in data
+    (first, (shown, tokens)), (second, (_, numbers, maps)) = drawn
+    assert (first, second) == ("heatmap", "heads_grid") and len(numbers) == len(maps) == len(reading().maps)
+    assert tokens == (list("wxyz"), list("abcdef")) and torch.equal(shown.dense(), weights.dense())
+
+
+@pytest.mark.parametrize("reason", ["matplotlib is missing", "the text is long"])
+def test_without_a_picture_the_page_is_all(reason, monkeypatch):
+    if reason == "the text is long":
+        monkeypatch.setattr(figures, "PICTURED", 1)
+    else:
+        monkeypatch.setattr(figures, "find_spec", lambda name: None)
+    data, _ = maps_of(3)["layer.0"].show()._repr_mimebundle_()
+    assert set(data) == {"text/plain", "application/vnd.jupyter.widget-view+json"}
 
 
 def test_long_texts_stay_with_the_kernel(monkeypatch):
@@ -102,10 +135,19 @@ def test_the_notebook_runs_and_has_the_widget_in_it(tmp_path):
     pytest.importorskip("ipykernel")
     pytest.importorskip("transformers")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    assert not any(cell.get("outputs") for cell in notebook.cells), "outputs are not kept"
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     kinds = [kind for cell in notebook.cells for out in cell.get("outputs", []) for kind in out.get("data", {})]
     assert kinds.count("application/vnd.jupyter.widget-view+json") == 2
+
+
+def test_the_stored_notebook_has_its_pictures():
+    """What GitHub shows: no widget, which needs a kernel, but its picture; `make notebooks` makes them."""
+    notebook = json.loads(NOTEBOOK.read_text())
+    outputs = [out for cell in notebook["cells"] for out in cell.get("outputs", [])]
+    pictures = [base64.b64decode(out["data"]["image/png"]) for out in outputs if "image/png" in out.get("data", {})]
+    assert len(pictures) == 3 and all(picture.startswith(b"\x89PNG") for picture in pictures)
+    assert {kind for out in outputs for kind in out.get("data", {})} == {"image/png", "text/plain"}
+    assert "widgets" not in notebook["metadata"] and NOTEBOOK.stat().st_size < 500_000
 
 
 # Starts the widget and returns nothing to wait for. V8's inspector holds a promise that `page.evaluate` waits for only

@@ -7,6 +7,9 @@ colour blindness. Weights are shown by their square root, so that small weights 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from regard.maps import AttentionMap
 from regard.stats import LayerProfile, Offsets, Profile, Role, RoleTable, TextReading
 from regard.stats.numbering import head_name
 from regard.stats.roles import KINDS, QUERIES
+from regard.viewer.sheet import Sheet
 from regard.whole_files import write_whole
 
 #: Colours of roles: light enough for black numbers, and distinct with colour blindness (Okabe and Ito, lightened).
@@ -35,16 +39,18 @@ COLOURS = {
 }
 #: The most heads of a similarity matrix with a number in each cell, and the most tokens of a chart with their names.
 NUMBERED, NAMED = 20, 64
+#: The most weights of a text with a static picture: a second or two of work.
+PICTURED = 1 << 26
 #: The most cells per side of a thumbnail.
 THUMBNAIL = 48
 
 
-def heads_grid(reading: TextReading) -> Any:
-    """A thumbnail of every head: a row per layer, a column per head."""
-    maps = [weights.pool(THUMBNAIL, THUMBNAIL)[0].cpu() for weights in reading.maps.values()]
+def heads_grid(title: str, numbers: Sequence[int], layers: Iterable[AttentionMap]) -> Any:
+    """A thumbnail of every head: a row per layer, with its number, and a column per head."""
+    maps = [weights.pool(THUMBNAIL, THUMBNAIL)[0].cpu() for weights in layers]
     rows, cols = len(maps), max(len(m) for m in maps)
     figure, axes = _figure(1 + 0.8 * cols, 1 + 0.8 * rows, rows, cols, squeeze=False)
-    for row, (layer, pooled) in enumerate(zip(reading.profile.layers, maps, strict=True)):
+    for row, (number, pooled) in enumerate(zip(numbers, maps, strict=True)):
         for head in range(cols):
             cell = axes[row][head]
             cell.set(xticks=[], yticks=[])
@@ -54,9 +60,9 @@ def heads_grid(reading: TextReading) -> Any:
             draw_cells(cell, pooled[head], (pooled.shape[1], pooled.shape[2]), float(pooled[head].max()) or 1.0)
             if row == 0:
                 cell.set_title(str(head), fontsize=8)
-        axes[row][0].set_ylabel(str(layer.number), rotation=0, fontsize=8, labelpad=10, va="center")
+        axes[row][0].set_ylabel(str(number), rotation=0, fontsize=8, labelpad=10, va="center")
     figure.suptitle(
-        f"{reading.title}\na row per layer, a column per head; each head has its own scale",
+        f"{title}\na row per layer, a column per head; each head has its own scale",
         fontsize=9,
         parse_math=False,
     )
@@ -169,7 +175,8 @@ def offset_bars(weights: AttentionMap, title: str = "", batch: int = 0) -> Any:
 def save_figures(folder: str | os.PathLike[str], reading: TextReading) -> list[Path]:
     """Write every figure of a reading as a PNG file in `folder`, each completely or not at all."""
     folder = Path(folder)
-    figures = {"heads": heads_grid(reading)}
+    numbers = [layer.number for layer in reading.profile.layers]
+    figures = {"heads": heads_grid(reading.title, numbers, reading.maps.values())}
     figures |= {f"map-{name}": statistic_map(reading.profile, name) for name in reading.profile.layers[0].values}
     if reading.roles is not None:
         figures["map-roles"] = role_map(reading)
@@ -183,6 +190,22 @@ def save_figures(folder: str | os.PathLike[str], reading: TextReading) -> list[P
         if max(weights.shape[2:]) <= LARGEST:
             figures |= _heatmaps(reading, layer)
     return [_save(figure, folder / f"{name}.png") for name, figure in figures.items()]
+
+
+def static_picture(sheets: Sequence[Sheet]) -> bytes | None:
+    """A PNG of the first text, or of the first with cross-attention, for places where no page can run.
+
+    None without matplotlib, and for long texts, whose weights take too long to pool.
+    """
+    sheet = next((sheet for sheet in sheets if sheet.about["queries"]), sheets[0])
+    about, maps = sheet.about, sheet.maps
+    if find_spec("matplotlib") is None or sum(prod(weights.shape) for weights in maps) > PICTURED:
+        return None
+    if len(maps) == 1:
+        figure = heatmap(maps[0], (about["queries"] or about["tokens"], about["tokens"]), title=about["title"])
+    else:
+        figure = heads_grid(about["title"], [layer["number"] for layer in about["layers"]], maps)
+    return canvas("show").png(figure)
 
 
 def _heatmaps(reading: TextReading, layer: LayerProfile) -> dict[str, Any]:
