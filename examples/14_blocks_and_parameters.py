@@ -59,7 +59,7 @@ assert abs(whole / 65e6 - 1) < 0.04
 
 # %%
 # Before training, the last block has larger gradients with post-norm (Xiong et al. 2020, arXiv:2002.04745, theorem
-# 1). Figures often show that these also grow from block to block. That does not hold: both fall.
+# 1). Figures often show growth from block to block: true of three other matrices (docs/claims/gradient_by_block.py).
 gradients = {}
 for name, stack in (("post-norm (2017)", encoder), ("pre-norm", pre)):
     (stack(torch.randn(8, 32, C)) * torch.randn(8, 32, C)).mean().backward()

@@ -4,8 +4,8 @@
 A famous picture (Bahdanau et al. 2015, arXiv:1409.0473, figure 3) shows which source word a translator attends to for
 each target word. Here two translators learn a synthetic language with known alignments, so we can compute the exact
 alignment error rate (AER) of such pictures. It depends on the step at which a row is read. Chen et al. 2020
-(arXiv:2004.14837) found that Transformers align best at the step that reads the target word as input. That does not
-hold for all of them.
+(arXiv:2004.14837) found that large Transformers align best at the step that reads the target word as input. Our
+small ones do not.
 """
 
 import matplotlib.pyplot as plt

@@ -6,6 +6,7 @@ import doctest
 import importlib
 import inspect
 import re
+import runpy
 import warnings
 from functools import cache
 from pathlib import Path
@@ -111,6 +112,11 @@ def test_every_public_name_has_an_example_that_runs():
     assert without <= set(WITHOUT_EXAMPLE) <= set(names), sorted(without)
 
 
+VERDICTS = {"holds", "holds with a condition", "does not hold", "not seen at this size"}
+#: Claims that a training decides.
+TRAINED = {14, 21, 24, 28, 30, 31, 34, 47, 48, 49, 54}
+
+
 def claims():
     rows = [line for line in (ROOT / "docs" / "claims.md").read_text().splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows[1:]]
@@ -118,9 +124,29 @@ def claims():
 
 def test_every_claim_has_a_verdict_and_a_command_that_is_there():
     assert len(claims()) >= 20
-    for number, claim, _where, measured, command, verdict in claims():
-        assert verdict.strip("*") in {"holds", "holds with a condition", "does not hold"}, (number, verdict)
+    for number, claim, verdict, measured, _where, command in claims():
+        assert verdict.strip("*") in VERDICTS, (number, verdict)
         assert claim and re.search(r"\d", measured), number
         for script in re.findall(r"\b(?:examples|docs/claims)/\w+\.py", command):
             assert (ROOT / script).exists(), f"{number}: {script}"
         assert re.match(r"`(python|regard|make) ", command), number
+
+
+def test_a_claim_that_a_training_decides_has_three_seeds_and_their_band():
+    trained = {number: measured for number, _, _, measured, *_ in claims() if int(number) in TRAINED}
+    assert set(trained) == set(map(str, TRAINED))
+    for number, measured in trained.items():
+        assert re.search(r"\b(3|three|5|five|10) (seeds|draws)\b", measured), f"{number}: which seeds?"
+        assert re.search(r" ± |\d to \d", measured), f"{number}: a band"
+
+
+def test_seeds_prints_the_range_of_numbers_that_differ():
+    """The same line of three runs becomes one line; lines that differ in words stay."""
+    merged = runpy.run_path(str(ROOT / "docs" / "claims" / "seeds.py"))["merged"]
+    lines = [
+        "L2.H1 after 1,000 steps: 9.5 %, 3",
+        "L2.H1 after 1,000 steps: 10.25 %, 3",
+        "L2.H1 after 1,000 steps: -1e-3 %, 3",
+    ]
+    assert merged(lines) == "L2.H1 after 1,000 steps: [-1e-3 to 10.25] %, 3"
+    assert merged(["it is 1", "he is 1"]) == "it is 1\nhe is 1"

@@ -33,3 +33,10 @@ print(
     f"a text that is only padding: {int(output.isnan().sum())} of 32 numbers are NaN; here {float(zeros.abs().max()):g}"
 )
 assert output.isnan().all() and not zeros.any()
+counts = {}
+for is_training in (True, False):  # without weights torch takes other kernels
+    with torch.set_grad_enabled(is_training):
+        output = layer.train(is_training)(x, x, x, key_padding_mask=padded, need_weights=False)[0][1]
+    counts[is_training] = int(output.isnan().sum())
+print(f"with need_weights=False: {counts[True]} NaN in training, {counts[False]} in eval mode without gradients")
+assert counts == {True: 0, False: 32}
