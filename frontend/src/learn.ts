@@ -99,12 +99,14 @@ export function learnView(context: Context): Panel {
       const cells = Array.from({ length: lengths.positions * lengths.width },
         (_, at) => ({ position: Math.floor(at / lengths.width), channel: at % lengths.width,
         value: wave(Math.floor(at / lengths.width), at % lengths.width) }));
-      const heat = Plot.plot({ width: width(), height: 340, style,
+      const chart = Plot.plot({ width: width(), height: 340, style,
         x: { label: "channel", ticks: lengths.width > 16 ? Array.from({ length: lengths.width / 4 }, (_, at) => at * 4)
         : undefined }, y: { label: "position", ticks: Array.from({ length: Math.ceil(lengths.positions / 8) },
         (_, at) => at * 8) }, color: { type: "linear", domain: [-1, 0, 1],
-        range: [context.colours.get("--less"), context.colours.get("--none"), context.colours.get("--more")],
-        legend: true }, marks: [Plot.cell(cells, { x: "channel", y: "position", fill: "value" })] });
+        range: [context.colours.get("--less"), context.colours.get("--none"), context.colours.get("--more")] },
+        marks: [Plot.cell(cells, { x: "channel", y: "position", fill: "value" })] });
+      const heat = document.createElement("div");
+      heat.append(chart.legend("color", { marginLeft: 14, marginRight: 14 })!, chart);  // room for the minus of "−1"
       const channels = [0, 1, 4, 8, 12].filter((channel) => channel < lengths.width);
       const points = channels.flatMap((channel) => Array.from({ length: lengths.positions * 4 },
         (_, at) => ({ channel: `channel ${channel}`, position: at / 4, value: wave(at / 4, channel) })));
