@@ -66,9 +66,9 @@ MISTAKES = {
         lambda: attend(q, k, k, rg.Attention(mask=rg.padding(torch.ones(2, 4, dtype=torch.bool)))),
         "covers keys 0 to 3",
     ),
-    "padding as floats": (lambda: rg.padding(torch.ones(2, 4)), r"attention_mask.*mask\.bool\(\)"),
-    "a tensor in the mask slot": (lambda: rg.Attention(mask=torch.ones(5, 6).bool()), r"regard\.mask_tensor\(tensor\)"),
-    "a tensor composed with a mask": (lambda: rg.causal() & torch.ones(5, 6).bool(), r"regard\.mask_tensor\(tensor\)"),
+    "padding as floats": (lambda: rg.padding(torch.ones(2, 4)), r"1 = real: regard\.padding\(mask\.bool\(\)\)"),
+    "a tensor in the mask slot": (lambda: rg.Attention(mask=torch.ones(5, 6).bool()), r"regard\.mask_tensor\(mask\)"),
+    "a tensor composed with a mask": (lambda: rg.causal() & torch.ones(5, 6).bool(), r"regard\.mask_tensor\(mask\)"),
     "a class in a slot": (lambda: rg.Attention(rg.Dot), r"got the class Dot. Did you mean Dot\(\.\.\.\)"),
     "a predicate of numbers": (
         lambda: attend(q, k, k, rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: i - j))),

@@ -15,6 +15,7 @@ from regard.pieces.bias import Bias
 from regard.pieces.contents import Skeleton, is_small, take_apart, tensor_snapshot
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
+from regard.pieces.mask_senses import mask_remedy
 from regard.pieces.normalizer import Normalizer, Softmax
 from regard.pieces.position import Position
 from regard.pieces.score import Dot, Score
@@ -187,7 +188,7 @@ def _slot(name: str, piece: object, kind: type[P], optional: bool = False) -> P:
     if isinstance(piece, type):
         got, remedy = f"the class {piece.__name__}", f"Did you mean {piece.__name__}(...)?"
     elif isinstance(piece, Tensor):
-        got, remedy = f"a tensor of {piece.dtype}", "A boolean tensor becomes a mask by regard.mask_tensor(tensor)."
+        got, remedy = f"a tensor of {piece.dtype}", mask_remedy(piece)
     else:
         got, remedy = f"{type(piece).__name__} {str(piece)[:60]!r}", f"Pieces are objects, such as {EXAMPLES[name]}."
     raise RegardError(f"Attention({name}=...): expected a {kind.__name__}, got {got}. {remedy}")

@@ -21,6 +21,7 @@ from regard.checks import Count, Size, checked
 from regard.errors import RegardError
 from regard.pieces.grid import Grid
 from regard.pieces.mask_checks import check_batch
+from regard.pieces.mask_senses import mask_remedy
 from regard.positions import Positions
 from regard.shapes import Sizes, to_device
 from regard.spans import EMPTY, EVERYTHING, INFINITY, Spans
@@ -164,10 +165,7 @@ class Mask(ABC):
 def _mask(other: object, sign: str) -> Mask:
     if isinstance(other, Mask):
         return other
-    raise RegardError(
-        f"mask {sign} {type(other).__name__}: both sides must be masks. A boolean tensor becomes a mask by "
-        "regard.mask_tensor(tensor)."
-    )
+    raise RegardError(f"mask {sign} {type(other).__name__}: both sides must be masks. {mask_remedy(other)}")
 
 
 class Composed(Mask):

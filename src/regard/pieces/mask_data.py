@@ -16,6 +16,7 @@ from regard.errors import RegardError
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, block_local, prefix
 from regard.pieces.mask_checks import check_batch, check_covers, check_predicate, integers, own_copy, shortened
+from regard.pieces.mask_senses import mask_remedy
 from regard.positions import Positions
 from regard.shapes import Sizes, to_device, without_transforms
 from regard.spans import EMPTY, EVERYTHING, INFINITY, Spans
@@ -35,7 +36,7 @@ def padding(real: Tensor | Sequence[int]) -> Mask:
     try:
         tensor = torch.as_tensor(real)
     except (TypeError, ValueError, RuntimeError):
-        kind = type(real).__name__
+        kind, remedy = type(real).__name__, ""
     else:
         kind = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
         is_integer = not (tensor.dtype == torch.bool or tensor.is_floating_point() or tensor.is_complex())
@@ -43,9 +44,10 @@ def padding(real: Tensor | Sequence[int]) -> Mask:
             return Lengths(tensor.long())
         if tensor.ndim == 2 and tensor.dtype == torch.bool:
             return RealKeys(tensor)
+        remedy = mask_remedy(tensor, "padding")
     raise RegardError(
-        f"padding: expected integer lengths of shape (batch,) or a boolean tensor of shape (batch, keys), got {kind}. "
-        "Convert an attention_mask of 0 and 1 with mask.bool()."
+        "padding: expected integer lengths of shape (batch,) or a boolean tensor of shape (batch, keys) with "
+        f"True = real, got {kind}. {remedy}"
     )
 
 
@@ -401,9 +403,7 @@ class mask_tensor(Mask):
         if not isinstance(t, Tensor) or t.dtype != torch.bool:
             kind = t.dtype if isinstance(t, Tensor) else type(t).__name__
             raise RegardError(
-                f"mask_tensor: expected a boolean tensor with True = may attend, got {kind}. An additive mask of 0 and "
-                "-inf becomes `mask == 0`; an integer mask of 1 and 0 becomes `mask.bool()`; a float tensor that "
-                "is added to the scores is a bias: regard.LearnedTable or your own AdditiveBias."
+                f"mask_tensor: expected a boolean tensor with True = may attend, got {kind}. {mask_remedy(t)}"
             )
         if t.ndim not in (2, 4):
             raise RegardError(

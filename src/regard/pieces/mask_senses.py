@@ -1,0 +1,108 @@
+"""Tells from the numbers of a tensor how to make a mask of it: which numbers mean "may attend"."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.shapes import has_numbers
+
+#: An additive mask has at most this number where a query may not attend: -1e4 in half precision, -1e9, or -inf.
+MOST_OF_MASKED = -1e3
+#: What a kept and an excluded number mean, for each kind of mask.
+YES = {"mask_tensor": "may attend", "padding": "real"}
+NO = {"mask_tensor": "may not attend", "padding": "padding"}
+
+
+def mask_remedy(value: object, mask: str = "mask_tensor") -> str:
+    """The code that makes a mask of a tensor called `mask`: a `mask_tensor` of pairs, or a `padding` of keys.
+
+    Tensors of 1 and 0 have two conventions. The future, the diagonal and rows without any key tell them apart.
+
+    >>> import torch
+    >>> print(mask_remedy(torch.ones(3, 3).triu(1)))
+    It holds 1 and 0. All keys after their query are 1, so 1 = may not attend:
+      regard.mask_tensor(mask == 0) (6 of 9 True). If 1 = may attend: regard.mask_tensor(mask.bool()) (3 of 9 True).
+    """
+    if not isinstance(value, Tensor):
+        return (
+            "A mask is a piece, with True = may attend: regard.causal(), regard.padding(real), regard.mask_tensor(...)."
+        )
+    if _is_of_keys(value):
+        mask = "padding"
+    if value.dtype == torch.bool:
+        return _of_booleans(value, mask)
+    if value.is_complex() or not has_numbers(value) or not value.numel():
+        return f"Convert it first: regard.{mask}(mask.bool()) if 1 = {YES[mask]}, regard.{mask}(mask == 0) if 0."
+    if ((value == 0) | (value == 1)).all():
+        return _of_ones_and_zeros(value, mask)
+    if ((value == 0) | (value <= MOST_OF_MASKED)).all():
+        masked = f"{float(value.min()):.4g}"
+        code = _code(value, value == 0, mask, "mask == 0")
+        return f"It holds 0 and {masked}, which are added to scores, so 0 = {YES[mask]}: {code}."
+    if value.is_floating_point() and value.isnan().any():
+        return f"It holds NaN: (1 - mask) * -inf is NaN where mask is 1. Give the boolean tensor, True = {YES[mask]}."
+    if mask == "padding" and value.ndim == 1:
+        return "Lengths are integers: regard.padding(mask.long())."
+    return (
+        f"It holds numbers from {float(value.min()):.4g} to {float(value.max()):.4g}. If they are added to the scores, "
+        "they are a bias: regard.LearnedTable or your own AdditiveBias."
+    )
+
+
+def _is_of_keys(value: Tensor) -> bool:
+    """Whether the shape is (batch, 1, 1, keys) or (batch, 1, keys): a `mask_tensor` would need a row for each query."""
+    return value.ndim > 2 and value.numel() == len(value) * value.shape[-1]
+
+
+def _of_booleans(value: Tensor, mask: str) -> str:
+    if mask == "padding" and value.ndim < 3:
+        return ""  # only its shape is wrong
+    expression = "mask.flatten(1)" if _is_of_keys(value) else "mask"
+    return (
+        f"A boolean tensor becomes a mask by regard.{mask}({expression}) if True = {YES[mask]}, by "
+        f"regard.{mask}(~{expression}) if True = {NO[mask]}, as in torch's modules."
+    )
+
+
+def _of_ones_and_zeros(value: Tensor, mask: str) -> str:
+    """Both conventions, the one that the numbers show first."""
+    allowed = f"1 = {YES[mask]}: {_code(value, value != 0, mask, 'mask.bool()')}"
+    masked = f"1 = {NO[mask]}: {_code(value, value == 0, mask, 'mask == 0')}"
+    found = _evidence(value, has_pairs=mask == "mask_tensor")
+    if found is None:
+        return f"It holds 1 and 0, which do not tell their sense. If {allowed}. If {masked}."
+    reason, one_is_allowed = found
+    first, other = (allowed, masked) if one_is_allowed else (masked, allowed)
+    return f"It holds 1 and 0. {reason}, so {first}. If {other}."
+
+
+def _code(value: Tensor, allowed: Tensor, mask: str, expression: str) -> str:
+    """The call that makes the mask, and the number of pairs or keys that it allows."""
+    if mask == "mask_tensor" and value.ndim == 3:  # (batch, queries, keys), without the axis of heads
+        expression = f"({expression})[:, None]"
+    if _is_of_keys(value):
+        expression = f"({expression}).flatten(1)"
+    return f"regard.{mask}({expression}) ({int(allowed.sum())} of {allowed.numel()} True)"
+
+
+def _evidence(value: Tensor, has_pairs: bool) -> tuple[str, bool] | None:
+    """What shows the sense of 1 and 0, and whether 1 = may attend; None if nothing does, or if reasons disagree."""
+    if has_pairs and value.ndim >= 2 and value.shape[-1] == value.shape[-2] > 1:
+        pairs = torch.ones(value.shape[-2:], dtype=torch.bool, device=value.device)
+        diagonal = _common(value[..., pairs.triu() & pairs.tril()])
+        later, earlier = _common(value[..., pairs.triu(1)]), _common(value[..., pairs.tril(-1)])
+        if later is not None and later != earlier:
+            return None if later == diagonal else (f"All keys after their query are {later}", later == 0)
+        if diagonal is not None and later is None:
+            return f"The diagonal is {diagonal}", diagonal == 1
+    has_empty, has_full = bool((value == 0).all(-1).any()), bool((value == 1).all(-1).any())
+    if has_empty == has_full:
+        return None
+    return f"A row is all {int(has_full)}, and a query needs a key", has_full
+
+
+def _common(numbers: Tensor) -> int | None:
+    """The number that all of them are; None if they differ."""
+    first = numbers.flatten()[0]
+    return int(first) if bool((numbers == first).all()) else None
