@@ -160,7 +160,7 @@ SCORES = {
     "cosine": lambda H, D: rg.Cosine(3.0),
     "bilinear": lambda H, D: rg.Bilinear(D, D, num_heads=H),
     "additive": lambda H, D: rg.Additive(D, D, 3, bias=True),
-    "concat": lambda H, D: rg.Concat(D, D, 3),
+    "concat": lambda H, D: rg.Concat(D, D, 3, bias=True),
 }
 BIASES = {
     "alibi": lambda H, D: rg.ALiBi(H),

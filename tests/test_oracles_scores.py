@@ -111,6 +111,44 @@ def test_bahdanau_pair_by_pair(attention, q, k, v):
     return additive(q, k, v, lambda s, h: W @ s + U @ h, attention.score.direction.numpy())
 
 
+class TutorialAttention(nn.Module):
+    """Bahdanau's attention as tutorials of PyTorch write it, with the biases that nn.Linear has unless told."""
+
+    def __init__(self, query_width, key_width, hidden):
+        super().__init__()
+        self.W_a, self.U_a, self.v_a = (
+            nn.Linear(query_width, hidden),
+            nn.Linear(key_width, hidden),
+            nn.Linear(hidden, 1),
+        )
+
+    def forward(self, query, keys):
+        scores = self.v_a(torch.tanh(self.W_a(query).unsqueeze(1) + self.U_a(keys))).squeeze(-1)
+        weights = F.softmax(scores, dim=-1)
+        return torch.bmm(weights.unsqueeze(1), keys).squeeze(1), weights
+
+
+@oracle("bahdanau", arguments={"query_width": 8, "key_width": 6, "hidden": 5, "bias": True}, value_width=6)
+def test_bahdanau_with_a_bias_is_the_class_of_the_tutorials(attention, q, k, v):
+    score, theirs = attention.score, TutorialAttention(8, 6, 5).double()
+    theirs.W_a.weight.data, theirs.U_a.weight.data = score.query.weight.data, score.key.weight.data
+    theirs.W_a.bias.data = score.query.bias.data - theirs.U_a.bias.data  # two biases inside the tanh are one
+    theirs.v_a.weight.data = score.direction.data[None]
+    v.copy_(k)
+    outputs, weights = zip(*(theirs(query, k[:, 0]) for query in q[:, 0].unbind(1)), strict=True)
+    return torch.stack(outputs, 1)[:, None], torch.stack(weights, 1)[:, None]
+
+
+@oracle("luong_concat", arguments={"query_width": 8, "key_width": 6, "hidden": 5, "bias": True})
+def test_luong_concat_with_a_bias_is_a_linear_layer_of_each_pair(attention, q, k, v):
+    layer = nn.Linear(14, 5).double()
+    layer.load_state_dict(attention.score.projection.state_dict())
+    pairs = torch.cat(
+        (q.unsqueeze(3).expand(-1, -1, -1, k.shape[2], -1), k.unsqueeze(2).expand(-1, -1, q.shape[2], -1, -1)), -1
+    )
+    return from_scores(layer(pairs).tanh() @ attention.score.direction, v)
+
+
 @oracle("luong_concat")
 def test_luong_concat_pair_by_pair(attention, q, k, v):
     W = attention.score.projection.weight.numpy()

@@ -7,9 +7,9 @@ from regard.pieces import Additive
 
 
 @explained
-def bahdanau(query_width: int, key_width: int, hidden: int = 256) -> Attention:
+def bahdanau(query_width: int, key_width: int, hidden: int = 256, bias: bool = False) -> Attention:
     """A small network scores each decoder state against each encoder state: the first neural attention."""
-    return Attention(Additive(query_width, key_width, hidden))
+    return Attention(Additive(query_width, key_width, hidden, bias))
 
 
 MECHANISM = Mechanism(
@@ -19,6 +19,6 @@ MECHANISM = Mechanism(
     cost="O(I J hidden) time, O(I + J) memory by blocks",
     tiny={"query_width": 8, "key_width": 6, "hidden": 5},
     sizes={"heads": 1, "queries": 7, "keys": 11, "key_width": 6},
-    disagree="keras' AdditiveAttention has no projections W and U; some libraries add a bias inside the tanh.",
+    disagree="keras' AdditiveAttention has no W and U; code with nn.Linear adds a bias inside the tanh (bias=True).",
     also_called=("additive attention", "AdditiveAttention", "BahdanauAttention", "MLP attention"),
 )

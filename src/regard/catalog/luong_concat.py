@@ -7,9 +7,9 @@ from regard.pieces import Concat
 
 
 @explained
-def luong_concat(query_width: int, key_width: int, hidden: int = 256) -> Attention:
+def luong_concat(query_width: int, key_width: int, hidden: int = 256, bias: bool = False) -> Attention:
     """A small network scores the concatenated decoder and encoder states: an equivalent form of Bahdanau's score."""
-    return Attention(Concat(query_width, key_width, hidden))
+    return Attention(Concat(query_width, key_width, hidden, bias))
 
 
 MECHANISM = Mechanism(

@@ -142,7 +142,10 @@ def _(piece: score.Additive, q: Array, k: Array, h: int) -> Array:
 @compare.register
 def _(piece: score.Concat, q: Array, k: Array, h: int) -> Array:
     pairs = np.concatenate([np.repeat(q[:, None], len(k), 1), np.repeat(k[None], len(q), 0)], axis=2)
-    return np.tanh(pairs @ array(piece.projection.weight).T) @ array(piece.direction)
+    hidden = pairs @ array(piece.projection.weight).T
+    if piece.projection.bias is not None:
+        hidden = hidden + array(piece.projection.bias)
+    return np.tanh(hidden) @ array(piece.direction)
 
 
 @compare.register

@@ -199,8 +199,11 @@ class Additive(_TanhScore):
     """s_ij = v . tanh(W q_i + U k_j + b): Bahdanau (Bahdanau et al. 2015, arXiv:1409.0473, appendix A.1.2).
 
     W (D, hidden) and U (D', hidden) are applied once to each query and key. Each pair then costs `hidden` additions,
-    tanh and products; a dot product costs D products. All heads share one set of weights. The layer of this name in
-    Keras has no projections.
+    tanh and products; a dot product costs D products. All heads share one set of weights.
+
+    The paper has no b. With `bias=True` there is one vector b. Classes with two `nn.Linear` have two: b is their sum.
+    A bias after v adds the same number to all scores of a query, so it changes no weight of a softmax. The layer of
+    this name in Keras has no projections.
 
     >>> import torch, regard as rg
     >>> score = rg.Additive(query_width=4, key_width=6, hidden=8)
@@ -208,6 +211,8 @@ class Additive(_TanhScore):
     88
     >>> rg.attend(rg.Attention(score), torch.randn(1, 2, 3, 4), *torch.randn(2, 1, 2, 5, 6)).output.shape
     torch.Size([1, 2, 3, 6])
+    >>> rg.Additive(4, 6, hidden=8, bias=True).query.bias.shape
+    torch.Size([8])
     """
 
     def __init__(self, query_width: Size, key_width: Size, hidden: Size, bias: bool = False) -> None:
@@ -226,10 +231,10 @@ class Additive(_TanhScore):
 
 @checked
 class Concat(_TanhScore):
-    """s_ij = v . tanh(W [q_i ; k_j]): Luong's "concat" (Luong et al. 2015, arXiv:1508.04025, eq. 8).
+    """s_ij = v . tanh(W [q_i ; k_j] + b): Luong's "concat" (Luong et al. 2015, arXiv:1508.04025, eq. 8).
 
     W = [W_q W_k] splits in two, so W [q ; k] = W_q q + W_k k. This is Bahdanau's score in another notation, and it is
-    computed as such, without a tensor of size I x J x (D + D').
+    computed as such, without a tensor of size I x J x (D + D'). b is there with `bias=True` only; the paper has none.
 
     >>> import torch, regard as rg
     >>> concat, additive = rg.Concat(4, 6, hidden=8), rg.Additive(4, 6, hidden=8)
@@ -240,10 +245,10 @@ class Concat(_TanhScore):
     True
     """
 
-    def __init__(self, query_width: Size, key_width: Size, hidden: Size) -> None:
+    def __init__(self, query_width: Size, key_width: Size, hidden: Size, bias: bool = False) -> None:
         super().__init__()
         self.query_width = query_width
-        self.projection = nn.Linear(query_width + key_width, hidden, bias=False)
+        self.projection = nn.Linear(query_width + key_width, hidden, bias=bias)
         self.direction = nn.Parameter(torch.empty(hidden))
         nn.init.uniform_(self.direction, -(hidden**-0.5), hidden**-0.5)
 
@@ -252,7 +257,7 @@ class Concat(_TanhScore):
             [self.query_width, self.projection.in_features - self.query_width], dim=1
         )
         dtype = self.direction.dtype
-        return F.linear(query.to(dtype), for_query), F.linear(key.to(dtype), for_key)
+        return F.linear(query.to(dtype), for_query, self.projection.bias), F.linear(key.to(dtype), for_key)
 
     def check(self, sizes: Sizes, key_width: int) -> None:
         widths = (self.query_width, self.projection.in_features - self.query_width)
