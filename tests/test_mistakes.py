@@ -89,9 +89,9 @@ ATTEND = {
 #: A right call of every public name that is called by users, and what is then done with its result.
 CALLS = {
     "ALiBi": ({"num_heads": 4}, used("bias")),
-    "Additive": ({"query_width": 8, "key_width": 8, "hidden": 4}, used("score")),
+    "Additive": ({"query_width": 8, "key_width": 8, "hidden": 4, "bias": True}, used("score")),
     "Bilinear": ({"query_width": 8, "key_width": 8}, used("score")),
-    "Concat": ({"query_width": 8, "key_width": 8, "hidden": 4}, used("score")),
+    "Concat": ({"query_width": 8, "key_width": 8, "hidden": 4, "bias": True}, used("score")),
     "Cosine": ({"factor": 2.0}, used("score")),
     "Dot": ({"scale": 0.5}, used("score")),
     "LearnedPositions": ({"length": 9, "width": 8}, used("position")),
@@ -175,10 +175,15 @@ CALLS = {
         {"width": 8, "num_heads": 2, "num_key_heads": 1, "attention": rg.Attention(), "bias": True},
         attended,
     ),
-    "nn.FeedForward": ({"width": 8, "hidden": 4, "activation": "relu", "dropout": 0.0}, attended),
+    "nn.MultiHeadAttention of a tutorial": (
+        {"width": 8, "num_heads": 2, "dropout": 0.1, "return_weights": True, "output_projection": False},
+        attended,
+    ),
+    "nn.FeedForward": ({"width": 8, "hidden": 4, "activation": "relu", "dropout": 0.0, "bias": False}, attended),
+    "nn.PositionalEncoding": ({"width": 8, "dropout": 0.1, "position": rg.Sinusoidal()}, attended),
     "nn.Embedding": ({"size": 9, "width": 8, "dropout": 0.0, "std": 1.0, "padding": 0}, None),
     "nn.Dropout": ({"p": 0.1}, attended),
-    "nn.Residual": ({"width": 8, "norm": "pre", "dropout": 0.0}, None),
+    "nn.Residual": ({"width": 8, "norm": "pre", "dropout": 0.0, "bias": False}, None),
     "nn.TransformerConfig": (
         {"width": 8, "num_heads": 2, "num_key_heads": 1, "norm": "pre", "positions": "rope"},
         None,
@@ -212,7 +217,7 @@ CALLS = {
 
 
 def called(name):
-    owner, _, rest = name.rpartition(".")
+    owner, _, rest = name.partition(" ")[0].rpartition(".")
     return getattr(MAP if owner == "map" else getattr(rg, owner) if owner else rg, rest)
 
 

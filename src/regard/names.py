@@ -5,11 +5,21 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-_CAUSAL = "a mask is a piece: Attention(mask=regard.causal())"
-_TENSOR = "a mask is a piece, with True = may attend: Attention(mask=regard.mask_tensor(tensor))"
-_PADDING = "a mask is a piece, with True = real: Attention(mask=regard.padding(real)); torch's means the opposite"
-_WINDOW = "a mask is a piece: Attention(mask=regard.causal() & regard.window(size))"
-_WEIGHTS = "every weight can be read: regard.attend(...).weights, or regard.watch(model)"
+#: In these texts <...> is a mask. `explanation` writes where the function takes it.
+_CAUSAL = "a mask is a piece: <regard.causal()>"
+_TENSOR = "a mask is a piece, with True = may attend: <regard.mask_tensor(tensor)>"
+_PADDING = "a mask is a piece, with True = real: <regard.padding(real)>; torch's means the opposite"
+_WINDOW = "a mask is a piece: <regard.causal() & regard.window(size)>"
+_WEIGHTS = (
+    "every weight can be read: regard.attend(...).weights, regard.watch(model), or a module created with "
+    "return_weights=True"
+)
+_WIDTH = "it is called width"
+_HEADS = "it is called num_heads"
+_BIAS = "it is called bias"
+_HIDDEN = "it is FeedForward's hidden, and feed_forward of TransformerConfig"
+_HEAD_WIDTH = "heads have the width width / num_heads"
+_LENGTH = "masks and sinusoids fit any length; a learned table is regard.LearnedPositions(length, width)"
 _DROPOUT = "dropout is a number of the container: Attention(dropout=0.1)"
 _MODULE = "modules are moved afterwards: module.to(device, dtype)"
 _EXTRA_KEY = "a key of zeros is Softmax(sink=0.0); there are no learned extra keys"
@@ -40,19 +50,41 @@ OTHER_NAMES = {
     "past_key_values": "earlier keys are a cache: attend(..., cache=regard.GrowingCache())",
     "backend": "it is called engine",
     "attn_implementation": "it is called engine",
-    "embed_dim": "it is called width",
-    "d_model": "it is called width",
-    "hidden_size": "it is called width",
-    "dim": "it is called width",
-    "nhead": "it is called num_heads",
-    "n_heads": "it is called num_heads",
-    "heads": "it is called num_heads",
-    "num_attention_heads": "it is called num_heads",
+    "embed_dim": _WIDTH,
+    "d_model": _WIDTH,
+    "hidden_size": _WIDTH,
+    "dim": _WIDTH,
+    "d_in": _WIDTH,
+    "d_out": _WIDTH,
+    "emb_dim": _WIDTH,
+    "emb_size": _WIDTH,
+    "embed_size": _WIDTH,
+    "embedding_dim": _WIDTH,
+    "hidden_dim": _WIDTH,
+    "n_embd": _WIDTH,
+    "nhead": _HEADS,
+    "n_head": _HEADS,
+    "n_heads": _HEADS,
+    "h": _HEADS,
+    "heads": _HEADS,
+    "num_attention_heads": _HEADS,
     "num_kv_heads": "it is called num_key_heads",
     "num_key_value_heads": "it is called num_key_heads",
     "kdim": "it is called key_width",
     "vdim": "it is called value_width",
-    "dim_feedforward": "it is FeedForward's hidden, and feed_forward of TransformerConfig",
+    "head_dim": _HEAD_WIDTH,
+    "d_k": _HEAD_WIDTH,
+    "d_v": _HEAD_WIDTH,
+    "dim_feedforward": _HIDDEN,
+    "d_ff": _HIDDEN,
+    "qkv_bias": _BIAS,
+    "use_bias": _BIAS,
+    "out_proj": "it is called output_projection",
+    "max_len": _LENGTH,
+    "max_seq_len": _LENGTH,
+    "max_seq_length": _LENGTH,
+    "context_length": _LENGTH,
+    "block_size": _LENGTH,
     "norm_first": 'it is norm="pre" or norm="post"',
     "batch_first": "inputs are always (batch, length, width), batch first",
     "add_bias_kv": _EXTRA_KEY,
@@ -65,14 +97,30 @@ OTHER_NAMES = {
 
 
 def explanation(given: Iterable[str], known: Iterable[str]) -> str:
-    """A remedy for the first argument that a function does not have; empty if it has all of them.
+    """A remedy for each argument that a function does not have; empty if it has all of them.
 
-    >>> explanation(["theta"], ["width", "base"])
-    'theta: it is called base. '
+    >>> explanation(["theta", "dim"], ["width", "base"])
+    'theta: it is called base. dim: it is called width. '
     """
     known = list(known)
-    name = next((name for name in given if name not in known), None)
-    if name is None:
-        return ""
+    return "".join(_remedy(name, known) for name in given if name not in known)
+
+
+def _remedy(name: str, known: list[str]) -> str:
+    if "dropout" in name and "dropout" in known:
+        return f"{name}: it is called dropout. "
+    if name in OTHER_NAMES:
+        return f"{name}: {_placed(OTHER_NAMES[name], known)}. "
     close = difflib.get_close_matches(name, known, n=1)
-    return f"{name}: {OTHER_NAMES[name]}. " if name in OTHER_NAMES else f"Did you mean {close[0]!r}? " if close else ""
+    return f"Did you mean {close[0]!r}? " if close else ""
+
+
+def _placed(text: str, known: list[str]) -> str:
+    """A text with the mask between < and > where a function with these arguments takes it."""
+    if "query" in known and "mask" in known:
+        before, after = "mask=", ""
+    elif "attention" in known and "query" not in known:
+        before, after = "attention=regard.Attention(mask=", ")"
+    else:
+        before, after = "Attention(mask=", ")"
+    return text.replace("<", before).replace(">", after)

@@ -1,4 +1,4 @@
-"""`Embedding`: vectors of tokens plus encodings of their positions."""
+"""`Embedding`: vectors of tokens plus encodings of their positions. `PositionalEncoding`: these encodings alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.checks import Size, checked
 from regard.errors import RegardError
 from regard.nn.dropout import Dropout
-from regard.pieces import Position, Sinusoidal
+from regard.pieces import Position, RoPE, Sinusoidal
 from regard.spans import Spans
 
 
@@ -55,14 +55,54 @@ class Embedding(nn.Module):
         """Ids (B, T), the first at position `start`, -> (B, T, C)."""
         x = self.table(ids)
         x = x if self.factor == 1 else x * self.factor
-        stop = start + ids.shape[1]
-        if isinstance(self.position, Sinusoidal):
-            length = max(64, 1 << (stop - 1).bit_length())
-            x = x + _sinusoids(self.position, length, x.shape[-1], x.dtype, x.device)[start:stop]
-        elif self.position is not None:
-            self.position.check(Spans(((start, stop),)))
-            x = self.position.encode(x[:, None], torch.arange(start, stop, device=ids.device))[:, 0]
-        return self.dropout(x)
+        return self.dropout(x if self.position is None else _with_positions(self.position, x, start))
+
+
+@checked
+class PositionalEncoding(nn.Module):
+    """x + p[position]: sinusoids, or a learned table (Vaswani et al. 2017, arXiv:1706.03762, section 3.5).
+
+    `position` is `Sinusoidal()` by default, which has no parameters and no greatest length, or
+    `LearnedPositions(length, width)`. `Embedding` adds positions itself.
+
+    >>> import torch, regard as rg
+    >>> encoding = rg.nn.PositionalEncoding(16, dropout=0.1).eval()
+    >>> x = torch.randn(2, 5, 16)
+    >>> torch.allclose(encoding(x) - x, rg.Sinusoidal().table(torch.arange(5), 16).float(), atol=1e-6)
+    True
+    """
+
+    def __init__(self, width: Size, dropout: float = 0.0, *, position: Position | None = None) -> None:
+        super().__init__()
+        if isinstance(position, RoPE):
+            raise RegardError(
+                "PositionalEncoding(position=RoPE(...)): RoPE is not added to vectors. It rotates queries and keys "
+                "inside the attention: regard.Attention(position=regard.RoPE(head_width))."
+            )
+        self.width = width
+        self.position = Sinusoidal() if position is None else position
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor, start: int = 0) -> Tensor:
+        """(B, T, C), the first at position `start`, -> (B, T, C)."""
+        if x.ndim != 3 or x.shape[-1] != self.width:
+            raise RegardError(
+                f"PositionalEncoding: inputs must be (batch, length, {self.width}), got {tuple(x.shape)}."
+            )
+        return self.dropout(_with_positions(self.position, x, start))
+
+    def extra_repr(self) -> str:
+        return f"{self.width}, {self.position!r}" if isinstance(self.position, Sinusoidal) else str(self.width)
+
+
+def _with_positions(position: Position, x: Tensor, start: int) -> Tensor:
+    """Vectors (B, T, C) with the encodings of the positions `start`, `start` + 1, ..."""
+    stop = start + x.shape[1]
+    if isinstance(position, Sinusoidal):
+        length = max(64, 1 << (stop - 1).bit_length())
+        return x + _sinusoids(position, length, x.shape[-1], x.dtype, x.device)[start:stop]
+    position.check(Spans(((start, stop),)))
+    return position.encode(x[:, None], torch.arange(start, stop, device=x.device))[:, 0]
 
 
 @lru_cache(maxsize=16)

@@ -22,13 +22,21 @@ class FeedForward(nn.Module):
 
     `activation` is "relu", "gelu" or "swiglu". "swiglu" is silu(x W_g) * (x W_1) in place of f (Shazeer 2020,
     arXiv:2002.05202). Its three matrices have 2/3 of the hidden width, so that all activations have about the same
-    number of parameters. `hidden` is 4 x `width` by default.
+    number of parameters. `hidden` is 4 x `width` by default. `bias=False` omits b_1 and b_2.
 
     >>> sum(p.numel() for p in FeedForward(512, 2048).parameters())
     2099712
     """
 
-    def __init__(self, width: Size, hidden: Size | None = None, activation: str = "relu", dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        width: Size,
+        hidden: Size | None = None,
+        activation: str = "relu",
+        dropout: float = 0.0,
+        *,
+        bias: bool = True,
+    ) -> None:
         super().__init__()
         if activation not in ACTIVATIONS:
             known = nearest(str(activation), ACTIVATIONS)
@@ -37,9 +45,9 @@ class FeedForward(nn.Module):
         self.activation = activation
         if activation == "swiglu":
             hidden = max(1, 2 * hidden // 3)
-            self.gate = nn.Linear(width, hidden)
-        self.inner = nn.Linear(width, hidden)
-        self.outer = nn.Linear(hidden, width)
+            self.gate = nn.Linear(width, hidden, bias=bias)
+        self.inner = nn.Linear(width, hidden, bias=bias)
+        self.outer = nn.Linear(hidden, width, bias=bias)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,7 +72,7 @@ class Residual(nn.Module):
     """x + dropout(f(norm(x))) for pre-norm ("pre"), norm(x + dropout(f(x))) for post-norm ("post").
 
     The Transformer paper has post-norm. Pre-norm trains without warm-up (Xiong et al. 2020, arXiv:2002.04745); a stack
-    of pre-norm layers ends with a final norm.
+    of pre-norm layers ends with a final norm. `bias=False` omits the bias of the norm.
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 5, 8)
@@ -75,12 +83,12 @@ class Residual(nn.Module):
     True
     """
 
-    def __init__(self, width: Size, norm: str = "pre", dropout: float = 0.0) -> None:
+    def __init__(self, width: Size, norm: str = "pre", dropout: float = 0.0, *, bias: bool = True) -> None:
         super().__init__()
         if norm not in NORMS:
             raise RegardError(f"Residual(norm={norm!r}): unknown norm. {nearest(str(norm), NORMS)}")
         self.place = norm
-        self.norm = nn.LayerNorm(width)
+        self.norm = nn.LayerNorm(width, bias=bias)
         self.dropout = Dropout(dropout)
 
     def before(self, x: Tensor) -> Tensor:
@@ -100,6 +108,8 @@ class Residual(nn.Module):
 class EncoderLayer(nn.Module):
     """Self-attention, then feed-forward, each with a residual (Vaswani et al. 2017, arXiv:1706.03762, section 3.1).
 
+    `bias=False` omits the biases of the norms; `self_attention` and `feed_forward` have a `bias` of their own.
+
     >>> import torch, regard as rg
     >>> layer = rg.nn.EncoderLayer(rg.nn.MultiHeadAttention(8, 2), rg.nn.FeedForward(8, 32))
     >>> layer(torch.randn(1, 5, 8), rg.padding([3])).shape
@@ -107,13 +117,19 @@ class EncoderLayer(nn.Module):
     """
 
     def __init__(
-        self, self_attention: MultiHeadAttention, feed_forward: FeedForward, norm: str = "pre", dropout: float = 0.0
+        self,
+        self_attention: MultiHeadAttention,
+        feed_forward: FeedForward,
+        norm: str = "pre",
+        dropout: float = 0.0,
+        *,
+        bias: bool = True,
     ) -> None:
         super().__init__()
-        width = self_attention.output.out_features
+        _check_returns("EncoderLayer", self_attention)
         self.self_attention, self.feed_forward = self_attention, feed_forward
-        self.around_self = Residual(width, norm, dropout)
-        self.around_feed = Residual(width, norm, dropout)
+        self.around_self = Residual(self_attention.width, norm, dropout, bias=bias)
+        self.around_feed = Residual(self_attention.width, norm, dropout, bias=bias)
 
     def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
         """(B, I, C) -> (B, I, C); `mask` excludes keys, such as `regard.padding(real)`."""
@@ -126,7 +142,7 @@ class DecoderLayer(nn.Module):
     """Masked self-attention, attention to the encoder, then feed-forward, each with a residual (section 3.1).
 
     Without `cross_attention` it is a layer of a decoder-only model, such as a language model. `self_attention`
-    must have a causal mask if a token may not attend to later tokens.
+    must have a causal mask if a token may not attend to later tokens. `bias=False` omits the biases of the norms.
 
     >>> import torch, regard as rg
     >>> own = rg.nn.MultiHeadAttention(8, 2, attention=rg.Attention(mask=rg.causal()))
@@ -143,24 +159,32 @@ class DecoderLayer(nn.Module):
         feed_forward: FeedForward,
         norm: str = "pre",
         dropout: float = 0.0,
+        *,
+        bias: bool = True,
     ) -> None:
         super().__init__()
-        width = self_attention.output.out_features
+        _check_returns("DecoderLayer", self_attention, cross_attention)
+        width = self_attention.width
         self.self_attention, self.cross_attention, self.feed_forward = self_attention, cross_attention, feed_forward
         if cross_attention is not None:
             cross_attention.is_cross_attention = True
-            self.around_cross = Residual(width, norm, dropout)
-        self.around_self = Residual(width, norm, dropout)
-        self.around_feed = Residual(width, norm, dropout)
+            self.around_cross = Residual(width, norm, dropout, bias=bias)
+        self.around_self = Residual(width, norm, dropout, bias=bias)
+        self.around_feed = Residual(width, norm, dropout, bias=bias)
 
     def forward(
-        self, x: Tensor, keys: ProjectedKV | None = None, past: ProjectedKV | None = None
+        self,
+        x: Tensor,
+        keys: ProjectedKV | None = None,
+        past: ProjectedKV | None = None,
+        mask: Mask | None = None,
     ) -> tuple[Tensor, ProjectedKV]:
         """The outputs (B, I, C) of the next tokens (B, I, C), and the keys of all tokens so far: the next `past`.
 
-        `keys` are the keys of the source, from `cross_attention.keys`.
+        `keys` are the keys of the source, from `cross_attention.keys(states, mask=...)`, whose mask excludes padding of
+        the source. `mask` excludes padding of the layer's own tokens: of all tokens so far, those of `past` included.
         """
-        attention_output, present = self.self_attention.advance(self.around_self.before(x), past)
+        attention_output, present = self.self_attention.advance(self.around_self.before(x), past, mask)
         x = self.around_self.after(x, attention_output)
         if self.cross_attention is not None:
             if keys is None:
@@ -170,3 +194,12 @@ class DecoderLayer(nn.Module):
             start = present.length - x.shape[1]
             x = self.around_cross.after(x, self.cross_attention(self.around_cross.before(x), keys, start=start))
         return self.around_feed.after(x, self.feed_forward(self.around_feed.before(x))), present
+
+
+def _check_returns(layer: str, *modules: MultiHeadAttention | None) -> None:
+    """Refuse attention that returns a pair: a layer adds the output to its input."""
+    if any(module is not None and module.return_weights for module in modules):
+        raise RegardError(
+            f"{layer}: the layer needs the output of its attention alone, and this attention was created with "
+            "return_weights=True. Leave it out; `with regard.watch(layer) as seen` shows the weights of every module."
+        )

@@ -8,10 +8,13 @@ from torch import Tensor, nn
 from regard.attention import Attention
 from regard.checks import Size, checked, explained
 from regard.errors import RegardError
-from regard.nn.listener import Attends
+from regard.maps import AttentionMap
+from regard.nn.listener import Attends, listeners
 from regard.nn.projected_kv import ProjectedKV, read
+from regard.nn.unpacking import guarded
 from regard.pieces import Mask
 from regard.pieces.mask import sees_no_later_key
+from regard.pieces.mask_senses import mask_remedy
 
 
 @checked
@@ -21,16 +24,21 @@ class MultiHeadAttention(Attends):
     `attention` is the attention of every head: any score, position, bias, mask and normaliser; by default the softmax
     of scaled dot products. If `num_key_heads` is below `num_heads`, groups of query heads share a key and value head
     (grouped-query attention; 1 is multi-query attention). `key_width` and `value_width` are the widths of the inputs
-    for keys and values, by default `width`.
+    for keys and values, by default `width`. `dropout` is the share of dropped weights of the default attention; an
+    `attention` of yours has its own. Without `output_projection` the heads are only joined.
 
-    Inputs are (B, I, C), batch first. `nn.MultiheadAttention` returns a pair; this module returns only the output, and
-    `regard.watch(model)` shows the weights. Boolean masks of `nn.MultiheadAttention` have the opposite meaning (True =
-    may not attend). `from_torch` copies its weights.
+    Inputs are (B, I, C), batch first. This module returns only the output, and `regard.watch(model)` shows the weights.
+    With `return_weights` it returns a pair as `nn.MultiheadAttention` does, but the weights (B, H, I, J) of every head
+    are an `AttentionMap`, which computes them when they are read. Boolean masks of `nn.MultiheadAttention` have the
+    opposite meaning (True = may not attend). `from_torch` copies its weights.
 
     >>> import torch, regard as rg
-    >>> attention = rg.nn.MultiHeadAttention(512, 8, bias=False)
-    >>> sum(p.numel() for p in attention.parameters()), attention(torch.randn(2, 5, 512)).shape
+    >>> attention, x = rg.nn.MultiHeadAttention(512, 8, bias=False), torch.randn(2, 5, 512)
+    >>> sum(p.numel() for p in attention.parameters()), attention(x).shape
     (1048576, torch.Size([2, 5, 512]))
+    >>> output, weights = rg.nn.MultiHeadAttention(512, 8, return_weights=True)(x, x, x, mask=rg.causal())
+    >>> output.shape, weights.shape, weights[0, 3, 1].gt(0).tolist()
+    (torch.Size([2, 5, 512]), (2, 8, 5, 5), [True, True, False, False, False])
     """
 
     def __init__(
@@ -43,24 +51,33 @@ class MultiHeadAttention(Attends):
         key_width: Size | None = None,
         value_width: Size | None = None,
         bias: bool = True,
+        dropout: float = 0.0,
+        return_weights: bool = False,
+        output_projection: bool = True,
     ) -> None:
         super().__init__()
         num_key_heads = num_heads if num_key_heads is None else num_key_heads
         _check(width, num_heads, num_key_heads)
+        if attention is not None and dropout:
+            raise RegardError(
+                f"MultiHeadAttention(dropout={dropout}): this is for the default attention. Dropout of your own "
+                f"attention is a part of it: regard.Attention(..., dropout={dropout})."
+            )
+        self.width, self.return_weights = width, return_weights
         self.num_heads, self.num_key_heads, self.head_width = num_heads, num_key_heads, width // num_heads
         inner = num_key_heads * self.head_width
         self.query = nn.Linear(width, width, bias=bias)
         self.key = nn.Linear(key_width or width, inner, bias=bias)
         self.value = nn.Linear(value_width or key_width or width, inner, bias=bias)
-        self.output = nn.Linear(width, width, bias=bias)
-        self.attention = Attention() if attention is None else attention
-        for projection in (self.query, self.key, self.value, self.output):
+        self.output = nn.Linear(width, width, bias=bias) if output_projection else None
+        self.attention = Attention(dropout=dropout) if attention is None else attention
+        for projection in filter(None, (self.query, self.key, self.value, self.output)):
             nn.init.xavier_uniform_(projection.weight)
             if projection.bias is not None:
                 nn.init.zeros_(projection.bias)
 
     @classmethod
-    def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
+    def from_torch(cls, module: nn.MultiheadAttention, *, return_weights: bool = False) -> MultiHeadAttention:
         """An equal module with copies of the weights of an `nn.MultiheadAttention`.
 
         >>> import torch, regard as rg
@@ -76,15 +93,16 @@ class MultiHeadAttention(Attends):
         ours = cls(
             module.embed_dim,
             module.num_heads,
-            attention=Attention(dropout=module.dropout),
+            dropout=module.dropout,
             key_width=module.kdim,
             value_width=module.vdim,
             bias=module.in_proj_bias is not None,
+            return_weights=return_weights,
         )
         separate = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
         weights = separate if module.in_proj_weight is None else module.in_proj_weight.chunk(3)
         biases = [None] * 3 if module.in_proj_bias is None else [*module.in_proj_bias.chunk(3)]
-        projections = (ours.query, ours.key, ours.value, ours.output)
+        projections = [*filter(None, (ours.query, ours.key, ours.value, ours.output))]
         ours.to(module.out_proj.weight)
         with torch.no_grad():
             parameters = zip((*weights, module.out_proj.weight), (*biases, module.out_proj.bias), strict=True)
@@ -103,26 +121,44 @@ class MultiHeadAttention(Attends):
         *,
         mask: Mask | None = None,
         start: int | None = None,
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, AttentionMap]:
         """The output (B, I, C) for inputs of queries (B, I, C), and of keys and values (B, J, C').
+
+        With `return_weights` it is the pair of the output and the weights (B, H, I, J).
 
         `key` defaults to `query`, and `value` to `key`. `key` may also be the result of `keys`. `mask` is added to that
         of the attention (True = may attend), such as `regard.padding(real)`. `start` is the position of the first
         query; by default the last query has the position of the last key.
         """
+        if isinstance(key, ProjectedKV) and not (value is None and mask is None):
+            raise RegardError("MultiHeadAttention: projected keys hold their values and mask: keys(key, value, mask).")
         keys = key if isinstance(key, ProjectedKV) else self.keys(query if key is None else key, value, mask)
-        return self._mixed(read(self, self._heads(self.query, query), keys, start))
+        heads = self._heads(self.query, query)
+        if not self.return_weights:
+            return guarded(self._mixed(read(self, heads, keys, start)))
+        receiver = _LastMap()
+        with listeners.to(receiver):
+            output = self._mixed(read(self, heads, keys, start))
+        return output, receiver.weights
 
     def keys(self, key: Tensor, value: Tensor | None = None, mask: Mask | None = None) -> ProjectedKV:
         """Project inputs (B, J, C') to keys and values, once for all later queries."""
+        if not (mask is None or isinstance(mask, Mask)):
+            raise RegardError(f"MultiHeadAttention(mask=...): expected a Mask. {mask_remedy(mask)}")
         value = key if value is None else value
         return ProjectedKV(self.attention, self._heads(self.key, key), self._heads(self.value, value), mask)
 
-    def advance(self, x: Tensor, past: ProjectedKV | None = None) -> tuple[Tensor, ProjectedKV]:
-        """Self-attention of the next tokens (B, n, C) to all tokens so far: the output, and the keys of all tokens."""
-        keys = self.keys(x)
-        keys = keys if past is None else past.extended(keys.key, keys.value)
-        return self(x, keys), keys
+    def advance(
+        self, x: Tensor, past: ProjectedKV | None = None, mask: Mask | None = None
+    ) -> tuple[Tensor, ProjectedKV]:
+        """Self-attention of the next tokens (B, n, C) to all tokens so far: the output, and the keys of all tokens.
+
+        `mask` excludes some of all tokens so far, such as padding. Without it the mask of `past` stays.
+        """
+        keys = self.keys(x, mask=mask)
+        keys = keys if past is None else past.extended(keys.key, keys.value, mask)
+        output = self(x, keys)
+        return output[0] if self.return_weights else output, keys
 
     @property
     def is_causal(self) -> bool:  # type: ignore[override]
@@ -139,18 +175,31 @@ class MultiHeadAttention(Attends):
         )
 
     def _mixed(self, heads: Tensor) -> Tensor:
-        return self.output(heads.transpose(1, 2).flatten(2))
+        joined = heads.transpose(1, 2).flatten(2)
+        return joined if self.output is None else self.output(joined)
 
     def extra_repr(self) -> str:
         shared = "" if self.num_key_heads == self.num_heads else f", num_key_heads={self.num_key_heads}"
-        return f"{self.query.in_features}, {self.num_heads}{shared}"
+        weights = ", return_weights=True" if self.return_weights else ""
+        return f"{self.query.in_features}, {self.num_heads}{shared}{weights}"
+
+
+class _LastMap:
+    """A listener that keeps the map of one call."""
+
+    weights: AttentionMap
+
+    def on_attention(self, module: nn.Module | None, weights: AttentionMap) -> None:
+        self.weights = weights
 
 
 def _check(width: int, num_heads: int, num_key_heads: int) -> None:
     if num_heads < 1 or width % num_heads:
+        is_swapped = num_heads > width and num_heads % width == 0
+        order = f" The width comes first: MultiHeadAttention({num_heads}, {width})." if is_swapped else ""
         raise RegardError(
             f"MultiHeadAttention({width}, {num_heads}): heads have equal width, so the number of heads "
-            f"must divide {width}: {', '.join(str(n) for n in range(1, width + 1) if width % n == 0)}."
+            f"must divide {width}: {', '.join(str(n) for n in range(1, width + 1) if width % n == 0)}.{order}"
         )
     if num_key_heads < 1 or num_heads % num_key_heads:
         raise RegardError(

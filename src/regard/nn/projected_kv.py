@@ -133,9 +133,10 @@ class ProjectedKV:
         number = number if self.rows.place is None else number.index_select(0, self.rows.place)
         return replace(self, rows=None).select(number)
 
-    def extended(self, key: Tensor, value: Tensor) -> ProjectedKV:
-        """A copy with the keys and values of later tokens appended."""
-        return ProjectedKV(self.attention, torch.cat((self.key, key), 2), torch.cat((self.value, value), 2), self.mask)
+    def extended(self, key: Tensor, value: Tensor, mask: Mask | None = None) -> ProjectedKV:
+        """A copy with the keys and values of later tokens appended. `mask`, if given, is for all its keys."""
+        mask = self.mask if mask is None else mask
+        return ProjectedKV(self.attention, torch.cat((self.key, key), 2), torch.cat((self.value, value), 2), mask)
 
     def compared(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The query prepared by the score, the keys prepared by the score, and the keys after their position encoding.

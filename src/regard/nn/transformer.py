@@ -28,6 +28,7 @@ class TransformerConfig:
     `attention` is a mechanism of the catalogue for all roles, or a mapping from "encoder", "decoder" and "cross" to
     mechanisms. `positions` is "sinusoidal", "learned", "rope", "alibi", "t5" or "none". `feed_forward` is the inner
     width, by default 4 x `width`. `scaled=False` omits the factor 1 / sqrt(D) of the scores, to show its effect.
+    `bias=False` omits the biases of all linear layers and norms.
 
     >>> import torch
     >>> decoder = TransformerConfig(32, num_heads=4, positions="rope").decoder(2, vocabulary=100, cross=False)
@@ -46,11 +47,12 @@ class TransformerConfig:
     attention: Mechanism | Mapping[str, Mechanism] = "full"
     scaled: bool = True
     max_length: Size = field(default=512, kw_only=True)
+    bias: bool = field(default=True, kw_only=True)
 
     def encoder(self, layers: int, vocabulary: int | None = None) -> Encoder:
         """A stack of `layers`. Its input is ids if a vocabulary size is given, otherwise vectors."""
         stack = [
-            EncoderLayer(self._attention("encoder"), self._feed_forward(), self.norm, self.dropout)
+            EncoderLayer(self._attention("encoder"), self._feed_forward(), self.norm, self.dropout, bias=self.bias)
             for _ in range(layers)
         ]
         return Encoder(stack, self._embedding(vocabulary))
@@ -60,9 +62,8 @@ class TransformerConfig:
         stack = []
         for _ in range(layers):
             cross_attention = self._attention("cross") if cross else None
-            stack.append(
-                DecoderLayer(self._attention("decoder"), cross_attention, self._feed_forward(), self.norm, self.dropout)
-            )
+            own, feed_forward = self._attention("decoder"), self._feed_forward()
+            stack.append(DecoderLayer(own, cross_attention, feed_forward, self.norm, self.dropout, bias=self.bias))
         return Decoder(stack, self._embedding(vocabulary))
 
     def _attention(self, role: str) -> MultiHeadAttention:
@@ -75,10 +76,10 @@ class TransformerConfig:
             mechanism = mechanism.get(role, "full")
         options = {"positions": self.positions, "scaled": self.scaled, "num_heads": self.num_heads}
         attention = attention_for(role, mechanism, width=self.width // self.num_heads, **options)
-        return MultiHeadAttention(self.width, self.num_heads, self.num_key_heads, attention)
+        return MultiHeadAttention(self.width, self.num_heads, self.num_key_heads, attention, bias=self.bias)
 
     def _feed_forward(self) -> FeedForward:
-        return FeedForward(self.width, self.feed_forward, self.activation, self.dropout)
+        return FeedForward(self.width, self.feed_forward, self.activation, self.dropout, bias=self.bias)
 
     def _embedding(self, vocabulary: int | None) -> Embedding | None:
         return None if vocabulary is None else Embedding(vocabulary, self.width, self._position(), self.dropout)
@@ -157,14 +158,21 @@ class Decoder(nn.Module):
         modules = [layer.cross_attention for layer in self.layers]
         return tuple(module.keys(states, mask=mask) for module in modules if isinstance(module, MultiHeadAttention))
 
-    def forward(self, x: Tensor, keys: tuple[ProjectedKV, ...] = ()) -> Tensor:
-        """Ids (B, I), or vectors (B, I, C) without an embedding, -> (B, I, C)."""
-        return self.advance(x, keys)[0]
+    def forward(self, x: Tensor, keys: tuple[ProjectedKV, ...] = (), mask: Mask | None = None) -> Tensor:
+        """Ids (B, I), or vectors (B, I, C) without an embedding, -> (B, I, C); `mask` excludes padding among them."""
+        return self.advance(x, keys, mask=mask)[0]
 
     def advance(
-        self, x: Tensor, keys: tuple[ProjectedKV, ...] = (), past: DecoderCache | None = None
+        self,
+        x: Tensor,
+        keys: tuple[ProjectedKV, ...] = (),
+        past: DecoderCache | None = None,
+        mask: Mask | None = None,
     ) -> tuple[Tensor, DecoderCache]:
-        """The outputs of the tokens that follow those of `past`, and the `past` for the next call."""
+        """The outputs of the tokens that follow those of `past`, and the `past` for the next call.
+
+        `mask` excludes padding among all tokens so far, those of `past` included.
+        """
         start = 0 if past is None else past.length
         x = x if self.embedding is None else self.embedding(x, start)
         if keys and len(keys) != len(self.layers):
@@ -174,7 +182,7 @@ class Decoder(nn.Module):
         present = []
         for number, layer in enumerate(self.layers):
             source_keys, past_keys = keys[number] if keys else None, None if past is None else past.keys[number]
-            x, all_keys = layer(x, source_keys, past_keys)
+            x, all_keys = layer(x, source_keys, past_keys, mask)
             present.append(all_keys)
         return self.norm(x), DecoderCache(tuple(present))
 
@@ -194,13 +202,16 @@ class Transformer(nn.Module):
         super().__init__()
         self.encoder, self.decoder = encoder, decoder
 
-    def forward(self, source: Tensor, target: Tensor, mask: Mask | None = None) -> Tensor:
-        """Source (B, J) and target (B, I) -> (B, I, C); `mask` excludes source tokens."""
-        return self.decoder(target, self.decoder.keys(self.encoder(source, mask), mask))
+    def forward(
+        self, source: Tensor, target: Tensor, mask: Mask | None = None, target_mask: Mask | None = None
+    ) -> Tensor:
+        """Source (B, J) and target (B, I) -> (B, I, C); `mask` excludes source tokens, `target_mask` target tokens."""
+        return self.decoder(target, self.decoder.keys(self.encoder(source, mask), mask), target_mask)
 
 
 def _last_norm(residuals: list[Any]) -> nn.Module:
     """The final norm of a stack of pre-norm layers; nothing for post-norm."""
     if not residuals or residuals[-1].place == "post":
         return nn.Identity()
-    return nn.LayerNorm(residuals[-1].norm.normalized_shape)
+    norm = residuals[-1].norm
+    return nn.LayerNorm(norm.normalized_shape, bias=norm.bias is not None)

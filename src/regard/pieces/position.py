@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,15 @@ class Position(ABC):
 
     def check(self, positions: Spans) -> None:  # noqa: B027 - most encodings know every position
         """Refuse positions that the encoding does not have. `encode` does not check: it would wait for a device."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The learned tensors: none, unless the encoding is also an `nn.Module`.
+
+        >>> import regard as rg
+        >>> [sum(p.numel() for p in x.parameters()) for x in (rg.Sinusoidal(), rg.LearnedPositions(512, 64))]
+        [0, 32768]
+        """
+        return nn.Module.parameters(self) if isinstance(self, nn.Module) else iter(())
 
 
 def angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:

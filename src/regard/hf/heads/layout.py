@@ -137,6 +137,8 @@ def _heads(model: nn.Module, name: str, module: nn.Module, told: str | None, num
     """The heads of one attention module, or the reason why they are unknown."""
     kind = type(module).__name__
     if isinstance(module, MultiHeadAttention):
+        if module.output is None:
+            return f"{kind} has no output projection"
         return Heads(
             name,
             module,
