@@ -71,9 +71,9 @@ class Outer(nn.Module):
 def test_an_output_alone_refuses_two_names(make, batch):
     module, x = make(), torch.randn(batch, I, C)
     with pytest.raises(rg.RegardError, match=r"return_weights=True\).*output\.unbind\(\)"):
-        output, _ = module(x, x, x)
+        _, _ = module(x, x, x)
     with pytest.raises(rg.RegardError, match="return_weights=True"):
-        output, _ = module(query=x, key=x)
+        _, _ = module(query=x, key=x)
     with pytest.raises(rg.RegardError, match="return_weights=True"):
         _, _ = module(*(x, x, x), **{"mask": None})
     with rg.watch(module), pytest.raises(rg.RegardError, match="return_weights=True"):
