@@ -301,7 +301,9 @@ def test_figures_are_saved_as_svg_and_png(browser, file, view, tmp_path):
             content = target.read_bytes()
             assert content.startswith(b"<svg" if kind == "SVG" else b"\x89PNG") and len(content) > 500
             assert target.suffix == f".{kind.lower()}"
-        assert b"var(--" not in next(tmp_path.glob("*.svg")).read_bytes()
+        drawn = next(tmp_path.glob("*.svg")).read_text()
+        assert "var(--" not in drawn
+        assert float(re.search(r'height="([\d.]+)', drawn)[1]) >= 90, "the chart, and not its legend"
 
 
 def test_dark_and_light(browser, file):

@@ -108,6 +108,11 @@ async function asPng(text: string, figure: SVGSVGElement): Promise<Blob> {
   return new Promise((done) => canvas.toBlob((blob) => done(blob!), "image/png"));
 }
 
+/** The chart that Observable Plot drew: before it, the same figure holds legends. */
+export function chartOf(drawing: Element): SVGSVGElement {
+  return (drawing.tagName === "svg" ? drawing : [...drawing.querySelectorAll("svg")].at(-1)) as SVGSVGElement;
+}
+
 export function saving(name: () => string, figure: () => SVGSVGElement | null, root: () => Element): HTMLElement {
   const save = async (kind: "svg" | "png") => {
     const found = figure();

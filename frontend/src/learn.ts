@@ -2,7 +2,7 @@
 import * as Plot from "@observablehq/plot";
 import type { Context, Panel } from "./context";
 import { SERIES } from "./colour";
-import { choice, h, s, saving, segments, slider } from "./dom";
+import { chartOf, choice, h, s, saving, segments, slider } from "./dom";
 
 type Mask = (i: number, j: number) => boolean;
 const N = 28;
@@ -82,8 +82,8 @@ export function learnView(context: Context): Panel {
   const query = { angle: 25, size: 1.6, temperature: 1, normaliser: "softmax", score: "scaled dot" };
 
   const figure = (title: string, said: string, drawing: Element) => {
-    const picture = () => (drawing.tagName === "svg" ? drawing : drawing.querySelector("svg")) as SVGSVGElement;
-    return h("figure", {}, h("figcaption", {}, title, saving(() => title, picture, () => context.root)),
+    return h("figure", {},
+      h("figcaption", {}, title, saving(() => title, () => chartOf(drawing), () => context.root)),
       h("p", { class: "hint" }, said), h("div", { class: "scroll" }, drawing));
   };
   const style = { background: "transparent", fontSize: "12px", fontFamily: "inherit" };

@@ -3,7 +3,7 @@ import * as Plot from "@observablehq/plot";
 import { headName, inText, type Context, type Panel } from "./context";
 import { SERIES } from "./colour";
 import { layerName, type Layer } from "./data";
-import { choice, h, saving, shown } from "./dom";
+import { chartOf, choice, h, saving, shown } from "./dom";
 
 export function statisticsView(context: Context): Panel {
   const [tools, body] = [h("div", { class: "tools" }), h("div", { class: "charts" })];
@@ -12,7 +12,7 @@ export function statisticsView(context: Context): Panel {
   const chart = (title: string, said: string, options: Plot.PlotOptions, chosen?: (value: any) => void) => {
     const made = Plot.plot({ width: Math.min(560, Math.max(280, context.root.clientWidth - 40)),
       marginBottom: 40, style: { background: "transparent", fontSize: "12px", fontFamily: "inherit" }, ...options });
-    const figure = (made.tagName === "svg" ? made : made.querySelector("svg"))! as SVGSVGElement;
+    const figure = chartOf(made);
     figure.setAttribute("role", "img");
     figure.setAttribute("aria-label", `${title}. ${said}`);
     const box = h("figure", {}, h("figcaption", {}, title,
