@@ -33,8 +33,9 @@ from regard.seq2seq.comparison.study import EVALUATION
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("ray"),
-    # ray 2.50 drops the processes of its cluster while they run
+    # ray 2.50 drops the processes of its cluster while they run, and leaves their output open
     pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:unclosed file .*/dev/null:ResourceWarning"),
 ]
 TEXTS = ["" if n % 11 == 5 else f"Sentence {n} is about number {n * n}. " * (1 + n % 4) for n in range(40)]
 
