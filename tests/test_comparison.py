@@ -73,6 +73,8 @@ def test_presets_yield_to_what_is_said():
     assert (quick.seeds, quick.config.training.budget) == ((1, 2), ("steps", 9.0))
     assert (quick.config.data.corpus, quick.config.model.width) == ("grammar", 64)
     assert study_of(Wish(preset="quick", data="bible-en-fr")).config.data.corpus == "bible-en-fr"
+    assert study_of(Wish(preset="quick")).seeds == study_of(Wish(preset="quick", heads="1,4")).seeds == (1, 2, 3)
+    assert study_of(Wish(preset="quick")).config.training.budget[0] == "steps", "the same result on a busy machine"
     full = study_of(Wish(preset="full"))
     assert len(full.trials(folder := comparison.Path("x"))) == 21
     assert full.trials(folder)[7].seed == 2, "all systems with one seed come before any with the next"

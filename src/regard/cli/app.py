@@ -320,7 +320,8 @@ def compare(
     steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Equal steps: updates of the weights.")] = None,
     epochs: Annotated[int | None, typer.Option(metavar="N", min=1, help="Equal passes over the corpus.")] = None,
     preset: Annotated[
-        str | None, typer.Option(metavar="quick|full", help="4 systems, some minutes; 7 systems x 3 seeds, hours.")
+        str | None,
+        typer.Option(metavar="quick|full", help="4 systems x 600 steps, some minutes; 7 systems x 4 minutes, an hour."),
     ] = None,
     heads: Annotated[
         str | None, typer.Option(metavar="1,4,...", help="Compare numbers of heads of a Transformer.")
