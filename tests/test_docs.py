@@ -7,6 +7,7 @@ import importlib
 import inspect
 import re
 import runpy
+import sys
 import warnings
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,9 @@ import regard as rg
 from fabricated import fabricate
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs" / "hooks"))
+reference = importlib.import_module("reference")
+sys.path.pop(0)
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md")])
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 
@@ -80,6 +84,13 @@ def test_blocks_run_in_their_order(page, tmp_path, monkeypatch):
             exec(compile(code, str(page), "exec"), names)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_code_fits_beside_the_menus_of_the_site(page):
+    """At 1,440 pixels a line of code has 120 characters (docs/stylesheets/regard.css)."""
+    inside = re.findall(r"^ *```.*?\n(.*?)^ *```", page.read_text(), re.M | re.S)
+    assert [line for block in inside for line in block.splitlines() if len(line) > 120] == []
+
+
 #: Public names without an example of their own, and why.
 WITHOUT_EXAMPLE = {
     "RankLost": "raised where another process of a group ends, which takes two processes: tests/test_ring.py",
@@ -89,7 +100,7 @@ WITHOUT_EXAMPLE = {
 
 def public():
     """The classes and functions that have a place in the reference; constants and aliases have no docstring."""
-    for module in sorted(set(re.findall(r'"(regard\.\w+)"', (ROOT / "docs" / "hooks" / "site.py").read_text()))):
+    for module in sorted(reference.REFERENCE.values()):
         package = importlib.import_module(module)
         for name in package.__all__:
             value = getattr(package, name)

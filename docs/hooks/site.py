@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -17,22 +14,8 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
 catalogue = importlib.import_module("catalogue")
+reference = importlib.import_module("reference")
 
-#: The packages whose public names make a page of the reference: title, module, what it is for.
-REFERENCE = {
-    "Attend": "regard.api",
-    "Pieces": "regard.pieces",
-    "Maps": "regard.maps",
-    "Pictures": "regard.drawing",
-    "Models": "regard.hf",
-    "Statistics": "regard.stats",
-    "Corpora": "regard.profiling",
-    "Modules": "regard.nn",
-    "Translators": "regard.seq2seq",
-    "Texts": "regard.data",
-}
-#: Those that are used by their own names; the names of the others are names of `regard`.
-SEPARATE = {"regard.nn", "regard.stats", "regard.seq2seq", "regard.data"}
 #: Files of the repository that are pages of the site too.
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md", "CONTRIBUTING.md": "CONTRIBUTING.md"}
 
@@ -43,7 +26,7 @@ SEARCHED_LAST = {"log.md", "CHANGELOG.md", "CONTRIBUTING.md", "architecture.md",
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fill in the sections of the navigation that follow from the sources."""
     names = {"Catalogue": ["catalogue/index.md", *({name: f"catalogue/{name}.md"} for name in catalogue.names())]}
-    names["Reference"] = [_reference_path(title) for title in REFERENCE]
+    names["Reference"] = [reference.path_of(title) for title in reference.REFERENCE]
     config.nav = [{title: names.get(title, where)} for entry in config.nav or [] for title, where in entry.items()]
     return config
 
@@ -52,7 +35,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the home page, the catalogue, the reference, and the notebook beside the examples."""
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=_at_home((ROOT / source).read_text())))
-    for path, content in [*catalogue.pages(), *_reference()]:
+    for path, content in [*catalogue.pages(), *reference.pages()]:
         files.append(File.generated(config, path, content=content))
     for path in (ROOT / "examples").glob("*.ipynb"):
         files.append(File.generated(config, f"examples/{path.name}", abs_src_path=str(path)))
@@ -84,44 +67,3 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def _at_home(text: str) -> str:
     """A page of the repository's root, as one of docs/; the licence has no page."""
     return re.sub(r"\]\(LICENSE\)", "](https://www.apache.org/licenses/LICENSE-2.0)", text.replace("](docs/", "]("))
-
-
-def _reference_path(title: str) -> str:
-    return f"reference/{title.lower()}.md"
-
-
-def _reference() -> Iterator[tuple[str, str]]:
-    """One page a package: every public name with its docstring. `regard.api` keeps those that no other page has."""
-    others = {name for module in list(REFERENCE.values())[1:] for name in importlib.import_module(module).__all__}
-    pages = list(_pages_with_code())
-    for title, path in REFERENCE.items():
-        module = importlib.import_module(path)
-        names = [name for name in module.__all__ if path != "regard.api" or name not in others]
-        used = path if path in SEPARATE else "regard"
-        parts = [f"# {title}", (module.__doc__ or "").strip(), f"Names of `{used}`."]
-        for name in names:
-            parts += [f"::: {_home(module, name)}", _in_use(name, pages)]
-        yield _reference_path(title), "\n\n".join(part for part in parts if part)
-
-
-def _pages_with_code() -> Iterator[tuple[str, str, str]]:
-    """Title, address from the reference, and text of the pages whose code is run: guides and examples."""
-    guides = sorted((ROOT / "docs" / "guides").glob("*.md"), key=lambda path: path.stem != "pieces")
-    for path in [*guides, *sorted((ROOT / "examples").glob("[0-9]*.py"))]:
-        text = path.read_text()
-        title = next(line.lstrip('"# ') for line in text.splitlines() if "# " in line)
-        yield title, f"../{path.parent.name}/{path.stem}.md", text
-
-
-def _in_use(name: str, pages: list[tuple[str, str, str]]) -> str:
-    """Where a name can be seen at work: at most four pages, the guides before the examples."""
-    called = re.compile(rf"(?:\.|import [^\n]*\b|# .*\ban? ){name}\b(?!=)")
-    links = [f"[{title}]({address})" for title, address, text in pages if called.search(text)]
-    return f"*In use:* {' · '.join(links[:4])}\n" if links else ""
-
-
-def _home(module: ModuleType, name: str) -> str:
-    """Where a name is defined, which is where its docstring is read; only classes and functions know their module."""
-    value = getattr(module, name)
-    home = value.__module__ if inspect.isclass(value) or inspect.isroutine(value) else ""
-    return f"{home if home.startswith('regard.') else module.__name__}.{name}"

@@ -3,6 +3,7 @@
 from regard.hf.backend import register
 from regard.hf.capture import WatchedAttention, watch
 from regard.hf.heads import CurvePoint, Importance, PruningCurve, PruningResult, gated, importance, prune, pruning_curve
+from regard.hf.models import load_model
 from regard.hf.text_reader import TextReader, TextResult
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "WatchedAttention",
     "gated",
     "importance",
+    "load_model",
     "prune",
     "pruning_curve",
     "register",

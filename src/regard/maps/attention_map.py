@@ -99,10 +99,12 @@ class AttentionMap:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
+        """Batch entries, heads, queries and keys."""
         return len(self.grid.batch), len(self.grid.head), len(self.grid.query), len(self.grid.key)
 
     @property
     def device(self) -> torch.device:
+        """Where the weights are computed."""
         return self.grid.device
 
     @cached_property

@@ -8,6 +8,7 @@ from regard.maps.listener import Listener, Listeners
 
 __all__ = ["Attends", "Listener", "Listeners", "listeners"]
 
+#: The listeners of all modules: `with listeners.to(listener):` gives it every map that a module makes.
 listeners = Listeners()
 
 

@@ -44,6 +44,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         return [name for name in self._order if name in self._parts]
 
     def __getitem__(self, name: str | int) -> AttentionMap:
+        """The map of the last call of a module, by its path or the number of its layer."""
         return self._part(name).calls[-1].map
 
     def calls(self, name: str | int) -> list[AttentionMap]:

@@ -124,6 +124,7 @@ def _luong(kind: str, meaning: str) -> System:
 
 _TRANSFORMER = tuple(dict.fromkeys((*_options(TransformerTranslator.of), *_options(TransformerConfig))))
 
+#: The systems by name: `SYSTEMS["bahdanau"]`. A further system is one more entry.
 SYSTEMS: dict[str, System] = {
     entry.name: entry
     for entry in (

@@ -1,0 +1,74 @@
+"""The reference has one entry for every public name, and the entry has a text. No site is built for these tests."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+import sys
+from collections import Counter
+from functools import cached_property
+from importlib.util import find_spec
+
+import pytest
+
+import regard as rg
+from imports import SOURCE
+
+sys.path.insert(0, str(SOURCE.parents[1] / "docs" / "hooks"))
+reference = importlib.import_module("reference")
+sys.path.pop(0)
+
+PAGES = dict(reference.pages())
+ENTRIES = {path: re.findall(r"^::: ([\w.]+)$", text, re.M) for path, text in PAGES.items()}
+#: Packages whose names are not for users: commands and their parts, and the engines behind `attend`.
+INSIDE = {"bench", "catalog", "cli", "engine"}
+
+
+def documented():
+    """The classes of the results that readers hold, with their public members."""
+    for kind in (rg.AttentionMap, rg.AttentionOutput, rg.WatchedAttention, rg.RingMap, rg.Profile):
+        for name, member in vars(kind).items():
+            is_method = inspect.isroutine(member) or isinstance(member, property | cached_property | classmethod)
+            if is_method and (not name.startswith("_") or name == "__getitem__"):
+                yield kind, name
+
+
+def test_every_package_with_public_names_has_a_page():
+    packages = {f"regard.{module.name}" for module in pkgutil.iter_modules([str(SOURCE)]) if module.ispkg}
+    packages -= {f"regard.{name}" for name in INSIDE}
+    assert packages <= set(reference.REFERENCE.values())
+
+
+def test_every_public_name_has_one_entry():
+    found = Counter(entry.rpartition(".")[2] for entries in ENTRIES.values() for entry in entries)
+    names = Counter(rg.__all__)
+    for package in reference.SEPARATE - {"regard.stats"}:  # whose names are names of `regard` too
+        names += Counter(importlib.import_module(package).__all__)
+    assert found == names
+
+
+@pytest.mark.parametrize("entry", sorted(entry for entries in ENTRIES.values() for entry in entries))
+def test_an_entry_finds_its_name_and_has_a_text(entry):
+    home, _, name = entry.rpartition(".")
+    value = getattr(importlib.import_module(home), name)
+    assert find_spec(home).submodule_search_locations is None or find_spec(entry) is None, "a module hides the name"
+    if inspect.isclass(value) or inspect.isroutine(value):
+        assert inspect.unwrap(value).__doc__ and value.__module__ in (home, "builtins")
+    else:
+        assert reference.comment(importlib.import_module(home), name), f"write a comment #: above {name}"
+
+
+@pytest.mark.parametrize(("kind", "name"), list(documented()), ids=lambda value: getattr(value, "__name__", value))
+def test_every_method_of_a_result_is_documented(kind, name):
+    in_order = [vars(base)[name] for base in kind.__mro__ if name in vars(base)]
+    assert any(inspect.getdoc(getattr(member, "func", member)) for member in in_order)
+
+
+def test_the_names_that_readers_look_for_come_first():
+    assert ENTRIES["reference/attend.md"][:2] == ["regard.attention_output.attend", "regard.attention_output.explain"]
+    for path, first in reference.FIRST.items():
+        assert set(first.split()) <= set(importlib.import_module(path).__all__)
+        page = next(reference.path_of(title) for title, package in reference.REFERENCE.items() if package == path)
+        assert [entry.rpartition(".")[2] for entry in ENTRIES[page]][: len(first.split())] == first.split()
