@@ -17,7 +17,12 @@ class _Alibi(Mechanism):
 
 class _Bahdanau(Mechanism):
     @staticmethod
-    def build(query_width: int, key_width: int, hidden: int = 256) -> Attention: ...
+    def build(
+        query_width: int,
+        key_width: int,
+        hidden: int = 256,
+        bias: bool = False,
+    ) -> Attention: ...
 
 class _Bigbird(Mechanism):
     @staticmethod
@@ -69,7 +74,12 @@ class _Longformer(Mechanism):
 
 class _LuongConcat(Mechanism):
     @staticmethod
-    def build(query_width: int, key_width: int, hidden: int = 256) -> Attention: ...
+    def build(
+        query_width: int,
+        key_width: int,
+        hidden: int = 256,
+        bias: bool = False,
+    ) -> Attention: ...
 
 class _LuongDot(Mechanism):
     @staticmethod
