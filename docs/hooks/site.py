@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import sys
 from pathlib import Path
@@ -13,8 +14,7 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
-catalogue = importlib.import_module("catalogue")
-reference = importlib.import_module("reference")
+catalogue, gallery_outputs, reference = map(importlib.import_module, ("catalogue", "gallery_outputs", "reference"))
 
 #: Files of the repository that are pages of the site too.
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md", "CONTRIBUTING.md": "CONTRIBUTING.md"}
@@ -45,6 +45,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     kept = {"abs_src_path": str(whole), "inclusion": InclusionLevel.INCLUDED}
     files.append(File.generated(config, "comparison/report.html", **kept))
     return files
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Put the outputs of the examples into their notebooks, as their pages show them."""
+    gallery = Path(config.docs_dir) / "examples"
+    for path in (Path(config.site_dir) / "examples").glob("[0-9]*.ipynb"):
+        page = (gallery / path.name).with_suffix(".md").read_text()
+        notebook = gallery_outputs.with_outputs(json.loads(path.read_text()), page, gallery / "images")
+        path.write_text(json.dumps(notebook, ensure_ascii=False, indent=1))
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
