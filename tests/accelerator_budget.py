@@ -9,8 +9,8 @@ import torch
 
 import regard as rg
 from accelerator import DEVICE, moved, waits
-from regard.bench.laws import runs
 from regard.catalog import mechanisms
+from regard.diagnosis.laws import runs
 from regard.engine import ENGINES
 
 pytestmark = pytest.mark.usefixtures("small_blocks")

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import regard as rg
 from accelerator import DEVICE, device_dtype, moved, no_float64, on_host
-from regard.bench.laws import runs
 from regard.catalog import mechanisms
+from regard.diagnosis.laws import runs
 from regard.engine import ENGINES
 
 pytestmark = pytest.mark.usefixtures("small_blocks")

@@ -52,10 +52,16 @@ def seeded():
     torch.manual_seed(0)
 
 
+def law_of(nodeid):
+    """The name of the test, or the law that it was given."""
+    test, _, given = nodeid.split("::")[1].removeprefix("test_").partition("[")
+    return given.rstrip("]").partition("-")[2] if test == "the_laws_hold" else test
+
+
 def pytest_terminal_summary(terminalreporter):
     """How many law x mechanism cases ran, by law."""
     passed = [r.nodeid for r in terminalreporter.stats.get("passed", []) if "test_laws.py" in r.nodeid]
-    laws = Counter(nodeid.split("::")[1].split("[")[0].removeprefix("test_") for nodeid in passed)
+    laws = Counter(law_of(nodeid) for nodeid in passed)
     if laws:
         terminalreporter.section("laws")
         for law, count in sorted(laws.items()):

@@ -17,7 +17,6 @@ import regard as rg
 from regard.bench import measure
 from regard.bench.case import Aim, Case, Setting, Side, allowed_pairs, random_inputs
 from regard.bench.cases import GROUPS, cases
-from regard.bench.laws import broken_law
 from regard.bench.peers import sdpa
 from regard.bench.peers.package import Package
 from regard.bench.report import Report, picture, print_rows
@@ -26,6 +25,7 @@ from regard.bench.runner import Line, Row, Runner, compare, tensors_of
 from regard.catalog import mechanism
 from regard.cli.app import app
 from regard.cli.bench import interleaved
+from regard.diagnosis.laws import broken_law
 from regard.engine.blocked import Blocked
 from regard.engine.dense import Dense
 

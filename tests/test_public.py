@@ -21,7 +21,7 @@ LAYERS = [
     {"pieces", "attention"},
     {"catalog", "cache", "engine"},
     {"maps", "attention_output", "nn"},
-    {"stats", "hf", "seq2seq", "data", "drawing"},
+    {"stats", "hf", "seq2seq", "data", "drawing", "diagnosis"},
     {"profiling"},
     {"viewer", "bench", "cli", "api"},
 ]

@@ -5,6 +5,7 @@ from regard.attention import Attention
 from regard.attention_output import AttentionOutput, attend, explain
 from regard.cache import Cache, GrowingCache, RecurrentCache, RingCache
 from regard.catalog import Mechanism, mechanism, mechanisms
+from regard.diagnosis import CheckReport, Finding, check
 from regard.drawing import *  # noqa: F403
 from regard.engine import Plan
 from regard.engine.ring import RankLost, Ring, RingPlan
@@ -21,6 +22,8 @@ __all__ = [
     "Attention",
     "AttentionOutput",
     "Cache",
+    "CheckReport",
+    "Finding",
     "GrowingCache",
     "Mechanism",
     "Plan",
@@ -33,6 +36,7 @@ __all__ = [
     "RingPlan",
     "Spans",
     "attend",
+    "check",
     "explain",
     "mechanism",
     "mechanisms",

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from regard.bench.laws import Example
 from regard.bench.measure import Goal
 from regard.bench.peers.package import TORCH, Package
 from regard.catalog import mechanism
+from regard.diagnosis.laws import Example
 
 Run = Callable[[], Any]
 

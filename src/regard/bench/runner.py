@@ -13,10 +13,10 @@ from torch import Tensor
 
 import regard as rg
 from regard.bench.case import Aim, Case, Run, Setting, Side, built, goal, prepared
-from regard.bench.laws import broken_law
 from regard.bench.measure import Goal, added_memory, in_turn
 from regard.bench.peers.package import quiet
 from regard.bench.roofline import Machine, free_memory, measured, waited
+from regard.diagnosis.laws import broken_law
 from regard.engine.speed_model import forget as forget_pace
 
 #: The least and the most rounds of A B A B; slow runs may have one round.

@@ -90,6 +90,23 @@ def show(name: Name) -> None:
 
 
 @app.command()
+def check(
+    target: Annotated[
+        str, typer.Argument(metavar="FILE.py:NAME", help="A function, class, module or Attention in your file.")
+    ],
+    mask: Annotated[
+        str | None, typer.Option(metavar="keep|drop|additive", help="What you mean by True in a mask, or 0 and -inf.")
+    ] = None,
+    scale: Annotated[float | None, typer.Option(help="The factor of the scores; default: 1 / sqrt(width).")] = None,
+    json: Json = False,
+) -> None:
+    """Find the mistakes of an attention function (exit status 1), by calling it; the file is run, as by python."""
+    from regard.cli.check import run
+
+    run(target, mask, scale, json)
+
+
+@app.command()
 def explain(
     name: Name,
     length: Annotated[int, typer.Option(min=1, help="Number of queries and keys.")] = 32768,

@@ -10,10 +10,10 @@ from torch import Tensor
 
 import regard as rg
 from regard.bench.case import Aim, Case, Setting, Side
-from regard.bench.laws import Example
 from regard.bench.peers import sdpa, transformers
 from regard.bench.peers.package import TRANSFORMERS
 from regard.catalog import mechanism
+from regard.diagnosis.laws import Example
 
 HEADS, KEY_HEADS, WIDTH, KEYS = 32, 8, 128, 8192
 #: The ring: heads, width, window, tokens before the run, tokens of one run.

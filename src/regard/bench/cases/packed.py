@@ -10,8 +10,8 @@ import torch
 
 import regard as rg
 from regard.bench.case import Aim, Case, Setting, Side
-from regard.bench.laws import Example
 from regard.bench.peers import sdpa
+from regard.diagnosis.laws import Example
 
 HEADS, WIDTH = 8, 64
 

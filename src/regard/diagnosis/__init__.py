@@ -1,0 +1,6 @@
+"""Diagnosis: `check` finds the mistakes of a user's own attention function, and runs the laws on pieces of Regard."""
+
+from regard.diagnosis.checking import check
+from regard.diagnosis.report import CheckReport, Finding
+
+__all__ = ["CheckReport", "Finding", "check"]

@@ -1,0 +1,270 @@
+"""`Caller` calls a user's function with (B, H, n, D) tensors, whatever order of axes and arguments it has."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from regard.diagnosis.signatures import HEAD_WIDTHS, HEADS, WIDTHS, Roles, name_of, roles_of, signature_of
+from regard.errors import RegardError
+
+#: Query, key and value in the canonical order of axes, (B, H, n, D).
+Inputs = tuple[Tensor, Tensor, Tensor]
+#: Axes of query and of key that functions have, with those of plain functions first: batch, head, n tokens, d channels.
+LAYOUTS = (
+    ("bhnd", "bhnd"),
+    ("bnd", "bnd"),
+    ("bnhd", "bnhd"),
+    ("nbd", "nbd"),
+    ("nd", "nd"),
+    ("bd", "bnd"),
+    ("nbd", "bnd"),
+)
+AXES = {"b": "batch", "h": "heads", "n": "length", "d": "width"}
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+_DROPOUTS = (functional.dropout, torch.dropout, functional.alpha_dropout, functional.feature_alpha_dropout)
+
+
+class WithoutDropout(TorchFunctionMode):
+    """Inside, torch's dropout changes nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if func is functional.scaled_dot_product_attention:
+            args, kwargs = args[:4], kwargs | {"dropout_p": 0.0} | dict(zip(("is_causal",), args[5:6], strict=False))
+        return func(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one call returned: the output (B, H, I, D), and weights (B, h, I, J) if there are any."""
+
+    output: Tensor
+    weights: Tensor | None
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the inputs of one call."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    width: int
+    seed: int = 0
+
+    def sample(self, seed: int = 0, dtype: torch.dtype = torch.float64, scale: float = 0.7) -> Inputs:
+        """Random query, key and value."""
+        generator = torch.Generator().manual_seed(1000 * self.seed + seed)
+        shapes = [(self.batch, self.heads, n, self.width) for n in (self.queries, self.keys, self.keys)]
+        query, key, value = (scale * torch.randn(s, dtype=torch.float64, generator=generator).to(dtype) for s in shapes)
+        return query, key, value
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A function with the roles of its arguments and the order of its axes."""
+
+    function: Callable[..., Any]
+    roles: Roles
+    query_axes: str
+    key_axes: str
+    sizes: Sizes
+    dtype: torch.dtype = torch.float64
+    numpy: bool = False
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, extra: Mapping[str, Any] = NOTHING, with_dropout: bool = False
+    ) -> Answer:
+        """Call the function with further arguments `extra`. Without `with_dropout` torch's dropout changes nothing."""
+        arguments = self._arguments(query, key, value) | self._others() | dict(extra)
+        if self.numpy:
+            arguments = {name: x.numpy() if isinstance(x, Tensor) else x for name, x in arguments.items()}
+        ordered = [arguments.pop(name) for name in self.roles.positional]
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings(action="ignore"))
+            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            if not with_dropout:
+                stack.enter_context(WithoutDropout())
+            result = self.function(*ordered, **arguments)
+        return self._answer(result, query, key, value)
+
+    def _arguments(self, query: Tensor, key: Tensor, value: Tensor) -> dict[str, Any]:
+        inputs = [arranged(query, self.query_axes), *(arranged(x, self.key_axes) for x in (key, value))]
+        return dict(zip(self.roles.inputs, inputs, strict=False))
+
+    def _others(self) -> dict[str, Any]:
+        values = {n: self.sizes.width if v == "width" else v for n, v in self.roles.required.items()}
+        return values | ({self.roles.training: False} if self.roles.training else {})
+
+    def _answer(self, result: Any, query: Tensor, key: Tensor, value: Tensor) -> Answer:
+        B, H, I, J = *query.shape[:3], key.shape[2]
+        found = [x for x in tensors_of(result) if x.is_floating_point()]
+        outputs = [x for x in found if _axes_of(x, self.query_axes, B, H, I)]
+        outputs.sort(key=lambda x: (x.shape[-1] != value.shape[-1], x.shape[-1] == J))
+        if not outputs:
+            shapes = ", ".join(str(tuple(x.shape)) for x in found) or type(result).__name__
+            raise ValueError(f"it returned {shapes}, and no output of {I} tokens")
+        output, axes = outputs[0], _axes_of(outputs[0], self.query_axes, B, H, I)
+        weights = [w for x in found if x is not output and (w := _as_weights(x, B, I, J)) is not None]
+        return Answer(canonical(output, axes), weights[0] if weights else None)
+
+    @property
+    def text(self) -> str:
+        """How the function is called, in words."""
+        names = ", ".join(AXES[axis] for axis in self.query_axes)
+        parameters = signature_of(self.function).parameters.values()
+        arguments = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)
+        s = self.sizes
+        of_axis = {"b": s.batch, "h": s.heads, "n": s.queries, "d": s.width}
+        sizes = ", ".join(str(of_axis[axis]) for axis in self.query_axes)
+        keys = "" if s.queries == s.keys else f", and {s.keys} keys"
+        kind = "NumPy arrays" if self.numpy else "tensors"
+        return f"({arguments}), with {kind} ({names}) = ({sizes}){keys}"
+
+
+def arranged(x: Tensor, axes: str) -> Tensor:
+    """A (B, H, n, D) tensor with the axes in another order; axes that are left out have size 1."""
+    kept = ["bhnd".index(axis) for axis in axes]
+    absent = [axis for axis in range(4) if axis not in kept]
+    return x.permute(*kept, *absent).flatten(len(kept) - 1) if absent else x.permute(*kept)
+
+
+def canonical(x: Tensor, axes: str) -> Tensor:
+    """The inverse of `arranged`: (B, H, n, D)."""
+    absent = [axis for axis in "bhnd" if axis not in axes]
+    x = x.reshape(*x.shape, *(1 for _ in absent))
+    return x.permute(*[(axes + "".join(absent)).index(axis) for axis in "bhnd"])
+
+
+def tensors_of(result: Any) -> list[Tensor]:
+    """All tensors that a function returned: alone, in a tuple, a dict or an object with output and weights."""
+    if isinstance(result, Tensor):
+        return [result]
+    if isinstance(result, np.ndarray):
+        return [torch.from_numpy(result)]
+    if isinstance(result, tuple | list):
+        return [x for item in result for x in tensors_of(item)]
+    if isinstance(result, Mapping):
+        return tensors_of(list(result.values()))
+    if hasattr(result, "dense"):  # a lazy map of Regard
+        return tensors_of(result.dense())
+    return tensors_of([getattr(result, n) for n in ("output", "weights") if hasattr(result, n)])
+
+
+def _axes_of(x: Tensor, query_axes: str, B: int, H: int, I: int) -> str:
+    """The order of axes of an output; empty if it is no output."""
+    sizes = {"b": B, "h": H, "n": I, "d": x.shape[-1] if x.ndim else 0}
+    options = [query_axes, {"bhnd": "bnhd", "bnhd": "bhnd", "bd": "bnd", "nbd": "bnd"}.get(query_axes, query_axes)]
+    options += ["bd"] if I == 1 and "h" not in query_axes else []
+    return next((axes for axes in options if tuple(x.shape) == tuple(sizes[axis] for axis in axes)), "")
+
+
+def _as_weights(x: Tensor, B: int, I: int, J: int) -> Tensor | None:
+    """A returned tensor as weights (B, h, I, J), or None."""
+    if x.ndim >= 2 and tuple(x.shape[-2:]) == (I, J):
+        lead = x.shape[:-2]
+        if len(lead) < 2 or lead[0] == B:
+            return x.reshape(B, -1, I, J) if x.numel() % (B * I * J) == 0 else x.expand(B, 1, I, J)
+    if I == 1 and x.numel() == B * J:
+        return x.reshape(B, 1, 1, J)
+    return None
+
+
+def callers_of(function: Callable[..., Any], inputs: tuple[Tensor, ...] = (), seed: int = 0) -> list[Caller]:
+    """A caller for each order of axes in which the function runs; those that are more likely come first."""
+    roles = roles_of(function)
+    found, tried = [], []
+    for query_axes, key_axes in _layouts(function, roles, inputs):
+        running = next(_attempts(function, roles, query_axes, key_axes, inputs, tried), None)
+        if running is not None:
+            found.append(replace(running, sizes=replace(running.sizes, seed=seed)))
+    if not found:
+        lines = "\n".join(f"  {line}" for line in dict.fromkeys(tried))
+        name = f"{name_of(function)}{signature_of(function)}"
+        remedy = "Give inputs that it takes: regard.check(function, q, k, v)."
+        raise RegardError(f"check: {name} could not be called. Tried:\n{lines}\n{remedy}")
+    return found
+
+
+def _attempts(
+    function: Callable[..., Any],
+    roles: Roles,
+    query_axes: str,
+    key_axes: str,
+    inputs: tuple[Tensor, ...],
+    tried: list[str],
+) -> Iterator[Caller]:
+    """The callers of one order of axes that run: different lengths before equal ones, torch before NumPy."""
+    for width in [inputs[0].shape[-1]] if inputs else widths_of(function):
+        for sizes in _sizes(function, roles, query_axes, width, inputs):
+            for dtype, numpy in ((torch.float64, False), (torch.float32, False), (torch.float64, True)):
+                own = function
+                if isinstance(function, nn.Module):
+                    own = function.to(dtype)
+                caller = Caller(own, roles, query_axes, key_axes, sizes, dtype, numpy)
+                query, key, value = sizes.sample(0, dtype)
+                try:
+                    with torch.no_grad():
+                        caller(query, key, value)
+                except Exception as error:  # of the user's function
+                    if not numpy:
+                        shape = tuple(arranged(query, query_axes).shape)
+                        said = f"{type(error).__name__}: {' '.join(str(error).split())[:110]}"
+                        tried.append(f"{roles.inputs[0]} of {shape}: {said}")
+                    continue
+                yield caller
+
+
+def _layouts(function: Any, roles: Roles, inputs: tuple[Tensor, ...]) -> list[tuple[str, str]]:
+    options = [pair for pair in LAYOUTS if not (roles.is_self and pair[0] != pair[1])]
+    if inputs:
+        options = [pair for pair in options if len(pair[0]) == inputs[0].ndim and len(pair[1]) == inputs[-1].ndim]
+    if isinstance(function, nn.Module) and any(True for _ in function.parameters()):
+        options.sort(key=lambda pair: "h" in pair[0])  # modules with projections divide the width into heads themselves
+    return options
+
+
+def _sizes(function: Any, roles: Roles, axes: str, width: int, inputs: tuple[Tensor, ...]) -> list[Sizes]:
+    batch = 2 if "b" in axes else 1
+    heads = (inputs[0].shape[axes.index("h")] if inputs else 4) if "h" in axes else 1
+    head_width = width // next(
+        (number for name in HEADS if isinstance(number := getattr(function, name, None), int)), 1
+    )
+    n = 5 if head_width > 5 else max(2, head_width - 1)  # fewer tokens than channels: their weights can be solved for
+    lengths = [(n, n)] if roles.is_self else [(5, 7), (5, 5), (1, 7)]
+    if axes == "bd":
+        lengths = [(1, 7)]
+    return [Sizes(batch, heads, queries, keys, width) for queries, keys in lengths]
+
+
+def widths_of(function: Any) -> list[int]:
+    """Widths that the inputs of a function may have: those of its modules and attributes."""
+    if not isinstance(function, nn.Module):
+        found = [getattr(function, name, None) for name in (*WIDTHS, *HEAD_WIDTHS)]
+    else:
+        found = [getattr(function, name, None) for name in WIDTHS]
+        found += [m.in_features for m in function.modules() if isinstance(m, nn.Linear)]
+        found += [getattr(function, name, None) for name in HEAD_WIDTHS]
+        found += [size for p in function.parameters() if p.ndim >= 2 for size in (p.shape[-2], p.shape[-1])]
+    known = [size for size in found if isinstance(size, int) and not isinstance(size, bool) and size > 1]
+    return list(dict.fromkeys([*known, 16]))[:6]
+
+
+def with_function(caller: Caller, function: Callable[..., Any]) -> Caller:
+    """The same call of another function."""
+    return replace(caller, function=function)

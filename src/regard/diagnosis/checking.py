@@ -1,0 +1,189 @@
+"""`check` finds the mistakes of an attention function, or runs the laws on a mechanism of Regard."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention import Attention
+from regard.catalog import Mechanism
+from regard.diagnosis import invariance, numerics
+from regard.diagnosis.calling import NOTHING, Caller, callers_of
+from regard.diagnosis.masks import SENSES, Response, causal_finding, causal_pattern, mask_findings, visible_pairs
+from regard.diagnosis.mechanisms import equal_mechanisms, learned_mechanism
+from regard.diagnosis.piece_laws import law_report
+from regard.diagnosis.report import CheckReport, Finding
+from regard.diagnosis.scores import axis_finding, roles_finding, scale_finding
+from regard.diagnosis.signatures import build, name_of
+from regard.diagnosis.weights import Weights, measured, readable
+from regard.errors import RegardError, nearest
+from regard.pieces import Bias, Mask, Normalizer, Position, Score
+
+_PIECES = (Attention, Mechanism, Bias, Mask, Normalizer, Position, Score)
+
+
+def check(
+    subject: Callable[..., Any] | nn.Module | Attention | Mechanism | Mask | Score | Bias | Normalizer | Position,
+    *inputs: Tensor,
+    mask: str | None = None,
+    scale: float | None = None,
+    seed: int = 0,
+) -> CheckReport:
+    """Check an attention function of your own, or a piece or mechanism that is written with Regard.
+
+    `subject` is a function or a module: f(x), f(query, keys) or f(q, k, v), with masks and switches under their usual
+    names, with 2, 3 or 4 axes. It returns the output, alone or with the weights. It is called with small random inputs;
+    its source is not read. `inputs` are examples of what it takes, if it cannot be called without. For a class an
+    instance is made. `mask` is the sense that you mean: "keep" (True = may attend), "drop" (True = may not) or
+    "additive" (0 and -inf). `scale` is the factor of the scores that you mean; by default 1 / sqrt(width of a head).
+
+    For an `Attention`, a piece or a `Mechanism` of Regard, all laws of the catalogue run on it; `inputs` are then q
+    (B, H, I, D), k (B, G, J, D) and v (B, G, J, E).
+
+    A `RegardError` says what was tried if the function cannot be called.
+
+    >>> import math, regard as rg
+    >>> def attention(q, k, v, mask=None):
+    ...     scores = q @ k.transpose(-2, -1)
+    ...     if mask is not None:
+    ...         scores = scores.masked_fill(mask == 0, -math.inf)
+    ...     return scores.softmax(-1) @ v
+    >>> report = rg.check(attention)
+    >>> report.ok, report.mistakes, report.mechanism
+    (False, ('the scores are not scaled',), 'luong_dot')
+    >>> rg.check(attention, scale=1.0).ok
+    True
+    """
+    if mask is not None and mask not in SENSES:
+        raise RegardError(f"check(mask={mask!r}): the sense of a mask is one of these. {nearest(mask, SENSES)}")
+    if inspect.isclass(subject):
+        subject = build(subject)
+    if isinstance(subject, _PIECES):
+        return law_report(subject, inputs)
+    if not callable(subject):
+        raise RegardError(
+            f"check: {type(subject).__name__} cannot be called. Give a function, a module or an Attention."
+        )
+    function = copy.deepcopy(subject).eval() if isinstance(subject, nn.Module) else subject
+    with torch.random.fork_rng(devices=[]):
+        examinations = [_Examination(caller, mask, scale) for caller in callers_of(function, inputs, seed)]
+        plausible = [one for one in examinations if one.is_plausible()] or examinations[:1]
+        best = min(plausible, key=lambda one: one.num_wrong())
+        return CheckReport(
+            name_of(subject), f"{name_of(subject)}{best.caller.text}", tuple(best.findings()), best.equal
+        )
+
+
+class _Examination:
+    """All findings of one function, called with one order of axes."""
+
+    def __init__(self, caller: Caller, mask: str | None, scale: float | None) -> None:
+        self.caller, self.mask, self.scale = caller, mask, scale
+        self.readable = readable(caller)
+        self.found: Weights | None = None
+        if self.readable is not None:
+            self.found = measured(self.readable, caller.sizes.sample(0, caller.dtype))
+
+    @cached_property
+    def equal(self) -> tuple[str, ...]:
+        """Mechanisms with equal weights; masks and positions may need as many keys as queries."""
+        if self.found is None or self.readable is None:
+            return ()
+        square = self.measured_square()
+        measurements = [self.found, *([square] if square is not None else [])]
+        equal = (equal_mechanisms(found, found.weights.shape[1]) for found in measurements)
+        return next((names for names in equal if names), ()) or learned_mechanism(self.readable)
+
+    def is_plausible(self) -> bool:
+        """Whether the axes can be those that are meant: weights can be measured, and some query sees several keys."""
+        return self.found is not None and bool(((self.found.weights > 1e-6).sum(-1) > 1).any())
+
+    def num_wrong(self) -> int:
+        """The number of mistakes that another order of axes could explain."""
+        batch = invariance.batch_finding(self.caller)
+        return sum(f.verdict == "wrong" for f in [*self.of_scores(None), *([batch] if batch else [])])
+
+    def of_scores(self, mechanism: str | None) -> list[Finding]:
+        """Axis of the softmax, factor and product; `mechanism` is a known one that the weights equal."""
+        if self.found is None:
+            text = "The output is not weights times values, so its weights cannot be measured."
+            remedy = "Return the attention alone: without residual connection, norm or feed-forward layer."
+            return [Finding("scores", "unknown", text, remedy)]
+        scale = scale_finding(self.found, self.caller.sizes, self.scale, mechanism)
+        return [axis_finding(self.found), scale, roles_finding(self.found, mechanism is not None)]
+
+    def findings(self) -> list[Finding]:
+        """All findings. Mistakes that follow from a wrong axis of the softmax are left out."""
+        mechanism = self.equal[0] if self.equal else None
+        scores = self.of_scores(mechanism)
+        found: list[Finding | None] = [*scores, *self.of_causality(), *self.of_masks()]
+        if scores[0].verdict != "wrong":
+            found.append(invariance.batch_finding(self.caller))
+            found.append(invariance.order_finding(self.caller, self.is_causal(), mechanism))
+        used = None if self.found is None else self.found.weights
+        found.append(invariance.dropout_finding(self.caller))
+        found.append(invariance.returned_finding(self.readable or self.caller, used))
+        found.append(numerics.gradient_finding(self.caller))
+        found.append(numerics.large_score_finding(self.caller))
+        found.append(numerics.bfloat16_finding(self.caller))
+        found.append(numerics.speed_finding(self.caller))
+        return [finding for finding in found if finding is not None]
+
+    def measured_square(self, extra: Mapping[str, Any] = NOTHING) -> Weights | None:
+        """Weights where there are as many keys as queries; None if this does not run."""
+        if self.readable is None or self.caller.sizes.queries == 1:
+            return None
+        square = invariance.squared(self.readable)
+        try:
+            return measured(square, square.sizes.sample(0, self.caller.dtype), extra)
+        except Exception:  # of the user's function
+            return None
+
+    def visible(self, extra: Mapping[str, Any] = NOTHING) -> Tensor | None:
+        """Pairs with a weight where there are as many keys as queries."""
+        found = self.measured_square(extra)
+        return visible_pairs(found) if found is not None else None
+
+    def is_causal(self) -> bool:
+        visible = self.visible()
+        return visible is not None and causal_pattern(visible) != "all"
+
+    def of_causality(self) -> list[Finding]:
+        """Without a mask, and with the function's own switch."""
+        switch = self.caller.roles.causal
+        found = []
+        for name, extra in ((None, {}), *([(switch, {switch: True})] if switch else [])):
+            visible = self.visible(extra)
+            if visible is not None:
+                found.append(causal_finding(visible, name))
+        return found
+
+    def of_masks(self) -> list[Finding]:
+        if self.found is None or self.readable is None:
+            return []
+        found: list[Finding] = []
+        for parameter in self.caller.roles.masks:
+            told, working = mask_findings(self.readable, self.found, parameter, self.found.weights.shape[1], self.mask)
+            found += told
+            if working is not None and all(f.verdict != "wrong" for f in told):
+                found += self.of_working_mask(working)
+        return found
+
+    def of_working_mask(self, mask: Response) -> list[Finding]:
+        """What a mask that hides the right keys must do besides."""
+        found: list[Finding | None] = [
+            invariance.padding_finding(self.caller, mask),
+            invariance.empty_row_finding(self.caller, mask),
+        ]
+        if not mask.form.is_padding and self.caller.sizes.queries > 1:
+            square = invariance.squared(self.caller)
+            pairs = invariance.causal_pairs(square)
+            extra = {mask.parameter: mask.mask(pairs, square.dtype)}
+            found.append(invariance.leak_finding(square, extra, f"With a causal {mask.parameter}"))
+        return [finding for finding in found if finding is not None]

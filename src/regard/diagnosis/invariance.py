@@ -1,0 +1,204 @@
+"""What must not change an output: other sequences, the order of tokens, hidden tokens, dropout in evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.diagnosis.calling import Caller, Inputs
+from regard.diagnosis.masks import Response
+from regard.diagnosis.report import Finding
+from regard.diagnosis.weights import close
+
+
+@torch.no_grad()
+def batch_finding(caller: Caller) -> Finding | None:
+    """Whether one sequence of a batch changes the output of another."""
+    if caller.sizes.batch == 1:
+        return None
+    inputs = caller.sizes.sample(1, caller.dtype)
+    before = caller(*inputs).output
+    after = caller(*_changed(inputs, lambda x: x[1:])).output
+    if close(before[:1], after[:1]):
+        return Finding("batch", "right", "A sequence does not change the output of another.")
+    size = (before[:1] - after[:1]).abs().nan_to_num().max()
+    text = f"Another second sequence changes the output of the first by {size:.2g}."
+    remedy = "Keep the batch axis: no sum, softmax or reshape over axis 0; transpose axes before .view."
+    return Finding("batch", "wrong", text, remedy, "sequences of a batch mix")
+
+
+def _changed(inputs: Inputs, part: Callable[[Tensor], Tensor]) -> Inputs:
+    """Copies of the inputs in which `part` of each is replaced."""
+    copies = tuple(x.clone() for x in inputs)
+    for x in copies:
+        view = part(x)
+        view.copy_(1 - 2 * view)
+    return copies  # type: ignore[return-value]
+
+
+@torch.no_grad()
+def order_finding(caller: Caller, is_causal: bool, mechanism: str | None) -> Finding:
+    """Whether the output depends on the order of the keys; for one input, on the order of its tokens."""
+    if is_causal:
+        return Finding("order", "right", "The function is causal, so the order of tokens counts.")
+    query, key, value = caller.sizes.sample(2, caller.dtype)
+    order = torch.arange(caller.sizes.keys).flip(0)
+    before = caller(query, key, value).output
+    if caller.roles.is_self:
+        same = close(before[:, :, order], caller(query[:, :, order], key, value).output)
+    else:
+        same = close(before, caller(query, key[:, :, order], value[:, :, order]).output)
+    if same:
+        return Finding("order", "right", "Another order of keys and values does not change the output.")
+    if mechanism is not None:
+        return Finding("order", "right", f"The output depends on positions, as in {mechanism}.")
+    remedy = "Right if the function encodes positions. Else look for .view or .reshape where .transpose is needed."
+    return Finding("order", "unknown", "Another order of keys and values changes the output.", remedy)
+
+
+def causal_pairs(caller: Caller) -> Tensor:
+    """Pairs (B, 1, I, J) with j <= i."""
+    s = caller.sizes
+    return torch.ones(s.queries, s.keys, dtype=torch.bool).tril().expand(s.batch, 1, -1, -1)
+
+
+@torch.no_grad()
+def leak_finding(caller: Caller, extra: dict[str, Any], how: str) -> Finding | None:
+    """Whether later tokens change the outputs of earlier ones; None if queries and keys must differ."""
+    if caller.sizes.queries != caller.sizes.keys:
+        return None
+    cut = caller.sizes.queries // 2
+    inputs = caller.sizes.sample(4, caller.dtype)
+    before = caller(*inputs, extra).output[:, :, :cut]
+    after = caller(*_changed(inputs, lambda x: x[:, :, cut:]), extra).output[:, :, :cut]
+    if close(before, after):
+        return Finding("leak", "right", f"{how}, later tokens do not change the outputs of earlier ones.")
+    size = (before - after).abs().nan_to_num().max()
+    text = f"{how}, changed later tokens change earlier outputs by {size:.2g}."
+    remedy = "Hide later keys before the softmax, and use no mean or norm over the sequence."
+    return Finding("leak", "wrong", text, remedy, "the output leaks the future")
+
+
+@torch.no_grad()
+def padding_finding(caller: Caller, mask: Response) -> Finding:
+    """Whether hidden keys change the outputs of real queries."""
+    s = caller.sizes
+    real = torch.ones(s.batch, 1, s.queries, s.keys, dtype=torch.bool)
+    real[..., -2:] = False
+    extra = {mask.parameter: mask.mask(real, caller.dtype)}
+    inputs = s.sample(5, caller.dtype)
+    rows = slice(0, s.keys - 2) if caller.roles.is_self else slice(None)
+    before = caller(*inputs, extra).output[:, :, rows]
+    query, key, value = _changed(inputs, lambda x: x[:, :, -2:])
+    after = caller(query if caller.roles.is_self else inputs[0], key, value, extra).output[:, :, rows]
+    if close(before, after):
+        return Finding("padding", "right", f"What hidden keys hold does not matter ({mask.parameter}).")
+    size = (before - after).abs().nan_to_num().max()
+    text = f"Other values at keys that {mask.parameter} hides change the output by {size:.2g}."
+    return Finding("padding", "wrong", text, "Give hidden keys the weight 0.", "hidden keys change the output")
+
+
+@torch.no_grad()
+def empty_row_finding(caller: Caller, mask: Response) -> Finding | None:
+    """What a query gets that may attend to no key: the queries of one sequence, or query 0 of each."""
+    s = caller.sizes
+    pairs = torch.ones(s.batch, 1, s.queries, s.keys, dtype=torch.bool)
+    if mask.form.is_padding and s.batch == 1:
+        return None
+    empty: Any = (slice(0, 1),) if mask.form.is_padding else (slice(None), slice(None), slice(0, 1))
+    pairs[empty] = False
+    try:
+        output = caller(*s.sample(6, caller.dtype), {mask.parameter: mask.mask(pairs, caller.dtype)}).output
+    except Exception:  # of the user's function
+        return None
+    row = output[empty].clone()
+    output[empty] = 0.0
+    remedy = "If sequences can be empty: weights.masked_fill(~mask, 0.0) after the softmax, or nan_to_num."
+    if output.isnan().any():
+        text = "A query without any visible key makes the output of others NaN."
+        return Finding("empty rows", "wrong", text, remedy, "an empty row spoils other rows")
+    if row.isnan().any():
+        return Finding(
+            "empty rows", "unknown", f"With {mask.parameter}, a query without any visible key gets NaN.", remedy
+        )
+    if not row.any():
+        return Finding("empty rows", "right", f"With {mask.parameter}, a query without any visible key gets zeros.")
+    text = f"With {mask.parameter}, a query without any visible key gets a mean of hidden values."
+    return Finding("empty rows", "unknown", text, remedy)
+
+
+@torch.no_grad()
+def dropout_finding(caller: Caller) -> Finding:
+    """Whether two calls in evaluation give the same output."""
+    inputs = caller.sizes.sample(7, caller.dtype)
+    outputs = []
+    with torch.random.fork_rng(devices=[]):
+        for seed in range(3):
+            torch.manual_seed(seed)
+            outputs.append(caller(*inputs, with_dropout=True).output)
+    if all(close(outputs[0], other) for other in outputs[1:]):
+        return Finding("evaluation", "right", "Calls in evaluation with equal inputs give equal outputs.")
+    text = "Equal inputs give different outputs, although the module is in evaluation or no training was asked for."
+    remedy = "Use nn.Dropout in a module, or F.dropout(weights, p, training=self.training)."
+    return Finding("evaluation", "wrong", text, remedy, "dropout is on in evaluation")
+
+
+@torch.no_grad()
+def returned_finding(caller: Caller, used: Tensor | None) -> Finding | None:
+    """Whether returned weights are those that were used, and sum to 1 also with dropout; None if none are returned."""
+    inputs = caller.sizes.sample(0, caller.dtype)
+    weights = caller(*inputs).weights
+    if weights is None:
+        return None
+    dropped = _weights_with_dropout(caller, inputs)
+    if dropped is not None and not close(dropped.sum(-1), weights.sum(-1), 1e-3):
+        low, high = dropped.sum(-1).min(), dropped.sum(-1).max()
+        text = f"With dropout the rows of the returned weights sum to {low:.2f} ... {high:.2f}."
+        remedy = "Return the weights before dropout: dropped = dropout(weights); return dropped @ v, weights."
+        return Finding("weights", "wrong", text, remedy, "the returned weights are those after dropout")
+    if used is None:
+        return Finding("weights", "unknown", "Returned weights could not be compared with those that were used.")
+    candidates = [used, used.mean(1, keepdim=True)]
+    if any(w.shape == weights.shape and close(weights, w, 1e-3) for w in candidates):
+        averaged = weights.shape[1] < used.shape[1]
+        return Finding(
+            "weights", "right", f"The returned weights are those used{', the mean of the heads' if averaged else ''}."
+        )
+    text = f"The returned weights {tuple(weights.shape)} are not those that make the output."
+    return Finding(
+        "weights",
+        "wrong",
+        text,
+        "Return the tensor that multiplies the values.",
+        "the returned weights are not those used",
+    )
+
+
+def _weights_with_dropout(caller: Caller, inputs: Inputs) -> Tensor | None:
+    """Returned weights in training with dropout; None if the function has no dropout."""
+    function, name, training = caller.function, caller.roles.dropout, caller.roles.training
+    switches: list[dict[str, Any]] = [{name: 0.5}, {name: nn.Dropout(0.5)}] if name else [{}]
+    was_training = isinstance(function, nn.Module) and function.training
+    for switch in switches:
+        try:
+            if isinstance(function, nn.Module):
+                function.train()
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                return caller(*inputs, switch | ({training: True} if training else {}), with_dropout=True).weights
+        except Exception:  # the other kind of dropout may be the one it takes
+            continue
+        finally:
+            if isinstance(function, nn.Module):
+                function.train(was_training)
+    return None
+
+
+def squared(caller: Caller) -> Caller:
+    """The same call with as many keys as queries."""
+    n = min(caller.sizes.queries, caller.sizes.keys) if caller.sizes.queries > 1 else 1
+    return replace(caller, sizes=replace(caller.sizes, queries=n, keys=n))

@@ -1,0 +1,349 @@
+"""The laws of a mechanism, as assertions. `regard.check` runs them on a user's piece, the tests on the whole catalogue.
+
+The first part must hold before a mechanism is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.attention import Attention
+from regard.attention_output import AttentionOutput, attend
+from regard.cache import GrowingCache
+from regard.engine import ENGINES, Problem
+from regard.engine.reference import reference
+from regard.errors import RegardError
+from regard.maps import Distance, Entropy, KeyTotals, Pool, Similarity, TopLinks
+from regard.pieces import Grid, Mask, mask_mod, padding
+from regard.positions import Positions
+from regard.shapes import Sizes
+
+#: A mechanism with query, key and value that fit it: small, and in float64.
+Example = tuple[Attention, Tensor, Tensor, Tensor]
+
+
+def problem_of(attention: Attention, q: Tensor, k: Tensor, v: Tensor, positions: Positions | None = None) -> Problem:
+    """The `Problem` of a call, as engines get it."""
+    sizes = Sizes.of(q, k, v)
+    return Problem(attention, q, k, v, positions or Positions.aligned_to_end(sizes.I, sizes.J), sizes)
+
+
+def runs(engine: str, attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> AttentionOutput | None:
+    """The result of an engine, or None if it refuses; the refusal must name the engines that can."""
+    try:
+        return attend(attention, q, k, v, engine=engine)
+    except RegardError as error:
+        assert "Engines that can: " in str(error) and "dense" in str(error).split("Engines that can: ")[1]
+        return None
+
+
+@torch.no_grad()
+def agrees_with_the_reference(engine: str, example: Example) -> None:
+    """Check that output and weights of an engine agree with the reference, or that it refuses."""
+    output, weights = reference(problem_of(*example))
+    seen = runs(engine, *example)
+    if seen is not None:
+        torch.testing.assert_close(seen.output, torch.from_numpy(output), rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(seen.weights.dense(), torch.from_numpy(weights), rtol=1e-9, atol=1e-10)
+
+
+def gradients(engine: str, example: Example) -> tuple[Tensor | None, ...] | None:
+    """Gradients of query, key, value and parameters for a fixed random output gradient; None if the engine refuses."""
+    attention, *tensors = example
+    inputs = [t.detach().requires_grad_() for t in tensors]
+    seen = runs(engine, attention, *inputs)
+    if seen is None:
+        return None
+    grad_output = torch.randn(seen.output.shape, dtype=inputs[0].dtype, generator=torch.Generator().manual_seed(1))
+    leaves = [*inputs, *(p for p in attention.parameters() if p.requires_grad)]
+    return torch.autograd.grad(seen.output, leaves, grad_output, allow_unused=True)
+
+
+def gradients_agree_with_dense(engine: str, example: Example) -> None:
+    """Check that gradients of an engine agree with those of dense, which are checked against finite differences."""
+    actual, expected = gradients(engine, example), gradients("dense", example)
+    if actual is None or expected is None:
+        return
+    for gradient, dense in zip(actual, expected, strict=True):
+        if gradient is None or dense is None:
+            assert all(g is None or not g.any() for g in (gradient, dense)), "one engine omits a gradient"
+        else:
+            torch.testing.assert_close(gradient, dense, rtol=1e-8, atol=1e-10)
+
+
+def dense_slope_is_that_of_the_reference(example: Example, step: float = 1e-6) -> None:
+    """Check the gradient of dense along a random direction against a central difference of the reference."""
+    attention, *tensors = example
+    generator = torch.Generator().manual_seed(2)
+    directions = [torch.randn(t.shape, dtype=t.dtype, generator=generator) for t in tensors]
+    dense = gradients("dense", example)
+    assert dense is not None
+    grad_output = None
+    ends = []
+    for sign in (1, -1):
+        q, k, v = (t + sign * step * d for t, d in zip(tensors, directions, strict=True))
+        with torch.no_grad():
+            output = torch.from_numpy(reference(problem_of(attention, q, k, v))[0])
+        if grad_output is None:
+            grad_output = torch.randn(output.shape, dtype=output.dtype, generator=torch.Generator().manual_seed(1))
+        ends.append((output * grad_output).sum())
+    slope = sum((g * d).sum() for g, d in zip(dense, directions, strict=False) if g is not None)
+    torch.testing.assert_close(slope, (ends[0] - ends[1]) / (2 * step), rtol=1e-5, atol=1e-6)
+
+
+def broken_law(small: Callable[[], Example]) -> str:
+    """The first broken law with its error, or "": output, weights and gradients of every engine."""
+    for law, check in _laws(small):
+        try:
+            check()
+        except AssertionError as error:
+            return f"{law}: {' '.join(str(error).split())}"
+    return ""
+
+
+def _laws(small: Callable[[], Example]) -> Iterator[tuple[str, Callable[[], None]]]:
+    yield "dense agrees with the reference", lambda: agrees_with_the_reference("dense", small())
+    yield "gradients of dense agree with the reference", lambda: dense_slope_is_that_of_the_reference(small())
+    for engine in sorted(set(ENGINES) - {"reference", "dense"}):
+        yield f"{engine} agrees with the reference", lambda e=engine: agrees_with_the_reference(e, small())
+        yield f"gradients of {engine} agree with dense", lambda e=engine: gradients_agree_with_dense(e, small())
+
+
+# Laws of the weights, the mask and the cache. Each takes a function that makes a fresh small example.
+
+Small = Callable[[], Example]
+TORCH_ENGINES = tuple(sorted(set(ENGINES) - {"reference"}))
+CLOSE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-10}
+
+
+def is_defined(small: Small) -> bool:
+    """Whether every piece has a definition in NumPy; a user's piece need not have one."""
+    try:
+        with torch.no_grad():
+            reference(problem_of(*small()))
+    except RegardError as error:
+        assert "no definition of" in str(error), error
+        return False
+    return True
+
+
+def sees_the_future(attention: Attention, q: Tensor, k: Tensor) -> bool:
+    """Whether some query may attend to a later key, by the mask's own predicate."""
+    if attention.mask is None or q.shape[2] != k.shape[2]:
+        return True
+    length = q.shape[2]
+    grid = Grid.whole(Positions.aligned_to_end(length, length), q.shape[0], q.shape[1], length)
+    return bool((attention.mask.allowed(grid) & (grid.j > grid.i)).any())
+
+
+@torch.no_grad()
+def engines_agree_with_dense(small: Small) -> None:
+    """Output and weights of every engine are those of dense, or the engine refuses and names those that can."""
+    expected = attend(*small(), engine="dense")
+    for engine in TORCH_ENGINES:
+        seen = runs(engine, *small())
+        if seen is not None:
+            torch.testing.assert_close(seen.output, expected.output, **CLOSE, msg=lambda m, e=engine: f"{e}: {m}")
+            torch.testing.assert_close(seen.weights.dense(), expected.weights.dense(), **CLOSE)
+
+
+def gradients_agree_with_finite_differences(small: Small) -> None:
+    """The slope of dense along a random direction is that of a central difference of its outputs."""
+    attention, *tensors = small()
+    generator, step = torch.Generator().manual_seed(2), 1e-6
+    analytic = gradients("dense", small())
+    assert analytic is not None
+    directions = [torch.randn(t.shape, dtype=t.dtype, generator=generator) for t in tensors]
+    ends = []
+    for sign in (1, -1):
+        moved = [t + sign * step * d for t, d in zip(tensors, directions, strict=True)]
+        with torch.no_grad():
+            output = attend(attention, *moved, engine="dense").output
+        toward = torch.randn(output.shape, dtype=output.dtype, generator=torch.Generator().manual_seed(1))
+        ends.append((output * toward).sum())
+    slope = sum((g * d).sum() for g, d in zip(analytic, directions, strict=False) if g is not None)
+    torch.testing.assert_close(torch.as_tensor(slope), (ends[0] - ends[1]) / (2 * step), rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+def lazy_tiles_equal_dense_weights(small: Small) -> None:
+    """Any tile that is computed on demand equals the same part of the dense weights."""
+    seen = attend(*small())
+    weights = attend(*small(), engine="dense").weights.dense()
+    I, J = weights.shape[2:]
+    torch.testing.assert_close(seen.weights[-1, -1, I // 3, :], weights[-1, -1, I // 3], **CLOSE)
+    torch.testing.assert_close(seen.weights[0, :, 1:-1, J // 2 :], weights[0, :, 1:-1, J // 2 :], **CLOSE)
+    torch.testing.assert_close(seen.weights[..., [J - 1, 0, 0]], weights[..., [J - 1, 0, 0]], **CLOSE)
+    torch.testing.assert_close(seen.weights.tile(rows=[-1], cols=slice(0, J, 2)), weights[:, :, -1:, ::2], **CLOSE)
+
+
+@torch.no_grad()
+def weights_times_values_are_the_output(small: Small) -> None:
+    """The output is the weights times the values."""
+    attention, q, k, v = small()
+    seen = attend(attention, q, k, v)
+    values = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+    torch.testing.assert_close(seen.weights.dense() @ values, seen.output, **CLOSE)
+
+
+@torch.no_grad()
+def rows_sum_to_what_the_normalizer_declares(small: Small) -> None:
+    """Rows with an allowed key sum to `row_sum` of the normaliser; if that is None, to a number in (0, 1)."""
+    attention, q, k, v = small()
+    weights = attend(attention, q, k, v).weights
+    sums, expected = weights.dense().sum(-1), attention.normalizer.row_sum
+    if attention.mask is not None:
+        grid = Grid.whole(weights.positions, q.shape[0], q.shape[1], q.shape[2])
+        sums = sums[attention.mask.allowed(grid).expand(weights.shape).any(-1)]
+    if expected is None:
+        assert (sums > 0).all() and (sums < 1).all(), "rows do not sum to a number between 0 and 1"
+    else:
+        torch.testing.assert_close(sums, torch.full_like(sums, expected))
+
+
+def _joined(attention: Attention, mask: Mask) -> Attention:
+    return attention.with_mask(mask if attention.mask is None else attention.mask & mask)
+
+
+@torch.no_grad()
+def masked_weights_are_zero(small: Small) -> None:
+    """Pairs that the mask forbids have a weight of exactly 0."""
+    attention, q, k, v = small()
+    attention = _joined(attention, mask_mod(lambda b, h, i, j: (i + 2 * j + b) % 3 != 0))
+    seen = attend(attention, q, k, v)
+    assert attention.mask is not None
+    grid = Grid.whole(seen.weights.positions, q.shape[0], q.shape[1], q.shape[2])
+    forbidden = ~attention.mask.allowed(grid).expand(seen.weights.shape)
+    assert (seen.weights.dense()[forbidden] == 0).all(), "a forbidden pair has a weight"
+
+
+@torch.no_grad()
+def spans_bound_the_mask(small: Small) -> None:
+    """`any_allowed` of a mask is never too small, and `all_allowed` never too large, for any range of queries."""
+    attention, q, k, _ = small()
+    if attention.mask is None:
+        return
+    (B, H, I), J = q.shape[:3], k.shape[2]
+    positions = Positions.aligned_to_end(I, J)
+    allowed = attention.mask.allowed(Grid.whole(positions, B, H, I)).expand(B, H, I, J)
+    for size in (1, 3, I):
+        for first in range(0, I, size):
+            last = min(first + size, I)
+            rows, where = allowed[:, :, first:last].flatten(0, 2), (first + positions.start, last + positions.start)
+            some = set(positions.columns(attention.mask.any_allowed(*where)).tensor().tolist())
+            every = set(positions.columns(attention.mask.all_allowed(*where)).tensor().tolist())
+            asked = f"queries {where[0]} to {where[1] - 1}"
+            assert set(rows.any(0).nonzero().flatten().tolist()) <= some, f"any_allowed is too small for {asked}"
+            assert every <= set(rows.all(0).nonzero().flatten().tolist()), f"all_allowed is too large for {asked}"
+
+
+@torch.no_grad()
+def no_future_leaks(small: Small) -> None:
+    """If the mask hides later keys, later tokens do not change earlier outputs and weights, in any engine."""
+    for engine in TORCH_ENGINES:
+        attention, q, k, v = small()
+        if sees_the_future(attention, q, k) or (before := runs(engine, attention, q, k, v)) is None:
+            continue
+        cut = q.shape[2] // 2
+        q, k, v = (torch.cat((x[:, :, :cut], 3 * x[:, :, cut:] + 5), 2) for x in (q, k, v))
+        after = attend(attention, q, k, v, engine=engine)
+        assert torch.equal(before.output[:, :, :cut], after.output[:, :, :cut]), f"{engine}: outputs change"
+        assert torch.equal(before.weights[:, :, :cut], after.weights[:, :, :cut]), f"{engine}: weights change"
+
+
+@torch.no_grad()
+def decoding_by_chunks_equals_one_call(small: Small) -> None:
+    """If the mask hides later keys, decoding with a cache gives the outputs and weights of one call."""
+    attention, q, k, v = small()
+    if sees_the_future(attention, q, k):
+        return
+    whole = attend(attention, q, k, v)
+    for chunk in (1, 5):
+        cache, outputs = GrowingCache(), []
+        for step in range(0, q.shape[2], chunk):
+            part = (slice(None), slice(None), slice(step, step + chunk))
+            seen = attend(attention, q[part], k[part], v[part], cache=cache)
+            cache = seen.cache
+            outputs.append(seen.output)
+            rows = whole.weights[:, :, step : step + chunk, : seen.weights.shape[3]]
+            torch.testing.assert_close(seen.weights.dense(), rows, **CLOSE)
+        torch.testing.assert_close(torch.cat(outputs, 2), whole.output, **CLOSE)
+
+
+@torch.no_grad()
+def padding_does_not_matter(small: Small) -> None:
+    """What hidden keys and values hold does not change the output."""
+    attention, q, k, v = small()
+    lengths = [max(1, k.shape[2] - (2, 5)[b % 2]) for b in range(k.shape[0])]
+    padded = _joined(attention, padding(lengths))
+    before = attend(padded, q, k, v)
+    k, v = k.clone(), v.clone()
+    for b, length in enumerate(lengths):
+        k[b, :, length:], v[b, :, length:] = 1e3, -1e3
+    assert torch.equal(before.output, attend(padded, q, k, v).output), "hidden keys change the output"
+
+
+def empty_rows_give_zeros(small: Small) -> None:
+    """A query without any allowed key gets zeros, and finite gradients, in every engine."""
+    for engine in TORCH_ENGINES:
+        attention, *tensors = small()
+        attention = _joined(attention, mask_mod(lambda b, h, i, j: (i != i.min()) & (j >= 0)))
+        inputs = [t.requires_grad_() for t in tensors]
+        seen = runs(engine, attention, *inputs)
+        if seen is None:
+            continue
+        assert not seen.output[:, :, 0].any() and not seen.weights[:, :, 0].any(), f"{engine}: no zeros"
+        found = torch.autograd.grad(seen.output.sum(), [*inputs, *attention.parameters()], allow_unused=True)
+        assert all(g is None or torch.isfinite(g).all() for g in found), f"{engine}: a gradient is not finite"
+        assert attention.normalizer.row_sum is None or not seen.output.isnan().any(), f"{engine}: NaN"
+
+
+def a_call_changes_nothing(small: Small) -> None:
+    """A call, a look at the weights and a backward pass change no input, and give the same gradients twice."""
+    for engine in ("auto", "dense", "blocked"):
+        attention, *inputs = small()
+        leaves = [t.requires_grad_() for t in inputs]
+        kept = [*leaves, *attention.parameters(), *attention.buffers()]
+        before = [t.detach().clone() for t in kept]
+        seen = attend(attention, *leaves, engine=engine)
+        toward = torch.ones(1, dtype=torch.float64).expand_as(seen.output)
+        first = torch.autograd.grad(seen.output, leaves, toward, retain_graph=True, allow_unused=True)
+        assert seen.weights.dense().shape == seen.weights.shape
+        seen.weights.summarize(Entropy(), KeyTotals(), TopLinks(2), Distance(), Pool(3, 3), Similarity())
+        again = torch.autograd.grad(seen.output, leaves, toward, allow_unused=True)
+        assert all(a is b is None or torch.equal(a, b) for a, b in zip(first, again, strict=True)), "gradients change"
+        assert all(torch.equal(*pair) for pair in zip(kept, before, strict=True)), "an input or a parameter changes"
+
+
+@torch.no_grad()
+def batch_entries_are_independent(small: Small) -> None:
+    """A batch gives what its entries give alone; only for masks that do not depend on the entry."""
+    attention, q, k, v = small()
+    whole = attend(attention, q, k, v)
+    for b in range(q.shape[0]):
+        changed = [torch.cat((x[: b + 1], 3 * x[b + 1 :] + 1)) for x in (q, k, v)]
+        alone = attend(attention, *changed)
+        torch.testing.assert_close(whole.output[b], alone.output[b], **CLOSE)
+        torch.testing.assert_close(whole.weights[b], alone.weights[b], **CLOSE)
+
+
+#: All laws by name. An engine that refuses a call must name those that can run it.
+LAWS: dict[str, Callable[[Small], None]] = {
+    "engines agree with dense": engines_agree_with_dense,
+    "gradients agree with finite differences": gradients_agree_with_finite_differences,
+    "lazy tiles equal the dense weights": lazy_tiles_equal_dense_weights,
+    "weights times values are the output": weights_times_values_are_the_output,
+    "rows sum to what the normaliser declares": rows_sum_to_what_the_normalizer_declares,
+    "masked weights are zero": masked_weights_are_zero,
+    "spans bound the mask": spans_bound_the_mask,
+    "no future leaks": no_future_leaks,
+    "decoding by chunks equals one call": decoding_by_chunks_equals_one_call,
+    "entries of a batch are independent": batch_entries_are_independent,
+    "what padding holds does not matter": padding_does_not_matter,
+    "an empty row gives zeros and finite gradients": empty_rows_give_zeros,
+    "a call, a look and a backward pass change nothing": a_call_changes_nothing,
+}

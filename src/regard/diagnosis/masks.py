@@ -1,0 +1,292 @@
+"""Masks: which shape and sense a function takes, whether hidden keys have no weight, and what of the future is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.diagnosis.calling import Caller
+from regard.diagnosis.report import Finding
+from regard.diagnosis.weights import Weights, close, measured
+
+#: The senses of a mask: True may attend, True may not attend, and numbers that are added to the scores.
+SENSES = ("keep", "drop", "additive")
+SAID = {
+    "keep": "True (or 1) = may attend",
+    "drop": "True (or 1) = may NOT attend",
+    "additive": "a number that is added to the score: 0 = may attend, -inf = may not",
+}
+#: A weight below this share of the weight without a mask is hidden.
+HIDDEN = 1e-3
+
+
+@dataclass(frozen=True)
+class Form:
+    """A shape of a mask: `shape` in words, `of` makes it of (B, 1, I, J) pairs, `back` gives the pairs it holds."""
+
+    shape: str
+    of: Callable[[Tensor], Tensor]
+    back: Callable[[Tensor], Tensor]
+
+    @property
+    def is_padding(self) -> bool:
+        return "I" not in self.shape
+
+
+@dataclass(frozen=True)
+class Response:
+    """What a mask did: `effect` is a sense, or the name of a mistake; `pairs` are the pairs that were True."""
+
+    parameter: str
+    form: Form
+    kind: str
+    effect: str
+    amount: float = 0.0
+
+    def mask(self, pairs: Tensor, dtype: torch.dtype) -> Tensor:
+        """The mask tensor for which exactly `pairs` (B, 1, I, J) may attend."""
+        shown = ~pairs if self.effect == "drop" else pairs
+        return as_kind(self.form.of(shown), self.kind, dtype)
+
+
+def as_kind(pairs: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
+    """The mask as booleans, as numbers 0 and 1, or as 0 and -inf."""
+    if kind == "additive":
+        return torch.zeros(pairs.shape, dtype=dtype).masked_fill(~pairs, -torch.inf)
+    return pairs if kind == "boolean" else pairs.to(dtype)
+
+
+def forms(caller: Caller, num_heads: int) -> list[Form]:
+    """The shapes of masks that functions take, the usual ones first."""
+    B, I = caller.sizes.batch, caller.sizes.queries
+    whole = [
+        Form("(B, 1, I, J)", lambda p: p, lambda p: p),
+        Form("(B, I, J)", lambda p: p[:, 0], lambda p: p),
+        Form("(I, J)", lambda p: p[0, 0], lambda p: p[:1].expand_as(p)),
+        Form("(B, H, I, J)", lambda p: p.expand(-1, num_heads, -1, -1), lambda p: p),
+        Form("(B H, I, J)", lambda p: p.expand(-1, num_heads, -1, -1).flatten(0, 1), lambda p: p),
+        Form("(1, I, J)", lambda p: p[:1, 0], lambda p: p[:1].expand_as(p)),
+    ]
+    by_key = [
+        Form("(B, J)", lambda p: p[:, 0, 0], lambda p: p[:, :, :1].expand_as(p)),
+        Form("(B, 1, 1, J)", lambda p: p[:, :, :1], lambda p: p[:, :, :1].expand_as(p)),
+        Form("(B, 1, J)", lambda p: p[:, 0, :1], lambda p: p[:, :, :1].expand_as(p)),
+        Form("(J,)", lambda p: p[0, 0, 0], lambda p: p[:1, :, :1].expand_as(p)),
+    ]
+    if B == 1 and "b" not in caller.query_axes:
+        whole = [whole[2], whole[1], whole[0]]
+        by_key = [by_key[3], *by_key[:3]]
+    return [*whole, *by_key] if I > 1 else [by_key[0], by_key[2], *whole]
+
+
+def random_pairs(sizes: Any, seed: int = 3) -> Tensor:
+    """Pairs (B, 1, I, J) of which each row has some that may attend and some that may not; key 0 may attend."""
+    pairs = torch.rand(sizes.batch, 1, sizes.queries, sizes.keys, generator=torch.Generator().manual_seed(seed)) < 0.5
+    pairs[..., 0], pairs[..., 1] = True, False
+    rows = torch.arange(sizes.queries)
+    pairs[:, :, rows, 2 + rows % max(1, sizes.keys - 2) if sizes.keys > 2 else 0] = True
+    return pairs
+
+
+def response(caller: Caller, plain: Weights, parameter: str, num_heads: int) -> Response | None:
+    """The first shape and kind of mask that hides the right keys; else the most telling mistake; None if none runs."""
+    responses = list(_responses(caller, plain, parameter, num_heads))
+    working = [r for r in responses if r.effect in SENSES]
+    telling = ("after", "transposed", "rows", "added", "partly", "nothing")
+    return next(iter(working), None) or min(responses, key=lambda r: telling.index(r.effect), default=None)
+
+
+def _responses(caller: Caller, plain: Weights, parameter: str, num_heads: int) -> Iterator[Response]:
+    """What each shape and kind of mask does; stops at the first that hides exactly what it should."""
+    inputs = caller.sizes.sample(0, caller.dtype)
+    pairs = random_pairs(caller.sizes)
+    for kind in ("boolean", "0 and 1", "additive"):
+        for form in forms(caller, num_heads):
+            try:
+                mask = as_kind(form.of(pairs), kind, caller.dtype)
+                masked = measured(caller, inputs, {parameter: mask})
+            except Exception:  # of the user's function, which may not take this shape
+                continue
+            if masked is None or masked.weights.shape != plain.weights.shape or masked.weights.isnan().all():
+                continue
+            effect, amount = _effect(plain.weights, masked.weights, form.back(pairs), kind)
+            yield Response(parameter, form, kind, effect, amount)
+            if effect in SENSES:
+                return
+
+
+def _effect(plain: Tensor, masked: Tensor, pairs: Tensor, kind: str) -> tuple[str, float]:
+    """The sense in which the mask hid keys, or what it did instead."""
+    seen = (plain > 1e-9) & ~masked.isnan().all(-1, keepdim=True)
+    hidden = (masked.nan_to_num() < HIDDEN * plain) & seen
+    pairs = pairs.expand_as(plain)
+    for sense, expected in (("keep", ~pairs), ("drop", pairs)):
+        if bool(seen.any()) and torch.equal(hidden, expected & seen):
+            if _keeps_other_weights(plain, masked, ~expected):
+                return "after", float(masked.sum(-1).mean())
+            return ("additive" if kind == "additive" and sense == "keep" else sense), 0.0
+    if close(plain, masked):
+        return "nothing", 0.0
+    if not seen.any():
+        return "partly", float("nan")
+    if plain.shape[2] == plain.shape[3]:
+        if any(_hides_the_transposed(hidden, seen, forbidden) for forbidden in (pairs, ~pairs)):
+            return "transposed", 0.0
+        if _hides_whole_rows(plain, masked, pairs[:, :, 0]):
+            return "rows", 0.0
+    ratio = (masked.clamp(min=1e-12) / plain.clamp(min=1e-12)).log()
+    inside, outside = (ratio - ratio.amax(-1, keepdim=True))[pairs], (ratio - ratio.amax(-1, keepdim=True))[~pairs]
+    if inside.numel() and outside.numel() and inside.std() < 1e-2 and outside.std() < 1e-2:
+        return "added", float(inside.mean() - outside.mean())
+    return "partly", float((masked / plain.clamp(min=1e-12))[seen].nan_to_num().min())
+
+
+def _keeps_other_weights(plain: Tensor, masked: Tensor, kept: Tensor) -> bool:
+    """Whether the visible weights are those without the mask, so that rows no longer sum to 1."""
+    total = plain.sum(-1)
+    sums_to_one = close(total, torch.ones_like(total), 1e-3)
+    return sums_to_one and close(masked, plain * kept) and bool((masked.sum(-1) < 1 - 1e-2).any())
+
+
+def _hides_the_transposed(hidden: Tensor, seen: Tensor, forbidden: Tensor) -> bool:
+    """Whether the hidden pairs are the transposed forbidden ones; a row that is all forbidden tells nothing."""
+    told = ~forbidden.mT.all(-1, keepdim=True) & seen
+    return bool((forbidden.mT & told).any()) and torch.equal(hidden & told, forbidden.mT & told)
+
+
+def _hides_whole_rows(plain: Tensor, masked: Tensor, tokens: Tensor) -> bool:
+    """Whether the rows of some tokens changed as a whole, and all other rows are as without the mask."""
+    changed = ((plain - masked).abs() > 1e-6).any(-1) | masked.isnan().any(-1)
+    return any(torch.equal(changed, rows.expand_as(changed)) for rows in (tokens, ~tokens))
+
+
+def mask_findings(
+    caller: Caller, plain: Weights, parameter: str, num_heads: int, expected: str | None
+) -> tuple[list[Finding], Response | None]:
+    """Sense and effect of one mask argument."""
+    told = response(caller, plain, parameter, num_heads)
+    rows = response_of_rows(caller, plain, parameter, num_heads) if told is None or told.effect not in SENSES else None
+    told = rows or told
+    what = "mask"
+    if told is None:
+        text = f"{parameter}: no mask that was tried ran (boolean, 0 and 1, 0 and -inf; in ten shapes)."
+        return [
+            Finding(what, "unknown", text, "Check the function without it, or wrap it: def f(q, k, v, mask).")
+        ], None
+    if told.effect in SENSES:
+        return [_sense_finding(what, told, expected)], told
+    return [_mistake_finding(what, told)], None
+
+
+def response_of_rows(caller: Caller, plain: Weights, parameter: str, num_heads: int) -> Response | None:
+    """A mask over tokens that hides queries instead of keys runs only if both have the same length."""
+    s = caller.sizes
+    if s.queries == s.keys or s.queries == 1:
+        return None
+    square = replace(caller, sizes=replace(s, keys=s.queries))
+    unmasked = measured(square, square.sizes.sample(0, caller.dtype))
+    found = response(square, unmasked, parameter, num_heads) if unmasked is not None else None
+    return found if found is not None and found.effect in ("rows", "transposed", *SENSES) else None
+
+
+def _sense_finding(what: str, told: Response, expected: str | None) -> Finding:
+    text = f"{told.parameter}: {SAID[told.effect]}; {told.kind}, shape {told.form.shape}."
+    if expected == told.effect or (expected is None and told.effect == "keep"):
+        return Finding(what, "right", text)
+    if told.effect == "additive":
+        text += " A mask of True and False only adds 1 to some scores, which hides nothing."
+        remedy = "For a boolean mask: scores.masked_fill(~mask, -torch.inf)."
+        if expected is None:
+            return Finding(
+                what, "unknown", text, f'Right if you pass 0 and -inf; then say so: mask="additive". {remedy}'
+            )
+        return Finding(what, "wrong", text, remedy, "the mask is added as 0 and 1")
+    if expected is None:
+        remedy = 'Right if you mean it, as in nn.MultiheadAttention; then say so: mask="drop". Else invert it: ~mask.'
+        return Finding(what, "unknown", f"{text} This is the opposite of scaled_dot_product_attention.", remedy)
+    if expected == "additive":
+        remedy = "Add the mask to the scores before the softmax: scores + mask."
+        return Finding(
+            what, "wrong", f"{text} Meant was: {SAID[expected]}.", remedy, "the mask is not added to the scores"
+        )
+    remedy = "Invert it: scores.masked_fill(~mask, -torch.inf) hides where mask is False."
+    return Finding(what, "wrong", f"{text} Meant was: {SAID[expected]}.", remedy, "the mask is reversed")
+
+
+def _mistake_finding(what: str, told: Response) -> Finding:
+    before = "Mask the scores before the softmax: scores.masked_fill(~mask, -torch.inf).softmax(-1)."
+    amount = told.amount
+    texts = {
+        "after": (
+            "the mask is applied after the softmax",
+            f"Visible weights are those without the mask, and rows sum to {amount:.2f} on average.",
+        ),
+        "rows": ("the padding mask hides queries instead of keys", f"A mask {told.form.shape} changed whole rows."),
+        "transposed": ("the mask is transposed", "The pair (i, j) of the mask changes the weight of query j on key i."),
+        "added": (
+            "the mask is added as 0 and 1",
+            f"The mask changes scores by {amount:.3g} only: hidden keys keep weight.",
+        ),
+        "partly": (
+            "the mask does not hide keys",
+            f"Hidden keys keep weight, e.g. {amount:.2g} of that without a mask.",
+        ),
+        "nothing": ("the mask does nothing", "The weights with and without it are equal."),
+    }
+    mistake, text = texts[told.effect]
+    remedy = "Hide keys, the last axis: mask[:, None, None, :], (B, 1, 1, J)." if told.effect == "rows" else before
+    return Finding(
+        what, "wrong", f"{text} Tried: {told.parameter}, {told.kind}, shape {told.form.shape}.", remedy, mistake
+    )
+
+
+def visible_pairs(found: Weights) -> Tensor:
+    """Pairs (I, J) with a weight, in some head of some sequence."""
+    return (found.weights.nan_to_num() > 1e-9).any(1).any(0)
+
+
+def causal_pattern(visible: Tensor) -> str:
+    """The name of a pattern of visible pairs: causal, all, future (reversed), next (off by one), past, or other."""
+    i, j = torch.arange(visible.shape[0])[:, None], torch.arange(visible.shape[1])
+    patterns = {
+        "all": i >= 0 * j,
+        "causal": j <= i,
+        "next": j <= i + 1,
+        "past": j < i,
+        "future": j >= i,
+        "later": j > i,
+    }
+    return next((name for name, pairs in patterns.items() if torch.equal(visible, pairs.expand_as(visible))), "other")
+
+
+def causal_finding(visible: Tensor, switch: str | None) -> Finding:
+    """Whether a function that hides some pairs without being told, or by a switch, hides exactly the future."""
+    pattern = causal_pattern(visible)
+    by = f"With {switch}=True" if switch else "Without a mask"
+    hide = "Hide j > i: torch.ones(n, n).triu(1).bool(), or keep torch.ones(n, n).tril().bool()."
+    wrong = {
+        "next": ("the causal mask is off by one: it shows the next token", "query i sees key i + 1."),
+        "past": ("the causal mask hides the token itself", "query i sees only keys before i; query 0 sees no key."),
+        "future": ("the causal mask is reversed", "query i sees the keys from i on, and none before."),
+        "later": ("the causal mask is reversed", "query i sees only keys after i."),
+    }
+    if switch and pattern == "all":
+        return Finding("future", "wrong", f"{by}, all keys are visible.", hide, "the causal mask does nothing")
+    if pattern in wrong:
+        return Finding("future", "wrong", f"{by}, {wrong[pattern][1]}", hide, wrong[pattern][0])
+    said = {"all": "every query sees all keys.", "causal": "query i sees the keys up to i, and none after."}
+    i, j = torch.arange(visible.shape[0])[:, None], torch.arange(visible.shape[1])
+    default = (
+        "no key after i is visible."
+        if not (visible & (j > i)).any()
+        else "some keys are hidden, and some later ones are not."
+    )
+    return Finding(
+        "future",
+        "right" if pattern != "other" or "no key" in default else "unknown",
+        f"{by}, {said.get(pattern, default)}",
+    )

@@ -1,0 +1,173 @@
+"""Gradients beside numerical slopes, large scores, bfloat16, and time beside torch's kernel."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.diagnosis.calling import Caller, Inputs, with_function
+from regard.diagnosis.report import Finding
+
+#: A bfloat16 has 8 bits, so one rounding is off by 0.2 %. A larger share of error than this has another cause.
+BFLOAT16_ERROR = 0.25
+
+
+def gradient_finding(caller: Caller) -> Finding:
+    """Whether gradients are finite and equal to central differences along a random direction, for each input."""
+    if caller.numpy:
+        return Finding("gradient", "unknown", "NumPy has no gradients.")
+    leaves: dict[str, list[Tensor]] = {}
+    query, key, value = inputs = [x.requires_grad_() for x in caller.sizes.sample(8, caller.dtype)]
+    for name, x in zip(caller.roles.inputs, inputs, strict=False):
+        leaves[name] = [x]
+    if isinstance(caller.function, nn.Module):
+        learned: list[Tensor] = [
+            p for p in caller.function.parameters() if p.requires_grad and p.dtype.is_floating_point
+        ]
+        leaves |= {"the parameters": learned} if learned else {}
+
+    def loss() -> Tensor:
+        output = caller(query, key, value).output
+        toward = torch.randn(output.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        return (output * toward.to(output)).sum()
+
+    return _beside_slopes(leaves, loss)
+
+
+def _beside_slopes(leaves: dict[str, list[Tensor]], loss: Callable[[], Tensor]) -> Finding:
+    value = loss()
+    remedy = (
+        "Look for .detach(), .data, .item(), .numpy(), torch.no_grad() or torch.tensor(...) between input and output."
+    )
+    if not value.requires_grad:
+        return Finding("gradient", "wrong", "The output has no gradient at all.", remedy, "the gradient is detached")
+    if not value.isfinite():
+        return Finding("gradient", "unknown", "The output itself is not finite.")
+    flat = [x for group in leaves.values() for x in group]
+    gradients = dict(zip(map(id, flat), torch.autograd.grad(value, flat, allow_unused=True), strict=True))
+    wrong = {}
+    for name, group in leaves.items():
+        analytic, numeric, finite = _slopes(group, [gradients[id(x)] for x in group], loss)
+        if not finite:
+            text = f"The gradient of {name} is not finite."
+            return Finding(
+                "gradient", "wrong", text, "Look for log(0), sqrt(0), 0 / 0 or inf - inf.", "the gradient is not finite"
+            )
+        if abs(analytic - numeric) > 1e-2 * max(abs(numeric), 1e-2) + 1e-4:
+            wrong[name] = (analytic, numeric)
+    if not wrong:
+        return Finding(
+            "gradient", "right", f"Gradients of {', '.join(leaves)} are finite, and equal to numerical slopes."
+        )
+    slopes = "; ".join(f"{name}: {a:.3g}, numerically {n:.3g}" for name, (a, n) in wrong.items())
+    cut = all(gradients[id(x)] is None or not gradients[id(x)].any() for name in wrong for x in leaves[name])
+    mistake = "the gradient is detached" if cut else "the gradient is wrong"
+    return Finding("gradient", "wrong", f"Slopes along a random direction: {slopes}.", remedy, mistake)
+
+
+def _slopes(
+    group: list[Tensor], gradients: list[Tensor | None], loss: Callable[[], Tensor]
+) -> tuple[float, float, bool]:
+    """Slopes along a random direction, from gradients and from a central difference; whether gradients are finite."""
+    generator = torch.Generator().manual_seed(2)
+    directions = [torch.randn(x.shape, dtype=torch.float64, generator=generator).to(x) for x in group]
+    step = 1e-5 if group[0].dtype == torch.float64 else 1e-2
+    analytic = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True) if g is not None)
+    ends = []
+    with torch.no_grad():
+        for sign in (1, -2):
+            for x, d in zip(group, directions, strict=True):
+                x.add_(sign * step * d)
+            ends.append(float(loss()))
+        for x, d in zip(group, directions, strict=True):
+            x.add_(step * d)
+    finite = all(g is None or bool(g.isfinite().all()) for g in gradients)
+    return analytic, (ends[0] - ends[1]) / (2 * step), finite
+
+
+@torch.no_grad()
+def large_score_finding(caller: Caller) -> Finding:
+    """Whether scores of about 1,000 and more still give numbers, in float32."""
+    query, key, value = caller.sizes.sample(9, torch.float32)
+    inputs = (60 * query, 60 * key, value)
+    try:
+        single = in_dtype(caller, torch.float32)
+        before, after = single(query, key, value).output, single(*inputs).output
+    except Exception as error:  # of the user's function
+        return Finding("large scores", "unknown", f"It does not run in float32: {_short(error)}")
+    if before.isfinite().all() and not after.isfinite().all():
+        text = "With queries and keys 60 times as large the output has NaN or inf, in float32."
+        remedy = "Subtract the maximum of each row before exp, or use torch.softmax, which does."
+        return Finding("large scores", "wrong", text, remedy, "large scores overflow")
+    return Finding("large scores", "right", "With queries and keys 60 times as large the output stays finite.")
+
+
+@torch.no_grad()
+def bfloat16_finding(caller: Caller) -> Finding:
+    """How far the output in bfloat16 is from that of float64 on the same rounded inputs."""
+    query, key, value = (x.to(torch.bfloat16) for x in caller.sizes.sample(10))
+    if caller.numpy:
+        return Finding("bfloat16", "unknown", "NumPy has no bfloat16.")
+    try:
+        rounded = in_dtype(caller, torch.bfloat16)
+        low = rounded(query, key, value).output
+        exact = in_dtype(with_function(caller, rounded.function), torch.float64)
+        high = exact(query.double(), key.double(), value.double()).output
+    except Exception as error:  # of the user's function
+        remedy = "Make constants with dtype=q.dtype, device=q.device; fill with -inf or torch.finfo(q.dtype).min."
+        return Finding("bfloat16", "unknown", f"It does not run in bfloat16: {_short(error)}", remedy)
+    if not high.isfinite().all():
+        return Finding("bfloat16", "unknown", "The output itself is not finite.")
+    error = float((low.double() - high).abs().max() / high.nan_to_num().abs().max().clamp(min=1e-12))
+    text = f"The largest error of bfloat16 is {100 * error:.2g} % of the largest output."
+    if not low.isfinite().all():
+        return Finding("bfloat16", "wrong", "The output in bfloat16 has NaN or inf.", "", "bfloat16 overflows")
+    if error > BFLOAT16_ERROR:
+        return Finding("bfloat16", "wrong", text, "Compute scores and softmax in float32.", "bfloat16 loses the result")
+    return Finding("bfloat16", "right", text)
+
+
+def in_dtype(caller: Caller, dtype: torch.dtype) -> Caller:
+    """The same call in another dtype; a module is copied."""
+    function = copy.deepcopy(caller.function).to(dtype) if isinstance(caller.function, nn.Module) else caller.function
+    return replace(caller, function=function, dtype=dtype)
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:120]
+
+
+@torch.no_grad()
+def speed_finding(caller: Caller, length: int = 256) -> Finding:
+    """Time of one call beside torch's kernel on tensors of the same shape."""
+    sizes = replace(caller.sizes, queries=length, keys=length) if caller.sizes.queries > 1 else caller.sizes
+    caller = in_dtype(replace(caller, sizes=sizes), torch.float32)
+    inputs: Inputs = sizes.sample(11, torch.float32)
+    try:
+        short: Inputs = tuple(x[:, :, :16] for x in inputs)  # type: ignore[assignment]
+        if _seconds(lambda: caller(*short), 2) * (length / 16) ** 2 > 1.0:
+            return Finding(
+                "speed", "unknown", "It would take more than a second for 256 tokens: it may loop in Python."
+            )
+        own = _seconds(lambda: caller(*inputs))
+    except Exception as error:  # of the user's function
+        return Finding("speed", "unknown", f"It does not run with {length} tokens: {_short(error)}")
+    kernel = _seconds(lambda: functional.scaled_dot_product_attention(*inputs))
+    text = f"{1e3 * own:.2g} ms a call for {sizes.queries} queries; scaled_dot_product_attention {1e3 * kernel:.2g} ms."
+    return Finding("speed", "right", text)
+
+
+def _seconds(call: Callable[[], object], repeats: int = 3) -> float:
+    """The shortest of several times: other work on the machine does not matter."""
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return min(times)

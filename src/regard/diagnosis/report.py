@@ -1,0 +1,97 @@
+"""`Finding` and `CheckReport`: what `regard.check` returns and prints."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Verdict = Literal["right", "wrong", "unknown"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One property of an attention function: `verdict` is right, wrong or unknown.
+
+    `what` is the property, such as "scale". `mistake` names the mistake if the verdict is wrong. `evidence` is what was
+    measured, and `remedy` says what to change.
+
+    >>> Finding("scale", "wrong", "The factor is 1.", "Divide the scores by sqrt(d).", "the scores are not scaled").what
+    'scale'
+    """
+
+    what: str
+    verdict: Verdict
+    evidence: str
+    remedy: str = ""
+    mistake: str = ""
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What `regard.check` found: `findings`, the named `mechanism` that it equals, and `ok`.
+
+    `call` says how the function was called. `equal` has all names of the catalogue that give the same weights;
+    `mechanism` is the first one, or None. `ok` is True if no finding is wrong. `print` shows the report as a table.
+
+    >>> report = CheckReport("f", "f(q, k, v)", (Finding("scale", "right", "The factor is 1/sqrt(d)."),))
+    >>> print(report)
+    f: no mistake found
+      called as  f(q, k, v)
+      equals     no mechanism of the catalogue
+    <BLANKLINE>
+      right    scale          The factor is 1/sqrt(d).
+    """
+
+    subject: str
+    call: str
+    findings: tuple[Finding, ...]
+    equal: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.mistakes
+
+    @property
+    def mistakes(self) -> tuple[str, ...]:
+        """The mistakes by name; empty if none was found."""
+        return tuple(finding.mistake for finding in self.findings if finding.verdict == "wrong")
+
+    @property
+    def mechanism(self) -> str | None:
+        return self.equal[0] if self.equal else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """All values as a dict that JSON can hold."""
+        findings = [asdict(finding) for finding in self.findings]
+        names = {"subject": self.subject, "ok": self.ok, "mechanism": self.mechanism, "equal": list(self.equal)}
+        return names | {"call": self.call, "findings": findings}
+
+    def __str__(self) -> str:
+        others = f" (the same weights here: {', '.join(self.equal[1:])})" if self.equal[1:] else ""
+        equals = f"{self.mechanism}{others}" if self.equal else "no mechanism of the catalogue"
+        head = [
+            f"{self.subject}: {_counted(self.mistakes)}",
+            *_wrapped("  called as  ", self.call),
+            *_wrapped("  equals     ", equals),
+            "",
+        ]
+        order = {"wrong": 0, "unknown": 1, "right": 2}
+        rows = [_row(finding) for finding in sorted(self.findings, key=lambda finding: order[finding.verdict])]
+        return "\n".join([*head, *rows])
+
+
+def _counted(mistakes: tuple[str, ...]) -> str:
+    found = {0: "no mistake found", 1: "1 mistake"}.get(len(mistakes), f"{len(mistakes)} mistakes")
+    return f"{found}: {'; '.join(mistakes)}" if mistakes else found
+
+
+def _row(finding: Finding) -> str:
+    mistake = f"{finding.mistake[0].upper()}{finding.mistake[1:]}. " if finding.mistake else ""
+    lines = _wrapped(f"  {finding.verdict:<8} {finding.what:<14} ", mistake + finding.evidence)
+    return "\n".join([*lines, *(_wrapped(" " * 26 + "-> ", finding.remedy) if finding.remedy else [])])
+
+
+def _wrapped(first: str, text: str, width: int = 100) -> list[str]:
+    """Lines of `text` behind `first`; the later lines start below the text."""
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=" " * len(first)) or [first.rstrip()]

@@ -1,0 +1,141 @@
+"""What the weights say of the scores: over which axis they are normalised, which product they are, by which factor."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.diagnosis.calling import Sizes
+from regard.diagnosis.report import Finding
+from regard.diagnosis.weights import TOLERANCE, Weights, close
+
+AXES = {3: "keys", 2: "queries", 1: "heads", 0: "batch"}
+#: Exact steps of a fit: a factor may be off by this share.
+PRECISION = 1e-3
+
+
+@dataclass(frozen=True)
+class Product:
+    """Scores that are a factor times a product: "dot", "swapped" (k_i . q_j) or "cosine"."""
+
+    kind: str
+    factor: float
+
+
+def normalised_axis(weights: Tensor) -> int | None:
+    """The axis over which weights sum to 1: 3, the keys, before others; -1 for queries and keys together."""
+    axes = [axis for axis in (3, 2, 1, 0) if weights.shape[axis] > 1]
+    sums = {axis: weights.nansum(axis) for axis in axes}
+    full = {axis: total[~weights.isnan().any(axis)] for axis, total in sums.items()}
+    for axis, total in full.items():
+        if total.numel() and close(total, torch.ones_like(total), 1e-3):
+            return axis
+    together = weights.nansum((2, 3))
+    return -1 if close(together, torch.ones_like(together), 1e-3) and weights.shape[2] > 1 else None
+
+
+def axis_finding(found: Weights) -> Finding:
+    """Whether the weights of each query sum to 1 over the keys."""
+    axis = normalised_axis(found.weights)
+    remedy = "Take the softmax over the last axis of the scores (..., queries, keys): scores.softmax(dim=-1)."
+    if axis == 3:
+        return Finding("softmax axis", "right", "The weights of each query sum to 1 over the keys.")
+    if axis is None:
+        sums = found.weights.sum(-1)
+        text = f"The weights of a query sum to {sums.nanmean():.2f} on average, and not to 1 over any axis."
+        return Finding(
+            "softmax axis", "unknown", text, "Right for a sink or sigmoid attention; else divide by the sum."
+        )
+    name = "queries and keys together" if axis == -1 else AXES[axis]
+    text = f"Weights sum to 1 over the {name}, and over the keys to {found.weights.sum(-1).nanmean():.2f} on average."
+    return Finding("softmax axis", "wrong", text, remedy, f"the softmax is over the {name}")
+
+
+def product_of(found: Weights) -> Product | None:
+    """The product whose softmax the weights are, fitted to their logarithms; None if it is none of them."""
+    axis = normalised_axis(found.weights)
+    query, key = found.query.double(), found.key.double()
+    if axis is None or query.shape[-1] != key.shape[-1]:
+        return None
+    products = {"dot": query @ key.mT}
+    if query.shape[2] == key.shape[2]:
+        products["swapped"] = key @ query.mT
+    products["cosine"] = torch.cosine_similarity(query[..., :, None, :], key[..., None, :, :], -1)
+    for kind, product in products.items():
+        factor = _fit(found.weights.double(), product, (2, 3) if axis == -1 else (axis,))
+        if factor is not None:
+            return Product(kind, factor)
+    return None
+
+
+def _fit(weights: Tensor, product: Tensor, axes: tuple[int, ...]) -> float | None:
+    """c in log w = c product + constant along `axes`, or None if this does not hold."""
+    valid = (weights > 1e-12) & ~weights.isnan()
+    logs, product = _centred(weights.clamp(min=1e-12).log(), valid, axes), _centred(product, valid, axes)
+    if not product.any():
+        return None
+    factor = (logs * product).sum() / product.square().sum()
+    off = (logs - factor * product).abs().max()
+    return float(factor) if off < 1e-2 * logs.abs().max().clamp(min=TOLERANCE) and factor.abs() > 1e-6 else None
+
+
+def _centred(x: Tensor, valid: Tensor, axes: tuple[int, ...]) -> Tensor:
+    x = x.nan_to_num().masked_fill(~valid, 0.0)
+    mean = x.sum(axes, keepdim=True) / valid.sum(axes, keepdim=True).clamp(min=1)
+    return (x - mean).masked_fill(~valid, 0.0)
+
+
+def scale_finding(found: Weights, sizes: Sizes, scale: float | None, mechanism: str | None) -> Finding:
+    """Whether scores are divided by the root of the width of a head, or have the factor that was asked for."""
+    product, width = product_of(found), found.query.shape[-1]
+    expected = 1 / math.sqrt(width) if scale is None else scale
+    if product is None or product.kind == "cosine":
+        factor = f" with factor {product.factor:.4g}" if product else ""
+        known = mechanism or ("cosine" if product else None)
+        text = f"The scores are those of {known}{factor}." if known else "The scores are no multiple of q . k."
+        return Finding("scale", "right" if known else "unknown", text)
+    wanted = f"{expected:.4g}" + (f" = 1/sqrt({width}), {width} channels" if scale is None else "")
+    if math.isclose(product.factor, expected, rel_tol=PRECISION):
+        return Finding("scale", "right", f"The scores are q . k times {wanted}.")
+    text = f"The scores are q . k times {product.factor:.4g}, not {wanted}."
+    return Finding("scale", "wrong", text, _scale_remedy(product.factor), _scale_mistake(product.factor, width, sizes))
+
+
+def _scale_remedy(factor: float) -> str:
+    remedy = "Divide the scores by math.sqrt(q.shape[-1]), the width of a head."
+    if math.isclose(factor, 1.0, rel_tol=PRECISION):
+        return f"{remedy} If no factor is intended, as in Luong's dot score, say so: scale=1."
+    return f"{remedy} If {factor:.4g} is intended, say so: scale={factor:.4g}."
+
+
+def _scale_mistake(factor: float, width: int, sizes: Sizes) -> str:
+    named = {
+        "the scores are not scaled": 1.0,
+        "the scores are divided by d instead of sqrt(d)": 1 / width,
+        "the scores are multiplied by sqrt(d)": math.sqrt(width),
+        "the scores are divided by the root of the whole width instead of that of a head": 1 / math.sqrt(sizes.width),
+        "the scores are divided by the root of the number of queries": 1 / math.sqrt(sizes.queries),
+        "the scores are divided by the root of the number of keys": 1 / math.sqrt(sizes.keys),
+        "the scores are divided by the root of the number of heads": 1 / math.sqrt(sizes.heads),
+        "the scores are divided by the root of the batch": 1 / math.sqrt(sizes.batch),
+        "the scores have the opposite sign": -1 / math.sqrt(width),
+    }
+    fits = (name for name, value in named.items() if math.isclose(factor, value, rel_tol=PRECISION))
+    return next(fits, "the scores have another factor")
+
+
+def roles_finding(found: Weights, is_known: bool) -> Finding:
+    """Whether the weight of query i on key j comes from q_i and k_j."""
+    product = product_of(found)
+    if product is not None and product.kind == "swapped":
+        text = "The score of query i and key j is k_i . q_j: the matrix of scores is transposed."
+        return Finding(
+            "query and key", "wrong", text, "Compute q @ k.mT, (..., queries, keys).", "query and key are swapped"
+        )
+    if product is None and not is_known:
+        text = "The weights are not the softmax of a product of q_i and k_j."
+        return Finding("query and key", "unknown", text)
+    return Finding("query and key", "right", "The score of query i and key j is that of q_i and k_j.")

@@ -1,0 +1,250 @@
+"""`regard.check`: each planted mistake is found by its name, and none in right functions of many styles."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import regard as rg
+from attentions import RIGHT, WRONG, MultiHead, by_einsum, by_loops, by_matmul, in_numpy, no_scale
+from regard.cli.app import app
+from regard.diagnosis.calling import LAYOUTS, arranged, callers_of, canonical
+from regard.diagnosis.masks import causal_pattern
+from regard.diagnosis.weights import measured, readable
+
+#: Right functions that are checked with further seeds: one for each way to find the weights.
+SEVERAL_SEEDS = ["matmul", "einsum, drop mask", "loops", "torch", "multi-head module", "nanoGPT", "linear", "one head"]
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_nothing_is_found_in_a_right_function(name):
+    function, mechanism, meant = RIGHT[name]
+    report = rg.check(function, **meant)
+    assert report.mistakes == () and report.ok, str(report)
+    assert report.mechanism == mechanism
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("name", SEVERAL_SEEDS)
+def test_nothing_is_found_with_other_seeds(name, seed):
+    function, mechanism, meant = RIGHT[name]
+    torch.manual_seed(seed)  # of the parameters
+    report = rg.check(function, seed=seed, **meant)
+    assert report.mistakes == (), str(report)
+    assert report.mechanism == mechanism
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_planted_mistake_is_found_by_its_name_and_no_other(name):
+    function, mistake, meant = WRONG[name]
+    report = rg.check(function, **meant)
+    assert report.mistakes == (mistake,), str(report)
+    (finding,) = [finding for finding in report.findings if finding.verdict == "wrong"]
+    assert finding.evidence and finding.remedy
+
+
+@pytest.mark.parametrize("name", ["matmul", "einsum, drop mask", "loops", "length first", "alibi"])
+def test_measured_weights_are_those_of_the_definition(name):
+    """Against the mechanism of the catalogue in float64, on the same inputs."""
+    function, mechanism, _ = RIGHT[name]
+    caller = next(c for c in callers_of(function) if readable(c) is not None)
+    caller = replace(caller, sizes=replace(caller.sizes, keys=caller.sizes.queries))
+    inputs = caller.sizes.sample(5)
+    arguments = {"num_heads": caller.sizes.heads} if mechanism == "alibi" else {}
+    expected = rg.attend(rg.mechanism(mechanism).build(**arguments), *inputs).weights.dense()
+    torch.testing.assert_close(measured(caller, inputs).weights, expected)
+
+
+def test_weights_of_a_module_are_measured_head_by_head():
+    module = MultiHead(16, 4, dropout=0.0).double().eval()
+    (caller, *_) = callers_of(module)
+    found = measured(readable(caller), caller.sizes.sample(0))
+    assert found.weights.shape == (2, 4, 5, 7)
+    with torch.no_grad():
+        for layer in (module.W_q, module.W_k, module.W_v, module.W_o):
+            layer.weight.copy_(torch.eye(16))
+            layer.bias.zero_()
+        torch.testing.assert_close(found.weights, module(*(x[:, 0] for x in caller.sizes.sample(0)))[1])
+
+
+@pytest.mark.parametrize("axes", [pair[0] for pair in LAYOUTS])
+def test_arranged_and_canonical_are_inverse(axes):
+    sizes = [size if axis in axes else 1 for axis, size in zip("bhnd", (2, 3, 5, 7), strict=True)]
+    x = torch.randn(sizes)
+    assert arranged(x, axes).shape == tuple(sizes["bhnd".index(axis)] for axis in axes)
+    assert torch.equal(canonical(arranged(x, axes), axes), x)
+
+
+@pytest.mark.parametrize(
+    ("rows", "pattern"),
+    [
+        (["100", "110", "111"], "causal"),
+        (["110", "111", "111"], "next"),
+        (["000", "100", "110"], "past"),
+        (["111", "011", "001"], "future"),
+        (["011", "001", "000"], "later"),
+        (["111", "111", "111"], "all"),
+        (["110", "111", "011"], "other"),
+    ],
+)
+def test_patterns_of_visible_pairs_have_names(rows, pattern):
+    assert causal_pattern(torch.tensor([[x == "1" for x in row] for row in rows])) == pattern
+
+
+def test_the_order_of_axes_is_found():
+    for function, axes in ((by_matmul, "bhnd"), (by_einsum, "bnhd"), (by_loops, "nd"), (MultiHead(16, 2), "bnd")):
+        words = {"b": "batch", "h": "heads", "n": "length", "d": "width"}
+        assert f"({', '.join(words[axis] for axis in axes)})" in rg.check(function).call
+    assert "NumPy arrays" in rg.check(in_numpy).call
+
+
+def test_a_users_module_stays_as_it_is():
+    module = MultiHead(16, 2).train()
+    before = {name: x.clone() for name, x in module.state_dict().items()}
+    state = torch.get_rng_state()
+    rg.check(module)
+    assert module.training and torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(x, before[name]) and x.dtype == torch.float32 for name, x in module.state_dict().items())
+    assert all(p.grad is None for p in module.parameters())
+
+
+def test_given_inputs_tell_the_sizes():
+    def of_width_12(a, b, c):
+        return (a @ b.mT / 12**0.5).softmax(-1) @ c.view(*c.shape[:-1], 3, 4).flatten(-2)
+
+    with pytest.raises(rg.RegardError, match=r"could not be called\. Tried:\n.*\(2, 4, 5, 16\).*RuntimeError"):
+        rg.check(of_width_12)
+    report = rg.check(of_width_12, *torch.randn(3, 2, 5, 12))
+    assert report.ok and "(2, 5, 12)" in report.call
+
+
+@pytest.mark.parametrize(
+    ("subject", "said"),
+    [
+        (lambda: 0, "has no argument for a query"),
+        (lambda q, k, v, temperature: 0, "what is temperature?"),
+        (3, "int cannot be called"),
+        (nn.Bilinear, "Make an instance"),
+    ],
+)
+def test_what_cannot_be_called_is_refused_with_a_remedy(subject, said):
+    with pytest.raises(rg.RegardError, match="check: ") as error:
+        rg.check(subject)
+    assert said in str(error.value)
+
+
+def test_a_sense_that_does_not_exist_is_refused():
+    with pytest.raises(rg.RegardError, match="Did you mean 'keep'"):
+        rg.check(by_matmul, mask="kep")
+
+
+# Pieces and mechanisms of Regard
+
+
+@dataclass(frozen=True)
+class Blocks(rg.Mask):
+    """A query attends to its own block; `slack` keys too few or too many are said to be allowed."""
+
+    size: int
+    slack: int = 0
+
+    def allowed(self, grid):
+        return grid.i // self.size == grid.j // self.size
+
+    def any_allowed(self, start, stop):
+        return rg.Spans.of((start // self.size * self.size, -(-stop // self.size) * self.size - self.slack))
+
+
+@dataclass(frozen=True)
+class TileBias(rg.AdditiveBias):
+    """Depends on the size of the tile: wrong."""
+
+    def term(self, grid, rows, cols):
+        return -(grid.j - grid.j.min()).abs().float()
+
+
+@dataclass(frozen=True)
+class HalfSoftmax(rg.Softmax):
+    """Says that its rows sum to 1, and halves them."""
+
+    def weights(self, scores, statistic):
+        return super().weights(scores, statistic) / 2
+
+
+@pytest.mark.parametrize("subject", [rg.causal(), rg.Attention(rg.Cosine(5.0)), rg.mechanism("masked"), Blocks(4)])
+def test_all_laws_hold_for_right_pieces(subject):
+    report = rg.check(subject)
+    assert report.ok and len(report.findings) >= 13, str(report)
+
+
+def test_broken_laws_of_pieces_are_named():
+    assert "broken law: spans bound the mask" in rg.check(Blocks(4, slack=1)).mistakes
+    assert "broken law: rows sum to what the normaliser declares" in rg.check(HalfSoftmax()).mistakes
+
+
+def test_an_attention_with_inputs_of_its_own():
+    attention = rg.Attention(rg.Additive(6, 10, 4))
+    with pytest.raises(rg.RegardError, match="Give inputs"):
+        rg.check(attention)
+    q, k = torch.randn(2, 1, 5, 6), torch.randn(2, 1, 9, 10)
+    assert rg.check(attention, q, k, k).ok
+
+
+# The command
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["check", *map(str, arguments)])
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import math\nfrom helper import root\n"
+        "def right(q, k, v):\n    return (q @ k.mT / root(q.shape[-1])).softmax(-1) @ v\n"
+        "def wrong(q, k, v):\n    return (q @ k.mT).softmax(-1) @ v\n"
+    )
+    (tmp_path / "helper.py").write_text("def root(x):\n    return x ** 0.5\n")
+    return path
+
+
+def test_the_command_exits_with_1_if_there_is_a_mistake(file):
+    right, wrong = run(f"{file}:right"), run(f"{file}:wrong")
+    assert (right.exit_code, wrong.exit_code) == (0, 1)
+    assert "right: no mistake found" in right.stdout and "the scores are not scaled" in wrong.stdout
+    assert run(f"{file}:wrong", "--scale", "1").exit_code == 0
+
+
+def test_the_command_prints_json(file):
+    told = json.loads(run(f"{file}:wrong", "--json").stdout)
+    assert told["ok"] is False and told["mechanism"] == "luong_dot"
+    scale = next(finding for finding in told["findings"] if finding["what"] == "scale")
+    assert scale["verdict"] == "wrong" and scale["mistake"] == "the scores are not scaled" and scale["remedy"]
+
+
+def test_a_target_that_is_not_there_is_one_line(file):
+    for target, said in (
+        (f"{file}:rigth", "Did you mean 'right'"),
+        (f"{file.parent}/none.py:f", "there is no file"),
+        ("mine", "is not FILE.py:NAME"),
+    ):
+        result = run(target)
+        assert result.exit_code == 2 and said in result.stderr and "Traceback" not in result.output
+    file.write_text("1 / 0\n")
+    assert "ZeroDivisionError" in run(f"{file}:right").stderr
+
+
+def test_a_report_is_aligned_and_names_the_remedy():
+    lines = str(rg.check(no_scale)).splitlines()
+    assert lines[0] == "no_scale: 1 mistake: the scores are not scaled"
+    assert max(map(len, lines)) <= 100
+    first = next(line for line in lines if line.startswith("  wrong"))
+    assert first.startswith("  wrong    scale          The scores are not scaled.")
+    columns = {line.index(line.split("  ")[-1]) for line in lines if line.startswith(("  right    batch", first[:11]))}
+    assert columns == {26}
