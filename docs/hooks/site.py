@@ -16,8 +16,6 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
 catalogue, gallery_outputs, reference = map(importlib.import_module, ("catalogue", "gallery_outputs", "reference"))
 
-<<<<<<< HEAD
-=======
 #: The packages whose public names make a page of the reference: title, module, what it is for.
 REFERENCE = {
     "Attend": "regard.api",
@@ -34,7 +32,6 @@ REFERENCE = {
 }
 #: Those that are used by their own names; the names of the others are names of `regard`.
 SEPARATE = {"regard.nn", "regard.stats", "regard.seq2seq", "regard.data"}
->>>>>>> 78a1538 (regard.check finds the mistakes of an attention function, and runs the laws on pieces; the laws live in regard.diagnosis)
 #: Files of the repository that are pages of the site too.
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md", "CONTRIBUTING.md": "CONTRIBUTING.md"}
 
