@@ -354,6 +354,11 @@ def overflows(q, k, v):
     return weights / weights.sum(-1, keepdim=True) @ v
 
 
+def in_place(q, k, v):
+    q /= q.shape[-1] ** 0.5
+    return (q @ k.mT).softmax(-1) @ v
+
+
 def detached(q, k, v):
     return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1).detach() @ v
 
@@ -410,6 +415,7 @@ WRONG = {
     ),
     "scores returned": (scores_are_returned, "the returned weights are not those used", {}),
     "overflow": (overflows, "large scores overflow", {}),
+    "in place": (in_place, "the inputs are changed in place", {}),
     "detached": (detached, "the gradient is detached", {}),
     "batch mixed": (BatchIsMixed, "sequences of a batch mix", {}),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -50,10 +51,11 @@ class WithoutDropout(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Answer:
-    """What one call returned: the output (B, H, I, D), and weights (B, h, I, J) if there are any."""
+    """What one call returned: the output (B, H, I, D), weights (B, h, I, J) if any, and whether it changed an input."""
 
     output: Tensor
     weights: Tensor | None
+    changes_inputs: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ class Caller:
         self, query: Tensor, key: Tensor, value: Tensor, extra: Mapping[str, Any] = NOTHING, with_dropout: bool = False
     ) -> Answer:
         """Call the function with further arguments `extra`. Without `with_dropout` torch's dropout changes nothing."""
-        arguments = self._arguments(query, key, value) | self._others() | dict(extra)
+        copies = self._arguments(query.clone(), key.clone(), value.clone())
+        arguments = copies | self._others() | dict(extra)
         if self.numpy:
             arguments = {name: x.numpy() if isinstance(x, Tensor) else x for name, x in arguments.items()}
         ordered = [arguments.pop(name) for name in self.roles.positional]
@@ -101,7 +104,9 @@ class Caller:
             if not with_dropout:
                 stack.enter_context(WithoutDropout())
             result = self.function(*ordered, **arguments)
-        return self._answer(result, query, key, value)
+        given = self._arguments(query, key, value)
+        changed = any(not torch.equal(copies[name], given[name]) for name in given)
+        return replace(self._answer(result, query, key, value), changes_inputs=changed)
 
     def _arguments(self, query: Tensor, key: Tensor, value: Tensor) -> dict[str, Any]:
         inputs = [arranged(query, self.query_axes), *(arranged(x, self.key_axes) for x in (key, value))]
@@ -215,7 +220,7 @@ def _attempts(
             for dtype, numpy in ((torch.float64, False), (torch.float32, False), (torch.float64, True)):
                 own = function
                 if isinstance(function, nn.Module):
-                    own = function.to(dtype)
+                    own = copy.deepcopy(function).to(dtype)
                 caller = Caller(own, roles, query_axes, key_axes, sizes, dtype, numpy)
                 query, key, value = sizes.sample(0, dtype)
                 try:

@@ -128,6 +128,7 @@ class _Examination:
             found.append(invariance.order_finding(self.caller, self.is_causal(), mechanism))
         used = None if self.found is None else self.found.weights
         found.append(invariance.dropout_finding(self.caller))
+        found.append(invariance.inputs_finding(self.caller))
         found.append(invariance.returned_finding(self.readable or self.caller, used))
         found.append(numerics.gradient_finding(self.caller))
         found.append(numerics.large_score_finding(self.caller))

@@ -148,6 +148,17 @@ def dropout_finding(caller: Caller) -> Finding:
 
 
 @torch.no_grad()
+def inputs_finding(caller: Caller) -> Finding:
+    """Whether a call leaves its inputs as they are."""
+    if not caller(*caller.sizes.sample(7, caller.dtype)).changes_inputs:
+        return Finding("inputs", "right", "A call leaves its inputs as they are.")
+    remedy = "Write q = q / ... instead of q /= ..., and masked_fill instead of masked_fill_."
+    return Finding(
+        "inputs", "wrong", "After a call an input has other values.", remedy, "the inputs are changed in place"
+    )
+
+
+@torch.no_grad()
 def returned_finding(caller: Caller, used: Tensor | None) -> Finding | None:
     """Whether returned weights are those that were used, and sum to 1 also with dropout; None if none are returned."""
     inputs = caller.sizes.sample(0, caller.dtype)
