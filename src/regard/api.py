@@ -5,7 +5,7 @@ from regard.attention import Attention
 from regard.attention_output import AttentionOutput, attend, explain
 from regard.cache import Cache, GrowingCache, RecurrentCache, RingCache
 from regard.catalog import Mechanism, mechanism, mechanisms
-from regard.diagnosis import CheckReport, Finding, check
+from regard.diagnosis import CheckFinding, CheckReport, check
 from regard.drawing import *  # noqa: F403
 from regard.engine import Plan
 from regard.engine.ring import RankLost, Ring, RingPlan
@@ -22,8 +22,8 @@ __all__ = [
     "Attention",
     "AttentionOutput",
     "Cache",
+    "CheckFinding",
     "CheckReport",
-    "Finding",
     "GrowingCache",
     "Mechanism",
     "Plan",

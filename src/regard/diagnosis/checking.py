@@ -18,7 +18,7 @@ from regard.diagnosis.calling import NOTHING, Caller, callers_of
 from regard.diagnosis.masks import SENSES, Response, causal_finding, causal_pattern, mask_findings, visible_pairs
 from regard.diagnosis.mechanisms import equal_mechanisms, learned_mechanism
 from regard.diagnosis.piece_laws import law_report
-from regard.diagnosis.report import CheckReport, Finding
+from regard.diagnosis.report import CheckFinding, CheckReport
 from regard.diagnosis.scores import axis_finding, roles_finding, scale_finding
 from regard.diagnosis.signatures import build, name_of
 from regard.diagnosis.weights import Weights, measured, readable
@@ -109,20 +109,20 @@ class _Examination:
         batch = invariance.batch_finding(self.caller)
         return sum(f.verdict == "wrong" for f in [*self.of_scores(None), *([batch] if batch else [])])
 
-    def of_scores(self, mechanism: str | None) -> list[Finding]:
+    def of_scores(self, mechanism: str | None) -> list[CheckFinding]:
         """Axis of the softmax, factor and product; `mechanism` is a known one that the weights equal."""
         if self.found is None:
             text = "The output is not weights times values, so its weights cannot be measured."
             remedy = "Return the attention alone: without residual connection, norm or feed-forward layer."
-            return [Finding("scores", "unknown", text, remedy)]
+            return [CheckFinding("scores", "unknown", text, remedy)]
         scale = scale_finding(self.found, self.caller.sizes, self.scale, mechanism)
         return [axis_finding(self.found), scale, roles_finding(self.found, mechanism is not None)]
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[CheckFinding]:
         """All findings. Mistakes that follow from a wrong axis of the softmax are left out."""
         mechanism = self.equal[0] if self.equal else None
         scores = self.of_scores(mechanism)
-        found: list[Finding | None] = [*scores, *self.of_causality(), *self.of_masks()]
+        found: list[CheckFinding | None] = [*scores, *self.of_causality(), *self.of_masks()]
         if scores[0].verdict != "wrong":
             found.append(invariance.batch_finding(self.caller))
             found.append(invariance.order_finding(self.caller, self.is_causal(), mechanism))
@@ -155,7 +155,7 @@ class _Examination:
         visible = self.visible()
         return visible is not None and causal_pattern(visible) != "all"
 
-    def of_causality(self) -> list[Finding]:
+    def of_causality(self) -> list[CheckFinding]:
         """Without a mask, and with the function's own switch."""
         switch = self.caller.roles.causal
         found = []
@@ -165,10 +165,10 @@ class _Examination:
                 found.append(causal_finding(visible, name))
         return found
 
-    def of_masks(self) -> list[Finding]:
+    def of_masks(self) -> list[CheckFinding]:
         if self.found is None or self.readable is None:
             return []
-        found: list[Finding] = []
+        found: list[CheckFinding] = []
         for parameter in self.caller.roles.masks:
             told, working = mask_findings(self.readable, self.found, parameter, self.found.weights.shape[1], self.mask)
             found += told
@@ -176,9 +176,9 @@ class _Examination:
                 found += self.of_working_mask(working)
         return found
 
-    def of_working_mask(self, mask: Response) -> list[Finding]:
+    def of_working_mask(self, mask: Response) -> list[CheckFinding]:
         """What a mask that hides the right keys must do besides."""
-        found: list[Finding | None] = [
+        found: list[CheckFinding | None] = [
             invariance.padding_finding(self.caller, mask),
             invariance.empty_row_finding(self.caller, mask),
         ]

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from regard.diagnosis.calling import Caller, Inputs
 from regard.diagnosis.masks import Response
-from regard.diagnosis.report import Finding
+from regard.diagnosis.report import CheckFinding
 from regard.diagnosis.weights import close
 
 
 @torch.no_grad()
-def batch_finding(caller: Caller) -> Finding | None:
+def batch_finding(caller: Caller) -> CheckFinding | None:
     """Whether one sequence of a batch changes the output of another."""
     if caller.sizes.batch == 1:
         return None
@@ -24,11 +24,11 @@ def batch_finding(caller: Caller) -> Finding | None:
     before = caller(*inputs).output
     after = caller(*_changed(inputs, lambda x: x[1:])).output
     if close(before[:1], after[:1]):
-        return Finding("batch", "right", "A sequence does not change the output of another.")
+        return CheckFinding("batch", "right", "A sequence does not change the output of another.")
     size = (before[:1] - after[:1]).abs().nan_to_num().max()
     text = f"Another second sequence changes the output of the first by {size:.2g}."
     remedy = "Keep the batch axis: no sum, softmax or reshape over axis 0; transpose axes before .view."
-    return Finding("batch", "wrong", text, remedy, "sequences of a batch mix")
+    return CheckFinding("batch", "wrong", text, remedy, "sequences of a batch mix")
 
 
 def _changed(inputs: Inputs, part: Callable[[Tensor], Tensor]) -> Inputs:
@@ -41,10 +41,10 @@ def _changed(inputs: Inputs, part: Callable[[Tensor], Tensor]) -> Inputs:
 
 
 @torch.no_grad()
-def order_finding(caller: Caller, is_causal: bool, mechanism: str | None) -> Finding:
+def order_finding(caller: Caller, is_causal: bool, mechanism: str | None) -> CheckFinding:
     """Whether the output depends on the order of the keys; for one input, on the order of its tokens."""
     if is_causal:
-        return Finding("order", "right", "The function is causal, so the order of tokens counts.")
+        return CheckFinding("order", "right", "The function is causal, so the order of tokens counts.")
     query, key, value = caller.sizes.sample(2, caller.dtype)
     order = torch.arange(caller.sizes.keys).flip(0)
     before = caller(query, key, value).output
@@ -53,11 +53,11 @@ def order_finding(caller: Caller, is_causal: bool, mechanism: str | None) -> Fin
     else:
         same = close(before, caller(query, key[:, :, order], value[:, :, order]).output)
     if same:
-        return Finding("order", "right", "Another order of keys and values does not change the output.")
+        return CheckFinding("order", "right", "Another order of keys and values does not change the output.")
     if mechanism is not None:
-        return Finding("order", "right", f"The output depends on positions, as in {mechanism}.")
+        return CheckFinding("order", "right", f"The output depends on positions, as in {mechanism}.")
     remedy = "Right if the function encodes positions. Else look for .view or .reshape where .transpose is needed."
-    return Finding("order", "unknown", "Another order of keys and values changes the output.", remedy)
+    return CheckFinding("order", "unknown", "Another order of keys and values changes the output.", remedy)
 
 
 def causal_pairs(caller: Caller) -> Tensor:
@@ -67,7 +67,7 @@ def causal_pairs(caller: Caller) -> Tensor:
 
 
 @torch.no_grad()
-def leak_finding(caller: Caller, extra: dict[str, Any], how: str) -> Finding | None:
+def leak_finding(caller: Caller, extra: dict[str, Any], how: str) -> CheckFinding | None:
     """Whether later tokens change the outputs of earlier ones; None if queries and keys must differ."""
     if caller.sizes.queries != caller.sizes.keys:
         return None
@@ -76,15 +76,15 @@ def leak_finding(caller: Caller, extra: dict[str, Any], how: str) -> Finding | N
     before = caller(*inputs, extra).output[:, :, :cut]
     after = caller(*_changed(inputs, lambda x: x[:, :, cut:]), extra).output[:, :, :cut]
     if close(before, after):
-        return Finding("leak", "right", f"{how}, later tokens do not change the outputs of earlier ones.")
+        return CheckFinding("leak", "right", f"{how}, later tokens do not change the outputs of earlier ones.")
     size = (before - after).abs().nan_to_num().max()
     text = f"{how}, changed later tokens change earlier outputs by {size:.2g}."
     remedy = "Hide later keys before the softmax, and use no mean or norm over the sequence."
-    return Finding("leak", "wrong", text, remedy, "the output leaks the future")
+    return CheckFinding("leak", "wrong", text, remedy, "the output leaks the future")
 
 
 @torch.no_grad()
-def padding_finding(caller: Caller, mask: Response) -> Finding:
+def padding_finding(caller: Caller, mask: Response) -> CheckFinding:
     """Whether hidden keys change the outputs of real queries."""
     s = caller.sizes
     real = torch.ones(s.batch, 1, s.queries, s.keys, dtype=torch.bool)
@@ -96,14 +96,14 @@ def padding_finding(caller: Caller, mask: Response) -> Finding:
     query, key, value = _changed(inputs, lambda x: x[:, :, -2:])
     after = caller(query if caller.roles.is_self else inputs[0], key, value, extra).output[:, :, rows]
     if close(before, after):
-        return Finding("padding", "right", f"What hidden keys hold does not matter ({mask.parameter}).")
+        return CheckFinding("padding", "right", f"What hidden keys hold does not matter ({mask.parameter}).")
     size = (before - after).abs().nan_to_num().max()
     text = f"Other values at keys that {mask.parameter} hides change the output by {size:.2g}."
-    return Finding("padding", "wrong", text, "Give hidden keys the weight 0.", "hidden keys change the output")
+    return CheckFinding("padding", "wrong", text, "Give hidden keys the weight 0.", "hidden keys change the output")
 
 
 @torch.no_grad()
-def empty_row_finding(caller: Caller, mask: Response) -> Finding | None:
+def empty_row_finding(caller: Caller, mask: Response) -> CheckFinding | None:
     """What a query gets that may attend to no key: the queries of one sequence, or query 0 of each."""
     s = caller.sizes
     pairs = torch.ones(s.batch, 1, s.queries, s.keys, dtype=torch.bool)
@@ -120,19 +120,21 @@ def empty_row_finding(caller: Caller, mask: Response) -> Finding | None:
     remedy = "If sequences can be empty: weights.masked_fill(~mask, 0.0) after the softmax, or nan_to_num."
     if output.isnan().any():
         text = "A query without any visible key makes the output of others NaN."
-        return Finding("empty rows", "wrong", text, remedy, "an empty row spoils other rows")
+        return CheckFinding("empty rows", "wrong", text, remedy, "an empty row spoils other rows")
     if row.isnan().any():
-        return Finding(
+        return CheckFinding(
             "empty rows", "unknown", f"With {mask.parameter}, a query without any visible key gets NaN.", remedy
         )
     if not row.any():
-        return Finding("empty rows", "right", f"With {mask.parameter}, a query without any visible key gets zeros.")
+        return CheckFinding(
+            "empty rows", "right", f"With {mask.parameter}, a query without any visible key gets zeros."
+        )
     text = f"With {mask.parameter}, a query without any visible key gets a mean of hidden values."
-    return Finding("empty rows", "unknown", text, remedy)
+    return CheckFinding("empty rows", "unknown", text, remedy)
 
 
 @torch.no_grad()
-def dropout_finding(caller: Caller) -> Finding:
+def dropout_finding(caller: Caller) -> CheckFinding:
     """Whether two calls in evaluation give the same output."""
     inputs = caller.sizes.sample(7, caller.dtype)
     outputs = []
@@ -141,25 +143,25 @@ def dropout_finding(caller: Caller) -> Finding:
             torch.manual_seed(seed)
             outputs.append(caller(*inputs, with_dropout=True).output)
     if all(close(outputs[0], other) for other in outputs[1:]):
-        return Finding("evaluation", "right", "Calls in evaluation with equal inputs give equal outputs.")
+        return CheckFinding("evaluation", "right", "Calls in evaluation with equal inputs give equal outputs.")
     text = "Equal inputs give different outputs, although the module is in evaluation or no training was asked for."
     remedy = "Use nn.Dropout in a module, or F.dropout(weights, p, training=self.training)."
-    return Finding("evaluation", "wrong", text, remedy, "dropout is on in evaluation")
+    return CheckFinding("evaluation", "wrong", text, remedy, "dropout is on in evaluation")
 
 
 @torch.no_grad()
-def inputs_finding(caller: Caller) -> Finding:
+def inputs_finding(caller: Caller) -> CheckFinding:
     """Whether a call leaves its inputs as they are."""
     if not caller(*caller.sizes.sample(7, caller.dtype)).changes_inputs:
-        return Finding("inputs", "right", "A call leaves its inputs as they are.")
+        return CheckFinding("inputs", "right", "A call leaves its inputs as they are.")
     remedy = "Write q = q / ... instead of q /= ..., and masked_fill instead of masked_fill_."
-    return Finding(
+    return CheckFinding(
         "inputs", "wrong", "After a call an input has other values.", remedy, "the inputs are changed in place"
     )
 
 
 @torch.no_grad()
-def returned_finding(caller: Caller, used: Tensor | None) -> Finding | None:
+def returned_finding(caller: Caller, used: Tensor | None) -> CheckFinding | None:
     """Whether returned weights are those that were used, and sum to 1 also with dropout; None if none are returned."""
     inputs = caller.sizes.sample(0, caller.dtype)
     weights = caller(*inputs).weights
@@ -170,17 +172,17 @@ def returned_finding(caller: Caller, used: Tensor | None) -> Finding | None:
         low, high = dropped.sum(-1).min(), dropped.sum(-1).max()
         text = f"With dropout the rows of the returned weights sum to {low:.2f} ... {high:.2f}."
         remedy = "Return the weights before dropout: dropped = dropout(weights); return dropped @ v, weights."
-        return Finding("weights", "wrong", text, remedy, "the returned weights are those after dropout")
+        return CheckFinding("weights", "wrong", text, remedy, "the returned weights are those after dropout")
     if used is None:
-        return Finding("weights", "unknown", "Returned weights could not be compared with those that were used.")
+        return CheckFinding("weights", "unknown", "Returned weights could not be compared with those that were used.")
     candidates = [used, used.mean(1, keepdim=True)]
     if any(w.shape == weights.shape and close(weights, w, 1e-3) for w in candidates):
         averaged = weights.shape[1] < used.shape[1]
-        return Finding(
+        return CheckFinding(
             "weights", "right", f"The returned weights are those used{', the mean of the heads' if averaged else ''}."
         )
     text = f"The returned weights {tuple(weights.shape)} are not those that make the output."
-    return Finding(
+    return CheckFinding(
         "weights",
         "wrong",
         text,

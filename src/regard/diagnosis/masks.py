@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.diagnosis.calling import Caller
-from regard.diagnosis.report import Finding
+from regard.diagnosis.report import CheckFinding
 from regard.diagnosis.weights import Weights, close, measured
 
 #: The senses of a mask: True may attend, True may not attend, and numbers that are added to the scores.
@@ -166,7 +166,7 @@ def _hides_whole_rows(plain: Tensor, masked: Tensor, tokens: Tensor) -> bool:
 
 def mask_findings(
     caller: Caller, plain: Weights, parameter: str, num_heads: int, expected: str | None
-) -> tuple[list[Finding], Response | None]:
+) -> tuple[list[CheckFinding], Response | None]:
     """Sense and effect of one mask argument."""
     told = response(caller, plain, parameter, num_heads)
     rows = response_of_rows(caller, plain, parameter, num_heads) if told is None or told.effect not in SENSES else None
@@ -175,7 +175,7 @@ def mask_findings(
     if told is None:
         text = f"{parameter}: no mask that was tried ran (boolean, 0 and 1, 0 and -inf; in ten shapes)."
         return [
-            Finding(what, "unknown", text, "Check the function without it, or wrap it: def f(q, k, v, mask).")
+            CheckFinding(what, "unknown", text, "Check the function without it, or wrap it: def f(q, k, v, mask).")
         ], None
     if told.effect in SENSES:
         return [_sense_finding(what, told, expected)], told
@@ -193,31 +193,31 @@ def response_of_rows(caller: Caller, plain: Weights, parameter: str, num_heads: 
     return found if found is not None and found.effect in ("rows", "transposed", *SENSES) else None
 
 
-def _sense_finding(what: str, told: Response, expected: str | None) -> Finding:
+def _sense_finding(what: str, told: Response, expected: str | None) -> CheckFinding:
     text = f"{told.parameter}: {SAID[told.effect]}; {told.kind}, shape {told.form.shape}."
     if expected == told.effect or (expected is None and told.effect == "keep"):
-        return Finding(what, "right", text)
+        return CheckFinding(what, "right", text)
     if told.effect == "additive":
         text += " A mask of True and False only adds 1 to some scores, which hides nothing."
         remedy = "For a boolean mask: scores.masked_fill(~mask, -torch.inf)."
         if expected is None:
-            return Finding(
+            return CheckFinding(
                 what, "unknown", text, f'Right if you pass 0 and -inf; then say so: mask="additive". {remedy}'
             )
-        return Finding(what, "wrong", text, remedy, "the mask is added as 0 and 1")
+        return CheckFinding(what, "wrong", text, remedy, "the mask is added as 0 and 1")
     if expected is None:
         remedy = 'Right if you mean it, as in nn.MultiheadAttention; then say so: mask="drop". Else invert it: ~mask.'
-        return Finding(what, "unknown", f"{text} This is the opposite of scaled_dot_product_attention.", remedy)
+        return CheckFinding(what, "unknown", f"{text} This is the opposite of scaled_dot_product_attention.", remedy)
     if expected == "additive":
         remedy = "Add the mask to the scores before the softmax: scores + mask."
-        return Finding(
+        return CheckFinding(
             what, "wrong", f"{text} Meant was: {SAID[expected]}.", remedy, "the mask is not added to the scores"
         )
     remedy = "Invert it: scores.masked_fill(~mask, -torch.inf) hides where mask is False."
-    return Finding(what, "wrong", f"{text} Meant was: {SAID[expected]}.", remedy, "the mask is reversed")
+    return CheckFinding(what, "wrong", f"{text} Meant was: {SAID[expected]}.", remedy, "the mask is reversed")
 
 
-def _mistake_finding(what: str, told: Response) -> Finding:
+def _mistake_finding(what: str, told: Response) -> CheckFinding:
     before = "Mask the scores before the softmax: scores.masked_fill(~mask, -torch.inf).softmax(-1)."
     amount = told.amount
     texts = {
@@ -239,7 +239,7 @@ def _mistake_finding(what: str, told: Response) -> Finding:
     }
     mistake, text = texts[told.effect]
     remedy = "Hide keys, the last axis: mask[:, None, None, :], (B, 1, 1, J)." if told.effect == "rows" else before
-    return Finding(
+    return CheckFinding(
         what, "wrong", f"{text} Tried: {told.parameter}, {told.kind}, shape {told.form.shape}.", remedy, mistake
     )
 
@@ -263,7 +263,7 @@ def causal_pattern(visible: Tensor) -> str:
     return next((name for name, pairs in patterns.items() if torch.equal(visible, pairs.expand_as(visible))), "other")
 
 
-def causal_finding(visible: Tensor, switch: str | None) -> Finding:
+def causal_finding(visible: Tensor, switch: str | None) -> CheckFinding:
     """Whether a function that hides some pairs without being told, or by a switch, hides exactly the future."""
     pattern = causal_pattern(visible)
     by = f"With {switch}=True" if switch else "Without a mask"
@@ -275,9 +275,9 @@ def causal_finding(visible: Tensor, switch: str | None) -> Finding:
         "later": ("the causal mask is reversed", "query i sees only keys after i."),
     }
     if switch and pattern == "all":
-        return Finding("future", "wrong", f"{by}, all keys are visible.", hide, "the causal mask does nothing")
+        return CheckFinding("future", "wrong", f"{by}, all keys are visible.", hide, "the causal mask does nothing")
     if pattern in wrong:
-        return Finding("future", "wrong", f"{by}, {wrong[pattern][1]}", hide, wrong[pattern][0])
+        return CheckFinding("future", "wrong", f"{by}, {wrong[pattern][1]}", hide, wrong[pattern][0])
     said = {"all": "every query sees all keys.", "causal": "query i sees the keys up to i, and none after."}
     i, j = torch.arange(visible.shape[0])[:, None], torch.arange(visible.shape[1])
     default = (
@@ -285,7 +285,7 @@ def causal_finding(visible: Tensor, switch: str | None) -> Finding:
         if not (visible & (j > i)).any()
         else "some keys are hidden, and some later ones are not."
     )
-    return Finding(
+    return CheckFinding(
         "future",
         "right" if pattern != "other" or "no key" in default else "unknown",
         f"{by}, {said.get(pattern, default)}",

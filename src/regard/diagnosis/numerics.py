@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.diagnosis.calling import Caller, Inputs, with_function
-from regard.diagnosis.report import Finding
+from regard.diagnosis.report import CheckFinding
 
 #: A bfloat16 has 8 bits, so one rounding is off by 0.2 %. A larger share of error than this has another cause.
 BFLOAT16_ERROR = 0.25
 
 
-def gradient_finding(caller: Caller) -> Finding:
+def gradient_finding(caller: Caller) -> CheckFinding:
     """Whether gradients are finite and equal to central differences along a random direction, for each input."""
     if caller.numpy:
-        return Finding("gradient", "unknown", "NumPy has no gradients.")
+        return CheckFinding("gradient", "unknown", "NumPy has no gradients.")
     leaves: dict[str, list[Tensor]] = {}
     query, key, value = inputs = [x.requires_grad_() for x in caller.sizes.sample(8, caller.dtype)]
     for name, x in zip(caller.roles.inputs, inputs, strict=False):
@@ -40,15 +40,17 @@ def gradient_finding(caller: Caller) -> Finding:
     return _beside_slopes(leaves, loss)
 
 
-def _beside_slopes(leaves: dict[str, list[Tensor]], loss: Callable[[], Tensor]) -> Finding:
+def _beside_slopes(leaves: dict[str, list[Tensor]], loss: Callable[[], Tensor]) -> CheckFinding:
     value = loss()
     remedy = (
         "Look for .detach(), .data, .item(), .numpy(), torch.no_grad() or torch.tensor(...) between input and output."
     )
     if not value.requires_grad:
-        return Finding("gradient", "wrong", "The output has no gradient at all.", remedy, "the gradient is detached")
+        return CheckFinding(
+            "gradient", "wrong", "The output has no gradient at all.", remedy, "the gradient is detached"
+        )
     if not value.isfinite():
-        return Finding("gradient", "unknown", "The output itself is not finite.")
+        return CheckFinding("gradient", "unknown", "The output itself is not finite.")
     flat = [x for group in leaves.values() for x in group]
     gradients = dict(zip(map(id, flat), torch.autograd.grad(value, flat, allow_unused=True), strict=True))
     wrong = {}
@@ -56,19 +58,19 @@ def _beside_slopes(leaves: dict[str, list[Tensor]], loss: Callable[[], Tensor]) 
         analytic, numeric, finite = _slopes(group, [gradients[id(x)] for x in group], loss)
         if not finite:
             text = f"The gradient of {name} is not finite."
-            return Finding(
+            return CheckFinding(
                 "gradient", "wrong", text, "Look for log(0), sqrt(0), 0 / 0 or inf - inf.", "the gradient is not finite"
             )
         if abs(analytic - numeric) > 1e-2 * max(abs(numeric), 1e-2) + 1e-4:
             wrong[name] = (analytic, numeric)
     if not wrong:
-        return Finding(
+        return CheckFinding(
             "gradient", "right", f"Gradients of {', '.join(leaves)} are finite, and equal to numerical slopes."
         )
     slopes = "; ".join(f"{name}: {a:.3g}, numerically {n:.3g}" for name, (a, n) in wrong.items())
     cut = all(gradients[id(x)] is None or not gradients[id(x)].any() for name in wrong for x in leaves[name])
     mistake = "the gradient is detached" if cut else "the gradient is wrong"
-    return Finding("gradient", "wrong", f"Slopes along a random direction: {slopes}.", remedy, mistake)
+    return CheckFinding("gradient", "wrong", f"Slopes along a random direction: {slopes}.", remedy, mistake)
 
 
 def _slopes(
@@ -92,7 +94,7 @@ def _slopes(
 
 
 @torch.no_grad()
-def large_score_finding(caller: Caller) -> Finding:
+def large_score_finding(caller: Caller) -> CheckFinding:
     """Whether scores of about 1,000 and more still give numbers, in float32."""
     query, key, value = caller.sizes.sample(9, torch.float32)
     inputs = (60 * query, 60 * key, value)
@@ -100,20 +102,20 @@ def large_score_finding(caller: Caller) -> Finding:
         single = in_dtype(caller, torch.float32)
         before, after = single(query, key, value).output, single(*inputs).output
     except Exception as error:  # of the user's function
-        return Finding("large scores", "unknown", f"It does not run in float32: {_short(error)}")
+        return CheckFinding("large scores", "unknown", f"It does not run in float32: {_short(error)}")
     if before.isfinite().all() and not after.isfinite().all():
         text = "With queries and keys 60 times as large the output has NaN or inf, in float32."
         remedy = "Subtract the maximum of each row before exp, or use torch.softmax, which does."
-        return Finding("large scores", "wrong", text, remedy, "large scores overflow")
-    return Finding("large scores", "right", "With queries and keys 60 times as large the output stays finite.")
+        return CheckFinding("large scores", "wrong", text, remedy, "large scores overflow")
+    return CheckFinding("large scores", "right", "With queries and keys 60 times as large the output stays finite.")
 
 
 @torch.no_grad()
-def bfloat16_finding(caller: Caller) -> Finding:
+def bfloat16_finding(caller: Caller) -> CheckFinding:
     """How far the output in bfloat16 is from that of float64 on the same rounded inputs."""
     query, key, value = (x.to(torch.bfloat16) for x in caller.sizes.sample(10))
     if caller.numpy:
-        return Finding("bfloat16", "unknown", "NumPy has no bfloat16.")
+        return CheckFinding("bfloat16", "unknown", "NumPy has no bfloat16.")
     try:
         rounded = in_dtype(caller, torch.bfloat16)
         low = rounded(query, key, value).output
@@ -121,16 +123,18 @@ def bfloat16_finding(caller: Caller) -> Finding:
         high = exact(query.double(), key.double(), value.double()).output
     except Exception as error:  # of the user's function
         remedy = "Make constants with dtype=q.dtype, device=q.device; fill with -inf or torch.finfo(q.dtype).min."
-        return Finding("bfloat16", "unknown", f"It does not run in bfloat16: {_short(error)}", remedy)
+        return CheckFinding("bfloat16", "unknown", f"It does not run in bfloat16: {_short(error)}", remedy)
     if not high.isfinite().all():
-        return Finding("bfloat16", "unknown", "The output itself is not finite.")
+        return CheckFinding("bfloat16", "unknown", "The output itself is not finite.")
     error = float((low.double() - high).abs().max() / high.nan_to_num().abs().max().clamp(min=1e-12))
     text = f"The largest error of bfloat16 is {100 * error:.2g} % of the largest output."
     if not low.isfinite().all():
-        return Finding("bfloat16", "wrong", "The output in bfloat16 has NaN or inf.", "", "bfloat16 overflows")
+        return CheckFinding("bfloat16", "wrong", "The output in bfloat16 has NaN or inf.", "", "bfloat16 overflows")
     if error > BFLOAT16_ERROR:
-        return Finding("bfloat16", "wrong", text, "Compute scores and softmax in float32.", "bfloat16 loses the result")
-    return Finding("bfloat16", "right", text)
+        return CheckFinding(
+            "bfloat16", "wrong", text, "Compute scores and softmax in float32.", "bfloat16 loses the result"
+        )
+    return CheckFinding("bfloat16", "right", text)
 
 
 def in_dtype(caller: Caller, dtype: torch.dtype) -> Caller:
@@ -144,7 +148,7 @@ def _short(error: Exception) -> str:
 
 
 @torch.no_grad()
-def speed_finding(caller: Caller, length: int = 256) -> Finding:
+def speed_finding(caller: Caller, length: int = 256) -> CheckFinding:
     """Time of one call beside torch's kernel on tensors of the same shape."""
     sizes = replace(caller.sizes, queries=length, keys=length) if caller.sizes.queries > 1 else caller.sizes
     caller = in_dtype(replace(caller, sizes=sizes), torch.float32)
@@ -152,15 +156,15 @@ def speed_finding(caller: Caller, length: int = 256) -> Finding:
     try:
         short: Inputs = tuple(x[:, :, :16] for x in inputs)  # type: ignore[assignment]
         if _seconds(lambda: caller(*short), 2) * (length / 16) ** 2 > 1.0:
-            return Finding(
+            return CheckFinding(
                 "speed", "unknown", "It would take more than a second for 256 tokens: it may loop in Python."
             )
         own = _seconds(lambda: caller(*inputs))
     except Exception as error:  # of the user's function
-        return Finding("speed", "unknown", f"It does not run with {length} tokens: {_short(error)}")
+        return CheckFinding("speed", "unknown", f"It does not run with {length} tokens: {_short(error)}")
     kernel = _seconds(lambda: functional.scaled_dot_product_attention(*inputs))
     text = f"{1e3 * own:.2g} ms a call for {sizes.queries} queries; scaled_dot_product_attention {1e3 * kernel:.2g} ms."
-    return Finding("speed", "right", text)
+    return CheckFinding("speed", "right", text)
 
 
 def _seconds(call: Callable[[], object], repeats: int = 3) -> float:

@@ -13,7 +13,7 @@ from regard.attention import Attention
 from regard.attention_output import attend
 from regard.catalog import Mechanism
 from regard.diagnosis.laws import LAWS, Example, agrees_with_the_reference, gradients_agree_with_dense, is_defined
-from regard.diagnosis.report import CheckReport, Finding
+from regard.diagnosis.report import CheckFinding, CheckReport
 from regard.engine import ENGINES
 from regard.errors import RegardError
 from regard.pieces import Bias, Mask, Normalizer, Position, Score
@@ -84,14 +84,14 @@ def _laws(small: Callable[[], Example]) -> Iterator[tuple[str, Callable[[Callabl
     yield from LAWS.items()
 
 
-def _finding(name: str, law: Callable[[Callable[[], Example]], None], small: Callable[[], Example]) -> Finding:
+def _finding(name: str, law: Callable[[Callable[[], Example]], None], small: Callable[[], Example]) -> CheckFinding:
     try:
         law(small)
     except Exception as error:  # of the user's piece
         text = " ".join(str(error).split())[:400] or type(error).__name__
         said = text if isinstance(error, AssertionError) else f"{type(error).__name__}: {text}"
-        return Finding("law", "wrong", said, _REMEDIES.get(name, ""), f"broken law: {name}")
-    return Finding("law", "right", f"{name[0].upper()}{name[1:]}.")
+        return CheckFinding("law", "wrong", said, _REMEDIES.get(name, ""), f"broken law: {name}")
+    return CheckFinding("law", "right", f"{name[0].upper()}{name[1:]}.")
 
 
 _REMEDIES = {

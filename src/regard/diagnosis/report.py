@@ -1,4 +1,4 @@
-"""`Finding` and `CheckReport`: what `regard.check` returns and prints."""
+"""`CheckFinding` and `CheckReport`: what `regard.check` returns and prints."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Verdict = Literal["right", "wrong", "unknown"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckFinding:
     """One property of an attention function: `verdict` is right, wrong or unknown.
 
     `what` is the property, such as "scale". `mistake` names the mistake if the verdict is wrong. `evidence` is what was
     measured, and `remedy` says what to change.
 
-    >>> Finding("scale", "wrong", "The factor is 1.", "Divide the scores by sqrt(d).", "the scores are not scaled").what
+    >>> CheckFinding("scale", "wrong", "The factor is 1.", "Divide the scores by sqrt(d).", "the scores are not scaled").what
     'scale'
     """
 
@@ -34,7 +34,7 @@ class CheckReport:
     `call` says how the function was called. `equal` has all names of the catalogue that give the same weights;
     `mechanism` is the first one, or None. `ok` is True if no finding is wrong. `print` shows the report as a table.
 
-    >>> report = CheckReport("f", "f(q, k, v)", (Finding("scale", "right", "The factor is 1/sqrt(d)."),))
+    >>> report = CheckReport("f", "f(q, k, v)", (CheckFinding("scale", "right", "The factor is 1/sqrt(d)."),))
     >>> print(report)
     f: no mistake found
       called as  f(q, k, v)
@@ -45,7 +45,7 @@ class CheckReport:
 
     subject: str
     call: str
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckFinding, ...]
     equal: tuple[str, ...] = ()
 
     @property
@@ -86,7 +86,7 @@ def _counted(mistakes: tuple[str, ...]) -> str:
     return f"{found}: {'; '.join(mistakes)}" if mistakes else found
 
 
-def _row(finding: Finding) -> str:
+def _row(finding: CheckFinding) -> str:
     mistake = f"{finding.mistake[0].upper()}{finding.mistake[1:]}. " if finding.mistake else ""
     lines = _wrapped(f"  {finding.verdict:<8} {finding.what:<14} ", mistake + finding.evidence)
     return "\n".join([*lines, *(_wrapped(" " * 26 + "-> ", finding.remedy) if finding.remedy else [])])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.diagnosis.calling import Sizes
-from regard.diagnosis.report import Finding
+from regard.diagnosis.report import CheckFinding
 from regard.diagnosis.weights import TOLERANCE, Weights, close
 
 AXES = {3: "keys", 2: "queries", 1: "heads", 0: "batch"}
@@ -37,21 +37,21 @@ def normalised_axis(weights: Tensor) -> int | None:
     return -1 if close(together, torch.ones_like(together), 1e-3) and weights.shape[2] > 1 else None
 
 
-def axis_finding(found: Weights) -> Finding:
+def axis_finding(found: Weights) -> CheckFinding:
     """Whether the weights of each query sum to 1 over the keys."""
     axis = normalised_axis(found.weights)
     remedy = "Take the softmax over the last axis of the scores (..., queries, keys): scores.softmax(dim=-1)."
     if axis == 3:
-        return Finding("softmax axis", "right", "The weights of each query sum to 1 over the keys.")
+        return CheckFinding("softmax axis", "right", "The weights of each query sum to 1 over the keys.")
     if axis is None:
         sums = found.weights.sum(-1)
         text = f"The weights of a query sum to {sums.nanmean():.2f} on average, and not to 1 over any axis."
-        return Finding(
+        return CheckFinding(
             "softmax axis", "unknown", text, "Right for a sink or sigmoid attention; else divide by the sum."
         )
     name = "queries and keys together" if axis == -1 else AXES[axis]
     text = f"Weights sum to 1 over the {name}, and over the keys to {found.weights.sum(-1).nanmean():.2f} on average."
-    return Finding("softmax axis", "wrong", text, remedy, f"the softmax is over the {name}")
+    return CheckFinding("softmax axis", "wrong", text, remedy, f"the softmax is over the {name}")
 
 
 def product_of(found: Weights) -> Product | None:
@@ -88,7 +88,7 @@ def _centred(x: Tensor, valid: Tensor, axes: tuple[int, ...]) -> Tensor:
     return (x - mean).masked_fill(~valid, 0.0)
 
 
-def scale_finding(found: Weights, sizes: Sizes, scale: float | None, mechanism: str | None) -> Finding:
+def scale_finding(found: Weights, sizes: Sizes, scale: float | None, mechanism: str | None) -> CheckFinding:
     """Whether scores are divided by the root of the width of a head, or have the factor that was asked for."""
     product, width = product_of(found), found.query.shape[-1]
     expected = 1 / math.sqrt(width) if scale is None else scale
@@ -96,12 +96,14 @@ def scale_finding(found: Weights, sizes: Sizes, scale: float | None, mechanism: 
         factor = f" with factor {product.factor:.4g}" if product else ""
         known = mechanism or ("cosine" if product else None)
         text = f"The scores are those of {known}{factor}." if known else "The scores are no multiple of q . k."
-        return Finding("scale", "right" if known else "unknown", text)
+        return CheckFinding("scale", "right" if known else "unknown", text)
     wanted = f"{expected:.4g}" + (f" = 1/sqrt({width}), {width} channels" if scale is None else "")
     if math.isclose(product.factor, expected, rel_tol=PRECISION):
-        return Finding("scale", "right", f"The scores are q . k times {wanted}.")
+        return CheckFinding("scale", "right", f"The scores are q . k times {wanted}.")
     text = f"The scores are q . k times {product.factor:.4g}, not {wanted}."
-    return Finding("scale", "wrong", text, _scale_remedy(product.factor), _scale_mistake(product.factor, width, sizes))
+    return CheckFinding(
+        "scale", "wrong", text, _scale_remedy(product.factor), _scale_mistake(product.factor, width, sizes)
+    )
 
 
 def _scale_remedy(factor: float) -> str:
@@ -127,15 +129,15 @@ def _scale_mistake(factor: float, width: int, sizes: Sizes) -> str:
     return next(fits, "the scores have another factor")
 
 
-def roles_finding(found: Weights, is_known: bool) -> Finding:
+def roles_finding(found: Weights, is_known: bool) -> CheckFinding:
     """Whether the weight of query i on key j comes from q_i and k_j."""
     product = product_of(found)
     if product is not None and product.kind == "swapped":
         text = "The score of query i and key j is k_i . q_j: the matrix of scores is transposed."
-        return Finding(
+        return CheckFinding(
             "query and key", "wrong", text, "Compute q @ k.mT, (..., queries, keys).", "query and key are swapped"
         )
     if product is None and not is_known:
         text = "The weights are not the softmax of a product of q_i and k_j."
-        return Finding("query and key", "unknown", text)
-    return Finding("query and key", "right", "The score of query i and key j is that of q_i and k_j.")
+        return CheckFinding("query and key", "unknown", text)
+    return CheckFinding("query and key", "right", "The score of query i and key j is that of q_i and k_j.")
