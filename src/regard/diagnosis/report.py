@@ -16,7 +16,7 @@ class CheckFinding:
     `what` is the property, such as "scale". `mistake` names the mistake if the verdict is wrong. `evidence` is what was
     measured, and `remedy` says what to change.
 
-    >>> CheckFinding("scale", "wrong", "The factor is 1.", "Divide the scores by sqrt(d).", "the scores are not scaled").what
+    >>> CheckFinding("scale", "wrong", "The factor is 1.", "Divide by sqrt(d).", "the scores are not scaled").what
     'scale'
     """
 
