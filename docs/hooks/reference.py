@@ -19,6 +19,7 @@ REFERENCE = {
     "Models": "regard.hf",
     "Statistics": "regard.stats",
     "Corpora": "regard.profiling",
+    "Diagnosis": "regard.diagnosis",
     "Modules": "regard.nn",
     "Translators": "regard.seq2seq",
     "Texts": "regard.data",

@@ -16,22 +16,6 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
 catalogue, gallery_outputs, reference = map(importlib.import_module, ("catalogue", "gallery_outputs", "reference"))
 
-#: The packages whose public names make a page of the reference: title, module, what it is for.
-REFERENCE = {
-    "Attend": "regard.api",
-    "Pieces": "regard.pieces",
-    "Maps": "regard.maps",
-    "Pictures": "regard.drawing",
-    "Models": "regard.hf",
-    "Statistics": "regard.stats",
-    "Corpora": "regard.profiling",
-    "Diagnosis": "regard.diagnosis",
-    "Modules": "regard.nn",
-    "Translators": "regard.seq2seq",
-    "Texts": "regard.data",
-}
-#: Those that are used by their own names; the names of the others are names of `regard`.
-SEPARATE = {"regard.nn", "regard.stats", "regard.seq2seq", "regard.data"}
 #: Files of the repository that are pages of the site too.
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md", "CONTRIBUTING.md": "CONTRIBUTING.md"}
 
