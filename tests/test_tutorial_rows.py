@@ -307,6 +307,11 @@ def test_row_25_headlines_need_three_seeds(tmp_path, seeds):
     assert bool(re.search("translates best|scores highest", text)) == (len(seeds) == 3)
 
 
+def test_row_26_the_quick_preset_stops_while_systems_still_differ():
+    study = rg.seq2seq.make_study(preset="quick")
+    assert study.config.training.budget == ("steps", 600) and study.seeds == (1, 2, 3)
+
+
 def test_row_27_pairs_of_up_to_sixty_words():
     pairs = rg.data.load_corpus("bible-en-fr", max_words=60)
     longest = max(len(pair.source.split()) for pair in pairs.train)
