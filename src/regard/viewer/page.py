@@ -33,6 +33,15 @@ def write_page(path: str | os.PathLike[str], texts: Sequence[TextReading | Sheet
 
     Weights are exact if queries and keys fit into the page, at most 15 MB in all. Maps of longer texts are shown in
     cells: the weight summed over keys and averaged over queries.
+
+    >>> import tempfile, torch, regard as rg
+    >>> from pathlib import Path
+    >>> x = torch.zeros(1, 1, 3, 4)
+    >>> reading = rg.TextReading.of("zeros", {"layers.0": rg.attend(rg.Attention(), x, x, x).weights}, ["a", "b", "c"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     page = rg.viewer.write_page(Path(folder) / "page.html", [reading])
+    ...     page.name, page.read_text().startswith("<!doctype html>")
+    ('page.html', True)
     """
     if not isinstance(path, str | os.PathLike):
         raise RegardError(

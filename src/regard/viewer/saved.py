@@ -35,6 +35,15 @@ def save_run(
     """Write a run. `progress` is called with a message for each step.
 
     The manifest is written last, so an incomplete folder is not a run.
+
+    >>> import tempfile, torch, regard as rg
+    >>> from pathlib import Path
+    >>> x = torch.zeros(1, 1, 3, 4)
+    >>> reading = rg.TextReading.of("zeros", {"layers.0": rg.attend(rg.Attention(), x, x, x).weights}, ["a", "b", "c"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = rg.viewer.save_run(Path(folder) / "seen", [rg.viewer.Sheet.of(reading)])
+    ...     [sheet.about["title"] for sheet in rg.viewer.load_run(run)]
+    ['zeros']
     """
     folder = Path(folder)
     try:
@@ -66,7 +75,16 @@ def _save(folder: Path, sheet: Sheet, progress: Callable[[str], None]) -> None:
 
 @checked
 def load_run(folder: str | os.PathLike[str]) -> list[Sheet]:
-    """The texts of a saved run."""
+    """The texts of a saved run, with the maps of all layers; weights are computed from them on demand.
+
+    >>> import tempfile, torch, regard as rg
+    >>> from pathlib import Path
+    >>> x = torch.zeros(1, 1, 3, 4)
+    >>> reading = rg.TextReading.of("zeros", {"layers.0": rg.attend(rg.Attention(), x, x, x).weights}, ["a", "b", "c"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     rg.viewer.load_run(rg.viewer.save_run(folder, [rg.viewer.Sheet.of(reading)]))[0].maps
+    [AttentionMap(1 x 1 heads x 3 queries x 3 keys)]
+    """
     folder = Path(folder)
     manifest = read_json(folder / MANIFEST)
     if manifest.get("format") != FORMAT or not isinstance(manifest.get("version"), int):

@@ -60,6 +60,13 @@ class Sheet:
 
     Each map has one batch entry. In `about`, `gold` are reference links (query, key, sure), `aligned` says at which
     step the attention is read ("output" or "input"), and `charts` are curves of a run.
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 1, 3, 4)
+    >>> reading = rg.TextReading.of("zeros", {"layers.0": rg.attend(rg.Attention(), x, x, x).weights}, ["a", "b", "c"])
+    >>> sheet = rg.viewer.Sheet.of(reading)
+    >>> sheet.about["title"], sheet.maps, sheet.ready
+    ('zeros', [AttentionMap(1 x 1 heads x 3 queries x 3 keys)], [None])
     """
 
     about: dict[str, Any]
@@ -135,7 +142,14 @@ def base_level(I: int, J: int) -> int:
 
 
 def page_folds(weights: AttentionMap) -> tuple[Fold, Fold]:
-    """The folds that the page needs besides the profile of a map: cells, and the weight by relative offset."""
+    """The folds that the page needs besides the profile of a map: cells, and the weight by relative offset.
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 1, 3, 4)
+    >>> cells, offsets = rg.viewer.page_folds(rg.attend(rg.Attention(), x, x, x).weights)
+    >>> cells
+    Pool(rows=3, cols=3)
+    """
     _, _, I, J = weights.shape
     level = base_level(I, J)
     pooled = Pyramid(level) if level else Pool(min(THUMBNAIL, I), min(THUMBNAIL, J))
