@@ -7,7 +7,6 @@ import torch
 import regard as rg
 
 torch.set_num_threads(1)
-n = 1024
 
 
 def seconds(attention, q, k):
@@ -19,7 +18,7 @@ def seconds(attention, q, k):
     return min(times)
 
 
-for width in (64, 256):
+for n, width in ((128, 64), (1024, 64), (1024, 256)):
     q, k = torch.randn(2, 1, 1, n, width)
     with torch.no_grad():
         dot = seconds(rg.Attention(rg.Dot()), q, k)
@@ -28,4 +27,4 @@ for width in (64, 256):
     print(f"d = hidden = {width}, {n:,} x {n:,} pairs, one thread's processor time, with the weighted sum of values:")
     print(f"  dot {dot * 1e3:6.0f} ms; general {general / dot:4.1f} x; additive {additive / dot:5.1f} x")
     print(f"  each pair: dot {2 * width} operations; additive {3 * width} and {width} tanh; projections once")
-    assert additive > 4 * dot and general < 3 * dot
+    assert n == 128 or (additive > 4 * dot and general < 3 * dot)

@@ -17,6 +17,14 @@ backend = model.config._attn_implementation
 print(f"MiniLM on {backend}: output_attentions=True gives {len(returned)} maps of 6, watch {len(seen.maps)}")
 assert backend == "sdpa" and not any(weights is not None for weights in returned) and len(seen.maps) == 6
 
+model.set_attn_implementation("eager")
+with torch.no_grad():
+    eager = model(**inputs, output_attentions=True).attentions
+pairs = zip(seen.maps.values(), eager, strict=True)
+difference = max(float((map_.dense() - weights).abs().max()) for map_, weights in pairs)
+print(f"on eager: {len(eager)} maps; those of watch differ by {difference:.0e}")
+assert len(eager) == 6 and difference < 1e-5
+
 # One new query and four keys: the query is the last token, so it may attend to all four.
 q, k = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 4, 8)
 theirs = F.scaled_dot_product_attention(q, k, torch.eye(4)[None, None], is_causal=True)[0, 0, 0]

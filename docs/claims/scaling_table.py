@@ -23,6 +23,20 @@ for num_keys, num_rows in ((5, rows), (64, 2000)):
     scaled = [largest[num_keys, width][0] for width in widths[1:]]
     assert max(scaled) - min(scaled) < 0.04 and largest[num_keys, 256][1] > largest[num_keys, 4][1] + 0.2
 
+# The gradient of the weights with respect to the scores, diag(w) - w wT, by the number of keys: three draws.
+for num_keys in (8, 64, 256):
+    medians = {True: [], False: []}
+    for scaled in medians:
+        for _ in range(3):
+            weights = (dot_products(200, 64, num_keys) / (8 if scaled else 1)).softmax(-1)
+            gradient = weights.diag_embed() - weights[..., None] * weights[..., None, :]
+            medians[scaled].append(float(gradient.flatten(1).norm(dim=1).median()))
+    (least, most), factor = (min(medians[False]), max(medians[False])), sum(medians[True]) / 3
+    print(
+        f"{num_keys:3} keys, d = 64: median |dw/ds| {least:.2f} to {most:.2f} without the factor, {factor:.2f} with it"
+    )
+    assert most < factor / 3 if num_keys == 8 else least > 0.8 * factor
+
 # Variances of independent terms add up, for any number of terms. A central limit theorem says something else: that
 # the sum of many terms is nearly normal. It is not needed for the variance, and does not hold at small widths.
 for width in widths:

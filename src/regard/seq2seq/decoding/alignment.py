@@ -108,8 +108,8 @@ def align(
     The weights are the mean over the heads of module `name`, by default the model's last cross-attention. Pieces are
     merged to words by the sum over source pieces and the mean over target pieces. With `reading="output"` a target
     word has the attention of the step that predicts it; with "input" that of the step that reads it as input. Chen et
-    al. (2020, arXiv:2004.14837) align best with "input" in lower layers of a six-layer Transformer; the small ones of
-    example 23 align best with "output". `source_words` and `target_words` are the word number of every piece, for
+    al. (2020, arXiv:2004.14837) found that large Transformers align best with "input"; the small ones of example 23
+    align best with "output". `source_words` and `target_words` are the word number of every piece, for
     tokenizers that cannot compute it from the pieces (see `written_words`).
 
     >>> from regard import data, seq2seq
