@@ -1,7 +1,7 @@
 """The blocked engine: exact attention for any pieces in O(n) memory, forward and backward.
 
 Queries are cut into blocks. For each block the mask gives the keys that it needs. The block computes its rows and
-keeps no scores. The backward pass computes each block again. If the scores are scaled dot products under softmax,
+keeps no scores. The backward pass computes the scores again. If they are scaled dot products under softmax,
 torch's fused kernel computes the blocks.
 """
 
@@ -71,7 +71,7 @@ class Work:
 
     @cached_property
     def flash(self) -> FlashRows | None:
-        """The fused kernel that computes the blocks; None if it cannot run or returns no log-sum-exp."""
+        """The fused kernel that computes the blocks; None if it cannot run or, as on a GPU, returns no log-sum-exp."""
         rows = FlashRows(self.problem)
         return rows if rows.refusal is None and rows.returns_row_statistic else None
 
@@ -212,7 +212,7 @@ class _Blocked(torch.autograd.Function):
         statistics = buffer.tensors()
         saved_output = (output, *statistics) if work.saves_output else ()
         ctx.outline, ctx.blocks, ctx.count = problem.outline(), work.blocks, len(tensors)
-        # tensors of the pieces are snapshots, since they may change before backward, also through `.data`
+        # pieces may change before backward: small tensors are copied, large ones only checked (see `tensor_snapshot`)
         value_and_prepared = (t.detach() for t in tensors[: len(ctx.outline.on_rows)])
         ctx.save_for_backward(*value_and_prepared, *map(tensor_snapshot, problem.piece_tensors), *saved_output)
         ctx.mark_non_differentiable(*statistics)

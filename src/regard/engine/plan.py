@@ -136,7 +136,7 @@ def _refusal(name: str, problem: Problem) -> str | None:
 
 
 def _choose(problem: Problem) -> tuple[str, bool, str]:
-    """The first engine in a fixed order that can run and is worth it: `engine`, `requested` and `why` of the plan."""
+    """The first engine in a fixed order that can run and is worth it: its name, False (not requested), and why."""
     not_linear = _refusal("linear", problem)
     if not_linear is None:
         return "linear", False, "It sums kernel scores over keys, and scores pairs only inside chunks."

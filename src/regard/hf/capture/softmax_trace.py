@@ -21,7 +21,7 @@ KEEPS = {
     "type", "type_as",
 }  # fmt: skip
 RESHAPES = {"flatten", "reshape", "reshape_as", "squeeze", "unflatten", "view", "view_as"}
-DROPOUT = {"dropout", "dropout_", "feature_dropout"}  # a map shows weights before dropout; in place they are lost
+DROPOUT = {"dropout", "dropout_", "feature_dropout"}  # a map shows weights before dropout, which in place overwrites
 
 
 def softmax_axis(output: Any, dim: Any = None, *_: Any, **__: Any) -> int | None:
@@ -58,6 +58,7 @@ class Trace:
         if not inputs:
             return
         name = _name(function)
+        # dropout in place writes, too, unless it drops nothing and returns its input
         if _writes(name, kwargs) and not (name in DROPOUT and output is args[0] and not _drops(args, kwargs)):
             self._written(kwargs.get("out", args[0] if args else None), name)
         outputs = [part for part in tensors_in((output,)) if part.is_floating_point()]
