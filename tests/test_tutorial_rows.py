@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -290,6 +291,58 @@ def test_row_19_see_draws_them(tmp_path):
     assert "heatmap-layer-0.png" in {path.name for path in tmp_path.iterdir()}
 
 
+def unscaled(q, k, v, mask=None):
+    scores = torch.matmul(q, k.transpose(-2, -1))
+    if mask is not None:
+        scores = scores.masked_fill(mask == 0, -1e9)
+    return torch.matmul(F.softmax(scores, dim=-1), v)
+
+
+def scaled(q, k, v, mask=None):
+    scores = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(q.size(-1))
+    if mask is not None:
+        scores = scores.masked_fill(mask == 0, -math.inf)
+    return torch.matmul(F.softmax(scores, dim=-1).nan_to_num(0.0), v)
+
+
+def test_row_20_check_finds_a_missing_scale():
+    assert not rg.check(unscaled).ok
+    assert "the scores are not scaled" in rg.check(unscaled).mistakes
+    assert rg.check(scaled).ok
+
+
+def test_row_21_check_of_a_file(tmp_path):
+    code = "def attention(q, k, v):\n    return (q @ k.mT).softmax(-1) @ v\n"
+    (tmp_path / "mine.py").write_text(code)
+    done = CliRunner().invoke(app, ["check", f"{tmp_path / 'mine.py'}:attention"])
+    assert done.exit_code == 1 and "not scaled" in " ".join(done.output.split())
+    (tmp_path / "mine.py").write_text(code.replace("k.mT)", "k.mT / q.shape[-1] ** 0.5)"))
+    assert CliRunner().invoke(app, ["check", f"{tmp_path / 'mine.py'}:attention"]).exit_code == 0
+
+
+def test_row_22_check_names_the_mechanism():
+    report = rg.check(unscaled, scale=1.0)
+    assert report.ok and "luong_dot" in report.equal
+
+
+def test_row_23_check_runs_the_laws_on_a_mechanism():
+    assert rg.check(rg.mechanism("alibi")).ok
+
+    class Forgetful(rg.Mask):
+        """A mask whose spans leave out keys that its predicate allows."""
+
+        def allowed(self, grid):
+            return grid.j <= grid.i
+
+        def any_allowed(self, start, stop):
+            return rg.Spans.of((start, stop))
+
+        def all_allowed(self, start, stop):
+            return rg.Spans(())
+
+    assert not rg.check(Forgetful()).ok
+
+
 def test_row_24_a_sweep_has_three_seeds():
     study = rg.seq2seq.make_study("grammar", sweep="heads", values=["1", "4"])
     assert study.seeds == (1, 2, 3)
@@ -347,3 +400,8 @@ def test_row_31_a_misspelt_name_is_an_error():
         rg.atend  # noqa: B018
     with pytest.raises(AttributeError, match="MultiHeadAttentio"):
         rg.nn.MultiHeadAttentio  # noqa: B018
+
+
+def test_there_are_31_rows():
+    rows = {int(number) for number in re.findall(r"^def test_row_(\d\d)", Path(__file__).read_text(), re.M)}
+    assert rows == set(range(1, 32))
