@@ -1,6 +1,6 @@
 """BLEU by source length up to 60 words, with and without attention: three seeds each, equal steps.
 
-The measurements are in sentence_length.json. To make them again, train (20 minutes of two cores) and name the folder:
+The measurements are in sentence_length.json. To make them again, train (15 minutes of a processor) and name the folder:
 
     regard data en-fr --max-words 60
     regard compare --data bible-en-fr --systems none,luong_dot --seeds 3 --steps 1500 --out runs/long \\
