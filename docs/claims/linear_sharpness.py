@@ -27,10 +27,10 @@ def train(name, seed, steps):
 
 
 last = {}
-for name, steps in (("full", 250), ("linear", 1500), ("performer", 1500)):
+for name, steps in (("full", 250), ("linear", 1500), ("performer", 250)):
     runs = torch.tensor([train(name, seed, steps) for seed in seeds])
     last[name] = runs[:, -1]
     for step, shares in zip(stops, runs.T, strict=False):
         print(f"{name:9} {step:5,} steps: {100 * shares.min():.1f} to {100 * shares.max():.1f} % right (3 seeds)")
 assert last["full"].min() > 0.99 and last["linear"].min() > 0.95
-assert last["performer"].max() < last["linear"].min()
+assert last["performer"].max() < 0.5
