@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import importlib
 import inspect
+import io
 import re
 import runpy
 import sys
@@ -23,27 +25,12 @@ sys.path.insert(0, str(ROOT / "docs" / "hooks"))
 reference = importlib.import_module("reference")
 sys.path.pop(0)
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md")])
+SAME = doctest.OutputChecker().check_output
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 
 
 def blocks(page):
     return BLOCK.findall(page.read_text())
-
-
-def of_readers_own(folder):
-    """What README calls a loss, batches and a model of the reader's own."""
-    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-
-    sizes = {"hidden_size": 32, "num_attention_heads": 8, "num_key_value_heads": 8, "num_hidden_layers": 4}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=30, intermediate_size=8, **sizes)).eval()
-    model.save_pretrained(folder / "model")
-    ids = torch.randint(30, (1, 8))
-    return {
-        "AutoModelForCausalLM": AutoModelForCausalLM,
-        "folder": folder / "model",
-        "loss": lambda model, batch: model(batch, labels=batch).loss,
-        "batches": [ids],
-    }
 
 
 def of_the_page(folder):
@@ -71,7 +58,30 @@ def of_the_page(folder):
     } | names
 
 
-GIVEN = {"README.md": of_readers_own, "page.md": of_the_page}
+GIVEN = {"page.md": of_the_page}
+#: Pages where what is printed stands under every print, as a comment.
+COMPLETE = {"README.md", "first-hour.md", "from-tutorials.md", "how-to.md", "install.md", "troubleshooting.md"}
+#: A print with its output, and an error that a block ends with. An output may be wrapped, and "..." leaves out a part.
+SHOWN = re.compile(r"^ *print\(.*\n((?:#.*\n)+)|^(# RegardError: .*\n(?:#.*\n)*)", re.M)
+
+
+def shown(code):
+    """What a block says that it prints or raises."""
+    return re.sub("^# ?", "", "".join(printed or error for printed, error in SHOWN.findall(code)), flags=re.M)
+
+
+def run(code, page, names):
+    """What a block prints. A block that shows an error has to raise it."""
+    output, shows_error = io.StringIO(), "\n# RegardError: " in code
+    with contextlib.redirect_stdout(output):
+        try:
+            exec(compile(code, str(page), "exec"), names)
+        except rg.RegardError as error:
+            assert shows_error, error
+            print(f"RegardError: {error}")
+        else:
+            assert not shows_error, "no error was raised"
+    return output.getvalue()
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: str(p.relative_to(ROOT)))
@@ -81,7 +91,10 @@ def test_blocks_run_in_their_order(page, tmp_path, monkeypatch):
     for code in blocks(page):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="attend: mask_mod has no spans")  # as the guides say
-            exec(compile(code, str(page), "exec"), names)
+            printed = run(code, page, names)
+        if page.name in COMPLETE:
+            assert len(SHOWN.findall(code)) == code.count("print(") + code.count("\n# RegardError: ")
+            assert SAME(shown(code), printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE), printed
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

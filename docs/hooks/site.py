@@ -19,6 +19,9 @@ catalogue, gallery_outputs, reference = map(importlib.import_module, ("catalogue
 #: Files of the repository that are pages of the site too.
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md", "CONTRIBUTING.md": "CONTRIBUTING.md"}
 
+#: What the home page links instead of a folder of the repository.
+FOLDERS = {"src/regard/catalog/": "catalogue/index.md", "examples/": "examples/index.md"}
+
 #: Pages that the search lists below others that have the same words.
 SEARCHED_LAST = {"log.md", "CHANGELOG.md", "CONTRIBUTING.md", "architecture.md", "benchmarks.md"}
 
@@ -74,5 +77,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def _at_home(text: str) -> str:
-    """A page of the repository's root, as one of docs/; the licence has no page."""
+    """A page of the repository's root, as one of docs/. Folders lead to their pages; the licence has no page."""
+    for folder, page in FOLDERS.items():
+        text = text.replace(f"]({folder})", f"]({page})")
     return re.sub(r"\]\(LICENSE\)", "](https://www.apache.org/licenses/LICENSE-2.0)", text.replace("](docs/", "]("))
