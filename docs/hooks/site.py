@@ -71,7 +71,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         markdown = re.sub(r"(?ms)^(\| # .*)", r'<div class="cards claims" markdown>\n\n\1\n\n</div>', markdown)
         markdown = re.sub(r"(`python (examples/\w+)\.py`)", r"[\1](\2.md)", markdown)
         return re.sub(r"(`python docs/(claims/\w+\.py)(?: \d+)?`)", r"[\1](\2)", markdown)
-    markdown = re.sub(r"\]\(((?:\.\./)+)examples/(\d\d_\w+)\.py\)", r"](\1examples/\2.md)", markdown)
+    markdown = re.sub(r"\]\(((?:\.\./)*)examples/(\d\d_\w+)\.py\)", r"](\1examples/\2.md)", markdown)
     outside = "../" * (1 + path.count("/"))  # docs/ is left to reach the examples in the repository, not in the site
     return markdown.replace(f"]({outside}examples/", f"]({outside[3:]}examples/")
 
