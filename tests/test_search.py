@@ -132,7 +132,6 @@ WORDS = {
     "beginner": ["guides/first-hour.html"],
     "glossary": ["guides/glossary.html"],
     "log-sum-exp": ["guides/glossary.html"],
-    "row statistic": ["guides/glossary.html"],
     "FAQ": ["guides/troubleshooting.html"],
     "troubleshooting": ["guides/troubleshooting.html"],
     "error": ["guides/troubleshooting.html"],
