@@ -36,7 +36,7 @@ BLOCK_BYTES = 48 << 20
 CALL_PAIRS = 100_000
 #: Cost of one more block in the same call, in pairs of one head.
 SHARED_PAIRS = 10_000
-#: Most queries in one block.
+#: Most queries in one block, unless the block has no mask or only the kernel's causal flag.
 LARGEST_BLOCK = 1024
 #: Fewest queries in a block of the fused kernel: with fewer, its products are slow.
 SMALLEST_FUSED_BLOCK = 64
@@ -116,7 +116,7 @@ class Work:
 
     @property
     def _can_share_calls(self) -> bool:
-        """Whether one call can compute several blocks that differ by a shift.
+        """Whether one call for each batch entry can compute several blocks that differ by a shift.
 
         If the positions of the keys have a gap, a shift of indices is no shift of positions.
         """
@@ -161,7 +161,7 @@ class Work:
     def attend_run(self, run: Run, prepared: Prepared, value: Tensor) -> tuple[Tensor, RowStatistic]:
         """Output and statistic of all rows of a run."""
         if run.count > 1:
-            assert self.flash is not None, "only the fused kernel computes several blocks in one call"
+            assert self.flash is not None, "only the fused kernel computes several blocks of an entry in one call"
             return self.flash.attend_run(run, prepared, value)
         block = run.first
         columns = block.index(value.device)

@@ -80,7 +80,7 @@ def _recomputed_statistic(
 class StatisticBuffer:
     """The row statistics of all blocks in tensors of all rows.
 
-    The tensors are allocated before the blocks run. Small tensors that outlive a block would fill the gaps of its
+    The tensors are allocated at the first block. Small tensors that outlive a block would fill the gaps of its
     large tensors, and the heap would grow with every block.
     """
 

@@ -66,6 +66,7 @@ def ours(bias: bool, *inputs: Tensor) -> Callable[..., Tensor]:
 def torchs(*inputs: Tensor) -> Callable[..., Tensor]:
     """torch's module with the same parameters and need_weights=False, which is its fast path."""
     mine, theirs = _module(True), nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+    assert mine.output is not None
     with torch.no_grad():
         parts = mine.query, mine.key, mine.value
         theirs.in_proj_weight.copy_(torch.cat([p.weight for p in parts]))

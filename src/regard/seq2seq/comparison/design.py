@@ -69,10 +69,10 @@ def make_study(
         data, overrides = defaults["data"], (*defaults["overrides"], *overrides)
     if systems is None and sweep is None:
         systems = defaults.get("systems")
-    budget = budget or defaults.get("budget", BUDGET)
+    unit, amount = budget or defaults.get("budget", BUDGET)
     return Study(
         name=_name(data, preset, sweep),
-        config=read_config(None, overrides, _sections(data, *budget)).with_explicit_kind(),
+        config=read_config(None, overrides, _sections(data, unit, amount)).with_explicit_kind(),
         systems=_entries(systems or (), sweep, values),
         seeds=tuple(seeds or (SEVERAL if preset or sweep else (1,))),
         sweep=sweep,
