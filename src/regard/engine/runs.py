@@ -1,4 +1,4 @@
-"""Runs: blocks that differ only by a shift, computed in one call of the fused kernel for each entry, over strided views."""
+"""Runs: blocks that differ only by a shift, in one call of the fused kernel for each entry, over strided views."""
 
 from __future__ import annotations
 
