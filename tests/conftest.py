@@ -52,6 +52,12 @@ def seeded():
     torch.manual_seed(0)
 
 
+def pytest_collection_modifyitems(items):
+    """Workers of xdist must collect the same names, so a name must not hold an address."""
+    if named := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"Give these tests ids; theirs hold addresses in memory: {named}")
+
+
 def law_of(nodeid):
     """The name of the test, or the law that it was given."""
     test, _, given = nodeid.split("::")[1].removeprefix("test_").partition("[")

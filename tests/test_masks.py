@@ -390,7 +390,6 @@ def test_a_dense_mask_is_its_definition(data, B, H, I, J):
         (rg.mask_mod(lambda b, h, i, j: j > b).select(torch.tensor([1, 0, 1])), (3, 1, 4, 4)),
         (groups_mask(torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])), (2, 1, 4, 4)),
     ],
-    ids=repr,
 )
 def test_a_dense_mask_has_the_axes_that_the_mask_has(mask, shape):
     """So it goes back into `mask_tensor`, and into attention as the mask itself does."""

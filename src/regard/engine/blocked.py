@@ -147,7 +147,7 @@ class Work:
 
     @cached_property
     def runs(self) -> list[Run]:
-        """The blocks, grouped into calls of the kernel."""
+        """The blocks, grouped. The blocks of one run share one call of the kernel for each batch entry."""
         s = self.problem.sizes
         row_bytes = s.H * s.E * self.problem.value.element_size()
         size = max((block.stop - block.start for block in self.blocks), default=1)
@@ -201,8 +201,12 @@ class _Blocked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, work: Work, *tensors: Tensor) -> tuple[Tensor, ...]:
-        problem, (value, *rest) = work.problem, tensors  # `rest`: prepared tensors, then those of the pieces
-        sizes, prepared = problem.sizes, problem.prepared.with_tensors(rest)
+        problem, outline = work.problem, work.problem.outline()
+        inputs = tensors[
+            : len(outline.on_rows)
+        ]  # then follow tensors of the pieces, which are named for autograd alone
+        value, *prepared_tensors = inputs
+        sizes, prepared = problem.sizes, problem.prepared.with_tensors(prepared_tensors)
         output = value.new_empty(sizes.B, sizes.H, sizes.I, sizes.E)
         buffer = StatisticBuffer(sizes.B, sizes.I)
         for run in work.runs:
@@ -211,10 +215,11 @@ class _Blocked(torch.autograd.Function):
             buffer.write(run.rows, row_statistic, entries)
         statistics = buffer.tensors()
         saved_output = (output, *statistics) if work.saves_output else ()
-        ctx.outline, ctx.blocks, ctx.count = problem.outline(), work.blocks, len(tensors)
+        ctx.outline, ctx.blocks, ctx.count = outline, work.blocks, len(tensors)
         # pieces may change before backward: small tensors are copied, large ones only checked (see `tensor_snapshot`)
-        value_and_prepared = (t.detach() for t in tensors[: len(ctx.outline.on_rows)])
-        ctx.save_for_backward(*value_and_prepared, *map(tensor_snapshot, problem.piece_tensors), *saved_output)
+        ctx.save_for_backward(
+            *(t.detach() for t in inputs), *map(tensor_snapshot, problem.piece_tensors), *saved_output
+        )
         ctx.mark_non_differentiable(*statistics)
         return output, *statistics
 
