@@ -155,7 +155,7 @@ class Work:
 
     @property
     def saves_output(self) -> bool:
-        """Whether forward saves the output and the row statistic, so that backward need not compute blocks again."""
+        """Whether forward saves the output and log-sum-exp for backward: the kernel ran, and there is no sink."""
         return self.flash is not None and self.flash.has_gradients
 
     def attend_run(self, run: Run, prepared: Prepared, value: Tensor) -> tuple[Tensor, RowStatistic]:
@@ -196,7 +196,7 @@ def _pace(size: int) -> float:
 class _Blocked(torch.autograd.Function):
     """Blocks forward and backward.
 
-    Backward adds gradients to slices. It computes blocks again unless forward saved the output and row statistic.
+    Backward adds gradients to slices. If forward saved the output, only blocks with coarse rows are computed again.
     """
 
     @staticmethod
