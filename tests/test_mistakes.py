@@ -128,6 +128,7 @@ CALLS = {
     "Pool": ({"rows": 2, "cols": 2}, folded),
     "Similarity": ({"every": 2}, folded),
     "TopLinks": ({"k": 2}, folded),
+    "Agreement": ({"special": (1, 2), "every": 2}, None),
     "Offsets": ({"first": -2, "last": 2}, None),
     "SameToken": ({"keys": torch.arange(6)}, None),
     "Attention": (
@@ -157,6 +158,10 @@ CALLS = {
     "layer_numbers": ({"names": ["layers.3"], "given": [4]}, None),
     "mask_findings": ({"maps": MAPS, "causal": False, "real": [6, 6], "numbers": [0, 1]}, None),
     "patterns": ({"weights": MAP, "segments": [2, 4], "batch": 0}, None),
+    "prediction_findings": (
+        {"model": lambda ids: torch.nn.functional.one_hot(ids, 9), "ids": torch.arange(7)[None]},
+        None,
+    ),
     "probe_tokens": ({"vocabulary": 9, "length": 6, "seed": 1}, None),
     "profile": (
         {"maps": MAPS, "tokens": TOKENS, "special": [0], "batch": 0, "num_links": 2, "numbers": [0, 1]},

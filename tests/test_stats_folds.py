@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import regard as rg
-from regard.stats import STATISTICS, HeadTable, Offsets, SameToken, profile, text_statistics
+from regard.stats import STATISTICS, Agreement, HeadTable, Offsets, SameToken, profile, text_statistics
 from regard.stats.token_statistics import is_punctuation
 
 MASKS = {"none": None, "causal": rg.causal(), "window": rg.causal() & rg.window(3)}
@@ -54,7 +54,25 @@ def test_same_token_is_its_definition(mask, small_blocks):
     )
 
 
-@pytest.mark.parametrize("fold", [Offsets(-2, 3), SameToken(torch.arange(11) % 3)], ids=["Offsets", "SameToken"])
+@pytest.mark.parametrize("every", [1, 2])
+@every_mask
+def test_agreement_is_its_definition(mask, every, small_blocks):
+    weights = weights_of(mask=MASKS[mask], batch=2)
+    w = weights.dense().double().numpy()[:, :, 1:10][:, :, (every - 1) :: every, 1:10]
+    w = (w - w.mean(2, keepdims=True)).reshape(2, 3, -1)
+    w /= np.linalg.norm(w, axis=-1, keepdims=True)
+    close(weights.summarize(Agreement((0, 10), every))[0], w @ w.swapaxes(1, 2))
+
+
+def test_heads_with_equal_rows_agree_with_none():
+    x = torch.zeros(1, 2, 7, 4)
+    assert rg.attend(rg.Attention(), x, x, x).weights.summarize(Agreement())[0].tolist() == [[[0.0] * 2] * 2]
+
+
+FOLDS = {"Offsets": Offsets(-2, 3), "SameToken": SameToken(torch.arange(11) % 3), "Agreement": Agreement((0,), 2)}
+
+
+@pytest.mark.parametrize("fold", FOLDS.values(), ids=FOLDS)
 def test_states_of_disjoint_tiles_merge(fold, small_blocks):
     weights = weights_of()
     states = [fold.init(weights.shape, torch.device("cpu")) for _ in range(2)]

@@ -107,6 +107,11 @@ class AttentionMap:
         """Where the weights are computed."""
         return self.grid.device
 
+    @property
+    def score_width(self) -> int:
+        """The width D of the vectors that the score compares."""
+        return self._prepared.query.shape[-1]
+
     @cached_property
     @torch.no_grad()
     def row_statistic(self) -> RowStatistic:

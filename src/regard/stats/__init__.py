@@ -1,12 +1,13 @@
 """Statistics of heads and warnings about them, for the maps of any model."""
 
 from regard.stats.flow import ValueWeighted, rollout, value_weighted
-from regard.stats.folds import Offsets, SameToken
+from regard.stats.folds import Agreement, Offsets, SameToken
 from regard.stats.head_distances import divergence, head_groups, head_map, sample_rows
 from regard.stats.head_table import HeadTable, LayerTable
 from regard.stats.mask_warnings import mask_findings
 from regard.stats.numbering import layer_number, layer_numbers
 from regard.stats.patterns import Patterns, patterns
+from regard.stats.prediction_warnings import prediction_findings
 from regard.stats.probes import probe_tokens, shuffle_order
 from regard.stats.profile import LayerProfile, Link, Profile, profile
 from regard.stats.roles import Role, RoleTable, roles
@@ -19,6 +20,7 @@ from regard.stats.warnings import CAVEAT, Finding, findings
 __all__ = [
     "CAVEAT",
     "STATISTICS",
+    "Agreement",
     "Difference",
     "Finding",
     "HeadLink",
@@ -44,6 +46,7 @@ __all__ = [
     "layer_numbers",
     "mask_findings",
     "patterns",
+    "prediction_findings",
     "probe_tokens",
     "profile",
     "roles",

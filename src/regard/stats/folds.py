@@ -1,4 +1,4 @@
-"""Folds that sum weights by offset and by equal tokens; sums of several documents can be added."""
+"""Folds that sum weights by offset and by equal tokens, and compare the rows of heads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.checks import checked
+from regard.checks import Size, checked
 from regard.errors import RegardError
 from regard.maps import Fold, Tile
 from regard.maps.folds import Shape, State, zeros
@@ -99,3 +99,53 @@ def numbers(tokens: list[str]) -> Tensor:
     """
     known: dict[str, int] = {}
     return torch.tensor([known.setdefault(token, len(known)) for token in tokens], dtype=torch.long)
+
+
+#: A head has a pattern if at least this share of its squared weights remains after subtracting its mean row.
+NO_PATTERN = 1e-3
+
+
+@checked
+@dataclass(frozen=True)
+class Agreement(Fold[Tensor]):
+    """The cosine of every two heads' maps after the mean row of each map is subtracted; (B, H, H).
+
+    Heads that give the same keys weight from every query have similar maps, but no agreement: it says whether heads
+    treat each query alike. A head whose rows are all equal agrees with no head: 0. `special` are keys that are left
+    out, in self-attention also as queries, and `every=n` uses every n-th query only.
+
+    >>> import torch, regard as rg
+    >>> x = torch.randn(1, 1, 4, 8).expand(1, 2, 4, 8)  # two equal heads
+    >>> rg.attend(rg.Attention(), x, x, x).weights.summarize(Agreement())[0].round(decimals=3)
+    tensor([[[1., 1.],
+             [1., 1.]]])
+    """
+
+    special: tuple[int, ...] = ()
+    every: Size = 1
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        B, H, I, J = shape
+        is_query = torch.arange(I, device=device) % self.every == 0
+        is_key = torch.ones(J, dtype=torch.bool, device=device)
+        is_key[list(self.special)] = False
+        return [zeros(device, B, H, H), zeros(device, B, H, J), (is_query & is_key if I == J else is_query), is_key]
+
+    def add(self, state: State, tile: Tile) -> None:
+        products, sums, is_query, is_key = state
+        weights = tile.weights[:, :, is_query[tile.rows]] * is_key[tile.cols]
+        flat = weights.flatten(2)
+        products += flat @ flat.mT
+        sums[:, :, tile.cols] += weights.sum(-2)
+
+    def finish(self, state: State) -> Tensor:
+        products, sums, is_query, _ = state
+        centred = products - sums @ sums.mT / is_query.sum().clamp_min(1)
+        squares = centred.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)
+        has_pattern = squares > NO_PATTERN * products.diagonal(dim1=-2, dim2=-1)
+        lengths = squares.sqrt().clamp_min(1e-12)
+        cosines = centred / (lengths[..., None] * lengths[..., None, :])
+        return cosines.where(has_pattern[..., None] & has_pattern[..., None, :], 0.0)
+
+    def merge(self, state: State, other: State) -> State:
+        return [state[0] + other[0], state[1] + other[1], *state[2:]]

@@ -13,6 +13,8 @@ from torch import Tensor
 from regard.checks import Count, checked
 from regard.errors import RegardError
 from regard.maps import AttentionMap, Fold, KeyTotals, Links, Similarity, TopLinks
+from regard.pieces import Dot
+from regard.stats.folds import Agreement
 from regard.stats.numbering import layer_numbers
 from regard.stats.statistics import STATISTICS, Allowed, HeadStatistic
 
@@ -46,7 +48,9 @@ class LayerProfile:
     key receives. `similarity` (H, H) is the cosine of every two heads' maps (from 8,192 queries on, over evenly
     spaced queries). `allowed` (H, I) is the number of keys that a query may attend to. All are at least float32.
     `number` is the number of the layer in the model, `num_special` the number of special keys, and `also` the results
-    of the further folds of `profile(also=)`.
+    of the further folds of `profile(also=)`. `agreement` (H, H) is the cosine of every two heads' maps without special
+    tokens, after the mean row of each map is subtracted: whether heads treat each query alike. `scale` is the factor c
+    that was given for the scores c q . k, divided by the usual 1 / sqrt(D), or None.
 
     >>> import torch, regard as rg
     >>> from regard.stats import profile
@@ -66,6 +70,8 @@ class LayerProfile:
     number: int = 0
     also: tuple[Any, ...] = ()
     num_special: int = 0
+    agreement: Tensor | None = None
+    scale: float | None = None
 
     @property
     def num_heads(self) -> int:
@@ -211,19 +217,37 @@ def _layer(
     shared: list[Fold] = [
         TopLinks(num_links),
         KeyTotals(),
-        Similarity(every=max(1, weights.shape[2] // COMPARED)),
+        Similarity(every=(every := max(1, weights.shape[2] // COMPARED))),
         Allowed(weights),
+        Agreement(tuple(special), every),
     ]
     further = tuple(also(weights))
     results = weights.summarize(*shared, *further, *(fold for folds in statistic_folds for fold in folds))
-    links, received, similarity, allowed = results[: len(shared)]
+    links, received, similarity, allowed, agreement = results[: len(shared)]
     further_results = results[len(shared) : len(shared) + len(further)]
     rest, values = iter(results[len(shared) + len(further) :]), {}
     for statistic, folds in zip(statistics, statistic_folds, strict=True):
         values[statistic.name] = statistic.per_head(*(next(rest) for _ in folds))[0].cpu()
     links = Links(links.weights[0].cpu(), links.keys[0].cpu())
-    received, similarity, allowed = (result[0].cpu() for result in (received, similarity, allowed))
+    received, similarity, allowed, agreement = (r[0].cpu() for r in (received, similarity, allowed, agreement))
     counts = {statistic.name: statistic.counted(allowed) for statistic in statistics}
     return LayerProfile(
-        name, values, links, received, similarity, allowed, counts, also=further_results, num_special=len(special)
+        name,
+        values,
+        links,
+        received,
+        similarity,
+        allowed,
+        counts,
+        also=further_results,
+        num_special=len(special),
+        agreement=agreement,
+        scale=relative_scale(weights),
     )
+
+
+def relative_scale(weights: AttentionMap) -> float | None:
+    """The factor that was given for q . k, divided by 1 / sqrt(D); None if none was given, or a learned one."""
+    score = weights.attention.score
+    factor = score.factor if isinstance(score, Dot) else None
+    return None if factor is None or isinstance(factor, Tensor) else factor * weights.score_width**0.5

@@ -25,6 +25,14 @@ COPY = 0.95
 #: on tokens that are not special count as free, because many heads put most weight on special tokens in every text:
 #: on "[CLS] short . [SEP]", 55 of MiniLM's 72 heads reach 0.95 with another head.
 FREE_UNIFORM, FREE_COPIES = 6, 12
+#: Heads of a layer have collapsed if their mean agreement (`LayerProfile.agreement`) is above this cosine. Random heads
+#: have 0 and MiniLM's layers 0.05 to 0.29. Heads that trained with too much dropout have 0.5 (example 26).
+COLLAPSED = 0.45
+#: Least numbers of heads and of free weights for that warning.
+COLLAPSED_HEADS, FREE_COLLAPSED = 3, 100
+#: Scores have too large a factor if it is above this multiple of 1 / sqrt(D), and all heads of the layer have less than
+#: this share of the largest entropy. T5 has a factor of 1, with smaller weights: its rows are not that sharp.
+LARGE_SCALE, SATURATED = 2.0, 0.25
 #: Statistic -> the tokens on which it is the share of the weight.
 COMMON_TARGETS = {"special": "special tokens", "first": "the first token"}
 #: A head is reported above this share of weight on special tokens, or on the first token.
@@ -133,12 +141,50 @@ def copied_heads(number: int, layer: LayerProfile) -> Iterator[Finding]:
         )
 
 
+def collapsed_heads(number: int, layer: LayerProfile) -> Iterator[Finding]:
+    """Layers whose heads treat each query alike, without being copies. Only where all queries have the same keys."""
+    H, same_keys = layer.num_heads, bool((layer.allowed == layer.allowed[:, :1]).all())
+    if layer.agreement is None or H < COLLAPSED_HEADS or not same_keys or _free(layer) < FREE_COLLAPSED:
+        return
+    value = float((layer.agreement.sum() - layer.agreement.trace()) / (H * (H - 1)))
+    if value > COLLAPSED:
+        yield Finding(
+            "collapse",
+            number,
+            tuple(range(H)),
+            value,
+            f"The {H} heads of layer {number} attend alike, query by query (mean cosine {value:.2f} after the mean "
+            "row of each head is subtracted). Heads that stay alike are often too narrow, have too much dropout, or "
+            "were trained for too few steps. If the task needs one head only, this does no harm.",
+        )
+
+
+def saturated_heads(number: int, layer: LayerProfile) -> Iterator[Finding]:
+    """Layers whose scores have a large factor and whose rows are nearly one-hot."""
+    evenness = layer.values.get("evenness")
+    if evenness is None or layer.scale is None or layer.scale <= LARGE_SCALE or _free(layer) < FREE_UNIFORM:
+        return
+    value = float(evenness.max())
+    if value < SATURATED:
+        yield Finding(
+            "scale",
+            number,
+            tuple(range(layer.num_heads)),
+            value,
+            f"The scores of layer {number} are {layer.scale:.1f} times as large as with the factor 1/sqrt(D), and all "
+            f"its heads give one token nearly all weight (at most {value:.1%} of the largest entropy). Then softmax "
+            "has almost no gradient. Divide q . k by sqrt(D), unless the weights were initialised for another factor.",
+        )
+
+
 #: A check takes the number of a layer and its profile and yields findings. A new check is one function here.
 CHECKS: tuple[Callable[[int, LayerProfile], Iterator[Finding]], ...] = (
     uniform_heads,
     special_heads,
     sink_heads,
     copied_heads,
+    collapsed_heads,
+    saturated_heads,
 )
 
 
