@@ -1,8 +1,8 @@
 """The blocked engine: exact attention for any pieces in O(n) memory, forward and backward.
 
 Queries are cut into blocks. For each block the mask gives the keys that it needs. The block computes its rows and
-keeps no scores. The backward pass computes the scores again. If they are scaled dot products under softmax,
-torch's fused kernel computes the blocks.
+keeps no scores. The backward pass computes the scores again. On a CPU torch's fused kernel computes the blocks of a
+softmax of scaled dot products, unless `FlashRows.refusal` gives a reason. `attend_rows` computes all others.
 """
 
 from __future__ import annotations
