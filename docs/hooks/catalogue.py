@@ -1,4 +1,4 @@
-"""One page a mechanism, from its file in src/regard/catalog: what it says of itself, and two pictures of it."""
+"""One page for each mechanism, made from its file in src/regard/catalog: its texts, and two pictures."""
 
 from __future__ import annotations
 
@@ -21,28 +21,24 @@ mpl.use("agg")
 SENTENCE = "The animal didn't cross the street because it was too tired."
 #: A layer and a head of MiniLM that link words, rather than every word to the separator.
 LAYER, HEAD, WIDTH = 3, 1, 32
-#: Mechanisms by what makes them: the heading, and the names under it.
+#: The sections of the index: the heading, and the mechanisms under it.
 GROUPS = {
     "Scores": "luong_dot luong_general luong_concat bahdanau cosine soft_lookup",
     "Heads and roles": "self_attention masked cross multi_head grouped_query multi_query",
-    "Places": "sinusoidal learned_positions rope alibi t5 shaw transformer_xl",
+    "Positions": "sinusoidal learned_positions rope alibi t5 shaw transformer_xl",
     "Masks": "sliding_window block_local dilated longformer bigbird",
-    "Rows": "sparse top_k softcap sinks",
+    "Normalisers": "sparse top_k softcap sinks",
     "Linear time": "linear performer",
 }
 PLACE = (
-    "Left: every token is the same, so what is left is the place of the query and of the key: mask, bias and positions "
-    "(grey may not be attended to). "
+    "Left: all tokens are the same, so the weights show only the mask, the bias and the positions (grey: not allowed). "
 )
-NOWHERE = "Here there is none of these, so all weights are equal: this mechanism does not know where tokens stand. "
+NOWHERE = "This mechanism has none of these, so all weights are equal: it does not know the order of the tokens. "
 REAL = (
-    "Right: the queries and keys of layer {layer}, head {head} of MiniLM, a BERT of six layers, reading a sentence."
-    "{untrained} Each picture has its own scale of colours, from 0 to its strongest weight."
+    "Right: the queries and keys of layer {layer}, head {head} of MiniLM, a BERT of six layers, on a sentence."
+    "{untrained} Each picture has its own colour scale, from 0 to its largest weight."
 )
-UNTRAINED = (
-    " The mechanism's own parameters are as they are before training, so this shows how it works and not what it would "
-    "learn."
-)
+UNTRAINED = " The parameters of the mechanism are not trained, so the picture shows how it works, not what it learns."
 
 
 def names() -> list[str]:
@@ -60,7 +56,7 @@ def pages() -> Iterator[tuple[str, str | bytes]]:
 
 
 def _index() -> str:
-    """All mechanisms by what makes them; one that no group names stands at the end."""
+    """All mechanisms in sections; one that no section names is listed at the end."""
     grouped = {title: group.split() for title, group in GROUPS.items()}
     others = [name for name in names() if not any(name in group for group in grouped.values())]
     lines = ["# Catalogue\n", "Each page is made from one file of `src/regard/catalog`.\n", f"{LETTERS}\n"]
@@ -113,7 +109,7 @@ def _use(entry: rg.Mechanism, q: Tensor, k: Tensor, v: Tensor) -> str:
 
 
 def _formula(text: str) -> str:
-    """Text with its own line breaks that may take more of them where a page is narrow."""
+    """Text that keeps its line breaks and wraps on narrow pages."""
     return f'<div class="formula" markdown>\n\n```text\n{text}\n```\n\n</div>\n'
 
 
@@ -127,7 +123,7 @@ def _cell(text: str) -> str:
 
 @torch.no_grad()
 def _read() -> tuple[list[str], Tensor, Tensor]:
-    """The words of the sentence, and what one layer of a real model asks and answers with: (1, 12, n, 32)."""
+    """The tokens of the sentence, and the queries and keys of one layer of MiniLM: (1, 12, n, 32)."""
     model, tokenizer = load_model("minilm")
     given = tokenizer(SENTENCE, return_tensors="pt")
     hidden = model(**given, output_hidden_states=True).hidden_states[LAYER]
@@ -137,7 +133,7 @@ def _read() -> tuple[list[str], Tensor, Tensor]:
 
 
 def _fitted(entry: rg.Mechanism, query: Tensor, key: Tensor) -> tuple[rg.Attention, Tensor, Tensor]:
-    """The mechanism built for the heads, width and length of the model, and the model's tensors cut to its heads."""
+    """The mechanism for the heads, width and length of the model, and the queries and keys of as many heads."""
     heads = entry.tiny.get("num_heads", 1)
     sizes = dict.fromkeys(("width", "query_width", "key_width", "hidden"), WIDTH) | {"num_features": 256}
     given = {name: sizes.get(name, value) for name, value in entry.tiny.items()}

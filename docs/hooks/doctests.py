@@ -1,4 +1,4 @@
-"""Examples in docstrings stand as they are in the sources; here they become blocks of code."""
+"""Turns the examples of docstrings into code blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SESSION = re.compile(r"^( *)>>> .*?(?=\n\s*\n|\Z)", re.M | re.S)
 
 
 class Doctests(griffe.Extension):
-    """Put sessions between fences; Markdown would read the prompts as quotations."""
+    """Put each session between fences, because Markdown reads its prompts as quotations."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:

@@ -1,4 +1,4 @@
-"""The pages that are made from the sources while the site is built; none of them is committed."""
+"""Makes pages of the site from the sources. They are not committed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SEARCHED_LAST = {"log.md", "CHANGELOG.md", "CONTRIBUTING.md", "architecture.md",
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Fill in the sections of the navigation that follow from the sources."""
+    """Fill in the sections of the navigation that come from the sources."""
     names = {"Catalogue": ["catalogue/index.md", *({name: f"catalogue/{name}.md"} for name in catalogue.names())]}
     names["Reference"] = [reference.path_of(title) for title in reference.REFERENCE]
     config.nav = [{title: names.get(title, where)} for entry in config.nav or [] for title, where in entry.items()]
@@ -60,7 +60,7 @@ def on_post_build(config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Pages of docs/ link files of the repository as they lie there; those that are in the site have another place."""
+    """Change links to files of the repository that have another place in the site."""
     path = page.file.src_uri
     if path in SEARCHED_LAST:
         page.meta["search"] = {"boost": 0.01}
@@ -77,7 +77,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def _at_home(text: str) -> str:
-    """A page of the repository's root, as one of docs/. Folders lead to their pages; the licence has no page."""
+    """A page of the repository's root as a page of docs/. Links to folders become links to their pages."""
     for folder, page in FOLDERS.items():
         text = text.replace(f"]({folder})", f"]({page})")
     return re.sub(r"\]\(LICENSE\)", "](https://www.apache.org/licenses/LICENSE-2.0)", text.replace("](docs/", "]("))
