@@ -1,11 +1,21 @@
-"""Tests are skipped for packages that are missing, and for nothing else."""
+"""Tests are skipped only for packages that are missing; each command has one extra, and runs with it alone."""
 
 from __future__ import annotations
 
-import pytest
+import subprocess
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
 
-from extras import asked_for, is_missing
+import pytest
+import typer
+
+from extras import asked_for, distributions, is_missing, project_extras
+from regard.cli.app import app
+from regard.cli.main import EXTRAS
 from regard.errors import RegardError
+
+PAGE = Path(__file__).parents[1] / "docs" / "guides" / "install.md"
 
 
 def test_only_a_missing_package_is_a_reason_to_skip(monkeypatch):
@@ -25,3 +35,56 @@ def test_only_a_missing_package_is_a_reason_to_skip(monkeypatch):
 )
 def test_what_a_message_says_to_install(message, distribution):
     assert distribution in asked_for(message)
+
+
+def test_every_command_has_one_extra_which_brings_the_command_line():
+    assert set(EXTRAS) == set(typer.main.get_command(app).commands)
+    for extra in EXTRAS.values():
+        assert distributions("cli", project_extras()) <= distributions(extra, project_extras()), extra
+
+
+@pytest.mark.parametrize("command", EXTRAS)
+def test_the_installation_page_names_the_extra_of_a_command(command):
+    rows = [
+        [cell.strip() for cell in line.split("|")[2:4]] for line in PAGE.read_text().splitlines() if line[:1] == "|"
+    ]
+    where = {extra for extra, uses in rows if f"`regard {command}" in uses or f"`{command}`" in uses}
+    assert f"`{EXTRAS[command]}`" in where
+
+
+@pytest.mark.parametrize("extra", ["demo", "lab"])
+def test_what_a_command_of_this_extra_writes_can_be_viewed(extra):
+    assert distributions("view", project_extras()) <= distributions(extra, project_extras())
+
+
+#: Regard itself finds no package of `hidden`. Other packages do: they were installed beside them.
+ALONE = """
+import builtins
+importing = builtins.__import__
+def alone(name, globals=None, *rest, **named):
+    if name.partition(".")[0] in {hidden} and (globals or {{}}).get("__name__", "").startswith("regard"):
+        raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+    return importing(name, globals, *rest, **named)
+builtins.__import__ = alone
+from regard.cli.main import main
+main({arguments})
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["explain", "rope", "--length", "64"],
+        ["see", "The cat sat because it was tired.", "--save", "seen", "--figures", "seen"],
+        ["train", "--data", "copy", "--steps", "1", "--out", "run", "data.size=60", "model.width=8"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_command_runs_with_its_extra_alone(arguments, tmp_path):
+    extras = project_extras()
+    used = set().union(*(distributions(extra, extras) for extra in ("demo", "lab", "corpus", "ray")))
+    others = used - distributions(EXTRAS[arguments[0]], extras)
+    hidden = {module for module, of in packages_distributions().items() if set(of) <= others}
+    code = ALONE.format(hidden=hidden, arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert hidden and done.returncode == 0, done.stderr

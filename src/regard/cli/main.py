@@ -11,6 +11,14 @@ from typing import Any
 
 #: Exit status after Ctrl-C.
 INTERRUPTED = 130
+#: The one extra that has all a command needs; `demo` has MiniLM, which `see` reads unless told otherwise.
+EXTRAS = {
+    **dict.fromkeys(("list", "show", "explain", "check"), "cli"),
+    **dict.fromkeys(("demo", "see"), "demo"),
+    **dict.fromkeys(("data", "train", "translate", "align", "evaluate", "compare"), "lab"),
+    "view": "view",
+    "bench": "bench",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -48,7 +56,9 @@ def _run(arguments: Sequence[str] | None) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("typer", "rich"):
             raise
-        print("The regard command needs two more packages: pip install 'regard[cli]'", file=sys.stderr)
+        command = next(iter(sys.argv[1:] if arguments is None else arguments), "")
+        extra = EXTRAS.get(command, "cli")
+        print(f"The regard command needs more packages: pip install 'regard[{extra}]'", file=sys.stderr)
         raise SystemExit(1) from None
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal without a character prints ? instead

@@ -8,6 +8,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+from regard.cli.main import EXTRAS
 from regard.errors import RegardError
 
 
@@ -53,7 +54,9 @@ def check_file(operation: str, option: str, path: Path | None, ending: str = "")
 def check_drawing(operation: str, option: str) -> None:
     """Refuse pictures if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
-        raise RegardError(f"{operation}: {option} needs matplotlib. Install it: pip install 'regard[demo]'.")
+        raise RegardError(
+            f"{operation}: {option} needs matplotlib. Install it: pip install 'regard[{EXTRAS[operation]}]'."
+        )
 
 
 def _nearest(path: Path) -> Path:

