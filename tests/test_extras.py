@@ -12,7 +12,7 @@ import typer
 
 from extras import asked_for, distributions, is_missing, project_extras
 from regard.cli.app import app
-from regard.cli.main import EXTRAS
+from regard.cli.extras import EXTRAS
 from regard.errors import RegardError
 
 PAGE = Path(__file__).parents[1] / "docs" / "guides" / "install.md"

@@ -9,16 +9,10 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from regard.cli.extras import EXTRAS
+
 #: Exit status after Ctrl-C.
 INTERRUPTED = 130
-#: The one extra that has all a command needs; `demo` has MiniLM, which `see` reads unless told otherwise.
-EXTRAS = {
-    **dict.fromkeys(("list", "show", "explain", "check"), "cli"),
-    **dict.fromkeys(("demo", "see"), "demo"),
-    **dict.fromkeys(("data", "train", "translate", "align", "evaluate", "compare"), "lab"),
-    "view": "view",
-    "bench": "bench",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

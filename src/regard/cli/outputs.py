@@ -8,7 +8,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from regard.cli.main import EXTRAS
+from regard.cli.extras import EXTRAS
 from regard.errors import RegardError
 
 
