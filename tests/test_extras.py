@@ -48,7 +48,7 @@ def test_the_installation_page_names_the_extra_of_a_command(command):
     rows = [
         [cell.strip() for cell in line.split("|")[2:4]] for line in PAGE.read_text().splitlines() if line[:1] == "|"
     ]
-    where = {extra for extra, uses in rows if f"`regard {command}" in uses or f"`{command}`" in uses}
+    where = {extra for uses, extra in rows if f"`regard {command}" in uses or f"`{command}`" in uses}
     assert f"`{EXTRAS[command]}`" in where
 
 
