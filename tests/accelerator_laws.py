@@ -118,7 +118,6 @@ def test_explain_says_of_the_device_what_it_says_of_the_cpu(name, dtype):
         rg.causal() & ~rg.window(2) | rg.prefix(1),
         rg.block_local(4) | rg.dilated(3, 2),
     ],
-    ids=repr,
 )
 @torch.no_grad()
 def test_masks_made_on_the_host_serve_the_device(mask, dtype):
