@@ -1,0 +1,72 @@
+"""
+# How heads go wrong: uniform and collapsed
+
+An encoder layer tells, for each token, the tokens 1, 2, 4 and 7 places before it. Four heads learn this well if each
+takes a place of its own. With normalised queries and keys and no temperature, every head stays an average. With much
+dropout, the heads stay alike. Findings look at the maps; they need no right model.
+"""
+
+import matplotlib.pyplot as plt
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import regard as rg
+
+torch.set_num_threads(1)
+SYMBOLS, LENGTH, WIDTH, PLACES, STEPS = 12, 24, 32, (1, 2, 4, 7), 300
+names = [str(position) for position in range(LENGTH)]
+
+
+def texts(count):
+    ids = torch.randint(SYMBOLS, (count, LENGTH))
+    return ids, torch.stack([ids.roll(place, 1) for place in PLACES], -1)
+
+
+# %%
+# Agreement is the cosine of the maps of two heads after the mean row of each map is subtracted. Before training the
+# plain cosine is already high, because all rows are broad; agreement is 0.
+def look(model):
+    ids, answers = texts(100)
+    with torch.no_grad(), rg.watch(model.eval()) as seen:
+        percent = 100 * float((model(ids).argmax(-1) == answers)[:, 7:].double().mean())
+    model.train()
+    return percent, seen[0], rg.profile(seen.maps, names)
+
+
+def mean_of_pairs(cosines):
+    return float(cosines[~torch.eye(len(cosines), dtype=torch.bool)].mean())
+
+
+# %%
+# Three models. After training, the right heads differ, and findings name the two others.
+kinds = {"right": [], "uniform": ["uniform"], "dropout": ["collapse"]}
+figure, axes = plt.subplots(2, 3, figsize=(8, 4.6), layout="constrained", sharey="row")
+results = {}
+for fault, (above, below) in zip(kinds, axes.T, strict=True):
+    torch.manual_seed(0)
+    encoder = rg.nn.TransformerConfig(WIDTH, dropout=0.3 * (fault == "dropout")).encoder(1, vocabulary=SYMBOLS)
+    if fault == "uniform":  # the cosine of a query and a key, still divided by sqrt(8): scores from -0.35 to 0.35
+        encoder.layers[0].self_attention.attention = rg.Attention(rg.Cosine(8**-0.5))
+    model = nn.Sequential(encoder, nn.Linear(WIDTH, 4 * SYMBOLS), nn.Unflatten(-1, (4, SYMBOLS)))
+    optimizer, losses, (_, _, before) = torch.optim.Adam(model.parameters(), lr=5e-3), [], look(model)
+    for _ in range(STEPS):
+        ids, answers = texts(32)
+        loss = cross_entropy(model(ids)[:, 7:].flatten(0, 2), answers[:, 7:].flatten())
+        optimizer.zero_grad(), loss.backward(), optimizer.step()
+        losses.append(loss.item())
+    percent, weights, after = look(model)
+    cosines = [mean_of_pairs(p.layers[0].similarity) for p in (before, after)]
+    agreement = [mean_of_pairs(p.layers[0].agreement) for p in (before, after)]
+    found = [f for f in rg.findings(after) if f.kind in ("uniform", "collapse")]
+    results[fault] = percent
+    print(f"{fault}: {percent:.0f} % right; cosine {cosines[0]:.2f} -> {cosines[1]:.2f}", end=", ")
+    print(f"agreement {agreement[0]:.2f} -> {agreement[1]:.2f}")
+    print(*(f"  {finding.kind}: {finding.sentence}\n" for finding in found), sep="", end="")
+    assert set(kinds[fault]) <= {f.kind for f in found} and (kinds[fault] or not found)
+    assert abs(agreement[0]) < 0.1 and (fault == "right" or percent < results["right"] - 15)
+    above.plot(losses, color="#D55E00"), above.set(title=fault, xlabel="step")
+    image = below.imshow(weights[0].mean(0), cmap="cividis", vmin=0, vmax=0.5)
+    below.set(xlabel="key", title="mean of 4 heads")
+axes[0, 0].set(ylabel="training loss, nats"), axes[1, 0].set(ylabel="query")
+figure.colorbar(image, ax=axes[1], label="weight"), plt.show()
