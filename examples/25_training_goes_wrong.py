@@ -43,9 +43,9 @@ def texts(count, shortest=4):  # sources have padding on the left; targets start
 
 # %%
 # Each fault has findings of its own, and the right model has none: from predictions, masks or heads.
-expected = {"right": [], "leak": ["leak", "leak"], "labels": ["offset"], "swapped": ["leak", "padding"]}
-expected |= {"mask reversed": ["padding", "unseen"], "no scale": ["scale"]}
-written_right, (figure, axes) = {}, plt.subplots(2, 6, figsize=(11, 4.2), layout="constrained", sharey="row")
+expected = {"right": set(), "leak": {"leak"}, "labels": {"offset"}, "swapped": {"leak"}}
+expected |= {"mask reversed": {"padding", "unseen"}, "no scale": {"scale"}}
+percent, (figure, axes) = {}, plt.subplots(2, 6, figsize=(11, 4.2), layout="constrained", sharey="row")
 for (fault, kinds), (above, below) in zip(expected.items(), axes.T, strict=True):
     torch.manual_seed(0)
     model, losses = Translator(fault), []
@@ -60,21 +60,20 @@ for (fault, kinds), (above, below) in zip(expected.items(), axes.T, strict=True)
     written = pad(ids[:, :1], (0, LENGTH))  # the model writes each target; what is not written yet is padding
     for t in range(LENGTH):
         written[:, t + 1] = model(source, written[:, :-1])[:, t].argmax(-1)
-    written_right[fault], final = 100 * float((written == ids)[:, 1:].double().mean()), sum(losses[-10:]) / 10
+    percent[fault], final = 100 * float((written == ids)[:, 1:].double().mean()), sum(losses[-10:]) / 10
     source, ids = texts(200)  # with padding
     with torch.no_grad(), rg.watch(model) as seen:
         model(source, ids[:, :-1])
     own, cross = ({"layers.0": each} for each in seen.maps.values())
     found += rg.mask_findings(own, causal=True) + rg.mask_findings(cross, real=source > 0)
     found += [f for f in rg.findings(rg.profile(cross, list("01234567"))) if f.kind == "scale"]
-    print(
-        f"{fault}: loss {losses[0]:.2f}, after {STEPS} steps {final:.2f}; written right: {written_right[fault]:.0f} %"
-    )
+    print(f"{fault}: loss {losses[0]:.2f}, after {STEPS} steps {final:.2f}; written right: {percent[fault]:.0f} %")
     print(*(f"  {finding.kind}: {finding.sentence}\n" for finding in found), sep="", end="")
-    assert [f.kind for f in found] == kinds and (final < 0.4) == (fault not in ("mask reversed", "no scale"))
+    assert {f.kind for f in found} >= kinds and bool(kinds) == bool(found)
+    assert (final < 0.4) == (fault not in ("mask reversed", "no scale"))
     shown, name = (own, "self-attention") if fault in ("leak", "labels") else (cross, "cross-attention")
     image = below.imshow(shown["layers.0"][int(source.sum(1).argmin()), 0], cmap="cividis", vmin=0, vmax=1)
     above.plot(losses), above.set(title=fault, xlabel="step"), below.set(xlabel="key", title=name)
-assert max(list(written_right.values())[1:]) < written_right["right"] - 10
+assert max(percent[fault] for fault in expected if fault != "right") < percent["right"] - 10
 axes[0, 0].set(ylabel="training loss, nats"), axes[1, 0].set(ylabel="query")
 figure.colorbar(image, ax=axes[1], label="weight"), plt.show()
