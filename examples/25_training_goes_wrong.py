@@ -1,7 +1,7 @@
 """
 # How training goes wrong: five faults and their findings
 
-A small translator learns to reverse lists of 4 to 8 numbers. Then one line of it is wrong: a causal mask is missing,
+A small translator learns to reverse lists of 6 to 8 numbers. Then one line of it is wrong: a causal mask is missing,
 labels are not shifted, queries and keys of cross-attention are swapped, the padding mask is reversed, or the factor
 1/sqrt(D) is missing. Nothing raises an error. Three of the five have a training loss that looks good.
 """
@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, pad
 
 import regard as rg
 
-NUMBERS, LENGTH, WIDTH, STEPS = 14, 8, 32, 150  # 0 is padding, 1 the beginning of a text
+NUMBERS, LENGTH, WIDTH, STEPS = 22, 8, 32, 100  # 0 is padding, 1 the beginning of a text
 
 
 # %%
@@ -35,7 +35,7 @@ class Translator(torch.nn.Module):
         return self.output(x + self.feed_forward(x))
 
 
-def texts(count, shortest=4):  # sources have padding on the left; targets start with 1 and have padding on the right
+def texts(count, shortest=6):  # sources have padding on the left; targets start with 1 and have padding on the right
     is_real = torch.arange(LENGTH) < torch.randint(shortest, LENGTH + 1, (count, 1))
     target = torch.randint(2, NUMBERS, (count, LENGTH)) * is_real
     return target.flip(1), pad(target, (1, 0), value=1)
@@ -70,7 +70,7 @@ for (fault, kinds), (above, below) in zip(expected.items(), axes.T, strict=True)
     print(f"{fault}: loss {losses[0]:.2f}, after {STEPS} steps {final:.2f}; written right: {percent[fault]:.0f} %")
     print(*(f"  {finding.kind}: {finding.sentence}\n" for finding in found), sep="", end="")
     assert {f.kind for f in found} >= kinds and bool(kinds) == bool(found)
-    assert (final < 0.4) == (fault not in ("mask reversed", "no scale"))
+    assert (final < 1) == (fault not in ("mask reversed", "no scale"))
     shown, name = (own, "self-attention") if fault in ("leak", "labels") else (cross, "cross-attention")
     image = below.imshow(shown["layers.0"][int(source.sum(1).argmin()), 0], cmap="cividis", vmin=0, vmax=1)
     above.plot(losses), above.set(title=fault, xlabel="step"), below.set(xlabel="key", title=name)
