@@ -1,100 +1,23 @@
-"""Every Python block of the README and of docs/ runs, public names have examples, and claims name their commands."""
+"""Code of pages fits the site, public names have examples, and claims name their commands."""
 
 from __future__ import annotations
 
-import contextlib
 import doctest
 import importlib
 import inspect
-import io
 import re
 import runpy
 import sys
-import warnings
 from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
-
-import regard as rg
-from fabricated import fabricate
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
 reference = importlib.import_module("reference")
 sys.path.pop(0)
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md")])
-SAME = doctest.OutputChecker().check_output
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
-
-
-def blocks(page):
-    return BLOCK.findall(page.read_text())
-
-
-def of_the_page(folder):
-    """Maps and runs that docs/page.md takes for granted."""
-    from transformers import BertConfig, BertModel
-
-    from regard.seq2seq.runs.config import make_config
-    from regard.seq2seq.training.fitting import fit
-    from regard.seq2seq.training.preparation import prepare
-
-    fabricate(folder / "fabricated")
-    tokens = ["das", "Haus", "ist", "klein"]
-    model = BertModel(BertConfig(vocab_size=9, hidden_size=8, num_attention_heads=2, num_hidden_layers=1))
-    with rg.watch(model.eval()) as watched:
-        model(torch.tensor([[1, 2, 3, 4]]))
-    weights = next(iter(watched.maps.values()))
-    short = {"data": {"corpus": "grammar", "size": 60}, "training": {"steps": 1}, "model": {"width": 8}}
-    for name in "ab":
-        fit(prepare(make_config(short), folder / "runs" / name).task)
-    names = {"tokens": tokens, "source": tokens, "target": tokens, "source_tokens": tokens, "target_tokens": tokens}
-    return {
-        "weights": weights,
-        "seen": rg.attend(rg.Attention(), *torch.randn(3, 1, 2, 4, 8)),
-        "watched": watched,
-    } | names
-
-
-GIVEN = {"page.md": of_the_page}
-#: Pages where what is printed stands under every print, as a comment.
-COMPLETE = {"README.md", "first-hour.md", "from-tutorials.md", "how-to.md", "install.md", "troubleshooting.md"}
-#: A print with its output, and an error that a block ends with. An output may be wrapped, and "..." leaves out a part.
-SHOWN = re.compile(r"^ *print\(.*\n((?:#.*\n)+)|^(# RegardError: .*\n(?:#.*\n)*)", re.M)
-
-
-def shown(code):
-    """What a block says that it prints or raises."""
-    return re.sub("^# ?", "", "".join(printed or error for printed, error in SHOWN.findall(code)), flags=re.M)
-
-
-def run(code, page, names):
-    """What a block prints. A block that shows an error has to raise it."""
-    output, shows_error = io.StringIO(), "\n# RegardError: " in code
-    with contextlib.redirect_stdout(output):
-        try:
-            exec(compile(code, str(page), "exec"), names)
-        except rg.RegardError as error:
-            assert shows_error, error
-            print(f"RegardError: {error}")
-        else:
-            assert not shows_error, "no error was raised"
-    return output.getvalue()
-
-
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: str(p.relative_to(ROOT)))
-def test_blocks_run_in_their_order(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names = GIVEN.get(page.name, lambda _: {})(tmp_path)
-    for code in blocks(page):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="attend: mask_mod has no spans")  # as the guides say
-            printed = run(code, page, names)
-        if page.name in COMPLETE:
-            assert len(SHOWN.findall(code)) == code.count("print(") + code.count("\n# RegardError: ")
-            assert SAME(shown(code), printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE), printed
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
