@@ -35,7 +35,7 @@ SHORT += ["training.steps=4", "validation.steps=4", "validation.sentences=4", "t
 
 def blocks(language, word):
     """The blocks of the guide in this language that contain a word."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```", GUIDE, re.M | re.S)
+    found = re.findall(r"^```(\w*)[^\n]*\n(.*?)^```", GUIDE, re.M | re.S)
     return [block for name, block in found if name == language and word in block]
 
 
@@ -51,7 +51,7 @@ def on_one_host(command):
 @pytest.fixture
 def started(tmp_path):
     """Start a command in a folder with far.py, with `srun` and `scontrol` on the path."""
-    (program,) = blocks("py", "import regard")
+    (program,) = blocks("python", "init_process_group")
     (tmp_path / "far.py").write_text(program)
     for name, script in (("srun", SRUN), ("scontrol", "#!/bin/bash\necho 127.0.0.1\n")):
         (tmp_path / name).write_text(script)

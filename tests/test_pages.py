@@ -27,7 +27,7 @@ NOT_RUN = {
     r"^pip install ": "network; the extras that it names are checked",
     r"^python -m venv ": "network: pip installs into it",
     r"^\.venv/bin/pre-commit ": "changes the hooks of this checkout",
-    r"^srun ": "SLURM",
+    r"^srun |scontrol": "SLURM",
     r"--nnodes 2": "two machines",
     r"--engine ray": "starts a cluster of Ray, about 20 seconds each: tests/test_cluster.py",
     r"^regard compare ": "minutes; tests/test_comparison.py runs small comparisons",
