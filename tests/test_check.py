@@ -15,7 +15,7 @@ from attentions import RIGHT, WRONG, MultiHead, by_einsum, by_loops, by_matmul, 
 from regard.cli.app import app
 from regard.diagnosis.calling import LAYOUTS, arranged, callers_of, canonical
 from regard.diagnosis.masks import causal_pattern
-from regard.diagnosis.weights import measured, readable
+from regard.diagnosis.weights import measure, readable
 
 #: Right functions that are checked with further seeds: one for each way to find the weights.
 SEVERAL_SEEDS = ["matmul", "einsum, drop mask", "loops", "torch", "multi-head module", "nanoGPT", "linear", "one head"]
@@ -57,13 +57,13 @@ def test_measured_weights_are_those_of_the_definition(name):
     inputs = caller.sizes.sample(5)
     arguments = {"num_heads": caller.sizes.heads} if mechanism == "alibi" else {}
     expected = rg.attend(rg.mechanism(mechanism).build(**arguments), *inputs).weights.dense()
-    torch.testing.assert_close(measured(caller, inputs).weights, expected)
+    torch.testing.assert_close(measure(caller, inputs).weights, expected)
 
 
 def test_weights_of_a_module_are_measured_head_by_head():
     module = MultiHead(16, 4, dropout=0.0).double().eval()
     (caller, *_) = callers_of(module)
-    found = measured(readable(caller), caller.sizes.sample(0))
+    found = measure(readable(caller), caller.sizes.sample(0))
     assert found.weights.shape == (2, 4, 5, 7)
     with torch.no_grad():
         for layer in (module.W_q, module.W_k, module.W_v, module.W_o):

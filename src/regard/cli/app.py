@@ -95,7 +95,11 @@ def check(
         str, typer.Argument(metavar="FILE.py:NAME", help="A function, class, module or Attention in your file.")
     ],
     mask: Annotated[
-        str | None, typer.Option(metavar="keep|drop|additive", help="What you mean by True in a mask, or 0 and -inf.")
+        str | None,
+        typer.Option(
+            metavar="keep|drop|additive",
+            help="The sense of your mask: True = may attend, True = may not, or 0 and -inf.",
+        ),
     ] = None,
     scale: Annotated[float | None, typer.Option(help="The factor of the scores; default: 1 / sqrt(width).")] = None,
     json: Json = False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: The one extra that has all a command needs; `demo` has MiniLM, which `see` reads unless told otherwise.
+#: The extra with all packages of a command. `see` has `demo`, because its default model is MiniLM.
 EXTRAS = {
     **dict.fromkeys(("list", "show", "explain", "check"), "cli"),
     **dict.fromkeys(("demo", "see"), "demo"),

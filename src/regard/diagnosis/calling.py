@@ -33,7 +33,7 @@ LAYOUTS = (
     ("nbd", "bnd"),
 )
 AXES = {"b": "batch", "h": "heads", "n": "length", "d": "width"}
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 _DROPOUTS = (functional.dropout, torch.dropout, functional.alpha_dropout, functional.feature_alpha_dropout)
 
 
@@ -50,7 +50,7 @@ class WithoutDropout(TorchFunctionMode):
 
 
 @dataclass(frozen=True)
-class Answer:
+class CallResult:
     """What one call returned: the output (B, H, I, D), weights (B, h, I, J) if any, and whether it changed an input."""
 
     output: Tensor
@@ -90,11 +90,16 @@ class Caller:
     numpy: bool = False
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, extra: Mapping[str, Any] = NOTHING, with_dropout: bool = False
-    ) -> Answer:
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        extra: Mapping[str, Any] = NO_ARGUMENTS,
+        with_dropout: bool = False,
+    ) -> CallResult:
         """Call the function with further arguments `extra`. Without `with_dropout` torch's dropout changes nothing."""
         copies = self._arguments(query.clone(), key.clone(), value.clone())
-        arguments = copies | self._others() | dict(extra)
+        arguments = copies | self._required_arguments() | dict(extra)
         if self.numpy:
             arguments = {name: x.numpy() if isinstance(x, Tensor) else x for name, x in arguments.items()}
         ordered = [arguments.pop(name) for name in self.roles.positional]
@@ -106,27 +111,27 @@ class Caller:
             result = self.function(*ordered, **arguments)
         given = self._arguments(query, key, value)
         changed = any(not torch.equal(copies[name], given[name]) for name in given)
-        return replace(self._answer(result, query, key, value), changes_inputs=changed)
+        return replace(self._read_result(result, query, key, value), changes_inputs=changed)
 
     def _arguments(self, query: Tensor, key: Tensor, value: Tensor) -> dict[str, Any]:
         inputs = [arranged(query, self.query_axes), *(arranged(x, self.key_axes) for x in (key, value))]
         return dict(zip(self.roles.inputs, inputs, strict=False))
 
-    def _others(self) -> dict[str, Any]:
+    def _required_arguments(self) -> dict[str, Any]:
         values = {n: self.sizes.width if v == "width" else v for n, v in self.roles.required.items()}
         return values | ({self.roles.training: False} if self.roles.training else {})
 
-    def _answer(self, result: Any, query: Tensor, key: Tensor, value: Tensor) -> Answer:
+    def _read_result(self, result: Any, query: Tensor, key: Tensor, value: Tensor) -> CallResult:
         B, H, I, J = *query.shape[:3], key.shape[2]
-        found = [x for x in tensors_of(result) if x.is_floating_point()]
-        outputs = [x for x in found if _axes_of(x, self.query_axes, B, H, I)]
+        returned = [x for x in tensors_of(result) if x.is_floating_point()]
+        outputs = [x for x in returned if _axes_of(x, self.query_axes, B, H, I)]
         outputs.sort(key=lambda x: (x.shape[-1] != value.shape[-1], x.shape[-1] == J))
         if not outputs:
-            shapes = ", ".join(str(tuple(x.shape)) for x in found) or type(result).__name__
+            shapes = ", ".join(str(tuple(x.shape)) for x in returned) or type(result).__name__
             raise ValueError(f"it returned {shapes}, and no output of {I} tokens")
         output, axes = outputs[0], _axes_of(outputs[0], self.query_axes, B, H, I)
-        weights = [w for x in found if x is not output and (w := _as_weights(x, B, I, J)) is not None]
-        return Answer(canonical(output, axes), weights[0] if weights else None)
+        weights = [w for x in returned if x is not output and (w := _as_weights(x, B, I, J)) is not None]
+        return CallResult(canonical(output, axes), weights[0] if weights else None)
 
     @property
     def text(self) -> str:
@@ -193,17 +198,17 @@ def _as_weights(x: Tensor, B: int, I: int, J: int) -> Tensor | None:
 def callers_of(function: Callable[..., Any], inputs: tuple[Tensor, ...] = (), seed: int = 0) -> list[Caller]:
     """A caller for each order of axes in which the function runs; those that are more likely come first."""
     roles = roles_of(function)
-    found, tried = [], []
+    callers, tried = [], []
     for query_axes, key_axes in _layouts(function, roles, inputs):
         running = next(_attempts(function, roles, query_axes, key_axes, inputs, tried), None)
         if running is not None:
-            found.append(replace(running, sizes=replace(running.sizes, seed=seed)))
-    if not found:
+            callers.append(replace(running, sizes=replace(running.sizes, seed=seed)))
+    if not callers:
         lines = "\n".join(f"  {line}" for line in dict.fromkeys(tried))
         name = f"{name_of(function)}{signature_of(function)}"
         remedy = "Give inputs that it takes: regard.check(function, q, k, v)."
         raise RegardError(f"check: {name} could not be called. Tried:\n{lines}\n{remedy}")
-    return found
+    return callers
 
 
 def _attempts(
@@ -229,8 +234,8 @@ def _attempts(
                 except Exception as error:  # of the user's function
                     if not numpy:
                         shape = tuple(arranged(query, query_axes).shape)
-                        said = f"{type(error).__name__}: {' '.join(str(error).split())[:110]}"
-                        tried.append(f"{roles.inputs[0]} of {shape}: {said}")
+                        message = f"{type(error).__name__}: {' '.join(str(error).split())[:110]}"
+                        tried.append(f"{roles.inputs[0]} of {shape}: {message}")
                     continue
                 yield caller
 
@@ -260,13 +265,13 @@ def _sizes(function: Any, roles: Roles, axes: str, width: int, inputs: tuple[Ten
 def widths_of(function: Any) -> list[int]:
     """Widths that the inputs of a function may have: those of its modules and attributes."""
     if not isinstance(function, nn.Module):
-        found = [getattr(function, name, None) for name in (*WIDTHS, *HEAD_WIDTHS)]
+        sizes = [getattr(function, name, None) for name in (*WIDTHS, *HEAD_WIDTHS)]
     else:
-        found = [getattr(function, name, None) for name in WIDTHS]
-        found += [m.in_features for m in function.modules() if isinstance(m, nn.Linear)]
-        found += [getattr(function, name, None) for name in HEAD_WIDTHS]
-        found += [size for p in function.parameters() if p.ndim >= 2 for size in (p.shape[-2], p.shape[-1])]
-    known = [size for size in found if isinstance(size, int) and not isinstance(size, bool) and size > 1]
+        sizes = [getattr(function, name, None) for name in WIDTHS]
+        sizes += [m.in_features for m in function.modules() if isinstance(m, nn.Linear)]
+        sizes += [getattr(function, name, None) for name in HEAD_WIDTHS]
+        sizes += [size for p in function.parameters() if p.ndim >= 2 for size in (p.shape[-2], p.shape[-1])]
+    known = [size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and size > 1]
     return list(dict.fromkeys([*known, 16]))[:6]
 
 

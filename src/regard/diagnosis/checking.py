@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from regard.attention import Attention
 from regard.catalog import Mechanism
 from regard.diagnosis import invariance, numerics
-from regard.diagnosis.calling import NOTHING, Caller, callers_of
+from regard.diagnosis.calling import NO_ARGUMENTS, Caller, callers_of
 from regard.diagnosis.masks import SENSES, Response, causal_finding, causal_pattern, mask_findings, visible_pairs
 from regard.diagnosis.mechanisms import equal_mechanisms, learned_mechanism
 from regard.diagnosis.piece_laws import law_report
 from regard.diagnosis.report import CheckFinding, CheckReport
 from regard.diagnosis.scores import axis_finding, roles_finding, scale_finding
 from regard.diagnosis.signatures import build, name_of
-from regard.diagnosis.weights import Weights, measured, readable
+from regard.diagnosis.weights import Measurement, measure, readable
 from regard.errors import RegardError, nearest
 from regard.pieces import Bias, Mask, Normalizer, Position, Score
 
@@ -86,47 +86,47 @@ class _Examination:
     def __init__(self, caller: Caller, mask: str | None, scale: float | None) -> None:
         self.caller, self.mask, self.scale = caller, mask, scale
         self.readable = readable(caller)
-        self.found: Weights | None = None
+        self.measurement: Measurement | None = None
         if self.readable is not None:
-            self.found = measured(self.readable, caller.sizes.sample(0, caller.dtype))
+            self.measurement = measure(self.readable, caller.sizes.sample(0, caller.dtype))
 
     @cached_property
     def equal(self) -> tuple[str, ...]:
         """Mechanisms with equal weights; masks and positions may need as many keys as queries."""
-        if self.found is None or self.readable is None:
+        if self.measurement is None or self.readable is None:
             return ()
-        square = self.measured_square()
-        measurements = [self.found, *([square] if square is not None else [])]
-        equal = (equal_mechanisms(found, found.weights.shape[1]) for found in measurements)
+        square = self.measure_square()
+        measurements = [self.measurement, *([square] if square is not None else [])]
+        equal = (equal_mechanisms(each, each.weights.shape[1]) for each in measurements)
         return next((names for names in equal if names), ()) or learned_mechanism(self.readable)
 
     def is_plausible(self) -> bool:
         """Whether the axes can be those that are meant: weights can be measured, and some query sees several keys."""
-        return self.found is not None and bool(((self.found.weights > 1e-6).sum(-1) > 1).any())
+        return self.measurement is not None and bool(((self.measurement.weights > 1e-6).sum(-1) > 1).any())
 
     def num_wrong(self) -> int:
         """The number of mistakes that another order of axes could explain."""
         batch = invariance.batch_finding(self.caller)
-        return sum(f.verdict == "wrong" for f in [*self.of_scores(None), *([batch] if batch else [])])
+        return sum(f.verdict == "wrong" for f in [*self.score_findings(None), *([batch] if batch else [])])
 
-    def of_scores(self, mechanism: str | None) -> list[CheckFinding]:
+    def score_findings(self, mechanism: str | None) -> list[CheckFinding]:
         """Axis of the softmax, factor and product; `mechanism` is a known one that the weights equal."""
-        if self.found is None:
+        if self.measurement is None:
             text = "The output is not weights times values, so its weights cannot be measured."
             remedy = "Return the attention alone: without residual connection, norm or feed-forward layer."
             return [CheckFinding("scores", "unknown", text, remedy)]
-        scale = scale_finding(self.found, self.caller.sizes, self.scale, mechanism)
-        return [axis_finding(self.found), scale, roles_finding(self.found, mechanism is not None)]
+        scale = scale_finding(self.measurement, self.caller.sizes, self.scale, mechanism)
+        return [axis_finding(self.measurement), scale, roles_finding(self.measurement, mechanism is not None)]
 
     def findings(self) -> list[CheckFinding]:
         """All findings. Mistakes that follow from a wrong axis of the softmax are left out."""
         mechanism = self.equal[0] if self.equal else None
-        scores = self.of_scores(mechanism)
-        found: list[CheckFinding | None] = [*scores, *self.of_causality(), *self.of_masks()]
+        scores = self.score_findings(mechanism)
+        found: list[CheckFinding | None] = [*scores, *self.causal_findings(), *self.all_mask_findings()]
         if scores[0].verdict != "wrong":
             found.append(invariance.batch_finding(self.caller))
             found.append(invariance.order_finding(self.caller, self.is_causal(), mechanism))
-        used = None if self.found is None else self.found.weights
+        used = None if self.measurement is None else self.measurement.weights
         found.append(invariance.dropout_finding(self.caller))
         found.append(invariance.inputs_finding(self.caller))
         found.append(invariance.returned_finding(self.readable or self.caller, used))
@@ -136,26 +136,26 @@ class _Examination:
         found.append(numerics.speed_finding(self.caller))
         return [finding for finding in found if finding is not None]
 
-    def measured_square(self, extra: Mapping[str, Any] = NOTHING) -> Weights | None:
+    def measure_square(self, extra: Mapping[str, Any] = NO_ARGUMENTS) -> Measurement | None:
         """Weights where there are as many keys as queries; None if this does not run."""
         if self.readable is None or self.caller.sizes.queries == 1:
             return None
         square = invariance.squared(self.readable)
         try:
-            return measured(square, square.sizes.sample(0, self.caller.dtype), extra)
+            return measure(square, square.sizes.sample(0, self.caller.dtype), extra)
         except Exception:  # of the user's function
             return None
 
-    def visible(self, extra: Mapping[str, Any] = NOTHING) -> Tensor | None:
+    def visible(self, extra: Mapping[str, Any] = NO_ARGUMENTS) -> Tensor | None:
         """Pairs with a weight where there are as many keys as queries."""
-        found = self.measured_square(extra)
-        return visible_pairs(found) if found is not None else None
+        square = self.measure_square(extra)
+        return visible_pairs(square) if square is not None else None
 
     def is_causal(self) -> bool:
         visible = self.visible()
         return visible is not None and causal_pattern(visible) != "all"
 
-    def of_causality(self) -> list[CheckFinding]:
+    def causal_findings(self) -> list[CheckFinding]:
         """Without a mask, and with the function's own switch."""
         switch = self.caller.roles.causal
         found = []
@@ -165,19 +165,21 @@ class _Examination:
                 found.append(causal_finding(visible, name))
         return found
 
-    def of_masks(self) -> list[CheckFinding]:
-        if self.found is None or self.readable is None:
+    def all_mask_findings(self) -> list[CheckFinding]:
+        if self.measurement is None or self.readable is None:
             return []
         found: list[CheckFinding] = []
         for parameter in self.caller.roles.masks:
-            told, working = mask_findings(self.readable, self.found, parameter, self.found.weights.shape[1], self.mask)
-            found += told
-            if working is not None and all(f.verdict != "wrong" for f in told):
-                found += self.of_working_mask(working)
+            mask_results, working = mask_findings(
+                self.readable, self.measurement, parameter, self.measurement.weights.shape[1], self.mask
+            )
+            found += mask_results
+            if working is not None and all(f.verdict != "wrong" for f in mask_results):
+                found += self.working_mask_findings(working)
         return found
 
-    def of_working_mask(self, mask: Response) -> list[CheckFinding]:
-        """What a mask that hides the right keys must do besides."""
+    def working_mask_findings(self, mask: Response) -> list[CheckFinding]:
+        """Further findings about a mask that hides the right keys."""
         found: list[CheckFinding | None] = [
             invariance.padding_finding(self.caller, mask),
             invariance.empty_row_finding(self.caller, mask),

@@ -1,4 +1,4 @@
-"""What must not change an output: other sequences, the order of tokens, hidden tokens, dropout in evaluation."""
+"""Findings about changes that must not change an output: of other sequences, the order, hidden tokens, dropout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def batch_finding(caller: Caller) -> CheckFinding | None:
     if close(before[:1], after[:1]):
         return CheckFinding("batch", "right", "A sequence does not change the output of another.")
     size = (before[:1] - after[:1]).abs().nan_to_num().max()
-    text = f"Another second sequence changes the output of the first by {size:.2g}."
+    text = f"A change of the second sequence changes the output of the first by {size:.2g}."
     remedy = "Keep the batch axis: no sum, softmax or reshape over axis 0; transpose axes before .view."
     return CheckFinding("batch", "wrong", text, remedy, "sequences of a batch mix")
 
@@ -96,7 +96,9 @@ def padding_finding(caller: Caller, mask: Response) -> CheckFinding:
     query, key, value = _changed(inputs, lambda x: x[:, :, -2:])
     after = caller(query if caller.roles.is_self else inputs[0], key, value, extra).output[:, :, rows]
     if close(before, after):
-        return CheckFinding("padding", "right", f"What hidden keys hold does not matter ({mask.parameter}).")
+        return CheckFinding(
+            "padding", "right", f"The values of keys that {mask.parameter} hides do not change the output."
+        )
     size = (before - after).abs().nan_to_num().max()
     text = f"Other values at keys that {mask.parameter} hides change the output by {size:.2g}."
     return CheckFinding("padding", "wrong", text, "Give hidden keys the weight 0.", "hidden keys change the output")
@@ -104,7 +106,7 @@ def padding_finding(caller: Caller, mask: Response) -> CheckFinding:
 
 @torch.no_grad()
 def empty_row_finding(caller: Caller, mask: Response) -> CheckFinding | None:
-    """What a query gets that may attend to no key: the queries of one sequence, or query 0 of each."""
+    """The output of queries that may attend to no key: all of one sequence, or query 0 of each."""
     s = caller.sizes
     pairs = torch.ones(s.batch, 1, s.queries, s.keys, dtype=torch.bool)
     if mask.form.is_padding and s.batch == 1:

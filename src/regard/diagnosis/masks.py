@@ -1,4 +1,4 @@
-"""Masks: which shape and sense a function takes, whether hidden keys have no weight, and what of the future is seen."""
+"""Findings about masks: their shape and sense, whether hidden keys have weight 0, and which later keys are visible."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from regard.diagnosis.calling import Caller
 from regard.diagnosis.report import CheckFinding
-from regard.diagnosis.weights import Weights, close, measured
+from regard.diagnosis.weights import Measurement, close, measure
 
 #: The senses of a mask: True may attend, True may not attend, and numbers that are added to the scores.
 SENSES = ("keep", "drop", "additive")
-SAID = {
+SENSE_TEXTS = {
     "keep": "True (or 1) = may attend",
     "drop": "True (or 1) = may NOT attend",
     "additive": "a number that is added to the score: 0 = may attend, -inf = may not",
@@ -92,7 +92,7 @@ def random_pairs(sizes: Any, seed: int = 3) -> Tensor:
     return pairs
 
 
-def response(caller: Caller, plain: Weights, parameter: str, num_heads: int) -> Response | None:
+def mask_response(caller: Caller, plain: Measurement, parameter: str, num_heads: int) -> Response | None:
     """The first shape and kind of mask that hides the right keys; else the most telling mistake; None if none runs."""
     responses = list(_responses(caller, plain, parameter, num_heads))
     working = [r for r in responses if r.effect in SENSES]
@@ -100,7 +100,7 @@ def response(caller: Caller, plain: Weights, parameter: str, num_heads: int) -> 
     return next(iter(working), None) or min(responses, key=lambda r: telling.index(r.effect), default=None)
 
 
-def _responses(caller: Caller, plain: Weights, parameter: str, num_heads: int) -> Iterator[Response]:
+def _responses(caller: Caller, plain: Measurement, parameter: str, num_heads: int) -> Iterator[Response]:
     """What each shape and kind of mask does; stops at the first that hides exactly what it should."""
     inputs = caller.sizes.sample(0, caller.dtype)
     pairs = random_pairs(caller.sizes)
@@ -108,7 +108,7 @@ def _responses(caller: Caller, plain: Weights, parameter: str, num_heads: int) -
         for form in forms(caller, num_heads):
             try:
                 mask = as_kind(form.of(pairs), kind, caller.dtype)
-                masked = measured(caller, inputs, {parameter: mask})
+                masked = measure(caller, inputs, {parameter: mask})
             except Exception:  # of the user's function, which may not take this shape
                 continue
             if masked is None or masked.weights.shape != plain.weights.shape or masked.weights.isnan().all():
@@ -154,8 +154,8 @@ def _keeps_other_weights(plain: Tensor, masked: Tensor, kept: Tensor) -> bool:
 
 def _hides_the_transposed(hidden: Tensor, seen: Tensor, forbidden: Tensor) -> bool:
     """Whether the hidden pairs are the transposed forbidden ones; a row that is all forbidden tells nothing."""
-    told = ~forbidden.mT.all(-1, keepdim=True) & seen
-    return bool((forbidden.mT & told).any()) and torch.equal(hidden & told, forbidden.mT & told)
+    informative = ~forbidden.mT.all(-1, keepdim=True) & seen
+    return bool((forbidden.mT & informative).any()) and torch.equal(hidden & informative, forbidden.mT & informative)
 
 
 def _hides_whole_rows(plain: Tensor, masked: Tensor, tokens: Tensor) -> bool:
@@ -165,39 +165,39 @@ def _hides_whole_rows(plain: Tensor, masked: Tensor, tokens: Tensor) -> bool:
 
 
 def mask_findings(
-    caller: Caller, plain: Weights, parameter: str, num_heads: int, expected: str | None
+    caller: Caller, plain: Measurement, parameter: str, num_heads: int, expected: str | None
 ) -> tuple[list[CheckFinding], Response | None]:
     """Sense and effect of one mask argument."""
-    told = response(caller, plain, parameter, num_heads)
-    rows = response_of_rows(caller, plain, parameter, num_heads) if told is None or told.effect not in SENSES else None
-    told = rows or told
+    response = mask_response(caller, plain, parameter, num_heads)
+    if response is None or response.effect not in SENSES:
+        response = row_mask_response(caller, plain, parameter, num_heads) or response
     what = "mask"
-    if told is None:
+    if response is None:
         text = f"{parameter}: no mask that was tried ran (boolean, 0 and 1, 0 and -inf; in ten shapes)."
         return [
             CheckFinding(what, "unknown", text, "Check the function without it, or wrap it: def f(q, k, v, mask).")
         ], None
-    if told.effect in SENSES:
-        return [_sense_finding(what, told, expected)], told
-    return [_mistake_finding(what, told)], None
+    if response.effect in SENSES:
+        return [_sense_finding(what, response, expected)], response
+    return [_mistake_finding(what, response)], None
 
 
-def response_of_rows(caller: Caller, plain: Weights, parameter: str, num_heads: int) -> Response | None:
+def row_mask_response(caller: Caller, plain: Measurement, parameter: str, num_heads: int) -> Response | None:
     """A mask over tokens that hides queries instead of keys runs only if both have the same length."""
     s = caller.sizes
     if s.queries == s.keys or s.queries == 1:
         return None
     square = replace(caller, sizes=replace(s, keys=s.queries))
-    unmasked = measured(square, square.sizes.sample(0, caller.dtype))
-    found = response(square, unmasked, parameter, num_heads) if unmasked is not None else None
-    return found if found is not None and found.effect in ("rows", "transposed", *SENSES) else None
+    unmasked = measure(square, square.sizes.sample(0, caller.dtype))
+    response = mask_response(square, unmasked, parameter, num_heads) if unmasked is not None else None
+    return response if response is not None and response.effect in ("rows", "transposed", *SENSES) else None
 
 
-def _sense_finding(what: str, told: Response, expected: str | None) -> CheckFinding:
-    text = f"{told.parameter}: {SAID[told.effect]}; {told.kind}, shape {told.form.shape}."
-    if expected == told.effect or (expected is None and told.effect == "keep"):
+def _sense_finding(what: str, response: Response, expected: str | None) -> CheckFinding:
+    text = f"{response.parameter}: {SENSE_TEXTS[response.effect]}; {response.kind}, shape {response.form.shape}."
+    if expected == response.effect or (expected is None and response.effect == "keep"):
         return CheckFinding(what, "right", text)
-    if told.effect == "additive":
+    if response.effect == "additive":
         text += " A mask of True and False only adds 1 to some scores, which hides nothing."
         remedy = "For a boolean mask: scores.masked_fill(~mask, -torch.inf)."
         if expected is None:
@@ -211,21 +211,21 @@ def _sense_finding(what: str, told: Response, expected: str | None) -> CheckFind
     if expected == "additive":
         remedy = "Add the mask to the scores before the softmax: scores + mask."
         return CheckFinding(
-            what, "wrong", f"{text} Meant was: {SAID[expected]}.", remedy, "the mask is not added to the scores"
+            what, "wrong", f"{text} You meant: {SENSE_TEXTS[expected]}.", remedy, "the mask is not added to the scores"
         )
     remedy = "Invert it: scores.masked_fill(~mask, -torch.inf) hides where mask is False."
-    return CheckFinding(what, "wrong", f"{text} Meant was: {SAID[expected]}.", remedy, "the mask is reversed")
+    return CheckFinding(what, "wrong", f"{text} You meant: {SENSE_TEXTS[expected]}.", remedy, "the mask is reversed")
 
 
-def _mistake_finding(what: str, told: Response) -> CheckFinding:
+def _mistake_finding(what: str, response: Response) -> CheckFinding:
     before = "Mask the scores before the softmax: scores.masked_fill(~mask, -torch.inf).softmax(-1)."
-    amount = told.amount
+    amount = response.amount
     texts = {
         "after": (
             "the mask is applied after the softmax",
             f"Visible weights are those without the mask, and rows sum to {amount:.2f} on average.",
         ),
-        "rows": ("the padding mask hides queries instead of keys", f"A mask {told.form.shape} changed whole rows."),
+        "rows": ("the padding mask hides queries instead of keys", f"A mask {response.form.shape} changed whole rows."),
         "transposed": ("the mask is transposed", "The pair (i, j) of the mask changes the weight of query j on key i."),
         "added": (
             "the mask is added as 0 and 1",
@@ -237,16 +237,20 @@ def _mistake_finding(what: str, told: Response) -> CheckFinding:
         ),
         "nothing": ("the mask does nothing", "The weights with and without it are equal."),
     }
-    mistake, text = texts[told.effect]
-    remedy = "Hide keys, the last axis: mask[:, None, None, :], (B, 1, 1, J)." if told.effect == "rows" else before
+    mistake, text = texts[response.effect]
+    remedy = "Hide keys, the last axis: mask[:, None, None, :], (B, 1, 1, J)." if response.effect == "rows" else before
     return CheckFinding(
-        what, "wrong", f"{text} Tried: {told.parameter}, {told.kind}, shape {told.form.shape}.", remedy, mistake
+        what,
+        "wrong",
+        f"{text} Tried: {response.parameter}, {response.kind}, shape {response.form.shape}.",
+        remedy,
+        mistake,
     )
 
 
-def visible_pairs(found: Weights) -> Tensor:
+def visible_pairs(measurement: Measurement) -> Tensor:
     """Pairs (I, J) with a weight, in some head of some sequence."""
-    return (found.weights.nan_to_num() > 1e-9).any(1).any(0)
+    return (measurement.weights.nan_to_num() > 1e-9).any(1).any(0)
 
 
 def causal_pattern(visible: Tensor) -> str:
@@ -264,7 +268,7 @@ def causal_pattern(visible: Tensor) -> str:
 
 
 def causal_finding(visible: Tensor, switch: str | None) -> CheckFinding:
-    """Whether a function that hides some pairs without being told, or by a switch, hides exactly the future."""
+    """Whether a function that hides pairs by itself, or with its causal switch, hides exactly the later keys."""
     pattern = causal_pattern(visible)
     by = f"With {switch}=True" if switch else "Without a mask"
     hide = "Hide j > i: torch.ones(n, n).triu(1).bool(), or keep torch.ones(n, n).tril().bool()."
@@ -278,7 +282,7 @@ def causal_finding(visible: Tensor, switch: str | None) -> CheckFinding:
         return CheckFinding("future", "wrong", f"{by}, all keys are visible.", hide, "the causal mask does nothing")
     if pattern in wrong:
         return CheckFinding("future", "wrong", f"{by}, {wrong[pattern][1]}", hide, wrong[pattern][0])
-    said = {"all": "every query sees all keys.", "causal": "query i sees the keys up to i, and none after."}
+    sentences = {"all": "every query sees all keys.", "causal": "query i sees the keys up to i, and none after."}
     i, j = torch.arange(visible.shape[0])[:, None], torch.arange(visible.shape[1])
     default = (
         "no key after i is visible."
@@ -288,5 +292,5 @@ def causal_finding(visible: Tensor, switch: str | None) -> CheckFinding:
     return CheckFinding(
         "future",
         "right" if pattern != "other" or "no key" in default else "unknown",
-        f"{by}, {said.get(pattern, default)}",
+        f"{by}, {sentences.get(pattern, default)}",
     )

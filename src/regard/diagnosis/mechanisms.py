@@ -15,18 +15,20 @@ from regard.attention_output import attend
 from regard.catalog import Mechanism, mechanisms
 from regard.diagnosis.calling import Caller, with_function
 from regard.diagnosis.scores import Product, product_of
-from regard.diagnosis.weights import Weights, close, measured, with_identities
+from regard.diagnosis.weights import Measurement, close, measure, with_identities
 from regard.errors import RegardError
 
 
 @torch.no_grad()
-def equal_mechanisms(found: Weights, num_heads: int) -> tuple[str, ...]:
+def equal_mechanisms(measurement: Measurement, num_heads: int) -> tuple[str, ...]:
     """Names of the catalogue with the same weights; the usual name of such a function comes first."""
-    product = product_of(found)
+    product = product_of(measurement)
     names = [
-        name for name, entry in mechanisms().items() if any(_same(a, found) for a in _built(entry, found, product))
+        name
+        for name, entry in mechanisms().items()
+        if any(_same(a, measurement) for a in _built(entry, measurement, product))
     ]
-    is_square = found.query.shape[2] == found.key.shape[2]
+    is_square = measurement.query.shape[2] == measurement.key.shape[2]
     usual = ["masked", "multi_head" if num_heads > 1 else "self_attention" if is_square else "cross"]
     return tuple(sorted(names, key=lambda name: (name not in usual, name)))
 
@@ -43,37 +45,37 @@ def learned_mechanism(caller: Caller) -> tuple[str, ...]:
             module = with_identities(caller.function, joined)
             assert module is not None
             other = with_function(caller, module)
-            found = measured(other, (query, key, value))
-            shifted = measured(other, (query + shift, key - shift, value))
+            measurement = measure(other, (query, key, value))
+            shifted = measure(other, (query + shift, key - shift, value))
         except Exception:  # the copy may not run
             continue
-        if found is None or shifted is None or found.weights.std(-1).max() < 1e-3:
+        if measurement is None or shifted is None or measurement.weights.std(-1).max() < 1e-3:
             continue
-        product = product_of(found)
+        product = product_of(measurement)
         if product is not None and product.kind == "dot" and math.isclose(product.factor, 1.0, rel_tol=1e-3):
             return ("luong_general",)
-        if close(found.weights, shifted.weights):
+        if close(measurement.weights, shifted.weights):
             return (name,)
     return ()
 
 
-def _same(attention: Attention, found: Weights) -> bool:
+def _same(attention: Attention, measurement: Measurement) -> bool:
     try:
         weights = attend(
-            attention.double(), found.query.double(), found.key.double(), found.key.double()
+            attention.double(), measurement.query.double(), measurement.key.double(), measurement.key.double()
         ).weights.dense()
     except RegardError:
         return False  # it does not take these sizes
-    return close(weights, found.weights.nan_to_num(), 1e-5)
+    return close(weights, measurement.weights.nan_to_num(), 1e-5)
 
 
-def _built(entry: Mechanism, found: Weights, product: Product | None) -> Iterator[Attention]:
+def _built(entry: Mechanism, measurement: Measurement, product: Product | None) -> Iterator[Attention]:
     """The mechanism with the settings that the weights suggest; none if it has parameters to learn."""
-    width, names = found.query.shape[-1], inspect.signature(entry.build).parameters
-    heads = found.weights.shape[1]
+    width, names = measurement.query.shape[-1], inspect.signature(entry.build).parameters
+    heads = measurement.weights.shape[1]
     sizes = {"width": width, "query_width": width, "key_width": width, "num_heads": heads}
     given = {name: value for name, value in (entry.tiny | sizes).items() if name in names}
-    for settings in _settings(entry.name, found, product):
+    for settings in _settings(entry.name, measurement, product):
         try:
             attention = entry.build(**given | settings)
         except RegardError:
@@ -82,14 +84,14 @@ def _built(entry: Mechanism, found: Weights, product: Product | None) -> Iterato
             yield attention
 
 
-def _settings(name: str, found: Weights, product: Product | None) -> list[dict[str, Any]]:
+def _settings(name: str, measurement: Measurement, product: Product | None) -> list[dict[str, Any]]:
     factor = product.factor if product is not None and product.factor > 0 else None
-    kept = int((found.weights > 1e-6).sum(-1).max())
+    kept = int((measurement.weights > 1e-6).sum(-1).max())
     special: dict[str, list[dict[str, Any]]] = {
         "cosine": [{"factor": factor}] if factor else [],
-        "soft_lookup": [{"temperature": 1 / factor}] if factor and not _is_scaled(factor, found.query) else [],
+        "soft_lookup": [{"temperature": 1 / factor}] if factor and not _is_scaled(factor, measurement.query) else [],
         "sliding_window": [{"size": size} for size in range(2, kept + 1)],
-        "top_k": [{"k": kept}] if kept < found.weights.shape[-1] else [],
+        "top_k": [{"k": kept}] if kept < measurement.weights.shape[-1] else [],
         "sparse": [{"alpha": 1.5}, {"alpha": 2.0}],
         "rope": [{"interleaved": False}, {"interleaved": True}],
         "softcap": [{"cap": cap, "is_causal": c} for cap in (20.0, 30.0, 50.0) for c in (True, False)],

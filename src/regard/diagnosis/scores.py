@@ -1,4 +1,4 @@
-"""What the weights say of the scores: over which axis they are normalised, which product they are, by which factor."""
+"""Findings about the scores, read from the weights: the axis of the softmax, the product of q and k, and its factor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.diagnosis.calling import Sizes
 from regard.diagnosis.report import CheckFinding
-from regard.diagnosis.weights import TOLERANCE, Weights, close
+from regard.diagnosis.weights import TOLERANCE, Measurement, close
 
 AXES = {3: "keys", 2: "queries", 1: "heads", 0: "batch"}
 #: Exact steps of a fit: a factor may be off by this share.
@@ -37,27 +37,28 @@ def normalised_axis(weights: Tensor) -> int | None:
     return -1 if close(together, torch.ones_like(together), 1e-3) and weights.shape[2] > 1 else None
 
 
-def axis_finding(found: Weights) -> CheckFinding:
+def axis_finding(measurement: Measurement) -> CheckFinding:
     """Whether the weights of each query sum to 1 over the keys."""
-    axis = normalised_axis(found.weights)
+    axis = normalised_axis(measurement.weights)
     remedy = "Take the softmax over the last axis of the scores (..., queries, keys): scores.softmax(dim=-1)."
     if axis == 3:
         return CheckFinding("softmax axis", "right", "The weights of each query sum to 1 over the keys.")
     if axis is None:
-        sums = found.weights.sum(-1)
+        sums = measurement.weights.sum(-1)
         text = f"The weights of a query sum to {sums.nanmean():.2f} on average, and not to 1 over any axis."
         return CheckFinding(
             "softmax axis", "unknown", text, "Right for a sink or sigmoid attention; else divide by the sum."
         )
     name = "queries and keys together" if axis == -1 else AXES[axis]
-    text = f"Weights sum to 1 over the {name}, and over the keys to {found.weights.sum(-1).nanmean():.2f} on average."
+    sum_over_keys = measurement.weights.sum(-1).nanmean()
+    text = f"Weights sum to 1 over the {name}, and over the keys to {sum_over_keys:.2f} on average."
     return CheckFinding("softmax axis", "wrong", text, remedy, f"the softmax is over the {name}")
 
 
-def product_of(found: Weights) -> Product | None:
+def product_of(measurement: Measurement) -> Product | None:
     """The product whose softmax the weights are, fitted to their logarithms; None if it is none of them."""
-    axis = normalised_axis(found.weights)
-    query, key = found.query.double(), found.key.double()
+    axis = normalised_axis(measurement.weights)
+    query, key = measurement.query.double(), measurement.key.double()
     if axis is None or query.shape[-1] != key.shape[-1]:
         return None
     products = {"dot": query @ key.mT}
@@ -65,7 +66,7 @@ def product_of(found: Weights) -> Product | None:
         products["swapped"] = key @ query.mT
     products["cosine"] = torch.cosine_similarity(query[..., :, None, :], key[..., None, :, :], -1)
     for kind, product in products.items():
-        factor = _fit(found.weights.double(), product, (2, 3) if axis == -1 else (axis,))
+        factor = _fit(measurement.weights.double(), product, (2, 3) if axis == -1 else (axis,))
         if factor is not None:
             return Product(kind, factor)
     return None
@@ -88,9 +89,9 @@ def _centred(x: Tensor, valid: Tensor, axes: tuple[int, ...]) -> Tensor:
     return (x - mean).masked_fill(~valid, 0.0)
 
 
-def scale_finding(found: Weights, sizes: Sizes, scale: float | None, mechanism: str | None) -> CheckFinding:
-    """Whether scores are divided by the root of the width of a head, or have the factor that was asked for."""
-    product, width = product_of(found), found.query.shape[-1]
+def scale_finding(measurement: Measurement, sizes: Sizes, scale: float | None, mechanism: str | None) -> CheckFinding:
+    """Whether scores are divided by the root of the width of a head, or have the factor that the user names."""
+    product, width = product_of(measurement), measurement.query.shape[-1]
     expected = 1 / math.sqrt(width) if scale is None else scale
     if product is None or product.kind == "cosine":
         factor = f" with factor {product.factor:.4g}" if product else ""
@@ -129,9 +130,9 @@ def _scale_mistake(factor: float, width: int, sizes: Sizes) -> str:
     return next(fits, "the scores have another factor")
 
 
-def roles_finding(found: Weights, is_known: bool) -> CheckFinding:
+def roles_finding(measurement: Measurement, is_known: bool) -> CheckFinding:
     """Whether the weight of query i on key j comes from q_i and k_j."""
-    product = product_of(found)
+    product = product_of(measurement)
     if product is not None and product.kind == "swapped":
         text = "The score of query i and key j is k_i . q_j: the matrix of scores is transposed."
         return CheckFinding(

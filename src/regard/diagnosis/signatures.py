@@ -22,7 +22,7 @@ VALUE = {"v", "value", "values", "xv", "vs"}
 CAUSAL = {"is_causal", "causal"}
 DROPOUT = {"dropout", "dropout_p", "dropout_rate", "p_dropout", "attn_dropout", "p_drop", "drop"}
 TRAINING = {"training", "train", "is_training"}
-#: Required arguments that are neither inputs nor masks, and what they get; a text stands for a size.
+#: Required arguments that are neither inputs nor masks, and their values; "width" stands for the width of the inputs.
 OTHERS: dict[str, Any] = {
     **dict.fromkeys(("d_k", "dk", "dim", "d_model", "head_dim", "width", "embed_dim", "d", "hidden_size"), "width"),
     **dict.fromkeys(CAUSAL | TRAINING | {"need_weights", "return_weights"}, False),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.diagnosis.calling import NOTHING, Caller, Inputs, with_function
+from regard.diagnosis.calling import NO_ARGUMENTS, Caller, Inputs, with_function
 from regard.diagnosis.signatures import HEADS
 
 #: Values that differ by less are equal: also functions that compute in float32 must pass.
@@ -18,10 +18,10 @@ TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
-class Weights:
-    """Weights (B, H, I, J) that were measured, and what their scores compare: query and key (B, H, n, D) of each head.
+class Measurement:
+    """Measured weights (B, H, I, J), and the query and key (B, H, n, D) of each head, which its scores compare.
 
-    A row without any number is NaN in the output.
+    The weights of a query whose output is NaN are NaN.
     """
 
     weights: Tensor
@@ -35,14 +35,14 @@ def close(one: Tensor, other: Tensor, tolerance: float = TOLERANCE) -> bool:
 
 
 @torch.no_grad()
-def measured(caller: Caller, inputs: Inputs, extra: Mapping[str, Any] = NOTHING) -> Weights | None:
+def measure(caller: Caller, inputs: Inputs, extra: Mapping[str, Any] = NO_ARGUMENTS) -> Measurement | None:
     """The weights that a call uses; None if they do not follow from its outputs."""
     if len(caller.roles.inputs) == 3:
         return _by_unit_values(caller, inputs, extra)
     return _by_solving(caller, inputs, extra)
 
 
-def _by_unit_values(caller: Caller, inputs: Inputs, extra: Mapping[str, Any]) -> Weights | None:
+def _by_unit_values(caller: Caller, inputs: Inputs, extra: Mapping[str, Any]) -> Measurement | None:
     """One call for each key, with values that are 1 at this key and 0 elsewhere."""
     query, key, value = inputs
     base = caller(query, key, torch.zeros_like(value), extra).output
@@ -60,11 +60,13 @@ def _by_unit_values(caller: Caller, inputs: Inputs, extra: Mapping[str, Any]) ->
         return None
     if query.shape[1] > 1:
         weights = by_channel[:, :, 0]
-        return Weights(weights, query, key) if close(by_channel, weights[:, :, None].expand_as(by_channel)) else None
+        return (
+            Measurement(weights, query, key) if close(by_channel, weights[:, :, None].expand_as(by_channel)) else None
+        )
     return _by_channel_groups(by_channel[:, 0], query[:, 0], key[:, 0])
 
 
-def _by_channel_groups(by_channel: Tensor, query: Tensor, key: Tensor) -> Weights | None:
+def _by_channel_groups(by_channel: Tensor, query: Tensor, key: Tensor) -> Measurement | None:
     """Channels with the same weights are one head."""
     groups: list[list[int]] = []
     for channel in range(by_channel.shape[1]):
@@ -78,10 +80,10 @@ def _by_channel_groups(by_channel: Tensor, query: Tensor, key: Tensor) -> Weight
     weights = torch.stack([by_channel[:, group[0]] for group in groups], 1)
     if query.shape[-1] != by_channel.shape[1]:
         groups = [list(range(by_channel.shape[1]))] * len(groups)
-    return Weights(weights, *(torch.stack([x[..., group] for group in groups], 1) for x in (query, key)))
+    return Measurement(weights, *(torch.stack([x[..., group] for group in groups], 1) for x in (query, key)))
 
 
-def _by_solving(caller: Caller, inputs: Inputs, extra: Mapping[str, Any]) -> Weights | None:
+def _by_solving(caller: Caller, inputs: Inputs, extra: Mapping[str, Any]) -> Measurement | None:
     """Weights from output = weights x values, where the values are the keys, so they cannot be chosen."""
     query, key, _ = inputs
     key = query if caller.roles.is_self else key
@@ -92,7 +94,7 @@ def _by_solving(caller: Caller, inputs: Inputs, extra: Mapping[str, Any]) -> Wei
         solved = _solve(*parts[:2])
         if solved is not None:
             width = min(parts[2].shape[-1], parts[0].shape[-1])
-            return Weights(solved, parts[2][..., :width], parts[3][..., :width])
+            return Measurement(solved, parts[2][..., :width], parts[3][..., :width])
     return None
 
 
@@ -129,7 +131,7 @@ def readable(caller: Caller) -> Caller | None:
             continue
         other = with_function(caller, function)
         try:
-            if measured(other, inputs) is not None:
+            if measure(other, inputs) is not None:
                 return other
         except Exception:  # the copy may not run
             continue

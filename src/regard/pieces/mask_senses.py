@@ -1,4 +1,4 @@
-"""Tells from the numbers of a tensor how to make a mask of it: which numbers mean "may attend"."""
+"""`mask_remedy` reads from the numbers of a tensor which of them mean "may attend", and gives the code of the mask."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor
 from regard.shapes import has_numbers
 
 #: An additive mask has at most this number where a query may not attend: -1e4 in half precision, -1e9, or -inf.
-MOST_OF_MASKED = -1e3
+LARGEST_MASKED = -1e3
 #: What a kept and an excluded number mean, for each kind of mask.
-YES = {"mask_tensor": "may attend", "padding": "real"}
-NO = {"mask_tensor": "may not attend", "padding": "padding"}
+KEPT = {"mask_tensor": "may attend", "padding": "real"}
+EXCLUDED = {"mask_tensor": "may not attend", "padding": "padding"}
 
 
 def mask_remedy(value: object, mask: str = "mask_tensor") -> str:
@@ -33,15 +33,15 @@ def mask_remedy(value: object, mask: str = "mask_tensor") -> str:
     if value.dtype == torch.bool:
         return _of_booleans(value, mask)
     if value.is_complex() or not has_numbers(value) or not value.numel():
-        return f"Convert it first: regard.{mask}(mask.bool()) if 1 = {YES[mask]}, regard.{mask}(mask == 0) if 0."
+        return f"Convert it first: regard.{mask}(mask.bool()) if 1 = {KEPT[mask]}, regard.{mask}(mask == 0) if 0."
     if ((value == 0) | (value == 1)).all():
         return _of_ones_and_zeros(value, mask)
-    if ((value == 0) | (value <= MOST_OF_MASKED)).all():
+    if ((value == 0) | (value <= LARGEST_MASKED)).all():
         masked = f"{float(value.min()):.4g}"
         code = _code(value, value == 0, mask, "mask == 0")
-        return f"It holds 0 and {masked}, which are added to scores, so 0 = {YES[mask]}: {code}."
+        return f"It holds 0 and {masked}, which are added to scores, so 0 = {KEPT[mask]}: {code}."
     if value.is_floating_point() and value.isnan().any():
-        return f"It holds NaN: (1 - mask) * -inf is NaN where mask is 1. Give the boolean tensor, True = {YES[mask]}."
+        return f"It holds NaN: (1 - mask) * -inf is NaN where mask is 1. Give the boolean tensor, True = {KEPT[mask]}."
     if mask == "padding" and value.ndim == 1:
         return "Lengths are integers: regard.padding(mask.long())."
     return (
@@ -60,15 +60,15 @@ def _of_booleans(value: Tensor, mask: str) -> str:
         return ""  # only its shape is wrong
     expression = "mask.flatten(1)" if _is_of_keys(value) else "mask"
     return (
-        f"A boolean tensor becomes a mask by regard.{mask}({expression}) if True = {YES[mask]}, by "
-        f"regard.{mask}(~{expression}) if True = {NO[mask]}, as in torch's modules."
+        f"A boolean tensor becomes a mask by regard.{mask}({expression}) if True = {KEPT[mask]}, by "
+        f"regard.{mask}(~{expression}) if True = {EXCLUDED[mask]}, as in torch's modules."
     )
 
 
 def _of_ones_and_zeros(value: Tensor, mask: str) -> str:
     """Both conventions, the one that the numbers show first."""
-    allowed = f"1 = {YES[mask]}: {_code(value, value != 0, mask, 'mask.bool()')}"
-    masked = f"1 = {NO[mask]}: {_code(value, value == 0, mask, 'mask == 0')}"
+    allowed = f"1 = {KEPT[mask]}: {_code(value, value != 0, mask, 'mask.bool()')}"
+    masked = f"1 = {EXCLUDED[mask]}: {_code(value, value == 0, mask, 'mask == 0')}"
     found = _evidence(value, has_pairs=mask == "mask_tensor")
     if found is None:
         return f"It holds 1 and 0, which do not tell their sense. If {allowed}. If {masked}."
@@ -87,7 +87,7 @@ def _code(value: Tensor, allowed: Tensor, mask: str, expression: str) -> str:
 
 
 def _evidence(value: Tensor, has_pairs: bool) -> tuple[str, bool] | None:
-    """What shows the sense of 1 and 0, and whether 1 = may attend; None if nothing does, or if reasons disagree."""
+    """The evidence for the sense of 1 and 0, and whether 1 = may attend; None if there is none, or it disagrees."""
     if has_pairs and value.ndim >= 2 and value.shape[-1] == value.shape[-2] > 1:
         pairs = torch.ones(value.shape[-2:], dtype=torch.bool, device=value.device)
         diagonal = _common(value[..., pairs.triu() & pairs.tril()])

@@ -33,8 +33,8 @@ def prediction_findings(model: Callable[[Tensor], Tensor], ids: Tensor) -> list[
     reads all but the last token, and position t should predict token t + 1. For an encoder and decoder, ids are those
     of the target: `lambda ids: model(source, ids)`.
 
-    - "leak": another last token changes the outputs before it, so the model reads later tokens. The sentence tells the
-      loss at the last position, where no later token can be read.
+    - "leak": a change of the last token changes earlier outputs, so the model reads later tokens. The sentence
+      gives the loss at the last position, where no later token can be read.
     - "offset": the logits fit another token better than the next one, so the labels were shifted wrongly.
 
     Findings are about the whole model: `layer` is -1 and `heads` are empty. `number` is the largest change of a logit,
@@ -69,10 +69,10 @@ def _leak(logits: Tensor, changed: Tensor, ids: Tensor) -> Iterator[Finding]:
             WHOLE_MODEL,
             (),
             float(change.max()),
-            f"The model reads later tokens: another last token changes the outputs at {count} of the {len(change)} "
-            f"positions before it. The loss is {float(loss[:-1].mean()):.2f} nats a token at these positions and "
-            f"{float(loss[-1]):.2f} at the last, where no later token can be read. Look for a missing causal mask "
-            "(mask_findings) and for cross-attention whose keys are those of the target.",
+            f"The model reads later tokens: a change of the last token changes the outputs at {count} of the "
+            f"{len(change)} positions before it. The loss is {float(loss[:-1].mean()):.2f} nats a token at these "
+            f"positions and {float(loss[-1]):.2f} at the last, where no later token can be read. Look for a missing "
+            "causal mask (mask_findings) and for cross-attention whose keys are those of the target.",
         )
 
 

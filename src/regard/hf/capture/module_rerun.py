@@ -92,18 +92,18 @@ class RerunCall:
         """The call, from the module's inputs and the trace of its run."""
         if trace.softmaxes[0].is_meta:
             raise Untranslatable(NO_NUMBERS)
-        found = trace.weighted_sum(type(module).__name__)
-        number = found.weights.number
-        if found.weights.is_wide:
+        product = trace.weighted_sum(type(module).__name__)
+        number = product.weights.number
+        if product.weights.is_wide:
             weights = _four_axes(module, given, trace.weights(number))
         else:
-            weights = _one_head(module, trace.weights(number), found.num_batch, found.num_queries)
+            weights = _one_head(module, trace.weights(number), product.num_batch, product.num_queries)
         B, H, I, J = weights.shape
         small = weights.clone() if weights.numel() * 4 <= SMALL else None
         args, kwargs = given if small is None else ((), {})
         check = Check(name, note="these are the weights of the module's own softmax, by which it multiplies the values")
         sample = _rows(weights).clone()
-        memory = StepMemory.of(module, found.values) if H == I == 1 else None
+        memory = StepMemory.of(module, product.values) if H == I == 1 else None
         return RerunCall(name, module, args, kwargs, (B, H, I, J), number, sample, slot, check, small, memory)
 
     @property

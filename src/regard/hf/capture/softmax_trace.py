@@ -63,9 +63,9 @@ class Trace:
             self._written(kwargs.get("out", args[0] if args else None), name)
         outputs = [part for part in tensors_in((output,)) if part.is_floating_point()]
         for part in inputs:
-            found = weighted_sum(name, part, args, kwargs)
-            if found is not None:
-                self._sums.append(found)
+            product = weighted_sum(name, part, args, kwargs)
+            if product is not None:
+                self._sums.append(product)
             else:
                 self._follow_one(part, name, args, kwargs, outputs)
 
@@ -89,9 +89,9 @@ class Trace:
 
     def weighted_sum(self, kind: str) -> WeightedSum:
         """The product of the weights and the values; `Untranslatable` if it is not certain which one this is."""
-        sums = [found for found in self._sums if found.weights.is_wide] or self._sums
-        changed = [found.weights.changed_by for found in sums if found.weights.changed_by]
-        numbers = {found.weights.number for found in sums}
+        sums = [product for product in self._sums if product.weights.is_wide] or self._sums
+        changed = [product.weights.changed_by for product in sums if product.weights.changed_by]
+        numbers = {product.weights.number for product in sums}
         if not changed and len(numbers) == 1:
             changed = [self.of_softmax(numbers.pop()).changed_by]  # a later write in place counts, too
             if not changed[0]:
@@ -174,9 +174,9 @@ def _axis_after(part: Traced, name: str, args: tuple[Any, ...], kwargs: dict[str
         return _moved(part, name, args, kwargs)
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
     if name in ("squeeze", "unsqueeze") and isinstance(dim, int):
-        return _beside(part, dim, output)
+        return _axis_after_squeeze(part, dim, output)
     if name in RESHAPES or (name == "__getitem__" and _adds_axes(*args[1:])):
-        return _reshaped(part, output)
+        return _axis_after_reshape(part, output)
     if name in ("expand", "expand_as", "repeat_interleave", "repeat"):
         return -1 if part.axis == -1 and output.shape[-1] == before.shape[-1] > 1 and output.ndim > 1 else None
     same_form = output.shape == before.shape and output.dtype == before.dtype and not output.is_meta
@@ -189,7 +189,7 @@ def _adds_axes(index: Any) -> bool:
     return all(part is None or part is Ellipsis or (isinstance(part, slice) and part == slice(None)) for part in parts)
 
 
-def _reshaped(part: Traced, output: Tensor) -> int | None:
+def _axis_after_reshape(part: Traced, output: Tensor) -> int | None:
     """The axis of keys of a view whose last axis stays, or that differs only in axes of size 1."""
     before = part.tensor
     if part.axis == -1 and output.ndim > 1 and output.shape[-1] == before.shape[-1]:
@@ -200,7 +200,7 @@ def _reshaped(part: Traced, output: Tensor) -> int | None:
     return after[longer.index(part.axis)]
 
 
-def _beside(part: Traced, dim: int, output: Tensor) -> int | None:
+def _axis_after_squeeze(part: Traced, dim: int, output: Tensor) -> int | None:
     """The axis of keys after an axis of size 1 was added or removed at `dim`."""
     place, change = part.axis + part.tensor.ndim, output.ndim - part.tensor.ndim
     if change < 0:

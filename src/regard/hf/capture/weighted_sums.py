@@ -22,7 +22,7 @@ PRODUCTS = {
     "addbmm": 1,
     "addmm": 1,
 }
-TIMES = {"mul", "multiply", "__mul__", "__rmul__"}
+MULTIPLICATIONS = {"mul", "multiply", "__mul__", "__rmul__"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ def weighted_sum(name: str, part: Traced, args: tuple[Any, ...], kwargs: dict[st
 def times_values(name: str, part: Traced, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
     """The values (..., J, D), if a function multiplies weights (..., J, 1) by them elementwise."""
     weights, others = part.tensor, [x for x in tensors_in(args) if x is not part.tensor]
-    if name not in TIMES or len(others) != 1 or part.axis == -1 or weights.ndim < 2 or weights.shape[-1] != 1:
+    if name not in MULTIPLICATIONS or len(others) != 1 or part.axis == -1 or weights.ndim < 2 or weights.shape[-1] != 1:
         return None
     values = others[0]
     fits = output.shape[:-1] == weights.shape[:-1] and output.shape[-1] > 1
