@@ -11,6 +11,7 @@ from regard.checks import Size, checked
 from regard.errors import RegardError
 from regard.maps import Fold, Tile
 from regard.maps.folds import Shape, State, zeros
+from regard.shapes import to_device
 
 
 @checked
@@ -126,14 +127,15 @@ class Agreement(Fold[Tensor]):
 
     def init(self, shape: Shape, device: torch.device) -> State:
         B, H, I, J = shape
-        is_query = torch.arange(I, device=device) % self.every == 0
-        is_key = torch.ones(J, dtype=torch.bool, device=device)
+        is_query = torch.arange(I) % self.every == 0
+        is_key = torch.ones(J, dtype=torch.bool)
         is_key[list(self.special)] = False
-        return [zeros(device, B, H, H), zeros(device, B, H, J), (is_query & is_key if I == J else is_query), is_key]
+        chosen = [is_query & is_key if I == J else is_query, is_key]
+        return [zeros(device, B, H, H), zeros(device, B, H, J), *(to_device(each, device) for each in chosen)]
 
     def add(self, state: State, tile: Tile) -> None:
         products, sums, is_query, is_key = state
-        weights = tile.weights[:, :, is_query[tile.rows]] * is_key[tile.cols]
+        weights = tile.weights * is_query[tile.rows, None] * is_key[tile.cols]
         flat = weights.flatten(2)
         products += flat @ flat.mT
         sums[:, :, tile.cols] += weights.sum(-2)
