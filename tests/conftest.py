@@ -52,6 +52,16 @@ def seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def heard_signals():
+    """No signal is ignored, as some are where the tests run in the background."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
 def pytest_collection_modifyitems(items):
     """Workers of xdist must collect the same names, so a name must not hold an address."""
     if named := [item.nodeid for item in items if " at 0x" in item.nodeid]:

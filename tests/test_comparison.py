@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -30,7 +29,6 @@ from regard.seq2seq.comparison.study import Entry, check_study, open_study, read
 from regard.seq2seq.comparison.sweeps import SWEEPS
 from regard.seq2seq.comparison.trials import run_trial
 from regard.seq2seq.evaluation.scores import Evaluation
-from regard.seq2seq.runs.guards import alone, polite_signals
 from regard.seq2seq.runs.run import load_run
 
 TINY = ("model.width=16", "data.size=60", "validation.sentences=4")
@@ -42,16 +40,6 @@ def tiny(steps=6, systems="none,bahdanau", **options):
 
 def read(path):
     return json.loads(path.read_text())
-
-
-@pytest.fixture
-def heard_signals():
-    """No signal is ignored, as some are where the tests run in the background."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
 
 
 # What is compared
@@ -454,46 +442,6 @@ def test_a_polite_kill_stops_all_after_they_saved(race, number, heard_signals):
         workers.run_trials(folder, progress, 2, show)
     assert progress[0].state == "stopped" and (folder / "trials" / "transformer-1" / "saved").exists()
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
-
-
-def test_two_do_not_work_on_one_folder(tmp_path):
-    with alone(tmp_path, "compare"), pytest.raises(RegardError, match="another process"), alone(tmp_path, "compare"):
-        pass
-    with alone(tmp_path, "compare"):
-        pass
-
-
-def test_the_lock_of_a_dead_process_is_none(tmp_path):
-    code = "from pathlib import Path; from regard.seq2seq.runs.guards import alone; "
-    code += f"a = alone(Path({str(tmp_path)!r}), 'x'); a.__enter__(); "
-    code += "import os, signal; print('held', flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    assert process.stdout is not None and process.stdout.readline() == b"held\n"
-    with process:
-        with pytest.raises(RegardError, match="x: another process is working"), alone(tmp_path, "x"):
-            pass
-        process.kill()
-    with alone(tmp_path, "x"):
-        pass
-
-
-def test_a_folder_that_nothing_came_of_is_taken_away_again(tmp_path):
-    with pytest.raises(ZeroDivisionError), alone(tmp_path / "new", "train"):
-        1 / 0  # noqa: B018
-    assert not (tmp_path / "new").exists()
-    with alone(tmp_path / "new", "train"):
-        (tmp_path / "new" / "weights").touch()
-    assert (tmp_path / "new" / "weights").exists()
-    (tmp_path / "file").touch()
-    with pytest.raises(RegardError, match="is a file"), alone(tmp_path / "file", "train"):
-        pass
-
-
-def test_signals_that_are_ignored_stay_so(heard_signals):
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with polite_signals(lambda *_: None) as numbers:
-        assert set(numbers) == {signal.SIGINT, signal.SIGTERM}
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 @pytest.mark.slow

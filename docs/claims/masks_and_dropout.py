@@ -29,7 +29,7 @@ assert torch.allclose(reversed_[:-1].sum(-1), torch.ones(n - 1))  # it looks lik
 ours = rg.attend(rg.Attention(mask=rg.causal()), q, k, v).weights.dense()[0, 0]
 assert torch.allclose(ours, right, atol=1e-6)
 
-# torch drops weights, scales the rest, and returns the result. A row has the sum 1 on average alone.
+# torch drops weights, scales the rest, and returns the result. A row sums to 1 only on average.
 sums = {}
 for dropout in (0.1, 0.5):
     module = nn.MultiheadAttention(64, 4, dropout=dropout, batch_first=True)

@@ -202,9 +202,8 @@ class _Blocked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, work: Work, *tensors: Tensor) -> tuple[Tensor, ...]:
         problem, outline = work.problem, work.problem.outline()
-        inputs = tensors[
-            : len(outline.on_rows)
-        ]  # then follow tensors of the pieces, which are named for autograd alone
+        # the tensors of the pieces follow; they are named for autograd only
+        inputs = tensors[: len(outline.on_rows)]
         value, *prepared_tensors = inputs
         sizes, prepared = problem.sizes, problem.prepared.with_tensors(prepared_tensors)
         output = value.new_empty(sizes.B, sizes.H, sizes.I, sizes.E)

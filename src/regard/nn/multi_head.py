@@ -11,7 +11,7 @@ from regard.errors import RegardError
 from regard.maps import AttentionMap
 from regard.nn.listener import Attends, listeners
 from regard.nn.projected_kv import ProjectedKV, read
-from regard.nn.unpacking import guarded
+from regard.nn.unpacking import refuse_unpacking
 from regard.pieces import Mask
 from regard.pieces.mask import sees_no_later_key
 from regard.pieces.mask_senses import mask_remedy
@@ -135,7 +135,7 @@ class MultiHeadAttention(Attends):
         keys = key if isinstance(key, ProjectedKV) else self.keys(query if key is None else key, value, mask)
         heads = self._heads(self.query, query)
         if not self.return_weights:
-            return guarded(self._mixed(read(self, heads, keys, start)))
+            return refuse_unpacking(self._mixed(read(self, heads, keys, start)))
         receiver = _LastMap()
         with listeners.to(receiver):
             output = self._mixed(read(self, heads, keys, start))

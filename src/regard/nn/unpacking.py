@@ -41,8 +41,8 @@ class OutputAlone(Tensor):
         )
 
 
-def guarded(output: Tensor) -> Tensor:
-    """`output`; if the caller of `forward` unpacks it into two names at once, as a tensor that refuses this."""
+def refuse_unpacking(output: Tensor) -> Tensor:
+    """The output; a tensor that raises an error if the caller of `forward` unpacks it into two names at once."""
     if torch.compiler.is_compiling() or type(output) is not Tensor or not _is_unpacked(sys._getframe(2)):
         return output
     return output.as_subclass(OutputAlone)

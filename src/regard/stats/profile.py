@@ -214,20 +214,14 @@ def _layer(
     also: Callable[[AttentionMap], Sequence[Fold]],
 ) -> LayerProfile:
     statistic_folds: list[tuple[Fold, ...]] = [s.folds(weights, special) for s in statistics]
-    shared: list[Fold] = [
-        TopLinks(num_links),
-        KeyTotals(),
-        Similarity(every=(every := max(1, weights.shape[2] // COMPARED))),
-        Allowed(weights),
-        Agreement(tuple(special), every),
-    ]
+    shared = _shared_folds(weights, special, num_links)
     further = tuple(also(weights))
     results = weights.summarize(*shared, *further, *(fold for folds in statistic_folds for fold in folds))
     links, received, similarity, allowed, agreement = results[: len(shared)]
     further_results = results[len(shared) : len(shared) + len(further)]
-    rest, values = iter(results[len(shared) + len(further) :]), {}
+    statistic_results, values = iter(results[len(shared) + len(further) :]), {}
     for statistic, folds in zip(statistics, statistic_folds, strict=True):
-        values[statistic.name] = statistic.per_head(*(next(rest) for _ in folds))[0].cpu()
+        values[statistic.name] = statistic.per_head(*(next(statistic_results) for _ in folds))[0].cpu()
     links = Links(links.weights[0].cpu(), links.keys[0].cpu())
     received, similarity, allowed, agreement = (r[0].cpu() for r in (received, similarity, allowed, agreement))
     counts = {statistic.name: statistic.counted(allowed) for statistic in statistics}
@@ -244,6 +238,12 @@ def _layer(
         agreement=agreement,
         scale=relative_scale(weights),
     )
+
+
+def _shared_folds(weights: AttentionMap, special: Sequence[int], num_links: int) -> list[Fold]:
+    """The folds of every profile. Heads of long texts are compared on some of the rows."""
+    every = max(1, weights.shape[2] // COMPARED)
+    return [TopLinks(num_links), KeyTotals(), Similarity(every), Allowed(weights), Agreement(tuple(special), every)]
 
 
 def relative_scale(weights: AttentionMap) -> float | None:

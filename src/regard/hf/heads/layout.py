@@ -133,7 +133,9 @@ def _check_output(caller: str, modules: Collection[nn.Module], output: str | Non
         )
 
 
-def _heads(model: nn.Module, name: str, module: nn.Module, told: str | None, num_told: int | None) -> Heads | str:
+def _heads(
+    model: nn.Module, name: str, module: nn.Module, output_path: str | None, num_heads: int | None
+) -> Heads | str:
     """The heads of one attention module, or the reason why they are unknown."""
     kind = type(module).__name__
     if isinstance(module, MultiHeadAttention):
@@ -154,23 +156,24 @@ def _heads(model: nn.Module, name: str, module: nn.Module, told: str | None, num
     between = next((norm for norm in BETWEEN if isinstance(getattr(module, norm, None), nn.Module)), None)
     if between:
         return f"{kind} normalises all heads together ({between}) before its output projection"
-    output = _output(model, name, module, told)
+    output = _output(model, name, module, output_path)
     size = _num_inputs(output)
     if output is None or size is None:
         names = ", ".join((*OUTPUTS, *BY_HAND))
         return f"{kind} has no output projection of a known name ({names}). Give its path in {kind}: output='...'"
-    num_heads = _number(module, (*COUNTS, *COUNTS_BY_HAND)) or size // (_number(module, WIDTHS) or size + 1) or num_told
+    by_width = size // (_number(module, WIDTHS) or size + 1)
+    num_heads = _number(module, (*COUNTS, *COUNTS_BY_HAND)) or by_width or num_heads
     if not num_heads or size % num_heads:
         return f"{kind} does not say how its output projection of {size} inputs divides into heads. Give num_heads="
     group = _number(module, ("num_key_value_groups",)) or 1
     return Heads(name, module, output, num_heads, size // num_heads, group)
 
 
-def _output(model: nn.Module, name: str, module: nn.Module, told: str | None) -> nn.Module | None:
-    """The output projection: the one that a user named, or of a known name, or a module beside the attention."""
+def _output(model: nn.Module, name: str, module: nn.Module, output_path: str | None) -> nn.Module | None:
+    """The output projection: at the path that a user gave, of a known name, or beside the attention."""
     children = dict(module.named_children())
-    if told is not None and told in dict(module.named_modules()):
-        return module.get_submodule(told)
+    if output_path is not None and output_path in dict(module.named_modules()):
+        return module.get_submodule(output_path)
     known = [child for child in OUTPUTS if child in children]
     known += [child for child in BY_HAND if _num_inputs(children.get(child)) is not None]
     if known:

@@ -25,7 +25,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "full": {"budget": ("minutes", 4.0)},
 }
 #: Seeds of a preset or a sweep, if none are given. Two variants often differ less than two seeds of one of them.
-SEVERAL = (1, 2, 3)
+SWEEP_SEEDS = (1, 2, 3)
 #: The unit and the amount of training for each trial, if no budget is given.
 BUDGET = ("minutes", 4.0)
 #: Steps that are assumed for a minute of training, to place the validations before the speed is known.
@@ -74,7 +74,7 @@ def make_study(
         name=_name(data, preset, sweep),
         config=read_config(None, overrides, _sections(data, unit, amount)).with_explicit_kind(),
         systems=_entries(systems or (), sweep, values),
-        seeds=tuple(seeds or (SEVERAL if preset or sweep else (1,))),
+        seeds=tuple(seeds or (SWEEP_SEEDS if preset or sweep else (1,))),
         sweep=sweep,
         train_words=SHORT if sweep == "positions" else None,
     )
