@@ -101,8 +101,8 @@ def _by_solving(caller: Caller, inputs: Inputs, extra: Mapping[str, Any]) -> Mea
 def _numbers_of_heads(caller: Caller, key: Tensor, output: Tensor) -> list[int]:
     if key.shape[1] > 1:
         return [1]
-    told = [n for name in HEADS if isinstance(n := getattr(caller.function, name, None), int) and n > 0]
-    options = [*told, 1, 2, 4, 8, 16]
+    declared = [n for name in HEADS if isinstance(n := getattr(caller.function, name, None), int) and n > 0]
+    options = [*declared, 1, 2, 4, 8, 16]
     fits = [
         h for h in options if not (key.shape[-1] % h or output.shape[-1] % h) and output.shape[-1] // h >= key.shape[2]
     ]

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 SCALE = "Blues"
 #: The most cells per side of a picture; larger maps are pooled.
 LARGEST = 512
-#: Inches: the side of a cell at most, and at least if it has a number, and if tokens stand beside it.
-CELL, NUMBERED, NAMED = 0.5, 0.26, 0.11
+#: Inches: the largest side of a cell, and the smallest side of a cell with a number, and with tokens beside it.
+LARGEST_CELL, NUMBERED_CELL, NAMED_CELL = 0.5, 0.26, 0.11
 #: Inches: the width of a letter for each point of its size.
 EM = 0.65 / 72
-#: Inches: the cells of all panels together, across and down, for one panel and for several.
-ROOM, ROOM_OF_GRID = (10.0, 9.0), (15.0, 11.0)
+#: Inches: the width and height of all cells together, for one panel and for several.
+PANEL_SPACE, GRID_SPACE = (10.0, 9.0), (15.0, 11.0)
 
 
 @checked
@@ -95,8 +95,8 @@ class Layout:
         count, (I, J) = len(shown.cells), shown.shape
         cols = math.ceil(math.sqrt(count))
         rows = math.ceil(count / cols)
-        across, down = ROOM if count == 1 else ROOM_OF_GRID
-        return Layout(rows, cols, min(CELL, across / (cols * J), down / (rows * I)))
+        across, down = PANEL_SPACE if count == 1 else GRID_SPACE
+        return Layout(rows, cols, min(LARGEST_CELL, across / (cols * J), down / (rows * I)))
 
     @property
     def label_size(self) -> float:
@@ -148,7 +148,7 @@ def write_numbers(axes: Any, image: Any, values: Tensor, size: float) -> None:
 
 
 def colorbar_label(shown: Panels) -> str:
-    """What a colour is."""
+    """The quantity that the colours show."""
     is_pooled = tuple(shown.cells.shape[1:]) != shown.shape
     return "weight of a cell: the sum over its keys" if is_pooled else "weight"
 
@@ -159,7 +159,7 @@ def _draw(axes: Any, shown: Panels, number: int, layout: Layout, vmax: float | N
     image = draw_cells(axes, shown.cells[number], shown.shape, highest)
     if len(shown.cells) > 1:
         axes.set_title(shown.names[number], fontsize=9, pad=3)
-    if layout.cell >= NUMBERED and tuple(shown.cells.shape[1:]) == shown.shape:
+    if layout.cell >= NUMBERED_CELL and tuple(shown.cells.shape[1:]) == shown.shape:
         write_numbers(axes, image, shown.cells[number], layout.number_size)
     return image
 
@@ -178,7 +178,7 @@ def _name_axis(axis: Any, name: str, labels: list[str] | None, layout: Layout) -
     from matplotlib.ticker import MaxNLocator
 
     axis.set_label_text(name)
-    if labels is None or layout.cell < NAMED:
+    if labels is None or layout.cell < NAMED_CELL:
         axis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
     else:
         name_tokens(axis, labels, layout.label_size, layout.cell)
@@ -205,7 +205,7 @@ def _on_axes(shown: Panels, axes: Any, title: str, vmax: float | None) -> Any:
         )
     box = axes.get_window_extent()
     inches = min(box.width / shown.shape[1], box.height / shown.shape[0]) / axes.figure.dpi
-    layout = Layout(1, 1, min(CELL, inches))
+    layout = Layout(1, 1, min(LARGEST_CELL, inches))
     image = _draw(axes, shown, 0, layout, vmax)
     _name_axis(axes.yaxis, shown.axes[0], shown.queries, layout)
     _name_axis(axes.xaxis, shown.axes[1], shown.keys, layout)
