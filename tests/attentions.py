@@ -186,7 +186,14 @@ def sequence_first(q, k, v):
 
 
 #: Each right function with the mechanism that it equals, and what its user means.
+def scores_in_float32(q, k, v):
+    """As Llama does it in half precision."""
+    scores = q.float() @ k.float().mT / math.sqrt(q.shape[-1])
+    return (scores.softmax(-1) @ v.float()).to(q.dtype)
+
+
 RIGHT = {
+    "scores in float32": (scores_in_float32, "multi_head", {}),
     "matmul": (by_matmul, "multi_head", {}),
     "einsum, drop mask": (by_einsum, "multi_head", {"mask": "drop"}),
     "einsum, drop mask, nothing said": (by_einsum, "multi_head", {}),
@@ -374,7 +381,36 @@ class BatchIsMixed(MultiHead):
 
 
 #: Each wrong function with its mistake, and what its user means.
+def mean_over_the_batch(q, k, v):
+    return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1).mean(0, keepdim=True) @ v
+
+
+def causal_after_softmax(q, k, v, is_causal=False):
+    weights = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)
+    return (weights.tril() if is_causal else weights) @ v
+
+
+def causal_but_the_last_key(q, k, v, is_causal=False):
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    later = torch.ones(scores.shape[-2:]).triu(1).bool()
+    later[:, -1] = False
+    return (scores.masked_fill(later, -math.inf) if is_causal else scores).softmax(-1) @ v
+
+
+def without_values(q, k, v):
+    return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ k
+
+
+def nothing_but_nan(q, k, v):
+    return (q @ k.mT / math.sqrt(0 * q[:1].sum())).softmax(-1) @ v
+
+
 WRONG = {
+    "only NaN": (nothing_but_nan, "the output is NaN", {}),
+    "mean over the batch": (mean_over_the_batch, "sequences of a batch mix", {}),
+    "causal after the softmax": (causal_after_softmax, "the causal mask is applied after the softmax", {}),
+    "causal but the last key": (causal_but_the_last_key, "the causal mask shows later tokens", {}),
+    "keys for values": (without_values, "the values are not used", {}),
     "no scale": (no_scale, "the scores are not scaled", {}),
     "scale by d": (scale_by_width, "the scores are divided by d instead of sqrt(d)", {}),
     "scale of the whole width": (

@@ -113,6 +113,10 @@ def test_a_users_module_stays_as_it_is():
     assert all(p.grad is None for p in module.parameters())
 
 
+def test_inputs_without_tokens_show_no_mistake():
+    assert rg.check(by_matmul, *torch.zeros(3, 1, 4, 0, 16)).mistakes == ()
+
+
 def test_given_inputs_tell_the_sizes():
     def of_width_12(a, b, c):
         return (a @ b.mT / 12**0.5).softmax(-1) @ c.view(*c.shape[:-1], 3, 4).flatten(-2)

@@ -131,6 +131,7 @@ def test_an_entry_of_the_batch_is_chosen():
             "5 query tokens and 2 key tokens for 2 queries and 5 keys",
         ),
         (torch.eye(5), {"tokens": "the cat"}, r"Split it: text.split\(\)"),
+        (torch.eye(5), {"tokens": 5}, "tokens must be a list, got int"),
         (torch.eye(5), {"head": 1}, "head 1 is out of range; the size of this axis is 1"),
         (torch.eye(5), {"head": "all"}, "head must be"),
         (torch.eye(5), {"head": []}, "the list of heads is empty"),
@@ -143,6 +144,16 @@ def test_an_entry_of_the_batch_is_chosen():
 def test_what_does_not_fit_is_refused(draw, weights, arguments, message):
     with pytest.raises(rg.RegardError, match=message):
         draw(weights, **arguments)
+
+
+@pytest.mark.parametrize("vmax", [0.0, -1.0, float("nan")])
+def test_a_scale_of_colours_needs_a_range(vmax):
+    with pytest.raises(rg.RegardError, match="vmax, so it must be above 0"):
+        rg.heatmap(torch.eye(2), vmax=vmax)
+
+
+def test_token_numbers_of_a_tensor_are_labels():
+    assert rg.weight_table(torch.eye(2), torch.tensor([7, 8])) == rg.weight_table(torch.eye(2), [7, 8])
 
 
 def test_scores_are_no_weights():

@@ -76,6 +76,8 @@ def test_an_output_alone_refuses_two_names(make, batch):
         _, _ = module(query=x, key=x)
     with pytest.raises(rg.RegardError, match="return_weights=True"):
         _, _ = module(*(x, x, x), **{"mask": None})
+    with pytest.raises(rg.RegardError, match="return_weights=True"):
+        _, _ = module(x) if batch else module(x, x, x)
     with rg.watch(module), pytest.raises(rg.RegardError, match="return_weights=True"):
         _, _ = module(x)
     handle = module.register_forward_hook(lambda *_: None)

@@ -15,7 +15,15 @@ from regard.attention import Attention
 from regard.catalog import Mechanism
 from regard.diagnosis import invariance, numerics
 from regard.diagnosis.calling import NO_ARGUMENTS, Caller, callers_of
-from regard.diagnosis.masks import SENSES, Response, causal_finding, causal_pattern, mask_findings, visible_pairs
+from regard.diagnosis.masks import (
+    SENSES,
+    Response,
+    after_softmax_finding,
+    causal_finding,
+    causal_pattern,
+    mask_findings,
+    visible_pairs,
+)
 from regard.diagnosis.mechanisms import equal_mechanisms, learned_mechanism
 from regard.diagnosis.piece_laws import law_report
 from regard.diagnosis.report import CheckFinding, CheckReport
@@ -74,6 +82,7 @@ def check(
     with torch.random.fork_rng(devices=[]):
         examinations = [_Examination(caller, mask, scale) for caller in callers_of(function, inputs, seed)]
         plausible = [one for one in examinations if one.is_plausible()] or examinations[:1]
+        plausible = [one for one in plausible if not one.is_of_one_token()] or plausible
         best = min(plausible, key=lambda one: one.num_wrong())
         return CheckReport(
             name_of(subject), f"{name_of(subject)}{best.caller.text}", tuple(best.findings()), best.equal
@@ -104,6 +113,10 @@ class _Examination:
         """Whether the axes can be those that are meant: weights can be measured, and some query sees several keys."""
         return self.measurement is not None and bool(((self.measurement.weights > 1e-6).sum(-1) > 1).any())
 
+    def is_of_one_token(self) -> bool:
+        """Whether the query has an axis of tokens, but runs with one token only: mistakes of other axes do not show."""
+        return self.caller.sizes.queries == 1 and "n" in self.caller.query_axes
+
     def num_wrong(self) -> int:
         """The number of mistakes that another order of axes could explain."""
         batch = invariance.batch_finding(self.caller)
@@ -129,6 +142,7 @@ class _Examination:
         used = None if self.measurement is None else self.measurement.weights
         found.append(invariance.dropout_finding(self.caller))
         found.append(invariance.inputs_finding(self.caller))
+        found.append(invariance.values_finding(self.caller))
         found.append(invariance.returned_finding(self.readable or self.caller, used))
         found.append(numerics.gradient_finding(self.caller))
         found.append(numerics.large_score_finding(self.caller))
@@ -160,9 +174,11 @@ class _Examination:
         switch = self.caller.roles.causal
         found = []
         for name, extra in ((None, {}), *([(switch, {switch: True})] if switch else [])):
-            visible = self.visible(extra)
-            if visible is not None:
-                found.append(causal_finding(visible, name))
+            square = self.measured_square(extra)
+            if square is not None:
+                found.append(causal_finding(visible_pairs(square), name))
+                after = after_softmax_finding(self.measured_square(), square, name) if name else None
+                found += [after] if after is not None else []
         return found
 
     def all_mask_findings(self) -> list[CheckFinding]:

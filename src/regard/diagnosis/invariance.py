@@ -41,6 +41,22 @@ def _changed(inputs: Inputs, part: Callable[[Tensor], Tensor]) -> Inputs:
 
 
 @torch.no_grad()
+def values_finding(caller: Caller) -> CheckFinding | None:
+    """The mistake of an output that is NaN, or that does not depend on the values; None if neither is made."""
+    query, key, value = caller.sizes.sample(6, caller.dtype)
+    output = caller(query, key, value).output
+    if not output.numel():
+        return None
+    if output.isnan().all():
+        remedy = "Look for 0 / 0, inf - inf, log(0), or a mask that hides all keys."
+        return CheckFinding("values", "wrong", "Every number of the output is NaN.", remedy, "the output is NaN")
+    if len(caller.roles.inputs) < 3 or not close(output, caller(query, key, 1 - 2 * value).output):
+        return None
+    text = "Other values do not change the output."
+    return CheckFinding("values", "wrong", text, "Multiply the weights by the values.", "the values are not used")
+
+
+@torch.no_grad()
 def order_finding(caller: Caller, is_causal: bool, mechanism: str | None) -> CheckFinding:
     """Whether the output depends on the order of the keys; for one input, on the order of its tokens."""
     if is_causal:

@@ -248,6 +248,18 @@ def _mistake_finding(what: str, response: Response) -> CheckFinding:
     )
 
 
+def after_softmax_finding(plain: Measurement | None, causal: Measurement, switch: str) -> CheckFinding | None:
+    """The mistake of a causal switch that removes weights instead of scores; None if it is not made."""
+    if plain is None or plain.weights.shape != causal.weights.shape:
+        return None
+    if not _keeps_other_weights(plain.weights, causal.weights, causal.weights.abs() > 1e-9):
+        return None
+    total = float(causal.weights.sum(-1).mean())
+    text = f"With {switch}=True, visible weights are those without it, and rows sum to {total:.2f} on average."
+    remedy = "Mask the scores before the softmax: scores.masked_fill(~mask, -torch.inf).softmax(-1)."
+    return CheckFinding("future", "wrong", text, remedy, "the causal mask is applied after the softmax")
+
+
 def visible_pairs(measurement: Measurement) -> Tensor:
     """Pairs (I, J) with a weight, in some head of some sequence."""
     return (measurement.weights.nan_to_num() > 1e-9).any(1).any(0)
@@ -282,13 +294,13 @@ def causal_finding(visible: Tensor, switch: str | None) -> CheckFinding:
         return CheckFinding("future", "wrong", f"{by}, all keys are visible.", hide, "the causal mask does nothing")
     if pattern in wrong:
         return CheckFinding("future", "wrong", f"{by}, {wrong[pattern][1]}", hide, wrong[pattern][0])
-    sentences = {"all": "every query sees all keys.", "causal": "query i sees the keys up to i, and none after."}
     i, j = torch.arange(visible.shape[0])[:, None], torch.arange(visible.shape[1])
-    default = (
-        "no key after i is visible."
-        if not (visible & (j > i)).any()
-        else "some keys are hidden, and some later ones are not."
-    )
+    shows_later = bool((visible & (j > i)).any())
+    if switch and shows_later:
+        mistake = "the causal mask shows later tokens"
+        return CheckFinding("future", "wrong", f"{by}, some queries see keys after them.", hide, mistake)
+    sentences = {"all": "every query sees all keys.", "causal": "query i sees the keys up to i, and none after."}
+    default = "some keys are hidden, and some later ones are not." if shows_later else "no key after i is visible."
     return CheckFinding(
         "future",
         "right" if pattern != "other" or "no key" in default else "unknown",

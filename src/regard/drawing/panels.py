@@ -105,7 +105,9 @@ def _tokens(operation: str, tokens: Any, I: int, J: int) -> tuple[list[str] | No
         return None, None
     if isinstance(tokens, str):
         raise RegardError(f"{operation}: tokens must be a list, got the text {tokens[:40]!r}. Split it: text.split().")
-    sides = list(tokens)
+    if not hasattr(tokens, "__len__"):
+        raise RegardError(f"{operation}: tokens must be a list, got {type(tokens).__name__}. Give one token for each.")
+    sides = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
     is_pair = len(sides) == 2 and not any(isinstance(side, str) or not hasattr(side, "__len__") for side in sides)
     if not is_pair and I != J:
         raise RegardError(

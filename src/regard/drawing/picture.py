@@ -63,6 +63,8 @@ def heatmap(
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['0.90', '0.10', '0.30', '0.70']
     """
+    if vmax is not None and not vmax > 0:
+        raise RegardError(f"heatmap(vmax={vmax}): colours go from 0 to vmax, so it must be above 0; None: the largest.")
     shown = panels("heatmap", weights, tokens, head, batch, LARGEST)
     _check_values(shown.cells)
     if axes is not None:

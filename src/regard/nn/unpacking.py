@@ -18,6 +18,8 @@ from regard.errors import RegardError
 #: Instructions between a call and the use of its result that do nothing.
 _SKIPPED = frozenset(dis.opmap[name] for name in ("CACHE", "NOP") if name in dis.opmap)
 _UNPACK, _RETURN = dis.opmap["UNPACK_SEQUENCE"], dis.opmap["RETURN_VALUE"]
+#: Behind the first branch of `module(x) if is_pair else ...`.
+_JUMP = dis.opmap["JUMP_FORWARD"]
 #: torch's `Module.__call__` and its hooks: they return what `forward` returned.
 _CALLS_FORWARD = nn.Module._call_impl.__code__.co_filename
 
@@ -54,8 +56,8 @@ def _is_unpacked(frame: FrameType | None) -> bool:
         code = frame.f_code
         if code.co_filename != _CALLS_FORWARD:
             instructions, place = code.co_code, frame.f_lasti + 2
-            while instructions[place] in _SKIPPED:
-                place += 2
+            while instructions[place] in _SKIPPED or instructions[place] == _JUMP:
+                place += 2 + (2 * instructions[place + 1] if instructions[place] == _JUMP else 0)
             if instructions[place] != _RETURN:
                 return instructions[place] == _UNPACK and instructions[place + 1] == 2
         frame = frame.f_back
