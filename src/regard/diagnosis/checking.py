@@ -174,10 +174,10 @@ class _Examination:
         switch = self.caller.roles.causal
         found = []
         for name, extra in ((None, {}), *([(switch, {switch: True})] if switch else [])):
-            square = self.measured_square(extra)
+            square = self.measure_square(extra)
             if square is not None:
                 found.append(causal_finding(visible_pairs(square), name))
-                after = after_softmax_finding(self.measured_square(), square, name) if name else None
+                after = after_softmax_finding(self.measure_square(), square, name) if name else None
                 found += [after] if after is not None else []
         return found
 
