@@ -58,7 +58,7 @@ def panels(operation: str, weights: Any, tokens: Any, head: Heads, batch: int, l
     whole = H if head == "mean" else chosen
     cells = _cells(source, batch, slice(None) if head == "mean" else whole, largest).detach().float().cpu()
     cells, names = (cells.mean(0, keepdim=True), [f"mean of {H} heads"]) if head == "mean" else (cells, _names(chosen))
-    return Panels(cells, names if H > 1 else [""] * len(names), (I, J), queries, keys, _axes(queries, keys))
+    return Panels(cells, names if max(H, len(names)) > 1 else [""], (I, J), queries, keys, _axes(queries, keys))
 
 
 def _names(heads: list[int]) -> list[str]:
