@@ -31,15 +31,19 @@ NOT_RUN = {
     r"--nnodes 2": "two machines",
     r"--engine ray": "starts a cluster of Ray, about 20 seconds each: tests/test_cluster.py",
     r"^regard compare ": "minutes; tests/test_comparison.py runs small comparisons",
+    r"^regard view comparisons/": "needs a comparison: tests/test_page_runs.py",
     r"^regard train --data bible-en-fr ": "minutes",
     r"training\.devices=2": "two processes of Lightning, half a minute each: tests/test_training_processes.py",
     r"^regard bench": "ten minutes: tests/test_bench.py",
     r"^regard demo$": "the demonstration: tests/test_cli.py",
     r"^python scripts/box_model\.py ": "needs the runs of an hour of training",
+    r"^python docs/claims/sentence_length\.py ": "needs the runs of a comparison",
     r"^regard data en-fr --max-words 60": "needs a longer corpus: tests/test_data_command.py",
 }
 #: Commands that train for minutes train for one step instead: how they begin.
 SHORTENED = "regard train --source my.en --target my.fr"
+#: An option that draws for half a minute is left out: tests/test_cli_see.py.
+PICTURES = r" --figures \S+"
 #: Commands of one page that are the beginning of another.
 BEFORE = {"docs/page.md": ["regard train --source my.en --target my.fr"]}
 #: Commands that serve until Ctrl-C.
@@ -58,7 +62,7 @@ def step_of(command):
         return [["server", command]]
     if command.startswith(SHORTENED):
         command = re.sub(r" --minutes \d+", "", command) + " --steps 1 model.width=16"
-    return [["command", command]]
+    return [["command", re.sub(PICTURES, "", command)]]
 
 
 def steps_of(name):
