@@ -15,6 +15,11 @@ import regard as rg
 from regard.hf.models import load_model
 
 model, tokenizer = load_model("minilm")
+twins = {  # in the first sentence of each pair "it" is the first noun, in the second sentence the other noun
+    "The animal didn't cross the street because it was too": ("tired", "wide", "animal", "street"),
+    "The trophy didn't fit in the suitcase because it was too": ("big", "small", "trophy", "suitcase"),
+    "The fish ate the worm because it was": ("hungry", "tasty", "fish", "worm"),
+}
 
 
 # %%
@@ -27,54 +32,48 @@ def rows_of_it(model, sentence):
     return tokens, torch.stack([weights[0, :, tokens.index("it")] for weights in seen.maps.values()])
 
 
-tokens, rows = rows_of_it(model, "The animal didn't cross the street because it was too tired.")
+seen = {end: rows_of_it(model, f"{start} {end}.") for start, (*ends, _, _) in twins.items() for end in ends}
+tokens, rows = seen["tired"]
 layer, head = divmod(int(rows[:, :, tokens.index("animal")].argmax()), 12)
 most = {tokens[place]: round(float(rows[layer, head, place]), 3) for place in rows[layer, head].topk(3).indices}
 print(f'of 72 heads, "it" attends most to "animal" in L{layer}.H{head}: {most}')
-assert rows.shape == (6, 12, len(tokens)) and torch.allclose(rows.sum(-1), torch.ones(6, 12), atol=1e-4)
 assert next(iter(most)) == "animal" and most["animal"] > 0.5
 
 # %%
-# Now the twins: in the second sentence of each pair, "it" is the other noun. A head that resolves "it" attends more
-# to the first noun in the first sentence, and more to the second noun in the second. By chance one head in four does,
-# 18 of 72.
-twins = {
-    "The animal didn't cross the street because it was too": ("tired", "wide", "animal", "street"),
-    "The trophy didn't fit in the suitcase because it was too": ("big", "small", "trophy", "suitcase"),
-    "The fish ate the worm because it was": ("hungry", "tasty", "fish", "worm"),
-}
-preferences = {}  # weight on the first noun minus that on the second, (2 sentences, layers, heads)
-for beginning, (*endings, first, second) in twins.items():
-    for ending in endings:
-        tokens, rows = rows_of_it(model, f"{beginning} {ending}.")
-        weights = rows[:, :, tokens.index(first)], rows[:, :, tokens.index(second)]
-        preferences.setdefault(first, []).append(weights[0] - weights[1])
-        texts = [f"{noun[layer, head]:.2f} (mean of all heads {noun.mean():.3f})" for noun in weights]
-        print(f"{ending:6} L{layer}.H{head}: {first} {texts[0]}, {second} {texts[1]}")
-    resolve = (preferences[first][0] > 0) & (preferences[first][1] < 0)
-    print(f"       {int(resolve.sum())} of 72 heads resolve both")
-    assert resolve.sum() < 12
-
-# %%
-# The weights of the head change with the meaning for animal and fish, and hardly for the trophy. But the head prefers
-# the same noun in both sentences of every pair. In each pair fewer heads resolve both sentences than by chance: most
-# prefer the same noun in both.
-animal, trophy, fish = (torch.stack(pair)[:, layer, head] for pair in preferences.values())
-assert animal[0] - animal[1] > 0.2 and fish[0] - fish[1] > 0.2 and trophy.diff().abs() < 0.15
-assert animal.min() > 0.05 and trophy.min() > 0.2 and fish.max() < -0.03
+# A head that resolves "it" attends more to the first noun in the first sentence, and more to the second noun in the
+# second. By chance one head in four does, 18 of 72. The preference is the weight of the first noun minus that of the
+# second. L3.H1 prefers the same noun in both sentences of every pair, and so do most heads.
+preferences = {}
+for *ends, first, second in twins.values():
+    nouns = [[seen[end][1][:, :, seen[end][0].index(noun)] for noun in (first, second)] for end in ends]
+    for end, (a, b) in zip(ends, nouns, strict=True):
+        print(f"{end:6} L{layer}.H{head}: {first} {a[layer, head]:.2f}, {second} {b[layer, head]:.2f}", end="; ")
+        print(f"mean of all heads {a.mean():.3f} and {b.mean():.3f}")
+    preferences[f"{first} or {second}"] = pair = torch.stack([a - b for a, b in nouns])
+    resolve = int(((pair[0] > 0) & (pair[1] < 0)).sum())
+    print(f"       {resolve} of 72 heads resolve both")
+    assert resolve < 12 and pair[:, layer, head].prod() > 0 and (pair.prod(0) > 0).float().mean() > 0.5
 
 # %%
 # A causal model cannot resolve "it" at that position at all: "tired" comes later. Also in an untrained GPT-2 the rows
 # of "it" are the same for both twins, bit for bit.
 config = transformers.GPT2Config(vocab_size=tokenizer.vocab_size, n_layer=2, bos_token_id=0, eos_token_id=0)
 causal, sentence = transformers.GPT2Model(config).eval(), next(iter(twins))
-assert torch.equal(rows_of_it(causal, f"{sentence} tired.")[1], rows_of_it(causal, f"{sentence} wide.")[1])
+assert torch.equal(*(rows_of_it(causal, f"{sentence} {end}.")[1] for end in ("tired", "wide")))
 
 # %%
-# Dots are heads; the large dot is the head of the picture. A head in the green corner resolves both sentences.
-figure, axes = plt.subplots(1, 3, figsize=(9, 3.3), layout="constrained", sharex=True, sharey=True)
-for ax, pair, (ending, other, first, second) in zip(axes, preferences.values(), twins.values(), strict=True):
-    ax.fill_between((0, 0.7), -0.7, 0, color="#009E73", alpha=0.2)
-    ax.scatter(*pair, s=12, color="#0072B2"), ax.scatter(*(x[layer, head] for x in pair), s=50, color="#D55E00")
-    ax.set(title=f"{first} or {second}", xlabel=f'preference for "{first}" if {ending}', ylabel=f"the same if {other}")
-plt.show()
+# The picture and its twin: the same head, the same "it"; lines are as wide as weights are large. Right: dots are heads,
+# the large ones L3.H1. Heads in the green corner resolve both sentences.
+figure, (*sides, right) = plt.subplots(1, 3, figsize=(11, 4), layout="constrained")
+for ax, end in zip(sides, ("tired", "wide"), strict=True):
+    for place, (token, weight) in enumerate(zip(seen[end][0], seen[end][1][layer, head].tolist(), strict=True)):
+        ax.plot((0, 1), (-tokens.index("it"), -place), color="#D55E00", linewidth=14 * weight)
+        ax.text(-0.05, -place, token, ha="right", va="center", weight="bold" if token == "it" else None)
+        ax.text(1.05, -place, f"{token}  {weight:.2f}", va="center", weight="bold" if weight > 0.1 else None)
+    ax.set(title=f'L{layer}.H{head}: "... it was too {end}"', xlim=(-0.6, 1.9)), ax.set_axis_off()
+right.fill_between((0, 0.7), -0.7, 0, color="#009E73", alpha=0.2)
+for (names, pair), colour in zip(preferences.items(), ("#D55E00", "#0072B2", "#999999"), strict=True):
+    right.scatter(*pair.flatten(1), s=9, color=colour, label=names)
+    right.scatter(*pair[:, layer, head], s=90, color=colour, edgecolors="black")
+right.set(xlabel="preference for the first noun", ylabel="the same in the twin", title="72 heads, 3 pairs of sentences")
+right.legend(), plt.show()
