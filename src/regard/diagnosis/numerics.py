@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -77,7 +77,7 @@ def _beside_slopes(leaves: dict[str, list[Tensor]], loss: Callable[[], Tensor]) 
 
 
 def _slopes(
-    group: list[Tensor], gradients: list[Tensor | None], loss: Callable[[], Tensor], step: float
+    group: list[Tensor], gradients: Sequence[Tensor | None], loss: Callable[[], Tensor], step: float
 ) -> tuple[float, float]:
     """Slopes along a random direction, from gradients and from a central difference."""
     generator = torch.Generator().manual_seed(2)
