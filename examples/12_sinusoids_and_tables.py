@@ -66,7 +66,8 @@ try:
 except rg.RegardError as error:
     print(error)
 figure, axes = plt.subplots(2, 2, figsize=(9, 6.6), layout="constrained")
-axes[0, 0].imshow(waves[:128].T, cmap="cividis", aspect="auto", vmin=-1, vmax=1)
+image = axes[0, 0].imshow(waves[:128].T, cmap="cividis", aspect="auto", vmin=-1, vmax=1)
+figure.colorbar(image, ax=axes[0, 0], label="value")
 axes[0, 0].set(xlabel="position", ylabel="channel", title="sinusoidal: low channels are the fast ones")
 for channel, colour in ((0, "#999999"), (16, "#D55E00"), (32, "#0072B2"), (62, "#000000")):
     axes[0, 1].plot(waves[:64, channel], color=colour, label=f"channel {channel}")
@@ -76,5 +77,4 @@ cosines = {"sinusoidal": products / 32, "MiniLM, learned": normalized[1] @ norma
 for cell, (title, values) in zip(axes[1], cosines.items(), strict=True):
     image = cell.imshow(values[:128, :128], cmap="cividis", vmin=-0.2, vmax=1)
     cell.set(xlabel="position", ylabel="position", title=f"cosine of positions: {title}")
-figure.colorbar(image, ax=axes[1], label="cosine")
-plt.show()
+figure.colorbar(image, ax=axes[1], label="cosine"), plt.show()

@@ -71,10 +71,10 @@ chosen = next(n for n, pair in enumerate(corpus.test) if len(pair.source.split()
 figure, axes = plt.subplots(1, 2, figsize=(9, 4.8), layout="constrained")
 for axis, name in zip(axes, models, strict=True):
     each = alignments[name, "output"][chosen]
-    axis.imshow(each.weights, cmap="viridis", vmin=0, vmax=1)
+    image = axis.imshow(each.weights, cmap="viridis", vmin=0, vmax=1)
     axis.plot(*zip(*gold[chosen], strict=True), "s", color="#D55E00", markersize=14, fillstyle="none", label="true")
     axis.set_xticks(range(len(each.source)), each.source, rotation=60)
     axis.set_yticks(range(len(each.target)), each.target)
     axis.set(title=f"{name}, AER {rates[name, 'output']:.2f}", xlabel="source word", ylabel="target word")
-axes[0].legend(fontsize=8)
+axes[0].legend(fontsize=8), figure.colorbar(image, ax=axes, label="weight", shrink=0.8)
 plt.show()
