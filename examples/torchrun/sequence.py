@@ -19,4 +19,5 @@ row = seen.weights[0, 3, 700]  # every rank asks for the same row and gets it
 if dist.get_rank() == 0:
     print(plan)
     print(row.nonzero().flatten()[[0, -1]].tolist())
+dist.barrier()  # gloo aborts a process whose neighbour is gone
 dist.destroy_process_group()

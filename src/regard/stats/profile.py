@@ -243,7 +243,13 @@ def _layer(
 def _shared_folds(weights: AttentionMap, special: Sequence[int], num_links: int) -> list[Fold]:
     """The folds of every profile. Heads of long texts are compared on some of the rows."""
     every = max(1, weights.shape[2] // COMPARED)
-    return [TopLinks(num_links), KeyTotals(), Similarity(every), Allowed(weights), Agreement(tuple(special), every)]
+    return [
+        TopLinks(num_links),
+        KeyTotals(),
+        Similarity(every),
+        Allowed(weights),
+        Agreement(tuple(int(index) for index in special), every),
+    ]
 
 
 def relative_scale(weights: AttentionMap) -> float | None:
