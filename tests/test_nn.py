@@ -136,8 +136,8 @@ def test_the_encoder_layer_is_torchs(norm, activation):
     close(layer(x, rg.padding(real)), expected)
 
 
-@pytest.mark.parametrize("norm", ["pre", "post"])
-def test_the_decoder_layer_is_torchs(norm):
+def decoder_layers(norm):
+    """torch's decoder layer, and ours with the same weights."""
     options = {"dim_feedforward": 32, "norm_first": norm == "pre", "batch_first": True, "dropout": 0.0}
     theirs = randomized(nn.TransformerDecoderLayer(C, H, **options))
     own, cross = (MultiHeadAttention.from_torch(m) for m in (theirs.self_attn, theirs.multihead_attn))
@@ -145,9 +145,15 @@ def test_the_decoder_layer_is_torchs(norm):
     layer = DecoderLayer(own, cross, copied_feed_forward(theirs), norm).double()
     for ours, norms in zip((layer.around_self, layer.around_cross, layer.around_feed), (1, 2, 3), strict=True):
         copied_residual(ours, getattr(theirs, f"norm{norms}"))
+    return theirs, layer
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_the_decoder_layer_is_torchs(norm):
+    theirs, layer = decoder_layers(norm)
     x, states = torch.randn(2, 5, C).double(), torch.randn(2, 7, C).double()
     future = torch.ones(5, 5).triu(1).bool()
-    close(layer(x, cross.keys(states))[0], theirs(x, states, tgt_mask=future))
+    close(layer(x, layer.cross_attention.keys(states))[0], theirs(x, states, tgt_mask=future))
 
 
 def test_names_of_options_are_checked():

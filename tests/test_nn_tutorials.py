@@ -10,7 +10,7 @@ from torch import nn
 
 import regard as rg
 from regard.nn import DecoderLayer, EncoderLayer, FeedForward, MultiHeadAttention, PositionalEncoding, TransformerConfig
-from test_nn import close, copied_feed_forward, copied_residual, randomized
+from test_nn import close, decoder_layers, randomized
 
 B, I, J, C, H = 2, 5, 7, 16, 4
 REAL = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]).bool()
@@ -308,19 +308,13 @@ def test_a_transformer_without_biases_has_none(norm, activation):
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_padding_of_both_sides_of_a_decoder_layer_is_torchs(norm):
-    options = {"dim_feedforward": 32, "norm_first": norm == "pre", "batch_first": True, "dropout": 0.0}
-    theirs = randomized(nn.TransformerDecoderLayer(C, H, **options))
-    own, cross = (MultiHeadAttention.from_torch(m) for m in (theirs.self_attn, theirs.multihead_attn))
-    own.attention = own.attention.with_mask(rg.causal())
-    layer = DecoderLayer(own, cross, copied_feed_forward(theirs), norm).double()
-    for ours, norms in zip((layer.around_self, layer.around_cross, layer.around_feed), (1, 2, 3), strict=True):
-        copied_residual(ours, getattr(theirs, f"norm{norms}"))
+    theirs, layer = decoder_layers(norm)
     x, states = torch.randn(B, I, C).double(), torch.randn(B, J, C).double()
     real = REAL.flip(1)  # padding on the left is seen by later tokens
     real[:, 0] = True  # torch gives NaN for a row without keys
     masks = {"tgt_key_padding_mask": ~real, "memory_key_padding_mask": ~REAL_SOURCE}
     expected = theirs(x, states, tgt_mask=torch.ones(I, I).triu(1).bool(), **masks)
-    keys = cross.keys(states, mask=rg.padding(REAL_SOURCE))
+    keys = layer.cross_attention.keys(states, mask=rg.padding(REAL_SOURCE))
     close(layer(x, keys, mask=rg.padding(real))[0], expected)
 
 

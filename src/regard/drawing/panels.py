@@ -55,8 +55,7 @@ def panels(operation: str, weights: Any, tokens: Any, head: Heads, batch: int, l
     chosen = [0] if head == "mean" else indices(operation, "head", head, H).tolist()
     if not chosen:
         raise RegardError(f"{operation}: the list of heads is empty. Leave out head= for all {H} heads.")
-    whole = H if head == "mean" else chosen
-    cells = _cells(source, batch, slice(None) if head == "mean" else whole, largest).detach().float().cpu()
+    cells = _cells(source, batch, slice(None) if head == "mean" else chosen, largest).detach().float().cpu()
     cells, names = (cells.mean(0, keepdim=True), [f"mean of {H} heads"]) if head == "mean" else (cells, _names(chosen))
     return Panels(cells, names if max(H, len(names)) > 1 else [""], (I, J), queries, keys, _axes(queries, keys))
 
