@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from regard.errors import RegardError
-from regard.hf.heads.layout import Heads, ModelHeads
+from regard.hf.heads.layout import Heads, ModelHeads, refuse_input
 
 
 @contextmanager
@@ -41,13 +42,52 @@ def gated(
     ...     model(torch.tensor([[1, 2, 3]])).last_hidden_state.shape
     torch.Size([1, 3, 4])
     """
-    heads = ModelHeads.of(model, "gated", output, num_heads)
+    with apply_gates(ModelHeads.of(model, "gated", output, num_heads), gates):
+        yield
+
+
+@contextmanager
+def apply_gates(heads: ModelHeads, gates: Mapping[Any, Any]) -> Iterator[None]:
+    """Multiply the inputs of output projections by gates while a block runs."""
     chosen = [(heads[name], gate) for name, gate in gates.items()]
     checked = [(layer, _check(layer, gate)) for layer, gate in chosen]
     with ExitStack() as stack:
         for layer, gate in checked:
-            stack.callback(layer.output.register_forward_pre_hook(_multiply(gate)).remove)
+            inputs = _Inputs(heads.caller, layer)
+            for hook in inputs.register():
+                stack.callback(hook.remove)
+            stack.callback(layer.output.register_forward_pre_hook(_multiply(gate, inputs)).remove)
         yield
+
+
+class _Inputs:
+    """The inputs of an attention module while it runs, to refuse an "output projection" that reads one of them."""
+
+    def __init__(self, caller: str, heads: Heads) -> None:
+        self.caller, self.heads = caller, heads
+        self.tensors: list[Tensor] = []
+
+    def register(self) -> Iterator[RemovableHandle]:
+        if self.heads.output_path:
+            yield self.heads.module.register_forward_pre_hook(self._enter, with_kwargs=True)
+            yield self.heads.module.register_forward_hook(self._leave, always_call=True)
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+
+    def _leave(self, *call: Any) -> None:
+        self.tensors = []
+
+    def check(self, joined: Tensor) -> None:
+        """Refuse a projection that reads an input of the module, or a view of it."""
+        if any(_base(joined) is _base(tensor) for tensor in self.tensors):
+            module, path = self.heads.module, self.heads.output_path
+            refuse_input(self.caller, self.heads.name, module, path, f"reads an input of {type(module).__name__}")
+
+
+def _base(tensor: Tensor) -> Tensor:
+    """The tensor of which this is a view, or itself."""
+    return tensor if tensor._base is None else tensor._base
 
 
 def _check(heads: Heads, gate: Any) -> Tensor:
@@ -64,9 +104,10 @@ def _check(heads: Heads, gate: Any) -> Tensor:
     return gate if gate.is_floating_point() else gate.float()
 
 
-def _multiply(gate: Tensor) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+def _multiply(gate: Tensor, inputs: _Inputs) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
     def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         joined, *rest = args
+        inputs.check(joined)
         heads = joined.unflatten(-1, (len(gate), -1)) * gate.to(joined)[:, None]
         return heads.flatten(-2), *rest
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.hf.heads.gates import gated
+from regard.hf.heads.gates import apply_gates
 from regard.hf.heads.layout import ModelHeads
 
 
@@ -108,7 +108,8 @@ def importance(
 
     Multi-head attention that you wrote yourself is found if its output projection has a usual name (W_o, out_proj,
     fc_out, ...) and its input the heads one after the other. If it has another name, `output` is its path inside the
-    attention module, such as "linears.3"; `num_heads` is for modules that do not have it as an attribute.
+    attention module, such as "linears.3"; a projection to queries, keys or values is refused. `num_heads` is for
+    modules that do not have it as an attribute.
 
     >>> import torch, transformers, regard as rg
     >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=4, vocab_size=9)
@@ -124,7 +125,7 @@ def importance(
     with torch.inference_mode(False), torch.enable_grad():
         gates = {name: _ones(layer.num_heads, layer.weight) for name, layer in heads.by_name.items()}
         totals, ran, count = {name: torch.zeros_like(gate) for name, gate in gates.items()}, set(), 0
-        with gated(model, gates, output, num_heads):
+        with apply_gates(heads, gates):
             for count, batch in enumerate(batches, 1):  # noqa: B007
                 for name, slope in _slopes(loss(model, batch), gates).items():
                     totals[name] += slope.abs()

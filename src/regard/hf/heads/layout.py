@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
@@ -21,6 +22,12 @@ BESIDE = "output.dense"
 COUNTS = ("num_heads", "num_attention_heads", "n_heads")
 COUNTS_BY_HAND = ("n_head", "nhead", "num_head", "heads", "h")
 WIDTHS = ("head_dim", "attention_head_size", "head_size", "d_k", "d_head", "dim_head")
+#: Names of input projections ("to_qkv", "W_q", "key_proj") are made of what they compute and of words around it.
+COMPUTED = frozenset(("q", "k", "v", "qk", "kv", "qkv", "wq", "wk", "wv", "wkv", "wqkv"))
+COMPUTED |= frozenset(("query", "key", "value", "queries", "keys", "values"))
+AROUND = frozenset(("w", "a", "b", "c", "to", "in", "input", "proj", "projection", "lin", "linear", "linears"))
+AROUND |= frozenset(("layer", "fc", "attn"))
+PACKED = frozenset(("c_attn", "in_proj"))
 #: Norms over all heads together, before the output projection (BitNet, Kosmos-2, MiniMax).
 BETWEEN = ("attn_sub_norm", "inner_attn_ln", "norm")
 
@@ -39,6 +46,11 @@ class Heads:
     num_heads: int
     width: int
     group: int
+
+    @property
+    def output_path(self) -> str:
+        """The path of the output projection inside the attention module; empty if it is beside the module."""
+        return next((path for path, part in self.module.named_modules() if part is self.output), "")
 
     @property
     def weight(self) -> Tensor:
@@ -72,15 +84,12 @@ class ModelHeads:
         `num_heads` is for modules that do not have their number of heads.
         """
         check_model(model, caller)
-        by_name, unknown = {}, {}
         attending = attention_modules(model)
-        _check_output(caller, attending.values(), output)
-        for name, module in attending.items():
-            heads = _heads(model, name, module, output, num_heads)
-            if isinstance(heads, Heads):
-                by_name[name] = heads
-            else:
-                unknown[name] = heads
+        told = Told(caller, output, _told_number(caller, num_heads))
+        told.check_output(attending)
+        found = {name: _heads(model, name, module, told) for name, module in attending.items()}
+        by_name = {name: heads for name, heads in found.items() if isinstance(heads, Heads)}
+        unknown = {name: reason for name, reason in found.items() if isinstance(reason, str)}
         if not by_name:
             reasons = "; ".join(dict.fromkeys(unknown.values())) or "it has no attention modules"
             raise RegardError(f"{caller}: no heads were found in {type(model).__name__}: {reasons}.")
@@ -124,49 +133,113 @@ def check_model(model: object, caller: str) -> None:
             )
 
 
-def _check_output(caller: str, modules: Collection[nn.Module], output: str | None) -> None:
-    """Refuse the path of an output projection that no attention module has."""
-    paths = [path for module in modules for path, part in module.named_modules() if _num_inputs(part) is not None]
-    if output is not None and modules and output not in paths:
-        raise RegardError(
-            f"{caller}: no attention module has an output projection {output!r}. {nearest(output, paths)}"
-        )
+@dataclass(frozen=True)
+class Told:
+    """What a caller says about the attention modules of a model: the path of the output projection, and the heads."""
+
+    caller: str
+    output: str | None
+    num_heads: int | None
+
+    def check_output(self, attending: Mapping[str, nn.Module]) -> None:
+        """Refuse a path that no attention module has, or that has the name of an input projection."""
+        if self.output is None or not attending:
+            return
+        having = {name: module for name, module in attending.items() if self.output in _linear_paths(module)}
+        if not having:
+            paths = [path for module in attending.values() for path in _linear_paths(module)]
+            raise RegardError(
+                f"{self.caller}: no attention module has an output projection {self.output!r}. "
+                f"{nearest(self.output, paths)}"
+            )
+        if is_input_name(self.output):
+            name, module = next(iter(having.items()))
+            refuse_input(self.caller, name, module, self.output, "computes queries, keys or values, as its name says")
+
+    def check_num_heads(self, name: str, own: int | None, size: int) -> None:
+        """Refuse a number of heads that is not that of a module, or does not divide the inputs of its projection."""
+        if self.num_heads is None:
+            return
+        call = f"{self.caller}(num_heads={self.num_heads})"
+        if own and own != self.num_heads:
+            raise RegardError(
+                f"{call}: {name} has {own} heads. num_heads is for modules that do not have their number of heads: "
+                "leave it out, and set it as the attribute `num_heads` of those modules."
+            )
+        if size % self.num_heads:
+            divisors = ", ".join(str(number) for number in range(1, size + 1) if size % number == 0)
+            raise RegardError(
+                f"{call}: heads have equal width, so the number of heads must divide the {size} inputs of the output "
+                f"projection of {name}: {divisors}."
+            )
 
 
-def _heads(
-    model: nn.Module, name: str, module: nn.Module, output_path: str | None, num_heads: int | None
-) -> Heads | str:
+def _told_number(caller: str, num_heads: Any) -> int | None:
+    """A number of heads as an int of at least 1."""
+    try:
+        number = 0 if isinstance(num_heads, bool) else index(num_heads if num_heads is not None else 1)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise RegardError(f"{caller}(num_heads={num_heads!r}): num_heads must be an integer of at least 1.")
+    return None if num_heads is None else number
+
+
+def is_input_name(path: str) -> bool:
+    """Whether a path has the name of a projection to queries, keys or values.
+
+    >>> is_input_name("to_qkv"), is_input_name("W_q"), is_input_name("value_out"), is_input_name("linears.1")
+    (True, True, False, False)
+    """
+    words = {word for word in re.split(r"[._\d]+", path.lower()) if word}
+    return path.rpartition(".")[2] in PACKED or (bool(words & COMPUTED) and words <= COMPUTED | AROUND)
+
+
+def refuse_input(caller: str, name: str, module: nn.Module, path: str, reason: str) -> NoReturn:
+    """Raise the error for an input projection in the place of the output projection."""
+    kind, part = type(module).__name__, module.get_submodule(path)
+    others = [repr(other) for other in _linear_paths(module) if other != path and not is_input_name(other)]
+    remedy = f"Give its path in {kind}: output={' or '.join(others)}." if others else f"{kind} has no other layer."
+    raise RegardError(
+        f"{caller}: {name + '.' if name else ''}{path}, a {type(part).__name__} with a weight of shape "
+        f"{_shape(part)}, {reason}. The output projection is the layer that reads the concatenated heads. {remedy}"
+    )
+
+
+def _heads(model: nn.Module, name: str, module: nn.Module, told: Told) -> Heads | str:
     """The heads of one attention module, or the reason why they are unknown."""
+    reason = _without_output(module)
+    if reason:
+        return reason
+    if isinstance(module, MultiHeadAttention):
+        assert module.output is not None
+        told.check_num_heads(name, module.num_heads, module.width)
+        group = module.num_heads // module.num_key_heads
+        return Heads(name, module, module.output, module.num_heads, module.head_width, group)
+    kind, output = type(module).__name__, _output(model, name, module, told.output)
+    size = _num_inputs(output)
+    if output is None or size is None:
+        names = ", ".join((*OUTPUTS, *BY_HAND))
+        return f"{kind} has no output projection of a known name ({names}). Give its path in {kind}: output='...'"
+    own = _number(module, (*COUNTS, *COUNTS_BY_HAND)) or size // (_number(module, WIDTHS) or size + 1)
+    told.check_num_heads(name, own, size)
+    num_heads = own or told.num_heads
+    if not num_heads or size % num_heads:
+        return f"{kind} does not say how its output projection of {size} inputs divides into heads. Give num_heads="
+    return Heads(name, module, output, num_heads, size // num_heads, _number(module, ("num_key_value_groups",)) or 1)
+
+
+def _without_output(module: nn.Module) -> str | None:
+    """The reason why gates before an output projection are not the heads of this module."""
     kind = type(module).__name__
     if isinstance(module, MultiHeadAttention):
-        if module.output is None:
-            return f"{kind} has no output projection"
-        return Heads(
-            name,
-            module,
-            module.output,
-            module.num_heads,
-            module.head_width,
-            module.num_heads // module.num_key_heads,
-        )
+        return f"{kind} has no output projection" if module.output is None else None
     if isinstance(module, Attends):
         return f"{kind} has one head without an output projection"
     if isinstance(module, nn.MultiheadAttention):
         return f"{kind} reads the weight of its output projection without calling it"
     between = next((norm for norm in BETWEEN if isinstance(getattr(module, norm, None), nn.Module)), None)
-    if between:
-        return f"{kind} normalises all heads together ({between}) before its output projection"
-    output = _output(model, name, module, output_path)
-    size = _num_inputs(output)
-    if output is None or size is None:
-        names = ", ".join((*OUTPUTS, *BY_HAND))
-        return f"{kind} has no output projection of a known name ({names}). Give its path in {kind}: output='...'"
-    by_width = size // (_number(module, WIDTHS) or size + 1)
-    num_heads = _number(module, (*COUNTS, *COUNTS_BY_HAND)) or by_width or num_heads
-    if not num_heads or size % num_heads:
-        return f"{kind} does not say how its output projection of {size} inputs divides into heads. Give num_heads="
-    group = _number(module, ("num_key_value_groups",)) or 1
-    return Heads(name, module, output, num_heads, size // num_heads, group)
+    return f"{kind} normalises all heads together ({between}) before its output projection" if between else None
 
 
 def _output(model: nn.Module, name: str, module: nn.Module, output_path: str | None) -> nn.Module | None:
@@ -180,6 +253,15 @@ def _output(model: nn.Module, name: str, module: nn.Module, output_path: str | N
         return children[known[0]]
     parent = name.rpartition(".")[0]
     return dict(model.named_modules()).get(f"{parent}.{BESIDE}" if parent else BESIDE)
+
+
+def _linear_paths(module: nn.Module) -> list[str]:
+    return [path for path, part in module.named_modules() if path and _num_inputs(part) is not None]
+
+
+def _shape(part: nn.Module) -> tuple[int, ...]:
+    weight = getattr(part, "weight", None)
+    return tuple(weight.shape) if isinstance(weight, Tensor) else ()
 
 
 def _num_inputs(output: nn.Module | None) -> int | None:
