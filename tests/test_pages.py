@@ -125,7 +125,7 @@ def check_printed(block, following, result):
 
 
 def check_shown_after(following, output):
-    """A block of text right after a block of Python, or after one command, is its output, up to the digits of numbers."""
+    """A block of text right after a block of Python, or after a command, is its output, up to the digits of numbers."""
     if following is None or following.language != "text" or not output:
         return
     said, printed = (NUMBER.sub("0", " ".join(text.split())) for text in (following.code, output))
