@@ -159,7 +159,10 @@ MISTAKES = {
     "torch's causal flag": (lambda: attend(q, k, k, is_causal=True), r"is_causal: .*Attention\(mask=regard\.causal"),
     "torch's width": (lambda: rg.nn.MultiHeadAttention(embed_dim=8, num_heads=2), "embed_dim: it is called width"),
     "torch's layout": (lambda: rg.nn.MultiHeadAttention(8, 2, batch_first=True), "batch_first: inputs are always"),
-    "torch's causal flag of a module": (lambda: rg.nn.MultiHeadAttention(8, 2, is_causal=True), r"regard\.causal\(\)"),
+    "torch's causal flag of a layer": (
+        lambda: rg.nn.MultiHeadAttention(8, 2, attention=rg.Attention(), is_causal=True),
+        r"mask=regard\.causal\(\)",
+    ),
     "torch's mask of a module's call": (
         lambda: rg.nn.MultiHeadAttention(8, 2)(x(1, 3, 8), attn_mask=floats),
         "attn_mask: a mask is a piece",

@@ -86,6 +86,27 @@ def test_an_output_alone_refuses_two_names(make, batch):
     handle.remove()
 
 
+def test_a_name_for_the_result_is_not_unpacked_in_the_next_statement():
+    module, x = MultiHeadAttention(C, H), torch.randn(2, I, C)
+    pairs = ["result = module(x)\n_, _ = result", "result = module(x, x, x)\n\n# a comment\n(_, _) = result"]
+    shared = "def inner():\n  nonlocal result\n  result = module(x)\n  _, _ = result\ninner()"
+    inside = "def outer():\n  result = module(x)\n  _, _ = result\nouter()"
+    closure = "def outer():\n  result = 0\n  " + shared.replace("\n", "\n  ") + "\nouter()"
+    for code in (*pairs, inside, closure, "for result in [0]:\n  result = module(x)\n  _, _ = result"):
+        with pytest.raises(rg.RegardError, match="return_weights=True"):
+            exec(code, {"module": module, "x": x})
+    allowed = [
+        "result = module(x)\nother = x\n_, _ = other",
+        "other = x\nresult = module(x)\n_, _ = other\nassert type(result) is type(x)",
+        "result = module(x)\n_, *_ = result",
+        "result = module(x)\nresult = result + 1\n_, _ = result",
+        "result = module(x)\nassert type(result) is type(x)\n_, _ = result",
+    ]
+    for code in allowed:
+        exec(code, {"module": module, "x": x})
+        exec("def outer():\n  " + code.replace("\n", "\n  ") + "\nouter()", {"module": module, "x": x})
+
+
 def test_all_other_uses_get_a_plain_tensor():
     module, x = MultiHeadAttention(C, H), torch.randn(2, I, C)
     output = module(x)
@@ -216,13 +237,22 @@ MISTAKES = {
         lambda: MultiHeadAttention(d_in=8, d_out=8, context_length=9, num_heads=2, qkv_bias=True),
         r"d_in: it is called width\..*qkv_bias: it is called bias",
     ),
-    "a causal module": (
-        lambda: MultiHeadAttention(8, 2, is_causal=True),
-        r"attention=regard\.Attention\(mask=regard\.causal\(\)\)",
+    "a causal module with its own attention": (
+        lambda: MultiHeadAttention(8, 2, attention=rg.Attention(), is_causal=True),
+        r"regard\.Attention\(\.\.\., mask=regard\.causal\(\)\)",
     ),
-    "a causal call": (
-        lambda: MultiHeadAttention(8, 2)(torch.randn(1, 3, 8), is_causal=True),
-        r": mask=regard\.causal\(\)",
+    "a causal module by another name": (lambda: MultiHeadAttention(8, 2, causal=True), "it is called is_causal"),
+    "a causal call by another name": (
+        lambda: MultiHeadAttention(8, 2)(torch.randn(1, 3, 8), use_causal_mask=True),
+        "it is called is_causal",
+    ),
+    "a causal call with other keys": (
+        lambda: MultiHeadAttention(8, 2)(torch.randn(1, 3, 8), torch.randn(1, 5, 8), is_causal=True),
+        r"3 queries and 5 keys.*start=0 for torch.*start=2 for that of regard\.causal\(\)",
+    ),
+    "a causal call with fewer keys": (
+        lambda: MultiHeadAttention(8, 2)(torch.randn(1, 5, 8), torch.randn(1, 3, 8), is_causal=True),
+        r"5 queries and 3 keys.*start=-2",
     ),
     "weights of a call": (
         lambda: MultiHeadAttention(8, 2)(torch.randn(1, 3, 8), need_weights=True),
@@ -267,14 +297,79 @@ def test_what_tutorials_call_it_is_explained(mistake):
         call()
 
 
-def test_the_remedies_for_a_causal_mask_as_typed_are_torchs_causal_mask():
+# Causal attention
+
+CAUSAL = torch.ones(I, I).triu(1).bool()  # torch's sense: True = may not attend
+
+
+def with_causal_default(theirs):
+    module = MultiHeadAttention(C, H, is_causal=True).double()
+    module.load_state_dict(MultiHeadAttention.from_torch(theirs).state_dict())
+    return module
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_is_causal_is_torchs(need_weights):
     theirs = randomized(nn.MultiheadAttention(C, H, batch_first=True))
-    x = torch.randn(B, I, C).double()
-    expected = theirs(x, x, x, attn_mask=torch.ones(I, I).triu(1).bool(), is_causal=True)[0]
-    by_call, by_module = MultiHeadAttention.from_torch(theirs), MultiHeadAttention.from_torch(theirs)
-    by_module.attention = rg.Attention(mask=rg.causal())
-    close(by_call(x, mask=rg.causal()), expected)
-    close(by_module(x), expected)
+    x, options = torch.randn(B, I, C).double(), {"need_weights": need_weights}
+    by_call = MultiHeadAttention.from_torch(theirs)
+    by_attention = MultiHeadAttention.from_torch(theirs)
+    by_attention.attention = rg.Attention(mask=rg.causal())
+    expected = theirs(x, x, x, attn_mask=CAUSAL, is_causal=True, **options)[0]
+    for output in (by_call(x, is_causal=True), by_call(x, mask=rg.causal()), by_attention(x)):
+        close(output, expected)
+    close(with_causal_default(theirs)(x, is_causal=True), expected)
+    assert not torch.allclose(by_call(x), expected)
+    padded = theirs(x, x, x, key_padding_mask=~REAL, attn_mask=CAUSAL, is_causal=True, **options)[0]
+    close(by_call(x, mask=rg.padding(REAL), is_causal=True), padded)
+    close(with_causal_default(theirs)(x, mask=rg.padding(REAL)), padded)
+
+
+def test_is_causal_is_added_to_a_mask_where_torchs_is_a_hint_about_it():
+    theirs = randomized(nn.MultiheadAttention(C, H, batch_first=True))
+    ours, x = MultiHeadAttention.from_torch(theirs, return_weights=True), torch.randn(B, I, C).double()
+    with pytest.raises(RuntimeError, match="Need attn_mask"):
+        theirs(x, x, x, is_causal=True)
+    close(ours(x, is_causal=True)[0], theirs(x, x, x, attn_mask=CAUSAL)[0])
+    allowed = torch.rand(I, I) < 0.6
+    allowed.fill_diagonal_(True)
+    output, weights = ours(x, mask=rg.mask_tensor(allowed), is_causal=True)
+    expected, expected_weights = theirs(x, x, x, attn_mask=~allowed | CAUSAL, average_attn_weights=False)
+    close(output, expected)
+    close(weights.dense(), expected_weights.detach())
+
+
+@pytest.mark.parametrize("num_keys", [3, J])
+def test_other_numbers_of_keys_are_torchs_with_start_zero(num_keys):
+    theirs = randomized(nn.MultiheadAttention(C, H, batch_first=True))
+    ours, x, keys = (
+        MultiHeadAttention.from_torch(theirs),
+        torch.randn(B, I, C).double(),
+        torch.randn(B, num_keys, C).double(),
+    )
+    hint = torch.zeros(I, num_keys).bool()  # without weights torch reads is_causal in place of it
+    expected = theirs(x, keys, keys, attn_mask=hint, is_causal=True, need_weights=False)[0]
+    close(ours(x, keys, is_causal=True, start=0), expected)
+    allowed = torch.ones(I, num_keys).tril(num_keys - I).bool()
+    last = theirs(x, keys, keys, attn_mask=~allowed, need_weights=False)[0]
+    rows = allowed.any(1)  # torch gives NaN for the other rows
+    close(ours(x, keys, is_causal=True, start=num_keys - I)[:, rows], last[:, rows])
+
+
+@pytest.mark.parametrize("cuts", [[1] * I, [2, 3], [1, 3, 1], [I]])
+@pytest.mark.parametrize("by_module", [True, False])
+def test_the_positions_of_a_cache_continue(cuts, by_module):
+    theirs = randomized(nn.MultiheadAttention(C, H, batch_first=True))
+    x, past, outputs = torch.randn(B, I, C).double(), None, []
+    module = with_causal_default(theirs) if by_module else MultiHeadAttention.from_torch(theirs)
+    options = {} if by_module else {"is_causal": True}
+    for part in x.split(cuts, 1):
+        output, past = module.advance(part, past, **options)
+        outputs.append(output)
+    expected = theirs(x, x, x, attn_mask=CAUSAL)[0]
+    close(torch.cat(outputs, 1), expected)
+    close(module(x[:, 2:], past, **options), expected[:, 2:])  # the last query is the last token
+    close(module(x[:, :2], past, start=0, **options), expected[:, :2])
 
 
 # Layers

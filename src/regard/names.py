@@ -109,6 +109,8 @@ def explanation(given: Iterable[str], known: Iterable[str]) -> str:
 def _remedy(name: str, known: list[str]) -> str:
     if "dropout" in name and "dropout" in known:
         return f"{name}: it is called dropout. "
+    if "causal" in name and "is_causal" in known:
+        return f"{name}: it is called is_causal. "
     if name in OTHER_NAMES:
         return f"{name}: {_placed(OTHER_NAMES[name], known)}. "
     close = difflib.get_close_matches(name, known, n=1)

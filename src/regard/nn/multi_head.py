@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -12,7 +14,7 @@ from regard.maps import AttentionMap
 from regard.nn.listener import Attends, listeners
 from regard.nn.projected_kv import ProjectedKV, read
 from regard.nn.unpacking import refuse_unpacking
-from regard.pieces import Mask
+from regard.pieces import Mask, causal
 from regard.pieces.mask import sees_no_later_key
 from regard.pieces.mask_senses import mask_remedy
 
@@ -24,13 +26,16 @@ class MultiHeadAttention(Attends):
     `attention` is the attention of every head: any score, position, bias, mask and normaliser; by default the softmax
     of scaled dot products. If `num_key_heads` is below `num_heads`, groups of query heads share a key and value head
     (grouped-query attention; 1 is multi-query attention). `key_width` and `value_width` are the widths of the inputs
-    for keys and values, by default `width`. `dropout` is the share of dropped weights of the default attention; an
-    `attention` of yours has its own. Without `output_projection` the heads are only joined.
+    for keys and values, by default `width`. `dropout` and `is_causal` are for the default attention: the share of
+    dropped weights, and the mask `regard.causal()` in every call. An `attention` of yours has its own. Without
+    `output_projection` the heads are only joined.
 
     Inputs are (B, I, C), batch first. This module returns only the output, and `regard.watch(model)` shows the weights.
     With `return_weights` it returns a pair as `nn.MultiheadAttention` does, but the weights (B, H, I, J) of every head
-    are an `AttentionMap`, which computes them when they are read. Boolean masks of `nn.MultiheadAttention` have the
-    opposite meaning (True = may not attend). `from_torch` copies its weights.
+    are an `AttentionMap`, which computes them when they are read. Without it, `output, weights = module(x)` raises an
+    error, also if the next statement unpacks `result = module(x)`. Python cannot see later unpacking, compiled callers,
+    and callers of a wrapper such as DDP. Boolean masks of `nn.MultiheadAttention` have the opposite meaning (True = may
+    not attend). `from_torch` copies its weights.
 
     >>> import torch, regard as rg
     >>> attention, x = rg.nn.MultiHeadAttention(512, 8, bias=False), torch.randn(2, 5, 512)
@@ -52,17 +57,13 @@ class MultiHeadAttention(Attends):
         value_width: Size | None = None,
         bias: bool = True,
         dropout: float = 0.0,
+        is_causal: bool = False,
         return_weights: bool = False,
         output_projection: bool = True,
     ) -> None:
         super().__init__()
         num_key_heads = num_heads if num_key_heads is None else num_key_heads
         _check(width, num_heads, num_key_heads)
-        if attention is not None and dropout:
-            raise RegardError(
-                f"MultiHeadAttention(dropout={dropout}): this is for the default attention. Dropout of your own "
-                f"attention is a part of it: regard.Attention(..., dropout={dropout})."
-            )
         self.width, self.return_weights = width, return_weights
         self.num_heads, self.num_key_heads, self.head_width = num_heads, num_key_heads, width // num_heads
         inner = num_key_heads * self.head_width
@@ -70,11 +71,8 @@ class MultiHeadAttention(Attends):
         self.key = nn.Linear(key_width or width, inner, bias=bias)
         self.value = nn.Linear(value_width or key_width or width, inner, bias=bias)
         self.output = nn.Linear(width, width, bias=bias) if output_projection else None
-        self.attention = Attention(dropout=dropout) if attention is None else attention
-        for projection in filter(None, (self.query, self.key, self.value, self.output)):
-            nn.init.xavier_uniform_(projection.weight)
-            if projection.bias is not None:
-                nn.init.zeros_(projection.bias)
+        self.attention = _attention(attention, dropout, is_causal)
+        _initialize(filter(None, (self.query, self.key, self.value, self.output)))
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention, *, return_weights: bool = False) -> MultiHeadAttention:
@@ -120,6 +118,7 @@ class MultiHeadAttention(Attends):
         value: Tensor | None = None,
         *,
         mask: Mask | None = None,
+        is_causal: bool = False,
         start: int | None = None,
     ) -> Tensor | tuple[Tensor, AttentionMap]:
         """The output (B, I, C) for inputs of queries (B, I, C), and of keys and values (B, J, C').
@@ -129,11 +128,21 @@ class MultiHeadAttention(Attends):
         `key` defaults to `query`, and `value` to `key`. `key` may also be the result of `keys`. `mask` is added to that
         of the attention (True = may attend), such as `regard.padding(real)`. `start` is the position of the first
         query; by default the last query has the position of the last key.
+
+        `is_causal` adds `regard.causal()` to the masks of this call: a pair must be allowed by all. In
+        `nn.MultiheadAttention` it is only a hint: without `attn_mask` it raises an error, and with one it may replace
+        it. torch gives the first query the position of the first key, Regard the last query that of the last key. If
+        the numbers of queries and keys differ, give `start`: 0 is torch's rule. The result of `keys` needs no `start`,
+        because its keys are those of all tokens so far.
         """
         if isinstance(key, ProjectedKV) and not (value is None and mask is None):
             raise RegardError("MultiHeadAttention: projected keys hold their values and mask: keys(key, value, mask).")
         keys = key if isinstance(key, ProjectedKV) else self.keys(query if key is None else key, value, mask)
         heads = self._heads(self.query, query)
+        if is_causal:
+            if start is None and not isinstance(key, ProjectedKV):
+                _check_aligned(query.shape[1], keys.length)
+            keys = keys.causal()
         if not self.return_weights:
             return refuse_unpacking(self._mixed(read(self, heads, keys, start)))
         receiver = _LastMap()
@@ -149,15 +158,16 @@ class MultiHeadAttention(Attends):
         return ProjectedKV(self.attention, self._heads(self.key, key), self._heads(self.value, value), mask)
 
     def advance(
-        self, x: Tensor, past: ProjectedKV | None = None, mask: Mask | None = None
+        self, x: Tensor, past: ProjectedKV | None = None, mask: Mask | None = None, *, is_causal: bool = False
     ) -> tuple[Tensor, ProjectedKV]:
         """Self-attention of the next tokens (B, n, C) to all tokens so far: the output, and the keys of all tokens.
 
-        `mask` excludes some of all tokens so far, such as padding. Without it the mask of `past` stays.
+        `mask` excludes some of all tokens so far, such as padding. Without it the mask of `past` stays. `is_causal`
+        is that of a call: no token attends to a later one.
         """
         keys = self.keys(x, mask=mask)
         keys = keys if past is None else past.extended(keys.key, keys.value, mask)
-        output = self(x, keys)
+        output = self(x, keys, is_causal=is_causal)
         return output[0] if self.return_weights else output, keys
 
     @property
@@ -191,6 +201,38 @@ class _LastMap:
 
     def on_attention(self, module: nn.Module | None, weights: AttentionMap) -> None:
         self.weights = weights
+
+
+def _check_aligned(num_queries: int, num_keys: int) -> None:
+    """Refuse a causal mask for which torch and Regard differ."""
+    if num_queries != num_keys:
+        raise RegardError(
+            f"MultiHeadAttention(is_causal=True): {num_queries} queries and {num_keys} keys can be aligned in two "
+            f"ways. Give start=0 for torch's: the first query attends to the first key only. Give start="
+            f"{num_keys - num_queries} for that of regard.causal(): the last query attends to all keys."
+        )
+
+
+def _attention(attention: Attention | None, dropout: float, is_causal: bool) -> Attention:
+    """The given attention, which has its own dropout and mask, or the default one."""
+    if attention is None:
+        return Attention(mask=causal() if is_causal else None, dropout=dropout)
+    if dropout or is_causal:
+        option = f"dropout={dropout}" if dropout else "is_causal=True"
+        part = option if dropout else "mask=regard.causal()"
+        raise RegardError(
+            f"MultiHeadAttention({option}): this is for the default attention. It is a part of your own attention: "
+            f"regard.Attention(..., {part})."
+        )
+    return attention
+
+
+def _initialize(projections: Iterable[nn.Linear]) -> None:
+    """Xavier weights (Glorot and Bengio, 2010) and biases of zero."""
+    for projection in projections:
+        nn.init.xavier_uniform_(projection.weight)
+        if projection.bias is not None:
+            nn.init.zeros_(projection.bias)
 
 
 def _check(width: int, num_heads: int, num_key_heads: int) -> None:

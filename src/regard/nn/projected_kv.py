@@ -17,6 +17,7 @@ from regard.errors import RegardError
 from regard.maps import AttentionMap
 from regard.nn.listener import Attends, listeners
 from regard.pieces import Grid, Mask, Softmax, causal
+from regard.pieces.mask import sees_no_later_key
 from regard.pieces.mask_data import RealKeys
 from regard.positions import Positions
 from regard.shapes import Sizes, group, grouped_values, in_one_dtype, to_device, without_autocast
@@ -137,6 +138,13 @@ class ProjectedKV:
         """A copy with the keys and values of later tokens appended. `mask`, if given, is for all its keys."""
         mask = self.mask if mask is None else mask
         return ProjectedKV(self.attention, torch.cat((self.key, key), 2), torch.cat((self.value, value), 2), mask)
+
+    def causal(self) -> ProjectedKV:
+        """The same keys for an attention in which no query attends to a later key."""
+        mask = self.attention.mask
+        if sees_no_later_key(mask):
+            return self
+        return replace(self, attention=self.attention.with_mask(_both(mask, causal())))
 
     def compared(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The query prepared by the score, the keys prepared by the score, and the keys after their position encoding.
