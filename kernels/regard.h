@@ -1,0 +1,77 @@
+/* The interface of the kernels: what a caller passes, and what each function computes.
+
+   One call computes a share of the work. Several threads call the same function with the same arguments; each takes
+   the next unit of work from a counter until none is left. So the result does not depend on the number of threads.
+   The library allocates nothing: every buffer, the scratch memory too, belongs to the caller. */
+#ifndef REGARD_H
+#define REGARD_H
+
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define EXPORT __attribute__((dllexport))
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+#define JOIN_(name, variant) name##_##variant
+#define JOIN(name, variant) JOIN_(name, variant)
+#define NAMED(name) JOIN(regard_##name, VARIANT)
+
+/* Changes with every change of this file; the loader compares it with its own number. */
+#define INTERFACE_VERSION 1
+
+enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+
+/* Most queries in a tile: a multiple of the rows of every register tile. */
+#define TILE_QUERIES 96
+/* Elements that may be read before the first and behind the last of `before`, `after` and `allowed`. */
+#define MARGIN 64
+
+/* A tensor of four axes, in any strides (counted in elements): batch, head, token, channel. */
+typedef struct {
+    void *data;
+    int64_t strides[4];
+    int64_t dtype;
+} Tensor;
+
+/* Queries [first_query, stop_query) of a batch entry (-1: of every entry), and their segments of keys. */
+typedef struct {
+    int64_t entry, first_query, stop_query, first_segment, stop_segment;
+} Tile;
+
+/* Keys [first_key, stop_key). `allowed` is the index of a byte for the first query and the first key, or -1: all pairs
+   of the segment are allowed. Rows of bytes are `stride` apart. */
+typedef struct {
+    int64_t first_key, stop_key, allowed, stride;
+} Segment;
+
+/* One call of attention: softmax(after(cap(scale q.k + before))) v.
+
+   Query i may attend to key j if low <= j - i < high, a segment of its tile holds j, and its byte allows it. `before`
+   and `after` hold a number for each head and each j - i, or are null; index 0 is j - i = 1 - I. */
+typedef struct {
+    int64_t B, H, G, I, J, D, E;
+    float scale, cap; /* cap 0: none */
+    int64_t low, high;
+    const float *before, *after, *sink; /* sink: one number a head, or null */
+    int64_t diagonals_stride;           /* from one head to the next; 0 if all heads share the numbers */
+    const Tile *tiles;
+    const Segment *segments;
+    const uint8_t *allowed;
+    int64_t allowed_head_stride;
+    int64_t num_tiles, tiles_have_entries;
+    Tensor query, key, value, output;
+    float *logsumexp; /* (B, H, I) */
+    float *packed_keys, *packed_values;
+    int64_t *counters; /* of packing, of packed blocks, of tiles: 0 at the start */
+    /* of backward */
+    Tensor grad_output;
+    const float *delta; /* (B, H, I): sum over channels of grad_output * output */
+    float *packed_value_panels, *packed_key_rows;
+    int64_t num_parts;                      /* parts of the queries that sum gradients of keys on their own */
+    float *grad_query;                      /* (B, H, I, D) */
+    float *grad_key, *grad_value;           /* (B, G, parts, padded J, D) and (..., E), 0 at the start */
+    float *grad_before, *grad_after;        /* (B, H, I + J - 1), 0 at the start, or null */
+} Call;
+
+#endif
