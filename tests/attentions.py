@@ -1,4 +1,4 @@
-"""Attention as people write it: right functions in many styles, and functions with one planted mistake each."""
+"""Attention as people write it: right functions in many styles."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import regard as rg
-
-# Right ones
 
 
 def by_matmul(q, k, v, mask=None):
@@ -185,14 +183,203 @@ def sequence_first(q, k, v):
     return torch.einsum("bij,jbd->ibd", (torch.einsum("ibd,jbd->bij", q, k) / q.shape[-1] ** 0.5).softmax(-1), v)
 
 
-#: Each right function with the mechanism that it equals, and what its user means.
 def scores_in_float32(q, k, v):
     """As Llama does it in half precision."""
     scores = q.float() @ k.float().mT / math.sqrt(q.shape[-1])
     return (scores.softmax(-1) @ v.float()).to(q.dtype)
 
 
+def repeated(x, num_heads, is_tiled=False):
+    """Shared key heads (B, G, n, D) for all query heads: 0, 0, 1, 1, or 0, 1, 0, 1."""
+    times = num_heads // x.shape[1]
+    return x.repeat(1, times, 1, 1) if is_tiled else x.repeat_interleave(times, dim=1)
+
+
+def grouped(q, k, v, attn_mask=None):
+    return by_matmul(q, repeated(k, q.shape[1]), repeated(v, q.shape[1]), attn_mask)
+
+
+def grouped_by_tiles(q, k, v):
+    return by_matmul(q, repeated(k, q.shape[1], True), repeated(v, q.shape[1], True))
+
+
+def grouped_by_view(q, k, v):
+    """Without any copy of keys: query heads get an axis of their group."""
+    B, H, I, D = q.shape
+    scores = torch.einsum("bgrid,bgjd->bgrij", q.view(B, k.shape[1], -1, I, D), k) / D**0.5
+    return torch.einsum("bgrij,bgjd->bgrid", scores.softmax(-1), v).reshape(B, H, I, D)
+
+
+def grouped_by_torch(query, key, value, is_causal=False):
+    return F.scaled_dot_product_attention(query, key, value, is_causal=is_causal, enable_gqa=True)
+
+
+class Grouped(nn.Module):
+    """As in Llama: fewer heads of keys and values than of queries."""
+
+    def __init__(self, d_model, num_heads, num_kv_heads=2):
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, d_model // num_heads
+        self.q_proj, self.o_proj = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+        self.k_proj, self.v_proj = (nn.Linear(d_model, num_kv_heads * self.head_dim) for _ in range(2))
+
+    def split(self, x):
+        return x.view(x.shape[0], x.shape[1], -1, self.head_dim).transpose(1, 2)
+
+    def repeat_values(self, v):
+        return repeated(v, self.num_heads)
+
+    def forward(self, hidden_states):
+        q, k, v = (self.split(p(hidden_states)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        output, _ = by_matmul(q, repeated(k, self.num_heads), self.repeat_values(v))
+        return self.o_proj(output.transpose(1, 2).flatten(2))
+
+
+class MultiQuery(nn.Module):
+    """One head of keys and values, of a joint matrix."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, d_model // num_heads
+        self.q, self.kv = nn.Linear(d_model, d_model), nn.Linear(d_model, 2 * self.head_dim)
+        self.out = nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        q = self.q(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        k, v = (y[:, None] for y in self.kv(x).chunk(2, dim=-1))
+        return self.out(by_matmul(q, k, v)[0].transpose(1, 2).flatten(2))
+
+
+def flash(q, k, v, size=3):
+    """Blocks of keys, with a running maximum and sum."""
+    output, total = torch.zeros_like(q), torch.zeros_like(q[..., :1])
+    largest = torch.full_like(total, -math.inf)
+    for start in range(0, k.shape[-2], size):
+        scores = q @ k[..., start : start + size, :].mT / math.sqrt(q.shape[-1])
+        highest = torch.maximum(largest, scores.amax(-1, keepdim=True))
+        weights, old = torch.exp(scores - highest), torch.exp(largest - highest)
+        output = output * old + weights @ v[..., start : start + size, :]
+        total, largest = total * old + weights.sum(-1, keepdim=True), highest
+    return output / total
+
+
+def by_four_loops(q, k, v):
+    output = torch.zeros_like(q)
+    for b in range(q.shape[0]):
+        for h in range(q.shape[1]):
+            for i in range(q.shape[2]):
+                scores = torch.stack([q[b, h, i] @ key for key in k[b, h]]) / q.shape[-1] ** 0.5
+                output[b, h, i] = sum(w * value for w, value in zip(scores.softmax(0), v[b, h], strict=True))
+    return output
+
+
+def top_k(q, k, v):
+    """Has a threshold: not smooth, and not rounded."""
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    smallest = scores.topk(3, dim=-1).values[..., -1:]
+    return scores.masked_fill(scores < smallest, -math.inf).softmax(-1) @ v
+
+
+class FeedForward(nn.Module):
+    """A network of ReLU behind the attention: its weights cannot be measured, and it is not smooth."""
+
+    def __init__(self, d_model):
+        super().__init__()
+        self.up, self.down = nn.Linear(d_model, 4 * d_model), nn.Linear(4 * d_model, d_model)
+
+    def forward(self, q, k, v):
+        return self.down(self.up(by_matmul(q, k, v)[0]).relu())
+
+
+def t5(q, k, v):
+    """A learned bias of the distance, no scale."""
+    distance = torch.arange(k.shape[-2]) - torch.arange(q.shape[-2])[:, None]
+    table = torch.linspace(-1, 1, 33).sin()
+    return (q @ k.mT + table[distance.clamp(-16, 16) + 16]).softmax(-1) @ v
+
+
+def sliding(q, k, v):
+    distance = torch.arange(q.shape[-2])[:, None] - torch.arange(k.shape[-2])
+    scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill((distance < 0) | (distance >= 3), -math.inf)
+    return scores.softmax(-1) @ v
+
+
+def by_bmm(query, key, value, mask=None):
+    """(batch, length, width); the softmax names its axis from the front."""
+    scores = torch.bmm(query, key.transpose(1, 2)) / math.sqrt(query.size(-1))
+    if mask is not None:
+        scores = scores.masked_fill(mask == 0, float("-inf"))
+    weights = F.softmax(scores, dim=2)
+    return torch.bmm(weights, value), weights
+
+
+def of_one_sequence(q, k, v):
+    return F.softmax(q @ k.T / math.sqrt(q.shape[1]), dim=1) @ v
+
+
+def softcapped(q, k, v):
+    return (30 * torch.tanh(q @ k.mT / math.sqrt(q.shape[-1]) / 30)).softmax(-1) @ v
+
+
+def with_a_sink(q, k, v):
+    """One more entry in each row, whose weight goes to no key."""
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    scores = torch.cat((scores, torch.zeros_like(scores[..., :1])), -1)
+    return scores.softmax(-1)[..., :-1] @ v
+
+
+def with_a_regard_mask(q, k, v, mask=None):
+    return rg.attend(rg.Attention() if mask is None else rg.Attention(mask=mask), q, k, v).output
+
+
+class JointMatrix(nn.Module):
+    """As in timm: (B, n, 3, H, D) permuted; torch's kernel."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        B, n, C = x.shape
+        q, k, v = self.qkv(x).reshape(B, n, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, n, C))
+
+
+class AdditiveOfThree(nn.Module):
+    """As in Dive into Deep Learning: queries, keys and values of their own."""
+
+    def __init__(self, hidden):
+        super().__init__()
+        self.W_k, self.W_q, self.w_v = (nn.Linear(hidden, n, bias=False) for n in (hidden, hidden, 1))
+
+    def forward(self, queries, keys, values):
+        features = torch.tanh(self.W_q(queries).unsqueeze(2) + self.W_k(keys).unsqueeze(1))
+        return torch.bmm(F.softmax(self.w_v(features).squeeze(-1), dim=-1), values)
+
+
+#: Each right function with the mechanism that it equals, and what its user means.
 RIGHT = {
+    "grouped queries": (grouped, "multi_head", {}),
+    "grouped queries, tiles": (grouped_by_tiles, "multi_head", {}),
+    "grouped queries, a view": (grouped_by_view, "multi_head", {}),
+    "grouped queries, torch": (grouped_by_torch, "multi_head", {}),
+    "grouped queries, module": (Grouped(32, 4), "multi_head", {}),
+    "multi-query, module": (MultiQuery(32, 4), "multi_head", {}),
+    "four loops": (by_four_loops, "multi_head", {}),
+    "top-k": (top_k, "top_k", {}),
+    "feed-forward layer": (FeedForward, None, {}),
+    "flash": (flash, "multi_head", {}),
+    "t5": (t5, None, {}),
+    "sliding window": (sliding, "sliding_window", {}),
+    "softmax over axis 3": (lambda q, k, v: F.softmax(q @ k.mT / math.sqrt(q.shape[-1]), 3) @ v, "multi_head", {}),
+    "bmm": (by_bmm, "cross", {}),
+    "one sequence": (of_one_sequence, "cross", {}),
+    "softcap": (softcapped, "softcap", {}),
+    "sink": (with_a_sink, None, {}),
+    "a mask of Regard": (with_a_regard_mask, "multi_head", {}),
+    "a joint matrix": (JointMatrix(24, 2), "multi_head", {}),
+    "additive, three inputs": (AdditiveOfThree, "bahdanau", {}),
     "scores in float32": (scores_in_float32, "multi_head", {}),
     "matmul": (by_matmul, "multi_head", {}),
     "einsum, drop mask": (by_einsum, "multi_head", {"mask": "drop"}),
@@ -219,239 +406,4 @@ RIGHT = {
     "length first": (sequence_first, "cross", {}),
     "Regard's module": (rg.nn.MultiHeadAttention(16, 4), "multi_head", {}),
     "unscaled, as meant": (lambda q, k, v: (q @ k.mT).softmax(-1) @ v, "luong_dot", {"scale": 1.0}),
-}
-
-
-# Wrong ones: each has one mistake
-
-
-def no_scale(q, k, v):
-    return (q @ k.mT).softmax(-1) @ v
-
-
-def scale_by_width(q, k, v):
-    return (q @ k.mT / q.shape[-1]).softmax(-1) @ v
-
-
-def softmax_over_queries(q, k, v):
-    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-2) @ v
-
-
-def softmax_over_heads(q, k, v):
-    scores = torch.einsum("bhid,bhjd->bhij", q, k) / q.shape[-1] ** 0.5
-    return torch.einsum("bhij,bhjd->bhid", scores.softmax(1), v)
-
-
-def softmax_over_batch(q, k, v):
-    return torch.bmm((torch.bmm(q, k.transpose(1, 2)) / q.shape[-1] ** 0.5).softmax(0), v)
-
-
-def reversed_mask(q, k, v, mask=None):
-    scores = q @ k.mT / q.shape[-1] ** 0.5
-    return (scores if mask is None else scores.masked_fill(mask == 1, -1e9)).softmax(-1) @ v
-
-
-def mask_after_softmax(q, k, v, mask=None):
-    weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
-    return (weights if mask is None else weights * mask) @ v
-
-
-def causal_by(pattern):
-    def attention(q, k, v):
-        scores = q @ k.mT / q.shape[-1] ** 0.5
-        visible = pattern(torch.ones(scores.shape[-2:], dtype=torch.bool))
-        return scores.masked_fill(~visible, -torch.inf).softmax(-1) @ v
-
-    return attention
-
-
-class SeesTheNext(CausalSelfAttention):
-    def pattern(self, ones):
-        return torch.tril(ones, diagonal=1)
-
-
-class HidesItself(CausalSelfAttention):
-    def pattern(self, ones):
-        return torch.tril(ones, diagonal=-1)
-
-
-def padding_on_queries(q, k, v, mask=None):
-    scores = torch.bmm(q, k.transpose(1, 2)) / q.shape[-1] ** 0.5
-    return (scores if mask is None else scores.masked_fill(~mask[:, :, None], -1e9)).softmax(-1) @ v
-
-
-def mask_is_added(q, k, v, mask=None):
-    scores = q @ k.mT / q.shape[-1] ** 0.5
-    return (scores if mask is None else scores + mask.to(scores.dtype)).softmax(-1) @ v
-
-
-def one_minus_mask(q, k, v, mask=None):
-    scores = q @ k.mT / q.shape[-1] ** 0.5
-    return (scores if mask is None else scores + (1 - mask.to(scores.dtype))).softmax(-1) @ v
-
-
-def scores_set_to_zero(q, k, v, mask=None):
-    scores = q @ k.mT / q.shape[-1] ** 0.5
-    return (scores if mask is None else scores.masked_fill(mask == 0, 0.0)).softmax(-1) @ v
-
-
-def mask_is_ignored(q, k, v, mask=None):
-    scores = q @ k.mT / q.shape[-1] ** 0.5
-    if mask is not None:
-        scores.masked_fill(mask == 0, -1e9)  # not in place
-    return scores.softmax(-1) @ v
-
-
-def mask_is_transposed(q, k, v, mask=None):
-    scores = q @ k.mT / q.shape[-1] ** 0.5
-    return (scores if mask is None else scores.masked_fill(mask.mT == 0, -1e9)).softmax(-1) @ v
-
-
-def causal_is_ignored(q, k, v, is_causal=False):
-    scores = q @ k.mT / q.shape[-1] ** 0.5
-    if is_causal:
-        scores = scores + torch.triu(torch.ones(scores.shape[-2:]), 1)
-    return scores.softmax(-1) @ v
-
-
-def dropout_is_on(q, k, v, dropout=0.1):
-    return F.dropout((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1), dropout) @ v
-
-
-class DropoutIsOn(MultiHead):
-    def __init__(self, d_model, num_heads):
-        super().__init__(d_model, num_heads)
-        self.dropout = Always()
-
-
-class Always(nn.Module):
-    def forward(self, weights):
-        return F.dropout(weights, 0.1)
-
-
-def weights_after_dropout(query, key, value, mask=None, dropout=None):
-    """The attention of the Annotated Transformer."""
-    scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(query.size(-1))
-    if mask is not None:
-        scores = scores.masked_fill(mask == 0, -1e9)
-    p_attn = scores.softmax(dim=-1)
-    if dropout is not None:
-        p_attn = dropout(p_attn)
-    return torch.matmul(p_attn, value), p_attn
-
-
-class WeightsAfterDropout(MultiHead):
-    def forward(self, query, key, value):
-        q, k, v = self.split(self.W_q(query)), self.split(self.W_k(key)), self.split(self.W_v(value))
-        weights = self.dropout((q @ k.mT * self.factor(q)).softmax(-1))
-        return self.W_o((weights @ v).transpose(1, 2).reshape(query.shape)), weights
-
-
-def scores_are_returned(q, k, v):
-    scores = q @ k.mT / q.shape[-1] ** 0.5
-    return scores.softmax(-1) @ v, scores
-
-
-def swapped(q, k, v):
-    return (k @ q.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
-
-
-def overflows(q, k, v):
-    weights = torch.exp(q @ k.mT / q.shape[-1] ** 0.5)
-    return weights / weights.sum(-1, keepdim=True) @ v
-
-
-def in_place(q, k, v):
-    q /= q.shape[-1] ** 0.5
-    return (q @ k.mT).softmax(-1) @ v
-
-
-def detached(q, k, v):
-    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1).detach() @ v
-
-
-class WholeWidth(MultiHead):
-    def factor(self, q):
-        return 1 / math.sqrt(self.num_heads * self.d_k)
-
-
-class BatchIsMixed(MultiHead):
-    def split(self, x):
-        return x.transpose(0, 1).reshape(x.shape[0], -1, self.num_heads, self.d_k).transpose(1, 2)
-
-
-#: Each wrong function with its mistake, and what its user means.
-def mean_over_the_batch(q, k, v):
-    return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1).mean(0, keepdim=True) @ v
-
-
-def causal_after_softmax(q, k, v, is_causal=False):
-    weights = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)
-    return (weights.tril() if is_causal else weights) @ v
-
-
-def causal_but_the_last_key(q, k, v, is_causal=False):
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
-    later = torch.ones(scores.shape[-2:]).triu(1).bool()
-    later[:, -1] = False
-    return (scores.masked_fill(later, -math.inf) if is_causal else scores).softmax(-1) @ v
-
-
-def without_values(q, k, v):
-    return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ k
-
-
-def nothing_but_nan(q, k, v):
-    return (q @ k.mT / math.sqrt(0 * q[:1].sum())).softmax(-1) @ v
-
-
-WRONG = {
-    "only NaN": (nothing_but_nan, "the output is NaN", {}),
-    "mean over the batch": (mean_over_the_batch, "sequences of a batch mix", {}),
-    "causal after the softmax": (causal_after_softmax, "the causal mask is applied after the softmax", {}),
-    "causal but the last key": (causal_but_the_last_key, "the causal mask shows later tokens", {}),
-    "keys for values": (without_values, "the values are not used", {}),
-    "no scale": (no_scale, "the scores are not scaled", {}),
-    "scale by d": (scale_by_width, "the scores are divided by d instead of sqrt(d)", {}),
-    "scale of the whole width": (
-        WholeWidth,
-        "the scores are divided by the root of the whole width instead of that of a head",
-        {},
-    ),
-    "softmax over queries": (softmax_over_queries, "the softmax is over the queries", {}),
-    "softmax over heads": (softmax_over_heads, "the softmax is over the heads", {}),
-    "softmax over the batch": (softmax_over_batch, "the softmax is over the batch", {}),
-    "query and key swapped": (swapped, "query and key are swapped", {}),
-    "mask reversed": (reversed_mask, "the mask is reversed", {"mask": "keep"}),
-    "causal mask reversed": (causal_by(torch.triu), "the causal mask is reversed", {}),
-    "mask after softmax": (mask_after_softmax, "the mask is applied after the softmax", {}),
-    "next token visible": (
-        causal_by(lambda x: x.tril(1)),
-        "the causal mask is off by one: it shows the next token",
-        {},
-    ),
-    "next token visible, module": (SeesTheNext, "the causal mask is off by one: it shows the next token", {}),
-    "own token hidden": (causal_by(lambda x: x.tril(-1)), "the causal mask hides the token itself", {}),
-    "own token hidden, module": (HidesItself, "the causal mask hides the token itself", {}),
-    "is_causal ignored": (causal_is_ignored, "the causal mask does nothing", {}),
-    "padding on queries": (padding_on_queries, "the padding mask hides queries instead of keys", {}),
-    "mask added as 0 and 1": (mask_is_added, "the mask is added as 0 and 1", {"mask": "keep"}),
-    "one minus mask": (one_minus_mask, "the mask is added as 0 and 1", {}),
-    "scores set to 0": (scores_set_to_zero, "the mask does not hide keys", {}),
-    "mask not in place": (mask_is_ignored, "the mask does nothing", {}),
-    "mask transposed": (mask_is_transposed, "the mask is transposed", {}),
-    "dropout on": (dropout_is_on, "dropout is on in evaluation", {}),
-    "dropout on, module": (DropoutIsOn, "dropout is on in evaluation", {}),
-    "weights after dropout": (weights_after_dropout, "the returned weights are those after dropout", {}),
-    "weights after dropout, module": (WeightsAfterDropout, "the returned weights are those after dropout", {}),
-    "weights after dropout, torch's module": (
-        nn.MultiheadAttention(16, 4, dropout=0.1, batch_first=True),
-        "the returned weights are those after dropout",
-        {},
-    ),
-    "scores returned": (scores_are_returned, "the returned weights are not those used", {}),
-    "overflow": (overflows, "large scores overflow", {}),
-    "in place": (in_place, "the inputs are changed in place", {}),
-    "detached": (detached, "the gradient is detached", {}),
-    "batch mixed": (BatchIsMixed, "sequences of a batch mix", {}),
 }

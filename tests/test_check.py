@@ -11,11 +11,12 @@ from torch import nn
 from typer.testing import CliRunner
 
 import regard as rg
-from attentions import RIGHT, WRONG, MultiHead, by_einsum, by_loops, by_matmul, in_numpy, no_scale
+from attentions import RIGHT, MultiHead, by_einsum, by_loops, by_matmul, in_numpy
 from regard.cli.app import app
-from regard.diagnosis.calling import LAYOUTS, arranged, callers_of, canonical
+from regard.diagnosis.calling import LAYOUTS, argument_tensor, callers_of, canonical_tensor
 from regard.diagnosis.masks import causal_pattern
-from regard.diagnosis.weights import measure, readable
+from regard.diagnosis.weights import measurable_caller, measure
+from wrong_attentions import WRONG, no_scale
 
 #: Right functions that are checked with further seeds: one for each way to find the weights.
 SEVERAL_SEEDS = ["matmul", "einsum, drop mask", "loops", "torch", "multi-head module", "nanoGPT", "linear", "one head"]
@@ -52,7 +53,7 @@ def test_a_planted_mistake_is_found_by_its_name_and_no_other(name):
 def test_measured_weights_are_those_of_the_definition(name):
     """Against the mechanism of the catalogue in float64, on the same inputs."""
     function, mechanism, _ = RIGHT[name]
-    caller = next(c for c in callers_of(function) if readable(c) is not None)
+    caller = next(c for c in callers_of(function) if measurable_caller(c) is not None)
     caller = replace(caller, sizes=replace(caller.sizes, keys=caller.sizes.queries))
     inputs = caller.sizes.sample(5)
     arguments = {"num_heads": caller.sizes.heads} if mechanism == "alibi" else {}
@@ -63,7 +64,7 @@ def test_measured_weights_are_those_of_the_definition(name):
 def test_weights_of_a_module_are_measured_head_by_head():
     module = MultiHead(16, 4, dropout=0.0).double().eval()
     (caller, *_) = callers_of(module)
-    found = measure(readable(caller), caller.sizes.sample(0))
+    found = measure(measurable_caller(caller), caller.sizes.sample(0))
     assert found.weights.shape == (2, 4, 5, 7)
     with torch.no_grad():
         for layer in (module.W_q, module.W_k, module.W_v, module.W_o):
@@ -73,11 +74,11 @@ def test_weights_of_a_module_are_measured_head_by_head():
 
 
 @pytest.mark.parametrize("axes", [pair[0] for pair in LAYOUTS])
-def test_arranged_and_canonical_are_inverse(axes):
+def test_argument_tensor_and_canonical_tensor_are_inverse(axes):
     sizes = [size if axis in axes else 1 for axis, size in zip("bhnd", (2, 3, 5, 7), strict=True)]
     x = torch.randn(sizes)
-    assert arranged(x, axes).shape == tuple(sizes["bhnd".index(axis)] for axis in axes)
-    assert torch.equal(canonical(arranged(x, axes), axes), x)
+    assert argument_tensor(x, axes).shape == tuple(sizes["bhnd".index(axis)] for axis in axes)
+    assert torch.equal(canonical_tensor(argument_tensor(x, axes), axes), x)
 
 
 @pytest.mark.parametrize(

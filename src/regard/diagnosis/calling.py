@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.diagnosis.signatures import HEAD_WIDTHS, HEADS, WIDTHS, Roles, name_of, roles_of, signature_of
 from regard.errors import RegardError
@@ -49,6 +50,42 @@ class WithoutDropout(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class WithoutRounding(TorchDispatchMode):
+    """Inside, a tensor that is cast to float16 or bfloat16 keeps its dtype; `dtypes` are those that were refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.ops.aten._to_copy.default and kwargs.get("dtype") in (torch.float16, torch.bfloat16):
+            self.dtypes.add(kwargs["dtype"])
+            kwargs["dtype"] = args[0].dtype
+        return func(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Undone:
+    """Mistakes that a caller undoes, so that everything else is measured behind them.
+
+    `rounding`: casts to half precision do nothing. `residual`: "query" or "value" is subtracted from the output.
+    `split`, `join`: the function uses .view where heads have to be transposed. `weights` gives the intended weights
+    (B, H, I, J) for those that are used.
+    """
+
+    rounding: bool = False
+    residual: str = ""
+    split: bool = False
+    join: bool = False
+    weights: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def mixes_tokens(self) -> bool:
+        """Whether the function joins parts of different tokens."""
+        return self.split or self.join
+
+
 @dataclass(frozen=True)
 class CallResult:
     """What one call returned: the output (B, H, I, D), weights (B, h, I, J) if any, and whether it changed an input."""
@@ -60,7 +97,7 @@ class CallResult:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the inputs of one call."""
+    """Sizes of the inputs of one call. Keys and values have `key_heads`, if not as many heads as queries."""
 
     batch: int
     heads: int
@@ -68,11 +105,13 @@ class Sizes:
     keys: int
     width: int
     seed: int = 0
+    key_heads: int | None = None
 
     def sample(self, seed: int = 0, dtype: torch.dtype = torch.float64, scale: float = 0.7) -> Inputs:
         """Random query, key and value."""
         generator = torch.Generator().manual_seed(1000 * self.seed + seed)
-        shapes = [(self.batch, self.heads, n, self.width) for n in (self.queries, self.keys, self.keys)]
+        of_query, of_key = (self.heads, self.queries), (self.key_heads or self.heads, self.keys)
+        shapes = [(self.batch, *heads_and_length, self.width) for heads_and_length in (of_query, of_key, of_key)]
         query, key, value = (scale * torch.randn(s, dtype=torch.float64, generator=generator).to(dtype) for s in shapes)
         return query, key, value
 
@@ -88,6 +127,7 @@ class Caller:
     sizes: Sizes
     dtype: torch.dtype = torch.float64
     numpy: bool = False
+    undone: Undone = Undone()
 
     def __call__(
         self,
@@ -108,17 +148,20 @@ class Caller:
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
             if not with_dropout:
                 stack.enter_context(WithoutDropout())
+            if self.undone.rounding:
+                stack.enter_context(WithoutRounding())
             result = self.function(*ordered, **arguments)
         given = self._arguments(query, key, value)
         changed = any(not torch.equal(copies[name], given[name]) for name in given)
         return replace(self._read_result(result, query, key, value), changes_inputs=changed)
 
     def _arguments(self, query: Tensor, key: Tensor, value: Tensor) -> dict[str, Any]:
-        inputs = [arranged(query, self.query_axes), *(arranged(x, self.key_axes) for x in (key, value))]
+        axes = (self.query_axes, self.key_axes, self.key_axes)
+        inputs = [argument_tensor(x, a, self.undone.split) for x, a in zip((query, key, value), axes, strict=True)]
         return dict(zip(self.roles.inputs, inputs, strict=False))
 
     def _required_arguments(self) -> dict[str, Any]:
-        values = {n: self.sizes.width if v == "width" else v for n, v in self.roles.required.items()}
+        values = {n: self.argument_width if v == "width" else v for n, v in self.roles.required.items()}
         return values | ({self.roles.training: False} if self.roles.training else {})
 
     def _read_result(self, result: Any, query: Tensor, key: Tensor, value: Tensor) -> CallResult:
@@ -129,9 +172,17 @@ class Caller:
         if not outputs:
             shapes = ", ".join(str(tuple(x.shape)) for x in returned) or type(result).__name__
             raise ValueError(f"it returned {shapes}, and no output of {I} tokens")
-        output, axes = outputs[0], _axes_of(outputs[0], self.query_axes, B, H, I)
-        weights = [w for x in returned if x is not output and (w := _as_weights(x, B, I, J)) is not None]
-        return CallResult(canonical(output, axes), weights[0] if weights else None)
+        axes = _axes_of(outputs[0], self.query_axes, B, H, I)
+        output = canonical_tensor(outputs[0], axes, H, self.undone.join)
+        if self.undone.residual:
+            output = output - (query if self.undone.residual == "query" else value)
+        weights = [w for x in returned if x is not outputs[0] and (w := _as_weights(x, B, I, J)) is not None]
+        return CallResult(output, weights[0] if weights else None)
+
+    @property
+    def argument_width(self) -> int:
+        """The size of the axis of channels in the function's own arguments."""
+        return self.sizes.width * (1 if "h" in self.query_axes else self.sizes.heads)
 
     @property
     def text(self) -> str:
@@ -140,25 +191,39 @@ class Caller:
         parameters = signature_of(self.function).parameters.values()
         arguments = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)
         s = self.sizes
-        of_axis = {"b": s.batch, "h": s.heads, "n": s.queries, "d": s.width}
+        of_axis = {"b": s.batch, "h": s.heads, "n": s.queries, "d": self.argument_width}
         sizes = ", ".join(str(of_axis[axis]) for axis in self.query_axes)
         keys = "" if s.queries == s.keys else f", and {s.keys} keys"
+        keys += f" in {s.key_heads} heads" if s.key_heads else ""
         kind = "NumPy arrays" if self.numpy else "tensors"
         return f"({arguments}), with {kind} ({names}) = ({sizes}){keys}"
 
 
-def arranged(x: Tensor, axes: str) -> Tensor:
-    """A (B, H, n, D) tensor with the axes in another order; axes that are left out have size 1."""
+def argument_tensor(x: Tensor, axes: str, is_viewed: bool = False) -> Tensor:
+    """A (B, H, n, D) tensor with the axes of the user's function; heads without an axis are parts of the width.
+
+    Other axes that are left out have size 1. `is_viewed`: the numbers keep their order, so that .view gives `x` back.
+    """
+    own = x if "h" in axes else x.transpose(1, 2).flatten(2).unsqueeze(1)
     kept = ["bhnd".index(axis) for axis in axes]
     absent = [axis for axis in range(4) if axis not in kept]
-    return x.permute(*kept, *absent).flatten(len(kept) - 1) if absent else x.permute(*kept)
+    permuted = own.permute(*kept, *absent)
+    permuted = permuted.flatten(len(kept) - 1) if absent else permuted
+    return x.reshape(permuted.shape) if is_viewed else permuted
 
 
-def canonical(x: Tensor, axes: str) -> Tensor:
-    """The inverse of `arranged`: (B, H, n, D)."""
+def canonical_tensor(x: Tensor, axes: str, num_heads: int = 1, is_viewed: bool = False) -> Tensor:
+    """The inverse of `argument_tensor`: (B, H, n, D)."""
     absent = [axis for axis in "bhnd" if axis not in axes]
-    x = x.reshape(*x.shape, *(1 for _ in absent))
-    return x.permute(*[(axes + "".join(absent)).index(axis) for axis in "bhnd"])
+    own = x.reshape(*x.shape, *(1 for _ in absent))
+    own = own.permute(*[(axes + "".join(absent)).index(axis) for axis in "bhnd"])
+    own = own if "h" in axes else split_heads(own, num_heads)
+    return x.reshape(own.shape) if is_viewed else own
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(B, 1, n, H D) as (B, H, n, D); a tensor that has heads stays as it is."""
+    return x if x.shape[1] > 1 or num_heads == 1 else x[:, 0].unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
 def tensors_of(result: Any) -> list[Tensor]:
@@ -185,11 +250,12 @@ def _axes_of(x: Tensor, query_axes: str, B: int, H: int, I: int) -> str:
 
 
 def _as_weights(x: Tensor, B: int, I: int, J: int) -> Tensor | None:
-    """A returned tensor as weights (B, h, I, J), or None."""
-    if x.ndim >= 2 and tuple(x.shape[-2:]) == (I, J):
+    """A returned tensor as weights (B, h, I, J), also if it is transposed, (B, h, J, I); or None."""
+    pair = tuple(x.shape[-2:])
+    if x.ndim >= 2 and pair in ((I, J), (J, I)):
         lead = x.shape[:-2]
         if len(lead) < 2 or lead[0] == B:
-            return x.reshape(B, -1, I, J) if x.numel() % (B * I * J) == 0 else x.expand(B, 1, I, J)
+            return x.reshape(B, -1, *pair) if x.numel() % (B * I * J) == 0 else x.expand(B, 1, *pair)
     if I == 1 and x.numel() == B * J:
         return x.reshape(B, 1, 1, J)
     return None
@@ -233,7 +299,7 @@ def _attempts(
                         caller(query, key, value)
                 except Exception as error:  # of the user's function
                     if not numpy:
-                        shape = tuple(arranged(query, query_axes).shape)
+                        shape = tuple(argument_tensor(query, query_axes).shape)
                         message = f"{type(error).__name__}: {' '.join(str(error).split())[:110]}"
                         tried.append(f"{roles.inputs[0]} of {shape}: {message}")
                     continue
@@ -251,15 +317,23 @@ def _layouts(function: Any, roles: Roles, inputs: tuple[Tensor, ...]) -> list[tu
 
 def _sizes(function: Any, roles: Roles, axes: str, width: int, inputs: tuple[Tensor, ...]) -> list[Sizes]:
     batch = 2 if "b" in axes else 1
-    heads = (inputs[0].shape[axes.index("h")] if inputs else 4) if "h" in axes else 1
-    head_width = width // next(
-        (number for name in HEADS if isinstance(number := getattr(function, name, None), int)), 1
-    )
+    heads, key_heads = 4 if "h" in axes else 1, None
+    if inputs and "h" in axes:
+        heads, key_heads = inputs[0].shape[axes.index("h")], inputs[-1].shape[axes.index("h")]
+    head_width = width // next(iter(declared_heads(function)), 1)
     n = 5 if head_width > 5 else max(2, head_width - 1)  # fewer tokens than channels: their weights can be solved for
     lengths = [(n, n)] if roles.is_self else [(5, 7), (5, 5), (1, 7)]
     if axes == "bd":
         lengths = [(1, 7)]
-    return [Sizes(batch, heads, queries, keys, width) for queries, keys in lengths]
+    key_heads = None if key_heads == heads else key_heads
+    return [Sizes(batch, heads, queries, keys, width, key_heads=key_heads) for queries, keys in lengths]
+
+
+def declared_heads(function: Any) -> list[int]:
+    """Numbers of heads in attributes of a module, or in defaults of a function's arguments."""
+    defaults = {name: p.default for name, p in signature_of(function).parameters.items()}
+    values = [source for name in HEADS for source in (getattr(function, name, None), defaults.get(name))]
+    return [number for number in values if isinstance(number, int) and number > 0]
 
 
 def widths_of(function: Any) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 from regard.attention import Attention
 from regard.catalog import Mechanism
 from regard.diagnosis import invariance, numerics
-from regard.diagnosis.calling import NO_ARGUMENTS, Caller, callers_of
+from regard.diagnosis.calling import AXES, NO_ARGUMENTS, Caller, callers_of
+from regard.diagnosis.grouping import grouping_finding, with_own_keys
 from regard.diagnosis.masks import (
     SENSES,
     Response,
@@ -27,9 +29,11 @@ from regard.diagnosis.masks import (
 from regard.diagnosis.mechanisms import equal_mechanisms, learned_mechanism
 from regard.diagnosis.piece_laws import law_report
 from regard.diagnosis.report import CheckFinding, CheckReport
-from regard.diagnosis.scores import axis_finding, roles_finding, scale_finding
+from regard.diagnosis.returned import returned_finding
+from regard.diagnosis.scores import axis_finding, roles_finding, scale_finding, unmeasured_finding
 from regard.diagnosis.signatures import build, name_of
-from regard.diagnosis.weights import Measurement, measure, readable
+from regard.diagnosis.variants import Variant, variant_of_measured, variants_of
+from regard.diagnosis.weights import Measurement, measurable_caller, measure
 from regard.errors import RegardError, nearest
 from regard.pieces import Bias, Mask, Normalizer, Position, Score
 
@@ -80,34 +84,88 @@ def check(
         )
     function = copy.deepcopy(subject).eval() if isinstance(subject, nn.Module) else subject
     with torch.random.fork_rng(devices=[]):
-        examinations = [_Examination(caller, mask, scale) for caller in callers_of(function, inputs, seed)]
-        plausible = [one for one in examinations if one.is_plausible()] or examinations[:1]
-        plausible = [one for one in plausible if not one.is_of_one_token()] or plausible
-        best = min(plausible, key=lambda one: one.num_wrong())
+        best = _best_examination(callers_of(function, inputs, seed), mask, scale)
         return CheckReport(
             name_of(subject), f"{name_of(subject)}{best.caller.text}", tuple(best.findings()), best.equal
         )
 
 
-class _Examination:
-    """All findings of one function, called with one order of axes."""
+def _best_examination(callers: list[Caller], mask: str | None, scale: float | None) -> _Examination:
+    """That of the order of axes with the fewest mistakes. Mistakes that hide the weights are undone and noted."""
+    precision = numerics.precision_finding(callers[0])
+    if precision is not None and precision.verdict == "wrong":
+        callers = [replace(caller, undone=replace(caller.undone, rounding=True)) for caller in callers]
+    examinations = [_Examination(caller, mask, scale) for caller in callers]
+    best = _most_plausible(examinations)
+    variant = best.variant()
+    if not best.is_plausible() or best.caller.sizes.queries == 1:  # of one token, some mistakes do not show
+        others = [one.caller for one in examinations if not one.is_plausible()]
+        variant = next((v for caller in others for v in variants_of(caller)), variant)
+    if variant is not None:
+        best = _Examination(variant.caller, mask, scale, (*best.noted, variant.finding))
+    return best.with_notes(*([precision] if precision is not None else []))
 
-    def __init__(self, caller: Caller, mask: str | None, scale: float | None) -> None:
-        self.caller, self.mask, self.scale = caller, mask, scale
-        self.readable = readable(caller)
+
+def _most_plausible(examinations: list[_Examination]) -> _Examination:
+    """Of those whose weights can be measured, with several tokens if there are such, that with the fewest mistakes."""
+    plausible = [one for one in examinations if one.is_plausible()] or examinations[:1]
+    plausible = [one for one in plausible if not one.is_of_one_token()] or plausible
+    return _with_more_axes(min(plausible, key=lambda one: one.num_wrong()), plausible)
+
+
+def _with_more_axes(best: _Examination, others: list[_Examination]) -> _Examination:
+    """A softmax over dim=1 is right for (length, width), and over the heads if there are any: it has no batch then."""
+    axes = best.caller.query_axes
+    if isinstance(best.caller.function, nn.Module) or axes not in ("nd", "bnd") or best.num_wrong():
+        return best
+    wrong = (one for one in others if "h" in one.caller.query_axes and one.wrong_properties() == ["softmax axis"])
+    other = next(wrong, None)
+    if other is None:
+        return best
+    names = ", ".join(AXES[axis] for axis in axes)
+    text = f"With axes ({names}) the softmax is over the keys, but not if there are heads."
+    remedy = "Use dim=-1, which is right for both. Or say which axes you mean: regard.check(function, q, k, v)."
+    note = CheckFinding("softmax axis", "unknown", text, remedy)
+    return other.with_notes(note) if axes == "nd" else best.with_notes(note)
+
+
+class _Examination:
+    """All findings of one function, called with one order of axes. `noted` are findings that were made before."""
+
+    def __init__(
+        self, caller: Caller, mask: str | None, scale: float | None, noted: tuple[CheckFinding, ...] = ()
+    ) -> None:
+        self.caller, self.mask, self.scale, self.noted = caller, mask, scale, noted
+        self.measurable = measurable_caller(caller)
         self.measurement: Measurement | None = None
-        if self.readable is not None:
-            self.measurement = measure(self.readable, caller.sizes.sample(0, caller.dtype))
+        if self.measurable is not None:
+            self.measurement = self._measured(self.measurable)
+
+    def _measured(self, caller: Caller, extra: Mapping[str, Any] = NO_ARGUMENTS) -> Measurement | None:
+        measurement = measure(caller, caller.sizes.sample(0, self.caller.dtype), extra)
+        return None if measurement is None else with_own_keys(measurement)
+
+    def with_notes(self, *findings: CheckFinding) -> _Examination:
+        """The same with further findings."""
+        other = copy.copy(self)
+        other.noted = (*self.noted, *findings)
+        return other
+
+    def variant(self) -> Variant | None:
+        """The call in which a mistake is undone that changes the weights."""
+        if self.measurable is None or self.measurement is None:
+            return None
+        return variant_of_measured(self.caller, self.measurable, self.measurement)
 
     @cached_property
     def equal(self) -> tuple[str, ...]:
         """Mechanisms with equal weights; masks and positions may need as many keys as queries."""
-        if self.measurement is None or self.readable is None:
+        if self.measurement is None or self.measurable is None:
             return ()
         square = self.measure_square()
         measurements = [self.measurement, *([square] if square is not None else [])]
         equal = (equal_mechanisms(each, each.weights.shape[1]) for each in measurements)
-        return next((names for names in equal if names), ()) or learned_mechanism(self.readable)
+        return next((names for names in equal if names), ()) or learned_mechanism(self.measurable)
 
     def is_plausible(self) -> bool:
         """Whether the axes can be those that are meant: weights can be measured, and some query sees several keys."""
@@ -119,44 +177,56 @@ class _Examination:
 
     def num_wrong(self) -> int:
         """The number of mistakes that another order of axes could explain."""
+        return len(self.wrong_properties())
+
+    def wrong_properties(self) -> list[str]:
+        """The properties in which another order of axes could differ, where they are wrong."""
         batch = invariance.batch_finding(self.caller)
-        return sum(f.verdict == "wrong" for f in [*self.score_findings(None), *([batch] if batch else [])])
+        findings = [*self.score_findings(None), *([batch] if batch else [])]
+        return [finding.what for finding in findings if finding.verdict == "wrong"]
 
     def score_findings(self, mechanism: str | None) -> list[CheckFinding]:
         """Axis of the softmax, factor and product; `mechanism` is a known one that the weights equal."""
         if self.measurement is None:
-            text = "The output is not weights times values, so its weights cannot be measured."
-            remedy = "Return the attention alone: without residual connection, norm or feed-forward layer."
-            return [CheckFinding("scores", "unknown", text, remedy)]
+            return [unmeasured_finding(self.caller)]
         scale = scale_finding(self.measurement, self.caller.sizes, self.scale, mechanism)
-        return [axis_finding(self.measurement), scale, roles_finding(self.measurement, mechanism is not None)]
+        findings = [axis_finding(self.measurement), scale, roles_finding(self.measurement, mechanism is not None)]
+        known = {noted.what for noted in self.noted if noted.verdict == "wrong"}
+        return [finding for finding in findings if finding.what not in known]
 
     def findings(self) -> list[CheckFinding]:
-        """All findings. Mistakes that follow from a wrong axis of the softmax are left out."""
+        """All findings. Mistakes that follow from wrong weights are left out."""
         mechanism = self.equal[0] if self.equal else None
         scores = self.score_findings(mechanism)
-        found: list[CheckFinding | None] = [*scores, *self.causal_findings(), *self.all_mask_findings()]
-        if scores[0].verdict != "wrong":
+        found: list[CheckFinding | None] = [*self.noted, *scores, *self.causal_findings(), *self.all_mask_findings()]
+        if scores[0].verdict != "wrong" and not self.caller.undone.mixes_tokens:
             found.append(invariance.batch_finding(self.caller))
             found.append(invariance.order_finding(self.caller, self.is_causal(), mechanism))
-        used = None if self.measurement is None else self.measurement.weights
-        found.append(invariance.dropout_finding(self.caller))
-        found.append(invariance.inputs_finding(self.caller))
-        found.append(invariance.values_finding(self.caller))
-        found.append(invariance.returned_finding(self.readable or self.caller, used))
-        found.append(numerics.gradient_finding(self.caller))
-        found.append(numerics.large_score_finding(self.caller))
-        found.append(numerics.bfloat16_finding(self.caller))
-        found.append(numerics.speed_finding(self.caller))
+        if self.measurement is not None and self.measurable is not None:
+            found.append(grouping_finding(self.measurable, self.measurement))
+        found += self.call_findings()
         return [finding for finding in found if finding is not None]
+
+    def call_findings(self) -> list[CheckFinding | None]:
+        """Findings that do not need the weights, and that of returned weights."""
+        return [
+            invariance.dropout_finding(self.caller),
+            invariance.inputs_finding(self.caller),
+            invariance.values_finding(self.caller),
+            returned_finding(self.measurable or self.caller, self.measurement),
+            numerics.gradient_finding(self.caller),
+            numerics.large_score_finding(self.caller),
+            numerics.bfloat16_finding(self.caller),
+            numerics.speed_finding(self.caller),
+        ]
 
     def measure_square(self, extra: Mapping[str, Any] = NO_ARGUMENTS) -> Measurement | None:
         """Weights where there are as many keys as queries; None if this does not run."""
-        if self.readable is None or self.caller.sizes.queries == 1:
+        if self.measurable is None or self.caller.sizes.queries == 1:
             return None
-        square = invariance.squared(self.readable)
+        square = invariance.square_caller(self.measurable)
         try:
-            return measure(square, square.sizes.sample(0, self.caller.dtype), extra)
+            return self._measured(square, extra)
         except Exception:  # of the user's function
             return None
 
@@ -182,15 +252,16 @@ class _Examination:
         return found
 
     def all_mask_findings(self) -> list[CheckFinding]:
-        if self.measurement is None or self.readable is None:
+        if self.measurement is None or self.measurable is None:
             return []
         found: list[CheckFinding] = []
         for parameter in self.caller.roles.masks:
             mask_results, working = mask_findings(
-                self.readable, self.measurement, parameter, self.measurement.weights.shape[1], self.mask
+                self.measurable, self.measurement, parameter, self.measurement.weights.shape[1], self.mask
             )
             found += mask_results
-            if working is not None and all(f.verdict != "wrong" for f in mask_results):
+            hides_mistakes = self.caller.undone.mixes_tokens or self.caller.undone.weights is not None
+            if working is not None and not hides_mistakes and all(f.verdict != "wrong" for f in mask_results):
                 found += self.working_mask_findings(working)
         return found
 
@@ -201,7 +272,7 @@ class _Examination:
             invariance.empty_row_finding(self.caller, mask),
         ]
         if not mask.form.is_padding and self.caller.sizes.queries > 1:
-            square = invariance.squared(self.caller)
+            square = invariance.square_caller(self.caller)
             pairs = invariance.causal_pairs(square)
             extra = {mask.parameter: mask.mask(pairs, square.dtype)}
             found.append(invariance.leak_finding(square, extra, f"With a causal {mask.parameter}"))

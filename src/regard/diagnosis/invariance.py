@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.diagnosis.calling import Caller, Inputs
 from regard.diagnosis.masks import Response
@@ -139,15 +139,10 @@ def empty_row_finding(caller: Caller, mask: Response) -> CheckFinding | None:
     if output.isnan().any():
         text = "A query without any visible key makes the output of others NaN."
         return CheckFinding("empty rows", "wrong", text, remedy, "an empty row spoils other rows")
-    if row.isnan().any():
-        return CheckFinding(
-            "empty rows", "unknown", f"With {mask.parameter}, a query without any visible key gets NaN.", remedy
-        )
-    if not row.any():
-        return CheckFinding(
-            "empty rows", "right", f"With {mask.parameter}, a query without any visible key gets zeros."
-        )
-    text = f"With {mask.parameter}, a query without any visible key gets a mean of hidden values."
+    content = "NaN" if row.isnan().any() else "a mean of hidden values" if row.any() else "zeros"
+    text = f"With {mask.parameter}, a query without any visible key gets {content}."
+    if content == "zeros":
+        return CheckFinding("empty rows", "right", text)
     return CheckFinding("empty rows", "unknown", text, remedy)
 
 
@@ -178,58 +173,7 @@ def inputs_finding(caller: Caller) -> CheckFinding:
     )
 
 
-@torch.no_grad()
-def returned_finding(caller: Caller, used: Tensor | None) -> CheckFinding | None:
-    """Whether returned weights are those that were used, and sum to 1 also with dropout; None if none are returned."""
-    inputs = caller.sizes.sample(0, caller.dtype)
-    weights = caller(*inputs).weights
-    if weights is None:
-        return None
-    dropped = _weights_with_dropout(caller, inputs)
-    if dropped is not None and not close(dropped.sum(-1), weights.sum(-1), 1e-3):
-        low, high = dropped.sum(-1).min(), dropped.sum(-1).max()
-        text = f"With dropout the rows of the returned weights sum to {low:.2f} ... {high:.2f}."
-        remedy = "Return the weights before dropout: dropped = dropout(weights); return dropped @ v, weights."
-        return CheckFinding("weights", "wrong", text, remedy, "the returned weights are those after dropout")
-    if used is None:
-        return CheckFinding("weights", "unknown", "Returned weights could not be compared with those that were used.")
-    candidates = [used, used.mean(1, keepdim=True)]
-    if any(w.shape == weights.shape and close(weights, w, 1e-3) for w in candidates):
-        averaged = weights.shape[1] < used.shape[1]
-        return CheckFinding(
-            "weights", "right", f"The returned weights are those used{', the mean of the heads' if averaged else ''}."
-        )
-    text = f"The returned weights {tuple(weights.shape)} are not those that make the output."
-    return CheckFinding(
-        "weights",
-        "wrong",
-        text,
-        "Return the tensor that multiplies the values.",
-        "the returned weights are not those used",
-    )
-
-
-def _weights_with_dropout(caller: Caller, inputs: Inputs) -> Tensor | None:
-    """Returned weights in training with dropout; None if the function has no dropout."""
-    function, name, training = caller.function, caller.roles.dropout, caller.roles.training
-    switches: list[dict[str, Any]] = [{name: 0.5}, {name: nn.Dropout(0.5)}] if name else [{}]
-    was_training = isinstance(function, nn.Module) and function.training
-    for switch in switches:
-        try:
-            if isinstance(function, nn.Module):
-                function.train()
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                return caller(*inputs, switch | ({training: True} if training else {}), with_dropout=True).weights
-        except Exception:  # the other kind of dropout may be the one it takes
-            continue
-        finally:
-            if isinstance(function, nn.Module):
-                function.train(was_training)
-    return None
-
-
-def squared(caller: Caller) -> Caller:
+def square_caller(caller: Caller) -> Caller:
     """The same call with as many keys as queries."""
     n = min(caller.sizes.queries, caller.sizes.keys) if caller.sizes.queries > 1 else 1
     return replace(caller, sizes=replace(caller.sizes, queries=n, keys=n))

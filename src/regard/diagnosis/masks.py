@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.diagnosis.calling import Caller
 from regard.diagnosis.report import CheckFinding
 from regard.diagnosis.weights import Measurement, close, measure
+from regard.pieces import Mask, mask_tensor
 
 #: The senses of a mask: True may attend, True may not attend, and numbers that are added to the scores.
 SENSES = ("keep", "drop", "additive")
@@ -47,14 +48,16 @@ class Response:
     effect: str
     amount: float = 0.0
 
-    def mask(self, pairs: Tensor, dtype: torch.dtype) -> Tensor:
+    def mask(self, pairs: Tensor, dtype: torch.dtype) -> Tensor | Mask:
         """The mask tensor for which exactly `pairs` (B, 1, I, J) may attend."""
         shown = ~pairs if self.effect == "drop" else pairs
         return as_kind(self.form.of(shown), self.kind, dtype)
 
 
-def as_kind(pairs: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
-    """The mask as booleans, as numbers 0 and 1, or as 0 and -inf."""
+def as_kind(pairs: Tensor, kind: str, dtype: torch.dtype) -> Tensor | Mask:
+    """The mask as booleans, as numbers 0 and 1, as 0 and -inf, or as a `Mask`."""
+    if kind == "a Mask of Regard":
+        return mask_tensor(pairs)
     if kind == "additive":
         return torch.zeros(pairs.shape, dtype=dtype).masked_fill(~pairs, -torch.inf)
     return pairs if kind == "boolean" else pairs.to(dtype)
@@ -93,19 +96,24 @@ def random_pairs(sizes: Any, seed: int = 3) -> Tensor:
 
 
 def mask_response(caller: Caller, plain: Measurement, parameter: str, num_heads: int) -> Response | None:
-    """The first shape and kind of mask that hides the right keys; else the most telling mistake; None if none runs."""
+    """The first shape and kind of mask that hides the right keys; else the first of `MISTAKES`; None if none runs.
+
+    If one entry of the batch is used, this is a mistake, even if a mask without a batch axis hides the right keys.
+    """
     responses = list(_responses(caller, plain, parameter, num_heads))
     working = [r for r in responses if r.effect in SENSES]
-    telling = ("after", "transposed", "rows", "added", "partly", "nothing")
-    return next(iter(working), None) or min(responses, key=lambda r: telling.index(r.effect), default=None)
+    mistakes = [r for r in responses if r.effect not in SENSES]
+    if working and all(r.effect != "one entry" for r in mistakes):
+        return working[0]
+    return min(mistakes, key=lambda r: list(MISTAKES).index(r.effect), default=None)
 
 
 def _responses(caller: Caller, plain: Measurement, parameter: str, num_heads: int) -> Iterator[Response]:
     """What each shape and kind of mask does; stops at the first that hides exactly what it should."""
     inputs = caller.sizes.sample(0, caller.dtype)
     pairs = random_pairs(caller.sizes)
-    for kind in ("boolean", "0 and 1", "additive"):
-        for form in forms(caller, num_heads):
+    for kind in ("boolean", "0 and 1", "additive", "a Mask of Regard"):
+        for form in forms(caller, num_heads)[: 1 if kind == "a Mask of Regard" else None]:
             try:
                 mask = as_kind(form.of(pairs), kind, caller.dtype)
                 masked = measure(caller, inputs, {parameter: mask})
@@ -123,12 +131,14 @@ def _effect(plain: Tensor, masked: Tensor, pairs: Tensor, kind: str) -> tuple[st
     """The sense in which the mask hid keys, or what it did instead."""
     seen = (plain > 1e-9) & ~masked.isnan().all(-1, keepdim=True)
     hidden = (masked.nan_to_num() < HIDDEN * plain) & seen
-    pairs = pairs.expand_as(plain)
+    pairs, B = pairs.expand_as(plain), len(plain)
     for sense, expected in (("keep", ~pairs), ("drop", pairs)):
         if bool(seen.any()) and torch.equal(hidden, expected & seen):
             if _keeps_other_weights(plain, masked, ~expected):
                 return "after", float(masked.sum(-1).mean())
             return ("additive" if kind == "additive" and sense == "keep" else sense), 0.0
+    if any(torch.equal(hidden, ~own[b : b + 1].expand_as(own) & seen) for own in (pairs, ~pairs) for b in range(B)):
+        return "one entry", 0.0
     if close(plain, masked):
         return "nothing", 0.0
     if not seen.any():
@@ -169,11 +179,13 @@ def mask_findings(
 ) -> tuple[list[CheckFinding], Response | None]:
     """Sense and effect of one mask argument."""
     response = mask_response(caller, plain, parameter, num_heads)
-    if response is None or response.effect not in SENSES:
+    if response is None or response.effect not in (*SENSES, "one entry"):
         response = row_mask_response(caller, plain, parameter, num_heads) or response
     what = "mask"
     if response is None:
-        text = f"{parameter}: no mask that was tried ran (boolean, 0 and 1, 0 and -inf; in ten shapes)."
+        text = (
+            f"{parameter}: no mask that was tried ran (boolean, 0 and 1, 0 and -inf; in ten shapes; a Mask of Regard)."
+        )
         return [
             CheckFinding(what, "unknown", text, "Check the function without it, or wrap it: def f(q, k, v, mask).")
         ], None
@@ -217,35 +229,35 @@ def _sense_finding(what: str, response: Response, expected: str | None) -> Check
     return CheckFinding(what, "wrong", f"{text} You meant: {SENSE_TEXTS[expected]}.", remedy, "the mask is reversed")
 
 
+#: Effects of a mask that are mistakes: their names, and what was measured.
+MISTAKES = {
+    "one entry": ("only the mask of one batch entry is used", "Every sequence hides the keys of one of them."),
+    "after": (
+        "the mask is applied after the softmax",
+        "Visible weights are those without the mask, and rows sum to {amount:.2f} on average.",
+    ),
+    "transposed": ("the mask is transposed", "The pair (i, j) of the mask changes the weight of query j on key i."),
+    "rows": ("the padding mask hides queries instead of keys", "A mask {shape} changed whole rows."),
+    "added": (
+        "the mask is added as 0 and 1",
+        "The mask changes scores by {amount:.3g} only: hidden keys keep weight.",
+    ),
+    "partly": ("the mask does not hide keys", "Hidden keys keep weight, e.g. {amount:.2g} of that without a mask."),
+    "nothing": ("the mask does nothing", "The weights with and without it are equal."),
+}
+BEFORE_SOFTMAX = "Mask the scores before the softmax: scores.masked_fill(~mask, -torch.inf).softmax(-1)."
+REMEDIES = {
+    "rows": "Hide keys, the last axis: mask[:, None, None, :], (B, 1, 1, J).",
+    "one entry": "Keep the batch axis of the mask: no mask[0] and no mask[:1].",
+}
+
+
 def _mistake_finding(what: str, response: Response) -> CheckFinding:
-    before = "Mask the scores before the softmax: scores.masked_fill(~mask, -torch.inf).softmax(-1)."
-    amount = response.amount
-    texts = {
-        "after": (
-            "the mask is applied after the softmax",
-            f"Visible weights are those without the mask, and rows sum to {amount:.2f} on average.",
-        ),
-        "rows": ("the padding mask hides queries instead of keys", f"A mask {response.form.shape} changed whole rows."),
-        "transposed": ("the mask is transposed", "The pair (i, j) of the mask changes the weight of query j on key i."),
-        "added": (
-            "the mask is added as 0 and 1",
-            f"The mask changes scores by {amount:.3g} only: hidden keys keep weight.",
-        ),
-        "partly": (
-            "the mask does not hide keys",
-            f"Hidden keys keep weight, e.g. {amount:.2g} of that without a mask.",
-        ),
-        "nothing": ("the mask does nothing", "The weights with and without it are equal."),
-    }
-    mistake, text = texts[response.effect]
-    remedy = "Hide keys, the last axis: mask[:, None, None, :], (B, 1, 1, J)." if response.effect == "rows" else before
-    return CheckFinding(
-        what,
-        "wrong",
-        f"{text} Tried: {response.parameter}, {response.kind}, shape {response.form.shape}.",
-        remedy,
-        mistake,
-    )
+    mistake, measured = MISTAKES[response.effect]
+    text = measured.format(amount=response.amount, shape=response.form.shape)
+    tried = f"Tried: {response.parameter}, {response.kind}, shape {response.form.shape}."
+    remedy = REMEDIES.get(response.effect, BEFORE_SOFTMAX)
+    return CheckFinding(what, "wrong", f"{text} {tried}", remedy, mistake)
 
 
 def after_softmax_finding(plain: Measurement | None, causal: Measurement, switch: str) -> CheckFinding | None:
@@ -256,8 +268,7 @@ def after_softmax_finding(plain: Measurement | None, causal: Measurement, switch
         return None
     total = float(causal.weights.sum(-1).mean())
     text = f"With {switch}=True, visible weights are those without it, and rows sum to {total:.2f} on average."
-    remedy = "Mask the scores before the softmax: scores.masked_fill(~mask, -torch.inf).softmax(-1)."
-    return CheckFinding("future", "wrong", text, remedy, "the causal mask is applied after the softmax")
+    return CheckFinding("future", "wrong", text, BEFORE_SOFTMAX, "the causal mask is applied after the softmax")
 
 
 def visible_pairs(measurement: Measurement) -> Tensor:

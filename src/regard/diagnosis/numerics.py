@@ -11,13 +11,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.diagnosis.calling import Caller, Inputs, with_function
+from regard.diagnosis.calling import Caller, Inputs, WithoutRounding, with_function
 from regard.diagnosis.report import CheckFinding
 
 #: A bfloat16 has 8 bits, so one rounding is off by 0.2 %. A larger share of error than this has another cause.
 BFLOAT16_ERROR = 0.25
+#: A step of inputs that is small beside the curvature of attention, and large beside one rounding of a bfloat16.
+STEP_OF_ROUNDING = 4e-3
+#: Shares of the output: float32 rounds by 1e-7, float16 by 2e-4.
+ROUNDING = 2e-5
 #: Steps of central differences. A function that computes its scores in float32 needs a larger one than float64 does.
 STEPS = {torch.float64: (1e-5, 1e-2), torch.float32: (1e-2,)}
+
+_DETACHED = (
+    "Look for .detach(), .data, .item(), .numpy(), torch.no_grad() or torch.tensor(...) between input and output."
+)
 
 
 def gradient_finding(caller: Caller) -> CheckFinding:
@@ -44,36 +52,37 @@ def gradient_finding(caller: Caller) -> CheckFinding:
 
 def _beside_slopes(leaves: dict[str, list[Tensor]], loss: Callable[[], Tensor]) -> CheckFinding:
     value = loss()
-    remedy = (
-        "Look for .detach(), .data, .item(), .numpy(), torch.no_grad() or torch.tensor(...) between input and output."
-    )
     if not value.requires_grad:
-        return CheckFinding(
-            "gradient", "wrong", "The output has no gradient at all.", remedy, "the gradient is detached"
-        )
+        text = "The output has no gradient at all."
+        return CheckFinding("gradient", "wrong", text, _DETACHED, "the gradient is detached")
     if not value.isfinite():
         return CheckFinding("gradient", "unknown", "The output itself is not finite.")
     flat = [x for group in leaves.values() for x in group]
-    gradients = dict(zip(map(id, flat), torch.autograd.grad(value, flat, allow_unused=True), strict=True))
-    wrong = {}
-    for name, group in leaves.items():
-        own = [gradients[id(x)] for x in group]
-        if not all(g is None or bool(g.isfinite().all()) for g in own):
+    by_tensor = dict(zip(map(id, flat), torch.autograd.grad(value, flat, allow_unused=True), strict=True))
+    gradients = {name: [by_tensor[id(x)] for x in group] for name, group in leaves.items()}
+    for name, group in gradients.items():
+        if not all(g is None or bool(g.isfinite().all()) for g in group):
+            remedy = "Look for log(0), sqrt(0), 0 / 0 or inf - inf."
             text = f"The gradient of {name} is not finite."
-            return CheckFinding(
-                "gradient", "wrong", text, "Look for log(0), sqrt(0), 0 / 0 or inf - inf.", "the gradient is not finite"
-            )
-        slopes = [_slopes(group, own, loss, step) for step in STEPS.get(group[0].dtype, (1e-2,))]
-        if all(abs(analytic - numeric) > 1e-2 * max(abs(numeric), 1e-2) + 1e-4 for analytic, numeric in slopes):
-            wrong[name] = slopes[-1]
+            return CheckFinding("gradient", "wrong", text, remedy, "the gradient is not finite")
+    wrong = {name: pair for name, group in leaves.items() if (pair := _unequal_slopes(group, gradients[name], loss))}
     if not wrong:
-        return CheckFinding(
-            "gradient", "right", f"Gradients of {', '.join(leaves)} are finite, and equal to numerical slopes."
-        )
+        text = f"Gradients of {', '.join(leaves)} are finite, and equal to numerical slopes."
+        return CheckFinding("gradient", "right", text)
     said = "; ".join(f"{name}: {a:.3g}, numerically {n:.3g}" for name, (a, n) in wrong.items())
-    cut = all(gradients[id(x)] is None or not gradients[id(x)].any() for name in wrong for x in leaves[name])
-    mistake = "the gradient is detached" if cut else "the gradient is wrong"
-    return CheckFinding("gradient", "wrong", f"Slopes along a random direction: {said}.", remedy, mistake)
+    is_cut = all(g is None or not g.any() for name in wrong for g in gradients[name])
+    mistake = "the gradient is detached" if is_cut else "the gradient is wrong"
+    return CheckFinding("gradient", "wrong", f"Slopes along a random direction: {said}.", _DETACHED, mistake)
+
+
+def _unequal_slopes(
+    group: list[Tensor], gradients: Sequence[Tensor | None], loss: Callable[[], Tensor]
+) -> tuple[float, float] | None:
+    """Analytic and numerical slope, if they differ for each step."""
+    slopes = [_slopes(group, gradients, loss, step) for step in STEPS.get(group[0].dtype, (1e-2,))]
+    if all(abs(analytic - numeric) > 1e-2 * max(abs(numeric), 1e-2) + 1e-4 for analytic, numeric in slopes):
+        return slopes[-1]
+    return None
 
 
 def _slopes(
@@ -92,6 +101,49 @@ def _slopes(
         for x, d in zip(group, directions, strict=True):
             x.add_(step * d)
     return analytic, (ends[0] - ends[1]) / (2 * step)
+
+
+@torch.no_grad()
+def precision_finding(caller: Caller) -> CheckFinding | None:
+    """Whether numbers are rounded to half precision inside; None if this cannot be seen."""
+    try:
+        single = in_dtype(caller, torch.float32)
+        noise = _noise(single)
+    except Exception:  # of the user's function
+        single, noise = caller, _noise(caller)
+    if noise is None:
+        return None
+    if noise < ROUNDING:
+        return CheckFinding("precision", "right", "Nothing is rounded to half precision inside.")
+    with WithoutRounding() as casts:
+        unrounded = _noise(single)
+    text = f"Rounding inside is about {100 * noise:.2g} % of the output, for inputs of more digits."
+    remedy = (
+        "Compute scores and softmax in float32 or in the dtype of the inputs: no .half() and no .to(torch.float16)."
+    )
+    if not casts.dtypes or unrounded is None or unrounded > noise / 3:
+        text = f"Small changes of the inputs change the output irregularly, by {100 * noise:.2g} %."
+        return CheckFinding("precision", "unknown", text, f"Right for a threshold inside, such as ReLU. Else: {remedy}")
+    names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in casts.dtypes))
+    return CheckFinding("precision", "wrong", text, remedy, f"the result is rounded to {names}")
+
+
+def _noise(caller: Caller) -> float | None:
+    """The share of the output that rounding changes; None if the output is not finite, or differs between equal calls.
+
+    A smooth function has fourth differences of about step^4. Those of rounded numbers have the size of the rounding.
+    """
+    inputs = caller.sizes.sample(12, caller.dtype)
+    along = caller.sizes.sample(13, caller.dtype, scale=1.0)
+    outputs = []
+    for step in (-2, -1, 0, 1, 2, 2):
+        query, key, value = (x + step * STEP_OF_ROUNDING * d for x, d in zip(inputs, along, strict=True))
+        outputs.append(caller(query, key, value).output.double())
+    if not (torch.stack(outputs).isfinite().all() and outputs[0].numel() and torch.equal(outputs[-1], outputs[-2])):
+        return None
+    fourth = outputs[0] - 4 * outputs[1] + 6 * outputs[2] - 4 * outputs[3] + outputs[4]
+    # a quantile, because a threshold inside (top-k, relu) gives few outputs a large difference
+    return float(fourth.abs().flatten().quantile(0.75) / outputs[2].square().mean().sqrt().clamp(min=1e-12)) / 8
 
 
 @torch.no_grad()
@@ -163,7 +215,8 @@ def speed_finding(caller: Caller, length: int = 256) -> CheckFinding:
         own = _seconds(lambda: caller(*inputs))
     except Exception as error:  # of the user's function
         return CheckFinding("speed", "unknown", f"It does not run with {length} tokens: {_short(error)}")
-    kernel = _seconds(lambda: functional.scaled_dot_product_attention(*inputs))
+    is_grouped = sizes.key_heads is not None
+    kernel = _seconds(lambda: functional.scaled_dot_product_attention(*inputs, enable_gqa=is_grouped))
     text = f"{1e3 * own:.2g} ms a call for {sizes.queries} queries; scaled_dot_product_attention {1e3 * kernel:.2g} ms."
     return CheckFinding("speed", "right", text)
 

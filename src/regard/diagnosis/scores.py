@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.diagnosis.calling import Sizes
+from regard.diagnosis.calling import Caller, Sizes
 from regard.diagnosis.report import CheckFinding
 from regard.diagnosis.weights import TOLERANCE, Measurement, close
 
@@ -53,6 +53,24 @@ def axis_finding(measurement: Measurement) -> CheckFinding:
     sum_over_keys = measurement.weights.sum(-1).nanmean()
     text = f"Weights sum to 1 over the {name}, and over the keys to {sum_over_keys:.2f} on average."
     return CheckFinding("softmax axis", "wrong", text, remedy, f"the softmax is over the {name}")
+
+
+def unmeasured_finding(caller: Caller) -> CheckFinding:
+    """What was tried to measure the weights, and what the user can pass instead."""
+    tried = ["the output as weights times values", "keys and values swapped", "heads split by .view", "a residual"]
+    remedy = (
+        "Return the attention alone: without norm, feed-forward layer or anything that is not linear in the values."
+    )
+    if isinstance(caller.function, nn.Module):
+        tried.append("a copy with identities for matrices and norms")
+        parts = [name for name, module in caller.function.named_modules() if name and "attention" in _words(module)]
+        remedy += f" Check its part: regard.check(module.{parts[0]})." if parts else ""
+    text = f"The output is not weights times values, so its weights cannot be measured. Tried: {'; '.join(tried)}."
+    return CheckFinding("scores", "unknown", text, remedy)
+
+
+def _words(module: nn.Module) -> str:
+    return type(module).__name__.lower()
 
 
 def product_of(measurement: Measurement) -> Product | None:

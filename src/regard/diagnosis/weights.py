@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.diagnosis.calling import NO_ARGUMENTS, Caller, Inputs, with_function
-from regard.diagnosis.signatures import HEADS
+from regard.diagnosis.calling import NO_ARGUMENTS, Caller, Inputs, declared_heads, split_heads, with_function
 
 #: Values that differ by less are equal: also functions that compute in float32 must pass.
 TOLERANCE = 1e-4
@@ -21,12 +20,22 @@ TOLERANCE = 1e-4
 class Measurement:
     """Measured weights (B, H, I, J), and the query and key (B, H, n, D) of each head, which its scores compare.
 
-    The weights of a query whose output is NaN are NaN.
+    `value_heads` names for each head the head of the values that it sums, if there are fewer; `key_groups`
+    (B, G, J, D) are then their keys. The weights of a query whose output is NaN are NaN.
     """
 
     weights: Tensor
     query: Tensor
     key: Tensor
+    value_heads: tuple[int, ...] = ()
+    key_groups: Tensor | None = None
+
+    @classmethod
+    def of_groups(cls, weights: Tensor, query: Tensor, key_groups: Tensor, value_heads: tuple[int, ...]) -> Measurement:
+        """Keys (B, G, J, D) as those of the H heads."""
+        if value_heads == tuple(range(key_groups.shape[1])):
+            return cls(weights, query, key_groups)
+        return cls(weights, query, key_groups[:, list(value_heads)], value_heads, key_groups)
 
 
 def close(one: Tensor, other: Tensor, tolerance: float = TOLERANCE) -> bool:
@@ -36,10 +45,12 @@ def close(one: Tensor, other: Tensor, tolerance: float = TOLERANCE) -> bool:
 
 @torch.no_grad()
 def measure(caller: Caller, inputs: Inputs, extra: Mapping[str, Any] = NO_ARGUMENTS) -> Measurement | None:
-    """The weights that a call uses; None if they do not follow from its outputs."""
-    if len(caller.roles.inputs) == 3:
-        return _by_unit_values(caller, inputs, extra)
-    return _by_solving(caller, inputs, extra)
+    """The weights that a call uses, or those intended if a mistake is undone; None if outputs do not determine them."""
+    by_role = _by_unit_values if len(caller.roles.inputs) == 3 else _by_solving
+    measurement = by_role(caller, inputs, extra)
+    if measurement is None or caller.undone.weights is None:
+        return measurement
+    return replace(measurement, weights=caller.undone.weights(measurement.weights))
 
 
 def _by_unit_values(caller: Caller, inputs: Inputs, extra: Mapping[str, Any]) -> Measurement | None:
@@ -55,19 +66,34 @@ def _by_unit_values(caller: Caller, inputs: Inputs, extra: Mapping[str, Any]) ->
     output = caller(query, key, value, extra).output - base
     if output.shape[-1] > value.shape[-1]:
         return None
-    expected = torch.einsum("bhcij,bhjc->bhic", by_channel.nan_to_num(), value[..., : output.shape[-1]])
-    if not close(expected, output.nan_to_num()):
+    if query.shape[1] == 1:
+        return _by_channel_groups(by_channel[:, 0], output[:, 0], *(x[:, 0] for x in inputs))
+    weights = by_channel[:, :, 0]
+    if not close(by_channel, weights[:, :, None].expand_as(by_channel)):
         return None
-    if query.shape[1] > 1:
-        weights = by_channel[:, :, 0]
-        return (
-            Measurement(weights, query, key) if close(by_channel, weights[:, :, None].expand_as(by_channel)) else None
-        )
-    return _by_channel_groups(by_channel[:, 0], query[:, 0], key[:, 0])
+    sources = _sources(weights, value[..., : output.shape[-1]], output)
+    return Measurement.of_groups(weights, query, key, sources) if sources else None
 
 
-def _by_channel_groups(by_channel: Tensor, query: Tensor, key: Tensor) -> Measurement | None:
-    """Channels with the same weights are one head."""
+def _sources(weights: Tensor, values: Tensor, outputs: Tensor) -> tuple[int, ...]:
+    """For each n the m with weights_n @ values_m = outputs_n, its own if that fits; empty if one has none.
+
+    Shapes (B, N, I, J), (B, M, J, E) and (B, N, I, E).
+    """
+    expected = torch.einsum("bnij,bmje->bnmie", weights.nan_to_num().double(), values.double())
+    wanted = outputs.nan_to_num().double()[:, :, None].expand_as(expected)
+    fits = torch.isclose(expected, wanted, rtol=TOLERANCE, atol=TOLERANCE).transpose(0, 2).flatten(2).all(-1).mT
+    if not fits.any(-1).all():
+        return ()
+    own = torch.eye(*fits.shape, dtype=torch.bool) & fits
+    return tuple(torch.where(own.any(-1, keepdim=True), own, fits).int().argmax(-1).tolist())
+
+
+def _by_channel_groups(
+    by_channel: Tensor, output: Tensor, query: Tensor, key: Tensor, value: Tensor
+) -> Measurement | None:
+    """Channels with the same weights (B, channel, I, J) are one head."""
+    sources = _sources(by_channel, value.mT[..., None], output.mT[..., None])
     groups: list[list[int]] = []
     for channel in range(by_channel.shape[1]):
         same = next((g for g in groups if close(by_channel[:, g[0]], by_channel[:, channel])), None)
@@ -75,12 +101,17 @@ def _by_channel_groups(by_channel: Tensor, query: Tensor, key: Tensor) -> Measur
             groups.append([channel])
         else:
             same.append(channel)
-    if len({len(group) for group in groups}) > 1:
+    if not sources or len({len(group) for group in groups}) > 1:
         return None
     weights = torch.stack([by_channel[:, group[0]] for group in groups], 1)
+    of_values = [tuple(sources[channel] for channel in group) for group in groups]
     if query.shape[-1] != by_channel.shape[1]:
-        groups = [list(range(by_channel.shape[1]))] * len(groups)
-    return Measurement(weights, *(torch.stack([x[..., group] for group in groups], 1) for x in (query, key)))
+        groups, of_values = [list(range(by_channel.shape[1]))] * len(groups), [sources] * len(groups)
+    distinct = list(dict.fromkeys(of_values)) if len(set(of_values)) > 1 else of_values
+    key_groups = torch.stack([key[..., list(channels)] for channels in distinct], 1)
+    of_query = torch.stack([query[..., group] for group in groups], 1)
+    own = [i if distinct[i : i + 1] == [c] else distinct.index(c) for i, c in enumerate(of_values)]
+    return Measurement.of_groups(weights, of_query, key_groups, tuple(own))
 
 
 def _by_solving(caller: Caller, inputs: Inputs, extra: Mapping[str, Any]) -> Measurement | None:
@@ -88,45 +119,59 @@ def _by_solving(caller: Caller, inputs: Inputs, extra: Mapping[str, Any]) -> Mea
     query, key, _ = inputs
     key = query if caller.roles.is_self else key
     output = caller(query, key, key, extra).output
-    for num_heads in _numbers_of_heads(caller, key, output):
-        parts = [_heads(x, num_heads) for x in (output, key, query, key)]
-        parts[1] = parts[1][..., : parts[0].shape[-1]]
-        solved = _solve(*parts[:2])
-        if solved is not None:
-            width = min(parts[2].shape[-1], parts[0].shape[-1])
-            return Measurement(solved, parts[2][..., :width], parts[3][..., :width])
+    for solve in (_solve, _solve_by_groups):
+        for num_heads in _numbers_of_heads(caller, key, output):
+            of_output, of_query, of_key = (split_heads(x, num_heads) for x in (output, query, key))
+            width = min(of_query.shape[-1], of_output.shape[-1])
+            solved = solve(of_output, of_key[..., : of_output.shape[-1]])
+            if solved is not None:
+                return Measurement.of_groups(solved[0], of_query[..., :width], of_key[..., :width], solved[1])
     return None
 
 
 def _numbers_of_heads(caller: Caller, key: Tensor, output: Tensor) -> list[int]:
     if key.shape[1] > 1:
         return [1]
-    declared = [n for name in HEADS if isinstance(n := getattr(caller.function, name, None), int) and n > 0]
-    options = [*declared, 1, 2, 4, 8, 16]
+    options = [*declared_heads(caller.function), 1, 2, 4, 8, 16]
     fits = [
         h for h in options if not (key.shape[-1] % h or output.shape[-1] % h) and output.shape[-1] // h >= key.shape[2]
     ]
     return list(dict.fromkeys(fits))
 
 
-def _heads(x: Tensor, num_heads: int) -> Tensor:
-    return x if x.shape[1] > 1 else x[:, 0].unflatten(-1, (num_heads, -1)).transpose(1, 2)
-
-
-def _solve(output: Tensor, value: Tensor) -> Tensor | None:
-    """Weights with weights @ value = output, or None if there are none."""
+def _solve(output: Tensor, value: Tensor) -> tuple[Tensor, tuple[int, ...]] | None:
+    """Weights with weights @ value = output for each head, or None if there are none."""
     missing = output.isnan().any(-1, keepdim=True)
     if missing.all() or output.shape[-1] > value.shape[-1]:
         return None
     weights = output.nan_to_num().double() @ torch.linalg.pinv(value.double())
     is_exact = close(weights @ value.double(), output.nan_to_num())
-    return weights.masked_fill(missing, torch.nan) if is_exact else None
+    return (weights.masked_fill(missing, torch.nan), tuple(range(value.shape[1]))) if is_exact else None
 
 
-def readable(caller: Caller) -> Caller | None:
-    """The function, or a copy of the module with identities for its matrices, whose weights can be measured."""
+def _solve_by_groups(output: Tensor, value: Tensor) -> tuple[Tensor, tuple[int, ...]] | None:
+    """As `_solve`, where a head may use the values of another one; also the value head of each head."""
+    if output.shape[1] == 1 or value.shape[-1] <= value.shape[2]:
+        return None
+    weights, heads = [], []
+    for h in range(output.shape[1]):
+        solutions = ((g, _solve(output[:, h : h + 1], value[:, g : g + 1])) for g in range(value.shape[1]))
+        g, solved = next(((g, s) for g, s in solutions if s is not None), (h, None))
+        if solved is None:
+            return None
+        weights.append(solved[0])
+        heads.append(g)
+    return torch.cat(weights, 1), tuple(heads)
+
+
+def measurable_caller(caller: Caller) -> Caller | None:
+    """The function, or a copy of the module with identities for its matrices, whose weights can be measured.
+
+    If this does not suffice, norms are identities too.
+    """
     inputs = caller.sizes.sample(0, caller.dtype)
-    for function in (caller.function, with_identities(caller.function)):
+    copies = (caller.function, with_identities(caller.function), without_norms(caller.function))
+    for function in copies:
         if function is None:
             continue
         other = with_function(caller, function)
@@ -157,6 +202,15 @@ def with_identities(function: Callable[..., Any], joined: bool = False) -> nn.Mo
         if name.endswith("bias") and parameter.ndim == 1:
             parameter.zero_()
     return module
+
+
+def without_norms(function: Callable[..., Any]) -> nn.Module | None:
+    """As `with_identities`, and layers whose class is called a norm do nothing; None if there are none."""
+    module = with_identities(function)
+    norms = [] if module is None else [n for n, m in module.named_modules() if n and type(m).__name__.endswith("Norm")]
+    for name in norms:
+        module.set_submodule(name, nn.Identity())  # type: ignore[union-attr]
+    return module if norms else None
 
 
 def _identity(rows: int, columns: int, is_linear: bool) -> Tensor:
