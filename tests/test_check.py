@@ -11,12 +11,12 @@ from torch import nn
 from typer.testing import CliRunner
 
 import regard as rg
-from attentions import RIGHT, MultiHead, by_einsum, by_loops, by_matmul, in_numpy
+from attentions import RIGHT, MultiHead, by_einsum, by_loops, by_matmul, in_numpy, with_a_regard_mask
 from regard.cli.app import app
 from regard.diagnosis.calling import LAYOUTS, argument_tensor, callers_of, canonical_tensor
 from regard.diagnosis.masks import causal_pattern
 from regard.diagnosis.weights import measurable_caller, measure
-from wrong_attentions import WRONG, no_scale
+from wrong_attentions import WRONG, no_scale, softmax_over_axis_1
 
 #: Right functions that are checked with further seeds: one for each way to find the weights.
 SEVERAL_SEEDS = ["matmul", "einsum, drop mask", "loops", "torch", "multi-head module", "nanoGPT", "linear", "one head"]
@@ -126,6 +126,83 @@ def test_given_inputs_tell_the_sizes():
         rg.check(of_width_12)
     report = rg.check(of_width_12, *torch.randn(3, 2, 5, 12))
     assert report.ok and "(2, 5, 12)" in report.call
+
+
+def test_grouped_queries_can_be_given():
+    def by_pairs(q, k, v):
+        return by_matmul(q, *(x.repeat_interleave(2, dim=1) for x in (k, v)))
+
+    q, k = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 7, 8)
+    report = rg.check(by_pairs, q, k, k)
+    assert report.ok and report.mechanism == "multi_head" and "in 3 heads" in report.call, str(report)
+    assert finding_of(report, "groups").verdict == "right"
+    wrong = rg.check(lambda q, k, v: by_matmul(q, k.repeat(1, 2, 1, 1), v.repeat_interleave(2, 1)), q, k, k)
+    assert wrong.mistakes == ("keys and values are repeated for different heads",)
+
+
+class Residual(nn.Module):
+    def __init__(self, width, num_heads, is_causal=True):
+        super().__init__()
+        self.norm, self.self_attn = nn.LayerNorm(width), MultiHead(width, num_heads)
+        self.is_causal = is_causal
+
+    def attended(self, x):
+        visible = torch.ones(2, x.shape[1], x.shape[1]).tril(0 if self.is_causal else 1)
+        return self.self_attn(x, x, x, visible)[0]
+
+    def forward(self, x):
+        return x + self.attended(self.norm(x))
+
+
+class PostNorm(Residual):
+    def forward(self, x):
+        return self.norm(x + self.attended(x))
+
+
+@pytest.mark.parametrize("kind", [Residual, PostNorm])
+def test_a_residual_of_a_module_is_named_and_what_is_behind_it_is_checked(kind):
+    report = rg.check(kind(16, 2))
+    residual = finding_of(report, "residual")
+    assert residual.verdict == "unknown" and "residual connection" in residual.evidence
+    assert report.ok and report.mechanism == "masked"
+    assert rg.check(kind(16, 2, is_causal=False)).mistakes == (
+        "the causal mask is off by one: it shows the next token",
+    )
+
+
+def test_what_was_tried_is_said_if_weights_cannot_be_measured():
+    report = rg.check(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True))
+    scores = finding_of(report, "scores")
+    assert scores.verdict == "unknown" and "Tried: " in scores.evidence
+    assert "regard.check(module.self_attn)" in scores.remedy
+
+
+def test_a_mask_of_regard_is_tried():
+    report = rg.check(with_a_regard_mask)
+    assert "a Mask of Regard" in finding_of(report, "mask").evidence
+    assert finding_of(report, "empty rows").verdict == "right"
+
+
+def test_two_axes_can_be_meant():
+    report = rg.check(softmax_over_axis_1, *torch.randn(3, 5, 16))
+    assert report.ok and report.mechanism == "cross"
+
+
+def test_mistakes_behind_others_are_found():
+    def several(q, k, v):
+        q, k, v = q.half(), k.half(), v.half()
+        return ((q @ v.mT).softmax(-1) @ k).double()
+
+    assert set(rg.check(several).mistakes) == {
+        "the result is rounded to float16",
+        "keys and values are swapped",
+        "the scores are not scaled",
+    }
+
+
+def finding_of(report, what):
+    (finding,) = [finding for finding in report.findings if finding.what == what]
+    return finding
 
 
 @pytest.mark.parametrize(

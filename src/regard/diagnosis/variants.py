@@ -108,7 +108,7 @@ def _sizes_by_heads(caller: Caller) -> Iterator[Sizes]:
 def _with_residual(caller: Caller, part: str) -> Variant:
     name = {"query": "query", "value": "values"}[part]
     verb = "is" if part == "query" else "are"
-    text = f"The output is the attention and the {name}: the other findings are those of the attention alone."
+    text = f"The output is the attention plus the {name}. The other findings are those of the attention alone."
     if isinstance(caller.function, nn.Module):
         remedy = "Right in a layer of a Transformer. In an attention leave it to the layer."
         finding = CheckFinding(
