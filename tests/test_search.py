@@ -14,6 +14,7 @@ SITE = ROOT / "site"
 FIRST = 3  # results that a reader looks at
 
 TUTORIALS = "guides/from-tutorials.html"
+WRONG = "guides/training-goes-wrong.html"
 #: Pages by what people type; one of them must be among the first results.
 WORDS = {
     # scores
@@ -122,6 +123,15 @@ WORDS = {
     "entropy": ["reference/maps.html", "reference/statistics.html"],
     "attention rollout": ["reference/statistics.html", TUTORIALS],
     "head pruning": ["examples/22_pruning_heads.html"],
+    # training goes wrong
+    "attention collapse": [WRONG, "examples/26_heads_go_wrong.html"],
+    "collapsed heads": [WRONG, "examples/26_heads_go_wrong.html"],
+    "loss does not go down": [WRONG, "guides/troubleshooting.html"],
+    "model copies the input": [WRONG],
+    "label shift": [WRONG],
+    "uniform attention": [WRONG, "examples/26_heads_go_wrong.html"],
+    "future leak": [WRONG, "examples/10_masks.html"],
+    "missing scale": [WRONG],
     # the first hour
     "installation": ["guides/install.html"],
     "install": ["guides/install.html"],
