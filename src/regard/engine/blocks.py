@@ -75,7 +75,7 @@ def blocks(
     """
     usual = size + usual_width(mask, positions, num_queries, min(size, SAMPLE))
     known: dict[int, Block] = {}
-    for first, last in pairwise(_edges(mask, positions, num_queries)):
+    for first, last in pairwise(query_edges(mask, positions, num_queries)):
         if keep_large and last - first > size:
             block = _block(mask, positions, first, last)
             if block.full or starts_causal(block, positions):
@@ -94,7 +94,7 @@ def starts_causal(block: Block, positions: Positions) -> bool:
     return keys[0][0] + columns[0][0] == positions.start + block.start
 
 
-def _edges(mask: Mask | None, positions: Positions, num_queries: int) -> list[int]:
+def query_edges(mask: Mask | None, positions: Positions, num_queries: int) -> list[int]:
     """Query indices of the first cuts: the edges that the mask names, at least SAMPLE queries apart."""
     edges = [0]
     for edge in () if mask is None else mask.edges(positions.start, positions.start + num_queries):
@@ -185,7 +185,7 @@ def _within(mask: Mask, start: int, stop: int, keys: Spans) -> Mask | None:
 
 def usual_width(mask: Mask | None, positions: Positions, num_queries: int, size: int) -> float:
     """Number of keys that a block of `size` queries needs: the median over sample blocks."""
-    edges = _edges(mask, positions, num_queries)
+    edges = query_edges(mask, positions, num_queries)
     return median(len(block.columns) for block in _samples(mask, positions, edges, size))
 
 
@@ -198,7 +198,7 @@ def cheapest_size(
     pace: Callable[[int], float],
 ) -> int:
     """The block size of least cost: pairs times `pace(size)`, plus `call` for each block. In pairs of one head."""
-    edges = _edges(mask, positions, num_queries)
+    edges = query_edges(mask, positions, num_queries)
 
     def cost(size: int) -> float:
         samples = _samples(mask, positions, edges, size)

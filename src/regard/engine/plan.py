@@ -12,6 +12,7 @@ from regard.engine.flex import Flex
 from regard.engine.formatting import duration, number, rough, size
 from regard.engine.fused import Fused, is_top_left
 from regard.engine.fused import block_of as whole_block
+from regard.engine.kernel import Kernel
 from regard.engine.linear import LinearEngine
 from regard.engine.problem import Cost, Engine, Problem, Result, empty_result
 from regard.engine.reference import Reference
@@ -20,7 +21,9 @@ from regard.engine.transforms import TRANSFORMED, is_transformed
 from regard.errors import RegardError, nearest
 from regard.pieces.mask import Both, Either, Mask, Not
 
-ENGINES: dict[str, Engine] = {e.name: e for e in (Reference(), Dense(), Fused(), Blocked(), LinearEngine(), Flex())}
+ENGINES: dict[str, Engine] = {
+    e.name: e for e in (Reference(), Dense(), Fused(), Kernel(), Blocked(), LinearEngine(), Flex())
+}
 
 #: Bytes of scores up to which dense runs, if no fused kernel computes blocks. Above, flex or blocked runs.
 DENSE_BYTES = 32 << 20

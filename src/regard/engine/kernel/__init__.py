@@ -1,5 +1,5 @@
-"""The compiled kernels of kernels/: their library, loaded if it is there."""
+"""The kernel engine: compiled kernels of our own."""
 
-from regard.engine.kernel.library import Library, load, reason
+from regard.engine.kernel.engine import Kernel
 
-__all__ = ["Library", "load", "reason"]
+__all__ = ["Kernel"]

@@ -1,0 +1,155 @@
+/* Attention without the matrix of weights: output and log-sum-exp of every query.
+
+   For ROWS queries at once, and KEYS keys at a time: scores, their greatest, weights relative to it, and their product
+   with the values. If a greater score comes later, the sums so far are scaled (online softmax: Milakov and Gimelshein
+   2018, arXiv:1805.02867; FlashAttention: Dao et al. 2022, arXiv:2205.14135). Keys and values are packed once. */
+#include "rows.h"
+
+/* Keys and values of this many keys stay in the second cache while a tile of queries is computed. */
+#define FEW_KEYS (4 * KEYS)
+
+/* What one thread holds: the queries and the sums of a tile, and the scores of ROWS queries. */
+typedef struct {
+    float *queries, *sums, *scores, *greatest, *totals, *factors;
+} Workspace;
+
+/* Floats of scratch memory that one thread needs. */
+EXPORT int64_t NAMED(forward_workspace)(const Call *call) {
+    const int64_t width = rounded_up(call->E, LANES);
+    return TILE_QUERIES * (call->D + width + 2) + ROWS * (KEYS + 1) + PANEL * most(call->D, width);
+}
+
+static Workspace workspace_in(const Call *call, float *memory) {
+    Workspace w;
+    w.queries = memory;
+    w.sums = w.queries + TILE_QUERIES * call->D;
+    w.scores = w.sums + TILE_QUERIES * rounded_up(call->E, LANES);
+    w.greatest = w.scores + ROWS * KEYS;
+    w.totals = w.greatest + TILE_QUERIES;
+    w.factors = w.totals + TILE_QUERIES;
+    return w;
+}
+
+/* Scores to weights relative to the greatest score so far; the factor of the earlier sums. */
+INLINE void weights_of_row(const Rows *rows, int plain, int64_t query, int64_t first, int64_t stop, float *scores,
+                           float *greatest, float *total, float *factor) {
+    const Row row = row_of(rows, query);
+    Vector top = all(-INFINITE);
+    for (int64_t key = first; key < stop; key += LANES) {
+        Vector score = load(scores + key - first) * rows->call->scale;
+        if (!plain) score = changed(rows, &row, score, key);
+        store(scores + key - first, score);
+        top = larger(top, score);
+    }
+    const float now = largest_of(larger(top, all(*greatest)));
+    const float base = now == -INFINITE ? 0 : now;
+    Vector sum = all(0);
+    for (int64_t key = first; key < stop; key += LANES) {
+        const Vector weight = exp2_of((load(scores + key - first) - base) * LOG2_E);
+        store(scores + key - first, weight);
+        sum += weight;
+    }
+    *factor = exp2_of(all((*greatest - base) * LOG2_E))[0];
+    *total = *total * *factor + sum_of(sum);
+    *greatest = now;
+}
+
+/* Adds the keys [first, stop) to the sums of ROWS queries. */
+static void add_keys(const Rows *rows, const Workspace *w, int64_t group, int64_t unit, int64_t first, int64_t stop) {
+    const Call *call = rows->call;
+    const int64_t width = rounded_up(call->E, LANES), length = rounded_up(call->J, PANEL);
+    dot_products(w->queries + group * call->D, call->packed_keys + unit * length * call->D, call->D, first, stop,
+                 w->scores, KEYS);
+    float *greatest = w->greatest + group, *totals = w->totals + group;
+    if (is_plain(rows, first, stop))
+        for (int r = 0; r < ROWS; r++)
+            weights_of_row(rows, 1, rows->query + r, first, stop, w->scores + r * KEYS, greatest + r, totals + r,
+                           w->factors + r);
+    else
+        for (int r = 0; r < ROWS; r++)
+            weights_of_row(rows, 0, rows->query + r, first, stop, w->scores + r * KEYS, greatest + r, totals + r,
+                           w->factors + r);
+    add_product(w->scores, KEYS, 1, call->packed_values + (unit * length + first) * width, width, stop - first,
+                w->sums + group * width, width, w->factors);
+}
+
+static void start_tile(const Call *call, const Tile *tile, int64_t entry, int64_t head, const Workspace *w) {
+    const int64_t width = rounded_up(call->E, LANES);
+    for (int64_t group = 0; group < TILE_QUERIES && tile->first_query + group < tile->stop_query; group += ROWS)
+        pack_columns(&call->query, entry, head, tile->first_query + group, ROWS, tile->stop_query, call->D, w->scores,
+                     w->queries + group * call->D);
+    for (int64_t n = 0; n < TILE_QUERIES * width; n++) w->sums[n] = 0;
+    for (int64_t n = 0; n < TILE_QUERIES; n++) {
+        w->greatest[n] = call->sink ? call->sink[head] : -INFINITE;
+        w->totals[n] = call->sink ? 1 : 0;
+    }
+}
+
+static void finish_tile(const Call *call, const Tile *tile, int64_t entry, int64_t head, const Workspace *w) {
+    const int64_t width = rounded_up(call->E, LANES);
+    for (int64_t n = 0; n < tile->stop_query - tile->first_query; n++) {
+        const float total = w->totals[n], inverse = total == 0 ? 0 : 1 / total;
+        float *sums = w->sums + n * width;
+        for (int64_t e = 0; e < width; e++) sums[e] *= inverse;
+        const int64_t query = tile->first_query + n;
+        write_vector(&call->output, place(&call->output, entry, head, query), call->E, sums);
+        call->logsumexp[(entry * call->H + head) * call->I + query] = w->greatest[n] + log_of(total);
+    }
+}
+
+/* Adds the keys of [start, stop) that each group of the tile may attend to. */
+INLINE void add_block(const Call *call, const Tile *tile, const Segment *segment, int64_t head, int64_t unit,
+                      int64_t start, int64_t stop, int64_t group, const Workspace *w) {
+    const Rows rows = rows_of(call, tile, segment, head, tile->first_query + group);
+    int64_t first, last;
+    key_range(&rows, &first, &last);
+    first = most(start, first / PANEL * PANEL);
+    last = least(stop, rounded_up(last, PANEL));
+    for (; first < last; first += KEYS) add_keys(&rows, w, group, unit, first, least(last, first + KEYS));
+}
+
+static void run_tile(const Call *call, const Tile *tile, int64_t entry, int64_t head, const Workspace *w) {
+    const int64_t unit = entry * call->G + head / (call->H / call->G);
+    start_tile(call, tile, entry, head, w);
+    for (int64_t s = tile->first_segment; s < tile->stop_segment; s++) {
+        const Segment *segment = call->segments + s;
+        const int64_t first = most(segment->first_key, tile->first_query + call->low) / PANEL * PANEL;
+        const int64_t stop = least(segment->stop_key, tile->stop_query - 1 + call->high);
+        /* few keys stay in the second cache: each group takes its own at once, in few pieces */
+        const int64_t size = stop - first <= FEW_KEYS ? FEW_KEYS + PANEL : KEYS;
+        for (int64_t start = first; start < stop; start += size)
+            for (int64_t group = 0; tile->first_query + group < tile->stop_query; group += ROWS)
+                add_block(call, tile, segment, head, unit, start, start + size, group, w);
+    }
+    finish_tile(call, tile, entry, head, w);
+}
+
+/* Packs keys as panels, and values as rows, a block of KEYS keys of one key head at a time. */
+static void pack(const Call *call, float *buffer) {
+    const int64_t blocks = (call->J + KEYS - 1) / KEYS, units = call->B * call->G * blocks;
+    const int64_t width = rounded_up(call->E, LANES), length = rounded_up(call->J, PANEL);
+    for (int64_t n = next_unit(call->counters); n < units; n = next_unit(call->counters)) {
+        const int64_t unit = n / blocks, entry = unit / call->G, head = unit % call->G;
+        const int64_t first = n % blocks * KEYS, stop = least(first + KEYS, length);
+        for (int64_t key = first; key < stop; key += PANEL)
+            pack_columns(&call->key, entry, head, key, PANEL, call->J, call->D, buffer,
+                         call->packed_keys + (unit * length + key) * call->D);
+        pack_rows(&call->value, entry, head, first, stop - first, call->J, call->E, width,
+                  call->packed_values + (unit * length + first) * width);
+        __atomic_fetch_add(call->counters + 1, 1, __ATOMIC_RELEASE);
+    }
+    while (__atomic_load_n(call->counters + 1, __ATOMIC_ACQUIRE) < units) wait_a_moment();
+}
+
+/* Output and log-sum-exp: packs, then computes tiles until none is left. Tiles of one head follow each other. */
+EXPORT void NAMED(forward)(const Call *call, float *memory) {
+    const Workspace w = workspace_in(call, memory);
+    pack(call, w.factors + ROWS);
+    const int64_t entries = call->tiles_have_entries ? 1 : call->B, units = entries * call->H * call->num_tiles;
+    for (int64_t n = next_unit(call->counters + 2); n < units; n = next_unit(call->counters + 2)) {
+        const int64_t head = n / call->num_tiles % call->H;
+        const Tile *tile = call->tiles + (call->num_tiles - 1 - n % call->num_tiles);
+        const int64_t entry = call->tiles_have_entries ? tile->entry : n / call->num_tiles / call->H;
+        run_tile(call, tile, entry, head, &w);
+    }
+}

@@ -1,0 +1,99 @@
+/* Scores of ROWS queries and a stretch of keys, as forward, backward and the statistics need them. */
+#ifndef ROWS_H
+#define ROWS_H
+
+#include "pack.h"
+#include "product.h"
+
+/* Keys whose scores are held at once; the scores of ROWS queries stay in the first cache. */
+#define KEYS 256
+
+/* ROWS queries from `query` on, and the keys [first, stop) of a segment that they may attend to. */
+typedef struct {
+    const Call *call;
+    const Segment *segment;
+    const float *before, *after; /* of this head: index j - i */
+    const uint8_t *allowed;      /* of the first query of the tile and key 0 */
+    int64_t query, tile_query, stop_query;
+} Rows;
+
+INLINE Rows rows_of(const Call *call, const Tile *tile, const Segment *segment, int64_t head, int64_t query) {
+    const int64_t shift = head * call->diagonals_stride + call->I - 1;
+    Rows rows = {call, segment, 0, 0, 0, query, tile->first_query, tile->stop_query};
+    if (call->before) rows.before = call->before + shift;
+    if (call->after) rows.after = call->after + shift;
+    if (segment->allowed >= 0)
+        rows.allowed = call->allowed + segment->allowed + head * call->allowed_head_stride - segment->first_key;
+    return rows;
+}
+
+/* The first and last key that any of the ROWS queries may attend to, by the segment and the distances. */
+INLINE void key_range(const Rows *rows, int64_t *first, int64_t *stop) {
+    const int64_t last = least(rows->query + ROWS, rows->stop_query) - 1;
+    *first = most(rows->segment->first_key, rows->query + rows->call->low);
+    *stop = least(rows->segment->stop_key, last + rows->call->high);
+}
+
+/* Whether every query may attend to every key of [first, stop), and no number is added to a score. */
+INLINE int is_plain(const Rows *rows, int64_t first, int64_t stop) {
+    const Call *call = rows->call;
+    if (call->before || call->after || rows->allowed || call->cap != 0) return 0;
+    return first >= rows->segment->first_key && stop <= rows->segment->stop_key &&
+           first >= rows->query + ROWS - 1 + call->low && stop <= rows->query + call->high;
+}
+
+INLINE Vector tanh_of(Vector x) {
+    const Vector limited = choose(x > 20.0f, all(20), choose(x < -20.0f, all(-20), x));
+    const Vector power = exp2_of(limited * (2 * LOG2_E));
+    return (power - 1.0f) / (power + 1.0f);
+}
+
+/* The keys that one query may attend to: those of the segment within its distances. */
+typedef struct {
+    int64_t query, first, stop;
+    const uint8_t *allowed; /* index: key; null if none is forbidden */
+} Row;
+
+INLINE Row row_of(const Rows *rows, int64_t query) {
+    const Call *call = rows->call;
+    Row row = {query, most(rows->segment->first_key, query + call->low),
+               least(rows->segment->stop_key, query + call->high), 0};
+    if (rows->allowed)
+        row.allowed = rows->allowed + (least(query, rows->stop_query - 1) - rows->tile_query) * rows->segment->stride;
+    return row;
+}
+
+/* LANES scores from key `key` on: biases added, -inf where the query may not attend. */
+INLINE Vector changed(const Rows *rows, const Row *row, Vector score, int64_t key) {
+    const Call *call = rows->call;
+    if (rows->before) score += load(rows->before + key - row->query);
+    if (call->cap != 0) score = tanh_of(score * (1 / call->cap)) * call->cap;
+    if (rows->after) score += load(rows->after + key - row->query);
+    if (key < row->first || key + LANES > row->stop) {
+        const int32_t first = (int32_t)most(row->first - key, 0), stop = (int32_t)least(row->stop - key, LANES);
+        const Integers lanes = lane_numbers();
+        score = choose((lanes >= (first < LANES ? first : LANES)) & (lanes < (stop > 0 ? stop : 0)), score,
+                       all(-INFINITE));
+    }
+    if (row->allowed) {
+        const Bytes bytes = *(const Bytes *)(row->allowed + key);
+        score = choose(__builtin_convertvector(bytes, Integers) != 0, score, all(-INFINITE));
+    }
+    return score;
+}
+
+/* Products of ROWS queries (ROWS numbers for each channel) with the panels of keys [first, stop). Rows of products are
+   `stride` apart. */
+INLINE void dot_products(const float *queries, const float *panels, int64_t channels, int64_t first, int64_t stop,
+                         float *products, int64_t stride) {
+    for (int64_t key = first; key < stop; key += PANEL) {
+        Vector sums[ROWS][2] = {{{0}}};
+        product_2(queries, 1, ROWS, panels + key * channels, PANEL, channels, sums);
+        UNROLL for (int r = 0; r < ROWS; r++) {
+            store(products + r * stride + key - first, sums[r][0]);
+            store(products + r * stride + key - first + LANES, sums[r][1]);
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,112 @@
+/* Vectors of floats, as wide as the processor's registers, and the exponential.
+
+   Written with the vector extensions of clang and gcc, so one source serves every processor. */
+#ifndef VECTOR_H
+#define VECTOR_H
+
+#include "regard.h"
+
+/* The register tile of a product has ROWS x 2 vectors: as many as the processor has registers for. */
+#if defined(__AVX512F__)
+#define LANES 16
+#define ROWS 12
+#elif defined(__AVX__)
+#define LANES 8
+#define ROWS 6
+#elif defined(__aarch64__)
+#define LANES 4
+#define ROWS 12
+#else
+#define LANES 4
+#define ROWS 6
+#endif
+
+/* Keys in a panel: two vectors of scores. */
+#define PANEL (2 * LANES)
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t Integers __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint8_t Bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+
+#define INFINITE __builtin_inff()
+#define LOG2_E 1.44269504088896341f
+#define LN_2 0.69314718055994531f
+
+INLINE Vector all(float x) { return x - (Vector){0}; }
+INLINE Vector load(const float *p) { return *(const Vector *)p; }
+INLINE void store(float *p, Vector x) { *(Vector *)p = x; }
+
+INLINE Vector choose(Integers condition, Vector yes, Vector no) {
+    return (Vector)((condition & (Integers)yes) | (~condition & (Integers)no));
+}
+
+/* The larger of two; b where a is NaN, NaN where b is NaN. */
+INLINE Vector larger(Vector a, Vector b) { return choose(a > b, a, b); }
+
+INLINE float sum_of(Vector x) {
+    float total = 0;
+    for (int lane = 0; lane < LANES; lane++) total += x[lane];
+    return total;
+}
+
+INLINE float largest_of(Vector x) {
+    float most = x[0];
+    for (int lane = 1; lane < LANES; lane++) most = most > x[lane] ? most : x[lane];
+    return most;
+}
+
+INLINE Integers lane_numbers(void) {
+    Integers n;
+    for (int lane = 0; lane < LANES; lane++) n[lane] = lane;
+    return n;
+}
+
+/* 2^x with a relative error below 2e-7; 0 for x < -126, NaN for NaN. x is at most 127.
+
+   x = n + f with an integer n and f in [-1/2, 1/2]. 2^f is a polynomial of degree 5, and n is added to its exponent.
+   Adding 1.5 * 2^23 rounds x to an integer and leaves this integer in the low bits. */
+INLINE Vector exp2_of(Vector x) {
+    const float shifter = 12582912.0f;
+    Vector shifted = x + shifter;
+    Vector f = x - (shifted - shifter);
+    Vector p = all(0.001326472731f);
+    p = p * f + 0.009671512991f;
+    p = p * f + 0.05550733581f;
+    p = p * f + 0.24022242427f;
+    p = p * f + 0.69314700365f;
+    p = p * f + 1.0f;
+    Vector scaled = (Vector)((Integers)p + ((Integers)shifted << 23));
+    return choose(x < -126.0f, all(0), scaled);
+}
+
+/* The natural logarithm of a number that is at least 0, in double precision; -inf for 0. */
+INLINE float log_of(float x) {
+    if (x == 0) return -INFINITE;
+    if (!(x < INFINITE)) return x;
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, 4);
+    int exponent = (int)(bits >> 23) - 127;
+    bits = (bits & 0x7fffff) | 0x3f800000;
+    __builtin_memcpy(&x, &bits, 4);
+    double m = x;
+    if (m > 1.4142135623730951) {
+        m /= 2;
+        exponent++;
+    }
+    /* log m = 2 artanh((m - 1) / (m + 1)), |argument| < 0.172 */
+    const double t = (m - 1) / (m + 1), t2 = t * t;
+    const double series = 1 + t2 * (1.0 / 3 + t2 * (1.0 / 5 + t2 * (1.0 / 7 + t2 * (1.0 / 9 + t2 / 11))));
+    return (float)(exponent * 0.6931471805599453 + 2 * t * series);
+}
+
+INLINE void wait_a_moment(void) {
+#if defined(__x86_64__)
+    __asm__ __volatile__("pause");
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
+
+#endif

@@ -1,0 +1,165 @@
+"""The kernel engine: softmax attention by the compiled kernels of kernels/, forward and backward."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from regard.engine.blocked import Blocked
+from regard.engine.dense import flops_per_pair
+from regard.engine.formatting import size
+from regard.engine.kernel.attention import KernelAttention, Setting
+from regard.engine.kernel.layout import Layout
+from regard.engine.kernel.library import load, reason
+from regard.engine.kernel.structures import DTYPES
+from regard.engine.problem import Cost, Engine, Problem, Result
+from regard.engine.transforms import HIDDEN_GRADIENTS, differentiable_once
+from regard.pieces.bias import AdditiveBias, Bias, Softcap
+from regard.pieces.grid import Grid
+from regard.pieces.normalizer import LearnedSink, Softmax, any_coarse
+
+#: Widest query and value that the kernels compute.
+LARGEST_WIDTH = 256
+#: Most bytes of the parts of a mask that need one byte a pair.
+MASK_BYTES = 64 << 20
+
+
+class Kernel(Engine):
+    """Softmax of scaled dot products by kernels of our own, in tiles that stay in the cache of the processor."""
+
+    name = "kernel"
+    description = "is one call of Regard's compiled kernel, which reads only the keys that the mask allows"
+
+    def refusal(self, problem: Problem) -> str | None:
+        return Terms.of(problem).refusal
+
+    def run(self, problem: Problem) -> Result:
+        terms = Terms.of(problem)
+        tensors = problem.prepared.query, problem.prepared.key, problem.value
+        query, key, value = differentiable_once(self.name, *tensors)
+        before, after, sink = (None if t is None else differentiable_once(self.name, t)[0] for t in terms.tensors())
+        output, logsumexp = KernelAttention.apply(terms.setting(), query, key, value, before, after, sink)  # type: ignore[misc]
+        if problem.learns and any_coarse(logsumexp):
+            return Blocked().run(problem)  # backward would divide by exp of the coarse log-sum-exp
+        return Result(output, (logsumexp,))
+
+    def cost(self, problem: Problem) -> Cost:
+        s, layout = problem.sizes, Terms.of(problem).layout
+        pairs = layout.num_pairs * s.H
+        packed = 4 * s.B * s.G * s.J * (s.D + s.E)
+        return Cost(pairs, pairs * flops_per_pair(problem), packed + layout.num_bytes + s.B * s.H * s.I * 4)
+
+
+class Terms:
+    """A problem as the kernels compute it: the layout of its mask, and its biases and sink as vectors."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+    @staticmethod
+    def of(problem: Problem) -> Terms:
+        """The terms of a problem, created at the first call and then reused."""
+        if "kernel" not in problem.plan_cache:
+            problem.plan_cache["kernel"] = Terms(problem)
+        return problem.plan_cache["kernel"]
+
+    @cached_property
+    def refusal(self) -> str | None:
+        """Why the kernels cannot compute the problem; None if they can."""
+        p, attention = self.problem, self.problem.attention
+        if p.scale is None:
+            return "its weights are no softmax of scaled dot products"
+        if (unfit := self._unfit_tensors()) is not None:
+            return unfit
+        if p.dropout:
+            return "it computes no dropout"
+        if p.hides_gradients:
+            return HIDDEN_GRADIENTS
+        if (unfit := self._unfit_bias()) is not None:
+            return unfit
+        sink = attention.normalizer.sink if isinstance(attention.normalizer, Softmax | LearnedSink) else None
+        if sink is not None and any_coarse(torch.as_tensor(sink)):
+            return "the sink is so large that float32 is too coarse for its share of the row"
+        if self.layout.num_bytes * self._mask_heads > MASK_BYTES:
+            return f"its mask has no spans and would take {size(self.layout.num_bytes * self._mask_heads)}"
+        return None if load() is not None else reason().rstrip(".")
+
+    def _unfit_tensors(self) -> str | None:
+        p = self.problem
+        query, value = p.prepared.query, p.value
+        if query.device.type != "cpu":
+            return f"it runs on CPU, and the tensors are on {query.device}"
+        if wrong := {t.dtype for t in (query, p.prepared.key, value)} - set(DTYPES):
+            return f"it sums in float32, and a tensor is {wrong.pop()}"
+        if max(query.shape[-1], value.shape[-1]) > LARGEST_WIDTH:
+            return f"vectors of width {max(query.shape[-1], value.shape[-1])} are wider than {LARGEST_WIDTH}"
+        return None
+
+    def _unfit_bias(self) -> str | None:
+        biases = self.problem.attention.bias
+        if sum(isinstance(bias, Softcap) for bias in biases) > 1:
+            return "it computes one soft cap, and there are several"
+        for bias in biases:
+            if isinstance(bias, Softcap):
+                continue
+            if not (isinstance(bias, AdditiveBias) and bias.relative):
+                return f"{type(bias).__name__} is no number for each head and each distance j - i"
+        if biases and len(self.problem.positions.keys.intervals) != 1:
+            return "the keys have gaps between their positions, so a bias is no vector of distances"
+        return None
+
+    @property
+    def _mask_heads(self) -> int:
+        mask, first = self.problem.attention.mask, slice(0, 1)
+        return 1 if mask is None else mask.allowed(self.problem.grid.tile(first, first)).shape[1]
+
+    @cached_property
+    def layout(self) -> Layout:
+        p = self.problem
+        return Layout.of(p.attention.mask, p.positions, p.sizes, p.grid)
+
+    def setting(self) -> Setting:
+        library, scale = load(), self.problem.scale
+        assert library is not None and scale is not None, "the refusal is None"
+        caps = [bias.cap for bias in self.problem.attention.bias if isinstance(bias, Softcap)]
+        return Setting(library, self.layout, scale, caps[0] / self._temperature if caps else 0.0)
+
+    @property
+    def _temperature(self) -> float:
+        temperature = self.problem.attention.normalizer.temperature  # type: ignore[attr-defined]
+        assert not isinstance(temperature, Tensor), "the scale is a number"
+        return temperature
+
+    def tensors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The numbers by distance added before and after the soft cap, (H, I + J - 1), and the sinks (H,)."""
+        biases = self.problem.attention.bias
+        at = next((n for n, bias in enumerate(biases) if isinstance(bias, Softcap)), None)
+        before, after = (self._by_distance(part) for part in ((biases, ()) if at is None else (biases[:at], biases[at + 1 :])))
+        if self.layout.distances is not None:
+            allowed = self.layout.distances.allowed(self._line)[:, :, 0].expand(1, self.problem.sizes.H, -1)[0]
+            after = torch.zeros(allowed.shape) if after is None else after
+            after = after.masked_fill(~allowed, -torch.inf)
+        return before, after, self._sink()
+
+    @property
+    def _line(self) -> Grid:
+        p = self.problem
+        return p.grid.line(p.positions.distances(p.sizes.I))
+
+    def _by_distance(self, biases: tuple[Bias, ...]) -> Tensor | None:
+        if not biases:
+            return None
+        line = self._line
+        total = torch.zeros(1, 1, 1, len(line.key))
+        for bias in biases:
+            total = bias.transform(total, line, None, None)
+        return (total / self._temperature)[0, :, 0].float().expand(self.problem.sizes.H, -1)
+
+    def _sink(self) -> Tensor | None:
+        normalizer = self.problem.attention.normalizer
+        assert isinstance(normalizer, Softmax | LearnedSink)
+        if normalizer.sink is None:
+            return None
+        return torch.as_tensor(normalizer.sink, dtype=torch.float32).expand(self.problem.sizes.H)

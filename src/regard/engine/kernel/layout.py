@@ -1,0 +1,202 @@
+"""A mask as the kernels read it: tiles of queries, each with segments of keys; bytes only where a segment needs them.
+
+The part of a mask that depends on j - i alone becomes a range of distances, and the kernel compares indices. For the
+rest, `any_allowed` and `all_allowed` are asked once for each tile: keys that all queries may attend to become segments
+without bytes, the other keys segments with one byte a pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import pairwise
+from operator import and_
+
+import torch
+from torch import Tensor
+
+from regard.engine.blocks import query_edges
+from regard.engine.kernel.structures import MARGIN, TILE_QUERIES
+from regard.pieces.grid import Grid
+from regard.pieces.mask import Both, Mask
+from regard.positions import Positions
+from regard.shapes import Sizes
+from regard.spans import EMPTY, Spans
+
+#: Indices that no query or key reaches, small enough for sums of three.
+FAR = 1 << 40
+#: Fewest keys of a segment without bytes; shorter stretches belong to segments with bytes.
+LEAST_FULL = 32
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Keys [first, stop) of a tile; `is_full`: every query of the tile may attend to all of them."""
+
+    first: int
+    stop: int
+    is_full: bool
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Queries [first, stop) of a batch entry (None: of every entry), with the segments of their keys."""
+
+    entry: int | None
+    first: int
+    stop: int
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Tiles of all queries, and the distances j - i of indices, [low, high), that the mask allows.
+
+    `distances` is the relative part of the mask if a range does not express it, `rest` the other part.
+    """
+
+    sizes: Sizes
+    grid: Grid
+    low: int
+    high: int
+    distances: Mask | None
+    rest: dict[int | None, Mask] = field(repr=False)
+    tiles: list[Tile] = field(repr=False)
+
+    @staticmethod
+    def of(mask: Mask | None, positions: Positions, sizes: Sizes, grid: Grid) -> Layout:
+        relative, rest = _parts(mask, len(positions.keys.intervals) == 1)
+        low, high, distances = _range(relative, positions)
+        rest_of_entry = _entry_masks(rest, grid, sizes.B)
+        tiles = [
+            tile
+            for entry, part in rest_of_entry.items()
+            for tile in _tiles(part, entry, positions, sizes, low, high)
+        ]
+        masks = {entry: part for entry, part in rest_of_entry.items() if part is not None}
+        return Layout(sizes, grid, low, high, distances, masks, tiles)
+
+    @property
+    def has_entries(self) -> bool:
+        return None not in self.rest and bool(self.rest)
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of one head, in all batch entries, that are scored."""
+        pairs = sum(self._tile_pairs(tile) for tile in self.tiles)
+        return pairs if self.has_entries else pairs * self.sizes.B
+
+    def _tile_pairs(self, tile: Tile) -> int:
+        middle = (tile.first + tile.stop) // 2
+        widths = (
+            min(segment.stop, middle + self.high) - max(segment.first, middle + self.low) for segment in tile.segments
+        )
+        return (tile.stop - tile.first) * sum(max(0, width) for width in widths)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of `allowed`, for one head."""
+        return sum((t.stop - t.first) * (s.stop - s.first) for t in self.tiles for s in t.segments if not s.is_full)
+
+    def tables(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The tiles and segments as rows of integers, and the bytes of all segments that need them, (H or 1, ...)."""
+        tiles, segments, parts, used = [], [], [], MARGIN
+        for tile in self.tiles:
+            start = len(segments)
+            for segment in tile.segments:
+                width = segment.stop - segment.first
+                if segment.is_full:
+                    segments.append((segment.first, segment.stop, -1, 0))
+                else:
+                    segments.append((segment.first, segment.stop, used, width))
+                    parts.append(self._allowed(tile, segment))
+                    used += (tile.stop - tile.first) * width
+            entry = -1 if tile.entry is None else tile.entry
+            tiles.append((entry, tile.first, tile.stop, start, len(segments)))
+        return _integers(tiles, 5), _integers(segments, 4), _joined(parts)
+
+    def _allowed(self, tile: Tile, segment: Segment) -> Tensor:
+        """(H or 1, pairs of the segment)."""
+        keys = Spans(((segment.first, segment.stop),))
+        grid = self.grid.tile(slice(tile.first, tile.stop), keys)
+        if tile.entry is not None:
+            grid = grid.entries(slice(tile.entry, tile.entry + 1))
+        allowed = self.rest[tile.entry].allowed(grid)
+        return allowed[0].expand(-1, tile.stop - tile.first, len(keys)).flatten(1).to(torch.uint8)
+
+
+def _integers(rows: list[tuple[int, ...]], width: int) -> Tensor:
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, width)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    num_heads = max((len(part) for part in parts), default=1)
+    margin = torch.zeros(num_heads, MARGIN, dtype=torch.uint8)
+    return torch.cat([margin, *(part.expand(num_heads, -1) for part in parts), margin], 1)
+
+
+def _parts(mask: Mask | None, splits: bool) -> tuple[Mask | None, Mask | None]:
+    """The mask as a conjunction of a part that depends on j - i alone, and the rest."""
+    relative: list[Mask] = []
+    rest: list[Mask] = []
+    for part in _conjuncts(mask):
+        (relative if part.relative and splits else rest).append(part)
+    return reduce(and_, relative) if relative else None, reduce(and_, rest) if rest else None
+
+
+def _conjuncts(mask: Mask | None) -> Iterator[Mask]:
+    if isinstance(mask, Both):
+        yield from _conjuncts(mask.left)
+        yield from _conjuncts(mask.right)
+    elif mask is not None:
+        yield mask
+
+
+def _range(relative: Mask | None, positions: Positions) -> tuple[int, int, Mask | None]:
+    """The allowed distances of indices as a range, and the mask itself if a range does not express it."""
+    if relative is None:
+        return -FAR, FAR, None
+    some, every = relative.any_allowed(0, 1), relative.all_allowed(0, 1)
+    shift = positions.start - positions.keys.intervals[0][0]
+    if not some:
+        return 0, 0, None
+    (first, stop), *_ = some.hull().intervals
+    low, high = max(first + shift, -FAR), min(stop + shift, FAR)
+    return low, high, None if some == every and len(some.intervals) == 1 else relative
+
+
+def _entry_masks(rest: Mask | None, grid: Grid, num_entries: int) -> dict[int | None, Mask | None]:
+    """The rest of the mask for each batch entry; one mask under None if it is the same for all entries."""
+    if rest is None:
+        return {None: None}
+    by_entry = [rest.of_entry(entry) for entry in range(num_entries)]
+    first = slice(0, 1)
+    if all(part is rest for part in by_entry) and rest.allowed(grid.tile(first, first)).shape[0] == 1:
+        return {None: rest}
+    return dict(enumerate(by_entry))
+
+
+def _tiles(
+    rest: Mask | None, entry: int | None, positions: Positions, sizes: Sizes, low: int, high: int
+) -> Iterator[Tile]:
+    everything = Spans(((0, sizes.J),))
+    for first_edge, last_edge in pairwise(query_edges(rest, positions, sizes.I)):
+        for first in range(first_edge, last_edge, TILE_QUERIES):
+            stop = min(first + TILE_QUERIES, last_edge)
+            reach = Spans.of((max(0, first + low), min(sizes.J, stop - 1 + high)))
+            some, every = reach, everything
+            if rest is not None:
+                ends = first + positions.start, stop + positions.start
+                some = positions.columns(rest.any_allowed(*ends)) & reach
+                every = positions.columns(rest.all_allowed(*ends))
+            yield Tile(entry, first, stop, _segments(some, every))
+
+
+def _segments(some: Spans, every: Spans) -> tuple[Segment, ...]:
+    if some and every.covers(some):
+        return tuple(Segment(*interval, True) for interval in some)
+    full = Spans(tuple(ends for ends in some & every if ends[1] - ends[0] >= LEAST_FULL)) if every else EMPTY
+    partial = some & ~full
+    segments = [*(Segment(*ends, True) for ends in full), *(Segment(*ends, False) for ends in partial)]
+    return tuple(sorted(segments, key=lambda segment: segment.first))

@@ -1,0 +1,50 @@
+"""Runs a function of the kernels on all threads of torch.
+
+Each thread calls the same function and takes units of work from shared counters until none is left, so the result does
+not depend on the number of threads. ctypes releases the interpreter lock during a call.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import byref, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from regard.engine.kernel.library import Library
+from regard.engine.kernel.structures import Call
+
+#: Multiply-adds that a thread should have to do: waking one takes about 50 microseconds.
+WORTH_A_THREAD = 1 << 22
+
+_pools: dict[int, ThreadPoolExecutor] = {}
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pools.clear)  # the threads of a pool do not exist in a forked process
+
+
+def run(library: Library, name: str, call: Call, multiply_adds: int) -> None:
+    """Call `regard_NAME` on as many threads as the work is worth, at most those of torch."""
+    size = library.function(f"{name}_workspace")
+    size.restype = c_int64
+    num_threads = max(1, min(torch.get_num_threads(), multiply_adds // WORTH_A_THREAD))
+    memory = torch.empty(num_threads, size(byref(call)))
+    function = library.function(name)
+    others = [_pool(num_threads).submit(_share, function, call, part) for part in memory[1:]]
+    _share(function, call, memory[0])
+    for other in others:
+        other.result()
+
+
+def _share(function: object, call: Call, memory: Tensor) -> None:
+    function(byref(call), c_void_p(memory.data_ptr()))  # type: ignore[operator]
+
+
+def _pool(num_threads: int) -> ThreadPoolExecutor:
+    """The waiting threads; one pool for each number, because a pool does not grow."""
+    if num_threads not in _pools:
+        _pools[num_threads] = ThreadPoolExecutor(num_threads - 1, "regard-kernel")
+    return _pools[num_threads]
+
+

@@ -1,0 +1,61 @@
+"""The structures of kernels/regard.h for ctypes, field by field in the same order."""
+
+from __future__ import annotations
+
+from ctypes import Structure, c_float, c_int64, c_void_p
+
+import torch
+
+#: Numbers of kernels/regard.h.
+TILE_QUERIES, MARGIN = 96, 64
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+class TensorFields(Structure):
+    """`Tensor`: a tensor of four axes, in any strides."""
+
+    _fields_ = (("data", c_void_p), ("strides", c_int64 * 4), ("dtype", c_int64))
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> TensorFields:
+        return TensorFields(tensor.data_ptr(), (c_int64 * 4)(*tensor.stride()), DTYPES[tensor.dtype])
+
+
+class Call(Structure):
+    """`Call`: the sizes, numbers and buffers of one call."""
+
+    _fields_ = (
+        *((name, c_int64) for name in "BHGIJDE"),
+        ("scale", c_float),
+        ("cap", c_float),
+        ("low", c_int64),
+        ("high", c_int64),
+        ("before", c_void_p),
+        ("after", c_void_p),
+        ("sink", c_void_p),
+        ("diagonals_stride", c_int64),
+        ("tiles", c_void_p),
+        ("segments", c_void_p),
+        ("allowed", c_void_p),
+        ("allowed_head_stride", c_int64),
+        ("num_tiles", c_int64),
+        ("tiles_have_entries", c_int64),
+        ("query", TensorFields),
+        ("key", TensorFields),
+        ("value", TensorFields),
+        ("output", TensorFields),
+        ("logsumexp", c_void_p),
+        ("packed_keys", c_void_p),
+        ("packed_values", c_void_p),
+        ("counters", c_void_p),
+        ("grad_output", TensorFields),
+        ("delta", c_void_p),
+        ("packed_value_panels", c_void_p),
+        ("packed_key_rows", c_void_p),
+        ("num_parts", c_int64),
+        ("grad_query", c_void_p),
+        ("grad_key", c_void_p),
+        ("grad_value", c_void_p),
+        ("grad_before", c_void_p),
+        ("grad_after", c_void_p),
+    )
