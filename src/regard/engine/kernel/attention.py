@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from ctypes import byref, c_int64
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from regard.engine.kernel.layout import Layout
 from regard.engine.kernel.library import Library
@@ -23,7 +24,7 @@ PARTS = 8
 
 @dataclass(eq=False)
 class Setting:
-    """What a call has besides its tensors: the library, the mask, the factor of the scores and the soft cap (0: none)."""
+    """What a call has besides its tensors: library, mask, factor of the scores, and the soft cap (0: none)."""
 
     library: Library
     layout: Layout
@@ -32,146 +33,117 @@ class Setting:
 
     def __post_init__(self) -> None:
         self.tables = self.layout.tables()
+        self.lanes = LANES[self.library.level_name]
+
+    def padded(self, num_keys: int) -> int:
+        """The keys of whole panels, which are two vectors wide."""
+        return _up(num_keys, 2 * self.lanes)
+
+
+class Inputs(NamedTuple):
+    """The tensors of a call. `before` and `after` the soft cap, a number is added for each head and distance."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    before: Tensor | None  # (H, I + J - 1)
+    after: Tensor | None
+    sink: Tensor | None  # (H,)
 
     @property
-    def lanes(self) -> int:
-        return LANES[self.library.level_name]
+    def multiply_adds(self) -> tuple[int, int]:
+        """Multiply-adds of a pair, forward and backward."""
+        D, E = self.query.shape[-1], self.value.shape[-1]
+        return D + E, 3 * D + 2 * E
+
+    def call(self, setting: Setting) -> tuple[Call, list[Tensor]]:
+        """The fields of both directions, and the buffers that must live as long as the call."""
+        (B, H, I, D), (G, J, E) = self.query.shape, self.value.shape[1:]
+        layout, (tiles, segments, allowed) = setting.layout, setting.tables
+        call = Call(B, H, G, I, J, D, E, setting.scale, setting.cap, layout.low, layout.high)
+        keys, counters = torch.empty(B * G, setting.padded(J), D), torch.zeros(3, dtype=torch.int64)
+        summands = [None if t is None else F.pad(t.float(), (MARGIN, MARGIN)) for t in (self.before, self.after)]
+        sink = None if self.sink is None else self.sink.float().contiguous()
+        call.before, call.after = (None if t is None else t[:, MARGIN:].data_ptr() for t in summands)
+        call.sink = None if sink is None else sink.data_ptr()
+        call.diagonals_stride = I + J - 1 + 2 * MARGIN
+        call.tiles, call.segments, call.allowed = tiles.data_ptr(), segments.data_ptr(), allowed.data_ptr()
+        call.allowed_head_stride = allowed.shape[1] if len(allowed) > 1 else 0
+        call.num_tiles, call.tiles_have_entries = len(tiles), layout.has_entries
+        call.query, call.key, call.value = (TensorFields.of(t) for t in self[:3])
+        call.packed_keys, call.counters = keys.data_ptr(), counters.data_ptr()
+        return call, [keys, counters, *(t for t in (*summands, sink) if t is not None)]
 
 
 class KernelAttention(torch.autograd.Function):
-    """softmax(after + cap(scale q.k + before)) v and the log-sum-exp of its rows.
-
-    `before` and `after` have a number for each head and distance of indices, (H, I + J - 1); `sink` one for each head.
-    """
+    """softmax(after + cap(scale q.k + before)) v, and the log-sum-exp of its rows."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        setting: Setting,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        before: Tensor | None,
-        after: Tensor | None,
-        sink: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        numbers = [None if t is None else t.detach().float() for t in (before, after, sink)]
-        output, logsumexp = _forward(setting, query.detach(), key.detach(), value.detach(), *numbers)
+    def forward(ctx: Any, setting: Setting, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        inputs = Inputs(*(None if t is None else t.detach() for t in tensors))  # type: ignore[arg-type]
+        output, logsumexp = _forward(setting, inputs)
         ctx.setting = setting
-        ctx.save_for_backward(query, key, value, before, after, sink, output, logsumexp)
+        ctx.save_for_backward(*tensors, output, logsumexp)
         ctx.mark_non_differentiable(logsumexp)
         return output, logsumexp
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, before, after, sink, output, logsumexp = ctx.saved_tensors
+        *tensors, output, logsumexp = ctx.saved_tensors
+        inputs, wanted = Inputs(*tensors), Inputs(*ctx.needs_input_grad[1:])
         delta = (grad.float() * output.float()).sum(-1)
-        needs = ctx.needs_input_grad[1:]
-        numbers = [None if t is None else t.float() for t in (before, after, sink)]
-        grads = _backward(ctx.setting, grad, delta, logsumexp, needs, query, key, value, *numbers)
-        for_sink = None
-        if needs[5]:
-            share = torch.exp(sink.float()[:, None] - logsumexp)
-            for_sink = -(share * delta).sum((0, 2)).to(sink.dtype)
-        return None, *grads, for_sink
+        grads = _backward(ctx.setting, inputs, wanted, grad, delta, logsumexp)
+        if wanted.sink and inputs.sink is not None:
+            share = torch.exp(inputs.sink.float()[:, None] - logsumexp)
+            grads.append(-(share * delta).sum((0, 2)))
+        else:
+            grads.append(None)
+        return None, *(None if g is None or t is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True))
 
 
-def _forward(
-    setting: Setting,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    before: Tensor | None,
-    after: Tensor | None,
-    sink: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    sizes = setting.layout.sizes
-    B, H, I, E = sizes.B, sizes.H, sizes.I, value.shape[-1]
-    output, logsumexp = value.new_empty(B, H, I, E), torch.empty(B, H, I)
-    call, kept = _call(setting, query, key, value, before, after, sink)
-    call.output, call.logsumexp = TensorFields.of(output), logsumexp.data_ptr()
-    values = _packed(sizes.B * sizes.G, _up(sizes.J, 2 * setting.lanes), _up(E, setting.lanes))
-    call.packed_values = values.data_ptr()
-    run(setting.library, "forward", call, setting.layout.num_pairs * H * (call.D + E))
-    del kept
+def _forward(setting: Setting, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    (B, H, I, _), (G, J, E) = inputs.query.shape, inputs.value.shape[1:]
+    output, logsumexp = inputs.value.new_empty(B, H, I, E), torch.empty(B, H, I)
+    values = torch.empty(B * G, setting.padded(J), _up(E, setting.lanes))
+    call, buffers = inputs.call(setting)
+    call.output, call.logsumexp, call.packed_values = TensorFields.of(output), logsumexp.data_ptr(), values.data_ptr()
+    run(setting.library, "forward", call, setting.layout.num_pairs * H * inputs.multiply_adds[0])
+    del buffers
     return output, logsumexp
 
 
 def _backward(
-    setting: Setting,
-    grad: Tensor,
-    delta: Tensor,
-    logsumexp: Tensor,
-    needs: tuple[bool, ...],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    before: Tensor | None,
-    after: Tensor | None,
-    sink: Tensor | None,
+    setting: Setting, inputs: Inputs, wanted: Inputs, grad: Tensor, delta: Tensor, logsumexp: Tensor
 ) -> list[Tensor | None]:
-    """Gradients of query, key, value, before and after."""
-    B, H, I, D = query.shape
-    G, J, E = value.shape[1:]
-    call, kept = _call(setting, query, key, value, before, after, sink)
-    length, lanes = _up(J, 2 * setting.lanes), setting.lanes
-    panels, rows = _packed(B * G, length, E), _packed(B * G, length, _up(D, lanes))
-    parts = -(-PARTS // (B * G))
-    function = setting.library.function("backward_length")
-    function.restype = c_int64
-    num_keys = function(byref(call))
+    """Gradients of query, key, value, `before` and `after`, in float32."""
+    (B, H, I, D), (G, J, E) = inputs.query.shape, inputs.value.shape[1:]
+    length, lanes, num_parts = setting.padded(J), setting.lanes, -(-PARTS // (B * G))
+    call, buffers = inputs.call(setting)
+    panels, rows = torch.empty(B * G, length, E), torch.empty(B * G, length, _up(D, lanes))
+    num_keys = _num_keys(setting.library, call)
     for_query = torch.zeros(B, H, I, D)
-    for_key, for_value = (torch.zeros(B, G, parts, num_keys, _up(width, lanes)) for width in (D, E))
-    diagonals = torch.zeros(2, B, H, parts, I + J - 1 + 2 * MARGIN) if needs[3] or needs[4] else None
+    for_key, for_value = (torch.zeros(B, G, num_parts, num_keys, _up(width, lanes)) for width in (D, E))
+    diagonals = [torch.zeros(B, H, num_parts, I + J - 1 + 2 * MARGIN) if want else None for want in wanted[3:5]]
     call.grad_output, call.delta, call.logsumexp = TensorFields.of(grad), delta.data_ptr(), logsumexp.data_ptr()
-    call.packed_value_panels, call.packed_key_rows, call.num_parts = panels.data_ptr(), rows.data_ptr(), parts
+    call.packed_value_panels, call.packed_key_rows, call.num_parts = panels.data_ptr(), rows.data_ptr(), num_parts
     call.grad_query, call.grad_key, call.grad_value = (t.data_ptr() for t in (for_query, for_key, for_value))
-    call.grad_before = diagonals[0].data_ptr() if diagonals is not None and needs[3] else None
-    call.grad_after = diagonals[1].data_ptr() if diagonals is not None and needs[4] else None
-    run(setting.library, "backward", call, setting.layout.num_pairs * H * (3 * D + 2 * E))
-    del kept
-    grads: list[Tensor | None] = [
-        for_query.to(query.dtype),
-        for_key.sum(2)[:, :, :J, :D].to(key.dtype),
-        for_value.sum(2)[:, :, :J, :E].to(value.dtype),
+    call.grad_before, call.grad_after = (None if t is None else t.data_ptr() for t in diagonals)
+    run(setting.library, "backward", call, setting.layout.num_pairs * H * inputs.multiply_adds[1])
+    del buffers
+    return [
+        for_query,
+        for_key.sum(2)[:, :, :J, :D],
+        for_value.sum(2)[:, :, :J, :E],
+        *(None if t is None else t[..., MARGIN:-MARGIN].sum((0, 2)) for t in diagonals),
     ]
-    for number, summand in enumerate((before, after)):
-        is_wanted = needs[3 + number] and diagonals is not None and summand is not None
-        grads.append(diagonals[number, ..., MARGIN:-MARGIN].sum((0, 2)).to(summand.dtype) if is_wanted else None)
-    return grads
 
 
-def _call(
-    setting: Setting,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    before: Tensor | None,
-    after: Tensor | None,
-    sink: Tensor | None,
-) -> tuple[Call, list[Tensor]]:
-    """The fields of both directions, and the buffers that must live as long as the call."""
-    (B, H, I, D), (G, J, E) = query.shape, value.shape[1:]
-    layout, (tiles, segments, allowed) = setting.layout, setting.tables
-    keys = _packed(B * G, _up(J, 2 * setting.lanes), D)
-    counters = torch.zeros(8, dtype=torch.int64)
-    summands = [None if t is None else torch.nn.functional.pad(t, (MARGIN, MARGIN)) for t in (before, after)]
-    sink = None if sink is None else sink.contiguous()
-    call = Call(B, H, G, I, J, D, E, setting.scale, setting.cap, layout.low, layout.high)
-    call.before, call.after = (None if t is None else t[:, MARGIN:].data_ptr() for t in summands)
-    call.sink = None if sink is None else sink.data_ptr()
-    call.diagonals_stride = I + J - 1 + 2 * MARGIN
-    call.tiles, call.segments, call.allowed = tiles.data_ptr(), segments.data_ptr(), allowed.data_ptr()
-    call.allowed_head_stride = allowed.shape[1] if len(allowed) > 1 else 0
-    call.num_tiles, call.tiles_have_entries = len(tiles), layout.has_entries
-    call.query, call.key, call.value = (TensorFields.of(t) for t in (query, key, value))
-    call.packed_keys, call.counters = keys.data_ptr(), counters.data_ptr()
-    return call, [keys, counters, *(t for t in (*summands, sink) if t is not None)]
-
-
-def _packed(*shape: int) -> Tensor:
-    return torch.empty(shape)
+def _num_keys(library: Library, call: Call) -> int:
+    """Keys that the sums of a part have room for."""
+    function = library.function("backward_length")
+    function.restype = c_int64
+    return function(byref(call))
 
 
 def _up(number: int, unit: int) -> int:

@@ -135,8 +135,9 @@ class Terms:
     def tensors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The numbers by distance added before and after the soft cap, (H, I + J - 1), and the sinks (H,)."""
         biases = self.problem.attention.bias
-        at = next((n for n, bias in enumerate(biases) if isinstance(bias, Softcap)), None)
-        before, after = (self._by_distance(part) for part in ((biases, ()) if at is None else (biases[:at], biases[at + 1 :])))
+        at = next((n for n, bias in enumerate(biases) if isinstance(bias, Softcap)), len(biases))
+        parts = (biases, ()) if at == len(biases) else (biases[:at], biases[at + 1 :])
+        before, after = (self._by_distance(part) for part in parts)
         if self.layout.distances is not None:
             allowed = self.layout.distances.allowed(self._line)[:, :, 0].expand(1, self.problem.sizes.H, -1)[0]
             after = torch.zeros(allowed.shape) if after is None else after

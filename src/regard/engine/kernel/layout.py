@@ -70,9 +70,7 @@ class Layout:
         low, high, distances = _range(relative, positions)
         rest_of_entry = _entry_masks(rest, grid, sizes.B)
         tiles = [
-            tile
-            for entry, part in rest_of_entry.items()
-            for tile in _tiles(part, entry, positions, sizes, low, high)
+            tile for entry, part in rest_of_entry.items() for tile in _tiles(part, entry, positions, sizes, low, high)
         ]
         masks = {entry: part for entry, part in rest_of_entry.items() if part is not None}
         return Layout(sizes, grid, low, high, distances, masks, tiles)

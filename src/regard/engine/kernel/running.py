@@ -46,5 +46,3 @@ def _pool(num_threads: int) -> ThreadPoolExecutor:
     if num_threads not in _pools:
         _pools[num_threads] = ThreadPoolExecutor(num_threads - 1, "regard-kernel")
     return _pools[num_threads]
-
-
