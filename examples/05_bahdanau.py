@@ -61,7 +61,7 @@ with torch.no_grad():
 print(f"{t + 1} steps by hand equal the model's; the last weights:", *(f"{weight:.2f}" for weight in weights))
 
 # %%
-# The model was never told which words belong together. How often is the largest weight on the translated word?
+# No training data says which words belong together. How often is the largest weight on the translated word?
 alignments = rg.seq2seq.align(model, tokenizers, *zip(*ids[-200:], strict=True))
 right = sum(len(each.links() & pair.gold) for each, pair in zip(alignments, pairs[-200:], strict=True))
 words = sum(len(target) for _, target in ids[-200:])

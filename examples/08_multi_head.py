@@ -48,7 +48,7 @@ for width, num_heads, expected in ((512, 8, 1_048_576), (512, 1, 1_048_576), (76
     assert without == expected == 4 * width**2 and with_bias == expected + 4 * width
 
 # %%
-# Eight heads are not one head in eight parts. With the same projections, one head of width 512 adds the scores of the
+# Eight heads differ from one wide head. With the same projections, one head of width 512 adds the scores of the
 # eight heads, divided by sqrt(8), and takes one softmax of the sum. The mean of the eight maps is another map.
 single = by_hand(x, ours.query, ours.key, ours.value, ours.output, 1)[1].weights.dense()[:, 0]
 query, key = (y.unflatten(-1, (8, -1)).transpose(1, 2) for y in (ours.query(x), ours.key(x)))

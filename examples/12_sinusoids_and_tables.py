@@ -35,7 +35,7 @@ print(f"distance 1 to 2: {distances[1, 2]:.2f}, 1 to 100: {distances[1, 100]:.2f
 assert distances.min() > 1 and distances[1, 100] > 3 * distances[1, 2]
 
 # %%
-# "Low channels are the slow waves": they are the fast ones. The wavelength of pair m is 2 pi 10000^(2m / D).
+# "Low channels are the slow waves" is false: they are the fast waves. The wavelength of pair m is 2 pi 10000^(2m / D).
 turns = (waves[1:, 0::2] * waves[:-1, 0::2] < 0).sum(0)
 print(f"sign changes over 512 positions: channel 0 {int(turns[0])}, channel 32 {int(turns[16])}, 62 {int(turns[-1])}")
 assert turns[0] > 150 and (turns.diff() <= 0).all() and turns[-1] == 0

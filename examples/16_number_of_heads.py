@@ -17,8 +17,8 @@ width, length, symbols, heads = 32, 32, 16, (1, 4, 8, 16)
 offsets = (1, 2, 4, 8)
 
 # %%
-# "Eight heads cost the same as one." Parameters: exactly. Operations: nearly; the softmax of more scores adds a few.
-# Memory of the scores: no; an engine that stores them stores one matrix for each head.
+# "Eight heads cost the same as one." This is exactly true of parameters, and nearly true of operations: the softmax of
+# more scores adds a few. It is false for the memory of scores: an engine that stores them needs a matrix for each head.
 n, costs = 1024, {}
 for H in heads:
     module = rg.nn.MultiHeadAttention(512, H)

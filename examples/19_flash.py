@@ -55,7 +55,7 @@ for name, function in functions.items():
 assert allocated["formula"] > 3 * HEADS * 4096**2 * 4 / MIB and max(allocated["SDPA"], allocated["attend"]) < 20
 
 # %%
-# Time of one thread. Here is a factor, because the matrix is not written to memory; it depends on n and the machine.
+# Time of one thread. Without writing the matrix the kernel is faster, by a factor that depends on n and the machine.
 lengths, took = [256, 512, 1024, 2048, 4096], {name: [] for name in functions}
 for n in lengths:
     inputs = torch.randn(3, 1, HEADS, n, WIDTH)

@@ -45,7 +45,7 @@ for name, each in models.items():
     print(*(f"  {finding.kind}: {finding.sentence}\n" for finding in findings[name]), sep="", end="")
 
 # %%
-# Two of the three embeddings hardly changed. But each finding is the right one, and true: the rows have entropy log
+# Two of the three embeddings hardly changed. But each finding names the right fault: the rows have entropy log
 # n, the maps are equal, the weight is on [CLS] and [SEP].
 assert all(torch.cosine_similarity(embedding["healthy"], embedding[n], 0) > 0.9 for n in ("uniform", "collapsed"))
 kinds = {name: [finding.kind for finding in each] for name, each in findings.items()}

@@ -42,7 +42,7 @@ def texts(count, shortest=6):  # sources have padding on the left; targets start
 
 
 # %%
-# Each fault has findings of its own, and the right model has none: from predictions, masks or heads.
+# Each fault has its own findings, from predictions, masks or heads. The right model has none.
 expected = {"right": set(), "leak": {"leak"}, "labels": {"offset"}, "swapped": {"leak"}}
 expected |= {"mask reversed": {"padding", "unseen"}, "no scale": {"scale"}}
 percent, (figure, axes) = {}, plt.subplots(2, 6, figsize=(11, 4.2), layout="constrained", sharey="row")

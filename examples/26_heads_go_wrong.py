@@ -1,9 +1,9 @@
 """
 # How heads go wrong: uniform and collapsed
 
-An encoder layer tells, for each token, the tokens 1, 2, 4 and 7 places before it. Four heads learn this well if each
-takes a place of its own. With normalised queries and keys and no temperature, every head stays an average. With much
-dropout, the heads stay alike. Findings look at the maps; they need no right model.
+For each token, an encoder layer predicts the tokens 1, 2, 4 and 7 positions before it. Four heads learn this well if
+each attends to another position. With normalised queries and keys and no temperature, every head stays an average.
+With much dropout, the heads stay alike. Findings read the maps alone; they need no correct model to compare with.
 """
 
 import matplotlib.pyplot as plt

@@ -683,7 +683,7 @@ def lose(last):
 
 
 def losses():
-    """A rank that hangs, then one that is killed; what rank 0 is told."""
+    """A rank that hangs, then one that is killed; the error of rank 0."""
     slow = dist.new_group(timeout=timedelta(seconds=2))
     rg.attend(rg.Attention(), *[some(1, 2, 6, 4)] * 3, engine=rg.Ring(group=slow))
     if dist.get_rank() == 1:

@@ -1,4 +1,4 @@
-"""Alignments: by hand, and through a model that is made to look where it is told."""
+"""Alignments: by hand, and through a model whose attention is set by the test."""
 
 from __future__ import annotations
 

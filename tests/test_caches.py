@@ -1,4 +1,4 @@
-"""Caches are values: they go in and come out, and nothing that was handed out changes."""
+"""Caches are values: a call returns a new cache, and no earlier cache changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`regard see --save` and `regard view`: what was kept is served until Ctrl-C, and mistakes name their remedy."""
+"""`regard see --save` and `regard view`: a saved text is served until Ctrl-C, and errors name their remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work over a Ray cluster: the same numbers as on one machine to the last digit, whoever dies on the way."""
+"""Work over a Ray cluster: the same numbers as on one machine to the last digit, also if a worker dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vocabularies: what goes in comes out, one file brings it back, and sizes that cannot be are refused."""
+"""Vocabularies: encoding and decoding restore a text, one file stores a tokenizer, and impossible sizes are refused."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def test_sources_that_cannot_be():
         greedy(model, batch(SOURCES))
 
 
-# Every real system: what was seen and counted in the beam is what teacher forcing sees and counts
+# Every real system: maps and scores of the beam equal those of teacher forcing
 
 MODELS = {name: (name, {}) for name in SYSTEMS}
 MODELS |= {

@@ -1,4 +1,4 @@
-"""Users' mistakes: each is a RegardError that says what was asked, what came, the rule and the remedy."""
+"""Users' mistakes: each is a RegardError that names the operation, the inputs received, the rule and the remedy."""
 
 from __future__ import annotations
 

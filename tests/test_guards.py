@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from regard.errors import RegardError
-from regard.seq2seq.runs.guards import alone, polite_signals
+from regard.seq2seq.runs.guards import alone, stop_signals
 
 
 def test_two_do_not_work_on_one_folder(tmp_path):
@@ -47,6 +47,6 @@ def test_a_folder_that_nothing_came_of_is_taken_away_again(tmp_path):
 
 def test_signals_that_are_ignored_stay_so(heard_signals):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with polite_signals(lambda *_: None) as numbers:
+    with stop_signals(lambda *_: None) as numbers:
         assert set(numbers) == {signal.SIGINT, signal.SIGTERM}
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

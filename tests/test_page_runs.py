@@ -1,4 +1,4 @@
-"""The page of the lab: what translators look at, side by side with gold links, and the curves of their training."""
+"""The page of the lab: attention of translators side by side with gold links, and the curves of their training."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SITE = ROOT / "site"
-FIRST = 3  # results that a reader looks at
+FIRST = 3  # results that a reader reads
 
 TUTORIALS = "guides/from-tutorials.html"
 WRONG = "guides/training-goes-wrong.html"

@@ -135,7 +135,7 @@ def test_heads_alike_because_they_rest_on_the_first_token_say_so():
     assert copies.kind == "copies" and "most of its weight on the first token, which alone" in copies.sentence
 
 
-def test_the_heads_that_look_hardest_are_measured_without_the_first_token():
+def test_the_largest_weights_are_measured_without_the_first_token():
     rows = np.full((2, 9, 9), 0.01)
     rows[0, :, 0], rows[1, :, 2] = 0.92, 0.5
     rows[1, :, 0] = 0.43

@@ -422,7 +422,7 @@ def test_statistics_of_torch_layers_are_folded_while_they_run():
 
 
 def test_layers_with_a_forward_of_their_own_are_not_trusted_with_their_inputs():
-    """A residual that is added in place changes what was given; the map is of what the layer was given."""
+    """A residual that is added in place changes the input; the map is that of the original input."""
 
     class InPlace(nn.TransformerEncoderLayer):
         def forward(self, x):

@@ -28,7 +28,7 @@ def mechanisms() -> dict[str, Mechanism]:
 
 @checked
 def mechanism(name: str) -> Mechanism:
-    """The mechanism of a name. The error for an unknown name tells what the catalogue calls it, or a similar name.
+    """The mechanism of a name. The error for an unknown name gives its name in the catalogue, or a similar name.
 
     >>> mechanism("sliding_window").build(size=4).mask
     (causal() & window(size=4))

@@ -19,7 +19,7 @@ MECHANISM = Mechanism(
     paper="Beltagy et al. 2020, Longformer, arXiv:2004.05150; Jiang et al. 2023, Mistral 7B, arXiv:2310.06825",
     cost="O(n size D) time, O(n) memory",
     tiny={"size": 5},
-    disagree="in Mistral and Hugging Face a query attends to `size` keys, as here; in attention-gym, x-transformers, "
-    "jax and local-attention to one more.",
+    disagree="in Mistral and Hugging Face a query attends to `size` keys, as here. In attention-gym, x-transformers, "
+    "jax and local-attention it attends to one more key.",
     also_called=("local attention", "SWA", "windowed attention"),
 )

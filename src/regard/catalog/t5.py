@@ -22,6 +22,6 @@ MECHANISM = Mechanism(
     paper="Raffel et al. 2020, arXiv:1910.10683, section 2.1",
     cost="the same as multi_head; num_buckets x H parameters",
     tiny={"num_heads": 4, "num_buckets": 8, "max_distance": 16},
-    disagree="T5 scales its initialisation in place of scores. All layers of a stack share one table.",
+    disagree="T5 scales the initial weights, not the scores. All layers of a stack share one table.",
     also_called=("relative position bias", "RelativePositionBias", "relative positional encoding"),
 )

@@ -305,7 +305,7 @@ class FlashRows:
         return known[id(mask)][1]
 
     def on_diagonal(self, block: Block) -> bool:
-        """Whether mask and biases depend on j - i alone, and queries and keys are one stretch each."""
+        """Whether mask and biases depend on j - i alone, and queries and keys are contiguous."""
         attention, keys = self.problem.attention, self.problem.positions.keys
         relative = all(bias.relative for bias in attention.bias)
         relative &= block.mask is None or block.mask.relative
@@ -322,7 +322,7 @@ class FlashRows:
         if not self.on_diagonal(block):
             return self._additive(block, tile, grid).to(dtype), False
         distances = grid.distances()
-        assert distances is not None, "on a diagonal queries and keys are one stretch each"
+        assert distances is not None, "on a diagonal queries and keys are contiguous"
         by_distance = self._additive(block, tile, grid.line(distances)).to(dtype).contiguous()
         return along_diagonals(by_distance[:, :, 0], len(grid.query)), True
 

@@ -83,8 +83,8 @@ class Grid:
     def distances(self) -> range | None:
         """All j - i, if the host knows them and both queries and keys have consecutive positions; else None."""
         if self.positions is not None:
-            is_one_stretch = len(self.positions.keys.intervals) == 1
-            return self.positions.distances(len(self.query)) if is_one_stretch else None
+            is_contiguous = len(self.positions.keys.intervals) == 1
+            return self.positions.distances(len(self.query)) if is_contiguous else None
         if self.device.type != "cpu":
             return None
         if not (len(self.query) and len(self.key)):

@@ -93,7 +93,7 @@ class Ring:
             raise RegardError(
                 "attend: the ring engine needs the processes of a group. Start them with `torchrun --nproc-per-node N "
                 "SCRIPT`, and let each call torch.distributed.init_process_group('gloo' on CPUs, 'nccl' on GPUs). "
-                "Without a group, explain(..., engine=Ring(ranks=N)) tells what N ranks would do."
+                "Without a group, explain(..., engine=Ring(ranks=N)) shows what N ranks would do."
             )
         exchange = Exchange(_group(self.group))
         if self.ranks not in (None, exchange.ranks):
@@ -225,7 +225,7 @@ def _checked(attention: Attention, query: Tensor, key: Tensor, value: Tensor, po
             "it with dropout=0"
         )
     if reason is None and positions is not None and len(positions.keys.intervals) != 1:
-        reason = f"its keys must stand at one stretch of positions, and {positions.keys} are several"
+        reason = f"its keys must have contiguous positions, and {positions.keys} are several intervals"
     if reason is None and _hides_gradients(attention, query, key, value):
         reason = HIDDEN_GRADIENTS
     if reason is None and sizes.is_empty:

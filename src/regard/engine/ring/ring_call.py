@@ -149,7 +149,7 @@ def _places(held: Spans, positions: Spans) -> Spans:
 
 
 def _index(places: Spans, device: torch.device) -> slice | Tensor:
-    """An index of these places; a slice if they are one stretch."""
+    """An index of these places; a slice if they are contiguous."""
     return slice(*places.intervals[0]) if len(places.intervals) == 1 else places.tensor(device)
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from regard.pieces.mask import Mask
 from regard.spans import EVERYTHING, Spans
 
-#: Parts of a stretch of queries, each with its own spans. With more parts fewer keys are sent, and planning is slower.
+#: Parts of an interval of queries, each with its own spans. With more parts fewer keys are sent, but plans are slower.
 QUESTIONS = 16
 
 
@@ -36,16 +36,16 @@ class Route:
 
     @cached_property
     def _reaches(self) -> list[list[Spans]]:
-        """The reach of each stretch of queries of each rank."""
-        return [[reach(self.mask, *stretch) for stretch in held] for held in self.queries]
+        """The reach of each interval of queries of each rank."""
+        return [[reach(self.mask, *interval) for interval in held] for held in self.queries]
 
     def needs(self, rank: int, owner: int) -> Spans:
         """Positions of the keys that the owner sends to a rank."""
         return Spans.union(interval for reached in self._reaches[rank] for interval in reached & self.keys[owner])
 
     def chunks(self, rank: int, owner: int) -> Iterator[tuple[Spans, Spans]]:
-        """Each stretch of queries of a rank with each stretch of the owner's keys, reduced to the needed keys."""
-        for stretch, reached in zip(self.queries[rank], self._reaches[rank], strict=True):
+        """Each interval of queries of a rank with each interval of the owner's keys, reduced to the needed keys."""
+        for interval, reached in zip(self.queries[rank], self._reaches[rank], strict=True):
             for held in self.keys[owner]:
                 if needed := reached & Spans((held,)):
-                    yield Spans((stretch,)), needed
+                    yield Spans((interval,)), needed

@@ -51,7 +51,7 @@ def shares_of(lengths: Sequence[int], layout: str, what: str) -> list[Spans]:
 
 @dataclass(frozen=True)
 class ShardPositions(Positions):
-    """Positions of one rank: its queries stand at the integers of `rows`, which may be several stretches."""
+    """Positions of one rank: its queries stand at the integers of `rows`, which may be several intervals."""
 
     rows: Spans
 

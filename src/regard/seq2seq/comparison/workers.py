@@ -16,7 +16,7 @@ from regard.seq2seq.comparison.processes import LocalProcess, Start
 from regard.seq2seq.comparison.study import EVALUATION, Trial
 from regard.seq2seq.comparison.trials import FAILED, STOPPED
 from regard.seq2seq.runs.files import read_json
-from regard.seq2seq.runs.guards import polite_signals
+from regard.seq2seq.runs.guards import stop_signals
 
 LOG = "log.txt"
 #: The command that runs one trial; the folder, the label and the seed follow it.
@@ -91,7 +91,7 @@ def run_trials(
             raise KeyboardInterrupt
         signals.append(number)
 
-    with polite_signals(stop):
+    with stop_signals(stop):
         try:
             while not signals and (running or any(one.state == "waiting" for one in progress)):
                 for one in progress:

@@ -1,4 +1,4 @@
-"""`alone`: one process for each folder. `polite_signals`: SIGTERM and SIGHUP stop work as Ctrl-C does."""
+"""`alone`: one process for each folder. `stop_signals`: SIGTERM and SIGHUP stop work as Ctrl-C does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regard.whole_files import remove_drafts
 
 LOCK = ".lock"
 #: Signals of Ctrl-C, of `kill` or a scheduler, and of a closed terminal.
-POLITE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
@@ -59,15 +59,15 @@ def _lock(file: IO[str], folder: Path, operation: str) -> None:
 
 
 @contextlib.contextmanager
-def polite_signals(handler: Callable[[int, Any], Any]) -> Iterator[list[int]]:
-    """Inside, `handler(number, frame)` handles the signals of `POLITE`, except ignored signals, as under nohup.
+def stop_signals(handler: Callable[[int, Any], Any]) -> Iterator[list[int]]:
+    """Inside, `handler(number, frame)` handles the signals of `STOP_SIGNALS`, except ignored signals, as under nohup.
 
     Yields the handled signals. There are none outside the main thread, because Python sends no signals to others.
     """
     if threading.current_thread() is not threading.main_thread():
         yield []
         return
-    former = {number: signal.getsignal(number) for number in POLITE}
+    former = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     former = {number: before for number, before in former.items() if before is not signal.SIG_IGN}
     try:
         for number in former:

@@ -20,7 +20,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from regard.errors import RegardError
 from regard.seq2seq.models.sharding import is_sharded
 from regard.seq2seq.runs.config import Training
-from regard.seq2seq.runs.guards import polite_signals
+from regard.seq2seq.runs.guards import stop_signals
 from regard.seq2seq.runs.run import STATE, WEIGHTS, load_weights
 from regard.seq2seq.training.loop import Task, TrainingLoop
 from regard.seq2seq.training.ranks import answers, cluster
@@ -182,7 +182,7 @@ def _stopping(loop: TrainingLoop) -> Iterator[None]:
             raise KeyboardInterrupt
         loop.interrupted = True
 
-    with polite_signals(stop) as numbers:
+    with stop_signals(stop) as numbers:
         loop.before_training = lambda: [
             signal.signal(number, stop) for number in numbers
         ]  # Lightning sets its own handlers
