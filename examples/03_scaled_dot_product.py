@@ -70,9 +70,10 @@ assert not np.allclose(wrong.sum(-1), 1) and np.allclose(wrong.sum(0), 1)
 
 # %%
 # The three matrices, from queries to outputs.
-figure, axes = plt.subplots(1, 3, figsize=(7.5, 2.4), layout="constrained")
+figure, axes = plt.subplots(1, 3, figsize=(10, 2.4), layout="constrained")
 panels = (("scores", scores, "key"), ("weights", weights, "key"), ("output", output, "channel"))
 for ax, (title, matrix, across) in zip(axes, panels, strict=True):
-    figure.colorbar(ax.imshow(matrix, cmap="cividis"), ax=ax, shrink=0.6)
+    image = ax.imshow(matrix, cmap="cividis", aspect="auto", **({"vmin": 0, "vmax": 1} if title == "weights" else {}))
+    figure.colorbar(image, ax=ax, label=title)
     ax.set(title=title, xlabel=across, ylabel="query", xticks=range(matrix.shape[1]), yticks=range(4))
 plt.show()

@@ -77,4 +77,4 @@ for head, ax in enumerate(axes.flat):
     ax.set_xticks(range(len(tokens)), tokens if head >= 8 else [], rotation=90, fontsize=8)
     ax.set_yticks(range(len(tokens)), tokens if head % 4 == 0 else [], fontsize=8)
 figure.colorbar(image, ax=axes.ravel().tolist(), label="square root of the weight", shrink=0.5)
-plt.show()
+figure.supxlabel("key"), figure.supylabel("query"), plt.show()

@@ -63,7 +63,7 @@ for (title, (name, rows, cols)), (above, below) in zip(roles.items(), axes.T, st
     assert torch.equal(weights > 0, allowed > 0) and torch.allclose(weights.sum(-1), torch.ones(len(rows)))
     above.imshow(allowed, cmap="cividis", vmin=0, vmax=1)
     image = below.imshow(weights, cmap="cividis", vmin=0, vmax=1)
-    above.set_title(f"{title}\nallowed: {int(allowed.sum())} pairs", fontsize=10)
+    above.set_title(f"{title}\nallowed (yellow): {int(allowed.sum())} pairs", fontsize=10)
     for cell in (above, below):
         cell.set(xlabel="key", ylabel="query", xticks=range(len(cols)), yticks=range(len(rows)))
         cell.set_xticklabels(cols, fontsize=9), cell.set_yticklabels(rows)

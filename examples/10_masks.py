@@ -57,8 +57,9 @@ lengths = torch.tensor([10, 7, 4, 2])
 wrong = (torch.arange(10) < lengths[:, None])[:, None].expand(4, 10, 10)
 sdpa = torch.nn.functional.scaled_dot_product_attention
 wrong_output, right_output = sdpa(q, k, v, attn_mask=wrong), sdpa(q, k, v, attn_mask=wrong[:, None])
-print(f"torch accepts both masks, and the outputs differ by {(wrong_output - right_output).abs().max():.2f}")
-assert (wrong_output - right_output).abs().max() > 0.5
+errors = (wrong_output - right_output).abs().amax((2, 3))  # (texts, heads): right where both have the same number
+print(f"torch accepts both masks, and the outputs differ by {errors.max():.2f}")
+assert errors.max() > 0.5 and errors.diagonal().max() < 1e-6
 assert torch.allclose(rg.attend(rg.Attention(mask=rg.padding(lengths)), q, k, v).output, right_output, atol=1e-6)
 try:
     rg.mask_tensor(wrong)
@@ -67,14 +68,13 @@ except rg.RegardError as error:
     print(f"Regard: {error}")
 
 # %%
-# How much each output changed with keys and values 6 to 9, and the weights of the text with padding.
-figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+# The change of outputs, a map whose rows 0 to 2 are empty, and the errors of the mask that broadcasts wrongly.
+figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
 for (name, change), colour, marker in zip(changed.items(), ("#999999", "#0072B2", "#D55E00"), "s^o", strict=True):
     left.plot(change, marker=marker, color=colour, label=name)
-left.axvline(5.5, color="black", linestyle=":")
-left.set(xlabel="query", ylabel="change of its output", title="keys from 6 on changed")
-left.legend()
-image = right.imshow(seen.weights[0, 0], cmap="cividis", vmin=0, vmax=1)
-right.set(xlabel="key", ylabel="query", title="causal, 3 tokens of padding first")
-figure.colorbar(image, ax=right, label="weight")
-plt.show()
+left.axvline(5.5, color="black", linestyle=":"), left.legend()
+left.set(xlabel="query", ylabel="largest change of its output", title="keys 6 to 9 changed")
+rg.heatmap(seen.weights, head=0, axes=middle, title="causal, and 3 tokens of padding first")
+image = right.imshow(errors, cmap="Blues", vmin=0)
+right.set(xlabel="head", ylabel="text", title="a mask that broadcasts wrongly", xticks=range(4), yticks=range(4))
+figure.colorbar(image, ax=right, label="largest error of the output"), plt.show()
