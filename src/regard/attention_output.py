@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor
@@ -46,6 +46,14 @@ class AttentionOutput:
     def __repr__(self) -> str:
         cache = "" if self.cache is None else f", cache of {self.cache.length} tokens"
         return f"AttentionOutput(output {tuple(self.output.shape)}, weights {self.weights!r}{cache})"
+
+    if not TYPE_CHECKING:  # type checkers report the unpacking of a class without __iter__
+
+        def __iter__(self):
+            raise RegardError(
+                "attend: cannot unpack an AttentionOutput. It is one object: seen = attend(...), then "
+                "seen.output, seen.weights."
+            )
 
 
 @uncompiled
@@ -198,7 +206,9 @@ def _problem(
     state, next_cache = None, None
     if cache is not None:
         if not isinstance(cache, Cache):
-            raise RegardError(f"attend: the cache must be a regard.Cache, got {type(cache).__name__}.")
+            kind = f"the class {cache.__name__}" if isinstance(cache, type) else type(cache).__name__
+            remedy = "Begin with GrowingCache(), and continue with seen.cache of the result."
+            raise RegardError(f"attend: the cache must be a regard.Cache, got {kind}. {remedy}")
         if positions is not None:
             raise RegardError("attend: a cache has its own positions; give a cache or positions, not both.")
         extended = cache.extend(key, value)

@@ -59,6 +59,7 @@ def whole_file(path: Path, operation: str) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=DRAFT) as folder:
             draft = Path(folder) / path.name
             yield draft
+            os.chmod(draft, 0o644)  # safetensors makes files that only their owner can read
             os.replace(draft, path)
     except OSError as error:
         raise RegardError(f"{operation}: {path} cannot be written: {error.strerror or error}.") from error

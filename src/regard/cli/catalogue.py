@@ -9,8 +9,10 @@ from rich.text import Text
 
 from regard.attention_output import attend
 from regard.catalog import Mechanism, mechanism, mechanisms
-from regard.cli.draw import draw
+from regard.cli.draw import draw, drawn_size
 
+#: Characters before each row of the picture of `regard show`.
+INDENT = 2
 #: Printed below the list: the meaning of the letters.
 LETTERS = (
     "Costs: H query heads, G key/value heads, I queries, J keys (n if both are equal), D and E the widths of a "
@@ -42,8 +44,11 @@ def show_mechanism(name: str) -> None:
     weights = attend(attention, query, key, value).weights
     _, H, I, J = weights.shape
     console.print()
-    console.print(Text(f"Weights of head 0 of {H}: {I} rows of queries, {J} columns of random keys:"))
-    console.print(Padding(draw(weights), (0, 0, 0, 2)))
+    width = console.width - INDENT
+    size = drawn_size(weights, width)
+    rows, columns = (f"{m}" if m == n else f"the first {m} of {n}" for m, n in zip(size, (I, J), strict=True))
+    console.print(Text(f"Weights of head 0 of {H}: {rows} rows of queries, {columns} columns of random keys:"))
+    console.print(Padding(draw(weights, width), (0, 0, 0, INDENT)))
 
 
 def _facts(entry: Mechanism) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,15 @@ def _imported(path: Path) -> Any:
     sys.path.insert(0, str(path.resolve().parent))
     try:
         specification.loader.exec_module(module)
-    except Exception as error:  # of the user's file
-        raise RegardError(f"check: {path} could not be imported: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:  # of the user's file
+        place = "" if isinstance(error, SyntaxError) else _line(error, path)
+        raise RegardError(f"check: {path} could not be imported: {type(error).__name__}: {error}{place}") from error
     finally:
         sys.path.remove(str(path.resolve().parent))
     return module
+
+
+def _line(error: BaseException, path: Path) -> str:
+    """The line of the file that was running, as " (FILE, line 3)"."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    return f" ({path.name}, line {lines[-1]})" if lines else ""

@@ -16,9 +16,15 @@ FORBIDDEN = "·"
 LARGEST = 32
 
 
-def draw(weights: AttentionMap, batch: int = 0, head: int = 0) -> Text:
-    """One head as shaded cells. A darker cell is a larger weight; a dot is a forbidden pair."""
-    size = min(weights.shape[2], LARGEST), min(weights.shape[3], LARGEST)
+def drawn_size(weights: AttentionMap, columns: int) -> tuple[int, int]:
+    """Numbers of rows and columns of weights that `columns` characters have room for."""
+    largest = max(1, min(LARGEST, columns // 2))
+    return min(weights.shape[2], largest), min(weights.shape[3], largest)
+
+
+def draw(weights: AttentionMap, columns: int = 2 * LARGEST, batch: int = 0, head: int = 0) -> Text:
+    """The first rows and columns of one head as shaded cells. A darker cell is a larger weight; a dot is forbidden."""
+    size = drawn_size(weights, columns)
     tile = weights.tile(batch, head, slice(0, size[0]), slice(0, size[1]))[0, 0]
     allowed = _allowed(weights, batch, head, size)
     strongest = float(tile.max()) or 1.0
@@ -27,7 +33,7 @@ def draw(weights: AttentionMap, batch: int = 0, head: int = 0) -> Text:
         pairs = zip(row, allowed_row, strict=True)
         cells = [_shade(weight / strongest) if is_allowed else FORBIDDEN + " " for weight, is_allowed in pairs]
         picture.append("".join(cells).rstrip(" ") + "\n")
-    picture.append(f"█ {strongest:.2f}   {SHADES[1]} {strongest / 25:.2f}   {FORBIDDEN} may not be attended to", "dim")
+    picture.append(f"█ {strongest:.2f}   {SHADES[1]} {strongest / 25:.2f}   {FORBIDDEN} masked", "dim")
     return picture
 
 

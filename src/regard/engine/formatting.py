@@ -39,8 +39,11 @@ def size(count: float) -> str:
 
     >>> size(1536), size(17)
     ('1.5 KiB', '17 bytes')
+    >>> size(1000 * 1024)
+    '1,000 KiB'
     """
     for unit, word in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if count >= unit:
-            return f"{count / unit:.3g} {word}"
+            number = count / unit
+            return f"{number:,.0f} {word}" if number >= 100 else f"{number:.3g} {word}"
     return f"{int(count)} bytes"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention_output import attend
+from regard.checks import checked
 from regard.errors import RegardError
 from regard.hf.calls import Call, MaskCache, Untranslatable, translate
 from regard.hf.masks.span_masks import OURS, spans_mask
@@ -19,6 +20,7 @@ from regard.hf.masks.span_masks import OURS, spans_mask
 _masks = MaskCache()
 
 
+@checked
 def register() -> None:
     """Run any Hugging Face model on Regard's engines: load it with `attn_implementation="regard"`.
 

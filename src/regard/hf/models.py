@@ -11,6 +11,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from regard.checks import checked
 from regard.errors import RegardError, nearest
 from regard.hf.gguf import load_once, without_bars
 
@@ -27,6 +28,7 @@ PACKAGED = {
 TOKENIZERS = ("tokenizer.json", "vocab", "tekken", "merges")
 
 
+@checked
 def load_model(name: str | Path) -> tuple[Any, Any]:
     """A model in eval mode and its tokenizer: `load_model("minilm")`, `load_model("path/to/folder")`.
 
@@ -38,6 +40,8 @@ def load_model(name: str | Path) -> tuple[Any, Any]:
     >>> type(model).__name__, model.config.num_attention_heads
     ('BertModel', 12)
     """
+    if not str(name).strip():
+        raise RegardError(f"load_model({name!r}): the name is empty. Give a folder, or a name: {', '.join(PACKAGED)}.")
     _need_transformers("demo" if str(name) == "minilm" else "hf")
     if str(name) in PACKAGED:
         return _packaged(str(name))

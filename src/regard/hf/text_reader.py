@@ -97,6 +97,15 @@ class TextReader:
     verify_all: bool = False
     name: str = ""
 
+    def __post_init__(self) -> None:
+        for part in ("model", "tokenizer"):
+            value = getattr(self, part)
+            if value is None or isinstance(value, str):
+                raise RegardError(
+                    f"TextReader: {part} must be an object, got {value!r}. TextReader.load(name) loads the model and "
+                    "the tokenizer of a folder or a name."
+                )
+
     @staticmethod
     def load(name: str | Path) -> TextReader:
         """The model that `load_model` finds under this name."""

@@ -120,7 +120,9 @@ def load_map(path: str | os.PathLike[str]) -> AttentionMap:
             about = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (OSError, SafetensorError) as error:
-        raise RegardError(f"load_map: {path} cannot be read: {error}.") from None
+        remedy = "It is truncated or damaged. Copy it again, or save the map again."
+        missing = isinstance(error, FileNotFoundError)
+        raise RegardError(f"load_map: {path} cannot be read: {error}.{'' if missing else f' {remedy}'}") from None
     if about.get("format") != "regard map" or int(about.get("version", VERSION + 1)) > VERSION:
         raise RegardError(f"load_map: {path} is no map of version {VERSION} or earlier. Write maps with save_map.")
     try:

@@ -25,9 +25,10 @@ def open_folder(folder: Path) -> list[Sheet]:
         return comparison_sheets(folder)
     if (folder / SETTINGS).exists():
         return translator_sheets(folder)
+    problem = "is a file" if folder.is_file() else "has nothing to show"
+    rule = f"{folder} {problem}" if folder.exists() else f"there is no folder {folder}"
     raise RegardError(
-        f"view: {folder} has nothing to show. Give a folder that `regard see TEXT --save DIR`, `regard train` or "
-        "`regard compare` wrote."
+        f"view: {rule}. Give a folder that `regard see TEXT --save DIR`, `regard train` or `regard compare` wrote."
     )
 
 

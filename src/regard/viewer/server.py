@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 from typing import TYPE_CHECKING, Any
@@ -117,8 +118,10 @@ def listen(host: str, port: int, token: str) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, UnicodeError) as error:
-        message = getattr(error, "strerror", None) or error
-        raise RegardError(f"view: port {port} of {host} cannot be used: {message}.") from None
+        number = getattr(error, "errno", None)  # the text of create_server names the address a second time
+        reason = os.strerror(number) if isinstance(number, int) and number > 0 else str(error)
+        remedy = "Another --port may be free; --port 0 takes one that is."
+        raise RegardError(f"view: port {port} of {host} cannot be used: {reason}. {remedy}") from None
 
 
 def serve(sheets: list[Sheet], listening: socket.socket, host: str, token: str, ready: Any) -> None:
