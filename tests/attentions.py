@@ -291,6 +291,17 @@ class FeedForward(nn.Module):
         return self.down(self.up(by_matmul(q, k, v)[0]).relu())
 
 
+def with_positions_in_values(q, k, v):
+    """Vectors of positions are added to the values, as in Shaw et al. for distances."""
+    return by_matmul(q, k, v + torch.linspace(-1, 1, v.shape[-2], dtype=v.dtype)[:, None])[0]
+
+
+def random_synthesizer(q, k, v):
+    """Weights that do not depend on the inputs."""
+    scores = torch.arange(q.shape[-2])[:, None] * torch.arange(k.shape[-2]) % 5
+    return scores.to(v.dtype).softmax(-1) @ v
+
+
 def t5(q, k, v):
     """A learned bias of the distance, no scale."""
     distance = torch.arange(k.shape[-2]) - torch.arange(q.shape[-2])[:, None]
@@ -367,6 +378,8 @@ RIGHT = {
     "grouped queries, module": (Grouped(32, 4), "multi_head", {}),
     "multi-query, module": (MultiQuery(32, 4), "multi_head", {}),
     "four loops": (by_four_loops, "multi_head", {}),
+    "positions in values": (with_positions_in_values, "multi_head", {}),
+    "synthesizer": (random_synthesizer, None, {}),
     "top-k": (top_k, "top_k", {}),
     "feed-forward layer": (FeedForward, None, {}),
     "flash": (flash, "multi_head", {}),

@@ -183,6 +183,12 @@ def test_a_mask_of_regard_is_tried():
     assert finding_of(report, "empty rows").verdict == "right"
 
 
+@pytest.mark.parametrize("term", [1.0, torch.linspace(0, 1, 16)])
+def test_a_term_that_is_no_input_is_said(term):
+    report = rg.check(lambda q, k, v: by_matmul(q, k, v)[0] + term)
+    assert report.ok and "another term is added" in finding_of(report, "residual").evidence
+
+
 def test_two_axes_can_be_meant():
     report = rg.check(softmax_over_axis_1, *torch.randn(3, 5, 16))
     assert report.ok and report.mechanism == "cross"

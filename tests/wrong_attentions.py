@@ -209,6 +209,10 @@ def mask_of_the_last_entry(query, key, value, attn_mask=None):
     return (scores if attn_mask is None else scores.masked_fill(~attn_mask[-1], -math.inf)).softmax(-1) @ value
 
 
+def masks_of_the_batch_joined(q, k, v, mask=None):
+    return by_matmul(q, k, v, None if mask is None else mask.any(0, keepdim=True))
+
+
 def softmax_over_axis_1(q, k, v):
     return F.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), dim=1) @ v
 
@@ -226,6 +230,10 @@ class WeightsTransposed(MultiHead):
 
 def with_residual(q, k, v, mask=None):
     return q + by_matmul(q, k, v, mask)[0]
+
+
+def with_residual_of_keys(q, k, v):
+    return by_matmul(q, k, v)[0] + k
 
 
 def with_residual_of_values(q, k, v):
@@ -280,6 +288,18 @@ def scale_after_softmax(q, k, v):
     return (q @ k.mT).softmax(-1) / math.sqrt(q.shape[-1]) @ v
 
 
+def factor_after_softmax(q, k, v):
+    return (q @ k.mT).softmax(-1) * math.sqrt(q.shape[-1]) @ v
+
+
+def values_for_keys(q, k, v):
+    return by_matmul(q, v, v)
+
+
+def keys_for_queries(q, k, v):
+    return by_matmul(k, k, v)
+
+
 def scale_before_and_after_softmax(query, key, value):
     """(batch, length, heads, width)"""
     scores = torch.einsum("bihd,bjhd->bhij", query, key) / math.sqrt(query.shape[-1])
@@ -306,6 +326,11 @@ WRONG = {
     "keys repeated differently, module": (RepeatedDifferently(32, 4), GROUPS, {}),
     "mask of the first entry": (mask_of_the_first_entry, ENTRY, {}),
     "mask of the last entry": (mask_of_the_last_entry, ENTRY, {}),
+    "masks of the batch joined": (masks_of_the_batch_joined, "one mask is used for the whole batch", {}),
+    "residual of keys": (with_residual_of_keys, "the keys are added to the output (a residual connection)", {}),
+    "factor after softmax": (factor_after_softmax, "the scale is applied after the softmax", {}),
+    "values for keys": (values_for_keys, "the keys are not used", {}),
+    "keys for queries": (keys_for_queries, "the queries are not used", {}),
     "softmax over axis 1": (softmax_over_axis_1, "the softmax is over the heads", {}),
     "weights transposed": (weights_transposed, "the returned weights are transposed", {}),
     "weights transposed, module": (WeightsTransposed(32, 4), "the returned weights are transposed", {}),

@@ -69,7 +69,7 @@ class WithoutRounding(TorchDispatchMode):
 class Undone:
     """Mistakes that a caller undoes, so that everything else is measured behind them.
 
-    `rounding`: casts to half precision do nothing. `residual`: "query" or "value" is subtracted from the output.
+    `rounding`: casts to half precision do nothing. `residual`: "query", "key" or "value" is subtracted from the output.
     `split`, `join`: the function uses .view where heads have to be transposed. `weights` gives the intended weights
     (B, H, I, J) for those that are used.
     """
@@ -175,7 +175,7 @@ class Caller:
         axes = _axes_of(outputs[0], self.query_axes, B, H, I)
         output = canonical_tensor(outputs[0], axes, H, self.undone.join)
         if self.undone.residual:
-            output = output - (query if self.undone.residual == "query" else value)
+            output = output - {"query": query, "key": key, "value": value}[self.undone.residual]
         weights = [w for x in returned if x is not outputs[0] and (w := _as_weights(x, B, I, J)) is not None]
         return CallResult(output, weights[0] if weights else None)
 

@@ -32,7 +32,7 @@ from regard.diagnosis.report import CheckFinding, CheckReport
 from regard.diagnosis.returned import returned_finding
 from regard.diagnosis.scores import axis_finding, roles_finding, scale_finding, unmeasured_finding
 from regard.diagnosis.signatures import build, name_of
-from regard.diagnosis.variants import Variant, variant_of_measured, variants_of
+from regard.diagnosis.variants import Variant, term_finding, variant_of_measured, variants_of
 from regard.diagnosis.weights import Measurement, measurable_caller, measure
 from regard.errors import RegardError, nearest
 from regard.pieces import Bias, Mask, Normalizer, Position, Score
@@ -203,7 +203,7 @@ class _Examination:
             found.append(invariance.batch_finding(self.caller))
             found.append(invariance.order_finding(self.caller, self.is_causal(), mechanism))
         if self.measurement is not None and self.measurable is not None:
-            found.append(grouping_finding(self.measurable, self.measurement))
+            found += [grouping_finding(self.measurable, self.measurement), term_finding(self.measurable)]
         found += self.call_findings()
         return [finding for finding in found if finding is not None]
 
@@ -213,6 +213,7 @@ class _Examination:
             invariance.dropout_finding(self.caller),
             invariance.inputs_finding(self.caller),
             invariance.values_finding(self.caller),
+            invariance.unused_finding(self.caller, self.measurement is not None),
             returned_finding(self.measurable or self.caller, self.measurement),
             numerics.gradient_finding(self.caller),
             numerics.large_score_finding(self.caller),

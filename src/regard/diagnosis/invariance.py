@@ -57,6 +57,25 @@ def values_finding(caller: Caller) -> CheckFinding | None:
 
 
 @torch.no_grad()
+def unused_finding(caller: Caller, is_measured: bool) -> CheckFinding | None:
+    """The mistake of an output that does not depend on the queries, or has the values for keys; None if not made."""
+    inputs = caller.sizes.sample(6, caller.dtype)
+    output = caller(*inputs).output
+    if len(caller.roles.inputs) < 3 or not output.numel() or not output.isfinite().all():
+        return None
+    names = {"queries": 0, "keys": 1}
+    changed = {name: [1 - 2 * x if i == n else x for n, x in enumerate(inputs)] for name, i in names.items()}
+    unused = [name for name, (q, k, v) in changed.items() if close(output, caller(q, k, v).output)]
+    if not unused:
+        return None
+    text = f"Other {' and '.join(unused)} do not change the output."
+    remedy = "Compare each query with each key: q @ k.mT."
+    if unused == ["queries"] or (unused == ["keys"] and not is_measured):
+        return CheckFinding("query and key", "wrong", text, remedy, f"the {unused[0]} are not used")
+    return CheckFinding("query and key", "unknown", text, f"Right for a Synthesizer. Else: {remedy}")
+
+
+@torch.no_grad()
 def order_finding(caller: Caller, is_causal: bool, mechanism: str | None) -> CheckFinding:
     """Whether the output depends on the order of the keys; for one input, on the order of its tokens."""
     if is_causal:

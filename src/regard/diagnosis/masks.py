@@ -98,12 +98,12 @@ def random_pairs(sizes: Any, seed: int = 3) -> Tensor:
 def mask_response(caller: Caller, plain: Measurement, parameter: str, num_heads: int) -> Response | None:
     """The first shape and kind of mask that hides the right keys; else the first of `MISTAKES`; None if none runs.
 
-    If one entry of the batch is used, this is a mistake, even if a mask without a batch axis hides the right keys.
+    If all sequences get the same mask, this is a mistake, even if a mask without a batch axis hides the right keys.
     """
     responses = list(_responses(caller, plain, parameter, num_heads))
     working = [r for r in responses if r.effect in SENSES]
     mistakes = [r for r in responses if r.effect not in SENSES]
-    if working and all(r.effect != "one entry" for r in mistakes):
+    if working and all(r.effect not in OF_THE_BATCH for r in mistakes):
         return working[0]
     return min(mistakes, key=lambda r: list(MISTAKES).index(r.effect), default=None)
 
@@ -139,6 +139,9 @@ def _effect(plain: Tensor, masked: Tensor, pairs: Tensor, kind: str) -> tuple[st
             return ("additive" if kind == "additive" and sense == "keep" else sense), 0.0
     if any(torch.equal(hidden, ~own[b : b + 1].expand_as(own) & seen) for own in (pairs, ~pairs) for b in range(B)):
         return "one entry", 0.0
+    joined = [part for own in (pairs, ~pairs) for part in (own.any(0, keepdim=True), own.all(0, keepdim=True))]
+    if B > 1 and any(torch.equal(hidden, ~part.expand_as(pairs) & seen) for part in joined):
+        return "one mask", 0.0
     if close(plain, masked):
         return "nothing", 0.0
     if not seen.any():
@@ -179,7 +182,7 @@ def mask_findings(
 ) -> tuple[list[CheckFinding], Response | None]:
     """Sense and effect of one mask argument."""
     response = mask_response(caller, plain, parameter, num_heads)
-    if response is None or response.effect not in (*SENSES, "one entry"):
+    if response is None or response.effect not in (*SENSES, *OF_THE_BATCH):
         response = row_mask_response(caller, plain, parameter, num_heads) or response
     what = "mask"
     if response is None:
@@ -232,6 +235,7 @@ def _sense_finding(what: str, response: Response, expected: str | None) -> Check
 #: Effects of a mask that are mistakes: their names, and what was measured.
 MISTAKES = {
     "one entry": ("only the mask of one batch entry is used", "Every sequence hides the keys of one of them."),
+    "one mask": ("one mask is used for the whole batch", "A key is hidden in every sequence, or in none."),
     "after": (
         "the mask is applied after the softmax",
         "Visible weights are those without the mask, and rows sum to {amount:.2f} on average.",
@@ -245,10 +249,12 @@ MISTAKES = {
     "partly": ("the mask does not hide keys", "Hidden keys keep weight, e.g. {amount:.2g} of that without a mask."),
     "nothing": ("the mask does nothing", "The weights with and without it are equal."),
 }
+#: Those of a function that gives all sequences of a batch the same mask.
+OF_THE_BATCH = ("one entry", "one mask")
 BEFORE_SOFTMAX = "Mask the scores before the softmax: scores.masked_fill(~mask, -torch.inf).softmax(-1)."
 REMEDIES = {
     "rows": "Hide keys, the last axis: mask[:, None, None, :], (B, 1, 1, J).",
-    "one entry": "Keep the batch axis of the mask: no mask[0] and no mask[:1].",
+    **dict.fromkeys(OF_THE_BATCH, "Keep the batch axis of the mask: no mask[0], mask[:1] or mask.any(0)."),
 }
 
 

@@ -14,6 +14,9 @@ from regard.diagnosis.report import CheckFinding
 from regard.diagnosis.scores import PRECISION, normalised_axis, product_of
 from regard.diagnosis.weights import TOLERANCE, Measurement, close, measurable_caller, measure
 
+#: Inputs that a residual connection may add, and their names in sentences.
+RESIDUALS = {"query": "query", "key": "keys", "value": "values"}
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -29,22 +32,23 @@ def variants_of(caller: Caller) -> Iterator[Variant]:
         yield from _fitting(_with_swapped_values(caller))
     for variant in _with_views(caller):
         yield from _fitting(variant)
-    for part in ("query", "value"):
+    for part in RESIDUALS:
         yield from _fitting(_with_residual(caller, part), is_product=False)
 
 
 def variant_of_measured(caller: Caller, measurable: Caller, measurement: Measurement) -> Variant | None:
     """The variant of a function whose weights can be measured, but are not those that its author means."""
     if _adds_a_term(measurable, measurement):
-        for part in ("query", "value"):
+        for part in RESIDUALS:
             variant = next(_fitting(_with_residual(caller, part), is_product=False), None)
             if variant is not None:
                 return variant
     if product_of(measurement) is not None:
         return None
-    factor = _factor_after_softmax(measurement)
-    if factor is not None:
-        return _with_scaled_weights(caller, factor, measurement.query.shape[-1])
+    for name in ("1/sqrt({width})", "sqrt({width})"):
+        variant = _with_scaled_weights(caller, measurement, name)
+        if variant is not None:
+            return variant
     inner = _inner_softmax(measurement.weights)
     if inner.min() > -TOLERANCE and product_of(replace(measurement, weights=inner)) is not None:
         text = "The logarithms of the weights are a softmax themselves, so weights are almost uniform."
@@ -106,7 +110,7 @@ def _sizes_by_heads(caller: Caller) -> Iterator[Sizes]:
 
 
 def _with_residual(caller: Caller, part: str) -> Variant:
-    name = {"query": "query", "value": "values"}[part]
+    name = RESIDUALS[part]
     verb = "is" if part == "query" else "are"
     text = f"The output is the attention plus the {name}. The other findings are those of the attention alone."
     if isinstance(caller.function, nn.Module):
@@ -121,8 +125,16 @@ def _with_residual(caller: Caller, part: str) -> Variant:
     return Variant(replace(caller, undone=replace(caller.undone, residual=part)), finding)
 
 
-def _with_scaled_weights(caller: Caller, factor: float, width: int) -> Variant:
-    text = f"The weights of each query sum to {factor:.4g} = 1/sqrt({width}), not to 1."
+def _with_scaled_weights(caller: Caller, measurement: Measurement, factor_name: str) -> Variant | None:
+    """The variant if all rows sum to the factor, and are a softmax of q . k otherwise."""
+    width = measurement.query.shape[-1]
+    factor = math.sqrt(width) if factor_name == "sqrt({width})" else 1 / math.sqrt(width)
+    sums = measurement.weights.nansum(-1)
+    is_constant = close(sums, torch.full_like(sums, factor), PRECISION * factor)
+    product = product_of(replace(measurement, weights=measurement.weights / factor)) if is_constant else None
+    if product is None or product.kind != "dot":
+        return None
+    text = f"The weights of each query sum to {factor:.4g} = {factor_name.format(width=width)}, not to 1."
     remedy = "Scale the scores, not the weights: (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v."
     finding = CheckFinding("scale", "wrong", text, remedy, "the scale is applied after the softmax")
 
@@ -132,25 +144,29 @@ def _with_scaled_weights(caller: Caller, factor: float, width: int) -> Variant:
     return Variant(replace(caller, undone=replace(caller.undone, weights=unscaled)), finding)
 
 
-@torch.no_grad()
 def _adds_a_term(measurable: Caller, measurement: Measurement) -> bool:
     """Whether the output is not weights times values alone: values of 0 do not give zeros, or rows sum to 2."""
-    if len(measurable.roles.inputs) == 3:
-        query, key, value = measurable.sizes.sample(0, measurable.dtype)
-        base = measurable(query, key, torch.zeros_like(value)).output.nan_to_num()
-        if not close(base, torch.zeros_like(base)):
-            return True
     sums = measurement.weights.sum(-1)
-    return close(sums, torch.full_like(sums, 2.0), 1e-3)
+    return _output_for_no_values(measurable) > TOLERANCE or close(sums, torch.full_like(sums, 2.0), 1e-3)
 
 
-def _factor_after_softmax(measurement: Measurement) -> float | None:
-    """1 / sqrt(D) if all rows sum to it, and are a softmax of q . k otherwise."""
-    factor = 1 / math.sqrt(measurement.query.shape[-1])
-    sums = measurement.weights.nansum(-1)
-    is_constant = close(sums, torch.full_like(sums, factor), PRECISION * factor)
-    product = product_of(replace(measurement, weights=measurement.weights / factor)) if is_constant else None
-    return factor if product is not None and product.kind == "dot" else None
+@torch.no_grad()
+def _output_for_no_values(caller: Caller) -> float:
+    """The largest number of the output for values of zero; 0 if values cannot be chosen."""
+    if len(caller.roles.inputs) < 3:
+        return 0.0
+    query, key, value = caller.sizes.sample(0, caller.dtype)
+    return float(caller(query, key, torch.zeros_like(value)).output.nan_to_num().abs().max())
+
+
+def term_finding(measurable: Caller) -> CheckFinding | None:
+    """A term of the output that does not come from the values, and is no input; None if there is none."""
+    size = _output_for_no_values(measurable)
+    if size <= TOLERANCE:
+        return None
+    text = f"For values of zero the output is not zero, but up to {size:.2g}: another term is added."
+    remedy = "Right for positions or biases in the values. Else return weights @ v alone."
+    return CheckFinding("residual", "unknown", text, remedy)
 
 
 def _inner_softmax(weights: Tensor) -> Tensor:
