@@ -131,17 +131,15 @@ def _effect(plain: Tensor, masked: Tensor, pairs: Tensor, kind: str) -> tuple[st
     """The sense in which the mask hid keys, or what it did instead."""
     seen = (plain > 1e-9) & ~masked.isnan().all(-1, keepdim=True)
     hidden = (masked.nan_to_num() < HIDDEN * plain) & seen
-    pairs, B = pairs.expand_as(plain), len(plain)
+    pairs = pairs.expand_as(plain)
     for sense, expected in (("keep", ~pairs), ("drop", pairs)):
         if bool(seen.any()) and torch.equal(hidden, expected & seen):
             if _keeps_other_weights(plain, masked, ~expected):
                 return "after", float(masked.sum(-1).mean())
             return ("additive" if kind == "additive" and sense == "keep" else sense), 0.0
-    if any(torch.equal(hidden, ~own[b : b + 1].expand_as(own) & seen) for own in (pairs, ~pairs) for b in range(B)):
-        return "one entry", 0.0
-    joined = [part for own in (pairs, ~pairs) for part in (own.any(0, keepdim=True), own.all(0, keepdim=True))]
-    if B > 1 and any(torch.equal(hidden, ~part.expand_as(pairs) & seen) for part in joined):
-        return "one mask", 0.0
+    shared = _shared_by_the_batch(hidden, seen, pairs)
+    if shared:
+        return shared, 0.0
     if close(plain, masked):
         return "nothing", 0.0
     if not seen.any():
@@ -156,6 +154,18 @@ def _effect(plain: Tensor, masked: Tensor, pairs: Tensor, kind: str) -> tuple[st
     if inside.numel() and outside.numel() and inside.std() < 1e-2 and outside.std() < 1e-2:
         return "added", float(inside.mean() - outside.mean())
     return "partly", float((masked / plain.clamp(min=1e-12))[seen].nan_to_num().min())
+
+
+def _shared_by_the_batch(hidden: Tensor, seen: Tensor, pairs: Tensor) -> str:
+    """The mistake of a function that gives all sequences the mask of one of them, or all masks joined; "" if none."""
+    if len(pairs) == 1:
+        return ""
+    for shown in (pairs, ~pairs):
+        masks = {"one entry": list(shown), "one mask": [shown.any(0), shown.all(0)]}
+        for mistake, options in masks.items():
+            if any(torch.equal(hidden, ~option.expand_as(pairs) & seen) for option in options):
+                return mistake
+    return ""
 
 
 def _keeps_other_weights(plain: Tensor, masked: Tensor, kept: Tensor) -> bool:
