@@ -99,7 +99,7 @@ def test_a_picture_of_another_kind_is_refused_before_the_benchmarks(place):
 def test_without_matplotlib_pictures_are_refused_before_the_work(arguments, place, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setattr("regard.cli.outputs.find_spec", lambda name: None)
-    assert "needs matplotlib" in refused(*arguments)
+    assert "matplotlib is not installed. pip install" in refused(*arguments)
 
 
 def test_a_port_that_is_taken_is_told_before_a_page_is_opened(place):

@@ -76,7 +76,7 @@ def test_names_that_are_not_there(tmp_path, monkeypatch):
     found = models.find_spec
     monkeypatch.setattr(models, "find_spec", lambda name: found(name) if name == "transformers" else None)
     for name in ("minilm", "smollm2"):
-        with pytest.raises(rg.RegardError, match=r"package of .* is not installed"):
+        with pytest.raises(rg.RegardError, match=r"load_model: .* is not installed"):
             load_model(name)
 
 

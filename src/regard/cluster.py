@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from regard.errors import RegardError, nearest
+from regard.errors import MissingPackage, RegardError, nearest
 
 #: The engines for work that many processes can share.
 ENGINES = ("local", "ray")
@@ -99,5 +99,5 @@ def _ray(operation: str) -> Any:
     try:
         import ray
     except ModuleNotFoundError:
-        raise RegardError(f"{operation}: --engine ray needs Ray. Install it: pip install 'regard[ray]'.") from None
+        raise MissingPackage(operation, "ray", "ray") from None
     return ray

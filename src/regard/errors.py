@@ -20,6 +20,20 @@ class RegardError(ValueError):
     """
 
 
+class MissingPackage(RegardError):
+    """An optional package is not installed. The message names the extra that has it.
+
+    A command of the command line names its own extra instead (`regard.cli.extras`), which has all that it needs.
+    """
+
+    def __init__(self, operation: str, package: str, extra: str) -> None:
+        super().__init__(f"{operation}: {package} is not installed. pip install 'regard[{extra}]'")
+        self.operation, self.package, self.extra = operation, package, extra
+
+    def __reduce__(self) -> tuple[type[MissingPackage], tuple[str, str, str]]:
+        return MissingPackage, (self.operation, self.package, self.extra)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A text with the valid names, and the valid name that is most like `name`."""
     known = sorted(known)

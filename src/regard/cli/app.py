@@ -7,10 +7,24 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from regard.errors import RegardError
+from regard.cli.extras import named
+from regard.errors import MissingPackage, RegardError
 from regard.version import __version__
+
+
+class Command(TyperCommand):
+    """Names the extra that has all that the command needs, if a package is not installed."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (MissingPackage, ModuleNotFoundError) as error:
+            missing = named(error, self.name or "", ctx.params)
+            if missing is None:
+                raise
+            raise missing from error
 
 
 class Commands(TyperGroup):
@@ -61,7 +75,7 @@ def regard(version: Annotated[bool, typer.Option("--version", help="Print the ve
         raise typer.Exit()
 
 
-@app.command()
+@app.command(cls=Command)
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of the page.")] = Path("regard-demo"),
     model: Model = "minilm",
@@ -73,7 +87,7 @@ def demo(
     run(out, model, open_)
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_() -> None:
     """List the mechanisms of the catalogue."""
     from regard.cli.catalogue import list_mechanisms
@@ -81,7 +95,7 @@ def list_() -> None:
     list_mechanisms()
 
 
-@app.command()
+@app.command(cls=Command)
 def show(name: Name) -> None:
     """Show one mechanism: formula, paper, parameters, cost, and a picture of its weights."""
     from regard.cli.catalogue import show_mechanism
@@ -89,7 +103,7 @@ def show(name: Name) -> None:
     show_mechanism(name)
 
 
-@app.command()
+@app.command(cls=Command)
 def check(
     target: Annotated[
         str, typer.Argument(metavar="FILE.py:NAME", help="A function, class, module or Attention in your file.")
@@ -110,7 +124,7 @@ def check(
     run(target, mask, scale, json)
 
 
-@app.command()
+@app.command(cls=Command)
 def explain(
     name: Name,
     length: Annotated[int, typer.Option(min=1, help="Number of queries and keys.")] = 32768,
@@ -132,7 +146,7 @@ def explain(
     explain_mechanism(name, length, heads, key_heads, width, dtype, set_ or [], ranks, layout)
 
 
-@app.command()
+@app.command(cls=Command)
 def see(
     texts: Annotated[
         list[str], typer.Argument(metavar="TEXT|FILE|-...", help="Texts, UTF-8 files, or - for standard input.")
@@ -179,7 +193,7 @@ def see(
         seeing.run(options)
 
 
-@app.command()
+@app.command(cls=Command)
 def view(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="A folder of `regard see --save`, `train` or `compare`.")
@@ -197,7 +211,7 @@ def view(
     run(folder, host, port, token, open_)
 
 
-@app.command()
+@app.command(cls=Command)
 def data(
     names: Annotated[
         list[str] | None,
@@ -213,7 +227,7 @@ def data(
     run(names or [], show, max_words, seed)
 
 
-@app.command()
+@app.command(cls=Command)
 def train(
     arguments: Annotated[
         list[str] | None,
@@ -245,7 +259,7 @@ def train(
     training.run(training.train_request(arguments or [], minutes=minutes, steps=steps, epochs=epochs, **options))
 
 
-@app.command()
+@app.command(cls=Command)
 def translate(
     arguments: Annotated[
         list[str] | None,
@@ -275,7 +289,7 @@ def translate(
     translating.run(wish)
 
 
-@app.command()
+@app.command(cls=Command)
 def align(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
     source: Annotated[Path, typer.Option(metavar="FILE", help="Source sentences, one per line.")],
@@ -290,7 +304,7 @@ def align(
     aligning.run(aligning.Wish(run, source, target, reading, batch, words))
 
 
-@app.command()
+@app.command(cls=Command)
 def evaluate(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
     split: Annotated[str, typer.Option(metavar="test|valid|train", help="The part of the corpus.")] = "test",
@@ -317,7 +331,7 @@ def evaluate(
     evaluating.run(wish)
 
 
-@app.command()
+@app.command(cls=Command)
 def compare(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE...]", help="Settings of all trials.")
@@ -383,7 +397,7 @@ def compare(
     comparison.run(comparison.Wish(tuple(overrides or ()), **given))
 
 
-@app.command()
+@app.command(cls=Command)
 def bench(
     only: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="Only these groups; --list prints their names.")

@@ -9,7 +9,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from regard.cli.extras import EXTRAS
+from regard.cli.extras import extra_of, read_options
+from regard.errors import MissingPackage
 
 #: Exit status after Ctrl-C.
 INTERRUPTED = 130
@@ -50,9 +51,12 @@ def _run(arguments: Sequence[str] | None) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("typer", "rich"):
             raise
-        command = next(iter(sys.argv[1:] if arguments is None else arguments), "")
-        extra = EXTRAS.get(command, "cli")
-        print(f"The regard command needs more packages: pip install 'regard[{extra}]'", file=sys.stderr)
+        given = sys.argv[1:] if arguments is None else list(arguments)
+        command = next(iter(given), "")
+        print(
+            MissingPackage(command or "regard", error.name or "", extra_of(command, read_options(given))),
+            file=sys.stderr,
+        )
         raise SystemExit(1) from None
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal without a character prints ? instead

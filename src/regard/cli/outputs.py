@@ -8,8 +8,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from regard.cli.extras import EXTRAS
-from regard.errors import RegardError
+from regard.errors import MissingPackage, RegardError
 
 
 def check_folder(operation: str, option: str, folder: Path | None) -> None:
@@ -54,9 +53,7 @@ def check_file(operation: str, option: str, path: Path | None, ending: str = "")
 def check_drawing(operation: str, option: str) -> None:
     """Refuse pictures if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
-        raise RegardError(
-            f"{operation}: {option} needs matplotlib. Install it: pip install 'regard[{EXTRAS[operation]}]'."
-        )
+        raise MissingPackage(f"{operation} {option}", "matplotlib", "view")
 
 
 def _nearest(path: Path) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.data.streams import utf8_stream
-from regard.errors import RegardError
+from regard.errors import MissingPackage, RegardError
 
 __all__ = [
     "JSON_LINES",
@@ -94,10 +94,7 @@ def saved_dataset(folder: Path, operation: str, remedy: str = "") -> Any:
     try:
         from datasets import load_from_disk  # type: ignore[import-not-found]
     except ImportError:
-        raise RegardError(
-            f"{operation}: {folder} is a folder. Reading it needs datasets, which is not installed. "
-            "pip install 'regard[corpus]'"
-        ) from None
+        raise MissingPackage(f"{operation} of the folder {folder}", "datasets", "corpus") from None
     try:
         data: Any = load_from_disk(os.fspath(folder))
     except Exception as error:  # datasets and pyarrow raise errors of their own classes

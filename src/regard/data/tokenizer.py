@@ -15,7 +15,7 @@ from typing import Any
 from regard.checks import checked
 from regard.data.vocabulary import BOS, EOS, PAD, SPECIALS, UNK
 from regard.data.words import cut
-from regard.errors import RegardError, nearest
+from regard.errors import MissingPackage, RegardError, nearest
 from regard.whole_files import write_whole
 
 __all__ = ["SentencePiece", "Tokenizer", "WordTokenizer", "load_tokenizer", "train_tokenizer"]
@@ -290,9 +290,7 @@ def _sentencepiece() -> Any:
     try:
         import sentencepiece  # type: ignore[import-not-found]
     except ImportError:
-        raise RegardError(
-            "SentencePiece: the library sentencepiece is not installed. pip install 'regard[lab]'"
-        ) from None
+        raise MissingPackage("SentencePiece", "sentencepiece", "lab") from None
     return sentencepiece
 
 

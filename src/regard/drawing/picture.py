@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.checks import Count, checked
 from regard.drawing.panels import Heads, Panels, panels
-from regard.errors import RegardError
+from regard.errors import MissingPackage, RegardError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,8 +122,8 @@ def canvas(operation: str) -> ModuleType:
     """The module that draws. matplotlib is optional, so it is imported at the first figure."""
     try:
         return import_module("regard.drawing.canvas")
-    except ImportError:
-        raise RegardError(f"{operation}: matplotlib is not installed. pip install 'regard[view]'") from None
+    except ModuleNotFoundError:
+        raise MissingPackage(operation, "matplotlib", "view") from None
 
 
 def draw_cells(axes: Any, cells: Tensor, shape: tuple[int, int], vmax: float | None = 1.0) -> Any:

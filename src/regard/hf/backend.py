@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.attention_output import attend
 from regard.checks import checked
-from regard.errors import RegardError
+from regard.errors import MissingPackage, RegardError
 from regard.hf.calls import Call, MaskCache, Untranslatable, translate
 from regard.hf.masks.span_masks import OURS, spans_mask
 
@@ -37,7 +37,7 @@ def register() -> None:
     torch.Size([1, 5, 20])
     """
     if find_spec("transformers") is None:
-        raise RegardError("register: transformers is not installed. pip install 'regard[hf]'")
+        raise MissingPackage("register", "transformers", "hf")
     from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel, __version__
     from transformers.masking_utils import sdpa_mask
 

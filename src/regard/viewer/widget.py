@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
-from regard.errors import RegardError
+from regard.errors import MissingPackage, RegardError
 from regard.maps import AttentionMap
 from regard.stats import TextReading
 from regard.viewer.answers import Answers, NoAnswer
@@ -31,8 +31,8 @@ def widget_class() -> type[Any]:
     try:
         import anywidget
         import traitlets
-    except ImportError as error:
-        raise RegardError(f"show: {error.name} is missing. Install it: pip install 'regard[view]'.") from None
+    except ModuleNotFoundError as error:
+        raise MissingPackage("show", error.name or "", "view") from None
 
     class Regard(anywidget.AnyWidget):
         """Shows every head of some texts."""

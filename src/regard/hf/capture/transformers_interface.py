@@ -40,7 +40,7 @@ class BackendCalls:
 
     @contextmanager
     def observed_by(self, observer: BackendObserver) -> Iterator[None]:
-        if "transformers" not in sys.modules:
+        if sys.modules.get("transformers") is None:
             yield
             return
         interface = _interface()

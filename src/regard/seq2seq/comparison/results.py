@@ -8,7 +8,7 @@ from pathlib import Path
 
 from regard.data.corpus import Corpus
 from regard.display import viewer_part
-from regard.errors import RegardError
+from regard.errors import MissingPackage, RegardError
 from regard.seq2seq.comparison.processes import LocalProcess, Start, cores, processors
 from regard.seq2seq.comparison.study import EVALUATION, Study, open_study, read_study
 from regard.seq2seq.comparison.workers import Progress, progress_of, run_trials
@@ -88,8 +88,8 @@ class Comparison:
             raise RegardError(f"compare: no trial in {self.folder} is finished, so there is nothing to report yet.")
         try:
             return viewer_part("report").write_report(self.folder)
-        except ImportError:
-            raise RegardError("The report needs matplotlib: pip install 'regard[lab]'") from None
+        except ModuleNotFoundError as error:
+            raise MissingPackage("compare", error.name or "matplotlib", "lab") from None
 
 
 def compare(

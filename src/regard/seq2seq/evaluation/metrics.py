@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, Literal, get_args
 
 from regard.data.words import script_without_spaces
-from regard.errors import RegardError, nearest
+from regard.errors import MissingPackage, RegardError, nearest
 
 #: sacrebleu's tokenizers for BLEU.
 Name = Literal["13a", "intl", "none", "zh", "ja-mecab", "ko-mecab", "char", "flores101", "flores200"]
@@ -38,7 +38,7 @@ def sacrebleu() -> Any:
     try:
         from sacrebleu import metrics  # type: ignore[import-not-found]
     except ImportError:
-        raise RegardError("evaluate: sacrebleu is not installed. pip install 'regard[lab]'") from None
+        raise MissingPackage("evaluate", "sacrebleu", "lab") from None
     return metrics
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.errors import MissingPackage, RegardError
 from regard.whole_files import write_whole
 
 
@@ -54,5 +54,5 @@ def _safetensors() -> Any:
     try:
         import safetensors.torch
     except ModuleNotFoundError:
-        raise RegardError("Weights need safetensors: pip install 'regard[lab]'") from None
+        raise MissingPackage("load_run", "safetensors", "lab") from None
     return safetensors.torch
