@@ -189,6 +189,15 @@ def test_a_term_that_is_no_input_is_said(term):
     assert report.ok and "another term is added" in finding_of(report, "residual").evidence
 
 
+def test_numbers_that_are_rounded_on_purpose_are_no_mistake():
+    def of_20_levels(q, k, v):
+        return by_matmul(*((20 * x).round() / 20 for x in (q, k)), v)[0]
+
+    report = rg.check(of_20_levels)
+    assert "precision" in {finding.what for finding in report.findings if finding.verdict == "unknown"}
+    assert not any("rounded" in mistake for mistake in report.mistakes)
+
+
 def test_two_axes_can_be_meant():
     report = rg.check(softmax_over_axis_1, *torch.randn(3, 5, 16))
     assert report.ok and report.mechanism == "cross"
