@@ -1,4 +1,10 @@
-"""From which length a causal window, linear attention and shared key heads are faster than full causal attention."""
+"""From which length windows, linear attention, Longformer, BigBird and shared key heads are faster than full attention.
+
+`python docs/claims/where_it_pays.py` measures all parts. Names of parts after it (causal, windows, encoders, cache,
+prompt) measure these.
+"""
+
+import sys
 
 import torch
 
@@ -35,33 +41,60 @@ def milliseconds(attentions, n, learns=False):
     return [1e3 * seconds for seconds in in_turn(*runs, rounds=21 if n <= 1024 else 7 if n <= 2048 else 3)]
 
 
+def causal():
+    for learns in (False, True):
+        print("8 heads of 64, causal, forward" + (" and backward" if learns else ""))
+        for n in LENGTHS:
+            plain, near, summed = milliseconds((full, window(256), linear), n, learns)
+            print(f"  n = {n:5,}: full {plain:7.1f} ms; window 256 {near:6.1f} ms, {plain / near:5.2f} x", end="; ")
+            print(f"linear {summed:6.1f} ms, {plain / summed:5.2f} x")
+        assert plain > 2 * near and plain > 2 * summed
+
+
+def windows():
+    print("other windows, forward: how many times as fast as full causal attention")
+    for size, lengths in ((64, (512, 768, 1024, 2048)), (1024, (1024, 2048, 3072, 4096))):
+        ratios = {n: milliseconds((full, window(size)), n) for n in lengths}
+        print(f"  window {size:5,}:", ", ".join(f"{a / b:.2f} at n = {n:,}" for n, (a, b) in ratios.items()))
+
+
+def encoders():
+    """No causal mask. Longformer and BigBird as the catalogue builds them: 256 keys on each side, blocks of 64."""
+    every, longformer = rg.Attention(), rg.mechanism("longformer").build()
+    for learns in (False, True):
+        print("8 heads of 64, both directions, forward" + (" and backward" if learns else ""))
+        for n in (512, 768, 1024, 1536, 2048, 4096, 8192):
+            sparse = longformer, rg.Attention(mask=rg.window(257)), rg.mechanism("bigbird").build(n)
+            plain, *times = milliseconds((every, *sparse), n, learns)
+            ratios = zip(("longformer", "its window alone", "bigbird"), times, strict=True)
+            print(f"  n = {n:5,}: full {plain:7.1f} ms;", end=" ")
+            print(", ".join(f"{name} {took:.1f} ms, {plain / took:.2f} x" for name, took in ratios))
+        assert plain > 2 * max(times)
+
+
+def cache():
+    print("one query of 32 heads of 128, one layer: bytes of the cache in float32, and the time of one token")
+    for n in (128, 512, 2048, 8192):
+        query = torch.randn(1, 32, 1, 128)
+        caches = {heads: torch.randn(2, 1, heads, n, 128) for heads in (32, 8, 1)}
+        times = in_turn(*(run(full, (query, *cache), False) for cache in caches.values()), rounds=41)
+        cells = (
+            f"{caches[heads].nbytes / 1e6:6.1f} MB {1e3 * took:6.2f} ms"
+            for heads, took in zip(caches, times, strict=True)
+        )
+        print(f"  {n:5,} keys, 32 / 8 / 1 key heads:", "; ".join(cells))
+        assert caches[32].nbytes == 2 * 32 * n * 128 * 4 == 4 * caches[8].nbytes == 32 * caches[1].nbytes
+    assert times[0] > 2 * times[1] > 2 * times[2]
+
+
+def prompt():
+    query = torch.randn(1, 32, 1024, 128)
+    shapes = [torch.randn(2, 1, heads, 1024, 128) for heads in (32, 8)]
+    separate, shared = in_turn(*(run(full, (query, *keys), False) for keys in shapes), rounds=5)
+    print(f"a prompt of 1,024 tokens: {1e3 * separate:.0f} ms with 32 key heads, {1e3 * shared:.0f} ms with 8")
+
+
+PARTS = {part.__name__: part for part in (causal, windows, encoders, cache, prompt)}
 print("one thread, float32, batch 1, medians of runs in turn")
-for learns in (False, True):
-    print("8 heads of 64, causal, forward" + (" and backward" if learns else ""))
-    for n in LENGTHS:
-        plain, near, summed = milliseconds((full, window(256), linear), n, learns)
-        print(f"  n = {n:5,}: full {plain:7.1f} ms; window 256 {near:6.1f} ms, {plain / near:5.2f} x", end="; ")
-        print(f"linear {summed:6.1f} ms, {plain / summed:5.2f} x")
-    assert plain > 2 * near and plain > 2 * summed
-
-print("other windows, forward: how many times as fast as full causal attention")
-for size, lengths in ((64, (512, 768, 1024, 2048)), (1024, (1024, 2048, 3072, 4096))):
-    ratios = {n: milliseconds((full, window(size)), n) for n in lengths}
-    print(f"  window {size:5,}:", ", ".join(f"{a / b:.2f} at n = {n:,}" for n, (a, b) in ratios.items()))
-
-print("one query of 32 heads of 128, one layer: bytes of the cache in float32, and the time of one token")
-for n in (128, 512, 2048, 8192):
-    query = torch.randn(1, 32, 1, 128)
-    caches = {heads: torch.randn(2, 1, heads, n, 128) for heads in (32, 8, 1)}
-    times = in_turn(*(run(full, (query, *cache), False) for cache in caches.values()), rounds=41)
-    cells = (
-        f"{caches[heads].nbytes / 1e6:6.1f} MB {1e3 * took:6.2f} ms" for heads, took in zip(caches, times, strict=True)
-    )
-    print(f"  {n:5,} keys, 32 / 8 / 1 key heads:", "; ".join(cells))
-    assert caches[32].nbytes == 2 * 32 * n * 128 * 4 == 4 * caches[8].nbytes == 32 * caches[1].nbytes
-assert times[0] > 2 * times[1] > 2 * times[2]
-
-prompt = torch.randn(1, 32, 1024, 128)
-shapes = [torch.randn(2, 1, heads, 1024, 128) for heads in (32, 8)]
-separate, shared = in_turn(*(run(full, (prompt, *keys), False) for keys in shapes), rounds=5)
-print(f"a prompt of 1,024 tokens: {1e3 * separate:.0f} ms with 32 key heads, {1e3 * shared:.0f} ms with 8")
+for name in sys.argv[1:] or PARTS:
+    PARTS[name]()
