@@ -256,6 +256,7 @@ def test_bfloat16_stays_within_its_rounding():
 
 
 def test_it_is_chosen_on_a_gpu_alone(monkeypatch):
+    monkeypatch.setenv("REGARD_KERNEL", "off")
     q = torch.randn(1, 2, 2048, 16)
     attention = rg.Attention(mask=rg.causal() & rg.window(64))
     assert rg.explain(attention, q, q, q).engine == "blocked"

@@ -12,7 +12,7 @@ import torch
 import regard as rg
 from drawn import LAYOUTS
 from regard.engine.blocked import Work
-from regard.engine.blocks import _edges
+from regard.engine.blocks import query_edges
 
 
 def tensors(*shape, count=3, **options):
@@ -357,7 +357,7 @@ def test_queries_are_cut_at_the_edges_of_documents_of_64_tokens_or_more():
     def first_edges(lengths, key_lengths=None):
         mask, num_queries = rg.documents(lengths, key_lengths), sum(lengths)
         positions = rg.Positions.aligned_to_end(num_queries, sum(key_lengths or lengths))
-        return _edges(mask, positions, num_queries)
+        return query_edges(mask, positions, num_queries)
 
     assert first_edges((64, 64, 64)) == [0, 64, 128, 192]
     assert first_edges((63, 65, 64)) == [0, 128, 192]

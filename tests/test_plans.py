@@ -14,6 +14,7 @@ from regard.engine.blocked import Work
 from regard.engine.blocks import blocks
 from regard.engine.flash import FlashRows
 from regard.engine.fused import block_of
+from regard.engine.kernel.library import load
 from regard.engine.plan import plan
 from regard.engine.problem import Problem
 from regard.shapes import Sizes
@@ -150,6 +151,7 @@ def test_inside_transformations_of_torch_the_dense_engine_is_chosen(monkeypatch)
 
 
 def test_the_dense_engine_is_taken_up_to_its_limit_where_blocks_have_no_kernel(monkeypatch):
+    monkeypatch.setenv("REGARD_KERNEL", "off")
     sparse = rg.Attention(normalizer=rg.Sparsemax(), mask=WINDOW)
     held = rg.explain(sparse, Q, K, V, engine="dense").cost.bytes
     for limit, engine in ((held, "dense"), (held - 1, "blocked")):
@@ -164,3 +166,19 @@ def test_an_engine_that_cannot_names_those_that_can():
     sparse = rg.Attention(normalizer=rg.Sparsemax())
     with pytest.raises(rg.RegardError, match=r"Engines that can: reference, dense, blocked\."):
         rg.attend(sparse, Q, K, V, engine="fused")
+
+
+def test_our_kernels_are_chosen_where_they_are_faster(monkeypatch):
+    """Where the library is built for a processor with AVX2, and nowhere else."""
+    x, few = torch.randn(1, 1, 2048, 4), torch.randn(1, 1, 100, 4)
+    windowed = rg.Attention(mask=WINDOW)
+    fast = load() is not None and load().level >= 1
+    assert rg.explain(windowed, x, x, x).engine == ("kernel" if fast else "blocked")
+    assert rg.explain(rg.Attention(), x, x, x).engine == ("kernel" if fast else "fused")
+    assert rg.explain(windowed, few, few, few).engine == "fused"
+    assert rg.explain(windowed, x.double(), x.double(), x.double()).engine == "blocked"
+    monkeypatch.setenv("REGARD_KERNEL", "off")
+    planned = rg.explain(windowed, x, x, x)
+    assert (
+        planned.engine == "blocked" and planned.refused["kernel"] == "REGARD_KERNEL=off turns the compiled kernels off"
+    )

@@ -74,8 +74,8 @@ def attend(
     `query` is (B, H, I, D), `key` (B, G, J, D), `value` (B, G, J, E); G divides H, and H / G query heads share each
     key/value head. `positions` are the positions of queries and keys; by default, with a cache too, the last query has
     the position of the last key. `cache` holds earlier keys and values; `cache` of the result is for the next call.
-    `engine` is "auto", "reference", "dense", "fused", "blocked", "linear" or "flex"; an engine that cannot run the
-    pieces raises an error with the reason. With "ring", or a `Ring`, the processes of a group run one sequence
+    `engine` is "auto", "reference", "dense", "fused", "kernel", "blocked", "linear" or "flex"; an engine that cannot
+    run the pieces raises an error with the reason. With "ring", or a `Ring`, the processes of a group run one sequence
     together, and each passes its part. `check=True` raises an error if an input has NaN or infinite values.
 
     >>> import torch, regard as rg
@@ -153,7 +153,7 @@ def explain(
     >>> print(rg.explain(rg.Attention(mask=rg.causal() & rg.window(256)), x, x, x))  # doctest: +ELLIPSIS
     Attention(score=Dot(), mask=(causal() & window(size=256)), normalizer=Softmax(temperature=1.0, sink=None))
     16,384 queries, 16,384 keys, 8 heads of width 64, batch 1.
-    The blocked engine is chosen: ...
+    The ... engine is chosen: ...
     """
     if isinstance(engine, Ring) or (isinstance(engine, str) and engine == Ring.name):
         return Ring.of(engine).plan(attention, query, key, value, positions)

@@ -12,14 +12,14 @@ from regard.engine.flex import Flex
 from regard.engine.formatting import duration, number, rough, size
 from regard.engine.fused import Fused, is_top_left
 from regard.engine.fused import block_of as whole_block
-from regard.engine.kernel import Kernel
+from regard.engine.kernel import Kernel, pays
 from regard.engine.linear import LinearEngine
 from regard.engine.problem import Cost, Engine, Problem, Result, empty_result
 from regard.engine.reference import Reference
 from regard.engine.speed_model import seconds
 from regard.engine.transforms import TRANSFORMED, is_transformed
 from regard.errors import RegardError, nearest
-from regard.pieces.mask import Both, Either, Mask, Not
+from regard.pieces.mask import Mask, leaves
 
 ENGINES: dict[str, Engine] = {
     e.name: e for e in (Reference(), Dense(), Fused(), Kernel(), Blocked(), LinearEngine(), Flex())
@@ -145,6 +145,8 @@ def _choose(problem: Problem) -> tuple[str, bool, str]:
         return "linear", False, "It sums kernel scores over keys, and scores pairs only inside chunks."
     if problem.state is not None:
         raise RegardError(f"attend: a RecurrentCache needs the linear engine, which cannot run this: {not_linear}.")
+    if pays(problem) and _refusal("kernel", problem) is None:
+        return "kernel", False, "It is the fastest engine for softmax over this many queries."
     if _refusal("fused", problem) is None and not _worth_skipping(problem):
         return "fused", False, "One call of the kernel is enough: few pairs in all, or blocks would skip few more."
     if is_transformed():
@@ -174,17 +176,6 @@ def _quadratic(planned: Plan) -> Iterator[str]:
     unknown = {type(leaf).__name__ for leaf in leaves(attention.mask) if type(leaf).any_allowed is Mask.any_allowed}
     if unknown and planned.cost.pairs > MANY * problem.sizes.B * problem.sizes.H * problem.sizes.I * problem.sizes.J:
         yield f"{', '.join(sorted(unknown))} has no spans, so every pair that the other masks allow is scored"
-
-
-def leaves(mask: Mask | None) -> Iterator[Mask]:
-    """The masks that a combined mask consists of."""
-    if isinstance(mask, Both | Either):
-        yield from leaves(mask.left)
-        yield from leaves(mask.right)
-    elif isinstance(mask, Not):
-        yield from leaves(mask.mask)
-    elif mask is not None:
-        yield mask
 
 
 def on_gpu(problem: Problem) -> bool:

@@ -13,9 +13,9 @@ from regard.engine.blocked import Work
 from regard.engine.problem import Cost, Problem
 from regard.pieces.normalizer import Entmax15, Sparsemax
 
-#: Share of the matrix-product rate that products reach: in long rows, in blocks of the fused kernel, and in chunks
-#: of linear attention (measured: 0.85 and 0.8 in long rows, 0.58, 0.4).
-LONG_ROWS, BLOCKS, CHUNKS = 0.8, 0.58, 0.4
+#: Share of the matrix-product rate that products reach: in long rows, in blocks of the fused kernel, in chunks of
+#: linear attention, and in our own kernels (measured: 0.85 and 0.8 in long rows, 0.58, 0.4; 0.7 to 1.0).
+LONG_ROWS, BLOCKS, CHUNKS, OWN = 0.8, 0.58, 0.4, 0.85
 #: Fewest rows that keep the fused kernel busy. Fewer rows read the same keys, so each row takes longer.
 BUSY_ROWS = 32
 #: Keys that the fused kernel reads at once: of a causal mask it skips only whole blocks of keys.
@@ -70,12 +70,14 @@ def _seconds(work: Callable[[], object], device: torch.device, times: int = 15) 
 
 def seconds(engine: str, problem: Problem, cost: Cost) -> float | None:
     """Predicted seconds of the forward pass on a CPU, within a factor of 2; None for other devices and engines."""
-    if engine not in ("fused", "blocked", "dense", "linear") or problem.query.device.type != "cpu":
+    if engine not in ("fused", "kernel", "blocked", "dense", "linear") or problem.query.device.type != "cpu":
         return None
     rates, s = machine_rates(problem.query.device), problem.sizes
     if engine == "linear":
         features = s.B * (s.H * s.I + s.G * s.J) * problem.prepared.query.shape[-1]
         return ATTEND + cost.flops / (CHUNKS * rates.products) + PASS * features / rates.exponentials
+    if engine == "kernel":
+        return ATTEND + cost.flops / (OWN * rates.products)
     if engine == "fused":
         busy = min(1.0, s.I * s.R / BUSY_ROWS)
         skipping = 1 + KEY_BLOCK / s.J if cost.pairs < s.B * s.H * s.I * s.J else 1.0

@@ -10,7 +10,7 @@ The last two answers are intervals of key positions, so they cost no n x n work.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import and_, is_, or_
 from typing import Any
@@ -278,6 +278,17 @@ class Not(Composed):
 
     def __repr__(self) -> str:
         return f"~{self.mask!r}"
+
+
+def leaves(mask: Mask | None) -> Iterator[Mask]:
+    """The masks that a combined mask consists of."""
+    if isinstance(mask, Both | Either):
+        yield from leaves(mask.left)
+        yield from leaves(mask.right)
+    elif isinstance(mask, Not):
+        yield from leaves(mask.mask)
+    elif mask is not None:
+        yield mask
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,5 @@
 """The kernel engine: compiled kernels of our own."""
 
-from regard.engine.kernel.engine import Kernel
+from regard.engine.kernel.engine import Kernel, pays
 
-__all__ = ["Kernel"]
+__all__ = ["Kernel", "pays"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, lru_cache, reduce
 from itertools import pairwise
 from operator import and_
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from regard.engine.blocks import query_edges
 from regard.engine.kernel.structures import MARGIN, TILE_QUERIES
 from regard.pieces.grid import Grid
-from regard.pieces.mask import Both, Mask
+from regard.pieces.mask import Both, Mask, leaves
 from regard.positions import Positions
 from regard.shapes import Sizes
 from regard.spans import EMPTY, Spans
@@ -28,6 +28,8 @@ from regard.spans import EMPTY, Spans
 FAR = 1 << 40
 #: Fewest keys of a segment without bytes; shorter stretches belong to segments with bytes.
 LEAST_FULL = 32
+#: Most bytes of a mask that are kept from one call to the next.
+KEPT_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,13 @@ class Layout:
     tiles: list[Tile] = field(repr=False)
 
     @staticmethod
-    def of(mask: Mask | None, positions: Positions, sizes: Sizes, grid: Grid) -> Layout:
+    def of(mask: Mask | None, positions: Positions, sizes: Sizes) -> Layout:
+        """The layout of a mask. Those of masks that are values without tensors are kept for later calls."""
+        return _known(mask, positions, sizes) if _is_value(mask) else Layout._new(mask, positions, sizes)
+
+    @staticmethod
+    def _new(mask: Mask | None, positions: Positions, sizes: Sizes) -> Layout:
+        grid = Grid.whole(positions, sizes.B, sizes.H, sizes.I)
         relative, rest = _parts(mask, len(positions.keys.intervals) == 1)
         low, high, distances = _range(relative, positions)
         rest_of_entry = _entry_masks(rest, grid, sizes.B)
@@ -79,7 +87,7 @@ class Layout:
     def has_entries(self) -> bool:
         return None not in self.rest and bool(self.rest)
 
-    @property
+    @cached_property
     def num_pairs(self) -> int:
         """Pairs of one head, in all batch entries, that are scored."""
         pairs = sum(self._tile_pairs(tile) for tile in self.tiles)
@@ -92,13 +100,20 @@ class Layout:
         )
         return (tile.stop - tile.first) * sum(max(0, width) for width in widths)
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         """Bytes of `allowed`, for one head."""
         return sum((t.stop - t.first) * (s.stop - s.first) for t in self.tiles for s in t.segments if not s.is_full)
 
     def tables(self) -> tuple[Tensor, Tensor, Tensor]:
         """The tiles and segments as rows of integers, and the bytes of all segments that need them, (H or 1, ...)."""
+        return self._kept_tables if self.num_bytes <= KEPT_BYTES else self._new_tables()
+
+    @cached_property
+    def _kept_tables(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self._new_tables()
+
+    def _new_tables(self) -> tuple[Tensor, Tensor, Tensor]:
         tiles, segments, parts, used = [], [], [], MARGIN
         for tile in self.tiles:
             start = len(segments)
@@ -122,6 +137,19 @@ class Layout:
             grid = grid.entries(slice(tile.entry, tile.entry + 1))
         allowed = self.rest[tile.entry].allowed(grid)
         return allowed[0].expand(-1, tile.stop - tile.first, len(keys)).flatten(1).to(torch.uint8)
+
+
+@lru_cache(maxsize=32)
+def _known(mask: Mask | None, positions: Positions, sizes: Sizes) -> Layout:
+    return Layout._new(mask, positions, sizes)
+
+
+def _is_value(mask: Mask | None) -> bool:
+    """Whether the mask consists of masks of this package that are compared by value, so none holds a tensor."""
+    return all(
+        type(leaf).__module__.startswith("regard.") and type(leaf).__hash__ is not object.__hash__
+        for leaf in leaves(mask)
+    )
 
 
 def _integers(rows: list[tuple[int, ...]], width: int) -> Tensor:
