@@ -172,7 +172,8 @@ def test_our_kernels_are_chosen_where_they_are_faster(monkeypatch):
     """Where the library is built for a processor with AVX2, and nowhere else."""
     x, few = torch.randn(1, 1, 2048, 4), torch.randn(1, 1, 100, 4)
     windowed = rg.Attention(mask=WINDOW)
-    fast = load() is not None and load().level >= 1
+    library = load()
+    fast = library is not None and library.level >= 1
     assert rg.explain(windowed, x, x, x).engine == ("kernel" if fast else "blocked")
     assert rg.explain(rg.Attention(), x, x, x).engine == ("kernel" if fast else "fused")
     assert rg.explain(windowed, few, few, few).engine == "fused"
