@@ -78,7 +78,8 @@ INLINE void grads_of_row(const Rows *rows, int plain, int64_t query, int64_t fir
             grad = choose(weight == 0.0f, all(0), grad);
             if (grad_after) store(grad_after + key - query, load(grad_after + key - query) + grad);
             if (call->cap != 0) {
-                const Vector shifted = rows->before ? product + load(rows->before + key - query) : product;
+                Vector shifted = product;
+                if (rows->before) shifted += load(rows->before + key - query);
                 const Vector t = tanh_of(shifted * (1 / call->cap));
                 grad *= 1.0f - t * t;
             }

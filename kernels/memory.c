@@ -1,4 +1,6 @@
-/* Functions that a compiler calls on its own, for example to clear an array. The library has no C library. */
+/* Functions that a compiler calls on its own, for example to clear an array. The library has no C library; a program
+   that has one (the harness under a sanitizer) has them already. */
+#if !__STDC_HOSTED__
 typedef __SIZE_TYPE__ size_t;
 
 void *memset(void *to, int value, size_t num_bytes) {
@@ -13,6 +15,7 @@ void *memcpy(void *restrict to, const void *restrict from, size_t num_bytes) {
     for (size_t n = 0; n < num_bytes; n++) copy[n] = bytes[n];
     return to;
 }
+#endif
 
 #if defined(_WIN32) && defined(__x86_64__)
 /* On Windows a stack grows page by page: a function with more than a page of variables first touches every page that it

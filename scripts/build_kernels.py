@@ -24,6 +24,8 @@ SOURCES = ROOT / "kernels"
 PACKAGE = ROOT / "src" / "regard" / "engine" / "kernel"
 #: Sources that are compiled once; every other file of kernels/ is compiled for each variant, with its name as VARIANT.
 COMPILED_ONCE = ("dispatch.c", "memory.c")
+#: Runs the kernels in a process of its own, for tests; it is no part of the library.
+HARNESS = "harness.c"
 #: A level of x86-64 as zig spells it. dispatch.c tests every feature of these levels.
 X86_VARIANTS = {"baseline": "x86_64", "avx2": "x86_64_v3", "avx512": "x86_64_v4"}
 #: The whole registers: by default clang uses the lower half of them.
@@ -35,6 +37,8 @@ FLAGS = (
     # No C library, and no names visible but those that are marked.
     *("-ffreestanding", "-fPIC", "-fvisibility=hidden"),
 )
+#: Flags of the harness, for any compiler.
+HARNESS_FLAGS = ("-std=c11", "-ffp-contract=fast", "-fno-math-errno")
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ def build(name: str, folder: Path) -> Path:
 
 def _compilations(target: Target) -> list[tuple[Path, str]]:
     """Each source with each variant that it is compiled for."""
-    sources = sorted(SOURCES.glob("*.c"))
+    sources = sorted(source for source in SOURCES.glob("*.c") if source.name != HARNESS)
     once = [(source, "baseline") for source in sources if source.name in COMPILED_ONCE]
     return once + [(s, variant) for s in sources if s.name not in COMPILED_ONCE for variant in target.variants]
 
@@ -142,6 +146,28 @@ def _replaced(library: Path, linked: Path) -> Path:
     unfinished.write_bytes(linked.read_bytes())
     unfinished.replace(library)
     return library
+
+
+def build_harness(command: list[str], path: Path) -> Path:
+    """Compile all kernels, in their baseline, and harness.c with a compiler and its flags; returns the program."""
+    with tempfile.TemporaryDirectory() as caches:
+        sources = [str(source) for source in sorted(SOURCES.glob("*.c"))]
+        _run([*command, *HARNESS_FLAGS, "-DVARIANT=baseline", *sources, "-o", str(path)], Path(caches))
+    return path
+
+
+def emulated_compiler() -> list[str]:
+    """A compiler of programs for AArch64 Linux that need no C library; the flags are those of the library."""
+    target = TARGETS["aarch64-linux"]
+    return [
+        *compiler(),
+        "-target",
+        target.triple,
+        f"-mcpu={target.variants['baseline']}",
+        *FLAGS,
+        "-nostdlib",
+        "-static",
+    ]
 
 
 def is_current(library: Path) -> bool:

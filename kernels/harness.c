@@ -1,0 +1,81 @@
+/* Runs calls of the kernels in a process of its own, for tests: under an emulator, or with the sanitizers of a compiler.
+
+   Standard input holds calls one after the other, written by tests/kernel_harness.py, all numbers int64:
+
+     function (its place in `functions`), number of buffers, number of pointers
+     the size of each buffer in bytes
+     for each pointer: where it is (buffer, byte) and where it points to (buffer, byte)
+     the bytes of all buffers; the first is the Call
+
+   Every buffer becomes memory of its own, so that a sanitizer sees a read or write outside. After each call the bytes of
+   all buffers are written to standard output. */
+#include "regard.h"
+
+#if __STDC_HOSTED__
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+static void free_all(void) {}
+#else
+#include "harness_system.h"
+#endif
+
+int64_t NAMED(forward_workspace)(const Call *);
+int64_t NAMED(backward_workspace)(const Call *);
+void NAMED(forward)(const Call *, float *);
+void NAMED(backward)(const Call *, float *);
+
+static const struct {
+    int64_t (*workspace)(const Call *);
+    void (*compute)(const Call *, float *);
+} functions[] = {{NAMED(forward_workspace), NAMED(forward)}, {NAMED(backward_workspace), NAMED(backward)}};
+
+static void *allocated(int64_t num_bytes) {
+    void *memory = malloc(num_bytes ? num_bytes : 1);
+    if (!memory) exit(2);
+    return memory;
+}
+
+static void receive(void *to, int64_t num_bytes) {
+    if (fread(to, 1, num_bytes, stdin) != (size_t)num_bytes) exit(3);
+}
+
+static void compute(int64_t function, const Call *call) {
+    const int64_t num_bytes = functions[function].workspace(call) * sizeof(float);
+    float *memory = allocated(num_bytes);
+    memset(memory, 0xff, num_bytes); /* NaN: what is read before it is written shows */
+    functions[function].compute(call, memory);
+    free(memory);
+}
+
+static void run_call(const int64_t head[3]) {
+    const int64_t num_buffers = head[1], num_pointers = head[2];
+    int64_t *sizes = allocated(num_buffers * sizeof(int64_t)), *pointers = allocated(num_pointers * 4 * sizeof(int64_t));
+    char **buffers = allocated(num_buffers * sizeof(char *));
+    receive(sizes, num_buffers * sizeof(int64_t));
+    receive(pointers, num_pointers * 4 * sizeof(int64_t));
+    for (int64_t n = 0; n < num_buffers; n++) {
+        buffers[n] = allocated(sizes[n]);
+        receive(buffers[n], sizes[n]);
+    }
+    for (int64_t *p = pointers; p < pointers + 4 * num_pointers; p += 4) {
+        char *target = buffers[p[2]] + p[3];
+        memcpy(buffers[p[0]] + p[1], &target, sizeof target);
+    }
+    compute(head[0], (const Call *)buffers[0]);
+    for (int64_t n = 0; n < num_buffers; n++) {
+        if (fwrite(buffers[n], 1, sizes[n], stdout) != (size_t)sizes[n]) exit(4);
+        free(buffers[n]);
+    }
+    free(buffers), free(pointers), free(sizes);
+}
+
+int main(void) {
+    int64_t head[3];
+    while (fread(head, sizeof head, 1, stdin) == 1) {
+        run_call(head);
+        fflush(stdout);
+        free_all();
+    }
+    return 0;
+}

@@ -1,0 +1,128 @@
+"""The kernels on AArch64, emulated by qemu, and under the sanitizers of gcc: outputs and gradients against float64.
+
+The calls are those of the engine; only the processor that computes them is another one. Both programs hold the
+baseline of the kernels, whose vectors have four numbers on x86-64 and on AArch64.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard as rg
+from kernel_harness import Harness
+from regard.engine.kernel import attention, library
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import build_kernels  # noqa: E402
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not library.PATH.exists(), reason="the kernels were not built; `make kernels` builds them"),
+]
+SANITIZERS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+#: name -> the pieces, and the sizes (B, H, G, I, J, D, E).
+CASES = {
+    "plain": (lambda: {}, (2, 2, 2, 37, 41, 16, 24)),
+    "causal with shared keys": (lambda: {"mask": rg.causal()}, (1, 4, 2, 150, 150, 32, 32)),
+    "window behind more keys": (lambda: {"mask": rg.causal() & rg.window(20)}, (1, 1, 1, 100, 230, 64, 64)),
+    "padding": (lambda: {"mask": rg.padding([50, 3, 0])}, (3, 2, 1, 33, 50, 16, 16)),
+    "documents": (lambda: {"mask": rg.documents([50, 50, 20]) & rg.causal()}, (1, 2, 2, 120, 120, 16, 16)),
+    "predicate": (lambda: {"mask": rg.mask_mod(lambda b, h, i, j: (i * 7 + j) % 3 > 0)}, (2, 2, 1, 45, 70, 17, 19)),
+    "ALiBi under a cap": (lambda: {"bias": (rg.ALiBi(2), rg.Softcap(2.0))}, (1, 2, 2, 60, 77, 16, 16)),
+    "T5": (lambda: {"bias": rg.T5Bias(2)}, (2, 2, 1, 70, 70, 16, 16)),
+    "sink": (lambda: {"normalizer": rg.Softmax(sink=0.5)}, (1, 2, 2, 30, 40, 16, 16)),
+    "one query of width 256": (lambda: {"mask": rg.causal()}, (2, 2, 1, 1, 90, 256, 256)),
+    "widths of no whole vector": (lambda: {}, (1, 1, 1, 5, 3, 1, 3)),
+}
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    if find_spec("ziglang") is None:
+        pytest.skip("the compiler is not installed; `make kernels` installs it")
+    if shutil.which("qemu-aarch64") is None:
+        pytest.skip("qemu-aarch64 is not installed: apt-get install qemu-user")
+    program = tmp_path_factory.mktemp("emulated") / "harness"
+    return Harness("qemu-aarch64", str(build_kernels.build_harness(build_kernels.emulated_compiler(), program)))
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory):
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc, which has the sanitizers, is not installed")
+    program = tmp_path_factory.mktemp("sanitized") / "harness"
+    return Harness(str(build_kernels.build_harness(["gcc", *SANITIZERS], program)))
+
+
+@pytest.fixture(params=["emulated", "sanitized"])
+def harness(request, monkeypatch):
+    harness = request.getfixturevalue(request.param)
+    monkeypatch.setenv("REGARD_KERNEL", "baseline")
+    monkeypatch.setattr(attention, "run", harness)
+    harness.num_calls = 0
+    return harness
+
+
+def inputs(B, H, G, I, J, D, E, dtype=torch.float32):
+    """Queries, keys and values whose channels are one batch of strided memory, as projections leave them."""
+    shapes = (B, I, H, D), (B, J, G, D), (B, J, G, E)
+    return [torch.randn(shape).to(dtype).transpose(1, 2).requires_grad_() for shape in shapes]
+
+
+def output_and_gradients(mechanism, tensors, grad, engine):
+    output = rg.attend(mechanism, *tensors, engine=engine).output
+    wanted = [*tensors, *(p for p in mechanism.parameters() if p.requires_grad)]
+    return [output, *torch.autograd.grad(output, wanted, grad.to(output.dtype))]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_and_gradients_are_those_of_float64(harness, case):
+    pieces, sizes = CASES[case]
+    mechanism, tensors = rg.Attention(**pieces()), inputs(*sizes)
+    grad = torch.randn(*sizes[:2], sizes[3], sizes[6])
+    found = output_and_gradients(mechanism, tensors, grad, "kernel")
+    assert harness.num_calls == 2
+    doubles = [t.detach().double().requires_grad_() for t in tensors]
+    exact = output_and_gradients(mechanism.double(), doubles, grad, "dense")
+    for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one.double(), other.double(), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_rounded_once(harness, dtype):
+    tensors = inputs(1, 2, 1, 40, 50, 16, 16, dtype)
+    grad = torch.randn(1, 2, 40, 16).to(dtype)
+    found = output_and_gradients(rg.Attention(mask=rg.causal()), tensors, grad, "kernel")
+    doubles = [t.detach().double().requires_grad_() for t in tensors]
+    exact = output_and_gradients(rg.Attention(mask=rg.causal()), doubles, grad, "dense")
+    unit = torch.finfo(dtype).eps / 2
+    torch.testing.assert_close(found[0].double(), exact[0], rtol=1.01 * unit, atol=1e-5)
+    for one, other in zip(found[1:], exact[1:], strict=True):  # output * grad, of the rounded output, is in them too
+        torch.testing.assert_close(one.double(), other, rtol=4 * unit, atol=16 * unit)
+
+
+def test_the_sanitizers_see_a_buffer_that_is_too_short(sanitized, monkeypatch):
+    monkeypatch.setenv("REGARD_KERNEL", "baseline")
+
+    def shortened(library, name, call, multiply_adds):
+        call.J += 50  # more keys than there are
+        sanitized(library, name, call, multiply_adds)
+
+    monkeypatch.setattr(attention, "run", shortened)
+    with pytest.raises(AssertionError, match="AddressSanitizer: heap-buffer-overflow"):
+        rg.attend(rg.Attention(), *inputs(1, 1, 1, 20, 20, 16, 16), engine="kernel")
+
+
+def test_the_emulated_program_is_one_for_aarch64(emulated):
+    header = Path(emulated.command[1]).read_bytes()[:20]
+    assert header[:5] == b"\x7fELF\x02" and int.from_bytes(header[18:20], "little") == 183  # EM_AARCH64
+    assert subprocess.run(emulated.command, input=b"", check=False).returncode == 0
