@@ -22,7 +22,7 @@ from typing import TextIO
 ROOT = Path(__file__).parents[1]
 LOGS = ROOT / ".settings"
 QUICK = ("-q", "-n", "2", "--dist", "loadgroup", "-m", "not slow and not example", "-p", "no:cacheprovider")
-#: Vector widths that torch has kernels for, the narrowest first.
+#: Vector widths that torch has kernels for, the narrowest first; Regard's own kernels take the same.
 CAPABILITIES = ("default", "avx2", "avx512")
 #: What the quick tests cannot do without; the optional packages are all others.
 BARE = ("numpy", "pytest", "pytest-xdist", "hypothesis")
@@ -118,6 +118,7 @@ def command_of(run: Run, work: Path, arguments: list[str]) -> tuple[list[str], d
         "OMP_NUM_THREADS": str(run.threads),
         "OMP_WAIT_POLICY": "passive",  # threads of two processes share the cores
         "ATEN_CPU_CAPABILITY": run.capability,
+        "REGARD_KERNEL": run.capability.replace("default", "baseline"),
         "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),  # programs compiled in another setting are not taken
     }
     if run.without_extras:
