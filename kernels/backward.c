@@ -71,7 +71,8 @@ INLINE void grads_of_row(const Rows *rows, int plain, int64_t query, int64_t fir
         const Vector product = load(weights + key - first) * call->scale;
         const Vector score = plain ? product : changed(rows, &row, product, key);
         const Vector power = (score - logsumexp) * LOG2_E;
-        const Vector weight = exp2_of(choose(power > 126.0f, all(126), power));
+        Vector weight = exp2_of(choose(power > 126.0f, all(126), power));
+        if (!plain) weight = choose(score == -INFINITE, all(0), weight); /* a row of NaN too stays in its keys */
         Vector grad = weight * (load(grads + key - first) - delta);
         store(weights + key - first, weight);
         if (!plain) {

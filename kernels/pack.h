@@ -23,11 +23,14 @@ INLINE uint32_t bits_of(float x) {
     return bits;
 }
 
-/* A half-precision number, by its bits: subnormal numbers are scaled by a product, which is exact. */
+/* A half-precision number, by its bits. A subnormal one is a difference of normal numbers, because the caller may have
+   told the processor to take subnormal numbers of float32 for 0 (torch.set_flush_denormal). */
 INLINE float from_float16(uint16_t half) {
     const uint32_t sign = (uint32_t)(half & 0x8000) << 16, magnitude = half & 0x7fff;
-    if (magnitude >= 0x7c00) return float_of_bits(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
-    return float_of_bits(sign | bits_of(float_of_bits(magnitude << 13) * 0x1p112f));
+    const uint32_t moved = (magnitude << 13) + 0x38000000;
+    if (magnitude >= 0x7c00) return float_of_bits(sign | (moved + 0x38000000));
+    if (magnitude < 0x0400) return float_of_bits(sign | bits_of(float_of_bits(moved + 0x800000) - 0x1p-14f));
+    return float_of_bits(sign | moved);
 }
 
 /* Rounded to the nearest number of half precision, ties to even. */

@@ -28,6 +28,7 @@
 
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t Integers __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint32_t Bits __attribute__((vector_size(4 * LANES), aligned(4), may_alias)); /* sums wrap around */
 typedef uint8_t Bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 #define INFINITE __builtin_inff()
@@ -77,7 +78,7 @@ INLINE Vector exp2_of(Vector x) {
     p = p * f + 0.24022242427f;
     p = p * f + 0.69314700365f;
     p = p * f + 1.0f;
-    Vector scaled = (Vector)((Integers)p + ((Integers)shifted << 23));
+    Vector scaled = (Vector)((Bits)p + ((Bits)shifted << 23));
     return choose(x < -126.0f, all(0), scaled);
 }
 

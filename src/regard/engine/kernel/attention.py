@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from regard.engine.kernel.layout import Layout
 from regard.engine.kernel.library import Library
-from regard.engine.kernel.running import run
-from regard.engine.kernel.structures import MARGIN, Call, TensorFields
+from regard.engine.kernel.running import empty, run
+from regard.engine.kernel.structures import MARGIN, Call
 
 #: Lanes of a vector at each level of the library.
 LANES = {"baseline": 4, "avx2": 8, "avx512": 16}
@@ -56,23 +56,23 @@ class Inputs(NamedTuple):
         D, E = self.query.shape[-1], self.value.shape[-1]
         return D + E, 3 * D + 2 * E
 
-    def call(self, setting: Setting) -> tuple[Call, list[Tensor]]:
-        """The fields of both directions, and the buffers that must live as long as the call."""
+    def call(self, setting: Setting) -> Call:
+        """The fields of both directions."""
         (B, H, I, D), (G, J, E) = self.query.shape, self.value.shape[1:]
         layout, (tiles, segments, allowed) = setting.layout, setting.tables
         call = Call(B, H, G, I, J, D, E, setting.scale, setting.cap, layout.low, layout.high)
-        keys, counters = torch.empty(B * G, setting.padded(J), D), torch.zeros(3, dtype=torch.int64)
-        summands = [None if t is None else F.pad(t.float(), (MARGIN, MARGIN)) for t in (self.before, self.after)]
-        sink = None if self.sink is None else self.sink.float().contiguous()
-        call.before, call.after = (None if t is None else t[:, MARGIN:].data_ptr() for t in summands)
-        call.sink = None if sink is None else sink.data_ptr()
+        before, after = (
+            None if t is None else F.pad(t.float(), (MARGIN, MARGIN))[:, MARGIN:] for t in (self.before, self.after)
+        )
+        call.point(before=before, after=after, sink=None if self.sink is None else self.sink.float().contiguous())
         call.diagonals_stride = I + J - 1 + 2 * MARGIN
-        call.tiles, call.segments, call.allowed = tiles.data_ptr(), segments.data_ptr(), allowed.data_ptr()
+        call.point(tiles=tiles, segments=segments, allowed=allowed)
         call.allowed_head_stride = allowed.shape[1] if len(allowed) > 1 else 0
         call.num_tiles, call.tiles_have_entries = len(tiles), layout.has_entries
-        call.query, call.key, call.value = (TensorFields.of(t) for t in self[:3])
-        call.packed_keys, call.counters = keys.data_ptr(), counters.data_ptr()
-        return call, [keys, counters, *(t for t in (*summands, sink) if t is not None)]
+        call.point(query=self.query, key=self.key, value=self.value)
+        counters = torch.zeros(3, dtype=torch.int64, device="cpu")
+        call.point(packed_keys=empty(B * G, setting.padded(J), D), counters=counters)
+        return call
 
 
 class KernelAttention(torch.autograd.Function):
@@ -104,12 +104,11 @@ class KernelAttention(torch.autograd.Function):
 
 def _forward(setting: Setting, inputs: Inputs) -> tuple[Tensor, Tensor]:
     (B, H, I, _), (G, J, E) = inputs.query.shape, inputs.value.shape[1:]
-    output, logsumexp = inputs.value.new_empty(B, H, I, E), torch.empty(B, H, I)
-    values = torch.empty(B * G, setting.padded(J), _up(E, setting.lanes))
-    call, buffers = inputs.call(setting)
-    call.output, call.logsumexp, call.packed_values = TensorFields.of(output), logsumexp.data_ptr(), values.data_ptr()
+    output, logsumexp = inputs.value.new_empty(B, H, I, E), empty(B, H, I)
+    values = empty(B * G, setting.padded(J), _up(E, setting.lanes))
+    call = inputs.call(setting)
+    call.point(output=output, logsumexp=logsumexp, packed_values=values)
     run(setting.library, "forward", call, setting.layout.num_pairs * H * inputs.multiply_adds[0])
-    del buffers
     return output, logsumexp
 
 
@@ -119,18 +118,18 @@ def _backward(
     """Gradients of query, key, value, `before` and `after`, in float32."""
     (B, H, I, D), (G, J, E) = inputs.query.shape, inputs.value.shape[1:]
     length, lanes, num_parts = setting.padded(J), setting.lanes, -(-PARTS // (B * G))
-    call, buffers = inputs.call(setting)
-    panels, rows = torch.empty(B * G, length, E), torch.empty(B * G, length, _up(D, lanes))
+    call = inputs.call(setting)
+    panels, rows = empty(B * G, length, E), empty(B * G, length, _up(D, lanes))
     num_keys = _num_keys(setting.library, call)
-    for_query = torch.zeros(B, H, I, D)
-    for_key, for_value = (torch.zeros(B, G, num_parts, num_keys, _up(width, lanes)) for width in (D, E))
-    diagonals = [torch.zeros(B, H, num_parts, I + J - 1 + 2 * MARGIN) if want else None for want in wanted[3:5]]
-    call.grad_output, call.delta, call.logsumexp = TensorFields.of(grad), delta.data_ptr(), logsumexp.data_ptr()
-    call.packed_value_panels, call.packed_key_rows, call.num_parts = panels.data_ptr(), rows.data_ptr(), num_parts
-    call.grad_query, call.grad_key, call.grad_value = (t.data_ptr() for t in (for_query, for_key, for_value))
-    call.grad_before, call.grad_after = (None if t is None else t.data_ptr() for t in diagonals)
+    for_query = _zeros(B, H, I, D)
+    for_key, for_value = (_zeros(B, G, num_parts, num_keys, _up(width, lanes)) for width in (D, E))
+    diagonals = [_zeros(B, H, num_parts, I + J - 1 + 2 * MARGIN) if want else None for want in wanted[3:5]]
+    call.num_parts = num_parts
+    call.point(grad_output=grad, delta=delta.contiguous(), logsumexp=logsumexp)
+    call.point(packed_value_panels=panels, packed_key_rows=rows)
+    call.point(grad_query=for_query, grad_key=for_key, grad_value=for_value)
+    call.point(grad_before=diagonals[0], grad_after=diagonals[1])
     run(setting.library, "backward", call, setting.layout.num_pairs * H * inputs.multiply_adds[1])
-    del buffers
     return [
         for_query,
         for_key.sum(2)[:, :, :J, :D],
@@ -144,6 +143,10 @@ def _num_keys(library: Library, call: Call) -> int:
     function = library.function("backward_length")
     function.restype = c_int64
     return function(byref(call))
+
+
+def _zeros(*shape: int) -> Tensor:
+    return empty(*shape).zero_()
 
 
 def _up(number: int, unit: int) -> int:

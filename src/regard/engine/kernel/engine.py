@@ -13,7 +13,7 @@ from regard.engine.formatting import size
 from regard.engine.kernel.attention import KernelAttention, Setting
 from regard.engine.kernel.layout import Layout
 from regard.engine.kernel.library import load, reason
-from regard.engine.kernel.structures import DTYPES
+from regard.engine.kernel.structures import DTYPES, has_address
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.transforms import HIDDEN_GRADIENTS, differentiable_once
 from regard.pieces.bias import AdditiveBias, Bias, Softcap
@@ -106,6 +106,8 @@ class Terms:
         query, value = p.prepared.query, p.value
         if query.device.type != "cpu":
             return f"it runs on CPU, and the tensors are on {query.device}"
+        if not all(map(has_address, (query, p.prepared.key, value))):
+            return "the numbers of a tensor cannot be read from memory"
         if wrong := {t.dtype for t in (query, p.prepared.key, value)} - set(DTYPES):
             return f"it sums in float32, and a tensor is {wrong.pop()}"
         if max(query.shape[-1], value.shape[-1]) > LARGEST_WIDTH:
@@ -121,7 +123,7 @@ class Terms:
                 continue
             if not (isinstance(bias, AdditiveBias) and bias.relative):
                 return f"{type(bias).__name__} is no number for each head and each distance j - i"
-        if biases and len(self.problem.positions.keys.intervals) != 1:
+        if any(isinstance(bias, AdditiveBias) for bias in biases) and len(self.problem.positions.keys.intervals) != 1:
             return "the keys have gaps between their positions, so a bias is no vector of distances"
         return None
 
@@ -155,7 +157,7 @@ class Terms:
         before, after = (self._by_distance(part) for part in parts)
         if self.layout.distances is not None:
             allowed = self.layout.distances.allowed(self._line)[:, :, 0].expand(1, self.problem.sizes.H, -1)[0]
-            after = torch.zeros(allowed.shape) if after is None else after
+            after = torch.zeros_like(allowed, dtype=torch.float32) if after is None else after
             after = after.masked_fill(~allowed, -torch.inf)
         return before, after, self._sink()
 
@@ -168,7 +170,7 @@ class Terms:
         if not biases:
             return None
         line = self._line
-        total = torch.zeros(1, 1, 1, len(line.key))
+        total = torch.zeros(1, 1, 1, len(line.key), dtype=torch.float32, device="cpu")
         for bias in biases:
             total = bias.transform(total, line, None, None)
         return (total / self._temperature)[0, :, 0].float().expand(self.problem.sizes.H, -1)
@@ -178,4 +180,4 @@ class Terms:
         assert isinstance(normalizer, Softmax | LearnedSink)
         if normalizer.sink is None:
             return None
-        return torch.as_tensor(normalizer.sink, dtype=torch.float32).expand(self.problem.sizes.H)
+        return torch.as_tensor(normalizer.sink, dtype=torch.float32, device="cpu").expand(self.problem.sizes.H)

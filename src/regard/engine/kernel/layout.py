@@ -153,12 +153,12 @@ def _is_value(mask: Mask | None) -> bool:
 
 
 def _integers(rows: list[tuple[int, ...]], width: int) -> Tensor:
-    return torch.tensor(rows, dtype=torch.int64).reshape(-1, width)
+    return torch.tensor(rows, dtype=torch.int64, device="cpu").reshape(-1, width)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
     num_heads = max((len(part) for part in parts), default=1)
-    margin = torch.zeros(num_heads, MARGIN, dtype=torch.uint8)
+    margin = torch.zeros(num_heads, MARGIN, dtype=torch.uint8, device="cpu")
     return torch.cat([margin, *(part.expand(num_heads, -1) for part in parts), margin], 1)
 
 

@@ -7,7 +7,7 @@ not depend on the number of threads. ctypes releases the interpreter lock during
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import byref, c_int64, c_void_p
 
 import torch
@@ -24,17 +24,31 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pools.clear)  # the threads of a pool do not exist in a forked process
 
 
+def empty(*shape: int) -> Tensor:
+    """A buffer of the kernels, whatever torch's default dtype and device are."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
 def run(library: Library, name: str, call: Call, multiply_adds: int) -> None:
     """Call `regard_NAME` on as many threads as the work is worth, at most those of torch."""
     size = library.function(f"{name}_workspace")
     size.restype = c_int64
     num_threads = max(1, min(torch.get_num_threads(), multiply_adds // WORTH_A_THREAD))
-    memory = torch.empty(num_threads, size(byref(call)))
+    memory = empty(num_threads, size(byref(call)))
     function = library.function(name)
-    others = [_pool(num_threads).submit(_share, function, call, part) for part in memory[1:]]
+    others = [_started(num_threads, function, call, part) for part in memory[1:]]
     _share(function, call, memory[0])
     for other in others:
-        other.result()
+        if other is not None:
+            other.result()
+
+
+def _started(num_threads: int, function: object, call: Call, memory: Tensor) -> Future[None] | None:
+    """A share on another thread; None if Python starts none, at its end or for lack of memory: others do this share."""
+    try:
+        return _pool(num_threads).submit(_share, function, call, memory)
+    except RuntimeError:
+        return None
 
 
 def _share(function: object, call: Call, memory: Tensor) -> None:

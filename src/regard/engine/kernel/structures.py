@@ -6,9 +6,21 @@ from ctypes import Structure, c_float, c_int64, c_void_p
 
 import torch
 
+from regard.shapes import has_numbers
+
 #: Numbers of kernels/regard.h.
 TILE_QUERIES, MARGIN = 96, 64
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+def has_address(tensor: torch.Tensor) -> bool:
+    """Whether the numbers of a tensor lie in memory at its strides: not if it is fake, or wraps other tensors."""
+    if not has_numbers(tensor) or tensor.layout is not torch.strided:
+        return False
+    try:
+        return tensor.data_ptr() != 0 or tensor.numel() == 0
+    except RuntimeError:
+        return False
 
 
 class TensorFields(Structure):
@@ -23,6 +35,9 @@ class TensorFields(Structure):
 
 class Call(Structure):
     """`Call`: the sizes, numbers and buffers of one call."""
+
+    #: What the fields point into. A thread that still computes when its caller is interrupted keeps the call alive.
+    tensors: list[torch.Tensor]
 
     _fields_ = (
         *((name, c_int64) for name in "BHGIJDE"),
@@ -59,3 +74,19 @@ class Call(Structure):
         ("grad_before", c_void_p),
         ("grad_after", c_void_p),
     )
+
+    def __init__(self, *numbers: float) -> None:
+        super().__init__(*numbers)
+        self.tensors = []
+
+    def point(self, **tensors: torch.Tensor | None) -> None:
+        """Point fields to tensors (None: null), which then live as long as the call."""
+        for name, given in tensors.items():
+            if given is not None:
+                tensor = given.resolve_neg()  # torch may store the sign of a whole tensor beside its numbers
+                setattr(self, name, TensorFields.of(tensor) if name in DESCRIBED else tensor.data_ptr())
+                self.tensors.append(tensor)
+
+
+#: Fields that describe a tensor in any strides; the other pointers are to contiguous ones.
+DESCRIBED = {field[0] for field in Call._fields_ if field[1] is TensorFields}

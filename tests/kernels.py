@@ -1,0 +1,197 @@
+"""What the tests of the kernel engine share: its levels, drawn problems, and how far rounding may move a gradient."""
+
+from __future__ import annotations
+
+import copy
+import os
+from contextlib import contextmanager
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import assume
+from hypothesis import strategies as st
+
+import drawn
+import regard as rg
+from regard.attention import scores
+from regard.engine.kernel import library
+from regard.engine.problem import Problem
+from regard.engine.reference import reference
+from regard.shapes import Sizes
+from rounding import FLOAT32, score_errors, unit_roundoff
+
+
+def _levels():
+    """The levels that this machine can run, lowest first; none where the library is not built."""
+    with mock.patch.dict(os.environ):
+        os.environ.pop(library.SETTING, None)
+        found = library.load()
+        return () if found is None else library.LEVELS[: found.level + 1], library.reason()
+
+
+LEVELS, REASON = _levels()
+needs_kernel = pytest.mark.skipif(not LEVELS, reason=REASON)
+every_level = pytest.mark.parametrize(
+    "level",
+    [
+        pytest.param(name, marks=pytest.mark.skipif(name not in LEVELS, reason=REASON or f"this machine has no {name}"))
+        for name in library.LEVELS
+    ],
+)
+
+
+@contextmanager
+def at_level(name):
+    """The kernels run at this level."""
+    with mock.patch.dict(os.environ, {library.SETTING: name}):
+        yield
+
+
+# Problems that the kernels take
+
+#: Sizes beside the multiples of register tiles, panels, tiles of queries, and blocks of keys.
+EDGES = sorted(
+    {unit * n + d for unit in (6, 8, 12, 16, 32, 96, 256) for n in (1, 2) for d in (-1, 0, 1)} - {511, 512, 513}
+)
+WIDTHS = [1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 40, 64, 65, 96, 127, 128, 200, 256]
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def lengths():
+    return st.one_of(st.integers(1, 20), st.sampled_from([n for n in EDGES if n <= 300]), st.integers(1, 300))
+
+
+def masks(B, H, I, J, depth=2):
+    """Masks of any kind, also with axes for heads and with wide windows, joined by &, | and ~."""
+    simple = st.one_of(
+        drawn.masks(B, I, J, 0),
+        st.builds(rg.window, st.integers(1, 300)),
+        st.builds(rg.dilated, st.integers(1, 60), st.integers(1, 9)),
+        st.builds(rg.block_local, st.integers(1, 100), st.integers(0, 2), st.integers(0, 2)),
+        st.builds(
+            lambda seed, b, h: rg.mask_tensor(drawn.coins(seed, b, h, I, J)),
+            st.integers(0, 2**31),
+            st.sampled_from([1, B]),
+            st.sampled_from([1, H]),
+        ),
+        st.just(rg.mask_mod(lambda b, h, i, j: j % (h + 2) != b)),
+    )
+    if not depth:
+        return simple
+    deeper = masks(B, H, I, J, depth - 1)
+    both, either = st.builds(rg.Mask.__and__, deeper, deeper), st.builds(rg.Mask.__or__, deeper, deeper)
+    return st.one_of(simple, both, either, deeper.map(lambda m: ~m))
+
+
+BIASES = {
+    "alibi": rg.ALiBi,
+    "t5": lambda H: rg.T5Bias(H, num_buckets=8, max_distance=64),
+    "table": lambda H: rg.LearnedTable(H, reach=20),
+}
+NORMALIZERS = {
+    "softmax": lambda H: rg.Softmax(),
+    "warm": lambda H: rg.Softmax(temperature=3.0),
+    "sharp": lambda H: rg.Softmax(temperature=0.7, sink=0.5),
+    "sink": rg.LearnedSink,
+}
+
+
+@st.composite
+def biases(draw, H):
+    names = draw(st.lists(st.sampled_from(sorted(BIASES)), max_size=2))
+    found = [BIASES[name](H) for name in names]
+    if draw(st.booleans()):
+        found.insert(draw(st.integers(0, len(found))), rg.Softcap(draw(st.sampled_from([0.5, 2.0, 30.0]))))
+    return found
+
+
+@st.composite
+def problems(draw, dtypes=DTYPES):
+    """A problem in float64 whose numbers `dtype` holds, and this dtype."""
+    B, G, R = draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    D, E, I, J = draw(st.sampled_from(WIDTHS)), draw(st.sampled_from(WIDTHS)), draw(lengths()), draw(lengths())
+    assume(B * G * R * I * J * (D + E) < 2e7)
+    torch.manual_seed(draw(st.integers(0, 2**31)))
+    dtype, H, positions = draw(st.sampled_from(dtypes)), G * R, draw(drawn.placings(I, J))
+    has_gaps = len(positions.keys.intervals) > 1  # then a bias is no vector of distances, which the kernels need
+    attention = rg.Attention(
+        rg.Dot(draw(st.sampled_from([None, None, 0.3, -0.1]))),
+        position=draw(st.sampled_from([None, None, rg.RoPE(D)])) if D % 2 == 0 else None,
+        bias=[] if has_gaps else draw(biases(H)),
+        mask=draw(st.none() | masks(B, H, I, J)),
+        normalizer=draw(st.sampled_from(sorted(NORMALIZERS)).map(lambda name: NORMALIZERS[name](H))),
+    )
+    for parameter in attention.parameters():
+        parameter.data.normal_()
+    attention = copy.deepcopy(attention.to(dtype)).double().requires_grad_(draw(st.booleans()))
+    shapes = (B, H, I, D), (B, G, J, D), (B, G, J, E)
+    q, k, v = (drawn.LAYOUTS[draw(drawn.layouts())](torch.randn(shape, dtype=dtype)) for shape in shapes)
+    exact = [t.double() for t in (q, k, v)]
+    problem = Problem(attention, *exact, positions, Sizes.of(q, k, v))
+    try:
+        attention.check(problem.sizes, positions, D)
+    except rg.RegardError:  # a mask of a given length, drawn with positions beyond it
+        assume(False)
+    return problem, (q, k, v)
+
+
+# How far rounding may move a gradient
+
+
+def gradient_budget(problem, along, dtype):
+    """A bound of the error of each gradient: of query, key and value, and of each parameter.
+
+    A gradient is a sum over pairs of w_ij |dO_i| (|v_j| + |o_i|) or less, times the size of a vector. So each of its
+    terms is off by a share: by the errors of weights, by the rounding of sums, and of inputs and outputs.
+    """
+    s, attention, u = problem.sizes, problem.attention, unit_roundoff(dtype)
+    output, weights = (torch.from_numpy(a) for a in reference(problem))
+    share = (weight_errors(problem, u) + (2 * s.J + 2 * s.R * s.I + s.D + s.E + 40) * FLOAT32 + 8 * u) * weights
+    values, rows = (t.norm(dim=-1) for t in (heads_of(problem.value, s), along))
+    products = share * rows[..., None] * (values[:, :, None] + output.norm(dim=-1)[..., None])
+    scale = abs(problem.scale)
+    q, k = problem.prepared.query.norm(dim=-1), heads_of(problem.prepared.key, s).norm(dim=-1)
+    of_query = scale * (products @ k[..., None])
+    of_key, of_value = (
+        grouped(t[..., None], s) for t in (scale * (products * q[..., None]).sum(-2), (share * rows[..., None]).sum(-2))
+    )
+    bounds = [of_query, of_key, of_value]
+    for name, parameter in (x for x in attention.named_parameters() if x[1].requires_grad):
+        bounds.append(parameter_bound(problem, name, parameter, products))
+    return [bound.detach() + 8 * torch.finfo(dtype).tiny for bound in bounds]
+
+
+def weight_errors(problem, u):
+    """Of each row: how far its weights may be off, as a share of them."""
+    s = scores(problem.attention, problem.prepared, problem.grid)
+    errors = score_errors(problem, u).expand_as(s).masked_fill(s == -torch.inf, 0.0).amax(-1, keepdim=True)
+    temperature = problem.attention.normalizer.temperature
+    logsumexp = s.div(temperature).logsumexp(-1, keepdim=True).abs()
+    return torch.expm1(2 * errors / temperature) + 2 * FLOAT32 * logsumexp.masked_fill(logsumexp.isinf(), 0.0)
+
+
+def parameter_bound(problem, name, parameter, products):
+    """Of a bias: each of its numbers is added to some scores. Of a sink: to the row."""
+    temperature = problem.attention.normalizer.temperature
+    if name.startswith("normalizer"):
+        return products.sum((0, 2, 3))
+    nothing = torch.zeros_like(products)
+    bias = problem.attention.bias[int(name.split(".")[0].removeprefix("bias_"))]
+    added = bias.transform(nothing, problem.grid, None, None)
+    return torch.autograd.grad(added, parameter, products / temperature)[0]
+
+
+def heads_of(x, sizes):
+    return x.repeat_interleave(sizes.R, 1)
+
+
+def grouped(x, sizes):
+    """The sum over the heads that share a key."""
+    return x.unflatten(1, (sizes.G, sizes.R)).sum(2)
+
+
+def in_dtype(problem, tensors):
+    """The problem in the dtype of its tensors, with leaves in their layouts and parameters of its own."""
+    attention = copy.deepcopy(problem.attention).to(tensors[0].dtype)
+    return attention, [t.detach().requires_grad_() for t in tensors]
