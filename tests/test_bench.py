@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import regard as rg
+from regard.bench import case as bench_case
 from regard.bench import measure
 from regard.bench.case import Aim, Case, Setting, Side, allowed_pairs, random_inputs
 from regard.bench.cases import GROUPS, cases
@@ -28,6 +29,7 @@ from regard.cli.bench import interleaved
 from regard.diagnosis.laws import broken_law
 from regard.engine.blocked import Blocked
 from regard.engine.dense import Dense
+from regard.engine.kernel import library
 
 MACHINE = Machine("a machine", "cpu", "float32", 1, products=1e11, copying=1e10)
 SHAPES = ((1, 2, 12, 8),) * 3
@@ -321,6 +323,51 @@ def test_the_machine_is_measured():
     machine = measured(scale=0.02)
     assert machine.products > 0 and machine.copying > 0 and machine.threads == torch.get_num_threads()
     assert "GFLOP/s" in str(machine)
+
+
+built = pytest.mark.skipif(library.load() is None, reason=library.reason())
+#: Floats of a vector by level.
+LANES = {"baseline": 4, "avx2": 8, "avx512": 16}
+
+
+@built
+@pytest.mark.parametrize("level", library.LEVELS)
+def test_the_limit_is_that_of_the_vector_width_that_runs(level, monkeypatch):
+    if library.LEVELS.index(level) > library.load().level:
+        pytest.skip(f"this processor has no {level}")
+    monkeypatch.setenv("REGARD_KERNEL", level)
+    machine = measured(scale=0.02)
+    assert machine.kernel == level and f"in multiply-adds of {level}, " in str(machine)
+    # no processor does more than four multiply-adds of vectors in a cycle of a sixth of a nanosecond
+    assert 1e8 < machine.multiply_adds < machine.threads * 4 * 6e9 * LANES[level] * 2
+
+
+def test_without_kernels_there_is_no_limit(monkeypatch):
+    monkeypatch.setenv("REGARD_KERNEL", "off")
+    machine = measured(scale=0.02)
+    assert (machine.kernel, machine.multiply_adds) == ("", 0.0) and "multiply-adds" not in str(machine)
+
+
+@built
+def test_a_row_of_the_kernel_has_its_share_of_the_limit(monkeypatch):
+    monkeypatch.setenv("REGARD_KERNEL", "")
+    machine = dataclasses.replace(MACHINE, kernel="avx2", multiply_adds=2e11)
+    long = {"inputs": partial(random_inputs, ((1, 2, 400, 8),) * 3, "cpu", torch.float32), "flops": lambda: 1000}
+    runner = Runner(machine, pair_seconds=0.0, pace=lambda setting: machine)
+    monkeypatch.setattr("regard.engine.kernel.engine.LOWEST_LEVEL", 0)
+    kernel, fused = runner.measure(case(**long)), runner.measure(case(flops=lambda: 1000))
+    assert kernel.engine == "kernel" and kernel.multiply_adds == pytest.approx(100 * 1000 / kernel.seconds / 2e11)
+    assert fused.engine == "fused" and fused.multiply_adds is None
+
+
+def test_goals_are_those_of_the_vector_width(monkeypatch):
+    for level, goals in (("avx512", (Aim("faster", 2.0),)), ("avx2", (Aim("faster", 1.15),)), ("baseline", ())):
+        found = library.Library(None, library.LEVELS.index(level))
+        monkeypatch.setattr(bench_case, "load", lambda found=found: found)
+        assert Setting().aims("faster", 2.0, 1.15) == goals
+        assert Setting("cuda").aims("faster", 2.0, 1.15) == ()
+    monkeypatch.setattr(bench_case, "load", lambda: None)
+    assert Setting().aims("faster", 2.0, 1.15) == ()
 
 
 def test_groups_take_turns():

@@ -215,6 +215,54 @@ def test_mistakes_behind_others_are_found():
     }
 
 
+class Passing(nn.Module):
+    """A module with projections that returns its input."""
+
+    def __init__(self, width=16, num_heads=2):
+        super().__init__()
+        self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x):
+        self.query(x), self.key(x)
+        return x
+
+
+def over_heads(q, k, v):
+    """(batch, length, heads, width), without the transposition."""
+    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+
+class OverHeads(nn.Module):
+    def __init__(self, width=16, num_heads=2):
+        super().__init__()
+        self.num_heads, self.qkv = num_heads, nn.Linear(width, 3 * width)
+
+    def forward(self, x):
+        q, k, v = (y.unflatten(-1, (self.num_heads, -1)) for y in self.qkv(x).chunk(3, -1))
+        return over_heads(q, k, v).flatten(2)
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        lambda q: q,
+        lambda x: 2 * x + 1,
+        torch.zeros_like,
+        lambda query, keys: query,
+        lambda q, k, v: v,
+        Passing,
+        OverHeads,
+        nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16)),
+    ],
+)
+def test_a_function_in_which_no_token_sees_another_is_no_attention(subject):
+    report = rg.check(subject)
+    assert report.mistakes == ("no token attends to another",) and not report.ok, str(report)
+    assert report.mechanism is None
+    (finding,) = [finding for finding in report.findings if finding.verdict == "wrong"]
+    assert "alone" in finding.evidence and finding.remedy
+
+
 def finding_of(report, what):
     (finding,) = [finding for finding in report.findings if finding.what == what]
     return finding

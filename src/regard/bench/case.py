@@ -15,6 +15,7 @@ from regard.bench.measure import Goal
 from regard.bench.peers.package import TORCH, Package
 from regard.catalog import mechanism
 from regard.diagnosis.laws import Example
+from regard.engine.kernel.library import load
 
 Run = Callable[[], Any]
 
@@ -32,6 +33,14 @@ Build = Callable[..., Computes | Callable[..., Any]]
 
 
 @dataclass(frozen=True)
+class Aim:
+    """A goal without its measurement: `kind` is a key of `UNITS`."""
+
+    kind: str
+    limit: float
+
+
+@dataclass(frozen=True)
 class Setting:
     """The device, and whether all cases are measured (`full`)."""
 
@@ -45,19 +54,17 @@ class Setting:
     def inputs(self, *shapes: tuple[int, ...]) -> Callable[[], tuple[Tensor, ...]]:
         return partial(random_inputs, shapes, self.device, self.dtype)
 
+    def aims(self, kind: str, avx512: float, avx2: float) -> tuple[Aim, ...]:
+        """A goal for the vector width of the compiled kernels that run on this device; none for other widths."""
+        library = load() if self.device == "cpu" else None
+        limits = {"avx512": avx512, "avx2": avx2}
+        return (Aim(kind, limits[library.level_name]),) if library and library.level_name in limits else ()
+
 
 def random_inputs(shapes: tuple[tuple[int, ...], ...], device: str, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Normal random tensors, the same for every side and process."""
     generator = torch.Generator().manual_seed(0)
     return tuple(torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes)
-
-
-@dataclass(frozen=True)
-class Aim:
-    """A goal without its measurement: `kind` is a key of `UNITS`."""
-
-    kind: str
-    limit: float
 
 
 #: The unit of each kind of goal, and whether its limit is an upper limit.

@@ -122,6 +122,8 @@ def _digits(value: float) -> str:
 
 def _rates(row: Row) -> str:
     sentences = []
+    if row.multiply_adds is not None:
+        sentences.append(f"{row.multiply_adds:.0f} % of the multiply-adds")
     if row.products is not None:
         sentences.append(f"{row.products:.0f} % of the matmul rate")
     if row.copying is not None:

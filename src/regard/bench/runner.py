@@ -62,6 +62,7 @@ class Row:
     broken: str = ""
     series: str = ""
     length: int = 0
+    multiply_adds: float | None = None
 
     @property
     def misjudged(self) -> float | None:
@@ -201,8 +202,6 @@ class Runner:
     def _rates(self, case: Case, row: Row, inputs: tuple[Tensor, ...]) -> None:
         assert row.seconds is not None
         now = self.pace(self.setting) if case.flops is not None or case.moved else self.machine
-        if case.flops is not None:
-            row.products = 100 * case.flops() / row.seconds / now.products
         if case.moved:
             row.copying = 100 * case.moved / row.seconds / now.copying
         if case.attention is not None and case.ours is None:
@@ -210,6 +209,11 @@ class Runner:
                 plan = rg.explain(case.attention, *inputs)
             row.engine = plan.engine
             row.predicted = None if case.learns else plan.seconds
+        if case.flops is not None:
+            flops_per_second = case.flops() / row.seconds
+            row.products = 100 * flops_per_second / now.products
+            if row.engine == "kernel" and now.multiply_adds:
+                row.multiply_adds = 100 * flops_per_second / now.multiply_adds
 
 
 class Differs(Exception):

@@ -97,6 +97,8 @@ def _best_examination(callers: list[Caller], mask: str | None, scale: float | No
         callers = [replace(caller, undone=replace(caller.undone, rounding=True)) for caller in callers]
     examinations = [_Examination(caller, mask, scale) for caller in callers]
     best = _most_plausible(examinations)
+    if best.isolation is not None:
+        return best
     variant = best.variant()
     if not best.is_plausible() or best.caller.sizes.queries == 1:  # of one token, some mistakes do not show
         others = [one.caller for one in examinations if not one.is_plausible()]
@@ -158,9 +160,14 @@ class _Examination:
         return variant_of_measured(self.caller, self.measurable, self.measurement)
 
     @cached_property
+    def isolation(self) -> CheckFinding | None:
+        """The mistake that no token sees another, which leaves nothing else to check."""
+        return None if self.is_plausible() else invariance.isolation_finding(self.caller)
+
+    @cached_property
     def equal(self) -> tuple[str, ...]:
         """Mechanisms with equal weights; masks and positions may need as many keys as queries."""
-        if self.measurement is None or self.measurable is None:
+        if self.measurement is None or self.measurable is None or self.isolation is not None:
             return ()
         square = self.measure_square()
         measurements = [self.measurement, *([square] if square is not None else [])]
@@ -196,6 +203,8 @@ class _Examination:
 
     def findings(self) -> list[CheckFinding]:
         """All findings. Mistakes that follow from wrong weights are left out."""
+        if self.isolation is not None:
+            return [*self.noted, self.isolation]
         mechanism = self.equal[0] if self.equal else None
         scores = self.score_findings(mechanism)
         found: list[CheckFinding | None] = [*self.noted, *scores, *self.causal_findings(), *self.all_mask_findings()]

@@ -57,6 +57,36 @@ def values_finding(caller: Caller) -> CheckFinding | None:
 
 
 @torch.no_grad()
+def isolation_finding(caller: Caller) -> CheckFinding | None:
+    """The mistake of an output in which no token sees another; None if one does, or if another mistake explains it."""
+    inputs = caller.sizes.sample(7, caller.dtype)
+    output = caller(*inputs).output
+    if not output.numel() or not output.isfinite().all() or values_finding(caller) is not None:
+        return None
+    is_square = caller.roles.is_self or caller.sizes.queries == caller.sizes.keys
+    for i in range(caller.sizes.queries):
+        others = [_with_other_tokens(x, i if is_square or n == 0 else None) for n, x in enumerate(inputs)]
+        if not close(output[:, :, i], caller(others[0], others[1], others[2]).output[:, :, i]):
+            return None
+    text = (
+        "The output of each query depends on its own token alone. All other tokens can change, and it stays the same."
+    )
+    remedy = (
+        "Return weights @ v, with one weight for each query and key: (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1). "
+        "If there are heads, transpose first: (batch, heads, length, width)."
+    )
+    return CheckFinding("other tokens", "wrong", text, remedy, "no token attends to another")
+
+
+def _with_other_tokens(x: Tensor, kept: int | None) -> Tensor:
+    """All tokens (B, H, n, D) changed, but for one."""
+    other = 1 - 2 * x
+    if kept is not None:
+        other[:, :, kept] = x[:, :, kept]
+    return other
+
+
+@torch.no_grad()
 def unused_finding(caller: Caller, is_measured: bool) -> CheckFinding | None:
     """The mistake of an output that does not depend on the queries, or has the values for keys; None if not made."""
     inputs = caller.sizes.sample(6, caller.dtype)

@@ -70,10 +70,18 @@ def _parsed(text: str) -> inspect.Signature:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     empty = inspect.Parameter.empty
     parameters = [
-        inspect.Parameter(n.arg, kind, default=empty if d is None else ast.literal_eval(d))
+        inspect.Parameter(n.arg, kind, default=empty if d is None else _literal(d))
         for n, d in zip(named, defaults, strict=True)
     ]
     return inspect.Signature(parameters)
+
+
+def _literal(written: ast.expr) -> Any:
+    """The value of a default; of a name such as torch.preserve_format, its text."""
+    try:
+        return ast.literal_eval(written)
+    except ValueError:
+        return ast.unparse(written)
 
 
 def roles_of(function: Callable[..., Any]) -> Roles:

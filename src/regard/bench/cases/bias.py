@@ -1,4 +1,4 @@
-"""Relative biases and soft-capping: O(n) memory, and the time of the kernel."""
+"""Relative biases and soft-capping in O(n) memory, against dense biases."""
 
 from __future__ import annotations
 
@@ -52,15 +52,16 @@ def _case(setting: Setting, mechanism: str, what: str, attention: rg.Attention, 
         inputs=setting.inputs(*[(1, HEADS, LENGTH, WIDTH)] * 3),
         mechanism=mechanism,
         attention=attention,
-        peers=tuple(_peers(mechanism, attention, learns)),
+        peers=tuple(_peers(setting, mechanism, attention, learns)),
         learns=learns,
         flops=lambda: int(backward * 4 * HEADS * WIDTH * pairs),
         weighs=not learns or setting.full,
     )
 
 
-def _peers(mechanism: str, attention: rg.Attention, learns: bool) -> Iterator[Side]:
+def _peers(setting: Setting, mechanism: str, attention: rg.Attention, learns: bool) -> Iterator[Side]:
     one = HEADS * LENGTH * LENGTH * 4
+    by_distance = mechanism in ("alibi", "t5", "softcap")
     if mechanism == "t5":
         needs = one * (6 if learns else 4)
         yield Side(
@@ -71,7 +72,7 @@ def _peers(mechanism: str, attention: rg.Attention, learns: bool) -> Iterator[Si
             needs=needs,
         )
     if not learns and mechanism in ("alibi", "t5"):
-        aims = (Aim("time", 1.0),)
+        aims = setting.aims("faster", 2, 1.3)
         yield Side("SDPA, dense bias made before", partial(sdpa.with_bias, attention), aims, needs=2 * one)
     elif not learns and mechanism != "softcap":
         aims = Aim("time", 1.0), Aim("memory", SHARE)
@@ -79,5 +80,6 @@ def _peers(mechanism: str, attention: rg.Attention, learns: bool) -> Iterator[Si
     if mechanism == "softcap" and not learns:
         build = partial(transformers.softcapped, 50.0)
         yield Side("transformers' Gemma 2", build, (Aim("faster", 2),), TRANSFORMERS, needs=4 * one)
-    aims = (Aim("faster", 2),) if learns else (Aim("faster", 2), Aim("memory", SHARE))
+    aims = setting.aims("faster", 2, 1.5) if by_distance else (Aim("faster", 2),)
+    aims = aims if learns else (*aims, Aim("memory", SHARE))
     yield Side("eager", partial(sdpa.eager, attention), aims, needs=one * (8 if learns else 4))

@@ -41,8 +41,8 @@ def _grouped(setting: Setting, batch: int) -> Case:
         mechanism="grouped_query",
         example=small_decoding,
         attention=rg.Attention(mask=rg.causal()),
-        peers=(Side("SDPA, enable_gqa", kernel, (Aim("faster", 3),)),),
-        aims=(Aim("copying", 50),),
+        peers=(Side("SDPA, enable_gqa", kernel, setting.aims("faster", 6, 5)),),
+        aims=setting.aims("copying", 75, 70),
         flops=lambda: 4 * batch * HEADS * WIDTH * KEYS,
         moved=2 * batch * KEY_HEADS * KEYS * WIDTH * 4,
     )

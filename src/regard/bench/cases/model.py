@@ -1,4 +1,4 @@
-"""A whole model with the engines of Regard, through `regard.register()`."""
+"""Whole models with the engines of Regard, through `regard.register()`."""
 
 from __future__ import annotations
 
@@ -15,33 +15,42 @@ from regard.bench.case import Aim, Case, Setting, Side
 from regard.bench.peers.package import TRANSFORMERS
 
 LENGTH, WINDOW, WORDS = 16_384, 1024, 1000
+#: Texts of the encoder, and tokens of each.
+TEXTS = (32, 512)
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    """Prefill of a Mistral-like model; needs transformers on both sides."""
+    """Prefill of a Mistral-like model, and texts through an encoder; both need transformers on both sides."""
     if setting.device == "cuda" or find_spec("transformers") is None:
         return
     yield Case(
         group="model",
         work=f"prefill of {LENGTH:,} tokens, Mistral of 2 layers, 8:2 heads of 64, width 512, window {WINDOW:,}",
-        inputs=partial(token_ids, LENGTH),
+        inputs=partial(token_ids, 1, LENGTH),
         mechanism="grouped_query",
         ours=partial(mistral, "regard"),
-        peers=(Side("transformers, sdpa", partial(mistral, "sdpa"), (Aim("faster", 3),), TRANSFORMERS),),
+        peers=(Side("transformers, sdpa", partial(mistral, "sdpa"), setting.aims("faster", 6, 5), TRANSFORMERS),),
+    )
+
+    yield Case(
+        group="model",
+        work=f"{TEXTS[0]} texts of {TEXTS[1]} tokens, BERT of MiniLM's shape: 6 layers, 12 heads of 32",
+        inputs=partial(token_ids, *TEXTS),
+        mechanism="multi_head",
+        ours=partial(mini_lm, "regard"),
+        peers=(Side("transformers, sdpa", partial(mini_lm, "sdpa"), (Aim("faster", 1.0),), TRANSFORMERS),),
     )
 
 
-def token_ids(length: int) -> tuple[Tensor, ...]:
+def token_ids(batch: int, length: int) -> tuple[Tensor, ...]:
     """Random tokens, the same at every call."""
-    return (torch.randint(0, WORDS, (1, length), generator=torch.Generator().manual_seed(0)),)
+    return (torch.randint(0, WORDS, (batch, length), generator=torch.Generator().manual_seed(0)),)
 
 
 def mistral(backend: str, ids: Tensor) -> Callable[[Tensor], Any]:
     """A model with random weights, the same for every backend."""
     from transformers import MistralConfig, MistralModel
 
-    if backend == "regard":
-        rg.register()
     config = MistralConfig(
         hidden_size=512,
         intermediate_size=1536,
@@ -53,7 +62,24 @@ def mistral(backend: str, ids: Tensor) -> Callable[[Tensor], Any]:
         vocab_size=WORDS,
         max_position_embeddings=2 * LENGTH,
     )
+    model = _drawn(MistralModel, config, backend)
+    return lambda ids: model(ids, use_cache=False).last_hidden_state
+
+
+def mini_lm(backend: str, ids: Tensor) -> Callable[[Tensor], Any]:
+    """An encoder with the sizes of MiniLM and random weights, the same for every backend."""
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        hidden_size=384, intermediate_size=1536, num_hidden_layers=6, num_attention_heads=12, vocab_size=WORDS
+    )
+    model = _drawn(BertModel, config, backend)
+    return lambda ids: model(ids).last_hidden_state
+
+
+def _drawn(kind: Any, config: Any, backend: str) -> Any:
+    if backend == "regard":
+        rg.register()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = MistralModel._from_config(config, attn_implementation=backend).eval()
-    return lambda ids: model(ids, use_cache=False).last_hidden_state
+        return kind._from_config(config, attn_implementation=backend).eval()

@@ -22,19 +22,20 @@ def cases(setting: Setting) -> Iterator[Case]:
     if setting.device == "cuda":
         return
     longformer = rg.window(BOTH_SIDES // 2 + 1) | rg.global_tokens(range(NUM_GLOBAL))
-    theirs = Side(
-        "transformers' Longformer",
-        partial(transformers.longformer, BOTH_SIDES, NUM_GLOBAL),
-        (Aim("faster", 1.5),),
-        TRANSFORMERS,
-    )
+    build = partial(transformers.longformer, BOTH_SIDES, NUM_GLOBAL)
     for learns in (False, True):
+        aims = (Aim("faster", 1.5),) if learns else _faster(setting)
+        theirs = Side("transformers' Longformer", build, aims, TRANSFORMERS)
         yield _case(setting, "longformer", "Longformer, window 257 + 16 global", longformer, (theirs,), learns)
     yield _bigbird(setting)
     yield _case(setting, "dilated", "dilated, 64 on each side, every second", rg.dilated(64, 2))
     yield _case(setting, "block_local", "block-local, blocks of 256", rg.block_local(256))
     prefix = rg.causal() | rg.prefix(512)
     yield _case(setting, "prefix", "prefix of 512, then causal", prefix, example=small_prefix)
+
+
+def _faster(setting: Setting) -> tuple[Aim, ...]:
+    return setting.aims("faster", 8, 5)
 
 
 def small_prefix():
@@ -78,7 +79,7 @@ def _bigbird(setting: Setting) -> Case:
         return _case(setting, "bigbird", "BigBird, blocks of 64", mask)
     mask = _bigbird_mask()
     build: Build = partial(transformers.bigbird, BLOCK, mask.left.right.table)  # type: ignore[attr-defined]
-    side = Side("transformers' BigBird", build, (Aim("faster", 1.5),), TRANSFORMERS)
+    side = Side("transformers' BigBird", build, _faster(setting), TRANSFORMERS)
     return _case(setting, "bigbird", "BigBird, blocks of 64, 3 near, 2 global, 3 random", mask, (side,))
 
 

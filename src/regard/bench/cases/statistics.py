@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import regard as rg
-from regard.bench.case import Aim, Case, Setting, Side
+from regard.bench.case import Case, Setting, Side
 from regard.bench.peers import sdpa
 
 HEADS, WIDTH, TOP, CELLS = 2, 64, 8, 512
@@ -36,8 +36,8 @@ def _case(setting: Setting, name: str, mask: rg.Mask | None, n: int) -> Case:
         mechanism="multi_head" if mask is None else "masked",
         ours=partial(streaming, rg.Attention(mask=mask)),
         peers=(
-            Side("SDPA, only forward", kernel, (Aim("time", 2.5),), differs="it computes no statistics"),
-            Side("eager, dense weights", dense, (Aim("faster", 5),), needs=needs, tolerance=1e-3),
+            Side("SDPA, only forward", kernel, setting.aims("time", 0.7, 1.0), differs="it computes no statistics"),
+            Side("eager, dense weights", dense, setting.aims("faster", 8, 5), needs=needs, tolerance=1e-3),
         ),
         series=f"statistics, {name}",
         length=n,

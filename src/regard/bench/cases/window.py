@@ -35,7 +35,7 @@ def _dense_and_compiled(setting: Setting, size: int, n: int) -> tuple[Side, ...]
     gpu = setting.device == "cuda"
     tolerance = 3e-2 if gpu else 1e-4
     found = []
-    if n < 16_384 or (n == 16_384 and (size == 256 or setting.full or gpu)):
+    if n < 16_384 or (n == 16_384 and (setting.full or gpu)):
         aims = (Aim("faster", 10),) if n == 16_384 else ()
         found.append(Side("SDPA, dense mask", partial(sdpa.dense, _mask(size)), aims, tolerance=tolerance))
         if n == 16_384 and setting.full and not gpu:
@@ -51,10 +51,11 @@ def _dense_and_compiled(setting: Setting, size: int, n: int) -> tuple[Side, ...]
                 compiles=True,
             )
         )
-    elif (n == 16_384 and (size == 256 or setting.full)) or n > 16_384:
+    elif n >= 16_384:
         needs = n * n * 10  # `create_block_mask` evaluates every pair
         build = partial(sdpa.flex, _mask(size))
-        found.append(Side("FlexAttention, compiled", build, (Aim("faster", 1.5),), needs=needs, compiles=True))
+        aims = setting.aims("faster", 2.5, 1.6)
+        found.append(Side("FlexAttention, compiled", build, aims, needs=needs, compiles=True))
     return tuple(found)
 
 
@@ -97,6 +98,5 @@ def _shorter(attention: rg.Attention, length: int, *inputs):
 def _beside_local_attention(setting: Setting, size: int, learns: bool) -> Case:
     """local-attention attends to one more key for the same size."""
     build: Build = partial(packages.local_attention, size)
-    n = 16_384 if size == 256 or setting.full else 8192
-    side = Side("local-attention", build, (Aim("faster", 1.3),), LOCAL)
-    return Case(**{**vars(_case(setting, size + 1, n, (side,), learns)), "series": "", "aims": ()})
+    side = Side("local-attention", build, setting.aims("faster", 6, 4), LOCAL)
+    return Case(**{**vars(_case(setting, size + 1, 16_384, (side,), learns)), "series": "", "aims": ()})
