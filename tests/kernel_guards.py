@@ -1,0 +1,116 @@
+"""Runs the kernels with pages that nobody may touch right before or right behind every tensor of a call.
+
+A read or write outside ends the process, so the tests run this file as one: `kernel_guards.py LEVEL... [--short]`.
+With --short the call names one key more than there are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+from ctypes import c_void_p
+
+import torch
+
+import regard as rg
+from kernel_harness import pointer_offsets
+from regard.engine.kernel import attention, running
+from regard.engine.kernel.structures import Call
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+PAGE = mmap.PAGESIZE
+#: name -> the pieces, and the sizes (B, H, G, I, J, D, E).
+CASES = {
+    "plain": (lambda: {}, (2, 2, 1, 97, 131, 16, 16)),
+    "one of each": (lambda: {}, (1, 1, 1, 1, 1, 1, 1)),
+    "odd widths": (lambda: {"mask": rg.causal()}, (1, 2, 2, 33, 33, 3, 17)),
+    "window": (lambda: {"mask": rg.causal() & rg.window(20)}, (1, 2, 2, 193, 193, 8, 33)),
+    "padding": (lambda: {"mask": rg.padding([50, 1])}, (2, 2, 1, 13, 50, 16, 8)),
+    "predicate": (lambda: {"mask": rg.mask_mod(lambda b, h, i, j: (i + j + h) % 3 > 0)}, (1, 2, 2, 45, 70, 9, 9)),
+    "dilated": (lambda: {"mask": rg.dilated(9, 2)}, (1, 1, 1, 100, 100, 8, 8)),
+    "biases": (lambda: {"bias": (rg.T5Bias(2), rg.Softcap(2.0), rg.ALiBi(2))}, (1, 2, 2, 107, 99, 8, 8)),
+    "sink": (lambda: {"normalizer": rg.LearnedSink(2)}, (1, 2, 1, 7, 300, 64, 5)),
+}
+
+
+def guarded(num_bytes: int, at_end: bool) -> int:
+    """The address of memory right behind an untouchable page, or right before one; it is never returned."""
+    pages = -(-num_bytes // PAGE) + 2
+    LIBC.mmap.restype, LIBC.mmap.argtypes = c_void_p, [c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    start = LIBC.mmap(
+        None, pages * PAGE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0
+    )
+    for page in (start, start + (pages - 1) * PAGE):
+        if LIBC.mprotect(c_void_p(page), ctypes.c_size_t(PAGE), 0):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return start + (pages - 1) * PAGE - num_bytes if at_end else start + PAGE
+
+
+def guarded_empty(at_end):
+    def empty(*shape):
+        numbers = torch.Size(shape).numel()
+        memory = (ctypes.c_float * numbers).from_address(guarded(4 * numbers, at_end))
+        return torch.frombuffer(memory, dtype=torch.float32).view(shape).fill_(torch.nan)
+
+    return empty
+
+
+def run_guarded(at_end, more_keys=0):
+    """Stands in for `run`: every tensor of the call moves to guarded memory, and back."""
+    run = running.run
+
+    def run_there(library, name, call, multiply_adds):
+        sizes = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in call.tensors) if s.nbytes()}
+        moved = {start: guarded(size, at_end) for start, size in sizes.items()}
+        for start, size in sizes.items():
+            ctypes.memmove(moved[start], start, size)
+        for offset in pointer_offsets(Call):
+            field = c_void_p.from_buffer(call, offset)
+            place = field.value or 0
+            for start, size in sizes.items():
+                if start <= place < start + size:
+                    field.value = place + moved[start] - start
+        call.J += more_keys
+        run(library, name, call, multiply_adds)
+        for start, size in sizes.items():
+            ctypes.memmove(start, moved[start], size)
+
+    return run_there
+
+
+def results(pieces, sizes, dtype, transposed):
+    """Output and gradients; the memory of each input holds nothing besides its numbers."""
+    B, H, G, I, J, D, E = sizes
+    torch.manual_seed(0)
+    mechanism = rg.Attention(**pieces())
+    shapes = (B, H, I, D), (B, G, J, D), (B, G, J, E), (B, H, I, E)
+    *tensors, along = (torch.randn(shape).to(dtype) for shape in shapes)
+    if transposed:
+        *tensors, along = (t.mT.contiguous().mT for t in (*tensors, along))
+    leaves = [t.requires_grad_() for t in tensors]
+    output = rg.attend(mechanism, *leaves, engine="kernel").output
+    return output, *torch.autograd.grad(output, [*leaves, *mechanism.parameters()], along)
+
+
+def check(level, at_end, more_keys):
+    os.environ["REGARD_KERNEL"] = level
+    plain = attention.run, attention.empty, running.empty
+    for name, (pieces, sizes) in CASES.items():
+        for dtype, transposed in ((torch.float32, False), (torch.float32, True), (torch.bfloat16, True)):
+            print(f"{name}, {level}, {dtype}, guard {'behind' if at_end else 'before'}", flush=True)
+            expected = results(pieces, sizes, dtype, transposed)
+            attention.run, attention.empty, running.empty = run_guarded(at_end, more_keys), *[guarded_empty(at_end)] * 2
+            found = results(pieces, sizes, dtype, transposed)
+            attention.run, attention.empty, running.empty = plain
+            assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    short = "--short" in sys.argv
+    for level in [argument for argument in sys.argv[1:] if argument != "--short"]:
+        for at_end in (True, False):
+            check(level, at_end, int(short))
+    print("done")
