@@ -17,7 +17,20 @@ from regard.display import viewer_part
 from regard.engine.blocks import blocks
 from regard.engine.rows import StatisticBuffer, with_remainder
 from regard.errors import RegardError
-from regard.maps.folds import Distance, Entropy, Fold, KeyTotals, Links, MassOn, Pool, Similarity, Tile, TopLinks
+from regard.maps.compiled_folds import compiled_logsumexp, fill_compiled
+from regard.maps.folds import (
+    Distance,
+    Entropy,
+    Fold,
+    KeyTotals,
+    Links,
+    MassOn,
+    Pool,
+    Similarity,
+    State,
+    Tile,
+    TopLinks,
+)
 from regard.maps.indices import Index, OutOfRange, indices
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import RowStatistic, add_log_sums, has_logsumexp
@@ -121,6 +134,8 @@ class AttentionMap:
             return with_remainder(self.attention, self._prepared, self.positions, self.grid, self._row_statistic)
         if 0 in self.shape:
             return self._of_empty_rows()
+        if type(self) is AttentionMap and (logsumexp := compiled_logsumexp(self)) is not None:
+            return with_remainder(self.attention, self._prepared, self.positions, self.grid, (logsumexp,))
         return self._of_parts() if has_logsumexp(self.attention.normalizer) else self._of_whole_rows()
 
     def _of_empty_rows(self) -> RowStatistic:
@@ -290,11 +305,25 @@ class AttentionMap:
         >>> seen = rg.attend(rg.Attention(), *(torch.randn(1, 2, 5, 4) for _ in range(3)))
         >>> entropy, received = seen.weights.summarize(rg.Entropy(), rg.KeyTotals())
         """
-        states = {fold: fold.init(self.shape, self.device) for fold in folds}
-        for tile in self.tiles():
-            for fold, state in states.items():
-                fold.add(state, tile)
+        states = self.fold_states(folds)
         return tuple(fold.finish(states[fold]) for fold in folds)
+
+    def fold_states(self, folds: Iterable[Fold]) -> dict[Fold, State]:
+        """The state of each fold after the whole map, for callers that merge states; in one pass where possible.
+
+        The compiled kernels compute the folds that they know. A pass over the tiles computes the others.
+        """
+        self._check_unchanged()
+        states = {fold: fold.init(self.shape, self.device) for fold in folds}
+        if type(self) is AttentionMap and 0 not in self.shape:
+            done = fill_compiled(self, states)
+            left = {fold: state for fold, state in states.items() if fold not in done}
+        else:
+            left = states
+        for tile in self.tiles() if left else ():
+            for fold, state in left.items():
+                fold.add(state, tile)
+        return states
 
     @torch.no_grad()
     def tiles(self) -> Iterator[Tile]:

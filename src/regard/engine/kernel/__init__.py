@@ -1,5 +1,5 @@
 """The kernel engine: compiled kernels of our own."""
 
-from regard.engine.kernel.engine import Kernel, pays
+from regard.engine.kernel.engine import Kernel, Terms, logsumexp_of, pays
 
-__all__ = ["Kernel", "pays"]
+__all__ = ["Kernel", "Terms", "logsumexp_of", "pays"]

@@ -81,7 +81,7 @@ class KernelAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, setting: Setting, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
         inputs = Inputs(*(None if t is None else t.detach() for t in tensors))  # type: ignore[arg-type]
-        output, logsumexp = _forward(setting, inputs)
+        output, logsumexp = forward(setting, inputs)
         ctx.setting = setting
         ctx.save_for_backward(*tensors, output, logsumexp)
         ctx.mark_non_differentiable(logsumexp)
@@ -102,7 +102,8 @@ class KernelAttention(torch.autograd.Function):
         return None, *(None if g is None or t is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True))
 
 
-def _forward(setting: Setting, inputs: Inputs) -> tuple[Tensor, Tensor]:
+def forward(setting: Setting, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """The output (B, H, I, E) and the log-sum-exp (B, H, I), without gradients."""
     (B, H, I, _), (G, J, E) = inputs.query.shape, inputs.value.shape[1:]
     output, logsumexp = inputs.value.new_empty(B, H, I, E), empty(B, H, I)
     values = empty(B * G, setting.padded(J), _up(E, setting.lanes))

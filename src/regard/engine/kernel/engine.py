@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.engine.blocked import Blocked
 from regard.engine.dense import flops_per_pair
 from regard.engine.formatting import size
-from regard.engine.kernel.attention import KernelAttention, Setting
+from regard.engine.kernel.attention import Inputs, KernelAttention, Setting, forward
 from regard.engine.kernel.layout import Layout
 from regard.engine.kernel.library import load, reason
 from regard.engine.kernel.structures import DTYPES, has_address
@@ -44,10 +44,8 @@ class Kernel(Engine):
 
     def run(self, problem: Problem) -> Result:
         terms = Terms.of(problem)
-        tensors = problem.prepared.query, problem.prepared.key, problem.value
-        query, key, value = differentiable_once(self.name, *tensors)
-        before, after, sink = (None if t is None else differentiable_once(self.name, t)[0] for t in terms.tensors())
-        output, logsumexp = KernelAttention.apply(terms.setting(), query, key, value, before, after, sink)  # type: ignore[misc]
+        inputs = (None if t is None else differentiable_once(self.name, t)[0] for t in terms.inputs())
+        output, logsumexp = KernelAttention.apply(terms.setting(), *inputs)  # type: ignore[misc]
         if problem.learns and any_coarse(logsumexp):
             return Blocked().run(problem)  # backward would divide by exp of the coarse log-sum-exp
         return Result(output, (logsumexp,))
@@ -149,17 +147,18 @@ class Terms:
         assert not isinstance(temperature, Tensor), "the scale is a number"
         return temperature
 
-    def tensors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The numbers by distance added before and after the soft cap, (H, I + J - 1), and the sinks (H,)."""
+    def inputs(self) -> Inputs:
+        """The tensors of the call: prepared queries and keys, values, and the numbers of biases and sinks."""
         biases = self.problem.attention.bias
         at = next((n for n, bias in enumerate(biases) if isinstance(bias, Softcap)), len(biases))
         parts = (biases, ()) if at == len(biases) else (biases[:at], biases[at + 1 :])
         before, after = (self._by_distance(part) for part in parts)
+        prepared = self.problem.prepared
         if self.layout.distances is not None:
             allowed = self.layout.distances.allowed(self._line)[:, :, 0].expand(1, self.problem.sizes.H, -1)[0]
             after = torch.zeros_like(allowed, dtype=torch.float32) if after is None else after
             after = after.masked_fill(~allowed, -torch.inf)
-        return before, after, self._sink()
+        return Inputs(prepared.query, prepared.key, self.problem.value, before, after, self._sink())
 
     @property
     def _line(self) -> Grid:
@@ -181,3 +180,9 @@ class Terms:
         if normalizer.sink is None:
             return None
         return torch.as_tensor(normalizer.sink, dtype=torch.float32, device="cpu").expand(self.problem.sizes.H)
+
+
+def logsumexp_of(terms: Terms) -> Tensor:
+    """The log-sum-exp of every row, (B, H, I), from scores alone: values of width 0."""
+    inputs = terms.inputs()
+    return forward(terms.setting(), inputs._replace(value=inputs.key[..., :0]))[1]

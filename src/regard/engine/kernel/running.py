@@ -29,30 +29,35 @@ def empty(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
-def run(library: Library, name: str, call: Call, multiply_adds: int) -> None:
-    """Call `regard_NAME` on as many threads as the work is worth, at most those of torch."""
+def run(library: Library, name: str, call: Call, multiply_adds: int, *more: object) -> None:
+    """Call `regard_NAME` on as many threads as the work is worth, at most those of torch.
+
+    `more` are its arguments after the call and the scratch memory.
+    """
     size = library.function(f"{name}_workspace")
     size.restype = c_int64
     num_threads = max(1, min(torch.get_num_threads(), multiply_adds // WORTH_A_THREAD))
     memory = empty(num_threads, size(byref(call)))
     function = library.function(name)
-    others = [_started(num_threads, function, call, part) for part in memory[1:]]
-    _share(function, call, memory[0])
+    others = [_started(num_threads, function, call, part, more) for part in memory[1:]]
+    _share(function, call, memory[0], more)
     for other in others:
         if other is not None:
             other.result()
 
 
-def _started(num_threads: int, function: object, call: Call, memory: Tensor) -> Future[None] | None:
+def _started(
+    num_threads: int, function: object, call: Call, memory: Tensor, more: tuple[object, ...]
+) -> Future[None] | None:
     """A share on another thread; None if Python starts none, at its end or for lack of memory: others do this share."""
     try:
-        return _pool(num_threads).submit(_share, function, call, memory)
+        return _pool(num_threads).submit(_share, function, call, memory, more)
     except RuntimeError:
         return None
 
 
-def _share(function: object, call: Call, memory: Tensor) -> None:
-    function(byref(call), c_void_p(memory.data_ptr()))  # type: ignore[operator]
+def _share(function: object, call: Call, memory: Tensor, more: tuple[object, ...]) -> None:
+    function(byref(call), c_void_p(memory.data_ptr()), *more)  # type: ignore[operator]
 
 
 def _pool(num_threads: int) -> ThreadPoolExecutor:

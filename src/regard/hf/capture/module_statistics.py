@@ -31,10 +31,8 @@ class ModuleStatistics:
     @torch.no_grad()
     def add(self, weights: AttentionMap) -> None:
         """Fold the map of one call, in one pass over its tiles."""
-        states = [fold.init(weights.shape, weights.device) for fold in self.folds]
-        for tile in weights.tiles():
-            for fold, state in zip(self.folds, states, strict=True):
-                fold.add(state, tile)
+        by_fold = weights.fold_states(self.folds)
+        states = [by_fold[fold] for fold in self.folds]
         first = not self.calls
         self.calls.append(tuple(fold.finish(state) for fold, state in zip(self.folds, states, strict=True)))
         pairs = zip(self.folds, states, strict=True)
