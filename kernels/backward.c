@@ -181,24 +181,10 @@ static void run_tile(const Call *call, const Tile *tile, int64_t entry, int64_t 
     finish_tile(call, tile, entry, head, w);
 }
 
-/* Packs keys as panels and as rows, and values as panels. */
-static void pack(const Call *call, const Workspace *w) {
-    const int64_t blocks = (call->J + KEYS - 1) / KEYS, units = call->B * call->G * blocks;
-    const int64_t length = rounded_up(call->J, PANEL);
-    for (int64_t n = next_unit(call->counters); n < units; n = next_unit(call->counters)) {
-        const int64_t unit = n / blocks, entry = unit / call->G, head = unit % call->G;
-        const int64_t first = n % blocks * KEYS, stop = least(first + KEYS, length);
-        for (int64_t key = first; key < stop; key += PANEL) {
-            pack_columns(&call->key, entry, head, key, PANEL, call->J, call->D, w->buffer,
-                         call->packed_keys + (unit * length + key) * call->D);
-            pack_columns(&call->value, entry, head, key, PANEL, call->J, call->E, w->buffer,
-                         call->packed_value_panels + (unit * length + key) * call->E);
-        }
-        pack_rows(&call->key, entry, head, first, stop - first, call->J, call->D, w->query_width,
-                  call->packed_key_rows + (unit * length + first) * w->query_width);
-        __atomic_fetch_add(call->counters + 1, 1, __ATOMIC_RELEASE);
-    }
-    while (__atomic_load_n(call->counters + 1, __ATOMIC_ACQUIRE) < units) wait_a_moment();
+static void pack_block(const Call *call, int64_t unit, int64_t first, int64_t stop, float *buffer) {
+    pack_panels(call, &call->key, unit, first, stop, call->D, buffer, call->packed_keys);
+    pack_panels(call, &call->value, unit, first, stop, call->E, buffer, call->packed_value_panels);
+    pack_padded_rows(call, &call->key, unit, first, stop, call->D, call->packed_key_rows);
 }
 
 /* Multiplies the sums of a part by the scale: they are gradients of products q.k. */
@@ -210,7 +196,7 @@ static void scale_keys(const Call *call, int64_t unit, int64_t part, const Works
 /* Gradients of queries, keys, values and biases: packs, then computes parts until none is left. */
 EXPORT void NAMED(backward)(const Call *call, float *memory) {
     const Workspace w = workspace_in(call, memory);
-    pack(call, &w);
+    pack_all(call, pack_block, w.buffer);
     const int64_t units = call->B * call->G * call->num_parts;
     for (int64_t n = next_unit(call->counters + 2); n < units; n = next_unit(call->counters + 2)) {
         const int64_t unit = n / call->num_parts, part = n % call->num_parts;

@@ -124,27 +124,15 @@ static void run_tile(const Call *call, const Tile *tile, int64_t entry, int64_t 
     finish_tile(call, tile, entry, head, w);
 }
 
-/* Packs keys as panels, and values as rows, a block of KEYS keys of one key head at a time. */
-static void pack(const Call *call, float *buffer) {
-    const int64_t blocks = (call->J + KEYS - 1) / KEYS, units = call->B * call->G * blocks;
-    const int64_t width = rounded_up(call->E, LANES), length = rounded_up(call->J, PANEL);
-    for (int64_t n = next_unit(call->counters); n < units; n = next_unit(call->counters)) {
-        const int64_t unit = n / blocks, entry = unit / call->G, head = unit % call->G;
-        const int64_t first = n % blocks * KEYS, stop = least(first + KEYS, length);
-        for (int64_t key = first; key < stop; key += PANEL)
-            pack_columns(&call->key, entry, head, key, PANEL, call->J, call->D, buffer,
-                         call->packed_keys + (unit * length + key) * call->D);
-        pack_rows(&call->value, entry, head, first, stop - first, call->J, call->E, width,
-                  call->packed_values + (unit * length + first) * width);
-        __atomic_fetch_add(call->counters + 1, 1, __ATOMIC_RELEASE);
-    }
-    while (__atomic_load_n(call->counters + 1, __ATOMIC_ACQUIRE) < units) wait_a_moment();
+static void pack_block(const Call *call, int64_t unit, int64_t first, int64_t stop, float *buffer) {
+    pack_panels(call, &call->key, unit, first, stop, call->D, buffer, call->packed_keys);
+    pack_padded_rows(call, &call->value, unit, first, stop, call->E, call->packed_values);
 }
 
 /* Output and log-sum-exp: packs, then computes tiles until none is left. Tiles of one head follow each other. */
 EXPORT void NAMED(forward)(const Call *call, float *memory) {
     const Workspace w = workspace_in(call, memory);
-    pack(call, w.factors + ROWS);
+    pack_all(call, pack_block, w.factors + ROWS);
     const int64_t entries = call->tiles_have_entries ? 1 : call->B, units = entries * call->H * call->num_tiles;
     for (int64_t n = next_unit(call->counters + 2); n < units; n = next_unit(call->counters + 2)) {
         const int64_t head = n / call->num_tiles % call->H;

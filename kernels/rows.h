@@ -8,6 +8,38 @@
 /* Keys whose scores are held at once; the scores of ROWS queries stay in the first cache. */
 #define KEYS 256
 
+/* Packs the keys [first, stop) of one key head of one batch entry: `unit` is entry G + head. */
+typedef void PackBlock(const Call *call, int64_t unit, int64_t first, int64_t stop, float *buffer);
+
+/* Packs all keys, a block of KEYS at a time, and waits until other threads have packed theirs. */
+INLINE void pack_all(const Call *call, PackBlock *pack_block, float *buffer) {
+    const int64_t blocks = (call->J + KEYS - 1) / KEYS, units = call->B * call->G * blocks;
+    const int64_t length = rounded_up(call->J, PANEL);
+    for (int64_t n = next_unit(call->counters); n < units; n = next_unit(call->counters)) {
+        const int64_t first = n % blocks * KEYS;
+        pack_block(call, n / blocks, first, least(first + KEYS, length), buffer);
+        __atomic_fetch_add(call->counters + 1, 1, __ATOMIC_RELEASE);
+    }
+    while (__atomic_load_n(call->counters + 1, __ATOMIC_ACQUIRE) < units) wait_a_moment();
+}
+
+/* Vectors [first, stop) of keys or values as panels: for each channel PANEL numbers. */
+INLINE void pack_panels(const Call *call, const Tensor *t, int64_t unit, int64_t first, int64_t stop, int64_t channels,
+                        float *buffer, float *panels) {
+    const int64_t length = rounded_up(call->J, PANEL);
+    for (int64_t key = first; key < stop; key += PANEL)
+        pack_columns(t, unit / call->G, unit % call->G, key, PANEL, call->J, channels, buffer,
+                     panels + (unit * length + key) * channels);
+}
+
+/* Vectors [first, stop) of keys or values as rows, padded to whole registers. */
+INLINE void pack_padded_rows(const Call *call, const Tensor *t, int64_t unit, int64_t first, int64_t stop, int64_t channels,
+                        float *rows) {
+    const int64_t length = rounded_up(call->J, PANEL), width = rounded_up(channels, LANES);
+    pack_rows(t, unit / call->G, unit % call->G, first, stop - first, call->J, channels, width,
+              rows + (unit * length + first) * width);
+}
+
 /* ROWS queries from `query` on, and the keys [first, stop) of a segment that they may attend to. */
 typedef struct {
     const Call *call;

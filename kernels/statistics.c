@@ -142,23 +142,14 @@ static void run_tile(const Call *call, const Statistics *wanted, const Tile *til
     }
 }
 
-static void pack(const Call *call, float *buffer) {
-    const int64_t blocks = (call->J + KEYS - 1) / KEYS, units = call->B * call->G * blocks;
-    const int64_t length = rounded_up(call->J, PANEL);
-    for (int64_t n = next_unit(call->counters); n < units; n = next_unit(call->counters)) {
-        const int64_t unit = n / blocks, first = n % blocks * KEYS, stop = least(first + KEYS, length);
-        for (int64_t key = first; key < stop; key += PANEL)
-            pack_columns(&call->key, unit / call->G, unit % call->G, key, PANEL, call->J, call->D, buffer,
-                         call->packed_keys + (unit * length + key) * call->D);
-        __atomic_fetch_add(call->counters + 1, 1, __ATOMIC_RELEASE);
-    }
-    while (__atomic_load_n(call->counters + 1, __ATOMIC_ACQUIRE) < units) wait_a_moment();
+static void pack_block(const Call *call, int64_t unit, int64_t first, int64_t stop, float *buffer) {
+    pack_panels(call, &call->key, unit, first, stop, call->D, buffer, call->packed_keys);
 }
 
 /* The wanted statistics of every row: packs, then computes parts until none is left. */
 EXPORT void NAMED(statistics)(const Call *call, float *memory, const Statistics *wanted) {
     float *queries = memory, *scores = queries + TILE_QUERIES * call->D, *buffer = scores + ROWS * KEYS;
-    pack(call, buffer);
+    pack_all(call, pack_block, buffer);
     const int64_t units = call->B * call->H * wanted->num_parts;
     for (int64_t n = next_unit(call->counters + 2); n < units; n = next_unit(call->counters + 2)) {
         const int64_t part = n % wanted->num_parts, unit = n / wanted->num_parts, entry = unit / call->H;
