@@ -44,8 +44,7 @@ static void insert(float *weights, int64_t *keys, int64_t k, float weight, int64
 
 INLINE void keep_largest(Sums *sums, Vector weight, int64_t key) {
     const int64_t k = sums->wanted->k;
-    const Integers larger_than_last = weight > sums->top_weights[k - 1];
-    if (!__builtin_reduce_or(larger_than_last)) return;
+    if (!any_of(weight > sums->top_weights[k - 1])) return;
     for (int lane = 0; lane < LANES; lane++)
         if (weight[lane] > sums->top_weights[k - 1]) insert(sums->top_weights, sums->top_keys, k, weight[lane], key + lane);
 }

@@ -58,6 +58,17 @@ INLINE float largest_of(Vector x) {
     return most;
 }
 
+/* Whether a lane is not 0. */
+INLINE int any_of(Integers x) {
+#if __has_builtin(__builtin_reduce_or)
+    return __builtin_reduce_or(x) != 0;
+#else
+    int32_t found = 0;
+    for (int lane = 0; lane < LANES; lane++) found |= x[lane];
+    return found != 0;
+#endif
+}
+
 INLINE Integers lane_numbers(void) {
     Integers n;
     for (int lane = 0; lane < LANES; lane++) n[lane] = lane;

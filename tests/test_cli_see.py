@@ -194,7 +194,7 @@ def test_causality_is_claimed_by_the_modules(reader):
     from transformers import GPT2Config, GPT2Model
 
     gpt2 = GPT2Model(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20)).eval()
-    assert TextReader(gpt2, None)._claims_causal(maps_of(gpt2, [1, 2, 3]))
+    assert TextReader(gpt2, object())._claims_causal(maps_of(gpt2, [1, 2, 3]))
     assert not reader._claims_causal(maps_of(reader.model, [101, 2054, 102]))
 
 
