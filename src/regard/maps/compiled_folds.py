@@ -30,7 +30,9 @@ def compiled_terms(weights: AttentionMap) -> Terms | None:
     library, grid = load(), weights.grid
     if library is None or library.level == 0 or I * J < FEWEST_PAIRS or weights.device.type != "cpu":
         return None
-    if not (torch.equal(grid.batch, torch.arange(B)) and torch.equal(grid.head, torch.arange(H))):
+    if not (
+        torch.equal(grid.batch, torch.arange(B, device="cpu")) and torch.equal(grid.head, torch.arange(H, device="cpu"))
+    ):
         return None  # the kernels know masks and biases of whole batches with all their heads
     prepared = weights._prepared
     sizes = Sizes(B, H, prepared.key.shape[1], I, J, prepared.query.shape[-1], 0)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from regard.engine.kernel.layout import Layout
 from regard.engine.kernel.library import Library
-from regard.engine.kernel.running import empty, run
+from regard.engine.kernel.running import empty, run, zeros
 from regard.engine.kernel.structures import MARGIN, Call
 
 #: Lanes of a vector at each level of the library.
@@ -122,9 +122,9 @@ def _backward(
     call = inputs.call(setting)
     panels, rows = empty(B * G, length, E), empty(B * G, length, _up(D, lanes))
     num_keys = _num_keys(setting.library, call)
-    for_query = _zeros(B, H, I, D)
-    for_key, for_value = (_zeros(B, G, num_parts, num_keys, _up(width, lanes)) for width in (D, E))
-    diagonals = [_zeros(B, H, num_parts, I + J - 1 + 2 * MARGIN) if want else None for want in wanted[3:5]]
+    for_query = zeros(B, H, I, D)
+    for_key, for_value = (zeros(B, G, num_parts, num_keys, _up(width, lanes)) for width in (D, E))
+    diagonals = [zeros(B, H, num_parts, I + J - 1 + 2 * MARGIN) if want else None for want in wanted[3:5]]
     call.num_parts = num_parts
     call.point(grad_output=grad, delta=delta.contiguous(), logsumexp=logsumexp)
     call.point(packed_value_panels=panels, packed_key_rows=rows)
@@ -144,10 +144,6 @@ def _num_keys(library: Library, call: Call) -> int:
     function = library.function("backward_length")
     function.restype = c_int64
     return function(byref(call))
-
-
-def _zeros(*shape: int) -> Tensor:
-    return empty(*shape).zero_()
 
 
 def _up(number: int, unit: int) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.engine.kernel.library import Library
-from regard.engine.kernel.structures import Call
+from regard.engine.kernel.structures import Call, Pointers
 
 #: Multiply-adds that a thread should have to do: waking one takes about 50 microseconds.
 WORTH_A_THREAD = 1 << 22
@@ -29,7 +29,12 @@ def empty(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
-def run(library: Library, name: str, call: Call, multiply_adds: int, *more: object) -> None:
+def zeros(*shape: int) -> Tensor:
+    """Sums of the kernels, 0 at the start."""
+    return torch.zeros(shape, dtype=torch.float32, device="cpu")
+
+
+def run(library: Library, name: str, call: Call, multiply_adds: int, *more: Pointers) -> None:
     """Call `regard_NAME` on as many threads as the work is worth, at most those of torch.
 
     `more` are its arguments after the call and the scratch memory.
@@ -47,7 +52,7 @@ def run(library: Library, name: str, call: Call, multiply_adds: int, *more: obje
 
 
 def _started(
-    num_threads: int, function: object, call: Call, memory: Tensor, more: tuple[object, ...]
+    num_threads: int, function: object, call: Call, memory: Tensor, more: tuple[Pointers, ...]
 ) -> Future[None] | None:
     """A share on another thread; None if Python starts none, at its end or for lack of memory: others do this share."""
     try:
@@ -56,8 +61,8 @@ def _started(
         return None
 
 
-def _share(function: object, call: Call, memory: Tensor, more: tuple[object, ...]) -> None:
-    function(byref(call), c_void_p(memory.data_ptr()), *more)  # type: ignore[operator]
+def _share(function: object, call: Call, memory: Tensor, more: tuple[Pointers, ...]) -> None:
+    function(byref(call), c_void_p(memory.data_ptr()), *map(byref, more))  # type: ignore[operator]
 
 
 def _pool(num_threads: int) -> ThreadPoolExecutor:

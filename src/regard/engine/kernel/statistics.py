@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, byref, c_int64, c_void_p
+from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from regard.engine.kernel.attention import PARTS, Inputs, Setting
-from regard.engine.kernel.running import run
+from regard.engine.kernel.running import run, zeros
+from regard.engine.kernel.structures import Pointers
 
 
-class StatisticsFields(Structure):
+class StatisticsFields(Pointers):
     """`Statistics` of kernels/statistics.c, field by field."""
 
     _fields_ = (
@@ -45,26 +46,17 @@ def add_statistics(setting: Setting, inputs: Inputs, logsumexp: Tensor, wanted: 
     """Add the statistics of all weights to the tensors of `wanted`."""
     (B, H, *_), J = inputs.query.shape, inputs.key.shape[2]
     num_parts, length = -(-PARTS // (B * H)), setting.padded(J)
-    call, buffers = inputs.call(setting)
-    logsumexp = logsumexp.float().contiguous()
-    call.logsumexp = logsumexp.data_ptr()
+    call = inputs.call(setting)
+    call.point(logsumexp=logsumexp.float().contiguous())
+    flags = None if wanted.flags is None else F.pad(wanted.flags.float(), (0, length - J)).contiguous()
+    received = None if wanted.received is None else zeros(B, H, num_parts, length)
+    cells = None if wanted.cells is None else zeros(B, H, num_parts, *wanted.cells.shape[2:])
     fields = StatisticsFields(num_parts=num_parts, shift=wanted.shift)
-    for name in ("entropy", "distance", "mass", "top_weights", "top_keys"):
-        if (tensor := getattr(wanted, name)) is not None:
-            setattr(fields, name, tensor.data_ptr())
+    fields.point(entropy=wanted.entropy, distance=wanted.distance, mass=wanted.mass, flags=flags)
+    fields.point(received=received, cells=cells, top_weights=wanted.top_weights, top_keys=wanted.top_keys)
     fields.k = 0 if wanted.top_weights is None else wanted.top_weights.shape[-1]
-    if wanted.flags is not None:
-        flags = torch.nn.functional.pad(wanted.flags.float(), (0, length - J)).contiguous()
-        buffers.append(flags)
-        fields.flags = flags.data_ptr()
-    received = None if wanted.received is None else torch.zeros(B, H, num_parts, length)
-    cells = None if wanted.cells is None else torch.zeros(B, H, num_parts, *wanted.cells.shape[2:])
-    if received is not None:
-        fields.received = received.data_ptr()
-    if cells is not None:
-        fields.cells, (fields.cell_rows, fields.cell_columns) = cells.data_ptr(), cells.shape[3:]
-    run(setting.library, "statistics", call, setting.layout.num_pairs * H * call.D, byref(fields))
-    del buffers
+    fields.cell_rows, fields.cell_columns = (0, 0) if cells is None else cells.shape[3:]
+    run(setting.library, "statistics", call, setting.layout.num_pairs * H * call.D, fields)
     if received is not None and wanted.received is not None:
         wanted.received += received.sum(2)[..., :J]
     if cells is not None and wanted.cells is not None:

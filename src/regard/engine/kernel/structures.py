@@ -33,11 +33,27 @@ class TensorFields(Structure):
         return TensorFields(tensor.data_ptr(), (c_int64 * 4)(*tensor.stride()), DTYPES[tensor.dtype])
 
 
-class Call(Structure):
-    """`Call`: the sizes, numbers and buffers of one call."""
+class Pointers(Structure):
+    """A structure with pointers into tensors, which it keeps alive."""
 
     #: What the fields point into. A thread that still computes when its caller is interrupted keeps the call alive.
     tensors: list[torch.Tensor]
+
+    def __init__(self, *numbers: float, **named: float) -> None:
+        super().__init__(*numbers, **named)
+        self.tensors = []
+
+    def point(self, **tensors: torch.Tensor | None) -> None:
+        """Point fields to tensors (None: null), which then live as long as the call."""
+        for name, given in tensors.items():
+            if given is not None:
+                tensor = given.resolve_neg()  # torch may store the sign of a whole tensor beside its numbers
+                setattr(self, name, TensorFields.of(tensor) if name in DESCRIBED else tensor.data_ptr())
+                self.tensors.append(tensor)
+
+
+class Call(Pointers):
+    """`Call`: the sizes, numbers and buffers of one call."""
 
     _fields_ = (
         *((name, c_int64) for name in "BHGIJDE"),
@@ -74,18 +90,6 @@ class Call(Structure):
         ("grad_before", c_void_p),
         ("grad_after", c_void_p),
     )
-
-    def __init__(self, *numbers: float) -> None:
-        super().__init__(*numbers)
-        self.tensors = []
-
-    def point(self, **tensors: torch.Tensor | None) -> None:
-        """Point fields to tensors (None: null), which then live as long as the call."""
-        for name, given in tensors.items():
-            if given is not None:
-                tensor = given.resolve_neg()  # torch may store the sign of a whole tensor beside its numbers
-                setattr(self, name, TensorFields.of(tensor) if name in DESCRIBED else tensor.data_ptr())
-                self.tensors.append(tensor)
 
 
 #: Fields that describe a tensor in any strides; the other pointers are to contiguous ones.
