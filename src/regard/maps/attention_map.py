@@ -15,9 +15,10 @@ from regard.attention import Attention, Prepared, makes_new_scores, scores, snap
 from regard.checks import Count, checked
 from regard.display import viewer_part
 from regard.engine.blocks import blocks
+from regard.engine.kernel import Terms, logsumexp_of
 from regard.engine.rows import StatisticBuffer, with_remainder
 from regard.errors import RegardError
-from regard.maps.compiled_folds import compiled_logsumexp, fill_compiled
+from regard.maps.compiled_folds import compiled_terms, fill_compiled, knows
 from regard.maps.folds import (
     Distance,
     Entropy,
@@ -134,7 +135,8 @@ class AttentionMap:
             return with_remainder(self.attention, self._prepared, self.positions, self.grid, self._row_statistic)
         if 0 in self.shape:
             return self._of_empty_rows()
-        if type(self) is AttentionMap and (logsumexp := compiled_logsumexp(self)) is not None:
+        if (terms := self._compiled_terms()) is not None:
+            logsumexp = logsumexp_of(terms)
             return with_remainder(self.attention, self._prepared, self.positions, self.grid, (logsumexp,))
         return self._of_parts() if has_logsumexp(self.attention.normalizer) else self._of_whole_rows()
 
@@ -315,15 +317,20 @@ class AttentionMap:
         """
         self._check_unchanged()
         states = {fold: fold.init(self.shape, self.device) for fold in folds}
-        if type(self) is AttentionMap and 0 not in self.shape:
-            done = fill_compiled(self, states)
-            left = {fold: state for fold, state in states.items() if fold not in done}
-        else:
-            left = states
+        done: set[Fold] = set()
+        if any(map(knows, states)) and (terms := self._compiled_terms()) is not None:
+            done = fill_compiled(terms, self.row_statistic[0], states)
+        left = {fold: state for fold, state in states.items() if fold not in done}
         for tile in self.tiles() if left else ():
             for fold, state in left.items():
                 fold.add(state, tile)
         return states
+
+    def _compiled_terms(self) -> Terms | None:
+        """This map as the compiled kernels compute it; None if they cannot. Other kinds of maps have other weights."""
+        if type(self) is not AttentionMap or 0 in self.shape:
+            return None
+        return compiled_terms(self.attention, self._prepared, self.positions, self.grid)
 
     @torch.no_grad()
     def tiles(self) -> Iterator[Tile]:
@@ -469,36 +476,6 @@ def _cut(spans: Spans, width: int) -> Iterator[slice]:
         num_slices = -(-(last - first) // width)
         for n in range(num_slices):
             yield slice(first + (last - first) * n // num_slices, first + (last - first) * (n + 1) // num_slices)
-
-
-def joined(maps: Sequence[AttentionMap]) -> AttentionMap:
-    """One map from maps of consecutive queries: the rows of each map, over the keys of the last map.
-
-    All maps must have the same batch and heads. Each must begin at the query after the last query of the previous one.
-
-    >>> import torch, regard as rg
-    >>> attention, q, k = rg.Attention(mask=rg.causal()), torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)
-    >>> steps = [rg.attend(attention, q[:, :, i : i + 1], k[:, :, : i + 1], k[:, :, : i + 1]) for i in range(3)]
-    >>> joined([step.weights for step in steps])
-    AttentionMap(1 x 2 heads x 3 queries x 3 keys)
-    """
-    if not maps:
-        raise RegardError("joined: there are no maps to join.")
-    last, place = maps[-1], maps[0].positions.start
-    for part in maps:
-        if part.positions.start != place or part.shape[:2] != last.shape[:2]:
-            raise RegardError(
-                f"joined: the maps must have consecutive queries and equal (batch, heads). Query {place} and "
-                f"{last.shape[:2]} were expected, got query {part.positions.start} and {part.shape[:2]}. Watch one "
-                "sequence of calls at a time."
-            )
-        place += part.shape[2]
-    parts = [part._prepared for part in maps]
-    rows = tuple(None if r is None else torch.cat([p.rows[n] for p in parts], 2) for n, r in enumerate(parts[0].rows))  # type: ignore[misc]
-    prepared = Prepared(torch.cat([p.query for p in parts], 2), parts[-1].key, rows, parts[-1].cols)
-    positions = Positions(maps[0].positions.start, last.positions.keys)
-    grid = Grid(last.grid.batch, last.grid.head, torch.cat([part.grid.query for part in maps]), last.grid.key)
-    return AttentionMap(last.attention, prepared, positions, grid, None)
 
 
 def _index(axis: str, part: Any) -> Any:

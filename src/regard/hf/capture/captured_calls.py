@@ -14,7 +14,8 @@ from regard.hf.capture.lazy_projection import DeferredCall
 from regard.hf.capture.module_rerun import RerunCall, RerunSteps
 from regard.hf.capture.module_statistics import ModuleStatistics
 from regard.hf.capture.verification import Check
-from regard.maps.attention_map import AttentionMap, joined
+from regard.maps.attention_map import AttentionMap
+from regard.maps.joined import joined
 from regard.pieces.grid import Grid
 from regard.positions import Positions
 
