@@ -114,8 +114,11 @@ class Terms:
 
     def _unfit_bias(self) -> str | None:
         biases = self.problem.attention.bias
-        if sum(isinstance(bias, Softcap) for bias in biases) > 1:
+        caps = [bias.cap for bias in biases if isinstance(bias, Softcap)]
+        if len(caps) > 1:
             return "it computes one soft cap, and there are several"
+        if any(isinstance(cap, Tensor) for cap in caps):
+            return "its soft cap is a number without a gradient, and here it is a tensor"
         for bias in biases:
             if isinstance(bias, Softcap):
                 continue
