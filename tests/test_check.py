@@ -283,6 +283,39 @@ def test_what_cannot_be_called_is_refused_with_a_remedy(subject, said):
     assert said in str(error.value)
 
 
+def with_a_misspelt_name(q, k, v):
+    scores = q @ k.mT  # noqa: F841
+    return scroes.softmax(-1) @ v  # noqa: F821
+
+
+def test_an_error_of_the_function_is_said_once_with_its_line_and_the_inputs():
+    with pytest.raises(rg.RegardError) as error:
+        rg.check(with_a_misspelt_name)
+    message = str(error.value)
+    line = with_a_misspelt_name.__code__.co_firstlineno + 2
+    assert message.count("NameError") == 1, message
+    assert f"name 'scroes' is not defined (test_check.py, line {line})" in message
+    assert "q (2, 4, 5, 16), k (2, 4, 7, 16), v (2, 4, 7, 16), and" in message
+
+
+def test_errors_inside_of_torch_have_the_line_of_the_user():
+    def transposed_wrongly(q, k, v):
+        return torch.nn.functional.softmax(q @ k, dim=-1) @ v
+
+    with pytest.raises(rg.RegardError, match=r"RuntimeError: .* \(test_check\.py, line \d+\)") as error:
+        rg.check(transposed_wrongly)
+    assert str(error.value).count("Expected size") <= 1, error.value  # numbers alone make no other error
+    assert "_tensor.py" not in str(error.value) and "functional.py" not in str(error.value)
+
+
+def test_a_function_that_ends_the_program_is_an_error():
+    def leaving(q, k, v):
+        raise SystemExit("enough")
+
+    with pytest.raises(rg.RegardError, match=r"SystemExit: enough \(test_check\.py, line \d+\)"):
+        rg.check(leaving)
+
+
 def test_a_sense_that_does_not_exist_is_refused():
     with pytest.raises(rg.RegardError, match="Did you mean 'keep'"):
         rg.check(by_matmul, mask="kep")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from regard.diagnosis import check
+from regard.diagnosis.failures import place_of
 from regard.errors import RegardError, nearest
 
 
@@ -49,14 +49,8 @@ def _imported(path: Path) -> Any:
     try:
         specification.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # of the user's file
-        place = "" if isinstance(error, SyntaxError) else _line(error, path)
+        place = "" if isinstance(error, SyntaxError) else place_of(error)
         raise RegardError(f"check: {path} could not be imported: {type(error).__name__}: {error}{place}") from error
     finally:
         sys.path.remove(str(path.resolve().parent))
     return module
-
-
-def _line(error: BaseException, path: Path) -> str:
-    """The line of the file that was running, as " (FILE, line 3)"."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
-    return f" ({path.name}, line {lines[-1]})" if lines else ""

@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from regard.diagnosis.failures import FailedCall, ProgramEnded, listed
 from regard.diagnosis.signatures import HEAD_WIDTHS, HEADS, WIDTHS, Roles, name_of, roles_of, signature_of
 from regard.errors import RegardError
 
@@ -150,7 +151,10 @@ class Caller:
                 stack.enter_context(WithoutDropout())
             if self.undone.rounding:
                 stack.enter_context(WithoutRounding())
-            result = self.function(*ordered, **arguments)
+            try:
+                result = self.function(*ordered, **arguments)
+            except SystemExit as error:
+                raise ProgramEnded(f"{name_of(self.function)} ended the program: SystemExit({error.code!r})") from error
         given = self._arguments(query, key, value)
         changed = any(not torch.equal(copies[name], given[name]) for name in given)
         return replace(self._read_result(result, query, key, value), changes_inputs=changed)
@@ -159,6 +163,10 @@ class Caller:
         axes = (self.query_axes, self.key_axes, self.key_axes)
         inputs = [argument_tensor(x, a, self.undone.split) for x, a in zip((query, key, value), axes, strict=True)]
         return dict(zip(self.roles.inputs, inputs, strict=False))
+
+    def shapes(self, query: Tensor, key: Tensor, value: Tensor) -> list[tuple[str, tuple[int, ...]]]:
+        """The names and shapes of the function's own arguments."""
+        return [(name, tuple(x.shape)) for name, x in self._arguments(query, key, value).items()]
 
     def _required_arguments(self) -> dict[str, Any]:
         values = {n: self.argument_width if v == "width" else v for n, v in self.roles.required.items()}
@@ -264,16 +272,16 @@ def _as_weights(x: Tensor, B: int, I: int, J: int) -> Tensor | None:
 def callers_of(function: Callable[..., Any], inputs: tuple[Tensor, ...] = (), seed: int = 0) -> list[Caller]:
     """A caller for each order of axes in which the function runs; those that are more likely come first."""
     roles = roles_of(function)
-    callers, tried = [], []
+    callers: list[Caller] = []
+    tried: list[FailedCall] = []
     for query_axes, key_axes in _layouts(function, roles, inputs):
         running = next(_attempts(function, roles, query_axes, key_axes, inputs, tried), None)
         if running is not None:
             callers.append(replace(running, sizes=replace(running.sizes, seed=seed)))
     if not callers:
-        lines = "\n".join(f"  {line}" for line in dict.fromkeys(tried))
         name = f"{name_of(function)}{signature_of(function)}"
         remedy = "Give inputs that it takes: regard.check(function, q, k, v)."
-        raise RegardError(f"check: {name} could not be called. Tried:\n{lines}\n{remedy}")
+        raise RegardError(f"check: {name} could not be called. Tried:\n{listed(tried)}\n{remedy}")
     return callers
 
 
@@ -283,7 +291,7 @@ def _attempts(
     query_axes: str,
     key_axes: str,
     inputs: tuple[Tensor, ...],
-    tried: list[str],
+    tried: list[FailedCall],
 ) -> Iterator[Caller]:
     """The callers of one order of axes that run: different lengths before equal ones, torch before NumPy."""
     for width in [inputs[0].shape[-1]] if inputs else widths_of(function):
@@ -299,9 +307,7 @@ def _attempts(
                         caller(query, key, value)
                 except Exception as error:  # of the user's function
                     if not numpy:
-                        shape = tuple(argument_tensor(query, query_axes).shape)
-                        message = f"{type(error).__name__}: {' '.join(str(error).split())[:110]}"
-                        tried.append(f"{roles.inputs[0]} of {shape}: {message}")
+                        tried.append(FailedCall.of(error, caller.shapes(query, key, value)))
                     continue
                 yield caller
 
