@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 import regard as rg
 from attentions import RIGHT, MultiHead, by_einsum, by_loops, by_matmul, in_numpy, with_a_regard_mask
-from regard.cli.app import app
 from regard.diagnosis.calling import LAYOUTS, argument_tensor, callers_of, canonical_tensor
 from regard.diagnosis.masks import causal_pattern
 from regard.diagnosis.weights import measurable_caller, measure
@@ -371,51 +368,6 @@ def test_an_attention_with_inputs_of_its_own():
         rg.check(attention)
     q, k = torch.randn(2, 1, 5, 6), torch.randn(2, 1, 9, 10)
     assert rg.check(attention, q, k, k).ok
-
-
-# The command
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, ["check", *map(str, arguments)])
-
-
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text(
-        "import math\nfrom helper import root\n"
-        "def right(q, k, v):\n    return (q @ k.mT / root(q.shape[-1])).softmax(-1) @ v\n"
-        "def wrong(q, k, v):\n    return (q @ k.mT).softmax(-1) @ v\n"
-    )
-    (tmp_path / "helper.py").write_text("def root(x):\n    return x ** 0.5\n")
-    return path
-
-
-def test_the_command_exits_with_1_if_there_is_a_mistake(file):
-    right, wrong = run(f"{file}:right"), run(f"{file}:wrong")
-    assert (right.exit_code, wrong.exit_code) == (0, 1)
-    assert "right: no mistake found" in right.stdout and "the scores are not scaled" in wrong.stdout
-    assert run(f"{file}:wrong", "--scale", "1").exit_code == 0
-
-
-def test_the_command_prints_json(file):
-    told = json.loads(run(f"{file}:wrong", "--json").stdout)
-    assert told["ok"] is False and told["mechanism"] == "luong_dot"
-    scale = next(finding for finding in told["findings"] if finding["what"] == "scale")
-    assert scale["verdict"] == "wrong" and scale["mistake"] == "the scores are not scaled" and scale["remedy"]
-
-
-def test_a_target_that_is_not_there_is_one_line(file):
-    for target, said in (
-        (f"{file}:rigth", "Did you mean 'right'"),
-        (f"{file.parent}/none.py:f", "there is no file"),
-        ("mine", "is not FILE.py:NAME"),
-    ):
-        result = run(target)
-        assert result.exit_code == 2 and said in result.stderr and "Traceback" not in result.output
-    file.write_text("1 / 0\n")
-    assert "ZeroDivisionError" in run(f"{file}:right").stderr
 
 
 def test_a_report_is_aligned_and_names_the_remedy():

@@ -116,12 +116,15 @@ def check(
         ),
     ] = None,
     scale: Annotated[float | None, typer.Option(help="The factor of the scores; default: 1 / sqrt(width).")] = None,
+    limit: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="The check stops after this time, and says why.")
+    ] = 120.0,
     json: Json = False,
 ) -> None:
     """Find the mistakes of an attention function (exit status 1), by calling it; the file is run, as by python."""
     from regard.cli.check import run
 
-    run(target, mask, scale, json)
+    run(target, mask, scale, limit, json)
 
 
 @app.command(cls=Command)

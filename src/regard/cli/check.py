@@ -5,22 +5,68 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from regard.diagnosis import check
+from regard.diagnosis import CheckFinding, check
 from regard.diagnosis.failures import place_of
+from regard.diagnosis.progress import USUAL_CALLS, mistakes_of
 from regard.errors import RegardError, nearest
 
 
-def run(target: str, mask: str | None, scale: float | None, as_json: bool) -> None:
-    """Print the report of `target`, "file.py:name", as text or JSON."""
-    report = check(load(target), mask=mask, scale=scale)
+def run(target: str, mask: str | None, scale: float | None, limit: float, as_json: bool) -> None:
+    """Print the report of `target`, "file.py:name", as text or JSON. Ctrl-C prints what was found so far."""
+    subject = load(target)
+    with _shown_progress() as seen:
+        try:
+            report = check(subject, mask=mask, scale=scale, limit=limit, progress=seen.update)
+        except KeyboardInterrupt:
+            typer.echo(seen.summary(), err=True)
+            raise
     typer.echo(json.dumps(report.as_dict(), indent=1) if as_json else str(report))
     if not report.ok:
         raise typer.Exit(1)
+
+
+@dataclass
+class _Seen:
+    """The last that a check told, and the line that shows it."""
+
+    show: Callable[[str], object]
+    check: str = "import"
+    calls: int = 0
+    findings: tuple[CheckFinding, ...] = ()
+    started: float = field(default_factory=time.monotonic)
+
+    def update(self, check: str, calls: int, findings: tuple[CheckFinding, ...]) -> None:
+        self.check, self.calls, self.findings = check, calls, findings
+        self.show(f"check: {check}, call {calls + 1} of about {max(USUAL_CALLS, calls + 1)}")
+
+    def summary(self) -> str:
+        seconds = time.monotonic() - self.started
+        return (
+            f"Stopped after {seconds:.0f} s and {self.calls} calls, at the check {self.check!r}. Found so far: "
+            f"{mistakes_of(self.findings)}."
+        )
+
+
+@contextmanager
+def _shown_progress() -> Iterator[_Seen]:
+    """A line on the terminal: the check that runs, and the time. Where there is no terminal, nothing is shown."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False, disable=hidden) as line:
+        task = line.add_task("check")
+        yield _Seen(lambda text: line.update(task, description=text))
 
 
 def load(target: str) -> Any:

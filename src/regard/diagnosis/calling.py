@@ -7,7 +7,7 @@ import copy
 import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.diagnosis.failures import FailedCall, ProgramEnded, listed
+from regard.diagnosis.progress import CheckProgress
 from regard.diagnosis.signatures import HEAD_WIDTHS, HEADS, WIDTHS, Roles, name_of, roles_of, signature_of
 from regard.errors import RegardError
 
@@ -129,6 +130,7 @@ class Caller:
     dtype: torch.dtype = torch.float64
     numpy: bool = False
     undone: Undone = Undone()
+    progress: CheckProgress = field(default_factory=CheckProgress, compare=False)
 
     def __call__(
         self,
@@ -151,6 +153,7 @@ class Caller:
                 stack.enter_context(WithoutDropout())
             if self.undone.rounding:
                 stack.enter_context(WithoutRounding())
+            stack.enter_context(self.progress.one_call())
             try:
                 result = self.function(*ordered, **arguments)
             except SystemExit as error:
@@ -269,13 +272,16 @@ def _as_weights(x: Tensor, B: int, I: int, J: int) -> Tensor | None:
     return None
 
 
-def callers_of(function: Callable[..., Any], inputs: tuple[Tensor, ...] = (), seed: int = 0) -> list[Caller]:
+def callers_of(
+    function: Callable[..., Any], inputs: tuple[Tensor, ...] = (), seed: int = 0, progress: CheckProgress | None = None
+) -> list[Caller]:
     """A caller for each order of axes in which the function runs; those that are more likely come first."""
+    progress = progress or CheckProgress()
     roles = roles_of(function)
     callers: list[Caller] = []
     tried: list[FailedCall] = []
     for query_axes, key_axes in _layouts(function, roles, inputs):
-        running = next(_attempts(function, roles, query_axes, key_axes, inputs, tried), None)
+        running = next(_attempts(function, roles, query_axes, key_axes, inputs, tried, progress), None)
         if running is not None:
             callers.append(replace(running, sizes=replace(running.sizes, seed=seed)))
     if not callers:
@@ -292,6 +298,7 @@ def _attempts(
     key_axes: str,
     inputs: tuple[Tensor, ...],
     tried: list[FailedCall],
+    progress: CheckProgress,
 ) -> Iterator[Caller]:
     """The callers of one order of axes that run: different lengths before equal ones, torch before NumPy."""
     for width in [inputs[0].shape[-1]] if inputs else widths_of(function):
@@ -300,7 +307,7 @@ def _attempts(
                 own = function
                 if isinstance(function, nn.Module):
                     own = copy.deepcopy(function).to(dtype)
-                caller = Caller(own, roles, query_axes, key_axes, sizes, dtype, numpy)
+                caller = Caller(own, roles, query_axes, key_axes, sizes, dtype, numpy, progress=progress)
                 query, key, value = sizes.sample(0, dtype)
                 try:
                     with torch.no_grad():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -28,6 +28,7 @@ from regard.diagnosis.masks import (
 )
 from regard.diagnosis.mechanisms import equal_mechanisms, learned_mechanism
 from regard.diagnosis.piece_laws import law_report
+from regard.diagnosis.progress import CheckProgress, Tell
 from regard.diagnosis.report import CheckFinding, CheckReport
 from regard.diagnosis.returned import returned_finding
 from regard.diagnosis.scores import axis_finding, roles_finding, scale_finding, unmeasured_finding
@@ -46,6 +47,8 @@ def check(
     mask: str | None = None,
     scale: float | None = None,
     seed: int = 0,
+    limit: float | None = 120.0,
+    progress: Tell | None = None,
 ) -> CheckReport:
     """Check an attention function of your own, or a piece or mechanism that is written with Regard.
 
@@ -57,6 +60,10 @@ def check(
 
     For an `Attention`, a piece or a `Mechanism` of Regard, all laws of the catalogue run on it; `inputs` are then q
     (B, H, I, D), k (B, G, J, D) and v (B, G, J, E).
+
+    About 200 calls are made. After `limit` seconds a `RegardError` says which check was running, and what was found so
+    far; None is no limit. `progress(check, calls, findings)` is called before each call of the function, with the name
+    of the check, the number of calls so far, and the findings so far.
 
     A `RegardError` says what was tried if the function cannot be called.
 
@@ -74,17 +81,32 @@ def check(
     """
     if mask is not None and mask not in SENSES:
         raise RegardError(f"check(mask={mask!r}): the sense of a mask is one of these. {nearest(mask, SENSES)}")
+    if limit is not None and not limit > 0:
+        raise RegardError(f"check(limit={limit}): the limit is a number of seconds above 0, or None for no limit.")
+    state = CheckProgress(limit, progress) if progress is not None else CheckProgress(limit)
+    with state.limited(name_of(subject)):
+        return _report(subject, inputs, (mask, scale), seed, state)
+
+
+def _report(
+    subject: Any,
+    inputs: tuple[Tensor, ...],
+    meant: tuple[str | None, float | None],
+    seed: int,
+    progress: CheckProgress,
+) -> CheckReport:
+    """The report; `meant` are the sense of the mask and the factor of the scores."""
     if inspect.isclass(subject):
         subject = build(subject)
     if isinstance(subject, _PIECES):
-        return law_report(subject, inputs)
+        return law_report(subject, inputs, progress)
     if not callable(subject):
         raise RegardError(
             f"check: {type(subject).__name__} cannot be called. Give a function, a module or an Attention."
         )
     function = copy.deepcopy(subject).eval() if isinstance(subject, nn.Module) else subject
     with torch.random.fork_rng(devices=[]):
-        best = _best_examination(callers_of(function, inputs, seed), mask, scale)
+        best = _best_examination(callers_of(function, inputs, seed, progress), *meant)
         return CheckReport(
             name_of(subject), f"{name_of(subject)}{best.caller.text}", tuple(best.findings()), best.equal
         )
@@ -92,7 +114,10 @@ def check(
 
 def _best_examination(callers: list[Caller], mask: str | None, scale: float | None) -> _Examination:
     """That of the order of axes with the fewest mistakes. Mistakes that hide the weights are undone and noted."""
+    progress = callers[0].progress
+    progress.begin("precision")
     precision = numerics.precision_finding(callers[0])
+    progress.begin("weights")
     if precision is not None and precision.verdict == "wrong":
         callers = [replace(caller, undone=replace(caller.undone, rounding=True)) for caller in callers]
     examinations = [_Examination(caller, mask, scale) for caller in callers]
@@ -203,32 +228,37 @@ class _Examination:
 
     def findings(self) -> list[CheckFinding]:
         """All findings. Mistakes that follow from wrong weights are left out."""
+        progress = self.caller.progress
+        progress.add(list(self.noted))
         if self.isolation is not None:
             return [*self.noted, self.isolation]
-        mechanism = self.equal[0] if self.equal else None
-        scores = self.score_findings(mechanism)
-        found: list[CheckFinding | None] = [*self.noted, *scores, *self.causal_findings(), *self.all_mask_findings()]
-        if scores[0].verdict != "wrong" and not self.caller.undone.mixes_tokens:
-            found.append(invariance.batch_finding(self.caller))
-            found.append(invariance.order_finding(self.caller, self.is_causal(), mechanism))
-        if self.measurement is not None and self.measurable is not None:
-            found += [grouping_finding(self.measurable, self.measurement), term_finding(self.measurable)]
-        found += self.call_findings()
-        return [finding for finding in found if finding is not None]
+        progress.begin("mechanism")
+        for name, find in self._checks(self.equal[0] if self.equal else None):
+            progress.begin(name)
+            progress.add([finding for finding in find() if finding is not None])
+        return list(progress.findings)
 
-    def call_findings(self) -> list[CheckFinding | None]:
-        """Findings that do not need the weights, and that of returned weights."""
-        return [
-            invariance.dropout_finding(self.caller),
-            invariance.inputs_finding(self.caller),
-            invariance.values_finding(self.caller),
-            invariance.unused_finding(self.caller, self.measurement is not None),
-            returned_finding(self.measurable or self.caller, self.measurement),
-            numerics.gradient_finding(self.caller),
-            numerics.large_score_finding(self.caller),
-            numerics.bfloat16_finding(self.caller),
-            numerics.speed_finding(self.caller),
-        ]
+    def _checks(self, mechanism: str | None) -> Iterator[tuple[str, Callable[[], Sequence[CheckFinding | None]]]]:
+        """The name of each check, and the function that makes its findings."""
+        caller, measurement, measurable = self.caller, self.measurement, self.measurable
+        scores = self.score_findings(mechanism)
+        yield "scores", lambda: scores
+        yield "future", self.causal_findings
+        yield "mask", self.all_mask_findings
+        if scores[0].verdict != "wrong" and not caller.undone.mixes_tokens:
+            yield "batch", lambda: [invariance.batch_finding(caller)]
+            yield "order", lambda: [invariance.order_finding(caller, self.is_causal(), mechanism)]
+        if measurement is not None and measurable is not None:
+            yield "groups", lambda: [grouping_finding(measurable, measurement), term_finding(measurable)]
+        yield "evaluation", lambda: [invariance.dropout_finding(caller)]
+        yield "inputs", lambda: [invariance.inputs_finding(caller)]
+        yield "values", lambda: [invariance.values_finding(caller)]
+        yield "unused inputs", lambda: [invariance.unused_finding(caller, measurement is not None)]
+        yield "returned weights", lambda: [returned_finding(measurable or caller, measurement)]
+        yield "gradient", lambda: [numerics.gradient_finding(caller)]
+        yield "large scores", lambda: [numerics.large_score_finding(caller)]
+        yield "bfloat16", lambda: [numerics.bfloat16_finding(caller)]
+        yield "speed", lambda: [numerics.speed_finding(caller)]
 
     def measure_square(self, extra: Mapping[str, Any] = NO_ARGUMENTS) -> Measurement | None:
         """Weights where there are as many keys as queries; None if this does not run."""

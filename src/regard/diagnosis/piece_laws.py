@@ -13,6 +13,7 @@ from regard.attention import Attention
 from regard.attention_output import attend
 from regard.catalog import Mechanism
 from regard.diagnosis.laws import LAWS, Example, agrees_with_the_reference, gradients_agree_with_dense, is_defined
+from regard.diagnosis.progress import CheckProgress
 from regard.diagnosis.report import CheckFinding, CheckReport
 from regard.engine import ENGINES
 from regard.errors import RegardError
@@ -23,16 +24,18 @@ Piece = Attention | Mechanism | Bias | Mask | Normalizer | Position | Score
 TRIED = [(h, d, n) for n in (24, 12) for d in (8, 16, 32, 64, 4, 6) for h in (4, 2, 8, 1)]
 
 
-def law_report(subject: Piece, inputs: tuple[Tensor, ...] = ()) -> CheckReport:
+def law_report(subject: Piece, inputs: tuple[Tensor, ...], progress: CheckProgress) -> CheckReport:
     """A finding for each law; with inputs the laws run on these tensors, as float64."""
     with warnings.catch_warnings(action="ignore"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         small = subject.example if isinstance(subject, Mechanism) else _example_of(_attention_of(subject), inputs)
         q, k, v = small()[1:]
-        findings = [_finding(name, law, small) for name, law in _laws(small)]
+        for name, law in _laws(small):
+            progress.begin(name)
+            progress.add([_finding(name, law, small)])
     shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip("qkv", (q, k, v), strict=True))
     name = subject.name if isinstance(subject, Mechanism) else type(subject).__name__
-    return CheckReport(name, f"regard.attend(attention, q, k, v), {shapes}", tuple(findings))
+    return CheckReport(name, f"regard.attend(attention, q, k, v), {shapes}", tuple(progress.findings))
 
 
 def _attention_of(piece: Piece) -> Attention:

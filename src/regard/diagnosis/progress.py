@@ -1,0 +1,116 @@
+"""`CheckProgress`: which check runs, what was found so far, and the time limit."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from regard.diagnosis.report import CheckFinding
+from regard.errors import RegardError
+
+#: About as many calls of a function are made; those with masks take more, those that fail fewer.
+USUAL_CALLS = 200
+#: Called with the name of the check that runs, the number of calls that have returned, and the findings so far.
+Tell = Callable[[str, int, tuple[CheckFinding, ...]], object]
+
+
+class LimitReached(BaseException):
+    """The time is over. It is no Exception, so that neither the user's code nor a check takes it for a failed call."""
+
+
+@dataclass
+class CheckProgress:
+    """The state of one check. `limit` is in seconds."""
+
+    limit: float | None = None
+    tell: Tell = lambda check, calls, findings: None
+    check: str = "arguments and axes"
+    findings: list[CheckFinding] = field(default_factory=list)
+    calls: int = 0
+    started: float = field(default_factory=lambda: time.monotonic())
+    call_started: float = field(default_factory=lambda: time.monotonic())
+
+    def begin(self, check: str) -> None:
+        """The next check runs."""
+        self.check = check
+        self._tell()
+
+    def add(self, findings: list[CheckFinding]) -> None:
+        self.findings += findings
+        self._tell()
+
+    @contextmanager
+    def one_call(self) -> Iterator[None]:
+        """One call of the user's function. The time between calls is checked too."""
+        self._stop_if_late()
+        self.call_started = time.monotonic()
+        self._tell()
+        try:
+            yield
+        finally:
+            self.calls += 1
+        self._stop_if_late()
+
+    def _tell(self) -> None:
+        self.tell(self.check, self.calls, tuple(self.findings))
+
+    def _stop_if_late(self) -> None:
+        if self.limit is not None and time.monotonic() - self.started >= self.limit:
+            raise LimitReached
+
+    @contextmanager
+    def limited(self, subject: str) -> Iterator[None]:
+        """Ends the block with a `RegardError` when the time is over.
+
+        In the main thread of Linux and macOS an alarm ends a call that does not return. Elsewhere, and where a program
+        has an alarm of its own, the time is checked between calls.
+        """
+        has_alarm = self.limit is not None and _alarm_is_free()
+        try:
+            if has_alarm:
+                signal.signal(signal.SIGALRM, self._ring)
+                signal.setitimer(signal.ITIMER_REAL, self.limit or 0, 1.0)  # again, if the function catches everything
+            try:
+                yield
+            finally:
+                if has_alarm:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        except LimitReached:
+            raise RegardError(self._over(subject)) from None
+
+    def _ring(self, number: int, frame: Any) -> None:
+        raise LimitReached
+
+    def _over(self, subject: str) -> str:
+        now = time.monotonic()
+        waited = now - self.call_started
+        slow = f"{self.calls} calls took {(now - self.started) / max(self.calls, 1):.2g} s each"
+        if waited > (now - self.started) / 2:
+            slow = f"a call has not returned for {waited:.0f} s, so it may be endless"
+        return (
+            f"check: {subject}: stopped after {now - self.started:.0f} s, at the check {self.check!r}: {slow}. About "
+            f"{USUAL_CALLS} calls are needed. Found so far: {mistakes_of(self.findings)}. Make calls faster, or raise "
+            "the limit: regard.check(..., limit=600), or --limit 600 for the command, in seconds."
+        )
+
+
+def _alarm_is_free() -> bool:
+    return (
+        hasattr(signal, "setitimer")
+        and threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+        and signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    )
+
+
+def mistakes_of(findings: list[CheckFinding] | tuple[CheckFinding, ...]) -> str:
+    """The mistakes by name, and how many properties are right, in words."""
+    wrong = [finding.mistake for finding in findings if finding.verdict == "wrong"]
+    right = sum(finding.verdict == "right" for finding in findings)
+    return "; ".join([*wrong, *([f"{right} properties are right"] if right else [])]) or "nothing"
