@@ -68,3 +68,34 @@ def test_a_checked_function_is_itself():
 def test_a_mistake_names_the_argument_and_the_signature(mistake, said):
     with pytest.raises(RegardError, match=said):
         mistake()
+
+
+@checked
+def scaled(gates: Mapping[int | str, torch.Tensor | Sequence[float]], pair: tuple[str, int] | None = None) -> None:
+    """A function with nested annotations."""
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        (lambda: scaled({0: [1.0], 1: "half"}), r"gates\[1\] must be a Tensor or a list of numbers, got 'half'"),
+        (lambda: scaled({0: [1.0, "half"]}), r"gates\[0\]\[1\] must be a number, got 'half'"),
+        (lambda: scaled({(0, 1): [1.0]}), r"the key \(0, 1\) of gates must be an integer or a text, got \(0, 1\)"),
+        (lambda: scaled({}, ("a", "b")), r"pair\[1\] must be an integer, got 'b'"),
+        (lambda: cut("a", keep=[1, 2.5]), r"keep\[1\] must be an integer, got 2\.5"),
+        (lambda: scaled([1.0]), "gates must be a dict, got list"),
+    ],
+)
+def test_a_wrong_item_is_named_and_not_its_dict(mistake, said):
+    with pytest.raises(RegardError, match=said):
+        mistake()
+
+
+def test_a_signature_shows_no_address_and_no_long_default():
+    @checked
+    def fold(size: int, also: Callable[[int], int] = lambda n: n, names: tuple[str, ...] = ("abcdefgh",) * 9) -> None:
+        """A function with such defaults."""
+
+    with pytest.raises(RegardError, match=r"also: .* = \.\.\., names: .* = \.\.\.\)") as error:
+        fold("x")
+    assert " at 0x" not in str(error.value)

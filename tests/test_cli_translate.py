@@ -118,6 +118,14 @@ def test_runs_and_input_that_cannot_be_used(runs, tmp_path):
     assert "give a run and one text" in run("translate", status=2).stderr
     assert "not the folder of a run" in run("translate", tmp_path / "nothing", "x", status=2).stderr
     assert "There is no model" in run("translate", "--model", "bahdanau-en-xx", "x", status=2).stderr
+    (tmp_path / "settings.json").write_text("{")
+    for line in (
+        ("translate", tmp_path, "x"),
+        ("evaluate", tmp_path),
+        ("align", tmp_path, "--source", "a", "--target", "b"),
+    ):
+        assert run(*line, status=2).stderr.startswith(f"{line[0]}: "), line
+    assert run("translate", tmp_path / "nothing", "x", status=2).stderr.startswith("translate: ")
     wrong = run("translate", runs / "bahdanau", "-", stdin=b"the dog\nca\xff\n", status=2)
     assert "line 2 of standard input is not UTF-8 text (byte 3 of the line is 0xff)" in " ".join(wrong.stderr.split())
     assert wrong.stdout.splitlines() == [expected(runs / "bahdanau", ["the dog"])[0].text], "the good line before it"

@@ -122,7 +122,7 @@ MISTAKES = {
     ),
     "positions between two": (lambda: rg.global_tokens([1.5]), "integers"),
     "lengths below 0": (lambda: attend(q, k, k, rg.Attention(mask=rg.padding([3, -1]))), "at least 0, got -1"),
-    "lengths of no number": (lambda: rg.padding([[1], [2, 3]]), "list of integers, got list"),
+    "lengths of no number": (lambda: rg.padding([[1], [2, 3]]), r"real\[0\] must be an integer, got \[1\]"),
     "documents of half a token": (lambda: rg.documents([2.5, 1.5]), "integers"),
     "no bucket beyond the exact": (
         lambda: rg.T5Bias(2, num_buckets=2),
@@ -261,3 +261,17 @@ def test_a_learned_table_has_no_positions_before_the_first():
 def test_positions_are_whole_numbers(piece):
     with pytest.raises(rg.RegardError, match=r"must be integers, got torch.float32.*LinearScaling\(2"):
         piece.encode(x(1, 1, 2, 4), torch.tensor([0.5, 1.5]))
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda: rg.explain("masked", q, k, k),
+        lambda: rg.explain("masked", q, k, k, engine="ring"),
+        lambda: rg.explain(rg.Attention(), q[0], k, k),
+        lambda: rg.explain(rg.Attention(), q, k, k, engine="desne"),
+    ],
+)
+def test_errors_of_explain_name_explain(mistake):
+    with pytest.raises(rg.RegardError, match=r"^explain\b"):
+        mistake()

@@ -165,6 +165,13 @@ def test_scores_are_no_weights():
     assert [text.get_text() for text in empty_row.axes[0].texts] == ["0.50", "0.50"]
 
 
+def test_the_colour_bar_says_that_grey_is_nan():
+    row = torch.tensor([[0.5, 0.5], [torch.nan, torch.nan]])
+    assert rg.heatmap(row).axes[-1].get_ylabel() == "weight (grey: NaN)"
+    assert rg.heatmap(row[:1]).axes[-1].get_ylabel() == "weight"
+    assert rg.heatmap(torch.full((600, 600), torch.nan)).axes[-1].get_ylabel().endswith("(grey: NaN)")
+
+
 @pytest.mark.parametrize("shape", [(1, 12, 90, 90), (1, 31, 9, 9), (1, 1, 1, 300), (1, 2, 300, 1), (1, 1, 2000, 700)])
 def test_figures_are_bounded(shape):
     weights = torch.rand(shape).softmax(-1)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -106,6 +107,17 @@ def test_two_trainings_do_not_share_a_folder(folder, texts, tmp_path):
             result = regard(*wish, "--out", run, *QUICK)
         assert result.exit_code == 2 and "another process is working" in " ".join(result.output.split())
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("reason", ["interrupted", "budget"])
+def test_a_training_of_seconds_is_not_0_minutes(reason, tmp_path, capsys):
+    from rich.console import Console
+
+    from regard.cli.train import _conclude
+
+    _conclude(Console(width=200), tmp_path, reason, SimpleNamespace(rows=[], seconds=2.6, step=60))
+    said = capsys.readouterr().out
+    assert "0:03 min" in said and "minutes" not in said
 
 
 def test_a_clock_has_no_sixtieth_second():

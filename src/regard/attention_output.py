@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -155,12 +158,25 @@ def explain(
     16,384 queries, 16,384 keys, 8 heads of width 64, batch 1.
     The ... engine is chosen: ...
     """
-    if isinstance(engine, Ring) or (isinstance(engine, str) and engine == Ring.name):
-        return Ring.of(engine).plan(attention, query, key, value, positions)
-    problem, _ = _problem(attention, query, key, value, positions, cache, seed=0 if _drops(attention) else None)
-    planned = plan(problem, engine)
-    problem.plan_cache.clear()
-    return planned
+    with _errors_of_explain():
+        if isinstance(engine, Ring) or (isinstance(engine, str) and engine == Ring.name):
+            return Ring.of(engine).plan(attention, query, key, value, positions)
+        problem, _ = _problem(attention, query, key, value, positions, cache, seed=0 if _drops(attention) else None)
+        planned = plan(problem, engine)
+        problem.plan_cache.clear()
+        return planned
+
+
+@contextmanager
+def _errors_of_explain() -> Iterator[None]:
+    """Errors name `explain`: both calls check their arguments with the same code, which names `attend`."""
+    try:
+        yield
+    except RegardError as error:
+        own = re.sub(r"^attend(?=[:(])", "explain", str(error))
+        if type(error) is not RegardError or own == str(error):
+            raise
+        raise RegardError(own) from None
 
 
 def _attend_ring(

@@ -127,7 +127,36 @@ def _mistake(name: str, parameter: str, value: object, expected: Any, signature:
     kind = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
     got = "" if _is_integer(value) and _names(expected, int) else f", got {kind}"  # only its value is wrong
     rule = f"{parameter} must be {words(expected)}{got}"
+    inner = _first_misfit(value, expected, parameter)
+    if inner is not None:  # a dict, where a dict is expected: one of its items is wrong
+        place, item, wanted = inner
+        rule = f"{parameter} must be {words(expected)}: {place} must be {words(wanted)}, got {_short(item)}"
     return f"{name}({parameter}={_short(value)}): {rule}. {_remedy(value, expected)}{_shown(name, signature)}"
+
+
+def _first_misfit(value: Any, expected: Any, place: str) -> tuple[str, Any, Any] | None:
+    """The first wrong item of a dict or a list that is itself of the expected kind: its place, value and type."""
+    origin, arguments = typing.get_origin(expected), typing.get_args(expected)
+    if origin in (typing.Union, types.UnionType):
+        inner = [found for option in arguments if (found := _first_misfit(value, option, place)) is not None]
+        return inner[0] if len(inner) == 1 else None
+    for name, item, wanted in _items_of(value, origin, arguments, place):
+        if not fits(item, wanted):
+            return _first_misfit(item, wanted, name) or (name, item, wanted)
+    return None
+
+
+def _items_of(value: Any, origin: Any, arguments: tuple[Any, ...], place: str) -> Iterable[tuple[str, Any, Any]]:
+    """The keys and items of a dict, or the items of a list: name, value and expected type."""
+    if origin in (dict, Mapping) and isinstance(value, Mapping):
+        keys = ((f"the key {_short(key)} of {place}", key, arguments[0]) for key in value)
+        return [*keys, *((f"{place}[{_short(key)}]", item, arguments[1]) for key, item in value.items())]
+    if origin is tuple and ... not in arguments:
+        is_pair = isinstance(value, tuple) and len(value) == len(arguments)
+        return [(f"{place}[{n}]", value[n], arguments[n]) for n in range(len(arguments))] if is_pair else []
+    if origin in (list, tuple, Sequence, Collection, Iterable) and _is_collection(value, origin):
+        return ((f"{place}[{n}]", item, arguments[0]) for n, item in enumerate(_items(value)))
+    return ()
 
 
 def _remedy(value: object, expected: Any) -> str:
@@ -142,9 +171,21 @@ def _short(value: object) -> str:
 
 
 def _shown(name: str, signature: inspect.Signature) -> str:
-    parameters = [parameter for parameter in signature.parameters.values() if parameter.name != "self"]
+    parameters = [_with_short_default(p) for p in signature.parameters.values() if p.name != "self"]
     text = str(inspect.Signature(parameters)).replace("'", "").replace("<factory>", "...")
     return f"{name}{text}"
+
+
+class _Dots:
+    """A default that is too long to show, or whose text is an address."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+def _with_short_default(parameter: inspect.Parameter) -> inspect.Parameter:
+    text = "" if parameter.default is parameter.empty else repr(parameter.default)
+    return parameter.replace(default=_Dots()) if " at 0x" in text or len(text) > 40 else parameter
 
 
 def _resolved(annotation: Any, function: Any) -> Any:

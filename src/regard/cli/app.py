@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,9 +14,12 @@ from regard.cli.extras import named
 from regard.errors import MissingPackage, RegardError
 from regard.version import __version__
 
+#: The beginning of a message that says what failed, as "load_model: " and "attend(positions=...): "; a path does not.
+NAMES_OPERATION = re.compile(r"[A-Za-z_][\w.]*( \w+)?(:|\()")
+
 
 class Command(TyperCommand):
-    """Names the extra that has all that the command needs, if a package is not installed."""
+    """Names the extra that has all that the command needs, if a package is not installed; and itself in each error."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -25,6 +29,10 @@ class Command(TyperCommand):
             if missing is None:
                 raise
             raise missing from error
+        except RegardError as error:
+            if NAMES_OPERATION.match(str(error)):
+                raise
+            raise RegardError(f"{self.name}: {error}") from error
 
 
 class Commands(TyperGroup):

@@ -187,13 +187,14 @@ def _conclude(console: Console, folder: Path, reason: str, progress: TrainingPro
         row = measured[-1]
         bleu = "" if row.get("bleu") is None else f", BLEU {row['bleu']:.1f}"
         console.print(f"Validation: perplexity {row['perplexity']:.2f}{bleu} (greedy)", markup=False)
-    minutes = progress.seconds / 60
     if reason == "interrupted":
-        console.print(f"Stopped after step {progress.step} ({minutes:.1f} minutes); everything is saved. Go on with:")
+        console.print(
+            f"Stopped after step {progress.step} ({clock(progress.seconds)}); everything is saved. Go on with:"
+        )
         console.print(f"  regard train --out {folder} --resume", markup=False)
         return
     why = "validation got no better" if reason == "patience" else "the budget is used up"
-    console.print(f"{progress.step:,} steps in {minutes:.1f} minutes, {why}. Translate with:", markup=False)
+    console.print(f"{progress.step:,} steps in {clock(progress.seconds)}, {why}. Translate with:", markup=False)
     console.print(f"  regard translate {folder}", markup=False)
 
 

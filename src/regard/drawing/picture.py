@@ -57,6 +57,9 @@ def heatmap(
     of more than 512 tokens are pooled. The figure is a new one, of bounded size, or that of your own `axes`. Save it
     with `figure.savefig("map.png")`.
 
+    A weight that is NaN is a grey cell, and the label of the colour bar says so. A map of 0/0 is NaN, for example the
+    softmax of a row in which all scores are -inf. Infinite and negative weights raise a `RegardError`.
+
     >>> import torch, regard as rg
     >>> weights = torch.tensor([[0.9, 0.1], [0.3, 0.7]])
     >>> figure = rg.heatmap(weights, ["hello", "world"])
@@ -152,7 +155,8 @@ def write_numbers(axes: Any, image: Any, values: Tensor, size: float) -> None:
 def colorbar_label(shown: Panels) -> str:
     """The quantity that the colours show."""
     is_pooled = tuple(shown.cells.shape[1:]) != shown.shape
-    return "weight of a cell: the sum over its keys" if is_pooled else "weight"
+    quantity = "weight of a cell: the sum over its keys" if is_pooled else "weight"
+    return f"{quantity} (grey: NaN)" if shown.cells.isnan().any() else quantity
 
 
 def _draw(axes: Any, shown: Panels, number: int, layout: Layout, vmax: float | None) -> Any:
