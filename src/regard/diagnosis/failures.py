@@ -11,12 +11,11 @@ from pathlib import Path
 
 import torch
 
-import regard
-
 #: Folders of code that is not the user's.
 _LIBRARIES = (
     *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
-    *(str(Path(package.__file__ or "").parent) for package in (regard, torch)),
+    str(Path(__file__).parents[1]),
+    str(Path(torch.__file__).parent),
 )
 
 
