@@ -310,3 +310,11 @@ def test_one_machine_compiles_for_every_system(name, tmp_path):
     assert path.read_bytes().startswith(formats[name.partition("-")[2]])
     if name.endswith("linux"):
         assert not [value for tag, value in dynamic_entries(path) if tag == 1]
+
+
+def test_one_sentence_says_which_variant_runs(monkeypatch):
+    monkeypatch.setenv("REGARD_KERNEL", "off")
+    assert library.state() == "No compiled kernel ran. REGARD_KERNEL=off turns the compiled kernels off."
+    monkeypatch.delenv("REGARD_KERNEL")
+    processor_with_level(1, monkeypatch)
+    assert library.state() == "Compiled kernels ran: avx2."

@@ -57,6 +57,12 @@ def reason() -> str:
     return found if isinstance(found, str) else ""
 
 
+def state() -> str:
+    """One sentence about the compiled kernels here: the variant that runs, or why none does."""
+    library = load()
+    return f"No compiled kernel ran. {reason()}" if library is None else f"Compiled kernels ran: {library.level_name}."
+
+
 @lru_cache
 def _chosen(path: Path, setting: str) -> Library | str:
     """The library at the level that the setting asks for, or the reason why there is none."""
