@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import drawn
 import regard as rg
+from kernels import needs_kernel
 from regard.maps.dot import scaled
 from slopes import CLOSE, Model, agree, inputs, learned
 
@@ -27,7 +28,7 @@ pytestmark = [
     pytest.mark.usefixtures("small_blocks"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),  # torch's own, in forward mode
 ]
-ENGINES_WITH_GRADIENTS = ("dense", "fused", "blocked", "linear")
+ENGINES_WITH_GRADIENTS = ("dense", "fused", pytest.param("kernel", marks=needs_kernel), "blocked", "linear")
 
 
 class PairBias(rg.AdditiveBias):
@@ -144,9 +145,11 @@ def test_gradients_reach_tensors_of_pieces_that_are_no_modules(name, engine):
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_the_fused_engine_refuses_what_would_not_get_its_gradient(name):
-    with pytest.raises(rg.RegardError, match="the fused engine cannot run"):
-        rg.attend(pieces(name, learned(*HELD[name])), *inputs(), engine="fused")
+@pytest.mark.parametrize("engine", ["fused", pytest.param("kernel", marks=needs_kernel)])
+def test_an_engine_refuses_what_would_not_get_its_gradient(name, engine):
+    tensor, leaves = learned(*HELD[name]).float(), (x.float() for x in inputs())
+    with pytest.raises(rg.RegardError, match=f"the {engine} engine cannot run"):
+        rg.attend(pieces(name, tensor), *leaves, engine=engine)
 
 
 class Read(rg.AdditiveBias):
@@ -462,6 +465,12 @@ def test_explain_counts_dropout():
 # Memory
 
 
+def precise(engine):
+    """An input in the widest dtype that an engine computes in, and how close its gradients are."""
+    x = inputs()[0]
+    return (x, CLOSE) if engine != "kernel" else (x.detach().float().requires_grad_(), {"rtol": 1e-4, "atol": 1e-5})
+
+
 @pytest.mark.parametrize("engine", ENGINES_WITH_GRADIENTS)
 def test_activation_checkpointing_frees_what_is_inside_and_gives_the_same_gradients(engine):
     kernel = engine == "linear"
@@ -470,7 +479,7 @@ def test_activation_checkpointing_frees_what_is_inside_and_gives_the_same_gradie
         if kernel
         else rg.Attention(mask=rg.causal())
     )
-    (x, _, _), held = inputs(), []
+    (x, close), held = precise(engine), []
 
     def layer(x):
         q, k, v = x * 1.5, x.sin(), x.cos()
@@ -482,7 +491,7 @@ def test_activation_checkpointing_frees_what_is_inside_and_gives_the_same_gradie
     assert all(tensor() is None for tensor in held)
     along = torch.randn_like(output)
     mine = torch.autograd.grad(output, x, along)
-    torch.testing.assert_close(mine, torch.autograd.grad(layer(x), x, along), **CLOSE)
+    torch.testing.assert_close(mine, torch.autograd.grad(layer(x), x, along), **close)
 
 
 @pytest.mark.parametrize("engine", ENGINES_WITH_GRADIENTS)
@@ -494,7 +503,7 @@ def test_saved_tensors_can_be_kept_elsewhere(engine):
         if kernel
         else rg.Attention(mask=rg.causal())
     )
-    x, packed = inputs()[0], []
+    (x, close), packed = precise(engine), []
 
     def pack(tensor):
         packed.append(tensor.clone())
@@ -510,7 +519,7 @@ def test_saved_tensors_can_be_kept_elsewhere(engine):
     along = torch.randn_like(output)
     mine = torch.autograd.grad(output, x, along)
     again = rg.attend(attention, x * 1.5, x.sin(), x.cos(), engine="dense").output
-    torch.testing.assert_close(mine, torch.autograd.grad(again, x, along), **CLOSE)
+    torch.testing.assert_close(mine, torch.autograd.grad(again, x, along), **close)
 
 
 def test_a_learned_scale_decodes_as_it_was_trained():

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import regard as rg
+from kernels import needs_kernel
 from regard.engine import reference
 from regard.maps.dot import is_dot
 from regard.maps.stored import load_map, save_map
@@ -73,6 +74,16 @@ def formula(q, k, bias, allowed=None, sink=None):
 
 def attention(bias, **pieces):
     return rg.Attention(rg.Dot(scale=1.0), bias=Offset(bias), **pieces)
+
+
+def in_channels(bias, q, k):
+    """Queries and keys whose second channel gives the numbers of a bias, as the kernel engine takes them."""
+    column = bias[bias.abs().amax(-1).argmax()]
+    row = bias[:, column.abs().argmax()]
+    q, k = q.clone(), k.clone()
+    q[..., 1], k[..., 1] = row, (column != 0).to(k.dtype)
+    assert torch.equal(q[0, 0, :, 1:2] * k[0, 0, :, 1], bias)
+    return q, k
 
 
 def check_map(weights, expected):
@@ -148,8 +159,25 @@ def test_half_precision_and_grouped_heads(engine, dtype, offset):
     check_map(seen.weights, formula(q, k, table(offset, "all")))
 
 
+@needs_kernel
+@pytest.mark.parametrize("rows", ["all", "one", "some", "mixed"])
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_the_kernel_engine_takes_large_products(offset, rows):
+    """Its biases are numbers by distance, so the offset lies in a channel."""
+    q, k, v, bias = problem(offset, rows)
+    leaves = [x.requires_grad_() for x in (*in_channels(bias, q, k), v)]
+    plain = rg.Attention(rg.Dot(scale=1.0))
+    with torch.no_grad():
+        check_map(rg.attend(plain, *leaves, engine="kernel").weights, formula(q, k, bias))
+    along = torch.randn(2, 2, I, D, generator=torch.Generator().manual_seed(1))
+    found = torch.autograd.grad(rg.attend(plain, *leaves, engine="kernel").output, leaves[2], along)[0]
+    expected = formula(q, k, bias).mT @ along.double()
+    size = max(float(expected.abs().max()), 1.0)
+    torch.testing.assert_close(found.double(), expected, rtol=ROUNDING, atol=ROUNDING * size)
+
+
 @pytest.mark.parametrize("offset", [-1e9, 1e5, 1e9])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [*ENGINES, pytest.param("kernel", marks=needs_kernel)])
 @torch.no_grad()
 def test_masks_and_large_products_of_queries_and_keys(engine, offset):
     """The kernel's own causal flag, windows, and scores that are large without a bias."""
