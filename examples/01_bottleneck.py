@@ -29,7 +29,7 @@ def train(name, steps):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, steps)
     for _ in range(steps):
-        source, target = batch(int(torch.randint(1, longest + 1, ())), 64)
+        source, target = batch(int(torch.randint(1, longest + 1, ())), 32)
         logits = model.logits(model(source, target[:, :-1]))
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

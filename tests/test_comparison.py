@@ -63,6 +63,9 @@ def test_presets_yield_to_what_is_said():
     assert study_of(Wish(preset="quick", data="bible-en-fr")).config.data.corpus == "bible-en-fr"
     assert study_of(Wish(preset="quick")).seeds == study_of(Wish(preset="quick", heads="1,4")).seeds == (1, 2, 3)
     assert study_of(Wish(preset="quick")).config.training.budget[0] == "steps", "the same result on a busy machine"
+    heads = study_of(Wish(preset="quick", heads="1,4,8,16"))
+    assert [entry.settings["num_heads"] for entry in heads.systems] == [1, 4, 8, 16]
+    assert (heads.config.data.corpus, heads.config.model.width, heads.config.training.steps) == ("grammar", 64, 600)
     full = study_of(Wish(preset="full"))
     assert len(full.trials(folder := comparison.Path("x"))) == 21
     assert full.trials(folder)[7].seed == 2, "all systems with one seed come before any with the next"

@@ -370,7 +370,8 @@ def compare(
         typer.Option(metavar="quick|full", help="4 systems x 600 steps, some minutes; 7 systems x 4 minutes, an hour."),
     ] = None,
     heads: Annotated[
-        str | None, typer.Option(metavar="1,4,...", help="Compare numbers of heads of a Transformer.")
+        str | None,
+        typer.Option(metavar="1,4,...", help="Compare numbers of heads. For example: --preset quick --heads 1,4,8,16."),
     ] = None,
     positions: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="Compare position schemes: train short, test long.")
