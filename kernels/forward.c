@@ -30,30 +30,6 @@ static Workspace workspace_in(const Call *call, float *memory) {
     return w;
 }
 
-/* Scores to weights relative to the greatest score so far; the factor of the earlier sums. */
-INLINE void weights_of_row(const Rows *rows, int plain, int64_t query, int64_t first, int64_t stop, float *scores,
-                           float *greatest, float *total, float *factor) {
-    const Row row = row_of(rows, query);
-    Vector top = all(-INFINITE);
-    for (int64_t key = first; key < stop; key += LANES) {
-        Vector score = load(scores + key - first) * rows->call->scale;
-        if (!plain) score = changed(rows, &row, score, key);
-        store(scores + key - first, score);
-        top = larger(top, score);
-    }
-    const float now = largest_of(larger(top, all(*greatest)));
-    const float base = now == -INFINITE ? 0 : now;
-    Vector sum = all(0);
-    for (int64_t key = first; key < stop; key += LANES) {
-        const Vector weight = exp2_of((load(scores + key - first) - base) * LOG2_E);
-        store(scores + key - first, weight);
-        sum += weight;
-    }
-    *factor = exp2_of(all((*greatest - base) * LOG2_E))[0];
-    *total = *total * *factor + sum_of(sum);
-    *greatest = now;
-}
-
 /* Adds the keys [first, stop) to the sums of ROWS queries. */
 static void add_keys(const Rows *rows, const Workspace *w, int64_t group, int64_t unit, int64_t first, int64_t stop) {
     const Call *call = rows->call;

@@ -22,13 +22,17 @@ static void free_all(void) {}
 
 int64_t NAMED(forward_workspace)(const Call *);
 int64_t NAMED(backward_workspace)(const Call *);
+int64_t NAMED(decode_workspace)(const Call *);
 void NAMED(forward)(const Call *, float *);
 void NAMED(backward)(const Call *, float *);
+void NAMED(decode)(const Call *, float *);
 
 static const struct {
     int64_t (*workspace)(const Call *);
     void (*compute)(const Call *, float *);
-} functions[] = {{NAMED(forward_workspace), NAMED(forward)}, {NAMED(backward_workspace), NAMED(backward)}};
+} functions[] = {{NAMED(forward_workspace), NAMED(forward)},
+               {NAMED(backward_workspace), NAMED(backward)},
+               {NAMED(decode_workspace), NAMED(decode)}};
 
 static void *allocated(int64_t num_bytes) {
     void *memory = malloc(num_bytes ? num_bytes : 1);

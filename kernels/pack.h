@@ -33,6 +33,22 @@ INLINE float from_float16(uint16_t half) {
     return float_of_bits(sign | moved);
 }
 
+/* LANES numbers of half precision. */
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+
+INLINE Vector from_bfloat16s(Halves bits) { return (Vector)(__builtin_convertvector(bits, Bits) << 16); }
+
+INLINE Vector from_float16s(Halves bits) {
+#if defined(__F16C__) || defined(__aarch64__)
+    typedef _Float16 Numbers __attribute__((vector_size(2 * LANES)));
+    return __builtin_convertvector((Numbers)bits, Vector);
+#else
+    Vector numbers;
+    for (int lane = 0; lane < LANES; lane++) numbers[lane] = from_float16(bits[lane]);
+    return numbers;
+#endif
+}
+
 /* Rounded to the nearest number of half precision, ties to even. */
 INLINE uint16_t to_float16(float x) {
     const uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;

@@ -18,12 +18,14 @@
 #define NAMED(name) JOIN(regard_##name, VARIANT)
 
 /* Changes with every change of this file; the loader compares it with its own number. */
-#define INTERFACE_VERSION 1
+#define INTERFACE_VERSION 2
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
 /* Most queries in a tile: a multiple of the rows of every register tile. */
 #define TILE_QUERIES 96
+/* Keys of a part of decoding: a multiple of the keys whose scores are held at once. */
+#define PART_KEYS 1024
 /* Elements that may be read before the first and behind the last of `before`, `after` and `allowed`. */
 #define MARGIN 64
 
@@ -64,6 +66,7 @@ typedef struct {
     float *logsumexp; /* (B, H, I) */
     float *packed_keys, *packed_values;
     int64_t *counters; /* of packing, of packed blocks, of tiles: 0 at the start */
+    float *partials;   /* of decoding: `decode_partials` floats; its counters are `decode_counters` numbers */
     /* of backward */
     Tensor grad_output;
     const float *delta; /* (B, H, I): sum over channels of grad_output * output */

@@ -122,6 +122,30 @@ INLINE Vector changed(const Rows *rows, const Row *row, Vector score, int64_t ke
     return score;
 }
 
+/* Scores to weights relative to the greatest score so far; the factor of the earlier sums. */
+INLINE void weights_of_row(const Rows *rows, int plain, int64_t query, int64_t first, int64_t stop, float *scores,
+                           float *greatest, float *total, float *factor) {
+    const Row row = row_of(rows, query);
+    Vector top = all(-INFINITE);
+    for (int64_t key = first; key < stop; key += LANES) {
+        Vector score = load(scores + key - first) * rows->call->scale;
+        if (!plain) score = changed(rows, &row, score, key);
+        store(scores + key - first, score);
+        top = larger(top, score);
+    }
+    const float now = largest_of(larger(top, all(*greatest)));
+    const float base = now == -INFINITE ? 0 : now;
+    Vector sum = all(0);
+    for (int64_t key = first; key < stop; key += LANES) {
+        const Vector weight = exp2_of((load(scores + key - first) - base) * LOG2_E);
+        store(scores + key - first, weight);
+        sum += weight;
+    }
+    *factor = exp2_of(all((*greatest - base) * LOG2_E))[0];
+    *total = *total * *factor + sum_of(sum);
+    *greatest = now;
+}
+
 /* Products of ROWS queries (ROWS numbers for each channel) with the panels of keys [first, stop). Rows of products are
    `stride` apart. */
 INLINE void dot_products(const float *queries, const float *panels, int64_t channels, int64_t first, int64_t stop,

@@ -97,6 +97,20 @@ def test_outputs_and_gradients_are_those_of_float64(harness, case):
         torch.testing.assert_close(one.double(), other.double(), rtol=1e-4, atol=2e-5)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_few_queries_are_those_of_float64(harness, monkeypatch, case, dtype):
+    """Decoding, which keeps keys and values in their own layout, is right for any number of queries."""
+    pieces, (B, H, G, I, J, D, E) = CASES[case]
+    monkeypatch.setattr(attention, "FEW_ROWS", 1000)
+    mechanism, tensors = rg.Attention(**pieces()), inputs(B, H, G, I, J, D, E, dtype)
+    found = rg.attend(mechanism, *tensors, engine="kernel").output
+    assert harness.num_calls == 1
+    exact = rg.attend(mechanism.double(), *(t.double() for t in tensors), engine="dense").output
+    torch.testing.assert_close(found.double(), exact, rtol=max(1e-4, 0.51 * torch.finfo(dtype).eps), atol=2e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_is_rounded_once(harness, dtype):
     tensors = inputs(1, 2, 1, 40, 50, 16, 16, dtype)

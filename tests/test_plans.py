@@ -168,6 +168,23 @@ def test_an_engine_that_cannot_names_those_that_can():
         rg.attend(sparse, Q, K, V, engine="fused")
 
 
+@pytest.mark.parametrize("heads", [(8, 8), (32, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_our_kernels_are_chosen_for_one_query_and_many_keys(monkeypatch, dtype, heads):
+    """From 2,097,152 numbers in keys and values on, 524,288 in half precision; never where gradients follow."""
+    library = load()
+    fast = library is not None and library.level >= 1 and dtype != torch.float64
+    enough = {torch.float32: 2048, torch.float64: 2048}.get(dtype, 512)
+    (H, G), decoding = heads, rg.Attention(mask=rg.causal())
+    query, cached = torch.zeros(1, H, 1, 64, dtype=dtype), torch.zeros(1, G, enough, 64, dtype=dtype)
+    assert rg.explain(decoding, query, cached, cached).engine == ("kernel" if fast else "fused")
+    fewer = cached[:, :, 1:]
+    assert rg.explain(decoding, query, fewer, fewer).engine == "fused"
+    assert rg.explain(decoding, query.clone().requires_grad_(), cached, cached).engine == "fused"
+    monkeypatch.setenv("REGARD_KERNEL", "off")
+    assert rg.explain(decoding, query, cached, cached).engine == "fused"
+
+
 def test_our_kernels_are_chosen_where_they_are_faster(monkeypatch):
     """Where the library is built for a processor with AVX2, and nowhere else."""
     x, few = torch.randn(1, 1, 2048, 4), torch.randn(1, 1, 100, 4)

@@ -146,7 +146,7 @@ def _choose(problem: Problem) -> tuple[str, bool, str]:
     if problem.state is not None:
         raise RegardError(f"attend: a RecurrentCache needs the linear engine, which cannot run this: {not_linear}.")
     if pays(problem) and _refusal("kernel", problem) is None:
-        return "kernel", False, "It is the fastest engine for softmax over this many queries."
+        return "kernel", False, "It is the fastest engine for softmax over this many queries and keys."
     if _refusal("fused", problem) is None and not _worth_skipping(problem):
         return "fused", False, "One call of the kernel is enough: few pairs in all, or blocks would skip few more."
     if is_transformed():

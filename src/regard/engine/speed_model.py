@@ -10,6 +10,7 @@ from functools import lru_cache
 import torch
 
 from regard.engine.blocked import Work
+from regard.engine.kernel.attention import is_few, reading_factor
 from regard.engine.problem import Cost, Problem
 from regard.pieces.normalizer import Entmax15, Sparsemax
 
@@ -77,7 +78,8 @@ def seconds(engine: str, problem: Problem, cost: Cost) -> float | None:
         features = s.B * (s.H * s.I + s.G * s.J) * problem.prepared.query.shape[-1]
         return ATTEND + cost.flops / (CHUNKS * rates.products) + PASS * features / rates.exponentials
     if engine == "kernel":
-        return ATTEND + cost.flops / (OWN * rates.products)
+        waiting = reading_factor(s.R * s.I) if is_few(s.R * s.I, problem.learns) else 1.0
+        return ATTEND + waiting * cost.flops / (OWN * rates.products)
     if engine == "fused":
         busy = min(1.0, s.I * s.R / BUSY_ROWS)
         skipping = 1 + KEY_BLOCK / s.J if cost.pairs < s.B * s.H * s.I * s.J else 1.0

@@ -18,18 +18,25 @@ from regard.engine.kernel.structures import MARGIN, Call
 
 #: Lanes of a vector at each level of the library.
 LANES = {"baseline": 4, "avx2": 8, "avx512": 16}
+#: Most rows of a key head (its query heads times the queries) for which keys and values are not packed.
+FEW_ROWS = 48
+#: Multiply-adds that take as long as reading a float from memory.
+PER_FLOAT = 16
 #: Fewest parts of the backward pass. Each has its own sums for the keys, so their number must not depend on threads.
 PARTS = 8
 
 
 @dataclass(eq=False)
 class Setting:
-    """What a call has besides its tensors: library, mask, factor of the scores, and the soft cap (0: none)."""
+    """What a call has besides its tensors: library, mask, factor of the scores, the soft cap (0: none), and whether
+    gradients may follow.
+    """
 
     library: Library
     layout: Layout
     scale: float
     cap: float
+    learns: bool
 
     def __post_init__(self) -> None:
         self.tables = self.layout.tables()
@@ -70,8 +77,6 @@ class Inputs(NamedTuple):
         call.allowed_head_stride = allowed.shape[1] if len(allowed) > 1 else 0
         call.num_tiles, call.tiles_have_entries = len(tiles), layout.has_entries
         call.point(query=self.query, key=self.key, value=self.value)
-        counters = torch.zeros(3, dtype=torch.int64, device="cpu")
-        call.point(packed_keys=empty(B * G, setting.padded(J), D), counters=counters)
         return call
 
 
@@ -106,11 +111,37 @@ def forward(setting: Setting, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """The output (B, H, I, E) and the log-sum-exp (B, H, I), without gradients."""
     (B, H, I, _), (G, J, E) = inputs.query.shape, inputs.value.shape[1:]
     output, logsumexp = inputs.value.new_empty(B, H, I, E), empty(B, H, I)
-    values = empty(B * G, setting.padded(J), _up(E, setting.lanes))
-    call = inputs.call(setting)
-    call.point(output=output, logsumexp=logsumexp, packed_values=values)
-    run(setting.library, "forward", call, setting.layout.num_pairs * H * inputs.multiply_adds[0])
+    call, library = inputs.call(setting), setting.library
+    call.point(output=output, logsumexp=logsumexp)
+    work = setting.layout.num_pairs * H * inputs.multiply_adds[0]
+    if is_few(H // G * I, setting.learns):
+        call.point(partials=empty(_count(library, "decode_partials", call)))
+        call.point(counters=_counters(_count(library, "decode_counters", call)))
+        run(library, "decode", call, int(work * reading_factor(H // G * I)))
+    else:
+        pack_keys(call, setting)
+        call.point(packed_values=empty(B * G, setting.padded(J), _up(E, setting.lanes)))
+        run(library, "forward", call, work)
     return output, logsumexp
+
+
+def is_few(num_rows: int, learns: bool) -> bool:
+    """Whether the rows of a key head are so few, and no gradients follow, that keys are not packed."""
+    return num_rows <= FEW_ROWS and not learns
+
+
+def reading_factor(num_rows: int) -> float:
+    """How many times longer than its multiply-adds a call of few rows takes: it waits for keys and values."""
+    return max(1.0, PER_FLOAT / num_rows)
+
+
+def pack_keys(call: Call, setting: Setting) -> None:
+    """Give a call room for packed keys, and the counters of packing and of tiles."""
+    call.point(packed_keys=empty(call.B * call.G, setting.padded(call.J), call.D), counters=_counters(3))
+
+
+def _counters(count: int) -> Tensor:
+    return torch.zeros(count, dtype=torch.int64, device="cpu")
 
 
 def _backward(
@@ -120,8 +151,9 @@ def _backward(
     (B, H, I, D), (G, J, E) = inputs.query.shape, inputs.value.shape[1:]
     length, lanes, num_parts = setting.padded(J), setting.lanes, -(-PARTS // (B * G))
     call = inputs.call(setting)
+    pack_keys(call, setting)
     panels, rows = empty(B * G, length, E), empty(B * G, length, _up(D, lanes))
-    num_keys = _num_keys(setting.library, call)
+    num_keys = _count(setting.library, "backward_length", call)  # with room for the last block
     for_query = zeros(B, H, I, D)
     for_key, for_value = (zeros(B, G, num_parts, num_keys, _up(width, lanes)) for width in (D, E))
     diagonals = [zeros(B, H, num_parts, I + J - 1 + 2 * MARGIN) if want else None for want in wanted[3:5]]
@@ -139,9 +171,9 @@ def _backward(
     ]
 
 
-def _num_keys(library: Library, call: Call) -> int:
-    """Keys that the sums of a part have room for."""
-    function = library.function("backward_length")
+def _count(library: Library, name: str, call: Call) -> int:
+    """The length of a buffer, which a function of the library tells."""
+    function = library.function(name)
     function.restype = c_int64
     return function(byref(call))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.engine.kernel.attention import PARTS, Inputs, Setting
+from regard.engine.kernel.attention import PARTS, Inputs, Setting, pack_keys
 from regard.engine.kernel.running import run, zeros
 from regard.engine.kernel.structures import Pointers
 
@@ -47,6 +47,7 @@ def add_statistics(setting: Setting, inputs: Inputs, logsumexp: Tensor, wanted: 
     (B, H, *_), J = inputs.query.shape, inputs.key.shape[2]
     num_parts, length = -(-PARTS // (B * H)), setting.padded(J)
     call = inputs.call(setting)
+    pack_keys(call, setting)
     call.point(logsumexp=logsumexp.float().contiguous())
     flags = None if wanted.flags is None else F.pad(wanted.flags.float(), (0, length - J)).contiguous()
     received = None if wanted.received is None else zeros(B, H, num_parts, length)

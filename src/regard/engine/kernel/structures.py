@@ -9,7 +9,7 @@ import torch
 from regard.shapes import has_numbers
 
 #: Numbers of kernels/regard.h.
-TILE_QUERIES, MARGIN = 96, 64
+TILE_QUERIES, PART_KEYS, MARGIN = 96, 1024, 64
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
@@ -79,6 +79,7 @@ class Call(Pointers):
         ("packed_keys", c_void_p),
         ("packed_values", c_void_p),
         ("counters", c_void_p),
+        ("partials", c_void_p),
         ("grad_output", TensorFields),
         ("delta", c_void_p),
         ("packed_value_panels", c_void_p),

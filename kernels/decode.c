@@ -1,0 +1,277 @@
+/* Attention of few queries, as in decoding: keys and values are read once, in their own layout.
+
+   Packing, as forward.c does it, is a pass over keys and values of its own: worth it for many queries, not for a few.
+   Here a unit of work is one key head and PART_KEYS keys, for the rows of this head: all its query heads, all queries
+   of a tile. Memory sets the pace: keys and values are read in its order, CHUNK at a time for all rows, because the
+   processor fetches ahead only what is read in order (keys interleaved by fours came at half the rate). Each unit keeps
+   the greatest score, the sum of weights and the sum of weighted values of its rows. The thread that finishes the last
+   part of a key head adds the parts in order ("Flash-Decoding": Dao, Haziza, Massa, Sizov 2023). Parts depend on the
+   sizes alone, so the result does not depend on the number of threads. */
+#include "rows.h"
+
+/* Keys that are read together, so that all rows find them in the first cache: a multiple of LANES that divides KEYS. */
+#define CHUNK 16
+
+/* What one thread holds: its queries as rows, the scores of KEYS keys, a factor a row, and a copy of CHUNK keys. */
+typedef struct {
+    int64_t query_width, value_width, num_rows, num_parts;
+    float *queries, *scores, *factors, *copy;
+} Workspace;
+
+static Workspace sizes_of(const Call *call) {
+    Workspace w = {rounded_up(call->D, LANES), rounded_up(call->E, LANES), call->H / call->G * call->I,
+                   (call->J + PART_KEYS - 1) / PART_KEYS, 0, 0, 0, 0};
+    return w;
+}
+
+static Workspace workspace_in(const Call *call, float *memory) {
+    Workspace w = sizes_of(call);
+    w.queries = memory;
+    w.scores = w.queries + w.num_rows * w.query_width;
+    w.factors = w.scores + w.num_rows * KEYS;
+    w.copy = w.factors + w.num_rows;
+    return w;
+}
+
+/* Floats of scratch memory that one thread needs. */
+EXPORT int64_t NAMED(decode_workspace)(const Call *call) {
+    const Workspace w = sizes_of(call);
+    return w.num_rows * (w.query_width + KEYS + 1) + CHUNK * most(w.query_width, w.value_width);
+}
+
+/* Key heads of all tiles: each has its parts, and a counter of those that are finished. */
+static int64_t num_heads(const Call *call) {
+    return (call->tiles_have_entries ? 1 : call->B) * call->num_tiles * call->G;
+}
+
+/* A row of a part: weighted values, the greatest score, the sum of weights. */
+INLINE int64_t partial_row(const Workspace *w) { return w->value_width + 2; }
+
+/* Floats of `partials`. */
+EXPORT int64_t NAMED(decode_partials)(const Call *call) {
+    const Workspace w = sizes_of(call);
+    return num_heads(call) * w.num_parts * w.num_rows * partial_row(&w);
+}
+
+/* Numbers of `counters`: one of units, and one a key head. */
+EXPORT int64_t NAMED(decode_counters)(const Call *call) { return 1 + num_heads(call); }
+
+/* Vectors as rows, `step` elements apart. */
+typedef struct {
+    const void *data;
+    int64_t step, dtype;
+} Matrix;
+
+/* `count` vectors from token `first` on: the tensor itself if channels follow each other and fill whole vectors of the
+   processor, else a copy. */
+INLINE Matrix matrix_of(const Tensor *t, int64_t entry, int64_t head, int64_t first, int64_t count, int64_t channels,
+                        int64_t width, float *copy) {
+    if (t->strides[3] == 1 && channels == width) {
+        const int64_t bytes = t->dtype == FLOAT32 ? 4 : 2;
+        return (Matrix){(const char *)t->data + place(t, entry, head, first) * bytes, t->strides[2], t->dtype};
+    }
+    pack_rows(t, entry, head, first, count, first + count, channels, width, copy);
+    return (Matrix){copy, width, FLOAT32};
+}
+
+/* LANES numbers from index `n` on. */
+INLINE Vector load_as(const int64_t dtype, const void *data, int64_t n) {
+    if (dtype == FLOAT32) return load((const float *)data + n);
+    const Halves halves = *(const Halves *)((const uint16_t *)data + n);
+    return dtype == BFLOAT16 ? from_bfloat16s(halves) : from_float16s(halves);
+}
+
+/* Adds lanes `half` apart: of a where the bit `half` of a lane is 0, of b where it is 1. */
+INLINE Vector folded(Vector a, Vector b, int half) {
+    Vector low, high;
+    UNROLL for (int lane = 0; lane < LANES; lane++) {
+        low[lane] = lane & half ? b[lane - half] : a[lane];
+        high[lane] = lane & half ? b[lane] : a[lane + half];
+    }
+    return low + high;
+}
+
+/* Lane n: the sum of the lanes of vectors[n]. */
+INLINE Vector sums_of(Vector vectors[LANES]) {
+    UNROLL for (int half = LANES / 2; half > 0; half /= 2)
+        UNROLL for (int n = 0; n < half; n++) vectors[n] = folded(vectors[n], vectors[n + half], half);
+    return vectors[0];
+}
+
+/* Products of N rows with `count` keys: products[r KEYS + k]. LANES products at a time have a vector of sums each. */
+INLINE void products_of(const int N, const int64_t dtype, const float *rows, int64_t width, Matrix keys, int64_t count,
+                        float *products) {
+    const int K = LANES / N;
+    for (int64_t first = 0; first < count; first += K) {
+        Vector sums[LANES] = {{0}};
+        UNROLL for (int k = 0; k < K; k++) {
+            const int64_t key = least(first + k, count - 1) * keys.step;
+            for (int64_t c = 0; c < width; c += LANES) {
+                const Vector vector = load_as(dtype, keys.data, key + c);
+                UNROLL for (int r = 0; r < N; r++) sums[r * K + k] += load(rows + r * width + c) * vector;
+            }
+        }
+        const Vector sum = sums_of(sums);
+        UNROLL for (int n = 0; n < LANES; n++) products[n / K * KEYS + first + n % K] = sum[n];
+    }
+}
+
+INLINE void all_products(const int64_t dtype, const Workspace *w, Matrix keys, int64_t count, float *products) {
+    const int64_t width = w->query_width;
+    int64_t r = 0;
+    for (; r + 4 <= w->num_rows; r += 4)
+        products_of(4, dtype, w->queries + r * width, width, keys, count, products + r * KEYS);
+    for (; r + 2 <= w->num_rows; r += 2)
+        products_of(2, dtype, w->queries + r * width, width, keys, count, products + r * KEYS);
+    if (r < w->num_rows) products_of(1, dtype, w->queries + r * width, width, keys, count, products + r * KEYS);
+}
+
+/* sums[r row + e] = sums[...] * factors[r] + the sum over keys of weights[r KEYS + k] * values[k step + e], for N rows
+   and M vectors of channels from `e` on. */
+INLINE void add_values(const int N, const int M, const int64_t dtype, const float *weights, Matrix values, int64_t e,
+                       int64_t count, const float *factors, float *sums, int64_t row) {
+    Vector totals[4][8];
+    UNROLL for (int r = 0; r < N; r++) UNROLL for (int m = 0; m < M; m++)
+        totals[r][m] = load(sums + r * row + e + m * LANES) * factors[r];
+    for (int64_t k = 0; k < count; k++) {
+        Vector value[8];
+        UNROLL for (int m = 0; m < M; m++) value[m] = load_as(dtype, values.data, k * values.step + e + m * LANES);
+        UNROLL for (int r = 0; r < N; r++) {
+            const Vector weight = all(weights[r * KEYS + k]);
+            UNROLL for (int m = 0; m < M; m++) totals[r][m] += weight * value[m];
+        }
+    }
+    UNROLL for (int r = 0; r < N; r++) UNROLL for (int m = 0; m < M; m++)
+        store(sums + r * row + e + m * LANES, totals[r][m]);
+}
+
+/* Adds M vectors of channels to all rows, N at a time. */
+INLINE void add_channels(const int N, const int M, const int64_t dtype, const Workspace *w, const float *weights,
+                         Matrix values, int64_t e, int64_t count, float *sums) {
+    const int64_t row = partial_row(w);
+    int64_t r = 0;
+    for (; r + N <= w->num_rows; r += N)
+        add_values(N, M, dtype, weights + r * KEYS, values, e, count, w->factors + r, sums + r * row, row);
+    for (; r < w->num_rows; r++)
+        add_values(1, M, dtype, weights + r * KEYS, values, e, count, w->factors + r, sums + r * row, row);
+}
+
+INLINE void add_all_values(const int64_t dtype, const Workspace *w, const float *weights, Matrix values, int64_t count,
+                           float *sums) {
+    const int64_t width = w->value_width;
+    int64_t e = 0;
+    for (; e + 8 * LANES <= width; e += 8 * LANES) add_channels(2, 8, dtype, w, weights, values, e, count, sums);
+    for (; e + 4 * LANES <= width; e += 4 * LANES) add_channels(4, 4, dtype, w, weights, values, e, count, sums);
+    for (; e < width; e += LANES) add_channels(4, 1, dtype, w, weights, values, e, count, sums);
+}
+
+/* Products of all rows with the keys [first, stop), at most KEYS. */
+static void score_keys(const Call *call, const Workspace *w, int64_t entry, int64_t head, int64_t first, int64_t stop) {
+    for (int64_t start = first; start < stop; start += CHUNK) {
+        const int64_t count = least(CHUNK, stop - start);
+        const Matrix keys = matrix_of(&call->key, entry, head, start, count, call->D, w->query_width, w->copy);
+        float *scores = w->scores + start - first;
+        if (keys.dtype == FLOAT32) all_products(FLOAT32, w, keys, count, scores);
+        if (keys.dtype == BFLOAT16) all_products(BFLOAT16, w, keys, count, scores);
+        if (keys.dtype == FLOAT16) all_products(FLOAT16, w, keys, count, scores);
+    }
+}
+
+/* Scores to weights relative to the greatest score so far, one row after the other. */
+static void weigh_keys(const Call *call, const Tile *tile, const Segment *segment, const Workspace *w, int64_t head,
+                       int64_t first, int64_t stop, float *partial) {
+    const int64_t num_queries = tile->stop_query - tile->first_query, last = first + rounded_up(stop - first, LANES);
+    for (int64_t r = 0; r < w->num_rows; r++) {
+        const int64_t query = tile->first_query + r % num_queries;
+        const Rows rows = rows_of(call, tile, segment, head * (call->H / call->G) + r / num_queries, query);
+        float *greatest = partial + r * partial_row(w) + w->value_width;
+        if (is_plain(&rows, first, last))
+            weights_of_row(&rows, 1, query, first, last, w->scores + r * KEYS, greatest, greatest + 1, w->factors + r);
+        else
+            weights_of_row(&rows, 0, query, first, last, w->scores + r * KEYS, greatest, greatest + 1, w->factors + r);
+    }
+}
+
+/* Adds the values of the keys [first, stop) to the sums of all rows. */
+static void add_keys(const Call *call, const Workspace *w, int64_t entry, int64_t head, int64_t first, int64_t stop,
+                     float *sums) {
+    for (int64_t start = first; start < stop; start += CHUNK) {
+        const int64_t count = least(CHUNK, stop - start);
+        const Matrix values = matrix_of(&call->value, entry, head, start, count, call->E, w->value_width, w->copy);
+        const float *weights = w->scores + start - first;
+        if (values.dtype == FLOAT32) add_all_values(FLOAT32, w, weights, values, count, sums);
+        if (values.dtype == BFLOAT16) add_all_values(BFLOAT16, w, weights, values, count, sums);
+        if (values.dtype == FLOAT16) add_all_values(FLOAT16, w, weights, values, count, sums);
+        for (int64_t r = 0; r < w->num_rows; r++) w->factors[r] = 1; /* the next chunk has the same greatest score */
+    }
+}
+
+/* The rows of one key head and the keys of one part. */
+static void run_part(const Call *call, const Tile *tile, const Workspace *w, int64_t entry, int64_t head, int64_t part,
+                     float *partial) {
+    const int64_t num_queries = tile->stop_query - tile->first_query, shared = call->H / call->G;
+    for (int64_t n = 0; n < shared; n++)
+        pack_rows(&call->query, entry, head * shared + n, tile->first_query, num_queries, tile->stop_query, call->D,
+                  w->query_width, w->queries + n * num_queries * w->query_width);
+    for (int64_t r = 0; r < w->num_rows; r++) {
+        float *row = partial + r * partial_row(w);
+        for (int64_t e = 0; e < w->value_width; e++) row[e] = 0;
+        row[w->value_width] = -INFINITE, row[w->value_width + 1] = 0;
+    }
+    for (int64_t s = tile->first_segment; s < tile->stop_segment; s++) {
+        Segment segment = call->segments[s];
+        const int64_t low = most(segment.first_key, tile->first_query + call->low);
+        const int64_t stop = least(segment.stop_key, tile->stop_query - 1 + call->high);
+        segment.stop_key = least(stop, (part + 1) * PART_KEYS); /* no vector of scores reaches into the next part */
+        for (int64_t first = most(low, part * PART_KEYS); first < segment.stop_key; first += KEYS) {
+            const int64_t end = least(first + KEYS, segment.stop_key);
+            score_keys(call, w, entry, head, first, end);
+            weigh_keys(call, tile, &segment, w, head, first, end, partial);
+            add_keys(call, w, entry, head, first, end, partial);
+        }
+    }
+}
+
+/* Output and log-sum-exp of one row, from its parts, `step` apart. */
+static void finish_row(const Call *call, const Workspace *w, int64_t entry, int64_t head, int64_t query,
+                       const float *parts, int64_t step) {
+    const int64_t width = w->value_width;
+    float greatest = call->sink ? call->sink[head] : -INFINITE;
+    for (int64_t p = 0; p < w->num_parts; p++) {
+        const float other = parts[p * step + width];
+        greatest = other > greatest ? other : greatest;
+    }
+    const float base = greatest == -INFINITE ? 0 : greatest;
+    float total = call->sink ? exp2_of(all((call->sink[head] - base) * LOG2_E))[0] : 0;
+    for (int64_t e = 0; e < width; e++) w->copy[e] = 0;
+    for (int64_t p = 0; p < w->num_parts; p++) {
+        const float *part = parts + p * step;
+        const float factor = exp2_of(all((part[width] - base) * LOG2_E))[0];
+        total += part[width + 1] * factor;
+        for (int64_t e = 0; e < width; e++) w->copy[e] += part[e] * factor;
+    }
+    const float inverse = total == 0 ? 0 : 1 / total;
+    for (int64_t e = 0; e < width; e++) w->copy[e] *= inverse;
+    write_vector(&call->output, place(&call->output, entry, head, query), call->E, w->copy);
+    call->logsumexp[(entry * call->H + head) * call->I + query] = greatest + log_of(total);
+}
+
+/* Output and log-sum-exp of every query: computes parts until none is left. */
+EXPORT void NAMED(decode)(const Call *call, float *memory) {
+    Workspace w = workspace_in(call, memory);
+    const int64_t size = w.num_rows * partial_row(&w), units = num_heads(call) * w.num_parts;
+    const int64_t shared = call->H / call->G;
+    for (int64_t n = next_unit(call->counters); n < units; n = next_unit(call->counters)) {
+        const int64_t unit = n / w.num_parts, head = unit % call->G;
+        const Tile *tile = call->tiles + unit / call->G % call->num_tiles;
+        const int64_t entry = call->tiles_have_entries ? tile->entry : unit / call->G / call->num_tiles;
+        float *partials = call->partials + unit * w.num_parts * size;
+        const int64_t num_queries = tile->stop_query - tile->first_query;
+        w.num_rows = shared * num_queries;
+        run_part(call, tile, &w, entry, head, n % w.num_parts, partials + n % w.num_parts * size);
+        if (__atomic_add_fetch(call->counters + 1 + unit, 1, __ATOMIC_ACQ_REL) < w.num_parts) continue;
+        for (int64_t r = 0; r < w.num_rows; r++)
+            finish_row(call, &w, entry, head * shared + r / num_queries, tile->first_query + r % num_queries,
+                       partials + r * partial_row(&w), size);
+    }
+}
