@@ -200,3 +200,15 @@ def test_a_large_cap_changes_no_score(level, cap):
     with at_level(level):
         found = rg.attend(rg.Attention(bias=rg.Softcap(cap)), q, k, v, engine="kernel").output
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-6)
+
+
+@every_level
+def test_gradients_under_a_cap_are_those_of_the_tangent(level):
+    tensors = [torch.randn(1, 1, 64, 64, requires_grad=True) for _ in range(3)]
+    exact = [t.detach().double().requires_grad_() for t in tensors]
+    attention, along = rg.Attention(bias=rg.Softcap(1.0)), torch.randn(1, 1, 64, 64)
+    with at_level(level):
+        found = torch.autograd.grad(rg.attend(attention, *tensors, engine="kernel").output, tensors, along)
+    expected = torch.autograd.grad(rg.attend(attention, *exact, engine="dense").output, exact, along.double())
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=2e-6)
