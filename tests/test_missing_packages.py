@@ -120,6 +120,32 @@ def test_an_extra_makes_its_commands_whole(folder):
         assert result["status"] == 0, f"regard {line}\n{result['output']}"
 
 
+#: Command lines that need a package of their extra only after they have read a run, or not at all.
+READ_FIRST = {
+    "translate runs/trained new.en",
+    "align runs/trained --source new.en --target new.fr",
+    "data grammar",
+}
+
+
+@pytest.mark.xdist_group("missing packages")
+def test_with_the_command_line_alone_a_command_names_its_extra(tmp_path):
+    """Python finds no other optional package. The command runs with each option that needs another extra."""
+    bring_files(tmp_path)
+    for name in ("dataset", "runs/trained", "compared", "seen"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("table.parquet", "seen/manifest.json"):
+        (tmp_path / name).touch()
+    commands = COMMANDS | {line: extra for line, (extra, _) in NOT_RUN.items()}
+    shown = [line for line, extra in commands.items() if extra != "cli" and line not in READ_FIRST]
+    lines = list({(line.split()[0], commands[line]): line for line in shown}.values())  # one for each extra
+    hidden = command_extras.OPTIONAL - packages_of("cli") - {"pydantic"}
+    for line, result in zip(lines, run([(line, hidden) for line in lines], tmp_path), strict=True):
+        said = f"regard {line}\n{result['output']}"
+        assert result["status"] != 0 and "Traceback" not in result["output"], said
+        assert f"pip install 'regard[{commands[line]}]'" in result["output"], said
+
+
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_the_table_of_extras_is_that_of_pyproject(extra):
     expected = packages_of(extra) - (PEERS if extra == "bench" else set())

@@ -74,7 +74,7 @@ def named(
     error: MissingPackage | ModuleNotFoundError, command: str, options: Mapping[str, Any]
 ) -> MissingPackage | None:
     """The error of a command for a package that is not installed; None if no extra has the package."""
-    package = error.package if isinstance(error, MissingPackage) else error.name or ""
+    package = error.package.partition(".")[0] if isinstance(error, MissingPackage) else error.name or ""
     module = package.replace("-", "_")
     return MissingPackage(command, package, extra_of(command, options, module)) if module in OPTIONAL else None
 
