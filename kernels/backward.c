@@ -35,7 +35,7 @@ static Workspace workspace_in(const Call *call, float *memory) {
 EXPORT int64_t NAMED(backward_workspace)(const Call *call) {
     const int64_t query_width = rounded_up(call->D, LANES), value_width = rounded_up(call->E, LANES);
     return TILE_QUERIES * (call->D + call->E + 2 * query_width + value_width + 2 * BLOCK) +
-           PANEL * most(query_width, value_width);
+           MOST_COLUMNS * most(query_width, value_width);
 }
 
 /* Numbers of the token axis of `grad_key` and `grad_value`. */

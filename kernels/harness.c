@@ -1,4 +1,4 @@
-/* Runs calls of the kernels in a process of its own, for tests: under an emulator, or with the sanitizers of a compiler.
+/* Runs calls of the kernels in a process of its own, for tests: under an emulator, or with a compiler's sanitizers.
 
    Standard input holds calls one after the other, written by tests/kernel_harness.py, all numbers int64:
 
@@ -7,8 +7,8 @@
      for each pointer: where it is (buffer, byte) and where it points to (buffer, byte)
      the bytes of all buffers; the first is the Call
 
-   Every buffer becomes memory of its own, so that a sanitizer sees a read or write outside. After each call the bytes of
-   all buffers are written to standard output. */
+   Each buffer is allocated alone, so that a sanitizer sees every access outside of it. After each call the bytes of all
+   buffers are written to standard output. */
 #include "regard.h"
 
 #if __STDC_HOSTED__
@@ -16,8 +16,12 @@
 #include <stdlib.h>
 #include <string.h>
 static void free_all(void) {}
+/* A sanitizer watches the scratch memory. */
+#define GUARD_BYTES 0
 #else
 #include "harness_system.h"
+/* Bytes behind the scratch memory that a kernel must not change: an emulated program has no sanitizer. */
+#define GUARD_BYTES (1 << 16)
 #endif
 
 int64_t NAMED(forward_workspace)(const Call *);
@@ -30,9 +34,11 @@ void NAMED(decode)(const Call *, float *);
 static const struct {
     int64_t (*workspace)(const Call *);
     void (*compute)(const Call *, float *);
-} functions[] = {{NAMED(forward_workspace), NAMED(forward)},
-               {NAMED(backward_workspace), NAMED(backward)},
-               {NAMED(decode_workspace), NAMED(decode)}};
+} functions[] = {
+    {NAMED(forward_workspace), NAMED(forward)},
+    {NAMED(backward_workspace), NAMED(backward)},
+    {NAMED(decode_workspace), NAMED(decode)},
+};
 
 static void *allocated(int64_t num_bytes) {
     void *memory = malloc(num_bytes ? num_bytes : 1);
@@ -46,15 +52,18 @@ static void receive(void *to, int64_t num_bytes) {
 
 static void compute(int64_t function, const Call *call) {
     const int64_t num_bytes = functions[function].workspace(call) * sizeof(float);
-    float *memory = allocated(num_bytes);
-    memset(memory, 0xff, num_bytes); /* NaN: what is read before it is written shows */
-    functions[function].compute(call, memory);
+    unsigned char *memory = allocated(num_bytes + GUARD_BYTES);
+    memset(memory, 0xff, num_bytes + GUARD_BYTES); /* NaN: a number that is read before it is written shows */
+    functions[function].compute(call, (float *)memory);
+    for (int64_t n = num_bytes; n < num_bytes + GUARD_BYTES; n++)
+        if (memory[n] != 0xff) exit(5);
     free(memory);
 }
 
 static void run_call(const int64_t head[3]) {
     const int64_t num_buffers = head[1], num_pointers = head[2];
-    int64_t *sizes = allocated(num_buffers * sizeof(int64_t)), *pointers = allocated(num_pointers * 4 * sizeof(int64_t));
+    int64_t *sizes = allocated(num_buffers * sizeof(int64_t));
+    int64_t *pointers = allocated(num_pointers * 4 * sizeof(int64_t));
     char **buffers = allocated(num_buffers * sizeof(char *));
     receive(sizes, num_buffers * sizeof(int64_t));
     receive(pointers, num_pointers * 4 * sizeof(int64_t));

@@ -8,6 +8,9 @@
 /* Keys whose scores are held at once; the scores of ROWS queries stay in the first cache. */
 #define KEYS 256
 
+/* Most vectors that are packed as columns together: keys of a panel, or ROWS queries. The buffer has room for them. */
+#define MOST_COLUMNS (PANEL > ROWS ? PANEL : ROWS)
+
 /* Packs the keys [first, stop) of one key head of one batch entry: `unit` is entry G + head. */
 typedef void PackBlock(const Call *call, int64_t unit, int64_t first, int64_t stop, float *buffer);
 
