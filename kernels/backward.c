@@ -1,14 +1,16 @@
 /* Gradients of attention, without the matrix of weights.
 
-   With the log-sum-exp of a row known, a weight is final when it is formed: P = exp(S - lse). The gradient of a score is
-   dS = P (dP - delta), dP = dO V^T, and delta_i = sum over channels of dO_i O_i (Dao et al. 2022, arXiv:2205.14135).
-   Weights and gradients of a tile of queries and BLOCK keys are kept, so that dQ = dS K, dK = dS^T Q and dV = P^T dO are
-   the same product. A unit of work is one key head and a part of the queries; each part has its own sums for keys. */
+   The forward pass has left the log-sum-exp of each row, so a weight is final at once: P = exp(S - lse). The gradient
+   of a score is dS = P (dP - delta), where dP = dO V^T and delta_i = sum over channels of dO_i O_i (FlashAttention: Dao
+   et al. 2022, arXiv:2205.14135). P and dS of a tile of queries and BLOCK keys are held in scratch memory.
+   Then dQ = dS K, dK = dS^T Q and dV = P^T dO are calls of the same product. A unit of work is one key head and a part
+   of the queries; each part has its own sums for keys. */
 #include "rows.h"
 
-/* Keys of a block: a multiple of a panel and of ROWS, at every width of vectors. */
+/* Keys of a block: a multiple of PANEL and of ROWS for every vector width. */
 #define BLOCK 96
 
+/* The scratch memory of a thread, with widths of rows in whole vectors. `length`: keys of `grad_key` (see below). */
 typedef struct {
     int64_t query_width, value_width, length;
     float *query_columns, *query_rows, *grad_columns, *grad_rows; /* of a tile */
@@ -19,7 +21,7 @@ static Workspace workspace_in(const Call *call, float *memory) {
     Workspace w;
     w.query_width = rounded_up(call->D, LANES);
     w.value_width = rounded_up(call->E, LANES);
-    w.length = rounded_up(call->J, PANEL) + BLOCK;
+    w.length = padded_keys(call) + BLOCK;
     w.query_columns = memory;
     w.query_rows = w.query_columns + TILE_QUERIES * call->D;
     w.grad_columns = w.query_rows + TILE_QUERIES * w.query_width;
@@ -35,63 +37,61 @@ static Workspace workspace_in(const Call *call, float *memory) {
 EXPORT int64_t NAMED(backward_workspace)(const Call *call) {
     const int64_t query_width = rounded_up(call->D, LANES), value_width = rounded_up(call->E, LANES);
     return TILE_QUERIES * (call->D + call->E + 2 * query_width + value_width + 2 * BLOCK) +
-           MOST_COLUMNS * most(query_width, value_width);
+           MOST_COLUMNS * max(query_width, value_width);
 }
 
-/* Numbers of the token axis of `grad_key` and `grad_value`. */
-EXPORT int64_t NAMED(backward_length)(const Call *call) { return rounded_up(call->J, PANEL) + BLOCK; }
+/* The length of the token axis of `grad_key` and `grad_value`: a block may begin at the last panel. */
+EXPORT int64_t NAMED(backward_length)(const Call *call) { return padded_keys(call) + BLOCK; }
 
 static void start_tile(const Call *call, const Tile *tile, int64_t entry, int64_t head, const Workspace *w) {
-    for (int64_t group = 0; tile->first_query + group < tile->stop_query; group += ROWS) {
-        const int64_t query = tile->first_query + group, stop = tile->stop_query;
-        pack_columns(&call->query, entry, head, query, ROWS, stop, call->D, w->buffer, w->query_columns + group * call->D);
-        pack_columns(&call->grad_output, entry, head, query, ROWS, stop, call->E, w->buffer,
-                     w->grad_columns + group * call->E);
-        pack_rows(&call->query, entry, head, query, ROWS, stop, call->D, w->query_width,
-                  w->query_rows + group * w->query_width);
-        pack_rows(&call->grad_output, entry, head, query, ROWS, stop, call->E, w->value_width,
-                  w->grad_rows + group * w->value_width);
-    }
+    const int64_t first = tile->first_query, stop = tile->stop_query, count = rounded_up(stop - first, ROWS);
+    pack_groups(&call->query, tile, entry, head, call->D, w->buffer, w->query_columns);
+    pack_groups(&call->grad_output, tile, entry, head, call->E, w->buffer, w->grad_columns);
+    pack_rows(&call->query, entry, head, first, count, stop, call->D, w->query_width, w->query_rows);
+    pack_rows(&call->grad_output, entry, head, first, count, stop, call->E, w->value_width, w->grad_rows);
     for (int64_t n = 0; n < TILE_QUERIES * w->query_width; n++) w->query_sums[n] = 0;
 }
 
 static void finish_tile(const Call *call, const Tile *tile, int64_t entry, int64_t head, const Workspace *w) {
-    float *to = call->grad_query + ((entry * call->H + head) * call->I + tile->first_query) * call->D;
+    float *to = call->grad_query + row_index(call, entry, head, tile->first_query) * call->D;
     for (int64_t n = 0; n < tile->stop_query - tile->first_query; n++)
         for (int64_t c = 0; c < call->D; c++) to[n * call->D + c] = w->query_sums[n * w->query_width + c] * call->scale;
 }
 
-/* One row: `weights` holds products of query and keys, `grads` of output gradient and values; then weights, and the
-   gradients of the products. Gradients of biases are added along the diagonals. */
+/* The derivative of the soft cap at the scores of LANES keys. */
+INLINE Vector cap_derivative(const Rows *rows, Vector product, int64_t query, int64_t key) {
+    if (rows->before) product += load(rows->before + key - query);
+    const Vector t = tanh_of(product * (1 / rows->call->cap));
+    return 1.0f - t * t;
+}
+
+/* One row. Before: `weights` holds q.k, and `grads` the products dO.v. After: `weights` holds P, and `grads` the
+   gradients of scale q.k. Gradients of biases are added along the diagonals. */
 INLINE void grads_of_row(const Rows *rows, int plain, int64_t query, int64_t first, int64_t stop, float logsumexp,
                          float delta, float *weights, float *grads, float *grad_before, float *grad_after) {
-    const Call *call = rows->call;
     const Row row = row_of(rows, query);
     for (int64_t key = first; key < stop; key += LANES) {
-        const Vector product = load(weights + key - first) * call->scale;
-        const Vector score = plain ? product : changed(rows, &row, product, key);
+        const Vector product = load(weights + key - first) * rows->call->scale;
+        const Vector score = plain ? product : final_score(rows, &row, product, key);
         const Vector power = (score - logsumexp) * LOG2_E;
-        Vector weight = exp2_of(choose(power > 126.0f, all(126), power));
-        if (!plain) weight = choose(score == -INFINITE, all(0), weight); /* a row of NaN too stays in its keys */
+        Vector weight = exp2_of(choose(power > 126.0f, broadcast(126), power));
+        if (!plain) weight = choose(score == -INFINITE, broadcast(0), weight); /* even if the row is NaN */
         Vector grad = weight * (load(grads + key - first) - delta);
         store(weights + key - first, weight);
         if (!plain) {
-            grad = choose(weight == 0.0f, all(0), grad);
+            grad = choose(weight == 0.0f, broadcast(0), grad);
             if (grad_after) store(grad_after + key - query, load(grad_after + key - query) + grad);
-            if (call->cap != 0) {
-                Vector shifted = product;
-                if (rows->before) shifted += load(rows->before + key - query);
-                const Vector t = tanh_of(shifted * (1 / call->cap));
-                grad *= 1.0f - t * t;
-            }
+            if (rows->call->cap != 0) grad *= cap_derivative(rows, product, query, key);
             if (grad_before) store(grad_before + key - query, load(grad_before + key - query) + grad);
         }
         store(grads + key - first, grad);
     }
 }
 
-INLINE void clear(float *numbers, int64_t count) {
-    for (int64_t n = 0; n < count; n++) numbers[n] = 0;
+/* Sets a row of a block to 0 outside of the given keys; the block begins at key `start`. */
+INLINE void clear_outside(float *row, int64_t start, Range keys) {
+    for (int64_t key = start; key < keys.first; key++) row[key - start] = 0;
+    for (int64_t key = keys.stop; key < start + BLOCK; key++) row[key - start] = 0;
 }
 
 /* Where the gradients of the biases of a head and part begin: index j - i. */
@@ -101,82 +101,87 @@ INLINE float *diagonals(const Call *call, float *grads, int64_t entry, int64_t h
     return grads + ((entry * call->H + head) * call->num_parts + part) * length + MARGIN + call->I - 1;
 }
 
-/* Weights and gradients of ROWS queries and the keys [start, start + BLOCK): 0 outside [*first, *stop). */
+/* P and dS of ROWS queries and a block of keys from `start` on: 0 outside of the given keys. */
 static void fill_group(const Rows *rows, const Workspace *w, int64_t entry, int64_t head, int64_t part, int64_t start,
-                       int64_t first, int64_t stop) {
+                       Range keys) {
     const Call *call = rows->call;
-    const int64_t group = rows->query - rows->tile_query, unit = entry * call->G + head / (call->H / call->G);
-    const int64_t length = rounded_up(call->J, PANEL);
+    const int64_t group = rows->query - rows->tile_query, panels = key_unit(call, entry, head) * padded_keys(call);
+    const int64_t first = keys.first, stop = keys.stop;
     float *weights = w->weights + group * BLOCK + first - start, *grads = w->grads + group * BLOCK + first - start;
-    dot_products(w->query_columns + group * call->D, call->packed_keys + unit * length * call->D, call->D, first, stop,
+    dot_products(w->query_columns + group * call->D, call->packed_keys + panels * call->D, call->D, first, stop,
                  weights, BLOCK);
-    dot_products(w->grad_columns + group * call->E, call->packed_value_panels + unit * length * call->E, call->E, first,
-                 stop, grads, BLOCK);
+    dot_products(w->grad_columns + group * call->E, call->packed_value_panels + panels * call->E, call->E, first, stop,
+                 grads, BLOCK);
     float *grad_before = diagonals(call, call->grad_before, entry, head, part);
     float *grad_after = diagonals(call, call->grad_after, entry, head, part);
-    const int plain = is_plain(rows, first, stop);
-    for (int r = 0; r < ROWS; r++) {
-        const int64_t query = rows->query + r, at = (entry * call->H + head) * call->I + query;
-        float *row_weights = weights + r * BLOCK, *row_grads = grads + r * BLOCK;
-        if (query >= rows->stop_query) {
-            clear(row_weights - (first - start), BLOCK);
-            clear(row_grads - (first - start), BLOCK);
-            continue;
-        }
-        const float logsumexp = call->logsumexp[at] == -INFINITE ? INFINITE : call->logsumexp[at];
+    const int plain = is_plain(rows, first, stop), num_queries = (int)min(ROWS, rows->stop_query - rows->query);
+    for (int r = 0; r < num_queries; r++, weights += BLOCK, grads += BLOCK) {
+        const int64_t query = rows->query + r, row = row_index(call, entry, head, query);
+        const float logsumexp = row_logsumexp(call, row), delta = call->delta[row];
         if (plain)
-            grads_of_row(rows, 1, query, first, stop, logsumexp, call->delta[at], row_weights, row_grads, 0, 0);
+            grads_of_row(rows, 1, query, first, stop, logsumexp, delta, weights, grads, 0, 0);
         else
-            grads_of_row(rows, 0, query, first, stop, logsumexp, call->delta[at], row_weights, row_grads, grad_before,
-                         grad_after);
-        clear(row_weights - (first - start), first - start);
-        clear(row_grads - (first - start), first - start);
-        clear(row_weights + stop - first, start + BLOCK - stop);
-        clear(row_grads + stop - first, start + BLOCK - stop);
+            grads_of_row(rows, 0, query, first, stop, logsumexp, delta, weights, grads, grad_before, grad_after);
+    }
+    for (int r = 0; r < ROWS; r++) {
+        const Range known = r < num_queries ? keys : (Range){start, start};
+        clear_outside(w->weights + (group + r) * BLOCK, start, known);
+        clear_outside(w->grads + (group + r) * BLOCK, start, known);
     }
 }
 
-/* Adds one block of keys to the gradients of its queries, keys and values. */
-static void add_block(const Call *call, const Tile *tile, const Segment *segment, int64_t entry, int64_t head,
-                      int64_t part, int64_t start, const Workspace *w) {
-    const int64_t unit = entry * call->G + head / (call->H / call->G), length = rounded_up(call->J, PANEL);
-    int64_t first_row = TILE_QUERIES, stop_row = 0, first_key = start + BLOCK, stop_key = start;
+/* The groups [first_row, stop_row) of a block of the map, and the keys that any of them may attend to. */
+typedef struct {
+    int64_t first_row, stop_row;
+    Range keys;
+} Filled;
+
+/* Fills a block of the map, and adds it to the gradients of its queries. */
+static Filled add_to_queries(const Call *call, const Tile *tile, const Segment *segment, int64_t entry, int64_t head,
+                             int64_t part, int64_t start, const Workspace *w) {
+    const int64_t panels = key_unit(call, entry, head) * padded_keys(call);
+    Filled filled = {TILE_QUERIES, 0, {start + BLOCK, start}};
     for (int64_t group = 0; tile->first_query + group < tile->stop_query; group += ROWS) {
         const Rows rows = rows_of(call, tile, segment, head, tile->first_query + group);
-        int64_t first, stop;
-        key_range(&rows, &first, &stop);
-        first = most(start, first / PANEL * PANEL);
-        stop = least(start + BLOCK, rounded_up(stop, PANEL));
-        if (first >= stop) {
-            if (stop_row > 0) break; /* later queries attend to later keys only */
+        const Range keys = keys_of_rows(&rows, start, start + BLOCK);
+        if (keys.first >= keys.stop) {
+            if (filled.stop_row > 0) break; /* later queries attend to later keys only */
             continue;
         }
-        fill_group(&rows, w, entry, head, part, start, first, stop);
-        add_product(w->grads + group * BLOCK + first - start, BLOCK, 1,
-                    call->packed_key_rows + (unit * length + first) * w->query_width, w->query_width, stop - first,
-                    w->query_sums + group * w->query_width, w->query_width, 0);
-        first_row = least(first_row, group), stop_row = group + ROWS;
-        first_key = least(first_key, first), stop_key = most(stop_key, stop);
+        fill_group(&rows, w, entry, head, part, start, keys);
+        add_product(w->grads + group * BLOCK + keys.first - start, BLOCK, 1,
+                    call->packed_key_rows + (panels + keys.first) * w->query_width, w->query_width,
+                    keys.stop - keys.first, w->query_sums + group * w->query_width, w->query_width, 0);
+        filled.first_row = min(filled.first_row, group), filled.stop_row = group + ROWS;
+        filled.keys = (Range){min(filled.keys.first, keys.first), max(filled.keys.stop, keys.stop)};
     }
-    if (stop_row == 0) return;
-    const int64_t sums = (unit * call->num_parts + part) * w->length;
-    for (int64_t key = first_key - (first_key - start) % ROWS; key < stop_key; key += ROWS) {
+    return filled;
+}
+
+/* Adds a filled block of the map to the gradients of its keys and values; `sums`: where those of the part begin. */
+static void add_to_keys(const Call *call, Filled filled, int64_t sums, int64_t start, const Workspace *w) {
+    const int64_t first_row = filled.first_row, count = filled.stop_row - first_row;
+    const int64_t first_key = filled.keys.first - (filled.keys.first - start) % ROWS;
+    for (int64_t key = first_key; key < filled.keys.stop; key += ROWS) {
         const int64_t from = first_row * BLOCK + key - start;
-        add_product(w->weights + from, 1, BLOCK, w->grad_rows + first_row * w->value_width, w->value_width,
-                    stop_row - first_row, call->grad_value + (sums + key) * w->value_width, w->value_width, 0);
-        add_product(w->grads + from, 1, BLOCK, w->query_rows + first_row * w->query_width, w->query_width,
-                    stop_row - first_row, call->grad_key + (sums + key) * w->query_width, w->query_width, 0);
+        add_product(w->weights + from, 1, BLOCK, w->grad_rows + first_row * w->value_width, w->value_width, count,
+                    call->grad_value + (sums + key) * w->value_width, w->value_width, 0);
+        add_product(w->grads + from, 1, BLOCK, w->query_rows + first_row * w->query_width, w->query_width, count,
+                    call->grad_key + (sums + key) * w->query_width, w->query_width, 0);
     }
 }
 
-static void run_tile(const Call *call, const Tile *tile, int64_t entry, int64_t head, int64_t part, const Workspace *w) {
+static void run_tile(const Call *call, const Tile *tile, int64_t entry, int64_t head, int64_t part,
+                     const Workspace *w) {
+    const int64_t sums = (key_unit(call, entry, head) * call->num_parts + part) * w->length;
     start_tile(call, tile, entry, head, w);
     for (int64_t s = tile->first_segment; s < tile->stop_segment; s++) {
         const Segment *segment = call->segments + s;
-        const int64_t first = most(segment->first_key, tile->first_query + call->low);
-        const int64_t stop = least(segment->stop_key, tile->stop_query - 1 + call->high);
-        for (int64_t start = first / PANEL * PANEL; start < stop; start += BLOCK)
-            add_block(call, tile, segment, entry, head, part, start, w);
+        const Range keys = keys_of_tile(call, tile, segment);
+        for (int64_t start = keys.first / PANEL * PANEL; start < keys.stop; start += BLOCK) {
+            const Filled filled = add_to_queries(call, tile, segment, entry, head, part, start, w);
+            if (filled.stop_row > 0) add_to_keys(call, filled, sums, start, w);
+        }
     }
     finish_tile(call, tile, entry, head, w);
 }

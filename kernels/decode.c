@@ -1,27 +1,27 @@
 /* Attention of few queries, as in decoding: keys and values are read once, in their own layout.
 
-   Packing, as forward.c does it, is a pass over keys and values of its own: worth it for many queries, not for a few.
-   Here a unit of work is one key head and PART_KEYS keys, for the rows of this head: all its query heads, all queries
-   of a tile. Memory sets the pace: keys and values are read in its order, CHUNK at a time for all rows, because the
-   processor fetches ahead only what is read in order (keys interleaved by fours came at half the rate). Each unit keeps
-   the greatest score, the sum of weights and the sum of weighted values of its rows. The thread that finishes the last
-   part of a key head adds the parts in order ("Flash-Decoding": Dao, Haziza, Massa, Sizov 2023). Parts depend on the
-   sizes alone, so the result does not depend on the number of threads. */
+   forward.c packs keys and values first. That is one more pass over them, which few queries do not pay back. Here a
+   unit of work is a part, PART_KEYS keys of one key head, and its rows: the queries of a tile in all query heads that
+   share the key head. Each part has the greatest score, the sum of weights and the weighted values of its rows. The
+   thread that finishes the last part of a key head adds the parts in order (Flash-Decoding: Dao, Haziza, Massa and
+   Sizov 2023). Parts depend on the sizes alone, so the result does not depend on the number of threads.
+
+   Memory limits the speed. The processor prefetches only what is read in order, so all rows take CHUNK keys before the
+   next ones are read. (Reading four keys in turns reached half the rate.) */
 #include "rows.h"
 
-/* Keys that are read together, so that all rows find them in the first cache: a multiple of LANES that divides KEYS. */
+/* Keys that are read together, and stay in the L1 cache for all rows: a multiple of LANES that divides KEYS. */
 #define CHUNK 16
 
-/* What one thread holds: its queries as rows, the scores of KEYS keys, a factor a row, and a copy of CHUNK keys. */
+/* The scratch memory of a thread: queries as rows, scores of KEYS keys, a factor for each row, a copy of CHUNK keys. */
 typedef struct {
     int64_t query_width, value_width, num_rows, num_parts;
     float *queries, *scores, *factors, *copy;
 } Workspace;
 
 static Workspace sizes_of(const Call *call) {
-    Workspace w = {rounded_up(call->D, LANES), rounded_up(call->E, LANES), call->H / call->G * call->I,
-                   (call->J + PART_KEYS - 1) / PART_KEYS, 0, 0, 0, 0};
-    return w;
+    const int64_t num_rows = call->H / call->G * call->I, num_parts = (call->J + PART_KEYS - 1) / PART_KEYS;
+    return (Workspace){rounded_up(call->D, LANES), rounded_up(call->E, LANES), num_rows, num_parts, 0, 0, 0, 0};
 }
 
 static Workspace workspace_in(const Call *call, float *memory) {
@@ -36,10 +36,10 @@ static Workspace workspace_in(const Call *call, float *memory) {
 /* Floats of scratch memory that one thread needs. */
 EXPORT int64_t NAMED(decode_workspace)(const Call *call) {
     const Workspace w = sizes_of(call);
-    return w.num_rows * (w.query_width + KEYS + 1) + CHUNK * most(w.query_width, w.value_width);
+    return w.num_rows * (w.query_width + KEYS + 1) + CHUNK * max(w.query_width, w.value_width);
 }
 
-/* Key heads of all tiles: each has its parts, and a counter of those that are finished. */
+/* Pairs of a key head and a tile: each has its own parts, and a counter of finished parts. */
 static int64_t num_heads(const Call *call) {
     return (call->tiles_have_entries ? 1 : call->B) * call->num_tiles * call->G;
 }
@@ -62,8 +62,8 @@ typedef struct {
     int64_t step, dtype;
 } Matrix;
 
-/* `count` vectors from token `first` on: the tensor itself if channels follow each other and fill whole vectors of the
-   processor, else a copy. */
+/* `count` vectors from token `first` on. It is the tensor itself if channels are contiguous and fill whole registers,
+   else a copy. */
 INLINE Matrix matrix_of(const Tensor *t, int64_t entry, int64_t head, int64_t first, int64_t count, int64_t channels,
                         int64_t width, float *copy) {
     if (t->strides[3] == 1 && channels == width) {
@@ -93,8 +93,9 @@ INLINE Vector folded(Vector a, Vector b, int half) {
 
 /* Lane n: the sum of the lanes of vectors[n]. */
 INLINE Vector sums_of(Vector vectors[LANES]) {
-    UNROLL for (int half = LANES / 2; half > 0; half /= 2)
+    UNROLL for (int half = LANES / 2; half > 0; half /= 2) {
         UNROLL for (int n = 0; n < half; n++) vectors[n] = folded(vectors[n], vectors[n + half], half);
+    }
     return vectors[0];
 }
 
@@ -105,7 +106,7 @@ INLINE void products_of(const int N, const int64_t dtype, const float *rows, int
     for (int64_t first = 0; first < count; first += K) {
         Vector sums[LANES] = {{0}};
         UNROLL for (int k = 0; k < K; k++) {
-            const int64_t key = least(first + k, count - 1) * keys.step;
+            const int64_t key = min(first + k, count - 1) * keys.step;
             for (int64_t c = 0; c < width; c += LANES) {
                 const Vector vector = load_as(dtype, keys.data, key + c);
                 UNROLL for (int r = 0; r < N; r++) sums[r * K + k] += load(rows + r * width + c) * vector;
@@ -131,18 +132,20 @@ INLINE void all_products(const int64_t dtype, const Workspace *w, Matrix keys, i
 INLINE void add_values(const int N, const int M, const int64_t dtype, const float *weights, Matrix values, int64_t e,
                        int64_t count, const float *factors, float *sums, int64_t row) {
     Vector totals[4][8];
-    UNROLL for (int r = 0; r < N; r++) UNROLL for (int m = 0; m < M; m++)
-        totals[r][m] = load(sums + r * row + e + m * LANES) * factors[r];
+    UNROLL for (int r = 0; r < N; r++) {
+        UNROLL for (int m = 0; m < M; m++) totals[r][m] = load(sums + r * row + e + m * LANES) * factors[r];
+    }
     for (int64_t k = 0; k < count; k++) {
         Vector value[8];
         UNROLL for (int m = 0; m < M; m++) value[m] = load_as(dtype, values.data, k * values.step + e + m * LANES);
         UNROLL for (int r = 0; r < N; r++) {
-            const Vector weight = all(weights[r * KEYS + k]);
+            const Vector weight = broadcast(weights[r * KEYS + k]);
             UNROLL for (int m = 0; m < M; m++) totals[r][m] += weight * value[m];
         }
     }
-    UNROLL for (int r = 0; r < N; r++) UNROLL for (int m = 0; m < M; m++)
-        store(sums + r * row + e + m * LANES, totals[r][m]);
+    UNROLL for (int r = 0; r < N; r++) {
+        UNROLL for (int m = 0; m < M; m++) store(sums + r * row + e + m * LANES, totals[r][m]);
+    }
 }
 
 /* Adds M vectors of channels to all rows, N at a time. */
@@ -168,7 +171,7 @@ INLINE void add_all_values(const int64_t dtype, const Workspace *w, const float 
 /* Products of all rows with the keys [first, stop), at most KEYS. */
 static void score_keys(const Call *call, const Workspace *w, int64_t entry, int64_t head, int64_t first, int64_t stop) {
     for (int64_t start = first; start < stop; start += CHUNK) {
-        const int64_t count = least(CHUNK, stop - start);
+        const int64_t count = min(CHUNK, stop - start);
         const Matrix keys = matrix_of(&call->key, entry, head, start, count, call->D, w->query_width, w->copy);
         float *scores = w->scores + start - first;
         if (keys.dtype == FLOAT32) all_products(FLOAT32, w, keys, count, scores);
@@ -177,7 +180,7 @@ static void score_keys(const Call *call, const Workspace *w, int64_t entry, int6
     }
 }
 
-/* Scores to weights relative to the greatest score so far, one row after the other. */
+/* Turns the products of every row into weights. */
 static void weigh_keys(const Call *call, const Tile *tile, const Segment *segment, const Workspace *w, int64_t head,
                        int64_t first, int64_t stop, float *partial) {
     const int64_t num_queries = tile->stop_query - tile->first_query, last = first + rounded_up(stop - first, LANES);
@@ -196,13 +199,13 @@ static void weigh_keys(const Call *call, const Tile *tile, const Segment *segmen
 static void add_keys(const Call *call, const Workspace *w, int64_t entry, int64_t head, int64_t first, int64_t stop,
                      float *sums) {
     for (int64_t start = first; start < stop; start += CHUNK) {
-        const int64_t count = least(CHUNK, stop - start);
+        const int64_t count = min(CHUNK, stop - start);
         const Matrix values = matrix_of(&call->value, entry, head, start, count, call->E, w->value_width, w->copy);
         const float *weights = w->scores + start - first;
         if (values.dtype == FLOAT32) add_all_values(FLOAT32, w, weights, values, count, sums);
         if (values.dtype == BFLOAT16) add_all_values(BFLOAT16, w, weights, values, count, sums);
         if (values.dtype == FLOAT16) add_all_values(FLOAT16, w, weights, values, count, sums);
-        for (int64_t r = 0; r < w->num_rows; r++) w->factors[r] = 1; /* the next chunk has the same greatest score */
+        for (int64_t r = 0; r < w->num_rows; r++) w->factors[r] = 1; /* the sums are scaled once */
     }
 }
 
@@ -220,11 +223,10 @@ static void run_part(const Call *call, const Tile *tile, const Workspace *w, int
     }
     for (int64_t s = tile->first_segment; s < tile->stop_segment; s++) {
         Segment segment = call->segments[s];
-        const int64_t low = most(segment.first_key, tile->first_query + call->low);
-        const int64_t stop = least(segment.stop_key, tile->stop_query - 1 + call->high);
-        segment.stop_key = least(stop, (part + 1) * PART_KEYS); /* no vector of scores reaches into the next part */
-        for (int64_t first = most(low, part * PART_KEYS); first < segment.stop_key; first += KEYS) {
-            const int64_t end = least(first + KEYS, segment.stop_key);
+        const Range keys = keys_of_tile(call, tile, &segment);
+        segment.stop_key = min(keys.stop, (part + 1) * PART_KEYS); /* scores of the next part become -inf */
+        for (int64_t first = max(keys.first, part * PART_KEYS); first < segment.stop_key; first += KEYS) {
+            const int64_t end = min(first + KEYS, segment.stop_key);
             score_keys(call, w, entry, head, first, end);
             weigh_keys(call, tile, &segment, w, head, first, end, partial);
             add_keys(call, w, entry, head, first, end, partial);
@@ -242,18 +244,18 @@ static void finish_row(const Call *call, const Workspace *w, int64_t entry, int6
         greatest = other > greatest ? other : greatest;
     }
     const float base = greatest == -INFINITE ? 0 : greatest;
-    float total = call->sink ? exp2_of(all((call->sink[head] - base) * LOG2_E))[0] : 0;
+    float total = call->sink ? exp2_of(broadcast((call->sink[head] - base) * LOG2_E))[0] : 0;
     for (int64_t e = 0; e < width; e++) w->copy[e] = 0;
     for (int64_t p = 0; p < w->num_parts; p++) {
         const float *part = parts + p * step;
-        const float factor = exp2_of(all((part[width] - base) * LOG2_E))[0];
+        const float factor = exp2_of(broadcast((part[width] - base) * LOG2_E))[0];
         total += part[width + 1] * factor;
         for (int64_t e = 0; e < width; e++) w->copy[e] += part[e] * factor;
     }
     const float inverse = total == 0 ? 0 : 1 / total;
     for (int64_t e = 0; e < width; e++) w->copy[e] *= inverse;
     write_vector(&call->output, place(&call->output, entry, head, query), call->E, w->copy);
-    call->logsumexp[(entry * call->H + head) * call->I + query] = greatest + log_of(total);
+    call->logsumexp[row_index(call, entry, head, query)] = greatest + log_of(total);
 }
 
 /* Output and log-sum-exp of every query: computes parts until none is left. */

@@ -1,14 +1,15 @@
 /* Attention without the matrix of weights: output and log-sum-exp of every query.
 
-   For ROWS queries at once, and KEYS keys at a time: scores, their greatest, weights relative to it, and their product
-   with the values. If a greater score comes later, the sums so far are scaled (online softmax: Milakov and Gimelshein
-   2018, arXiv:1805.02867; FlashAttention: Dao et al. 2022, arXiv:2205.14135). Keys and values are packed once. */
+   ROWS queries take KEYS keys at a time. Their scores become weights exp(score - greatest), with the greatest score so
+   far, and the weighted values are added to sums. If a later score is greater, the sums are scaled (online softmax:
+   Milakov and Gimelshein 2018, arXiv:1805.02867; FlashAttention: Dao et al. 2022, arXiv:2205.14135). Keys and values
+   are packed once, before the first product. */
 #include "rows.h"
 
-/* Keys and values of this many keys stay in the second cache while a tile of queries is computed. */
+/* So many keys, with their values, stay in the L2 cache while a tile of queries is computed. */
 #define FEW_KEYS (4 * KEYS)
 
-/* What one thread holds: the queries and the sums of a tile, and the scores of ROWS queries. */
+/* The scratch memory of a thread: the queries and the sums of a tile, and the scores of ROWS queries. */
 typedef struct {
     float *queries, *sums, *scores, *greatest, *totals, *factors;
 } Workspace;
@@ -16,7 +17,7 @@ typedef struct {
 /* Floats of scratch memory that one thread needs. */
 EXPORT int64_t NAMED(forward_workspace)(const Call *call) {
     const int64_t width = rounded_up(call->E, LANES);
-    return TILE_QUERIES * (call->D + width + 2) + ROWS * (KEYS + 1) + PANEL * most(call->D, width);
+    return TILE_QUERIES * (call->D + width + 2) + ROWS * (KEYS + 1) + PANEL * max(call->D, width);
 }
 
 static Workspace workspace_in(const Call *call, float *memory) {
@@ -33,9 +34,9 @@ static Workspace workspace_in(const Call *call, float *memory) {
 /* Adds the keys [first, stop) to the sums of ROWS queries. */
 static void add_keys(const Rows *rows, const Workspace *w, int64_t group, int64_t unit, int64_t first, int64_t stop) {
     const Call *call = rows->call;
-    const int64_t width = rounded_up(call->E, LANES), length = rounded_up(call->J, PANEL);
-    dot_products(w->queries + group * call->D, call->packed_keys + unit * length * call->D, call->D, first, stop,
-                 w->scores, KEYS);
+    const int64_t width = rounded_up(call->E, LANES), panels = unit * padded_keys(call);
+    dot_products(w->queries + group * call->D, call->packed_keys + panels * call->D, call->D, first, stop, w->scores,
+                 KEYS);
     float *greatest = w->greatest + group, *totals = w->totals + group;
     if (is_plain(rows, first, stop))
         for (int r = 0; r < ROWS; r++)
@@ -45,15 +46,13 @@ static void add_keys(const Rows *rows, const Workspace *w, int64_t group, int64_
         for (int r = 0; r < ROWS; r++)
             weights_of_row(rows, 0, rows->query + r, first, stop, w->scores + r * KEYS, greatest + r, totals + r,
                            w->factors + r);
-    add_product(w->scores, KEYS, 1, call->packed_values + (unit * length + first) * width, width, stop - first,
+    add_product(w->scores, KEYS, 1, call->packed_values + (panels + first) * width, width, stop - first,
                 w->sums + group * width, width, w->factors);
 }
 
 static void start_tile(const Call *call, const Tile *tile, int64_t entry, int64_t head, const Workspace *w) {
     const int64_t width = rounded_up(call->E, LANES);
-    for (int64_t group = 0; group < TILE_QUERIES && tile->first_query + group < tile->stop_query; group += ROWS)
-        pack_columns(&call->query, entry, head, tile->first_query + group, ROWS, tile->stop_query, call->D, w->scores,
-                     w->queries + group * call->D);
+    pack_groups(&call->query, tile, entry, head, call->D, w->scores, w->queries);
     for (int64_t n = 0; n < TILE_QUERIES * width; n++) w->sums[n] = 0;
     for (int64_t n = 0; n < TILE_QUERIES; n++) {
         w->greatest[n] = call->sink ? call->sink[head] : -INFINITE;
@@ -69,33 +68,31 @@ static void finish_tile(const Call *call, const Tile *tile, int64_t entry, int64
         for (int64_t e = 0; e < width; e++) sums[e] *= inverse;
         const int64_t query = tile->first_query + n;
         write_vector(&call->output, place(&call->output, entry, head, query), call->E, sums);
-        call->logsumexp[(entry * call->H + head) * call->I + query] = w->greatest[n] + log_of(total);
+        call->logsumexp[row_index(call, entry, head, query)] = w->greatest[n] + log_of(total);
     }
 }
 
-/* Adds the keys of [start, stop) that each group of the tile may attend to. */
-INLINE void add_block(const Call *call, const Tile *tile, const Segment *segment, int64_t head, int64_t unit,
-                      int64_t start, int64_t stop, int64_t group, const Workspace *w) {
+/* Adds the keys of [start, stop) to the sums of one group of queries. */
+INLINE void add_to_group(const Call *call, const Tile *tile, const Segment *segment, int64_t head, int64_t unit,
+                         int64_t start, int64_t stop, int64_t group, const Workspace *w) {
     const Rows rows = rows_of(call, tile, segment, head, tile->first_query + group);
-    int64_t first, last;
-    key_range(&rows, &first, &last);
-    first = most(start, first / PANEL * PANEL);
-    last = least(stop, rounded_up(last, PANEL));
-    for (; first < last; first += KEYS) add_keys(&rows, w, group, unit, first, least(last, first + KEYS));
+    const Range keys = keys_of_rows(&rows, start, stop);
+    for (int64_t first = keys.first; first < keys.stop; first += KEYS)
+        add_keys(&rows, w, group, unit, first, min(keys.stop, first + KEYS));
 }
 
 static void run_tile(const Call *call, const Tile *tile, int64_t entry, int64_t head, const Workspace *w) {
-    const int64_t unit = entry * call->G + head / (call->H / call->G);
+    const int64_t unit = key_unit(call, entry, head);
     start_tile(call, tile, entry, head, w);
     for (int64_t s = tile->first_segment; s < tile->stop_segment; s++) {
         const Segment *segment = call->segments + s;
-        const int64_t first = most(segment->first_key, tile->first_query + call->low) / PANEL * PANEL;
-        const int64_t stop = least(segment->stop_key, tile->stop_query - 1 + call->high);
-        /* few keys stay in the second cache: each group takes its own at once, in few pieces */
-        const int64_t size = stop - first <= FEW_KEYS ? FEW_KEYS + PANEL : KEYS;
-        for (int64_t start = first; start < stop; start += size)
+        const Range keys = keys_of_tile(call, tile, segment);
+        const int64_t first = keys.first / PANEL * PANEL;
+        /* Few keys stay in the L2 cache, so a group takes all of its keys before the next group starts. */
+        const int64_t size = keys.stop - first <= FEW_KEYS ? FEW_KEYS + PANEL : KEYS;
+        for (int64_t start = first; start < keys.stop; start += size)
             for (int64_t group = 0; tile->first_query + group < tile->stop_query; group += ROWS)
-                add_block(call, tile, segment, head, unit, start, start + size, group, w);
+                add_to_group(call, tile, segment, head, unit, start, start + size, group, w);
     }
     finish_tile(call, tile, entry, head, w);
 }

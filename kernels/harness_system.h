@@ -43,8 +43,12 @@ static size_t moved(int64_t call, int64_t file, char *bytes, size_t num_bytes) {
     return done;
 }
 
-static size_t fread(void *to, size_t size, size_t count, int file) { return moved(READ, file, to, size * count) / size; }
-static size_t fwrite(void *from, size_t size, size_t count, int file) { return moved(WRITE, file, from, size * count) / size; }
+static size_t fread(void *to, size_t size, size_t count, int file) {
+    return moved(READ, file, to, size * count) / size;
+}
+static size_t fwrite(void *from, size_t size, size_t count, int file) {
+    return moved(WRITE, file, from, size * count) / size;
+}
 static void fflush(int file) { (void)file; }
 
 void *memset(void *, int, size_t);

@@ -10,32 +10,35 @@
 
 #define UNROLL _Pragma("clang loop unroll(full)")
 
-#define DEFINE_PRODUCT(NAME, N)                                                                                        \
-    INLINE void NAME(const float *a, int64_t row, int64_t step, const float *b, int64_t width, int64_t length,         \
-                     Vector sums[ROWS][N]) {                                                                           \
-        for (int64_t l = 0; l < length; l++) {                                                                         \
-            Vector terms[N];                                                                                           \
-            UNROLL for (int n = 0; n < N; n++) terms[n] = load(b + l * width + n * LANES);                             \
-            UNROLL for (int r = 0; r < ROWS; r++) {                                                                    \
-                const Vector factor = all(a[r * row + l * step]);                                                      \
-                UNROLL for (int n = 0; n < N; n++) sums[r][n] += factor * terms[n];                                    \
-            }                                                                                                          \
-        }                                                                                                              \
+#define DEFINE_PRODUCT(NAME, N)                                                                                \
+    INLINE void NAME(const float *a, int64_t row, int64_t step, const float *b, int64_t width, int64_t length, \
+                     Vector sums[ROWS][N]) {                                                                   \
+        for (int64_t l = 0; l < length; l++) {                                                                 \
+            Vector terms[N];                                                                                   \
+            UNROLL for (int n = 0; n < N; n++) terms[n] = load(b + l * width + n * LANES);                     \
+            UNROLL for (int r = 0; r < ROWS; r++) {                                                            \
+                const Vector factor = broadcast(a[r * row + l * step]);                                        \
+                UNROLL for (int n = 0; n < N; n++) sums[r][n] += factor * terms[n];                            \
+            }                                                                                                  \
+        }                                                                                                      \
     }
 
 DEFINE_PRODUCT(product_1, 1)
 DEFINE_PRODUCT(product_2, 2)
 
 /* out[r out_row + e] = out[...] * factors[r] + the product, for e below `num_channels`, a multiple of LANES. */
-#define DEFINE_ADD_PRODUCT(N)                                                                                          \
-    INLINE void add_product_##N(const float *a, int64_t row, int64_t step, const float *b, int64_t width,              \
-                                int64_t length, float *out, int64_t out_row, const float *factors) {                   \
-        Vector sums[ROWS][N];                                                                                          \
-        UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int n = 0; n < N; n++) sums[r][n] =                          \
-            load(out + r * out_row + n * LANES) * (factors ? factors[r] : 1.0f);                                       \
-        product_##N(a, row, step, b, width, length, sums);                                                             \
-        UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int n = 0; n < N; n++)                                       \
-            store(out + r * out_row + n * LANES, sums[r][n]);                                                          \
+#define DEFINE_ADD_PRODUCT(N)                                                                             \
+    INLINE void add_product_##N(const float *a, int64_t row, int64_t step, const float *b, int64_t width, \
+                                int64_t length, float *out, int64_t out_row, const float *factors) {      \
+        Vector sums[ROWS][N];                                                                             \
+        UNROLL for (int r = 0; r < ROWS; r++) {                                                           \
+            const float factor = factors ? factors[r] : 1.0f;                                             \
+            UNROLL for (int n = 0; n < N; n++) sums[r][n] = load(out + r * out_row + n * LANES) * factor; \
+        }                                                                                                 \
+        product_##N(a, row, step, b, width, length, sums);                                                \
+        UNROLL for (int r = 0; r < ROWS; r++) {                                                           \
+            UNROLL for (int n = 0; n < N; n++) store(out + r * out_row + n * LANES, sums[r][n]);          \
+        }                                                                                                 \
     }
 
 DEFINE_ADD_PRODUCT(1)

@@ -17,7 +17,7 @@
 #define JOIN(name, variant) JOIN_(name, variant)
 #define NAMED(name) JOIN(regard_##name, VARIANT)
 
-/* Changes with every change of this file; the loader compares it with its own number. */
+/* Raise it when a structure or a function changes. The loader compares it with its own number. */
 #define INTERFACE_VERSION 2
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
@@ -71,10 +71,10 @@ typedef struct {
     Tensor grad_output;
     const float *delta; /* (B, H, I): sum over channels of grad_output * output */
     float *packed_value_panels, *packed_key_rows;
-    int64_t num_parts;                      /* parts of the queries that sum gradients of keys on their own */
-    float *grad_query;                      /* (B, H, I, D) */
-    float *grad_key, *grad_value;           /* (B, G, parts, padded J, D) and (..., E), 0 at the start */
-    float *grad_before, *grad_after;        /* (B, H, I + J - 1), 0 at the start, or null */
+    int64_t num_parts;               /* parts of the queries that sum gradients of keys on their own */
+    float *grad_query;               /* (B, H, I, D) */
+    float *grad_key, *grad_value;    /* (B, G, parts, `backward_length`, padded D or E), 0 at the start */
+    float *grad_before, *grad_after; /* (B, H, parts, I + J - 1 + 2 MARGIN), 0 at the start, or null */
 } Call;
 
 #endif

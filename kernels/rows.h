@@ -1,49 +1,87 @@
-/* Scores of ROWS queries and a stretch of keys, as forward, backward and the statistics need them. */
+/* Keys and scores as every kernel needs them: packed keys, which keys a query may attend to, and their scores.
+
+   Queries are computed in groups of ROWS. A group reads whole panels of keys; the scores of keys in them that a query
+   may not attend to become -inf. */
 #ifndef ROWS_H
 #define ROWS_H
 
 #include "pack.h"
 #include "product.h"
 
-/* Keys whose scores are held at once; the scores of ROWS queries stay in the first cache. */
+/* Keys whose scores are held together: with ROWS queries they stay in the L1 cache. */
 #define KEYS 256
 
 /* Most vectors that are packed as columns together: keys of a panel, or ROWS queries. The buffer has room for them. */
 #define MOST_COLUMNS (PANEL > ROWS ? PANEL : ROWS)
 
-/* Packs the keys [first, stop) of one key head of one batch entry: `unit` is entry G + head. */
+/* Keys [first, stop). */
+typedef struct {
+    int64_t first, stop;
+} Range;
+
+/* Keys in whole panels. */
+INLINE int64_t padded_keys(const Call *call) { return rounded_up(call->J, PANEL); }
+
+/* The key head of a query head, counted through all batch entries. */
+INLINE int64_t key_unit(const Call *call, int64_t entry, int64_t head) {
+    return entry * call->G + head / (call->H / call->G);
+}
+
+/* The index of a query in arrays (B, H, I). */
+INLINE int64_t row_index(const Call *call, int64_t entry, int64_t head, int64_t query) {
+    return (entry * call->H + head) * call->I + query;
+}
+
+/* The log-sum-exp for the weights exp(score - logsumexp). A row without keys has -inf, and gets inf: weights of 0. */
+INLINE float row_logsumexp(const Call *call, int64_t row) {
+    return call->logsumexp[row] == -INFINITE ? INFINITE : call->logsumexp[row];
+}
+
+/* Packs the keys [first, stop) of the key head `unit` (see key_unit). */
 typedef void PackBlock(const Call *call, int64_t unit, int64_t first, int64_t stop, float *buffer);
 
 /* Packs all keys, a block of KEYS at a time, and waits until other threads have packed theirs. */
 INLINE void pack_all(const Call *call, PackBlock *pack_block, float *buffer) {
     const int64_t blocks = (call->J + KEYS - 1) / KEYS, units = call->B * call->G * blocks;
-    const int64_t length = rounded_up(call->J, PANEL);
     for (int64_t n = next_unit(call->counters); n < units; n = next_unit(call->counters)) {
         const int64_t first = n % blocks * KEYS;
-        pack_block(call, n / blocks, first, least(first + KEYS, length), buffer);
+        pack_block(call, n / blocks, first, min(first + KEYS, padded_keys(call)), buffer);
         __atomic_fetch_add(call->counters + 1, 1, __ATOMIC_RELEASE);
     }
     while (__atomic_load_n(call->counters + 1, __ATOMIC_ACQUIRE) < units) wait_a_moment();
 }
 
-/* Vectors [first, stop) of keys or values as panels: for each channel PANEL numbers. */
+/* Vectors [first, stop) of keys or values as panels: PANEL vectors as columns. */
 INLINE void pack_panels(const Call *call, const Tensor *t, int64_t unit, int64_t first, int64_t stop, int64_t channels,
                         float *buffer, float *panels) {
-    const int64_t length = rounded_up(call->J, PANEL);
     for (int64_t key = first; key < stop; key += PANEL)
         pack_columns(t, unit / call->G, unit % call->G, key, PANEL, call->J, channels, buffer,
-                     panels + (unit * length + key) * channels);
+                     panels + (unit * padded_keys(call) + key) * channels);
 }
 
 /* Vectors [first, stop) of keys or values as rows, padded to whole registers. */
-INLINE void pack_padded_rows(const Call *call, const Tensor *t, int64_t unit, int64_t first, int64_t stop, int64_t channels,
-                        float *rows) {
-    const int64_t length = rounded_up(call->J, PANEL), width = rounded_up(channels, LANES);
+INLINE void pack_padded_rows(const Call *call, const Tensor *t, int64_t unit, int64_t first, int64_t stop,
+                             int64_t channels, float *rows) {
+    const int64_t width = rounded_up(channels, LANES);
     pack_rows(t, unit / call->G, unit % call->G, first, stop - first, call->J, channels, width,
-              rows + (unit * length + first) * width);
+              rows + (unit * padded_keys(call) + first) * width);
 }
 
-/* ROWS queries from `query` on, and the keys [first, stop) of a segment that they may attend to. */
+/* Vectors of the queries of a tile as columns, one group after the other. `buffer`: ROWS x channels. */
+INLINE void pack_groups(const Tensor *t, const Tile *tile, int64_t entry, int64_t head, int64_t channels, float *buffer,
+                        float *columns) {
+    for (int64_t group = 0; tile->first_query + group < tile->stop_query; group += ROWS)
+        pack_columns(t, entry, head, tile->first_query + group, ROWS, tile->stop_query, channels, buffer,
+                     columns + group * channels);
+}
+
+/* The keys of a segment that any query of the tile may attend to. */
+INLINE Range keys_of_tile(const Call *call, const Tile *tile, const Segment *segment) {
+    return (Range){max(segment->first_key, tile->first_query + call->low),
+                   min(segment->stop_key, tile->stop_query - 1 + call->high)};
+}
+
+/* ROWS queries from `query` on, with a segment of their tile. */
 typedef struct {
     const Call *call;
     const Segment *segment;
@@ -62,11 +100,12 @@ INLINE Rows rows_of(const Call *call, const Tile *tile, const Segment *segment, 
     return rows;
 }
 
-/* The first and last key that any of the ROWS queries may attend to, by the segment and the distances. */
-INLINE void key_range(const Rows *rows, int64_t *first, int64_t *stop) {
-    const int64_t last = least(rows->query + ROWS, rows->stop_query) - 1;
-    *first = most(rows->segment->first_key, rows->query + rows->call->low);
-    *stop = least(rows->segment->stop_key, last + rows->call->high);
+/* The keys of [start, stop) that any of the ROWS queries may attend to, rounded out to whole panels. */
+INLINE Range keys_of_rows(const Rows *rows, int64_t start, int64_t stop) {
+    const int64_t last_query = min(rows->query + ROWS, rows->stop_query) - 1;
+    const int64_t first_key = max(rows->segment->first_key, rows->query + rows->call->low);
+    const int64_t stop_key = min(rows->segment->stop_key, last_query + rows->call->high);
+    return (Range){max(start, first_key / PANEL * PANEL), min(stop, rounded_up(stop_key, PANEL))};
 }
 
 /* Whether every query may attend to every key of [first, stop), and no number is added to a score. */
@@ -77,13 +116,14 @@ INLINE int is_plain(const Rows *rows, int64_t first, int64_t stop) {
            first >= rows->query + ROWS - 1 + call->low && stop <= rows->query + call->high;
 }
 
-/* The hyperbolic tangent with a relative error below 3e-7: a soft cap multiplies it by a number that may be large.
+/* The hyperbolic tangent. Its relative error is below 3e-7, because a soft cap multiplies it by a number that may be
+   large.
 
    Below 5/8 a polynomial (S. L. Moshier's Cephes library, tanhf.c), above it by the exponential. */
 INLINE Vector tanh_of(Vector x) {
-    const Vector limited = choose(x > 20.0f, all(20), choose(x < -20.0f, all(-20), x)), x2 = x * x;
+    const Vector limited = choose(x > 20.0f, broadcast(20), choose(x < -20.0f, broadcast(-20), x)), x2 = x * x;
     const Vector power = exp2_of(limited * (2 * LOG2_E));
-    Vector p = all(-5.70498872745e-3f);
+    Vector p = broadcast(-5.70498872745e-3f);
     p = p * x2 + 2.06390887954e-2f;
     p = p * x2 - 5.37397155531e-2f;
     p = p * x2 + 1.33314422036e-1f;
@@ -99,52 +139,53 @@ typedef struct {
 
 INLINE Row row_of(const Rows *rows, int64_t query) {
     const Call *call = rows->call;
-    Row row = {query, most(rows->segment->first_key, query + call->low),
-               least(rows->segment->stop_key, query + call->high), 0};
+    Row row = {query, max(rows->segment->first_key, query + call->low),
+               min(rows->segment->stop_key, query + call->high), 0};
     if (rows->allowed)
-        row.allowed = rows->allowed + (least(query, rows->stop_query - 1) - rows->tile_query) * rows->segment->stride;
+        row.allowed = rows->allowed + (min(query, rows->stop_query - 1) - rows->tile_query) * rows->segment->stride;
     return row;
 }
 
-/* LANES scores from key `key` on: biases added, -inf where the query may not attend. */
-INLINE Vector changed(const Rows *rows, const Row *row, Vector score, int64_t key) {
+/* after(cap(score + before)) of LANES keys from `key` on; -inf where the query may not attend. */
+INLINE Vector final_score(const Rows *rows, const Row *row, Vector score, int64_t key) {
     const Call *call = rows->call;
     if (rows->before) score += load(rows->before + key - row->query);
     if (call->cap != 0) score = tanh_of(score * (1 / call->cap)) * call->cap;
     if (rows->after) score += load(rows->after + key - row->query);
     if (key < row->first || key + LANES > row->stop) {
-        const int32_t first = (int32_t)most(row->first - key, 0), stop = (int32_t)least(row->stop - key, LANES);
+        const int32_t first = (int32_t)max(row->first - key, 0), stop = (int32_t)min(row->stop - key, LANES);
         const Integers lanes = lane_numbers();
         score = choose((lanes >= (first < LANES ? first : LANES)) & (lanes < (stop > 0 ? stop : 0)), score,
-                       all(-INFINITE));
+                       broadcast(-INFINITE));
     }
     if (row->allowed) {
         const Bytes bytes = *(const Bytes *)(row->allowed + key);
-        score = choose(__builtin_convertvector(bytes, Integers) != 0, score, all(-INFINITE));
+        score = choose(__builtin_convertvector(bytes, Integers) != 0, score, broadcast(-INFINITE));
     }
     return score;
 }
 
-/* Scores to weights relative to the greatest score so far; the factor of the earlier sums. */
+/* Turns the products of a row into weights exp(score - greatest), with the greatest score so far. `factor` scales the
+   earlier sums, whose weights are relative to an earlier greatest score. */
 INLINE void weights_of_row(const Rows *rows, int plain, int64_t query, int64_t first, int64_t stop, float *scores,
                            float *greatest, float *total, float *factor) {
     const Row row = row_of(rows, query);
-    Vector top = all(-INFINITE);
+    Vector top = broadcast(-INFINITE);
     for (int64_t key = first; key < stop; key += LANES) {
         Vector score = load(scores + key - first) * rows->call->scale;
-        if (!plain) score = changed(rows, &row, score, key);
+        if (!plain) score = final_score(rows, &row, score, key);
         store(scores + key - first, score);
         top = larger(top, score);
     }
-    const float now = largest_of(larger(top, all(*greatest)));
+    const float now = largest_of(larger(top, broadcast(*greatest)));
     const float base = now == -INFINITE ? 0 : now;
-    Vector sum = all(0);
+    Vector sum = broadcast(0);
     for (int64_t key = first; key < stop; key += LANES) {
         const Vector weight = exp2_of((load(scores + key - first) - base) * LOG2_E);
         store(scores + key - first, weight);
         sum += weight;
     }
-    *factor = exp2_of(all((*greatest - base) * LOG2_E))[0];
+    *factor = exp2_of(broadcast((*greatest - base) * LOG2_E))[0];
     *total = *total * *factor + sum_of(sum);
     *greatest = now;
 }

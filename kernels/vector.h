@@ -35,7 +35,7 @@ typedef uint8_t Bytes __attribute__((vector_size(LANES), aligned(1), may_alias))
 #define LOG2_E 1.44269504088896341f
 #define LN_2 0.69314718055994531f
 
-INLINE Vector all(float x) { return x - (Vector){0}; }
+INLINE Vector broadcast(float x) { return x - (Vector){0}; }
 INLINE Vector load(const float *p) { return *(const Vector *)p; }
 INLINE void store(float *p, Vector x) { *(Vector *)p = x; }
 
@@ -53,9 +53,9 @@ INLINE float sum_of(Vector x) {
 }
 
 INLINE float largest_of(Vector x) {
-    float most = x[0];
-    for (int lane = 1; lane < LANES; lane++) most = most > x[lane] ? most : x[lane];
-    return most;
+    float largest = x[0];
+    for (int lane = 1; lane < LANES; lane++) largest = largest > x[lane] ? largest : x[lane];
+    return largest;
 }
 
 /* Whether a lane is not 0. */
@@ -83,14 +83,14 @@ INLINE Vector exp2_of(Vector x) {
     const float shifter = 12582912.0f;
     Vector shifted = x + shifter;
     Vector f = x - (shifted - shifter);
-    Vector p = all(0.001326472731f);
+    Vector p = broadcast(0.001326472731f);
     p = p * f + 0.009671512991f;
     p = p * f + 0.05550733581f;
     p = p * f + 0.24022242427f;
     p = p * f + 0.69314700365f;
     p = p * f + 1.0f;
     Vector scaled = (Vector)((Bits)p + ((Bits)shifted << 23));
-    return choose(x < -126.0f, all(0), scaled);
+    return choose(x < -126.0f, broadcast(0), scaled);
 }
 
 /* The natural logarithm of a number that is at least 0, in double precision; -inf for 0. */

@@ -87,12 +87,12 @@ def test_an_interrupted_call_leaves_its_memory_to_the_threads_that_still_compute
     threads(2)
     caught, resume, share = [], threading.Event(), running._share
 
-    def interrupted(function, call, memory):
+    def interrupted(function, call, memory, more):
         if threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt
         resume.wait(30)
         caught.append([(t.data_ptr(), t.clone()) for t in call.tensors])
-        share(function, call, memory)
+        share(function, call, memory, more)
         caught.append([(t.data_ptr(), t) for t in call.tensors])
 
     monkeypatch.setattr(running, "_share", interrupted)

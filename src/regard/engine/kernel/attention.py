@@ -28,8 +28,8 @@ PARTS = 8
 
 @dataclass(eq=False)
 class Setting:
-    """What a call has besides its tensors: library, mask, factor of the scores, the soft cap (0: none), and whether
-    gradients may follow.
+    """What a call has besides its tensors: library, mask, scale of the scores, soft cap (0: none), and whether a
+    backward pass may follow.
     """
 
     library: Library
@@ -44,7 +44,7 @@ class Setting:
 
     def padded(self, num_keys: int) -> int:
         """The keys of whole panels, which are two vectors wide."""
-        return _up(num_keys, 2 * self.lanes)
+        return _rounded_up(num_keys, 2 * self.lanes)
 
 
 class Inputs(NamedTuple):
@@ -120,7 +120,7 @@ def forward(setting: Setting, inputs: Inputs) -> tuple[Tensor, Tensor]:
         run(library, "decode", call, int(work * reading_factor(H // G * I)))
     else:
         pack_keys(call, setting)
-        call.point(packed_values=empty(B * G, setting.padded(J), _up(E, setting.lanes)))
+        call.point(packed_values=empty(B * G, setting.padded(J), _rounded_up(E, setting.lanes)))
         run(library, "forward", call, work)
     return output, logsumexp
 
@@ -152,31 +152,31 @@ def _backward(
     length, lanes, num_parts = setting.padded(J), setting.lanes, -(-PARTS // (B * G))
     call = inputs.call(setting)
     pack_keys(call, setting)
-    panels, rows = empty(B * G, length, E), empty(B * G, length, _up(D, lanes))
+    panels, rows = empty(B * G, length, E), empty(B * G, length, _rounded_up(D, lanes))
     num_keys = _count(setting.library, "backward_length", call)  # with room for the last block
-    for_query = zeros(B, H, I, D)
-    for_key, for_value = (zeros(B, G, num_parts, num_keys, _up(width, lanes)) for width in (D, E))
+    grad_query = zeros(B, H, I, D)
+    grad_key, grad_value = (zeros(B, G, num_parts, num_keys, _rounded_up(width, lanes)) for width in (D, E))
     diagonals = [zeros(B, H, num_parts, I + J - 1 + 2 * MARGIN) if want else None for want in wanted[3:5]]
     call.num_parts = num_parts
     call.point(grad_output=grad, delta=delta.contiguous(), logsumexp=logsumexp)
     call.point(packed_value_panels=panels, packed_key_rows=rows)
-    call.point(grad_query=for_query, grad_key=for_key, grad_value=for_value)
+    call.point(grad_query=grad_query, grad_key=grad_key, grad_value=grad_value)
     call.point(grad_before=diagonals[0], grad_after=diagonals[1])
     run(setting.library, "backward", call, setting.layout.num_pairs * H * inputs.multiply_adds[1])
     return [
-        for_query,
-        for_key.sum(2)[:, :, :J, :D],
-        for_value.sum(2)[:, :, :J, :E],
+        grad_query,
+        grad_key.sum(2)[:, :, :J, :D],
+        grad_value.sum(2)[:, :, :J, :E],
         *(None if t is None else t[..., MARGIN:-MARGIN].sum((0, 2)) for t in diagonals),
     ]
 
 
 def _count(library: Library, name: str, call: Call) -> int:
-    """The length of a buffer, which a function of the library tells."""
+    """The length of a buffer, from a function of the library."""
     function = library.function(name)
     function.restype = c_int64
     return function(byref(call))
 
 
-def _up(number: int, unit: int) -> int:
+def _rounded_up(number: int, unit: int) -> int:
     return -(-number // unit) * unit

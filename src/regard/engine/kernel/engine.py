@@ -24,8 +24,6 @@ from regard.pieces.normalizer import LearnedSink, Softmax, any_coarse
 LARGEST_WIDTH = 256
 #: Most bytes of the parts of a mask that need one byte a pair.
 MASK_BYTES = 64 << 20
-
-
 #: Fewest queries for which the kernels are chosen, and fewest pairs of one head if there is no mask. Measured against
 #: torch's fused kernel: without a mask as fast at 256 x 256, 1.1 times as fast at 384 x 384; causal 1.2 times at 192.
 FEWEST_QUERIES, FEWEST_PAIRS = 192, 384 * 384

@@ -68,8 +68,8 @@ class Layout:
 
     @staticmethod
     def of(mask: Mask | None, positions: Positions, sizes: Sizes) -> Layout:
-        """The layout of a mask. Those of masks that are values without tensors are kept for later calls."""
-        return _known(mask, positions, sizes) if _is_value(mask) else Layout._new(mask, positions, sizes)
+        """The layout of a mask. If the mask holds no tensor, the layout is kept for later calls."""
+        return _kept_layout(mask, positions, sizes) if _is_value(mask) else Layout._new(mask, positions, sizes)
 
     @staticmethod
     def _new(mask: Mask | None, positions: Positions, sizes: Sizes) -> Layout:
@@ -140,7 +140,7 @@ class Layout:
 
 
 @lru_cache(maxsize=32)
-def _known(mask: Mask | None, positions: Positions, sizes: Sizes) -> Layout:
+def _kept_layout(mask: Mask | None, positions: Positions, sizes: Sizes) -> Layout:
     return Layout._new(mask, positions, sizes)
 
 
@@ -183,13 +183,13 @@ def _range(relative: Mask | None, positions: Positions) -> tuple[int, int, Mask 
     """The allowed distances of indices as a range, and the mask itself if a range does not express it."""
     if relative is None:
         return -FAR, FAR, None
-    some, every = relative.any_allowed(0, 1), relative.all_allowed(0, 1)
+    allowed, always_allowed = relative.any_allowed(0, 1), relative.all_allowed(0, 1)
     shift = positions.start - positions.keys.intervals[0][0]
-    if not some:
+    if not allowed:
         return 0, 0, None
-    (first, stop), *_ = some.hull().intervals
+    (first, stop), *_ = allowed.hull().intervals
     low, high = max(first + shift, -FAR), min(stop + shift, FAR)
-    return low, high, None if some == every and len(some.intervals) == 1 else relative
+    return low, high, None if allowed == always_allowed and len(allowed.intervals) == 1 else relative
 
 
 def _entry_masks(rest: Mask | None, grid: Grid, num_entries: int) -> dict[int | None, Mask | None]:
@@ -211,18 +211,18 @@ def _tiles(
         for first in range(first_edge, last_edge, TILE_QUERIES):
             stop = min(first + TILE_QUERIES, last_edge)
             reach = Spans.of((max(0, first + low), min(sizes.J, stop - 1 + high)))
-            some, every = reach, everything
+            candidates, full = reach, everything
             if rest is not None:
                 ends = first + positions.start, stop + positions.start
-                some = positions.columns(rest.any_allowed(*ends)) & reach
-                every = positions.columns(rest.all_allowed(*ends))
-            yield Tile(entry, first, stop, _segments(some, every))
+                candidates = positions.columns(rest.any_allowed(*ends)) & reach
+                full = positions.columns(rest.all_allowed(*ends))
+            yield Tile(entry, first, stop, _segments(candidates, full))
 
 
-def _segments(some: Spans, every: Spans) -> tuple[Segment, ...]:
-    if some and every.covers(some):
-        return tuple(Segment(*interval, True) for interval in some)
-    full = Spans(tuple(ends for ends in some & every if ends[1] - ends[0] >= LEAST_FULL)) if every else EMPTY
-    partial = some & ~full
-    segments = [*(Segment(*ends, True) for ends in full), *(Segment(*ends, False) for ends in partial)]
+def _segments(candidates: Spans, full: Spans) -> tuple[Segment, ...]:
+    """Segments of the keys that some query may attend to; without bytes where they are `full`: every query may."""
+    if candidates and full.covers(candidates):
+        return tuple(Segment(*interval, True) for interval in candidates)
+    long = Spans(tuple(ends for ends in candidates & full if ends[1] - ends[0] >= LEAST_FULL)) if full else EMPTY
+    segments = [*(Segment(*ends, True) for ends in long), *(Segment(*ends, False) for ends in candidates & ~long)]
     return tuple(sorted(segments, key=lambda segment: segment.first))
