@@ -57,8 +57,8 @@ def heatmap(
     of more than 512 tokens are pooled. The figure is a new one, of bounded size, or that of your own `axes`. Save it
     with `figure.savefig("map.png")`.
 
-    A weight that is NaN is a grey cell, and the label of the colour bar says so. A map of 0/0 is NaN, for example the
-    softmax of a row in which all scores are -inf. Infinite and negative weights raise a `RegardError`.
+    A weight that is NaN is a grey cell, and the label of the colour bar says so. For example, the softmax of a row in
+    which all scores are -inf is NaN. Infinite and negative weights raise a `RegardError`.
 
     >>> import torch, regard as rg
     >>> weights = torch.tensor([[0.9, 0.1], [0.3, 0.7]])
