@@ -18,7 +18,7 @@ from safetensors import safe_open
 from regard.seq2seq.runs.run import METRICS, STATE, read_metrics
 
 GUIDE = (Path(__file__).parents[1] / "docs" / "guides" / "machines.md").read_text()
-LAST_LINE = re.search(r"The last line that it prints is `(.*?)`", GUIDE).group(1)
+LAST_LINE = re.search(r"^(\[\d+, \d+\])\n```", GUIDE, re.M).group(1)
 SRUN = """#!/bin/bash
 tasks=$((SLURM_NNODES * SLURM_NTASKS_PER_NODE)) status=0
 for ((task = 0; task < tasks; task++)); do

@@ -315,7 +315,6 @@ class AttentionMap:
 
         The compiled kernels compute the folds that they know. A pass over the tiles computes the others.
         """
-        self._check_unchanged()
         states = {fold: fold.init(self.shape, self.device) for fold in folds}
         done: set[Fold] = set()
         if any(map(knows, states)) and (terms := self._compiled_terms()) is not None:
@@ -330,6 +329,7 @@ class AttentionMap:
         """This map as the compiled kernels compute it; None if they cannot. Other kinds of maps have other weights."""
         if type(self) is not AttentionMap or 0 in self.shape:
             return None
+        self._check_unchanged()
         return compiled_terms(self.attention, self._prepared, self.positions, self.grid)
 
     @torch.no_grad()
