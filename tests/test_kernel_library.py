@@ -301,7 +301,7 @@ def test_the_compiler_is_required_only_where_it_is_used(hook, monkeypatch):
     assert hook.dependencies() == []
 
 
-@pytest.mark.slow
+@pytest.mark.example
 @pytest.mark.parametrize("name", build_kernels.TARGETS)
 def test_one_machine_compiles_for_every_system(name, tmp_path):
     pytest.importorskip("ziglang", reason="the compiler is not installed; `make kernels` installs it")
