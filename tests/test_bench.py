@@ -354,7 +354,7 @@ def test_a_row_of_the_kernel_has_its_share_of_the_limit(monkeypatch):
     machine = dataclasses.replace(MACHINE, kernel="avx2", multiply_adds=2e11)
     long = {"inputs": partial(random_inputs, ((1, 2, 400, 8),) * 3, "cpu", torch.float32), "flops": lambda: 1000}
     runner = Runner(machine, pair_seconds=0.0, pace=lambda setting: machine)
-    monkeypatch.setattr("regard.engine.kernel.engine.LOWEST_LEVEL", 0)
+    monkeypatch.setattr("regard.engine.kernel.library.LOWEST_LEVEL", 0)
     kernel, fused = runner.measure(case(**long)), runner.measure(case(flops=lambda: 1000))
     assert kernel.engine == "kernel" and kernel.multiply_adds == pytest.approx(100 * 1000 / kernel.seconds / 2e11)
     assert fused.engine == "fused" and fused.multiply_adds is None

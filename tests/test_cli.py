@@ -17,7 +17,7 @@ from regard.catalog import mechanism, mechanisms
 from regard.cli.app import app
 from regard.cli.draw import FORBIDDEN, draw
 from regard.cli.planning import build
-from regard.engine.kernel.library import state
+from regard.engine.kernel.library import described
 
 runner = CliRunner()
 SENTENCE = "The animal didn't cross the street because it was too tired."
@@ -287,7 +287,7 @@ def test_a_long_text_is_cut_where_asked(model):
 def test_demo_prints_three_texts_and_ends_with_the_page(model, tmp_path):
     printed = run("demo", "--out", str(tmp_path / "demo")).stdout
     page = tmp_path / "demo" / "index.html"
-    assert state() in printed
+    assert described() in printed
     assert printed.rstrip().endswith(str(page))
     assert SENTENCE in printed and "trophy" in printed and "\n512 tokens, 6 layers x 12 heads" in printed
     assert " ".join(printed.split()).count(") attends most to ") == 3

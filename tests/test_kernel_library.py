@@ -314,7 +314,7 @@ def test_one_machine_compiles_for_every_system(name, tmp_path):
 
 def test_one_sentence_says_which_variant_runs(monkeypatch):
     monkeypatch.setenv("REGARD_KERNEL", "off")
-    assert library.state() == "No compiled kernel ran. REGARD_KERNEL=off turns the compiled kernels off."
+    assert library.described() == "No compiled kernel ran. REGARD_KERNEL=off turns the compiled kernels off."
     monkeypatch.delenv("REGARD_KERNEL")
     processor_with_level(1, monkeypatch)
-    assert library.state() == "Compiled kernels ran: avx2."
+    assert library.described() == "Compiled kernels ran: avx2."

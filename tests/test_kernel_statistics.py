@@ -78,6 +78,14 @@ def test_an_unknown_row_statistic_is_computed(name, monkeypatch):
         torch.testing.assert_close(mine, theirs)
 
 
+def test_an_unknown_row_statistic_of_few_queries_is_computed():
+    """They are read by the kernel of decoding, with values of width 0."""
+    known = rg.attend(rg.Attention(mask=rg.window(900)), *tensors((3, 6000)), engine="blocked").weights
+    weights = rg.AttentionMap(known.attention, known._prepared, known.positions, known.grid, None)
+    for mine, theirs in zip(weights.row_statistic, known.row_statistic, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
 def test_keys_of_the_strongest_links_hold_their_weights():
     weights = rg.attend(rg.Attention(), *tensors()).weights
     (links,) = weights.summarize(rg.TopLinks(5))

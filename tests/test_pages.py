@@ -17,8 +17,7 @@ import pytest
 from extras import project_extras
 from page_blocks import ROOT, SHELL, SHOWN, blocks_of, commands_of, pages
 from page_files import bring_files
-from regard.engine.kernel.engine import LOWEST_LEVEL
-from regard.engine.kernel.library import load
+from regard.engine.kernel.library import load_fast
 
 PROCESS = Path(__file__).parent / "page_process.py"
 PAGES = {str(page.relative_to(ROOT)): blocks_of(page.read_text()) for page in pages()}
@@ -120,7 +119,7 @@ KERNEL_CHOSEN = "The kernel engine is chosen"
 def check_printed(block, following, result):
     """The output stands under every print, as a comment, or after the block, and is what the block prints or raises."""
     code, output = block.code, result["output"]
-    if KERNEL_CHOSEN in code and (load() is None or load().level < LOWEST_LEVEL):
+    if KERNEL_CHOSEN in code and load_fast() is None:
         return
     shows_error = "\n# RegardError: " in code
     assert shows_error == (result.get("message") is not None), result["error"] or "no error was raised"

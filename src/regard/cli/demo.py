@@ -14,7 +14,7 @@ from regard.cli.outputs import check_folder
 from regard.cli.see import default_words
 from regard.cli.summary import print_summary
 from regard.data.corpus import Pair
-from regard.engine.kernel.library import state
+from regard.engine.kernel.library import described
 from regard.errors import RegardError
 from regard.hf.text_reader import TextReader, TextResult
 from regard.seq2seq.decoding.translation import translate
@@ -47,7 +47,7 @@ def run(out: Path, model: str, open_: bool = False) -> None:
         console.print()
     console.print(translation, markup=False, highlight=False)
     console.print(Text(CAVEAT, style="dim"))
-    console.print(state(), highlight=False, soft_wrap=True)
+    console.print(described(), highlight=False, soft_wrap=True)
     console.print(f"Every weight of these texts is on one page: {page}", markup=False, highlight=False, soft_wrap=True)
     if open_:
         webbrowser.open(page.resolve().as_uri())

@@ -78,9 +78,7 @@ class Work:
     @staticmethod
     def of(problem: Problem) -> Work:
         """The work of a problem, created at the first call and then reused."""
-        if "blocked" not in problem.plan_cache:
-            problem.plan_cache["blocked"] = Work(problem)
-        return problem.plan_cache["blocked"]
+        return problem.planned("blocked", Work)
 
     @staticmethod
     def with_blocks(problem: Problem, blocks: list[Block]) -> Work:

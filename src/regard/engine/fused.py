@@ -49,9 +49,7 @@ class Fused(Engine):
 
 def block_of(problem: Problem) -> Block:
     """All queries and all keys as one block; full if the mask allows every pair."""
-    if "whole" not in problem.plan_cache:
-        problem.plan_cache["whole"] = whole(problem.attention.mask, problem.positions, problem.sizes.I)
-    return problem.plan_cache["whole"]
+    return problem.planned("whole", lambda p: whole(p.attention.mask, p.positions, p.sizes.I))
 
 
 def is_top_left(problem: Problem) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import repeat
@@ -60,6 +60,12 @@ class Problem:
         defaults = {"seed": None, "state": None, "plan_cache": {}, "prepared": prepared}
         vars(problem).update(defaults, query=prepared.query, key=prepared.key, **facts)
         return problem
+
+    def planned(self, name: str, make: Callable[[Problem], Any]) -> Any:
+        """What `make` computes of this problem: the first time, and the same again after that."""
+        if name not in self.plan_cache:
+            self.plan_cache[name] = make(self)
+        return self.plan_cache[name]
 
     @property
     def is_empty(self) -> bool:

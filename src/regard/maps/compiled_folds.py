@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.attention import Attention, Prepared
 from regard.engine.kernel import Terms
-from regard.engine.kernel.library import load
+from regard.engine.kernel.library import load_fast
 from regard.engine.kernel.statistics import Statistics, add_statistics
 from regard.engine.problem import Problem
 from regard.maps.folds import Distance, Entropy, Fold, KeyTotals, MassOn, Pool, State, TopLinks
@@ -26,8 +26,7 @@ FEWEST_PAIRS = 128 * 128
 def compiled_terms(attention: Attention, prepared: Prepared, positions: Positions, grid: Grid) -> Terms | None:
     """The map of these pieces as the kernels compute it; None if they cannot, or if tiles are as fast."""
     (B, H, I, D), (G, J) = prepared.query.shape, prepared.key.shape[1:3]
-    library = load()
-    if library is None or library.level == 0 or B == 0 or I * J < FEWEST_PAIRS or grid.device.type != "cpu":
+    if load_fast() is None or B == 0 or I * J < FEWEST_PAIRS or grid.device.type != "cpu":
         return None
     if not (
         torch.equal(grid.batch, torch.arange(B, device="cpu")) and torch.equal(grid.head, torch.arange(H, device="cpu"))

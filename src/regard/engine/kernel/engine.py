@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 
 import torch
@@ -11,8 +12,8 @@ from regard.engine.blocked import Blocked
 from regard.engine.dense import flops_per_pair
 from regard.engine.formatting import size
 from regard.engine.kernel.attention import Inputs, KernelAttention, Setting, forward, is_few
-from regard.engine.kernel.layout import FAR, Layout
-from regard.engine.kernel.library import load, reason
+from regard.engine.kernel.layout import Layout
+from regard.engine.kernel.library import load, load_fast, reason
 from regard.engine.kernel.structures import DTYPES, PART_KEYS, has_address
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.transforms import HIDDEN_GRADIENTS, differentiable_once
@@ -30,8 +31,6 @@ FEWEST_QUERIES, FEWEST_PAIRS = 192, 384 * 384
 #: Fewest numbers in keys and values for which the kernels are chosen for few rows (`is_few`), in float32 and in half
 #: precision. Measured against torch's fused kernel: as fast at half as many, 1.1 to 2.9 times as fast at these.
 FEWEST_NUMBERS = {torch.float32: 1 << 21, torch.bfloat16: 1 << 19, torch.float16: 1 << 19}
-#: Lowest level of the library that is chosen: without AVX2 torch's kernel is faster. See `Library.level`.
-LOWEST_LEVEL = 1
 
 
 class Kernel(Engine):
@@ -64,11 +63,11 @@ class Kernel(Engine):
 
 def pays(problem: Problem) -> bool:
     """Whether the kernels are measured to be faster than the other engines for problems of this size."""
-    s, library = problem.sizes, load()
-    if library is None or library.level < LOWEST_LEVEL:
+    if load_fast() is None:
         return False
+    s = problem.sizes
     if is_few(s.R * s.I, problem.learns):
-        return FEWEST_NUMBERS.get(problem.key.dtype, FAR) <= s.B * s.G * s.J * (s.D + s.E)
+        return FEWEST_NUMBERS.get(problem.key.dtype, math.inf) <= s.B * s.G * s.J * (s.D + s.E)
     if s.I < FEWEST_QUERIES:
         return False
     return s.I * s.J >= FEWEST_PAIRS or problem.attention.mask is not None
@@ -83,9 +82,7 @@ class Terms:
     @staticmethod
     def of(problem: Problem) -> Terms:
         """The terms of a problem, created at the first call and then reused."""
-        if "kernel" not in problem.plan_cache:
-            problem.plan_cache["kernel"] = Terms(problem)
-        return problem.plan_cache["kernel"]
+        return problem.planned("kernel", Terms)
 
     @cached_property
     def refusal(self) -> str | None:

@@ -19,6 +19,8 @@ from regard.errors import RegardError, nearest
 VERSION = 2
 #: Variants of the kernels; the place in the list is the level that `regard_level` of kernels/dispatch.c returns.
 LEVELS = ("baseline", "avx2", "avx512")
+#: Lowest level that is chosen: without AVX2 torch's kernel is faster.
+LOWEST_LEVEL = 1
 #: The environment variable that lowers the level, or turns the kernels off.
 SETTING = "REGARD_KERNEL"
 PATH = Path(__file__).with_name("libregard" + {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so"))
@@ -51,13 +53,19 @@ def load() -> Library | None:
     return found if isinstance(found, Library) else None
 
 
+def load_fast() -> Library | None:
+    """The library if its level is at least LOWEST_LEVEL, so that "auto" may choose it; else None."""
+    library = load()
+    return None if library is None or library.level < LOWEST_LEVEL else library
+
+
 def reason() -> str:
     """Why `load` returns None, as a sentence; an empty text if the library is loaded."""
     found = _chosen(PATH, os.environ.get(SETTING, ""))
     return found if isinstance(found, str) else ""
 
 
-def state() -> str:
+def described() -> str:
     """One sentence about the compiled kernels here: the variant that runs, or why none does."""
     library = load()
     return f"No compiled kernel ran. {reason()}" if library is None else f"Compiled kernels ran: {library.level_name}."
