@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import distributed
@@ -53,3 +55,15 @@ def test_numbers_that_are_none_are_refused_by_name_where_asked():
         rg.attend(rg.Attention(), *tensors, engine="ring")
         with pytest.raises(rg.RegardError, match=name):
             rg.attend(rg.Attention(), *tensors, engine="ring", check=True)
+
+
+def test_a_map_outlives_its_group_and_does_not_keep_it():
+    """Threads of gloo that still run while Python ends abort the process; only the end of the group ends them."""
+    own, x = distributed.new_group([0]), torch.randn(1, 2, 9, 4, requires_grad=True)
+    seen, group = rg.attend(rg.Attention(), x, x, x, engine=rg.Ring(group=own)), weakref.ref(own)
+    seen.output.sum().backward()
+    distributed.destroy_process_group(own)
+    del own
+    assert group() is None
+    with pytest.raises(rg.RegardError, match="has been destroyed"):
+        seen.weights.dense()

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
@@ -58,8 +58,21 @@ class Exchange:
     """The ranks of one process group, and the messages of one of them."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self.group: Any = dist.group.WORLD if group is None else group
+        # Maps keep their exchange. A group that they kept too would outlive destroy_process_group(), and the threads
+        # of gloo, which then still run while Python ends, abort the process.
+        self._group = ref(dist.group.WORLD if group is None else group)
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+
+    @property
+    def group(self) -> Any:
+        """The process group, while it exists."""
+        group = self._group()
+        if group is None:
+            raise RegardError(
+                f"attend: the process group of {self.ranks} ranks has been destroyed, and other ranks hold parts of "
+                "the map. Call destroy_process_group() after the last use of a map."
+            )
+        return group
 
     @contextlib.contextmanager
     def answers(self, description: str, operation: str = "attend") -> Iterator[None]:
