@@ -23,6 +23,6 @@ def main():
 
 
 dist.init_process_group("gloo")  # "nccl" on GPUs
-main()  # its maps hold the group, so they end with it, before the group does
+main()
 dist.barrier()  # gloo aborts a process whose neighbour is gone
 dist.destroy_process_group()
