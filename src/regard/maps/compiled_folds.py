@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import torch
@@ -25,15 +25,25 @@ FEWEST_PAIRS = 128 * 128
 
 def compiled_terms(attention: Attention, prepared: Prepared, positions: Positions, grid: Grid) -> Terms | None:
     """The map of these pieces as the kernels compute it; None if they cannot, or if tiles are as fast."""
-    (B, H, I, D), (G, J) = prepared.query.shape, prepared.key.shape[1:3]
-    if load_fast() is None or B == 0 or I * J < FEWEST_PAIRS or grid.device.type != "cpu":
+    if load_fast() is None or grid.device.type != "cpu":
         return None
-    if not (
-        torch.equal(grid.batch, torch.arange(B, device="cpu")) and torch.equal(grid.head, torch.arange(H, device="cpu"))
-    ):
-        return None  # the kernels know masks and biases of whole batches with all their heads
+    problem = map_problem(attention, prepared, positions, grid)
+    if problem is None:
+        return None
+    terms = Terms.of(problem)
+    return terms if terms.refusal is None else None
+
+
+def map_problem(attention: Attention, prepared: Prepared, positions: Positions, grid: Grid) -> Problem | None:
+    """The problem of a map, without values; None if it is small, or a part of a batch or of its heads."""
+    (B, H, I, D), (G, J) = prepared.query.shape, prepared.key.shape[1:3]
+    if B == 0 or I * J < FEWEST_PAIRS:
+        return None
+    entries, heads = (torch.arange(size, device=grid.device) for size in (B, H))
+    if not (torch.equal(grid.batch, entries) and torch.equal(grid.head, heads)):
+        return None  # a pass knows masks and biases of whole batches with all their heads
     facts = {"learns": False, "learns_bias": False, "hides_gradients": False, "piece_tensors": [], "skeleton": None}
-    problem = Problem.from_prepared(
+    return Problem.from_prepared(
         prepared=prepared,
         attention=attention,
         value=prepared.key[..., :0],
@@ -42,25 +52,30 @@ def compiled_terms(attention: Attention, prepared: Prepared, positions: Position
         grid=grid,
         **facts,
     )
-    terms = Terms.of(problem)
-    return terms if terms.refusal is None else None
 
 
 def fill_compiled(terms: Terms, logsumexp: Tensor, states: Mapping[Fold, State]) -> set[Fold]:
     """Add the whole map to the states of the folds that the kernels know, and return these folds."""
     if any_coarse(logsumexp) or logsumexp.isnan().any():
         return set()
-    positions = terms.problem.positions
+    wanted, done = wanted_statistics(states, terms.problem.positions, frozenset(TENSORS))
+    if done:
+        add_statistics(terms.setting(), terms.inputs(), logsumexp, wanted)
+    return done
+
+
+def wanted_statistics(
+    states: Mapping[Fold, State], positions: Positions, known: Collection[type[Fold]]
+) -> tuple[Statistics, set[Fold]]:
+    """The tensors that a pass fills, and the folds of the `known` types that they belong to: one of each type."""
     keys = positions.keys.intervals
     wanted, done = Statistics(keys[0][0] - positions.start), {}
     for fold, state in states.items():
         kind = type(fold)
-        if knows(fold) and kind not in done and not (kind is Distance and len(keys) > 1):
+        if kind in known and kind not in done and not (kind is Distance and len(keys) > 1):
             wanted = replace(wanted, **dict(zip(TENSORS[kind], state, strict=False)))
             done[kind] = fold
-    if done:
-        add_statistics(terms.setting(), terms.inputs(), logsumexp, wanted)
-    return set(done.values())
+    return wanted, set(done.values())
 
 
 def knows(fold: Fold) -> bool:
