@@ -1,4 +1,4 @@
-"""The interval algebra against the predicates: what masks say of stretches is true of every pair."""
+"""The interval algebra against the predicates: what masks say of intervals is true of every pair."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ def test_the_mask_of_an_entry_takes_both_sides_of_that_entry():
 
 @settings(max_examples=100)
 @given(data=st.data(), I=st.integers(1, 12), J=st.integers(1, 12))
-def test_a_grid_names_its_distances_where_they_are_one_stretch(data, I, J):
+def test_a_grid_names_its_distances_where_they_are_one_interval(data, I, J):
     """By the positions on the host, or by those of the tensors, which on the CPU may be read."""
     whole = rg.Grid.whole(data.draw(placings(I, J)), 1, 1, I)
     rows, cols = (slice(*sorted(data.draw(st.tuples(*[st.integers(0, n)] * 2)))) for n in (I, J))
@@ -283,10 +283,10 @@ def test_a_grid_names_its_distances_where_they_are_one_stretch(data, I, J):
     for grid in (whole, whole.tile(rows, cols), replace(whole.tile(rows, cols), positions=None), whole.tile(*lists)):
         distances = grid.distances()
         query, key = grid.query.tolist(), grid.key.tolist()
-        one_stretch = all(x and x == list(range(x[0], x[0] + len(x))) for x in (query, key))
+        one_interval = all(x and x == list(range(x[0], x[0] + len(x))) for x in (query, key))
         if query and key:
-            assert (distances is not None) == one_stretch
-        if distances is not None and one_stretch:
+            assert (distances is not None) == one_interval
+        if distances is not None and one_interval:
             assert list(distances) == sorted({j - i for i in query for j in key})
 
 

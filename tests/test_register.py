@@ -349,7 +349,7 @@ def masks_of(function, place, real, **options):
 
 
 def assert_spans_hold(mask, expected):
-    """`any_allowed` misses no pair and `all` promises none too many, for any stretch of rows."""
+    """`any_allowed` misses no pair and `all` promises none too many, for any interval of rows."""
     if mask.rule.mask is None:
         return
     I, J = expected.shape[2:]

@@ -37,8 +37,8 @@ def test_one_rank_is_one_process(name, layout):
         torch.testing.assert_close(tuple(found), tuple(expected), **CLOSE)
 
 
-def test_a_request_is_told_in_stretches():
-    """What a rank asks for stands in the error of all ranks; neighbours are one stretch."""
+def test_a_request_is_told_in_intervals():
+    """What a rank asks for stands in the error of all ranks; neighbours are one interval."""
     x = torch.randn(1, 2, 9, 4)
     weights, told = rg.attend(rg.Attention(), x, x, x, engine="ring").weights, []
     weights._ring_call.exchange.agree = lambda what, request: told.append(request["look"])

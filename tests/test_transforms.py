@@ -219,10 +219,10 @@ def test_normalizers_work_where_their_scores_are(normalizer):
 
 
 @pytest.mark.parametrize("bias", [rg.ALiBi(2), rg.T5Bias(2), rg.ShawBias(4, 2), rg.TransformerXLBias(2, 4)], ids=repr)
-@pytest.mark.parametrize("stretches", [((0, 6),), ((0, 2), (5, 9)), ((0, 1), (3, 5), (8, 11))], ids=len)
-def test_biases_know_their_distances_from_the_host(bias, stretches):
+@pytest.mark.parametrize("intervals", [((0, 6),), ((0, 2), (5, 9)), ((0, 1), (3, 5), (8, 11))], ids=len)
+def test_biases_know_their_distances_from_the_host(bias, intervals):
     """On meta tensors nothing can be read from the device, as on a GPU nothing should be."""
-    keys = rg.Spans(stretches)
+    keys = rg.Spans(intervals)
     q, k = torch.empty(1, 2, 4, 4, device="meta"), torch.empty(1, 2, len(keys), 4, device="meta")
     attention = copy.deepcopy(rg.Attention(bias=bias)).to("meta")
     for engine in ("dense", "blocked"):

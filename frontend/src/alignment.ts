@@ -1,6 +1,6 @@
 // The alignment view: weights of target words on source words, several mechanisms on one colour scale, with gold links.
 import { legend, scaleOf } from "./colour";
-import { stretch, type Context, type Panel } from "./context";
+import { interval, type Context, type Panel } from "./context";
 import { layerName, queriesOf, type Text } from "./data";
 import { choice, cut, h, s, saving, segments, visible } from "./dom";
 
@@ -54,8 +54,8 @@ export function alignmentView(context: Context): Panel {
       `weight, ${state.scale === "log" ? "logarithmic" : "linear"}, the same in all panels`));
     const found = await panels();
     if (mine !== turn) return;
-    const [rows, cols] = [stretch(state.query, SHOWN, queriesOf(text).length),
-      stretch(text.queries ? 0 : state.query, SHOWN, text.tokens.length)];
+    const [rows, cols] = [interval(state.query, SHOWN, queriesOf(text).length),
+      interval(text.queries ? 0 : state.query, SHOWN, text.tokens.length)];
     body.replaceChildren();
     for (const panel of found) {
       const lines = await Promise.all(Array.from({ length: rows[1] - rows[0] }, (_, at) => panel.rows(rows[0] + at)));

@@ -56,7 +56,7 @@ export const strongest = (values: Float32Array, count: number): number[] =>
   Array.from(values.keys()).filter((at) => values[at] > 0).sort((a, b) => values[b] - values[a]).slice(0, count);
 
 // The range of at most `size` tokens around a token.
-export function stretch(at: number, size: number, all: number): [number, number] {
+export function interval(at: number, size: number, all: number): [number, number] {
   const first = Math.max(0, Math.min(at - Math.floor(size / 2), all - size));
   return [first, Math.min(first + size, all)];
 }

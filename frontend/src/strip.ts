@@ -1,5 +1,5 @@
 // What one word attends to in every layer: a row per layer.
-import { meanLine, stretch, type Context } from "./context";
+import { meanLine, interval, type Context } from "./context";
 import { layerName, queriesOf } from "./data";
 import { cut, s, visible } from "./dom";
 
@@ -8,7 +8,7 @@ const SHOWN = 72;
 export async function strip(context: Context, query: number, room = 700): Promise<SVGSVGElement> {
   const { text } = context;
   const crossed = text.queries !== null;
-  const [first, last] = stretch(crossed ? 0 : query, SHOWN, text.tokens.length);
+  const [first, last] = interval(crossed ? 0 : query, SHOWN, text.tokens.length);
   const lines = await Promise.all(text.layers.map((layer, at) =>
     meanLine(context, new Map([[at, layer.heads.map((_, head) => head)]]), query)));
   const longest = Math.max(...text.tokens.slice(first, last).map((token) => Math.min([...visible(token)].length, 12)));

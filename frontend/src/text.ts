@@ -1,6 +1,6 @@
 // The text view: what a word attends to, and what attends to it, in chosen heads; as words, lines or neurons.
 import { aboutHead } from "./overview";
-import { chosenHeads, headName, inText, meanLine, place, stretch, strongest, type Context, type Panel } from "./context";
+import { chosenHeads, headName, inText, meanLine, place, interval, strongest, type Context, type Panel } from "./context";
 import { SERIES } from "./colour";
 import { layerName, queriesOf } from "./data";
 import { choice, cut, fill, h, joins, s, saving, segments, shown, strong, visible } from "./dom";
@@ -75,7 +75,7 @@ export function textView(context: Context): Panel {
   function drawWords() {
     const { text, state } = context;
     const special = new Set(text.special);
-    const window_ = stretch(state.query, SHOWN, queries().length);
+    const window_ = interval(state.query, SHOWN, queries().length);
     from = window_[0];
     const own = sentence(queries(), window_, crossed() ? new Set() : special, true);
     const keys = crossed() ? sentence(text.tokens, [0, Math.min(text.tokens.length, SHOWN)], special, false) : null;
@@ -191,8 +191,8 @@ export function textView(context: Context): Panel {
     const mine = ++turn;
     const { text, state } = context;
     const heads = chosenHeads(context);
-    const [rows, cols] = [stretch(state.query, LINES, queries().length),
-      crossed() ? stretch(0, LINES, text.tokens.length) : stretch(state.query, LINES, text.tokens.length)];
+    const [rows, cols] = [interval(state.query, LINES, queries().length),
+      crossed() ? interval(0, LINES, text.tokens.length) : interval(state.query, LINES, text.tokens.length)];
     const tall = 19;
     const width = Math.min(560, body.clientWidth);
     const [left, right] = [width * 0.3, width * 0.7];
@@ -240,8 +240,8 @@ export function textView(context: Context): Panel {
   async function drawModel() {
     const mine = ++turn;
     const { text, state } = context;
-    const [rows, cols] = [stretch(state.query, SMALL, queries().length),
-      crossed() ? stretch(0, SMALL, text.tokens.length) : stretch(state.query, SMALL, text.tokens.length)];
+    const [rows, cols] = [interval(state.query, SMALL, queries().length),
+      crossed() ? interval(0, SMALL, text.tokens.length) : interval(state.query, SMALL, text.tokens.length)];
     const columns = Math.max(...text.layers.map((layer) => layer.heads.length));
     const pitch = Math.max(20, Math.min(72, (body.clientWidth - 24) / columns));
     const [size, gap] = [pitch * 0.89, pitch * 0.11];

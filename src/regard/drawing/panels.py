@@ -139,7 +139,7 @@ def _visible(character: str) -> str:
 
 
 def _axes(queries: list[str] | None, keys: list[str] | None) -> tuple[str, str]:
-    """The names of the axes. Queries that are no stretch of the keys belong to another text: cross-attention."""
+    """The names of the axes. Queries that are no interval of the keys belong to another text: cross-attention."""
     if queries is None or keys is None or any(keys[n:][: len(queries)] == queries for n in range(len(keys))):
         return "query", "key"
     return "query (target)", "key (source)"

@@ -118,8 +118,8 @@ class Work:
 
         If the positions of the keys have a gap, a shift of indices is no shift of positions.
         """
-        one_stretch = len(self.problem.positions.keys.intervals) == 1
-        return self.flash is not None and one_stretch and all(bias.relative for bias in self.problem.attention.bias)
+        one_interval = len(self.problem.positions.keys.intervals) == 1
+        return self.flash is not None and one_interval and all(bias.relative for bias in self.problem.attention.bias)
 
     @cached_property
     def blocks(self) -> list[Block]:

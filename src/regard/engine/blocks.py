@@ -15,7 +15,7 @@ from regard.pieces.mask import Both, Either, Mask, causal
 from regard.positions import Positions
 from regard.spans import Spans
 
-#: A block reads one stretch of keys without gaps if that is at most this many times as long as the needed keys.
+#: A block reads one interval of keys if that is at most this many times as long as the needed keys.
 HULL_SLACK = 1.25
 #: Rows that may attend to no key read this one, masked, so that no block is without keys.
 FIRST_KEY = Spans(((0, 1),))

@@ -147,7 +147,7 @@ def causal_averages(query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> 
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _Block:
     """Chunks that one matrix product computes: of one key head, or of several key heads if the sequence is short.
 
     Args:
@@ -163,19 +163,19 @@ class _Stretch:
     size: int
 
     @staticmethod
-    def all_of(heads: int, length: int) -> list[_Stretch]:
-        """The stretches of a sequence, head after head. The last tokens are a shorter chunk of all heads."""
+    def all_of(heads: int, length: int) -> list[_Block]:
+        """The blocks of a sequence, head after head. The last tokens are a shorter chunk of all heads."""
         chunks, rest = divmod(length, CHUNK)
         num_heads = max(1, TOGETHER // max(chunks, 1))
-        stretches = [
-            _Stretch(slice(head, min(head + num_heads, heads)), first * CHUNK, min(TOGETHER, chunks - first), CHUNK)
+        blocks = [
+            _Block(slice(head, min(head + num_heads, heads)), first * CHUNK, min(TOGETHER, chunks - first), CHUNK)
             for head in range(0, heads, num_heads)
             for first in range(0, chunks, TOGETHER)
         ]
-        return stretches + [_Stretch(slice(0, heads), length - rest, 1, rest)] * bool(rest)
+        return blocks + [_Block(slice(0, heads), length - rest, 1, rest)] * bool(rest)
 
     def cut(self, x: Tensor) -> Tensor:
-        """The part of this stretch: (B * G, R, n, W) -> (heads * chunks, R * size, W), query heads one by one."""
+        """The part of this block: (B * G, R, n, W) -> (heads * chunks, R * size, W), query heads one by one."""
         part = x[self.heads, :, self.first : self.first + self.chunks * self.size]
         part = part.reshape(*part.shape[:2], self.chunks, self.size, x.shape[-1])
         return part.transpose(1, 2).reshape(-1, x.shape[1] * self.size, x.shape[-1])
@@ -194,7 +194,7 @@ class _Stretch:
     def running(self, state: Tensor, chunk_states: Tensor, backwards: bool = False) -> Tensor:
         """For each chunk `state` plus the states of the chunks before it (backwards: after it).
 
-        `state` is overwritten: all chunks of this stretch are added to it.
+        `state` is overwritten: all chunks of this block are added to it.
         """
         by_chunk = chunk_states.unflatten(0, (-1, self.chunks)).flatten(2)
         earlier = torch.ones(self.chunks, self.chunks, dtype=by_chunk.dtype, device=by_chunk.device).tril_(-1)
@@ -211,7 +211,7 @@ def _by_group(x: Tensor, groups: int) -> Tensor:
 
 
 class _CausalAverages(torch.autograd.Function):
-    """Stretch by stretch with a running state. Backward recomputes it for queries, and runs in reverse for keys."""
+    """Block by block with a running state. Backward recomputes it for queries, and runs in reverse for keys."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -219,14 +219,14 @@ class _CausalAverages(torch.autograd.Function):
         output, row_statistic = query.new_empty(B, H, I, E), query.new_empty(B, H, I, 1)
         grouped_output, denominators = _by_group(output, G), _by_group(row_statistic, G)
         inputs, state = [_by_group(x, G) for x in (query, key, value)], _in_lanes(past).flatten(0, 1)
-        for stretch in _Stretch.all_of(B * G, I):
-            q, k, v = (stretch.cut(x) for x in inputs)
+        for block in _Block.all_of(B * G, I):
+            q, k, v = (block.cut(x) for x in inputs)
             v = _with_ones(v)
-            before = stretch.running(state, torch.bmm(k.transpose(1, 2), v))
-            pairs = torch.bmm(q, k.transpose(1, 2)).mul_(stretch.triangle(q))
+            before = block.running(state, torch.bmm(k.transpose(1, 2), v))
+            pairs = torch.bmm(q, k.transpose(1, 2)).mul_(block.triangle(q))
             averages, sums = _averages(torch.bmm(q, before).baddbmm_(pairs, v), E)
-            stretch.put(grouped_output, averages)
-            stretch.put(denominators, sums[..., None])
+            block.put(grouped_output, averages)
+            block.put(denominators, sums[..., None])
         ctx.save_for_backward(query, key, value, past, output, row_statistic)
         ctx.mark_non_differentiable(row_statistic := row_statistic[..., 0])
         return output, row_statistic, state[..., : E + 1].view(past.shape)
@@ -240,39 +240,37 @@ class _CausalAverages(torch.autograd.Function):
         grouped_grads, inputs = ([_by_group(x, G) for x in tensors] for tensors in (grads, (query, key, value)))
         outputs = [_by_group(x, G) for x in (grad, *averages)]
         state, later = (_in_lanes(x).flatten(0, 1) for x in (past, grad_state))
-        stretches = _Stretch.all_of(state.shape[0], query.shape[2])
-        for stretch in stretches:
-            stretch.put(grouped_grads[0], _query_gradients(stretch, outputs, inputs, state))
-        for stretch in reversed(stretches):
-            for x, part in zip(grouped_grads[1:], _key_gradients(stretch, outputs, inputs, later), strict=True):
-                stretch.put(x, part)
+        blocks = _Block.all_of(state.shape[0], query.shape[2])
+        for block in blocks:
+            block.put(grouped_grads[0], _query_gradients(block, outputs, inputs, state))
+        for block in reversed(blocks):
+            for x, part in zip(grouped_grads[1:], _key_gradients(block, outputs, inputs, later), strict=True):
+                block.put(x, part)
         return *grads, later[..., : past.shape[-1]].view(past.shape)
 
 
-def _sum_gradients(stretch: _Stretch, outputs: list[Tensor]) -> Tensor:
+def _sum_gradients(block: _Block, outputs: list[Tensor]) -> Tensor:
     """Gradients of the sums of values and of ones, from the gradient of averages, averages and denominators."""
-    grad, average, denominator = (stretch.cut(x) for x in outputs)
+    grad, average, denominator = (block.cut(x) for x in outputs)
     empty = denominator == 0
     of_values = grad / denominator.masked_fill(empty, 1.0)
     of_ones = -(of_values * average).sum(-1, keepdim=True).masked_fill(empty, 0.0)
     return _in_lanes(torch.cat((of_values, of_ones), -1))
 
 
-def _query_gradients(stretch: _Stretch, outputs: list[Tensor], inputs: list[Tensor], state: Tensor) -> Tensor:
-    """Gradients of the queries of a stretch; `state` runs from the first stretch to the last."""
-    g, k, v = _sum_gradients(stretch, outputs), stretch.cut(inputs[1]), _with_ones(stretch.cut(inputs[2]))
-    before = stretch.running(state, torch.bmm(k.transpose(1, 2), v))
-    pairs = torch.bmm(g, v.transpose(1, 2)).mul_(stretch.triangle(g))
+def _query_gradients(block: _Block, outputs: list[Tensor], inputs: list[Tensor], state: Tensor) -> Tensor:
+    """Gradients of the queries of a block; `state` runs from the first block to the last."""
+    g, k, v = _sum_gradients(block, outputs), block.cut(inputs[1]), _with_ones(block.cut(inputs[2]))
+    before = block.running(state, torch.bmm(k.transpose(1, 2), v))
+    pairs = torch.bmm(g, v.transpose(1, 2)).mul_(block.triangle(g))
     return torch.bmm(g, before.transpose(1, 2)).baddbmm_(pairs, k)
 
 
-def _key_gradients(
-    stretch: _Stretch, outputs: list[Tensor], inputs: list[Tensor], later: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Gradients of the keys and values of a stretch; `later` is the gradient of the state from all later chunks."""
-    q, k, v = (stretch.cut(x) for x in inputs)
-    g, v, triangle = _sum_gradients(stretch, outputs), _with_ones(v), stretch.triangle(q)
-    after = stretch.running(later, torch.bmm(q.transpose(1, 2), g), backwards=True)
+def _key_gradients(block: _Block, outputs: list[Tensor], inputs: list[Tensor], later: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of the keys and values of a block; `later` is the gradient of the state from all later chunks."""
+    q, k, v = (block.cut(x) for x in inputs)
+    g, v, triangle = _sum_gradients(block, outputs), _with_ones(v), block.triangle(q)
+    after = block.running(later, torch.bmm(q.transpose(1, 2), g), backwards=True)
     pairs = torch.bmm(g, v.transpose(1, 2)).mul_(triangle)
     weights = torch.bmm(q, k.transpose(1, 2)).mul_(triangle)
     key_grad = torch.bmm(v, after.transpose(1, 2)).baddbmm_(pairs.transpose(1, 2), q)

@@ -29,7 +29,7 @@ from regard.stats.roles import KINDS, QUERIES, ROLE_CAVEAT
 #: Cells per side of a thumbnail; for long texts at most 2 to the power SMALL_LEVELS.
 THUMBNAIL, SMALL_LEVELS = 48, 6
 #: The relative offsets shown on each side, and the number of parts of a long text for the weight received.
-OFFSETS, STRETCHES = 8, 512
+OFFSETS, INTERVALS = 8, 512
 #: The number of weights that compare two heads, so that a long text takes no longer than a short text.
 COMPARED = 1 << 15
 #: Cells per side of the finest precomputed level, and the last level whose tiles are computed on request.
@@ -169,8 +169,8 @@ def _pooled(weights: AttentionMap, pooled: Any) -> tuple[Tensor, Cells | None]:
 
 def _layer(layer: LayerProfile, small: Tensor, offsets: Tensor, reading: TextReading) -> dict[str, Any]:
     received = layer.received
-    if received.shape[-1] > STRETCHES:
-        received = torch.nn.functional.adaptive_avg_pool1d(received[None], STRETCHES)[0]
+    if received.shape[-1] > INTERVALS:
+        received = torch.nn.functional.adaptive_avg_pool1d(received[None], INTERVALS)[0]
     heads = []
     for head in range(layer.num_heads):
         strongest = layer.strongest(head, reading.profile.ordinary)

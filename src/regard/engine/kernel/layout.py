@@ -26,7 +26,7 @@ from regard.spans import EMPTY, Spans
 
 #: Indices that no query or key reaches, small enough for sums of three.
 FAR = 1 << 40
-#: Fewest keys of a segment without bytes; shorter stretches belong to segments with bytes.
+#: Fewest keys of a segment without bytes; shorter intervals belong to segments with bytes.
 LEAST_FULL = 32
 #: Most bytes of a mask that are kept from one call to the next.
 KEPT_BYTES = 4 << 20

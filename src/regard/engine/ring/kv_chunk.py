@@ -52,7 +52,7 @@ class KVChunk(Problem):
 
     @staticmethod
     def of(attention: Attention, prepared: Prepared, value: Tensor, queries: Spans, keys: Spans) -> KVChunk:
-        """Prepared queries at one stretch of positions, and prepared keys with values at any positions."""
+        """Prepared queries at consecutive positions, and prepared keys with values at any positions."""
         (B, H, I, D), (_, G, J, E) = prepared.query.shape, value.shape
         positions = Positions(queries.intervals[0][0], keys)
         piece_tensors, skeleton = take_apart(attention)

@@ -221,5 +221,5 @@ def _line(plan: RingPlan, rank: int) -> str:
 
 def _names(ranks: list[int]) -> str:
     """Ranks as text; consecutive ranks by their ends."""
-    stretches = Spans.union((rank, rank + 1) for rank in ranks)
-    return ", ".join(f"{a}" if b == a + 1 else f"{a}-{b - 1}" for a, b in stretches) or "nobody"
+    intervals = Spans.union((rank, rank + 1) for rank in ranks)
+    return ", ".join(f"{a}" if b == a + 1 else f"{a}-{b - 1}" for a, b in intervals) or "nobody"
