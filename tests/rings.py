@@ -5,6 +5,7 @@ Every rank runs all cases of the suite in the same order; what it found goes to 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -23,7 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 import regard as rg
 from drawn import KEEPING
 from regard.catalog import mechanisms
-from regard.engine.ring import digests, exchange
+from regard.engine.kernel.library import load
+from regard.engine.ring import digests, exchange, kv_chunk
+from regard.engine.ring.chunk_gradients import ChunkGradients
 from regard.engine.ring.kv_chunk import KVChunk, refusal
 from regard.errors import RegardError
 
@@ -183,6 +186,119 @@ def any_pieces_together():
             check(attention, q, k, v, rg.Ring(layout=layout))
         except AssertionError as error:
             raise AssertionError(f"{layout} {attention} n={n} heads={heads}: {error}") from error
+
+
+@contextlib.contextmanager
+def ways(kernel=False):
+    """How the gradients of each chunk were computed; with `kernel` the compiled kernels run chunks of every size."""
+    used, doors, pays = [], {}, kv_chunk.pays
+    for name in ("_of_kernel", "_of_fused", "_from_scores"):
+        doors[name] = door = getattr(ChunkGradients, name)
+        setattr(ChunkGradients, name, lambda grads, name=name, door=door: used.append(name) or door(grads))
+    if kernel:
+        kv_chunk.pays = lambda chunk: load() is not None
+    try:
+        yield used
+    finally:
+        kv_chunk.pays = pays
+        for name, door in doors.items():
+            setattr(ChunkGradients, name, door)
+
+
+def near(own, whole, relative):
+    """Errors are small beside the greatest number: sums over many keys have errors of that size."""
+    own, whole = own.detach().double(), whole.detach().double()
+    torch.testing.assert_close(own, whole, rtol=0, atol=relative * max(1.0, whole.abs().max().item()))
+
+
+def check_in(dtype, relative, attention, q, k, v, ring, share_q=None, share_k=None):
+    """Output and gradients of the ring in a dtype, against float64 in one process with the same numbers."""
+    share_q, share_k = share_q or ring.share, share_k or share_q or ring.share
+    exact, inputs = copy.deepcopy(attention).double(), [t.to(dtype) for t in (q, k, v)]
+    one = [t.double().requires_grad_() for t in inputs]
+    expected = rg.attend(exact, *one, engine="dense").output
+    up = some(*expected.shape, seed=7).to(dtype)
+    expected.backward(up.double())
+    shares = [(t, share) for t, share in zip(inputs, (share_q, share_k, share_k), strict=True)]
+    own = [laid(share(t), number) for number, (t, share) in enumerate(shares)]
+    output = rg.attend(attention, *own, engine=ring).output
+    output.backward(laid(share_q(up), 3).detach())
+    assert output.dtype == dtype
+    near(output, share_q(expected), relative)
+    for mine, whole, (_, share) in zip(own, one, shares, strict=True):
+        near(mine.grad, share(whole.grad), relative)
+    for parameter, whole in zip(attention.parameters(), exact.parameters(), strict=True):
+        added = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+        dist.all_reduce(added)
+        near(added, torch.zeros_like(whole) if whole.grad is None else whole.grad, 4 * relative)  # sums over pairs
+
+
+@case
+def compiled_kernels_compute_chunks():
+    """All of them, forward and backward, where `Terms` does not refuse; learned biases and sinks too."""
+    drawn = random.Random(1)
+    biases = {name: make for name, make in BIASES.items() if name not in ("shaw", "transformer_xl")}
+    biases["table"], all_used = lambda: rg.LearnedTable(4, reach=3), []
+    for layout, mask in itertools.product(LAYOUTS, MASKS):
+        n, heads = drawn.choice((37, 130, 223)), drawn.choice((1, 2, 4))
+        bias, normalizer = drawn.choice([*biases.values()])(), drawn.choice([*NORMALIZERS.values()])()
+        torch.manual_seed(n)
+        attention = rg.Attention(bias=bias, normalizer=normalizer, mask=MASKS[mask](n), position=rg.RoPE(6))
+        for parameter in attention.parameters():
+            torch.nn.init.normal_(parameter)
+        q, k, v = some(2, 4, n, 6), some(2, heads, n, 6, seed=1), some(2, heads, n, 5, seed=2)
+        dtype, relative = drawn.choice(((torch.float32, 1e-5), (torch.bfloat16, 2**-4)))
+        with ways(kernel=True) as used:
+            check_in(dtype, relative, attention, q, k, v, rg.Ring(layout=layout))
+        all_used += used
+    if load() is not None:  # a bias over keys with gaps between them is refused
+        assert all_used.count("_of_kernel") > 0.8 * len(all_used), all_used
+
+
+@case
+def compiled_kernels_compute_the_shortest_shares():
+    """Shares of one query and of one key, keys with gaps between them, and rows without a key."""
+    W = dist.get_world_size()
+    lengths, key_lengths = [1, 9, 97, 2][:W], [3, 1, 1, 40][:W]
+    I, J = sum(lengths), sum(key_lengths)
+    q, k, v = some(2, 4, I, 8), some(2, 2, J, 8, seed=1), some(2, 2, J, 3, seed=2)
+    for mask in (None, rg.causal(), rg.causal() & rg.window(2), rg.dilated(2, 3), rg.window(2) | rg.global_tokens([0])):
+        cuts = (lambda x: cut(x, lengths)), (lambda x: cut(x, key_lengths))
+        with ways(kernel=True) as used:
+            check_in(torch.float32, 1e-5, rg.Attention(mask=mask), q, k, v, rg.Ring(), *cuts)
+        assert load() is None or {*used} <= {"_of_kernel"}, used
+
+
+@case
+def whole_chunks_use_the_fused_backward_pass():
+    """In float64, which the compiled kernels refuse; a learned bias needs scores."""
+    q, k, v = (some(2, 4, 40, 8, seed=n) for n in range(3))
+    pieces = [(rg.causal(), ()), (rg.window(4), rg.ALiBi(4)), (rg.documents([9, 31]), ()), (rg.padding([0, 7]), ())]
+    for (mask, bias), layout in itertools.product(pieces, LAYOUTS):
+        with ways() as used:
+            check(
+                rg.Attention(mask=mask, bias=bias, normalizer=rg.LearnedSink(4)).double(),
+                q,
+                k,
+                v,
+                rg.Ring(layout=layout),
+            )
+        assert {*used} <= {"_of_fused"}, used
+    with ways() as used:
+        check(rg.Attention(mask=rg.causal(), bias=rg.T5Bias(4)).double(), q, k, v, rg.Ring())
+    assert {*used} == {"_from_scores"}
+
+
+@case
+def a_coarse_row_statistic_needs_scores():
+    """Beside 2^20 float32 has steps of 1/8. Gradients of scores that differ by less need the remainder."""
+    q, k, v = (some(1, 2, 130, 8, seed=n) for n in range(3))
+    bias = rg.LearnedTable(2, reach=3)
+    torch.nn.init.constant_(bias.table, 2.0**20)
+    bias.table.requires_grad_(False)
+    with ways(kernel=True) as used:
+        check_in(torch.float32, 1e-4, rg.Attention(bias=bias, mask=rg.causal()), q * 0, k, v, rg.Ring())
+    assert {*used} == {"_from_scores"}
 
 
 @case

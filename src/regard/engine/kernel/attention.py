@@ -98,7 +98,7 @@ class KernelAttention(torch.autograd.Function):
         *tensors, output, logsumexp = ctx.saved_tensors
         inputs, wanted = Inputs(*tensors), Inputs(*ctx.needs_input_grad[1:])
         delta = (grad.float() * output.float()).sum(-1)
-        grads = _backward(ctx.setting, inputs, wanted, grad, delta, logsumexp)
+        grads = backward(ctx.setting, inputs, wanted, grad, delta, logsumexp)
         if wanted.sink and inputs.sink is not None:
             share = torch.exp(inputs.sink.float()[:, None] - logsumexp)
             grads.append(-(share * delta).sum((0, 2)))
@@ -107,10 +107,10 @@ class KernelAttention(torch.autograd.Function):
         return None, *(None if g is None or t is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True))
 
 
-def forward(setting: Setting, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """The output (B, H, I, E) and the log-sum-exp (B, H, I), without gradients."""
+def forward(setting: Setting, inputs: Inputs, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """The output (B, H, I, E), by default in the dtype of the value, and the log-sum-exp (B, H, I). No gradients."""
     (B, H, I, _), (G, J, E) = inputs.query.shape, inputs.value.shape[1:]
-    output, logsumexp = inputs.value.new_empty(B, H, I, E), empty(B, H, I)
+    output, logsumexp = inputs.value.new_empty(B, H, I, E, dtype=dtype or inputs.value.dtype), empty(B, H, I)
     call, library = inputs.call(setting), setting.library
     call.point(output=output, logsumexp=logsumexp)
     work = setting.layout.num_pairs * H * inputs.multiply_adds[0]
@@ -144,10 +144,13 @@ def _counters(count: int) -> Tensor:
     return torch.zeros(count, dtype=torch.int64, device="cpu")
 
 
-def _backward(
+def backward(
     setting: Setting, inputs: Inputs, wanted: Inputs, grad: Tensor, delta: Tensor, logsumexp: Tensor
 ) -> list[Tensor | None]:
-    """Gradients of query, key, value, `before` and `after`, in float32."""
+    """Gradients of query, key, value, `before` and `after`, in float32.
+
+    The keys may be a part of those of the rows, if `delta` and `logsumexp` are those of the whole rows.
+    """
     (B, H, I, D), (G, J, E) = inputs.query.shape, inputs.value.shape[1:]
     length, lanes, num_parts = setting.padded(J), setting.lanes, -(-PARTS // (B * G))
     call = inputs.call(setting)
@@ -158,7 +161,7 @@ def _backward(
     grad_key, grad_value = (zeros(B, G, num_parts, num_keys, _rounded_up(width, lanes)) for width in (D, E))
     diagonals = [zeros(B, H, num_parts, I + J - 1 + 2 * MARGIN) if want else None for want in wanted[3:5]]
     call.num_parts = num_parts
-    call.point(grad_output=grad, delta=delta.contiguous(), logsumexp=logsumexp)
+    call.point(grad_output=grad, delta=delta.contiguous(), logsumexp=logsumexp.contiguous())
     call.point(packed_value_panels=panels, packed_key_rows=rows)
     call.point(grad_query=grad_query, grad_key=grad_key, grad_value=grad_value)
     call.point(grad_before=diagonals[0], grad_after=diagonals[1])

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.attention import Attention, Prepared, scores
-from regard.engine.blocked import Blocked, UnfusedWork
-from regard.engine.blocks import Block
-from regard.engine.gradients import Gradients, GradientSums, block_gradients
-from regard.engine.problem import Problem
+from regard.attention import Attention, Prepared
+from regard.engine.blocked import Blocked
+from regard.engine.kernel import Kernel, Terms, pays
+from regard.engine.kernel.attention import forward
+from regard.engine.problem import Engine, Problem
 from regard.engine.rows import with_remainder
 from regard.pieces.contents import take_apart
 from regard.pieces.normalizer import Normalizer, RowStatistic, Softmax, SumNormalizer, add_log_sums, has_logsumexp
 from regard.positions import Positions
-from regard.shapes import Sizes, at_least_float32, grouped_values
+from regard.shapes import Sizes, at_least_float32
 from regard.spans import Spans
 
 #: Output and row statistic of some queries.
@@ -64,10 +62,30 @@ class KVChunk(Problem):
 
     def attend(self) -> Rows:
         """The output over these keys alone, in float32 at least, and its row statistic."""
+        output, row_statistic = self._kernel_rows() if self.runs_kernel else self._block_rows()
+        self.plan_cache.clear()  # its entries refer to the chunk, and a cycle would keep the tensors alive
+        row_statistic = with_remainder(self.attention, self.prepared, self.positions, self.grid, row_statistic)
+        return at_least_float32(output), row_statistic
+
+    @cached_property
+    def runs_kernel(self) -> bool:
+        """Whether the compiled kernels compute the chunk."""
+        return pays(self) and Terms.of(self).refusal is None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that computes the chunk."""
+        return Kernel() if self.runs_kernel else Blocked()
+
+    def _kernel_rows(self) -> Rows:
+        terms = Terms.of(self)
+        output, logsumexp = forward(terms.setting(), terms.inputs(), torch.float32)
+        return output, (logsumexp,)
+
+    def _block_rows(self) -> Rows:
         result = Blocked().run(self)
         assert result.row_statistic is not None
-        row_statistic = with_remainder(self.attention, self.prepared, self.positions, self.grid, result.row_statistic)
-        return at_least_float32(result.output), row_statistic
+        return result.output, result.row_statistic
 
 
 def merge(normalizer: Normalizer, rows: Rows, new_rows: Rows) -> None:
@@ -100,51 +118,3 @@ def finished(normalizer: Normalizer, rows: Rows) -> Rows:
     if normalizer.row_sum is None:
         output = output * share(row_statistic, with_sink)[..., None]
     return output, with_sink
-
-
-@dataclass(frozen=True, eq=False)
-class OutputGrads:
-    """Of finished rows: `grad` of the output, `dot` = rowsum(grad * output), and the row statistic."""
-
-    grad: Tensor
-    dot: Tensor
-    row_statistic: RowStatistic
-
-    @staticmethod
-    def of(output: Tensor, grad: Tensor, row_statistic: RowStatistic) -> OutputGrads:
-        grad = at_least_float32(grad)
-        return OutputGrads(grad, (grad * output).sum(-1), row_statistic)
-
-    def rows(self, rows: slice, entries: slice = slice(None)) -> OutputGrads:
-        """Those of some rows and batch entries."""
-        grad, dot, *row_statistic = (t[entries, :, rows] for t in (self.grad, self.dot, *self.row_statistic))
-        return OutputGrads(grad, dot, tuple(row_statistic))
-
-
-def gradients(
-    chunk: KVChunk, whole: Normalizer, output_grads: OutputGrads, wanted: Sequence[bool], parameters: Sequence[Tensor]
-) -> Gradients:
-    """Gradients of value, prepared tensors and parameters, if they are wanted, in float32 at least.
-
-    With r the statistic of whole rows, d out_i / d s_ij = w_ij (v_j - out_i). So of other chunks it needs only r.
-    Blocks compute their scores, since the fused kernel cannot be given the statistic of whole rows.
-    """
-    inputs, on_rows = (chunk.value, *chunk.prepared.tensors(), *parameters), [False, *chunk.prepared.on_rows()]
-    sums = GradientSums.zeros(inputs, wanted, on_rows)
-    for block in UnfusedWork(chunk).blocks:
-        forward = partial(_weighted_sums, chunk, whole, block, output_grads.rows(block.rows, block.entries))
-        grads = block_gradients(chunk, block, parameters, wanted, forward)
-        sums.add(grads, block.rows, block.index(chunk.value.device), block.entries)
-    return sums.sums
-
-
-def _weighted_sums(
-    chunk: KVChunk, whole: Normalizer, block: Block, output_grads: OutputGrads, tile: Prepared, value: Tensor
-) -> list[tuple[Tensor, Tensor]]:
-    """Weights times values of a block, and the sum of its weights, each with the gradient of the loss."""
-    columns = block.columns.tensor(value.device)
-    grid = chunk.grid.tile(block.rows, block.columns).entries(block.entries)
-    s = scores(chunk.attention, tile, grid, masked=not block.full)
-    weights = whole.weights(s, output_grads.row_statistic, columns)
-    output = grouped_values(weights, at_least_float32(value).to(weights.dtype))
-    return [(output, output_grads.grad.to(output.dtype)), (weights.sum(-1), -output_grads.dot.to(output.dtype))]

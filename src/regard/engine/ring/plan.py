@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared
-from regard.engine.blocked import Blocked
 from regard.engine.formatting import duration, number, rough, size
 from regard.engine.problem import Cost
 from regard.engine.ring.kv_chunk import KVChunk, chunk_attention
@@ -107,8 +106,8 @@ class RingPlan:
     def _work(self, rank: int) -> list[tuple[Cost, float | None]]:
         """Cost and predicted seconds of each chunk."""
         if rank not in self._work_of_ranks:
-            costs = [(chunk, Blocked().cost(chunk)) for chunk in self._chunks(rank)]
-            self._work_of_ranks[rank] = [(cost, seconds("blocked", chunk, cost)) for chunk, cost in costs]
+            costs = [(chunk, chunk.engine.cost(chunk)) for chunk in self._chunks(rank)]
+            self._work_of_ranks[rank] = [(cost, seconds(chunk.engine.name, chunk, cost)) for chunk, cost in costs]
         return self._work_of_ranks[rank]
 
     @cached_property

@@ -15,16 +15,9 @@ from torch.autograd.function import once_differentiable
 from regard.attention import Attention
 from regard.engine.gradients import GradientSums, zeros_like
 from regard.engine.problem import Problem, Result
+from regard.engine.ring.chunk_gradients import ChunkGradients, OutputGrads
 from regard.engine.ring.exchange import Exchange, Transfer
-from regard.engine.ring.kv_chunk import (
-    KVChunk,
-    OutputGrads,
-    Rows,
-    chunk_attention,
-    finished,
-    gradients,
-    merge,
-)
+from regard.engine.ring.kv_chunk import KVChunk, Rows, chunk_attention, finished, merge
 from regard.engine.ring.route import Route
 from regard.engine.transforms import differentiable_once
 from regard.pieces.contents import tensor_snapshot, tensors_of
@@ -242,7 +235,7 @@ class _Backward:
             if travels and self.wanted[n]:
                 sums[n] = zeros_like(shared[n])
         for rows, columns, chunk in ring_call.chunks(step, shared):
-            grads = gradients(chunk, whole, output_grads.rows(rows), self.wanted, self.parameters)
+            grads = ChunkGradients(chunk, whole, output_grads.rows(rows), self.wanted, self.parameters).compute()
             GradientSums(sums, self.sums.on_rows).add(grads, rows, columns)
         return self._of_keys(sums)
 
