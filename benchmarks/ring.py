@@ -1,4 +1,4 @@
-"""The goals of the ring engine: memory of a rank, and the bytes that travel, beside gathering all keys everywhere."""
+"""The goals of the ring engine: the time and memory of a rank, and the bytes that travel."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 
@@ -24,7 +25,12 @@ MIB = 2**20
 
 def goals() -> Iterator[Goal]:
     """Every goal, measured as it is asked for: memory in processes that are there, bytes as planned (and as tested)."""
-    added = measured()
+    alone, shared = measured(1, "time")[0]["one process"], max(said["a rank"] for said in measured(2, "time"))
+    what = (
+        f"forward and backward, causal, n = 8,192, 8 heads sharing 2, on 1 and on 2 ranks of one thread: {alone:.2f} s"
+    )
+    yield Goal(what, alone / shared, 1.7, "x faster", at_most=False)
+    added = measured(RANKS, "memory")[-1]
     for n in LENGTHS:
         ring, gathered = (added[f"{how.__name__} {n}"] for how in (around, gather_all))
         what = f"memory that the last of {RANKS} ranks adds, causal, n = {n}: {ring:.1f} MiB"
@@ -61,32 +67,47 @@ def planned(n: int) -> float:
     return (plan.memory(RANKS - 1) - 3 * HEADS * (n // RANKS) * WIDTH * 4) / MIB
 
 
-def measured() -> dict[str, float]:
-    """MiB that the last rank adds to what it holds already, by way and length; the processes start once for all."""
+def measured(ranks: int, what: str) -> list[dict[str, float]]:
+    """The result of `time_as_a_rank` or `memory_as_a_rank` of each rank, in processes of one thread."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(RANKS)}
-    command, threads = [sys.executable, "-m", "benchmarks.ring"], {"OMP_NUM_THREADS": "1"}
+        told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+    command, threads = [sys.executable, "-m", "benchmarks.ring", what], {"OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(command, env=os.environ | told | threads | {"RANK": str(rank)}, stdout=subprocess.PIPE)
-        for rank in range(RANKS)
+        for rank in range(ranks)
     ]
-    said = [process.communicate()[0] for process in processes]
-    return json.loads(said[-1])
+    return [json.loads(process.communicate()[0]) for process in processes]
 
 
-def measure_as_a_rank() -> None:
-    """What each process runs; all say what they added."""
-    dist.init_process_group("gloo")
-    torch.manual_seed(dist.get_rank())
+def memory_as_a_rank() -> dict[str, float]:
+    """MiB that a rank adds to what it holds already, by way and length."""
     found = {}
     for n in (512, *LENGTHS):  # at the first, connections and code are loaded, which does not count
         q, k, v = (torch.randn(1, HEADS, n // RANKS, WIDTH) for _ in range(3))
         for how in (around, gather_all):
             dist.barrier()
             found[f"{how.__name__} {n}"] = measure._peak(partial(how, q, k, v)) / MIB
-    print(json.dumps(found))
-    dist.destroy_process_group()
+    return found
+
+
+def time_as_a_rank() -> dict[str, float]:
+    """Processor seconds of forward and backward, the least of three: of a rank, and on one rank also without a ring."""
+    ring, whole = rg.Ring(layout="zigzag"), [torch.randn(1, heads, 8192, 64) for heads in (8, 2, 2)]
+    found = {"a rank": seconds([ring.share(t) for t in whole], ring)}
+    return found if dist.get_world_size() > 1 else found | {"one process": seconds(whole, "auto")}
+
+
+def seconds(inputs: list[torch.Tensor], engine: rg.Ring | str) -> float:
+    taken = []
+    for _ in range(3):
+        leaves = [t.clone().requires_grad_() for t in inputs]
+        dist.barrier()
+        start = time.process_time()
+        output = rg.attend(rg.Attention(mask=rg.causal()), *leaves, engine=engine).output
+        output.backward(output.detach())
+        taken.append(time.process_time() - start)
+    return min(taken)
 
 
 @torch.no_grad()
@@ -108,4 +129,7 @@ def gather_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
 
 
 if __name__ == "__main__":
-    measure_as_a_rank()
+    dist.init_process_group("gloo")
+    torch.manual_seed(dist.get_rank())
+    print(json.dumps({"time": time_as_a_rank, "memory": memory_as_a_rank}[sys.argv[1]]()))
+    dist.destroy_process_group()
