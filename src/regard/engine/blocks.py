@@ -53,7 +53,7 @@ class Block:
         return (self.stop - self.start) * len(self.columns)
 
     def index(self, device: torch.device | str) -> slice | Tensor:
-        """The columns; a slice if they are one stretch, so that indexing copies nothing."""
+        """The columns; a slice if they are one interval, so that indexing copies nothing."""
         if len(self.columns.intervals) == 1:
             return slice(*self.columns.intervals[0])
         return self.columns.tensor(device)
