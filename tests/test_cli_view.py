@@ -51,9 +51,17 @@ def test_what_see_keeps_view_serves(tmp_path):
 def test_mistakes_name_their_remedy(tmp_path, monkeypatch):
     assert "regard see TEXT --save DIR" in run("view", str(tmp_path), "--port", "0", status=2).stderr
     monkeypatch.setattr("regard.cli.view.open_folder", lambda folder: [])
-    assert "--token" in " ".join(
-        run("view", str(tmp_path), "--port", "0", "--host", "0.0.0.0", status=2).stderr.split()
-    )
+    short = ("--host", "0.0.0.0", "--token", "short")
+    assert "--token" in " ".join(run("view", str(tmp_path), "--port", "0", *short, status=2).stderr.split())
+
+
+def test_a_page_for_other_machines_has_a_token(tmp_path, monkeypatch):
+    tokens = []
+    monkeypatch.setattr("regard.cli.view.open_folder", lambda folder: [])
+    monkeypatch.setattr("regard.viewer.server.serve", lambda sheets, listening, host, token, _: tokens.append(token))
+    for options in (("--host", "0.0.0.0"), ("--host", "0.0.0.0"), ("--host", "127.0.0.1")):
+        run("view", str(tmp_path), "--port", "0", *options)
+    assert len({*tokens}) == 3 and min(map(len, tokens[:2])) >= 16 and tokens[2] == ""
 
 
 def test_view_opens_what_the_lab_wrote(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 from contextlib import closing
 
 import numpy as np
@@ -17,11 +18,13 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 
-def ask(address, path, method="GET", host=None):
+def ask(address, path, method="GET", host=None, **headers):
     place = address.split("/")[2]
     with closing(http.client.HTTPConnection(place, timeout=300)) as connection:
         connection.putrequest(method, path, skip_host=True)
         connection.putheader("Host", place if host is None else host)
+        for name, value in headers.items():
+            connection.putheader(name.replace("_", "-"), value)
         connection.endheaders()
         with connection.getresponse() as answer:
             return answer.status, answer.read(), dict(answer.getheaders())
@@ -72,6 +75,7 @@ BAD = [
     "/ask//text/0",
     "/index.html",
     "/ask/tile/0/0/0/24/0/0/mean",
+    "/ask/tile/0/0/0/6/0/0/mean",
     "/ask/tile/0/0/0/0/0/4294967296/mean",
     "/ask/tile/0/0-1/0/0/0/0/mean",
     "/ask/" + "9" * 70_000,
@@ -101,6 +105,56 @@ def test_other_host_names_are_refused(address, host):
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "[::1]:80", "127.0.0.1"])
 def test_names_of_this_machine_are_not(address, host):
     assert ask(address, "/", host=host)[0] == 200
+
+
+def test_the_last_zoom_level_is_one_cell(address, text):
+    """A level above it would be padded to 4^level weights: 1 GiB at level 14."""
+    (cell,) = np.frombuffer(ask(address, "/ask/tile/0/0/0/5/0/0/max")[1], "<f2")
+    assert cell == text.maps["layer.0"].dense()[0, 0].max().half()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Sec_Fetch_Site": "same-site", "Sec_Fetch_Mode": "cors"},
+        {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"},
+        {"Origin": "http://example.org"},
+        {"Origin": "null"},
+    ],
+)
+def test_pages_of_other_sites_get_no_answer(address, headers):
+    assert ask(address, "/ask/texts", **headers)[0] == 403
+
+
+def test_the_page_itself_and_links_to_it_are_answered(address):
+    assert ask(address, "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate")[0] == 200
+    assert ask(address, "/", Sec_Fetch_Site="none", Sec_Fetch_Mode="navigate")[0] == 200
+    own = {"Sec_Fetch_Site": "same-origin", "Sec_Fetch_Mode": "cors", "Origin": address.rstrip("/")}
+    assert ask(address, "/ask/texts", **own)[0] == 200
+
+
+def test_every_address_of_this_machine_has_any_name_but_asks_for_the_token(text):
+    with served([Sheet.of(text)], hosts=None, token="a-long-enough-token") as address:
+        assert ask(address, "/ask/texts?token=a-long-enough-token", host="a.name.of.mine")[0] == 200
+        assert ask(address, "/ask/texts", host="a.name.of.mine")[0] == 403
+        assert ask(address, "/", host="evil@127.0.0.1")[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("host", "start"), [("127.0.0.1", "http://127.0.0.1:"), ("::1", "http://[::1]:"), ("0.0.0.0", "http://machine:")]
+)
+def test_the_printed_address_can_be_opened(text, host, start, monkeypatch):
+    import uvicorn
+
+    from regard.viewer.server import serve
+
+    token, addresses = "a-long-enough-token", []
+    monkeypatch.setattr("socket.gethostname", lambda: "machine")
+    monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: None)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        serve([Sheet.of(text)], listening, host, token, addresses.append)
+    assert addresses[0].startswith(start) and addresses[0].endswith(f"/?token={token}")
 
 
 def test_a_token_is_asked_of_everyone(text):

@@ -33,6 +33,7 @@ export class Cache<T> {
     this.items.delete(name);
     this.items.set(name, found);
     if (this.items.size > this.size) this.items.delete(this.items.keys().next().value!);
+    if (found instanceof Promise) found.catch(() => this.items.delete(name)); // so that the next look asks again
     return found;
   }
 }
@@ -181,7 +182,7 @@ export type Ask = (path: string, signal?: AbortSignal) => Promise<ArrayBuffer>;
 
 // Requests paths from the server or the kernel; src/regard/viewer/answers.py answers them.
 export class Live implements Source {
-  private texts = new Map<number, Promise<Text>>();
+  private texts = new Cache<Promise<Text>>(1000);
   private lines = new Cache<Promise<Float32Array[]>>(200);
   private constructor(public common: Common, public titles: string[], private ask: Ask) {}
 
@@ -192,8 +193,7 @@ export class Live implements Source {
   finest() { return 0; }
   precision() { return ""; }
   text(t: number) {
-    if (!this.texts.has(t)) this.texts.set(t, asJson<Text>(this.ask(`text/${t}`)));
-    return this.texts.get(t)!;
+    return this.texts.get(`${t}`, () => asJson<Text>(this.ask(`text/${t}`)));
   }
   async tile(at: Place, level: number, row: number, col: number, pool: Pool, signal?: AbortSignal) {
     const tile = await this.ask(`tile/${at.text}/${at.layer}/${at.head}/${level}/${row}/${col}/${pool}`, signal);

@@ -211,9 +211,11 @@ def view(
     ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0: any free port.")] = 8321,
     host: Annotated[
-        str, typer.Option(help="Address of the page; other machines need another one, and --token.")
+        str, typer.Option(help="Address of the page; 0.0.0.0: other machines can see it, with a token.")
     ] = "127.0.0.1",
-    token: Annotated[str, typer.Option(help="Password of the page; at least 16 characters.")] = "",
+    token: Annotated[
+        str, typer.Option(help="Password of the page, at least 16 characters; made if other machines can see it.")
+    ] = "",
     open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Explore the maps of a saved text, a trained translator or a comparison in the browser, down to single weights."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import webbrowser
 from functools import partial
 from pathlib import Path
@@ -12,10 +13,15 @@ from regard.viewer.runs import open_folder
 
 
 def run(folder: Path, host: str, port: int, token: str, open_: bool) -> None:
-    """Load the folder, print the address of the page, and serve it until Ctrl-C."""
-    from regard.viewer.server import listen, serve
+    """Load the folder, print the address of the page, and serve it until Ctrl-C.
+
+    If other machines can ask, and no token is given, one is made; it is a part of the address.
+    """
+    from regard.viewer.server import LOOPBACK, listen, serve
 
     errors = Console(stderr=True)
+    if host not in LOOPBACK:
+        token = token or secrets.token_urlsafe(16)
     with listen(host, port, token) as listening:
         with errors.status(f"Opening {folder}"):
             sheets = open_folder(folder)

@@ -22,8 +22,8 @@ from regard.maps.pyramid import averaged, cells, coarser
 from regard.viewer.page import embed
 from regard.viewer.sheet import COMMON, Sheet, base_level, raw
 
-#: Cells per side of a tile, the largest number of levels, and the number of cached tiles: at most 64 MiB.
-TILE, LEVELS, CACHED = 128, 24, 1024
+#: Cells per side of a tile, and the number of cached tiles: at most 64 MiB.
+TILE, CACHED = 128, 1024
 
 
 class NoAnswer(Exception):
@@ -60,7 +60,7 @@ class Answers:
     def _tile(self, text: str, layer: str, head: str, level: str, row: str, col: str, pool: str) -> bytes:
         weights, ready = self._layer(text, layer)
         _, H, I, J = weights.shape
-        h, n = number(head, H, "head"), number(level, LEVELS, "level")
+        h, n = number(head, H, "head"), number(level, levels(I, J), "level")
         size, base = 1 << n, base_level(I, J)
         r = number(row, -(-I // (size * TILE)), "row of tiles")
         c = number(col, -(-J // (size * TILE)), "column of tiles")
@@ -92,6 +92,15 @@ class Answers:
         sheet = self._sheet(text)
         index = number(layer, len(sheet.maps), "layer")
         return sheet.maps[index], sheet.ready[index] if index < len(sheet.ready) else None
+
+
+def levels(I: int, J: int) -> int:
+    """The number of zoom levels of a map; at the last one, one cell holds all weights.
+
+    >>> levels(1, 1), levels(16, 16), levels(16, 17)
+    (1, 5, 6)
+    """
+    return (max(I, J) - 1).bit_length() + 1
 
 
 def number(part: str, size: int, name: str) -> int:

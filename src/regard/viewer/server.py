@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Host names that only this machine can use.
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+#: Addresses that mean every address of this machine. Requests then come with names that nobody knows before.
+EVERY = ("0.0.0.0", "::")
 #: The number of tiles computed at the same time, each by one thread. Tiles are too small for several threads.
 AT_ONCE = 2
 HEADERS = {
@@ -31,8 +33,8 @@ HEADERS = {
 }
 
 
-def application(sheets: list[Sheet], hosts: tuple[str, ...] = LOOPBACK, token: str = "") -> Starlette:
-    """The ASGI application: the page at `/`, answers below `/ask/`. `hosts` are the accepted host names."""
+def application(sheets: list[Sheet], hosts: tuple[str, ...] | None = LOOPBACK, token: str = "") -> Starlette:
+    """The ASGI application: the page at `/`, answers below `/ask/`. `hosts` are the accepted host names; None: all."""
     _need_packages()
     import anyio
     from starlette.applications import Starlette
@@ -73,9 +75,9 @@ def _need_packages() -> None:
 
 
 class Guard:
-    """Refuses requests with another host name (DNS rebinding), without the token, or with a method other than GET."""
+    """Refuses other host names (DNS rebinding), requests of other sites or without the token, and all but GET."""
 
-    def __init__(self, app: Any, hosts: tuple[str, ...], token: str) -> None:
+    def __init__(self, app: Any, hosts: tuple[str, ...] | None, token: str) -> None:
         self.app, self.hosts, self.token = app, hosts, token
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -88,15 +90,26 @@ class Guard:
         return await answer(scope, receive, send)
 
     def _refusal(self, scope: Any) -> tuple[int, str] | None:
-        headers = dict(scope["headers"])
-        if _name(headers.get(b"host", b"").decode("latin-1")) not in self.hosts:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        name = _name(headers.get("host", ""))
+        if name is None or (self.hosts is not None and name not in self.hosts):
             return 400, "This is not a host name of this server."
+        if _of_another_site(headers, scope["path"]):
+            return 403, "This request comes from a page of another site."
         given_token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if self.token and not secrets.compare_digest(given_token.encode(), self.token.encode()):
             return 403, "The token is missing or wrong."
         if scope["method"] != "GET":
             return 405, "The only supported method is GET."
         return None
+
+
+def _of_another_site(headers: dict[str, str], path: str) -> bool:
+    """Whether a browser says that another site asks. Anybody may link to the page itself, but not ask for answers."""
+    if headers.get("origin", "") not in ("", f"http://{headers['host']}", f"https://{headers['host']}"):
+        return True
+    is_link = path == "/" and headers.get("sec-fetch-mode") == "navigate"
+    return headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not is_link
 
 
 def _name(host: str) -> str | None:
@@ -129,9 +142,9 @@ def serve(sheets: list[Sheet], listening: socket.socket, host: str, token: str, 
     import torch
     import uvicorn
 
-    app = application(sheets, (*LOOPBACK, host.lower()), token)
+    app = application(sheets, None if host in EVERY else (*LOOPBACK, host.lower()), token)
     torch.set_num_threads(1)
-    name = f"[{host}]" if ":" in host else host
+    name = socket.gethostname() if host in EVERY else f"[{host}]" if ":" in host else host
     ready(f"http://{name}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else ""))
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
     uvicorn.Server(config).run(sockets=[listening])
