@@ -44,16 +44,31 @@ IDLE = "key.bias"
 SCRIPT = """
 import pathlib, sys, torch
 torch.set_num_threads(1)
+from lightning.pytorch.strategies import DDPStrategy
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from regard.seq2seq.runs.config import read_config
 from regard.seq2seq.training.fitting import fit
 from regard.seq2seq.training.preparation import prepare
 folder, first, second, *common = sys.argv[1:]
+configure, sent = DDPStrategy.configure_ddp, []
+
+def sum_gradients(state, bucket):
+    sent.append(bucket.buffer().nbytes)
+    return allreduce_hook(None, bucket)
+
+def counting(strategy):
+    configure(strategy)
+    strategy.model.register_comm_hook(None, sum_gradients)
+
+DDPStrategy.configure_ddp = counting
 for strategy, steps, resume in ((first, 8, False), (second, 16, True)):
     config = read_config(None, [*common, f"training.strategy={strategy}", f"training.steps={steps}"])
     task = prepare(config, pathlib.Path(folder)).task
     fit(task, resume=resume)
     own = sum((w.to_local() if hasattr(w, "to_local") else w).numel() for w in task.model.parameters())
     every = sum(w.numel() for w in task.model.parameters())
+    assert sum(sent) == (8 * 4 * every if strategy == "ddp" else 0), "the gradients of each update are sent once"
+    sent.clear()
     assert own == every if strategy == "ddp" else 0.4 * every < own < 0.6 * every, (strategy, own, every)
 torch.distributed.barrier()  # none closes its connections while another still uses them
 torch.distributed.destroy_process_group()
@@ -115,10 +130,10 @@ def compare(two: Path, one: Path, steps: int) -> None:
 
 def test_two_processes_are_one_with_the_double_batch_also_when_they_go_on(tmp_path):
     two = tmp_path / "two"
-    launch(two, "ddp", "ddp", *COMMON, "training.sentences=1", "training.devices=2")
+    launch(two, "ddp", "ddp", *COMMON, "training.sentences=1", "training.devices=2", "training.accumulate=2")
     assert len(read_tensors(two / STATE)[0]["random.cpu"]) == 2
-    check_same(two, tmp_path / "one", 16)
-    assert read_metrics(two / METRICS)[-1]["epoch"] == 1  # an epoch has 11 batches: both sides of its end were seen
+    check_same(two, tmp_path / "one", 16, "training.accumulate=2")
+    assert read_metrics(two / METRICS)[-1]["epoch"] == 2  # an epoch has 11 batches: both sides of its end were seen
     with pytest.raises(RegardError, match=r"3 processes cannot resume .* has 2 sentences.* with 1, 2 processes"):
         changed(two, "training.devices=3")
     for folder in (two, tmp_path / "one"):  # one process takes the pairs of both

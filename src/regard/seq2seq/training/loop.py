@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
@@ -165,13 +167,22 @@ class TrainingLoop(LightningModule):
         """Compute the gradients of the mean loss over all tokens; returns the sum of the losses of this process."""
         total = 0.0
         self.model.train()
-        for batch in update.batches:
+        for number, batch in enumerate(update.batches, 1):
             full = batch.filled  # a process without pairs computes a dummy batch, because the others wait for it
             loss = translation_loss(self.model, full.source, full.target, self.training_config.label_smoothing)
             smoothed = loss.smoothed if len(batch) else loss.smoothed * 0.0
-            self.manual_backward(smoothed * (world() / tokens))  # the gradients of processes are averaged
+            with nullcontext() if number == len(update.batches) else self._unsummed():
+                self.manual_backward(smoothed * (world() / tokens))  # the gradients of processes are averaged
             total += float(smoothed.detach())
         return total
+
+    def _unsummed(self) -> AbstractContextManager[None]:
+        """Inside, gradients stay in their process: those of all batches of an update are sent once, after the last.
+
+        Sharded gradients are sent for each batch, because a process has no memory for whole ones.
+        """
+        strategy = self.trainer.strategy
+        return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()
 
     def _update(self, update: UpdateBatches) -> None:
         step, training = self.progress.step + 1, self.training_config
