@@ -49,6 +49,10 @@ static void start_tile(const Call *call, const Tile *tile, int64_t entry, int64_
     pack_groups(&call->grad_output, tile, entry, head, call->E, w->buffer, w->grad_columns);
     pack_rows(&call->query, entry, head, first, count, stop, call->D, w->query_width, w->query_rows);
     pack_rows(&call->grad_output, entry, head, first, count, stop, call->E, w->value_width, w->grad_rows);
+    if (call->dropped_words) { /* both products with dO are those of kept weights */
+        for (int64_t n = 0; n < count * call->E; n++) w->grad_columns[n] *= call->kept_factor;
+        for (int64_t n = 0; n < count * w->value_width; n++) w->grad_rows[n] *= call->kept_factor;
+    }
     for (int64_t n = 0; n < TILE_QUERIES * w->query_width; n++) w->query_sums[n] = 0;
 }
 
@@ -65,19 +69,27 @@ INLINE Vector cap_derivative(const Rows *rows, Vector product, int64_t query, in
     return 1.0f - t * t;
 }
 
-/* One row. Before: `weights` holds q.k, and `grads` the products dO.v. After: `weights` holds P, and `grads` the
-   gradients of scale q.k. Gradients of biases are added along the diagonals. */
-INLINE void grads_of_row(const Rows *rows, int plain, int64_t query, int64_t first, int64_t stop, float logsumexp,
-                         float delta, float *weights, float *grads, float *grad_before, float *grad_after) {
+/* One row. Before: `weights` holds q.k, and `grads` the products dO.v. After: `weights` holds P, 0 where dropped, and
+   `grads` the gradients of scale q.k. Gradients of biases are added along the diagonals. */
+INLINE void grads_of_row(const Rows *rows, int plain, int drops, int64_t query, int64_t first, int64_t stop,
+                         float logsumexp, float delta, float *weights, float *grads, float *grad_before,
+                         float *grad_after) {
     const Row row = row_of(rows, query);
+    const Bits word = query_word(rows->call, rows->word, query);
     for (int64_t key = first; key < stop; key += LANES) {
         const Vector product = load(weights + key - first) * rows->call->scale;
         const Vector score = plain ? product : final_score(rows, &row, product, key);
         const Vector power = (score - logsumexp) * LOG2_E;
         Vector weight = exp2_of(choose(power > 126.0f, broadcast(126), power));
         if (!plain) weight = choose(score == -INFINITE, broadcast(0), weight); /* even if the row is NaN */
-        Vector grad = weight * (load(grads + key - first) - delta);
-        store(weights + key - first, weight);
+        Vector from_value = load(grads + key - first), dropped = weight;
+        if (drops) {
+            const Integers is_kept = kept(rows->call, word, key);
+            from_value = choose(is_kept, from_value, broadcast(0));
+            dropped = choose(is_kept, weight, broadcast(0));
+        }
+        Vector grad = weight * (from_value - delta);
+        store(weights + key - first, dropped);
         if (!plain) {
             grad = choose(weight == 0.0f, broadcast(0), grad);
             if (grad_after) store(grad_after + key - query, load(grad_after + key - query) + grad);
@@ -114,14 +126,17 @@ static void fill_group(const Rows *rows, const Workspace *w, int64_t entry, int6
                  grads, BLOCK);
     float *grad_before = diagonals(call, call->grad_before, entry, head, part);
     float *grad_after = diagonals(call, call->grad_after, entry, head, part);
-    const int plain = is_plain(rows, first, stop), num_queries = (int)min(ROWS, rows->stop_query - rows->query);
+    const int plain = is_plain(rows, first, stop), drops = call->dropped_words != 0;
+    const int num_queries = (int)min(ROWS, rows->stop_query - rows->query);
     for (int r = 0; r < num_queries; r++, weights += BLOCK, grads += BLOCK) {
         const int64_t query = rows->query + r, row = row_index(call, entry, head, query);
         const float logsumexp = row_logsumexp(call, row), delta = call->delta[row];
-        if (plain)
-            grads_of_row(rows, 1, query, first, stop, logsumexp, delta, weights, grads, 0, 0);
+        if (plain && !drops)
+            grads_of_row(rows, 1, 0, query, first, stop, logsumexp, delta, weights, grads, 0, 0);
+        else if (plain)
+            grads_of_row(rows, 1, 1, query, first, stop, logsumexp, delta, weights, grads, 0, 0);
         else
-            grads_of_row(rows, 0, query, first, stop, logsumexp, delta, weights, grads, grad_before, grad_after);
+            grads_of_row(rows, 0, drops, query, first, stop, logsumexp, delta, weights, grads, grad_before, grad_after);
     }
     for (int r = 0; r < ROWS; r++) {
         const Range known = r < num_queries ? keys : (Range){start, start};
@@ -142,7 +157,7 @@ static Filled add_to_queries(const Call *call, const Tile *tile, const Segment *
     const int64_t panels = key_unit(call, entry, head) * padded_keys(call);
     Filled filled = {TILE_QUERIES, 0, {start + BLOCK, start}};
     for (int64_t group = 0; tile->first_query + group < tile->stop_query; group += ROWS) {
-        const Rows rows = rows_of(call, tile, segment, head, tile->first_query + group);
+        const Rows rows = rows_of(call, tile, segment, entry, head, tile->first_query + group);
         const Range keys = keys_of_rows(&rows, start, start + BLOCK);
         if (keys.first >= keys.stop) {
             if (filled.stop_row > 0) break; /* later queries attend to later keys only */

@@ -181,17 +181,19 @@ static void score_keys(const Call *call, const Workspace *w, int64_t entry, int6
 }
 
 /* Turns the products of every row into weights. */
-static void weigh_keys(const Call *call, const Tile *tile, const Segment *segment, const Workspace *w, int64_t head,
-                       int64_t first, int64_t stop, float *partial) {
+static void weigh_keys(const Call *call, const Tile *tile, const Segment *segment, const Workspace *w, int64_t entry,
+                       int64_t head, int64_t first, int64_t stop, float *partial) {
     const int64_t num_queries = tile->stop_query - tile->first_query, last = first + rounded_up(stop - first, LANES);
     for (int64_t r = 0; r < w->num_rows; r++) {
+        const int64_t query_head = head * (call->H / call->G) + r / num_queries;
         const int64_t query = tile->first_query + r % num_queries;
-        const Rows rows = rows_of(call, tile, segment, head * (call->H / call->G) + r / num_queries, query);
+        const Rows rows = rows_of(call, tile, segment, entry, query_head, query);
         float *greatest = partial + r * partial_row(w) + w->value_width;
         if (is_plain(&rows, first, last))
             weights_of_row(&rows, 1, query, first, last, w->scores + r * KEYS, greatest, greatest + 1, w->factors + r);
         else
             weights_of_row(&rows, 0, query, first, last, w->scores + r * KEYS, greatest, greatest + 1, w->factors + r);
+        if (call->dropped_words) drop(call, rows.word, query, first, last, w->scores + r * KEYS);
     }
 }
 
@@ -228,7 +230,7 @@ static void run_part(const Call *call, const Tile *tile, const Workspace *w, int
         for (int64_t first = max(keys.first, part * PART_KEYS); first < segment.stop_key; first += KEYS) {
             const int64_t end = min(first + KEYS, segment.stop_key);
             score_keys(call, w, entry, head, first, end);
-            weigh_keys(call, tile, &segment, w, head, first, end, partial);
+            weigh_keys(call, tile, &segment, w, entry, head, first, end, partial);
             add_keys(call, w, entry, head, first, end, partial);
         }
     }
@@ -252,7 +254,7 @@ static void finish_row(const Call *call, const Workspace *w, int64_t entry, int6
         total += part[width + 1] * factor;
         for (int64_t e = 0; e < width; e++) w->copy[e] += part[e] * factor;
     }
-    const float inverse = total == 0 ? 0 : 1 / total;
+    const float inverse = total == 0 ? 0 : call->kept_factor / total;
     for (int64_t e = 0; e < width; e++) w->copy[e] *= inverse;
     write_vector(&call->output, place(&call->output, entry, head, query), call->E, w->copy);
     call->logsumexp[row_index(call, entry, head, query)] = greatest + log_of(total);

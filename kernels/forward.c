@@ -46,6 +46,8 @@ static void add_keys(const Rows *rows, const Workspace *w, int64_t group, int64_
         for (int r = 0; r < ROWS; r++)
             weights_of_row(rows, 0, rows->query + r, first, stop, w->scores + r * KEYS, greatest + r, totals + r,
                            w->factors + r);
+    if (call->dropped_words)
+        for (int r = 0; r < ROWS; r++) drop(call, rows->word, rows->query + r, first, stop, w->scores + r * KEYS);
     add_product(w->scores, KEYS, 1, call->packed_values + (panels + first) * width, width, stop - first,
                 w->sums + group * width, width, w->factors);
 }
@@ -63,7 +65,7 @@ static void start_tile(const Call *call, const Tile *tile, int64_t entry, int64_
 static void finish_tile(const Call *call, const Tile *tile, int64_t entry, int64_t head, const Workspace *w) {
     const int64_t width = rounded_up(call->E, LANES);
     for (int64_t n = 0; n < tile->stop_query - tile->first_query; n++) {
-        const float total = w->totals[n], inverse = total == 0 ? 0 : 1 / total;
+        const float total = w->totals[n], inverse = total == 0 ? 0 : call->kept_factor / total;
         float *sums = w->sums + n * width;
         for (int64_t e = 0; e < width; e++) sums[e] *= inverse;
         const int64_t query = tile->first_query + n;
@@ -73,16 +75,16 @@ static void finish_tile(const Call *call, const Tile *tile, int64_t entry, int64
 }
 
 /* Adds the keys of [start, stop) to the sums of one group of queries. */
-INLINE void add_to_group(const Call *call, const Tile *tile, const Segment *segment, int64_t head, int64_t unit,
+INLINE void add_to_group(const Call *call, const Tile *tile, const Segment *segment, int64_t entry, int64_t head,
                          int64_t start, int64_t stop, int64_t group, const Workspace *w) {
-    const Rows rows = rows_of(call, tile, segment, head, tile->first_query + group);
+    const int64_t unit = key_unit(call, entry, head);
+    const Rows rows = rows_of(call, tile, segment, entry, head, tile->first_query + group);
     const Range keys = keys_of_rows(&rows, start, stop);
     for (int64_t first = keys.first; first < keys.stop; first += KEYS)
         add_keys(&rows, w, group, unit, first, min(keys.stop, first + KEYS));
 }
 
 static void run_tile(const Call *call, const Tile *tile, int64_t entry, int64_t head, const Workspace *w) {
-    const int64_t unit = key_unit(call, entry, head);
     start_tile(call, tile, entry, head, w);
     for (int64_t s = tile->first_segment; s < tile->stop_segment; s++) {
         const Segment *segment = call->segments + s;
@@ -92,7 +94,7 @@ static void run_tile(const Call *call, const Tile *tile, int64_t entry, int64_t 
         const int64_t size = keys.stop - first <= FEW_KEYS ? FEW_KEYS + PANEL : KEYS;
         for (int64_t start = first; start < keys.stop; start += size)
             for (int64_t group = 0; tile->first_query + group < tile->stop_query; group += ROWS)
-                add_to_group(call, tile, segment, head, unit, start, start + size, group, w);
+                add_to_group(call, tile, segment, entry, head, start, start + size, group, w);
     }
     finish_tile(call, tile, entry, head, w);
 }

@@ -18,7 +18,7 @@
 #define NAMED(name) JOIN(regard_##name, VARIANT)
 
 /* Raise it when a structure or a function changes. The loader compares it with its own number. */
-#define INTERFACE_VERSION 2
+#define INTERFACE_VERSION 3
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
@@ -62,6 +62,9 @@ typedef struct {
     const uint8_t *allowed;
     int64_t allowed_head_stride;
     int64_t num_tiles, tiles_have_entries;
+    /* Dropout: the weights whose hash, of 32 bits, is below `dropped_words` are dropped; 0: none. */
+    int64_t dropped_words, seed, query_position, key_position; /* positions of the first query and key */
+    float kept_factor;                                         /* of kept weights: 1 / (1 - rate) */
     Tensor query, key, value, output;
     float *logsumexp; /* (B, H, I) */
     float *packed_keys, *packed_values;

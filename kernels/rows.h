@@ -5,6 +5,7 @@
 #ifndef ROWS_H
 #define ROWS_H
 
+#include "dropout.h"
 #include "pack.h"
 #include "product.h"
 
@@ -88,11 +89,14 @@ typedef struct {
     const float *before, *after; /* of this head: index j - i */
     const uint8_t *allowed;      /* of the first query of the tile and key 0 */
     int64_t query, tile_query, stop_query;
+    uint32_t word; /* of dropout */
 } Rows;
 
-INLINE Rows rows_of(const Call *call, const Tile *tile, const Segment *segment, int64_t head, int64_t query) {
+INLINE Rows rows_of(const Call *call, const Tile *tile, const Segment *segment, int64_t entry, int64_t head,
+                    int64_t query) {
     const int64_t shift = head * call->diagonals_stride + call->I - 1;
-    Rows rows = {call, segment, 0, 0, 0, query, tile->first_query, tile->stop_query};
+    Rows rows = {call, segment, 0, 0, 0, query, tile->first_query, tile->stop_query, 0};
+    if (call->dropped_words) rows.word = head_word(call, entry, head);
     if (call->before) rows.before = call->before + shift;
     if (call->after) rows.after = call->after + shift;
     if (segment->allowed >= 0)

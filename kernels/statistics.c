@@ -131,7 +131,7 @@ static void run_tile(const Call *call, const Statistics *wanted, const Tile *til
         const Range range = keys_of_tile(call, tile, segment);
         for (int64_t start = range.first / PANEL * PANEL; start < range.stop; start += KEYS)
             for (int64_t group = 0; tile->first_query + group < tile->stop_query; group += ROWS) {
-                const Rows rows = rows_of(call, tile, segment, head, tile->first_query + group);
+                const Rows rows = rows_of(call, tile, segment, entry, head, tile->first_query + group);
                 const Range keys = keys_of_rows(&rows, start, start + KEYS);
                 if (keys.first >= keys.stop) continue;
                 add_keys(&rows, wanted, queries + group * call->D, scores, entry, head, part, keys.first, keys.stop);

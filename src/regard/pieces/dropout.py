@@ -23,7 +23,12 @@ def kept(grid: Grid, rate: float, seed: int) -> Tensor:
     """
     sequence = _mix(_mix(grid.b + _mix(seed)) + grid.h)
     pair = _mix(_mix(sequence + grid.i) + grid.j)
-    return pair >= round(rate * (_WORD + 1))
+    return pair >= dropped_words(rate)
+
+
+def dropped_words(rate: float) -> int:
+    """How many of the 2^32 words mean that a weight is dropped: those below this number."""
+    return round(rate * (_WORD + 1))
 
 
 def _mix(x: Word) -> Word:

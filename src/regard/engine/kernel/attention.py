@@ -15,6 +15,7 @@ from regard.engine.kernel.layout import Layout
 from regard.engine.kernel.library import Library
 from regard.engine.kernel.running import empty, run, zeros
 from regard.engine.kernel.structures import MARGIN, Call
+from regard.pieces.dropout import dropped_words
 
 #: Lanes of a vector at each level of the library.
 LANES = {"baseline": 4, "avx2": 8, "avx512": 16}
@@ -26,10 +27,26 @@ PER_FLOAT = 16
 PARTS = 8
 
 
+@dataclass(frozen=True)
+class Dropout:
+    """The share of weights that are dropped, and what their hash depends on: see regard.pieces.dropout."""
+
+    rate: float
+    seed: int
+    query_position: int
+    key_position: int
+
+    def fill(self, call: Call) -> None:
+        """The fields of a call. Hashes are sums of 32-bit words, so larger numbers count modulo 2^32."""
+        words = (number & 0xFFFFFFFF for number in (self.seed, self.query_position, self.key_position))
+        call.seed, call.query_position, call.key_position = words
+        call.dropped_words, call.kept_factor = dropped_words(self.rate), 1 / (1 - self.rate)
+
+
 @dataclass(eq=False)
 class Setting:
-    """What a call has besides its tensors: library, mask, scale of the scores, soft cap (0: none), and whether a
-    backward pass may follow.
+    """What a call has besides its tensors: library, mask, scale of the scores, soft cap (0: none), whether a
+    backward pass may follow, and dropout.
     """
 
     library: Library
@@ -37,6 +54,7 @@ class Setting:
     scale: float
     cap: float
     learns: bool
+    dropout: Dropout | None = None
 
     def __post_init__(self) -> None:
         self.tables = self.layout.tables()
@@ -76,6 +94,9 @@ class Inputs(NamedTuple):
         call.point(tiles=tiles, segments=segments, allowed=allowed)
         call.allowed_head_stride = allowed.shape[1] if len(allowed) > 1 else 0
         call.num_tiles, call.tiles_have_entries = len(tiles), layout.has_entries
+        call.kept_factor = 1.0
+        if setting.dropout is not None:
+            setting.dropout.fill(call)
         call.point(query=self.query, key=self.key, value=self.value)
         return call
 

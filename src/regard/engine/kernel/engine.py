@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.engine.blocked import Blocked
 from regard.engine.dense import flops_per_pair
 from regard.engine.formatting import size
-from regard.engine.kernel.attention import Inputs, KernelAttention, Setting, forward, is_few
+from regard.engine.kernel.attention import Dropout, Inputs, KernelAttention, Setting, forward, is_few
 from regard.engine.kernel.layout import Layout
 from regard.engine.kernel.library import load, load_fast, reason
 from regard.engine.kernel.structures import DTYPES, PART_KEYS, has_address
@@ -92,8 +92,8 @@ class Terms:
             return "its weights are no softmax of scaled dot products"
         if (unfit := self._unfit_tensors()) is not None:
             return unfit
-        if p.dropout:
-            return "it computes no dropout"
+        if p.dropout and len(p.positions.keys.intervals) != 1:
+            return "the keys have gaps between their positions, and dropout counts positions from the first key"
         if p.hides_gradients:
             return HIDDEN_GRADIENTS
         if (unfit := self._unfit_bias()) is not None:
@@ -148,7 +148,14 @@ class Terms:
         library, scale = load(), self.problem.scale
         assert library is not None and scale is not None, "the refusal is None"
         caps = [bias.cap for bias in self.problem.attention.bias if isinstance(bias, Softcap)]
-        return Setting(library, self.layout, scale, caps[0] / self._temperature if caps else 0.0, self.problem.learns)
+        cap = caps[0] / self._temperature if caps else 0.0
+        return Setting(library, self.layout, scale, cap, self.problem.learns, self._dropout())
+
+    def _dropout(self) -> Dropout | None:
+        p = self.problem
+        if not p.dropout:
+            return None
+        return Dropout(p.dropout, p.seed or 0, p.positions.start, p.positions.keys.intervals[0][0])
 
     @property
     def _temperature(self) -> float:

@@ -71,6 +71,8 @@ class Call(Pointers):
         ("allowed_head_stride", c_int64),
         ("num_tiles", c_int64),
         ("tiles_have_entries", c_int64),
+        *((name, c_int64) for name in ("dropped_words", "seed", "query_position", "key_position")),
+        ("kept_factor", c_float),
         ("query", TensorFields),
         ("key", TensorFields),
         ("value", TensorFields),
