@@ -181,7 +181,9 @@ REFUSED = {
     "it sums in float32, and a tensor is torch.float64": lambda: case(torch.randn(1, 2, 6, 8).double()),
     "vectors of width 257 are wider than 256": lambda: case(WIDE),
     "it runs on CPU, and the tensors are on meta": lambda: case(torch.empty(1, 2, 6, 8, device="meta")),
-    "it computes no dropout": lambda: case(dropout=0.5),
+    "the keys have gaps between their positions, and dropout counts positions from the first key": lambda: case(
+        dropout=0.5, positions=rg.Positions(8, rg.Spans.of((0, 3), (6, 9)))
+    ),
     "it computes one soft cap, and there are several": lambda: case(bias=(rg.Softcap(2.0), rg.Softcap(3.0))),
     "its soft cap is a number without a gradient, and here it is a tensor": lambda: case(
         bias=rg.Softcap(torch.tensor(2.0, requires_grad=True))
