@@ -33,6 +33,7 @@ from regard.errors import RegardError
 CASES = {}
 LAYOUTS = ("contiguous", "zigzag")
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
+LOOSE = {"rtol": 2**-5, "atol": 2**-5}
 MERGES = [name for name, entry in mechanisms().items() if refusal(entry.example()[0]) is None]
 
 
@@ -757,6 +758,40 @@ def gradients_belong_to_the_forward_pass_and_reach_tensors_of_pieces():
     dist.all_reduce(mine)  # gradients of what pieces hold are a rank's own part
     torch.testing.assert_close(mine, expected, **CLOSE)
     torch.testing.assert_close(seen.weights.dense(), whole.weights.dense(), **CLOSE)
+
+
+@case
+def gradients_reach_the_shares_of_a_gathered_tensor():
+    rank, W = dist.get_rank(), dist.get_world_size()
+    x = some(2, 3, 5 * W + 1, 4)
+    weights = [some(*x.shape, seed=r) for r in range(W)]  # of the loss of each rank
+    for layout, dtype in itertools.product(LAYOUTS, (torch.float64, torch.bfloat16)):
+        ring = rg.Ring(layout=layout)
+        own = laid(ring.share(x).to(dtype), 2)
+        whole = ring.gather(own)
+        torch.testing.assert_close(whole, x.to(dtype))
+        (whole.double().square() * weights[rank]).sum().backward()
+        expected = ring.share(2 * x.to(dtype).double() * sum(weights))
+        torch.testing.assert_close(own.grad.double(), expected, **(CLOSE if dtype == torch.float64 else LOOSE))
+    own = cut(x, [1] * (W - 1) + [x.shape[2] - W + 1]).requires_grad_()
+    (rg.Ring().gather(own) * weights[0]).sum().backward()
+    torch.testing.assert_close(own.grad, W * cut(weights[0], [1] * (W - 1) + [x.shape[2] - W + 1]), **CLOSE)
+    with torch.no_grad():
+        assert not rg.Ring().gather(own).requires_grad
+    raises(["gradients", "wanted", "none"], lambda: rg.Ring().gather(own if rank else own.detach()))
+
+
+@case
+def gradients_pass_through_attention_and_gathering():
+    """The loss of the whole output on every rank: with a loss divided by the ranks, gradients are those of one."""
+    inputs = [some(1, 2, 13, 4, seed=n).requires_grad_() for n in range(3)]
+    attention, ring = rg.Attention(mask=rg.causal()), rg.Ring(layout="zigzag")
+    rg.attend(attention, *inputs).output.square().sum().backward()
+    own = [ring.share(t.detach()).requires_grad_() for t in inputs]
+    whole = ring.gather(rg.attend(attention, *own, engine=ring).output)
+    (whole.square().sum() / dist.get_world_size()).backward()
+    for mine, one in zip(own, inputs, strict=True):
+        torch.testing.assert_close(mine.grad, ring.share(one.grad), **CLOSE)
 
 
 @case

@@ -16,12 +16,13 @@ from regard.checks import checked
 from regard.engine.problem import Problem
 from regard.engine.ring.digests import Contents, words
 from regard.engine.ring.exchange import Agreement, Exchange
+from regard.engine.ring.gathering import Gathered
 from regard.engine.ring.kv_chunk import refusal
 from regard.engine.ring.plan import RingPlan
 from regard.engine.ring.ring_call import RingCall
 from regard.engine.ring.route import Route
 from regard.engine.ring.sharding import LAYOUTS, ShardPositions, shares, shares_of
-from regard.engine.transforms import HIDDEN_GRADIENTS, TRANSFORMED, is_transformed
+from regard.engine.transforms import HIDDEN_GRADIENTS, TRANSFORMED, differentiable_once, is_transformed
 from regard.errors import RegardError, nearest
 from regard.pieces.contents import take_apart
 from regard.positions import Positions, check_positions
@@ -78,14 +79,18 @@ class Ring:
         return x.index_select(axis, share.tensor(x.device))
 
     def gather(self, x: Tensor) -> Tensor:
-        """A whole tensor (B, H, n, ...) from the shares of all ranks, in order, without gradients. Collective."""
+        """A whole tensor (B, H, n, ...) from the shares of all ranks, in order. Collective, and so is its backward.
+
+        The gradient of a share is the sum of the gradients that all ranks have for it. If all ranks compute the same
+        loss from the whole tensor, divide it by the number of ranks.
+        """
         exchange = self.exchange()
         others = f"{tuple(x.shape[:2])} + {tuple(x.shape[3:])} in {x.dtype} on {x.device.type}"
         request = {"shape but for the tokens": others, "layout": self.layout}
-        counts = [count for count, _ in exchange.agree("gather", request, (x.shape[2], 0)).lengths]
-        held = shares_of(counts, self.layout, "tokens")
-        places = torch.cat([share.tensor(x.device) for share in held])
-        return exchange.gathered(x, counts).index_select(2, places.argsort())
+        request["gradients"] = "wanted" if x.requires_grad and torch.is_grad_enabled() else "none"
+        agreement = exchange.agree("gather", request, (x.shape[2], 0))
+        held = shares_of([count for count, _ in agreement.lengths], self.layout, "tokens")
+        return Gathered.apply(exchange, agreement.number, held, *differentiable_once("ring", x))  # type: ignore[return-value]
 
     def exchange(self) -> Exchange:
         """The ranks of the group."""
