@@ -5,7 +5,7 @@
    et al. 2022, arXiv:2205.14135). P and dS of a tile of queries and BLOCK keys are held in scratch memory.
    Then dQ = dS K, dK = dS^T Q and dV = P^T dO are calls of the same product. A unit of work is one key head and a part
    of the queries; each part has its own sums for keys. */
-#include "rows.h"
+#include "additive_backward.h"
 
 /* Keys of a block: a multiple of PANEL and of ROWS for every vector width. */
 #define BLOCK 96
@@ -21,7 +21,7 @@ static Workspace workspace_in(const Call *call, float *memory) {
     Workspace w;
     w.query_width = rounded_up(call->D, LANES);
     w.value_width = rounded_up(call->E, LANES);
-    w.length = padded_keys(call) + BLOCK;
+    w.length = padded_keys(call) + ROWS;
     w.query_columns = memory;
     w.query_rows = w.query_columns + TILE_QUERIES * call->D;
     w.grad_columns = w.query_rows + TILE_QUERIES * w.query_width;
@@ -40,14 +40,15 @@ EXPORT int64_t NAMED(backward_workspace)(const Call *call) {
            MOST_COLUMNS * max(query_width, value_width);
 }
 
-/* The length of the token axis of `grad_key` and `grad_value`: a block may begin at the last panel. */
-EXPORT int64_t NAMED(backward_length)(const Call *call) { return padded_keys(call) + BLOCK; }
+/* The length of the token axis of `grad_key` and `grad_value`: ROWS keys are added to at once. */
+EXPORT int64_t NAMED(backward_length)(const Call *call) { return padded_keys(call) + ROWS; }
 
 static void start_tile(const Call *call, const Tile *tile, int64_t entry, int64_t head, const Workspace *w) {
     const int64_t first = tile->first_query, stop = tile->stop_query, count = rounded_up(stop - first, ROWS);
-    pack_groups(&call->query, tile, entry, head, call->D, w->buffer, w->query_columns);
+    pack_query_groups(call, tile, entry, head, w->buffer, w->query_columns);
     pack_groups(&call->grad_output, tile, entry, head, call->E, w->buffer, w->grad_columns);
     pack_rows(&call->query, entry, head, first, count, stop, call->D, w->query_width, w->query_rows);
+    if (call->direction) to_exponentials(w->query_rows, count * w->query_width);
     pack_rows(&call->grad_output, entry, head, first, count, stop, call->E, w->value_width, w->grad_rows);
     if (call->dropped_words) { /* both products with dO are those of kept weights */
         for (int64_t n = 0; n < count * call->E; n++) w->grad_columns[n] *= call->kept_factor;
@@ -56,10 +57,16 @@ static void start_tile(const Call *call, const Tile *tile, int64_t entry, int64_
     for (int64_t n = 0; n < TILE_QUERIES * w->query_width; n++) w->query_sums[n] = 0;
 }
 
+/* What the sum of a channel is multiplied by: for dot products the scale. */
+INLINE float factor_of(const Call *call, int64_t channel) {
+    return call->direction ? 4 * call->scale * call->direction[channel] : call->scale;
+}
+
 static void finish_tile(const Call *call, const Tile *tile, int64_t entry, int64_t head, const Workspace *w) {
     float *to = call->grad_query + row_index(call, entry, head, tile->first_query) * call->D;
     for (int64_t n = 0; n < tile->stop_query - tile->first_query; n++)
-        for (int64_t c = 0; c < call->D; c++) to[n * call->D + c] = w->query_sums[n * w->query_width + c] * call->scale;
+        for (int64_t c = 0; c < call->D; c++)
+            to[n * call->D + c] = w->query_sums[n * w->query_width + c] * factor_of(call, c);
 }
 
 /* The derivative of the soft cap at the scores of LANES keys. */
@@ -113,15 +120,16 @@ INLINE float *diagonals(const Call *call, float *grads, int64_t entry, int64_t h
     return grads + ((entry * call->H + head) * call->num_parts + part) * length + MARGIN + call->I - 1;
 }
 
-/* P and dS of ROWS queries and a block of keys from `start` on: 0 outside of the given keys. */
-static void fill_group(const Rows *rows, const Workspace *w, int64_t entry, int64_t head, int64_t part, int64_t start,
-                       Range keys) {
+/* P and dS of ROWS queries and a block of keys from `start` on: 0 outside of the given keys. Returns what pair_scores
+   does. */
+static int fill_group(const Rows *rows, const Workspace *w, int64_t entry, int64_t head, int64_t part, int64_t start,
+                      Range keys) {
     const Call *call = rows->call;
     const int64_t group = rows->query - rows->tile_query, panels = key_unit(call, entry, head) * padded_keys(call);
     const int64_t first = keys.first, stop = keys.stop;
     float *weights = w->weights + group * BLOCK + first - start, *grads = w->grads + group * BLOCK + first - start;
-    dot_products(w->query_columns + group * call->D, call->packed_keys + panels * call->D, call->D, first, stop,
-                 weights, BLOCK);
+    const int exact =
+        pair_scores(rows, entry, head, w->query_columns + group * call->D, first, stop, weights, BLOCK, w->buffer);
     dot_products(w->grad_columns + group * call->E, call->packed_value_panels + panels * call->E, call->E, first, stop,
                  grads, BLOCK);
     float *grad_before = diagonals(call, call->grad_before, entry, head, part);
@@ -143,6 +151,34 @@ static void fill_group(const Rows *rows, const Workspace *w, int64_t entry, int6
         clear_outside(w->weights + (group + r) * BLOCK, start, known);
         clear_outside(w->grads + (group + r) * BLOCK, start, known);
     }
+    return exact;
+}
+
+/* Adds dS of a group and the given keys of a block to the gradients of its queries, for additive scores to those of
+   keys and direction too: they are no product. */
+static void add_group(const Rows *rows, const Workspace *w, int64_t entry, int64_t head, int64_t part, int exact,
+                      int64_t start, Range keys) {
+    const Call *call = rows->call;
+    const int64_t unit = key_unit(call, entry, head), share = unit * call->num_parts + part, width = w->query_width;
+    const int64_t group = rows->query - rows->tile_query;
+    const float *grads = w->grads + group * BLOCK + keys.first - start;
+    const float *key_rows = call->packed_key_rows + (unit * padded_keys(call) + keys.first) * width;
+    float *query_sums = w->query_sums + group * width;
+    if (!call->direction) {
+        add_product(grads, BLOCK, 1, key_rows, width, keys.stop - keys.first, query_sums, width, 0);
+        return;
+    }
+    const int num_queries = (int)min(ROWS, rows->stop_query - rows->query);
+    const HiddenRows h = {w->query_rows + group * width,
+                          key_rows,
+                          query_sums,
+                          call->grad_key + (share * w->length + keys.first) * width,
+                          call->grad_direction + share * width,
+                          width};
+    if (exact)
+        add_exact(rows, entry, head, h, num_queries, grads, BLOCK, keys.first, keys.stop, w->buffer);
+    else
+        add_additive(h, num_queries, grads, BLOCK, keys.stop - keys.first);
 }
 
 /* The groups [first_row, stop_row) of a block of the map, and the keys that any of them may attend to. */
@@ -154,7 +190,6 @@ typedef struct {
 /* Fills a block of the map, and adds it to the gradients of its queries. */
 static Filled add_to_queries(const Call *call, const Tile *tile, const Segment *segment, int64_t entry, int64_t head,
                              int64_t part, int64_t start, const Workspace *w) {
-    const int64_t panels = key_unit(call, entry, head) * padded_keys(call);
     Filled filled = {TILE_QUERIES, 0, {start + BLOCK, start}};
     for (int64_t group = 0; tile->first_query + group < tile->stop_query; group += ROWS) {
         const Rows rows = rows_of(call, tile, segment, entry, head, tile->first_query + group);
@@ -163,10 +198,8 @@ static Filled add_to_queries(const Call *call, const Tile *tile, const Segment *
             if (filled.stop_row > 0) break; /* later queries attend to later keys only */
             continue;
         }
-        fill_group(&rows, w, entry, head, part, start, keys);
-        add_product(w->grads + group * BLOCK + keys.first - start, BLOCK, 1,
-                    call->packed_key_rows + (panels + keys.first) * w->query_width, w->query_width,
-                    keys.stop - keys.first, w->query_sums + group * w->query_width, w->query_width, 0);
+        const int exact = fill_group(&rows, w, entry, head, part, start, keys);
+        add_group(&rows, w, entry, head, part, exact, start, keys);
         filled.first_row = min(filled.first_row, group), filled.stop_row = group + ROWS;
         filled.keys = (Range){min(filled.keys.first, keys.first), max(filled.keys.stop, keys.stop)};
     }
@@ -181,6 +214,7 @@ static void add_to_keys(const Call *call, Filled filled, int64_t sums, int64_t s
         const int64_t from = first_row * BLOCK + key - start;
         add_product(w->weights + from, 1, BLOCK, w->grad_rows + first_row * w->value_width, w->value_width, count,
                     call->grad_value + (sums + key) * w->value_width, w->value_width, 0);
+        if (call->direction) continue; /* done by add_group */
         add_product(w->grads + from, 1, BLOCK, w->query_rows + first_row * w->query_width, w->query_width, count,
                     call->grad_key + (sums + key) * w->query_width, w->query_width, 0);
     }
@@ -202,15 +236,19 @@ static void run_tile(const Call *call, const Tile *tile, int64_t entry, int64_t 
 }
 
 static void pack_block(const Call *call, int64_t unit, int64_t first, int64_t stop, float *buffer) {
-    pack_panels(call, &call->key, unit, first, stop, call->D, buffer, call->packed_keys);
+    pack_key_panels(call, unit, first, stop, buffer);
     pack_panels(call, &call->value, unit, first, stop, call->E, buffer, call->packed_value_panels);
-    pack_padded_rows(call, &call->key, unit, first, stop, call->D, call->packed_key_rows);
+    pack_key_rows(call, unit, first, stop);
 }
 
-/* Multiplies the sums of a part by the scale: they are gradients of products q.k. */
+/* Multiplies the sums of a part by what their terms have in common. */
 static void scale_keys(const Call *call, int64_t unit, int64_t part, const Workspace *w) {
-    float *sums = call->grad_key + (unit * call->num_parts + part) * w->length * w->query_width;
-    for (int64_t n = 0; n < w->length * w->query_width; n++) sums[n] *= call->scale;
+    const int64_t share = unit * call->num_parts + part, width = w->query_width;
+    float *sums = call->grad_key + share * w->length * width;
+    for (int64_t n = 0; n < w->length; n++)
+        for (int64_t c = 0; c < width; c++) sums[n * width + c] *= factor_of(call, c);
+    if (call->direction)
+        for (int64_t c = 0; c < width; c++) call->grad_direction[share * width + c] *= 2 * call->scale;
 }
 
 /* Gradients of queries, keys, values and biases: packs, then computes parts until none is left. */

@@ -4,14 +4,14 @@
    far, and the weighted values are added to sums. If a later score is greater, the sums are scaled (online softmax:
    Milakov and Gimelshein 2018, arXiv:1805.02867; FlashAttention: Dao et al. 2022, arXiv:2205.14135). Keys and values
    are packed once, before the first product. */
-#include "rows.h"
+#include "additive.h"
 
 /* So many keys, with their values, stay in the L2 cache while a tile of queries is computed. */
 #define FEW_KEYS (4 * KEYS)
 
 /* The scratch memory of a thread: the queries and the sums of a tile, and the scores of ROWS queries. */
 typedef struct {
-    float *queries, *sums, *scores, *greatest, *totals, *factors;
+    float *queries, *sums, *scores, *greatest, *totals, *factors, *buffer;
 } Workspace;
 
 /* Floats of scratch memory that one thread needs. */
@@ -28,15 +28,16 @@ static Workspace workspace_in(const Call *call, float *memory) {
     w.greatest = w.scores + ROWS * KEYS;
     w.totals = w.greatest + TILE_QUERIES;
     w.factors = w.totals + TILE_QUERIES;
+    w.buffer = w.factors + ROWS;
     return w;
 }
 
 /* Adds the keys [first, stop) to the sums of ROWS queries. */
-static void add_keys(const Rows *rows, const Workspace *w, int64_t group, int64_t unit, int64_t first, int64_t stop) {
+static void add_keys(const Rows *rows, const Workspace *w, int64_t entry, int64_t head, int64_t group, int64_t first,
+                     int64_t stop) {
     const Call *call = rows->call;
-    const int64_t width = rounded_up(call->E, LANES), panels = unit * padded_keys(call);
-    dot_products(w->queries + group * call->D, call->packed_keys + panels * call->D, call->D, first, stop, w->scores,
-                 KEYS);
+    const int64_t width = rounded_up(call->E, LANES), values = key_unit(call, entry, head) * padded_keys(call) + first;
+    pair_scores(rows, entry, head, w->queries + group * call->D, first, stop, w->scores, KEYS, w->buffer);
     float *greatest = w->greatest + group, *totals = w->totals + group;
     if (is_plain(rows, first, stop))
         for (int r = 0; r < ROWS; r++)
@@ -48,13 +49,13 @@ static void add_keys(const Rows *rows, const Workspace *w, int64_t group, int64_
                            w->factors + r);
     if (call->dropped_words)
         for (int r = 0; r < ROWS; r++) drop(call, rows->word, rows->query + r, first, stop, w->scores + r * KEYS);
-    add_product(w->scores, KEYS, 1, call->packed_values + (panels + first) * width, width, stop - first,
-                w->sums + group * width, width, w->factors);
+    add_product(w->scores, KEYS, 1, call->packed_values + values * width, width, stop - first, w->sums + group * width,
+                width, w->factors);
 }
 
 static void start_tile(const Call *call, const Tile *tile, int64_t entry, int64_t head, const Workspace *w) {
     const int64_t width = rounded_up(call->E, LANES);
-    pack_groups(&call->query, tile, entry, head, call->D, w->scores, w->queries);
+    pack_query_groups(call, tile, entry, head, w->scores, w->queries);
     for (int64_t n = 0; n < TILE_QUERIES * width; n++) w->sums[n] = 0;
     for (int64_t n = 0; n < TILE_QUERIES; n++) {
         w->greatest[n] = call->sink ? call->sink[head] : -INFINITE;
@@ -77,11 +78,10 @@ static void finish_tile(const Call *call, const Tile *tile, int64_t entry, int64
 /* Adds the keys of [start, stop) to the sums of one group of queries. */
 INLINE void add_to_group(const Call *call, const Tile *tile, const Segment *segment, int64_t entry, int64_t head,
                          int64_t start, int64_t stop, int64_t group, const Workspace *w) {
-    const int64_t unit = key_unit(call, entry, head);
     const Rows rows = rows_of(call, tile, segment, entry, head, tile->first_query + group);
     const Range keys = keys_of_rows(&rows, start, stop);
     for (int64_t first = keys.first; first < keys.stop; first += KEYS)
-        add_keys(&rows, w, group, unit, first, min(keys.stop, first + KEYS));
+        add_keys(&rows, w, entry, head, group, first, min(keys.stop, first + KEYS));
 }
 
 static void run_tile(const Call *call, const Tile *tile, int64_t entry, int64_t head, const Workspace *w) {
@@ -100,14 +100,14 @@ static void run_tile(const Call *call, const Tile *tile, int64_t entry, int64_t 
 }
 
 static void pack_block(const Call *call, int64_t unit, int64_t first, int64_t stop, float *buffer) {
-    pack_panels(call, &call->key, unit, first, stop, call->D, buffer, call->packed_keys);
+    pack_key_panels(call, unit, first, stop, buffer);
     pack_padded_rows(call, &call->value, unit, first, stop, call->E, call->packed_values);
 }
 
 /* Output and log-sum-exp: packs, then computes tiles until none is left. Tiles of one head follow each other. */
 EXPORT void NAMED(forward)(const Call *call, float *memory) {
     const Workspace w = workspace_in(call, memory);
-    pack_all(call, pack_block, w.factors + ROWS);
+    pack_all(call, pack_block, w.buffer);
     const int64_t entries = call->tiles_have_entries ? 1 : call->B, units = entries * call->H * call->num_tiles;
     for (int64_t n = next_unit(call->counters + 2); n < units; n = next_unit(call->counters + 2)) {
         const int64_t head = n / call->num_tiles % call->H;

@@ -18,7 +18,7 @@
 #define NAMED(name) JOIN(regard_##name, VARIANT)
 
 /* Raise it when a structure or a function changes. The loader compares it with its own number. */
-#define INTERFACE_VERSION 3
+#define INTERFACE_VERSION 4
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
@@ -47,7 +47,7 @@ typedef struct {
     int64_t first_key, stop_key, allowed, stride;
 } Segment;
 
-/* One call of attention: softmax(after(cap(scale q.k + before))) v.
+/* One call of attention: softmax(after(cap(scale q.k + before))) v; with a direction, direction . tanh(q + k) for q.k.
 
    Query i may attend to key j if low <= j - i < high, a segment of its tile holds j, and its byte allows it. `before`
    and `after` hold a number for each head and each j - i, or are null; index 0 is j - i = 1 - I. */
@@ -66,7 +66,8 @@ typedef struct {
     int64_t dropped_words, seed, query_position, key_position; /* positions of the first query and key */
     float kept_factor;                                         /* of kept weights: 1 / (1 - rate) */
     Tensor query, key, value, output;
-    float *logsumexp; /* (B, H, I) */
+    const float *direction; /* of additive scores, with MARGIN zeros behind it; null: dot products */
+    float *logsumexp;       /* (B, H, I) */
     float *packed_keys, *packed_values;
     int64_t *counters; /* of packing, of packed blocks, of tiles: 0 at the start */
     float *partials;   /* of decoding: `decode_partials` floats; its counters are `decode_counters` numbers */
@@ -78,6 +79,7 @@ typedef struct {
     float *grad_query;               /* (B, H, I, D) */
     float *grad_key, *grad_value;    /* (B, G, parts, `backward_length`, padded D or E), 0 at the start */
     float *grad_before, *grad_after; /* (B, H, parts, I + J - 1 + 2 MARGIN), 0 at the start, or null */
+    float *grad_direction;           /* (B, G, parts, padded D), 0 at the start */
 } Call;
 
 #endif

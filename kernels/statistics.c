@@ -4,7 +4,7 @@
    backward pass of FlashAttention: Dao et al. 2022, arXiv:2205.14135). Every statistic is updated while the weights of
    ROWS queries and KEYS keys are in the L1 cache. Entropy needs no logarithm, because -log w = lse - s. A unit of work
    is one head and a part of its tiles; each part has its own sums over queries. */
-#include "rows.h"
+#include "additive.h"
 
 /* Statistics to compute; a null pointer leaves one out. */
 typedef struct {
@@ -106,8 +106,7 @@ static Sums start_row(const Call *call, const Statistics *wanted, int64_t entry,
 static void add_keys(const Rows *rows, const Statistics *wanted, const float *queries, float *scores, int64_t entry,
                      int64_t head, int64_t part, int64_t first, int64_t stop) {
     const Call *call = rows->call;
-    const int64_t panels = key_unit(call, entry, head) * padded_keys(call);
-    dot_products(queries, call->packed_keys + panels * call->D, call->D, first, stop, scores, KEYS);
+    pair_scores(rows, entry, head, queries, first, stop, scores, KEYS, scores + ROWS * KEYS);
     const int plain = is_plain(rows, first, stop);
     for (int r = 0; r < ROWS && rows->query + r < rows->stop_query; r++) {
         const int64_t query = rows->query + r, row = row_index(call, entry, head, query);
@@ -125,7 +124,7 @@ static void add_keys(const Rows *rows, const Statistics *wanted, const float *qu
 
 static void run_tile(const Call *call, const Statistics *wanted, const Tile *tile, int64_t entry, int64_t head,
                      int64_t part, float *queries, float *scores) {
-    pack_groups(&call->query, tile, entry, head, call->D, scores, queries);
+    pack_query_groups(call, tile, entry, head, scores, queries);
     for (int64_t s = tile->first_segment; s < tile->stop_segment; s++) {
         const Segment *segment = call->segments + s;
         const Range range = keys_of_tile(call, tile, segment);
@@ -140,7 +139,7 @@ static void run_tile(const Call *call, const Statistics *wanted, const Tile *til
 }
 
 static void pack_block(const Call *call, int64_t unit, int64_t first, int64_t stop, float *buffer) {
-    pack_panels(call, &call->key, unit, first, stop, call->D, buffer, call->packed_keys);
+    pack_key_panels(call, unit, first, stop, buffer);
 }
 
 /* The wanted statistics of every row: packs, then computes parts until none is left. */

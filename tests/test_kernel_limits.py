@@ -177,7 +177,7 @@ def case(tensor=None, positions=None, **pieces):
 
 
 REFUSED = {
-    "its weights are no softmax of scaled dot products": lambda: case(normalizer=rg.Sparsemax()),
+    "its weights are no softmax of scaled dot products or additive scores": lambda: case(normalizer=rg.Sparsemax()),
     "it sums in float32, and a tensor is torch.float64": lambda: case(torch.randn(1, 2, 6, 8).double()),
     "vectors of width 257 are wider than 256": lambda: case(WIDE),
     "it runs on CPU, and the tensors are on meta": lambda: case(torch.empty(1, 2, 6, 8, device="meta")),

@@ -24,6 +24,7 @@ ATTENTIONS = {
     "t5 and soft cap": lambda: rg.Attention(bias=[rg.T5Bias(4), rg.Softcap(3.0)]),
     "temperature and sink": lambda: rg.Attention(normalizer=rg.Softmax(temperature=0.5, sink=1.0)),
     "no key": lambda: rg.Attention(mask=rg.causal() & ~rg.window(300)),
+    "additive": lambda: rg.Attention(rg.Additive(24, 24, 10), mask=rg.causal()),
 }
 
 

@@ -181,7 +181,7 @@ class Bilinear(nn.Module, Score):
         return f"{D}, {K}, num_heads={H}"
 
 
-class _TanhScore(nn.Module, Score):
+class TanhScore(nn.Module, Score):
     """v . tanh(q_i + k_j) of prepared queries and keys, with v = `direction`."""
 
     direction: nn.Parameter
@@ -195,7 +195,7 @@ class _TanhScore(nn.Module, Score):
 
 
 @checked
-class Additive(_TanhScore):
+class Additive(TanhScore):
     """s_ij = v . tanh(W q_i + U k_j + b): Bahdanau (Bahdanau et al. 2015, arXiv:1409.0473, appendix A.1.2).
 
     W (D, hidden) and U (D', hidden) are applied once to each query and key. Each pair then costs `hidden` additions,
@@ -230,7 +230,7 @@ class Additive(_TanhScore):
 
 
 @checked
-class Concat(_TanhScore):
+class Concat(TanhScore):
     """s_ij = v . tanh(W [q_i ; k_j] + b): Luong's "concat" (Luong et al. 2015, arXiv:1508.04025, eq. 8).
 
     W = [W_q W_k] splits in two, so W [q ; k] = W_q q + W_k k. This is Bahdanau's score in another notation, and it is

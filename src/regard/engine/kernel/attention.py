@@ -21,6 +21,8 @@ from regard.pieces.dropout import dropped_words
 LANES = {"baseline": 4, "avx2": 8, "avx512": 16}
 #: Most rows of a key head (its query heads times the queries) for which keys and values are not packed.
 FEW_ROWS = 48
+#: Multiply-adds that take as long as a hidden unit of an additive score, forward and backward.
+PER_HIDDEN_UNIT = 6, 20
 #: Multiply-adds that take as long as reading a float from memory.
 PER_FLOAT = 16
 #: Fewest parts of the backward pass. Each has its own sums for the keys, so their number must not depend on threads.
@@ -74,11 +76,14 @@ class Inputs(NamedTuple):
     before: Tensor | None  # (H, I + J - 1)
     after: Tensor | None
     sink: Tensor | None  # (H,)
+    direction: Tensor | None = None  # (D,), of additive scores
 
     @property
     def multiply_adds(self) -> tuple[int, int]:
         """Multiply-adds of a pair, forward and backward."""
         D, E = self.query.shape[-1], self.value.shape[-1]
+        if self.direction is not None:
+            return PER_HIDDEN_UNIT[0] * D + E, PER_HIDDEN_UNIT[1] * D + 2 * E
         return D + E, 3 * D + 2 * E
 
     def call(self, setting: Setting) -> Call:
@@ -98,11 +103,12 @@ class Inputs(NamedTuple):
         if setting.dropout is not None:
             setting.dropout.fill(call)
         call.point(query=self.query, key=self.key, value=self.value)
+        call.point(direction=None if self.direction is None else F.pad(self.direction.float(), (0, MARGIN)))
         return call
 
 
 class KernelAttention(torch.autograd.Function):
-    """softmax(after + cap(scale q.k + before)) v, and the log-sum-exp of its rows."""
+    """softmax(after + cap(scale s + before)) v of dot products or additive scores, and the log-sum-exp of its rows."""
 
     @staticmethod
     def forward(ctx: Any, setting: Setting, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -122,9 +128,7 @@ class KernelAttention(torch.autograd.Function):
         grads = backward(ctx.setting, inputs, wanted, grad, delta, logsumexp)
         if wanted.sink and inputs.sink is not None:
             share = torch.exp(inputs.sink.float()[:, None] - logsumexp)
-            grads.append(-(share * delta).sum((0, 2)))
-        else:
-            grads.append(None)
+            grads = grads._replace(sink=-(share * delta).sum((0, 2)))
         return None, *(None if g is None or t is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True))
 
 
@@ -135,7 +139,7 @@ def forward(setting: Setting, inputs: Inputs, dtype: torch.dtype | None = None) 
     call, library = inputs.call(setting), setting.library
     call.point(output=output, logsumexp=logsumexp)
     work = setting.layout.num_pairs * H * inputs.multiply_adds[0]
-    if is_few(H // G * I, setting.learns):
+    if inputs.direction is None and is_few(H // G * I, setting.learns):
         call.point(partials=empty(_count(library, "decode_partials", call)))
         call.point(counters=_counters(_count(library, "decode_counters", call)))
         run(library, "decode", call, int(work * reading_factor(H // G * I)))
@@ -167,8 +171,8 @@ def _counters(count: int) -> Tensor:
 
 def backward(
     setting: Setting, inputs: Inputs, wanted: Inputs, grad: Tensor, delta: Tensor, logsumexp: Tensor
-) -> list[Tensor | None]:
-    """Gradients of query, key, value, `before` and `after`, in float32.
+) -> Inputs:
+    """Gradients of all but the sink, in float32.
 
     The keys may be a part of those of the rows, if `delta` and `logsumexp` are those of the whole rows.
     """
@@ -186,13 +190,13 @@ def backward(
     call.point(packed_value_panels=panels, packed_key_rows=rows)
     call.point(grad_query=grad_query, grad_key=grad_key, grad_value=grad_value)
     call.point(grad_before=diagonals[0], grad_after=diagonals[1])
+    grad_direction = None if inputs.direction is None else zeros(B * G, num_parts, _rounded_up(D, lanes))
+    call.point(grad_direction=grad_direction)
     run(setting.library, "backward", call, setting.layout.num_pairs * H * inputs.multiply_adds[1])
-    return [
-        grad_query,
-        grad_key.sum(2)[:, :, :J, :D],
-        grad_value.sum(2)[:, :, :J, :E],
-        *(None if t is None else t[..., MARGIN:-MARGIN].sum((0, 2)) for t in diagonals),
-    ]
+    before, after = (None if t is None else t[..., MARGIN:-MARGIN].sum((0, 2)) for t in diagonals)
+    direction = None if grad_direction is None or not wanted.direction else grad_direction.sum((0, 1))[:D]
+    key, value = grad_key.sum(2)[:, :, :J, :D], grad_value.sum(2)[:, :, :J, :E]
+    return Inputs(grad_query, key, value, before, after, None, direction)
 
 
 def _count(library: Library, name: str, call: Call) -> int:

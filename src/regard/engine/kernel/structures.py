@@ -77,6 +77,7 @@ class Call(Pointers):
         ("key", TensorFields),
         ("value", TensorFields),
         ("output", TensorFields),
+        ("direction", c_void_p),
         ("logsumexp", c_void_p),
         ("packed_keys", c_void_p),
         ("packed_values", c_void_p),
@@ -92,6 +93,7 @@ class Call(Pointers):
         ("grad_value", c_void_p),
         ("grad_before", c_void_p),
         ("grad_after", c_void_p),
+        ("grad_direction", c_void_p),
     )
 
 

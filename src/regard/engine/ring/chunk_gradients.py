@@ -94,13 +94,13 @@ class ChunkGradients:
         wants = Inputs(*(t is not None and t.requires_grad for t in inputs))  # type: ignore[arg-type]
         detached = Inputs(*(None if t is None else t.detach() for t in inputs))  # type: ignore[arg-type]
         grads = backward(terms.setting(), detached, wants, rows.grad, rows.dot, rows.row_statistic[0])
-        for_query, for_key, for_value, *of_biases = grads
-        return [*self._if_wanted(for_value, for_query, for_key), *self._of_parameters(inputs[3:5], of_biases)]
+        of_vectors = self._if_wanted(grads.value, grads.query, grads.key)
+        return [*of_vectors, *self._of_parameters(inputs[3:], grads[3:])]
 
-    def _of_parameters(self, biases: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> Gradients:
-        """The gradients of biases by distance, continued to the tensors of the pieces."""
+    def _of_parameters(self, numbers: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> Gradients:
+        """The gradients of biases by distance and of directions, continued to the tensors of the pieces."""
         wanted = self.wanted[3:]
-        pairs = [(b, g) for b, g in zip(biases, grads, strict=True) if b is not None and g is not None]
+        pairs = [(n, g) for n, g in zip(numbers, grads, strict=True) if n is not None and g is not None]
         if not pairs:
             return [None] * len(wanted)
         leaves = [t for t, want in zip(self.parameters, wanted, strict=True) if want]
