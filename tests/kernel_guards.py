@@ -16,7 +16,7 @@ import torch
 
 import regard as rg
 from kernel_harness import pointer_offsets
-from regard.engine.kernel import attention, running
+from regard.engine.kernel import attention, rotation, running
 from regard.engine.kernel.structures import Call
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -32,6 +32,8 @@ CASES = {
     "dilated": (lambda: {"mask": rg.dilated(9, 2)}, (1, 1, 1, 100, 100, 8, 8)),
     "biases": (lambda: {"bias": (rg.T5Bias(2), rg.Softcap(2.0), rg.ALiBi(2))}, (1, 2, 2, 107, 99, 8, 8)),
     "dropout": (lambda: {"dropout": 0.3}, (2, 2, 1, 97, 131, 16, 16)),
+    "rotary positions": (lambda: {"position": rg.RoPE(6)}, (2, 2, 1, 67, 131, 9, 8)),
+    "interleaved positions": (lambda: {"position": rg.RoPE(16, interleaved=True)}, (1, 2, 2, 1, 70, 16, 8)),
     "sink": (lambda: {"normalizer": rg.LearnedSink(2)}, (1, 2, 1, 7, 300, 64, 5)),
 }
 
@@ -67,13 +69,14 @@ def run_guarded(at_end, more_keys=0):
         moved = {start: guarded(size, at_end) for start, size in sizes.items()}
         for start, size in sizes.items():
             ctypes.memmove(moved[start], start, size)
-        for offset in pointer_offsets(Call):
+        for offset in pointer_offsets(type(call)):
             field = c_void_p.from_buffer(call, offset)
             place = field.value or 0
             for start, size in sizes.items():
                 if start <= place < start + size:
                     field.value = place + moved[start] - start
-        call.J += more_keys
+        if isinstance(call, Call):
+            call.J += more_keys
         run(library, name, call, multiply_adds)
         for start, size in sizes.items():
             ctypes.memmove(start, moved[start], size)
@@ -97,14 +100,15 @@ def results(pieces, sizes, dtype, transposed):
 
 def check(level, at_end, more_keys):
     os.environ["REGARD_KERNEL"] = level
-    plain = attention.run, attention.empty, running.empty
+    run, empty = running.run, running.empty
     for name, (pieces, sizes) in CASES.items():
         for dtype, transposed in ((torch.float32, False), (torch.float32, True), (torch.bfloat16, True)):
             print(f"{name}, {level}, {dtype}, guard {'behind' if at_end else 'before'}", flush=True)
             expected = results(pieces, sizes, dtype, transposed)
-            attention.run, attention.empty, running.empty = run_guarded(at_end, more_keys), *[guarded_empty(at_end)] * 2
+            attention.run = rotation.run = run_guarded(at_end, more_keys)
+            attention.empty = running.empty = guarded_empty(at_end)
             found = results(pieces, sizes, dtype, transposed)
-            attention.run, attention.empty, running.empty = plain
+            attention.run, rotation.run, attention.empty, running.empty = run, run, empty, empty
             assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import torch
 
-from regard.engine.kernel.structures import Call
+from regard.engine.kernel.structures import Pointers
 
 #: The order of `functions` in kernels/harness.c.
-FUNCTIONS = ("forward", "backward", "decode")
+FUNCTIONS = ("forward", "backward", "decode", "rotate")
 
 
 def pointer_offsets(kind: type[ctypes.Structure], start: int = 0) -> Iterator[int]:
@@ -42,12 +42,12 @@ class Harness:
         self.command = command
         self.num_calls = 0
 
-    def __call__(self, library: object, name: str, call: Call, multiply_adds: int) -> None:
+    def __call__(self, library: object, name: str, call: Pointers, multiply_adds: int) -> None:
         self.num_calls += 1
         memory = memory_of_tensors()
         starts = [address for address, _ in memory]
         used, pointers = [], []
-        for offset in pointer_offsets(Call):
+        for offset in pointer_offsets(type(call)):
             address = ctypes.c_void_p.from_buffer(call, offset).value
             if address:
                 start, size = memory[bisect_right(starts, address) - 1]
@@ -56,7 +56,7 @@ class Harness:
                     used.append((start, size))
                 pointers += [0, offset, 1 + used.index((start, size)), address - start]
         answer = self._answer(name, bytes(call), used, pointers)
-        at = ctypes.sizeof(Call)
+        at = ctypes.sizeof(call)
         for start, size in used:
             ctypes.memmove(start, answer[at : at + size], size)
             at += size

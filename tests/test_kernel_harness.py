@@ -17,7 +17,7 @@ import torch
 
 import regard as rg
 from kernel_harness import Harness
-from regard.engine.kernel import attention, library
+from regard.engine.kernel import attention, library, rotation
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -115,6 +115,21 @@ def test_few_queries_are_those_of_float64(harness, monkeypatch, case, dtype):
     assert harness.num_calls == 1
     exact = attend(mechanism.double(), [t.double() for t in tensors], "dense")
     torch.testing.assert_close(found.double(), exact, rtol=max(1e-4, 0.51 * torch.finfo(dtype).eps), atol=2e-5)
+
+
+@pytest.mark.parametrize("rope", [rg.RoPE(16), rg.RoPE(6, interleaved=True)], ids=["halves", "partial, interleaved"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_rotations_are_those_of_float64(harness, monkeypatch, rope, dtype):
+    monkeypatch.setattr(rotation, "run", harness)
+    x, grad = (t.detach() for t in inputs(2, 3, 3, 77, 77, 16, 16, dtype)[:2])
+    positions = torch.arange(5, 82)
+    found = rope.encode(x.requires_grad_(), positions)
+    gradient = torch.autograd.grad(found, x, grad)[0]
+    assert harness.num_calls == 2
+    exact = rope.encode(x.detach().double(), positions)
+    back = rope.encode(grad.double(), -positions)
+    for one, other in ((found, exact), (gradient, back)):
+        torch.testing.assert_close(one.double(), other, rtol=0.51 * torch.finfo(dtype).eps, atol=2e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
 from regard.checks import Size, checked
 from regard.errors import RegardError
-from regard.shapes import at_least_float32, has_numbers, to_device, widest_float
+from regard.shapes import at_least_float32, has_numbers, to_device, widest_float, without_transforms
 from regard.spans import Spans
 
 
@@ -55,9 +56,25 @@ def angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor
             f"positions: they must be integers, got {positions.dtype}. "
             "To halve positions use RoPE(width, scaling=LinearScaling(2.0))."
         )
+    steps = to_device(turns_of(frequencies), positions.device)
+    return (positions[:, None] * steps).to(dtype) * (2 * math.pi / 2.0**64)
+
+
+def turns_of(frequencies: Tensor) -> Tensor:
+    """Frequencies as integers in units of 2^-64 of a turn; whole turns are left out."""
     turns = frequencies.to(torch.float64) / (2 * math.pi)
-    parts = ((turns - turns.round()) * 2.0**64).clamp_max(2.0**63 - 1024).long()
-    return (positions[:, None] * to_device(parts, positions.device)).to(dtype) * (2 * math.pi / 2.0**64)
+    return ((turns - turns.round()) * 2.0**64).clamp_max(2.0**63 - 1024).long()
+
+
+#: Rotates vectors (B, heads, n, D) by positions (n,) and by what returns `turns_of`; None where it cannot.
+Rotation = Callable[[Tensor, Tensor, Callable[[], Tensor], bool], Tensor | None]
+_rotation: Rotation | None = None
+
+
+def rotate_by(rotation: Rotation) -> None:
+    """Use a faster rotation where it can run: the compiled kernels, of a layer above, are passed in here."""
+    global _rotation
+    _rotation = rotation
 
 
 class Scaling(ABC):
@@ -173,10 +190,18 @@ class RoPE(Position):
             raise RegardError(
                 f"RoPE(width={self.width}): the vectors have only {x.shape[-1]} channels. Use a smaller width."
             )
-        angle = angles(positions, self.frequencies(), at_least_float32(x).dtype)
-        rotated, rest = x[..., : self.width], x[..., self.width :]
-        rotated = self._rotate(rotated, angle.cos().to(x.dtype), angle.sin().to(x.dtype))
-        return torch.cat((rotated, rest), -1) if rest.shape[-1] else rotated
+        fast = None if _rotation is None else _rotation(x, positions, self._turns, self.interleaved)
+        return self._encoded(x, positions) if fast is None else fast
+
+    def _turns(self) -> Tensor:
+        is_kept = self.scaling is None or type(self.scaling).__module__ == __name__  # others may change
+        return _kept_turns(self) if is_kept else turns_of(self.frequencies())
+
+    def _encoded(self, x: Tensor, positions: Tensor) -> Tensor:
+        wide = at_least_float32(x)
+        angle = angles(positions, self.frequencies(), wide.dtype)
+        rotated = self._rotate(wide[..., : self.width], angle.cos(), angle.sin()).to(x.dtype)
+        return torch.cat((rotated, x[..., self.width :]), -1) if self.width < x.shape[-1] else rotated
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.interleaved:
@@ -184,6 +209,12 @@ class RoPE(Position):
             return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
         a, b = x.chunk(2, -1)
         return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+
+
+@lru_cache(maxsize=32)
+def _kept_turns(rope: RoPE) -> Tensor:
+    with without_transforms():
+        return turns_of(rope.frequencies())
 
 
 @checked

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.engine.kernel.library import Library
-from regard.engine.kernel.structures import Call, Pointers
+from regard.engine.kernel.structures import Pointers
 
 #: Multiply-adds that a thread should have to do: waking one takes about 50 microseconds.
 WORTH_A_THREAD = 1 << 22
@@ -34,10 +34,10 @@ def zeros(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.float32, device="cpu")
 
 
-def run(library: Library, name: str, call: Call, multiply_adds: int, *more: Pointers) -> None:
+def run(library: Library, name: str, call: Pointers, multiply_adds: int, *more: Pointers) -> None:
     """Call `regard_NAME` on as many threads as the work is worth, at most those of torch.
 
-    `more` are its arguments after the call and the scratch memory.
+    `call` is its first argument, and `more` are those after the call and the scratch memory.
     """
     size = library.function(f"{name}_workspace")
     size.restype = c_int64
@@ -52,7 +52,7 @@ def run(library: Library, name: str, call: Call, multiply_adds: int, *more: Poin
 
 
 def _started(
-    num_threads: int, function: object, call: Call, memory: Tensor, more: tuple[Pointers, ...]
+    num_threads: int, function: object, call: Pointers, memory: Tensor, more: tuple[Pointers, ...]
 ) -> Future[None] | None:
     """A share on another thread; None if Python starts none, at its end or for lack of memory: others do this share."""
     try:
@@ -61,7 +61,7 @@ def _started(
         return None
 
 
-def _share(function: object, call: Call, memory: Tensor, more: tuple[Pointers, ...]) -> None:
+def _share(function: object, call: Pointers, memory: Tensor, more: tuple[Pointers, ...]) -> None:
     function(byref(call), c_void_p(memory.data_ptr()), *map(byref, more))  # type: ignore[operator]
 
 

@@ -47,8 +47,9 @@ class Pointers(Structure):
         """Point fields to tensors (None: null), which then live as long as the call."""
         for name, given in tensors.items():
             if given is not None:
+                described = isinstance(getattr(self, name), TensorFields)  # others are contiguous
                 tensor = given.resolve_neg()  # torch may store the sign of a whole tensor beside its numbers
-                setattr(self, name, TensorFields.of(tensor) if name in DESCRIBED else tensor.data_ptr())
+                setattr(self, name, TensorFields.of(tensor) if described else tensor.data_ptr())
                 self.tensors.append(tensor)
 
 
@@ -95,7 +96,3 @@ class Call(Pointers):
         ("grad_after", c_void_p),
         ("grad_direction", c_void_p),
     )
-
-
-#: Fields that describe a tensor in any strides; the other pointers are to contiguous ones.
-DESCRIBED = {field[0] for field in Call._fields_ if field[1] is TensorFields}
