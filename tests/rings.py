@@ -216,13 +216,17 @@ def check_in(dtype, relative, attention, q, k, v, ring, share_q=None, share_k=No
     """Output and gradients of the ring in a dtype, against float64 in one process with the same numbers."""
     share_q, share_k = share_q or ring.share, share_k or share_q or ring.share
     exact, inputs = copy.deepcopy(attention).double(), [t.to(dtype) for t in (q, k, v)]
-    one = [t.double().requires_grad_() for t in inputs]
+    attention.zero_grad()
+    one = [t.double().clone().requires_grad_() for t in inputs]
+    torch.manual_seed(3)  # of dropout
     expected = rg.attend(exact, *one, engine="dense").output
     up = some(*expected.shape, seed=7).to(dtype)
     expected.backward(up.double())
     shares = [(t, share) for t, share in zip(inputs, (share_q, share_k, share_k), strict=True)]
     own = [laid(share(t), number) for number, (t, share) in enumerate(shares)]
+    torch.manual_seed(3 + dist.get_rank())
     output = rg.attend(attention, *own, engine=ring).output
+    torch.manual_seed(4)  # pieces that are made later are the same on all ranks
     output.backward(laid(share_q(up), 3).detach())
     assert output.dtype == dtype
     near(output, share_q(expected), relative)
@@ -288,6 +292,21 @@ def whole_chunks_use_the_fused_backward_pass():
     with ways() as used:
         check(rg.Attention(mask=rg.causal(), bias=rg.T5Bias(4)).double(), q, k, v, rg.Ring())
     assert {*used} == {"_from_scores"}
+
+
+@case
+def the_same_weights_are_dropped_as_in_one_process():
+    """Whatever the number of ranks, the layout and the way of a chunk: the seed is that of rank 0."""
+    n, kernel_scores = 130, rg.Attention(rg.KernelScore(), normalizer=rg.SumNormalizer(), mask=rg.causal(), dropout=0.4)
+    torch.manual_seed(4)
+    masks = rg.causal(), rg.window(9) | rg.global_tokens([0, 60]), rg.documents([50, 80]), rg.padding([n - 3, 2])
+    attentions = [rg.Attention(mask=mask, bias=rg.T5Bias(4), dropout=0.3) for mask in masks]
+    attentions += [rg.Attention(normalizer=rg.LearnedSink(4), dropout=0.7), kernel_scores]
+    q, k, v = some(2, 4, n, 6), some(2, 2, n, 6, seed=1), some(2, 2, n, 5, seed=2)
+    for attention, layout in itertools.product(attentions, LAYOUTS):
+        for kernel, dtype, relative in ((True, torch.float32, 2e-5), (False, torch.float64, 1e-10)):
+            with ways(kernel):
+                check_in(dtype, relative, attention.to(dtype), q, k, v, rg.Ring(layout=layout))
 
 
 @case
@@ -675,9 +694,9 @@ def what_cannot_be_merged_is_refused():
             [repr(normalizer), "all scores of a row", "blocked"],
             lambda a=attention: rg.attend(a, x, x, x, engine="ring"),
         )
-    dropping = rg.Attention(dropout=0.1)
-    raises(["seed", "attention.eval()"], lambda: rg.attend(dropping, x, x, x, engine="ring"))
-    rg.attend(dropping.eval(), x, x, x, engine="ring")
+    odd = rg.Attention(dropout=0.1).train(dist.get_rank() > 0)
+    raises(["dropout", "0.1", "none on rank 0"], lambda: rg.attend(odd, x, x, x, engine="ring"))
+    torch.manual_seed(4)  # one rank alone has drawn a seed
     raises(["no cache"], lambda: rg.attend(rg.Attention(), x, x, x, engine="ring", cache=rg.GrowingCache()))
     bad = x.clone()
     bad[0, 0, 0, 0] = torch.nan

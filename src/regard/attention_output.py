@@ -198,7 +198,7 @@ def _attend_ring(
             check_finite(**dict(zip(("query", "key", "value"), inputs, strict=True)))
 
     query, key, value = (_autocast(t) for t in inputs)
-    ring_call = ring.start_call(attention, query, key, value, positions, check_own)
+    ring_call = ring.start_call(attention, query, key, value, positions, _seed(attention), check_own)
     with attend_listeners.computing(), without_autocast(query.device):
         result = ring_call.run()
     weights = RingMap(ring_call, result)

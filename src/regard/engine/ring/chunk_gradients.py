@@ -21,6 +21,7 @@ from regard.engine.kernel import Terms
 from regard.engine.kernel.attention import Inputs, backward
 from regard.engine.ring.kv_chunk import KVChunk
 from regard.pieces.contents import tensors_of
+from regard.pieces.dropout import kept
 from regard.pieces.normalizer import Normalizer, RowStatistic, any_coarse
 from regard.shapes import at_least_float32, grouped_values
 
@@ -141,5 +142,8 @@ class ChunkGradients:
         grid = chunk.grid.tile(block.rows, block.columns).entries(block.entries)
         s = scores(chunk.attention, tile, grid, masked=not block.full)
         weights = self.whole.weights(s, rows.row_statistic, columns)
+        row_sums = weights.sum(-1)  # of all weights, also of those that are dropped
+        if chunk.dropout:
+            weights = weights * kept(grid, chunk.dropout, chunk.seed or 0) / (1 - chunk.dropout)
         output = grouped_values(weights, at_least_float32(value).to(weights.dtype))
-        return [(output, rows.grad.to(output.dtype)), (weights.sum(-1), -rows.dot.to(output.dtype))]
+        return [(output, rows.grad.to(output.dtype)), (row_sums, -rows.dot.to(output.dtype))]

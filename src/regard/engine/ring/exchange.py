@@ -30,10 +30,11 @@ class RankLost(RegardError, RuntimeError):
 
 
 class Agreement(NamedTuple):
-    """The result of a handshake: the number of the operation in its group, and the lengths of every rank."""
+    """The result of a handshake: the number of the operation in its group, the lengths of all ranks, and the seed."""
 
     number: int
     lengths: list[tuple[int, int]]
+    seed: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,24 +133,26 @@ class Exchange:
         request: Mapping[str, str] | RegardError,
         lengths: tuple[int, int] = (0, 0),
         learned: Mapping[str, str] | None = None,
+        seed: int = 0,
     ) -> Agreement:
         """Compare the requests of all ranks, and return the lengths of all; if requests differ, raise on every rank.
 
         Every collective operation begins with this handshake. The error says which rank has what. `learned` is
-        compared only among the ranks that give it. The host waits for the other hosts, and for no device.
+        compared only among the ranks that give it. All ranks get the seed of rank 0. The host waits for the other
+        hosts, and for no device.
         """
         if isinstance(request, Mapping):
             request = {"operation": operation, **request}
         own = _number(request)
-        row = torch.tensor([own, _number(learned or {}), _counts.get(self.group, 0), *lengths])
+        row = torch.tensor([own, _number(learned or {}), _counts.get(self.group, 0), seed, *lengths])
         rows = [torch.zeros_like(row) for _ in range(self.ranks)]
         with self.answers("comparing requests", operation):
             dist.all_gather(rows, row, group=self._host_group)
-        requests, learned_values, counts, *num_tokens = zip(*(row.tolist() for row in rows), strict=True)
+        requests, learned_values, counts, seeds, *num_tokens = zip(*(row.tolist() for row in rows), strict=True)
         _counts[self.group] = number = 1 + max(counts)
         if {*requests} != {own} or own == 0 or len({*learned_values} - {0}) > 1:
             self._differ(operation, request, learned or {})
-        return Agreement(number, list(zip(*num_tokens, strict=True)))
+        return Agreement(number, list(zip(*num_tokens, strict=True)), seeds[0])
 
     @property
     def compared(self) -> MutableMapping[Tensor, bool]:

@@ -42,14 +42,16 @@ def chunk_attention(whole: Attention) -> Attention:
     """
     normalizer = whole.normalizer
     sinkless = Softmax(normalizer.temperature) if has_logsumexp(normalizer) else normalizer
-    return Attention(whole.score, bias=whole.bias, mask=whole.mask, normalizer=sinkless)
+    return Attention(whole.score, bias=whole.bias, mask=whole.mask, normalizer=sinkless, dropout=whole.dropout)
 
 
 class KVChunk(Problem):
     """A problem of some queries and keys, prepared by the ranks that hold them."""
 
     @staticmethod
-    def of(attention: Attention, prepared: Prepared, value: Tensor, queries: Spans, keys: Spans) -> KVChunk:
+    def of(
+        attention: Attention, prepared: Prepared, value: Tensor, queries: Spans, keys: Spans, seed: int | None = None
+    ) -> KVChunk:
         """Prepared queries at consecutive positions, and prepared keys with values at any positions."""
         (B, H, I, D), (_, G, J, E) = prepared.query.shape, value.shape
         positions = Positions(queries.intervals[0][0], keys)
@@ -57,7 +59,7 @@ class KVChunk(Problem):
         sizes = Sizes(B, H, G, I, J, D, E)
         facts: dict[str, Any] = {"piece_tensors": piece_tensors, "skeleton": skeleton, "hides_gradients": False}
         return KVChunk.from_prepared(
-            attention=attention, prepared=prepared, value=value, positions=positions, sizes=sizes, **facts
+            attention=attention, prepared=prepared, value=value, positions=positions, sizes=sizes, seed=seed, **facts
         )
 
     def attend(self) -> Rows:

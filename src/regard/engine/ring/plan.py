@@ -157,12 +157,13 @@ class RingPlan:
     def _chunks(self, rank: int) -> Iterator[KVChunk]:
         """The chunks of a rank, around expanded tensors that take no memory."""
         attention = chunk_attention(self.attention)
+        seed = 0 if self.attention.training and self.attention.dropout else None
         for owner in range(self.ranks):
             for queries, keys in self.route.chunks(rank, owner):
                 prepared = self._as_long(queries, keys).detach()
                 value = self.value.detach().expand(-1, -1, len(keys), -1)
                 with torch.no_grad():
-                    chunk = KVChunk.of(attention, prepared, value, queries, keys)
+                    chunk = KVChunk.of(attention, prepared, value, queries, keys, seed)
                 yield chunk
 
     def _as_long(self, queries: Spans, keys: Spans) -> Prepared:

@@ -114,23 +114,26 @@ class Ring:
         key: Tensor,
         value: Tensor,
         positions: Positions | None = None,
+        seed: int | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> RingCall:
         """This rank's share of a call, after a handshake of all ranks. Collective.
 
-        If a rank refuses its share, also by `check`, all ranks raise its error.
+        If a rank refuses its share, also by `check`, all ranks raise its error. With dropout (`seed` is not None) the
+        seed of rank 0 is that of the call.
         """
         if is_transformed():  # a transform allows no messages, so this rank refuses alone
             raise RegardError(f"attend: the ring engine cannot run here: {TRANSFORMED}. Call it outside the transform.")
         exchange = self.exchange()
-        agreement = self._agree(exchange, attention, query, key, value, positions, check)
+        agreement = self._agree(exchange, attention, query, key, value, positions, seed, check)
         counts = zip(*agreement.lengths, strict=True)
         held = [shares_of(count, self.layout, name) for count, name in zip(counts, ("queries", "keys"), strict=True)]
         sizes = Sizes.of(query, key, value)
         route = _route(attention, sizes, key, held, positions)
         rows, keys = route.queries[exchange.rank], route.keys[exchange.rank]
         shard_positions = ShardPositions(rows.intervals[0][0], keys, rows)
-        problem = Problem(attention, query, key, value, shard_positions, sizes)
+        drops = None if seed is None else agreement.seed
+        problem = Problem(attention, query, key, value, shard_positions, sizes, seed=drops)
         return RingCall(problem, route, exchange, agreement.number)
 
     def plan(
@@ -153,6 +156,7 @@ class Ring:
         key: Tensor,
         value: Tensor,
         positions: Positions | None,
+        seed: int | None,
         check: Callable[[], None],
     ) -> Agreement:
         """The handshake of `attend`. If a rank refuses its share, all ranks raise its error."""
@@ -165,6 +169,7 @@ class Ring:
             exchange.check_device(query.device.type)
             contents = {name: Contents.of(getattr(attention, name)) for name in SLOTS}
             request = self._request(attention, sizes, query, key, value, positions)
+            request["dropout"] = "none" if seed is None else str(attention.dropout)
             request |= {f"contents of the {name}": slot.digest for name, slot in contents.items() if slot.hidden}
             compared = exchange.compared
             learned = {name: slot for name, slot in contents.items() if any(t not in compared for t in slot.learned)}
@@ -172,7 +177,7 @@ class Ring:
         except RegardError as error:
             request = error
         learned_values = {f"learned values of the {name}": slot.learned_digest for name, slot in learned.items()}
-        agreement = exchange.agree("attend", request, lengths, learned_values)
+        agreement = exchange.agree("attend", request, lengths, learned_values, seed or 0)
         exchange.compared.update((t, True) for slot in learned.values() for t in slot.learned)
         return agreement
 
@@ -224,11 +229,6 @@ def _checked(attention: Attention, query: Tensor, key: Tensor, value: Tensor, po
     sizes = Sizes.of(query, key, value)
     check_positions(positions)
     reason = refusal(attention)
-    if reason is None and attention.training and attention.dropout:
-        reason = (
-            f"each rank would draw a seed of its own for dropout={attention.dropout}. Call attention.eval(), or create "
-            "it with dropout=0"
-        )
     if reason is None and positions is not None and len(positions.keys.intervals) != 1:
         reason = f"its keys must have contiguous positions, and {positions.keys} are several intervals"
     if reason is None and _hides_gradients(attention, query, key, value):

@@ -86,7 +86,8 @@ class RingCall:
             ((first, last),) = _places(self.route.queries[rank], queries)
             columns = _index(_places(held, keys), value.device)
             tile = prepared.tile(slice(first, last), columns)
-            yield slice(first, last), columns, KVChunk.of(self.attention, tile, value[:, :, columns], queries, keys)
+            own_values, seed = value[:, :, columns], self.own.seed
+            yield slice(first, last), columns, KVChunk.of(self.attention, tile, own_values, queries, keys, seed)
 
     def send_gradients(self, own_keys: Sequence[Tensor], step: int, gradients: Sequence[Tensor]) -> Transfer:
         """Send the gradients of the keys received at this step, and receive those of `own_keys` sent at this step."""
