@@ -1,8 +1,8 @@
 // The alignment view: weights of target words on source words, several mechanisms on one colour scale, with gold links.
 import { legend, scaleOf } from "./colour";
-import { interval, type Context, type Panel } from "./context";
+import { interval, meansOnly, type Context, type Panel } from "./context";
 import { layerName, queriesOf, type Text } from "./data";
-import { choice, cut, h, s, saving, segments, visible } from "./dom";
+import { choice, cut, fill, h, s, saving, segments, visible } from "./dom";
 
 const SHOWN = 60;
 const READINGS: Record<string, string> = {
@@ -14,7 +14,8 @@ const alike = (one: Text, other: Text) => one.tokens.join("\n") === other.tokens
 
 export function alignmentView(context: Context): Panel {
   const [tools, body, foot] = [h("div", { class: "tools" }), h("div", { class: "panels" }), h("div", { class: "key" })];
-  const element = h("div", {}, tools, h("p", { class: "hint about-reading" }), body, foot);
+  const notes = h("div", {});
+  const element = h("div", {}, tools, h("p", { class: "hint about-reading" }), notes, body, foot);
   let turn = 0;
 
   // The panels: the layers of this text, and of all texts with the same tokens.
@@ -52,6 +53,7 @@ export function alignmentView(context: Context): Panel {
     foot.replaceChildren(legend(colours, scale, "weight"),
       h("span", { class: "hint" },
       `weight, ${state.scale === "log" ? "logarithmic" : "linear"}, the same in all panels`));
+    fill(notes, meansOnly(context));
     const found = await panels();
     if (mine !== turn) return;
     const [rows, cols] = [interval(state.query, SHOWN, queriesOf(text).length),

@@ -21,6 +21,14 @@ const KEYS: [string, string][] = [
     ["t", "light or dark theme"], ["?", "this list"],
 ];
 
+// A choice that outlives the page, where the browser allows it; `value` sets it.
+function remembered(name: string, value?: string): string | null {
+  try {
+    if (value !== undefined) localStorage.setItem(`regard-${name}`, value);
+    return localStorage.getItem(`regard-${name}`);
+  } catch { return null; }
+}
+
 export async function mount(root: HTMLElement, source: Source, own: boolean): Promise<() => void> {
   const state: State = { ...START };
   const context = { root, source, state, text: await source.text(0), colours: new Colours(root) } as Context;
@@ -32,6 +40,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
   const bar = h("div", { class: "bar" });
   const texts = h("div", { class: "texts" });
   const main = h("main", { class: "view", tabindex: -1 });
+  const notice = h("p", { class: "notice", role: "alert", hidden: true });
   const help = h("dialog", { class: "help", "aria-label": "Keys" }, h("h2", {}, "Keys"),
     h("dl", {}, ...KEYS.flatMap(([key, effect]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, effect)])),
     h("button", { type: "button", onclick: () => help.close() }, "Close"));
@@ -40,14 +49,23 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
   const header = h("header", {}, h("p", { class: "name" }, "Regard"), texts, tabs,
     h("span", { class: "end" }, theme, h("button", { type: "button", class: "quiet", title: "Keys (?)",
     "aria-label": "Keys", onclick: () => help.showModal() }, "?")));
-  root.replaceChildren(header, bar, main, help, spoken);
+  root.replaceChildren(header, bar, notice, main, help, spoken);
 
   const isDark = () => (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark"
     : "light")) === "dark";
-  function turnTheme() { root.dataset.theme = isDark() ? "light" : "dark";
-    if (own) document.documentElement.dataset.theme = root.dataset.theme; recolour(); }
+  function useTheme(theme: string) { root.dataset.theme = theme;
+    if (own) document.documentElement.dataset.theme = theme; }
+  function turnTheme() { useTheme(isDark() ? "light" : "dark"); remembered("theme", root.dataset.theme); recolour(); }
+  const chosen = remembered("theme");
+  if (own && (chosen === "light" || chosen === "dark")) { useTheme(chosen); context.colours.read(); }
   function recolour() { context.colours.read(); const before = panel; before?.close?.(); panel = null; draw(); }
 
+  // A view that asks for weights and gets none.
+  const failed = (event: PromiseRejectionEvent) => {
+    event.preventDefault();
+    notice.hidden = false;
+    notice.textContent = `Weights could not be loaded: ${(event.reason as Error)?.message ?? event.reason}`;
+  };
   context.tell = (message) => { spoken.textContent = message; };
   context.set = (change, quiet = false) => {
     Object.assign(state, change);
@@ -114,6 +132,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
   }
 
   function draw() {
+    notice.hidden = true;
     const before = drawn;
     drawn = { ...state };
     if (!panel || before?.view !== state.view) {
@@ -164,8 +183,10 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
     Math.min(source.titles.length - 1, Math.max(0, Math.round(state.text))));
     Object.assign(state, chosen.start, link ?? {}); }
   await load(true);
-  if (own) { addEventListener("popstate", followed); addEventListener("hashchange", followed); }
+  if (own) { addEventListener("popstate", followed); addEventListener("hashchange", followed);
+    addEventListener("unhandledrejection", failed); }
   return () => { panel?.close?.(); night.removeEventListener("change", recolour);
     listen.removeEventListener("keydown", pressed as EventListener); removeEventListener("popstate", followed);
-    removeEventListener("hashchange", followed); root.replaceChildren(); };
+    removeEventListener("hashchange", followed); removeEventListener("unhandledrejection", failed);
+    root.replaceChildren(); };
 }

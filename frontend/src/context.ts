@@ -1,6 +1,7 @@
 // The interface between the frame and its views: the context of a view, and the panel that it returns.
 import type { Colours } from "./colour";
 import { layerName, queriesOf, type Text } from "./data";
+import { h } from "./dom";
 import type { Place, Source } from "./source";
 import type { State } from "./state";
 
@@ -50,6 +51,10 @@ export async function meanLine(context: Context, heads: Map<number, number[]>, a
   }
   return total.map((value) => value / count);
 }
+
+// What the numbers of this text are, if they are not single weights.
+export const meansOnly = ({ source, state }: Context): HTMLElement | null =>
+  (source.finest(state.text) ? h("p", { class: "hint means" }, `${source.precision(state.text)} Here a number is the mean of a cell.`) : null);
 
 // The indices of the largest values, the largest first.
 export const strongest = (values: Float32Array, count: number): number[] =>

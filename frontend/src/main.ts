@@ -11,7 +11,10 @@ const open = async (data: Data, ask: Ask): Promise<Source> =>
 // Requests to the server, below the address of the page, with its token if it has one.
 const fromServer: Ask = async (path, signal) => {
   const token = new URLSearchParams(location.search).get("token");
-  const answer = await fetch(`ask/${path}${token ? `?token=${encodeURIComponent(token)}` : ""}`, { signal });
+  const address = `ask/${path}${token ? `?token=${encodeURIComponent(token)}` : ""}`;
+  const answer = await fetch(address, { signal }).catch((error) => {
+    throw signal?.aborted ? error : new Error("the server does not answer. Start regard view again.");
+  });
   if (!answer.ok) throw new Error(await answer.text());
   return answer.arrayBuffer();
 };

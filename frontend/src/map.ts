@@ -34,14 +34,16 @@ export function mapView(context: Context): Panel {
   let whole = 1; // pixels per weight when the whole map is visible
   let matches: number[] = [];
   let asked = "";
-  let stopped = false; // by Esc, until the next move
+  let stopped = false; // by Esc or a failure, until the next move
+  let failure = ""; // why the last tile could not be loaded
   const waiting = new Map<string, AbortController>();
 
+  const again = () => { stopped = false; failure = ""; };
   const counts = () => [queriesOf(context.text).length, context.text.tokens.length] as const;
   const finest = () => context.source.finest(context.state.text);
   const levelOf = (k: number) => Math.max(finest(), Math.ceil(Math.log2(1 / k) - 0.01), 0);
   const behavior = zooming<HTMLCanvasElement, unknown>().on("zoom",
-    (event) => { transform = event.transform; stopped = false; draw(); if (event.sourceEvent) remember(); });
+    (event) => { transform = event.transform; again(); draw(); if (event.sourceEvent) remember(); });
   select(canvas).call(behavior);
 
   // Canvas coordinates of a cell of the map.
@@ -116,7 +118,11 @@ export function mapView(context: Context): Panel {
       held.set(name, { values, rows, cols, picture: null, painted: "" });
       if (held.size > 500) held.delete(held.keys().next().value!);
     } catch (error) {
-      if (!stop.signal.aborted) context.tell(`A tile could not be loaded: ${(error as Error).message}`);
+      if (!stop.signal.aborted) {
+        stopped = true;
+        failure = `Weights could not be loaded: ${(error as Error).message}`;
+        context.tell(failure);
+      }
     }
     if (waiting.get(name) === stop) waiting.delete(name);
     draw();
@@ -188,7 +194,8 @@ export function mapView(context: Context): Panel {
     box.dataset.waiting = String(waiting.size);
     progress.hidden = !waiting.size && !stopped;
     const tiles = `${waiting.size} tile${waiting.size > 1 ? "s" : ""}`;
-    progress.textContent = stopped ? "Stopped; move the map to continue" : `Computing ${tiles}; press Esc to stop`;
+    progress.textContent = failure ? `${failure} Move the map to try again.`
+      : stopped ? "Stopped; move the map to continue" : `Computing ${tiles}; press Esc to stop`;
     canvas.setAttribute("aria-label",
       `Weights of ${headName(context)}: ${I} rows of queries, ${J} columns of keys; cells of ${2 ** level}.`);
     const { query, key: at } = context.state;
@@ -414,7 +421,8 @@ export function mapView(context: Context): Panel {
       const { state } = context;
       const another = !before || before.text !== state.text || before.view !== state.view;
       scale = scaleOf(state.scale, context.text.tokens.length);
-      stopped = false;
+      again();
+      if (before && (before.query !== state.query || before.key !== state.key)) hover = null;
       drawTools();
       if (another) { measure(); go(); }
       else if (before.x !== state.x || before.y !== state.y || before.zoom !== state.zoom) {

@@ -43,6 +43,7 @@ export class Embedded implements Source {
   private made = new Map<string, Dot>();
   private whole = new Cache<Float32Array>(16);
   private pooled = new Cache<Float32Array>(64);
+  private decoded = new Cache<Uint8Array>(200);
 
   constructor(public common: Common, private texts: (Text & { maps: Maps[] })[]) {
     this.titles = texts.map((text) => text.title);
@@ -99,6 +100,11 @@ export class Embedded implements Source {
     });
   }
 
+  // The cells of all heads of a layer, a byte each.
+  private coded(t: number, layer: number): Uint8Array {
+    return this.decoded.get(`${t}.${layer}`, () => bytes((this.texts[t].maps[layer] as { cells: string }).cells));
+  }
+
   // The whole head in cells of 2^level x 2^level weights, from the level below.
   private cells(at: Place, level: number, pool: Pool): Float32Array {
     const text = this.texts[at.text];
@@ -106,7 +112,7 @@ export class Embedded implements Source {
     const maps = text.maps[at.layer];
     if (maps.form === "cells" && level === maps.level) {
       const size = Math.ceil(I / 2 ** level) * Math.ceil(J / 2 ** level);
-      return Float32Array.from(bytes(maps.cells).subarray(at.head * size, (at.head + 1) * size), weightOf);
+      return Float32Array.from(this.coded(at.text, at.layer).subarray(at.head * size, (at.head + 1) * size), weightOf);
     }
     if (level === 0) return this.dense(at);
     return this.pooled.get(`${at.text}.${at.layer}.${at.head}.${level}.${pool}`, () => {
@@ -142,8 +148,9 @@ export class Embedded implements Source {
           : whole[fixed * J + other];
       } else { // a cell's weight, spread over its keys
         const size = 2 ** maps.level;
-        const [whole, cols] = [this.cells({ text: t, layer, head }, maps.level, "mean"), Math.ceil(J / size)];
-        const cell = (i: number, j: number) => whole[Math.floor(i / size) * cols + Math.floor(j / size)] / size;
+        const [coded, rows, cols] = [this.coded(t, layer), Math.ceil(I / size), Math.ceil(J / size)];
+        const cell = (i: number, j: number) =>
+          weightOf(coded[(head * rows + Math.floor(i / size)) * cols + Math.floor(j / size)]) / size;
         for (let other = 0; other < out.length; other++) out[other] = turned ? cell(other, fixed) : cell(fixed, other);
       }
       return out;

@@ -1,17 +1,19 @@
 // The text view: what a word attends to, and what attends to it, in chosen heads; as words, lines or neurons.
 import { aboutHead } from "./overview";
-import { chosenHeads, headName, inText, meanLine, place, interval, strongest, type Context, type Panel } from "./context";
+import { chosenHeads, headName, inText, meanLine, meansOnly, place, interval, strongest, type Context, type Panel } from "./context";
 import { SERIES } from "./colour";
 import { layerName, queriesOf } from "./data";
 import { choice, cut, fill, h, joins, s, saving, segments, shown, strong, visible } from "./dom";
 import { strip } from "./strip";
 
 const [SHOWN, LINES, SMALL, NEURONS, ARCS] = [600, 56, 40, 14, 5]; // tokens in each mode, links drawn as arcs
+const LISTED = 2000; // queries in a list to choose from
 const OTHER = "#1b80c4"; // colour of tokens that attend to the word; the accent colour is for tokens that it attends to
 
 export function textView(context: Context): Panel {
   const [tools, body] = [h("div", { class: "tools" }), h("div", {})];
-  const element = h("div", { class: "text-view" }, tools, body);
+  const notes = h("div", {});
+  const element = h("div", { class: "text-view" }, tools, notes, body);
   let turn = 0;
   let pointed: number | null = null;
   let from = -1;
@@ -35,7 +37,7 @@ export function textView(context: Context): Panel {
       custom && h("label", { class: "choice" }, h("span", {}, "Numbers"),
         h("input", { value: state.heads, size: 10, "aria-label": "Numbers of heads, separated by commas",
         onchange: (event: Event) => context.set({ heads: (event.target as HTMLInputElement).value || "one" }) })),
-      state.way === "words" && segments("Direction", state.side,
+      state.way === "words" && !crossed() && segments("Direction", state.side,
         [["out", "Attends to"], ["in", "Receives from"], ["both", "Both"]], (side) => context.set({ side })),
       pairs && state.way !== "words" && state.way !== "neurons"
         && choice("Sentences", state.pairs, [["all", "all"], ["AA", "A → A"], ["AB", "A → B"], ["BA", "B → A"],
@@ -107,7 +109,7 @@ export function textView(context: Context): Panel {
     const mine = ++turn;
     const { state, text } = context;
     const heads = chosenHeads(context);
-    const looks = state.side !== "in" ? await meanLine(context, heads, query) : null;
+    const looks = state.side !== "in" || crossed() ? await meanLine(context, heads, query) : null;
     const seen = state.side !== "out" && !crossed() ? await meanLine(context, heads, query, true) : null;
     if (mine !== turn || !spans.length) return;
     const accent = context.colours.get("--glow");
@@ -141,7 +143,7 @@ export function textView(context: Context): Panel {
     line?.replaceChildren(strong(visible(queries()[query])), ` (token ${query})`,
       ...(looks ? [" attends to ", ...listed(links, looks, text.tokens)] : []),
       ...(seen ? [looks ? "; receives attention from " : " receives attention from ", ...listed(strongest(seen, ARCS), seen, queries())]
-      : []), `, in ${which}.`);
+      : []), `, in ${which}${context.source.finest(state.text) ? " (means, not weights of single words)" : ""}.`);
     if (pointed === null && line) context.tell(line.textContent ?? "");
   }
 
@@ -217,24 +219,39 @@ export function textView(context: Context): Panel {
     const only = (query: number | null) => lines.querySelectorAll<SVGLineElement>("line").forEach(
       (line) => { line.style.display = query === null || Number(line.dataset.query) === query ? "" : "none"; });
     figure.addEventListener("pointerleave", () => only(null));
-    const colours = new Map([...heads].flatMap(([layer, list]) =>
-      list.map((head): [string, string] => [`${layer}.${head}`, SERIES[head % SERIES.length]])));
+    const colours = new Map((heads.get(state.layer) ?? []).map((head) => [head, SERIES[head % SERIES.length]]));
+    const beyond = h("p", { class: "hint beyond" });
     body.replaceChildren(
       h("p", { class: "hint" },
-      `Lines go from queries on the left to keys on the right. A thicker line is a larger weight. ${queries().length > LINES ? "Only words near the chosen word are shown. " : ""}Point at a word to see only its lines.`), h("div", { class: "scroll" }, figure));
-    for (let i = rows[0]; i < rows[1]; i++)
-      for (const [layer, list] of heads) {
-        const weights = await context.source.rows(state.text, layer, i);
+      `Lines go from queries on the left to keys on the right. A thicker line is a larger weight. ${queries().length > LINES ? "Only words near the chosen word are shown. " : ""}Point at a word to see only its lines.`), beyond, h("div", { class: "scroll" }, figure));
+    const join = (i: number, row: Float32Array, colour: string) => {
+      for (let j = cols[0]; j < cols[1]; j++)
+        if (row[j] >= 0.03 && allowed(i, j))
+          lines.append(s("line", { x1: left, y1: (i - rows[0]) * tall + 11, x2: right, y2: (j - cols[0]) * tall + 11,
+            stroke: colour, "stroke-width": 0.6 + 2.6 * row[j], opacity: 0.12 + 0.88 * row[j], "data-query": i }));
+    };
+    const mean = ["one", "layer", "all"].includes(state.heads);
+    for (let i = rows[0]; i < rows[1]; i++) {
+      if (mean) {
+        const row = await meanLine(context, heads, i);
         if (mine !== turn) return;
-        for (const head of list)
-          for (let j = cols[0]; j < cols[1]; j++) {
-            const weight = weights[head][j] / (state.heads === "one" ? 1 : Math.sqrt(list.length));
-            if (weight < 0.03 || !allowed(i, j)) continue;
-            lines.append(s("line", { x1: left, y1: (i - rows[0]) * tall + 11, x2: right, y2: (j - cols[0]) * tall + 11,
-              stroke: state.heads === "one" ? "var(--accent)" : colours.get(`${layer}.${head}`)!,
-              "stroke-width": 0.6 + 2.6 * weight, opacity: 0.12 + 0.88 * weight, "data-query": i }));
-          }
+        join(i, row, "var(--accent)");
+        if (i === state.query) fill(beyond, unseen(row, cols));
+      } else {
+        const weights = await context.source.rows(state.text, state.layer, i);
+        if (mine !== turn) return;
+        for (const head of heads.get(state.layer)!) join(i,
+          weights[head].map((weight) => weight / Math.sqrt(heads.get(state.layer)!.length)), colours.get(head)!);
       }
+    }
+  }
+
+  // A sentence about the weights of the chosen word on words that are not drawn.
+  function unseen(row: Float32Array, [first, last]: [number, number]): string {
+    const outside = row.map((weight, at) => (at < first || at >= last ? weight : 0));
+    const share = outside.reduce((total, weight) => total + weight, 0);
+    const [most] = strongest(outside, 1);
+    return share < 0.05 ? "" : `${Math.round(100 * share)} % of the weight of “${visible(queries()[context.state.query])}” goes to words that are not drawn, most to “${visible(context.text.tokens[most])}” (token ${most}).`;
   }
 
   async function drawModel() {
@@ -329,8 +346,10 @@ export function textView(context: Context): Panel {
         `weight ${shown(row[key])}`), s("text", { x: left + size * cell + 10, y: top + band + 14, "font-size": 12,
         fill: "currentColor" }, `score ${score.toFixed(2)}`));
     });
+    const [first, last] = interval(state.query, LISTED, queries().length);
     const chosen = choice("Query", String(state.query),
-      queries().slice(0, 2000).map((token, at): [string, string] => [String(at), `${at} ${visible(token)}`]),
+      queries().slice(first, last).map((token, at): [string, string] =>
+        [String(first + at), `${first + at} ${visible(token)}`]),
       (value) => context.set({ query: Number(value) }));
     body.replaceChildren(h("div", { class: "tools" }, chosen),
       h("p", { class: "hint" },
@@ -340,6 +359,7 @@ export function textView(context: Context): Panel {
   function draw() {
     const { way } = context.state;
     drawTools();
+    fill(notes, meansOnly(context));
     spans = [];
     if (way === "heads") void drawHeads();
     else if (way === "model") void drawModel();

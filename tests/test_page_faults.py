@@ -1,0 +1,128 @@
+"""What the page once said or did wrong, each in a real browser."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server, settled, texts, weight
+from pages import WORDS, reading, served, until
+from regard.viewer import Sheet, write_page
+from regard.viewer.embedded import embedded
+
+pytest.importorskip("playwright.sync_api")
+pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
+
+
+def test_a_server_that_ended_is_told_of_in_words(browser, texts):
+    """Before, the map asked again for ever, and the words stayed as they were."""
+    context = browser.new_context()
+    page, asked = context.new_page(), []
+    with served([texts["short"]]) as address:
+        page.goto(address + "#map")
+        page.wait_for_selector(".map-box[data-waiting]")
+        settled(page)
+    page.route("**/ask/**", lambda route: (asked.append(route), route.abort()))
+    page.keyboard.press("]")
+    until(page, "document.querySelector('.progress').textContent.includes('Start regard view again')")
+    page.wait_for_timeout(300)
+    assert len(asked) == 1, "one failure, one request"
+    page.keyboard.press("3")
+    until(page, "document.querySelector('.notice').textContent.includes('Start regard view again')")
+    context.close()
+
+
+def test_rows_that_failed_are_asked_for_again(browser, texts):
+    with served([texts["short"]]) as address:
+        context = browser.new_context()
+        page = context.new_page()
+        page.route("**/ask/rows/**", lambda route: route.abort())
+        page.goto(address + "#text")
+        until(page, "document.querySelector('.notice')?.hidden === false")
+        page.unroute("**/ask/rows/**")
+        page.locator(".words [role=option]").nth(3).click()
+        page.locator(".words [role=option]").nth(0).click()
+        until(page, f"document.querySelector('.looks')?.textContent.startsWith('{WORDS[0]} ')")
+        context.close()
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory):
+    """A file with too long a text for single weights: 16 tokens of 4 x 4 cells, and a sink at the first token."""
+    text = Sheet.of(reading(title="Pooled", length=160, layers=1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("regard.viewer.page.embedded", partial(embedded, budget=9_000))
+        return write_page(tmp_path_factory.mktemp("cells") / "index.html", [text]).as_uri()
+
+
+@pytest.mark.parametrize("link", ["text", "text?way=heads", "text?way=model", "alignment"])
+def test_means_of_cells_are_not_told_as_weights_of_words(browser, cells, link):
+    with opened(browser, f"{cells}#{link}") as page:
+        until(page, "document.querySelector('.means')?.textContent.includes('the mean of a cell')")
+        if link == "text":
+            until(page, "document.querySelector('.looks').textContent.includes('not weights of single words')")
+
+
+def test_single_weights_are_told_without_that_note(browser, address):
+    with opened(browser, f"{address}#text") as page:
+        until(page, "document.querySelector('.looks').textContent.includes('attends to')")
+        assert page.locator(".means").count() == 0 and "means" not in page.locator(".looks").inner_text()
+
+
+def test_the_head_view_draws_one_line_for_a_mean(browser, server, texts):
+    """Two layers of three heads: the mean of all is one line a pair, and as thick as the API says."""
+    mean = torch.cat([weights.dense()[0] for weights in texts["short"].maps]).mean(0)
+    with opened(browser, f"{server}#text?way=heads&heads=all") as page:
+        expected = int((mean >= 0.03).sum())
+        until(page, f"document.querySelectorAll('.lines line').length === {expected}")
+        widths = page.locator(".lines line[data-query='2']").evaluate_all(
+            "lines => lines.map(line => Number(line.getAttribute('stroke-width')))"
+        )
+        row = mean[2][mean[2] >= 0.03]
+        assert sorted(widths) == pytest.approx(sorted((0.6 + 2.6 * row).tolist()), rel=1e-4)
+
+
+def test_the_head_view_tells_of_weight_that_it_does_not_draw(browser, server, texts):
+    weights = texts["long"].maps[0].dense()[0, 0, 299]
+    outside = float(weights[: 300 - 56].sum())
+    with opened(browser, f"{server}#text?text=1&way=heads&query=299") as page:
+        until(page, "document.querySelector('.beyond')?.textContent.includes('not drawn')")
+        said = page.locator(".beyond").inner_text()
+        assert int(said.split(" %")[0]) == round(100 * outside)
+        assert f"(token {int(weights[: 300 - 56].argmax())})" in said
+
+
+def test_here_follows_go_to_under_a_resting_mouse(browser, file):
+    with opened(browser, file + "#map") as page:
+        box = settled(page).bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 3)
+        page.get_by_label("Jump to a token").fill("2,5")
+        page.get_by_label("Jump to a token").press("Enter")
+        until(page, f"document.querySelector('.readout').textContent.startsWith('{WORDS[2]} 2 → {WORDS[5]} 5')")
+
+
+def test_neurons_of_a_late_query_name_it(browser, tmp_path):
+    long = Sheet.of(reading(title="Late", length=2_300, layers=1, heads=1, width=2))
+    with served([long]) as address, opened(browser, f"{address}#text?way=neurons&query=2250") as page:
+        page.wait_for_selector(".neurons")
+        assert page.get_by_label("Query", exact=True).locator("option:checked").inner_text() == "2250 t2250"
+
+
+def test_a_translation_has_one_direction(browser, file):
+    """What looks at a word of the target is no question: nothing attends to it here."""
+    with opened(browser, file + "#text?text=3&side=in&query=1") as page:
+        until(page, "document.querySelector('.looks').textContent.startsWith('house (token 1) attends to')")
+        assert page.get_by_role("group", name="Direction").count() == 0
+
+
+def test_the_theme_outlives_the_page(browser, server):
+    with opened(browser, server) as page:
+        before = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+        page.keyboard.press("t")
+        chosen = page.locator("#regard").get_attribute("data-theme")
+        page.reload()
+        page.wait_for_selector(".view > *")
+        assert page.locator("#regard").get_attribute("data-theme") == chosen is not None
+        assert page.evaluate("getComputedStyle(document.documentElement).backgroundColor") != before
