@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from operator import index as index_of
 from typing import Any, TypeVar, overload
 
@@ -19,19 +19,8 @@ from regard.engine.kernel import Terms, logsumexp_of
 from regard.engine.rows import StatisticBuffer, with_remainder
 from regard.errors import RegardError
 from regard.maps.compiled_folds import compiled_terms, fill_compiled, knows
-from regard.maps.folds import (
-    Distance,
-    Entropy,
-    Fold,
-    KeyTotals,
-    Links,
-    MassOn,
-    Pool,
-    Similarity,
-    State,
-    Tile,
-    TopLinks,
-)
+from regard.maps.folds import Distance, Entropy, Fold, KeyTotals, Links, MassOn, Pool, Similarity, State, Tile, TopLinks
+from regard.maps.gpu_folds import Fill, gpu_pass
 from regard.maps.indices import Index, OutOfRange, indices
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import RowStatistic, add_log_sums, has_logsumexp
@@ -317,8 +306,8 @@ class AttentionMap:
         """
         states = {fold: fold.init(self.shape, self.device) for fold in folds}
         done: set[Fold] = set()
-        if any(map(knows, states)) and (terms := self._compiled_terms()) is not None:
-            done = fill_compiled(terms, self.row_statistic[0], states)
+        if any(map(knows, states)) and (fill := self._compiled_pass()) is not None:
+            done = fill(self.row_statistic[0], states)
         left = {fold: state for fold, state in states.items() if fold not in done}
         for tile in self.tiles() if left else ():
             for fold, state in left.items():
@@ -331,6 +320,14 @@ class AttentionMap:
             return None
         self._check_unchanged()
         return compiled_terms(self.attention, self._prepared, self.positions, self.grid)
+
+    def _compiled_pass(self) -> Fill | None:
+        """The pass of compiled kernels over this map on its device; None if they cannot compute it."""
+        if (terms := self._compiled_terms()) is not None:
+            return partial(fill_compiled, terms)
+        if type(self) is not AttentionMap or 0 in self.shape:
+            return None
+        return gpu_pass(self.attention, self._prepared, self.positions, self.grid)
 
     @torch.no_grad()
     def tiles(self) -> Iterator[Tile]:

@@ -14,7 +14,7 @@ from regard.engine.formatting import size
 from regard.engine.kernel.attention import Dropout, Inputs, KernelAttention, Setting, forward, is_few
 from regard.engine.kernel.layout import Layout
 from regard.engine.kernel.library import load, load_fast, reason
-from regard.engine.kernel.structures import DTYPES, PART_KEYS, has_address
+from regard.engine.kernel.structures import DTYPES, PART_KEYS, TILE_QUERIES, has_address
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.transforms import HIDDEN_GRADIENTS, differentiable_once
 from regard.pieces.bias import AdditiveBias, Bias, Softcap
@@ -89,8 +89,9 @@ def pays(problem: Problem) -> bool:
 class Terms:
     """A problem as the kernels compute it: the layout of its mask, and its biases and sink as vectors."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, tile_queries: int = TILE_QUERIES) -> None:
         self.problem = problem
+        self.tile_queries = tile_queries
 
     @staticmethod
     def of(problem: Problem) -> Terms:
@@ -160,7 +161,7 @@ class Terms:
     @cached_property
     def layout(self) -> Layout:
         p = self.problem
-        return Layout.of(p.attention.mask, p.positions, p.sizes)
+        return Layout.of(p.attention.mask, p.positions, p.sizes, self.tile_queries)
 
     @cached_property
     def direction(self) -> Tensor | None:
@@ -217,7 +218,7 @@ class Terms:
         if not biases:
             return None
         line = self._line
-        total = torch.zeros(1, 1, 1, len(line.key), dtype=torch.float32, device="cpu")
+        total = torch.zeros(1, 1, 1, len(line.key), dtype=torch.float32, device=line.device)
         for bias in biases:
             total = bias.transform(total, line, None, None)
         return (total / self._temperature)[0, :, 0].float().expand(self.problem.sizes.H, -1)
@@ -227,7 +228,8 @@ class Terms:
         assert isinstance(normalizer, Softmax | LearnedSink)
         if normalizer.sink is None:
             return None
-        return torch.as_tensor(normalizer.sink, dtype=torch.float32, device="cpu").expand(self.problem.sizes.H)
+        device = self.problem.query.device
+        return torch.as_tensor(normalizer.sink, dtype=torch.float32, device=device).expand(self.problem.sizes.H)
 
 
 def logsumexp_of(terms: Terms) -> Tensor:

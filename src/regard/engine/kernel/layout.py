@@ -67,18 +67,21 @@ class Layout:
     tiles: list[Tile] = field(repr=False)
 
     @staticmethod
-    def of(mask: Mask | None, positions: Positions, sizes: Sizes) -> Layout:
+    def of(mask: Mask | None, positions: Positions, sizes: Sizes, tile_queries: int = TILE_QUERIES) -> Layout:
         """The layout of a mask. If the mask holds no tensor, the layout is kept for later calls."""
-        return _kept_layout(mask, positions, sizes) if _is_value(mask) else Layout._new(mask, positions, sizes)
+        new = _kept_layout if _is_value(mask) else Layout._new
+        return new(mask, positions, sizes, tile_queries)
 
     @staticmethod
-    def _new(mask: Mask | None, positions: Positions, sizes: Sizes) -> Layout:
+    def _new(mask: Mask | None, positions: Positions, sizes: Sizes, tile_queries: int) -> Layout:
         grid = Grid.whole(positions, sizes.B, sizes.H, sizes.I)
         relative, rest = _parts(mask, len(positions.keys.intervals) == 1)
         low, high, distances = _range(relative, positions)
         rest_of_entry = _entry_masks(rest, grid, sizes.B)
         tiles = [
-            tile for entry, part in rest_of_entry.items() for tile in _tiles(part, entry, positions, sizes, low, high)
+            Tile(entry, *ends, _segments(*_keys_of_tile(part, ends, positions, sizes, low, high)))
+            for entry, part in rest_of_entry.items()
+            for ends in _tile_edges(part, positions, sizes.I, tile_queries)
         ]
         masks = {entry: part for entry, part in rest_of_entry.items() if part is not None}
         return Layout(sizes, grid, low, high, distances, masks, tiles)
@@ -140,8 +143,8 @@ class Layout:
 
 
 @lru_cache(maxsize=32)
-def _kept_layout(mask: Mask | None, positions: Positions, sizes: Sizes) -> Layout:
-    return Layout._new(mask, positions, sizes)
+def _kept_layout(mask: Mask | None, positions: Positions, sizes: Sizes, tile_queries: int) -> Layout:
+    return Layout._new(mask, positions, sizes, tile_queries)
 
 
 def _is_value(mask: Mask | None) -> bool:
@@ -203,20 +206,23 @@ def _entry_masks(rest: Mask | None, grid: Grid, num_entries: int) -> dict[int | 
     return dict(enumerate(by_entry))
 
 
-def _tiles(
-    rest: Mask | None, entry: int | None, positions: Positions, sizes: Sizes, low: int, high: int
-) -> Iterator[Tile]:
-    everything = Spans(((0, sizes.J),))
-    for first_edge, last_edge in pairwise(query_edges(rest, positions, sizes.I)):
-        for first in range(first_edge, last_edge, TILE_QUERIES):
-            stop = min(first + TILE_QUERIES, last_edge)
-            reach = Spans.of((max(0, first + low), min(sizes.J, stop - 1 + high)))
-            candidates, full = reach, everything
-            if rest is not None:
-                ends = first + positions.start, stop + positions.start
-                candidates = positions.columns(rest.any_allowed(*ends)) & reach
-                full = positions.columns(rest.all_allowed(*ends))
-            yield Tile(entry, first, stop, _segments(candidates, full))
+def _tile_edges(rest: Mask | None, positions: Positions, num_queries: int, height: int) -> Iterator[tuple[int, int]]:
+    """The queries [first, stop) of each tile."""
+    for first_edge, last_edge in pairwise(query_edges(rest, positions, num_queries)):
+        for first in range(first_edge, last_edge, height):
+            yield first, min(first + height, last_edge)
+
+
+def _keys_of_tile(
+    rest: Mask | None, ends: tuple[int, int], positions: Positions, sizes: Sizes, low: int, high: int
+) -> tuple[Spans, Spans]:
+    """The keys that some query of a tile may attend to, and those that the rest of the mask allows to every query."""
+    first, stop = ends
+    reach = Spans.of((max(0, first + low), min(sizes.J, stop - 1 + high)))
+    if rest is None:
+        return reach, Spans(((0, sizes.J),))
+    ends = first + positions.start, stop + positions.start
+    return positions.columns(rest.any_allowed(*ends)) & reach, positions.columns(rest.all_allowed(*ends))
 
 
 def _segments(candidates: Spans, full: Spans) -> tuple[Segment, ...]:

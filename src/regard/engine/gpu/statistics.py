@@ -1,0 +1,164 @@
+"""Statistics of weights on a GPU by one Triton kernel: what it refuses, and its call."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from regard.engine.kernel import Terms
+from regard.engine.kernel.attention import Inputs
+from regard.engine.kernel.engine import LARGEST_WIDTH, MASK_BYTES
+from regard.engine.kernel.statistics import Statistics
+from regard.engine.problem import Problem
+from regard.pieces.bias import AdditiveBias, Softcap
+from regard.pieces.mask import leaves
+from regard.pieces.mask_data import mask_mod
+from regard.pieces.normalizer import LearnedSink, Softmax
+from regard.shapes import to_device
+
+#: Queries of a tile, and keys that are computed together; half as many keys if a vector has more bytes than WIDE.
+QUERIES, KEYS, WIDE = 64, 64, 256
+#: The largest k of `top_weights`: k numbers of each query stay in registers.
+LARGEST_TOP = 64
+#: The least side of a matrix product in Triton.
+LEAST_SIDE = 16
+#: The tensors of `Inputs` that the kernel computes with. The sink of a row is in its log-sum-exp.
+KNOWN_INPUTS = {"query", "key", "value", "before", "after", "sink"}
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def terms_of(problem: Problem) -> Terms | None:
+    """The problem as the kernel computes it, or None if it cannot: softmax of scaled dot products in float32 or less,
+    with masks of this package, and a number for each distance j - i before and after one soft cap.
+    """
+    attention, query, key = problem.attention, problem.prepared.query, problem.prepared.key
+    if problem.scale is None or not isinstance(attention.normalizer, Softmax | LearnedSink):
+        return None
+    if query.dtype != key.dtype or query.dtype not in DTYPES or query.shape[-1] > LARGEST_WIDTH:
+        return None
+    if not _has_known_pieces(problem):
+        return None
+    terms = Terms(problem, QUERIES)
+    return terms if terms.layout.num_bytes * _mask_heads(problem) <= MASK_BYTES else None
+
+
+def _has_known_pieces(problem: Problem) -> bool:
+    attention = problem.attention
+    caps = [bias.cap for bias in attention.bias if isinstance(bias, Softcap)]
+    added = [bias for bias in attention.bias if not isinstance(bias, Softcap)]
+    if len(caps) > 1 or any(isinstance(cap, Tensor) for cap in caps):
+        return False
+    if not all(isinstance(bias, AdditiveBias) and bias.relative for bias in added):
+        return False
+    if added and len(problem.positions.keys.intervals) != 1:
+        return False
+    # A mask of a user may read tensors of the device, and the tables are computed on the host.
+    return all(
+        type(leaf).__module__.startswith("regard.") and type(leaf) is not mask_mod for leaf in leaves(attention.mask)
+    )
+
+
+def _mask_heads(problem: Problem) -> int:
+    mask, first = problem.attention.mask, slice(0, 1)
+    return 1 if mask is None else mask.allowed(problem.grid.tile(first, first)).shape[1]
+
+
+@cache
+def is_installed() -> bool:
+    """Whether Triton is installed."""
+    return find_spec("triton") is not None
+
+
+def kernels() -> ModuleType:
+    """The kernels, which import Triton."""
+    return import_module("regard.engine.gpu.statistics_kernel")
+
+
+def add_statistics(terms: Terms, logsumexp: Tensor, wanted: Statistics, queries: range | None = None) -> None:
+    """Fill the tensors of `wanted` with the statistics of all weights, or of those of some queries."""
+    inputs = terms.inputs()
+    unknown = [name for name, t in inputs._asdict().items() if t is not None and name not in KNOWN_INPUTS]
+    assert not unknown, f"the Triton kernel computes nothing with {unknown}"
+    k = 1 if wanted.top_weights is None else wanted.top_weights.shape[-1]
+    s = terms.problem.sizes
+    queries = range(s.I) if queries is None else queries
+    tiles = [n for n, tile in enumerate(terms.layout.tiles) if tile.first < queries.stop and tile.stop > queries.start]
+    programs = len(tiles) * s.H * (1 if terms.layout.has_entries else s.B)
+    if programs == 0:
+        return
+    module = kernels()
+    scores, blocks = _scores(terms, inputs, logsumexp), _blocks(terms, wanted, k)
+    sizes = module.Sizes(len(tiles), s.H, s.R, s.I, s.J, s.D, queries.start, queries.stop)
+    with torch.cuda.device_of(inputs.query):  # Triton runs on the current device
+        module.statistics_kernel[(programs,)](scores, _pattern(terms, tiles), sizes, _sums(wanted, k), **blocks)
+    if wanted.top_weights is not None and wanted.top_keys is not None:
+        order = wanted.top_weights.sort(-1, descending=True)
+        wanted.top_weights.copy_(order.values)
+        wanted.top_keys.copy_(wanted.top_keys.gather(-1, order.indices))
+
+
+def _scores(terms: Terms, inputs: Inputs, logsumexp: Tensor) -> tuple:
+    query, key, problem = inputs.query, inputs.key, terms.problem
+    caps = [bias.cap for bias in problem.attention.bias if isinstance(bias, Softcap)]
+    before, after = (None if t is None else t.float().contiguous() for t in (inputs.before, inputs.after))
+    statistic = logsumexp.float().masked_fill(logsumexp.isneginf(), torch.inf).contiguous()
+    cap = caps[0] / problem.attention.normalizer.temperature if caps else None  # type: ignore[attr-defined]
+    return kernels().Scores(query, query.stride(), key, key.stride(), statistic, before, after, problem.scale, cap)
+
+
+def _pattern(terms: Terms, tiles: list[int]) -> tuple:
+    """The tables of the mask on the device, with some of the tiles."""
+    layout, device, s = terms.layout, terms.problem.query.device, terms.problem.sizes
+    table, segments, allowed = layout.tables()
+    head_stride = allowed.shape[1] if len(allowed) > 1 else 0
+    some = table if len(tiles) == len(table) else table[tiles]
+    flags = to_device(allowed, device) if layout.num_bytes else None
+    ends = (min(max(end, -s.I - s.J), s.I + s.J) for end in (layout.low, layout.high))
+    return kernels().Pattern(to_device(some, device), to_device(segments, device), flags, head_stride, *ends)
+
+
+def _sums(wanted: Statistics, k: int) -> tuple:
+    rows, columns = (0, 0) if wanted.cells is None else wanted.cells.shape[2:]
+    flags = None if wanted.flags is None else wanted.flags.float().contiguous()
+    rows_sums = wanted.entropy, wanted.distance, wanted.mass, flags
+    key_sums = wanted.received, wanted.cells, wanted.top_weights, wanted.top_keys
+    return kernels().Sums(*rows_sums, *key_sums, rows, columns, k, wanted.shift)
+
+
+def _blocks(terms: Terms, wanted: Statistics, k: int) -> dict[str, int]:
+    """The sizes that Triton compiles a kernel for."""
+    s, query = terms.problem.sizes, terms.problem.query
+    width = max(LEAST_SIDE, _power_of_2(s.D))
+    keys = KEYS if width * query.element_size() <= WIDE else KEYS // 2
+    rows, columns = (0, 0) if wanted.cells is None else wanted.cells.shape[2:]
+    return {
+        "QUERIES": QUERIES,
+        "KEYS": keys,
+        "WIDTH": width,
+        "TOP": _power_of_2(k),
+        "CELL_ROWS": _most_cells(QUERIES, rows, s.I),
+        "CELL_COLUMNS": _most_cells(keys, columns, s.J),
+    }
+
+
+def _most_cells(tokens: int, num_cells: int, num_tokens: int) -> int:
+    """The most cells that consecutive tokens belong to, as a side of a matrix product.
+
+    >>> _most_cells(64, 512, 8192), _most_cells(64, 8192, 8192), _most_cells(64, 3, 8192)
+    (16, 64, 16)
+    """
+    return min(tokens, max(LEAST_SIDE, _power_of_2((tokens - 1) * num_cells // num_tokens + 2)))
+
+
+def _power_of_2(number: int) -> int:
+    """The least power of 2 that is not below a number.
+
+    >>> _power_of_2(1), _power_of_2(9), _power_of_2(16)
+    (1, 16, 16)
+    """
+    return 1 << (number - 1).bit_length()

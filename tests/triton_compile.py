@@ -1,0 +1,62 @@
+"""Compiles the Triton kernel for GPUs that need not be here; test_gpu_statistics.py runs this script.
+
+The interpreter takes code that the compiler refuses: other types after a branch, shapes that are no power of 2.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from regard.engine.gpu import statistics_kernel as kernels
+
+ONE = 1
+BLOCKS = {"QUERIES": 64, "KEYS": 32, "WIDTH": 32, "TOP": 4, "CELL_ROWS": 16, "CELL_COLUMNS": 16}
+
+
+def arguments(dtype: str, is_full: bool) -> tuple[Any, ...]:
+    """The types of the arguments; 1 is compiled in, as by a call, and so is None."""
+    optional = (lambda kind: kind) if is_full else (lambda kind: None)
+    stride = "i32" if is_full else ONE
+    strides = ("i64", "i32", "i32", stride)
+    floats, vectors = "*fp32", f"*{dtype}"
+    scores = kernels.Scores(
+        vectors, strides, vectors, strides, floats, optional(floats), optional(floats), "fp32", optional("fp32")
+    )
+    pattern = kernels.Pattern("*i64", "*i64", optional("*u8"), "i32", "i32", "i32")
+    sizes = kernels.Sizes("i32", stride, stride, "i32", "i32", "i32", "i32", "i32")
+    rows = (floats, *map(optional, (floats, floats, floats)))
+    return scores, pattern, sizes, kernels.Sums(*rows, floats, floats, floats, "*i64", "i32", "i32", stride, "i32")
+
+
+def source(dtype: str, is_full: bool) -> ASTSource:
+    """The kernel, and what is compiled into it."""
+    constants: dict[tuple[int, ...], Any] = {}
+
+    def typed(value: Any, path: tuple[int, ...]) -> Any:
+        if isinstance(value, tuple):
+            inner = [typed(part, (*path, n)) for n, part in enumerate(value)]
+            return type(value)(*inner) if hasattr(value, "_fields") else tuple(inner)
+        if isinstance(value, str):
+            return value
+        constants[path] = value
+        return "constexpr"
+
+    names = kernels.statistics_kernel.arg_names
+    given = (*arguments(dtype, is_full), *BLOCKS.values())
+    types = {name: typed(value, (n,)) for n, (name, value) in enumerate(zip(names, given, strict=True))}
+    return ASTSource(kernels.statistics_kernel, types, constexprs=constants)
+
+
+if __name__ == "__main__":
+    for dtype, is_full, target in (
+        ("bf16", True, GPUTarget("cuda", 90, 32)),
+        ("fp32", False, GPUTarget("cuda", 80, 32)),
+    ):
+        compiled = triton.compile(source(dtype, is_full), target=target)
+        assert len(compiled.asm["cubin"]) > 1000, compiled.asm.keys()
+        print(dtype, target.arch, compiled.metadata.shared, "bytes of shared memory", file=sys.stderr)

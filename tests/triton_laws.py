@@ -1,0 +1,277 @@
+"""The Triton kernel under Triton's interpreter, on the CPU; test_gpu_statistics.py runs this module in its own process.
+
+The oracle is the dense formula in float64, written out below. Small problems: the interpreter takes 0.1 s for a tile.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton.language as tl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from triton.runtime import interpreter
+
+import regard as rg
+from regard.engine.gpu import statistics
+from regard.maps import compiled_folds, gpu_folds
+
+FOLDS = (rg.Entropy(), rg.TopLinks(3), rg.KeyTotals(), rg.Distance(), rg.MassOn([0, 5, 7]), rg.Pool(9, 13))
+#: Of every form that the kernel computes; for 70 queries, 90 keys, 2 heads that share one key head, 2 entries.
+ATTENTIONS = {
+    "plain": lambda: rg.Attention(),
+    "causal window": lambda: rg.Attention(mask=rg.causal() & rg.window(20)),
+    "dilated": lambda: rg.Attention(mask=rg.dilated(20, 3)),
+    "padding": lambda: rg.Attention(mask=rg.padding([90, 37])),
+    "documents": lambda: rg.Attention(mask=rg.causal() & rg.documents([30, 25, 35])),
+    "longformer": lambda: rg.Attention(mask=rg.window(9) | rg.global_tokens([40, 60])),
+    "a tensor of heads": lambda: rg.Attention(mask=rg.mask_tensor(torch.rand(1, 2, 70, 90) < 0.3)),
+    "alibi": lambda: rg.Attention(mask=rg.causal(), bias=rg.ALiBi(2)),
+    "t5, soft cap, alibi": lambda: rg.Attention(bias=[rg.T5Bias(2), rg.Softcap(3.0), rg.ALiBi(2)]),
+    "temperature, sink": lambda: rg.Attention(normalizer=rg.Softmax(temperature=0.5, sink=1.0)),
+    "rope, cosine": lambda: rg.Attention(score=rg.Cosine(5.0), position=rg.RoPE(24)),
+    "rows without keys": lambda: rg.Attention(mask=rg.causal() & ~rg.window(40)),
+    "no key": lambda: rg.Attention(mask=rg.causal() & ~rg.window(300)),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def mended_interpreter():
+    """The interpreter multiplies bfloat16 numbers as the integers that it stores them in; a GPU does not."""
+    original = interpreter.InterpreterBuilder.create_dot
+
+    def create_dot(self, a, b, *rest):
+        a, b = (self.create_fp_ext(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
+        return original(self, a, b, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+        patch.setattr(gpu_folds, "DEVICES", {"cpu"})
+        patch.setattr(compiled_folds, "FEWEST_PAIRS", 1)
+        patch.setenv("REGARD_KERNEL", "off")
+        yield
+
+
+@pytest.fixture
+def unverified(monkeypatch):
+    """Programs are not verified at their first use, which would triple the time."""
+    monkeypatch.setattr(gpu_folds, "_fault", lambda *given: None)
+    monkeypatch.setattr(gpu_folds, "FAULTS", {})
+
+
+def tensors(lengths=(70, 90), heads=(2, 1), width=24, dtype=torch.float32):
+    (I, J), (H, G) = lengths, heads
+    return [torch.randn(2, n, length, width).to(dtype) for n, length in ((H, I), (G, J), (G, J))]
+
+
+def exact(weights, folds):
+    """The folds of all weights by their formulas, in float64."""
+    w = weights.dense().double()
+    return [FORMULAS[type(fold)](w, fold, weights.grid) for fold in folds]
+
+
+def cells(w, fold, grid):
+    rows, cols = min(fold.rows, w.shape[2]), min(fold.cols, w.shape[3])
+    row_of, col_of = (torch.arange(n) * cells // n for n, cells in ((w.shape[2], rows), (w.shape[3], cols)))
+    sums = w.new_zeros(*w.shape[:2], rows, w.shape[3]).index_add(2, row_of, w)
+    return w.new_zeros(*w.shape[:2], rows, cols).index_add(3, col_of, sums) / row_of.bincount()[:, None]
+
+
+FORMULAS = {
+    rg.Entropy: lambda w, fold, grid: -torch.xlogy(w, w).sum(-1),
+    rg.TopLinks: lambda w, fold, grid: w.topk(min(fold.k, w.shape[-1])).values,
+    rg.KeyTotals: lambda w, fold, grid: w.sum(-2),
+    rg.Distance: lambda w, fold, grid: (w * (grid.key - grid.query[:, None]).abs()).sum(-1),
+    rg.MassOn: lambda w, fold, grid: w[..., fold.keys].sum(-1),
+    rg.Pool: cells,
+}
+
+
+def maps(attention, query, key, value, **options):
+    """The map of the tensors, and that of the same numbers in float64."""
+    both = [[x.to(dtype) for x in (query, key, value)] for dtype in (query.dtype, torch.float64)]
+    mine, precise = (rg.attend(attention, *given, engine="dense", **options).weights for given in both)
+    return mine, precise
+
+
+def check(mine, precise, folds=FOLDS):
+    """The kernel computes every fold, and they are those of the formulas."""
+    assert (fill := mine._compiled_pass()) is not None
+    states = {fold: fold.init(mine.shape, mine.device) for fold in folds}
+    assert fill(mine.row_statistic[0], states) == set(folds)
+    for fold, expected in zip(folds, exact(precise, folds), strict=True):
+        found = fold.finish(states[fold])
+        if isinstance(fold, rg.TopLinks):
+            held = precise.dense().gather(-1, found.keys.clamp(min=0)) * (found.keys >= 0)
+            torch.testing.assert_close(held.float(), found.weights, atol=2e-6, rtol=1e-4)
+            assert torch.equal(found.keys < 0, found.weights == 0)
+            found = found.weights
+        torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-4, msg=f"{fold} is wrong")
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.usefixtures("unverified")
+@torch.no_grad()
+def test_folds_are_those_of_the_formula(name):
+    check(*maps(ATTENTIONS[name](), *tensors()))
+
+
+@settings(max_examples=6)
+@given(data=st.data())
+@pytest.mark.usefixtures("unverified")
+@torch.no_grad()
+def test_drawn_sizes(data):
+    I, J = data.draw(st.integers(1, 80)), data.draw(st.integers(1, 140))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+    width, k = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 9))
+    rows, cols = data.draw(st.integers(1, 90)), data.draw(st.integers(1, 150))
+    mask = data.draw(st.sampled_from([None, rg.window(30), rg.causal()]))
+    folds = (rg.Entropy(), rg.TopLinks(k), rg.KeyTotals(), rg.Distance(), rg.Pool(rows, cols))
+    check(*maps(rg.Attention(mask=mask), *tensors((I, J), (1, 1), width, dtype)), folds)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.usefixtures("unverified")
+@torch.no_grad()
+def test_half_precision_sums_in_float32(dtype):
+    check(*maps(rg.Attention(mask=rg.causal() & rg.window(20)), *tensors(dtype=dtype, heads=(4, 2))))
+
+
+@pytest.mark.usefixtures("unverified")
+@torch.no_grad()
+def test_any_strides():
+    query, key, value = tensors()
+    key = key.transpose(2, 3).contiguous().transpose(2, 3)
+    query = torch.stack([query, query], -1)[..., 0][:, :1].expand(2, 2, 70, 24)
+    check(*maps(rg.Attention(), query, key, value))
+
+
+@pytest.mark.usefixtures("unverified")
+@torch.no_grad()
+def test_positions_of_a_cache_and_keys_with_gaps():
+    later = rg.Positions(100, rg.Spans.of((70, 160)))
+    check(*maps(rg.Attention(mask=rg.causal() & rg.window(50), bias=rg.ALiBi(2)), *tensors(), positions=later))
+    gaps = rg.Positions(90, rg.Spans.of((0, 40), (60, 110)))
+    folds = tuple(fold for fold in FOLDS if not isinstance(fold, rg.Distance))
+    check(*maps(rg.Attention(mask=rg.causal() & rg.window(70)), *tensors(), positions=gaps), folds)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in matmul:RuntimeWarning")
+@pytest.mark.usefixtures("unverified")
+@torch.no_grad()
+def test_forbidden_keys_of_any_number_change_nothing():
+    query, key, value = tensors()
+    attention = rg.Attention(mask=rg.padding([90, 37]))
+    states = []
+    for number in (0.0, torch.nan, torch.inf):
+        key[1, :, 37:] = number
+        weights = rg.attend(attention, query, key, value, engine="dense").weights
+        states.append(weights.summarize(*FOLDS[2:]))
+    assert all(torch.equal(a, b) for other in states[1:] for a, b in zip(states[0], other, strict=True))
+
+
+@pytest.mark.usefixtures("unverified")
+@torch.no_grad()
+def test_of_some_queries():
+    weights, precise = maps(rg.Attention(mask=rg.causal() & rg.window(20)), *tensors())
+    terms = weights._compiled_pass().args[0]
+    fold, I = rg.KeyTotals(), weights.shape[2]
+    parts = []
+    for queries in (range(0, 3), range(3, 66), range(66, I)):
+        states = {fold: fold.init(weights.shape, weights.device)}
+        wanted, _ = compiled_folds.wanted_statistics(states, weights.positions, gpu_folds.KNOWN)
+        statistics.add_statistics(terms, weights.row_statistic[0], wanted, queries)
+        expected = precise.dense()[:, :, queries.start : queries.stop].sum(2)
+        torch.testing.assert_close(states[fold][0].double(), expected, atol=1e-5, rtol=1e-4)
+        parts.append(states[fold][0])
+    torch.testing.assert_close(sum(parts), weights.received(), atol=1e-5, rtol=1e-4)
+
+
+# What tiles compute
+
+SMALL = (rg.Entropy(),)
+
+
+def passes(attention, *given):
+    return rg.attend(attention, *(given or tensors()), engine="dense").weights._compiled_pass()
+
+
+def test_maps_that_tiles_compute():
+    assert passes(rg.Attention()) is not None
+    assert passes(rg.Attention(normalizer=rg.Sparsemax())) is None
+    assert passes(rg.Attention(bias=rg.ShawBias(24, 4))) is None
+    assert passes(rg.Attention(bias=[rg.Softcap(3.0), rg.Softcap(4.0)])) is None
+    assert passes(rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: i != j))) is None
+    assert passes(rg.Attention(), *tensors(dtype=torch.float64)) is None
+    assert passes(rg.Attention(), *tensors(width=257)) is None
+    assert rg.attend(rg.Attention(), *tensors(), engine="dense").weights.select([0], [1])._compiled_pass() is None
+
+
+def test_rows_whose_statistic_is_coarse_or_unknown():
+    query, key, value = tensors((5, 5))
+    for number in (1e5, torch.nan):
+        weights = rg.attend(rg.Attention(), query * number, key, value, engine="dense").weights
+        states = {fold: fold.init(weights.shape, weights.device) for fold in SMALL}
+        assert weights._compiled_pass()(weights.row_statistic[0], states) == set()
+
+
+@pytest.mark.usefixtures("unverified")
+def test_many_strongest_links_and_folds_of_the_user_run_on_tiles(monkeypatch):
+    class Greatest(rg.Fold):
+        def init(self, shape, device):
+            return [torch.zeros(shape[:2], device=device)]
+
+        def add(self, state, tile):
+            state[0].copy_(state[0].maximum(tile.weights.amax((-2, -1))))
+
+    monkeypatch.setattr(statistics, "LARGEST_TOP", 2)
+    monkeypatch.setattr(gpu_folds, "LARGEST_TOP", 2)
+    weights = rg.attend(rg.Attention(), *tensors((6, 9)), engine="dense").weights
+    entropy, top, greatest = weights.summarize(rg.Entropy(), rg.TopLinks(3), Greatest())
+    dense = weights.dense()
+    torch.testing.assert_close(entropy, -torch.xlogy(dense, dense).sum(-1), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(top.weights, dense.topk(3).values)
+    torch.testing.assert_close(greatest, dense.amax((-2, -1)))
+
+
+# Verification at the first use of a program
+
+
+@pytest.fixture
+def unknown(monkeypatch):
+    monkeypatch.setattr(gpu_folds, "FAULTS", {})
+
+
+@pytest.mark.usefixtures("unknown")
+def test_a_right_program_is_verified_once():
+    weights = rg.attend(rg.Attention(mask=rg.causal(), bias=rg.ALiBi(2)), *tensors(), engine="dense").weights
+    weights.summarize(*FOLDS)
+    assert list(gpu_folds.FAULTS.values()) == [None]
+
+
+@pytest.mark.parametrize(
+    "wrong", ["entropy", "distance", "mass", "received", "cells", "top_weights", "top_keys", "error"]
+)
+@pytest.mark.usefixtures("unknown")
+def test_a_wrong_program_is_found_and_not_used(wrong, monkeypatch):
+    def broken(terms, logsumexp, wanted, queries=None):
+        if wrong == "error":
+            raise NotImplementedError("no such instruction\nand more")
+        statistics.add_statistics(terms, logsumexp, wanted, queries)
+        tensor = getattr(wanted, wrong)
+        tensor.copy_((tensor + 1) % 20 if wrong == "top_keys" else tensor * 1.02)
+
+    weights = rg.attend(rg.Attention(), *tensors((20, 20)), engine="dense").weights
+    monkeypatch.setattr(gpu_folds, "add_statistics", broken)
+    said = "NotImplementedError: no such instruction" if wrong == "error" else "is not that of the dense formula"
+    with pytest.warns(UserWarning, match=f"Triton kernel for statistics is not used: .*{said}.*Tiles compute them"):
+        found = weights.summarize(*FOLDS)
+    again = weights.summarize(*FOLDS)  # without another warning
+    monkeypatch.setattr(gpu_folds, "DEVICES", set())
+    for ours, second, tiled in zip(found, again, weights.summarize(*FOLDS), strict=True):
+        results = zip(*map(parts, (ours, second, tiled)), strict=True)
+        assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in results)
+
+
+def parts(result):
+    return tuple(result) if isinstance(result, rg.Links) else (result,)
