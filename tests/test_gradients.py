@@ -144,8 +144,26 @@ def test_gradients_reach_tensors_of_pieces_that_are_no_modules(name, engine):
         torch.testing.assert_close(one, other, **CLOSE)
 
 
-@pytest.mark.parametrize("name", HELD)
-@pytest.mark.parametrize("engine", ["fused", pytest.param("kernel", marks=needs_kernel)])
+FUSED = ["fused", pytest.param("kernel", marks=needs_kernel)]
+
+
+@pytest.mark.parametrize("name", ["scale", "factor"])
+@pytest.mark.parametrize("engine", FUSED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_factor_of_the_score_gets_its_gradient_from_fused_kernels(name, engine, dtype):
+    tensor, leaves = learned(*HELD[name]), [x.detach().to(dtype).requires_grad_() for x in inputs()]
+    output = rg.attend(pieces(name, tensor), *leaves, engine=engine).output
+    doubles = [x.detach().double().requires_grad_() for x in leaves]
+    by_definition, along = expected(name, tensor, *doubles), torch.randn_like(output)
+    mine = torch.autograd.grad(output, (tensor, *leaves), along)
+    theirs = torch.autograd.grad(by_definition, (tensor, *doubles), along.double())
+    unit = torch.finfo(dtype).eps
+    for one, other in zip((output, *mine), (by_definition, *theirs), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=2 * unit + 1e-5, atol=20 * unit)
+
+
+@pytest.mark.parametrize("name", [name for name in HELD if name not in ("scale", "factor")])
+@pytest.mark.parametrize("engine", FUSED)
 def test_an_engine_refuses_what_would_not_get_its_gradient(name, engine):
     tensor, leaves = learned(*HELD[name]).float(), (x.float() for x in inputs())
     with pytest.raises(rg.RegardError, match=f"the {engine} engine cannot run"):

@@ -48,7 +48,7 @@ class Score(ABC):
     def scale(self, width: int) -> float | Tensor | None:
         """The factor c with score = c * q.k for prepared q and k; None if the score is not a dot product.
 
-        Fused kernels do not accept a tensor, such as a learned factor for each head (H, 1, 1).
+        Fused kernels do not accept a tensor. Multiply the query by it in `prepare`, as `Dot` and `Cosine` do.
         """
         return None
 
@@ -69,6 +69,14 @@ def scale_of_heads(score: Score, query: Tensor, grid: Grid) -> float | Tensor | 
     if not isinstance(scale, Tensor):
         return scale
     return (scale[grid.head] if scale.ndim else scale).to(query.dtype)
+
+
+def with_factor(factor: float | Tensor | None, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries times a factor that is a tensor, so that the score is a plain dot product for every engine."""
+    if not isinstance(factor, Tensor):
+        return query, key
+    query, key = at_least_float32(query), at_least_float32(key)
+    return query * factor.to(query.dtype), key
 
 
 def check_equal_widths(score: str, query_width: int, key_width: int) -> None:
@@ -107,8 +115,12 @@ class Dot(Score):
     def __init__(self, scale: float | Tensor | None = None) -> None:
         object.__setattr__(self, "factor", scale)
 
-    def scale(self, width: int) -> float | Tensor:
-        return width**-0.5 if self.factor is None else self.factor
+    def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return with_factor(self.factor, query, key)
+
+    def scale(self, width: int) -> float:
+        factor = width**-0.5 if self.factor is None else self.factor
+        return 1.0 if isinstance(factor, Tensor) else factor  # `prepare` multiplies by a tensor
 
     def check(self, sizes: Sizes, key_width: int) -> None:
         check_equal_widths("Dot", sizes.D, key_width)
@@ -132,10 +144,11 @@ class Cosine(Score):
     factor: float | Tensor = 10.0
 
     def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        return F.normalize(at_least_float32(query), dim=-1), F.normalize(at_least_float32(key), dim=-1)
+        query, key = (F.normalize(at_least_float32(x), dim=-1) for x in (query, key))
+        return with_factor(self.factor, query, key)
 
-    def scale(self, width: int) -> float | Tensor:
-        return self.factor
+    def scale(self, width: int) -> float:
+        return 1.0 if isinstance(self.factor, Tensor) else self.factor  # `prepare` multiplies by a tensor
 
     def check(self, sizes: Sizes, key_width: int) -> None:
         check_equal_widths("Cosine", sizes.D, key_width)
