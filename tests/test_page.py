@@ -320,6 +320,14 @@ def test_a_saved_run_gives_the_same_answers(tmp_path):
     assert not [path for path in tmp_path.rglob(".*")]
 
 
+def test_a_shorter_text_leaves_no_layers_of_a_longer_one(tmp_path):
+    save_run(tmp_path, [Sheet.of(reading(length=1_100, layers=2, heads=1))])
+    assert len(list(tmp_path.glob("*/cells-*"))) == len(list(tmp_path.glob("*/layer-*"))) == 2
+    save_run(tmp_path, [Sheet.of(reading(layers=1))])
+    assert [path.name for path in tmp_path.glob("*/*.safetensors")] == ["layer-00.safetensors"]
+    assert len(load_run(tmp_path)[0].maps) == 1
+
+
 @pytest.mark.parametrize(
     ("manifest", "reason"),
     [

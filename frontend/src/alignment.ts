@@ -93,7 +93,7 @@ export function alignmentView(context: Context): Panel {
       for (let j = cols[0]; j < cols[1]; j++) figure.append(
         s("rect", { x: left + (j - cols[0]) * cell, y: top + row * cell, width: cell - 0.6, height: cell - 0.6,
         fill: colours.of(scale.place(line[j])) }, s("title", {},
-        `${queriesOf(text)[rows[0] + row]} → ${text.tokens[j]}: ${line[j].toPrecision(4)}`)));
+        `${visible(queriesOf(text)[rows[0] + row])} → ${visible(text.tokens[j])}: ${line[j].toPrecision(4)}`)));
     });
     for (const [i, j, sure] of text.gold)
       if (i >= rows[0] && i < rows[1] && j >= cols[0] && j < cols[1])

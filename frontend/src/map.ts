@@ -337,7 +337,7 @@ export function mapView(context: Context): Panel {
   // Centre a pair, large enough to read.
   function show(i: number, j: number, k = Math.max(transform.k, Math.min(DEEPEST, 48))) {
     context.set({ query: i, key: j, x: j + 0.5, y: i + 0.5, zoom: Math.log2(k) });
-    context.tell(`${queriesOf(context.text)[i]} attends to ${context.text.tokens[j]}`);
+    context.tell(`${visible(queriesOf(context.text)[i])} attends to ${visible(context.text.tokens[j])}`);
   }
 
   function jump(wish: string) {

@@ -2,7 +2,7 @@
 import { headName, type Context, type Panel } from "./context";
 import { paint } from "./colour";
 import { bytes, layerName } from "./data";
-import { choice, cut, fill, h, saving, shown, s, strong } from "./dom";
+import { choice, cut, fill, h, saving, shown, s, strong, visible } from "./dom";
 
 export function overview(context: Context): Panel {
   const tools = h("div", { class: "tools" });
@@ -185,8 +185,8 @@ export function aboutHead(context: Context): HTMLElement {
       ` ${share}; ${shuffled.toFixed(2)} on shuffled words${by}.`);
   });
   const [query, key, weight] = about.strongest;
-  const link = h("p", {}, "Strongest link: ", strong((text.queries ?? text.tokens)[query]), " → ",
-    strong(text.tokens[key] ?? "nothing"), ` ${shown(weight)}`);
+  const link = h("p", {}, "Strongest link: ", strong(visible((text.queries ?? text.tokens)[query])), " → ",
+    strong(key in text.tokens ? visible(text.tokens[key]) : "nothing"), ` ${shown(weight)}`);
   const numbers = Object.entries(about.values).map(([name, value]) =>
     h("tr", { title: source.common.statistics[name] ?? "" }, h("th", { scope: "row" }, name),
       h("td", { class: "number" }, shown(value))));

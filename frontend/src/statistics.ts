@@ -3,7 +3,7 @@ import * as Plot from "@observablehq/plot";
 import { headName, inText, type Context, type Panel } from "./context";
 import { SERIES } from "./colour";
 import { layerName, type Layer } from "./data";
-import { chartOf, choice, h, saving, shown } from "./dom";
+import { chartOf, choice, h, saving, shown, visible } from "./dom";
 
 export function statisticsView(context: Context): Panel {
   const [tools, body] = [h("div", { class: "tools" }), h("div", { class: "charts" })];
@@ -85,7 +85,7 @@ export function statisticsView(context: Context): Panel {
       marks: [Plot.areaY(received, { x: "at", y: "weight", fill: SERIES[1], fillOpacity: 0.3, curve: "step" }),
       Plot.lineY(received, { x: "at", y: "weight", stroke: SERIES[1], curve: "step" }),
       Plot.tip(received, Plot.pointerX({ x: "at", y: "weight",
-      title: (d: any) => `${d.token} (${d.at}): ${shown(d.weight)}` })), Plot.ruleY([0])] }));
+      title: (d: any) => `${visible(d.token)} (${d.at}): ${shown(d.weight)}` })), Plot.ruleY([0])] }));
     const similarity = text.layers[state.layer].similarity.flatMap((row, a) =>
       row.map((cosine, b) => ({ a, b, cosine })));
     figures.push(chart(`Similarity of heads, ${layerName(text.layers[state.layer])}`,

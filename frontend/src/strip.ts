@@ -17,14 +17,14 @@ export async function strip(context: Context, query: number, room = 700): Promis
   const cell = Math.max(13, Math.min(30, (Math.min(room, 700) - left - 4) / (last - first)));
   const [width, height] = [left + (last - first) * cell + 4, text.layers.length * 18 + bottom];
   const figure = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
-    "aria-label": `What ${queriesOf(text)[query]} attends to in every layer` });
+    "aria-label": `What ${visible(queriesOf(text)[query])} attends to in every layer` });
   lines.forEach((line, layer) => {
     figure.append(s("text", { x: left - 6, y: layer * 18 + 12, "text-anchor": "end", "font-size": 11,
       fill: "currentColor" }, names[layer]));
     for (let at = first; at < last; at++) {
       const node = s("rect", { x: left + (at - first) * cell, y: layer * 18, width: cell - 1, height: 16,
         fill: context.colours.of(Math.sqrt(line[at])) },
-        s("title", {}, `${layerName(text.layers[layer])}, ${text.tokens[at]}: ${line[at].toPrecision(4)}`));
+        s("title", {}, `${layerName(text.layers[layer])}, ${visible(text.tokens[at])}: ${line[at].toPrecision(4)}`));
       node.addEventListener("click", () => context.set({ layer }));
       figure.append(node);
     }

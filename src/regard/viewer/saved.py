@@ -65,12 +65,17 @@ def _save(folder: Path, sheet: Sheet, progress: Callable[[str], None]) -> None:
 
     _write(folder / "tokens.json", {name: sheet.about[name] for name in TOKENS})
     _write(folder / "statistics.json", {name: part for name, part in sheet.about.items() if name not in TOKENS})
+    written = set()
     for number, (weights, ready) in enumerate(zip(sheet.maps, sheet.ready, strict=True)):
         progress(f"Saving {sheet.about['title']}: layer {number + 1} of {len(sheet.maps)}")
-        save_map(folder / f"layer-{number:02d}.safetensors", weights)
+        save_map(path := folder / f"layer-{number:02d}.safetensors", weights)
+        written.add(path)
         if ready is not None:
             content = save({"mean": ready[0].contiguous(), "max": ready[1].contiguous()})
-            write_whole(folder / f"cells-{number:02d}.safetensors", content)
+            write_whole(path := folder / f"cells-{number:02d}.safetensors", content)
+            written.add(path)
+    for old in {*folder.glob("layer-*.safetensors"), *folder.glob("cells-*.safetensors")} - written:
+        old.unlink()  # of a text that was saved here before, with more layers or longer
 
 
 @checked
