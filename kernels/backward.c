@@ -9,6 +9,8 @@
 
 /* Keys of a block: a multiple of PANEL and of ROWS for every vector width. */
 #define BLOCK 96
+/* Keys behind the last: ROWS are added to at once, 12 at most. The same for all variants, as emulation expects. */
+#define SPARE_KEYS 12
 
 /* The scratch memory of a thread, with widths of rows in whole vectors. `length`: keys of `grad_key` (see below). */
 typedef struct {
@@ -21,7 +23,7 @@ static Workspace workspace_in(const Call *call, float *memory) {
     Workspace w;
     w.query_width = rounded_up(call->D, LANES);
     w.value_width = rounded_up(call->E, LANES);
-    w.length = padded_keys(call) + ROWS;
+    w.length = padded_keys(call) + SPARE_KEYS;
     w.query_columns = memory;
     w.query_rows = w.query_columns + TILE_QUERIES * call->D;
     w.grad_columns = w.query_rows + TILE_QUERIES * w.query_width;
@@ -40,8 +42,8 @@ EXPORT int64_t NAMED(backward_workspace)(const Call *call) {
            MOST_COLUMNS * max(query_width, value_width);
 }
 
-/* The length of the token axis of `grad_key` and `grad_value`: ROWS keys are added to at once. */
-EXPORT int64_t NAMED(backward_length)(const Call *call) { return padded_keys(call) + ROWS; }
+/* The length of the token axis of `grad_key` and `grad_value`. */
+EXPORT int64_t NAMED(backward_length)(const Call *call) { return padded_keys(call) + SPARE_KEYS; }
 
 static void start_tile(const Call *call, const Tile *tile, int64_t entry, int64_t head, const Workspace *w) {
     const int64_t first = tile->first_query, stop = tile->stop_query, count = rounded_up(stop - first, ROWS);

@@ -16,6 +16,7 @@ import torch
 
 import regard as rg
 from kernel_harness import pointer_offsets
+from kernels import additive
 from regard.engine.kernel import attention, rotation, running
 from regard.engine.kernel.structures import Call
 
@@ -35,6 +36,8 @@ CASES = {
     "rotary positions": (lambda: {"position": rg.RoPE(6)}, (2, 2, 1, 67, 131, 9, 8)),
     "interleaved positions": (lambda: {"position": rg.RoPE(16, interleaved=True)}, (1, 2, 2, 1, 70, 16, 8)),
     "sink": (lambda: {"normalizer": rg.LearnedSink(2)}, (1, 2, 1, 7, 300, 64, 5)),
+    "additive": (lambda: {"score": additive(3, 3, 5), "mask": rg.causal()}, (1, 2, 1, 33, 40, 3, 17)),
+    "additive, far apart": (lambda: {"score": additive(3, 3, 17, size=100.0)}, (2, 2, 2, 5, 9, 3, 1)),
 }
 
 

@@ -50,6 +50,15 @@ def at_level(name):
 
 # Problems that the kernels take
 
+
+def additive(query_width, key_width, hidden, size=1.0):
+    """An additive score. With a size of 100 exponentials of some projections are too far from 1 to be packed."""
+    score = rg.Additive(query_width, key_width, hidden, bias=True)
+    for layer in (score.query, score.key):
+        layer.weight.data *= size
+    return score
+
+
 #: Sizes beside the multiples of register tiles, panels, tiles of queries, and blocks of keys.
 EDGES = sorted(
     {unit * n + d for unit in (6, 8, 12, 16, 32, 96, 256) for n in (1, 2) for d in (-1, 0, 1)} - {511, 512, 513}

@@ -172,21 +172,6 @@ def test_a_huge_direction(level, size):
 # What else the engine has to bear
 
 
-@every_level
-def test_results_do_not_depend_on_the_number_of_threads(level):
-    attention, tensors = rg.Attention(Projected(64), mask=rg.causal()), []
-    tensors = [torch.randn(1, 2, 300, 64, requires_grad=True) for _ in range(3)]
-    along, found, before = torch.randn(1, 2, 300, 64), [], torch.get_num_threads()
-    try:
-        for number in (1, 3):
-            torch.set_num_threads(number)
-            with at_level(level):
-                found.append(results(attention, tensors, along, "kernel"))
-    finally:
-        torch.set_num_threads(before)
-    assert all(map(torch.equal, *found))
-
-
 def test_what_is_refused():
     class Doubled(rg.Additive):
         def tile(self, query, key, grid):

@@ -17,6 +17,7 @@ import torch
 
 import regard as rg
 from kernel_harness import Harness
+from kernels import additive
 from regard.engine.kernel import attention, library, rotation
 
 ROOT = Path(__file__).parent.parent
@@ -43,6 +44,8 @@ CASES = {
     "sink": (lambda: {"normalizer": rg.Softmax(sink=0.5)}, (1, 2, 2, 30, 40, 16, 16)),
     "one query of width 256": (lambda: {"mask": rg.causal()}, (2, 2, 1, 1, 90, 256, 256)),
     "widths of no whole vector": (lambda: {}, (1, 1, 1, 5, 3, 1, 3)),
+    "additive": (lambda: {"score": additive(16, 16, 10), "mask": rg.causal()}, (1, 4, 2, 50, 70, 16, 5)),
+    "additive, far apart": (lambda: {"score": additive(8, 8, 33, size=100.0)}, (2, 1, 1, 15, 20, 8, 8)),
 }
 
 
