@@ -2,129 +2,139 @@
 
    The forward pass has left the log-sum-exp of each row, so a weight is final at once: w = exp(s - lse) (as in the
    backward pass of FlashAttention: Dao et al. 2022, arXiv:2205.14135). Every statistic is updated while the weights of
-   ROWS queries and KEYS keys are in the L1 cache. Entropy needs no logarithm, because -log w = lse - s. A unit of work
-   is one head and a part of its tiles; each part has its own sums over queries. */
+   ROWS queries and KEYS keys are in the L1 cache: first those of a row, then sums over the queries. Entropy needs no
+   logarithm, because -log w = lse - s. A unit of work is one head and a part of its tiles; each part has its own sums
+   over queries. */
 #include "additive.h"
-
-/* Statistics to compute; a null pointer leaves one out. */
-typedef struct {
-    float *entropy;     /* (B, H, I): -sum_j w log w */
-    float *distance;    /* (B, H, I): sum_j w |j - i + shift| */
-    float *mass;        /* (B, H, I): sum_j w flags_j */
-    const float *flags; /* (B, padded J) */
-    float *received;    /* (B, H, parts, padded J): sums over queries, 0 at the start */
-    float *cells;       /* (B, H, parts, cell_rows, cell_columns): sums over queries and keys, 0 at the start */
-    float *top_weights; /* (B, H, I, k), 0 at the start: the largest weights, the largest first */
-    int64_t *top_keys;  /* (B, H, I, k), -1 at the start */
-    int64_t cell_rows, cell_columns, k, shift, num_parts;
-} Statistics;
-
-/* The statistics of one row while it is computed. */
-typedef struct {
-    const Statistics *wanted;
-    const float *flags;
-    float *received, *cells, *top_weights;
-    int64_t *top_keys;
-    Vector entropy, distance, mass;
-} Sums;
+#include "cells.h"
 
 /* Floats of scratch memory that one thread needs. */
 EXPORT int64_t NAMED(statistics_workspace)(const Call *call) {
-    return TILE_QUERIES * call->D + ROWS * KEYS + PANEL * call->D;
+    return TILE_QUERIES * call->D + (ROWS + 2) * KEYS + PANEL * call->D;
 }
 
-/* Inserts a weight into the k largest, in descending order. */
-static void insert(float *weights, int64_t *keys, int64_t k, float weight, int64_t key) {
-    int64_t n = k - 1;
-    for (; n > 0 && weights[n - 1] < weight; n--) {
-        weights[n] = weights[n - 1];
-        keys[n] = keys[n - 1];
-    }
-    weights[n] = weight;
-    keys[n] = key;
+/* The weights of ROWS queries and the keys [first, stop), the queries' unit (entry, head), and where sums belong. */
+typedef struct {
+    const Rows *rows;
+    const Statistics *wanted;
+    int64_t entry, head, part, first, stop;
+    float *weights; /* ROWS x KEYS */
+} Block;
+
+INLINE int64_t num_rows(const Block *block) { return min(ROWS, block->rows->stop_query - block->rows->query); }
+INLINE int64_t unit_of(const Block *block) { return block->entry * block->rows->call->H + block->head; }
+
+/* The index of a row in arrays (B, H, lists, I), for list n. */
+INLINE int64_t listed_row(const Block *block, int64_t num_lists, int64_t n, int64_t query) {
+    return (unit_of(block) * num_lists + n) * block->rows->call->I + query;
 }
 
-INLINE void keep_largest(Sums *sums, Vector weight, int64_t key) {
-    const int64_t k = sums->wanted->k;
-    if (!any_of(weight > sums->top_weights[k - 1])) return;
-    for (int lane = 0; lane < LANES; lane++)
-        if (weight[lane] > sums->top_weights[k - 1])
-            insert(sums->top_weights, sums->top_keys, k, weight[lane], key + lane);
-}
-
-/* Adds the weights of the keys [first, stop) to a row of cells. Key j belongs to column j columns / J, rounded down. */
-static void add_cells(const Call *call, const Sums *sums, int64_t first, int64_t stop, const float *weights) {
-    const int64_t columns = sums->wanted->cell_columns;
-    for (int64_t key = first; key < stop;) {
-        const int64_t cell = key * columns / call->J, end = min(stop, ((cell + 1) * call->J + columns - 1) / columns);
-        float total = 0;
-        Vector totals = broadcast(0);
-        for (; key + LANES <= end; key += LANES) totals += load(weights + key - first);
-        for (; key < end; key++) total += weights[key - first];
-        sums->cells[cell] += total + sum_of(totals);
-    }
-}
-
-/* Turns the products of a row into weights, and adds them to every statistic. */
-INLINE void add_row(const Rows *rows, Sums *sums, int plain, int64_t query, int64_t first, int64_t stop,
-                    float logsumexp, float *scores) {
-    const Row row = row_of(rows, query);
-    for (int64_t key = first; key < stop; key += LANES) {
-        Vector score = load(scores + key - first) * rows->call->scale;
-        if (!plain) score = final_score(rows, &row, score, key);
+/* Turns the products of a row into weights, and adds its entropy and distance. */
+INLINE void weigh_row(const Block *block, int plain, int64_t query, float *scores) {
+    const Statistics *wanted = block->wanted;
+    const Row row = row_of(block->rows, query);
+    const int64_t index = row_index(block->rows->call, block->entry, block->head, query);
+    const float logsumexp = row_logsumexp(block->rows->call, index);
+    Vector entropy = broadcast(0), distance = broadcast(0);
+    for (int64_t key = block->first; key < block->stop; key += LANES) {
+        float *place = scores + key - block->first;
+        Vector score = load(place) * block->rows->call->scale;
+        if (!plain) score = final_score(block->rows, &row, score, key);
         /* The log-sum-exp is rounded, but no weight may be above 1. */
         const Vector difference = score - logsumexp, log_weight = choose(difference > 0.0f, broadcast(0), difference);
         const Vector weight = exp2_of(log_weight * LOG2_E);
-        store(scores + key - first, weight);
-        if (sums->wanted->entropy) sums->entropy -= weight * choose(log_weight < -1e30f, broadcast(-1e30f), log_weight);
-        if (sums->wanted->distance) {
-            const float first_step = (float)(key - query + sums->wanted->shift);
+        store(place, weight);
+        if (wanted->entropy) entropy -= weight * choose(log_weight < -1e30f, broadcast(-1e30f), log_weight);
+        if (wanted->distance) {
+            const float first_step = (float)(key - query + wanted->shift);
             const Vector steps = __builtin_convertvector(lane_numbers(), Vector) + first_step;
-            sums->distance += weight * choose(steps < 0.0f, -steps, steps);
+            distance += weight * choose(steps < 0.0f, -steps, steps);
         }
-        if (sums->flags) sums->mass += weight * load(sums->flags + key);
-        if (sums->received) store(sums->received + key, load(sums->received + key) + weight);
-        if (sums->top_weights) keep_largest(sums, weight, key);
     }
-    if (sums->cells) add_cells(rows->call, sums, first, min(stop, rows->call->J), scores);
+    if (wanted->entropy) wanted->entropy[index] += sum_of(entropy);
+    if (wanted->distance) wanted->distance[index] += sum_of(distance);
 }
 
-/* Empty sums of one row, and pointers to its numbers. */
-static Sums start_row(const Call *call, const Statistics *wanted, int64_t entry, int64_t head, int64_t part,
-                      int64_t query) {
-    const int64_t unit = entry * call->H + head, row = unit * call->I + query, length = padded_keys(call);
-    const int64_t cell_row = query * wanted->cell_rows / call->I, share = unit * wanted->num_parts + part;
-    Sums sums = {wanted, 0, 0, 0, 0, 0, broadcast(0), broadcast(0), broadcast(0)};
-    if (wanted->flags) sums.flags = wanted->flags + entry * length;
-    if (wanted->received) sums.received = wanted->received + share * length;
-    if (wanted->cells) sums.cells = wanted->cells + (share * wanted->cell_rows + cell_row) * wanted->cell_columns;
-    if (wanted->k) sums.top_weights = wanted->top_weights + row * wanted->k;
-    if (wanted->k) sums.top_keys = wanted->top_keys + row * wanted->k;
-    return sums;
+/* Adds the weights at chosen distances j - i: one by one, and sums over the queries. */
+static void add_offsets(const Block *block, int64_t query, const float *weights) {
+    const Statistics *wanted = block->wanted;
+    for (int64_t n = 0; n < wanted->num_offsets; n++) {
+        const int64_t key = query + wanted->offsets[n];
+        if (key >= block->first && key < block->stop)
+            wanted->diagonals[listed_row(block, wanted->num_offsets, n, query)] += weights[key - block->first];
+    }
+    const int64_t first_key = query + wanted->first_sum, share = unit_of(block) * wanted->num_parts + block->part;
+    float *sums = wanted->offset_sums + share * wanted->num_sums;
+    const int64_t stop = min(block->stop, first_key + wanted->num_sums);
+    for (int64_t key = max(block->first, first_key); key < stop; key++)
+        sums[key - first_key] += weights[key - block->first];
 }
 
-static void add_keys(const Rows *rows, const Statistics *wanted, const float *queries, float *scores, int64_t entry,
-                     int64_t head, int64_t part, int64_t first, int64_t stop) {
-    const Call *call = rows->call;
-    pair_scores(rows, entry, head, queries, first, stop, scores, KEYS, scores + ROWS * KEYS);
-    const int plain = is_plain(rows, first, stop);
-    for (int r = 0; r < ROWS && rows->query + r < rows->stop_query; r++) {
-        const int64_t query = rows->query + r, row = row_index(call, entry, head, query);
-        const float logsumexp = row_logsumexp(call, row);
-        Sums sums = start_row(call, wanted, entry, head, part, query);
-        if (plain)
-            add_row(rows, &sums, 1, query, first, stop, logsumexp, scores + r * KEYS);
+/* Adds weights times the numbers of their keys. Blocks whose numbers are all 0 cost nothing. */
+static void add_numbers(const Block *block) {
+    const Statistics *wanted = block->wanted;
+    const int64_t length = padded_keys(block->rows->call);
+    for (int64_t n = 0; n < wanted->num_numbers; n++) {
+        const float *numbers = wanted->numbers + (unit_of(block) * wanted->num_numbers + n) * length;
+        Integers found = {0};
+        for (int64_t key = block->first; key < block->stop; key += LANES) found |= load(numbers + key) != 0.0f;
+        if (!any_of(found)) continue;
+        for (int64_t r = 0; r < num_rows(block); r++) {
+            Vector sum = broadcast(0);
+            for (int64_t key = block->first; key < block->stop; key += LANES)
+                sum += load(block->weights + r * KEYS + key - block->first) * load(numbers + key);
+            wanted->number_sums[listed_row(block, wanted->num_numbers, n, block->rows->query + r)] += sum_of(sum);
+        }
+    }
+}
+
+/* Adds the weights at chosen keys, which ascend, and their part of the entropy. */
+static void add_chosen_keys(const Block *block) {
+    const Statistics *wanted = block->wanted;
+    int64_t n = 0, stop = wanted->num_chosen;
+    while (n < stop) {
+        const int64_t middle = (n + stop) / 2;
+        if (wanted->chosen[middle] < block->first)
+            n = middle + 1;
         else
-            add_row(rows, &sums, 0, query, first, stop, logsumexp, scores + r * KEYS);
-        if (wanted->entropy) wanted->entropy[row] += sum_of(sums.entropy);
-        if (wanted->distance) wanted->distance[row] += sum_of(sums.distance);
-        if (wanted->mass) wanted->mass[row] += sum_of(sums.mass);
+            stop = middle;
+    }
+    for (; n < wanted->num_chosen && wanted->chosen[n] < block->stop; n++)
+        for (int64_t r = 0; r < num_rows(block); r++) {
+            const float weight = block->weights[r * KEYS + wanted->chosen[n] - block->first];
+            const int64_t row = listed_row(block, 1, 0, block->rows->query + r);
+            wanted->chosen_mass[row] += weight;
+            if (weight > 0) wanted->chosen_entropy[row] -= weight * log_of(weight);
+        }
+}
+
+static void add_block(const Block *block, float *sums) {
+    const Statistics *wanted = block->wanted;
+    const int plain = is_plain(block->rows, block->first, block->stop);
+    for (int64_t r = 0; r < num_rows(block); r++) {
+        const int64_t query = block->rows->query + r, row = listed_row(block, 1, 0, query);
+        float *weights = block->weights + r * KEYS;
+        if (plain)
+            weigh_row(block, 1, query, weights);
+        else
+            weigh_row(block, 0, query, weights);
+        if (wanted->k)
+            keep_largest(weights, block->first, block->stop, wanted->k, wanted->top_weights + row * wanted->k,
+                         wanted->top_keys + row * wanted->k);
+        if (wanted->num_offsets || wanted->num_sums) add_offsets(block, query, weights);
+    }
+    if (wanted->num_numbers) add_numbers(block);
+    if (wanted->num_chosen) add_chosen_keys(block);
+    if (wanted->received || wanted->cells) {
+        const int64_t share = unit_of(block) * wanted->num_parts + block->part;
+        add_columns(block->rows, wanted, share, num_rows(block), block->first, block->stop, block->weights, sums);
     }
 }
 
 static void run_tile(const Call *call, const Statistics *wanted, const Tile *tile, int64_t entry, int64_t head,
-                     int64_t part, float *queries, float *scores) {
-    pack_query_groups(call, tile, entry, head, scores, queries);
+                     int64_t part, float *queries, float *weights) {
+    float *sums = weights + ROWS * KEYS, *buffer = sums + 2 * KEYS;
+    pack_query_groups(call, tile, entry, head, weights, queries);
     for (int64_t s = tile->first_segment; s < tile->stop_segment; s++) {
         const Segment *segment = call->segments + s;
         const Range range = keys_of_tile(call, tile, segment);
@@ -133,7 +143,10 @@ static void run_tile(const Call *call, const Statistics *wanted, const Tile *til
                 const Rows rows = rows_of(call, tile, segment, entry, head, tile->first_query + group);
                 const Range keys = keys_of_rows(&rows, start, start + KEYS);
                 if (keys.first >= keys.stop) continue;
-                add_keys(&rows, wanted, queries + group * call->D, scores, entry, head, part, keys.first, keys.stop);
+                const Block block = {&rows, wanted, entry, head, part, keys.first, keys.stop, weights};
+                pair_scores(&rows, entry, head, queries + group * call->D, keys.first, keys.stop, weights, KEYS,
+                            buffer);
+                add_block(&block, sums);
             }
     }
 }
@@ -144,7 +157,7 @@ static void pack_block(const Call *call, int64_t unit, int64_t first, int64_t st
 
 /* The wanted statistics of every row: packs, then computes parts until none is left. */
 EXPORT void NAMED(statistics)(const Call *call, float *memory, const Statistics *wanted) {
-    float *queries = memory, *scores = queries + TILE_QUERIES * call->D, *buffer = scores + ROWS * KEYS;
+    float *queries = memory, *weights = queries + TILE_QUERIES * call->D, *buffer = weights + (ROWS + 2) * KEYS;
     pack_all(call, pack_block, buffer);
     const int64_t units = call->B * call->H * wanted->num_parts;
     for (int64_t n = next_unit(call->counters + 2); n < units; n = next_unit(call->counters + 2)) {
@@ -152,7 +165,7 @@ EXPORT void NAMED(statistics)(const Call *call, float *memory, const Statistics 
         for (int64_t t = part; t < call->num_tiles; t += wanted->num_parts) {
             const Tile *tile = call->tiles + t;
             if (!call->tiles_have_entries || tile->entry == entry)
-                run_tile(call, wanted, tile, entry, unit % call->H, part, queries, scores);
+                run_tile(call, wanted, tile, entry, unit % call->H, part, queries, weights);
         }
     }
 }

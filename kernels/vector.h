@@ -69,6 +69,21 @@ INLINE int any_of(Integers x) {
 #endif
 }
 
+/* A bit for each lane that is not 0; the lanes are 0 or -1. */
+INLINE uint64_t lane_bits(Integers x) {
+#if defined(__clang__)
+    typedef _Bool Flags __attribute__((ext_vector_type(LANES)));
+    const Flags flags = __builtin_convertvector(x, Flags);
+    uint64_t bits = 0;
+    __builtin_memcpy(&bits, &flags, (LANES + 7) / 8);
+    return bits & ((1u << LANES) - 1);
+#else
+    uint64_t bits = 0;
+    for (int lane = 0; lane < LANES; lane++) bits |= (uint64_t)(x[lane] & 1) << lane;
+    return bits;
+#endif
+}
+
 INLINE Integers lane_numbers(void) {
     Integers n;
     for (int lane = 0; lane < LANES; lane++) n[lane] = lane;

@@ -10,6 +10,7 @@ import pytest
 
 from regard.engine.kernel import attention, structures
 from regard.engine.kernel.rotation import Rotation
+from regard.engine.kernel.similarity import SimilarityFields
 from regard.engine.kernel.statistics import StatisticsFields
 
 KERNELS = Path(__file__).parent.parent / "kernels"
@@ -35,8 +36,9 @@ def fields_of(source, structure):
     [
         ("regard.h", "Call", structures.Call),
         ("regard.h", "Tensor", structures.TensorFields),
-        ("statistics.c", "Statistics", StatisticsFields),
         ("rotate.c", "Rotation", Rotation),
+        ("cells.h", "Statistics", StatisticsFields),
+        ("similarity.c", "Similarity", SimilarityFields),
     ],
 )
 def test_a_structure_has_the_fields_of_its_source_in_the_same_order(source, name, structure):

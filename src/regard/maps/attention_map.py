@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial, reduce
-from operator import index as index_of
 from typing import Any, TypeVar, overload
 
 import torch
@@ -21,7 +20,7 @@ from regard.errors import RegardError
 from regard.maps.compiled_folds import compiled_terms, fill_compiled, knows
 from regard.maps.folds import Distance, Entropy, Fold, KeyTotals, Links, MassOn, Pool, Similarity, State, Tile, TopLinks
 from regard.maps.gpu_folds import Fill, gpu_pass
-from regard.maps.indices import Index, OutOfRange, indices
+from regard.maps.indices import Index, OutOfRange, axis_index, indices
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import RowStatistic, add_log_sums, has_logsumexp
 from regard.positions import Positions
@@ -197,7 +196,7 @@ class AttentionMap:
         if any(part is None for part in given):
             raise RegardError("weights[...]: None cannot add an axis here. Add it afterwards: weights[...][None].")
         parts = (*index[:at], *[slice(None)] * (4 - len(given)), *index[at + 1 :])
-        return [_index(axis, part) for axis, part in zip(AXES, parts, strict=True)]
+        return [axis_index(axis, part) for axis, part in zip(AXES, parts, strict=True)]
 
     @checked
     @torch.no_grad()
@@ -309,10 +308,21 @@ class AttentionMap:
         if any(map(knows, states)) and (fill := self._compiled_pass()) is not None:
             done = fill(self.row_statistic[0], states)
         left = {fold: state for fold, state in states.items() if fold not in done}
-        for tile in self.tiles() if left else ():
+        if not left:
+            return states
+        no_weights = type(self) is AttentionMap and not any(fold.reads_weights for fold in left)
+        for tile in self._shapes_of_tiles() if no_weights else self.tiles():
             for fold, state in left.items():
                 fold.add(state, tile)
         return states
+
+    def _shapes_of_tiles(self) -> Iterator[Tile]:
+        """The tiles for folds that do not read weights: every weight is 0, and none is computed."""
+        zero = torch.zeros((), dtype=torch.float32, device=self.device)
+        for rows, parts in self._strips() if 0 not in self.shape else ():
+            for cols, undecided in parts:
+                shape = (*self.shape[:2], rows.stop - rows.start, cols.stop - cols.start)
+                yield Tile(zero.expand(shape), None, rows, cols, self.grid.tile(rows, cols), undecided)
 
     def _compiled_terms(self) -> Terms | None:
         """This map as the compiled kernels compute it; None if they cannot. Other kinds of maps have other weights."""
@@ -473,20 +483,3 @@ def _cut(spans: Spans, width: int) -> Iterator[slice]:
         num_slices = -(-(last - first) // width)
         for n in range(num_slices):
             yield slice(first + (last - first) * n // num_slices, first + (last - first) * (n + 1) // num_slices)
-
-
-def _index(axis: str, part: Any) -> Any:
-    """The index of one axis; integers of NumPy and tensors without axes become Python integers."""
-    if isinstance(part, bool) or (isinstance(part, Tensor) and (part.ndim or part.is_floating_point())):
-        return part
-    try:
-        return index_of(part)
-    except TypeError:
-        pass
-    is_list = isinstance(part, slice | Sequence | Tensor) and not isinstance(part, str | bytes)
-    if is_list or hasattr(part, "__array__"):
-        return part
-    raise RegardError(
-        f"weights[...]: the {axis} index must be an integer, a slice, a list of integers or a tensor, got {part!r}. "
-        "The axes are batch, head, query and key, as in weights[0, 3, 10:20]."
-    )

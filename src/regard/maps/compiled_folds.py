@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +12,11 @@ from torch import Tensor
 from regard.attention import Attention, Prepared
 from regard.engine.kernel import Terms
 from regard.engine.kernel.library import load_fast
+from regard.engine.kernel.similarity import HeadProducts, add_products
 from regard.engine.kernel.statistics import Statistics, add_statistics
 from regard.engine.problem import Problem
-from regard.maps.folds import Distance, Entropy, Fold, KeyTotals, MassOn, Pool, State, TopLinks
+from regard.maps.folds import Distance, Entropy, Fold, KeyTotals, MassOn, Pool, Similarity, State, TopLinks
+from regard.maps.pyramid import Pyramid
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import any_coarse
 from regard.positions import Positions
@@ -54,14 +57,91 @@ def map_problem(attention: Attention, prepared: Prepared, positions: Positions, 
     )
 
 
+#: What the kernels compute for a fold: fields of `Statistics`, or "products", a list of `HeadProducts`. Lists of
+#: several folds are joined. None: the kernels cannot compute this fold.
+Parts = dict[str, Any]
+#: For each fold that the kernels know, its parts. A subclass is another fold.
+_PARTS_OF: dict[type[Fold], Callable[[Any, State, Sizes], Parts | None]] = {
+    Entropy: lambda _fold, state, _sizes: {"entropy": state[0]},
+    Distance: lambda _fold, state, _sizes: {"distance": state[0]},
+    MassOn: lambda _fold, state, _sizes: {"numbers": [(state[1][:, None], state[0])]},
+    KeyTotals: lambda _fold, state, _sizes: {"received": state[0]},
+    Pool: lambda _fold, state, _sizes: {"cells": state[0], "row_cells": state[1], "column_cells": state[2]},
+    TopLinks: lambda _fold, state, _sizes: {"top_weights": state[0], "top_keys": state[1]},
+}
+#: Parts that need keys without gaps between their positions.
+BY_DISTANCE = frozenset({"distance", "offsets", "offset_sums"})
+
+
+def computes(kind: type[Fold], parts: Callable[[Any, State, Sizes], Parts | None]) -> None:
+    """Tell how the kernels compute a kind of fold: `parts` of a fold, its state and the sizes of the map."""
+    _PARTS_OF[kind] = parts
+
+
+def knows(fold: Fold) -> bool:
+    """Whether the kernels compute this fold."""
+    return type(fold) in _PARTS_OF
+
+
 def fill_compiled(terms: Terms, logsumexp: Tensor, states: Mapping[Fold, State]) -> set[Fold]:
     """Add the whole map to the states of the folds that the kernels know, and return these folds."""
     if any_coarse(logsumexp) or logsumexp.isnan().any():
         return set()
-    wanted, done = wanted_statistics(states, terms.problem.positions, frozenset(TENSORS))
-    if done:
-        add_statistics(terms.setting(), terms.inputs(), logsumexp, wanted)
+    unfit = BY_DISTANCE if len(terms.problem.positions.keys.intervals) > 1 else frozenset()
+    if terms.direction is not None:
+        unfit |= {"products"}  # additive scores are computed for queries that follow each other
+    waiting: dict[Fold, Parts] = {}
+    for fold, state in states.items():
+        parts = _PARTS_OF[type(fold)](fold, state, terms.problem.sizes) if knows(fold) else None
+        if parts is not None and not unfit & parts.keys():
+            waiting[fold] = parts
+    done = set(waiting)
+    while waiting:
+        _pass(terms, logsumexp, _joined(waiting))
     return done
+
+
+def _joined(waiting: dict[Fold, Parts]) -> Parts:
+    """The parts of one pass, of folds that no longer wait. A second fold for the same field waits for the next pass."""
+    joined: Parts = {}
+    for fold, parts in list(waiting.items()):
+        lists = {name for name, part in parts.items() if isinstance(part, list)}
+        if not joined.keys() & (parts.keys() - lists):
+            joined |= {name: joined.get(name, []) + part if name in lists else part for name, part in parts.items()}
+            del waiting[fold]
+    return joined
+
+
+def _pass(terms: Terms, logsumexp: Tensor, parts: Parts) -> None:
+    """Compute these parts: one pass for each pair of heads' products, and one for everything else."""
+    positions, setting, inputs = terms.problem.positions, terms.setting(), terms.inputs()
+    for whole, part in _pairs(parts.pop("products", [])):
+        add_products(setting, inputs, logsumexp, whole, part)
+    if parts:
+        shift = positions.keys.intervals[0][0] - positions.start
+        add_statistics(setting, inputs, logsumexp, Statistics(shift, **parts))
+
+
+def _pairs(wanted: list[HeadProducts]) -> Iterator[tuple[HeadProducts | None, HeadProducts]]:
+    """Products in pairs that one pass computes: the second is a part of the first."""
+    left = list(wanted)
+    while left:
+        part = left.pop(next((n for n, products in enumerate(left) if products.keys is not None), 0))
+        at = next((n for n, products in enumerate(left) if products.contains(part)), None)
+        yield None if at is None else left.pop(at), part
+
+
+def _similarity(fold: Similarity, state: State, sizes: Sizes) -> Parts:
+    return {"products": [HeadProducts(torch.arange(sizes.I, device="cpu") % fold.every == 0, None, state[0])]}
+
+
+def _pyramid(fold: Pyramid, state: State, sizes: Sizes) -> Parts:
+    rows, columns = (torch.arange(length, device="cpu") >> fold.level for length in (sizes.I, sizes.J))
+    return {"cells": state[0], "cell_maxima": state[1], "row_cells": rows, "column_cells": columns}
+
+
+computes(Similarity, _similarity)
+computes(Pyramid, _pyramid)
 
 
 def wanted_statistics(
@@ -78,12 +158,7 @@ def wanted_statistics(
     return wanted, set(done.values())
 
 
-def knows(fold: Fold) -> bool:
-    """Whether the kernels compute this fold."""
-    return type(fold) in TENSORS
-
-
-#: For each fold that the kernels know, the tensors of `Statistics` that its state begins with.
+#: For some folds, the tensors of `Statistics` that the state begins with: what passes on other devices compute.
 TENSORS: dict[type[Fold], tuple[str, ...]] = {
     Entropy: ("entropy",),
     Distance: ("distance",),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,6 +71,9 @@ class Fold(ABC, Generic[FoldResult]):
     >>> rg.attend(rg.Attention(), x, x, x).weights.summarize(Strongest())[0]
     tensor([[0.2500, 0.2500]])
     """
+
+    #: Whether `add` reads the weights of a tile. If it reads their shape alone, they are not computed for this fold.
+    reads_weights: ClassVar[bool] = True
 
     @abstractmethod
     def init(self, shape: Shape, device: torch.device) -> State:

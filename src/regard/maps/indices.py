@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index as index_of
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,3 +49,20 @@ def _range(owner: str, axis: str, index: slice, size: int) -> range:
         return range(size)[index]
     except (TypeError, ValueError) as error:
         raise RegardError(f"{owner}: the {axis} index {index} must be a slice of integers: {error}.") from None
+
+
+def axis_index(axis: str, part: Any) -> Any:
+    """The index of one axis; integers of NumPy and tensors without axes become Python integers."""
+    if isinstance(part, bool) or (isinstance(part, Tensor) and (part.ndim or part.is_floating_point())):
+        return part
+    try:
+        return index_of(part)
+    except TypeError:
+        pass
+    is_list = isinstance(part, slice | Sequence | Tensor) and not isinstance(part, str | bytes)
+    if is_list or hasattr(part, "__array__"):
+        return part
+    raise RegardError(
+        f"weights[...]: the {axis} index must be an integer, a slice, a list of integers or a tensor, got {part!r}. "
+        "The axes are batch, head, query and key, as in weights[0, 3, 10:20]."
+    )

@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.checks import Count, checked
 from regard.errors import RegardError
 from regard.maps import AttentionMap, Fold, KeyTotals, Tile
+from regard.maps.compiled_folds import computes
 from regard.maps.folds import Shape, State, zeros
 from regard.maps.indices import Index, indices
 from regard.stats.profile import one_text
@@ -115,6 +116,9 @@ class Carried(Fold):
     def add(self, state: State, tile: Tile) -> None:
         numbers = self.numbers[:, :, tile.cols, None].to(tile.weights)
         state[0][:, :, tile.rows] += (tile.weights @ numbers).squeeze(-1)
+
+
+computes(Carried, lambda fold, state, _: {"numbers": [(fold.numbers, state[0])]})
 
 
 @checked

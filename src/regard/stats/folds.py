@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from regard.checks import Size, checked
+from regard.engine.kernel.similarity import HeadProducts
 from regard.errors import RegardError
 from regard.maps import Fold, Tile
+from regard.maps.compiled_folds import computes
 from regard.maps.folds import Shape, State, zeros
 from regard.shapes import to_device
 
@@ -47,6 +49,9 @@ class Offsets(Fold[Tensor]):
         for offset in range(low, high + 1):
             i, j = (distances == offset).nonzero(as_tuple=True)
             state[0][:, :, offset - self.first] += tile.weights[:, :, i, j].sum(-1)
+
+
+computes(Offsets, lambda fold, state, _: {"offset_sums": state[0], "first_offset": fold.first})
 
 
 @checked
@@ -151,3 +156,11 @@ class Agreement(Fold[Tensor]):
 
     def merge(self, state: State, other: State) -> State:
         return [state[0] + other[0], state[1] + other[1], *state[2:]]
+
+
+def _of_agreement(_fold: Agreement, state: State, _sizes: object) -> dict[str, list[HeadProducts]]:
+    products, received, is_query, is_key = state
+    return {"products": [HeadProducts(is_query, is_key, products, received)]}
+
+
+computes(Agreement, _of_agreement)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.maps import AttentionMap, Distance, Entropy, Fold, MassOn, Tile
+from regard.maps.compiled_folds import computes
 from regard.maps.folds import Shape, State, zeros
 
 
@@ -210,6 +211,9 @@ class Offset(Fold):
             state[0][:, :, tile.rows][:, :, queries] += tile.weights[:, :, queries, index[queries]]
 
 
+computes(Offset, lambda fold, state, _: {"offsets": [(fold.by, state[0])]})
+
+
 @dataclass(frozen=True)
 class WeightOnKeys(Fold):
     """Weight of every query on chosen keys (indices), and their contribution to its entropy; (B, H, I) each."""
@@ -230,10 +234,19 @@ class WeightOnKeys(Fold):
         return state[0], state[1]
 
 
+def _on_keys(fold: WeightOnKeys, state: State, _sizes: object) -> dict[str, Tensor]:
+    keys = torch.tensor(sorted(fold.keys), dtype=torch.int64, device="cpu")
+    return {"chosen": keys, "chosen_mass": state[0], "chosen_entropy": state[1]}
+
+
+computes(WeightOnKeys, _on_keys)
+
+
 @dataclass(frozen=True, eq=False)
 class Allowed(Fold):
     """The number of keys that every query may attend to; (B, H, I)."""
 
+    reads_weights: ClassVar[bool] = False
     weights: AttentionMap
 
     def init(self, shape: Shape, device: torch.device) -> State:
@@ -247,4 +260,4 @@ class Allowed(Fold):
         counts += tile.weights.shape[-1] - len(tile.undecided)
         for first, last in tile.undecided:
             grid = tile.grid.tile(slice(None), slice(first - tile.cols.start, last - tile.cols.start))
-            counts += mask.allowed(grid).expand(*tile.weights.shape[:3], -1).sum(-1)
+            counts += mask.allowed(grid).expand(-1, -1, len(tile.grid.query), last - first).sum(-1)

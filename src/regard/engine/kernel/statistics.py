@@ -3,62 +3,148 @@
 from __future__ import annotations
 
 from ctypes import c_int64, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from regard.engine.kernel.attention import PARTS, Inputs, Setting, pack_keys
 from regard.engine.kernel.running import run, zeros
-from regard.engine.kernel.structures import Pointers
+from regard.engine.kernel.structures import Call, Pointers
 
 
 class StatisticsFields(Pointers):
-    """`Statistics` of kernels/statistics.c, field by field."""
+    """`Statistics` of kernels/cells.h, field by field."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("entropy", "distance", "mass", "flags", "received", "cells")),
-        *((name, c_void_p) for name in ("top_weights", "top_keys")),
-        *((name, c_int64) for name in ("cell_rows", "cell_columns", "k", "shift", "num_parts")),
+        *((name, c_void_p) for name in ("entropy", "distance", "received", "cells", "cell_maxima")),
+        *((name, c_void_p) for name in ("row_cells", "column_cells", "column_starts", "top_weights", "top_keys")),
+        *((name, c_void_p) for name in ("numbers", "number_sums", "chosen", "chosen_mass", "chosen_entropy")),
+        *((name, c_void_p) for name in ("offsets", "diagonals", "offset_sums")),
+        *((name, c_int64) for name in ("cell_rows", "cell_columns", "k", "shift", "num_numbers", "num_chosen")),
+        *((name, c_int64) for name in ("num_offsets", "first_sum", "num_sums", "num_parts")),
     )
 
 
 @dataclass(eq=False)
 class Statistics:
-    """Tensors that a pass fills. The statistics that are None are left out; all others hold 0 before the pass.
+    """Tensors that a pass fills. The statistics that are None or empty are left out; all others hold 0 before the pass.
 
-    `flags` are the numbers that `mass` multiplies weights with, (B, J). `top_keys` holds -1 before the pass. `shift` is
-    the position of the first key minus that of the first query.
+    `shift` is the position of the first key minus that of the first query. `top_keys` holds -1 before the pass.
+    `row_cells` and `column_cells` are the cells of queries and keys; both ascend without gaps.
     """
 
     shift: int
     entropy: Tensor | None = None  # (B, H, I)
     distance: Tensor | None = None  # (B, H, I)
-    mass: Tensor | None = None  # (B, H, I)
-    flags: Tensor | None = None
     received: Tensor | None = None  # (B, H, J)
-    cells: Tensor | None = None  # (B, H, rows, columns)
+    cells: Tensor | None = None  # (B, H, rows, columns): sums
+    cell_maxima: Tensor | None = None  # the same shape
+    row_cells: Tensor | None = None  # (I,)
+    column_cells: Tensor | None = None  # (J,)
     top_weights: Tensor | None = None  # (B, H, I, k)
     top_keys: Tensor | None = None
+    mass: Tensor | None = None  # (B, H, I): the weighted sum of `flags`, (B, J)
+    flags: Tensor | None = None
+    chosen: Tensor | None = None  # keys in ascending order
+    chosen_mass: Tensor | None = None  # (B, H, I): over the chosen keys
+    chosen_entropy: Tensor | None = None
+    offset_sums: Tensor | None = None  # (B, H, number of distances): sums over queries
+    first_offset: int = 0  # the first distance of `offset_sums`, in positions
+    #: Numbers of keys (B, H or 1, J), each with their weighted sums (B, H, I).
+    numbers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    #: Distances of key and query in positions, each with the weights there (B, H, I).
+    offsets: list[tuple[int, Tensor]] = field(default_factory=list)
 
 
 def add_statistics(setting: Setting, inputs: Inputs, logsumexp: Tensor, wanted: Statistics) -> None:
     """Add the statistics of all weights to the tensors of `wanted`."""
-    (B, H, *_), J = inputs.query.shape, inputs.key.shape[2]
-    num_parts, length = -(-PARTS // (B * H)), setting.padded(J)
+    if wanted.mass is not None and wanted.flags is not None:
+        more = [*wanted.numbers, (wanted.flags[:, None], wanted.mass)]
+        wanted = replace(wanted, numbers=more, mass=None, flags=None)
+    call = statistics_call(setting, inputs, logsumexp)
+    fields = StatisticsFields(num_parts=-(-PARTS // (call.B * call.H)), shift=wanted.shift)
+    fields.point(entropy=wanted.entropy, distance=wanted.distance)
+    fields.point(top_weights=wanted.top_weights, top_keys=wanted.top_keys)
+    fields.k = 0 if wanted.top_weights is None else wanted.top_weights.shape[-1]
+    fields.point(chosen=wanted.chosen, chosen_mass=wanted.chosen_mass, chosen_entropy=wanted.chosen_entropy)
+    fields.num_chosen = 0 if wanted.chosen is None else len(wanted.chosen)
+    received = _received(setting, call, fields, wanted)
+    cells, maxima = _cells(call, fields, wanted)
+    number_sums, diagonals = _numbers(setting, call, fields, wanted), _diagonals(call, fields, wanted)
+    offset_sums = _offset_sums(call, fields, wanted)
+    run(setting.library, "statistics", call, setting.layout.num_pairs * call.H * call.D, fields)
+    _add(wanted.received, None if received is None else received.sum(2)[..., : call.J])
+    _add(wanted.cells, None if cells is None else cells.sum(2))
+    _add(wanted.cell_maxima, None if maxima is None else maxima.amax(2))
+    _add(wanted.offset_sums, None if offset_sums is None else offset_sums.sum(2))
+    for listed, sums in ((wanted.numbers, number_sums), (wanted.offsets, diagonals)):
+        for n, (_, total) in enumerate(listed):
+            total += sums[:, :, n]
+
+
+def statistics_call(setting: Setting, inputs: Inputs, logsumexp: Tensor) -> Call:
+    """A call that computes weights from their log-sum-exp."""
     call = inputs.call(setting)
     pack_keys(call, setting)
     call.point(logsumexp=logsumexp.float().contiguous())
-    flags = None if wanted.flags is None else F.pad(wanted.flags.float(), (0, length - J)).contiguous()
-    received = None if wanted.received is None else zeros(B, H, num_parts, length)
-    cells = None if wanted.cells is None else zeros(B, H, num_parts, *wanted.cells.shape[2:])
-    fields = StatisticsFields(num_parts=num_parts, shift=wanted.shift)
-    fields.point(entropy=wanted.entropy, distance=wanted.distance, mass=wanted.mass, flags=flags)
-    fields.point(received=received, cells=cells, top_weights=wanted.top_weights, top_keys=wanted.top_keys)
-    fields.k = 0 if wanted.top_weights is None else wanted.top_weights.shape[-1]
-    fields.cell_rows, fields.cell_columns = (0, 0) if cells is None else cells.shape[3:]
-    run(setting.library, "statistics", call, setting.layout.num_pairs * H * call.D, fields)
-    if received is not None and wanted.received is not None:
-        wanted.received += received.sum(2)[..., :J]
-    if cells is not None and wanted.cells is not None:
-        wanted.cells += cells.sum(2)
+    return call
+
+
+def _add(total: Tensor | None, sums: Tensor | None) -> None:
+    if total is not None and sums is not None:
+        total += sums
+
+
+def _received(setting: Setting, call: Call, fields: StatisticsFields, wanted: Statistics) -> Tensor | None:
+    """Room for the sums of each part."""
+    if wanted.received is None:
+        return None
+    received = zeros(call.B, call.H, fields.num_parts, setting.padded(call.J))
+    fields.point(received=received)
+    return received
+
+
+def _cells(call: Call, fields: StatisticsFields, wanted: Statistics) -> tuple[Tensor | None, Tensor | None]:
+    """Room for the cells of each part: sums and maxima."""
+    if wanted.cells is None or wanted.row_cells is None or wanted.column_cells is None:
+        return None, None
+    shape = call.B, call.H, fields.num_parts, *wanted.cells.shape[2:]
+    cells, maxima = zeros(*shape), None if wanted.cell_maxima is None else zeros(*shape)
+    starts = torch.searchsorted(wanted.column_cells, torch.arange(shape[-1] + 1, device="cpu"))
+    fields.point(cells=cells, cell_maxima=maxima, column_starts=starts)
+    fields.point(row_cells=wanted.row_cells.contiguous(), column_cells=wanted.column_cells.contiguous())
+    fields.cell_rows, fields.cell_columns = shape[3:]
+    return cells, maxima
+
+
+def _numbers(setting: Setting, call: Call, fields: StatisticsFields, wanted: Statistics) -> Tensor:
+    """Room for the sums of weights times numbers of keys, (B, H, count, I)."""
+    sums = zeros(call.B, call.H, len(wanted.numbers), call.I)
+    if wanted.numbers:
+        of_heads = [numbers.float().expand(call.B, call.H, call.J) for numbers, _ in wanted.numbers]
+        padded = F.pad(torch.stack(of_heads, 2), (0, setting.padded(call.J) - call.J))
+        fields.point(numbers=padded.contiguous(), number_sums=sums)
+        fields.num_numbers = len(of_heads)
+    return sums
+
+
+def _diagonals(call: Call, fields: StatisticsFields, wanted: Statistics) -> Tensor:
+    """Room for the weights at single distances, (B, H, count, I)."""
+    weights = zeros(call.B, call.H, len(wanted.offsets), call.I)
+    if wanted.offsets:
+        steps = [offset - wanted.shift for offset, _ in wanted.offsets]
+        fields.point(offsets=torch.tensor(steps, dtype=torch.int64, device="cpu"), diagonals=weights)
+        fields.num_offsets = len(steps)
+    return weights
+
+
+def _offset_sums(call: Call, fields: StatisticsFields, wanted: Statistics) -> Tensor | None:
+    """Room for the sums of each part at distances that follow each other."""
+    if wanted.offset_sums is None:
+        return None
+    fields.first_sum, fields.num_sums = wanted.first_offset - wanted.shift, wanted.offset_sums.shape[-1]
+    sums = zeros(call.B, call.H, fields.num_parts, fields.num_sums)
+    fields.point(offset_sums=sums)
+    return sums

@@ -1,0 +1,257 @@
+"""Every fold that the kernels compute, at every level, against its definition on float64 weights of the reference."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import drawn
+import regard as rg
+from kernels import DTYPES, at_level, every_level, in_dtype, needs_kernel, problems, weight_errors
+from regard.engine.kernel import library
+from regard.engine.problem import Problem
+from regard.engine.reference import reference
+from regard.maps import compiled_folds
+from regard.maps.pyramid import Pyramid
+from regard.pieces.normalizer import any_coarse
+from regard.shapes import Sizes
+from regard.stats.flow import Carried
+from regard.stats.folds import Agreement, Offsets
+from regard.stats.statistics import Allowed, Offset, WeightOnKeys
+from rounding import FLOAT32, unit_roundoff
+
+pytestmark = needs_kernel
+
+
+@pytest.fixture(autouse=True)
+def any_size(monkeypatch):
+    """The kernels run for few pairs and at the lowest level too."""
+    monkeypatch.setattr(compiled_folds, "FEWEST_PAIRS", 0)
+    monkeypatch.setattr(library, "LOWEST_LEVEL", 0)
+
+
+@pytest.fixture
+def no_tiles(monkeypatch):
+    """Computing a tile of weights is an error."""
+
+    def refused(self):
+        raise AssertionError("tiles were computed")
+
+    monkeypatch.setattr(rg.AttentionMap, "tiles", refused)
+
+
+def membership(cells, num_cells):
+    return (cells[:, None] == torch.arange(num_cells)).double()
+
+
+def expected_cells(w, rows, columns):
+    """Sums of weights in cells, and maxima, for the cells of queries and keys."""
+    sums = membership(rows, rows[-1] + 1).T @ w @ membership(columns, columns[-1] + 1)
+    maxima = torch.stack([w[:, :, rows == n].amax(2) for n in range(rows[-1] + 1)], 2)
+    return sums, torch.stack([maxima[..., columns == n].amax(-1) for n in range(columns[-1] + 1)], -1)
+
+
+def check_links(links, w, tolerance):
+    """The greatest weights, each at a key that has it; no key twice."""
+    k = links.weights.shape[-1]
+    torch.testing.assert_close(links.weights.double(), w.topk(k).values, rtol=tolerance, atol=1e-37)
+    at_keys = w.gather(-1, links.keys.clamp_min(0)) * (links.keys >= 0)
+    torch.testing.assert_close(links.weights.double(), at_keys, rtol=tolerance, atol=1e-37)
+    places = links.keys.sort(-1).values
+    assert ((places[..., 1:] > places[..., :-1]) | (places[..., 1:] < 0)).all()
+
+
+def definitions(w, distance, folds):
+    """The tensors of the state of each fold but `TopLinks`, from all weights in float64; (value, size of its terms)."""
+    B, H, I, J = w.shape
+    entropy = -torch.xlogy(w, w)
+    for fold in folds:
+        match fold:
+            case rg.Entropy():
+                yield fold, entropy.sum(-1), entropy.sum(-1) + 2 * w.sum(-1)
+            case rg.Distance():
+                yield fold, (w * distance.abs()).sum(-1)
+            case rg.KeyTotals():
+                yield fold, w.sum(-2)
+            case rg.MassOn():
+                yield fold, (w * fold.init((B, H, I, J), torch.device("cpu"))[1][:, None, None]).sum(-1)
+            case Carried():
+                yield fold, (w * fold.numbers[:, :, None]).sum(-1)
+            case rg.Pool():
+                rows, columns = torch.arange(I) * min(fold.rows, I) // I, torch.arange(J) * min(fold.cols, J) // J
+                yield fold, expected_cells(w, rows, columns)[0]
+            case Pyramid():
+                yield fold, expected_cells(w, torch.arange(I) >> fold.level, torch.arange(J) >> fold.level)
+            case Offset():
+                yield fold, (w * (distance == fold.by)).sum(-1)
+            case Offsets():
+                steps = range(fold.first, fold.last + 1)
+                yield fold, torch.stack([(w * (distance == step)).sum((-2, -1)) for step in steps], -1)
+            case WeightOnKeys():
+                keys = list(fold.keys)
+                values = w[..., keys].sum(-1), entropy[..., keys].sum(-1)
+                yield fold, values, (values[0], values[1] + values[0])
+            case rg.Similarity():
+                flat = w[:, :, :: fold.every].flatten(2)
+                yield fold, flat @ flat.mT
+            case Agreement():
+                chosen = fold.init((B, H, I, J), torch.device("cpu"))[2:]
+                part = w * chosen[0][:, None] * chosen[1]
+                yield fold, (part.flatten(2) @ part.flatten(2).mT, part.sum(-2))
+
+
+def check(states, w, distance, tolerance):
+    for fold, expected, *sizes in definitions(w, distance, [f for f in states if not isinstance(f, rg.TopLinks)]):
+        expected = expected if isinstance(expected, tuple) else (expected,)
+        terms = (sizes[0] if isinstance(sizes[0], tuple) else (sizes[0],)) if sizes else expected
+        for found, exact, size in zip(states[fold], expected, terms, strict=False):
+            error = (found.double() - exact).abs()
+            assert (error <= 2 * tolerance * size + 1e-30).all(), (fold, float(error.max()))
+    for fold in states:
+        if isinstance(fold, rg.TopLinks):
+            check_links(fold.finish(states[fold]), w, tolerance)
+
+
+def some_folds(B, H, I, J, seed=0):
+    """Every kind of fold, several of some."""
+    numbers = torch.Generator().manual_seed(seed)
+    special = tuple(torch.randint(0, min(I, J), (3,), generator=numbers).unique().tolist())
+    return (
+        *(rg.Entropy(), rg.Distance(), rg.KeyTotals(), rg.TopLinks(1 + seed % 9)),
+        *(rg.MassOn([0]), rg.MassOn(torch.rand(B, J, generator=numbers) < 0.5), WeightOnKeys(special)),
+        Carried(torch.rand(B, H, J, generator=numbers)),
+        *(rg.Pool(1 + seed % 37, 1 + seed % 23), Pyramid(1 + seed % 5)),
+        *(Offset(-1), Offset(seed % 7 - 3), Offsets(-4, 2 + seed % 5)),
+        *(rg.Similarity(1 + seed % 3), Agreement(special, 1 + seed % 3)),
+    )
+
+
+@settings(max_examples=60)
+@given(problem=problems(), seed=st.integers(0, 1000), level=st.sampled_from(library.LEVELS))
+def test_drawn_problems(problem, seed, level):
+    problem, tensors = problem
+    attention, leaves = in_dtype(problem, tensors)
+    s = problem.sizes
+    level = min(level, library.load().level_name, key=library.LEVELS.index)
+    with at_level(level), mock.patch.object(compiled_folds, "FEWEST_PAIRS", 0), torch.no_grad():
+        seen = rg.attend(attention, *leaves, positions=problem.positions, engine="kernel").weights
+        states = seen.fold_states(some_folds(s.B, s.H, s.I, s.J, seed))
+    _, w = (torch.from_numpy(a) for a in reference(problem))
+    u = unit_roundoff(tensors[0].dtype)
+    share = weight_errors(problem, u).nan_to_num(0.0).amax().detach()
+    check(states, w, problem.grid.distance, float(share) + (s.I + s.J + 60) * FLOAT32)
+
+
+MASKS = {
+    "none": lambda: None,
+    "causal": rg.causal,
+    "window": lambda: rg.causal() & rg.window(40),
+    "documents": lambda: rg.causal() & rg.documents([60, 150, 63]),
+    "padding": lambda: rg.padding([130, 0]),
+    "predicate": lambda: rg.mask_mod(lambda b, h, i, j: (i + j + h) % 3 > 0),
+    "no key": lambda: rg.causal() & ~rg.window(900),
+}
+
+
+def inputs(length=273, heads=(6, 2), dtype=torch.float32, width=16):
+    shapes = ((2, heads[0], length, width), *[(2, heads[1], length, width)] * 2)
+    return [torch.randn(shape).to(dtype) for shape in shapes]
+
+
+@every_level
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.no_grad()
+@pytest.mark.usefixtures("no_tiles")
+def test_no_tile_is_computed(mask, dtype, level):
+    """Neither for the folds of a profile and of the page."""
+    q, k, v = inputs(dtype=dtype)
+    attention = rg.Attention(mask=MASKS[mask]())
+    with at_level(level):
+        seen = rg.attend(attention, q, k, v, engine="kernel").weights
+        states = seen.fold_states((*some_folds(2, 6, 273, 273), allowed := Allowed(seen)))
+    problem = Problem(attention, *(t.double() for t in (q, k, v)), seen.positions, Sizes.of(q, k, v))
+    _, w = (torch.from_numpy(a) for a in reference(problem))
+    counts = states.pop(allowed)[0]
+    check(states, w, problem.grid.distance, 1e-4)
+    dense = torch.ones(273, 273) if attention.mask is None else attention.mask.dense(273, num_heads=6)
+    assert torch.equal(counts, dense.expand(2, 6, 273, 273).sum(-1).float())
+
+
+@pytest.mark.parametrize(("I", "J"), [(1, 1), (1, 300), (300, 1), (2, 5), (0, 7), (7, 0)])
+@torch.no_grad()
+def test_few_queries_or_keys(I, J):
+    q, k = torch.randn(1, 4, I, 8), torch.randn(1, 2, J, 8)
+    seen = rg.attend(rg.Attention(), q, k, k).weights
+    if 0 in (I, J):
+        folds = (rg.Entropy(), rg.Similarity(), rg.KeyTotals(), Offset(0), Offsets(), Allowed(seen))
+        assert all(not state[0].any() for state in seen.fold_states(folds).values())
+        return
+    w = seen.dense().double()
+    check(seen.fold_states(some_folds(1, 4, I, J)), w, seen.grid.distance, 1e-4)
+
+
+@torch.no_grad()
+def test_threads_change_no_bit():
+    seen, results = rg.attend(rg.Attention(mask=rg.causal()), *inputs(700)).weights, []
+    before = torch.get_num_threads()
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        results.append(seen.fold_states(some_folds(2, 6, 700, 700)).values())
+    torch.set_num_threads(before)
+    for other in results[1:]:
+        for one, two in zip(results[0], other, strict=True):
+            assert all(map(torch.equal, one, two))
+
+
+@torch.no_grad()
+def test_many_heads_take_blocks_of_one_panel():
+    q, k, v = inputs(60, heads=(67, 1))
+    seen = rg.attend(rg.Attention(mask=rg.window(20)), q, k, v).weights
+    folds = (rg.Similarity(), Agreement((3, 30)), rg.Similarity(2))
+    w = seen.dense().double()
+    check(seen.fold_states(folds), w, seen.grid.distance, 1e-4)
+
+
+@torch.no_grad()
+def test_a_subclass_is_computed_by_its_own_definition():
+    class Doubled(rg.Entropy):
+        def finish(self, state):
+            return 2 * state[0]
+
+        def add(self, state, tile):
+            super().add(state, tile)
+            state[0][:, :, tile.rows] += 1
+
+    seen = rg.attend(rg.Attention(), *inputs()).weights
+    plain, doubled = seen.summarize(rg.Entropy(), Doubled())
+    torch.testing.assert_close(doubled, 2 * plain + 2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layout", drawn.LAYOUTS)
+def test_any_strides(layout):
+    tensors = [drawn.LAYOUTS[layout](t) for t in inputs(140)]
+    seen = rg.attend(rg.Attention(mask=rg.causal()), *tensors).weights
+    check(seen.fold_states(some_folds(2, 6, 140, 140, 5)), seen.dense().double(), seen.grid.distance, 1e-4)
+
+
+@torch.no_grad()
+def test_a_coarse_logsumexp_is_left_to_tiles():
+    q, k, v = inputs()
+    seen = rg.attend(rg.Attention(rg.Dot(1e6)), q, k, v).weights
+    assert any_coarse(seen.row_statistic[0])
+    with mock.patch.object(compiled_folds, "add_statistics", side_effect=AssertionError):
+        assert seen.summarize(rg.KeyTotals())[0].sum().isclose(torch.tensor(2.0 * 6 * 273))
+
+
+@torch.no_grad()
+def test_additive_scores_compare_heads_on_tiles():
+    seen = rg.attend(rg.Attention(rg.Additive(4, 4, 8)), *inputs(150, heads=(1, 1), width=4)).weights
+    with mock.patch.object(compiled_folds, "add_products", side_effect=AssertionError):
+        states = seen.fold_states(some_folds(2, 1, 150, 150, 4))
+    check(states, seen.dense().double(), seen.grid.distance, 1e-4)
