@@ -92,8 +92,8 @@ def attend(
     """
     if not isinstance(check, bool):
         raise RegardError(f"attend: check is True or False, got {type(check).__name__}.")
-    if isinstance(engine, Ring) or (isinstance(engine, str) and engine == Ring.name):
-        return _attend_ring(Ring.of(engine), attention, (query, key, value), positions, cache, check)
+    if (ring := Ring.of(engine)) is not None:
+        return _attend_ring(ring, attention, (query, key, value), positions, cache, check)
     with numbers_needed(query):
         problem, next_cache = _problem(attention, query, key, value, positions, cache, seed=_seed(attention))
         if check:
@@ -159,8 +159,8 @@ def explain(
     The ... engine is chosen: ...
     """
     with _errors_of_explain():
-        if isinstance(engine, Ring) or (isinstance(engine, str) and engine == Ring.name):
-            return Ring.of(engine).plan(attention, query, key, value, positions)
+        if (ring := Ring.of(engine)) is not None:
+            return ring.plan(attention, query, key, value, positions)
         problem, _ = _problem(attention, query, key, value, positions, cache, seed=0 if _drops(attention) else None)
         planned = plan(problem, engine)
         problem.plan_cache.clear()
@@ -241,7 +241,7 @@ def _problem(
     return Problem(attention, query, key, value, positions, sizes, seed=seed, state=state), next_cache
 
 
-def _run(problem: Problem, engine: str) -> Result:
+def _run(problem: Problem, engine: str | Ring) -> Result:
     """Plan and run, without autocast: it has rounded the inputs, and it must not round sums."""
     with attend_listeners.computing(), without_autocast(problem.query.device):
         chosen = plan(problem, engine)

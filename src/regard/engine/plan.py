@@ -112,7 +112,7 @@ class Plan:
         )
 
 
-def plan(problem: Problem, engine: str = "auto") -> Plan:
+def plan(problem: Problem, engine: object = "auto") -> Plan:
     """Choose an engine, or check the given one. If it cannot run the call, a `RegardError` names engines that can."""
     if not isinstance(engine, str) or (engine != "auto" and engine not in ENGINES):
         raise RegardError(f"attend: there is no engine {engine!r}. {nearest(str(engine), [*ENGINES, 'auto', 'ring'])}")

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from regard.attention_output import attend
 from regard.checks import checked
+from regard.engine.ring import Ring
 from regard.errors import MissingPackage, RegardError
-from regard.hf.calls import Call, MaskCache, Untranslatable, translate
+from regard.hf.calls import Call, MaskCache, Translation, Untranslatable, translate
 from regard.hf.masks.span_masks import OURS, spans_mask
 
 #: Masks and biases that the layers of a model share, read once per forward.
@@ -27,7 +28,8 @@ def register() -> None:
     Masks become spans instead of n x n tensors: causal, windows, chunks, padding, packed sequences. Softcaps, sinks,
     position biases, shared heads, caches, dropout and gradients work as in the model, and outputs equal those of sdpa
     up to rounding. A model that Regard cannot run raises a `RegardError` when it is built or at its first call.
-    Calling `register` twice changes nothing.
+    Calling `register` twice changes nothing. Inside `Ring.as_default` a model runs on the share of each rank, of a
+    contiguous layout and without padding.
 
     >>> import torch, transformers, regard as rg
     >>> rg.register()
@@ -69,8 +71,24 @@ def run(
             f"regard: the attention of {type(module).__name__} cannot be run: {reason}. "
             "Set attn_implementation='sdpa' or 'eager' for this model."
         ) from None
-    output = attend(translation.attention, translation.query, key, value, positions=translation.positions).output
+    if Ring.default() is not None:
+        output = _run_share(translation, key, value, options.get("position_ids"))
+    else:
+        output = attend(translation.attention, translation.query, key, value, positions=translation.positions).output
     return output.transpose(1, 2).contiguous(), None
+
+
+def _run_share(translation: Translation, key: Tensor, value: Tensor, position_ids: Tensor | None) -> Tensor:
+    """The output for this rank's share of the tokens. The ring knows their positions."""
+    seen = attend(translation.attention, translation.query, key, value)
+    positions = seen.weights.grid.query
+    if position_ids is not None and not bool((position_ids == positions).all()):
+        raise RegardError(
+            f"regard: inside Ring.as_default this rank has the tokens at the positions {int(positions[0])} to "
+            f"{int(positions[-1])}, and position_ids are {int(position_ids.min())} to {int(position_ids.max())}. Give "
+            "each rank its own: model(ring.share(ids, axis=1), position_ids=ring.share(torch.arange(n)[None], axis=1))."
+        )
+    return seen.output
 
 
 def _refuse_models_with_backends_of_their_own(base: Any) -> None:

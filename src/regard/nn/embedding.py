@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.checks import Size, checked
+from regard.engine.ring import Ring
 from regard.errors import RegardError
 from regard.nn.dropout import Dropout
 from regard.pieces import Position, RoPE, Sinusoidal
@@ -97,6 +98,11 @@ class PositionalEncoding(nn.Module):
 
 def _with_positions(position: Position, x: Tensor, start: int) -> Tensor:
     """Vectors (B, T, C) with the encodings of the positions `start`, `start` + 1, ..."""
+    if Ring.default() is not None:
+        raise RegardError(
+            f"{position!r}: inside Ring.as_default a rank has a share of the tokens, and encodings would count from "
+            "its first one. Encode the whole sequence before the block, and take ring.share(x, axis=1)."
+        )
     stop = start + x.shape[1]
     if isinstance(position, Sinusoidal):
         length = max(64, 1 << (stop - 1).bit_length())

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from regard.attention import Attention, Prepared, scores
 from regard.attention_output import attend
+from regard.engine.ring import Ring
 from regard.engine.rows import attend_rows
 from regard.errors import RegardError
 from regard.maps import AttentionMap
@@ -136,6 +137,8 @@ class ProjectedKV:
 
     def extended(self, key: Tensor, value: Tensor, mask: Mask | None = None) -> ProjectedKV:
         """A copy with the keys and values of later tokens appended. `mask`, if given, is for all its keys."""
+        if Ring.default() is not None:
+            raise RegardError("advance: a ring cannot decode, as each rank has only its share of earlier keys.")
         mask = self.mask if mask is None else mask
         return ProjectedKV(self.attention, torch.cat((self.key, key), 2), torch.cat((self.value, value), 2), mask)
 
@@ -204,6 +207,8 @@ def read(module: Attends, query: Tensor, keys: ProjectedKV, start: int | None = 
     without planning, because planning takes longer than the arithmetic.
     """
     attention = keys.attention
+    if Ring.default() is not None:
+        return _read_share(module, query, keys.each, start)
     start = keys.length - query.shape[2] if start is None else start
     is_empty = 0 in (*query.shape[:3], keys.length)
     if query.shape[2] > 1 or is_empty or (attention.training and attention.dropout):
@@ -213,6 +218,20 @@ def read(module: Attends, query: Tensor, keys: ProjectedKV, start: int | None = 
         listeners.tell(module, lambda: seen.weights)
         return seen.output
     return _read_one(module, query, keys, start)
+
+
+def _read_share(module: Attends, query: Tensor, keys: ProjectedKV, start: int | None) -> Tensor:
+    """The output for this rank's share of the queries and keys. Their positions are those of the whole sequence."""
+    attention = _masked(keys.attention, keys)
+    is_free = not (attention.position or attention.bias) and (attention.mask is None or attention.mask.keys_only)
+    if not (start is None or is_free or (start == 0 and query.shape[2] == keys.length)):
+        raise RegardError(
+            f"{type(module).__name__}(start={start}): inside Ring.as_default the ring knows the positions: the last "
+            "query of the whole sequence has the position of its last key. Omit start."
+        )
+    seen = attend(attention, query, keys.key, keys.value)
+    listeners.tell(module, lambda: seen.weights)
+    return seen.output
 
 
 def _read_one(module: Attends, query: Tensor, keys: ProjectedKV, start: int) -> Tensor:

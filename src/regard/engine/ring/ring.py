@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from regard.attention import Attention, checked_attention
 from regard.checks import checked
+from regard.context import ContextItems
 from regard.engine.problem import Problem
 from regard.engine.ring.digests import Contents, words
 from regard.engine.ring.exchange import Agreement, Exchange
@@ -29,6 +31,7 @@ from regard.positions import Positions, check_positions
 from regard.shapes import Sizes
 from regard.spans import Spans
 
+_defaults: ContextItems[Ring] = ContextItems("regard_rings")
 #: The pieces of an attention that ranks compare.
 SLOTS = ("score", "position", "bias", "mask", "normalizer")
 
@@ -47,7 +50,8 @@ class Ring:
     `group` is a process group, or a device mesh of one dimension; by default all processes. `layout` says which
     tokens a rank holds. "contiguous": consecutive tokens, any number for each rank. "zigzag": one piece from the start
     and one from the end, which balances the work of a causal mask. `share` cuts the tokens of this rank from a whole
-    tensor. `ranks` is the number of ranks; with it `explain` needs no process group.
+    tensor. `ranks` is the number of ranks; with it `explain` needs no process group. `as_default` runs modules on the
+    ring.
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 8, 65_536, 64)
@@ -68,9 +72,36 @@ class Ring:
             raise RegardError(f"Ring(ranks={self.ranks!r}): the number of ranks is an integer of at least 1.")
 
     @staticmethod
-    def of(engine: str | Ring) -> Ring:
-        """The ring of an engine argument; the name "ring" means `Ring()`."""
-        return engine if isinstance(engine, Ring) else Ring()
+    def of(engine: object) -> Ring | None:
+        """The ring that an engine argument means: itself, `Ring()` for "ring", the default for "auto", else None."""
+        if isinstance(engine, str):
+            return Ring() if engine == Ring.name else Ring.default() if engine == "auto" else None
+        return engine if isinstance(engine, Ring) else None
+
+    @staticmethod
+    def default() -> Ring | None:
+        """The ring of the innermost open block of `as_default`."""
+        return next(reversed([*_defaults]), None)
+
+    @contextmanager
+    def as_default(self) -> Iterator[None]:
+        """Inside the block, every `attend` whose engine is "auto" runs on this ring.
+
+        So do the modules of `regard.nn` and models of `regard.register`: each rank gives them its share of the tokens.
+        Masks are those of the whole sequence. Positions that a module would count from its first token are refused.
+        The backward pass may run after the block, but not the forward pass of a checkpoint.
+
+        >>> import torch, torch.distributed as dist, regard as rg
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one
+        >>> module, ring, x = rg.nn.MultiHeadAttention(8, 2, is_causal=True), rg.Ring(), torch.randn(1, 5, 8)
+        >>> with ring.as_default():
+        ...     output = module(ring.share(x, axis=1))
+        >>> torch.allclose(output, module(x), atol=1e-6)
+        True
+        >>> dist.destroy_process_group()
+        """
+        with _defaults.adding(self):
+            yield
 
     def share(self, x: Tensor, axis: int = 2) -> Tensor:
         """This rank's tokens of a whole tensor."""
