@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import regard as rg
 from regard.bench import case as bench_case
 from regard.bench import measure
-from regard.bench.case import Aim, Case, Setting, Side, allowed_pairs, random_inputs
+from regard.bench.case import Aim, Case, Setting, Side, allowed_pairs, prepared, random_inputs
 from regard.bench.cases import GROUPS, cases
 from regard.bench.peers import sdpa
 from regard.bench.peers.package import Package
@@ -286,6 +286,25 @@ def test_statistics_of_the_peer_are_ours(monkeypatch):
         compare(tensors_of(mine), statistics.eagerly(is_causal, *inputs)(*inputs), 1e-4)
 
 
+def test_a_gpu_has_rows_of_softmax_and_statistics_against_the_same_peers(monkeypatch):
+    """SDPA, FlexAttention and the dense formula; what can run without a GPU agrees on small inputs."""
+    found = cases(Setting("cuda"), ("softmax", "statistics"))
+    assert {one.group for one in found} == {"softmax", "statistics"}
+    for one in found:
+        names = [side.name for side in one.peers]
+        assert names[0].startswith("SDPA") and names[1].startswith("FlexAttention")
+        assert len(names) == 3 or one.length > 8192, "all pairs of more tokens do not fit"
+    plain, causal = (next(one for one in found if one.work.startswith(name)) for name in ("plain", "causal"))
+    inputs = random_inputs(SHAPES, "cpu", torch.float32)
+    for one in (plain, causal):
+        attention, sides = one.attention, [one.peers[0], one.peers[2]]
+        for side in sides:
+            run = prepared(side.build, False, inputs)
+            compare(tensors_of(rg.attend(attention, *inputs).output), run(), 1e-4)
+    monkeypatch.setattr(sdpa, "_flex", lambda: F.scaled_dot_product_attention)
+    assert sdpa.flex(None, *inputs).keywords == {"block_mask": None}
+
+
 def some_rows():
     goal = measure.Goal("plain", 1.01, 1.03, "x its time")
     line = Line("SDPA", "torch 2", 0.2, 0.3, 5.0, [goal])
@@ -421,6 +440,8 @@ def test_ctrl_c_keeps_what_was_measured(few, monkeypatch, tmp_path):
         (["--only", "window,statistic"], "Did you mean 'statistics'?"),
         (["--device", "gpu"], "there is no device 'gpu'"),
         (["--device", "cuda", "--only", "bias"], "--device cpu"),
+        (["--device", "cuda", "--only", "statistics"], "torch finds no CUDA device on this machine"),
+        (["--device", "cuda", "--list"], "torch finds no CUDA device on this machine"),
         (["--json", "no/such/folder/b.json"], "there is no folder"),
     ],
 )

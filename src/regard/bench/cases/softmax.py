@@ -11,8 +11,8 @@ from regard.bench.peers import sdpa, transformers
 from regard.bench.peers.package import TRANSFORMERS
 
 HEADS, WIDTH = 8, 64
-#: The most tokens of the eager peer.
-EAGER = 2048
+#: The most tokens of the eager peer, and of the dense formula on a GPU.
+EAGER, DENSE = 2048, 8192
 
 
 def cases(setting: Setting) -> Iterator[Case]:
@@ -33,6 +33,8 @@ def _case(setting: Setting, name: str, mask: rg.Mask | None, n: int, learns: boo
     if n <= EAGER and setting.device == "cpu":
         eager = partial(transformers.eager, mask is not None)
         peers.append(Side("transformers, eager", eager, package=TRANSFORMERS))
+    if setting.device == "cuda":
+        peers += _on_gpu(rg.Attention(mask=mask), n)
     backward = 3.5 if learns else 1.0
     return Case(
         group="softmax",
@@ -47,6 +49,16 @@ def _case(setting: Setting, name: str, mask: rg.Mask | None, n: int, learns: boo
         length=n,
         weighs=n < 16_384 or setting.full,
     )
+
+
+def _on_gpu(attention: rg.Attention, n: int) -> list[Side]:
+    """FlexAttention, and the dense formula where it fits."""
+    tolerance = _tolerance(Setting("cuda"))
+    flex = Side("FlexAttention, compiled", partial(sdpa.flex, attention.mask), tolerance=tolerance, compiles=True)
+    formula = Side(
+        "the dense formula", partial(sdpa.eager, attention), tolerance=tolerance, needs=8 * HEADS * n * n * 4
+    )
+    return [flex, formula] if n <= DENSE else [flex]
 
 
 def _aims(setting: Setting, learns: bool) -> tuple[Aim, ...]:

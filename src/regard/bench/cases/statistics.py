@@ -18,8 +18,6 @@ HEADS, WIDTH, TOP, CELLS = 2, 64, 8, 512
 
 def cases(setting: Setting) -> Iterator[Case]:
     """At 8,192 tokens, with --full also at 32,768."""
-    if setting.device == "cuda":
-        return
     for n in (8192, 32_768) if setting.full else (8192,):
         for name, mask in (("plain", None), ("causal", rg.causal())):
             yield _case(setting, name, mask, n)
@@ -27,6 +25,8 @@ def cases(setting: Setting) -> Iterator[Case]:
 
 def _case(setting: Setting, name: str, mask: rg.Mask | None, n: int) -> Case:
     kernel = sdpa.sdpa if mask is None else sdpa.causal
+    no_statistics = "it computes no statistics"
+    flex = Side("FlexAttention, only forward", partial(sdpa.flex, mask), differs=no_statistics, compiles=True)
     dense = partial(eagerly, mask is not None)
     needs = 5 * HEADS * n * n * 4
     return Case(
@@ -36,7 +36,8 @@ def _case(setting: Setting, name: str, mask: rg.Mask | None, n: int) -> Case:
         mechanism="multi_head" if mask is None else "masked",
         ours=partial(streaming, rg.Attention(mask=mask)),
         peers=(
-            Side("SDPA, only forward", kernel, setting.aims("time", 0.7, 1.0), differs="it computes no statistics"),
+            Side("SDPA, only forward", kernel, setting.aims("time", 0.7, 1.0), differs=no_statistics),
+            *((flex,) if setting.device == "cuda" else ()),
             Side("eager, dense weights", dense, setting.aims("faster", 8, 5), needs=needs, tolerance=1e-3),
         ),
         series=f"statistics, {name}",
@@ -59,13 +60,13 @@ def streaming(attention: rg.Attention, *inputs: Tensor) -> Callable[..., tuple[T
 
 
 def eagerly(is_causal: bool, *inputs: Tensor) -> Callable[..., tuple[Tensor, ...]]:
-    """All weights in one tensor, and the plain formulas."""
+    """All weights in one float32 tensor, and the plain formulas."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        n = k.shape[2]
+        n, q, k = k.shape[2], q.float(), k.float()
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
         if is_causal:
-            scores.masked_fill_(torch.ones(n, n, dtype=torch.bool).triu(1), -torch.inf)
+            scores.masked_fill_(torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1), -torch.inf)
         w = scores.softmax(-1)
         del scores
         cells = F.adaptive_avg_pool2d(w, (CELLS, CELLS)) * (n / CELLS)  # sums over keys, means over queries

@@ -61,9 +61,9 @@ def one_call_an_entry(lengths: tuple[int, ...], *inputs: Tensor) -> Callable[...
     return run
 
 
-def flex(mask: rg.Mask, query: Tensor, key: Tensor, value: Tensor) -> Callable[..., Tensor]:
+def flex(mask: rg.Mask | None, query: Tensor, key: Tensor, value: Tensor) -> Callable[..., Tensor]:
     """FlexAttention, compiled, with a block mask made before, as in its tutorial."""
-    return partial(_flex(), block_mask=block_mask(mask, query.shape[2], query.device.type))
+    return partial(_flex(), block_mask=None if mask is None else block_mask(mask, query.shape[2], query.device.type))
 
 
 @cache
