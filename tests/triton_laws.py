@@ -179,7 +179,7 @@ def test_of_some_queries():
     parts = []
     for queries in (range(0, 3), range(3, 66), range(66, I)):
         states = {fold: fold.init(weights.shape, weights.device)}
-        wanted, _ = compiled_folds.wanted_statistics(states, weights.positions, gpu_folds.KNOWN)
+        wanted, _ = gpu_folds.wanted_statistics(states, weights.positions)
         statistics.add_statistics(terms, weights.row_statistic[0], wanted, queries)
         expected = precise.dense()[:, :, queries.start : queries.stop].sum(2)
         torch.testing.assert_close(states[fold][0].double(), expected, atol=1e-5, rtol=1e-4)
@@ -224,7 +224,6 @@ def test_many_strongest_links_and_folds_of_the_user_run_on_tiles(monkeypatch):
         def add(self, state, tile):
             state[0].copy_(state[0].maximum(tile.weights.amax((-2, -1))))
 
-    monkeypatch.setattr(statistics, "LARGEST_TOP", 2)
     monkeypatch.setattr(gpu_folds, "LARGEST_TOP", 2)
     weights = rg.attend(rg.Attention(), *tensors((6, 9)), engine="dense").weights
     entropy, top, greatest = weights.summarize(rg.Entropy(), rg.TopLinks(3), Greatest())

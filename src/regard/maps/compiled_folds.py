@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -142,28 +141,3 @@ def _pyramid(fold: Pyramid, state: State, sizes: Sizes) -> Parts:
 
 computes(Similarity, _similarity)
 computes(Pyramid, _pyramid)
-
-
-def wanted_statistics(
-    states: Mapping[Fold, State], positions: Positions, known: Collection[type[Fold]]
-) -> tuple[Statistics, set[Fold]]:
-    """The tensors that a pass fills, and the folds of the `known` types that they belong to: one of each type."""
-    keys = positions.keys.intervals
-    wanted, done = Statistics(keys[0][0] - positions.start), {}
-    for fold, state in states.items():
-        kind = type(fold)
-        if kind in known and kind not in done and not (kind is Distance and len(keys) > 1):
-            wanted = replace(wanted, **dict(zip(TENSORS[kind], state, strict=False)))
-            done[kind] = fold
-    return wanted, set(done.values())
-
-
-#: For some folds, the tensors of `Statistics` that the state begins with: what passes on other devices compute.
-TENSORS: dict[type[Fold], tuple[str, ...]] = {
-    Entropy: ("entropy",),
-    Distance: ("distance",),
-    MassOn: ("mass", "flags"),
-    KeyTotals: ("received",),
-    Pool: ("cells",),
-    TopLinks: ("top_weights", "top_keys"),
-}

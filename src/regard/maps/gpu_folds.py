@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared, scores
-from regard.engine.gpu.statistics import LARGEST_TOP, add_statistics, is_installed, terms_of
+from regard.engine.gpu.statistics import LARGEST_TOP, Statistics, add_statistics, is_installed, terms_of
 from regard.engine.kernel import Terms
-from regard.maps.compiled_folds import map_problem, wanted_statistics
+from regard.maps.compiled_folds import map_problem
 from regard.maps.folds import Distance, Entropy, Fold, KeyTotals, Links, MassOn, Pool, State, Tile, TopLinks
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import any_coarse
@@ -25,8 +25,15 @@ from regard.spans import Spans
 
 #: The devices whose maps the kernel computes.
 DEVICES = {"cuda"}
-#: The folds that it knows.
-KNOWN = frozenset({Entropy, Distance, MassOn, KeyTotals, Pool, TopLinks})
+#: For each fold that it knows, the tensors of `Statistics` that the state begins with. A subclass is another fold.
+TENSORS: dict[type[Fold], tuple[str, ...]] = {
+    Entropy: ("entropy",),
+    Distance: ("distance",),
+    MassOn: ("mass", "flags"),
+    KeyTotals: ("received",),
+    Pool: ("cells",),
+    TopLinks: ("top_weights", "top_keys"),
+}
 #: Queries that are verified together, at the start, in the middle and at the end.
 ROWS = 2
 #: The largest difference to the dense formula, relative to the largest number of the statistic, or to 1.
@@ -51,8 +58,7 @@ def fill(terms: Terms, logsumexp: Tensor, states: Mapping[Fold, State]) -> set[F
     """Add the whole map to the states of the folds that the kernel knows, and return these folds."""
     if any_coarse(logsumexp) or logsumexp.isnan().any():
         return set()
-    fits = {fold: state for fold, state in states.items() if not (isinstance(fold, TopLinks) and fold.k > LARGEST_TOP)}
-    wanted, done = wanted_statistics(fits, terms.problem.positions, KNOWN)
+    wanted, done = wanted_statistics(states, terms.problem.positions)
     if not done:
         return done
     program = _program(terms, done)
@@ -64,6 +70,19 @@ def fill(terms: Terms, logsumexp: Tensor, states: Mapping[Fold, State]) -> set[F
         return set()
     add_statistics(terms, logsumexp, wanted)
     return done
+
+
+def wanted_statistics(states: Mapping[Fold, State], positions: Positions) -> tuple[Statistics, set[Fold]]:
+    """The tensors that one pass fills, and the folds that they belong to: the first of each type."""
+    keys = positions.keys.intervals
+    shift, tensors, done = keys[0][0] - positions.start, {}, {}
+    for fold, state in states.items():
+        kind = type(fold)
+        unfit = (kind is Distance and len(keys) > 1) or (isinstance(fold, TopLinks) and fold.k > LARGEST_TOP)
+        if kind in TENSORS and kind not in done and not unfit:
+            tensors |= zip(TENSORS[kind], state, strict=False)
+            done[kind] = fold
+    return Statistics(shift, **tensors), set(done.values())
 
 
 def _program(terms: Terms, folds: set[Fold]) -> tuple:
@@ -88,7 +107,7 @@ def _differences(terms: Terms, logsumexp: Tensor, folds: set[Fold]) -> Iterator[
     for first in sorted({0, s.I // 2, max(0, s.I - ROWS)}):
         rows = slice(first, min(first + ROWS, s.I))
         mine, exact = ({fold: fold.init(shape, problem.query.device) for fold in folds} for _ in range(2))
-        wanted, _ = wanted_statistics(mine, problem.positions, KNOWN)
+        wanted, _ = wanted_statistics(mine, problem.positions)
         add_statistics(terms, logsumexp, wanted, range(rows.start, rows.stop))
         tile = _dense_tile(terms, logsumexp, rows)
         for fold in folds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,7 +14,6 @@ from torch import Tensor
 from regard.engine.kernel import Terms
 from regard.engine.kernel.attention import Inputs
 from regard.engine.kernel.engine import LARGEST_WIDTH, MASK_BYTES
-from regard.engine.kernel.statistics import Statistics
 from regard.engine.problem import Problem
 from regard.pieces.bias import AdditiveBias, Softcap
 from regard.pieces.mask import leaves
@@ -30,6 +30,25 @@ LEAST_SIDE = 16
 #: The tensors of `Inputs` that the kernel computes with. The sink of a row is in its log-sum-exp.
 KNOWN_INPUTS = {"query", "key", "value", "before", "after", "sink"}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """Tensors that a pass fills. The statistics that are None are left out; all others hold 0 before the pass.
+
+    `flags` are the numbers that `mass` multiplies weights with, (B, J). `top_keys` holds -1 before the pass. `shift` is
+    the position of the first key minus that of the first query.
+    """
+
+    shift: int
+    entropy: Tensor | None = None  # (B, H, I)
+    distance: Tensor | None = None  # (B, H, I)
+    mass: Tensor | None = None  # (B, H, I)
+    flags: Tensor | None = None
+    received: Tensor | None = None  # (B, H, J)
+    cells: Tensor | None = None  # (B, H, rows, columns)
+    top_weights: Tensor | None = None  # (B, H, I, k)
+    top_keys: Tensor | None = None
 
 
 def terms_of(problem: Problem) -> Terms | None:

@@ -56,7 +56,7 @@ class Sizes(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """The tensors of `regard.engine.kernel.statistics.Statistics`; None leaves a statistic out."""
+    """The tensors of `regard.engine.gpu.statistics.Statistics`; None leaves a statistic out."""
 
     entropy: Any
     distance: Any
