@@ -49,8 +49,11 @@ def register() -> None:
         )
     if OURS in AttentionInterface():
         return
-    AttentionInterface.register(OURS, torch.compiler.disable(run))  # torch.compile breaks the graph around them
-    AttentionMaskInterface.register(OURS, torch.compiler.disable(spans_mask))
+    from regard.hf.compiled import attention_function, mark_mask_functions, mask_maker
+
+    AttentionInterface.register(OURS, attention_function(run))
+    AttentionMaskInterface.register(OURS, mask_maker(spans_mask))
+    mark_mask_functions()
     _refuse_models_with_backends_of_their_own(PreTrainedModel)
 
 

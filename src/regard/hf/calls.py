@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from regard.attention import Attention
 from regard.hf.masks.biases import LearnedBias, bias_of
+from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.mask_tensors import Recognised, recognise
 from regard.hf.masks.span_masks import OURS, SpanMask
 from regard.pieces.bias import Bias, Softcap
@@ -210,6 +211,8 @@ def _masking(call: Call, masks: MaskCache) -> tuple[Recognised, Bias | None]:
         return _implicit(call, mask), None
     if isinstance(mask, SpanMask):
         return mask.recognised(call.query.shape[0], call.query.shape[2], call.key.shape[2]), None
+    if isinstance(mask, GraphMask):
+        return mask.recognised(), None
     if not isinstance(mask, Tensor):
         raise Untranslatable(
             f"its mask is a {type(mask).__name__}, which Regard cannot read; use attn_implementation='sdpa'"

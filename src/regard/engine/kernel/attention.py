@@ -124,18 +124,32 @@ class KernelAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, output, logsumexp = ctx.saved_tensors
         inputs, wanted = Inputs(*tensors), Inputs(*ctx.needs_input_grad[1:])
-        delta = (grad.float() * output.float()).sum(-1)
-        grads = backward(ctx.setting, inputs, wanted, grad, delta, logsumexp)
-        if wanted.sink and inputs.sink is not None:
-            share = torch.exp(inputs.sink.float()[:, None] - logsumexp)
-            grads = grads._replace(sink=-(share * delta).sum((0, 2)))
-        return None, *(None if g is None or t is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True))
+        return None, *gradients(ctx.setting, inputs, wanted, grad, output, logsumexp)
 
 
-def forward(setting: Setting, inputs: Inputs, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-    """The output (B, H, I, E), by default in the dtype of the value, and the log-sum-exp (B, H, I). No gradients."""
+def gradients(
+    setting: Setting, inputs: Inputs, wanted: Inputs, grad: Tensor, output: Tensor, logsumexp: Tensor
+) -> list[Tensor | None]:
+    """Gradients of all inputs in their dtypes, from the gradient and the results of `forward`."""
+    delta = (grad.float() * output.float()).sum(-1)
+    grads = backward(setting, inputs, wanted, grad, delta, logsumexp)
+    if wanted.sink and inputs.sink is not None:
+        share = torch.exp(inputs.sink.float()[:, None] - logsumexp)
+        grads = grads._replace(sink=-(share * delta).sum((0, 2)))
+    return [None if g is None or t is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True)]
+
+
+def forward(
+    setting: Setting, inputs: Inputs, dtype: torch.dtype | None = None, output: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The output (B, H, I, E) and the log-sum-exp (B, H, I). No gradients.
+
+    The output is written to `output`; by default to a new tensor in `dtype`, or in the dtype of the value.
+    """
     (B, H, I, _), (G, J, E) = inputs.query.shape, inputs.value.shape[1:]
-    output, logsumexp = inputs.value.new_empty(B, H, I, E, dtype=dtype or inputs.value.dtype), empty(B, H, I)
+    if output is None:
+        output = inputs.value.new_empty(B, H, I, E, dtype=dtype or inputs.value.dtype)
+    logsumexp = empty(B, H, I)
     call, library = inputs.call(setting), setting.library
     call.point(output=output, logsumexp=logsumexp)
     work = setting.layout.num_pairs * H * inputs.multiply_adds[0]

@@ -1,0 +1,203 @@
+"""The kernels as operators of torch: `regard::attention` and its backward pass, for graphs of torch.compile.
+
+A graph holds only tensors and numbers, so the operator takes its mask as numbers: the position of the first query and
+of the first key, whether the mask is causal, the size of a window, which keys are real, and the group of every token.
+The layout of tiles is made when the operator runs, from the sizes that it has then. So one graph serves all lengths.
+
+The kernel engine does not call it: with gradients, an operator costs 77 microseconds a call, an `autograd.Function` 11.
+Both run the same `forward` and `gradients`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache, reduce
+from operator import and_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.engine.kernel.attention import Inputs, Setting, forward, gradients
+from regard.engine.kernel.layout import Layout
+from regard.engine.kernel.library import load, reason
+from regard.engine.kernel.running import empty
+from regard.errors import RegardError
+from regard.pieces.grid import Grid
+from regard.pieces.mask import Mask, causal, window
+from regard.pieces.mask_data import documents, padding
+from regard.pieces.normalizer import any_coarse
+from regard.positions import Positions
+from regard.shapes import Sizes
+from regard.spans import Spans
+
+TENSORS = "Tensor query, Tensor key, Tensor value, Tensor? sink, Tensor? real, Tensor? groups, Tensor? offset"
+NUMBERS = "SymInt start, SymInt first, bool is_causal, SymInt window, float scale, float cap"
+
+
+class Terms(NamedTuple):
+    """The mask and the numbers of a call.
+
+    Query i has position `start` + i, plus `offset` if it is given; key j has position `first` + j. `real` (B, n) and
+    `groups` (B, n) hold for each position whether the key is real, and the group of the token: a query attends only to
+    its own group, whose tokens are neighbours. A `window` of 0 is none, and so is a `cap` of 0.
+    """
+
+    real: Tensor | None
+    groups: Tensor | None
+    offset: Tensor | None
+    start: int
+    first: int
+    is_causal: bool
+    window: int
+    scale: float
+    cap: float
+
+    def setting(self, sizes: Sizes) -> Setting:
+        library = load()
+        if library is None:
+            raise RegardError(f"regard::attention: this graph needs the compiled kernels. {reason()}")
+        start = self.start + (0 if self.offset is None else int(self.offset))
+        positions = Positions(start, Spans(((self.first, self.first + sizes.J),)))
+        tables = (None if t is None else Table.of(t) for t in (self._real(positions), self.groups))
+        layout = _layout(positions, sizes, self.is_causal, self.window, *tables)
+        return Setting(library, layout, self.scale, self.cap, learns=False)
+
+    def _real(self, positions: Positions) -> Tensor | None:
+        """The real keys up to the last one; None if all are real. Keys behind the end of `real` are not written yet."""
+        if self.real is None:
+            return None
+        ((first, stop),) = positions.keys
+        real = F.pad(self.real, (0, max(0, stop - self.real.shape[1])))[:, :stop]
+        return None if bool(real[:, first:].all()) else real
+
+
+class Table(NamedTuple):
+    """A matrix as a value that can be compared and hashed."""
+
+    dtype: torch.dtype
+    num_columns: int
+    content: bytes
+
+    @staticmethod
+    def of(tensor: Tensor) -> Table:
+        return Table(tensor.dtype, tensor.shape[1], tensor.cpu().numpy().tobytes())
+
+    def tensor(self) -> Tensor:
+        return torch.frombuffer(bytearray(self.content), dtype=self.dtype).view(-1, self.num_columns)
+
+
+@dataclass(frozen=True, eq=False)
+class EntryMasks(Mask):
+    """A mask of its own for each batch entry."""
+
+    masks: tuple[Mask, ...]
+
+    def allowed(self, grid: Grid) -> Tensor:
+        return torch.cat([self.masks[entry].allowed(grid) for entry in grid.batch.tolist()])
+
+    def of_entry(self, entry: int) -> Mask:
+        return self.masks[entry]
+
+
+@lru_cache(maxsize=32)
+def _layout(
+    positions: Positions, sizes: Sizes, is_causal: bool, window_size: int, real: Table | None, groups: Table | None
+) -> Layout:
+    """Layers of a model have the same mask, so all of them find the layout of the first."""
+    parts: list[Mask] = [causal()] if is_causal else []
+    if window_size:
+        parts.append(window(window_size))
+    if real is not None:
+        parts.append(padding(real.tensor()))
+    if groups is not None:
+        parts.append(_documents(groups.tensor()))
+    return Layout.of(reduce(and_, parts) if parts else None, positions, sizes)
+
+
+def _documents(groups: Tensor) -> Mask:
+    if bool((groups == groups[:1]).all()):
+        groups = groups[:1]
+    masks = tuple(documents(torch.unique_consecutive(row, return_counts=True)[1].tolist()) for row in groups)
+    return masks[0] if len(masks) == 1 else EntryMasks(masks)
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None, *terms: Any) -> tuple[Tensor, Tensor]:
+    """The output (B, H, I, E), whose heads are neighbours in memory, and the log-sum-exp (B, H, I); no gradients.
+
+    `terms` are the fields of `Terms`, in their order.
+    """
+    sizes = Sizes(*query.shape[:2], *key.shape[1:2], query.shape[2], key.shape[2], query.shape[3], value.shape[3])
+    output = value.new_empty(sizes.B, sizes.I, sizes.H, sizes.E).transpose(1, 2)
+    if sizes.is_empty:
+        return output.zero_(), empty(*query.shape[:3]).fill_(-torch.inf)
+    return forward(Terms(*terms).setting(sizes), Inputs(query, key, value, None, None, sink), output=output)
+
+
+def attention_backward(
+    grad: Tensor,
+    output: Tensor,
+    logsumexp: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sink: Tensor | None,
+    *terms: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of query, key, value and sink; the last has no element without a sink."""
+    sizes = Sizes(*query.shape[:2], *key.shape[1:2], query.shape[2], key.shape[2], query.shape[3], value.shape[3])
+    inputs, wanted = Inputs(query, key, value, None, None, sink), Inputs(True, True, True, None, None, sink is not None)  # type: ignore[arg-type]
+    if sizes.is_empty:
+        return tuple(torch.zeros_like(t) for t in _fake_gradients(query, key, value, sink))  # type: ignore[return-value]
+    if any_coarse(logsumexp):
+        raise RegardError(
+            "regard::attention: scores are so large that float32 is too coarse for the log-sum-exp of a row, which the "
+            "backward pass of the kernel needs. Train this model without torch.compile, or with attn_implementation="
+            "'sdpa'."
+        )
+    grads = gradients(Terms(*terms).setting(sizes), inputs, wanted, grad, output, logsumexp)
+    found = [grads[0], grads[1], grads[2], query.new_empty(0) if sink is None else grads[5]]
+    return tuple(t.contiguous() for t in found if t is not None)  # type: ignore[return-value]
+
+
+def _fake_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    (B, H, I, _), E = query.shape, value.shape[3]
+    return value.new_empty(B, I, H, E).transpose(1, 2), query.new_empty(B, H, I, dtype=torch.float32)
+
+
+def _fake_gradients(query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None) -> tuple[Tensor, ...]:
+    like = [t.new_empty(t.shape) for t in (query, key, value)]
+    return *like, query.new_empty(0) if sink is None else sink.new_empty(sink.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*output, *inputs[:7])
+    ctx.numbers = inputs[7:]
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    grads = torch.ops.regard.attention_backward(grad, *ctx.saved_tensors, *ctx.numbers)
+    has_sink = ctx.saved_tensors[5] is not None
+    return *grads[:3], grads[3] if has_sink else None, *[None] * (len(Terms._fields))
+
+
+def _define() -> torch.library.Library:
+    """`Library.define` costs 14 microseconds a call without gradients, `torch.library.custom_op` 18."""
+    library = torch.library.Library("regard", "DEF")
+    tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
+    library.define(f"attention({TENSORS}, {NUMBERS}) -> (Tensor, Tensor)", tags=tags)
+    results = "Tensor grad, Tensor output, Tensor logsumexp"
+    library.define(f"attention_backward({results}, {TENSORS}, {NUMBERS}) -> (Tensor, Tensor, Tensor, Tensor)", tags=tags)
+    library.impl("attention", attention, "CPU")
+    library.impl("attention_backward", attention_backward, "CPU")
+    torch.library.register_fake("regard::attention", _fake_attention, lib=library)
+    torch.library.register_fake("regard::attention_backward", lambda *a: _fake_gradients(*a[3:7]), lib=library)
+    torch.library.register_autograd("regard::attention", _differentiate, setup_context=_save, lib=library)
+    return library
+
+
+_library = _define()  # an operator lives as long as its library
+#: `regard::attention`, with the arguments of `attention`.
+OPERATOR = torch.ops.regard.attention.default

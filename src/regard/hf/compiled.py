@@ -1,0 +1,191 @@
+"""Calls of the backend inside a graph of torch.compile: they become the operator `regard::attention`.
+
+torch's compiler traces this file, so it holds plain Python that the compiler can follow. What depends on Python objects
+(which rule a mask function is, whether the kernels can run) is computed while tracing, and is a constant of the graph.
+A call that the operator cannot compute breaks the graph, and runs as without a compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import assume_constant_result
+from transformers import masking_utils as theirs
+
+from regard.engine.kernel.engine import LARGEST_WIDTH
+from regard.engine.kernel.library import load_fast
+from regard.engine.kernel.operator import OPERATOR
+from regard.engine.kernel.structures import DTYPES
+from regard.hf.calls import HARMLESS, PACKING, UNDERSTOOD
+from regard.hf.masks.graph_masks import GraphMask
+from regard.hf.masks.mask_functions import MaskFunction, MaskFunctionReader
+from regard.pieces.mask import Both, causal, window
+
+#: The code of mask functions that may be ranges of distances.
+RANGES = tuple(
+    function.__code__
+    for function in (
+        theirs.causal_mask_function,
+        theirs.bidirectional_mask_function,
+        theirs.and_masks(theirs.causal_mask_function),
+    )
+)
+Function = Callable[..., Any]
+
+
+def attention_function(run: Function) -> Function:
+    """The backend function `run`, which becomes the operator inside a graph where this is possible."""
+    outside = torch.compiler.disable(run)
+
+    def attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
+    ) -> tuple[Tensor, None]:
+        if not torch.compiler.is_dynamo_compiling():
+            return run(module, query, key, value, attention_mask, **options)
+        if fits_graph(module, query, key, value, attention_mask, options):
+            return run_in_graph(module, query, key, value, attention_mask, options), None
+        return outside(module, query, key, value, attention_mask, **options)
+
+    return attention
+
+
+def mask_maker(spans_mask: Function) -> Function:
+    """The function `spans_mask`, which makes a `GraphMask` inside a graph where this is possible."""
+    outside = torch.compiler.disable(spans_mask)
+
+    def make(*sizes: Any, **options: Any) -> Any:
+        if not torch.compiler.is_dynamo_compiling():
+            return spans_mask(*sizes, **options)
+        is_known, mask = graph_mask(*sizes, **options)
+        return mask if is_known else outside(*sizes, **options)
+
+    return make
+
+
+def graph_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    *,
+    mask_function: MaskFunction,
+    attention_mask: Tensor | None = None,
+    use_vmap: bool = False,
+    allow_is_bidirectional_skip: bool = False,
+    **_: Any,
+) -> tuple[bool, GraphMask | None]:
+    """Whether a graph can hold the mask that transformers requests, and this mask (None: all pairs)."""
+    is_marked = hasattr(mask_function, "regard_packing")
+    function, groups = mask_function.regard_packing if is_marked else (mask_function, None)  # type: ignore[attr-defined]
+    if use_vmap or function is None or not any(function.__code__ is code for code in RANGES):
+        return False, None
+    is_range, is_causal, size = _range(function)
+    if not is_range:
+        return False, None
+    is_free = attention_mask is None and groups is None and not is_causal and not size
+    if is_free and allow_is_bidirectional_skip:
+        return True, None
+    real = None if attention_mask is None else attention_mask.bool()
+    return True, GraphMask(q_offset, kv_offset, is_causal, size, real, groups)
+
+
+@assume_constant_result
+def _range(function: MaskFunction) -> tuple[bool, bool, int]:
+    """Whether a function is a range of distances, whether it is causal, and the size of its window (0: none)."""
+    mask = MaskFunctionReader(1).read(function)
+    parts = (mask.left, mask.right) if isinstance(mask, Both) else () if mask is None else (mask,)
+    windows = [part.size for part in parts if isinstance(part, window)]
+    is_causal = any(isinstance(part, causal) for part in parts)
+    is_range = len(parts) == len(windows) + is_causal and len(windows) <= 1
+    return is_range, is_causal, windows[0] if windows else 0
+
+
+@assume_constant_result
+def _has_kernels() -> bool:
+    return load_fast() is not None
+
+
+def fits_graph(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]
+) -> bool:
+    """Whether the operator can compute a call of the backend."""
+    if not (_has_kernels() and (mask is None or isinstance(mask, GraphMask)) and _options_fit(module, query, options)):
+        return False
+    widths_fit = max(query.shape[-1], value.shape[-1]) <= LARGEST_WIDTH and query.shape[-1] == key.shape[-1]
+    is_shared = query.shape[1] % key.shape[1] == 0
+    is_cpu = query.device.type == key.device.type == value.device.type == "cpu"
+    dtypes_fit = query.dtype in DTYPES and query.dtype == key.dtype == value.dtype
+    return widths_fit and is_shared and is_cpu and dtypes_fit
+
+
+def _options_fit(module: nn.Module, query: Tensor, options: dict[str, Any]) -> bool:
+    for name, given in options.items():
+        is_read = given is not None and given is not False
+        if is_read and name not in UNDERSTOOD and name not in HARMLESS and name not in PACKING:
+            return False
+    if options.get("output_attentions") or options.get("position_bias") is not None:
+        return False
+    if isinstance(options.get("scaling"), Tensor) or isinstance(options.get("softcap"), Tensor):
+        return False
+    sinks = options.get("s_aux")
+    drops = bool(options.get("dropout")) and module.training
+    return not drops and (sinks is None or sinks.numel() == query.shape[1])
+
+
+def run_in_graph(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: GraphMask | None, options: dict[str, Any]
+) -> Tensor:
+    """The output of the backend, (B, I, H, E)."""
+    scale, sinks = options.get("scaling"), options.get("s_aux")
+    if mask is None:
+        mask = _implicit(module, query.shape[2], key.shape[2], options.get("is_causal"))
+    is_tensor = isinstance(mask.start, Tensor)
+    output, _ = OPERATOR(
+        query,
+        key,
+        value,
+        None if sinks is None else sinks.reshape(-1).float(),
+        mask.real,
+        mask.groups,
+        mask.start if is_tensor else None,
+        0 if is_tensor else mask.start,
+        mask.first,
+        mask.is_causal,
+        mask.window,
+        query.shape[-1] ** -0.5 if scale is None else float(scale),
+        float(options.get("softcap") or 0.0),
+    )
+    return output.transpose(1, 2)
+
+
+def _implicit(module: nn.Module, num_queries: int, num_keys: int, is_causal: bool | None) -> GraphMask:
+    """The mask of a call without one: as in torch, a causal one gives the first query the position of the first key."""
+    asked = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    return GraphMask(0, 0, bool(asked) and num_queries > 1, 0, None, None)
+
+
+def mark_mask_functions() -> None:
+    """Let graphs know the mask functions that hold tensors.
+
+    torch's compiler cannot look into a closure that holds a tensor. So while it traces, two functions of transformers
+    are replaced by equal ones that also write down the parts of their result.
+    """
+
+    @torch.compiler.substitute_in_graph(theirs.packed_sequence_compatibility_function)
+    def packed(mask_function: Function, position_ids: Tensor, packed_sequence_mask: Tensor) -> Any:
+        function = theirs.and_masks(
+            theirs.packed_sequence_mask_function(packed_sequence_mask),
+            theirs.remap_positions_for_packed_sequence(mask_function, position_ids),
+        )
+        function.regard_packing = (mask_function, packed_sequence_mask)
+        return function
+
+    @torch.compiler.substitute_in_graph(theirs.chunked_causal_mask_function)
+    def chunked(chunk_size: int, left_padding: Tensor) -> Any:
+        function = theirs.and_masks(theirs.chunked_overlay(chunk_size, left_padding), theirs.causal_mask_function)
+        function.regard_packing = (None, None)  # no range of distances
+        return function
