@@ -32,6 +32,7 @@ ROOMS = {
     "hf": [
         {"masks", "attention_modules", "gguf"},
         {"calls", "models"},
+        {"compiled"},
         {"capture", "heads", "backend"},
         {"text_reader"},
         {"__init__"},

@@ -283,13 +283,6 @@ def test_a_model_that_runs_on_regard_can_be_watched(name, side):
     assert_same_weights(seen, oracle(net, inputs), inputs.get("attention_mask"))
 
 
-@torch.no_grad()
-def test_a_compiled_model_breaks_its_graph_around_attention():
-    net, inputs = named("Mistral").make("regard"), named("Mistral").inputs("left")
-    compiled = torch.compile(net, backend="eager")
-    torch.testing.assert_close(compiled(**inputs)[0], net(**inputs)[0])
-
-
 def test_generation_with_a_sliding_cache_can_be_watched():
     model = sharpened(transformers.MistralForCausalLM(GENERATORS["mistral"]).eval())
     model.set_attn_implementation("regard")

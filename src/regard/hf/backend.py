@@ -7,7 +7,6 @@ from functools import wraps
 from importlib.util import find_spec
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from regard.attention_output import attend

@@ -34,19 +34,22 @@ RANGES = tuple(
     )
 )
 Function = Callable[..., Any]
+#: The same function, at which torch's compiler breaks its graph.
+_breaking: Function = torch.compiler.disable
 
 
 def attention_function(run: Function) -> Function:
     """The backend function `run`, which becomes the operator inside a graph where this is possible."""
-    outside = torch.compiler.disable(run)
+    outside = _breaking(run)
 
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
     ) -> tuple[Tensor, None]:
         if not torch.compiler.is_dynamo_compiling():
             return run(module, query, key, value, attention_mask, **options)
-        if fits_graph(module, query, key, value, attention_mask, options):
-            return run_in_graph(module, query, key, value, attention_mask, options), None
+        q, k, v = _autocast(query), _autocast(key), _autocast(value)
+        if fits_graph(q, k, v, attention_mask, options):
+            return run_in_graph(module, q, k, v, attention_mask, options), None
         return outside(module, query, key, value, attention_mask, **options)
 
     return attention
@@ -54,7 +57,7 @@ def attention_function(run: Function) -> Function:
 
 def mask_maker(spans_mask: Function) -> Function:
     """The function `spans_mask`, which makes a `GraphMask` inside a graph where this is possible."""
-    outside = torch.compiler.disable(spans_mask)
+    outside = _breaking(spans_mask)
 
     def make(*sizes: Any, **options: Any) -> Any:
         if not torch.compiler.is_dynamo_compiling():
@@ -109,11 +112,16 @@ def _has_kernels() -> bool:
     return load_fast() is not None
 
 
-def fits_graph(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]
-) -> bool:
+def _autocast(tensor: Tensor) -> Tensor:
+    """An input in the dtype of torch.autocast, as `attend` takes it."""
+    if tensor.dtype == torch.float64 or not torch.is_autocast_enabled("cpu"):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype("cpu"))
+
+
+def fits_graph(query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]) -> bool:
     """Whether the operator can compute a call of the backend."""
-    if not (_has_kernels() and (mask is None or isinstance(mask, GraphMask)) and _options_fit(module, query, options)):
+    if not (_has_kernels() and (mask is None or isinstance(mask, GraphMask)) and _options_fit(query, options)):
         return False
     widths_fit = max(query.shape[-1], value.shape[-1]) <= LARGEST_WIDTH and query.shape[-1] == key.shape[-1]
     is_shared = query.shape[1] % key.shape[1] == 0
@@ -122,7 +130,7 @@ def fits_graph(
     return widths_fit and is_shared and is_cpu and dtypes_fit
 
 
-def _options_fit(module: nn.Module, query: Tensor, options: dict[str, Any]) -> bool:
+def _options_fit(query: Tensor, options: dict[str, Any]) -> bool:
     for name, given in options.items():
         is_read = given is not None and given is not False
         if is_read and name not in UNDERSTOOD and name not in HARMLESS and name not in PACKING:
@@ -132,8 +140,7 @@ def _options_fit(module: nn.Module, query: Tensor, options: dict[str, Any]) -> b
     if isinstance(options.get("scaling"), Tensor) or isinstance(options.get("softcap"), Tensor):
         return False
     sinks = options.get("s_aux")
-    drops = bool(options.get("dropout")) and module.training
-    return not drops and (sinks is None or sinks.numel() == query.shape[1])
+    return sinks is None or sinks.numel() == query.shape[1]
 
 
 def run_in_graph(
@@ -143,7 +150,7 @@ def run_in_graph(
     scale, sinks = options.get("scaling"), options.get("s_aux")
     if mask is None:
         mask = _implicit(module, query.shape[2], key.shape[2], options.get("is_causal"))
-    is_tensor = isinstance(mask.start, Tensor)
+    is_tensor, dropout = isinstance(mask.start, Tensor), float(options.get("dropout") or 0.0)
     output, _ = OPERATOR(
         query,
         key,
@@ -152,12 +159,14 @@ def run_in_graph(
         mask.real,
         mask.groups,
         mask.start if is_tensor else None,
+        torch.randint(2**31, ()) if dropout else None,
         0 if is_tensor else mask.start,
         mask.first,
         mask.is_causal,
         mask.window,
         query.shape[-1] ** -0.5 if scale is None else float(scale),
         float(options.get("softcap") or 0.0),
+        dropout,
     )
     return output.transpose(1, 2)
 

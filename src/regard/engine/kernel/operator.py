@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.engine.kernel.attention import Inputs, Setting, forward, gradients
+from regard.engine.kernel.attention import Dropout, Inputs, Setting, forward, gradients
 from regard.engine.kernel.layout import Layout
 from regard.engine.kernel.library import load, reason
 from regard.engine.kernel.running import empty
@@ -32,8 +32,10 @@ from regard.positions import Positions
 from regard.shapes import Sizes
 from regard.spans import Spans
 
-TENSORS = "Tensor query, Tensor key, Tensor value, Tensor? sink, Tensor? real, Tensor? groups, Tensor? offset"
-NUMBERS = "SymInt start, SymInt first, bool is_causal, SymInt window, float scale, float cap"
+TENSORS = (
+    "Tensor query, Tensor key, Tensor value, Tensor? sink, Tensor? real, Tensor? groups, Tensor? offset, Tensor? seed"
+)
+NUMBERS = "SymInt start, SymInt first, bool is_causal, SymInt window, float scale, float cap, float dropout"
 
 
 class Terms(NamedTuple):
@@ -41,18 +43,21 @@ class Terms(NamedTuple):
 
     Query i has position `start` + i, plus `offset` if it is given; key j has position `first` + j. `real` (B, n) and
     `groups` (B, n) hold for each position whether the key is real, and the group of the token: a query attends only to
-    its own group, whose tokens are neighbours. A `window` of 0 is none, and so is a `cap` of 0.
+    its own group, whose tokens are neighbours. A `window` of 0 is none, and so is a `cap` of 0. `seed` is an integer
+    for the dropout; None: no weight is dropped.
     """
 
     real: Tensor | None
     groups: Tensor | None
     offset: Tensor | None
+    seed: Tensor | None
     start: int
     first: int
     is_causal: bool
     window: int
     scale: float
     cap: float
+    dropout: float
 
     def setting(self, sizes: Sizes) -> Setting:
         library = load()
@@ -62,7 +67,8 @@ class Terms(NamedTuple):
         positions = Positions(start, Spans(((self.first, self.first + sizes.J),)))
         tables = (None if t is None else Table.of(t) for t in (self._real(positions), self.groups))
         layout = _layout(positions, sizes, self.is_causal, self.window, *tables)
-        return Setting(library, layout, self.scale, self.cap, learns=False)
+        dropout = None if self.seed is None else Dropout(self.dropout, int(self.seed), start, self.first)
+        return Setting(library, layout, self.scale, self.cap, False, dropout)
 
     def _real(self, positions: Positions) -> Tensor | None:
         """The real keys up to the last one; None if all are real. Keys behind the end of `real` are not written yet."""
@@ -128,7 +134,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None, *t
 
     `terms` are the fields of `Terms`, in their order.
     """
-    sizes = Sizes(*query.shape[:2], *key.shape[1:2], query.shape[2], key.shape[2], query.shape[3], value.shape[3])
+    sizes = Sizes.of(query, key, value)
     output = value.new_empty(sizes.B, sizes.I, sizes.H, sizes.E).transpose(1, 2)
     if sizes.is_empty:
         return output.zero_(), empty(*query.shape[:3]).fill_(-torch.inf)
@@ -146,7 +152,7 @@ def attention_backward(
     *terms: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value and sink; the last has no element without a sink."""
-    sizes = Sizes(*query.shape[:2], *key.shape[1:2], query.shape[2], key.shape[2], query.shape[3], value.shape[3])
+    sizes = Sizes.of(query, key, value)
     inputs, wanted = Inputs(query, key, value, None, None, sink), Inputs(True, True, True, None, None, sink is not None)  # type: ignore[arg-type]
     if sizes.is_empty:
         return tuple(torch.zeros_like(t) for t in _fake_gradients(query, key, value, sink))  # type: ignore[return-value]
@@ -161,19 +167,20 @@ def attention_backward(
     return tuple(t.contiguous() for t in found if t is not None)  # type: ignore[return-value]
 
 
-def _fake_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _fake_attention(query: Tensor, key: Tensor, value: Tensor, *terms: Any) -> tuple[Tensor, Tensor]:
     (B, H, I, _), E = query.shape, value.shape[3]
     return value.new_empty(B, I, H, E).transpose(1, 2), query.new_empty(B, H, I, dtype=torch.float32)
 
 
 def _fake_gradients(query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None) -> tuple[Tensor, ...]:
     like = [t.new_empty(t.shape) for t in (query, key, value)]
-    return *like, query.new_empty(0) if sink is None else sink.new_empty(sink.shape)
+    like.append(query.new_empty(0) if sink is None else sink.new_empty(sink.shape))
+    return tuple(like)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*output, *inputs[:7])
-    ctx.numbers = inputs[7:]
+    ctx.save_for_backward(*output, *inputs[:8])
+    ctx.numbers = inputs[8:]
     ctx.mark_non_differentiable(output[1])
 
 
@@ -183,18 +190,28 @@ def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ..
     return *grads[:3], grads[3] if has_sink else None, *[None] * (len(Terms._fields))
 
 
+def _refuse(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+    raise RegardError(
+        "regard::attention: the kernels compute gradients themselves, so these gradients have no gradient "
+        "(create_graph=True). Use attn_implementation='eager'."
+    )
+
+
 def _define() -> torch.library.Library:
     """`Library.define` costs 14 microseconds a call without gradients, `torch.library.custom_op` 18."""
     library = torch.library.Library("regard", "DEF")
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
     library.define(f"attention({TENSORS}, {NUMBERS}) -> (Tensor, Tensor)", tags=tags)
     results = "Tensor grad, Tensor output, Tensor logsumexp"
-    library.define(f"attention_backward({results}, {TENSORS}, {NUMBERS}) -> (Tensor, Tensor, Tensor, Tensor)", tags=tags)
+    library.define(
+        f"attention_backward({results}, {TENSORS}, {NUMBERS}) -> (Tensor, Tensor, Tensor, Tensor)", tags=tags
+    )
     library.impl("attention", attention, "CPU")
     library.impl("attention_backward", attention_backward, "CPU")
     torch.library.register_fake("regard::attention", _fake_attention, lib=library)
     torch.library.register_fake("regard::attention_backward", lambda *a: _fake_gradients(*a[3:7]), lib=library)
     torch.library.register_autograd("regard::attention", _differentiate, setup_context=_save, lib=library)
+    torch.library.register_autograd("regard::attention_backward", _refuse, lib=library)
     return library
 
 
