@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from regard.engine.kept_plans import kept_plans
+
 pytest_plugins = ["extras"]
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
 # A shell without job control starts background work with Ctrl-C ignored; the tests that send it would wait for ever.
@@ -35,6 +37,12 @@ def poisoned_memory(monkeypatch):
     """Memory that nobody wrote is NaN, so that reading it cannot pass for an answer."""
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, _poisoned(getattr(owner, name)))
+
+
+@pytest.fixture(autouse=True)
+def new_plans():
+    """Every test plans its first calls itself: another test may have changed what a plan depends on."""
+    kept_plans.clear()
 
 
 @pytest.fixture

@@ -168,7 +168,7 @@ def snapshot(attention: Attention) -> Attention:
 def snapshot_around(tensors: Sequence[Tensor], skeleton: Skeleton) -> Attention:
     """A snapshot from a skeleton of `take_apart`, and from the snapshots of its tensors."""
     copy: Attention = skeleton.around(tensors)
-    copy.shared = [tensor for tensor in tensors if not is_small(tensor)]
+    vars(copy)["shared"] = [tensor for tensor in tensors if not is_small(tensor)]
     return copy
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, overload
@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.attention import Attention, checked_attention
 from regard.cache import Cache, Extended, RecurrentCache
 from regard.checks import explained
+from regard.engine.kept_plans import Request, kept_plans
 from regard.engine.plan import Plan, plan
 from regard.engine.problem import Problem, Result
 from regard.engine.ring import Ring, RingPlan
@@ -24,7 +25,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.listener import Listeners
 from regard.maps.ring_map import RingMap
 from regard.positions import Positions, check_positions
-from regard.shapes import Sizes, check_finite, without_autocast
+from regard.shapes import Sizes, check_finite, is_autocast, without_autocast
 from regard.spans import Spans
 
 #: Listeners of every call of `attend`. The module is None: a function does not know its caller.
@@ -95,14 +96,16 @@ def attend(
     if (ring := Ring.of(engine)) is not None:
         return _attend_ring(ring, attention, (query, key, value), positions, cache, check)
     with numbers_needed(query):
-        problem, next_cache = _problem(attention, query, key, value, positions, cache, seed=_seed(attention))
+        request, next_cache = _request(attention, query, key, value, positions, cache, _seed(attention), engine)
+        planned, plan_key = kept_plans.find(request)
+        problem = _problem(request) if planned is None else planned.problem
         if check:
             check_finite(query=query, key=key, value=value)
-        result = _run(problem, engine)
+        result = _run(problem, engine, planned, request, plan_key)
         if isinstance(next_cache, RecurrentCache):
             next_cache = replace(next_cache, state=result.state)
     weights = AttentionMap(
-        problem.pieces_snapshot(), problem.prepared, problem.positions, problem.grid, result.row_statistic
+        problem.pieces_snapshot(), problem.prepared, problem.positions, problem.sizes, result.row_statistic
     )
     attend_listeners.tell(None, lambda: weights)
     return AttentionOutput(result.output, weights, next_cache)
@@ -161,7 +164,8 @@ def explain(
     with _errors_of_explain():
         if (ring := Ring.of(engine)) is not None:
             return ring.plan(attention, query, key, value, positions)
-        problem, _ = _problem(attention, query, key, value, positions, cache, seed=0 if _drops(attention) else None)
+        seed = 0 if _drops(attention) else None
+        problem = _problem(_request(attention, query, key, value, positions, cache, seed, engine)[0])
         planned = plan(problem, engine)
         problem.plan_cache.clear()
         return planned
@@ -206,7 +210,7 @@ def _attend_ring(
     return AttentionOutput(result.output, weights)
 
 
-def _problem(
+def _request(
     attention: Attention,
     query: Tensor,
     key: Tensor,
@@ -214,13 +218,15 @@ def _problem(
     positions: Positions | None,
     cache: Cache | None,
     seed: int | None,
-) -> tuple[Problem, Cache | None]:
+    engine: str | Ring,
+) -> tuple[Request, Cache | None]:
+    """The call with all keys of the cache, and the next cache."""
     checked_attention("attend: the first argument", attention)
     query, key, value = (_autocast(t) for t in (query, key, value))
-    sizes = Sizes.of(query, key, value)
-    check_positions(positions)
     state, next_cache = None, None
     if cache is not None:
+        sizes = Sizes.of(query, key, value)
+        check_positions(positions)
         if not isinstance(cache, Cache):
             kind = f"the class {cache.__name__}" if isinstance(cache, type) else type(cache).__name__
             remedy = "Begin with GrowingCache(), and continue with seen.cache of the result."
@@ -234,20 +240,29 @@ def _problem(
             state = query.new_zeros(()) if cache.state is None else cache.state
         if cache.mask is not None:
             attention = attention.with_mask(cache.mask if attention.mask is None else attention.mask & cache.mask)
-        sizes = Sizes.of(query, key, value)
+    return Request(attention, query, key, value, positions, state, seed, engine), next_cache
+
+
+def _problem(request: Request) -> Problem:
+    """The problem of a call, after checks of all sizes."""
+    attention, query, key, value, positions, state, seed, _ = request
+    sizes = Sizes.of(query, key, value)
+    check_positions(positions)
     positions = positions or Positions.aligned_to_end(sizes.I, sizes.J)
     positions.check(sizes.J)
     attention.check(sizes, positions, key.shape[-1])
-    return Problem(attention, query, key, value, positions, sizes, seed=seed, state=state), next_cache
+    return Problem(attention, query, key, value, positions, sizes, seed=seed, state=state)
 
 
-def _run(problem: Problem, engine: str | Ring) -> Result:
+def _run(problem: Problem, engine: str | Ring, kept: Plan | None, request: Request, plan_key: Hashable) -> Result:
     """Plan and run, without autocast: it has rounded the inputs, and it must not round sums."""
     with attend_listeners.computing(), without_autocast(problem.query.device):
-        chosen = plan(problem, engine)
-        for reason in chosen.quadratic:
+        chosen = plan(problem, engine) if kept is None else kept
+        for reason in chosen.quadratic if kept is None else ():
             warnings.warn(f"attend: {reason}. regard.explain(...) shows the whole plan.", stacklevel=5)
         result = chosen.run()
+        if kept is None:
+            kept_plans.keep(plan_key, chosen, request.attention)
     problem.plan_cache.clear()  # its entries refer to the problem, and a cycle would keep the tensors alive
     return result
 
@@ -282,6 +297,4 @@ def _autocast(tensor: Tensor) -> Tensor:
     """An input in the dtype of torch.autocast if it is enabled, as in scaled_dot_product_attention."""
     if not isinstance(tensor, Tensor) or tensor.dtype == torch.float64 or not tensor.is_floating_point():
         return tensor
-    kind = tensor.device.type
-    enabled = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return tensor.to(torch.get_autocast_dtype(kind)) if enabled else tensor
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type)) if is_autocast(tensor.device) else tensor

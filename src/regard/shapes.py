@@ -48,7 +48,6 @@ class Sizes:
         """The sizes of the tensors. A `RegardError` names the rule that they break."""
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             _check_tensor(name, tensor)
-        given = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
         if len({query.dtype, key.dtype, value.dtype}) > 1:
             raise RegardError(
                 f"attend: query is {query.dtype}, key {key.dtype}, value {value.dtype}; "
@@ -61,19 +60,26 @@ class Sizes:
             )
         (B, H, I, D), (_, G, J, _) = query.shape, key.shape
         sizes = Sizes(B, H, G, I, J, D, value.shape[3])
-        if key.shape[0] != sizes.B or value.shape[0] != sizes.B:
+        sizes._check(query, key, value)
+        return sizes
+
+    def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Refuse sizes that do not fit each other."""
+        has_one_batch = key.shape[0] == value.shape[0] == self.B
+        if has_one_batch and value.shape[1:3] == key.shape[1:3] and self.H % self.G == 0:
+            return
+        given = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+        if not has_one_batch:
             raise RegardError(f"attend: batch sizes differ: {given}. Expand the smaller batch before the call.")
         if value.shape[1:3] != key.shape[1:3]:
             raise RegardError(
                 f"attend: key and value must have the same heads and length, one value for each key: {given}."
             )
-        if sizes.H % sizes.G:
-            raise RegardError(
-                f"attend: {sizes.H} query heads cannot share {sizes.G} key/value heads: the number of key/value "
-                f"heads must divide the number of query heads ({given}). Heads are axis 1, length is axis 2: "
-                "transpose(1, 2) if your layout is (batch, length, heads, width)."
-            )
-        return sizes
+        raise RegardError(
+            f"attend: {self.H} query heads cannot share {self.G} key/value heads: the number of key/value "
+            f"heads must divide the number of query heads ({given}). Heads are axis 1, length is axis 2: "
+            "transpose(1, 2) if your layout is (batch, length, heads, width)."
+        )
 
 
 def _check_tensor(name: str, tensor: Tensor) -> None:
@@ -176,8 +182,15 @@ def without_transforms() -> Iterator[None]:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Switch autocast off inside the block, because it would round sums; some devices have no autocast."""
-    has_autocast = torch.amp.autocast_mode.is_autocast_available(device.type)
-    return torch.autocast(device.type, enabled=False) if has_autocast else nullcontext()
+    return torch.autocast(device.type, enabled=False) if is_autocast(device) else nullcontext()
+
+
+def is_autocast(device: torch.device) -> bool:
+    """Whether torch.autocast is on for a device."""
+    if not torch._C._is_any_autocast_enabled():
+        return False
+    kind = device.type
+    return torch.amp.autocast_mode.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def widest_float(device: torch.device) -> torch.dtype:

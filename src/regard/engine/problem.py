@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import repeat
 from typing import Any, Self
 
@@ -47,11 +47,24 @@ class Problem:
         """Read the pieces, their tensors and which need gradients once: later changes do not affect this problem."""
         _ = self.prepared  # before the snapshot, so that the hooks of the caller's modules run
         tensors, skeleton = take_apart(self.attention)
+        vars(self).update(skeleton=skeleton)
+        self._read(tensors)
+        _ = self.learns, self.learns_bias
+
+    def _read(self, tensors: list[Tensor]) -> None:
+        """Take a snapshot of the pieces. Tensors that need gradients stay the same, for autograd."""
         live = [is_transformed() or self.needs_gradient(t) for t in tensors]
         piece_tensors = [t if is_live else tensor_snapshot(t) for t, is_live in zip(tensors, live, strict=True)]
-        attention = skeleton.around(piece_tensors) if any(live) else snapshot_around(piece_tensors, skeleton)
-        vars(self).update(attention=attention, skeleton=skeleton, piece_tensors=piece_tensors)
-        _ = self.learns, self.learns_bias
+        around = self.skeleton.around if any(live) else partial(snapshot_around, skeleton=self.skeleton)
+        vars(self).update(attention=around(piece_tensors), piece_tensors=piece_tensors)
+
+    @classmethod
+    def repeated(cls, facts: dict[str, Any], tensors: list[Tensor], **own: Any) -> Self:
+        """A problem with the facts of an earlier one, the tensors of its pieces, and tensors of its own."""
+        problem = object.__new__(cls)
+        vars(problem).update(facts, state=None, plan_cache={}, **own)
+        problem._read(tensors)
+        return problem
 
     @classmethod
     def from_prepared(cls, *, prepared: Prepared, **facts: Any) -> Self:
@@ -203,3 +216,7 @@ class Engine(ABC):
 
     @abstractmethod
     def cost(self, problem: Problem) -> Cost: ...
+
+    def kept_facts(self, problem: Problem) -> dict[str, Any]:
+        """The entries of `plan_cache` for later problems that differ only in the numbers of tensors."""
+        return {}

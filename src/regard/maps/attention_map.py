@@ -24,7 +24,7 @@ from regard.maps.indices import Index, OutOfRange, axis_index, indices
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import RowStatistic, add_log_sums, has_logsumexp
 from regard.positions import Positions
-from regard.shapes import as_slice, at_least_float32, to_device
+from regard.shapes import Sizes, as_slice, at_least_float32, to_device
 from regard.spans import Spans
 
 #: The keys of a tile, and those of them that not every query may attend to: there the mask decides for each pair.
@@ -69,11 +69,15 @@ class AttentionMap:
         attention: Attention,
         prepared: Prepared,
         positions: Positions,
-        grid: Grid,
+        grid: Grid | Sizes,
         row_statistic: RowStatistic | None,
     ) -> None:
-        self.attention, self.positions, self.grid = snapshot(attention), positions, grid
-        self._prepared = prepared.detach()
+        """`grid`: the sizes of a whole call suffice."""
+        self.attention, self.positions, self._prepared = snapshot(attention), positions, prepared.detach()
+        if isinstance(grid, Grid):
+            self.grid = grid
+        else:
+            self._sizes = grid
         self._row_statistic = row_statistic
         self._versions = self._current_versions()
 
@@ -98,6 +102,11 @@ class AttentionMap:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._versions = self._current_versions()
+
+    @cached_property
+    def grid(self) -> Grid:
+        """The coordinates of the queries and keys."""
+        return Grid.whole(self.positions, self._sizes.B, self._sizes.H, self._sizes.I, self._prepared.query.device)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from torch import nn
@@ -46,11 +46,9 @@ class Listeners:
         with self._following.adding(listener):
             yield
 
-    @contextmanager
-    def computing(self) -> Iterator[None]:
+    def computing(self) -> AbstractContextManager[None]:
         """Be `busy` while the block runs: torch calls inside belong to one attention, which reports its own map."""
-        with self._busy.on():
-            yield
+        return self._busy.on()
 
     @property
     def busy(self) -> bool:

@@ -61,6 +61,8 @@ class ListBuilder(Builder):
     keys: list[Any] | None = None
 
     def build(self, assembly: Assembly) -> Any:
+        if not self.items:
+            return {} if type(self.empty) is dict else copy(self.empty)
         new, items = copy(self.empty), [assembly.build(item) for item in self.items]
         if self.keys is None:
             new.extend(items)
@@ -107,8 +109,12 @@ class ObjectBuilder(Builder):
     def build(self, assembly: Assembly) -> Any:
         new = assembly.built[id(self)] = object.__new__(self._class(assembly))  # first: its parts may refer to it
         attributes = {**self.same, **assembly.build_values(self.parts)}
-        attributes |= {name: MethodType(part, new) for name, part in assembly.build_values(self.methods).items()}
+        if self.methods:
+            attributes |= {name: MethodType(part, new) for name, part in assembly.build_values(self.methods).items()}
         slots = slots_of(self.kind)
+        if not slots:
+            new.__dict__.update(attributes)
+            return new
         for name, value in attributes.items():
             if name in slots:
                 object.__setattr__(new, name, value)

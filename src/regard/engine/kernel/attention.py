@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from ctypes import byref, c_int64
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -61,6 +62,34 @@ class Setting:
     def __post_init__(self) -> None:
         self.tables = self.layout.tables()
         self.lanes = LANES[self.library.level_name]
+        self._templates: dict[tuple[int, ...], Call] = {}
+
+    def with_dropout(self, dropout: Dropout | None) -> Setting:
+        """The same setting with another seed."""
+        if dropout is None:
+            return self
+        other = copy(self)
+        other.dropout = dropout
+        return other
+
+    def call(self, *sizes: int) -> Call:
+        """A call of sizes B, H, G, I, J, D, E, which still points to no tensor of the caller."""
+        if sizes not in self._templates:
+            self._templates[sizes] = self._template(*sizes)
+        call = self._templates[sizes].copy()
+        if self.dropout is not None:
+            self.dropout.fill(call)
+        return call
+
+    def _template(self, *sizes: int) -> Call:
+        layout, (tiles, segments, allowed), (_, _, _, I, J, _, _) = self.layout, self.tables, sizes
+        call = Call(*sizes, self.scale, self.cap, layout.low, layout.high)
+        call.diagonals_stride = I + J - 1 + 2 * MARGIN
+        call.point(tiles=tiles, segments=segments, allowed=allowed)
+        call.allowed_head_stride = allowed.shape[1] if len(allowed) > 1 else 0
+        call.num_tiles, call.tiles_have_entries = len(tiles), layout.has_entries
+        call.kept_factor = 1.0
+        return call
 
     def padded(self, num_keys: int) -> int:
         """The keys of whole panels, which are two vectors wide."""
@@ -89,19 +118,11 @@ class Inputs(NamedTuple):
     def call(self, setting: Setting) -> Call:
         """The fields of both directions."""
         (B, H, I, D), (G, J, E) = self.query.shape, self.value.shape[1:]
-        layout, (tiles, segments, allowed) = setting.layout, setting.tables
-        call = Call(B, H, G, I, J, D, E, setting.scale, setting.cap, layout.low, layout.high)
+        call = setting.call(B, H, G, I, J, D, E)
         before, after = (
             None if t is None else F.pad(t.float(), (MARGIN, MARGIN))[:, MARGIN:] for t in (self.before, self.after)
         )
         call.point(before=before, after=after, sink=None if self.sink is None else self.sink.float().contiguous())
-        call.diagonals_stride = I + J - 1 + 2 * MARGIN
-        call.point(tiles=tiles, segments=segments, allowed=allowed)
-        call.allowed_head_stride = allowed.shape[1] if len(allowed) > 1 else 0
-        call.num_tiles, call.tiles_have_entries = len(tiles), layout.has_entries
-        call.kept_factor = 1.0
-        if setting.dropout is not None:
-            setting.dropout.fill(call)
         call.point(query=self.query, key=self.key, value=self.value)
         call.point(direction=None if self.direction is None else F.pad(self.direction.float(), (0, MARGIN)))
         return call

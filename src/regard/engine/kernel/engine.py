@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,10 @@ from regard.pieces.score import TanhScore
 LARGEST_WIDTH, MOST_HIDDEN_UNITS = 256, 1024
 #: Most bytes of the parts of a mask that need one byte a pair.
 MASK_BYTES = 64 << 20
+#: Names in `Problem.plan_cache`.
+SETTING, VECTORS = "kernel setting", "kernel vectors"
+#: Most bytes of a mask that a plan keeps.
+KEPT_BYTES = 1 << 20
 #: Fewest queries for which the kernels are chosen, and fewest pairs of one head if there is no mask. Measured against
 #: torch's fused kernel: without a mask as fast at 256 x 256, 1.1 times as fast at 384 x 384; causal 1.2 times at 192.
 FEWEST_QUERIES, FEWEST_PAIRS = 192, 384 * 384
@@ -51,9 +56,14 @@ class Kernel(Engine):
 
     def run(self, problem: Problem) -> Result:
         terms = Terms.of(problem)
-        inputs = (None if t is None else differentiable_once(self.name, t)[0] for t in terms.inputs())
-        output, logsumexp = KernelAttention.apply(terms.setting(), *inputs)  # type: ignore[misc]
-        if problem.learns and any_coarse(logsumexp):
+        inputs, setting = terms.inputs(), terms.setting()
+        if not problem.learns:
+            output, logsumexp = forward(setting, inputs)
+            return Result(output, (logsumexp,))
+        tensors = iter(differentiable_once(self.name, *(t for t in inputs if t is not None)))
+        inputs = Inputs(*(None if t is None else next(tensors) for t in inputs))  # type: ignore[arg-type]
+        output, logsumexp = KernelAttention.apply(setting, *inputs)  # type: ignore[misc]
+        if any_coarse(logsumexp):
             return Blocked().run(problem)  # backward would divide by exp of the coarse log-sum-exp
         return Result(output, (logsumexp,))
 
@@ -67,6 +77,13 @@ class Kernel(Engine):
         else:
             buffers = 4 * s.B * s.G * s.J * (width + s.E)
         return Cost(pairs, pairs * flops_per_pair(problem), buffers + layout.num_bytes + 4 * rows)
+
+    def kept_facts(self, problem: Problem) -> dict[str, Any]:
+        """The layout of the mask with its tables, and the vectors of biases without parameters."""
+        if Terms.of(problem).layout.num_bytes > KEPT_BYTES:
+            return {}
+        names = (SETTING,) if problem.piece_tensors else (SETTING, VECTORS)
+        return {name: problem.plan_cache[name] for name in names if name in problem.plan_cache}
 
 
 def pays(problem: Problem) -> bool:
@@ -115,8 +132,8 @@ class Terms:
         sink = attention.normalizer.sink if isinstance(attention.normalizer, Softmax | LearnedSink) else None
         if sink is not None and any_coarse(torch.as_tensor(sink)):
             return "the sink is so large that float32 is too coarse for its share of the row"
-        if self.layout.num_bytes * self._mask_heads > MASK_BYTES:
-            return f"its mask has no spans and would take {size(self.layout.num_bytes * self._mask_heads)}"
+        if (num_bytes := self._mask_bytes) > MASK_BYTES:
+            return f"its mask has no spans and would take {size(num_bytes)}"
         return None if load() is not None else reason().rstrip(".")
 
     def _unfit_tensors(self) -> str | None:
@@ -154,9 +171,12 @@ class Terms:
         return None
 
     @property
-    def _mask_heads(self) -> int:
-        mask, first = self.problem.attention.mask, slice(0, 1)
-        return 1 if mask is None else mask.allowed(self.problem.grid.tile(first, first)).shape[1]
+    def _mask_bytes(self) -> int:
+        """Bytes of the parts of the mask that need one byte a pair, for all heads that differ."""
+        mask, first, num_bytes = self.problem.attention.mask, slice(0, 1), self.layout.num_bytes
+        if mask is None or not num_bytes:
+            return 0
+        return num_bytes * mask.allowed(self.problem.grid.tile(first, first)).shape[1]
 
     @cached_property
     def layout(self) -> Layout:
@@ -178,11 +198,16 @@ class Terms:
         return None if isinstance(normalizer.temperature, Tensor) else 1 / normalizer.temperature
 
     def setting(self) -> Setting:
+        """What does not depend on the numbers of tensors, and the seed of dropout."""
+        kept = self.problem.planned(SETTING, lambda problem: self._setting())
+        return kept.with_dropout(self._dropout())
+
+    def _setting(self) -> Setting:
         library, scale = load(), self.scale
         assert library is not None and scale is not None, "the refusal is None"
         caps = [bias.cap for bias in self.problem.attention.bias if isinstance(bias, Softcap)]
         cap = caps[0] / self._temperature if caps else 0.0
-        return Setting(library, self.layout, scale, cap, self.problem.learns, self._dropout())
+        return Setting(library, self.layout, scale, cap, self.problem.learns)
 
     def _dropout(self) -> Dropout | None:
         p = self.problem
@@ -198,16 +223,21 @@ class Terms:
 
     def inputs(self) -> Inputs:
         """The tensors of the call: prepared queries and keys, values, and the numbers of biases and sinks."""
+        prepared = self.problem.prepared
+        before, after, sink = self.problem.planned(VECTORS, lambda problem: self._vectors())
+        return Inputs(prepared.query, prepared.key, self.problem.value, before, after, sink, self.direction)
+
+    def _vectors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The numbers that are added before and after the soft cap for each head and distance, and the sinks."""
         biases = self.problem.attention.bias
         at = next((n for n, bias in enumerate(biases) if isinstance(bias, Softcap)), len(biases))
         parts = (biases, ()) if at == len(biases) else (biases[:at], biases[at + 1 :])
         before, after = (self._by_distance(part) for part in parts)
-        prepared = self.problem.prepared
         if self.layout.distances is not None:
             allowed = self.layout.distances.allowed(self._line)[:, :, 0].expand(1, self.problem.sizes.H, -1)[0]
             after = torch.zeros_like(allowed, dtype=torch.float32) if after is None else after
             after = after.masked_fill(~allowed, -torch.inf)
-        return Inputs(prepared.query, prepared.key, self.problem.value, before, after, self._sink(), self.direction)
+        return before, after, self._sink()
 
     @property
     def _line(self) -> Grid:

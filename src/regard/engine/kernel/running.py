@@ -44,6 +44,9 @@ def run(library: Library, name: str, call: Pointers, multiply_adds: int, *more: 
     num_threads = max(1, min(torch.get_num_threads(), multiply_adds // WORTH_A_THREAD))
     memory = empty(num_threads, size(byref(call)))
     function = library.function(name)
+    if num_threads == 1:
+        _share(function, call, memory, more)
+        return
     others = [_started(num_threads, function, call, part, more) for part in memory[1:]]
     _share(function, call, memory[0], more)
     for other in others:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ctypes import Structure, c_float, c_int64, c_void_p
+from typing import Self
 
 import torch
 
@@ -30,7 +31,7 @@ class TensorFields(Structure):
 
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorFields:
-        return TensorFields(tensor.data_ptr(), (c_int64 * 4)(*tensor.stride()), DTYPES[tensor.dtype])
+        return TensorFields(tensor.data_ptr(), tensor.stride(), DTYPES[tensor.dtype])
 
 
 class Pointers(Structure):
@@ -42,6 +43,12 @@ class Pointers(Structure):
     def __init__(self, *numbers: float, **named: float) -> None:
         super().__init__(*numbers, **named)
         self.tensors = []
+
+    def copy(self) -> Self:
+        """Another structure with the same fields, which keeps the same tensors alive."""
+        other = type(self).from_buffer_copy(self)
+        other.tensors = [*self.tensors]
+        return other
 
     def point(self, **tensors: torch.Tensor | None) -> None:
         """Point fields to tensors (None: null), which then live as long as the call."""

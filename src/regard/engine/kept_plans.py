@@ -1,0 +1,175 @@
+"""Plans that are kept for later calls, so that a repeated call costs tens of microseconds of Python.
+
+The first call checks its sizes, takes its pieces apart, asks every engine and lays out its mask. None of this depends
+on the numbers of a tensor. So it is kept by everything that it depends on (`_key`), and a later call with an equal key
+puts its own tensors in. A kept plan holds no tensor of a call and no parameter. A call that cannot be compared with
+others, because it has pieces of the user's own or is traced, is planned anew.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable
+from dataclasses import dataclass
+from itertools import count
+from threading import Lock
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attention import Attention, Prepared
+from regard.engine.kernel.library import SETTING
+from regard.engine.kernel.structures import has_address
+from regard.engine.plan import ENGINES, Plan
+from regard.engine.problem import Problem
+from regard.engine.transforms import is_transformed
+from regard.pieces.contents import take_apart
+from regard.pieces.fingerprint import NoFingerprint, fingerprint
+from regard.pieces.normalizer import LearnedSink, any_coarse
+from regard.positions import Positions
+from regard.shapes import is_autocast
+
+#: Most plans that are kept. The masks of 32 more layouts are kept in `kernel/layout.py`.
+MOST_PLANS = 128
+#: What a problem has besides its tensors. `skeleton` holds the pieces without their tensors.
+FACTS = ("positions", "sizes", "skeleton", "learns", "learns_bias", "scale", "hides_gradients")
+
+
+class Request(NamedTuple):
+    """One call of `attend`: its pieces and tensors. `state`: the sum of earlier keys. `seed`: of dropout."""
+
+    attention: Attention
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    positions: Positions | None
+    state: Tensor | None
+    seed: int | None
+    engine: Any
+
+
+@dataclass(frozen=True, eq=False)
+class KeptPlan:
+    """A plan without its tensors."""
+
+    engine: str
+    requested: bool
+    why: str
+    facts: dict[str, Any]
+    of_engine: dict[str, Any]
+
+    @staticmethod
+    def of(planned: Plan) -> KeptPlan:
+        problem = planned.problem
+        facts = {name: getattr(problem, name) for name in FACTS}
+        return KeptPlan(
+            planned.engine, planned.requested, planned.why, facts, ENGINES[planned.engine].kept_facts(problem)
+        )
+
+    def plan(self, request: Request, piece_tensors: list[Tensor]) -> Plan:
+        """The plan of a call with an equal key."""
+        _, query, key, value, _, _, seed, _ = request
+        prepared = Prepared.of(request.attention, query, key, self.facts["positions"])
+        problem = Problem.repeated(
+            self.facts, piece_tensors, query=query, key=key, value=value, prepared=prepared, seed=seed
+        )
+        problem.plan_cache.update(self.of_engine)
+        return Plan(self.engine, self.requested, self.why, problem)
+
+
+class KeptPlans:
+    """The plans of the latest calls, by their keys. Threads may share them."""
+
+    def __init__(self) -> None:
+        self._plans: dict[Hashable, KeptPlan] = {}
+        self._used: dict[Hashable, int] = {}
+        self._clock = count()
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._plans, self._used = {}, {}
+
+    def find(self, request: Request) -> tuple[Plan | None, Hashable]:
+        """The plan of a call, if one is kept, and the key to keep a new plan by; None if it must not be kept."""
+        tensors: list[Tensor] = []
+        try:
+            key = _key(request, tensors)
+            kept = None if key is None else self._plans.get(key)
+        except (NoFingerprint, TypeError):  # TypeError: an argument of the wrong type, which planning refuses
+            return None, None
+        if kept is None:
+            return None, key
+        self._used[key] = next(self._clock)
+        return kept.plan(request, tensors), key
+
+    def keep(self, key: Hashable, planned: Plan, attention: Attention) -> None:
+        """Keep a plan that has run, unless there is nothing to compute, or its run warns."""
+        if key is None or planned.problem.is_empty or planned.quadratic or not _reads_all(attention):
+            return
+        with self._lock:
+            if len(self._plans) >= MOST_PLANS:
+                self._forget_older_half()
+            self._used[key], self._plans[key] = next(self._clock), KeptPlan.of(planned)
+
+    def _forget_older_half(self) -> None:
+        by_age = sorted(self._plans, key=lambda key: self._used.get(key, 0), reverse=True)
+        newer = by_age[: MOST_PLANS // 2]
+        self._plans = {key: self._plans[key] for key in newer}
+        self._used = {key: self._used.get(key, 0) for key in newer}
+
+
+#: The plans of this process.
+kept_plans = KeptPlans()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: setattr(kept_plans, "_lock", Lock()))  # another thread may hold it
+
+
+def _key(request: Request, piece_tensors: list[Tensor]) -> Hashable:
+    """Everything that a plan depends on; None if that is unknown. `piece_tensors` receives the tensors of the pieces.
+
+    TypeError and NoFingerprint say the same as None.
+    """
+    attention, query, key, value, positions, state, seed, engine = request
+    if state is not None or type(attention) is not Attention or not _is_plain_call(query, key, value):
+        return None
+    pieces = attention.score, attention.position, attention.bias, attention.mask, attention.normalizer
+    pieces_key = fingerprint(pieces, piece_tensors)
+    sink = attention.normalizer.sink if isinstance(attention.normalizer, LearnedSink) else None
+    return (
+        pieces_key,
+        None if seed is None else attention.dropout,
+        sink is not None and any_coarse(sink),  # engines refuse coarse sinks
+        *(_tensor_key(query), _tensor_key(key), _tensor_key(value)),
+        positions,
+        engine,
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        is_autocast(query.device),
+        torch.get_default_dtype(),
+        os.environ.get(SETTING),
+    )
+
+
+def _tensor_key(tensor: Tensor) -> Hashable:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
+
+
+def _is_plain_call(*tensors: Tensor) -> bool:
+    """Whether all tensors are plain ones in the memory of the host, and torch does not trace or transform the call."""
+    if is_transformed() or torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+        return False
+    return all([type(t) in (Tensor, torch.nn.Parameter) and t.device.type == "cpu" and has_address(t) for t in tensors])
+
+
+def _reads_all(attention: Attention) -> bool:
+    """Whether fingerprints see the same tensors in the same order as snapshots do."""
+    seen: list[Tensor] = []
+    pieces = attention.score, attention.position, attention.bias, attention.mask, attention.normalizer
+    fingerprint(pieces, seen)
+    tensors = take_apart(attention)[0]
+    return len(seen) == len(tensors) and all(a is b for a, b in zip(seen, tensors, strict=True))
