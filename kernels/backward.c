@@ -72,17 +72,21 @@ static void finish_tile(const Call *call, const Tile *tile, int64_t entry, int64
 }
 
 /* The derivative of the soft cap at the scores of LANES keys. */
-INLINE Vector cap_derivative(const Rows *rows, Vector product, int64_t query, int64_t key) {
-    if (rows->before) product += load(rows->before + key - query);
-    const Vector t = tanh_of(product * (1 / rows->call->cap));
+INLINE Vector cap_derivative(const Rows *rows, const Row *row, Vector product, int64_t key) {
+    const Vector t = tanh_of(score_before_cap(rows, row, product, key) * (1 / rows->call->cap));
     return 1.0f - t * t;
 }
+
+/* Where the gradients of biases of a row are summed, or null. */
+typedef struct {
+    float *before, *after; /* index j - i */
+    float *clipped;        /* as in row_of */
+} BiasSums;
 
 /* One row. Before: `weights` holds q.k, and `grads` the products dO.v. After: `weights` holds P, 0 where dropped, and
    `grads` the gradients of scale q.k. Gradients of biases are added along the diagonals. */
 INLINE void grads_of_row(const Rows *rows, int plain, int drops, int64_t query, int64_t first, int64_t stop,
-                         float logsumexp, float delta, float *weights, float *grads, float *grad_before,
-                         float *grad_after) {
+                         float logsumexp, float delta, float *weights, float *grads, const BiasSums *sums) {
     const Row row = row_of(rows, query);
     const Bits word = query_word(rows->call, rows->word, query);
     for (int64_t key = first; key < stop; key += LANES) {
@@ -101,9 +105,13 @@ INLINE void grads_of_row(const Rows *rows, int plain, int drops, int64_t query, 
         store(weights + key - first, dropped);
         if (!plain) {
             grad = choose(weight == 0.0f, broadcast(0), grad);
-            if (grad_after) store(grad_after + key - query, load(grad_after + key - query) + grad);
-            if (rows->call->cap != 0) grad *= cap_derivative(rows, product, query, key);
-            if (grad_before) store(grad_before + key - query, load(grad_before + key - query) + grad);
+            if (sums->after) store(sums->after + key - query, load(sums->after + key - query) + grad);
+            if (rows->call->cap != 0) grad *= cap_derivative(rows, &row, product, key);
+            if (sums->before) store(sums->before + key - query, load(sums->before + key - query) + grad);
+            if (sums->clipped) {
+                float *clipped = sums->clipped + clipped_index(rows->call, query, key);
+                store(clipped, load(clipped) + grad);
+            }
         }
         store(grads + key - first, grad);
     }
@@ -134,19 +142,20 @@ static int fill_group(const Rows *rows, const Workspace *w, int64_t entry, int64
         pair_scores(rows, entry, head, w->query_columns + group * call->D, first, stop, weights, BLOCK, w->buffer);
     dot_products(w->grad_columns + group * call->E, call->packed_value_panels + panels * call->E, call->E, first, stop,
                  grads, BLOCK);
-    float *grad_before = diagonals(call, call->grad_before, entry, head, part);
-    float *grad_after = diagonals(call, call->grad_after, entry, head, part);
+    BiasSums sums = {diagonals(call, call->grad_before, entry, head, part),
+                     diagonals(call, call->grad_after, entry, head, part), 0};
     const int plain = is_plain(rows, first, stop), drops = call->dropped_words != 0;
     const int num_queries = (int)min(ROWS, rows->stop_query - rows->query);
     for (int r = 0; r < num_queries; r++, weights += BLOCK, grads += BLOCK) {
         const int64_t query = rows->query + r, row = row_index(call, entry, head, query);
         const float logsumexp = row_logsumexp(call, row), delta = call->delta[row];
+        if (call->grad_clipped) sums.clipped = call->grad_clipped + row * call->clipped_width;
         if (plain && !drops)
-            grads_of_row(rows, 1, 0, query, first, stop, logsumexp, delta, weights, grads, 0, 0);
+            grads_of_row(rows, 1, 0, query, first, stop, logsumexp, delta, weights, grads, 0);
         else if (plain)
-            grads_of_row(rows, 1, 1, query, first, stop, logsumexp, delta, weights, grads, 0, 0);
+            grads_of_row(rows, 1, 1, query, first, stop, logsumexp, delta, weights, grads, 0);
         else
-            grads_of_row(rows, 0, drops, query, first, stop, logsumexp, delta, weights, grads, grad_before, grad_after);
+            grads_of_row(rows, 0, drops, query, first, stop, logsumexp, delta, weights, grads, &sums);
     }
     for (int r = 0; r < ROWS; r++) {
         const Range known = r < num_queries ? keys : (Range){start, start};

@@ -18,7 +18,7 @@
 #define NAMED(name) JOIN(regard_##name, VARIANT)
 
 /* Raise it when a structure or a function changes. The loader compares it with its own number. */
-#define INTERFACE_VERSION 6
+#define INTERFACE_VERSION 7
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
@@ -28,6 +28,8 @@ enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 #define PART_KEYS 1024
 /* Elements that may be read before the first and behind the last of `before`, `after` and `allowed`. */
 #define MARGIN 64
+/* Equal numbers at each end of a row of `clipped`: as many as the widest vector has. */
+#define CLIPPED_MARGIN 16
 
 /* A tensor of four axes, in any strides (counted in elements): batch, head, token, channel. */
 typedef struct {
@@ -47,16 +49,21 @@ typedef struct {
     int64_t first_key, stop_key, allowed, stride;
 } Segment;
 
-/* One call of attention: softmax(after(cap(scale q.k + before))) v; with a direction, direction . tanh(q + k) for q.k.
+/* One call of attention: softmax(after(cap(scale q.k + before + clipped))) v; with a direction, direction . tanh(q + k)
+   for q.k.
 
    Query i may attend to key j if low <= j - i < high, a segment of its tile holds j, and its byte allows it. `before`
-   and `after` hold a number for each head and each j - i, or are null; index 0 is j - i = 1 - I. */
+   and `after` hold a number for each head and each j - i, or are null; index 0 is j - i = 1 - I. `clipped` holds a
+   number for each row and each j - i from `first_clipped` on, or is null; its last and first numbers are also those of
+   all distances beyond. */
 typedef struct {
     int64_t B, H, G, I, J, D, E;
     float scale, cap; /* cap 0: none */
     int64_t low, high;
     const float *before, *after, *sink; /* sink: one number a head, or null */
     int64_t diagonals_stride;           /* from one head to the next; 0 if all heads share the numbers */
+    const float *clipped;               /* (B, H, I, clipped_width) */
+    int64_t first_clipped, clipped_width;
     const Tile *tiles;
     const Segment *segments;
     const uint8_t *allowed;
@@ -79,6 +86,7 @@ typedef struct {
     float *grad_query;               /* (B, H, I, D) */
     float *grad_key, *grad_value;    /* (B, G, parts, `backward_length`, padded D or E), 0 at the start */
     float *grad_before, *grad_after; /* (B, H, parts, I + J - 1 + 2 MARGIN), 0 at the start, or null */
+    float *grad_clipped;             /* (B, H, I, clipped_width), 0 at the start, or null */
     float *grad_direction;           /* (B, G, parts, padded D), 0 at the start */
 } Call;
 

@@ -87,6 +87,7 @@ typedef struct {
     const Call *call;
     const Segment *segment;
     const float *before, *after; /* of this head: index j - i */
+    const float *clipped;        /* of query 0 of this head */
     const uint8_t *allowed;      /* of the first query of the tile and key 0 */
     int64_t query, tile_query, stop_query;
     uint32_t word; /* of dropout */
@@ -95,10 +96,11 @@ typedef struct {
 INLINE Rows rows_of(const Call *call, const Tile *tile, const Segment *segment, int64_t entry, int64_t head,
                     int64_t query) {
     const int64_t shift = head * call->diagonals_stride + call->I - 1;
-    Rows rows = {call, segment, 0, 0, 0, query, tile->first_query, tile->stop_query, 0};
+    Rows rows = {call, segment, 0, 0, 0, 0, query, tile->first_query, tile->stop_query, 0};
     if (call->dropped_words) rows.word = head_word(call, entry, head);
     if (call->before) rows.before = call->before + shift;
     if (call->after) rows.after = call->after + shift;
+    if (call->clipped) rows.clipped = call->clipped + row_index(call, entry, head, 0) * call->clipped_width;
     if (segment->allowed >= 0)
         rows.allowed = call->allowed + segment->allowed + head * call->allowed_head_stride - segment->first_key;
     return rows;
@@ -115,7 +117,7 @@ INLINE Range keys_of_rows(const Rows *rows, int64_t start, int64_t stop) {
 /* Whether every query may attend to every key of [first, stop), and no number is added to a score. */
 INLINE int is_plain(const Rows *rows, int64_t first, int64_t stop) {
     const Call *call = rows->call;
-    if (call->before || call->after || rows->allowed || call->cap != 0) return 0;
+    if (call->before || call->after || call->clipped || rows->allowed || call->cap != 0) return 0;
     return first >= rows->segment->first_key && stop <= rows->segment->stop_key &&
            first >= rows->query + ROWS - 1 + call->low && stop <= rows->query + call->high;
 }
@@ -138,22 +140,38 @@ INLINE Vector tanh_of(Vector x) {
 /* The keys that one query may attend to: those of the segment within its distances. */
 typedef struct {
     int64_t query, first, stop;
+    const float *clipped;
     const uint8_t *allowed; /* index: key; null if none is forbidden */
 } Row;
 
 INLINE Row row_of(const Rows *rows, int64_t query) {
     const Call *call = rows->call;
     Row row = {query, max(rows->segment->first_key, query + call->low),
-               min(rows->segment->stop_key, query + call->high), 0};
+               min(rows->segment->stop_key, query + call->high), 0, 0};
+    const int64_t last_query = rows->stop_query - 1; /* rows behind it repeat it */
     if (rows->allowed)
-        row.allowed = rows->allowed + (min(query, rows->stop_query - 1) - rows->tile_query) * rows->segment->stride;
+        row.allowed = rows->allowed + (min(query, last_query) - rows->tile_query) * rows->segment->stride;
+    if (rows->clipped) row.clipped = rows->clipped + min(query, last_query) * call->clipped_width;
     return row;
 }
 
-/* after(cap(score + before)) of LANES keys from `key` on; -inf where the query may not attend. */
+/* The index in a row of `clipped` of the numbers of LANES keys from `key` on. All lanes are in a margin if they are
+   beyond the first or the last distance. */
+INLINE int64_t clipped_index(const Call *call, int64_t query, int64_t key) {
+    return max(0, min(key - query - call->first_clipped, call->clipped_width - LANES));
+}
+
+/* score + before + clipped of LANES keys from `key` on. */
+INLINE Vector score_before_cap(const Rows *rows, const Row *row, Vector score, int64_t key) {
+    if (rows->before) score += load(rows->before + key - row->query);
+    if (row->clipped) score += load(row->clipped + clipped_index(rows->call, row->query, key));
+    return score;
+}
+
+/* after(cap(score + before + clipped)) of LANES keys from `key` on; -inf where the query may not attend. */
 INLINE Vector final_score(const Rows *rows, const Row *row, Vector score, int64_t key) {
     const Call *call = rows->call;
-    if (rows->before) score += load(rows->before + key - row->query);
+    score = score_before_cap(rows, row, score, key);
     if (call->cap != 0) score = tanh_of(score * (1 / call->cap)) * call->cap;
     if (rows->after) score += load(rows->after + key - row->query);
     if (key < row->first || key + LANES > row->stop) {

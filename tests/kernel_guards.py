@@ -22,6 +22,7 @@ from regard.engine.kernel.structures import Call
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 PAGE = mmap.PAGESIZE
+WINDOW = rg.window(30)
 #: name -> the pieces, and the sizes (B, H, G, I, J, D, E).
 CASES = {
     "plain": (lambda: {}, (2, 2, 1, 97, 131, 16, 16)),
@@ -32,6 +33,7 @@ CASES = {
     "predicate": (lambda: {"mask": rg.mask_mod(lambda b, h, i, j: (i + j + h) % 3 > 0)}, (1, 2, 2, 45, 70, 9, 9)),
     "dilated": (lambda: {"mask": rg.dilated(9, 2)}, (1, 1, 1, 100, 100, 8, 8)),
     "biases": (lambda: {"bias": (rg.T5Bias(2), rg.Softcap(2.0), rg.ALiBi(2))}, (1, 2, 2, 107, 99, 8, 8)),
+    "Shaw": (lambda: {"bias": (rg.ShawBias(8, reach=5), rg.Softcap(2.0)), "mask": WINDOW}, (1, 2, 2, 107, 99, 8, 8)),
     "dropout": (lambda: {"dropout": 0.3}, (2, 2, 1, 97, 131, 16, 16)),
     "rotary positions": (lambda: {"position": rg.RoPE(6)}, (2, 2, 1, 67, 131, 9, 8)),
     "interleaved positions": (lambda: {"position": rg.RoPE(16, interleaved=True)}, (1, 2, 2, 1, 70, 16, 8)),

@@ -107,11 +107,13 @@ NORMALIZERS = {
 
 
 @st.composite
-def biases(draw, H):
+def biases(draw, H, D):
     names = draw(st.lists(st.sampled_from(sorted(BIASES)), max_size=2))
     found = [BIASES[name](H) for name in names]
     if draw(st.booleans()):
         found.insert(draw(st.integers(0, len(found))), rg.Softcap(draw(st.sampled_from([0.5, 2.0, 30.0]))))
+    if draw(st.booleans()):  # before a cap
+        found.insert(0, rg.ShawBias(D, reach=draw(st.sampled_from([0, 1, 7, 50, 1000]))))
     return found
 
 
@@ -127,7 +129,7 @@ def problems(draw, dtypes=DTYPES):
     attention = rg.Attention(
         rg.Dot(draw(st.sampled_from([None, None, 0.3, -0.1]))),
         position=draw(st.sampled_from([None, None, rg.RoPE(D)])) if D % 2 == 0 else None,
-        bias=[] if has_gaps else draw(biases(H)),
+        bias=[] if has_gaps else draw(biases(H, D)),
         mask=draw(st.none() | masks(B, H, I, J)),
         normalizer=draw(st.sampled_from(sorted(NORMALIZERS)).map(lambda name: NORMALIZERS[name](H))),
     )
@@ -157,11 +159,15 @@ def gradient_budget(problem, along, dtype):
     s, attention, u = problem.sizes, problem.attention, unit_roundoff(dtype)
     output, weights = (torch.from_numpy(a) for a in reference(problem))
     share = (weight_errors(problem, u) + (2 * s.J + 2 * s.R * s.I + s.D + s.E + 40) * FLOAT32 + 8 * u) * weights
+    share = share + torch.finfo(torch.float32).tiny  # a smaller weight is 0
     values, rows = (t.norm(dim=-1) for t in (heads_of(problem.value, s), along))
     products = share * rows[..., None] * (values[:, :, None] + output.norm(dim=-1)[..., None])
     scale = abs(problem.scale)
     q, k = problem.prepared.query.norm(dim=-1), heads_of(problem.prepared.key, s).norm(dim=-1)
     of_query = scale * (products @ k[..., None])
+    for bias in (bias for bias in attention.bias if isinstance(bias, rg.ShawBias)):
+        longest = bias.keys.norm(dim=-1).max() * bias.scale / attention.normalizer.temperature
+        of_query = of_query + longest * products.sum(-1, keepdim=True)
     of_key, of_value = (
         grouped(t[..., None], s) for t in (scale * (products * q[..., None]).sum(-2), (share * rows[..., None]).sum(-2))
     )
@@ -187,6 +193,10 @@ def parameter_bound(problem, name, parameter, products):
         return products.sum((0, 2, 3))
     nothing = torch.zeros_like(products)
     bias = problem.attention.bias[int(name.split(".")[0].removeprefix("bias_"))]
+    if isinstance(bias, rg.ShawBias):  # query i adds its own share to the vector of each distance
+        vectors = torch.ones(2 * bias.reach + 1, dtype=torch.float64, requires_grad=True)
+        rows = problem.prepared.query.norm(dim=-1, keepdim=True).detach() * abs(bias.scale) * vectors
+        return torch.autograd.grad(bias.term(problem.grid, rows, None), vectors, products / temperature)[0][:, None]
     added = bias.transform(nothing, problem.grid, None, None)
     return torch.autograd.grad(added, parameter, products / temperature)[0]
 

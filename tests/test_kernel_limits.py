@@ -188,7 +188,13 @@ REFUSED = {
     "its soft cap is a number without a gradient, and here it is a tensor": lambda: case(
         bias=rg.Softcap(torch.tensor(2.0, requires_grad=True))
     ),
-    "ShawBias is no number for each head and each distance j - i": lambda: case(bias=rg.ShawBias(8, reach=3)),
+    "TransformerXLBias is no number for each head and each distance j - i": lambda: case(
+        bias=rg.TransformerXLBias(2, 8)
+    ),
+    "it computes one ShawBias, and there are several": lambda: case(bias=[rg.ShawBias(8, reach=n) for n in (2, 3)]),
+    "it adds a ShawBias before the soft cap, and here the cap comes first": lambda: case(
+        bias=(rg.Softcap(2.0), rg.ShawBias(8, reach=3))
+    ),
     "the keys have gaps between their positions, so a bias is no vector of distances": lambda: case(
         bias=rg.ALiBi(2), positions=rg.Positions(8, rg.Spans.of((0, 3), (6, 9)))
     ),

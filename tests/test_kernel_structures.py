@@ -47,7 +47,7 @@ def test_a_structure_has_the_fields_of_its_source_in_the_same_order(source, name
 
 def test_the_numbers_are_those_of_the_header():
     header = text_of("regard.h")
-    for name in ("TILE_QUERIES", "PART_KEYS", "MARGIN"):
+    for name in ("TILE_QUERIES", "PART_KEYS", "MARGIN", "CLIPPED_MARGIN"):
         assert int(re.search(rf"#define {name} (\d+)", header)[1]) == getattr(structures, name)
     for dtype, number in structures.DTYPES.items():
         assert f"{str(dtype).removeprefix('torch.').upper()} = {number}" in header

@@ -222,6 +222,10 @@ class ShawBias(nn.Module, AdditiveBias):
             return rows.gather(-1, index.expand(*rows.shape[:3], -1))
         return _skewed(_clipped(rows, distances, self.reach), len(grid.key))
 
+    def by_distance(self, rows: Tensor, margin: int) -> Tensor:
+        """The terms of prepared rows for the distances -reach - margin ... reach + margin: (B, H, I, their number)."""
+        return _clipped(rows, range(-self.reach - margin, self.reach + margin + 1), self.reach)
+
     def check(self, sizes: Sizes) -> None:
         _check_width("ShawBias", self.keys.shape[1], sizes)
 

@@ -58,6 +58,8 @@ class Setting:
     cap: float
     learns: bool
     dropout: Dropout | None = None
+    #: The distance j - i of indices that the first numbers of `Inputs.clipped` belong to.
+    first_clipped: int = 0
 
     def __post_init__(self) -> None:
         self.tables = self.layout.tables()
@@ -106,6 +108,7 @@ class Inputs(NamedTuple):
     after: Tensor | None
     sink: Tensor | None  # (H,)
     direction: Tensor | None = None  # (D,), of additive scores
+    clipped: Tensor | None = None  # (B, H, I, n): before the soft cap, a number for each row and clipped distance
 
     @property
     def multiply_adds(self) -> tuple[int, int]:
@@ -123,13 +126,16 @@ class Inputs(NamedTuple):
             None if t is None else F.pad(t.float(), (MARGIN, MARGIN))[:, MARGIN:] for t in (self.before, self.after)
         )
         call.point(before=before, after=after, sink=None if self.sink is None else self.sink.float().contiguous())
+        if self.clipped is not None:
+            call.point(clipped=self.clipped.float().contiguous())
+            call.first_clipped, call.clipped_width = setting.first_clipped, self.clipped.shape[-1]
         call.point(query=self.query, key=self.key, value=self.value)
         call.point(direction=None if self.direction is None else F.pad(self.direction.float(), (0, MARGIN)))
         return call
 
 
 class KernelAttention(torch.autograd.Function):
-    """softmax(after + cap(scale s + before)) v of dot products or additive scores, and the log-sum-exp of its rows."""
+    """softmax(after + cap(scale s + before + clipped)) v, s dot products or additive scores, and its log-sum-exp."""
 
     @staticmethod
     def forward(ctx: Any, setting: Setting, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -220,18 +226,19 @@ def backward(
     grad_query = zeros(B, H, I, D)
     grad_key, grad_value = (zeros(B, G, num_parts, num_keys, _rounded_up(width, lanes)) for width in (D, E))
     diagonals = [zeros(B, H, num_parts, I + J - 1 + 2 * MARGIN) if want else None for want in wanted[3:5]]
+    grad_clipped = zeros(*inputs.clipped.shape) if wanted.clipped and inputs.clipped is not None else None
     call.num_parts = num_parts
     call.point(grad_output=grad, delta=delta.contiguous(), logsumexp=logsumexp.contiguous())
     call.point(packed_value_panels=panels, packed_key_rows=rows)
     call.point(grad_query=grad_query, grad_key=grad_key, grad_value=grad_value)
-    call.point(grad_before=diagonals[0], grad_after=diagonals[1])
+    call.point(grad_before=diagonals[0], grad_after=diagonals[1], grad_clipped=grad_clipped)
     grad_direction = None if inputs.direction is None else zeros(B * G, num_parts, _rounded_up(D, lanes))
     call.point(grad_direction=grad_direction)
     run(setting.library, "backward", call, setting.layout.num_pairs * H * inputs.multiply_adds[1])
     before, after = (None if t is None else t[..., MARGIN:-MARGIN].sum((0, 2)) for t in diagonals)
     direction = None if grad_direction is None or not wanted.direction else grad_direction.sum((0, 1))[:D]
     key, value = grad_key.sum(2)[:, :, :J, :D], grad_value.sum(2)[:, :, :J, :E]
-    return Inputs(grad_query, key, value, before, after, None, direction)
+    return Inputs(grad_query, key, value, before, after, None, direction, grad_clipped)
 
 
 def _count(library: Library, name: str, call: Call) -> int:

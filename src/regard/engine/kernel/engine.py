@@ -15,10 +15,10 @@ from regard.engine.formatting import size
 from regard.engine.kernel.attention import Dropout, Inputs, KernelAttention, Setting, forward, is_few
 from regard.engine.kernel.layout import Layout
 from regard.engine.kernel.library import load, load_fast, reason
-from regard.engine.kernel.structures import DTYPES, PART_KEYS, TILE_QUERIES, has_address
+from regard.engine.kernel.structures import CLIPPED_MARGIN, DTYPES, PART_KEYS, TILE_QUERIES, has_address
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.transforms import HIDDEN_GRADIENTS, differentiable_once
-from regard.pieces.bias import AdditiveBias, Bias, Softcap
+from regard.pieces.bias import AdditiveBias, Bias, ShawBias, Softcap
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import LearnedSink, Softmax, any_coarse
 from regard.pieces.score import TanhScore
@@ -162,12 +162,21 @@ class Terms:
         if any(isinstance(cap, Tensor) for cap in caps):
             return "its soft cap is a number without a gradient, and here it is a tensor"
         for bias in biases:
-            if isinstance(bias, Softcap):
-                continue
-            if not (isinstance(bias, AdditiveBias) and bias.relative):
+            if not isinstance(bias, Softcap | ShawBias) and not (isinstance(bias, AdditiveBias) and bias.relative):
                 return f"{type(bias).__name__} is no number for each head and each distance j - i"
+        if (unfit := self._unfit_shaw()) is not None:
+            return unfit
         if any(isinstance(bias, AdditiveBias) for bias in biases) and len(self.problem.positions.keys.intervals) != 1:
             return "the keys have gaps between their positions, so a bias is no vector of distances"
+        return None
+
+    def _unfit_shaw(self) -> str | None:
+        kinds = [type(bias) for bias in self.problem.attention.bias]
+        shaw = [n for n, kind in enumerate(kinds) if issubclass(kind, ShawBias)]
+        if len(shaw) > 1:
+            return "it computes one ShawBias, and there are several"
+        if shaw and Softcap in kinds[: shaw[0]]:
+            return "it adds a ShawBias before the soft cap, and here the cap comes first"
         return None
 
     @property
@@ -207,7 +216,7 @@ class Terms:
         assert library is not None and scale is not None, "the refusal is None"
         caps = [bias.cap for bias in self.problem.attention.bias if isinstance(bias, Softcap)]
         cap = caps[0] / self._temperature if caps else 0.0
-        return Setting(library, self.layout, scale, cap, self.problem.learns)
+        return Setting(library, self.layout, scale, cap, self.problem.learns, first_clipped=self._first_clipped())
 
     def _dropout(self) -> Dropout | None:
         p = self.problem
@@ -225,7 +234,8 @@ class Terms:
         """The tensors of the call: prepared queries and keys, values, and the numbers of biases and sinks."""
         prepared = self.problem.prepared
         before, after, sink = self.problem.planned(VECTORS, lambda problem: self._vectors())
-        return Inputs(prepared.query, prepared.key, self.problem.value, before, after, sink, self.direction)
+        vectors = prepared.query, prepared.key, self.problem.value
+        return Inputs(*vectors, before, after, sink, self.direction, self._clipped())
 
     def _vectors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The numbers that are added before and after the soft cap for each head and distance, and the sinks."""
@@ -239,12 +249,26 @@ class Terms:
             after = after.masked_fill(~allowed, -torch.inf)
         return before, after, self._sink()
 
+    def _clipped(self) -> Tensor | None:
+        """The terms of a ShawBias, each row with a margin at both ends."""
+        for bias, rows in zip(self.problem.attention.bias, self.problem.prepared.rows, strict=True):
+            if isinstance(bias, ShawBias) and rows is not None:
+                return bias.by_distance(rows, CLIPPED_MARGIN).float() / self._temperature
+        return None
+
+    def _first_clipped(self) -> int:
+        """The distance of indices at which the rows of `_clipped` begin."""
+        positions = self.problem.positions
+        reach = next((bias.reach for bias in self.problem.attention.bias if isinstance(bias, ShawBias)), 0)
+        return positions.start - positions.keys.intervals[0][0] - reach - CLIPPED_MARGIN
+
     @property
     def _line(self) -> Grid:
         p = self.problem
         return p.grid.line(p.positions.distances(p.sizes.I))
 
     def _by_distance(self, biases: tuple[Bias, ...]) -> Tensor | None:
+        biases = tuple(bias for bias in biases if not isinstance(bias, ShawBias))
         if not biases:
             return None
         line = self._line

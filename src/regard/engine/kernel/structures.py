@@ -10,7 +10,7 @@ import torch
 from regard.shapes import has_numbers
 
 #: Numbers of kernels/regard.h.
-TILE_QUERIES, PART_KEYS, MARGIN = 96, 1024, 64
+TILE_QUERIES, PART_KEYS, MARGIN, CLIPPED_MARGIN = 96, 1024, 64, 16
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
@@ -73,6 +73,9 @@ class Call(Pointers):
         ("after", c_void_p),
         ("sink", c_void_p),
         ("diagonals_stride", c_int64),
+        ("clipped", c_void_p),
+        ("first_clipped", c_int64),
+        ("clipped_width", c_int64),
         ("tiles", c_void_p),
         ("segments", c_void_p),
         ("allowed", c_void_p),
@@ -101,5 +104,6 @@ class Call(Pointers):
         ("grad_value", c_void_p),
         ("grad_before", c_void_p),
         ("grad_after", c_void_p),
+        ("grad_clipped", c_void_p),
         ("grad_direction", c_void_p),
     )
