@@ -22,6 +22,9 @@ typedef struct {
     const int64_t *offsets;              /* distances j - i */
     float *diagonals;                    /* (B, H, num_offsets, I): the weights at these distances */
     float *offset_sums; /* (B, H, parts, num_sums): sums over queries at the distances from first_sum on */
+    float *later;       /* (B, H, I): sums over the keys after the query */
+    float *same;        /* (B, H, I): sums over other keys with the token of the query */
+    const int32_t *key_tokens, *query_tokens; /* (B, padded J), (B, I) */
     int64_t cell_rows, cell_columns, k, shift, num_numbers, num_chosen, num_offsets, first_sum, num_sums, num_parts;
 } Statistics;
 

@@ -8,6 +8,9 @@
 #include "additive.h"
 #include "cells.h"
 
+/* Steps between a key and a query that are counted exactly. */
+#define FAR_STEPS ((int64_t)1 << 30)
+
 /* Floats of scratch memory that one thread needs. */
 EXPORT int64_t NAMED(statistics_workspace)(const Call *call) {
     return TILE_QUERIES * call->D + (ROWS + 2) * KEYS + PANEL * call->D;
@@ -70,6 +73,24 @@ static void add_offsets(const Block *block, int64_t query, const float *weights)
         sums[key - first_key] += weights[key - block->first];
 }
 
+/* Adds the weights on keys after the query, and on other keys with its token. */
+static void add_related(const Block *block, int64_t query, const float *weights) {
+    const Statistics *wanted = block->wanted;
+    const Call *call = block->rows->call;
+    const int64_t own_key = query - wanted->shift, row = row_index(call, block->entry, block->head, query);
+    const int32_t *tokens = wanted->same ? wanted->key_tokens + block->entry * padded_keys(call) : 0;
+    const int32_t token = tokens ? wanted->query_tokens[block->entry * call->I + query] : 0;
+    Vector later = broadcast(0), same = broadcast(0);
+    for (int64_t key = block->first; key < block->stop; key += LANES) {
+        const Vector weight = load(weights + key - block->first);
+        const Integers steps = lane_numbers() + (int32_t)max(-FAR_STEPS, min(key - own_key, FAR_STEPS));
+        later += choose(steps > 0, weight, broadcast(0));
+        if (tokens) same += choose((*(const Integers *)(tokens + key) == token) & (steps != 0), weight, broadcast(0));
+    }
+    if (wanted->later) wanted->later[row] += sum_of(later);
+    if (tokens) wanted->same[row] += sum_of(same);
+}
+
 /* Adds weights times the numbers of their keys. Blocks whose numbers are all 0 cost nothing. */
 static void add_numbers(const Block *block) {
     const Statistics *wanted = block->wanted;
@@ -122,6 +143,8 @@ static void add_block(const Block *block, float *sums) {
             keep_largest(weights, block->first, block->stop, wanted->k, wanted->top_weights + row * wanted->k,
                          wanted->top_keys + row * wanted->k);
         if (wanted->num_offsets || wanted->num_sums) add_offsets(block, query, weights);
+        if (wanted->same || (wanted->later && block->stop > query - wanted->shift + 1))
+            add_related(block, query, weights);
     }
     if (wanted->num_numbers) add_numbers(block);
     if (wanted->num_chosen) add_chosen_keys(block);

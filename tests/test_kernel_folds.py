@@ -20,7 +20,8 @@ from regard.maps.pyramid import Pyramid
 from regard.pieces.normalizer import any_coarse
 from regard.shapes import Sizes
 from regard.stats.flow import Carried
-from regard.stats.folds import Agreement, Offsets
+from regard.stats.folds import Agreement, Offsets, SameToken
+from regard.stats.mask_warnings import Future
 from regard.stats.statistics import Allowed, Offset, WeightOnKeys
 from rounding import FLOAT32, unit_roundoff
 
@@ -95,6 +96,11 @@ def definitions(w, distance, folds):
                 keys = list(fold.keys)
                 values = w[..., keys].sum(-1), entropy[..., keys].sum(-1)
                 yield fold, values, (values[0], values[1] + values[0])
+            case Future():
+                yield fold, (w * (distance > 0)).sum(-1)
+            case SameToken():
+                equal = fold.queries[:, None, :, None] == fold.keys[:, None, None]
+                yield fold, (w * (equal & (distance != 0))).sum(-1)
             case rg.Similarity():
                 flat = w[:, :, :: fold.every].flatten(2)
                 yield fold, flat @ flat.mT
@@ -126,6 +132,7 @@ def some_folds(B, H, I, J, seed=0):
         Carried(torch.rand(B, H, J, generator=numbers)),
         *(rg.Pool(1 + seed % 37, 1 + seed % 23), Pyramid(1 + seed % 5)),
         *(Offset(-1), Offset(seed % 7 - 3), Offsets(-4, 2 + seed % 5)),
+        *(Future(), SameToken(*(torch.randint(-1, 4, (B, n), generator=numbers) for n in (J, I)))),
         *(rg.Similarity(1 + seed % 3), Agreement(special, 1 + seed % 3)),
     )
 

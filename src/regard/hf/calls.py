@@ -52,7 +52,8 @@ class Untranslatable(Exception):
 class Call:
     """One call of a backend: the calling module, the backend's name and function, and the arguments.
 
-    A call `to_run` is computed by Regard, not watched: it has gradients and dropout.
+    A call `to_run` is computed by Regard, not watched: it has gradients and dropout. `logsumexp` is what the kernel of
+    the backend returned for its rows, if it was observed.
     """
 
     module: nn.Module
@@ -64,6 +65,7 @@ class Call:
     mask: Any
     options: dict[str, Any]
     to_run: bool = False
+    logsumexp: Tensor | None = None
 
     def needs_gradient(self, tensor: Tensor) -> bool:
         """Whether the tensor must receive gradients."""

@@ -69,7 +69,7 @@ _PARTS_OF: dict[type[Fold], Callable[[Any, State, Sizes], Parts | None]] = {
     TopLinks: lambda _fold, state, _sizes: {"top_weights": state[0], "top_keys": state[1]},
 }
 #: Parts that need keys without gaps between their positions.
-BY_DISTANCE = frozenset({"distance", "offsets", "offset_sums"})
+BY_DISTANCE = frozenset({"distance", "offsets", "offset_sums", "later", "same"})
 
 
 def computes(kind: type[Fold], parts: Callable[[Any, State, Sizes], Parts | None]) -> None:

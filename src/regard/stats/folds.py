@@ -87,6 +87,13 @@ class SameToken(Fold[Tensor]):
         return [state[0] + other[0], *state[1:]]
 
 
+def _of_same_token(_fold: SameToken, state: State, _sizes: object) -> dict[str, Tensor]:
+    return {"same": state[0], "key_tokens": state[1], "query_tokens": state[2]}
+
+
+computes(SameToken, _of_same_token)
+
+
 def _tokens(name: str, tokens: Tensor, B: int, length: int, device: torch.device) -> Tensor:
     tokens = torch.as_tensor(tokens, device=device)
     if tokens.is_floating_point() or tokens.shape not in ((length,), (B, length)):

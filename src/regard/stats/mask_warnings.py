@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps import AttentionMap, Fold, KeyTotals, MassOn, Tile
+from regard.maps.compiled_folds import computes
 from regard.maps.folds import Shape, State, zeros
 from regard.stats.numbering import layer_numbers
 from regard.stats.warnings import Finding, ending, head_names
@@ -32,6 +33,9 @@ class Future(Fold):
     def add(self, state: State, tile: Tile) -> None:
         if int(tile.grid.distance.max()) > 0:
             state[0][:, :, tile.rows] += (tile.weights * (tile.grid.distance > 0)).sum(-1)
+
+
+computes(Future, lambda _fold, state, _sizes: {"later": state[0]})
 
 
 @checked

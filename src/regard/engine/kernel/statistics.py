@@ -22,6 +22,7 @@ class StatisticsFields(Pointers):
         *((name, c_void_p) for name in ("row_cells", "column_cells", "column_starts", "top_weights", "top_keys")),
         *((name, c_void_p) for name in ("numbers", "number_sums", "chosen", "chosen_mass", "chosen_entropy")),
         *((name, c_void_p) for name in ("offsets", "diagonals", "offset_sums")),
+        *((name, c_void_p) for name in ("later", "same", "key_tokens", "query_tokens")),
         *((name, c_int64) for name in ("cell_rows", "cell_columns", "k", "shift", "num_numbers", "num_chosen")),
         *((name, c_int64) for name in ("num_offsets", "first_sum", "num_sums", "num_parts")),
     )
@@ -51,6 +52,10 @@ class Statistics:
     chosen_mass: Tensor | None = None  # (B, H, I): over the chosen keys
     chosen_entropy: Tensor | None = None
     offset_sums: Tensor | None = None  # (B, H, number of distances): sums over queries
+    later: Tensor | None = None  # (B, H, I): on keys after the query
+    same: Tensor | None = None  # (B, H, I): on other keys with the token of the query
+    key_tokens: Tensor | None = None  # (B, J), integers
+    query_tokens: Tensor | None = None  # (B, I)
     first_offset: int = 0  # the first distance of `offset_sums`, in positions
     #: Numbers of keys (B, H or 1, J), each with their weighted sums (B, H, I).
     numbers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -70,6 +75,7 @@ def add_statistics(setting: Setting, inputs: Inputs, logsumexp: Tensor, wanted: 
     fields.k = 0 if wanted.top_weights is None else wanted.top_weights.shape[-1]
     fields.point(chosen=wanted.chosen, chosen_mass=wanted.chosen_mass, chosen_entropy=wanted.chosen_entropy)
     fields.num_chosen = 0 if wanted.chosen is None else len(wanted.chosen)
+    _tokens(setting, call, fields, wanted)
     received = _received(setting, call, fields, wanted)
     cells, maxima = _cells(call, fields, wanted)
     number_sums, diagonals = _numbers(setting, call, fields, wanted), _diagonals(call, fields, wanted)
@@ -95,6 +101,16 @@ def statistics_call(setting: Setting, inputs: Inputs, logsumexp: Tensor) -> Call
 def _add(total: Tensor | None, sums: Tensor | None) -> None:
     if total is not None and sums is not None:
         total += sums
+
+
+def _tokens(setting: Setting, call: Call, fields: StatisticsFields, wanted: Statistics) -> None:
+    """Sums over keys that depend on the query; tokens become small numbers."""
+    fields.point(later=wanted.later)
+    if wanted.same is not None and wanted.key_tokens is not None and wanted.query_tokens is not None:
+        tokens = torch.cat([wanted.key_tokens, wanted.query_tokens], -1).unique(return_inverse=True)[1].int()
+        keys, queries = tokens.split([call.J, call.I], -1)
+        keys = F.pad(keys, (0, setting.padded(call.J) - call.J)).contiguous()
+        fields.point(same=wanted.same, key_tokens=keys, query_tokens=queries.contiguous())
 
 
 def _received(setting: Setting, call: Call, fields: StatisticsFields, wanted: Statistics) -> Tensor | None:

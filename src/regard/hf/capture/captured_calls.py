@@ -45,13 +45,14 @@ class SharedKeys:
 
 @dataclass(eq=False)
 class Capture:
-    """One call of a module: its pieces, queries and keys, and the verification."""
+    """One call of a module: its pieces, queries and keys, the verification, and the log-sum-exp of rows if known."""
 
     attention: Attention
     positions: Positions
     query: Tensor
     keys: SharedKeys
     check: Check
+    logsumexp: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -65,7 +66,8 @@ class Capture:
         prepared = Prepared.of(self.attention, self.query, key, self.positions)
         B, H, I, _ = self.query.shape
         grid = Grid.whole(self.positions, B, H, I, self.query.device)
-        return AttentionMap(self.attention, prepared, self.positions, grid, None)
+        row_statistic = None if self.logsumexp is None else (self.logsumexp,)
+        return AttentionMap(self.attention, prepared, self.positions, grid, row_statistic)
 
 
 @dataclass(eq=False)

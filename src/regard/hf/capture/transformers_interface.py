@@ -11,12 +11,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import wraps
 from typing import Any, Protocol
 
 from regard.context import ContextFlag, ContextItems
 from regard.errors import RegardError
 from regard.hf.calls import Call
+from regard.hf.capture.kernel_statistic import observing
 
 
 class BackendObserver(Protocol):
@@ -82,9 +84,11 @@ class BackendCalls:
     def _reporting(self, function: Callable[..., Any], backend: str | None) -> Callable[..., Any]:
         @wraps(function)
         def run(*args: Any, **options: Any) -> Any:
-            with self._inside.on():
-                output = function(*args, **options)
             call = _call(backend or "eager", function, args, options)
+            with self._inside.on(), observing(call) as statistic:
+                output = function(*args, **options)
+            if statistic is not None and len(statistic.logsumexps) == 1:
+                call = replace(call, logsumexp=statistic.logsumexps[0])
             for observer in self.observers:
                 observer.backend_called(call, output)
             return output

@@ -32,6 +32,7 @@ from regard.hf.attention_modules import (
 )
 from regard.hf.calls import DIRECT, NO_NUMBERS, Call, MaskCache, Untranslatable, translate
 from regard.hf.capture.captured_calls import Capture, ModuleCalls, ModuleMap, SharedKeys
+from regard.hf.capture.kernel_statistic import row_logsumexp
 from regard.hf.capture.lazy_projection import DeferredCall
 from regard.hf.capture.model_maps import WatchedAttention
 from regard.hf.capture.module_hooks import inside_backward, module_calls
@@ -375,7 +376,8 @@ class _Watcher:
         if observed.inputs is not None:
             return DeferredCall(name, translation.attention, translation.positions, observed.inputs, verified)
         query, key = _without_static_cache(translation.query.detach()), _without_static_cache(call.key.detach(), call)
-        return Capture(translation.attention, translation.positions, query, SharedKeys(key), verified)
+        logsumexp = row_logsumexp(call, translation)
+        return Capture(translation.attention, translation.positions, query, SharedKeys(key), verified, logsumexp)
 
     def _note_uncaptured(self) -> None:
         for name, module in self.candidates.items():
