@@ -1,0 +1,152 @@
+"""What watching, `regard see`, `see --corpus` and the page compute of a long text: compiled passes, and no tile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+import regard as rg
+from kernels import needs_kernel
+from miniatures import LLAMA, V, sharpened
+from regard.engine.kernel.library import load_fast
+from regard.hf.capture.kernel_statistic import KernelStatistic
+from regard.maps import compiled_folds
+from regard.stats import mask_findings, profile, text_statistics, value_weighted
+from regard.stats.text_reading import TextReading
+from regard.viewer import page_folds
+from regard.viewer.sheet import Sheet
+
+pytestmark = [needs_kernel, pytest.mark.skipif(load_fast() is None, reason="the kernels are slow here")]
+LENGTH = 300
+IDS = torch.randint(3, V, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+NAMES = [f"t{n % 11}" for n in range(LENGTH)]
+
+
+@pytest.fixture
+def model():
+    config = transformers.LlamaConfig(**LLAMA | {"max_position_embeddings": 2 * LENGTH})
+    return sharpened(transformers.LlamaModel._from_config(config, attn_implementation="sdpa").eval())
+
+
+@torch.no_grad()
+def watched(model, **options):
+    with rg.watch(model, **options) as seen:
+        output = model(IDS).last_hidden_state
+    return output, seen
+
+
+@pytest.fixture
+def no_tiles(monkeypatch):
+    """Computing a tile of weights is an error."""
+
+    def refused(self):
+        raise AssertionError("tiles were computed")
+
+    monkeypatch.setattr(rg.AttentionMap, "tiles", refused)
+
+
+def on_tiles(monkeypatch, compute):
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled_folds, "FEWEST_PAIRS", 1 << 60)
+        patch.setattr(rg.AttentionMap, "tiles", TILES)
+        return compute()
+
+
+TILES = rg.AttentionMap.tiles
+STATISTICS = (
+    rg.Entropy(),
+    rg.TopLinks(4),
+    rg.KeyTotals(),
+    rg.Distance(),
+    rg.Pool(9, 9),
+    rg.Similarity(),
+    rg.MassOn([0]),
+)
+
+
+def close(one, other):
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=5e-5)
+
+
+@pytest.mark.usefixtures("no_tiles")
+def test_statistics_of_a_watch(model, monkeypatch):
+    _, seen = watched(model, keep="statistics", folds=STATISTICS)
+    _, expected = on_tiles(monkeypatch, lambda: watched(model, keep="statistics", folds=STATISTICS))
+    for name, statistics in seen.statistics.items():
+        for fold in STATISTICS:
+            one, other = (s.of(fold) for s in (statistics, expected.statistics[name]))
+            close(one.weights if isinstance(one, rg.Links) else one, other[0] if isinstance(one, rg.Links) else other)
+
+
+@pytest.mark.usefixtures("no_tiles")
+def test_a_profile_of_a_text_and_of_a_corpus(model, monkeypatch):
+    """`regard see` and `see --corpus` compute these."""
+    _, seen = watched(model)
+
+    def profiled():
+        return profile(seen.maps, NAMES, special=[0, 7], statistics=text_statistics(NAMES, [3, 4]))
+
+    mine, theirs = profiled(), on_tiles(monkeypatch, profiled)
+    for layer, other in zip(mine.layers, theirs.layers, strict=True):
+        for name, values in layer.values.items():
+            close(values, other.values[name])
+        for part in ("received", "similarity", "agreement", "allowed"):
+            close(getattr(layer, part), getattr(other, part))
+        close(layer.links.weights, other.links.weights)
+
+
+@pytest.mark.usefixtures("no_tiles")
+def test_warnings_about_masks(model):
+    assert mask_findings(watched(model)[1].maps, causal=True) == []
+
+
+@pytest.mark.usefixtures("no_tiles")
+def test_value_weighted_norms(model, monkeypatch):
+    weights = watched(model)[1][0]
+    H, J = weights.shape[1], weights.shape[3]
+    norms = value_weighted(weights, torch.randn(1, H, J, 6), torch.randn(8, 6 * H))
+    for compute in (norms.carried, norms.received):
+        close(compute(), on_tiles(monkeypatch, compute))
+
+
+@pytest.mark.parametrize("level", [0, 5])
+@pytest.mark.usefixtures("no_tiles")
+def test_the_page(model, monkeypatch, level):
+    """Its cells and offsets are folds of the same pass as the profile: thumbnails, and the pyramid of a long text."""
+    monkeypatch.setattr("regard.viewer.sheet.base_level", lambda I, J: level)
+    _, seen = watched(model)
+
+    def sheet():
+        return TextReading.of("", seen.maps, NAMES, also=page_folds)
+
+    mine, theirs = sheet(), on_tiles(monkeypatch, sheet)
+    Sheet.of(mine)
+    for layer, other in zip(mine.profile.layers, theirs.profile.layers, strict=True):
+        for one, two in zip(layer.also, other.also, strict=True):
+            for part, expected in zip(*((x if isinstance(x, tuple) else (x,)) for x in (one, two)), strict=True):
+                close(part, expected)
+
+
+@torch.no_grad()
+def test_the_kernel_of_a_watched_model_gives_its_logsumexp(model):
+    plain = model(IDS).last_hidden_state
+    output, seen = watched(model)
+    assert torch.equal(output, plain)
+    for weights in seen.maps.values():
+        assert weights._row_statistic is not None
+        own = rg.AttentionMap(weights.attention, weights._prepared, weights.positions, weights.grid, None)
+        close(weights.row_statistic[0], own.row_statistic[0])
+
+
+@torch.no_grad()
+def test_a_logsumexp_that_is_not_that_of_the_rows_is_left_out(model, monkeypatch):
+    original = KernelStatistic.__torch_dispatch__
+
+    def shifted(self, *args):
+        output = original(self, *args)
+        self.logsumexps = [logsumexp + 0.01 for logsumexp in self.logsumexps]
+        return output
+
+    monkeypatch.setattr(KernelStatistic, "__torch_dispatch__", shifted)
+    assert all(weights._row_statistic is None for weights in watched(model)[1].maps.values())
