@@ -47,6 +47,6 @@ def test_without_triton_tiles_compute_them(monkeypatch):
     monkeypatch.setattr(gpu_folds, "DEVICES", {"cpu"})
     monkeypatch.setattr(gpu_folds, "is_installed", lambda: False)
     weights = rg.attend(rg.Attention(), *torch.randn(3, 1, 2, 130, 8).unbind()).weights
-    assert weights._compiled_pass() is None
+    assert weights._compiled_terms() is None
     dense = weights.dense()
     torch.testing.assert_close(weights.entropy(), -torch.xlogy(dense, dense).sum(-1), atol=1e-5, rtol=1e-5)

@@ -1,11 +1,10 @@
-"""Compiles the Triton kernel for GPUs that need not be here; test_gpu_statistics.py runs this script.
+"""Compiles the Triton kernels for GPUs that need not be here; test_gpu_statistics.py runs this script.
 
 The interpreter takes code that the compiler refuses: other types after a branch, shapes that are no power of 2.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import triton
@@ -33,8 +32,8 @@ def arguments(dtype: str, is_full: bool) -> tuple[Any, ...]:
     return scores, pattern, sizes, kernels.Sums(*rows, floats, floats, floats, "*i64", "i32", "i32", stride, "i32")
 
 
-def source(dtype: str, is_full: bool) -> ASTSource:
-    """The kernel, and what is compiled into it."""
+def source(name: str, dtype: str, is_full: bool) -> ASTSource:
+    """A kernel, and what is compiled into it."""
     constants: dict[tuple[int, ...], Any] = {}
 
     def typed(value: Any, path: tuple[int, ...]) -> Any:
@@ -46,17 +45,20 @@ def source(dtype: str, is_full: bool) -> ASTSource:
         constants[path] = value
         return "constexpr"
 
-    names = kernels.statistics_kernel.arg_names
-    given = (*arguments(dtype, is_full), *BLOCKS.values())
-    types = {name: typed(value, (n,)) for n, (name, value) in enumerate(zip(names, given, strict=True))}
-    return ASTSource(kernels.statistics_kernel, types, constexprs=constants)
+    kernel, (scores, pattern, sizes, sums) = getattr(kernels, name), arguments(dtype, is_full)
+    results = {"sums": sums, "logsumexp": "*fp32"}
+    given = {"scores": scores, "pattern": pattern, "sizes": sizes, **results, **BLOCKS}
+    types = {name: typed(given[name], (n,)) for n, name in enumerate(kernel.arg_names)}
+    return ASTSource(kernel, types, constexprs=constants)
+
+
+def main() -> None:
+    """Compile each kernel with all pieces, and with few."""
+    for dtype, is_full, arch in (("bf16", True, 90), ("fp32", False, 80)):
+        for name in ("statistics_kernel", "logsumexp_kernel"):
+            compiled = triton.compile(source(name, dtype, is_full), target=GPUTarget("cuda", arch, 32))
+            assert len(compiled.asm["cubin"]) > 1000, compiled.asm.keys()
 
 
 if __name__ == "__main__":
-    for dtype, is_full, target in (
-        ("bf16", True, GPUTarget("cuda", 90, 32)),
-        ("fp32", False, GPUTarget("cuda", 80, 32)),
-    ):
-        compiled = triton.compile(source(dtype, is_full), target=target)
-        assert len(compiled.asm["cubin"]) > 1000, compiled.asm.keys()
-        print(dtype, target.arch, compiled.metadata.shared, "bytes of shared memory", file=sys.stderr)
+    main()

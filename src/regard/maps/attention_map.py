@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial, reduce
+from functools import cached_property, reduce
 from typing import Any, TypeVar, overload
 
 import torch
@@ -14,12 +14,11 @@ from regard.attention import Attention, Prepared, makes_new_scores, scores, snap
 from regard.checks import Count, checked
 from regard.display import viewer_part
 from regard.engine.blocks import blocks
-from regard.engine.kernel import Terms, logsumexp_of
+from regard.engine.kernel import Terms
 from regard.engine.rows import StatisticBuffer, with_remainder
 from regard.errors import RegardError
-from regard.maps.compiled_folds import compiled_terms, fill_compiled, knows
+from regard.maps import passes
 from regard.maps.folds import Distance, Entropy, Fold, KeyTotals, Links, MassOn, Pool, Similarity, State, Tile, TopLinks
-from regard.maps.gpu_folds import Fill, gpu_pass
 from regard.maps.indices import Index, OutOfRange, axis_index, indices
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import RowStatistic, add_log_sums, has_logsumexp
@@ -132,8 +131,8 @@ class AttentionMap:
             return with_remainder(self.attention, self._prepared, self.positions, self.grid, self._row_statistic)
         if 0 in self.shape:
             return self._of_empty_rows()
-        if (terms := self._compiled_terms()) is not None:
-            logsumexp = logsumexp_of(terms)
+        terms = self._compiled_terms()
+        if terms is not None and (logsumexp := passes.logsumexp(terms)) is not None:
             return with_remainder(self.attention, self._prepared, self.positions, self.grid, (logsumexp,))
         return self._of_parts() if has_logsumexp(self.attention.normalizer) else self._of_whole_rows()
 
@@ -314,8 +313,8 @@ class AttentionMap:
         """
         states = {fold: fold.init(self.shape, self.device) for fold in folds}
         done: set[Fold] = set()
-        if any(map(knows, states)) and (fill := self._compiled_pass()) is not None:
-            done = fill(self.row_statistic[0], states)
+        if any(map(passes.knows, states)) and (terms := self._compiled_terms()) is not None:
+            done = passes.fill(terms, self.row_statistic[0], states)
         left = {fold: state for fold, state in states.items() if fold not in done}
         if not left:
             return states
@@ -338,15 +337,7 @@ class AttentionMap:
         if type(self) is not AttentionMap or 0 in self.shape:
             return None
         self._check_unchanged()
-        return compiled_terms(self.attention, self._prepared, self.positions, self.grid)
-
-    def _compiled_pass(self) -> Fill | None:
-        """The pass of compiled kernels over this map on its device; None if they cannot compute it."""
-        if (terms := self._compiled_terms()) is not None:
-            return partial(fill_compiled, terms)
-        if type(self) is not AttentionMap or 0 in self.shape:
-            return None
-        return gpu_pass(self.attention, self._prepared, self.positions, self.grid)
+        return passes.terms_of_map(self.attention, self._prepared, self.positions, self.grid)
 
     @torch.no_grad()
     def tiles(self) -> Iterator[Tile]:

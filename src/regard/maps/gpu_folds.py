@@ -7,14 +7,21 @@ the program does not compile, a warning says so, and tiles compute these statist
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Hashable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared, scores
-from regard.engine.gpu.statistics import LARGEST_TOP, Statistics, add_statistics, is_installed, terms_of
+from regard.engine.gpu.statistics import (
+    LARGEST_TOP,
+    Statistics,
+    add_statistics,
+    blocks_of,
+    is_installed,
+    logsumexp_of,
+    terms_of,
+)
 from regard.engine.kernel import Terms
 from regard.maps.compiled_folds import map_problem
 from regard.maps.folds import Distance, Entropy, Fold, KeyTotals, Links, MassOn, Pool, State, Tile, TopLinks
@@ -41,17 +48,20 @@ TOLERANCE = 1e-3
 #: What is known of each program: the reason why it is not used, or None if its rows were right.
 FAULTS: dict[tuple, str | None] = {}
 
-#: Adds a map, whose log-sum-exp is given, to the states of the folds that it knows, and returns these folds.
-Fill = Callable[[Tensor, Mapping[Fold, State]], set[Fold]]
 
-
-def gpu_pass(attention: Attention, prepared: Prepared, positions: Positions, grid: Grid) -> Fill | None:
-    """The pass over the map of these pieces; None if the kernel cannot compute it, or if tiles are as fast."""
-    if grid.device.type not in DEVICES or not is_installed():
+def gpu_terms(attention: Attention, prepared: Prepared, positions: Positions, grid: Grid) -> Terms | None:
+    """The map of these pieces as the Triton kernels compute it; None if they cannot, or if tiles are as fast."""
+    if not is_installed():
         return None
     problem = map_problem(attention, prepared, positions, grid)
-    terms = None if problem is None else terms_of(problem)
-    return None if terms is None else partial(fill, terms)
+    return None if problem is None else terms_of(problem)
+
+
+def gpu_logsumexp(terms: Terms) -> Tensor | None:
+    """The log-sum-exp of every row, (B, H, I); None if the kernel is wrong."""
+    blocks = blocks_of(terms, Statistics(0))
+    is_right = _is_right(_program(terms, "log-sum-exp", blocks), lambda: _wrong_rows(terms))
+    return logsumexp_of(terms) if is_right else None
 
 
 def fill(terms: Terms, logsumexp: Tensor, states: Mapping[Fold, State]) -> set[Fold]:
@@ -61,12 +71,9 @@ def fill(terms: Terms, logsumexp: Tensor, states: Mapping[Fold, State]) -> set[F
     wanted, done = wanted_statistics(states, terms.problem.positions)
     if not done:
         return done
-    program = _program(terms, done)
-    if program not in FAULTS:
-        FAULTS[program] = fault = _fault(terms, logsumexp, done)
-        if fault is not None:
-            warnings.warn(f"The Triton kernel for statistics is not used: {fault}. Tiles compute them.", stacklevel=2)
-    if FAULTS[program] is not None:
+    kinds = tuple(sorted(type(fold).__name__ for fold in done))
+    program = _program(terms, kinds, blocks_of(terms, wanted))
+    if not _is_right(program, lambda: _wrong_fold(terms, logsumexp, done)):
         return set()
     add_statistics(terms, logsumexp, wanted)
     return done
@@ -85,27 +92,36 @@ def wanted_statistics(states: Mapping[Fold, State], positions: Positions) -> tup
     return Statistics(shift, **tensors), set(done.values())
 
 
-def _program(terms: Terms, folds: set[Fold]) -> tuple:
+def _program(terms: Terms, *more: Hashable | dict[str, int]) -> tuple:
     """What Triton compiles a program for."""
     query, attention = terms.problem.query, terms.problem.attention
-    kinds = tuple(sorted(repr(fold) if isinstance(fold, TopLinks) else type(fold).__name__ for fold in folds))
     pieces = tuple(type(bias) for bias in attention.bias), terms.layout.num_bytes > 0, terms.layout.distances is None
-    return query.device, query.dtype, query.shape[-1], kinds, pieces
+    return query.device, query.dtype, pieces, *(tuple(x.items()) if isinstance(x, dict) else x for x in more)
 
 
-def _fault(terms: Terms, logsumexp: Tensor, folds: set[Fold]) -> str | None:
-    """Why the program is not used; None if its statistics of a few rows are those of the dense formula."""
-    try:
-        return next(_differences(terms, logsumexp, folds), None)
-    except Exception as error:  # whatever compilers and drivers raise: tiles need neither
-        return f"{type(error).__name__}: {error}".splitlines()[0]
+def _is_right(program: tuple, fault: Callable[[], str | None]) -> bool:
+    """Whether the rows of a program were right at its first use; `fault` computes them and says what is wrong."""
+    if program not in FAULTS:
+        try:
+            FAULTS[program] = fault()
+        except Exception as error:  # whatever compilers and drivers raise: tiles need neither
+            FAULTS[program] = f"{type(error).__name__}: {error}".splitlines()[0]
+        if FAULTS[program] is not None:
+            said = f"The Triton kernel for statistics is not used: {FAULTS[program]}. Tiles compute them."
+            warnings.warn(said, stacklevel=3)
+    return FAULTS[program] is None
 
 
-def _differences(terms: Terms, logsumexp: Tensor, folds: set[Fold]) -> Iterator[str]:
+def _few_rows(terms: Terms) -> Iterator[slice]:
+    I = terms.problem.sizes.I
+    return (slice(first, min(first + ROWS, I)) for first in sorted({0, I // 2, max(0, I - ROWS)}))
+
+
+def _wrong_fold(terms: Terms, logsumexp: Tensor, folds: set[Fold]) -> str | None:
+    """A fold of a few rows that is not that of the dense formula."""
     problem, s = terms.problem, terms.problem.sizes
     shape = s.B, s.H, s.I, s.J
-    for first in sorted({0, s.I // 2, max(0, s.I - ROWS)}):
-        rows = slice(first, min(first + ROWS, s.I))
+    for rows in _few_rows(terms):
         mine, exact = ({fold: fold.init(shape, problem.query.device) for fold in folds} for _ in range(2))
         wanted, _ = wanted_statistics(mine, problem.positions)
         add_statistics(terms, logsumexp, wanted, range(rows.start, rows.stop))
@@ -114,17 +130,35 @@ def _differences(terms: Terms, logsumexp: Tensor, folds: set[Fold]) -> Iterator[
             fold.add(exact[fold], tile)
             if not _agree(fold, mine[fold], exact[fold], tile):
                 name = type(fold).__name__
-                yield f"{name} of the queries {rows.start} to {rows.stop - 1} is not that of the dense formula"
+                return f"{name} of the queries {rows.start} to {rows.stop - 1} is not that of the dense formula"
+    return None
+
+
+def _wrong_rows(terms: Terms) -> str | None:
+    """A few rows whose log-sum-exp is not that of the dense formula."""
+    logsumexp = logsumexp_of(terms)
+    for rows in _few_rows(terms):
+        exact = terms.problem.attention.normalizer.row_statistic(*_dense_scores(terms, rows))
+        ours, theirs = logsumexp[:, :, rows].double(), exact[0]
+        if not ((ours == theirs) | ((ours - theirs).abs() <= TOLERANCE * theirs.abs().clamp(min=1.0))).all():
+            return f"the log-sum-exp of the queries {rows.start} to {rows.stop - 1} is not that of the dense formula"
+    return None
+
+
+def _dense_scores(terms: Terms, rows: slice) -> tuple[Tensor, Tensor]:
+    """All scores of some queries in float64, and the indices of the keys."""
+    problem, columns = terms.problem, slice(0, terms.problem.sizes.J)
+    prepared = problem.prepared.tile(rows, columns)
+    prepared = prepared.with_tensors(t.double() for t in prepared.tensors())
+    indices = torch.arange(columns.stop, device=problem.query.device)
+    return scores(problem.attention, prepared, problem.grid.tile(rows, columns)), indices
 
 
 def _dense_tile(terms: Terms, logsumexp: Tensor, rows: slice) -> Tile:
     """All weights of some queries by the formula, in float64 before they are rounded."""
-    problem, columns = terms.problem, slice(0, terms.problem.sizes.J)
-    prepared = problem.prepared.tile(rows, columns)
-    prepared = prepared.with_tensors(t.double() for t in prepared.tensors())
-    grid = problem.grid.tile(rows, columns)
-    statistic = logsumexp[:, :, rows, None].double()
-    logs = scores(problem.attention, prepared, grid) - statistic.masked_fill(statistic.isneginf(), torch.inf)
+    statistic, columns = logsumexp[:, :, rows, None].double(), slice(0, terms.problem.sizes.J)
+    logs = _dense_scores(terms, rows)[0] - statistic.masked_fill(statistic.isneginf(), torch.inf)
+    grid = terms.problem.grid.tile(rows, columns)
     return Tile(logs.clamp(max=0).exp().float(), None, rows, columns, grid, Spans.of((0, columns.stop)))
 
 

@@ -1,4 +1,4 @@
-"""Statistics of weights on a GPU by one Triton kernel: what it refuses, and its call."""
+"""Statistics of weights, and the log-sum-exp of rows, by Triton kernels on a GPU: what they refuse, and their calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from regard.engine.kernel import Terms
-from regard.engine.kernel.attention import Inputs
 from regard.engine.kernel.engine import LARGEST_WIDTH, MASK_BYTES
 from regard.engine.problem import Problem
 from regard.pieces.bias import AdditiveBias, Softcap
@@ -29,6 +28,8 @@ LARGEST_TOP = 64
 LEAST_SIDE = 16
 #: The tensors of `Inputs` that the kernel computes with. The sink of a row is in its log-sum-exp.
 KNOWN_INPUTS = {"query", "key", "value", "before", "after", "sink"}
+#: The sizes of `blocks_of` that scores alone need.
+SCORE_BLOCKS = {"QUERIES", "KEYS", "WIDTH"}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -49,6 +50,10 @@ class Statistics:
     cells: Tensor | None = None  # (B, H, rows, columns)
     top_weights: Tensor | None = None  # (B, H, I, k)
     top_keys: Tensor | None = None
+
+    @property
+    def k(self) -> int:
+        return 1 if self.top_weights is None else self.top_weights.shape[-1]
 
 
 def terms_of(problem: Problem) -> Terms | None:
@@ -100,34 +105,47 @@ def kernels() -> ModuleType:
 
 def add_statistics(terms: Terms, logsumexp: Tensor, wanted: Statistics, queries: range | None = None) -> None:
     """Fill the tensors of `wanted` with the statistics of all weights, or of those of some queries."""
-    inputs = terms.inputs()
-    unknown = [name for name, t in inputs._asdict().items() if t is not None and name not in KNOWN_INPUTS]
-    assert not unknown, f"the Triton kernel computes nothing with {unknown}"
-    k = 1 if wanted.top_weights is None else wanted.top_weights.shape[-1]
-    s = terms.problem.sizes
-    queries = range(s.I) if queries is None else queries
-    tiles = [n for n, tile in enumerate(terms.layout.tiles) if tile.first < queries.stop and tile.stop > queries.start]
-    programs = len(tiles) * s.H * (1 if terms.layout.has_entries else s.B)
-    if programs == 0:
-        return
-    module = kernels()
-    scores, blocks = _scores(terms, inputs, logsumexp), _blocks(terms, wanted, k)
-    sizes = module.Sizes(len(tiles), s.H, s.R, s.I, s.J, s.D, queries.start, queries.stop)
-    with torch.cuda.device_of(inputs.query):  # Triton runs on the current device
-        module.statistics_kernel[(programs,)](scores, _pattern(terms, tiles), sizes, _sums(wanted, k), **blocks)
+    queries = range(terms.problem.sizes.I) if queries is None else queries
+    scores = _scores(terms, logsumexp.float().masked_fill(logsumexp.isneginf(), torch.inf).contiguous())
+    _launch("statistics_kernel", terms, queries, scores, _sums(wanted), blocks_of(terms, wanted))
     if wanted.top_weights is not None and wanted.top_keys is not None:
         order = wanted.top_weights.sort(-1, descending=True)
         wanted.top_weights.copy_(order.values)
         wanted.top_keys.copy_(wanted.top_keys.gather(-1, order.indices))
 
 
-def _scores(terms: Terms, inputs: Inputs, logsumexp: Tensor) -> tuple:
-    query, key, problem = inputs.query, inputs.key, terms.problem
+def logsumexp_of(terms: Terms) -> Tensor:
+    """The log-sum-exp of every row, (B, H, I), with the share of a sink."""
+    s, query = terms.problem.sizes, terms.problem.query
+    logsumexp = torch.full((s.B, s.H, s.I), -torch.inf, dtype=torch.float32, device=query.device)
+    blocks = {name: size for name, size in blocks_of(terms, Statistics(0)).items() if name in SCORE_BLOCKS}
+    _launch("logsumexp_kernel", terms, range(s.I), _scores(terms, None), logsumexp, blocks)
+    return terms.problem.attention.normalizer.with_sink((logsumexp,))[0]  # type: ignore[attr-defined]
+
+
+def _launch(
+    name: str, terms: Terms, queries: range, scores: tuple, result: tuple | Tensor, blocks: dict[str, int]
+) -> None:
+    """Run a kernel on the tiles of these queries: one program for each tile, head and batch entry."""
+    s = terms.problem.sizes
+    tiles = [n for n, tile in enumerate(terms.layout.tiles) if tile.first < queries.stop and tile.stop > queries.start]
+    programs = len(tiles) * s.H * (1 if terms.layout.has_entries else s.B)
+    if programs == 0:
+        return
+    sizes = kernels().Sizes(len(tiles), s.H, s.R, s.I, s.J, s.D, queries.start, queries.stop)
+    with torch.cuda.device_of(terms.problem.query):  # Triton runs on the current device
+        getattr(kernels(), name)[(programs,)](scores, _pattern(terms, tiles), sizes, result, **blocks)
+
+
+def _scores(terms: Terms, logsumexp: Tensor | None) -> tuple:
+    inputs, problem = terms.inputs(), terms.problem
+    unknown = [name for name, t in inputs._asdict().items() if t is not None and name not in KNOWN_INPUTS]
+    assert not unknown, f"the Triton kernel computes nothing with {unknown}"
+    query, key = inputs.query, inputs.key
     caps = [bias.cap for bias in problem.attention.bias if isinstance(bias, Softcap)]
     before, after = (None if t is None else t.float().contiguous() for t in (inputs.before, inputs.after))
-    statistic = logsumexp.float().masked_fill(logsumexp.isneginf(), torch.inf).contiguous()
     cap = caps[0] / problem.attention.normalizer.temperature if caps else None  # type: ignore[attr-defined]
-    return kernels().Scores(query, query.stride(), key, key.stride(), statistic, before, after, problem.scale, cap)
+    return kernels().Scores(query, query.stride(), key, key.stride(), logsumexp, before, after, problem.scale, cap)
 
 
 def _pattern(terms: Terms, tiles: list[int]) -> tuple:
@@ -141,15 +159,15 @@ def _pattern(terms: Terms, tiles: list[int]) -> tuple:
     return kernels().Pattern(to_device(some, device), to_device(segments, device), flags, head_stride, *ends)
 
 
-def _sums(wanted: Statistics, k: int) -> tuple:
+def _sums(wanted: Statistics) -> tuple:
     rows, columns = (0, 0) if wanted.cells is None else wanted.cells.shape[2:]
     flags = None if wanted.flags is None else wanted.flags.float().contiguous()
     rows_sums = wanted.entropy, wanted.distance, wanted.mass, flags
     key_sums = wanted.received, wanted.cells, wanted.top_weights, wanted.top_keys
-    return kernels().Sums(*rows_sums, *key_sums, rows, columns, k, wanted.shift)
+    return kernels().Sums(*rows_sums, *key_sums, rows, columns, wanted.k, wanted.shift)
 
 
-def _blocks(terms: Terms, wanted: Statistics, k: int) -> dict[str, int]:
+def blocks_of(terms: Terms, wanted: Statistics) -> dict[str, int]:
     """The sizes that Triton compiles a kernel for."""
     s, query = terms.problem.sizes, terms.problem.query
     width = max(LEAST_SIDE, _power_of_2(s.D))
@@ -159,7 +177,7 @@ def _blocks(terms: Terms, wanted: Statistics, k: int) -> dict[str, int]:
         "QUERIES": QUERIES,
         "KEYS": keys,
         "WIDTH": width,
-        "TOP": _power_of_2(k),
+        "TOP": _power_of_2(wanted.k),
         "CELL_ROWS": _most_cells(QUERIES, rows, s.I),
         "CELL_COLUMNS": _most_cells(keys, columns, s.J),
     }

@@ -1,8 +1,9 @@
 """Statistics of weights on a GPU in one pass over the keys: what kernels/statistics.c computes on a CPU.
 
 One program computes a tile of queries of one head. The log-sum-exp of each row is known, so a weight is final at once:
-w = exp(s - logsumexp). Sums over keys stay in registers. Sums over queries are atomic additions to the memory of the
-device, so their last bits may differ from run to run. Only engine/gpu/statistics.py imports this file: it needs Triton.
+w = exp(s - logsumexp). Where it is not known, `logsumexp_kernel` computes it before. Sums over keys stay in registers.
+Sums over queries are atomic additions to the memory of the device, so their last bits may differ from run to run.
+Only engine/gpu/statistics.py imports this file: it needs Triton.
 """
 
 from __future__ import annotations
@@ -125,15 +126,21 @@ def load_vectors(pointer, strides, entry, head, tokens, is_token, width, WIDTH: 
 
 
 @triton.jit
-def weights_of(scores, pattern, sizes, tile, query, logsumexp, segment, queries, keys, is_valid):
-    """Weights, and their logarithms; 0 where a query may not attend."""
+def scores_of(scores, pattern, sizes, tile, query, segment, queries, keys, is_valid):
+    """The scores of a tile; -inf where a query may not attend."""
     entry, head, _unit, _first_query = tile
     key_head, is_key = head // sizes.heads_per_key_head, keys < sizes.num_keys
     key = load_vectors(scores.key, scores.key_strides, entry, key_head, keys, is_key, sizes.width, query.shape[1])
     products = tl.dot(query, tl.trans(key), input_precision="ieee")
     is_valid = is_allowed(pattern, segment, tile, queries, keys, is_valid)
     s = final_scores(scores, sizes, products, head, queries, keys, is_valid)
-    difference = tl.where(is_valid, s - logsumexp[:, None], float("-inf"))
+    return tl.where(is_valid, s, float("-inf"))
+
+
+@triton.jit
+def weights_of(s, logsumexp):
+    """Weights, and their logarithms."""
+    difference = s - logsumexp[:, None]
     log_weights = tl.where(difference > 0, 0.0, difference)  # the log-sum-exp is rounded, but no weight is above 1
     return tl.exp2(log_weights * LOG2_E), log_weights
 
@@ -200,6 +207,13 @@ def tile_of(pattern, sizes):
 
 
 @triton.jit
+def keys_of(pattern, segment, first_query, stop):
+    """The keys [start, end) of a segment that a query of [first_query, stop) may attend to."""
+    start = tl.maximum(tl.load(segment).to(tl.int32), first_query + pattern.low)
+    return start, tl.minimum(tl.load(segment + 1).to(tl.int32), stop - 1 + pattern.high)
+
+
+@triton.jit
 def store_rows(sums, rows, is_query, entropy, distance, mass, top_weights, top_keys):
     """Writes the statistics of rows."""
     if sums.entropy is not None:
@@ -240,12 +254,12 @@ def statistics_kernel(
     top_keys = tl.full([QUERIES, TOP], -1, tl.int32)
     for number in range(first_segment, stop_segment):
         segment = pattern.segments + 4 * number
-        start = tl.maximum(tl.load(segment).to(tl.int32), first_query + pattern.low)
-        end = tl.minimum(tl.load(segment + 1).to(tl.int32), stop - 1 + pattern.high)
+        start, end = keys_of(pattern, segment, first_query, stop)
         for key in range(start, end, KEYS):
             keys = key + tl.arange(0, KEYS)
             is_valid = is_query[:, None] & (keys < end)[None, :]
-            weights, logs = weights_of(scores, pattern, sizes, tile, query, logsumexp, segment, queries, keys, is_valid)
+            s = scores_of(scores, pattern, sizes, tile, query, segment, queries, keys, is_valid)
+            weights, logs = weights_of(s, logsumexp)
             entropy, distance, mass = add_to_rows(
                 sums, sizes, tile, weights, logs, queries, keys, entropy, distance, mass
             )
@@ -257,3 +271,29 @@ def statistics_kernel(
             if sums.top_weights is not None:
                 top_weights, top_keys = keep_largest(weights, keys, top_weights, top_keys)
     store_rows(sums, rows, is_query, entropy, distance, mass, top_weights, top_keys)
+
+
+@triton.jit
+def logsumexp_kernel(scores, pattern, sizes, logsumexp, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr):
+    """The log-sum-exp of the rows of one tile, from scores relative to the greatest so far."""
+    tile, stop, first_segment, stop_segment = tile_of(pattern, sizes)
+    entry, head, unit, first_query = tile
+    queries = first_query + tl.arange(0, QUERIES)
+    is_query = queries < stop
+    query = load_vectors(scores.query, scores.query_strides, entry, head, queries, is_query, sizes.width, WIDTH)
+    greatest, total = tl.full([QUERIES], float("-inf"), tl.float32), tl.zeros([QUERIES], tl.float32)
+    for number in range(first_segment, stop_segment):
+        segment = pattern.segments + 4 * number
+        start, end = keys_of(pattern, segment, first_query, stop)
+        for key in range(start, end, KEYS):
+            keys = key + tl.arange(0, KEYS)
+            is_valid = is_query[:, None] & (keys < end)[None, :]
+            s = scores_of(scores, pattern, sizes, tile, query, segment, queries, keys, is_valid)
+            now = tl.maximum(greatest, tl.max(s, 1))
+            base = tl.where(now == float("-inf"), 0.0, now)
+            weights = tl.exp2((s - base[:, None]) * LOG2_E)
+            total = total * tl.exp2((greatest - base) * LOG2_E) + tl.sum(weights, 1)
+            greatest = now
+    rows = unit * sizes.num_queries + queries
+    total = tl.where(total == 0, 1.0, total)  # no key: the greatest is -inf
+    tl.store(logsumexp + rows, greatest + tl.log2(total) / LOG2_E, mask=is_query)
