@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import distributed
 import regard as rg
 from regard.catalog import mechanisms
 from regard.engine.ring.kv_chunk import refusal
+from regard.maps.ring_map import RingMap
 from slopes import CLOSE, agree
 
 MERGES = [name for name, entry in mechanisms().items() if refusal(entry.example()[0]) is None]
@@ -45,6 +48,36 @@ def test_a_request_is_told_in_intervals():
     for rows, words in (([0, 1, 2, 7, 5, 6], "0-2, 7, 5-6"), ([3], "3"), ([4, 2], "4, 2")):
         weights.tile(rows=torch.tensor(rows))
         assert told[-1] == f"weights of batch 0, head 0-1, query {words}, key 0-8"
+
+
+def test_other_threads_do_not_see_the_default_ring():
+    found, ring = [], rg.Ring()
+    with ring.as_default():
+        thread = threading.Thread(target=lambda: found.append(rg.Ring.default()))
+        thread.start()
+        thread.join()
+        assert rg.Ring.default() is ring
+    assert found == [None] and rg.Ring.default() is None
+
+
+LAYERS = rg.nn.PositionalEncoding(8, position=rg.LearnedPositions(9, 8)), rg.nn.MultiHeadAttention(8, 2)
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=("encoding", "heads"))
+def test_compiled_modules_notice_the_default_ring(layer):
+    """They are compiled before the block, where they count tokens from the first one and see all keys."""
+    x, compiled = torch.randn(1, 5, 8), torch.compile(layer.eval(), backend="eager")
+    expected = compiled(x)
+    with rg.Ring().as_default():
+        if isinstance(layer, rg.nn.PositionalEncoding):
+            with pytest.raises(rg.RegardError, match="as_default"):
+                compiled(x)
+        else:
+            seen = []
+            with rg.nn.listeners.to(SimpleNamespace(on_attention=lambda module, weights: seen.append(weights))):
+                torch.testing.assert_close(compiled(x), expected)
+            assert isinstance(seen[0], RingMap)
+    torch.testing.assert_close(compiled(x), expected)
 
 
 def test_numbers_that_are_none_are_refused_by_name_where_asked():

@@ -27,8 +27,8 @@ def register() -> None:
     Masks become spans instead of n x n tensors: causal, windows, chunks, padding, packed sequences. Softcaps, sinks,
     position biases, shared heads, caches, dropout and gradients work as in the model, and outputs equal those of sdpa
     up to rounding. A model that Regard cannot run raises a `RegardError` when it is built or at its first call.
-    Calling `register` twice changes nothing. Inside `Ring.as_default` a model runs on the share of each rank, of a
-    contiguous layout and without padding.
+    Calling `register` twice changes nothing. Inside `Ring.as_default` a model runs on the share of each rank, without
+    padding and with its `position_ids`.
 
     >>> import torch, transformers, regard as rg
     >>> rg.register()

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock, get_ident
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor
 
 from regard.attention import Attention, checked_attention
 from regard.checks import checked
-from regard.context import ContextItems
 from regard.engine.problem import Problem
 from regard.engine.ring.digests import Contents, words
 from regard.engine.ring.exchange import Agreement, Exchange
@@ -31,7 +31,10 @@ from regard.positions import Positions, check_positions
 from regard.shapes import Sizes
 from regard.spans import Spans
 
-_defaults: ContextItems[Ring] = ContextItems("regard_rings")
+#: The rings of the open blocks of `as_default`, each with its thread. A tuple, so that code that torch.compile compiled
+#: outside of these blocks notices them; it notices neither a ContextVar nor a threading.local.
+_defaults: tuple[tuple[int, Ring], ...] = ()
+_changing = Lock()
 #: The pieces of an attention that ranks compare.
 SLOTS = ("score", "position", "bias", "mask", "normalizer")
 
@@ -80,8 +83,11 @@ class Ring:
 
     @staticmethod
     def default() -> Ring | None:
-        """The ring of the innermost open block of `as_default`."""
-        return next(reversed([*_defaults]), None)
+        """The ring of the innermost block of `as_default` that is open in this thread."""
+        if not _defaults:
+            return None
+        thread = get_ident()
+        return next((ring for of_thread, ring in reversed(_defaults) if of_thread == thread), None)
 
     @contextmanager
     def as_default(self) -> Iterator[None]:
@@ -89,7 +95,8 @@ class Ring:
 
         So do the modules of `regard.nn` and models of `regard.register`: each rank gives them its share of the tokens.
         Masks are those of the whole sequence. Positions that a module would count from its first token are refused.
-        The backward pass may run after the block, but not the forward pass of a checkpoint.
+        Other threads do not see the block. The backward pass may run after it, but not the forward pass of a
+        checkpoint.
 
         >>> import torch, torch.distributed as dist, regard as rg
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one
@@ -100,8 +107,15 @@ class Ring:
         True
         >>> dist.destroy_process_group()
         """
-        with _defaults.adding(self):
+        global _defaults
+        entry = get_ident(), self
+        with _changing:
+            _defaults = (*_defaults, entry)
+        try:
             yield
+        finally:
+            with _changing:
+                _defaults = tuple(other for other in _defaults if other is not entry)
 
     def share(self, x: Tensor, axis: int = 2) -> Tensor:
         """This rank's tokens of a whole tensor."""
