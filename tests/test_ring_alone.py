@@ -63,6 +63,7 @@ def test_other_threads_do_not_see_the_default_ring():
 LAYERS = rg.nn.PositionalEncoding(8, position=rg.LearnedPositions(9, 8)), rg.nn.MultiHeadAttention(8, 2)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's compiler reads it at a break of a graph
 @pytest.mark.parametrize("layer", LAYERS, ids=("encoding", "heads"))
 def test_compiled_modules_notice_the_default_ring(layer):
     """They are compiled before the block, where they count tokens from the first one and see all keys."""

@@ -19,6 +19,7 @@ from regard.engine.kernel.engine import LARGEST_WIDTH
 from regard.engine.kernel.library import load_fast
 from regard.engine.kernel.operator import OPERATOR
 from regard.engine.kernel.structures import DTYPES
+from regard.engine.ring import Ring
 from regard.hf.calls import HARMLESS, PACKING, UNDERSTOOD
 from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.mask_functions import MaskFunction, MaskFunctionReader
@@ -45,7 +46,7 @@ def attention_function(run: Function) -> Function:
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
     ) -> tuple[Tensor, None]:
-        if not torch.compiler.is_dynamo_compiling():
+        if not torch.compiler.is_dynamo_compiling() or Ring.default() is not None:
             return run(module, query, key, value, attention_mask, **options)
         q, k, v = _autocast(query), _autocast(key), _autocast(value)
         if fits_graph(q, k, v, attention_mask, options):
@@ -60,7 +61,7 @@ def mask_maker(spans_mask: Function) -> Function:
     outside = _breaking(spans_mask)
 
     def make(*sizes: Any, **options: Any) -> Any:
-        if not torch.compiler.is_dynamo_compiling():
+        if not torch.compiler.is_dynamo_compiling() or Ring.default() is not None:
             return spans_mask(*sizes, **options)
         is_known, mask = graph_mask(*sizes, **options)
         return mask if is_known else outside(*sizes, **options)

@@ -24,7 +24,7 @@ from regard.engine.ring.plan import RingPlan
 from regard.engine.ring.ring_call import RingCall
 from regard.engine.ring.route import Route
 from regard.engine.ring.sharding import LAYOUTS, ShardPositions, shares, shares_of
-from regard.engine.transforms import HIDDEN_GRADIENTS, TRANSFORMED, differentiable_once, is_transformed
+from regard.engine.transforms import HIDDEN_GRADIENTS, TRANSFORMED, differentiable_once, is_transformed, uncompiled
 from regard.errors import RegardError, nearest
 from regard.pieces.contents import take_apart
 from regard.positions import Positions, check_positions
@@ -84,10 +84,7 @@ class Ring:
     @staticmethod
     def default() -> Ring | None:
         """The ring of the innermost block of `as_default` that is open in this thread."""
-        if not _defaults:
-            return None
-        thread = get_ident()
-        return next((ring for of_thread, ring in reversed(_defaults) if of_thread == thread), None)
+        return _default_here() if _defaults else None
 
     @contextmanager
     def as_default(self) -> Iterator[None]:
@@ -250,6 +247,13 @@ class Ring:
             "layout": self.layout,
             "positions": repr(positions) if positions else "aligned to the end",
         }
+
+
+@uncompiled
+def _default_here() -> Ring | None:
+    """The ring of the innermost open block of this thread, whose number torch's compiler cannot read."""
+    thread = get_ident()
+    return next((ring for of_thread, ring in reversed(_defaults) if of_thread == thread), None)
 
 
 def _group(group: Any) -> dist.ProcessGroup | None:
