@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 
 from regard.engine.blocked import Work
-from regard.engine.kernel.attention import is_few, reading_factor
+from regard.engine.kernel.attention import PER_HIDDEN_UNIT, is_few, reading_factor
 from regard.engine.problem import Cost, Problem
 from regard.pieces.normalizer import Entmax15, Sparsemax
 
@@ -78,6 +78,9 @@ def seconds(engine: str, problem: Problem, cost: Cost) -> float | None:
         features = s.B * (s.H * s.I + s.G * s.J) * problem.prepared.query.shape[-1]
         return ATTEND + cost.flops / (CHUNKS * rates.products) + PASS * features / rates.exponentials
     if engine == "kernel":
+        hidden = problem.attention.score.floats_per_score
+        if hidden > 1:
+            return ATTEND + (cost.flops + 2 * (PER_HIDDEN_UNIT[0] - 1) * hidden * cost.pairs) / (OWN * rates.products)
         waiting = reading_factor(s.R * s.I) if is_few(s.R * s.I, problem.learns) else 1.0
         return ATTEND + waiting * cost.flops / (OWN * rates.products)
     if engine == "fused":

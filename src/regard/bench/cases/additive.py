@@ -13,8 +13,8 @@ from regard.bench.peers import packages
 from regard.bench.peers.package import JOEY, KERAS
 
 WIDTH = 256
-#: At least as fast as the peer, with a tenth of its memory.
-AIMS = (Aim("time", 1.0), Aim("memory", 0.1))
+#: A tenth of the memory of a peer that holds all tangents.
+SMALL = Aim("memory", 0.1)
 
 
 def cases(setting: Setting) -> Iterator[Case]:
@@ -36,12 +36,14 @@ def cases(setting: Setting) -> Iterator[Case]:
 def _case(setting: Setting, mechanism: str, attention: rg.Attention, n: int, learns: bool) -> Case:
     cube = n * n * WIDTH * 4
     needs = cube * (5 if learns else 3)
-    peers = [Side("the formula", partial(packages.direct_additive, attention), AIMS, needs=needs)]
+    aims = (*setting.aims("faster", 6, 4), SMALL)
+    peers = [Side("the formula", partial(packages.direct_additive, attention), aims, needs=needs)]
     if mechanism == "bahdanau":
-        peers.append(Side("keras", partial(packages.keras_additive, attention), AIMS, KERAS, needs=needs))
+        peers.append(Side("keras", partial(packages.keras_additive, attention), aims, KERAS, needs=needs))
         # it needs memory for one query at a time, so only its time is a goal
         joey = partial(packages.joey_additive, attention)
-        peers.append(Side("JoeyNMT, a query at a time", joey, AIMS[:1], JOEY, needs=needs))
+        aims = setting.aims("faster", 3, 2)
+        peers.append(Side("JoeyNMT, a query at a time", joey, aims, JOEY, needs=needs))
     return Case(
         group="additive",
         work=f"{'additive' if mechanism == 'bahdanau' else 'concat'}, {n:,} x {n:,}, hidden {WIDTH}, 1 head, "

@@ -23,7 +23,7 @@ LANES = {"baseline": 4, "avx2": 8, "avx512": 16}
 #: Most rows of a key head (its query heads times the queries) for which keys and values are not packed.
 FEW_ROWS = 48
 #: Multiply-adds that take as long as a hidden unit of an additive score, forward and backward.
-PER_HIDDEN_UNIT = 6, 20
+PER_HIDDEN_UNIT = 3, 9
 #: Multiply-adds that take as long as reading a float from memory.
 PER_FLOAT = 16
 #: Fewest parts of the backward pass. Each has its own sums for the keys, so their number must not depend on threads.
