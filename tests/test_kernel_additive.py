@@ -6,10 +6,13 @@ import copy
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
+import drawn
 import regard as rg
-from kernels import at_level, every_level, needs_kernel
+from kernels import LEVELS, at_level, every_level, in_dtype, needs_kernel, problems
 
 pytestmark = needs_kernel
 #: name -> the pieces besides the score, the sizes (B, H, G, I, J, E), and the hidden units.
@@ -48,23 +51,26 @@ def made(case, size=1.0, dtype=torch.float32):
     return attention, [t.to(dtype).detach().requires_grad_() for t in (q * size, k * size, v)]
 
 
-def results(attention, tensors, along, engine):
+def results(attention, tensors, along, engine, positions=None):
     """The output, and the gradients of tensors and parameters."""
-    output = rg.attend(attention, *tensors, engine=engine).output
+    output = rg.attend(attention, *tensors, engine=engine, positions=positions).output
     learned = [p for p in attention.parameters() if p.requires_grad]
     return output, *torch.autograd.grad(output, [*tensors, *learned], along.to(output.dtype))
 
 
-def in_float64(attention, tensors, along):
+def in_float64(attention, tensors, along, positions=None):
     doubles = [t.detach().double().requires_grad_() for t in tensors]
-    return results(copy.deepcopy(attention).double(), doubles, along, "dense")
+    return results(copy.deepcopy(attention).double(), doubles, along, "dense", positions)
 
 
-def assert_near(found, expected, dtype=torch.float32):
-    """Every number is near the exact one, beside the largest of its tensor. The error of a tangent is absolute."""
+def assert_near(found, expected, dtype=torch.float32, least=0.05):
+    """Every number is near the exact one, beside the largest of its tensor, or `least`.
+
+    The error of a tangent is absolute, and the gradients of a parameter are sums of many that cancel.
+    """
     share = 2e-5 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
     for one, other in zip(found, expected, strict=True):
-        largest = max(float(other.detach().abs().amax()), 0.05)
+        largest = max(float(other.detach().abs().amax()), least)
         torch.testing.assert_close(one.double(), other, rtol=share, atol=share * largest)
 
 
@@ -195,3 +201,22 @@ def test_the_projections_of_both_scores_learn():
         tensors = [torch.randn(2, 2, n, width, requires_grad=True) for n, width in ((30, 6), (40, 5), (40, 3))]
         along = torch.randn(2, 2, 30, 3)
         assert_near(results(attention, tensors, along, "kernel"), in_float64(attention, tensors, along))
+
+
+@drawn.examples(40)
+@given(problems(dtypes=(torch.float32,)), st.sampled_from([0.3, 3.0, 100.0]))
+def test_drawn_masks_biases_and_positions(drawn_problem, size):
+    """The pieces, sizes and strides that are drawn for dot products, under an additive score."""
+    problem, tensors = drawn_problem
+    attention, (q, k, v) = in_dtype(problem, tensors)
+    attention.score = Projected(problem.sizes.D)
+    tensors = [(size * t.detach()).requires_grad_() for t in (q, k)] + [v]
+    along = torch.randn(*q.shape[:3], v.shape[3])
+    expected = in_float64(attention, tensors, along, problem.positions)
+    largest_grad = (along.norm(dim=-1).max() * v.detach().norm(dim=-1).max()).item()  # of a score, at most twice that
+    least = 0.1 * max(along[..., 0].numel() ** 0.5 * largest_grad, 0.5)
+    for level in LEVELS:
+        with at_level(level):
+            found = results(attention, tensors, along, "kernel", problem.positions)
+        assert_near(found[:4], expected[:4])
+        assert_near(found[4:], expected[4:], least=least)
