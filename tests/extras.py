@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from regard.errors import RegardError
 
@@ -90,13 +91,13 @@ def project_extras() -> dict[str, list[str]]:
 
 
 def distributions(extra: str, extras: dict[str, list[str]]) -> set[str]:
-    """The distributions of an extra, through the extras it names."""
+    """The distributions of an extra on this system, through the extras it names."""
     names = set()
-    for requirement in extras[extra]:
-        name, inner = re.match(r"([\w.-]+)(?:\[([\w,]+)\])?", requirement).groups()
-        names |= (
-            set().union(*(distributions(part, extras) for part in inner.split(","))) if name == "regard" else {name}
-        )
+    for requirement in map(Requirement, extras[extra]):
+        if requirement.name == "regard":
+            names = names.union(*(distributions(part, extras) for part in requirement.extras))
+        elif requirement.marker is None or requirement.marker.evaluate():
+            names.add(requirement.name)
     return names
 
 
