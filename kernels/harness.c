@@ -5,7 +5,7 @@
      function (its place in `functions`), number of buffers, number of pointers
      the size of each buffer in bytes
      for each pointer: where it is (buffer, byte) and where it points to (buffer, byte)
-     the bytes of all buffers; the first is the Call, or for `rotate` its Rotation
+     the bytes of all buffers; the first is the Call, or what `rotate` or `sums` takes in its place
 
    Each buffer is allocated alone, so that a sanitizer sees every access outside of it. After each call the bytes of all
    buffers are written to standard output. */
@@ -28,19 +28,20 @@ int64_t NAMED(forward_workspace)(const Call *);
 int64_t NAMED(backward_workspace)(const Call *);
 int64_t NAMED(decode_workspace)(const Call *);
 int64_t NAMED(rotate_workspace)(const Call *);
+int64_t NAMED(sums_workspace)(const Call *);
 void NAMED(forward)(const Call *, float *);
 void NAMED(backward)(const Call *, float *);
 void NAMED(decode)(const Call *, float *);
 void NAMED(rotate)(const Call *, float *);
+void NAMED(sums)(const Call *, float *);
 
 static const struct {
     int64_t (*workspace)(const Call *);
     void (*compute)(const Call *, float *);
 } functions[] = {
-    {NAMED(forward_workspace), NAMED(forward)},
-    {NAMED(backward_workspace), NAMED(backward)},
-    {NAMED(decode_workspace), NAMED(decode)},
-    {NAMED(rotate_workspace), NAMED(rotate)},
+    {NAMED(forward_workspace), NAMED(forward)}, {NAMED(backward_workspace), NAMED(backward)},
+    {NAMED(decode_workspace), NAMED(decode)},   {NAMED(rotate_workspace), NAMED(rotate)},
+    {NAMED(sums_workspace), NAMED(sums)},
 };
 
 static void *allocated(int64_t num_bytes) {

@@ -17,12 +17,13 @@ import torch
 import regard as rg
 from kernel_harness import pointer_offsets
 from kernels import additive
-from regard.engine.kernel import attention, rotation, running
+from regard.engine.kernel import attention, rotation, running, sums
 from regard.engine.kernel.structures import Call
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 PAGE = mmap.PAGESIZE
 WINDOW = rg.window(30)
+LINEAR = {"score": rg.KernelScore(), "mask": rg.causal(), "normalizer": rg.SumNormalizer()}
 #: name -> the pieces, and the sizes (B, H, G, I, J, D, E).
 CASES = {
     "plain": (lambda: {}, (2, 2, 1, 97, 131, 16, 16)),
@@ -35,6 +36,8 @@ CASES = {
     "biases": (lambda: {"bias": (rg.T5Bias(2), rg.Softcap(2.0), rg.ALiBi(2))}, (1, 2, 2, 107, 99, 8, 8)),
     "Shaw": (lambda: {"bias": (rg.ShawBias(8, reach=5), rg.Softcap(2.0)), "mask": WINDOW}, (1, 2, 2, 107, 99, 8, 8)),
     "dropout": (lambda: {"dropout": 0.3}, (2, 2, 1, 97, 131, 16, 16)),
+    "linear": (lambda: LINEAR, (2, 4, 2, 97, 97, 20, 13)),
+    "linear, one of each": (lambda: LINEAR, (1, 1, 1, 1, 1, 1, 1)),
     "rotary positions": (lambda: {"position": rg.RoPE(6)}, (2, 2, 1, 67, 131, 9, 8)),
     "interleaved positions": (lambda: {"position": rg.RoPE(16, interleaved=True)}, (1, 2, 2, 1, 70, 16, 8)),
     "sink": (lambda: {"normalizer": rg.LearnedSink(2)}, (1, 2, 1, 7, 300, 64, 5)),
@@ -99,7 +102,8 @@ def results(pieces, sizes, dtype, transposed):
     if transposed:
         *tensors, along = (t.mT.contiguous().mT for t in (*tensors, along))
     leaves = [t.requires_grad_() for t in tensors]
-    output = rg.attend(mechanism, *leaves, engine="kernel").output
+    engine = "linear" if isinstance(mechanism.score, rg.KernelScore) else "kernel"
+    output = rg.attend(mechanism, *leaves, engine=engine).output
     return output, *torch.autograd.grad(output, [*leaves, *mechanism.parameters()], along)
 
 
@@ -110,10 +114,11 @@ def check(level, at_end, more_keys):
         for dtype, transposed in ((torch.float32, False), (torch.float32, True), (torch.bfloat16, True)):
             print(f"{name}, {level}, {dtype}, guard {'behind' if at_end else 'before'}", flush=True)
             expected = results(pieces, sizes, dtype, transposed)
-            attention.run = rotation.run = run_guarded(at_end, more_keys)
-            attention.empty = running.empty = guarded_empty(at_end)
+            attention.run = rotation.run = sums.run = run_guarded(at_end, more_keys)
+            attention.empty = running.empty = sums.empty = guarded_empty(at_end)
             found = results(pieces, sizes, dtype, transposed)
-            attention.run, rotation.run, attention.empty, running.empty = run, run, empty, empty
+            attention.run = rotation.run = sums.run = run
+            attention.empty = running.empty = sums.empty = empty
             assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 

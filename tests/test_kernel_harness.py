@@ -18,7 +18,7 @@ import torch
 import regard as rg
 from kernel_harness import Harness
 from kernels import additive
-from regard.engine.kernel import attention, library, rotation
+from regard.engine.kernel import attention, library, rotation, sums
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -136,6 +136,18 @@ def test_rotations_are_those_of_float64(harness, monkeypatch, rope, dtype):
     back = rope.encode(grad.double(), -positions)
     for one, other in ((found, exact), (gradient, back)):
         torch.testing.assert_close(one.double(), other, rtol=0.51 * torch.finfo(dtype).eps, atol=2e-6)
+
+
+@pytest.mark.parametrize("sizes", [(2, 4, 2, 97, 97, 20, 13), (1, 1, 1, 1, 1, 1, 1)], ids=str)
+def test_sums_of_linear_attention_are_those_of_float64(harness, monkeypatch, sizes):
+    monkeypatch.setattr(sums, "run", harness)
+    attention = rg.Attention(rg.KernelScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
+    tensors, grad = inputs(*sizes), torch.randn(*sizes[:2], sizes[3], sizes[6])
+    found = output_and_gradients(attention, tensors, grad, "linear")
+    assert harness.num_calls == 2 + 2 * sizes[1] // sizes[2]
+    exact = output_and_gradients(attention, [t.detach().double().requires_grad_() for t in tensors], grad, "dense")
+    for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -12,6 +12,7 @@ from regard.engine.kernel import attention, structures
 from regard.engine.kernel.rotation import Rotation
 from regard.engine.kernel.similarity import SimilarityFields
 from regard.engine.kernel.statistics import StatisticsFields
+from regard.engine.kernel.sums import Sums
 
 KERNELS = Path(__file__).parent.parent / "kernels"
 TYPES = {"int64_t": c_int64, "float": c_float, "Tensor": structures.TensorFields}
@@ -39,6 +40,7 @@ def fields_of(source, structure):
         ("rotate.c", "Rotation", Rotation),
         ("cells.h", "Statistics", StatisticsFields),
         ("similarity.c", "Similarity", SimilarityFields),
+        ("sums.c", "Sums", Sums),
     ],
 )
 def test_a_structure_has_the_fields_of_its_source_in_the_same_order(source, name, structure):

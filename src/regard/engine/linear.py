@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from regard.engine.kernel.sums import CompiledAverages, compiled_sums
 from regard.engine.problem import Cost, Engine, Problem, Result, empty_result
 from regard.engine.transforms import differentiable_once
 from regard.pieces.grid import Grid
@@ -143,7 +144,10 @@ def causal_averages(query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> 
     before = key.shape[2] - query.shape[2]
     if before:
         past = past + _sum_of(key[:, :, :before], value[:, :, :before])
-    return _CausalAverages.apply(query, key[:, :, before:], value[:, :, before:], past)  # type: ignore[return-value]
+    inputs = query, key[:, :, before:], value[:, :, before:], past
+    library = compiled_sums(*inputs)
+    averages = _CausalAverages.apply(*inputs) if library is None else CompiledAverages.apply(library, *inputs)
+    return averages  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)

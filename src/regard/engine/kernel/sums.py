@@ -1,0 +1,124 @@
+"""Causal linear attention by the compiled kernels: averages over earlier keys, with their gradients.
+
+The gradients are sums of the same form, so one function of the library computes them all: those of queries with the
+gradient, values and keys in place of queries, keys and values; those of keys and values with time reversed.
+"""
+
+from __future__ import annotations
+
+from ctypes import c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from regard.engine.kernel.library import Library, load
+from regard.engine.kernel.running import empty, run
+from regard.engine.kernel.structures import Pointers, TensorFields, has_address
+from regard.engine.transforms import is_transformed
+
+#: Threads for each key head from which torch is faster: a key head is computed by one thread.
+MOST_THREADS_PER_HEAD = 2
+
+
+class Sums(Pointers):
+    """`Sums` of kernels/sums.c."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("B", "H", "G", "n", "W", "E", "averages")),
+        *((name, TensorFields) for name in ("query", "key", "value", "output")),
+        ("denominators", c_void_p),
+        ("state", c_void_p),
+        ("counters", c_void_p),
+    )
+
+    def reverse_time(self) -> None:
+        """Read and write the last token first."""
+        for name in ("query", "key", "value", "output"):
+            tensor = getattr(self, name)
+            tensor.data = (tensor.data or 0) + 4 * (self.n - 1) * tensor.strides[2]
+            tensor.strides[2] = -tensor.strides[2]
+
+
+def compiled_sums(query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> Library | None:
+    """The library, if it computes these averages faster than torch; else None."""
+    tensors = query, key, value, past
+    if is_transformed() or torch.get_num_threads() > MOST_THREADS_PER_HEAD * key.shape[0] * key.shape[1]:
+        return None
+    fit = all(t.dtype == torch.float32 and t.device.type == "cpu" and has_address(t) for t in tensors)
+    return load() if fit else None
+
+
+class CompiledAverages(torch.autograd.Function):
+    """As `causal_averages` of the linear engine, for as many queries as keys, in float32."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, library: Library, query: Tensor, key: Tensor, value: Tensor, past: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        output, denominators = empty(*query.shape[:3], value.shape[3]), empty(*query.shape[:3])
+        state = _sums(library, query, key, value, past, output, denominators)
+        ctx.library = library
+        ctx.save_for_backward(query, key, value, past, output, denominators)
+        ctx.mark_non_differentiable(denominators)
+        return output, denominators, state
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, past, output, denominators = ctx.saved_tensors
+        grad, with_ones = _sum_gradients(grad, output, denominators), F.pad(value, (0, 1), value=1.0)
+        grad_query = empty(*query.shape)
+        _sums(ctx.library, grad, with_ones, key, past.mT, grad_query)
+        num_shared, later, totals = query.shape[1] // key.shape[1], grad_state, None
+        for shared in range(num_shared):  # each time one query head of every key head
+            heads = query[:, shared::num_shared], grad[:, shared::num_shared]
+            parts = _key_gradients(ctx.library, *heads, key, with_ones, later)
+            totals = parts if totals is None else [t.add_(part) for t, part in zip(totals, parts, strict=True)]
+            later = torch.zeros_like(grad_state)  # it counts once
+        assert totals is not None, "there is a query head"
+        return None, grad_query, totals[0], totals[1][..., : value.shape[3]], totals[2]
+
+
+def _key_gradients(
+    library: Library, query: Tensor, grad: Tensor, key: Tensor, value: Tensor, later: Tensor
+) -> list[Tensor]:
+    """Gradients of keys, of values with their ones, and of the state before; `later` is that of the state after."""
+    grad_key, grad_value = empty(*key.shape), empty(*value.shape)
+    _sums(library, value, grad, query, later.mT, grad_key, is_reversed=True)
+    state = _sums(library, key, query, grad, later, grad_value, is_reversed=True)
+    return [grad_key, grad_value, state]
+
+
+def _sum_gradients(grad: Tensor, output: Tensor, denominators: Tensor) -> Tensor:
+    """Gradients of the sums of values and of ones, (B, H, n, E + 1), from those of their quotients."""
+    is_zero = (denominators == 0)[..., None]
+    of_values = grad / denominators[..., None].masked_fill(is_zero, 1.0)
+    of_ones = -(of_values * output).sum(-1, keepdim=True).masked_fill(is_zero, 0.0)
+    return torch.cat((of_values, of_ones), -1)
+
+
+def _sums(
+    library: Library,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    past: Tensor,
+    output: Tensor,
+    denominators: Tensor | None = None,
+    is_reversed: bool = False,
+) -> Tensor:
+    """Fill `output`: sums over j <= i (reversed: j >= i) of (query_i . key_j) value_j, plus query_i past.
+
+    With `denominators` they are filled too, and the output is divided by them. Returns the state after all tokens.
+    """
+    (B, H, n, W), G, E = query.shape, key.shape[1], value.shape[3]
+    call, state = Sums(B, H, G, n, W, E, denominators is not None), past.clone(memory_format=torch.contiguous_format)
+    call.point(query=query, key=key, value=value, output=output, denominators=denominators, state=state)
+    call.point(counters=torch.zeros(1, dtype=torch.int64, device="cpu"))
+    if is_reversed:
+        call.reverse_time()
+    run(library, "sums", call, 3 * B * H * n * W * E)
+    return state
