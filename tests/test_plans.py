@@ -201,9 +201,9 @@ def test_our_kernels_are_chosen_where_they_are_faster(monkeypatch):
 
 
 def test_our_kernels_are_chosen_for_dropout_where_they_are_faster():
-    """From 131,072 pairs of at least 24 queries on: torch's fused kernel computes no dropout of ours."""
+    """From 131,072 pairs of at least 48 queries on: torch's fused kernel computes no dropout of ours."""
     fast = load_fast() is not None
-    for (heads, queries, keys), wins in {(8, 128, 128): True, (8, 127, 128): False, (256, 16, 32): False}.items():
+    for (heads, queries, keys), wins in {(8, 128, 128): True, (8, 127, 128): False, (128, 47, 32): False}.items():
         q, k = torch.randn(1, heads, queries, 4, requires_grad=True), torch.randn(1, heads, keys, 4)
         planned = rg.explain(rg.Attention(dropout=0.1), q, k, k)
         assert planned.engine == ("kernel" if fast and wins else "dense")
