@@ -5,7 +5,6 @@ Every rank runs all cases of the suite in the same order; what it found goes to 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import itertools
@@ -22,24 +21,30 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import regard as rg
-from drawn import KEEPING
+import ring_modules  # noqa: F401 - its cases
+import ring_parts  # noqa: F401 - its cases
 from regard.catalog import mechanisms
-from regard.engine.kernel.library import load
-from regard.engine.ring import digests, exchange, kv_chunk
-from regard.engine.ring.chunk_gradients import ChunkGradients
+from regard.engine.ring import digests, exchange
 from regard.engine.ring.kv_chunk import KVChunk, refusal
-from regard.errors import RegardError
+from ring_tools import (
+    BIASES,
+    CASES,
+    CLOSE,
+    LAYOUTS,
+    LOOSE,
+    MASKS,
+    NORMALIZERS,
+    POSITIONS,
+    Sent,
+    case,
+    check,
+    cut,
+    laid,
+    raises,
+    some,
+)
 
-CASES = {}
-LAYOUTS = ("contiguous", "zigzag")
-CLOSE = {"rtol": 1e-10, "atol": 1e-10}
-LOOSE = {"rtol": 2**-5, "atol": 2**-5}
 MERGES = [name for name, entry in mechanisms().items() if refusal(entry.example()[0]) is None]
-
-
-def case(function):
-    CASES[function.__name__] = function
-    return function
 
 
 def lost_memory_is_nan():
@@ -52,76 +57,6 @@ def lost_memory_is_nan():
             return tensor.fill_(float("nan")) if tensor.is_floating_point() and not tensor.requires_grad else tensor
 
         setattr(owner, name, poisoned)
-
-
-class Sent:
-    """Bytes that really go out, counted at torch's own door."""
-
-    def __init__(self):
-        self.bytes, self.to, self._door = 0, set(), dist.batch_isend_irecv
-
-    def __enter__(self):
-        dist.batch_isend_irecv = self._counting
-        return self
-
-    def __exit__(self, *error):
-        dist.batch_isend_irecv = self._door
-
-    def _counting(self, calls):
-        leaving = [call for call in calls if call.op is dist.isend]
-        self.bytes += sum(call.tensor.numel() * call.tensor.element_size() for call in leaving)
-        self.to |= {call.group_peer for call in leaving}
-        return self._door(calls)
-
-
-def some(*shape, seed=0):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def laid(x, number):
-    """The same numbers in another memory layout, as leaves of a graph."""
-    layouts = list(KEEPING.values())
-    return layouts[(number + sum(x.shape)) % len(layouts)](x.detach()).requires_grad_()
-
-
-def cut(x, lengths):
-    """This rank's tokens where ranks hold so many each."""
-    return x.split(lengths, 2)[dist.get_rank()]
-
-
-def check(attention, q, k, v, ring, share_q=None, share_k=None, **options):
-    """Output and all gradients of the ring against those of one process."""
-    share_q, share_k = share_q or ring.share, share_k or share_q or ring.share
-    attention.zero_grad()
-    one = [t.clone().requires_grad_() for t in (q, k, v)]
-    with torch.no_grad():
-        expected = rg.attend(attention, q, k, v, engine="reference", **options).output
-    up = some(*expected.shape, seed=7).to(expected.dtype)
-    rg.attend(attention, *one, engine="dense", **options).output.backward(up)
-    slopes = [p.grad for p in attention.parameters()]
-    attention.zero_grad()
-    shares = zip((q, k, v), (share_q, share_k, share_k), strict=True)
-    own = [laid(share(t), number) for number, (t, share) in enumerate(shares)]
-    seen = rg.attend(attention, *own, engine=ring, **options)
-    seen.output.backward(laid(share_q(up), 3).detach())
-    torch.testing.assert_close(seen.output, share_q(expected), **CLOSE)
-    for mine, whole, share in zip(own, one, (share_q, share_k, share_k), strict=True):
-        torch.testing.assert_close(mine.grad, share(whole.grad), **CLOSE)
-    for parameter, whole in zip(attention.parameters(), slopes, strict=True):
-        added = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
-        dist.all_reduce(added)
-        torch.testing.assert_close(added, torch.zeros_like(added) if whole is None else whole, **CLOSE)
-
-
-def raises(words, call):
-    """Every rank is told."""
-    try:
-        call()
-    except RegardError as error:
-        for word in words:
-            assert word in str(error), f"{word!r} is missing in: {error}"
-        return
-    raise AssertionError(f"nobody refused; expected {words}")
 
 
 def mechanism(name, layout):
@@ -139,39 +74,6 @@ for _name, _layout in itertools.product(MERGES, LAYOUTS):
     CASES[f"{_name}-{_layout}"] = mechanism(_name, _layout)
 
 
-MASKS = {
-    "none": lambda n: None,
-    "causal": lambda n: rg.causal(),
-    "window": lambda n: rg.window(5),
-    "causal window": lambda n: rg.causal() & rg.window(4),
-    "prefix": lambda n: (rg.causal() & rg.window(3)) | rg.prefix(2),
-    "documents": lambda n: rg.causal() & rg.documents([n // 3, n // 4, n - n // 3 - n // 4]),
-    "padding": lambda n: rg.padding([n - 3, 2]),
-    "holes": lambda n: rg.padding(some(2, n, seed=3) > 0),
-    "global": lambda n: rg.window(2) | rg.global_tokens([0, n // 2]),
-    "dilated": lambda n: rg.dilated(3, 4),
-    "not": lambda n: ~rg.window(3),
-    "mask_tensor": lambda n: rg.mask_tensor(some(2, 4, n, n, seed=4) > 0.5),
-    "mask_mod": lambda n: rg.mask_mod(lambda b, h, i, j: (i + j + h) % 3 != b),
-    "empty": lambda n: rg.causal() & ~rg.window(2),
-    "random": lambda n: rg.random_blocks(3, 2, n),
-}
-BIASES = {
-    "none": lambda: (),
-    "alibi": lambda: rg.ALiBi(4),
-    "t5": lambda: rg.T5Bias(4, num_buckets=8, max_distance=16),
-    "shaw": lambda: rg.ShawBias(6, reach=3),
-    "transformer_xl": lambda: rg.TransformerXLBias(4, 6),
-    "softcap": lambda: (rg.ALiBi(4), rg.Softcap(3.0)),
-}
-POSITIONS = {"none": lambda: None, "rope": lambda: rg.RoPE(6), "learned": lambda: rg.LearnedPositions(40, 6)}
-NORMALIZERS = {
-    "softmax": lambda: rg.Softmax(),
-    "sink": lambda: rg.Softmax(temperature=0.7, sink=0.5),
-    "learned sink": lambda: rg.LearnedSink(4),
-}
-
-
 @case
 def any_pieces_together():
     drawn = random.Random(0)
@@ -187,138 +89,6 @@ def any_pieces_together():
             check(attention, q, k, v, rg.Ring(layout=layout))
         except AssertionError as error:
             raise AssertionError(f"{layout} {attention} n={n} heads={heads}: {error}") from error
-
-
-@contextlib.contextmanager
-def ways(kernel=False):
-    """How the gradients of each chunk were computed; with `kernel` the compiled kernels run chunks of every size."""
-    used, doors, pays = [], {}, kv_chunk.pays
-    for name in ("_of_kernel", "_of_fused", "_from_scores"):
-        doors[name] = door = getattr(ChunkGradients, name)
-        setattr(ChunkGradients, name, lambda grads, name=name, door=door: used.append(name) or door(grads))
-    if kernel:
-        kv_chunk.pays = lambda chunk: load() is not None
-    try:
-        yield used
-    finally:
-        kv_chunk.pays = pays
-        for name, door in doors.items():
-            setattr(ChunkGradients, name, door)
-
-
-def near(own, whole, relative):
-    """Errors are small beside the greatest number: sums over many keys have errors of that size."""
-    own, whole = own.detach().double(), whole.detach().double()
-    torch.testing.assert_close(own, whole, rtol=0, atol=relative * max(1.0, whole.abs().max().item()))
-
-
-def check_in(dtype, relative, attention, q, k, v, ring, share_q=None, share_k=None):
-    """Output and gradients of the ring in a dtype, against float64 in one process with the same numbers."""
-    share_q, share_k = share_q or ring.share, share_k or share_q or ring.share
-    exact, inputs = copy.deepcopy(attention).double(), [t.to(dtype) for t in (q, k, v)]
-    attention.zero_grad()
-    one = [t.double().clone().requires_grad_() for t in inputs]
-    torch.manual_seed(3)  # of dropout
-    expected = rg.attend(exact, *one, engine="dense").output
-    up = some(*expected.shape, seed=7).to(dtype)
-    expected.backward(up.double())
-    shares = [(t, share) for t, share in zip(inputs, (share_q, share_k, share_k), strict=True)]
-    own = [laid(share(t), number) for number, (t, share) in enumerate(shares)]
-    torch.manual_seed(3 + dist.get_rank())
-    output = rg.attend(attention, *own, engine=ring).output
-    torch.manual_seed(4)  # pieces that are made later are the same on all ranks
-    output.backward(laid(share_q(up), 3).detach())
-    assert output.dtype == dtype
-    near(output, share_q(expected), relative)
-    for mine, whole, (_, share) in zip(own, one, shares, strict=True):
-        near(mine.grad, share(whole.grad), relative)
-    for parameter, whole in zip(attention.parameters(), exact.parameters(), strict=True):
-        added = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
-        dist.all_reduce(added)
-        near(added, torch.zeros_like(whole) if whole.grad is None else whole.grad, 4 * relative)  # sums over pairs
-
-
-@case
-def compiled_kernels_compute_chunks():
-    """All of them, forward and backward, where `Terms` does not refuse; learned biases and sinks too."""
-    drawn = random.Random(1)
-    biases = {name: make for name, make in BIASES.items() if name not in ("shaw", "transformer_xl")}
-    biases["table"], all_used = lambda: rg.LearnedTable(4, reach=3), []
-    for layout, mask in itertools.product(LAYOUTS, MASKS):
-        n, heads = drawn.choice((37, 130, 223)), drawn.choice((1, 2, 4))
-        bias, normalizer = drawn.choice([*biases.values()])(), drawn.choice([*NORMALIZERS.values()])()
-        torch.manual_seed(n)
-        attention = rg.Attention(bias=bias, normalizer=normalizer, mask=MASKS[mask](n), position=rg.RoPE(6))
-        for parameter in attention.parameters():
-            torch.nn.init.normal_(parameter)
-        q, k, v = some(2, 4, n, 6), some(2, heads, n, 6, seed=1), some(2, heads, n, 5, seed=2)
-        dtype, relative = drawn.choice(((torch.float32, 1e-5), (torch.bfloat16, 2**-4)))
-        with ways(kernel=True) as used:
-            check_in(dtype, relative, attention, q, k, v, rg.Ring(layout=layout))
-        all_used += used
-    if load() is not None:  # a bias over keys with gaps between them is refused
-        assert all_used.count("_of_kernel") > 0.8 * len(all_used), all_used
-
-
-@case
-def compiled_kernels_compute_the_shortest_shares():
-    """Shares of one query and of one key, keys with gaps between them, and rows without a key."""
-    W = dist.get_world_size()
-    lengths, key_lengths = [1, 9, 97, 2][:W], [3, 1, 1, 40][:W]
-    I, J = sum(lengths), sum(key_lengths)
-    q, k, v = some(2, 4, I, 8), some(2, 2, J, 8, seed=1), some(2, 2, J, 3, seed=2)
-    for mask in (None, rg.causal(), rg.causal() & rg.window(2), rg.dilated(2, 3), rg.window(2) | rg.global_tokens([0])):
-        cuts = (lambda x: cut(x, lengths)), (lambda x: cut(x, key_lengths))
-        with ways(kernel=True) as used:
-            check_in(torch.float32, 1e-5, rg.Attention(mask=mask), q, k, v, rg.Ring(), *cuts)
-        assert load() is None or {*used} <= {"_of_kernel"}, used
-
-
-@case
-def whole_chunks_use_the_fused_backward_pass():
-    """In float64, which the compiled kernels refuse; a learned bias needs scores."""
-    q, k, v = (some(2, 4, 40, 8, seed=n) for n in range(3))
-    pieces = [(rg.causal(), ()), (rg.window(4), rg.ALiBi(4)), (rg.documents([9, 31]), ()), (rg.padding([0, 7]), ())]
-    for (mask, bias), layout in itertools.product(pieces, LAYOUTS):
-        with ways() as used:
-            check(
-                rg.Attention(mask=mask, bias=bias, normalizer=rg.LearnedSink(4)).double(),
-                q,
-                k,
-                v,
-                rg.Ring(layout=layout),
-            )
-        assert {*used} <= {"_of_fused"}, used
-    with ways() as used:
-        check(rg.Attention(mask=rg.causal(), bias=rg.T5Bias(4)).double(), q, k, v, rg.Ring())
-    assert {*used} == {"_from_scores"}
-
-
-@case
-def the_same_weights_are_dropped_as_in_one_process():
-    """Whatever the number of ranks, the layout and the way of a chunk: the seed is that of rank 0."""
-    n, kernel_scores = 130, rg.Attention(rg.KernelScore(), normalizer=rg.SumNormalizer(), mask=rg.causal(), dropout=0.4)
-    torch.manual_seed(4)
-    masks = rg.causal(), rg.window(9) | rg.global_tokens([0, 60]), rg.documents([50, 80]), rg.padding([n - 3, 2])
-    attentions = [rg.Attention(mask=mask, bias=rg.T5Bias(4), dropout=0.3) for mask in masks]
-    attentions += [rg.Attention(normalizer=rg.LearnedSink(4), dropout=0.7), kernel_scores]
-    q, k, v = some(2, 4, n, 6), some(2, 2, n, 6, seed=1), some(2, 2, n, 5, seed=2)
-    for attention, layout in itertools.product(attentions, LAYOUTS):
-        for kernel, dtype, relative in ((True, torch.float32, 2e-5), (False, torch.float64, 1e-10)):
-            with ways(kernel):
-                check_in(dtype, relative, attention.to(dtype), q, k, v, rg.Ring(layout=layout))
-
-
-@case
-def a_coarse_row_statistic_needs_scores():
-    """Beside 2^20 float32 has steps of 1/8. Gradients of scores that differ by less need the remainder."""
-    q, k, v = (some(1, 2, 130, 8, seed=n) for n in range(3))
-    bias = rg.LearnedTable(2, reach=3)
-    torch.nn.init.constant_(bias.table, 2.0**20)
-    bias.table.requires_grad_(False)
-    with ways(kernel=True) as used:
-        check_in(torch.float32, 1e-4, rg.Attention(bias=bias, mask=rg.causal()), q * 0, k, v, rg.Ring())
-    assert {*used} == {"_from_scores"}
 
 
 @case
@@ -811,83 +581,6 @@ def gradients_pass_through_attention_and_gathering():
     (whole.square().sum() / dist.get_world_size()).backward()
     for mine, one in zip(own, inputs, strict=True):
         torch.testing.assert_close(mine.grad, ring.share(one.grad), **CLOSE)
-
-
-def summed_gradients(module):
-    """The gradients of the parameters, summed over the ranks."""
-    for parameter in module.parameters():
-        dist.all_reduce(parameter.grad)
-    return [parameter.grad for parameter in module.parameters()]
-
-
-@case
-def modules_run_on_the_default_ring():
-    n, real = 13, torch.arange(13) < torch.tensor([[13], [9]])
-    x, source = some(2, n, 8), some(2, n + 4, 8, seed=1)
-    for layout in LAYOUTS:
-        ring = rg.Ring(layout=layout)
-        torch.manual_seed(4)
-        attention = rg.Attention(mask=rg.causal() & rg.window(7), position=rg.RoPE(4))
-        layers = rg.nn.MultiHeadAttention(8, 2, 1, attention), rg.nn.MultiHeadAttention(8, 2)
-        one, many = (torch.nn.ModuleList(copy.deepcopy(layers)).double() for _ in range(2))
-        whole = one[1](one[0](x, mask=rg.padding(real)), source)
-        whole.square().sum().backward()
-        with ring.as_default():
-            hidden = many[0](ring.share(x, axis=1), mask=rg.padding(real))
-            output = many[1](hidden, ring.share(source, axis=1))
-        output.square().sum().backward()
-        torch.testing.assert_close(output, ring.share(whole, axis=1), **CLOSE)
-        for mine, parameter in zip(summed_gradients(many), one.parameters(), strict=True):
-            torch.testing.assert_close(mine, parameter.grad, **CLOSE)
-
-
-@case
-def what_a_share_cannot_know_is_refused_in_modules():
-    x, ring = some(1, 6, 8), rg.Ring()
-    module = rg.nn.MultiHeadAttention(8, 2, is_causal=True).double()
-    with ring.as_default():
-        assert rg.explain(rg.Attention(), *[some(1, 2, 6, 4)] * 3).ranks == dist.get_world_size()
-        raises(["start=3", "Omit start"], lambda: module(x, start=3))
-        raises(["ring cannot decode"], lambda: module.advance(x, module.keys(x)))
-        raises(["Sinusoidal", "ring.share"], lambda: rg.nn.PositionalEncoding(8)(x))
-        with rg.Ring(layout="zigzag").as_default():
-            assert rg.Ring.default().layout == "zigzag"
-        assert rg.Ring.default() is ring
-        assert rg.attend(rg.Attention(), *[some(1, 2, 6, 4)] * 3, engine="dense").output.shape[2] == 6
-    assert rg.Ring.default() is None
-
-
-@case
-def registered_models_run_on_the_default_ring():
-    if dist.get_world_size() > 2:
-        return  # to import transformers takes longer than all cases
-    import transformers
-
-    rg.register()
-    sizes = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 20}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    ids, ring = torch.randint(20, (2, 17), generator=torch.Generator().manual_seed(0)), rg.Ring()
-    for kind, others in (("Llama", {}), ("Mistral", {"sliding_window": 5})):
-        config = getattr(transformers, f"{kind}Config")(**sizes, **heads, **others)
-        torch.manual_seed(4)
-        model = getattr(transformers, f"{kind}ForCausalLM")._from_config(config, attn_implementation="regard").double()
-        whole = model(ids, use_cache=False).logits
-        whole.square().sum().backward()
-        expected = [parameter.grad.clone() for parameter in model.parameters()]
-        model.zero_grad()
-        positions = ring.share(torch.arange(17)[None], axis=1)
-        with ring.as_default():
-            logits = model(ring.share(ids, axis=1), position_ids=positions, use_cache=False).logits
-        logits.square().sum().backward()
-        torch.testing.assert_close(logits, ring.share(whole, axis=1), **CLOSE)
-        for mine, one in zip(summed_gradients(model), expected, strict=True):
-            torch.testing.assert_close(mine, one, **CLOSE)
-    layer = model.model.layers[0].self_attn
-    with ring.as_default():
-        wrong = positions - positions[:, :1] + (dist.get_rank() == 0)  # both ranks see that it is not theirs
-        turned = torch.ones(2, positions.shape[1], 8), torch.zeros(2, positions.shape[1], 8)
-        call = lambda: layer(some(2, positions.shape[1], 32), turned, None, position_ids=wrong)  # noqa: E731
-        raises(["position_ids are", "ring.share"], call)
 
 
 @case
