@@ -32,6 +32,7 @@ ROOMS = {
     "hf": [
         {"masks", "attention_modules", "gguf"},
         {"calls", "models"},
+        {"operator_calls"},
         {"compiled"},
         {"capture", "heads", "backend"},
         {"text_reader"},

@@ -15,15 +15,13 @@ from torch import Tensor, nn
 from torch.compiler import assume_constant_result
 from transformers import masking_utils as theirs
 
-from regard.engine.kernel.engine import LARGEST_WIDTH
 from regard.engine.kernel.library import load_fast
 from regard.engine.kernel.operator import OPERATOR
-from regard.engine.kernel.structures import DTYPES
 from regard.engine.ring import Ring
-from regard.hf.calls import HARMLESS, PACKING, UNDERSTOOD
 from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.mask_functions import MaskFunction, MaskFunctionReader
-from regard.pieces.mask import Both, causal, window
+from regard.hf.masks.mask_tensors import Recognised
+from regard.hf.operator_calls import autocast, call_operator, fits_operator
 
 #: The code of mask functions that may be ranges of distances.
 RANGES = tuple(
@@ -48,9 +46,10 @@ def attention_function(run: Function) -> Function:
     ) -> tuple[Tensor, None]:
         if not torch.compiler.is_dynamo_compiling() or Ring.default() is not None:
             return run(module, query, key, value, attention_mask, **options)
-        q, k, v = _autocast(query), _autocast(key), _autocast(value)
-        if fits_graph(q, k, v, attention_mask, options):
-            return run_in_graph(module, q, k, v, attention_mask, options), None
+        q, k, v = autocast(query), autocast(key), autocast(value)
+        is_known = attention_mask is None or isinstance(attention_mask, GraphMask)
+        if is_known and _has_kernels() and fits_operator(q, k, v, options):
+            return call_operator(OPERATOR, module, q, k, v, attention_mask, options), None
         return outside(module, query, key, value, attention_mask, **options)
 
     return attention
@@ -101,81 +100,13 @@ def graph_mask(
 def _range(function: MaskFunction) -> tuple[bool, bool, int]:
     """Whether a function is a range of distances, whether it is causal, and the size of its window (0: none)."""
     mask = MaskFunctionReader(1).read(function)
-    parts = (mask.left, mask.right) if isinstance(mask, Both) else () if mask is None else (mask,)
-    windows = [part.size for part in parts if isinstance(part, window)]
-    is_causal = any(isinstance(part, causal) for part in parts)
-    is_range = len(parts) == len(windows) + is_causal and len(windows) <= 1
-    return is_range, is_causal, windows[0] if windows else 0
+    parts = GraphMask.of(Recognised(mask, 0), 1, 1)
+    return (False, False, 0) if parts is None or parts.real is not None else (True, parts.is_causal, parts.window)
 
 
 @assume_constant_result
 def _has_kernels() -> bool:
     return load_fast() is not None
-
-
-def _autocast(tensor: Tensor) -> Tensor:
-    """An input in the dtype of torch.autocast, as `attend` takes it."""
-    if tensor.dtype == torch.float64 or not torch.is_autocast_enabled("cpu"):
-        return tensor
-    return tensor.to(torch.get_autocast_dtype("cpu"))
-
-
-def fits_graph(query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]) -> bool:
-    """Whether the operator can compute a call of the backend."""
-    if not (_has_kernels() and (mask is None or isinstance(mask, GraphMask)) and _options_fit(query, options)):
-        return False
-    widths_fit = max(query.shape[-1], value.shape[-1]) <= LARGEST_WIDTH and query.shape[-1] == key.shape[-1]
-    is_shared = query.shape[1] % key.shape[1] == 0
-    is_cpu = query.device.type == key.device.type == value.device.type == "cpu"
-    dtypes_fit = query.dtype in DTYPES and query.dtype == key.dtype == value.dtype
-    return widths_fit and is_shared and is_cpu and dtypes_fit
-
-
-def _options_fit(query: Tensor, options: dict[str, Any]) -> bool:
-    for name, given in options.items():
-        is_read = given is not None and given is not False
-        if is_read and name not in UNDERSTOOD and name not in HARMLESS and name not in PACKING:
-            return False
-    if options.get("output_attentions") or options.get("position_bias") is not None:
-        return False
-    if isinstance(options.get("scaling"), Tensor) or isinstance(options.get("softcap"), Tensor):
-        return False
-    sinks = options.get("s_aux")
-    return sinks is None or sinks.numel() == query.shape[1]
-
-
-def run_in_graph(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: GraphMask | None, options: dict[str, Any]
-) -> Tensor:
-    """The output of the backend, (B, I, H, E)."""
-    scale, sinks = options.get("scaling"), options.get("s_aux")
-    if mask is None:
-        mask = _implicit(module, query.shape[2], key.shape[2], options.get("is_causal"))
-    is_tensor, dropout = isinstance(mask.start, Tensor), float(options.get("dropout") or 0.0)
-    output, _ = OPERATOR(
-        query,
-        key,
-        value,
-        None if sinks is None else sinks.reshape(-1).float(),
-        mask.real,
-        mask.groups,
-        mask.start if is_tensor else None,
-        torch.randint(2**31, ()) if dropout else None,
-        0 if is_tensor else mask.start,
-        mask.first,
-        mask.is_causal,
-        mask.window,
-        query.shape[-1] ** -0.5 if scale is None else float(scale),
-        float(options.get("softcap") or 0.0),
-        dropout,
-    )
-    return output.transpose(1, 2)
-
-
-def _implicit(module: nn.Module, num_queries: int, num_keys: int, is_causal: bool | None) -> GraphMask:
-    """The mask of a call without one: as in torch, a causal one gives the first query the position of the first key."""
-    asked = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    return GraphMask(0, 0, bool(asked) and num_queries > 1, 0, None, None)
 
 
 def mark_mask_functions() -> None:

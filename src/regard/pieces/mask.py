@@ -280,6 +280,15 @@ class Not(Composed):
         return f"~{self.mask!r}"
 
 
+def conjuncts(mask: Mask) -> Iterator[Mask]:
+    """The masks that `&` joins."""
+    if isinstance(mask, Both):
+        yield from conjuncts(mask.left)
+        yield from conjuncts(mask.right)
+    else:
+        yield mask
+
+
 def leaves(mask: Mask | None) -> Iterator[Mask]:
     """The masks that a combined mask consists of."""
     if isinstance(mask, Both | Either):

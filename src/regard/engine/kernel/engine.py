@@ -17,7 +17,7 @@ from regard.engine.kernel.layout import Layout
 from regard.engine.kernel.library import load, load_fast, reason
 from regard.engine.kernel.structures import CLIPPED_MARGIN, DTYPES, PART_KEYS, TILE_QUERIES, has_address
 from regard.engine.problem import Cost, Engine, Problem, Result
-from regard.engine.transforms import HIDDEN_GRADIENTS, differentiable_once
+from regard.engine.transforms import HIDDEN_GRADIENTS, differentiable_once, is_transformed
 from regard.pieces.bias import AdditiveBias, Bias, ShawBias, Softcap
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import LearnedSink, Softmax, any_coarse
@@ -98,10 +98,26 @@ def pays(problem: Problem) -> bool:
     if problem.dropout:
         return s.I >= FEWEST_DROPPING_QUERIES and s.B * s.H * s.I * s.J >= FEWEST_DROPPING_PAIRS
     if is_few(s.R * s.I, problem.learns):
-        return FEWEST_NUMBERS.get(problem.key.dtype, math.inf) <= s.B * s.G * s.J * (s.D + s.E)
+        return few_rows_pay(s.B * s.G * s.J * (s.D + s.E), problem.key.dtype)
     if s.I < FEWEST_QUERIES:
         return False
     return s.I * s.J >= FEWEST_PAIRS or problem.attention.mask is not None
+
+
+def few_rows_pay(num_numbers: int, dtype: torch.dtype) -> bool:
+    """Whether the kernels are measured to be faster for few rows and so many numbers in keys and values."""
+    return num_numbers >= FEWEST_NUMBERS.get(dtype, math.inf)
+
+
+def can_run(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether the kernels are built, fast, and can read these tensors."""
+    tensors = query, key, value
+    return (
+        load_fast() is not None
+        and not is_transformed()
+        and all(t.device.type == "cpu" and t.dtype in DTYPES and has_address(t) for t in tensors)
+        and max(query.shape[-1], value.shape[-1]) <= LARGEST_WIDTH
+    )
 
 
 class Terms:

@@ -19,7 +19,7 @@ from torch import Tensor
 from regard.engine.blocks import query_edges
 from regard.engine.kernel.structures import MARGIN, TILE_QUERIES
 from regard.pieces.grid import Grid
-from regard.pieces.mask import Both, Mask, leaves
+from regard.pieces.mask import Mask, conjuncts, leaves
 from regard.positions import Positions
 from regard.shapes import Sizes
 from regard.spans import EMPTY, Spans
@@ -169,17 +169,9 @@ def _parts(mask: Mask | None, splits: bool) -> tuple[Mask | None, Mask | None]:
     """The mask as a conjunction of a part that depends on j - i alone, and the rest."""
     relative: list[Mask] = []
     rest: list[Mask] = []
-    for part in _conjuncts(mask):
+    for part in () if mask is None else conjuncts(mask):
         (relative if part.relative and splits else rest).append(part)
     return reduce(and_, relative) if relative else None, reduce(and_, rest) if rest else None
-
-
-def _conjuncts(mask: Mask | None) -> Iterator[Mask]:
-    if isinstance(mask, Both):
-        yield from _conjuncts(mask.left)
-        yield from _conjuncts(mask.right)
-    elif mask is not None:
-        yield mask
 
 
 def _range(relative: Mask | None, positions: Positions) -> tuple[int, int, Mask | None]:

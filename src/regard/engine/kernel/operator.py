@@ -141,6 +141,11 @@ def attention(query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None, *t
     return forward(Terms(*terms).setting(sizes), Inputs(query, key, value, None, None, sink), output=output)
 
 
+def decode(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """`attention` of queries that attend to all real keys."""
+    return attention(query, key, value, None, real, None, None, None, 0, 0, False, 0, scale, 0.0, 0.0)
+
+
 def attention_backward(
     grad: Tensor,
     output: Tensor,

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from regard.hf.masks.mask_tensors import Recognised
 from regard.hf.masks.packed_sequences import groups_mask
-from regard.pieces.mask import Mask, causal, window
-from regard.pieces.mask_data import padding
+from regard.pieces.mask import Mask, causal, conjuncts, window
+from regard.pieces.mask_data import RealKeys, padding
 
 WHOLE = slice(None)
 
@@ -28,6 +28,21 @@ class GraphMask:
     window: int
     real: Tensor | None
     groups: Tensor | None
+
+    @staticmethod
+    def of(rule: Recognised, num_queries: int, num_keys: int) -> GraphMask | None:
+        """The numbers of a rule; None if it needs more than these."""
+        found = GraphMask(rule.positions(num_queries, num_keys).start, rule.first, False, 0, None, None)
+        for part in () if rule.mask is None else conjuncts(rule.mask):
+            if isinstance(part, causal):
+                found = replace(found, is_causal=True)
+            elif isinstance(part, window) and not found.window:
+                found = replace(found, window=part.size)
+            elif isinstance(part, RealKeys) and found.real is None:
+                found = replace(found, real=part.real)
+            else:
+                return None
+        return found
 
     def __getitem__(self, index: Any) -> GraphMask:
         """The mask of consecutive queries or keys, as models slice a mask (B, 1, I, J)."""

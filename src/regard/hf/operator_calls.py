@@ -1,0 +1,86 @@
+"""Calls of the backend as calls of the operator `regard::attention`: which ones it computes, and its arguments.
+
+torch's compiler traces these functions, so they are plain Python that it can follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.engine.kernel.engine import LARGEST_WIDTH
+from regard.engine.kernel.structures import DTYPES
+from regard.hf.calls import HARMLESS, PACKING, UNDERSTOOD
+from regard.hf.masks.graph_masks import GraphMask
+
+
+def autocast(tensor: Tensor) -> Tensor:
+    """An input in the dtype of torch.autocast, as `attend` takes it."""
+    if tensor.dtype == torch.float64 or not torch.is_autocast_enabled("cpu"):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype("cpu"))
+
+
+def fits_operator(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> bool:
+    """Whether the operator can compute a call of the backend, whose mask it can express."""
+    widths_fit = max(query.shape[-1], value.shape[-1]) <= LARGEST_WIDTH and query.shape[-1] == key.shape[-1]
+    is_shared = query.shape[1] % key.shape[1] == 0
+    is_cpu = query.device.type == key.device.type == value.device.type == "cpu"
+    dtypes_fit = query.dtype in DTYPES and query.dtype == key.dtype == value.dtype
+    return widths_fit and is_shared and is_cpu and dtypes_fit and _options_fit(query, options)
+
+
+def _options_fit(query: Tensor, options: dict[str, Any]) -> bool:
+    for name, given in options.items():
+        is_read = given is not None and given is not False
+        if is_read and name not in UNDERSTOOD and name not in HARMLESS and name not in PACKING:
+            return False
+    if options.get("output_attentions") or options.get("position_bias") is not None:
+        return False
+    if isinstance(options.get("scaling"), Tensor) or isinstance(options.get("softcap"), Tensor):
+        return False
+    sinks = options.get("s_aux")
+    return sinks is None or sinks.numel() == query.shape[1]
+
+
+def call_operator(
+    operator: Callable[..., Any],
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: GraphMask | None,
+    options: dict[str, Any],
+) -> Tensor:
+    """The output of the backend, (B, I, H, E)."""
+    scale, sinks = options.get("scaling"), options.get("s_aux")
+    if mask is None:
+        mask = _implicit(module, query.shape[2], key.shape[2], options.get("is_causal"))
+    is_tensor, dropout = isinstance(mask.start, Tensor), float(options.get("dropout") or 0.0)
+    output, _ = operator(
+        query,
+        key,
+        value,
+        None if sinks is None else sinks.reshape(-1).float(),
+        mask.real,
+        mask.groups,
+        mask.start if is_tensor else None,
+        torch.randint(2**31, ()) if dropout else None,
+        0 if is_tensor else mask.start,
+        mask.first,
+        mask.is_causal,
+        mask.window,
+        query.shape[-1] ** -0.5 if scale is None else float(scale),
+        float(options.get("softcap") or 0.0),
+        dropout,
+    )
+    return output.transpose(1, 2)
+
+
+def _implicit(module: nn.Module, num_queries: int, num_keys: int, is_causal: bool | None) -> GraphMask:
+    """The mask of a call without one: as in torch, a causal one gives the first query the position of the first key."""
+    asked = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    return GraphMask(0, 0, bool(asked) and num_queries > 1, 0, None, None)
