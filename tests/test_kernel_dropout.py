@@ -112,3 +112,17 @@ def test_the_weights_of_a_map_are_those_before_dropout():
     plain = rg.attend(rg.Attention(mask=rg.causal()), q, k, v, engine="kernel")
     assert torch.equal(dropped.weights.dense(), plain.weights.dense())
     assert not torch.allclose(dropped.output, plain.output, atol=0.1)
+
+
+def test_each_call_drops_other_weights_and_the_same_ones_after_the_same_seed():
+    """Also where the plan of the first call is used again."""
+    nothing, values = torch.zeros(1, 2, 64, 4, requires_grad=True), torch.eye(64).expand(1, 2, 64, 64)
+    attention = rg.Attention(dropout=0.5)
+
+    def patterns():
+        torch.manual_seed(0)
+        return [rg.attend(attention, nothing, nothing, values, engine="kernel").output != 0 for _ in range(4)]
+
+    first, second = patterns(), patterns()
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    assert not any(torch.equal(first[0], other) for other in first[1:])
