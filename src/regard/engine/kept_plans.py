@@ -32,6 +32,8 @@ from regard.shapes import is_autocast
 
 #: Most plans that are kept. The masks of 32 more layouts are kept in `kernel/layout.py`.
 MOST_PLANS = 128
+#: Types of tensors that are nothing but numbers.
+PLAIN = (Tensor, torch.nn.Parameter)
 #: What a problem has besides its tensors. `skeleton` holds the pieces without their tensors.
 FACTS = ("positions", "sizes", "skeleton", "learns", "learns_bias", "scale", "hides_gradients")
 
@@ -163,7 +165,7 @@ def _is_plain_call(*tensors: Tensor) -> bool:
     """Whether all tensors are plain ones in the memory of the host, and torch does not trace or transform the call."""
     if is_transformed() or torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
         return False
-    return all([type(t) in (Tensor, torch.nn.Parameter) and t.device.type == "cpu" and has_address(t) for t in tensors])
+    return all([type(t) in PLAIN and t.is_cpu and has_address(t) for t in tensors])
 
 
 def _reads_all(attention: Attention) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar
@@ -78,6 +78,16 @@ def differentiable_once(engine: str, *tensors: Tensor) -> list[Tensor]:
     learning = [t for t in tensors if t.requires_grad]
     again = iter(_DifferentiableOnce.apply(engine, *learning) if learning else ())
     return [next(again) if t.requires_grad else t for t in tensors]
+
+
+def gradients_once(engine: str, gradients: Iterable[Tensor | None], *tensors: Tensor | None) -> list[Tensor | None]:
+    """For a backward pass: its gradients, which depend on `tensors`; their own derivative raises a `RegardError`."""
+    gradients = list(gradients)
+    if not torch.is_grad_enabled():
+        return gradients
+    found = [grad for grad in gradients if grad is not None]
+    again = iter(_Refused.apply(engine, len(found), *found, *(t for t in tensors if t is not None)))  # type: ignore[arg-type]
+    return [None if grad is None else next(again) for grad in gradients]
 
 
 class _DifferentiableOnce(torch.autograd.Function):

@@ -113,7 +113,7 @@ def any_coarse(logsumexp: Tensor) -> bool:
         return False
     if logsumexp.device.type == "cpu" and logsumexp.numel():  # one pass suffices, if no row is empty
         least, greatest = torch.aminmax(logsumexp.detach())
-        if least >= -COARSE and greatest <= COARSE:
+        if least.item() >= -COARSE and greatest.item() <= COARSE:
             return False
     return bool(is_coarse(logsumexp).any())
 

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from regard.engine.kernel.layout import Layout
 from regard.engine.kernel.library import Library
 from regard.engine.kernel.running import empty, run, zeros
 from regard.engine.kernel.structures import MARGIN, Call
+from regard.engine.transforms import gradients_once
 from regard.pieces.dropout import dropped_words
 
 #: Lanes of a vector at each level of the library.
@@ -147,11 +147,12 @@ class KernelAttention(torch.autograd.Function):
         return output, logsumexp
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, output, logsumexp = ctx.saved_tensors
         inputs, wanted = Inputs(*tensors), Inputs(*ctx.needs_input_grad[1:])
-        return None, *gradients(ctx.setting, inputs, wanted, grad, output, logsumexp)
+        with torch.no_grad():
+            found = gradients(ctx.setting, inputs, wanted, grad, output, logsumexp)
+        return None, *gradients_once("kernel", found, grad, *tensors)
 
 
 def gradients(

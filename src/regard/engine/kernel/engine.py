@@ -17,7 +17,7 @@ from regard.engine.kernel.layout import Layout
 from regard.engine.kernel.library import load, load_fast, reason
 from regard.engine.kernel.structures import CLIPPED_MARGIN, DTYPES, PART_KEYS, TILE_QUERIES, has_address
 from regard.engine.problem import Cost, Engine, Problem, Result
-from regard.engine.transforms import HIDDEN_GRADIENTS, differentiable_once, is_transformed
+from regard.engine.transforms import HIDDEN_GRADIENTS, is_transformed
 from regard.pieces.bias import AdditiveBias, Bias, ShawBias, Softcap
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import LearnedSink, Softmax, any_coarse
@@ -61,8 +61,6 @@ class Kernel(Engine):
         if not problem.learns:
             output, logsumexp = forward(setting, inputs)
             return Result(output, (logsumexp,))
-        tensors = iter(differentiable_once(self.name, *(t for t in inputs if t is not None)))
-        inputs = Inputs(*(None if t is None else next(tensors) for t in inputs))  # type: ignore[arg-type]
         output, logsumexp = KernelAttention.apply(setting, *inputs)  # type: ignore[misc]
         if any_coarse(logsumexp):
             return Blocked().run(problem)  # backward would divide by exp of the coarse log-sum-exp

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ctypes import Structure, c_float, c_int64, c_void_p
+from functools import cache
+from struct import Struct as Packing
 from typing import Self
 
 import torch
@@ -29,9 +31,9 @@ class TensorFields(Structure):
 
     _fields_ = (("data", c_void_p), ("strides", c_int64 * 4), ("dtype", c_int64))
 
-    @staticmethod
-    def of(tensor: torch.Tensor) -> TensorFields:
-        return TensorFields(tensor.data_ptr(), tensor.stride(), DTYPES[tensor.dtype])
+
+#: `TensorFields` in one step, which takes a third of the time of its fields one by one.
+TENSOR_FIELDS = Packing("@P4qq")
 
 
 class Pointers(Structure):
@@ -54,10 +56,19 @@ class Pointers(Structure):
         """Point fields to tensors (None: null), which then live as long as the call."""
         for name, given in tensors.items():
             if given is not None:
-                described = isinstance(getattr(self, name), TensorFields)  # others are contiguous
                 tensor = given.resolve_neg()  # torch may store the sign of a whole tensor beside its numbers
-                setattr(self, name, TensorFields.of(tensor) if described else tensor.data_ptr())
+                place = _described(type(self)).get(name)
+                if place is None:  # contiguous
+                    setattr(self, name, tensor.data_ptr())
+                else:
+                    TENSOR_FIELDS.pack_into(self, place, tensor.data_ptr(), *tensor.stride(), DTYPES[tensor.dtype])
                 self.tensors.append(tensor)
+
+
+@cache
+def _described(kind: type[Pointers]) -> dict[str, int]:
+    """The offset of each field that describes a tensor in any strides."""
+    return {name: getattr(kind, name).offset for name, field, *_ in kind._fields_ if field is TensorFields}
 
 
 class Call(Pointers):
