@@ -76,7 +76,10 @@ UNITS = {
     "copying": ("% of the copy rate", False),
     "milliseconds": ("ms", True),
     "mebibytes": ("MiB", True),
+    "overhead": ("microseconds a call over it", True),
 }
+#: Calls of one run of a case with the aim "overhead".
+CALLS = 100
 
 
 def goal(aim: Aim, work: str, measured: float) -> Goal:

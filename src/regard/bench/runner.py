@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from regard.bench.case import Aim, Case, Run, Setting, Side, built, goal, prepared
+from regard.bench.case import CALLS, Aim, Case, Run, Setting, Side, built, goal, prepared
 from regard.bench.measure import Goal, added_memory, in_turn
 from regard.bench.peers.package import quiet
 from regard.bench.roofline import Machine, free_memory, measured, waited
@@ -282,6 +282,8 @@ def _goal_beside(aim: Aim, row: Row, line: Line) -> Goal | None:
     if aim.kind == "memory":
         known = row.memory is not None and line.memory
         return goal(aim, work, row.memory / line.memory) if known else None  # type: ignore[operator]
-    if line.ratio is None:
+    if line.ours is None or line.theirs is None or line.ratio is None:
         return None
+    if aim.kind == "overhead":
+        return goal(aim, work, 1e6 * (line.ours - line.theirs) / CALLS)
     return goal(aim, work, line.ratio if aim.kind == "faster" else 1 / line.ratio)

@@ -15,6 +15,7 @@ GROUPS = (
     "packed",
     "sparse",
     "planning",
+    "calls",
     "bias",
     "additive",
     "linear",

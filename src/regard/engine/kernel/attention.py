@@ -174,22 +174,27 @@ def forward(
 
     The output is written to `output`; by default to a new tensor in `dtype`, or in the dtype of the value.
     """
-    (B, H, I, _), (G, J, E) = inputs.query.shape, inputs.value.shape[1:]
+    B, H, I, _ = inputs.query.shape
     if output is None:
-        output = inputs.value.new_empty(B, H, I, E, dtype=dtype or inputs.value.dtype)
+        output = inputs.value.new_empty(B, H, I, inputs.value.shape[3], dtype=dtype or inputs.value.dtype)
     logsumexp = empty(B, H, I)
+    run(setting.library, *forward_call(setting, inputs, output, logsumexp))
+    return output, logsumexp
+
+
+def forward_call(setting: Setting, inputs: Inputs, output: Tensor, logsumexp: Tensor) -> tuple[str, Call, int]:
+    """The function of the library that computes these results, its argument, and its multiply-adds."""
+    (_, H, I, _), (B, G, J, E) = inputs.query.shape, inputs.value.shape
     call, library = inputs.call(setting), setting.library
     call.point(output=output, logsumexp=logsumexp)
     work = setting.layout.num_pairs * H * inputs.multiply_adds[0]
     if inputs.direction is None and is_few(H // G * I, setting.learns):
         call.point(partials=empty(_count(library, "decode_partials", call)))
         call.point(counters=_counters(_count(library, "decode_counters", call)))
-        run(library, "decode", call, int(work * reading_factor(H // G * I)))
-    else:
-        pack_keys(call, setting)
-        call.point(packed_values=empty(B * G, setting.padded(J), _rounded_up(E, setting.lanes)))
-        run(library, "forward", call, work)
-    return output, logsumexp
+        return "decode", call, int(work * reading_factor(H // G * I))
+    pack_keys(call, setting)
+    call.point(packed_values=empty(B * G, setting.padded(J), _rounded_up(E, setting.lanes)))
+    return "forward", call, work
 
 
 def is_few(num_rows: int, learns: bool) -> bool:

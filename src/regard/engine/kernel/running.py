@@ -39,10 +39,8 @@ def run(library: Library, name: str, call: Pointers, multiply_adds: int, *more: 
 
     `call` is its first argument, and `more` are those after the call and the scratch memory.
     """
-    size = library.function(f"{name}_workspace")
-    size.restype = c_int64
     num_threads = max(1, min(torch.get_num_threads(), multiply_adds // WORTH_A_THREAD))
-    memory = empty(num_threads, size(byref(call)))
+    memory = workspace(library, name, call, num_threads)
     function = library.function(name)
     if num_threads == 1:
         _share(function, call, memory, more)
@@ -52,6 +50,13 @@ def run(library: Library, name: str, call: Pointers, multiply_adds: int, *more: 
     for other in others:
         if other is not None:
             other.result()
+
+
+def workspace(library: Library, name: str, call: Pointers, num_threads: int = 1) -> Tensor:
+    """The scratch memory of each thread."""
+    size = library.function(f"{name}_workspace")
+    size.restype = c_int64
+    return empty(num_threads, size(byref(call)))
 
 
 def _started(
