@@ -36,6 +36,18 @@ def compiled_kernels_compute_chunks():
 
 
 @case
+def compiled_kernels_compute_additive_scores():
+    """With the gradient of the direction, to which every chunk adds."""
+    for layout, mask in itertools.product(LAYOUTS, (None, rg.causal(), rg.causal() & rg.window(20))):
+        torch.manual_seed(5)
+        attention = rg.Attention(rg.Additive(6, 6, 11, bias=True), mask=mask, normalizer=rg.LearnedSink(4))
+        q, k, v = some(2, 4, 130, 6), some(2, 2, 130, 6, seed=1), some(2, 2, 130, 5, seed=2)
+        with ways(kernel=True) as used:
+            check_in(torch.float32, 1e-5, attention, q, k, v, rg.Ring(layout=layout))
+        assert load() is None or {*used} <= {"_of_kernel"}, used
+
+
+@case
 def compiled_kernels_compute_the_shortest_shares():
     """Shares of one query and of one key, keys with gaps between them, and rows without a key."""
     W = dist.get_world_size()

@@ -13,6 +13,7 @@ from torch import nn
 import drawn
 import regard as rg
 from kernels import LEVELS, at_level, every_level, in_dtype, needs_kernel, problems
+from regard.engine.kernel import library
 
 pytestmark = needs_kernel
 #: name -> the pieces besides the score, the sizes (B, H, G, I, J, E), and the hidden units.
@@ -25,6 +26,7 @@ CASES = {
     "window": (lambda: {"mask": rg.causal() & rg.window(20)}, (1, 1, 1, 130, 230, 8), 16),
     "predicate": (lambda: {"mask": rg.mask_mod(lambda b, h, i, j: (i * 7 + j) % 3 > 0)}, (2, 2, 1, 45, 70, 5), 8),
     "biases under a cap": (lambda: {"bias": (rg.T5Bias(2), rg.Softcap(2.0), rg.ALiBi(2))}, (1, 2, 2, 60, 77, 8), 12),
+    "clipped distances": (lambda: {"bias": rg.ShawBias(9, 4), "mask": rg.causal()}, (1, 2, 1, 50, 60, 8), 9),
     "sink and temperature": (lambda: {"normalizer": rg.Softmax(0.5, sink=0.5)}, (1, 2, 1, 30, 40, 8), 7),
     "many hidden units": (lambda: {}, (1, 1, 1, 20, 40, 4), 1000),
 }
@@ -178,6 +180,39 @@ def test_a_huge_direction(level, size):
 # What else the engine has to bear
 
 
+@every_level
+def test_dropout_drops_the_weights_that_every_engine_drops(level):
+    attention, tensors = made("shared keys")
+    attention.dropout, along, found = 0.4, torch.randn(1, 4, 150, 8), []
+    for engine in ("kernel", "dense"):
+        torch.manual_seed(7)
+        with at_level(level):
+            found.append(results(attention.train(), tensors, along, engine))
+    assert_near(found[0], [t.double() for t in found[1]])
+
+
+@every_level
+def test_a_kept_plan_computes_with_the_direction_of_its_call(level):
+    attention, (q, k, v) = made("no whole vectors")
+    for _ in range(3):
+        with at_level(level), torch.no_grad():
+            attention.score.direction.normal_()
+            found = rg.attend(attention, q, k, v, engine="kernel").output
+            expected = rg.attend(attention, q, k, v, engine="dense").output
+        assert_near([found], [expected.double()])
+
+
+@pytest.mark.skipif(library.load_fast() is None, reason="without AVX2 no kernel is chosen")
+def test_auto_takes_the_kernels_where_they_are_faster():
+    def chosen(num_queries, learns):
+        x, attention = torch.zeros(1, 1, 64, 40, requires_grad=learns), rg.Attention(rg.Additive(40, 40, 64))
+        return rg.explain(attention.requires_grad_(learns), x[:, :, :num_queries], x, x).engine
+
+    assert (chosen(64, False), chosen(64, True)) == ("kernel", "kernel")
+    assert (chosen(16, False), chosen(16, True)) == ("kernel", "dense")
+    assert (chosen(1, False), chosen(1, True)) == ("dense", "dense")
+
+
 def test_what_is_refused():
     class Doubled(rg.Additive):
         def tile(self, query, key, grid):
@@ -214,9 +249,9 @@ def test_drawn_masks_biases_and_positions(drawn_problem, size):
     along = torch.randn(*q.shape[:3], v.shape[3])
     expected = in_float64(attention, tensors, along, problem.positions)
     largest_grad = (along.norm(dim=-1).max() * v.detach().norm(dim=-1).max()).item()  # of a score, at most twice that
-    least = 0.1 * max(along[..., 0].numel() ** 0.5 * largest_grad, 0.5)
+    least = max(0.1 * along[..., 0].numel() ** 0.5, 1.0) * max(largest_grad, 0.05)
     for level in LEVELS:
         with at_level(level):
             found = results(attention, tensors, along, "kernel", problem.positions)
-        assert_near(found[:4], expected[:4])
-        assert_near(found[4:], expected[4:], least=least)
+        assert_near(found[:1], expected[:1])
+        assert_near(found[1:], expected[1:], least=least)

@@ -34,9 +34,10 @@ KEPT_BYTES = 1 << 20
 #: Fewest queries for which the kernels are chosen, and fewest pairs of one head if there is no mask. Measured against
 #: torch's fused kernel: without a mask as fast at 256 x 256, 1.1 times as fast at 384 x 384; causal 1.2 times at 192.
 FEWEST_QUERIES, FEWEST_PAIRS = 192, 384 * 384
-#: The same for additive scores: fewest queries, and fewest pairs times hidden units. Measured against the dense engine:
-#: 30 x 30 with 256 hidden units 1.3 times as fast, 32 times as many 3 to 4 times; one query is as fast or slower.
-FEWEST_ADDITIVE_QUERIES, FEWEST_TANGENTS = 16, 1 << 18
+#: The same for additive scores: fewest queries, and fewest pairs times hidden units, without and with gradients.
+#: Measured against the dense engine: forward 1.2 to 3 times as fast at 16 x 30, with backward 1.2 to 1.5 times at
+#: 30 x 30 with 256 hidden units, 32 times as many 3 to 5 times; one query of 30 keys is as fast or slower.
+FEWEST_ADDITIVE_QUERIES, FEWEST_TANGENTS = 16, {False: 1 << 15, True: 1 << 18}
 #: Fewest numbers in keys and values for which the kernels are chosen for few rows (`is_few`), in float32 and in half
 #: precision. Measured against torch's fused kernel: as fast at half as many, 1.1 to 2.9 times as fast at these.
 FEWEST_NUMBERS = {torch.float32: 1 << 21, torch.bfloat16: 1 << 19, torch.float16: 1 << 19}
@@ -92,7 +93,7 @@ def pays(problem: Problem) -> bool:
     s = problem.sizes
     if isinstance(problem.attention.score, TanhScore):
         tangents = s.B * s.H * s.I * s.J * problem.prepared.query.shape[-1]
-        return s.I >= FEWEST_ADDITIVE_QUERIES and tangents >= FEWEST_TANGENTS
+        return s.I >= FEWEST_ADDITIVE_QUERIES and tangents >= FEWEST_TANGENTS[problem.learns]
     if problem.dropout:
         return s.I >= FEWEST_DROPPING_QUERIES and s.B * s.H * s.I * s.J >= FEWEST_DROPPING_PAIRS
     if is_few(s.R * s.I, problem.learns):
