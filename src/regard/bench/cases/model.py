@@ -13,8 +13,11 @@ from torch import Tensor
 import regard as rg
 from regard.bench.case import Aim, Case, Setting, Side
 from regard.bench.peers.package import TRANSFORMERS
+from regard.stats import Profile, profile
 
 LENGTH, WINDOW, WORDS = 16_384, 1024, 1000
+#: Tokens of the text whose profile is computed.
+LONG = 32_768
 #: Texts of the encoder, and tokens of each.
 TEXTS = (32, 512)
 
@@ -39,6 +42,24 @@ def cases(setting: Setting) -> Iterator[Case]:
         mechanism="multi_head",
         ours=partial(mini_lm, "regard"),
         peers=(Side("transformers, sdpa", partial(mini_lm, "sdpa"), (Aim("faster", 1.0),), TRANSFORMERS),),
+    )
+    bare = partial(llama, lambda model, ids: model(ids, use_cache=False).last_hidden_state)
+    yield Case(
+        group="model",
+        work=f"forward and whole profile of {LONG:,} tokens, Llama of 2 layers, 4 heads of 64, width 256",
+        inputs=partial(token_ids, 1, LONG),
+        mechanism="multi_head",
+        ours=partial(llama, profiled),
+        peers=(
+            Side(
+                "the same forward alone",
+                bare,
+                setting.aims("time", 1.5, 2.0),
+                TRANSFORMERS,
+                differs="it computes no statistics",
+            ),
+        ),
+        weighs=False,
     )
 
 
@@ -75,6 +96,28 @@ def mini_lm(backend: str, ids: Tensor) -> Callable[[Tensor], Any]:
     )
     model = _drawn(BertModel, config, backend)
     return lambda ids: model(ids).last_hidden_state
+
+
+def llama(run: Callable[[Any, Tensor], Any], ids: Tensor) -> Callable[[Tensor], Any]:
+    """A run of a decoder with random weights on torch's kernel."""
+    from transformers import LlamaConfig, LlamaModel
+
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        vocab_size=WORDS,
+        max_position_embeddings=LONG,
+    )
+    return partial(run, _drawn(LlamaModel, config, "sdpa"))
+
+
+def profiled(model: Any, ids: Tensor) -> Profile:
+    """A watched forward, and every statistic, the strongest links and the similarity of all heads."""
+    with rg.watch(model) as seen:
+        model(ids, use_cache=False)
+    return profile(seen.maps, [str(token) for token in ids[0].tolist()])
 
 
 def _drawn(kind: Any, config: Any, backend: str) -> Any:
