@@ -17,8 +17,14 @@ import torch
 import regard as rg
 from kernel_harness import pointer_offsets
 from kernels import additive
-from regard.engine.kernel import attention, rotation, running, sums
+from regard.engine.kernel import attention, library, rotation, running, similarity, statistics, sums
 from regard.engine.kernel.structures import Call
+from regard.maps import compiled_folds
+from regard.maps.pyramid import Pyramid
+from regard.stats.flow import Carried
+from regard.stats.folds import Agreement, Offsets, SameToken
+from regard.stats.mask_warnings import Future
+from regard.stats.statistics import Offset, WeightOnKeys
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 PAGE = mmap.PAGESIZE
@@ -72,20 +78,21 @@ def run_guarded(at_end, more_keys=0):
     """Stands in for `run`: every tensor of the call moves to guarded memory, and back."""
     run = running.run
 
-    def run_there(library, name, call, multiply_adds):
-        sizes = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in call.tensors) if s.nbytes()}
+    def run_there(library, name, call, multiply_adds, *more):
+        tensors = [t for structure in (call, *more) for t in structure.tensors]
+        sizes = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors) if s.nbytes()}
         moved = {start: guarded(size, at_end) for start, size in sizes.items()}
         for start, size in sizes.items():
             ctypes.memmove(moved[start], start, size)
-        for offset in pointer_offsets(type(call)):
-            field = c_void_p.from_buffer(call, offset)
+        fields = [c_void_p.from_buffer(x, offset) for x in (call, *more) for offset in pointer_offsets(type(x))]
+        for field in fields:
             place = field.value or 0
             for start, size in sizes.items():
                 if start <= place < start + size:
                     field.value = place + moved[start] - start
         if isinstance(call, Call):
             call.J += more_keys
-        run(library, name, call, multiply_adds)
+        run(library, name, call, multiply_adds, *more)
         for start, size in sizes.items():
             ctypes.memmove(start, moved[start], size)
 
@@ -104,7 +111,22 @@ def results(pieces, sizes, dtype, transposed):
     leaves = [t.requires_grad_() for t in tensors]
     engine = "linear" if isinstance(mechanism.score, rg.KernelScore) else "kernel"
     output = rg.attend(mechanism, *leaves, engine=engine).output
-    return output, *torch.autograd.grad(output, [*leaves, *mechanism.parameters()], along)
+    gradients = torch.autograd.grad(output, [*leaves, *mechanism.parameters()], along)
+    return output, *gradients, *(statistics_of(mechanism, leaves) if engine == "kernel" else ())
+
+
+@torch.no_grad()
+def statistics_of(mechanism, tensors):
+    """The states of every fold that the kernels compute."""
+    weights = rg.attend(mechanism, *tensors, engine="blocked").weights
+    B, H, I, J = weights.shape
+    numbers, few = torch.linspace(0, 1, B * H * J).view(B, H, J), min(I, J, 3)
+    folds = (
+        *(rg.Entropy(), rg.TopLinks(3), rg.KeyTotals(), rg.Distance(), rg.MassOn([0]), Carried(numbers)),
+        *(rg.Pool(5, 7), Pyramid(2), Offset(-1), Offsets(-3, 3), WeightOnKeys(tuple(range(few))), Future()),
+        *(SameToken(torch.arange(J) % 3, torch.arange(I) % 3), rg.Similarity(2), Agreement(tuple(range(few)), 2)),
+    )
+    return [part for state in weights.fold_states(folds).values() for part in state]
 
 
 def check(level, at_end, more_keys):
@@ -115,15 +137,17 @@ def check(level, at_end, more_keys):
             print(f"{name}, {level}, {dtype}, guard {'behind' if at_end else 'before'}", flush=True)
             expected = results(pieces, sizes, dtype, transposed)
             attention.run = rotation.run = sums.run = run_guarded(at_end, more_keys)
+            statistics.run = similarity.run = attention.run
             attention.empty = running.empty = sums.empty = guarded_empty(at_end)
             found = results(pieces, sizes, dtype, transposed)
-            attention.run = rotation.run = sums.run = run
+            attention.run = rotation.run = sums.run = statistics.run = similarity.run = run
             attention.empty = running.empty = sums.empty = empty
             assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    compiled_folds.FEWEST_PAIRS = library.LOWEST_LEVEL = 0
     short = "--short" in sys.argv
     for level in [argument for argument in sys.argv[1:] if argument != "--short"]:
         for at_end in (True, False):

@@ -16,7 +16,7 @@ from typing import Any
 from regard.errors import RegardError, nearest
 
 #: INTERFACE_VERSION of kernels/regard.h.
-VERSION = 8
+VERSION = 9
 #: Variants of the kernels; the place in the list is the level that `regard_level` of kernels/dispatch.c returns.
 LEVELS = ("baseline", "avx2", "avx512")
 #: Lowest level that is chosen: without AVX2 torch's kernel is faster.
