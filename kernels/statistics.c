@@ -129,7 +129,8 @@ static void add_chosen_keys(const Block *block) {
         }
 }
 
-static void add_block(const Block *block, float *sums) {
+/* Not inlined: beside it the register tile of the scores would not stay in the registers of AVX2. */
+__attribute__((noinline)) static void add_block(const Block *block, float *sums) {
     const Statistics *wanted = block->wanted;
     const int plain = is_plain(block->rows, block->first, block->stop);
     for (int64_t r = 0; r < num_rows(block); r++) {
