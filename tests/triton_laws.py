@@ -97,7 +97,7 @@ def check(mine, precise, folds=FOLDS):
     """The kernel computes every fold, and they are those of the formulas."""
     assert (terms := mine._compiled_terms()) is not None
     states = {fold: fold.init(mine.shape, mine.device) for fold in folds}
-    assert gpu_folds.fill(terms, mine.row_statistic[0], states) == set(folds)
+    assert gpu_folds.fill_on_gpu(terms, mine.row_statistic[0], states) == set(folds)
     for fold, expected in zip(folds, exact(precise, folds), strict=True):
         found = fold.finish(states[fold])
         if isinstance(fold, rg.TopLinks):
@@ -224,7 +224,7 @@ def test_rows_whose_statistic_is_coarse_or_unknown():
     for number in (1e5, torch.nan):
         weights = rg.attend(rg.Attention(), query * number, key, value, engine="dense").weights
         states = {fold: fold.init(weights.shape, weights.device) for fold in SMALL}
-        assert gpu_folds.fill(weights._compiled_terms(), weights.row_statistic[0], states) == set()
+        assert gpu_folds.fill_on_gpu(weights._compiled_terms(), weights.row_statistic[0], states) == set()
 
 
 @pytest.mark.usefixtures("unverified")

@@ -64,7 +64,7 @@ def gpu_logsumexp(terms: Terms) -> Tensor | None:
     return logsumexp_of(terms) if is_right else None
 
 
-def fill(terms: Terms, logsumexp: Tensor, states: Mapping[Fold, State]) -> set[Fold]:
+def fill_on_gpu(terms: Terms, logsumexp: Tensor, states: Mapping[Fold, State]) -> set[Fold]:
     """Add the whole map to the states of the folds that the kernel knows, and return these folds."""
     if any_coarse(logsumexp) or logsumexp.isnan().any():
         return set()

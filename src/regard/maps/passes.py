@@ -33,7 +33,7 @@ def logsumexp(terms: Terms) -> Tensor | None:
 
 def fill(terms: Terms, row_logsumexp: Tensor, states: Mapping[Fold, State]) -> set[Fold]:
     """Add the whole map to the states of the folds that the kernels know, and return these folds."""
-    return (gpu_folds.fill if _is_on_gpu(terms) else fill_compiled)(terms, row_logsumexp, states)
+    return (gpu_folds.fill_on_gpu if _is_on_gpu(terms) else fill_compiled)(terms, row_logsumexp, states)
 
 
 def _is_on_gpu(terms: Terms) -> bool:

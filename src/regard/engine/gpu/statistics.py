@@ -13,9 +13,10 @@ from torch import Tensor
 
 from regard.engine.kernel import Terms
 from regard.engine.kernel.engine import LARGEST_WIDTH, MASK_BYTES
+from regard.engine.kernel.structures import DTYPES
 from regard.engine.problem import Problem
-from regard.pieces.bias import AdditiveBias, Softcap
-from regard.pieces.mask import leaves
+from regard.pieces.bias import ShawBias
+from regard.pieces.mask import Mask, leaves
 from regard.pieces.mask_data import mask_mod
 from regard.pieces.normalizer import LearnedSink, Softmax
 from regard.shapes import to_device
@@ -30,7 +31,6 @@ LEAST_SIDE = 16
 KNOWN_INPUTS = {"query", "key", "value", "before", "after", "sink"}
 #: The sizes of `blocks_of` that scores alone need.
 SCORE_BLOCKS = {"QUERIES", "KEYS", "WIDTH"}
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,31 +65,15 @@ def terms_of(problem: Problem) -> Terms | None:
         return None
     if query.dtype != key.dtype or query.dtype not in DTYPES or query.shape[-1] > LARGEST_WIDTH:
         return None
-    if not _has_known_pieces(problem):
-        return None
     terms = Terms(problem, QUERIES)
-    return terms if terms.layout.num_bytes * _mask_heads(problem) <= MASK_BYTES else None
+    if terms.unfit_bias() is not None or any(isinstance(bias, ShawBias) for bias in attention.bias):
+        return None
+    return terms if _has_known_masks(attention.mask) and terms.mask_bytes <= MASK_BYTES else None
 
 
-def _has_known_pieces(problem: Problem) -> bool:
-    attention = problem.attention
-    caps = [bias.cap for bias in attention.bias if isinstance(bias, Softcap)]
-    added = [bias for bias in attention.bias if not isinstance(bias, Softcap)]
-    if len(caps) > 1 or any(isinstance(cap, Tensor) for cap in caps):
-        return False
-    if not all(isinstance(bias, AdditiveBias) and bias.relative for bias in added):
-        return False
-    if added and len(problem.positions.keys.intervals) != 1:
-        return False
-    # A mask of a user may read tensors of the device, and the tables are computed on the host.
-    return all(
-        type(leaf).__module__.startswith("regard.") and type(leaf) is not mask_mod for leaf in leaves(attention.mask)
-    )
-
-
-def _mask_heads(problem: Problem) -> int:
-    mask, first = problem.attention.mask, slice(0, 1)
-    return 1 if mask is None else mask.allowed(problem.grid.tile(first, first)).shape[1]
+def _has_known_masks(mask: Mask | None) -> bool:
+    """Whether all masks are of this package. Others may read tensors of the device, and tables are made on the host."""
+    return all(type(leaf).__module__.startswith("regard.") and type(leaf) is not mask_mod for leaf in leaves(mask))
 
 
 @cache
@@ -142,10 +126,9 @@ def _scores(terms: Terms, logsumexp: Tensor | None) -> tuple:
     unknown = [name for name, t in inputs._asdict().items() if t is not None and name not in KNOWN_INPUTS]
     assert not unknown, f"the Triton kernel computes nothing with {unknown}"
     query, key = inputs.query, inputs.key
-    caps = [bias.cap for bias in problem.attention.bias if isinstance(bias, Softcap)]
     before, after = (None if t is None else t.float().contiguous() for t in (inputs.before, inputs.after))
-    cap = caps[0] / problem.attention.normalizer.temperature if caps else None  # type: ignore[attr-defined]
-    return kernels().Scores(query, query.stride(), key, key.stride(), logsumexp, before, after, problem.scale, cap)
+    strides = query.stride(), key.stride()
+    return kernels().Scores(query, strides[0], key, strides[1], logsumexp, before, after, problem.scale, terms.cap)
 
 
 def _pattern(terms: Terms, tiles: list[int]) -> tuple:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from regard.engine.kernel.layout import Layout
 from regard.engine.kernel.library import Library
-from regard.engine.kernel.running import empty, run, zeros
+from regard.engine.kernel.running import counters, empty, run, zeros
 from regard.engine.kernel.structures import MARGIN, Call
 from regard.engine.transforms import gradients_once
 from regard.pieces.dropout import dropped_words
@@ -190,7 +190,7 @@ def forward_call(setting: Setting, inputs: Inputs, output: Tensor, logsumexp: Te
     work = setting.layout.num_pairs * H * inputs.multiply_adds[0]
     if inputs.direction is None and is_few(H // G * I, setting.learns):
         call.point(partials=empty(_count(library, "decode_partials", call)))
-        call.point(counters=_counters(_count(library, "decode_counters", call)))
+        call.point(counters=counters(_count(library, "decode_counters", call)))
         return "decode", call, int(work * reading_factor(H // G * I))
     pack_keys(call, setting)
     call.point(packed_values=empty(B * G, setting.padded(J), _rounded_up(E, setting.lanes)))
@@ -209,11 +209,7 @@ def reading_factor(num_rows: int) -> float:
 
 def pack_keys(call: Call, setting: Setting) -> None:
     """Give a call room for packed keys, and the counters of packing and of tiles."""
-    call.point(packed_keys=empty(call.B * call.G, setting.padded(call.J), call.D), counters=_counters(3))
-
-
-def _counters(count: int) -> Tensor:
-    return torch.zeros(count, dtype=torch.int64, device="cpu")
+    call.point(packed_keys=empty(call.B * call.G, setting.padded(call.J), call.D), counters=counters(3))
 
 
 def backward(

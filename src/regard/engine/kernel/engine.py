@@ -143,12 +143,12 @@ class Terms:
             return "the keys have gaps between their positions, and dropout counts positions from the first key"
         if p.hides_gradients:
             return HIDDEN_GRADIENTS
-        if (unfit := self._unfit_bias()) is not None:
+        if (unfit := self.unfit_bias()) is not None:
             return unfit
         sink = attention.normalizer.sink if isinstance(attention.normalizer, Softmax | LearnedSink) else None
         if sink is not None and any_coarse(torch.as_tensor(sink)):
             return "the sink is so large that float32 is too coarse for its share of the row"
-        if (num_bytes := self._mask_bytes) > MASK_BYTES:
+        if (num_bytes := self.mask_bytes) > MASK_BYTES:
             return f"its mask has no spans and would take {size(num_bytes)}"
         return None if load() is not None else reason().rstrip(".")
 
@@ -170,7 +170,8 @@ class Terms:
     def _largest_width(self) -> int:
         return LARGEST_WIDTH if self.direction is None else MOST_HIDDEN_UNITS
 
-    def _unfit_bias(self) -> str | None:
+    def unfit_bias(self) -> str | None:
+        """Why the biases are no numbers for each distance around one soft cap; None if they are."""
         biases = self.problem.attention.bias
         caps = [bias.cap for bias in biases if isinstance(bias, Softcap)]
         if len(caps) > 1:
@@ -196,7 +197,7 @@ class Terms:
         return None
 
     @property
-    def _mask_bytes(self) -> int:
+    def mask_bytes(self) -> int:
         """Bytes of the parts of the mask that need one byte a pair, for all heads that differ."""
         mask, first, num_bytes = self.problem.attention.mask, slice(0, 1), self.layout.num_bytes
         if mask is None or not num_bytes:
@@ -230,9 +231,14 @@ class Terms:
     def _setting(self) -> Setting:
         library, scale = load(), self.scale
         assert library is not None and scale is not None, "the refusal is None"
+        cap, first_clipped = self.cap or 0.0, self._first_clipped()
+        return Setting(library, self.layout, scale, cap, self.problem.learns, first_clipped=first_clipped)
+
+    @property
+    def cap(self) -> float | None:
+        """The soft cap of scores that are divided by the temperature; None: no soft cap."""
         caps = [bias.cap for bias in self.problem.attention.bias if isinstance(bias, Softcap)]
-        cap = caps[0] / self._temperature if caps else 0.0
-        return Setting(library, self.layout, scale, cap, self.problem.learns, first_clipped=self._first_clipped())
+        return caps[0] / self._temperature if caps else None
 
     def _dropout(self) -> Dropout | None:
         p = self.problem

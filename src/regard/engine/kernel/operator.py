@@ -38,7 +38,7 @@ TENSORS = (
 NUMBERS = "SymInt start, SymInt first, bool is_causal, SymInt window, float scale, float cap, float dropout"
 
 
-class Terms(NamedTuple):
+class OperatorTerms(NamedTuple):
     """The mask and the numbers of a call.
 
     Query i has position `start` + i, plus `offset` if it is given; key j has position `first` + j. `real` (B, n) and
@@ -132,13 +132,13 @@ def _documents(groups: Tensor) -> Mask:
 def attention(query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None, *terms: Any) -> tuple[Tensor, Tensor]:
     """The output (B, H, I, E), whose heads are neighbours in memory, and the log-sum-exp (B, H, I); no gradients.
 
-    `terms` are the fields of `Terms`, in their order.
+    `terms` are the fields of `OperatorTerms`, in their order.
     """
     sizes = Sizes.of(query, key, value)
     output = value.new_empty(sizes.B, sizes.I, sizes.H, sizes.E).transpose(1, 2)
     if sizes.is_empty:
         return output.zero_(), empty(*query.shape[:3]).fill_(-torch.inf)
-    return forward(Terms(*terms).setting(sizes), Inputs(query, key, value, None, None, sink), output=output)
+    return forward(OperatorTerms(*terms).setting(sizes), Inputs(query, key, value, None, None, sink), output=output)
 
 
 def decode(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
@@ -167,7 +167,7 @@ def attention_backward(
             "backward pass of the kernel needs. Train this model without torch.compile, or with attn_implementation="
             "'sdpa'."
         )
-    grads = gradients(Terms(*terms).setting(sizes), inputs, wanted, grad, output, logsumexp)
+    grads = gradients(OperatorTerms(*terms).setting(sizes), inputs, wanted, grad, output, logsumexp)
     found = [grads[0], grads[1], grads[2], query.new_empty(0) if sink is None else grads[5]]
     return tuple(t.contiguous() for t in found if t is not None)  # type: ignore[return-value]
 
@@ -192,7 +192,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     grads = torch.ops.regard.attention_backward(grad, *ctx.saved_tensors, *ctx.numbers)
     has_sink = ctx.saved_tensors[5] is not None
-    return *grads[:3], grads[3] if has_sink else None, *[None] * (len(Terms._fields))
+    return *grads[:3], grads[3] if has_sink else None, *[None] * (len(OperatorTerms._fields))
 
 
 def _refuse(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:

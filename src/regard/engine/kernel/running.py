@@ -34,6 +34,11 @@ def zeros(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.float32, device="cpu")
 
 
+def counters(count: int) -> Tensor:
+    """Counters of units of work, 0 at the start."""
+    return torch.zeros(count, dtype=torch.int64, device="cpu")
+
+
 def run(library: Library, name: str, call: Pointers, multiply_adds: int, *more: Pointers) -> None:
     """Call `regard_NAME` on as many threads as the work is worth, at most those of torch.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ctypes import c_int64, c_void_p
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -46,8 +46,6 @@ class Statistics:
     column_cells: Tensor | None = None  # (J,)
     top_weights: Tensor | None = None  # (B, H, I, k)
     top_keys: Tensor | None = None
-    mass: Tensor | None = None  # (B, H, I): the weighted sum of `flags`, (B, J)
-    flags: Tensor | None = None
     chosen: Tensor | None = None  # keys in ascending order
     chosen_mass: Tensor | None = None  # (B, H, I): over the chosen keys
     chosen_entropy: Tensor | None = None
@@ -65,9 +63,6 @@ class Statistics:
 
 def add_statistics(setting: Setting, inputs: Inputs, logsumexp: Tensor, wanted: Statistics) -> None:
     """Add the statistics of all weights to the tensors of `wanted`."""
-    if wanted.mass is not None and wanted.flags is not None:
-        more = [*wanted.numbers, (wanted.flags[:, None], wanted.mass)]
-        wanted = replace(wanted, numbers=more, mass=None, flags=None)
     call = statistics_call(setting, inputs, logsumexp)
     fields = StatisticsFields(num_parts=-(-PARTS // (call.B * call.H)), shift=wanted.shift)
     fields.point(entropy=wanted.entropy, distance=wanted.distance)

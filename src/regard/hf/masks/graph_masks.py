@@ -17,7 +17,7 @@ WHOLE = slice(None)
 
 @dataclass(frozen=True, eq=False)
 class GraphMask:
-    """The mask of a graph: the fields of `regard.engine.kernel.operator.Terms` that masks have.
+    """The mask of a graph: the fields of `regard.engine.kernel.operator.OperatorTerms` that masks have.
 
     `start` is a tensor in graphs that use a static cache.
     """
