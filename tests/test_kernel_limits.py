@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import regard as rg
 from kernels import at_level, every_level, needs_kernel
@@ -236,3 +237,10 @@ def test_keys_with_gaps_may_stand_under_a_cap():
         rg.attend(attention, q, k, v, positions=positions, engine=engine).output for engine in ("kernel", "dense")
     )
     close(found, expected)
+
+
+def test_a_recorded_call_does_not_run_on_kernels():
+    """make_fx writes down torch's operations only: repeated, a kernel would return memory that nothing has filled."""
+    q, k, v = inputs(length=400)
+    with pytest.raises(rg.RegardError, match="cannot be read from memory"):
+        make_fx(lambda q: attend(None, q, k, v))(q)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import regard as rg
 from kernels import DTYPES, every_level, needs_kernel
@@ -190,6 +191,31 @@ def test_an_export_before_the_first_rotation_leaves_no_false_numbers():
     x = torch.randn(1, 2, 5, 4)
     exported = torch.export.export(Alone(), (x,)).module()(x)
     torch.testing.assert_close(exported, rg.RoPE(4, base=123.0).encode(x, torch.arange(5)), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=str)
+def test_the_default_device_changes_nothing(scaling):
+    rope, x, positions = rg.RoPE(4, base=321.0, scaling=scaling), torch.randn(1, 2, 5, 4), torch.arange(5)
+    with torch.device("meta"):
+        found = rope.encode(x, positions)
+    check_close(found, turned(x, positions, rope), x, torch.float32)
+
+
+@pytest.mark.parametrize("change", [lambda f: f.repeat(9), lambda f: f[:1], torch.mean], ids=["more", "one", "none"])
+def test_a_scaling_that_returns_another_number_of_frequencies_is_refused(change):
+    class Wrong(rg.Scaling):
+        def __call__(self, frequencies):
+            return change(frequencies)
+
+    with pytest.raises(rg.RegardError, match=r"Wrong changed frequencies of shape \(2,\)"):
+        rg.RoPE(4, scaling=Wrong()).encode(torch.randn(1, 2, 5, 4), torch.arange(5))
+
+
+def test_recorded_rotations_are_those_of_torch(calls):
+    x, positions, rope = torch.randn(1, 2, 5, 4), torch.arange(5), rg.RoPE(4)
+    recorded = make_fx(lambda x, positions: rope.encode(x, positions))(-x, positions)
+    check_close(recorded(x, positions), turned(x, positions, rope), x, torch.float32)
+    assert not calls
 
 
 def test_attention_with_gaps_between_its_keys_is_the_reference(calls):

@@ -33,6 +33,11 @@ def is_transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def is_recorded() -> bool:
+    """Whether make_fx writes torch's operations down to repeat them. It would not see compiled kernels."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
 def uncompiled(function: Function) -> Function:
     """Break the graph of torch.compile at this function; with fullgraph=True raise an error that says why.
 

@@ -181,9 +181,17 @@ class RoPE(Position):
 
     def frequencies(self) -> Tensor:
         """The angle of each pair for one position, (D / 2,), float64 on the host."""
-        exponents = torch.arange(0, self.width, 2, dtype=torch.float64) / self.width
+        exponents = torch.arange(0, self.width, 2, dtype=torch.float64, device="cpu") / self.width
         frequencies = self.base**-exponents
-        return frequencies if self.scaling is None else self.scaling(frequencies)
+        if self.scaling is None:
+            return frequencies
+        scaled = self.scaling(frequencies)
+        if scaled.shape != frequencies.shape:
+            raise RegardError(
+                f"RoPE(width={self.width}): {type(self.scaling).__name__} changed frequencies of shape "
+                f"{tuple(frequencies.shape)} to {tuple(scaled.shape)}. A scaling returns one frequency for each."
+            )
+        return scaled.to("cpu")
 
     def encode(self, x: Tensor, positions: Tensor) -> Tensor:
         if x.shape[-1] < self.width:
@@ -236,7 +244,7 @@ class Sinusoidal(Position):
 
     def table(self, positions: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
         """(n,) positions -> (n, width), in `dtype`; by default in the widest dtype of the device."""
-        m = torch.arange(0, width, 2, dtype=torch.float64)
+        m = torch.arange(0, width, 2, dtype=torch.float64, device="cpu")
         angle = angles(positions, self.base ** (-m / width), dtype or widest_float(positions.device))
         return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)[:, :width]
 

@@ -9,6 +9,7 @@ from typing import Self
 
 import torch
 
+from regard.engine.transforms import is_recorded
 from regard.shapes import has_numbers
 
 #: Numbers of kernels/regard.h.
@@ -17,8 +18,11 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 def has_address(tensor: torch.Tensor) -> bool:
-    """Whether the numbers of a tensor lie in memory at its strides: not if it is fake, or wraps other tensors."""
-    if not has_numbers(tensor) or tensor.layout is not torch.strided:
+    """Whether the numbers of a tensor lie in memory at its strides, and a kernel may compute with them.
+
+    They do not if the tensor is fake, or wraps other tensors. A kernel may not if torch records operations.
+    """
+    if not has_numbers(tensor) or tensor.layout is not torch.strided or is_recorded():
         return False
     try:
         return tensor.data_ptr() != 0 or tensor.numel() == 0
