@@ -1,11 +1,7 @@
-"""A repeated call gives what a new plan gives, keeps no tensor alive, and costs no new plan."""
+"""A repeated call gives what a new plan gives, and costs no new plan."""
 
 from __future__ import annotations
 
-import gc
-import os
-import threading
-import weakref
 from unittest import mock
 
 import pytest
@@ -14,6 +10,7 @@ from hypothesis import given
 
 import kernels
 import regard as rg
+from plan_calls import LEARNED, anew, assert_equal, inputs, results
 from regard.catalog import mechanisms
 from regard.engine import kept_plans as kept_plans_file
 from regard.engine.kept_plans import kept_plans
@@ -30,35 +27,6 @@ def plans_made(monkeypatch):
     made, plan = [], rg.attention_output.plan
     monkeypatch.setattr(rg.attention_output, "plan", lambda *given: made.append(given) or plan(*given))
     return made
-
-
-def inputs(*sizes, heads=2, grad=False, **options):
-    return [torch.randn(1, heads, n, 8, requires_grad=grad, **options) for n in sizes]
-
-
-def results(attention, tensors, engine="auto", **options):
-    """Output, gradients and weights of one call."""
-    seen = rg.attend(attention, *tensors, engine=engine, **options)
-    found = [seen.output, seen.weights.dense(), *seen.weights.row_statistic]
-    learned = [t for t in (*tensors, *attention.parameters()) if t.requires_grad]
-    if learned and torch.is_grad_enabled():
-        along = torch.randn(seen.output.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
-        found += torch.autograd.grad(seen.output, learned, along.to(seen.output), allow_unused=True)
-    return found
-
-
-def anew(*given, **options):
-    """The results of a call whose plan is not kept."""
-    kept_plans.clear()
-    return results(*given, **options)
-
-
-def assert_equal(one, other):
-    assert len(one) == len(other)
-    for a, b in zip(one, other, strict=True):
-        assert (a is None) == (b is None)
-        if a is not None:
-            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 def assert_repeats(attention, tensors, engine="auto"):
@@ -88,17 +56,6 @@ def test_a_repeated_call_of_the_kernel_equals_a_first_call(case):
     kept_plans.clear()
     first = results(attention, given, "kernel", positions=problem.positions)
     assert_equal(results(attention, given, "kernel", positions=problem.positions), first)
-
-
-LEARNED = {
-    "table": lambda: rg.Attention(bias=rg.LearnedTable(2, reach=3)),
-    "t5": lambda: rg.Attention(bias=(rg.T5Bias(2), rg.Softcap(5.0))),
-    "sink": lambda: rg.Attention(normalizer=rg.LearnedSink(2)),
-    "bilinear": lambda: rg.Attention(rg.Bilinear(8, 8)),
-    "additive": lambda: rg.Attention(rg.Additive(8, 8, hidden=4)),
-    "positions": lambda: rg.Attention(position=rg.LearnedPositions(32, 8)),
-    "shaw": lambda: rg.Attention(bias=rg.ShawBias(8, reach=3)),
-}
 
 
 @pytest.mark.parametrize("engine", ["auto", "dense", "kernel"])
@@ -374,67 +331,6 @@ def test_few_plans_are_kept_and_the_latest_stay(monkeypatch, plans_made):
         rg.attend(attention, *favourite)
         assert len(kept_plans) <= 8 and len(kept_plans._used) <= 8
     assert len(plans_made) == 60  # the favourite once
-
-
-@pytest.mark.parametrize("name", ["table", "sink", "additive"])
-def test_kept_plans_hold_no_tensor_of_a_call(name):
-    attention, tensors = LEARNED[name](), inputs(30, 30, 30, grad=True)
-    seen = rg.attend(attention, *tensors)
-    seen.output.sum().backward()
-    seen = rg.attend(attention, *tensors)
-    assert len(kept_plans) == 1
-    watched = [weakref.ref(t) for t in (*tensors, *attention.parameters(), seen.output)]
-    del attention, tensors, seen
-    gc.collect()
-    assert not [ref() for ref in watched if ref() is not None]
-
-
-def test_memory_is_released_without_the_collector():
-    attention, tensors = rg.Attention(mask=rg.causal()), inputs(200, 200, 200)
-    gc.disable()
-    try:
-        for _ in range(2):
-            seen = rg.attend(attention, *tensors)
-        watched = [weakref.ref(t) for t in (*tensors, seen.output)]
-        del tensors, seen
-        assert not [ref() for ref in watched if ref() is not None]
-    finally:
-        gc.enable()
-
-
-def test_threads_share_plans(monkeypatch):
-    monkeypatch.setattr(kept_plans_file, "MOST_PLANS", 6)
-    attention, sizes = rg.Attention(mask=rg.causal(), bias=rg.ALiBi(2)), range(20, 36)
-    cases = {n: inputs(n, n, n) for n in sizes}
-    expected, wrong = {n: anew(attention, case) for n, case in cases.items()}, []
-
-    def work(first):
-        try:
-            for turn in range(40):
-                n = sizes[(first + turn * 7) % len(sizes)]
-                assert_equal(results(attention, cases[n]), expected[n])
-        except BaseException as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong and len(kept_plans) <= 6
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="only where processes fork")
-def test_a_forked_process_keeps_plans():
-    attention, tensors = rg.Attention(mask=rg.causal()), inputs(9, 9, 9)
-    results(attention, tensors)
-    with kept_plans._lock:  # as another thread may hold it at the fork
-        child = os.fork()
-        if not child:
-            rg.attend(attention, *tensors)
-            rg.attend(attention, *inputs(4, 4, 4))
-            os._exit(0 if len(kept_plans) == 2 else 1)
-    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_freed_memory_is_not_read():

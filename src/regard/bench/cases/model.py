@@ -34,7 +34,6 @@ def cases(setting: Setting) -> Iterator[Case]:
         ours=partial(mistral, "regard"),
         peers=(Side("transformers, sdpa", partial(mistral, "sdpa"), setting.aims("faster", 6, 5), TRANSFORMERS),),
     )
-
     yield Case(
         group="model",
         work=f"{TEXTS[0]} texts of {TEXTS[1]} tokens, BERT of MiniLM's shape: 6 layers, 12 heads of 32",
@@ -43,8 +42,13 @@ def cases(setting: Setting) -> Iterator[Case]:
         ours=partial(mini_lm, "regard"),
         peers=(Side("transformers, sdpa", partial(mini_lm, "sdpa"), (Aim("faster", 1.0),), TRANSFORMERS),),
     )
+    yield whole_profile(setting)
+
+
+def whole_profile(setting: Setting) -> Case:
+    """The statistics of a long text beside its forward alone."""
     bare = partial(llama, lambda model, ids: model(ids, use_cache=False).last_hidden_state)
-    yield Case(
+    return Case(
         group="model",
         work=f"forward and whole profile of {LONG:,} tokens, Llama of 2 layers, 4 heads of 64, width 256",
         inputs=partial(token_ids, 1, LONG),

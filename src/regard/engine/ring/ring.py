@@ -174,8 +174,8 @@ class Ring:
         route = _route(attention, sizes, key, held, positions)
         rows, keys = route.queries[exchange.rank], route.keys[exchange.rank]
         shard_positions = ShardPositions(rows.intervals[0][0], keys, rows)
-        drops = None if seed is None else agreement.seed
-        problem = Problem(attention, query, key, value, shard_positions, sizes, seed=drops)
+        common_seed = None if seed is None else agreement.seed
+        problem = Problem(attention, query, key, value, shard_positions, sizes, seed=common_seed)
         return RingCall(problem, route, exchange, agreement.number)
 
     def plan(
