@@ -218,6 +218,14 @@ def test_recorded_rotations_are_those_of_torch(calls):
     assert not calls
 
 
+def test_one_graph_of_a_compiler_holds_a_rotation(calls):
+    rope, positions = rg.RoPE(4), torch.arange(9)
+    compiled = torch.compile(lambda x: rope.encode(x, positions[: x.shape[2]]), backend="aot_eager", fullgraph=True)
+    for x in (torch.randn(1, 2, n, 4) for n in (5, 9)):
+        check_close(compiled(x), turned(x, positions[: x.shape[2]], rope), x, torch.float32)
+    assert not calls
+
+
 def test_attention_with_gaps_between_its_keys_is_the_reference(calls):
     q, k, v = torch.randn(1, 2, 4, 8), torch.randn(1, 1, 9, 8), torch.randn(1, 1, 9, 8)
     attention = rg.Attention(position=rg.RoPE(6, interleaved=True), mask=rg.causal())

@@ -60,6 +60,8 @@ def rotated(x: Tensor, positions: Tensor, turns: Callable[[], Tensor], interleav
 
     `turns` returns the frequencies as integers in units of 2^-64 of a turn, on the host.
     """
+    if torch.compiler.is_compiling():  # a graph cannot hold the call
+        return None
     library = load()
     if library is None or is_transformed() or x.dtype not in DTYPES or x.ndim != 4:
         return None
