@@ -106,7 +106,7 @@ def test_a_port_that_is_taken_is_told_before_a_page_is_opened(place):
     pytest.importorskip("uvicorn")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "cannot be used" in refused("view", place, "--port", taken.getsockname()[1])
-    assert "needs --token" in refused("view", place, "--host", "0.0.0.0")
+    assert "needs --token" in refused("view", place, "--host", "0.0.0.0", "--token", "short")
     assert isinstance(run("view", place, "--port", 0).exception, WorkHasBegun)
 
 

@@ -193,3 +193,18 @@ def test_slices_of_a_mask_are_slices_of_its_pairs():
     assert (mask.start, mask.first) == (2, 1)
     eager = spans_mask(1, 9, 9, mask_function=transformers.masking_utils.causal_mask_function)[:, :, 2:5, 1:]
     assert (eager.rule.start, eager.rule.first) == (2, 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch loads rules of forward mode
+def test_a_slope_taken_inside_a_graph_is_that_outside():
+    """The operator has no derivative in forward mode: with it, the slope through the attention would be 0."""
+    plain, ours = pair(named("Llama"))
+    embedded, direction = torch.randn(2, 1, 9, plain.config.hidden_size)
+
+    def slope(net):
+        return torch.func.jvp(lambda x: net(inputs_embeds=x)[0], (embedded,), (direction,))[1]
+
+    for net in (plain, ours):
+        net.eval().requires_grad_(False)
+    found = torch.compile(lambda: slope(ours), backend="aot_eager")()
+    torch.testing.assert_close(found, slope(plain), **CLOSE)

@@ -44,7 +44,7 @@ def attention_function(run: Function) -> Function:
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
     ) -> tuple[Tensor, None]:
-        if not torch.compiler.is_dynamo_compiling() or Ring.default() is not None:
+        if not torch.compiler.is_dynamo_compiling() or Ring.default() is not None or _is_transformed():
             return run(module, query, key, value, attention_mask, **options)
         q, k, v = autocast(query), autocast(key), autocast(value)
         is_known = attention_mask is None or isinstance(attention_mask, GraphMask)
@@ -55,12 +55,17 @@ def attention_function(run: Function) -> Function:
     return attention
 
 
+def _is_transformed() -> bool:
+    """Whether a transform of torch.func runs: the operator has no derivative in forward mode, so torch takes 0."""
+    return torch._C._are_functorch_transforms_active()
+
+
 def mask_maker(spans_mask: Function) -> Function:
     """The function `spans_mask`, which makes a `GraphMask` inside a graph where this is possible."""
     outside = _breaking(spans_mask)
 
     def make(*sizes: Any, **options: Any) -> Any:
-        if not torch.compiler.is_dynamo_compiling() or Ring.default() is not None:
+        if not torch.compiler.is_dynamo_compiling() or Ring.default() is not None or _is_transformed():
             return spans_mask(*sizes, **options)
         is_known, mask = graph_mask(*sizes, **options)
         return mask if is_known else outside(*sizes, **options)
