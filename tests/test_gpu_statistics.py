@@ -38,6 +38,7 @@ def test_under_the_interpreter():
 
 @needs_triton
 @pytest.mark.slow
+@pytest.mark.example
 def test_it_compiles_for_gpus(tmp_path):
     run(HERE / "triton_compile.py", TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
 
