@@ -101,13 +101,14 @@ def test_static_rendezvous(started):
     (block,) = blocks("", "# host 1")
     hosts = on_one_host(block).strip().splitlines()
     assert len(hosts) == 2 and all("127.0.0.1" in host for host in hosts)
-    assert finished(*map(started, hosts)).endswith(LAST_LINE)
+    assert LAST_LINE in finished(*map(started, hosts)).splitlines()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", blocks("bash", "far.py"), ids=("torchrun on each host", "srun alone"))
 def test_slurm(started, script):
-    assert submitted(started, on_one_host(script)).endswith(LAST_LINE)
+    # After the last line torchrun may warn that the other host closed the rendezvous first.
+    assert LAST_LINE in submitted(started, on_one_host(script)).splitlines()
 
 
 @pytest.mark.slow

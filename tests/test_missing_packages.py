@@ -111,6 +111,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.example
 @pytest.mark.slow
 @pytest.mark.xdist_group("missing packages")
 def test_an_extra_makes_its_commands_whole(folder):
