@@ -53,6 +53,24 @@ def load_model(name: str | Path) -> tuple[Any, Any]:
     return _from_cache(str(name))
 
 
+def model_name(model: Any) -> str:
+    """The name of a model for people: that under which it was loaded, else that of its class."""
+    path = str(getattr(getattr(model, "config", None), "name_or_path", None) or "")
+    packaged = (name for name, (package, _, _) in PACKAGED.items() if package in Path(path).parts)
+    return next(packaged, without_folders(path)) if path else type(model).__name__
+
+
+def without_folders(name: str | Path) -> str:
+    """The last part of the path of a folder; other names are returned as they are.
+
+    >>> without_folders("org/model"), without_folders("/home/me/models/bert-base/")
+    ('org/model', 'bert-base')
+    """
+    path = Path(name).expanduser()
+    is_path = path.is_absolute() or str(name).startswith((".", "~")) or path.is_dir()
+    return path.resolve().name if is_path else str(name)
+
+
 def _need_transformers(name: str) -> None:
     if find_spec("transformers") is None:
         raise MissingPackage("load_model", "transformers", "demo" if name == "minilm" else "hf")

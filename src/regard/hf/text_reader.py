@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.hf.capture import WatchedAttention, watch
-from regard.hf.models import load_model
+from regard.hf.models import load_model, model_name, without_folders
 from regard.maps import AttentionMap, Fold
 from regard.stats import (
     Profile,
@@ -128,7 +128,8 @@ class TextReader:
         chosen = self._watch(inputs, layers)
         errors = [check.error for check in chosen.seen.verify().values() if check.error is not None]
         title = title or _in_one_line(text)
-        reading = TextReading.of(title, chosen.maps, self._labels(ids), self.special(ids), chosen.numbers, also=also)
+        labels, special = self._labels(ids), self.special(ids)
+        reading = TextReading.of(title, chosen.maps, labels, special, chosen.numbers, also=also, model=self.model_name)
         masks = mask_findings(chosen.maps, causal=self._claims_causal(chosen.maps), numbers=chosen.numbers)
         reading = replace(reading, roles=self._roles(chosen, inputs, layers), masks=masks)
         return TextResult(reading, chosen.seen.missing | self._skipped_decoder(), max(errors, default=None))
@@ -220,6 +221,11 @@ class TextReader:
             raise RegardError(
                 f"TextReader: length {length} leaves no room for the text; {num_special} tokens are special."
             )
+
+    @property
+    def model_name(self) -> str:
+        """The name by which a page calls the model."""
+        return without_folders(self.name) if self.name else model_name(self.model)
 
     @property
     def limit(self) -> int | None:

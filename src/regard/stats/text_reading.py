@@ -37,7 +37,7 @@ class TextReading:
     """A title, one map of the text for each layer, and their profile.
 
     `roles` is None if roles were not computed, for example because the text is too short. `masks` are the warnings
-    about masks.
+    about masks, and `model` is the name of the model, if it is known.
 
     >>> import torch, regard as rg
     >>> from regard.stats import TextReading
@@ -53,6 +53,7 @@ class TextReading:
     profile: Profile
     roles: RoleTable | None = None
     masks: list[Finding] = field(default_factory=list)
+    model: str = ""
 
     @staticmethod
     def of(
@@ -65,11 +66,12 @@ class TextReading:
         queries: Sequence[str] | None = None,
         batch: int = 0,
         also: Callable[[AttentionMap], Sequence[Fold]] = lambda weights: (),
+        model: str = "",
     ) -> TextReading:
         """Compute the profile of maps of one size; without `tokens`, each token is named by its position.
 
         `tokens` are the tokens of the keys and `queries` those of the queries. By default the queries are the
-        last keys. The other arguments are those of `profile`.
+        last keys. `model` is the name of the model. The other arguments are those of `profile`.
 
         >>> import torch, regard as rg
         >>> x = torch.zeros(1, 1, 2, 4)
@@ -81,9 +83,8 @@ class TextReading:
         if queries is None and I != J:
             queries = keys[J - I :] if I < J else [str(i) for i in range(I)]
         measured = profile(maps, keys, query_tokens=queries, special=special, batch=batch, numbers=numbers, also=also)
-        return TextReading(
-            title, {name: one_text("TextReading", weights, batch) for name, weights in maps.items()}, measured
-        )
+        texts = {name: one_text("TextReading", weights, batch) for name, weights in maps.items()}
+        return TextReading(title, texts, measured, model=model)
 
     @cached_property
     def findings(self) -> list[Finding]:

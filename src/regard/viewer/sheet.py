@@ -18,6 +18,7 @@ from regard.stats import (
     STATISTICS,
     LayerProfile,
     Offsets,
+    Profile,
     RoleTable,
     TextReading,
     divergence,
@@ -25,6 +26,9 @@ from regard.stats import (
     sample_rows,
 )
 from regard.stats.roles import KINDS, QUERIES, ROLE_CAVEAT
+from regard.stats.warning_lines import warning_lines
+from regard.viewer.cards import cards_of
+from regard.viewer.lead import lead_of
 
 #: Cells per side of a thumbnail; for long texts at most 2 to the power SMALL_LEVELS.
 THUMBNAIL, SMALL_LEVELS = 48, 6
@@ -36,10 +40,24 @@ COMPARED = 1 << 15
 READY, QUICK = 1024, 4
 #: Letters of roles on a small map, where the initial is already in use.
 LETTERS = {"positional": "O", "punctuation": "M"}
+#: Statistic -> its label on the page: plain words, with the name of the statistic.
+LABELS = {
+    "entropy": "spread (entropy)",
+    "evenness": "spread, 0 to 1 (evenness)",
+    "reach": "distance (reach)",
+    "special": "weight on special tokens (special)",
+    "first": "weight on the first token (first)",
+    "elsewhere": "spread without special tokens (elsewhere)",
+    "previous": "weight on the previous token (previous)",
+    "next": "weight on the next token (next)",
+    "itself": "weight on the token itself (itself)",
+    "importance": "effect on the loss (importance)",
+}
 #: The data that is the same for all texts.
 COMMON = {
     "statistics": {statistic.name: statistic.meaning for statistic in STATISTICS}
     | {"importance": "|d loss / d gate|: how much the loss depends on the head"},
+    "labels": LABELS,
     "kinds": {
         kind: {"letter": LETTERS.get(kind, kind[0].upper()), "meaning": meaning} for kind, meaning in KINDS.items()
     },
@@ -92,16 +110,20 @@ class Sheet:
         pooled = [_pooled(weights, results[0]) for weights, results in zip(maps, measured, strict=True)]
         offsets = [results[1][0].cpu() / weights.shape[2] for weights, results in zip(maps, measured, strict=True)]
         layers = zip(reading.profile.layers, pooled, offsets, strict=True)
-        profile = reading.profile
+        profile, lead = reading.profile, lead_of(reading)
         about = {
             "title": reading.title,
+            "model": reading.model,
             "tokens": profile.tokens,
             "queries": None if profile.query_tokens == profile.tokens else profile.query_tokens,
             "special": profile.special,
-            "start": _start(reading),
+            "start": _start(profile, lead),
+            "lead": lead,
+            "cards": cards_of(reading),
             "layers": [_layer(layer, small, near, reading) for layer, (small, _), near in layers],
             "places": _places(maps),
             "findings": [vars(finding) for finding in reading.findings],
+            "warnings": warning_lines(reading.findings, sum(layer.num_heads for layer in profile.layers)),
             "has_roles": reading.roles is not None,
             "gold": [list(link) for link in gold],
             "aligned": aligned,
@@ -213,15 +235,12 @@ def _places(maps: Sequence[AttentionMap]) -> list[list[float]] | None:
     return [[_short(value) for value in point] for point in head_map(distance.sqrt())]
 
 
-def _start(reading: TextReading) -> dict[str, int]:
-    """The first view of the page: "it" or a token in the middle, in the head with its most notable weight."""
-    ordinary = reading.profile.ordinary or [0]
-    query = reading.find("it")
-    query = ordinary[len(ordinary) // 2] if query is None else query
-    best = reading.notable(query, 1)
-    numbers = [layer.number for layer in reading.profile.layers]
-    layer, head = (numbers.index(best[0].layer), best[0].head) if best else (0, 0)
-    return {"layer": layer, "head": head, "query": query}
+def _start(profile: Profile, lead: dict[str, Any] | None) -> dict[str, int]:
+    """The first view of the page: the link that leads, or a token in the middle."""
+    if lead is not None:
+        return {name: lead[name] for name in ("layer", "head", "query")}
+    ordinary = profile.ordinary or [0]
+    return {"layer": 0, "head": 0, "query": ordinary[len(ordinary) // 2]}
 
 
 def quantise(weights: Tensor) -> Tensor:

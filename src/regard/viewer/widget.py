@@ -106,11 +106,11 @@ def show_watched(
         maps = {name: view.calls(name)[call] for name in view}
         if part == "cross" and targets is not None and decoded is not None:
             queries = decoded[-next(iter(maps.values())).shape[2] :]
-        readings.append(_reading(title, maps, keys, queries, batch))
+        readings.append(_reading(title, maps, keys, queries, batch, seen.model))
     known = {name for part in TITLES for name in getattr(seen, part)}
     others = {name: seen[name] for name in seen if name not in known}
     if others:
-        readings.insert(0, _reading("Model", others, tokens, None, batch))
+        readings.insert(0, _reading("Model", others, tokens, None, batch, seen.model))
     return show_texts(readings)
 
 
@@ -128,5 +128,7 @@ def _call_that_read(view: WatchedAttention, tokens: Sequence[str] | None) -> tup
     return -1, tokens[:-1] if len(sizes) > 1 and sizes[-1] == len(tokens) - 1 else tokens
 
 
-def _reading(title: str, maps: dict[str, AttentionMap], tokens: Any, queries: Any, batch: int) -> TextReading:
-    return TextReading.of(title, maps, tokens, queries=queries, batch=batch, also=page_folds)
+def _reading(
+    title: str, maps: dict[str, AttentionMap], tokens: Any, queries: Any, batch: int, model: str = ""
+) -> TextReading:
+    return TextReading.of(title, maps, tokens, queries=queries, batch=batch, also=page_folds, model=model)

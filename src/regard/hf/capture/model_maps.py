@@ -20,8 +20,9 @@ class WatchedAttention(Mapping[str, AttentionMap]):
     A module that was called several times (generation, shared layers) has one map for each call: `seen[name]` is the
     last, `seen.calls(name)` returns all. The decoding steps of a `regard.nn` module form one map, and so do calls with
     one head and one query each over the same values (the decoder of a recurrent translator). `encoder`, `decoder`
-    and `cross` have the maps of one part of the model. `missing` names the attention modules without a map, with the
-    reason. `verify()` compares recomputed weights @ values with the output of the kernel.
+    and `cross` have the maps of one part of the model. `model` is the name of the model. `missing` names the attention
+    modules without a map, with the reason. `verify()` compares recomputed weights @ values with the output of the
+    kernel.
 
     Rows without any allowed key (padding) are zeros, whatever the backend returns there.
 
@@ -34,9 +35,15 @@ class WatchedAttention(Mapping[str, AttentionMap]):
     """
 
     def __init__(
-        self, parts: dict[str, ModuleCalls], missing: dict[str, str], order: list[str], verified: bool
+        self,
+        parts: dict[str, ModuleCalls],
+        missing: dict[str, str],
+        order: list[str],
+        verified: bool,
+        model: str = "",
     ) -> None:
         self._parts, self._missing, self._order, self._verified = parts, missing, order, verified
+        self.model = model
 
     @property
     def names(self) -> list[str]:
@@ -123,7 +130,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
 
     def _view(self, belongs: Callable[[str], bool]) -> WatchedAttention:
         parts = {name: part for name, part in self._parts.items() if belongs(part.part)}
-        return WatchedAttention(parts, self._missing, self._order, self._verified)
+        return WatchedAttention(parts, self._missing, self._order, self._verified, self.model)
 
     def _part(self, name: str | int) -> ModuleCalls:
         names = self.names

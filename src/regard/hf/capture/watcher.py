@@ -42,6 +42,7 @@ from regard.hf.capture.softmax_trace import Trace
 from regard.hf.capture.torch_calls import ObservedCall, encoder_layer, multihead, sdpa
 from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.capture.verification import Check, check
+from regard.hf.models import model_name
 from regard.maps import AttentionMap, Fold
 from regard.nn import Attends, listeners
 
@@ -199,7 +200,7 @@ class _Watcher:
         # The result.
         self.calls: dict[str, ModuleCalls] = {}
         self.missing: dict[str, str] = {}
-        self.seen = WatchedAttention(self.calls, self.missing, self.order, bool(verify))
+        self.seen = WatchedAttention(self.calls, self.missing, self.order, bool(verify), model_name(model))
 
     def _read_names(self) -> dict[str, nn.Module]:
         """Read module paths and attention modules. A model may replace its modules while it runs (BigBird)."""

@@ -61,7 +61,7 @@ def read_pair(systems: Mapping[str, TranslationSystem], pair: Pair, parts: bool 
     (['a', 'b', '</s>'], ['b', '</s>'], [(0, 1, True)])
     """
     groups: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[str, AttentionMap]] = {}
-    gold, rest = {}, []
+    gold, rest, members = {}, [], {}
     for name, system in systems.items():
         ids = _ids(system.source_tokenizer, pair.source), _ids(system.target_tokenizer, pair.target)
         source = _labels(system.source_tokenizer, [*ids[0], EOS])
@@ -70,12 +70,17 @@ def read_pair(systems: Mapping[str, TranslationSystem], pair: Pair, parts: bool 
         names = [name] if len(cross) == 1 else [f"{name}, layer {n}" for n in range(len(cross))]
         names = [f"{name} ({GRADIENT})"] if GRADIENT in cross else names
         groups.setdefault((source, target), {}).update(zip(names, cross.values(), strict=True))
+        members.setdefault((source, target), []).append(name)
         gold[source, target] = _links_of_pieces(pair.gold or frozenset(), system, *ids)
         taken = _labels(system.target_tokenizer, [BOS, *ids[1]])
         for part, maps, tokens in (("Encoder", encoder, source), ("Decoder", decoder, taken)):
             if parts and maps:
-                rest.append(PairReading(TextReading.of(f"{part}: {pair.source}", maps, tokens), []))
-    return [_aligned(pair.source, maps, *sides, gold[sides]) for sides, maps in groups.items()] + rest
+                rest.append(PairReading(TextReading.of(f"{part}: {pair.source}", maps, tokens, model=name), []))
+    aligned = [
+        _aligned(pair.source, maps, *sides, gold[sides], model=", ".join(members[sides]))
+        for sides, maps in groups.items()
+    ]
+    return aligned + rest
 
 
 def read_alignments(written: Mapping[str, WrittenAlignment]) -> PairReading:
@@ -83,7 +88,8 @@ def read_alignments(written: Mapping[str, WrittenAlignment]) -> PairReading:
     first = next(iter(written.values()))
     maps = {name: tabled(torch.tensor(alignment["weights"])[None, None]) for name, alignment in written.items()}
     gold = [(target, source, True) for source, target in first.get("gold") or ()]
-    return _aligned(" ".join(first["source"]), maps, first["source"], first["target"], gold, first["reading"])
+    words, model = (first["source"], first["target"]), ", ".join(written)
+    return _aligned(" ".join(first["source"]), maps, *words, gold, first["reading"], model)
 
 
 def _aligned(
@@ -93,8 +99,10 @@ def _aligned(
     target: Sequence[str],
     gold: list[tuple[int, int, bool]],
     aligned: str = "output",
+    model: str = "",
 ) -> PairReading:
-    return PairReading(TextReading.of(title, maps, source, queries=target, numbers=range(len(maps))), gold, aligned)
+    reading = TextReading.of(title, maps, source, queries=target, numbers=range(len(maps)), model=model)
+    return PairReading(reading, gold, aligned)
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:

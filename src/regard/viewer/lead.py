@@ -1,0 +1,128 @@
+"""`lead_of`: the one link that the page opens with, of a pronoun or a repeated word if the text has one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from regard.stats import LayerProfile, Link, Profile, TextReading
+from regard.stats.text_reading import plain
+from regard.viewer.sentences import HEAD, PLAIN, Part, layer_name, percent, token
+
+#: What these words refer to depends on the sentence.
+PRONOUNS = frozenset(["he", "she", "it", "they", "him", "her", "them", "his", "hers", "its", "their", "theirs"])
+#: Least number of letters of a repeated word: shorter ones, such as "the", are repeated in every text.
+LETTERS = 4
+#: Links of the word that are drawn as arcs.
+NUM_ARCS = 5
+
+
+def lead_of(reading: TextReading) -> dict[str, Any] | None:
+    """The strongest link of a pronoun, else of a repeated word, else of any word, and a sentence about it.
+
+    In self-attention a link to the word itself, to a neighbour, to the first token or to a special token is left out,
+    because many heads put most of their weight there in any text. `layer` is an index into the layers, and `links` are
+    the strongest keys of the word in this head, with their weights. None if the text has no such link.
+    """
+    for queries in (pronouns, repeated_words, words):
+        if (found := _strongest(reading.profile, queries(reading.profile))) is not None:
+            return _described(reading, *found)
+    return None
+
+
+def pronouns(profile: Profile) -> list[int]:
+    """The queries that are English pronouns as whole words."""
+    return [i for i in words(profile) if plain(profile.query_tokens[i]) in PRONOUNS and _is_whole(profile, i)]
+
+
+def repeated_words(profile: Profile) -> list[int]:
+    """The queries whose word stands in the text before."""
+    seen: set[str] = set()
+    repeated = []
+    for i in words(profile):
+        word = plain(profile.query_tokens[i])
+        if len(word) >= LETTERS and _is_whole(profile, i):
+            repeated += [i] if word in seen else []
+            seen.add(word)
+    return repeated
+
+
+def words(profile: Profile) -> list[int]:
+    """The queries that have a letter or a digit and are not special."""
+    return [i for i in profile.ordinary if _is_word(profile.query_tokens[i])]
+
+
+def _is_word(text: str) -> bool:
+    return any(letter.isalnum() for letter in text)
+
+
+def _is_whole(profile: Profile, at: int) -> bool:
+    """Whether a token is a word of its own, and no piece of one."""
+    return not any(text.startswith("##") for text in profile.query_tokens[at : at + 2])
+
+
+def _strongest(profile: Profile, queries: Sequence[int]) -> tuple[int, int, Link] | None:
+    """The index of the layer, the head and the strongest link of some queries, among the links of the profile."""
+    if not queries:
+        return None
+    allowed = _allowed(profile)
+    best = None
+    for index, layer in enumerate(profile.layers):
+        head, link = _strongest_of_layer(layer, queries, allowed)
+        if link.weight > (best[2].weight if best else 0.0):
+            best = index, head, link
+    return best
+
+
+def _allowed(profile: Profile) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A function of queries and keys: whether a link between them may lead."""
+    is_self = profile.is_self_attention
+    special = {*profile.special, *((0,) if is_self else ())}
+    good = torch.tensor([j not in special and _is_word(name) for j, name in enumerate(profile.tokens)] + [False])
+    past = len(profile.tokens) - len(profile.query_tokens)  # queries are the last keys
+
+    def may_lead(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return good[key] & ((key - query - past).abs() > 1) if is_self else good[key]
+
+    return may_lead
+
+
+def _strongest_of_layer(
+    layer: LayerProfile, queries: Sequence[int], allowed: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> tuple[int, Link]:
+    among = torch.tensor(list(queries))
+    weights, keys = layer.links.weights[:, among], layer.links.keys[:, among]  # (H, queries, links)
+    weights = weights.where(allowed(among[None, :, None], keys), 0.0)
+    head, at, link = (int(n) for n in torch.unravel_index(weights.argmax(), weights.shape))
+    return head, Link(int(among[at]), int(keys[head, at, link]), float(weights[head, at, link]))
+
+
+def _described(reading: TextReading, index: int, head: int, link: Link) -> dict[str, Any]:
+    layer = reading.profile.layers[index]
+    row = list(reading.maps.values())[index][0, head, link.query].cpu()
+    weight = float(row[link.key])
+    top = row.topk(min(NUM_ARCS, len(row)))
+    links = [[key, value] for key, value in zip(top.indices.tolist(), top.values.tolist(), strict=True) if value > 0]
+    return {
+        "layer": index,
+        "head": head,
+        "query": link.query,
+        "key": link.key,
+        "weight": weight,
+        "links": links,
+        "sentence": _sentence(reading, f"{layer_name(layer)}, head {head}", link, weight),
+    }
+
+
+def _sentence(reading: TextReading, place: str, link: Link, weight: float) -> list[Part]:
+    return [
+        ["In ", PLAIN],
+        [place, HEAD],
+        [", ", PLAIN],
+        *token(reading, link.query, query=True),
+        [f" puts {percent(weight)} of its weight on ", PLAIN],
+        *token(reading, link.key),
+        [".", PLAIN],
+    ]
