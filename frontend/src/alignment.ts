@@ -12,29 +12,31 @@ const READINGS: Record<string, string> = {
 const alike = (one: Text, other: Text) => one.tokens.join("\n") === other.tokens.join("\n")
   && queriesOf(one).join("\n") === queriesOf(other).join("\n");
 
+export interface AlignmentPanel { title: string; aligned: string; place: [string, string]; // layer and head
+  rows: (query: number) => Promise<Float32Array> }
+
+// The heads of a layer, or the layers of this text and of all texts with the same tokens.
+export async function alignmentPanels({ source, state, text }: Context): Promise<AlignmentPanel[]> {
+  const mean = (lines: Float32Array[]) => lines[0].map((_, at) =>
+    lines.reduce((total, line) => total + line[at], 0) / lines.length);
+  if (state.panels === "heads")
+    return text.layers[state.layer].heads.map((_, head) =>
+      ({ title: `head ${head}`, aligned: text.aligned, place: [layerName(text.layers[state.layer]), String(head)],
+      rows: async (query: number) => (await source.rows(state.text, state.layer, query))[head] }));
+  const texts = await Promise.all(source.titles.map((_, at) => source.text(at)));
+  const several = texts.filter((one) => alike(one, text)).length > 1;
+  return texts.flatMap((other, at) => (alike(other, text) ? other.layers.map((layer, place): AlignmentPanel => {
+    const title = `${several ? `${other.title} · ` : ""}${layerName(layer)}`;
+    return { title, aligned: other.aligned, place: [title, "mean"],
+      rows: async (query: number) => mean(await source.rows(at, place, query)) };
+  }) : []));
+}
+
 export function alignmentView(context: Context): Panel {
   const [tools, body, foot] = [h("div", { class: "tools" }), h("div", { class: "panels" }), h("div", { class: "key" })];
   const notes = h("div", {});
   const element = h("div", {}, tools, h("p", { class: "hint about-reading" }), notes, body, foot);
   let turn = 0;
-
-  // The panels: the layers of this text, and of all texts with the same tokens.
-  async function panels(): Promise<{ title: string; aligned: string;
-    rows: (query: number) => Promise<Float32Array> }[]> {
-    const { source, state, text } = context;
-    const mean = (lines: Float32Array[]) => lines[0].map((_, at) =>
-      lines.reduce((total, line) => total + line[at], 0) / lines.length);
-    if (state.panels === "heads")
-      return text.layers[state.layer].heads.map((_, head) =>
-        ({ title: `head ${head}`, aligned: text.aligned,
-        rows: async (query: number) => (await source.rows(state.text, state.layer, query))[head] }));
-    const texts = await Promise.all(source.titles.map((_, at) => source.text(at)));
-    return texts.flatMap((other, at) => (alike(other, text) ? other.layers.map((layer, place) => ({
-      title: `${texts.filter((one) => alike(one, text)).length > 1 ? `${other.title} · ` : ""}${layerName(layer)}`,
-      aligned: other.aligned,
-      rows: async (query: number) => mean(await source.rows(at, place, query)),
-    })) : []));
-  }
 
   async function draw() {
     const mine = ++turn;
@@ -54,7 +56,7 @@ export function alignmentView(context: Context): Panel {
       h("span", { class: "hint" },
       `weight, ${state.scale === "log" ? "logarithmic" : "linear"}, the same in all panels`));
     fill(notes, meansOnly(context));
-    const found = await panels();
+    const found = await alignmentPanels(context);
     if (mine !== turn) return;
     const [rows, cols] = [interval(state.query, SHOWN, queriesOf(text).length),
       interval(text.queries ? 0 : state.query, SHOWN, text.tokens.length)];
@@ -65,7 +67,8 @@ export function alignmentView(context: Context): Panel {
       const figure = matrix(lines, rows, cols, scale);
       const caption = h("figcaption", {}, h("span", { dir: "auto" }, panel.title),
         panel.aligned && panel.aligned !== text.aligned && h("span", { class: "hint" }, ` ${panel.aligned}-aligned`),
-        saving(() => `${text.title} ${panel.title}`, () => figure, () => context.root));
+        saving(() => `${text.title} ${panel.title}`, () => figure, () => context.root,
+          () => legend(context.colours, scale, "weight")));
       body.append(h("figure", {}, caption, h("div", { class: "scroll" }, figure)));
     }
   }

@@ -6,6 +6,7 @@ import { choice, cut, h, strong } from "./dom";
 import type { Source } from "./source";
 import { fromLink, START, toLink, VIEWS, type State, type View } from "./state";
 import { alignmentView } from "./alignment";
+import { figureSheet, OF_VIEW } from "./figure";
 import { learnView } from "./learn";
 import { mapView } from "./map";
 import { overview } from "./overview";
@@ -17,7 +18,7 @@ const MAKE: Record<View, (context: Context) => Panel> = { overview, map: mapView
 const KEYS: [string, string][] = [
   ["1 … 6", "overview, map, text, alignment, statistics, learn"], ["[ ]", "previous head, next head"],
     ["{ }", "previous layer, next layer"], ["arrows", "move between heads, cells or words (with Shift: ten cells)"],
-  ["+ −", "zoom"], ["0", "the whole map"], ["/", "find a token"], ["Esc", "stop computing, or close this list"],
+  ["f", "figure for a paper: PDF, SVG, PNG, CSV"], ["+ −", "zoom"], ["0", "the whole map"], ["/", "find a token"], ["Esc", "stop computing, or close this list"],
     ["t", "light or dark theme"], ["?", "this list"],
 ];
 
@@ -47,9 +48,12 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
   const theme = h("button", { type: "button", class: "quiet", title: "Light or dark (t)", "aria-label": "Light or dark",
     onclick: () => turnTheme() }, "◐");
   const header = h("header", {}, h("p", { class: "name" }, "Regard"), texts, tabs,
-    h("span", { class: "end" }, theme, h("button", { type: "button", class: "quiet", title: "Keys (?)",
+    h("span", { class: "end" }, h("button", { type: "button", class: "figure-open", title: "Figure for a paper (f)",
+    onclick: () => openFigure() }, "Figure"), theme, h("button", { type: "button", class: "quiet", title: "Keys (?)",
     "aria-label": "Keys", onclick: () => help.showModal() }, "?")));
-  root.replaceChildren(header, bar, notice, main, help, spoken);
+  const figures = figureSheet(context);
+  const openFigure = () => context.set({ figure: OF_VIEW[state.view] ?? "map" });
+  root.replaceChildren(header, bar, notice, main, help, figures.element, spoken);
 
   const isDark = () => (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark"
     : "light")) === "dark";
@@ -133,6 +137,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
 
   function draw() {
     notice.hidden = true;
+    figures.update();
     const before = drawn;
     drawn = { ...state };
     if (!panel || before?.view !== state.view) {
@@ -151,7 +156,11 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
 
   function pressed(event: KeyboardEvent) {
     const target = event.composedPath()[0] as HTMLElement;
-    if (event.ctrlKey || event.metaKey || event.altKey || help.open) return;
+    if ((event.ctrlKey || event.metaKey) && event.key === "p" && OF_VIEW[state.view]) {
+      event.preventDefault(); // the browser cannot wait for weights, so the page starts its print
+      void figures.print();
+    }
+    if (event.ctrlKey || event.metaKey || event.altKey || help.open || figures.element.open) return;
     if (/^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName)) { if (event.key === "Escape") target.blur(); return; }
     const used = panel?.key?.(event) || common(event.key);
     if (used) event.preventDefault();
@@ -165,6 +174,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
       true;
     if (key === "/") { context.set({ view: "map" }); return panel?.key?.(new KeyboardEvent("keydown", { key })) ?? true;
       }
+    if (key === "f") return openFigure(), true;
     if (key === "t") return turnTheme(), true;
     if (key === "?") return help.showModal(), true;
     return false;

@@ -2,7 +2,7 @@
 import * as Plot from "@observablehq/plot";
 import type { Context, Panel } from "./context";
 import { SERIES } from "./colour";
-import { chartOf, choice, h, s, saving, segments, slider } from "./dom";
+import { choice, h, s, saving, segments, slider } from "./dom";
 
 type Mask = (i: number, j: number) => boolean;
 const N = 28;
@@ -83,7 +83,7 @@ export function learnView(context: Context): Panel {
 
   const figure = (title: string, said: string, drawing: Element) => {
     return h("figure", {},
-      h("figcaption", {}, title, saving(() => title, () => chartOf(drawing), () => context.root)),
+      h("figcaption", {}, title, saving(() => title, () => drawing, () => context.root)),
       h("p", { class: "hint" }, said), h("div", { class: "scroll" }, drawing));
   };
   const style = { background: "transparent", fontSize: "12px", fontFamily: "inherit" };

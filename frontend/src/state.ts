@@ -23,12 +23,18 @@ export interface State {
   pairs: string; // which sentence attends to which: all, AA, AB, BA, BB
   panels: string; // of the alignment: layers, heads
   learn: string;
+  figure: string; // the panels of the figure sheet, with commas; "": closed
+  width: string; // of the figure, in cm
+  ground: string; // of the figure: light, clear
+  caption: string; // of the figure; "": written by the page
+  captioned: string; // yes: the caption is inside the figure
+  span: string; // the tokens of the figure: "3-12"; "": all that fit
 }
 
 export const START: State = {
   view: "overview", text: 0, layer: 0, head: 0, query: 0, key: -1, x: -1, y: -1, zoom: 0, pool: "mean", scale: "log",
   colour: "entropy", sort: "layer", way: "words", heads: "one", side: "both", pairs: "all", panels: "layers",
-    learn: "positions",
+    learn: "positions", figure: "", width: "8.5", ground: "light", caption: "", captioned: "yes", span: "",
 };
 
 // Only values that differ from START, so that links stay short.

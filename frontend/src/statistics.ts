@@ -16,7 +16,7 @@ export function statisticsView(context: Context): Panel {
     figure.setAttribute("role", "img");
     figure.setAttribute("aria-label", `${title}. ${said}`);
     const box = h("figure", {}, h("figcaption", {}, title,
-      saving(() => `${context.text.title} ${title}`, () => figure, () => context.root)),
+      saving(() => `${context.text.title} ${title}`, () => made, () => context.root)),
       h("p", { class: "hint" }, said), made);
     if (chosen) box.addEventListener("click", () => { const value = (made as any).value; if (value) chosen(value); });
     return box;

@@ -1,0 +1,214 @@
+// The figure sheet: chosen panels at the size that they have in a paper, with legend and caption, to be saved.
+import { Colours, scaleOf, type Scale } from "./colour";
+import { headName, interval, type Context } from "./context";
+import { layerName, queriesOf, type Text } from "./data";
+import { choice, cut, fill, h, s, segments, visible } from "./dom";
+import { FONT, gradient, INK, lines, NORMAL, ramp, round, widthOf, write, type Drawn, type Frame } from "./figure_frame";
+import { CSV_HEAD, DRAW, PANELS } from "./figure_panels";
+import { csvText, download, DPI, fileName, printDocument, printedPage, PT, pngBlob, svgBlob } from "./output";
+import type { State, View } from "./state";
+
+// The panels of each view: the figure that its print and the sheet start with.
+export const OF_VIEW: Partial<Record<View, string>> = { overview: "heads", map: "map", text: "words", alignment: "alignment",
+  statistics: "statistics" };
+const LISTED = 400; // words in a list to choose from
+const SCALES: [string, string][] = [["log", "Log"], ["linear", "Linear"]];
+const SAID: Record<string, string> = { log: "a logarithmic scale", linear: "a linear scale", sqrt: "a square-root scale" };
+
+export interface Figure { svg: SVGSVGElement; text: string; rows: Drawn["rows"]; width: number; height: number; name: string }
+
+// The panels, the legend and the caption, as one SVG; its size is in mm.
+export async function drawFigure(context: Context, chosen: string[], colours: Colours): Promise<Figure> {
+  const { state, text } = context;
+  const width = Number(state.width) * 10;
+  const scale = scaleOf(state.scale, text.tokens.length);
+  const frame: Frame = { context, width: width * PT, colours, scale, span: spanOf(state.span, text) };
+  const drawn = await Promise.all(chosen.map((panel) => DRAW[panel](frame)));
+  const body = s("g", {});
+  let y = 1;
+  let x = 0;
+  let tall = 0; // of the row of panels
+  drawn.forEach((panel, at) => {
+    const title = drawn.length > 1 ? `${"abcde"[at]}\u2002${panel.title}` : panel.title;
+    const across = Math.max(panel.width, widthOf(title, NORMAL, true));
+    if (x && x + across > frame.width) { y += tall; [x, tall] = [0, 0]; }
+    body.append(write(title, x, y + 5, { size: NORMAL, bold: true }));
+    panel.node.setAttribute("transform", `translate(${round(x)},${round(y + 14)})`);
+    panel.node.setAttribute("data-panel", chosen[at]);
+    body.append(panel.node);
+    x += across + 20;
+    tall = Math.max(tall, 14 + panel.height + 10);
+  });
+  y += tall;
+  if (drawn.some((panel) => panel.weights)) {
+    const legend = ramp(frame, ticksOf(scale), `weight, ${state.scale === "log" ? "logarithmic" : state.scale === "linear" ? "linear" : "square root"}`);
+    legend.node.setAttribute("transform", `translate(0,${round(y)})`);
+    body.append(legend.node);
+    y += legend.height + 4;
+  }
+  const caption = state.caption || captionOf(context, drawn);
+  if (state.captioned !== "no") for (const line of lines(caption, frame.width)) {
+    body.append(write(line, 0, y + 5, { size: NORMAL }));
+    y += 10.5;
+  }
+  const height = Math.ceil((y + 1) / PT * 10) / 10;
+  const svg = s("svg", { xmlns: "http://www.w3.org/2000/svg", width: `${width}mm`, height: `${height}mm`,
+    viewBox: `0 0 ${round(width * PT)} ${round(height * PT)}`, "font-family": FONT, role: "img", "aria-label": caption,
+    fill: INK }, s("title", {}, chosen.map((_, at) => drawn[at].title).join("; ")), s("desc", {}, caption));
+  if (state.ground !== "clear") svg.append(s("rect", { class: "ground", width: "100%", height: "100%", fill: "#ffffff" }));
+  svg.append(gradient(frame), body);
+  return { svg, text: caption, rows: [CSV_HEAD, ...drawn.flatMap((panel) => panel.rows)], width, height,
+    name: `${text.title.slice(0, 40)} ${headName(context)} ${chosen.join(" ")}` };
+}
+
+function ticksOf(scale: Scale): [number, string][] {
+  const every = Math.ceil(scale.ticks.length / 5);
+  return scale.ticks.filter((_, at) => (scale.ticks.length - 1 - at) % every === 0).map((tick) =>
+    [Math.max(0, scale.place(tick)), tick === 0 ? "0" : tick < 0.001 ? tick.toExponential(0).replace("e-", "e−")
+      : String(+tick.toPrecision(2))]);
+}
+
+// Model, text, layer and head, and one sentence for each panel.
+export function captionOf(context: Context, drawn: Drawn[]): string {
+  const { text, state } = context;
+  const model = (text as Text & { model?: string }).model;
+  const about = `${model ? `${model}, ` : ""}“${cut(text.title, 160)}”${/[.!?…]$/.test(text.title) ? "" : "."} ${headName(context)}.`;
+  const said = drawn.map((panel, at) => (drawn.length > 1 ? `(${"abcde"[at]}) ${panel.said}` : panel.said)).join(" ");
+  const scale = drawn.some((panel) => panel.weights) ? ` Weights are shown on ${SAID[state.scale] ?? state.scale}.` : "";
+  const precision = context.source.precision(state.text);
+  return `${about} ${said}${scale}${precision ? ` ${precision}` : ""}`;
+}
+
+// "3-12": the tokens 3 to 12.
+function spanOf(span: string, text: Text): [number, number] | null {
+  const found = /^(\d+)\s*[-–]\s*(\d+)$/.exec(span.trim());
+  if (!found) return null;
+  const first = Math.min(Number(found[1]), queriesOf(text).length - 1);
+  return [first, Math.max(first, Math.min(Number(found[2]), queriesOf(text).length - 1)) + 1];
+}
+
+const serialized = (figure: Figure) => new XMLSerializer().serializeToString(figure.svg);
+export const documentOf = (figure: Figure) =>
+  printedPage(serialized(figure), figure.width, figure.height, figure.name);
+
+export interface FigureSheet { element: HTMLDialogElement; update(): void; print(): Promise<boolean> }
+
+export function figureSheet(context: Context): FigureSheet {
+  const controls = h("div", { class: "controls" });
+  const preview = h("div", { class: "figure-paper" });
+  const status = h("p", { class: "hint", role: "status" });
+  const caption = h("textarea", { rows: 5, "aria-label": "Caption", spellcheck: false,
+    oninput: () => change({ caption: caption.value }) });
+  const element = h("dialog", { class: "figure-sheet", "aria-label": "Figure" },
+    h("div", { class: "figure-head" }, h("h2", {}, "Figure"),
+      h("button", { type: "button", class: "quiet", onclick: () => element.close() }, "Close")),
+    h("div", { class: "figure-body" }, h("div", { class: "figure-room scroll" }, preview, status), controls));
+  let turn = 0;
+  let shown: Figure | null = null;
+  let drawnFor = "";
+
+  const chosen = () => context.state.figure.split(",").filter((panel) => panel in DRAW);
+  const change = (change: Partial<State>) => context.set(change, true);
+  element.addEventListener("close", () => { if (context.state.figure) context.set({ figure: "" }); });
+
+  async function draw() {
+    const mine = ++turn;
+    try {
+      const figure = await drawFigure(context, chosen(), new Colours(preview));
+      if (mine !== turn) return;
+      shown = figure;
+      preview.replaceChildren(figure.svg);
+      preview.dataset.ground = context.state.ground;
+      if (!context.state.caption) caption.value = figure.text;
+      status.textContent = `${figure.width} × ${figure.height} mm, shown at its size. Letters have 7 and 8 points.`;
+    } catch (error) {
+      if (mine === turn) status.textContent = `This figure could not be drawn: ${(error as Error).message}`;
+    }
+  }
+
+  async function save(kind: "svg" | "png" | "csv" | "pdf") {
+    const figure = shown;
+    if (!figure) return;
+    const file = fileName(figure.name, kind);
+    if (kind === "pdf") return printDocument(documentOf(figure), context.root, fileName(figure.name, "pdf"));
+    if (kind === "csv") return download(new Blob(["\ufeff", csvText(figure.rows)], { type: "text/csv;charset=utf-8" }), file);
+    const text = serialized(figure);
+    try {
+      download(kind === "svg" ? svgBlob(text)
+        : await pngBlob(text, (figure.width / 25.4) * DPI, (figure.height / 25.4) * DPI), file);
+    } catch (error) { status.textContent = `Not saved: ${(error as Error).message}`; }
+  }
+
+  function drawControls() {
+    const { state, text } = context;
+    const panels = h("fieldset", {}, h("legend", {}, "Panels"), ...PANELS.map(([panel, said]) => {
+      const box = h("input", { type: "checkbox", value: panel, checked: chosen().includes(panel), onchange: () => {
+        const wanted = PANELS.map(([name]) => name).filter((name) => (name === panel ? box.checked : chosen().includes(name)));
+        if (!wanted.length) { box.checked = true; status.textContent = "A figure needs one panel."; return; }
+        change({ figure: wanted.join(",") });
+      } });
+      return h("label", { class: "check" }, box, said);
+    }));
+    const [first, last] = interval(state.query, LISTED, queriesOf(text).length);
+    const button = (kind: "svg" | "png" | "csv" | "pdf", said: string, title: string) =>
+      h("button", { type: "button", title, onclick: () => void save(kind) }, said);
+    fill(controls, panels,
+      choice("Layer", String(state.layer), text.layers.map((layer, at) => [String(at), layerName(layer).replace(/^layer /, "")]),
+        (value) => { change({ layer: Number(value) }); drawControls(); }),
+      choice("Head", String(state.head), text.layers[state.layer].heads.map((_, head) => [String(head), String(head)]),
+        (value) => change({ head: Number(value) })),
+      choice("Word", String(state.query), queriesOf(text).slice(first, last).map((token, at): [string, string] =>
+        [String(first + at), `${visible(token)} · ${first + at}`]), (value) => change({ query: Number(value) })),
+      h("label", { class: "choice" }, h("span", {}, "Tokens"), h("input", { size: 9, value: state.span,
+        placeholder: "all, or 0-20", "aria-label": "Tokens, from first to last, such as 0-20",
+        onchange: (event: Event) => change({ span: (event.target as HTMLInputElement).value.trim() }) })),
+      set("Width", state.width, [["8.5", "8.5 cm"], ["17", "17 cm"]], (width) => change({ width })),
+      set("Ground", state.ground, [["light", "White"], ["clear", "Transparent"]], (ground) => change({ ground })),
+      set("Colour scale", state.scale, SCALES, (scale) => change({ scale })),
+      set("Caption", state.captioned, [["yes", "In the figure"], ["no", "Left out"]], (captioned) => change({ captioned })),
+      caption, h("p", {}, h("button", { type: "button", class: "quiet", onclick: () => { change({ caption: "" }); } },
+        "Write the caption anew")),
+      h("p", { class: "figure-save", role: "group", "aria-label": "Save the figure" }, h("span", {}, "Save"),
+        button("pdf", "PDF…", "Opens the print of the browser; choose “Save as PDF”. The page has the size of the figure."),
+        button("svg", "SVG", "Vector graphics, with its text as text"), button("png", "PNG", "300 dots to an inch"),
+        button("csv", "CSV", "The numbers that are shown")),
+      h("p", { class: "hint" }, "PDF opens the browser's print: choose “Save as PDF”. The page has the size of the figure."));
+    if (state.caption) caption.value = state.caption;
+  }
+
+  // A group of buttons that stay where they are, so that the keyboard keeps its place.
+  function set(label: string, value: string, options: [string, string][], chosen: (value: string) => void) {
+    const group = segments(label, value, options, (name) => {
+      group.querySelectorAll("button").forEach((button, at) =>
+        button.setAttribute("aria-pressed", String(options[at][0] === name)));
+      chosen(name);
+    });
+    return h("div", { class: "choice" }, h("span", {}, label), group);
+  }
+
+  return {
+    element,
+    update() {
+      const { state } = context;
+      if (!chosen().length) { if (element.open) element.close(); return; }
+      const opening = !element.open;
+      if (opening) { element.showModal(); drawControls(); }
+      const wanted = JSON.stringify([state.text, state.layer, state.head, state.query, state.figure, state.width, state.ground,
+        state.caption, state.captioned, state.span, state.scale, state.sort, state.colour, state.heads, state.panels, state.pool]);
+      if (!opening && wanted === drawnFor) return;
+      drawnFor = wanted;
+      void draw();
+    },
+    // The figure of the view, through the browser's print. False: this view has none.
+    async print() {
+      const panels = element.open ? chosen() : (OF_VIEW[context.state.view] ?? "").split(",").filter(Boolean);
+      if (!panels.length) return false;
+      const paper = context.root.appendChild(h("div", { class: "figure-paper", hidden: true }));
+      try {
+        const figure = await drawFigure(context, panels, new Colours(paper));
+        printDocument(documentOf(figure), context.root, fileName(figure.name, "pdf"));
+      } finally { paper.remove(); }
+      return true;
+    },
+  };
+}

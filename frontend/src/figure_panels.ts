@@ -1,0 +1,369 @@
+// The panels of a figure: words with arcs, the map of a head, all heads, alignment, and a statistic of all heads.
+import { interval, chosenHeads, headName, inText, meanLine, place, type Context } from "./context";
+import { bytes, layerName, queriesOf, weightOf, type Pool } from "./data";
+import { s, visible } from "./dom";
+import { cells, gutter, named, NORMAL, picture, ramp, round, SMALL, TALLEST, tokensAlong, widest, widthOf, write, GOLD, INK,
+  LINE, SOFT, type Drawn, type Frame } from "./figure_frame";
+import { alignmentPanels } from "./alignment";
+import { headOrder } from "./head_order";
+import type { Row } from "./output";
+import { TILE } from "./source";
+
+export const PANELS: [string, string][] = [["words", "Words with arcs"], ["map", "Map of the head"],
+  ["heads", "All heads"], ["alignment", "Alignment"], ["statistics", "Statistic of all heads"]];
+export const CSV_HEAD: Row = ["panel", "layer", "head", "quantity", "query", "query token", "key", "key token", "value"];
+const [PITCH, MOST, NUMBERED, WIDEST, EXACT] = [9.2, 256, 14, 20, 48];
+
+const pair = (text: Context["text"], i: number, j: number) =>
+  [i, visible(queriesOf(text)[i]), j, visible(text.tokens[j])];
+const short = (value: number) => (value >= 0.995 ? "1" : value < 0.005 ? "" : value.toFixed(2).slice(1));
+// The name of a layer in a table and on an axis.
+const layerLabel = (context: Context, layer: number) => layerName(context.text.layers[layer]).replace(/^layer /, "");
+
+// The tokens of a side: those that were asked for, or those around the chosen one.
+const tokensOf = (frame: Frame, side: "queries" | "keys", most: number): [number, number] => {
+  const { text, state } = frame.context;
+  const all = side === "keys" ? text.tokens.length : queriesOf(text).length;
+  if (frame.span && (side === "queries" || !text.queries)) return [frame.span[0], Math.min(frame.span[1], all)];
+  return interval(side === "keys" && text.queries ? 0 : state.query, most, all);
+};
+
+// Weights, or cells of several weights if a side has more than MOST tokens.
+async function region(frame: Frame, at = place(frame.context), [top, bottom]: [number, number],
+  [left, right]: [number, number]) {
+  const { source, state } = frame.context;
+  const finest = source.finest(state.text);
+  const level = Math.max(finest, Math.ceil(Math.log2(Math.max(bottom - top, right - left) / MOST)), 0);
+  const ends = [top, bottom - 1, left, right - 1].map((token) => token >> level);
+  const [rows, cols] = [ends[1] - ends[0] + 1, ends[3] - ends[2] + 1];
+  const values = new Float32Array(rows * cols);
+  const of = frame.context.text;
+  const across = Math.ceil(of.tokens.length / 2 ** level);
+  for (let r = Math.floor(ends[0] / TILE); r <= Math.floor(ends[1] / TILE); r++)
+    for (let c = Math.floor(ends[2] / TILE); c <= Math.floor(ends[3] / TILE); c++) {
+      const tile = await source.tile(at, level, r, c, state.pool as Pool);
+      const wide = Math.min(TILE, across - c * TILE);
+      for (let n = 0; n < tile.length; n++) {
+        const [i, j] = [r * TILE + Math.floor(n / wide) - ends[0], c * TILE + (n % wide) - ends[2]];
+        if (i >= 0 && j >= 0 && i < rows && j < cols) values[i * cols + j] = tile[n];
+      }
+    }
+  return { values, rows, cols, level, first: [ends[0] << level, ends[2] << level] as [number, number] };
+}
+
+function rowsOf(context: Context, panel: string, layer: number, head: string | number,
+  found: Awaited<ReturnType<typeof region>>): Row[] {
+  const { text } = context;
+  const { values, cols, level, first } = found;
+  const size = 2 ** level;
+  const part = (at: number, tokens: string[]) => {
+    const last = Math.min(at + size, tokens.length) - 1;
+    return size > 1 ? [`${at}-${last}`, `${visible(tokens[at])} … ${visible(tokens[last])}`] : [at, visible(tokens[at])];
+  };
+  const quantity = size > 1 ? (context.state.pool === "max" ? "largest weight of a cell" : "weight of a cell") : "weight";
+  return Array.from(values, (value, at) => [panel, layerLabel(context, layer), head, quantity,
+    ...part(first[0] + Math.floor(at / cols) * size, queriesOf(text)), ...part(first[1] + (at % cols) * size, text.tokens),
+    value]);
+}
+
+// Words with arcs
+
+async function words(frame: Frame): Promise<Drawn> {
+  const { context, width } = frame;
+  const { text, state } = context;
+  const heads = chosenHeads(context);
+  const room = Math.floor(width / PITCH);
+  const keys = tokensOf(frame, "keys", room);
+  if (keys[1] - keys[0] > room) keys[1] = keys[0] + room;
+  const query = queriesOf(text)[state.query];
+  const weights = await meanLine(context, heads, state.query);
+  const one = [...heads.values()].flat().length === 1;
+  const label = one ? String([...heads.values()].flat()[0])
+    : `mean of ${[...heads].map(([layer, list]) => `${layerLabel(context, layer)}: ${list.join(" ")}`).join("; ")}`;
+  const rows: Row[] = [];
+  for (let j = keys[0]; j < keys[1]; j++) rows.push(["words", one || heads.size === 1 ? layerLabel(context, [...heads.keys()][0])
+    : "all", label, "weight", ...pair(text, state.query, j), weights[j]]);
+  const node = s("g", {});
+  const [across, height] = text.queries ? crossWords(frame, node, keys, weights) : selfWords(frame, node, keys, weights);
+  const left = 1 - weights.slice(...keys).reduce((total, value) => total + value, 0);
+  const outside = left > 0.005 && (keys[0] > 0 || keys[1] < text.tokens.length)
+    ? ` Tokens ${keys[0]} to ${keys[1] - 1} of ${text.tokens.length}; ${Math.round(left * 100)} % of the weight is outside.` : "";
+  return { node, width: across, height, title: `What “${visible(query)}” attends to`, rows, weights: true,
+    said: `What “${visible(query)}” attends to${one ? "" : `, mean of ${[...heads.values()].flat().length} heads`}; a thicker arc is a larger weight.${outside}` };
+}
+
+// The x of the middle of every word, its width, and whether words are turned because a line has no room for them.
+function spread(tokens: string[], width: number): { at: number[]; wide: number[]; turned: boolean } {
+  const size = tokens.map((token) => widthOf(named(token), NORMAL, true) + 5);
+  const total = size.reduce((a, b) => a + b, 0);
+  const turned = total > width;
+  const pitch = Math.min(width / tokens.length, 16);
+  let x = 0;
+  const at = size.map((each) => { const step = turned ? pitch : each; x += step; return x - step / 2; });
+  return { at, wide: turned ? size.map(() => pitch) : size, turned };
+}
+
+function selfWords(frame: Frame, node: SVGGElement, [first, last]: [number, number], weights: Float32Array) {
+  const { text, state } = frame.context;
+  const tokens = text.tokens.slice(first, last);
+  const { at, wide, turned } = spread(tokens, frame.width);
+  const tall = turned ? widest(tokens, NORMAL) + 6 : 13;
+  const here = state.query - first;
+  const reach = Math.max(...tokens.map((_, j) => (weights[first + j] >= 0.02 && at[here] !== undefined
+    ? Math.abs(at[j] - at[here]) : 0)));
+  const top = Math.min(56, Math.max(22, reach / 2)) + 10;
+  const rise = (j: number) => 10 + (top - 18) * Math.sqrt(Math.abs(at[j] - at[here]) / Math.max(reach, 1));
+  const order = tokens.map((_, j) => j).sort((a, b) => weights[first + a] - weights[first + b]);
+  const most = order.at(-1)!;
+  for (const j of order) {
+    const weight = weights[first + j];
+    if (weight < 0.02 || at[here] === undefined) continue;
+    node.append(s("path", { class: "arc", d: j === here
+      ? `M${round(at[j] - 3)},${top} C${round(at[j] - 9)},${top - 16} ${round(at[j] + 9)},${top - 16} ${round(at[j] + 3)},${top}`
+      : `M${round(at[here])},${top} C${round(at[here])},${round(top - rise(j) * 1.33)} ${round(at[j])},${round(top - rise(j) * 1.33)} ${round(at[j])},${top}`,
+    fill: "none", stroke: frame.colours.of(1 - 0.45 * (1 - weight)), "stroke-width": round(0.4 + 2.6 * weight),
+    "stroke-opacity": round(0.4 + 0.6 * Math.sqrt(weight)) }));
+  }
+  if (weights[first + most] >= 0.02 && at[here] !== undefined) {
+    const [x, y] = most === here ? [at[most], top - 17] : [(at[here] + at[most]) / 2, top - rise(most) - 6];
+    node.append(s("rect", { x: round(x - 7), y: round(y - 4), width: 14, height: 8, fill: "#ffffff" }),
+      write(short(weights[first + most]), x, y, { anchor: "middle" }));
+  }
+  tokens.forEach((token, j) => box(frame, node, token, [at[j], top, wide[j], tall], weights[first + j], turned, j === here));
+  return [at.at(-1)! + wide.at(-1)! / 2, top + tall];
+}
+
+function box(frame: Frame, node: SVGGElement, token: string, [x, y, wide, tall]: number[], weight: number | null,
+  turned: boolean, chosen: boolean) {
+  const share = weight === null ? 0 : frame.scale.place(weight);
+  node.append(s("rect", { class: "cell", x: round(x - wide / 2 + 0.3), y: round(y), width: round(wide - 0.6),
+    height: round(tall), fill: weight === null ? "none" : frame.colours.of(share), stroke: chosen ? INK : "none",
+    "stroke-width": 1 }));
+  const look = { size: NORMAL, bold: chosen, fill: frame.colours.on(share), token: true };
+  node.append(turned ? write(named(token), x, y + 3, { ...look, turned, anchor: "end" })
+    : write(named(token), x, y + tall / 2, { ...look, anchor: "middle" }));
+}
+
+// Two texts: the queries above, the keys below, and a line for every weight.
+function crossWords(frame: Frame, node: SVGGElement, [first, last]: [number, number], weights: Float32Array) {
+  const { text, state } = frame.context;
+  const room = Math.floor(frame.width / PITCH);
+  const above = interval(state.query, room, queriesOf(text).length);
+  const [own, keys] = [queriesOf(text).slice(...above), text.tokens.slice(first, last)];
+  const [top, low] = [spread(own, frame.width), spread(keys, frame.width)];
+  const tall = (tokens: string[], turned: boolean) => (turned ? widest(tokens, NORMAL) + 6 : 13);
+  const [upper, lower] = [tall(own, top.turned), tall(keys, low.turned)];
+  const [start, end] = [upper, upper + 40];
+  keys.forEach((_, j) => {
+    const weight = weights[first + j];
+    if (weight >= 0.02) node.append(s("line", { class: "arc", x1: round(top.at[state.query - above[0]]), y1: start,
+      x2: round(low.at[j]), y2: end, stroke: frame.colours.of(1 - 0.45 * (1 - weight)),
+      "stroke-width": round(0.4 + 2.6 * weight), "stroke-opacity": round(0.4 + 0.6 * Math.sqrt(weight)) }));
+  });
+  own.forEach((token, i) => box(frame, node, token, [top.at[i], 0, top.wide[i], upper], null, top.turned,
+    i === state.query - above[0]));
+  keys.forEach((token, j) => box(frame, node, token, [low.at[j], end, low.wide[j], lower], weights[first + j],
+    low.turned, false));
+  const ends = [top, low].map(({ at, wide }) => at.at(-1)! + wide.at(-1)! / 2);
+  return [Math.max(...ends), end + lower];
+}
+
+// The map of one head
+
+async function map(frame: Frame): Promise<Drawn> {
+  const { context } = frame;
+  const { text, state } = context;
+  const all: [number, number][] = [tokensOf(frame, "queries", Infinity), tokensOf(frame, "keys", Infinity)];
+  const found = await region(frame, place(context), all[0], all[1]);
+  const { node, width, height } = matrix(frame, found, headName(context));
+  const pooled = found.level ? ` A cell is ${2 ** found.level} × ${2 ** found.level} weights: ${state.pool === "max"
+    ? "the largest of them" : "their sum over keys, averaged over queries"}.` : "";
+  const [rows, columns] = text.queries ? ["target word", "source word"] : ["query", "key"];
+  return { node, width, height, title: `Map of ${inText(headName(context))}`, weights: true,
+    said: `Each row is a ${rows} and shows what it attends to; each column is a ${columns}.${pooled}`,
+    rows: rowsOf(context, "map", state.layer, state.head, found) };
+}
+
+function matrix(frame: Frame, { values, rows, cols, level, first }: Awaited<ReturnType<typeof region>>, about: string) {
+  const { text } = frame.context;
+  const step = 2 ** level;
+  const tokens = [queriesOf(text).slice(first[0], first[0] + rows * step), text.tokens.slice(first[1], first[1] + cols * step)];
+  const guess = Math.min(WIDEST, (frame.width - 40) / cols);
+  const left = 11 + gutter(tokens[0], first[0], step, guess);
+  const cell = Math.min(WIDEST, (frame.width - left - 1) / cols, (TALLEST - 60) / rows);
+  const [low, name] = [rows * cell, gutter(tokens[1], first[1], step, cell)];
+  const node = s("g", { "aria-label": about });
+  node.append(cells(frame, values, rows, cols, [left, 0, cell, cell]));
+  node.append(tokensAlong(tokens[0], first[0], step, cell, true, [left, 0]),
+    tokensAlong(tokens[1], first[1], step, cell, false, [left, low]));
+  if (cell >= NUMBERED && level === 0) for (let at = 0; at < values.length; at++) node.append(
+    write(short(values[at]), left + (at % cols + 0.5) * cell, (Math.floor(at / cols) + 0.5) * cell,
+      { anchor: "middle", fill: frame.colours.on(frame.scale.place(values[at])) }));
+  const axes = text.queries ? ["query (target)", "key (source)"] : ["query", "key"];
+  node.append(write(axes[0], 4, low / 2, { turned: true, anchor: "middle", fill: SOFT }),
+    write(axes[1], left + (cols * cell) / 2, low + name + 6, { anchor: "middle", fill: SOFT }));
+  return { node, width: left + cols * cell, height: low + name + 11 };
+}
+
+// All heads, in the order of the overview
+
+async function heads(frame: Frame): Promise<Drawn> {
+  const { context, width } = frame;
+  const { text, state, source } = context;
+  const order = headOrder(context);
+  const grouped = state.sort === "layer";
+  const most = Math.max(...text.layers.map((layer) => layer.heads.length));
+  const columns = grouped ? most : Math.min(12, order.length);
+  const count = grouped ? text.layers.length : Math.ceil(order.length / columns);
+  const left = grouped ? 12 + Math.max(...text.layers.map((_, at) => widthOf(layerLabel(context, at), SMALL))) : 0;
+  const named = grouped ? 0 : 9;
+  const pitch = Math.min(44, (width - left) / columns, (TALLEST - 12) / count - named);
+  const node = s("g", {});
+  const rows: Row[] = [];
+  const [I, J] = [queriesOf(text).length, text.tokens.length];
+  const exact = Math.max(I, J) <= EXACT && order.length <= MOST && !source.finest(state.text);
+  const top = grouped ? 10 : 0;
+  for (const [n, { layer, head }] of order.entries()) {
+    const [row, col] = grouped ? [layer, head] : [Math.floor(n / columns), n % columns];
+    const [x, y, size] = [left + col * pitch, top + row * (pitch + named), pitch * 0.92];
+    const [tall, wide] = exact ? [I, J] : text.layers[layer].small;
+    const values = exact ? await source.tile({ text: state.text, layer, head }, 0, 0, 0, "mean")
+      : Float32Array.from(bytes(text.layers[layer].heads[head].thumbnail), weightOf);
+    node.append(picture(frame, Array.from(values, frame.scale.place), tall, wide, [x, y, size, size]),
+      s("rect", { class: "head", x: round(x), y: round(y), width: round(size), height: round(size), fill: "none",
+        stroke: LINE, "stroke-width": 0.4 }));
+    if (!grouped) node.append(write(`${layerLabel(context, layer)}.${head}`, x + size / 2, y + size + 5, { anchor: "middle" }));
+    rows.push(...smallRows(context, { layer, head }, values, [tall, wide]));
+  }
+  if (grouped) headNumbers(context, node, [left, top, pitch, most]);
+  return { node, width: left + columns * pitch, height: top + count * (pitch + named), title: "All heads", rows, weights: true,
+    said: `Each picture is one head${grouped ? ", a row per layer" : `, by ${state.colour}, ${state.sort === "down" ? "highest" : "lowest"} first; below it layer and head`}.` };
+}
+
+function headNumbers(context: Context, node: SVGGElement, [left, top, pitch, most]: number[]) {
+  const every = Math.max(1, Math.ceil(10 / pitch));
+  for (let head = 0; head < most; head += every) node.append(
+    write(String(head), left + (head + 0.46) * pitch, 4, { anchor: "middle" }));
+  context.text.layers.forEach((_, layer) => {
+    if (layer % every === 0) node.append(write(layerLabel(context, layer), left - 3, top + (layer + 0.46) * pitch,
+      { anchor: "end" }));
+  });
+}
+
+function smallRows(context: Context, { layer, head }: { layer: number; head: number }, values: Float32Array,
+  [rows, cols]: number[]): Row[] {
+  const { text } = context;
+  const sides = [[queriesOf(text), rows], [text.tokens, cols]] as const;
+  const whole = sides.every(([tokens, count]) => tokens.length === count);
+  const part = (tokens: string[], count: number, at: number) => {
+    const [first, last] = [Math.ceil((at * tokens.length) / count), Math.ceil(((at + 1) * tokens.length) / count) - 1];
+    return first === last ? [first, visible(tokens[first])]
+      : [`${first}-${last}`, `${visible(tokens[first])} … ${visible(tokens[last])}`];
+  };
+  return Array.from(values, (value, at) => ["heads", layerLabel(context, layer), head,
+    whole ? "weight" : "weight of a cell", ...part(queriesOf(text), rows, Math.floor(at / cols)),
+    ...part(text.tokens, cols, at % cols), value]);
+}
+
+// Alignment: mechanisms, layers or heads side by side, with gold links outlined
+
+async function alignment(frame: Frame): Promise<Drawn> {
+  const { context, width } = frame;
+  const { text } = context;
+  const found = await alignmentPanels(context);
+  const room = Math.floor((width - 40) / 7.8);
+  const [rows, cols] = [tokensOf(frame, "queries", 60), tokensOf(frame, "keys", Math.min(60, room))];
+  const tokens = [queriesOf(text).slice(...rows), text.tokens.slice(...cols)];
+  const left = widest(tokens[0]) + 4;
+  const above = widest(tokens[1]) + 4;
+  const fit = (columns: number) => Math.min(14, ((width - left + 10) / columns - 10) / tokens[1].length);
+  let columns = Math.min(found.length, Math.max(1, Math.floor((width - left + 10) / (tokens[1].length * 7.8 + 10))));
+  columns = Math.ceil(found.length / Math.ceil(found.length / columns));
+  const cell = Math.max(fit(columns), 0.5);
+  const tall = rows[1] - rows[0];
+  const down = Math.max(1, Math.floor((TALLEST - above) / (tall * cell + 16)));
+  const shown = found.slice(0, columns * down);
+  const node = s("g", {});
+  const table: Row[] = [];
+  for (const [n, panel] of shown.entries()) {
+    const [x, y] = [left + (n % columns) * (tokens[1].length * cell + 10),
+      12 + above + Math.floor(n / columns) * (tall * cell + 16)];
+    const lines = await Promise.all(tokens[0].map((_, at) => panel.rows(rows[0] + at)));
+    node.append(alignmentCells(frame, lines, [rows, cols], [x, y, cell], n < columns, n % columns === 0));
+    node.append(write(titled(panel.title, tokens[1].length * cell), x, y - (n < columns ? above + 5 : 6), { bold: true }));
+    lines.forEach((line, i) => tokens[1].forEach((_, j) => table.push(["alignment", ...panel.place,
+      "weight", ...pair(text, rows[0] + i, cols[0] + j), line[cols[0] + j]])));
+  }
+  const height = 12 + above + Math.ceil(shown.length / columns) * (tall * cell + 16) - 16;
+  const gold = text.gold.length ? " Outlined: gold links; a dashed outline is a possible link." : "";
+  const missing = shown.length < found.length ? ` The first ${shown.length} of ${found.length} are shown.` : "";
+  return { node, width: left + columns * (tokens[1].length * cell + 10) - 10, height, title: "Alignment", rows: table, weights: true,
+    said: `${text.queries ? "Each row is a target word, each column a source word" : "Each row is a query, each column a key"}.${gold}${missing}` };
+}
+
+function titled(title: string, room: number): string {
+  let text = title;
+  while (text.length > 1 && widthOf(text, SMALL, true) > room) text = `${text.slice(0, -2)}…`;
+  return text;
+}
+
+function alignmentCells(frame: Frame, lines: Float32Array[], [rows, cols]: [number, number][],
+  [x, y, cell]: number[], isTop: boolean, isLeft: boolean): SVGGElement {
+  const { text } = frame.context;
+  const node = s("g", {});
+  const wide = cols[1] - cols[0];
+  const values = lines.flatMap((line) => Array.from(line.slice(...cols)));
+  node.append(cells(frame, values, lines.length, wide, [x, y, cell, cell]));
+  if (isLeft) node.append(tokensAlong(queriesOf(text).slice(...rows), rows[0], 1, cell, true, [x, y]));
+  if (isTop) text.tokens.slice(...cols).forEach((token, j) => node.append(
+    write(named(token), x + (j + 0.5) * cell, y - 3, { turned: true, token: true })));
+  for (const [i, j, sure] of text.gold)
+    if (i >= rows[0] && i < rows[1] && j >= cols[0] && j < cols[1])
+      node.append(s("rect", { class: "gold", x: round(x + (j - cols[0]) * cell + 0.5), y: round(y + (i - rows[0]) * cell + 0.5),
+        width: round(cell - 1), height: round(cell - 1), fill: "none", stroke: GOLD, "stroke-width": 1,
+        "stroke-dasharray": sure ? null : "2 1.4" }));
+  return node;
+}
+
+// A statistic of every head
+
+async function statistics(frame: Frame): Promise<Drawn> {
+  const { context, width } = frame;
+  const { text, state, source } = context;
+  const names = Object.keys(text.layers[0].heads[0].values);
+  const name = names.includes(state.colour) ? state.colour : names[0];
+  const columns = Math.max(...text.layers.map((layer) => layer.heads.length));
+  const left = 22 + Math.max(...text.layers.map((_, at) => widthOf(layerLabel(context, at), SMALL)));
+  const cell = Math.min(32, (width - left) / columns);
+  const tall = Math.min(14, (TALLEST - 60) / text.layers.length);
+  const values = text.layers.map((layer) => layer.heads.map((head) => head.values[name]));
+  const most = Math.max(...values.flat()) || 1;
+  const node = s("g", {});
+  const rows: Row[] = [];
+  const digits = most >= 10 ? 0 : 2;
+  values.forEach((list, layer) => list.forEach((value, head) => {
+    const [x, y] = [left + head * cell, 10 + layer * tall];
+    node.append(s("rect", { class: "cell", x: round(x), y: round(y), width: round(cell - 0.6), height: round(tall - 0.6),
+      fill: frame.colours.of(Math.max(value / most, 0.004)) }));
+    if (cell >= 17 && tall >= 8.5) node.append(write(value.toFixed(digits), x + cell / 2, y + tall / 2,
+      { anchor: "middle", fill: frame.colours.on(Math.max(value / most, 0.004)) }));
+    rows.push(["statistics", layerLabel(context, layer), head, name, "", "", "", "", value]);
+  }));
+  const every = Math.max(1, Math.ceil(10 / cell));
+  for (let head = 0; head < columns; head += every) node.append(write(String(head), left + (head + 0.5) * cell, 4, { anchor: "middle" }));
+  const each = Math.max(1, Math.ceil(8 / tall));
+  values.forEach((_, layer) => { if (layer % each === 0) node.append(
+    write(layerLabel(context, layer), left - 4, 10 + (layer + 0.5) * tall, { anchor: "end" })); });
+  const bottom = 10 + values.length * tall;
+  node.append(write("layer", 4, (10 + bottom) / 2, { turned: true, anchor: "middle", fill: SOFT }),
+    write("head", left + (columns * cell) / 2, bottom + 6, { anchor: "middle", fill: SOFT }));
+  const key = ramp(frame, [[0, "0"], [0.5, String(+(most / 2).toPrecision(2))], [1, String(+most.toPrecision(2))]], name);
+  key.node.setAttribute("transform", `translate(${round(left - 8)},${round(bottom + 14)})`);
+  node.append(key.node);
+  const title = `${name[0].toUpperCase()}${name.slice(1)} of every head`;
+  const meaning = source.common.statistics[name];
+  return { node, width: Math.max(left + columns * cell, left - 8 + key.width), height: bottom + 14 + key.height, title,
+    said: `${title}${meaning ? `: ${meaning}` : ""}.`, rows, weights: false };
+}
+
+export const DRAW: Record<string, (frame: Frame) => Promise<Drawn>> = { words, map, heads, alignment, statistics };

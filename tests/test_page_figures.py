@@ -1,0 +1,156 @@
+"""The figure sheet of the page: SVG, PNG, CSV and PDF of its figures, and what a Save writes, in a real browser."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+
+from figure_files import chunks, media_box
+from page_browser import NEEDS_CHROMIUM, browser, file, opened, server, texts
+from pages import HOSTILE, UNUSUAL, WORDS, reading, until
+
+pytest.importorskip("playwright.sync_api")
+pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(page):
+    until(page, "document.querySelector('.figure-paper svg') !== null")
+    return page.locator(".figure-paper svg").evaluate("svg => new XMLSerializer().serializeToString(svg)")
+
+
+def saved(page, kind):
+    """The content of the file that a button of the sheet writes."""
+    with page.expect_download() as found:
+        page.locator(".figure-save button", has_text=kind).click()
+    assert found.value.suggested_filename.endswith(f".{kind.lower()}")
+    return found.value.path().read_bytes()
+
+
+def words_of(svg):
+    return ["".join(node.itertext()) for node in ET.fromstring(svg).iter(f"{SVG}text")]
+
+
+def printed(page):
+    """The PDF of the document that the sheet prints."""
+    until(page, "document.querySelector('iframe.printed')?.srcdoc.includes('</svg>')")
+    other = page.context.new_page()
+    other.set_content(page.locator("iframe.printed").get_attribute("srcdoc"))
+    content = other.pdf(prefer_css_page_size=True)
+    other.close()
+    return content
+
+
+@pytest.mark.parametrize("address", ["file", "server"])
+def test_a_figure_has_its_size_its_words_and_the_weights_of_the_maps(browser, address, request):
+    maps = [weights.dense()[0].numpy() for weights in reading(title="Short").maps.values()]
+    link = "#map?figure=words%2Cmap%2Cheads&layer=1&head=2&query=9&scale=linear"
+    with opened(browser, request.getfixturevalue(address) + link) as page:
+        svg = drawn(page)
+        assert re.search(r'<svg[^>]* width="85mm" height="[\d.]+mm" viewBox="0 0 240.94 ', svg)
+        words = words_of(svg)
+        assert all(words.count(token) >= 3 * WORDS.count(token) for token in WORDS)  # below arcs, rows, columns
+        assert len(ET.fromstring(svg).findall(f".//{SVG}g[@data-panel='map']//{SVG}g[@class='cells']/{SVG}rect")) == 226
+        assert {node.get("font-size") for node in ET.fromstring(svg).iter(f"{SVG}text")} == {"7", "8"}
+        assert "var(" not in svg and 'class="legend"' in svg
+        caption = page.locator(".figure-sheet textarea").input_value()
+        assert caption.startswith("“Short”. Layer 1, head 2. (a) What “it” attends to") and "linear scale" in caption
+        rows = list(csv.DictReader(io.StringIO(saved(page, "CSV").decode("utf-8-sig"))))
+        n = len(WORDS)
+        assert len(rows) == n + n * n + 6 * n * n
+        for row in rows:
+            assert (row["query token"], row["key token"]) == (WORDS[int(row["query"])], WORDS[int(row["key"])])
+        ours = [maps[int(row["layer"])][int(row["head"]), int(row["query"]), int(row["key"])] for row in rows]
+        np.testing.assert_allclose([float(row["value"]) for row in rows], ours, rtol=2e-5, atol=1e-7)
+
+
+def test_files_have_the_size_of_the_figure(browser, file):
+    with opened(browser, file + "#statistics?figure=words%2Cstatistics", color_scheme="dark") as page:
+        dark = drawn(page)
+        for width, pixels in (("8.5", 1004), ("17", 2008)):
+            page.get_by_role("button", name=f"{width} cm").click()
+            until(
+                page,
+                "w => document.querySelector('.figure-paper svg')?.getAttribute('width') === w",
+                f"{float(width) * 10:g}mm",
+            )
+            found = chunks(saved(page, "PNG"))
+            assert int.from_bytes(found["IHDR"][:4]) == pixels
+            assert found["pHYs"] == (11811).to_bytes(4) * 2 + b"\1"
+            page.get_by_role("button", name="PDF…").click()
+            until(
+                page,
+                "w => document.querySelector('iframe.printed')?.srcdoc.includes(`size:${w}mm`)",
+                f"{float(width) * 10:g}",
+            )
+            content = printed(page)
+            assert abs(media_box(content)[0] - 10 * float(width)) < 0.1 and content.count(b"/Type /Page\n") == 1
+        page.get_by_role("button", name="8.5 cm").click()
+        page.get_by_role("button", name="Transparent").click()
+        until(page, "document.querySelector('.figure-paper svg .ground') === null")
+        page.get_by_role("button", name="White").click()
+        page.keyboard.press("Escape")
+        until(page, "!location.hash.includes('figure=')")
+        page.keyboard.press("t")
+        page.keyboard.press("f")
+        until(page, "location.hash.includes('figure=statistics')")
+        page.get_by_label("Words with arcs").check()
+        until(page, "document.querySelectorAll('.figure-paper [data-panel]').length === 2")
+        assert drawn(page) == dark  # the same ink on white in both themes
+        page.locator(".figure-sheet textarea").fill("My own words.")
+        until(page, "document.querySelector('.figure-paper desc')?.textContent === 'My own words.'")
+        assert "My own words." in words_of(saved(page, "SVG"))
+
+
+def test_every_letter_survives_in_svg_and_pdf(browser, file):
+    with opened(browser, file + "#map?text=2&figure=map&width=17") as page:
+        words = words_of(drawn(page))
+        assert {"שלום", "مرحبا", "👩‍👩‍👧", "é", "<!--"} <= set(words)
+        assert words.count("ZWSP") == 2 and len(HOSTILE + UNUSUAL) == 16
+        assert words_of(saved(page, "SVG")) == words
+        page.keyboard.press("Control+p")
+        pypdf = pytest.importorskip("pypdf")
+        text = pypdf.PdfReader(io.BytesIO(printed(page))).pages[0].extract_text()
+        assert "ZWSP" in text and "é" in text
+
+
+def test_gold_links_and_the_order_of_heads_are_in_the_figure(browser, file):
+    with opened(browser, file + "#alignment?text=3&figure=alignment%2Cheads&sort=down&colour=entropy") as page:
+        tree = ET.fromstring(drawn(page))
+        assert len(tree.findall(f".//{SVG}rect[@class='gold']")) == 2
+        entropy = page.evaluate(
+            "JSON.parse(document.getElementById('regard-data').textContent).texts[3].layers[0].heads"
+            ".map(head => head.values.entropy)"
+        )
+        first = int(np.argmax(entropy))
+        assert [text for text in words_of(drawn(page)) if re.fullmatch(r"0\.\d", text)][:2] == [
+            f"0.{first}",
+            f"0.{1 - first}",
+        ]
+
+
+def test_every_save_writes_its_figure_with_its_legend(browser, file):
+    """What is saved has as many marks as what is shown: the chart, and the legends around it."""
+    for view in ("map", "alignment?text=3", "statistics?text=4", "learn?learn=positions", "learn?learn=scores"):
+        with opened(browser, f"{file}#{view}") as page:
+            page.wait_for_selector(".saving button")
+            page.wait_for_timeout(200)
+            for at in range(page.locator(".saving").count()):
+                group = page.locator(".saving").nth(at)
+                marks = group.evaluate(
+                    "at => { const box = at.closest('figure') ?? document.querySelector('.map-view');"
+                    "const swatches = box.querySelectorAll('[class*=-swatch]:is(span)').length;"
+                    "return [box.querySelectorAll('svg text').length + swatches,"
+                    " box.querySelectorAll('svg path, svg line, svg circle').length] }"
+                )
+                with page.expect_download() as found:
+                    group.locator("button", has_text="SVG").click()
+                tree = ET.fromstring(found.value.path().read_bytes())
+                texts_, shapes = ([*tree.iter(f"{SVG}{name}")] for name in ("text", "path"))
+                shapes += [node for name in ("line", "circle", "image", "rect") for node in tree.iter(f"{SVG}{name}")]
+                assert len(texts_) >= marks[0] and len(shapes) >= marks[1], (view, at)
