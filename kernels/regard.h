@@ -18,7 +18,7 @@
 #define NAMED(name) JOIN(regard_##name, VARIANT)
 
 /* Raise it when a structure or a function changes. The loader compares it with its own number. */
-#define INTERFACE_VERSION 9
+#define INTERFACE_VERSION 10
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
@@ -89,5 +89,14 @@ typedef struct {
     float *grad_clipped;             /* (B, H, I, clipped_width), 0 at the start, or null */
     float *grad_direction;           /* (B, G, parts, padded D), 0 at the start */
 } Call;
+
+/* A function of the kernels that every member of a team of threads calls, each with its own scratch memory. */
+typedef struct {
+    void *function;
+    const void *call, *fields; /* its first and third argument; without a third one `fields` is null */
+    void *scratch;
+    int64_t scratch_bytes; /* of one member */
+    int (*thread_number)(void);
+} Team;
 
 #endif

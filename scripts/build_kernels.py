@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "kernels"
 PACKAGE = ROOT / "src" / "regard" / "engine" / "kernel"
 #: Sources that are compiled once; every other file of kernels/ is compiled for each variant, with its name as VARIANT.
-COMPILED_ONCE = ("dispatch.c", "memory.c")
+COMPILED_ONCE = ("dispatch.c", "memory.c", "team.c")
 #: Runs the kernels in a process of its own, for tests; it is no part of the library.
 HARNESS = "harness.c"
 #: A level of x86-64 as zig spells it. dispatch.c tests every feature of these levels.

@@ -42,6 +42,25 @@ def threads():
     torch.set_num_threads(before)
 
 
+WAYS = ("team", "pool")
+
+
+def use(way, monkeypatch):
+    """Run the shares on the threads of torch's OpenMP runtime, or on a pool of Python; lists the numbers of threads."""
+    if way == "team" and running._openmp() is None:
+        pytest.skip("torch's threads are not those of libgomp here")
+    if way == "pool":
+        monkeypatch.setattr(running, "_openmp", lambda: None)
+    numbers, starts = [], getattr(running, f"_in_{way}")
+
+    def start(*arguments):
+        numbers.append(len(next(each for each in arguments if isinstance(each, torch.Tensor))))
+        starts(*arguments)
+
+    monkeypatch.setattr(running, f"_in_{way}", start)
+    return numbers
+
+
 def problem(name):
     (B, H, G, I, J, D, E), pieces = LARGE[name]
     torch.manual_seed(0)
@@ -61,20 +80,22 @@ def equal(one, other):
 
 
 @every_level
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", LARGE)
-def test_results_do_not_depend_on_the_number_of_threads(name, level, threads, monkeypatch):
-    started, start = [], running._started
-    monkeypatch.setattr(running, "_started", lambda *args: started.append(args[0]) or start(*args))
+def test_results_do_not_depend_on_the_number_of_threads(name, way, level, threads, monkeypatch):
+    started = use(way, monkeypatch)
     case, found = problem(name), []
     for number in (1, 2, 3, 3):
         threads(number)
         with at_level(level):
             found.append(results(*case))
-    assert started == [2] * 2 + [3] * 8  # forward and backward, and 3 threads twice: 2 others each
+    assert started == [2] * 2 + [3] * 4  # forward and backward, and 3 threads twice
     assert all(equal(each, found[0]) for each in found[1:])
 
 
-def test_two_threads_of_python_may_call_at_once(threads):
+@pytest.mark.parametrize("way", WAYS)
+def test_two_threads_of_python_may_call_at_once(way, threads, monkeypatch):
+    use(way, monkeypatch)
     threads(2)
     cases = [problem(name) for name in LARGE] * 3
     alone = [results(*case) for case in cases]
@@ -96,6 +117,7 @@ def test_an_interrupted_call_leaves_its_memory_to_the_threads_that_still_compute
         share(function, call, memory, more)
         caught.append([(t.data_ptr(), t) for t in call.tensors])
 
+    use("pool", monkeypatch)  # the threads of OpenMP are not interrupted: the call returns first
     monkeypatch.setattr(running, "_share", interrupted)
     attention, tensors, _ = problem("plain")
     with pytest.raises(KeyboardInterrupt):

@@ -9,14 +9,14 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from regard.errors import RegardError, nearest
 
 #: INTERFACE_VERSION of kernels/regard.h.
-VERSION = 9
+VERSION = 10
 #: Variants of the kernels; the place in the list is the level that `regard_level` of kernels/dispatch.c returns.
 LEVELS = ("baseline", "avx2", "avx512")
 #: Lowest level that is chosen: without AVX2 torch's kernel is faster.
@@ -41,6 +41,11 @@ class Library:
 
     def __repr__(self) -> str:
         return f"Library(level_name={self.level_name!r})"
+
+    @cached_property
+    def run_member(self) -> ctypes.c_void_p:
+        """The address of the function that every thread of a team calls (kernels/team.c)."""
+        return ctypes.cast(self._functions.regard_run_member, ctypes.c_void_p)
 
     def function(self, name: str) -> Any:
         """The function `regard_NAME_VARIANT` of the library; the caller declares its arguments."""

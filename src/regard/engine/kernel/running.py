@@ -2,13 +2,19 @@
 
 Each thread calls the same function and takes units of work from shared counters until none is left, so the result does
 not depend on the number of threads. ctypes releases the interpreter lock during a call.
+
+On Linux the threads are those of torch itself: its OpenMP runtime (libgomp) starts the function (kernels/team.c).
+A pool of Python does so where torch has another runtime, and in a forked process, where libgomp cannot start threads.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from ctypes import byref, c_int64, c_void_p
+from ctypes import CDLL, Structure, addressof, byref, c_int64, c_uint, c_void_p, cast
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -20,8 +26,28 @@ from regard.engine.kernel.structures import Pointers
 WORTH_A_THREAD = 1 << 22
 
 _pools: dict[int, ThreadPoolExecutor] = {}
+_is_forked = False
+
+
+class Team(Structure):
+    """`Team` of kernels/regard.h: what each thread of a team calls."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("function", "call", "fields", "scratch")),
+        ("scratch_bytes", c_int64),
+        ("thread_number", c_void_p),
+    )
+
+
+def _begin_forked() -> None:
+    """The threads of the parent do not exist in a forked process, and its OpenMP runtime would wait for them."""
+    global _is_forked
+    _is_forked = True
+    _pools.clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pools.clear)  # the threads of a pool do not exist in a forked process
+    os.register_at_fork(after_in_child=_begin_forked)
 
 
 def empty(*shape: int) -> Tensor:
@@ -39,22 +65,57 @@ def counters(count: int) -> Tensor:
     return torch.zeros(count, dtype=torch.int64, device="cpu")
 
 
-def run(library: Library, name: str, call: Pointers, multiply_adds: int, *more: Pointers) -> None:
+def run(library: Library, name: str, call: Pointers, multiply_adds: int, fields: Pointers | None = None) -> None:
     """Call `regard_NAME` on as many threads as the work is worth, at most those of torch.
 
-    `call` is its first argument, and `more` are those after the call and the scratch memory.
+    `call` is its first argument, and `fields` the one after the scratch memory, if it has one.
     """
     num_threads = max(1, min(torch.get_num_threads(), multiply_adds // WORTH_A_THREAD))
     memory = workspace(library, name, call, num_threads)
     function = library.function(name)
+    more = () if fields is None else (fields,)
+    runtime = None if _is_forked else _openmp()
     if num_threads == 1:
         _share(function, call, memory, more)
-        return
+    elif runtime is not None:
+        _in_team(
+            runtime, library, Team(cast(function, c_void_p), addressof(call), fields and addressof(fields)), memory
+        )
+    else:
+        _in_pool(num_threads, function, call, memory, more)
+
+
+def _in_pool(num_threads: int, function: object, call: Pointers, memory: Tensor, more: tuple[Pointers, ...]) -> None:
+    """This thread and those of a pool of Python compute the shares."""
     others = [_started(num_threads, function, call, part, more) for part in memory[1:]]
     _share(function, call, memory[0], more)
     for other in others:
         if other is not None:
             other.result()
+
+
+def _in_team(runtime: tuple[Callable[..., None], int], library: Library, team: Team, memory: Tensor) -> None:
+    """The threads of torch's OpenMP runtime compute the shares, this thread among them."""
+    start, team.thread_number = runtime
+    team.scratch, team.scratch_bytes = memory.data_ptr(), memory.stride(0) * memory.element_size()
+    start(library.run_member, byref(team), len(memory), 0)
+
+
+@cache
+def _openmp() -> tuple[Callable[..., None], int] | None:
+    """`GOMP_parallel` and the address of `omp_get_thread_num`; None if torch does not run on libgomp.
+
+    https://gcc.gnu.org/onlinedocs/libgomp/Implementing-PARALLEL-construct.html
+    """
+    if sys.platform != "linux" or "OpenMP" not in torch.__config__.parallel_info():
+        return None
+    try:
+        loaded = CDLL(None)  # torch loads its runtime for everybody
+        start, thread_number = loaded.GOMP_parallel, loaded.omp_get_thread_num
+    except (OSError, AttributeError):
+        return None
+    start.argtypes, start.restype = (c_void_p, c_void_p, c_uint, c_uint), None
+    return start, cast(thread_number, c_void_p).value or 0
 
 
 def workspace(library: Library, name: str, call: Pointers, num_threads: int = 1) -> Tensor:
