@@ -10,13 +10,14 @@ import { figureSheet, OF_VIEW } from "./figure";
 import { learnView } from "./learn";
 import { mapView } from "./map";
 import { overview } from "./overview";
+import { hasPicture, pictureView } from "./picture";
 import { statisticsView } from "./statistics";
 import { textView } from "./text";
 
 const MAKE: Record<View, (context: Context) => Panel> = { overview, map: mapView, text: textView,
-  alignment: alignmentView, statistics: statisticsView, learn: learnView };
+  alignment: alignmentView, statistics: statisticsView, learn: learnView, picture: pictureView };
 const KEYS: [string, string][] = [
-  ["1 … 6", "overview, map, text, alignment, statistics, learn"], ["[ ]", "previous head, next head"],
+  ["1 … 7", "overview, map, text, alignment, statistics, learn, picture"], ["[ ]", "previous head, next head"],
     ["{ }", "previous layer, next layer"], ["arrows", "move between heads, cells or words (with Shift: ten cells)"],
   ["f", "figure for a paper: PDF, SVG, PNG, CSV"], ["+ −", "zoom"], ["0", "the whole map"], ["/", "find a token"], ["Esc", "stop computing, or close this list"],
     ["t", "light or dark theme"], ["?", "this list"],
@@ -88,6 +89,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
     state.layer = within(state.layer, text.layers.length);
     state.head = within(state.head, text.layers[state.layer].heads.length);
     state.query = within(state.query, (text.queries ?? text.tokens).length);
+    if (state.view === "picture" && !hasPicture(text)) state.view = "overview";
     state.key = Math.min(Math.max(-1, Math.round(state.key)), text.tokens.length - 1);
   }
   async function load(fresh = false) {
@@ -108,8 +110,8 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
       ? choice("Text", String(state.text), source.titles.map((title, at) => [String(at), cut(title, 60)]),
         (value) => openText(Number(value)))
       : h("span", { class: "title", title: text.title, dir: "auto" }, cut(text.title, 80)));
-    tabs.replaceChildren(...VIEWS.map((view, at) =>
-      h("button", { type: "button", "aria-current": view === state.view ? "page" : null, title: `${view} (${at + 1})`,
+    tabs.replaceChildren(...VIEWS.filter((view) => view !== "picture" || hasPicture(text)).map((view) =>
+      h("button", { type: "button", "aria-current": view === state.view ? "page" : null, title: `${view} (${VIEWS.indexOf(view) + 1})`,
       onclick: () => context.set({ view }) }, view[0].toUpperCase() + view.slice(1))));
     const step = (by: number, label: string, sign: string) =>
       h("button", { type: "button", title: label, "aria-label": label, onclick: () => turnHead(by) }, sign);
@@ -167,7 +169,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
   }
   function common(key: string): boolean {
     const view = VIEWS[Number(key) - 1];
-    if (view) return context.set({ view }), true;
+    if (view && (view !== "picture" || hasPicture(context.text))) return context.set({ view }), true;
     if (key === "[" || key === "]") return turnHead(key === "]" ? 1 : -1), true;
     if (key === "{" || key === "}") return context.set(
       { layer: (state.layer + (key === "}" ? 1 : -1) + context.text.layers.length) % context.text.layers.length }),

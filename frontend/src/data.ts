@@ -15,6 +15,10 @@ export interface Finding { kind: string; layer: number; heads: number[]; value: 
 // Values of x are numbers, or labels in order.
 export interface Chart { title: string; x: string; y: string;
   series: { name: string; points: [number | string, number][] }[] }
+// An image under the weights: the token of the patch in row r and column c is start + r * columns + c, or in `tokens`.
+export interface PicturePanel { rows: number; columns: number; width: number; height: number; image: string; start: number;
+  tokens?: number[] }
+export interface Picture { kind: "image" | "video" | "sound"; panels: PicturePanel[]; seconds?: number }
 export interface Text {
   title: string;
   tokens: string[];
@@ -28,6 +32,7 @@ export interface Text {
   gold: [number, number, boolean][];
   aligned: string;
   charts: Chart[];
+  picture?: Picture | null;
 }
 export interface Common {
   statistics: Record<string, string>;

@@ -1,6 +1,6 @@
 // The state of the page. The address contains all of it, so every view is a link.
 
-export const VIEWS = ["overview", "map", "text", "alignment", "statistics", "learn"] as const;
+export const VIEWS = ["overview", "map", "text", "alignment", "statistics", "learn", "picture"] as const;
 export type View = (typeof VIEWS)[number];
 
 export interface State {
@@ -29,12 +29,15 @@ export interface State {
   caption: string; // of the figure; "": written by the page
   captioned: string; // yes: the caption is inside the figure
   span: string; // the tokens of the figure: "3-12"; "": all that fit
+  cover: string; // of a picture: light, colours
+  tiles: string; // heads beside a picture: layer, all
 }
 
 export const START: State = {
   view: "overview", text: 0, layer: 0, head: 0, query: 0, key: -1, x: -1, y: -1, zoom: 0, pool: "mean", scale: "log",
   colour: "entropy", sort: "layer", way: "words", heads: "one", side: "both", pairs: "all", panels: "layers",
     learn: "positions", figure: "", width: "8.5", ground: "light", caption: "", captioned: "yes", span: "",
+    cover: "light", tiles: "layer",
 };
 
 // Only values that differ from START, so that links stay short.

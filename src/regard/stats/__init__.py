@@ -1,11 +1,14 @@
 """Statistics of heads and warnings about them, for the maps of any model."""
 
+from regard.stats.contacts import contact_maps
 from regard.stats.flow import ValueWeighted, rollout, value_weighted
 from regard.stats.folds import Agreement, Offsets, SameToken
 from regard.stats.head_distances import divergence, head_groups, head_map, sample_rows
 from regard.stats.head_table import HeadTable, LayerTable
 from regard.stats.mask_warnings import mask_findings
 from regard.stats.numbering import layer_number, layer_numbers
+from regard.stats.patch_grid import PatchGrid
+from regard.stats.patch_roles import patch_roles, shuffle_patches
 from regard.stats.patterns import Patterns, patterns
 from regard.stats.prediction_warnings import prediction_findings
 from regard.stats.probes import probe_tokens, shuffle_order
@@ -30,6 +33,7 @@ __all__ = [
     "LayerTable",
     "Link",
     "Offsets",
+    "PatchGrid",
     "Patterns",
     "Profile",
     "Role",
@@ -37,6 +41,7 @@ __all__ = [
     "SameToken",
     "TextReading",
     "ValueWeighted",
+    "contact_maps",
     "differences",
     "divergence",
     "findings",
@@ -45,6 +50,7 @@ __all__ = [
     "layer_number",
     "layer_numbers",
     "mask_findings",
+    "patch_roles",
     "patterns",
     "prediction_findings",
     "probe_tokens",
@@ -53,6 +59,7 @@ __all__ = [
     "rollout",
     "sample_rows",
     "shuffle_order",
+    "shuffle_patches",
     "text_statistics",
     "value_weighted",
 ]

@@ -49,6 +49,16 @@ KINDS: dict[str, str] = {
     "duplicate": "other occurrences of the same token",
     "induction": "the token after an earlier occurrence of the current one",
 }
+#: The same for patches of an image, by their places on the grid (`patch_roles`).
+PATCH_KINDS: dict[str, str] = {
+    "row": "other patches of the same row",
+    "column": "other patches of the same column",
+    "left": "the patch to its left",
+    "right": "the patch to its right",
+    "above": "the patch above it",
+    "below": "the patch below it",
+}
+MEANINGS = KINDS | PATCH_KINDS
 #: Kinds that depend on what the tokens are: shuffling must lower the score. For the other kinds it must not.
 CONTENT = frozenset({"punctuation", "duplicate", "induction"})
 
@@ -80,7 +90,7 @@ class Role:
     @property
     def sentence(self) -> str:
         """`L2.H4 attends to the previous token (0.93; 0.91 on shuffled text, 0.05 by chance).`."""
-        target = KINDS[self.kind] if self.offset is None else f"the token at offset {self.offset:+d}"
+        target = MEANINGS[self.kind] if self.offset is None else f"the token at offset {self.offset:+d}"
         numbers = f"{self.score:.2f}; {self.null:.2f} on shuffled text, {self.chance:.2f} by chance"
         return f"{head_name(self.layer, self.head)} attends to {target} ({numbers})."
 
@@ -104,8 +114,8 @@ class RoleTable:
 
     def of(self, kind: str) -> list[Role]:
         """The roles of one kind, highest score first; roles without a score come last."""
-        if kind not in KINDS:
-            raise RegardError(f"roles: there is no role {kind!r}. {nearest(kind, KINDS)}")
+        if kind not in MEANINGS:
+            raise RegardError(f"roles: there is no role {kind!r}. {nearest(kind, MEANINGS)}")
         same_kind = [role for role in self.roles if role.kind == kind]
         return sorted(same_kind, key=lambda role: -role.score if role.score == role.score else 1.0)
 
@@ -118,7 +128,7 @@ class RoleTable:
         lines = [ROLE_CAVEAT, "layer head  score   null chance  role"]
         for role in self.labelled:
             numbers = f"{role.score:6.3f} {role.null:6.3f} {role.chance:6.3f}"
-            target = KINDS[role.kind] if role.offset is None else f"{KINDS[role.kind]} ({role.offset:+d})"
+            target = MEANINGS[role.kind] if role.offset is None else f"{MEANINGS[role.kind]} ({role.offset:+d})"
             lines.append(f"{role.layer:5d} {role.head:4d} {numbers}  {role.kind}: {target}")
         return "\n".join(lines if self.labelled else [ROLE_CAVEAT, "No head has a role."])
 
@@ -172,7 +182,7 @@ def roles(
         text, shuffled_text = (Text.of(t, special, weights.device) for t in (tokens, null_tokens))
         scores, nulls = _measure(weights, text, None), _measure(shuffled, text, shuffled_text)
         for kind in KINDS:
-            head_roles += _roles_of(kind, number, scores[kind], nulls[kind])
+            head_roles += roles_of_kind(kind, number, scores[kind], nulls[kind])
     return RoleTable(head_roles)
 
 
@@ -198,7 +208,7 @@ def _check(
         raise RegardError("roles: null_tokens are the tokens themselves. Shuffle them: shuffle_order(tokens).")
 
 
-class _Measured(NamedTuple):
+class Measured(NamedTuple):
     """Score, chance and number of queries of every head, (H,) each; (H, offsets) for the positional role."""
 
     score: Tensor
@@ -206,7 +216,7 @@ class _Measured(NamedTuple):
     queries: Tensor
 
 
-def _measure(weights: AttentionMap, text: Text, shuffled: Text | None) -> dict[str, _Measured]:
+def _measure(weights: AttentionMap, text: Text, shuffled: Text | None) -> dict[str, Measured]:
     """The scores of one map for all roles. For a shuffled run, links that both texts have are left out."""
     links = _links(text, shuffled)
     folds = [TargetMass(weights, is_link) for is_link in links.values()]
@@ -215,15 +225,17 @@ def _measure(weights: AttentionMap, text: Text, shuffled: Text | None) -> dict[s
     )
     ordinary = ~text.special
     sums = dict(zip(links, rest, strict=True))
-    measured = {kind: _mean(sums[kind], sums.get(f"kept {kind}"), allowed, ordinary) for kind in KINDS if kind in sums}
-    offsets = _mean(diagonal, None, allowed[:, :, None], ordinary)
+    measured = {
+        kind: mean_score(sums[kind], sums.get(f"kept {kind}"), allowed, ordinary) for kind in KINDS if kind in sums
+    }
+    offsets = mean_score(diagonal, None, allowed[:, :, None], ordinary)
     for kind, index in (("previous", 0), ("next", 1), ("positional", slice(2, None))):
-        measured[kind] = _Measured(offsets.score[:, index], offsets.chance[:, index], offsets.queries[:, index])
+        measured[kind] = Measured(offsets.score[:, index], offsets.chance[:, index], offsets.queries[:, index])
     measured["broad"] = _evenness(entropy, allowed, sums["first"], ordinary)
     return measured
 
 
-def _evenness(entropy: Tensor, allowed: Tensor, at_first: tuple[Tensor, Tensor], ordinary: Tensor) -> _Measured:
+def _evenness(entropy: Tensor, allowed: Tensor, at_first: tuple[Tensor, Tensor], ordinary: Tensor) -> Measured:
     """The evenness of the weights outside the first key: 1 if all are equal. Arguments are (B, H, I)."""
     first, first_allowed = at_first
     others = allowed - first_allowed
@@ -233,7 +245,7 @@ def _evenness(entropy: Tensor, allowed: Tensor, at_first: tuple[Tensor, Tensor],
     share = (rest / largest.clamp_min(1e-6)).clamp_max(1.0) * choice
     count = choice.sum(-1)[0].cpu()
     score = (share.sum(-1) / choice.sum(-1))[0].cpu()  # NaN where no query has a choice
-    return _Measured(score, torch.zeros_like(score), count)
+    return Measured(score, torch.zeros_like(score), count)
 
 
 def _links(text: Text, shuffled: Text | None) -> dict[str, IsLink]:
@@ -249,9 +261,9 @@ def _links(text: Text, shuffled: Text | None) -> dict[str, IsLink]:
     return links
 
 
-def _mean(
+def mean_score(
     links: tuple[Tensor, Tensor], kept: tuple[Tensor, Tensor] | None, allowed: Tensor, ordinary: Tensor
-) -> _Measured:
+) -> Measured:
     """Means of (1, H, ..., I) weights and counts over the queries that are not special and have a link."""
     mass, count = links
     included = (count > 0) & ordinary
@@ -259,10 +271,10 @@ def _mean(
     rest = included if kept is None else (1 - kept[0]) * included
     score = ((mass * included).sum(-1) / rest.sum(-1))[0].cpu()
     chance = (count / allowed.clamp_min(1) * included).sum(-1)[0].cpu() / num_queries
-    return _Measured(score, chance, num_queries)
+    return Measured(score, chance, num_queries)
 
 
-def _roles_of(kind: str, layer: int, score: _Measured, null: _Measured) -> list[Role]:
+def roles_of_kind(kind: str, layer: int, score: Measured, null: Measured) -> list[Role]:
     """The roles of one kind for every head of a layer."""
     head_roles = []
     for head in range(len(score.score)):

@@ -25,7 +25,7 @@ from regard.stats import (
     head_map,
     sample_rows,
 )
-from regard.stats.roles import KINDS, QUERIES, ROLE_CAVEAT
+from regard.stats.roles import MEANINGS, QUERIES, ROLE_CAVEAT
 from regard.stats.warning_lines import warning_lines
 from regard.viewer.cards import cards_of
 from regard.viewer.lead import lead_of
@@ -39,7 +39,7 @@ COMPARED = 1 << 15
 #: Cells per side of the finest precomputed level, and the last level whose tiles are computed on request.
 READY, QUICK = 1024, 4
 #: Letters of roles on a small map, where the initial is already in use.
-LETTERS = {"positional": "O", "punctuation": "M"}
+LETTERS = {"positional": "O", "punctuation": "M", "left": "←", "right": "→", "above": "↑", "below": "↓"}
 #: Statistic -> its label on the page: plain words, with the name of the statistic.
 LABELS = {
     "entropy": "spread (entropy)",
@@ -59,7 +59,7 @@ COMMON = {
     | {"importance": "|d loss / d gate|: how much the loss depends on the head"},
     "labels": LABELS,
     "kinds": {
-        kind: {"letter": LETTERS.get(kind, kind[0].upper()), "meaning": meaning} for kind, meaning in KINDS.items()
+        kind: {"letter": LETTERS.get(kind, kind[0].upper()), "meaning": meaning} for kind, meaning in MEANINGS.items()
     },
     "queries": QUERIES,
     "caveat": CAVEAT,
@@ -77,7 +77,8 @@ class Sheet:
     """A text of the page: its data as JSON (`about`), a map per layer, and precomputed cells (`ready`) of long texts.
 
     Each map has one batch entry. In `about`, `gold` are reference links (query, key, sure), `aligned` says at which
-    step the attention is read ("output" or "input"), and `charts` are curves of a run.
+    step the attention is read ("output" or "input"), `charts` are curves of a run, and `picture` is the image under the
+    weights (`picture_sheets`).
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 3, 4)
@@ -128,6 +129,7 @@ class Sheet:
             "gold": [list(link) for link in gold],
             "aligned": aligned,
             "charts": list(charts),
+            "picture": None,
         }
         return Sheet(about, maps, [ready for _, ready in pooled])
 

@@ -14,6 +14,7 @@ from regard.stats import TextReading
 from regard.viewer.answers import Answers, NoAnswer
 from regard.viewer.figures import static_picture
 from regard.viewer.page import bundle, embed, payload
+from regard.viewer.picture_sheets import picture_sheets
 from regard.viewer.sheet import Sheet, page_folds, sheets_of
 
 if TYPE_CHECKING:
@@ -86,12 +87,21 @@ def show_map(weights: AttentionMap, tokens: Sequence[str] | None, queries: Seque
 
 
 def show_watched(
-    seen: WatchedAttention, tokens: Sequence[str] | None, targets: Sequence[str] | None, batch: int
+    seen: WatchedAttention,
+    tokens: Sequence[str] | None,
+    targets: Sequence[str] | None,
+    batch: int,
+    image: Any = None,
+    grid: Any = None,
 ) -> Any:
     """The widget of a watched model: one text per part. The encoder reads `tokens`, the decoder reads `targets`.
 
+    A model that read an image, a video or a sound is shown with it (`picture_sheets`).
+
     If a module was called several times, as in generation, the last call with exactly these tokens is shown.
     """
+    if seen.inputs.is_pictured or image is not None or grid is not None:
+        return show_texts(picture_sheets(seen, tokens, targets, batch, image, grid))
     step, decoded = _call_that_read(seen.decoder, tokens if targets is None else targets)
     readings = []
     for part, title in TITLES.items():

@@ -9,6 +9,7 @@ from typing import Any
 from regard.display import viewer_part
 from regard.errors import RegardError, nearest
 from regard.hf.capture.captured_calls import ModuleCalls, NotCaptured
+from regard.hf.capture.model_inputs import ModelInputs
 from regard.hf.capture.module_statistics import ModuleStatistics
 from regard.hf.capture.verification import Check
 from regard.maps.attention_map import AttentionMap
@@ -44,6 +45,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
     ) -> None:
         self._parts, self._missing, self._order, self._verified = parts, missing, order, verified
         self.model = model
+        self.inputs = ModelInputs()
 
     @property
     def names(self) -> list[str]:
@@ -104,12 +106,25 @@ class WatchedAttention(Mapping[str, AttentionMap]):
             raise RegardError("verify: values are not kept after a call. Watch again with watch(model, verify=True).")
         return {name: worst([capture.check for capture in self._parts[name].calls]) for name in self.names}
 
-    def show(self, tokens: Sequence[str] | None = None, targets: Sequence[str] | None = None, batch: int = 0) -> Any:
+    def show(
+        self,
+        tokens: Sequence[str] | None = None,
+        targets: Sequence[str] | None = None,
+        batch: int = 0,
+        *,
+        image: Any = None,
+        grid: Any = None,
+    ) -> Any:
         """Show every head in a notebook; needs `pip install 'regard[view]'`.
 
         `tokens` are the tokens that the model read, `targets` the tokens of the decoder if there is one.
+
+        A model that read an image, a video or a sound is shown with it, under the weights. `image` is the image as
+        the model read it, after resizing and cropping: a PIL image, an array (H, W, 3), a tensor (3, H, W), or a list
+        of them. By default it is made from `pixel_values`. `grid` is (rows, columns) of the patches, found by itself
+        for most models of transformers.
         """
-        return viewer_part("widget").show_watched(self, tokens, targets, batch)
+        return viewer_part("widget").show_watched(self, tokens, targets, batch, image, grid)
 
     @property
     def mismatched(self) -> dict[str, Check]:
@@ -130,7 +145,9 @@ class WatchedAttention(Mapping[str, AttentionMap]):
 
     def _view(self, belongs: Callable[[str], bool]) -> WatchedAttention:
         parts = {name: part for name, part in self._parts.items() if belongs(part.part)}
-        return WatchedAttention(parts, self._missing, self._order, self._verified, self.model)
+        view = WatchedAttention(parts, self._missing, self._order, self._verified, self.model)
+        view.inputs = self.inputs
+        return view
 
     def _part(self, name: str | int) -> ModuleCalls:
         names = self.names

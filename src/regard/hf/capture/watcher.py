@@ -34,6 +34,7 @@ from regard.hf.calls import DIRECT, NO_NUMBERS, Call, MaskCache, Untranslatable,
 from regard.hf.capture.captured_calls import Capture, ModuleCalls, ModuleMap, SharedKeys
 from regard.hf.capture.kernel_statistic import row_logsumexp
 from regard.hf.capture.lazy_projection import DeferredCall
+from regard.hf.capture.model_inputs import ModelInputs, pictured_inputs
 from regard.hf.capture.model_maps import WatchedAttention
 from regard.hf.capture.module_hooks import inside_backward, module_calls
 from regard.hf.capture.module_rerun import LastWeights, RerunCall, snapshot
@@ -201,6 +202,7 @@ class _Watcher:
         self.calls: dict[str, ModuleCalls] = {}
         self.missing: dict[str, str] = {}
         self.seen = WatchedAttention(self.calls, self.missing, self.order, bool(verify), model_name(model))
+        self.seen.inputs = ModelInputs(getattr(model, "config", None))
 
     def _read_names(self) -> dict[str, nn.Module]:
         """Read module paths and attention modules. A model may replace its modules while it runs (BigBird)."""
@@ -273,6 +275,7 @@ class _Watcher:
 
     def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         running, frames = self.running.modules, self.running.frames
+        self._keep_pictured(module, args, kwargs)
         self._keep_returned(lambda returned: returned.caller is module)
         while module in running and running.pop() is not module:
             pass
@@ -297,6 +300,12 @@ class _Watcher:
                 self.running.num_calls[name] += 1
                 deferred = module.self_attn in self.deferred
                 self._keep_call(name, lambda: encoder_layer(module, args, kwargs, output, deferred))
+
+    def _keep_pictured(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep the inputs of the last call with an image or a sound, so that a page can show it."""
+        values = pictured_inputs(module, args, kwargs, module is self.model)
+        if values and module in self.names:
+            self.seen.inputs = ModelInputs(self.seen.inputs.config, values)
 
     def function_called(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any

@@ -1,0 +1,65 @@
+// Drawing of weights over an image: a pixel for each patch, stretched by the browser without smoothing.
+import type { Context } from "./context";
+import { STEPS, type Colours } from "./colour";
+import type { PicturePanel } from "./data";
+import { h, s, shown } from "./dom";
+
+const [NIGHT, OPAQUE, MIX] = [[9, 12, 16], 0.88, 0.74]; // colour of the dark, its strength, and that of colours
+
+// The token of a patch, counted row by row.
+export const placeOf = (panel: PicturePanel, patch: number): number => panel.tokens?.[patch] ?? panel.start + patch;
+
+// The cover of an image: dark where the weight is small, or a colour everywhere.
+export function cells(places: Float32Array, rows: number, columns: number, cover: string,
+  colours: Colours): HTMLCanvasElement {
+  const canvas = h("canvas", { width: columns, height: rows });
+  const picture = new ImageData(columns, rows);
+  places.forEach((share, at) => picture.data.set(pixel(share, cover, colours), 4 * at));
+  canvas.getContext("2d")!.putImageData(picture, 0, 0);
+  return canvas;
+}
+function pixel(share: number, cover: string, colours: Colours): number[] {
+  if (cover === "light") return [...NIGHT, Math.round(255 * OPAQUE * (1 - share))];
+  const colour = colours.table[share <= 0 ? 0 : 1 + Math.round(Math.min(share, 1) * (STEPS - 1))];
+  return [colour & 255, (colour >> 8) & 255, (colour >> 16) & 255, Math.round(255 * MIX)];
+}
+
+// The legend: what a weight looks like, from 0 to the largest.
+export function keyOf({ state, colours }: Context, top: number, scaled: (share: number) => number): SVGSVGElement {
+  const [width, steps] = [200, 50];
+  const figure = s("svg", { class: "legend", width: width + 60, height: 34, viewBox: `-20 0 ${width + 60} 34`,
+    role: "img", "aria-label": `Weights from 0 to ${shown(top)}` });
+  const photo = s("rect", { width, height: 10, fill: "#d9c8a9" });
+  figure.append(photo);
+  for (let at = 0; at < steps; at++) {
+    const [red, green, blue, alpha] = pixel((at + 0.5) / steps, state.cover, colours);
+    figure.append(s("rect", { x: (at * width) / steps, width: width / steps + 0.5, height: 10,
+      fill: `rgb(${red},${green},${blue})`, "fill-opacity": alpha / 255 }));
+  }
+  for (const share of [0, 0.01, 0.1, 0.25, 0.5, 1]) {
+    const x = scaled(share) * width;
+    if (share && share < 1 && (x < 34 || x > width - 34 || (share === 0.25 && state.scale === "log"))) continue;
+    figure.append(s("line", { x1: x, x2: x, y1: 10, y2: 14, stroke: "currentColor" }),
+      s("text", { x, y: 27, "font-size": 11, "text-anchor": "middle", fill: "currentColor" }, shown(share * top)));
+  }
+  return figure;
+}
+
+// Several images beside each other, as one figure.
+export function strip(figures: SVGSVGElement[]): SVGSVGElement | null {
+  if (!figures.length) return null;
+  const size = (figure: SVGSVGElement) => [Number(figure.getAttribute("width")), Number(figure.getAttribute("height"))];
+  const tall = Math.max(...figures.map((figure) => size(figure)[1]));
+  const row = s("svg", { role: "img" });
+  let x = 0;
+  for (const figure of figures) {
+    const copy = figure.cloneNode(true) as SVGSVGElement;
+    copy.setAttribute("x", String(x));
+    row.append(copy);
+    x += size(figure)[0] + tall / 40;
+  }
+  row.setAttribute("width", String(x));
+  row.setAttribute("height", String(tall));
+  row.setAttribute("viewBox", `0 0 ${x} ${tall}`);
+  return row;
+}

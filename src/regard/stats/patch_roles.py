@@ -1,0 +1,119 @@
+"""Roles of heads on the patches of an image: same row, same column, neighbours on the grid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from regard.checks import Count, checked
+from regard.errors import RegardError
+from regard.maps import AttentionMap
+from regard.stats.numbering import layer_numbers
+from regard.stats.patch_grid import PatchGrid
+from regard.stats.profile import one_text
+from regard.stats.roles import PATCH_KINDS, Measured, RoleTable, mean_score, roles_of_kind
+from regard.stats.statistics import Allowed
+from regard.stats.targets import IsLink, TargetMass
+
+#: The step on the grid of each role of one neighbour: (rows, columns).
+STEPS = {"left": (0, -1), "right": (0, 1), "above": (-1, 0), "below": (1, 0)}
+
+
+@checked
+def patch_roles(
+    maps: Mapping[str, AttentionMap],
+    grid: PatchGrid,
+    *,
+    null: Mapping[str, AttentionMap],
+    batch: Count = 0,
+    numbers: Sequence[int] | None = None,
+) -> RoleTable:
+    """Score every head for the roles of places on the grid: row, column, left, right, above, below.
+
+    A score is the mean of sum_j w_ij over the keys of the role, for all patches i that have such a key in their frame.
+    `null` are the maps of a run on the image with its patches shuffled (`shuffle_patches`): a head that depends on
+    places has the same score there. A head has a role if both scores are at least 0.4, and the lower one is 0.2 above
+    that of a head with equal weights. No role is given for fewer than 25 patches that have such a key.
+
+    >>> import torch, regard as rg
+    >>> from regard.stats import PatchGrid, patch_roles
+    >>> rows = torch.eye(6).repeat_interleave(6, 0) * 5  # 36 patches; queries and keys say their row
+    >>> x = rows.expand(1, 1, 36, 6)
+    >>> maps = {"layers.0": rg.attend(rg.Attention(), x, x, x).weights}
+    >>> [role.kind for role in patch_roles(maps, PatchGrid(6, 6), null=maps).labelled]
+    ['row']
+    """
+    _check(maps, null, grid)
+    head_roles = []
+    for number, weights, shuffled in zip(layer_numbers(maps, numbers), maps.values(), null.values(), strict=True):
+        scores, nulls = (_measure(one_text("patch_roles", each, batch), grid) for each in (weights, shuffled))
+        for kind in PATCH_KINDS:
+            head_roles += roles_of_kind(kind, number, scores[kind], nulls[kind])
+    return RoleTable(head_roles)
+
+
+def shuffle_patches(pixels: Tensor, rows: int, columns: int, seed: int = 0) -> Tensor:
+    """Images (..., height, width) with their rows x columns patches in another order, the same for all images.
+
+    >>> import torch
+    >>> from regard.stats import shuffle_patches
+    >>> shuffle_patches(torch.arange(8.0).view(1, 2, 4), 1, 4).shape
+    torch.Size([1, 2, 4])
+    """
+    height, width = pixels.shape[-2:]
+    if height % rows or width % columns:
+        raise RegardError(
+            f"shuffle_patches: an image of {height} x {width} pixels cannot be cut into {rows} x {columns} equal "
+            "patches. Give the rows and columns of the model's patches."
+        )
+    order = torch.randperm(rows * columns, generator=torch.Generator().manual_seed(seed)).to(pixels.device)
+    cut = pixels.unflatten(-2, (rows, height // rows)).unflatten(-1, (columns, width // columns)).transpose(-3, -2)
+    mixed = cut.flatten(-4, -3)[..., order, :, :].unflatten(-3, (rows, columns)).transpose(-3, -2)
+    return mixed.reshape(pixels.shape)
+
+
+def _check(maps: Mapping[str, AttentionMap], null: Mapping[str, AttentionMap], grid: PatchGrid) -> None:
+    if not maps or list(maps) != list(null):
+        raise RegardError(
+            "patch_roles: maps and null must be of the same layers, at least one. Run the same model on the image and "
+            "on shuffle_patches(image, rows, columns)."
+        )
+    for name, weights in (*maps.items(), *null.items()):
+        I, J = weights.shape[2:]
+        if I != J or max(grid.places) >= J:
+            raise RegardError(
+                f"patch_roles: the map of {name!r} has {I} queries and {J} keys, and the last patch of the grid is "
+                f"token {max(grid.places)}. Roles of patches need self-attention over all patches."
+            )
+
+
+def _measure(weights: AttentionMap, grid: PatchGrid) -> dict[str, Measured]:
+    links = _links(grid, weights.shape[3], weights.device)
+    folds = [TargetMass(weights, links[kind]) for kind in PATCH_KINDS]
+    allowed, *sums = weights.summarize(Allowed(weights), *folds)
+    is_patch = torch.zeros(weights.shape[2], dtype=torch.bool, device=weights.device)
+    is_patch[torch.tensor(list(grid.places), device=weights.device)] = True
+    return {kind: mean_score(mass, None, allowed, is_patch) for kind, mass in zip(PATCH_KINDS, sums, strict=True)}
+
+
+def _links(grid: PatchGrid, num_tokens: int, device: torch.device) -> dict[str, IsLink]:
+    """Which pairs of tokens are patches of each role. Tokens that are no patches have the frame -1."""
+    places = torch.tensor(list(grid.places), device=device)
+    patch = torch.arange(len(grid), device=device)
+    frame, row, column = (torch.full((num_tokens,), -1, device=device) for _ in range(3))
+    frame[places] = patch // (grid.rows * grid.columns)
+    row[places] = patch // grid.columns % grid.rows
+    column[places] = patch % grid.columns
+
+    def near(i: Tensor, j: Tensor) -> Tensor:
+        return (frame[i] == frame[j]) & (frame[i] >= 0) & (i != j)
+
+    def step(down: int, right: int) -> IsLink:
+        return lambda i, j: near(i, j) & (row[j] == row[i] + down) & (column[j] == column[i] + right)
+
+    links: dict[str, IsLink] = {kind: step(*by) for kind, by in STEPS.items()}
+    links["row"] = lambda i, j: near(i, j) & (row[i] == row[j])
+    links["column"] = lambda i, j: near(i, j) & (column[i] == column[j])
+    return links

@@ -1,0 +1,225 @@
+"""The texts of a page for a model that read an image, a video or a sound: one text for each size of map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from regard.errors import RegardError
+from regard.hf.capture.model_inputs import ModelInputs
+from regard.hf.image_grids import image_grids, is_vision, leading_names, patch_names
+from regard.maps import AttentionMap
+from regard.stats import PatchGrid, TextReading
+from regard.viewer.pictures import images_of, picture, sound
+from regard.viewer.sheet import Sheet, page_folds
+
+if TYPE_CHECKING:
+    from regard.hf.capture.model_maps import WatchedAttention
+
+#: How a text is called, by the part of the model and whether its keys are patches only.
+TITLES = {"encoder": "Image", "decoder": "Image and text", "cross": "Text to image"}
+SOUNDS = {"encoder": "Sound", "decoder": "Text", "cross": "Text to sound"}
+
+
+@dataclass(eq=False)
+class _Group:
+    """Maps of one size in one part of the model, by module path."""
+
+    part: str
+    num_queries: int
+    num_keys: int
+    maps: dict[str, AttentionMap] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return next(iter(self.maps))
+
+
+@dataclass(frozen=True, eq=False)
+class _Request:
+    """What `picture_sheets` was asked for."""
+
+    tokens: Sequence[str] | None
+    targets: Sequence[str] | None
+    batch: int
+    image: Any
+    grid: tuple[int, int] | PatchGrid | None
+    model: str
+
+
+def picture_sheets(
+    seen: WatchedAttention,
+    tokens: Sequence[str] | None = None,
+    targets: Sequence[str] | None = None,
+    batch: int = 0,
+    image: Any = None,
+    grid: tuple[int, int] | PatchGrid | None = None,
+) -> list[Sheet]:
+    """The texts of the page for a watched model that read an image, a video or a sound, with the picture under the
+    weights. `write_page(path, picture_sheets(seen))` writes them as one file; the arguments are those of `seen.show`.
+
+    >>> import torch, transformers, regard as rg
+    >>> sizes = {"image_size": 8, "patch_size": 4, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    >>> model = transformers.ViTModel(transformers.ViTConfig(**sizes, intermediate_size=8)).eval()
+    >>> with rg.watch(model) as seen:
+    ...     _ = model(torch.rand(1, 3, 8, 8))
+    >>> (sheet,) = rg.viewer.picture_sheets(seen)
+    >>> sheet.about["tokens"], [(panel["rows"], panel["columns"]) for panel in sheet.about["picture"]["panels"]]
+    (['[CLS]', 'r0 c0', 'r0 c1', 'r1 c0', 'r1 c1'], [(2, 2)])
+    """
+    request = _Request(tokens, targets, batch, image, _checked_grid(grid), seen.model)
+    sheets, reasons = [], []
+    for group in _groups(seen, tokens):
+        try:
+            pictured = _pictured(seen.inputs, group, request)
+        except RegardError as reason:
+            reasons.append(reason)
+            pictured = _Pictured(_base_tokens(seen.inputs, group, request))
+        sheets.append(_sheet(group, pictured, request, is_sound=seen.inputs.get("input_features") is not None))
+    if not any(sheet.about["picture"] for sheet in sheets):
+        raise (
+            reasons[0]
+            if reasons
+            else RegardError(
+                "show(image=...): no map of this model has patches of an image among its keys. Watch the call "
+                "that reads the image."
+            )
+        )
+    return sorted(sheets, key=_rank)
+
+
+@dataclass(frozen=True, eq=False)
+class _Pictured:
+    """The tokens of a text, its picture, the special tokens before the patches, and the first query to show."""
+
+    tokens: list[str]
+    picture: dict[str, Any] | None = None
+    special: list[int] | None = None
+    query: int | None = None
+
+
+def _rank(sheet: Sheet) -> int:
+    """Words over an image come first, then patches alone, then texts without a picture."""
+    if sheet.about["picture"] is None:
+        return 2
+    return int(sheet.about["title"] == TITLES["encoder"] or sheet.about["title"] == SOUNDS["encoder"])
+
+
+def _checked_grid(grid: Any) -> tuple[int, int] | PatchGrid | None:
+    is_pair = isinstance(grid, tuple | list) and len(grid) == 2
+    if grid is None or isinstance(grid, PatchGrid):
+        return grid
+    if not is_pair or not all(isinstance(size, int) and size >= 1 for size in grid):
+        raise RegardError(
+            f"show(grid={grid!r}): grid is (rows, columns) of the patches, two numbers of at least 1, such as (14, 14)."
+        )
+    return int(grid[0]), int(grid[1])
+
+
+def _groups(seen: WatchedAttention, tokens: Sequence[str] | None) -> list[_Group]:
+    """The maps of a model by part and size, for example a vision tower and a text that contains its patches."""
+    groups: dict[tuple[str, int, int], _Group] = {}
+    for part in TITLES:
+        for name in getattr(seen, part):
+            weights = _call(seen.calls(name), tokens)
+            key = (part, *weights.shape[2:])
+            groups.setdefault(key, _Group(*key)).maps[name] = weights
+    return list(groups.values())
+
+
+def _call(calls: list[AttentionMap], tokens: Sequence[str] | None) -> AttentionMap:
+    """The last call with these tokens; without tokens the last call that reads a whole text, or the last call."""
+    whole = [weights for weights in calls if weights.shape[2] == weights.shape[3]]
+    same = [weights for weights in calls if tokens is not None and weights.shape[3] == len(tokens)]
+    return (same or whole or calls)[-1]
+
+
+def _pictured(inputs: ModelInputs, group: _Group, request: _Request) -> _Pictured:
+    """The picture of a group; one without picture if its keys are a text."""
+    tokens = _base_tokens(inputs, group, request)
+    features = inputs.get("input_features")
+    if features is not None:
+        if group.part == "decoder" or features.ndim != 3:
+            return _Pictured(tokens)
+        shown = sound(features[request.batch], group.num_keys)
+        times = [f"{shown['seconds'] * frame:.2f} s" for frame in range(group.num_keys)]
+        return _Pictured(times, shown)
+    grids = image_grids(inputs, group.name, group.num_keys, request.grid, request.batch)
+    if not grids:
+        return _Pictured(tokens)
+    shown = picture(grids, images_of(inputs, grids, request.image, request.batch))
+    if not _has_text(inputs, group):
+        leading = leading_names(inputs, grids[0])
+        tokens = [*leading, *(str(n) for n in range(len(leading), group.num_keys))]
+        named = _with_patches(tokens, grids)
+        query = 0 if leading else grids[0].token(grids[0].rows // 2, grids[0].columns // 2)
+        return _Pictured(named, shown, list(range(len(leading))), query)
+    return _Pictured(_with_patches(tokens, grids), shown)
+
+
+def _has_text(inputs: ModelInputs, group: _Group) -> bool:
+    ids = inputs.get("input_ids")
+    return ids is not None and group.num_keys >= ids.shape[1] and not is_vision(group.name)
+
+
+def _with_patches(tokens: list[str], grids: Sequence[PatchGrid]) -> list[str]:
+    """The tokens, with the patches named by image, row and column."""
+    named = list(tokens)
+    for number, grid in enumerate(grids):
+        which = f"i{number} " if len(grids) > 1 else ""
+        for place, name in zip(grid.places, patch_names(grid), strict=True):
+            named[place] = f"{which}{name}"
+    return named
+
+
+def _base_tokens(inputs: ModelInputs, group: _Group, request: _Request) -> list[str]:
+    """The given tokens if they are those of the keys, the ids of the text, or numbers."""
+    if request.tokens is not None and len(request.tokens) == group.num_keys:
+        return list(request.tokens)
+    ids = inputs.get("input_ids")
+    is_text = ids is not None and ids.shape[1] == group.num_keys and not is_vision(group.name)
+    return [str(n) for n in (ids[request.batch].tolist() if ids is not None and is_text else range(group.num_keys))]
+
+
+def _sheet(group: _Group, pictured: _Pictured, request: _Request, is_sound: bool) -> Sheet:
+    queries = _queries(group, request)
+    title = (SOUNDS if is_sound else TITLES)[group.part]
+    if not is_sound and group.part != "cross":
+        title = TITLES["decoder" if pictured.special is None else "encoder"]
+    reading = TextReading.of(
+        title if pictured.picture else "Text", group.maps, pictured.tokens, pictured.special, queries=queries,
+        batch=request.batch, also=page_folds, model=request.model,
+    )  # fmt: skip
+    sheet = Sheet.of(reading)
+    if pictured.picture is None:
+        return sheet
+    about = sheet.about | {"picture": pictured.picture}
+    about["start"] = _start(reading, pictured, group)
+    return Sheet(about, sheet.maps, sheet.ready)
+
+
+def _queries(group: _Group, request: _Request) -> list[str] | None:
+    """The tokens of the queries, if they are not the keys."""
+    if group.part == "cross":
+        for tokens in (request.targets, request.tokens):
+            if tokens is not None and len(tokens) == group.num_queries:
+                return list(tokens)
+        return [f"step {n}" for n in range(group.num_queries)]
+    return None
+
+
+def _start(reading: TextReading, pictured: _Pictured, group: _Group) -> dict[str, Any]:
+    """The first view: the picture, in the last layer, in the head that looks hardest at one patch."""
+    query = min(group.num_queries - 1 if pictured.query is None else pictured.query, group.num_queries - 1)
+    assert pictured.picture is not None
+    places = [place for panel in pictured.picture["panels"] for place in places_of(panel)]
+    row = reading.rows(query)[-1][:, places]
+    head = int(row.amax(-1).argmax())
+    return {"layer": len(group.maps) - 1, "head": head, "query": query}
+
+
+def places_of(panel: dict[str, Any]) -> list[int]:
+    """The token of every patch of a panel."""
+    size = panel["rows"] * panel["columns"]
+    return panel.get("tokens") or list(range(panel["start"], panel["start"] + size))

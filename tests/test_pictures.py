@@ -1,0 +1,176 @@
+"""Images under the weights: where the patches are, what the page gets, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import numpy as np
+import pytest
+import torch
+
+import regard as rg
+from regard.errors import RegardError
+from regard.hf.capture.model_inputs import ModelInputs
+from regard.hf.image_grids import image_grids
+from regard.stats import PatchGrid
+from regard.viewer import picture_sheets
+from regard.viewer.images import LONGEST, as_bytes, data_url
+from vision_models import COLUMNS, ROWS, pixels, towers, video, whisper, with_texts
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def watched(vision):
+    model = vision.make()
+    with torch.no_grad(), rg.watch(model) as seen:
+        model(**vision.inputs)
+    return seen
+
+
+def pictured(sheets):
+    return next(sheet for sheet in sheets if sheet.about["picture"])
+
+
+@pytest.mark.parametrize("vision", [*towers(), *with_texts()], ids=str)
+def test_the_grid_is_that_of_the_configuration(vision):
+    sheet = pictured(picture_sheets(watched(vision)))
+    (panel,) = sheet.about["picture"]["panels"]
+    assert (panel["rows"], panel["columns"], panel["start"]) == vision.grid and "tokens" not in panel
+    rows, columns, start = vision.grid
+    names = sheet.about["tokens"]
+    assert [names[start + r * columns + c] for r in range(rows) for c in range(columns)] == [
+        f"r{r} c{c}" for r in range(rows) for c in range(columns)
+    ]
+
+
+@pytest.mark.parametrize("vision", towers(), ids=str)
+def test_tokens_before_the_patches_are_special(vision):
+    sheet = pictured(picture_sheets(watched(vision)))
+    assert sheet.about["special"] == list(range(vision.grid[2]))
+    if vision.name == "Dinov2WithRegistersModel":
+        assert sheet.about["tokens"][:4] == ["[CLS]", "[REG 1]", "[REG 2]", "[REG 3]"]
+
+
+def test_a_patch_is_where_the_convolution_read_it():
+    """Moving one patch of the input changes the embedding of the token that the grid names, and of no other."""
+    for vision in towers():
+        model, image = vision.make(), vision.inputs["pixel_values"]
+        rows, columns, start = vision.grid
+        changed = image.clone()
+        changed[:, :, 4:8, 0:4] += 1  # row 1, column 0
+        body = getattr(model, "vision_model", model)
+        with torch.no_grad():
+            moved = (body.embeddings(image) - body.embeddings(changed)).abs().sum(-1)[0]
+        assert moved.nonzero().flatten().tolist() == [PatchGrid(rows, columns, start).token(1, 0)], vision
+
+
+def test_the_tower_of_qwen_vl_orders_patches_by_blocks():
+    vision = with_texts()[-1]
+    tower = next(
+        s for s in picture_sheets(watched(vision)) if s.about["picture"] and "tokens" in s.about["picture"]["panels"][0]
+    )
+    (panel,) = tower.about["picture"]["panels"]
+    blocks = [(r // 2, c // 2, r % 2, c % 2) for r in range(4) for c in range(6)]
+    order = sorted(blocks)
+    assert (panel["rows"], panel["columns"]) == (4, 6) and panel["tokens"] == [order.index(block) for block in blocks]
+
+
+def test_frames_of_a_video():
+    vision = video()
+    sheet = pictured(picture_sheets(watched(vision)))
+    picture = sheet.about["picture"]
+    assert picture["kind"] == "video" and [panel["start"] for panel in picture["panels"]] == [0, 4]
+    assert sheet.about["tokens"][5] == "f1 r0 c1"
+
+
+def test_a_sound_has_a_time_axis():
+    seen = watched(whisper())
+    sheets = picture_sheets(seen, targets=["a", "b", "c", "d"])
+    cross = next(sheet for sheet in sheets if sheet.about["queries"])
+    picture = cross.about["picture"]
+    assert picture["kind"] == "sound" and picture["panels"][0]["columns"] == 9
+    assert picture["seconds"] == pytest.approx(0.02), "two mel frames of 10 ms are one frame of the encoder"
+    assert cross.about["queries"] == ["a", "b", "c", "d"] and cross.about["tokens"][3] == "0.06 s"
+
+
+def test_folding_a_row():
+    grid = PatchGrid(ROWS, COLUMNS, start=1)
+    seen = watched(towers()[0])
+    row = seen[0][0, 1, 0]
+    folded = grid.fold(row)
+    assert folded.shape == (1, ROWS, COLUMNS) and folded[0, 1, 2] == row[grid.token(1, 2)]
+    assert float(folded.sum() + row[0]) == pytest.approx(1.0)
+
+
+def test_images_are_shown_as_the_model_read_them():
+    vision = towers()[0]
+    sheet = pictured(picture_sheets(watched(vision)))
+    (panel,) = sheet.about["picture"]["panels"]
+    assert (panel["width"], panel["height"]) == (12, 8) and panel["image"].startswith("data:image/jpeg;base64,")
+
+
+@pytest.mark.parametrize("kind", ["pil", "array", "floats", "tensor"])
+def test_kinds_of_images_are_one_image(kind):
+    from PIL import Image
+
+    array = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    given = {
+        "pil": Image.fromarray(array),
+        "array": array,
+        "floats": array / 255,
+        "tensor": torch.from_numpy(array).permute(2, 0, 1) / 255,
+    }[kind]
+    assert np.array_equal(as_bytes(given), array)
+
+
+def test_an_embedded_image_is_bounded():
+    from PIL import Image
+
+    url = data_url(np.zeros((1000, 3000, 3), np.uint8))
+    image = Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))
+    assert image.size == (LONGEST, LONGEST // 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"grid": (3, 4)}, r"grid=\(3, 4\).*12 patches.*6 patches in the map.*\(2, 3\) or \(3, 2\)"),
+        ({"grid": (0, 4)}, "two numbers of at least 1"),
+        ({"grid": 6}, "grid is .rows, columns."),
+        ({"image": np.zeros((4, 4, 7))}, r"shape \(4, 4, 7\)"),
+        ({"image": np.full((4, 4, 3), 300.0)}, "from 300 to 300"),
+        ({"image": "face.png"}, "show.image=str"),
+        ({"image": [np.zeros((4, 4)), np.zeros((4, 4))]}, "2 images were given, and the tokens show 1"),
+    ],
+)
+def test_refusals_name_the_rule(options, said):
+    seen = watched(towers()[0])
+    with pytest.raises(RegardError, match=said):
+        picture_sheets(seen, **options)
+
+
+def test_a_text_model_has_no_picture():
+    model = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True).eval()
+    with rg.watch(model) as seen:
+        model(torch.randn(1, 5, 8))
+    with pytest.raises(RegardError, match=r"grid=\(rows, columns\)"):
+        picture_sheets(seen, image=np.zeros((4, 4, 3)))
+    sheet = pictured(picture_sheets(seen, image=np.zeros((4, 4, 3)), grid=(2, 2)))
+    assert sheet.about["tokens"][0] == "[CLS]", "one token more than patches"
+    with pytest.raises(RegardError, match="3 patches, but there are 5"):
+        picture_sheets(seen, image=np.zeros((4, 4, 3)), grid=(1, 3))
+
+
+def test_a_layout_that_no_rule_finds_is_given_by_tokens():
+    inputs = ModelInputs(None, {"pixel_values": pixels()})
+    grid = PatchGrid(1, 3, tokens=(0, 2, 4))
+    assert image_grids(inputs, "layers.0", 5, grid) == [grid] and grid.token(0, 2) == 4
+    with pytest.raises(RegardError, match="the last patch is token 4"):
+        image_grids(inputs, "layers.0", 4, grid)
+
+
+def test_a_saved_run_keeps_its_picture(tmp_path):
+    sheets = picture_sheets(watched(towers()[0]))
+    rg.viewer.save_run(tmp_path, sheets)
+    assert rg.viewer.load_run(tmp_path)[0].about["picture"] == sheets[0].about["picture"]
