@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -58,7 +59,7 @@ def test_mistakes_name_their_remedy(tmp_path, monkeypatch):
 def test_a_page_for_other_machines_has_a_token(tmp_path, monkeypatch):
     tokens = []
     monkeypatch.setattr("regard.cli.view.open_folder", lambda folder: [])
-    monkeypatch.setattr("regard.viewer.server.serve", lambda sheets, listening, host, token, _: tokens.append(token))
+    monkeypatch.setattr("regard.viewer.server.serve", lambda sheets, _, host, token, *__, **___: tokens.append(token))
     for options in (("--host", "0.0.0.0"), ("--host", "0.0.0.0"), ("--host", "127.0.0.1")):
         run("view", str(tmp_path), "--port", "0", *options)
     assert len({*tokens}) == 3 and min(map(len, tokens[:2])) >= 16 and tokens[2] == ""
@@ -66,9 +67,39 @@ def test_a_page_for_other_machines_has_a_token(tmp_path, monkeypatch):
 
 def test_view_opens_what_the_lab_wrote(tmp_path, monkeypatch):
     served = []
-    monkeypatch.setattr("regard.viewer.server.serve", lambda sheets, *rest: served.extend(sheets))
+    monkeypatch.setattr("regard.viewer.server.serve", lambda sheets, *_, **__: served.extend(sheets))
     run("view", str(fabricate(tmp_path / "study")), "--port", "0")
     assert len(served) == 6 and served[0].about["charts"]
+
+
+def test_view_opens_a_packaged_translator_by_name_and_a_model_of_texts(monkeypatch):
+    served = []
+    monkeypatch.setattr(
+        "regard.viewer.server.serve", lambda sheets, *_, model, **__: served.append((sheets, model.about))
+    )
+    run("view", "bahdanau-en-fr", "--port", "0")
+    run("view", "--model", "minilm", "--port", "0")
+    (translated, translator), (read, model) = served
+    assert translator["kind"] == "translation" and translated[0].about["aligned"] == "output"
+    assert model["kind"] == "text" and read[0].about["title"] == demo.SENTENCES[0]
+    said = " ".join(run("view", "bahdanau-en-f", "--port", "0", status=2).stderr.split())
+    assert "Did you mean 'bahdanau-en-fr'? Known names: bahdanau-en-fr, none-en-fr, transformer-en-fr." in said
+    said = " ".join(run("view", "--port", "0", status=2).stderr.split())
+    assert "bahdanau-en-fr, none-en-fr, transformer-en-fr" in said and "--model minilm" in said
+
+
+def test_a_packaged_translator_opens_without_the_packages_of_the_lab(monkeypatch):
+    from regard.cli.view import opened
+
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    for name in [
+        name
+        for name in sys.modules
+        if name.startswith(("regard.seq2seq.comparison.study", "regard.seq2seq.runs.config"))
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    sheets, live = opened(Path("bahdanau-en-fr"), None)
+    assert live is not None and sheets[0].about["title"] == demo.TRANSLATED
 
 
 def test_the_demo_shows_the_translators_that_there_are(tmp_path, monkeypatch):

@@ -23,12 +23,13 @@ export async function alignmentPanels({ source, state, text }: Context): Promise
     return text.layers[state.layer].heads.map((_, head) =>
       ({ title: `head ${head}`, aligned: text.aligned, place: [layerName(text.layers[state.layer]), String(head)],
       rows: async (query: number) => (await source.rows(state.text, state.layer, query))[head] }));
-  const texts = await Promise.all(source.titles.map((_, at) => source.text(at)));
+  const numbers = source.titles.flatMap((_, at) => [at]); // typed texts that are not kept any more leave holes
+  const texts = await Promise.all(numbers.map((at) => source.text(at)));
   const several = texts.filter((one) => alike(one, text)).length > 1;
-  return texts.flatMap((other, at) => (alike(other, text) ? other.layers.map((layer, place): AlignmentPanel => {
+  return texts.flatMap((other, n) => (alike(other, text) ? other.layers.map((layer, place): AlignmentPanel => {
     const title = `${several ? `${other.title} · ` : ""}${layerName(layer)}`;
     return { title, aligned: other.aligned, place: [title, "mean"],
-      rows: async (query: number) => mean(await source.rows(at, place, query)) };
+      rows: async (query: number) => mean(await source.rows(numbers[n], place, query)) };
   }) : []));
 }
 

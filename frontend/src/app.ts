@@ -7,17 +7,23 @@ import type { Source } from "./source";
 import { fromLink, START, toLink, VIEWS, type State, type View } from "./state";
 import { alignmentView } from "./alignment";
 import { figureSheet, OF_VIEW } from "./figure";
+import { canCompare, compareView } from "./compare";
 import { learnView } from "./learn";
 import { mapView } from "./map";
 import { overview } from "./overview";
 import { hasPicture, pictureView } from "./picture";
+import { storyBar } from "./story";
 import { statisticsView } from "./statistics";
 import { textView } from "./text";
 
 const MAKE: Record<View, (context: Context) => Panel> = { overview, map: mapView, text: textView,
-  alignment: alignmentView, statistics: statisticsView, learn: learnView, picture: pictureView };
+  alignment: alignmentView, statistics: statisticsView, learn: learnView, picture: pictureView,
+  compare: compareView };
+// Views that only some pages have.
+const OFFERED: Partial<Record<View, (context: Context) => boolean>> = { picture: ({ text }) => hasPicture(text),
+  compare: canCompare };
 const KEYS: [string, string][] = [
-  ["1 … 7", "overview, map, text, alignment, statistics, learn, picture"], ["[ ]", "previous head, next head"],
+  [`1 … ${VIEWS.length}`, VIEWS.join(", ")], ["[ ]", "previous head, next head"],
     ["{ }", "previous layer, next layer"], ["arrows", "move between heads, cells or words (with Shift: ten cells)"],
   ["f", "figure for a paper: PDF, SVG, PNG, CSV"], ["+ −", "zoom"], ["0", "the whole map"], ["/", "find a token"], ["Esc", "stop computing, or close this list"],
     ["t", "light or dark theme"], ["?", "this list"],
@@ -31,11 +37,13 @@ function remembered(name: string, value?: string): string | null {
   } catch { return null; }
 }
 
-export async function mount(root: HTMLElement, source: Source, own: boolean): Promise<() => void> {
+// `own`: the page is the whole document, and its address is the view. Otherwise it begins with the view of `at`.
+export async function mount(root: HTMLElement, source: Source, own: boolean, at = ""): Promise<() => void> {
   const state: State = { ...START };
   const context = { root, source, state, text: await source.text(0), colours: new Colours(root) } as Context;
   let panel: Panel | null = null;
   let drawn: State | null = null;
+  let named = 0; // texts that the frame lists
 
   const spoken = h("div", { class: "spoken", "aria-live": "polite" });
   const tabs = h("nav", { class: "tabs", "aria-label": "Views" });
@@ -54,7 +62,8 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
     "aria-label": "Keys", onclick: () => help.showModal() }, "?")));
   const figures = figureSheet(context);
   const openFigure = () => context.set({ figure: OF_VIEW[state.view] ?? "map" });
-  root.replaceChildren(header, bar, notice, main, help, figures.element, spoken);
+  const story = storyBar(context, { follow, show: (page, link) => mount(page, source, false, link) });
+  root.replaceChildren(header, bar, notice, main, story.element, help, figures.element, spoken);
 
   const isDark = () => (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark"
     : "light")) === "dark";
@@ -94,11 +103,23 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
   }
   async function load(fresh = false) {
     state.text = Math.max(0, Math.min(source.titles.length - 1, Math.round(state.text)));
+    if (source.titles[state.text] === undefined) state.text = 0; // a typed text that is not kept any more
     const text = await source.text(state.text);
     if (text !== context.text || fresh) { context.text = text; drawn = null; }
     tidy();
     if (own) document.title = `${text.title} · Regard`;
     draw();
+  }
+  // Show the view of a link. False: it names no view of this page.
+  async function follow(link: string): Promise<boolean> {
+    const found = fromLink(link);
+    const wanted = Math.max(0, Math.round(found?.text ?? 0));
+    if (!found || source.titles[wanted] === undefined) return false;
+    const text = await source.text(wanted);
+    Object.assign(state, START, text.start, found);
+    await load();
+    if (own && toLink(state) !== location.hash) history.pushState(null, "", toLink(state));
+    return true;
   }
   const openText = (text: number) => void source.text(text).then(
     (found) => { Object.assign(state, found.start, { text, key: -1, x: -1, y: -1 }); context.text = found; drawn = null;
@@ -106,11 +127,12 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
 
   function drawFrame() {
     const { text } = context;
+    named = source.titles.length;
     texts.replaceChildren(source.titles.length > 1
-      ? choice("Text", String(state.text), source.titles.map((title, at) => [String(at), cut(title, 60)]),
+      ? choice("Text", String(state.text), source.titles.flatMap((title, at) => [[String(at), cut(title, 60)] as [string, string]]),
         (value) => openText(Number(value)))
       : h("span", { class: "title", title: text.title, dir: "auto" }, cut(text.title, 80)));
-    tabs.replaceChildren(...VIEWS.filter((view) => view !== "picture" || hasPicture(text)).map((view) =>
+    tabs.replaceChildren(...VIEWS.filter((view) => OFFERED[view]?.(context) ?? true).map((view) =>
       h("button", { type: "button", "aria-current": view === state.view ? "page" : null, title: `${view} (${VIEWS.indexOf(view) + 1})`,
       onclick: () => context.set({ view }) }, view[0].toUpperCase() + view.slice(1))));
     const step = (by: number, label: string, sign: string) =>
@@ -125,6 +147,8 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
       h("span", { class: "segments", role: "group", "aria-label": "Step through heads" },
         step(-1, "Previous head ([)", "‹"), step(1, "Next head (])", "›")),
       h("h1", { dir: "auto" }, strong(headName(context)), roles && h("span", { class: "hint" }, ` ${roles}`)),
+      source.common.live_model && state.view !== "compare" ? h("button", { type: "button", class: "main-button",
+        onclick: () => context.set({ view: "compare" }) }, "Type another text") : "",
     );
   }
 
@@ -140,6 +164,10 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
   function draw() {
     notice.hidden = true;
     figures.update();
+    drawPanel();
+    story.update();
+  }
+  function drawPanel() {
     const before = drawn;
     drawn = { ...state };
     if (!panel || before?.view !== state.view) {
@@ -152,7 +180,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
       return;
     }
     if (!before || before.layer !== state.layer || before.head !== state.head
-      || before.text !== state.text) drawFrame();
+      || before.text !== state.text || named !== source.titles.length) drawFrame();
     panel.update(before);
   }
 
@@ -164,7 +192,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
     }
     if (event.ctrlKey || event.metaKey || event.altKey || help.open || figures.element.open) return;
     if (/^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName)) { if (event.key === "Escape") target.blur(); return; }
-    const used = panel?.key?.(event) || common(event.key);
+    const used = story.key(event) || panel?.key?.(event) || common(event.key);
     if (used) event.preventDefault();
   }
   function common(key: string): boolean {
@@ -189,7 +217,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean): Pr
   listen.addEventListener("keydown", pressed as EventListener);
   night.addEventListener("change", recolour);
   if (!own) root.tabIndex = 0;
-  const link = own ? fromLink(location.hash) : null;
+  const link = fromLink(own ? location.hash : at);
   Object.assign(state, context.text.start, link ?? {});
   if (state.text !== 0) { const chosen = await source.text(
     Math.min(source.titles.length - 1, Math.max(0, Math.round(state.text))));

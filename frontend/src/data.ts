@@ -33,7 +33,13 @@ export interface Text {
   aligned: string;
   charts: Chart[];
   picture?: Picture | null;
+  written?: string; // the text as it was typed
 }
+// The model behind the page: it reads a request with these fields. Without it the page has no input.
+export interface LiveModel { name: string; kind: "text" | "translation"; fields: string[]; characters: number }
+// Views of the page in an order, each a link with a sentence, as src/regard/viewer/story.py reads it.
+export interface Step { link: string; sentence: string }
+export interface Story { title: string; steps: Step[] }
 export interface Common {
   statistics: Record<string, string>;
   kinds: Record<string, { letter: string; meaning: string }>;
@@ -42,6 +48,8 @@ export interface Common {
   roleCaveat: string;
   offsets: number;
   thumbnail: number;
+  live_model?: LiveModel;
+  story?: Story;
 }
 
 // The name of a mechanism, or "layer N" in place of a module path.

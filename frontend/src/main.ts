@@ -9,10 +9,11 @@ const open = async (data: Data, ask: Ask): Promise<Source> =>
   (data.live ? Live.open(ask) : new Embedded(data, data.texts));
 
 // Requests to the server, below the address of the page, with its token if it has one.
-const fromServer: Ask = async (path, signal) => {
+const fromServer: Ask = async (path, signal, body) => {
   const token = new URLSearchParams(location.search).get("token");
   const address = `ask/${path}${token ? `?token=${encodeURIComponent(token)}` : ""}`;
-  const answer = await fetch(address, { signal }).catch((error) => {
+  const posted = body && { method: "POST", body: JSON.stringify(body), headers: { "content-type": "application/json" } };
+  const answer = await fetch(address, { signal, ...posted }).catch((error) => {
     throw signal?.aborted ? error : new Error("the server does not answer. Start regard view again.");
   });
   if (!answer.ok) throw new Error(await answer.text());

@@ -5,7 +5,7 @@ export const TILE = 128;
 
 export interface Source {
   common: Common;
-  titles: string[];
+  titles: string[]; // by number; typed texts that are not kept any more leave holes
   text(t: number): Promise<Text>;
   finest(t: number): number; // the level of the smallest cells; 0: single weights
   precision(t: number): string;
@@ -13,6 +13,7 @@ export interface Source {
   rows(t: number, layer: number, query: number): Promise<Float32Array[]>; // for each head (J)
   columns(t: number, layer: number, key: number): Promise<Float32Array[]>; // for each head (I)
   pair(at: Place, query: number, key: number): Promise<[Float32Array, Float32Array] | null>; // c q and k
+  read?(text: string, signal: AbortSignal): Promise<number>; // with a live model: the number of a typed text
 }
 export interface Place { text: number; layer: number; head: number }
 
@@ -185,7 +186,8 @@ function halved(below: Float32Array, rows: number, cols: number, pool: Pool, tal
   return out;
 }
 
-export type Ask = (path: string, signal?: AbortSignal) => Promise<ArrayBuffer>;
+// A request with a body is posted.
+export type Ask = (path: string, signal?: AbortSignal, body?: object) => Promise<ArrayBuffer>;
 
 // Requests paths from the server or the kernel; src/regard/viewer/answers.py answers them.
 export class Live implements Source {
@@ -194,8 +196,14 @@ export class Live implements Source {
   private constructor(public common: Common, public titles: string[], private ask: Ask) {}
 
   static async open(ask: Ask) {
-    const about = await asJson<Common & { titles: string[] }>(ask("texts"));
+    const about = await asJson<Common & { titles: string[]; typed?: [number, string][] }>(ask("texts"));
+    for (const [at, title] of about.typed ?? []) about.titles[at] = title;
     return new Live(about, about.titles, ask);
+  }
+  async read(text: string, signal: AbortSignal) {
+    const { texts } = await asJson<{ texts: [number, string][] }>(this.ask("read", signal, { text }));
+    for (const [at, title] of texts) this.titles[at] = title;
+    return texts[0][0];
   }
   finest() { return 0; }
   precision() { return ""; }

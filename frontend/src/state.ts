@@ -1,6 +1,6 @@
 // The state of the page. The address contains all of it, so every view is a link.
 
-export const VIEWS = ["overview", "map", "text", "alignment", "statistics", "learn", "picture"] as const;
+export const VIEWS = ["overview", "map", "text", "alignment", "statistics", "learn", "picture", "compare"] as const;
 export type View = (typeof VIEWS)[number];
 
 export interface State {
@@ -31,6 +31,7 @@ export interface State {
   span: string; // the tokens of the figure: "3-12"; "": all that fit
   cover: string; // of a picture: light, colours
   tiles: string; // heads beside a picture: layer, all
+  other: number; // the second text of compare; -1: none
 }
 
 export const START: State = {
@@ -38,18 +39,20 @@ export const START: State = {
   colour: "entropy", sort: "layer", way: "words", heads: "one", side: "both", pairs: "all", panels: "layers",
     learn: "positions", figure: "", width: "8.5", ground: "light", caption: "", captioned: "yes", span: "",
     cover: "light", tiles: "layer",
+    other: -1,
 };
 
-// Only values that differ from START, so that links stay short.
+// Only values that differ from START, so that links stay short; and the head and the query, which a text begins with.
+const ALWAYS = ["layer", "head", "query"];
 export function toLink(state: State): string {
   const parts = new URLSearchParams();
   for (const [name, value] of Object.entries(state))
-    if (name !== "view" && value !== START[name as keyof State]) parts.set(name,
+    if (name !== "view" && (ALWAYS.includes(name) || value !== START[name as keyof State])) parts.set(name,
       typeof value === "number" ? String(+value.toFixed(3)) : value);
   return `#${state.view}${parts.size ? `?${parts}` : ""}`;
 }
 
-// Values that the link omits are those of START. Null: not a link of this page.
+// Values that the link omits are those of START, or those with which the text begins. Null: not a link of this page.
 export function fromLink(hash: string): Partial<State> | null {
   const [view, query] = hash.replace(/^#/, "").split("?");
   if (!VIEWS.includes(view as View)) return null;

@@ -169,6 +169,9 @@ def see(
     save: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Save a page there, and all maps for `regard view`.")
     ] = None,
+    story: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --save: a story that the page plays, in JSON.")
+    ] = None,
     figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Write PNG pictures there.")] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Find roles on repeated random tokens, too.")] = False,
     verify_all: Annotated[bool, typer.Option("--verify-all", help="Verify every row of weights, not a few.")] = False,
@@ -197,7 +200,7 @@ def see(
     if "-" in texts and sys.stdin.isatty():
         typer.echo("Reading from the keyboard; end with Ctrl-D.", err=True)
     shown = {"probe": probe, "as_json": json, "table": table, "importance": importance, "verify_all": verify_all}
-    options = seeing.Options(texts, model, layers, length, tuple(word or ()), save, figures, **shown)
+    options = seeing.Options(texts, model, layers, length, tuple(word or ()), save, figures, **shown, story=story)
     if corpus:
         profiling.run(options, field, engine, workers)
     else:
@@ -207,8 +210,19 @@ def see(
 @app.command(cls=Command)
 def view(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A folder of `regard see --save`, `train` or `compare`.")
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="[DIR|TRANSLATOR]",
+            help="A folder of `regard see --save`, `train` or `compare`, or a translator of the package.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|DIR", help="A model that reads the texts that you type on the page: minilm."),
+    ] = None,
+    story: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A story that the page plays: views with sentences, in JSON.")
+    ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0: any free port.")] = 8321,
     host: Annotated[
         str, typer.Option(help="Address of the page; 0.0.0.0: other machines can see it, with a token.")
@@ -218,10 +232,10 @@ def view(
     ] = "",
     open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Explore the maps of a saved text, a trained translator or a comparison in the browser, down to single weights."""
+    """Explore every weight in the browser: of a saved text, a translator, a comparison, or of texts that you type."""
     from regard.cli.view import run
 
-    run(folder, host, port, token, open_)
+    run(folder, model, story, host, port, token, open_)
 
 
 @app.command(cls=Command)

@@ -31,6 +31,7 @@ OPTIONS: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("see", "figures", bool, "view"),
     ("see", "corpus", lambda texts: any(map(_is_dataset, texts)), "corpus"),
     ("see", "engine", lambda engine: engine == "ray", "ray"),
+    ("view", "model", bool, "demo"),
     ("view", "folder", lambda folder: _is_of_translators(Path(folder)), "lab"),
     ("data", "names", lambda names: any(map(_is_dataset, names)), "corpus"),
     ("train", "data", lambda data: _is_dataset(data), "corpus"),
@@ -86,7 +87,7 @@ def read_options(arguments: Sequence[str]) -> dict[str, Any]:
     >>> options["model"], options["corpus"], options["texts"]
     ('folder', True, ['texts.parquet'])
     """
-    given: dict[str, Any] = {"model": "minilm"}
+    given: dict[str, Any] = {} if arguments[:1] == ["view"] else {"model": "minilm"}
     places: list[str] = []
     words = iter(arguments[1:])
     for word in words:

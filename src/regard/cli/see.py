@@ -20,7 +20,8 @@ from regard.cli.texts import read_texts
 from regard.errors import RegardError
 from regard.hf.text_reader import TextReader, TextResult, no_folds
 from regard.stats import RoleTable, TextReading, differences
-from regard.viewer import Sheet, page_folds, save_run, write_page
+from regard.viewer import Sheet, Story, page_folds, save_run, write_page
+from regard.viewer.story import story_of
 
 #: Printed by default if the text has it: what this word refers to depends on the sentence.
 PRONOUN = "it"
@@ -42,6 +43,7 @@ class Options:
     table: bool = False
     importance: bool = False
     verify_all: bool = False
+    story: Path | None = None
 
     @property
     def numbers(self) -> list[int] | None:
@@ -79,7 +81,11 @@ def run(options: Options) -> None:
 
 
 def check_outputs(options: Options) -> None:
-    """Refuse folders that cannot be written, before the work."""
+    """Refuse folders that cannot be written, and a story that cannot be read, before the work."""
+    if options.story is not None:
+        if options.save is None:
+            raise RegardError("see: --story needs --save DIR, since a page plays the story.")
+        Story.read(options.story)
     check_folder("see", "--save", options.save)
     check_folder("see", "--figures", options.figures)
     if options.figures is not None:
@@ -155,8 +161,9 @@ def _write(results: Sequence[TextResult], options: Options, errors: Console) -> 
     if options.save is not None:
         with errors.status(f"Saving to {options.save}") as status:
             sheets = [Sheet.of(result.reading, charts=result.charts) for result in results]
-            page = write_page(options.save / "index.html", sheets)
-            save_run(options.save, sheets, status.update)
+            story = story_of(options.story, sheets)
+            page = write_page(options.save / "index.html", sheets, story)
+            save_run(options.save, sheets, status.update, story)
         errors.print(f"The page is at {page}; regard view {options.save} serves it.", markup=False, highlight=False)
     if options.figures is not None:
         from regard.viewer.figures import save_figures

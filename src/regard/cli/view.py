@@ -1,4 +1,4 @@
-"""`regard view` serves the page of a saved text, a run or a comparison."""
+"""`regard view` serves the page of a saved text, a run, a comparison, or of a model that reads what you type."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from regard.viewer.runs import open_folder
+from regard.cli.demo import SENTENCES, TRANSLATED
+from regard.errors import MissingPackage, RegardError
+from regard.seq2seq.runs.run import SETTINGS, pretrained_runs
+from regard.viewer import Sheet
+from regard.viewer.live_model import LiveModel, live_model
+from regard.viewer.runs import folder_of, open_folder
+from regard.viewer.saved import STORY
+from regard.viewer.story import story_of
 
 
-def run(folder: Path, host: str, port: int, token: str, open_: bool) -> None:
-    """Load the folder, print the address of the page, and serve it until Ctrl-C.
+def run(
+    folder: Path | None, model: str | None, story: Path | None, host: str, port: int, token: str, open_: bool
+) -> None:
+    """Load the texts and the model, print the address of the page, and serve it until Ctrl-C.
 
     If other machines can ask, and no token is given, one is made; it is a part of the address.
     """
@@ -23,9 +32,46 @@ def run(folder: Path, host: str, port: int, token: str, open_: bool) -> None:
     if host not in LOOPBACK:
         token = token or secrets.token_urlsafe(16)
     with listen(host, port, token) as listening:
-        with errors.status(f"Opening {folder}"):
-            sheets = open_folder(folder)
-        serve(sheets, listening, host, token, partial(_tell, errors, open_))
+        with errors.status(f"Opening {folder or model}"):
+            sheets, live = opened(folder, model)
+            told = story_of(story or _kept_story(folder), sheets)
+        serve(sheets, listening, host, token, partial(_tell, errors, open_), model=live, story=told)
+
+
+def opened(folder: Path | None, model: str | None) -> tuple[list[Sheet], LiveModel | None]:
+    """The texts of a folder or of a packaged translator, and the model that reads typed texts."""
+    if folder is None and model is None:
+        raise RegardError(
+            f"view: give a folder that `regard see --save`, `train` or `compare` wrote, a translator of the package "
+            f"({', '.join(pretrained_runs())}), or a model that reads what you type, such as --model minilm."
+        )
+    place = None if folder is None else folder_of(folder)
+    live = live_model(model) if model is not None else None
+    if place is not None and live is None and (place / SETTINGS).exists():
+        live = live_model(str(place))
+    sheets = _texts(place, live) if place is not None else []
+    return (sheets or _first_texts(live)), live
+
+
+def _texts(folder: Path, live: LiveModel | None) -> list[Sheet]:
+    """The texts of a folder. Without the packages that read a corpus, a translator begins with one sentence."""
+    try:
+        return open_folder(folder)
+    except MissingPackage:
+        if live is None or live.kind != "translation":
+            raise
+        return []
+
+
+def _kept_story(folder: Path | None) -> Path | None:
+    """The story that was saved with the texts of a folder."""
+    return folder / STORY if folder is not None and (folder / STORY).exists() else None
+
+
+def _first_texts(live: LiveModel | None) -> list[Sheet]:
+    if live is None:
+        return []
+    return live.read(TRANSLATED if live.kind == "translation" else SENTENCES[0], lambda: None)
 
 
 def _tell(errors: Console, open_: bool, address: str) -> None:

@@ -5,5 +5,6 @@ from regard.viewer.page import write_page
 from regard.viewer.picture_sheets import picture_sheets
 from regard.viewer.saved import load_run, save_run
 from regard.viewer.sheet import Sheet, page_folds
+from regard.viewer.story import Step, Story
 
-__all__ = ["PatchGrid", "Sheet", "load_run", "page_folds", "picture_sheets", "save_run", "write_page"]
+__all__ = ["PatchGrid", "Sheet", "Step", "Story", "load_run", "page_folds", "picture_sheets", "save_run", "write_page"]

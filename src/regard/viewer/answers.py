@@ -3,6 +3,7 @@
 | path | answer |
 |---|---|
 | `texts` | JSON: the titles of the texts, and what is the same for all texts |
+| `read` | POST {"text"}, if there is a live model: JSON: the numbers and titles of the sheets of a typed text |
 | `text/T` | JSON: everything about text T, without its maps |
 | `tile/T/L/H/LEVEL/R/C/POOL` | up to 128 x 128 cells of 2^LEVEL squared weights, `mean` or `max`; float16 or float32 |
 | `rows/T/L/I`, `columns/T/L/J` | float32 (H, J): the weights of query I; (H, I): the weights on key J |
@@ -12,6 +13,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +21,11 @@ from torch import Tensor
 from regard.maps import AttentionMap
 from regard.maps.dot import is_dot, scaled
 from regard.maps.pyramid import averaged, cells, coarser
+from regard.viewer.live_model import Check, LiveModel, requested_text
 from regard.viewer.page import embed
 from regard.viewer.sheet import COMMON, Sheet, base_level, raw
+from regard.viewer.story import Story
+from regard.viewer.typed_texts import TypedTexts
 
 #: Cells per side of a tile, and the number of cached tiles: at most 64 MiB.
 TILE, CACHED = 128, 1024
@@ -31,10 +36,10 @@ class NoAnswer(Exception):
 
 
 class Answers:
-    """Answers the paths above with bytes, for the texts of `sheets`."""
+    """Answers the paths above with bytes, for the texts of `sheets` and those that a reader types for `model`."""
 
-    def __init__(self, sheets: list[Sheet]) -> None:
-        self.sheets = sheets
+    def __init__(self, sheets: list[Sheet], model: LiveModel | None = None, story: Story | None = None) -> None:
+        self.sheets, self.model, self.story, self.typed = sheets, model, story, TypedTexts(len(sheets))
         self.tile = lru_cache(CACHED)(self._tile)
 
     @torch.inference_mode()
@@ -42,7 +47,7 @@ class Answers:
         """The bytes of an answer. Raises `NoAnswer` with the reason if there is none."""
         match path.split("/"):
             case ["texts"]:
-                return embed(COMMON | {"titles": [sheet.about["title"] for sheet in self.sheets]}).encode()
+                return embed(self._common()).encode()
             case ["text", text]:
                 return embed(self._sheet(text).about).encode()
             case ["tile", text, layer, head, level, row, col, ("mean" | "max") as pool]:
@@ -56,6 +61,19 @@ class Answers:
             case ["pair", text, layer, head, query, key]:
                 return self._pair(text, layer, head, query, key)
         raise NoAnswer(f"there is no {path[:60]!r}")
+
+    def read(self, body: bytes, check: Check) -> bytes:
+        """Read a typed text with the live model, and keep it. `check` may raise `Stopped` while the model runs."""
+        assert self.model is not None
+        text = requested_text(body)
+        numbers = self.typed.find(text) or self.typed.add(text, self.model.read(text, check))
+        return embed({"texts": [[n, sheet.about["title"]] for n in numbers if (sheet := self.typed.get(n))]}).encode()
+
+    def _common(self) -> dict[str, Any]:
+        """What is the same for all texts, and the titles; those of typed texts with their numbers."""
+        common = COMMON | {"titles": [sheet.about["title"] for sheet in self.sheets]}
+        common |= {} if self.story is None else {"story": self.story.about}
+        return common if self.model is None else common | {"typed": self.typed.titles(), "live_model": self.model.about}
 
     def _tile(self, text: str, layer: str, head: str, level: str, row: str, col: str, pool: str) -> bytes:
         weights, ready = self._layer(text, layer)
@@ -86,7 +104,10 @@ class Answers:
         return raw(torch.stack([q[h, number(query, I, "query")], k[key_head, number(key, J, "key")]]))
 
     def _sheet(self, text: str) -> Sheet:
-        return self.sheets[number(text, len(self.sheets), "text")]
+        typed = number(text, 10**9, "text")
+        if self.typed.dropped(typed):
+            raise NoAnswer("this text is not kept any more. Type it again.")
+        return self.typed.get(typed) or self.sheets[number(text, len(self.sheets), "text")]
 
     def _layer(self, text: str, layer: str) -> tuple[AttentionMap, tuple[Tensor, Tensor] | None]:
         sheet = self._sheet(text)

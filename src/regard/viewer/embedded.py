@@ -34,13 +34,14 @@ def embedded(sheets: list[Sheet], budget: int = MAP_BYTES) -> list[list[dict[str
 def _maps(maps: list[AttentionMap], max_bytes: int) -> list[dict[str, Any]]:
     """All layers in the most exact form that takes at most `max_bytes`."""
     for dtype in (torch.float32, torch.float16):
-        if sum(_size(weights, dtype) for weights in maps) <= max_bytes:
+        if sum(exact_bytes(weights, dtype) for weights in maps) <= max_bytes:
             return [_exact(weights, dtype) for weights in maps]
     num_heads = sum(weights.shape[1] for weights in maps)
     return [_pooled(weights, max_bytes // num_heads) for weights in maps]
 
 
-def _size(weights: AttentionMap, dtype: torch.dtype) -> int:
+def exact_bytes(weights: AttentionMap, dtype: torch.dtype = torch.float32) -> int:
+    """The bytes of queries, keys, row statistics and mask of a map, or of its weights if it has no dot products."""
     _, H, I, J = weights.shape
     if not is_dot(weights):
         return H * I * J * 4

@@ -18,6 +18,7 @@ from regard.errors import RegardError
 from regard.stats import TextReading
 from regard.viewer.embedded import embedded
 from regard.viewer.sheet import COMMON, Sheet, sheets_of
+from regard.viewer.story import Story, story_of
 from regard.whole_files import write_whole
 
 #: Only the script with this hash runs. Styles are inline. The page makes images to be saved.
@@ -28,8 +29,14 @@ POLICY = (
 
 
 @checked
-def write_page(path: str | os.PathLike[str], texts: Sequence[TextReading | Sheet]) -> Path:
+def write_page(
+    path: str | os.PathLike[str],
+    texts: Sequence[TextReading | Sheet],
+    story: Story | str | os.PathLike[str] | None = None,
+) -> Path:
     """Write the page of some texts to `path`, completely or not at all. Missing folders are created.
+
+    `story` is a `Story` or a JSON file that the page saved: the page then plays it.
 
     Weights are exact if queries and keys fit into the page, at most 15 MB in all. Maps of longer texts are shown in
     cells: the weight summed over keys and averaged over queries.
@@ -52,19 +59,19 @@ def write_page(path: str | os.PathLike[str], texts: Sequence[TextReading | Sheet
     sheets = sheets_of(texts)
     if not sheets:
         raise RegardError("write_page: there is no text to show. Give at least one TextReading.")
-    write_whole(path, render(sheets))
+    write_whole(path, render(sheets, story_of(story, sheets)))
     return path
 
 
-def render(sheets: list[Sheet]) -> str:
+def render(sheets: list[Sheet], story: Story | None = None) -> str:
     """The page of texts as HTML."""
-    return html(embed(payload(sheets)))
+    return html(embed(payload(sheets, story)))
 
 
-def payload(sheets: list[Sheet]) -> dict[str, Any]:
-    """The data of the page: everything about each text, and its maps."""
+def payload(sheets: list[Sheet], story: Story | None = None) -> dict[str, Any]:
+    """The data of the page: everything about each text, and its maps; the story, if it has one."""
     texts = [sheet.about | {"maps": maps} for sheet, maps in zip(sheets, embedded(sheets), strict=True)]
-    return COMMON | {"texts": texts}
+    return COMMON | {"texts": texts} | ({} if story is None else {"story": story.about})
 
 
 def html(data: str, from_: str = "'none'") -> str:

@@ -5,16 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 from regard.data.words import cut
-from regard.errors import MissingPackage, RegardError
+from regard.errors import MissingPackage, RegardError, nearest
 from regard.seq2seq.comparison.curves import curves
 from regard.seq2seq.evaluation.pair_maps import read_alignments, read_pair
 from regard.seq2seq.models.systems import system
-from regard.seq2seq.runs.run import CONFIG, SETTINGS
+from regard.seq2seq.runs.run import CONFIG, PRETRAINED, SETTINGS, pretrained_runs
 from regard.seq2seq.runs.run import load_run as load_translator
 from regard.viewer.report.folder import COMPARISON, read_study, read_trial
 from regard.viewer.report.numbers import title
 from regard.viewer.saved import MANIFEST, load_run
 from regard.viewer.sheet import Sheet
+
+
+def folder_of(place: Path) -> Path:
+    """The folder itself, or that of the translator of the package with its name."""
+    if place.exists() or len(place.parts) > 1 or not pretrained_runs():
+        return place
+    if str(place) in pretrained_runs():
+        return PRETRAINED / place
+    raise RegardError(
+        f"view: there is no folder {place}, and the package has no translator of that name. "
+        f"{nearest(str(place), pretrained_runs())}"
+    )
 
 
 def open_folder(folder: Path) -> list[Sheet]:

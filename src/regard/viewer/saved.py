@@ -5,6 +5,7 @@ text-0/tokens.json            {"title", "tokens", "queries" (null: the tokens), 
 text-0/statistics.json        the statistics, roles and findings that the page shows
 text-0/layer-00.safetensors   q, k and r, with the pieces in the header (regard.maps.stored)
 text-0/cells-00.safetensors   only for long texts: the mean and the greatest weight of each cell
+story.json                    only with a story: {"title", "steps": [{"link", "sentence"}]}
 index.html                    the page as one file
 """
 
@@ -21,18 +22,22 @@ from regard.errors import RegardError
 from regard.maps.stored import load_map, save_map
 from regard.seq2seq.runs.files import read_json
 from regard.viewer.sheet import Sheet
+from regard.viewer.story import Story, story_of
 from regard.whole_files import write_whole
 
-MANIFEST, FORMAT, VERSION = "manifest.json", "regard run", 1
+MANIFEST, STORY, FORMAT, VERSION = "manifest.json", "story.json", "regard run", 1
 #: The fields of a text in tokens.json. The other fields are in statistics.json.
 TOKENS = ("title", "tokens", "queries", "special")
 
 
 @checked
 def save_run(
-    folder: str | os.PathLike[str], sheets: list[Sheet], progress: Callable[[str], None] = lambda _: None
+    folder: str | os.PathLike[str],
+    sheets: list[Sheet],
+    progress: Callable[[str], None] = lambda _: None,
+    story: Story | None = None,
 ) -> Path:
-    """Write a run. `progress` is called with a message for each step.
+    """Write a run, and the story of its page if it has one. `progress` is called with a message for each step.
 
     The manifest is written last, so an incomplete folder is not a run.
 
@@ -46,10 +51,14 @@ def save_run(
     ['zeros']
     """
     folder = Path(folder)
+    story = story_of(story, sheets)
     try:
-        (folder / MANIFEST).unlink(missing_ok=True)
+        for name in (MANIFEST, STORY):
+            (folder / name).unlink(missing_ok=True)
         for number, sheet in enumerate(sheets):
             _save(folder / f"text-{number}", sheet, progress)
+        if story is not None:
+            _write(folder / STORY, story.about)
         texts = [
             {"folder": f"text-{number}", "title": sheet.about["title"], "layers": len(sheet.maps)}
             for number, sheet in enumerate(sheets)

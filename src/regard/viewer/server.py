@@ -1,4 +1,7 @@
-"""Serves the page over HTTP: GET only, on loopback or with a token. Weights are computed on request."""
+"""Serves the page over HTTP, on loopback or with a token. Weights are computed on request.
+
+Only GET is answered. With a live model, POST /ask/read reads a typed text.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,11 @@ from urllib.parse import parse_qs, urlsplit
 
 from regard.errors import MissingPackage, RegardError
 from regard.viewer.answers import Answers, NoAnswer
+from regard.viewer.live_model import LiveModel
 from regard.viewer.page import embed, html
 from regard.viewer.sheet import Sheet
+from regard.viewer.story import Story
+from regard.viewer.typed_requests import TypedRequests
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -24,6 +30,10 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERY = ("0.0.0.0", "::")
 #: The number of tiles computed at the same time, each by one thread. Tiles are too small for several threads.
 AT_ONCE = 2
+#: The path to which a page posts typed texts.
+READ = "/ask/read"
+#: The content types of an error and of an answer.
+KINDS = ("text/plain", "application/json")
 HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -33,7 +43,13 @@ HEADERS = {
 }
 
 
-def application(sheets: list[Sheet], hosts: tuple[str, ...] | None = LOOPBACK, token: str = "") -> Starlette:
+def application(
+    sheets: list[Sheet],
+    hosts: tuple[str, ...] | None = LOOPBACK,
+    token: str = "",
+    model: LiveModel | None = None,
+    story: Story | None = None,
+) -> Starlette:
     """The ASGI application: the page at `/`, answers below `/ask/`. `hosts` are the accepted host names; None: all."""
     _need_packages()
     import anyio
@@ -42,8 +58,8 @@ def application(sheets: list[Sheet], hosts: tuple[str, ...] | None = LOOPBACK, t
     from starlette.responses import HTMLResponse, PlainTextResponse, Response
     from starlette.routing import Route
 
-    answers, page = Answers(sheets), html(embed({"live": True}), "'self'")
-    slots = anyio.Semaphore(AT_ONCE)
+    answers, page = Answers(sheets, model, story), html(embed({"live": True}), "'self'")
+    slots, typed = anyio.Semaphore(AT_ONCE), TypedRequests(answers)
 
     async def show(request: Request) -> Response:
         return HTMLResponse(page, headers=HEADERS)
@@ -59,9 +75,15 @@ def application(sheets: list[Sheet], hosts: tuple[str, ...] | None = LOOPBACK, t
         kind = "json" if request.path_params["path"].startswith("text") else "octet-stream"
         return Response(content, media_type=f"application/{kind}", headers=HEADERS)
 
+    async def read(request: Request) -> Response:
+        status, content = await typed.content(request)
+        return Response(content, status, headers=HEADERS, media_type=KINDS[status == 200])
+
     routes = [Route("/", show, methods=["GET"]), Route("/ask/{path:path}", ask, methods=["GET"])]
+    if model is not None:
+        routes.insert(0, Route(READ, read, methods=["POST"]))
     app = Starlette(routes=routes)
-    app.add_middleware(Guard, hosts=hosts, token=token)
+    app.add_middleware(Guard, hosts=hosts, token=token, post=None if model is None else READ)
     return app
 
 
@@ -75,10 +97,13 @@ def _need_packages() -> None:
 
 
 class Guard:
-    """Refuses other host names (DNS rebinding), requests of other sites or without the token, and all but GET."""
+    """Refuses other host names (DNS rebinding), requests of other sites or without the token, and all but GET.
 
-    def __init__(self, app: Any, hosts: tuple[str, ...] | None, token: str) -> None:
-        self.app, self.hosts, self.token = app, hosts, token
+    POST is allowed for one path, or for none.
+    """
+
+    def __init__(self, app: Any, hosts: tuple[str, ...] | None, token: str, post: str | None) -> None:
+        self.app, self.hosts, self.token, self.post = app, hosts, token, post
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -99,7 +124,7 @@ class Guard:
         given_token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if self.token and not secrets.compare_digest(given_token.encode(), self.token.encode()):
             return 403, "The token is missing or wrong."
-        if scope["method"] != "GET":
+        if scope["method"] != "GET" and (scope["method"], scope["path"]) != ("POST", self.post):
             return 405, "The only supported method is GET."
         return None
 
@@ -137,12 +162,20 @@ def listen(host: str, port: int, token: str) -> socket.socket:
         raise RegardError(f"view: port {port} of {host} cannot be used: {reason}. {remedy}") from None
 
 
-def serve(sheets: list[Sheet], listening: socket.socket, host: str, token: str, ready: Any) -> None:
+def serve(
+    sheets: list[Sheet],
+    listening: socket.socket,
+    host: str,
+    token: str,
+    ready: Any,
+    model: LiveModel | None = None,
+    story: Story | None = None,
+) -> None:
     """Serve until interrupted. `ready` is called with the address of the page."""
     import torch
     import uvicorn
 
-    app = application(sheets, None if host in EVERY else (*LOOPBACK, host.lower()), token)
+    app = application(sheets, None if host in EVERY else (*LOOPBACK, host.lower()), token, model, story)
     torch.set_num_threads(1)
     name = socket.gethostname() if host in EVERY else f"[{host}]" if ":" in host else host
     ready(f"http://{name}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else ""))

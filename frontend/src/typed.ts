@@ -1,0 +1,95 @@
+// The input of a page with a live model: a reader changes a word of a text, or types another text.
+import type { Context } from "./context";
+import type { Text } from "./data";
+import { fill, h, joins, plain, strong } from "./dom";
+
+const letters = (text: string) => text.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "");
+
+// A text as a reader would type it: as it was typed, its title if that is the whole text, or its tokens.
+export function sentenceOf(text: Text): string {
+  if (text.written) return text.written;
+  const special = new Set(text.special);
+  const tokens = text.tokens.filter((token, at) => !special.has(at) && !(text.queries && token === "</s>"));
+  if (letters(text.title) === letters(tokens.map(plain).join(""))) return text.title;
+  return tokens.map((token, at) => (joins(token, tokens[at - 1]) ? "" : " ") + plain(token)).join("").trim();
+}
+
+export interface TypedPanel { element: HTMLElement; update(): void; close(): void }
+
+// `done` is called with the number of a text that the model has read.
+export function typedPanel(context: Context, done: (text: number) => void): TypedPanel {
+  const model = context.source.common.live_model!;
+  let reading: AbortController | null = null;
+  let shown = "";
+  const input = h("input", { class: "typed-text", name: "text", autocomplete: "off", spellcheck: "false",
+    maxlength: model.characters, "aria-label": `A text for ${model.name}`, dir: "auto" });
+  const go = h("button", { type: "submit", class: "main-button" },
+    model.kind === "translation" ? "Translate it" : "Read it");
+  const stop = h("button", { type: "button", hidden: true, onclick: () => reading?.abort() }, "Stop");
+  const said = h("p", { class: "notice", role: "status", hidden: true });
+  const words = h("p", { class: "changeable", dir: "auto", "aria-label": "Words to change" });
+  const form = h("form", { onsubmit: (event: Event) => { event.preventDefault(); void read(input.value); } },
+    input, go, stop);
+  const element = h("section", { class: "typed", "aria-label": "Another text" },
+    h("h2", {}, model.kind === "translation" ? "Translate another sentence with " : "Read another text with ",
+      strong(model.name)),
+    h("p", { class: "hint" }, "Click a word to change it, or type a text. Both texts are then shown side by side."),
+    words, form, said);
+
+  function tell(message: string) {
+    said.hidden = !message;
+    said.textContent = message;
+  }
+
+  async function read(text: string) {
+    if (reading) return;
+    if (!text.trim()) return tell("The text is empty. Type at least one word.");
+    reading = new AbortController();
+    [go.disabled, stop.hidden] = [true, false];
+    tell(`${model.name} reads the text …`);
+    try {
+      const number = await context.source.read!(text, reading.signal);
+      tell("");
+      shown = "";
+      done(number);
+    } catch (error) {
+      tell(reading.signal.aborted ? "Stopped." : (error as Error).message);
+    } finally {
+      reading = null;
+      [go.disabled, stop.hidden] = [false, true];
+    }
+  }
+
+  // A word of the sentence; a click puts an input in its place, and Enter reads the sentence with the new word.
+  function changeable(parts: string[], at: number): HTMLElement {
+    const button = h("button", { type: "button", class: "quiet", title: "Change this word" }, parts[at]);
+    button.addEventListener("click", () => {
+      const box = h("input", { value: parts[at], size: Math.max(4, parts[at].length + 2),
+        "aria-label": `In place of ${parts[at]}`, maxlength: 100 });
+      box.addEventListener("keydown", (event) => {
+        if (event.key === "Escape") { event.stopPropagation(); box.replaceWith(button); button.focus(); }
+        if (event.key !== "Enter") return;
+        input.value = parts.map((part, place) => (place === at ? box.value.trim() : part)).filter(Boolean).join(" ");
+        void read(input.value);
+      });
+      button.replaceWith(box);
+      box.focus();
+      box.select();
+    });
+    return button;
+  }
+
+  return {
+    element,
+    update() {
+      const sentence = sentenceOf(context.text).slice(0, model.characters);
+      if (sentence === shown) return;
+      shown = sentence;
+      input.value = sentence;
+      const parts = sentence.split(/\s+/);
+      fill(words, ...parts.flatMap((_, at) => [changeable(parts, at), " "]));
+    },
+    close() { reading?.abort(); },
+  };
+}
+

@@ -1,0 +1,125 @@
+"""A story: views of a page in an order, each a link with a sentence. The page plays it, and prints a view a page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from regard.errors import RegardError, nearest
+from regard.viewer.sheet import Sheet
+
+#: The views of the page, as `VIEWS` in frontend/src/state.ts.
+VIEWS = ("overview", "map", "text", "alignment", "statistics", "learn", "picture", "compare")
+#: The most views of a story, and the most characters of a title and of a sentence.
+STEPS, TITLE, SENTENCE = 50, 80, 1000
+#: The most bytes of a file.
+FILE = 1 << 20
+EXAMPLE = '{"title": "Pronouns", "steps": [{"link": "#text?layer=2&head=1&query=10", "sentence": "..."}]}'
+
+
+@dataclass(frozen=True)
+class Step:
+    """A view as the address of the page names it (`#map?layer=2&head=1`), and the sentence below it."""
+
+    link: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Story:
+    """A title, and views with a sentence each.
+
+    >>> story = Story("Pronouns", (Step("#text?layer=2&head=1", "It looks at the animal."),))
+    >>> story.about["steps"]
+    [{'link': '#text?layer=2&head=1', 'sentence': 'It looks at the animal.'}]
+    """
+
+    title: str
+    steps: tuple[Step, ...]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The story as JSON, for the page and for story.json."""
+        return {"title": self.title, "steps": [vars(step) for step in self.steps]}
+
+    @staticmethod
+    def read(path: str | os.PathLike[str]) -> Story:
+        """The story of a JSON file, as the page saves it."""
+        try:
+            if Path(path).stat().st_size > FILE:
+                raise RegardError(f"story: {path} is larger than {FILE:,} bytes, so it is not a story.")
+            data = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        except OSError as error:
+            raise RegardError(f"story: {path} cannot be read: {error.strerror or error}.") from None
+        except (ValueError, RecursionError):
+            raise RegardError(f"story: {path} is not JSON. Example: {EXAMPLE}") from None
+        return Story.of(data, str(path))
+
+    @staticmethod
+    def of(data: Any, name: str = "the story") -> Story:
+        """The story of parsed JSON: a list of {"link", "sentence"}, or {"title", "steps": [...]}."""
+        data = {"steps": data} if isinstance(data, list) else data
+        steps = data.get("steps") if isinstance(data, dict) else None
+        if not isinstance(steps, list) or not 0 < len(steps) <= STEPS:
+            raise RegardError(f"story: {name} needs 1 to {STEPS} steps. Example: {EXAMPLE}")
+        title = data.get("title", "Take the tour")
+        if not isinstance(title, str) or not 0 < len(title.strip()) <= TITLE:
+            raise RegardError(
+                f"story: the title of {name} must be a text of 1 to {TITLE} characters, got {title!r:.60}."
+            )
+        return Story(title.strip(), tuple(_step(step, n, name) for n, step in enumerate(steps, 1)))
+
+    def check(self, sheets: Sequence[Sheet]) -> Story:
+        """The story itself, if these texts have every text, layer, head, query and key of its links."""
+        for n, step in enumerate(self.steps, 1):
+            _check_places(step.link, n, sheets)
+        return self
+
+
+def story_of(story: Story | str | os.PathLike[str] | None, sheets: Sequence[Sheet]) -> Story | None:
+    """A story for these texts: itself, or that of a file."""
+    if story is None:
+        return None
+    if not isinstance(story, Story | str | os.PathLike):
+        raise RegardError(f"story: give the path of a JSON file or a Story, got {type(story).__name__}.")
+    return (story if isinstance(story, Story) else Story.read(story)).check(sheets)
+
+
+def _step(step: Any, n: int, name: str) -> Step:
+    if not isinstance(step, dict) or not all(isinstance(step.get(part), str) for part in ("link", "sentence")):
+        raise RegardError(f'story: step {n} of {name} must be {{"link": "#...", "sentence": "..."}}, both texts.')
+    if len(step["sentence"]) > SENTENCE:
+        raise RegardError(f"story: the sentence of step {n} of {name} has more than {SENTENCE:,} characters.")
+    link = step["link"][step["link"].find("#") :]  # a whole address may be pasted
+    found = re.fullmatch(r"#([a-z]+)(\?[^#\s]*)?", link)
+    if found is None or len(link) > SENTENCE:
+        raise RegardError(f"story: the link of step {n} of {name} is {step['link']!r:.80}. Copy it from the address.")
+    if found[1] not in VIEWS:
+        raise RegardError(f"story: step {n} of {name} has the view {found[1]!r}. {nearest(found[1], VIEWS)}")
+    return Step(link, step["sentence"])
+
+
+def _check_places(link: str, n: int, sheets: Sequence[Sheet]) -> None:
+    """Raise an error if a link names a text, layer, head, query or key that is not there."""
+    places = dict(parse_qsl(link.partition("?")[2]))
+
+    def within(part: str, size: int) -> int:
+        value = places.get(part, "0")
+        if part == "key" and value == "-1":
+            return 0
+        if not (value.isascii() and value.isdigit() and len(value) < 10 and int(value) < size):
+            raise RegardError(f"story: step {n} has {part}={value[:20]}; there are {size}, numbered from 0.")
+        return int(value)
+
+    sheet = sheets[within("text", len(sheets))]
+    within("other", len(sheets)) if places.get("other") != "-1" else None
+    layer = sheet.maps[within("layer", len(sheet.maps))]
+    _, H, I, J = layer.shape
+    for part, size in (("head", H), ("query", I), ("key", J)):
+        within(part, size)

@@ -1,0 +1,117 @@
+"""Story mode in a real browser: every step is a view, a story is recorded, saved as one file, and printed."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from page_browser import NEEDS_CHROMIUM, browser, opened, texts
+from pages import served, until
+from regard.viewer import Step, Story, write_page
+
+pytest.importorskip("playwright.sync_api")
+pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
+STORY = Story(
+    "Take the tour",
+    (
+        Step("#text?text=0&layer=1&head=2&query=4", "A word <b>and</b> its weights."),
+        Step("#map?text=1&layer=0&head=1&query=250&key=123", "One weight of a long text."),
+        Step("#overview?text=0&layer=0&head=0&query=0&colour=reach", "Every head."),
+    ),
+)
+
+
+def parts(link):
+    """A link as the page reads it."""
+    view, _, places = link.partition("#")[2].partition("?")
+    return view, dict(part.split("=") for part in places.split("&"))
+
+
+def test_every_step_is_its_view_in_a_file_and_from_a_server(browser, texts, tmp_path):
+    sheets = list(texts.values())
+    file = write_page(tmp_path / "index.html", sheets, STORY).as_uri()
+    with served(sheets, story=STORY) as server:
+        for address in (file, server):
+            with opened(browser, address) as page:
+                page.get_by_role("button", name="Take the tour (3 steps)").click()
+                for number, step in enumerate(STORY.steps):
+                    until(page, "said => document.querySelector('.step')?.textContent.endsWith(said)", step.sentence)
+                    until(page, "part => location.hash.startsWith(part)", step.link.partition("?")[0])
+                    view, places = parts(page.url)
+                    wanted, given = parts(step.link)
+                    assert view == wanted and given.items() - {("text", "0")} <= places.items()
+                    assert page.locator(".step").inner_text().startswith(f"Take the tour, {number + 1} of 3")
+                    page.keyboard.press("n" if number % 2 else "PageDown")
+                page.keyboard.press("p")
+                until(page, "document.querySelector('.step').textContent.includes('2 of 3')")
+                page.keyboard.press("3")
+                page.get_by_role("button", name="Return to this view").click()
+                until(page, "location.hash.startsWith('#map')")
+                page.get_by_role("button", name="End", exact=True).click()
+                assert page.locator(".step").count() == 0
+
+
+def test_a_story_is_recorded_edited_kept_and_saved_as_one_file(browser, texts, tmp_path):
+    address = write_page(tmp_path / "index.html", [texts["short"], texts["hostile"]]).as_uri()
+    with opened(browser, f"{address}#map?layer=1&head=2&query=3") as page:
+        page.get_by_role("button", name="Record a story").click()
+        for view, sentence in ((None, "Third"), ("3", "First"), ("5", "Gone"), ("1", "Second </script><!--")):
+            if view:
+                page.locator("main").focus()
+                page.keyboard.press(view)
+            page.get_by_role("button", name="Add this view").click()
+            page.locator("textarea").last.fill(sentence)
+        page.get_by_role("button", name="Delete view 3").click()
+        page.get_by_role("button", name="Move view 1 down").click()
+        page.get_by_role("button", name="Move view 2 down").click()
+        page.get_by_label("Title of the story").fill("Mine")
+        page.reload()  # the browser keeps what was recorded
+        page.get_by_role("button", name="Record a story").click()
+        assert page.locator("textarea").evaluate_all("all => all.map((one) => one.value)") == [
+            "First",
+            "Second </script><!--",
+            "Third",
+        ]
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="Save story.json").click()
+        story = Story.read(saved.value.path())
+        assert story.title == "Mine" and [parts(step.link)[0] for step in story.steps] == ["text", "overview", "map"]
+        assert all(parts(step.link)[1]["head"] == "2" for step in story.steps)
+        assert story.check([texts["short"]]) == story
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="Save as one page").click()
+        saved.value.save_as(tmp_path / "story.html")
+    with opened(browser, (tmp_path / "story.html").as_uri()) as page:
+        page.get_by_role("button", name="Mine (3 steps)").click()
+        page.get_by_role("button", name="Next", exact=True).click()
+        until(page, "document.querySelector('.step').textContent.endsWith('Second </script><!--')")
+    # But for the story and white space it is the page that Python writes.
+    again = write_page(tmp_path / "again.html", [texts["short"], texts["hostile"]], story).read_text()
+    assert data_of(tmp_path / "story.html") == data_of(tmp_path / "again.html") and "sha256-" in again
+
+
+def data_of(path):
+    found = re.findall(r'<script type="application/json" id="regard-data">(.*?)</script>', path.read_text(), re.DOTALL)
+    return json.loads(found[0])
+
+
+def test_a_story_prints_one_view_a_page(browser, texts, tmp_path):
+    address = write_page(tmp_path / "index.html", list(texts.values()), STORY).as_uri()
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.add_init_script("window.print = () => { window.printed = true }")
+    page = context.new_page()
+    page.goto(address)
+    page.get_by_role("button", name="Take the tour").click()
+    page.get_by_role("button", name="Print").click()
+    until(page, "window.printed === true")
+    sections = page.locator(".story-pages > section")
+    assert sections.count() == 3
+    for number, step in enumerate(STORY.steps):
+        assert step.sentence in sections.nth(number).inner_text()
+        assert sections.nth(number).locator(f".view-{parts(step.link)[0]}").count() == 1
+    content = page.pdf(format="A4")
+    assert len(re.findall(rb"/Type\s*/Page\b", content)) == 3
+    until(page, "document.querySelector('.story-pages') === null")
+    context.close()
