@@ -52,13 +52,15 @@ class Story:
     def read(path: str | os.PathLike[str]) -> Story:
         """The story of a JSON file, as the page saves it."""
         try:
-            if Path(path).stat().st_size > FILE:
-                raise RegardError(f"story: {path} is larger than {FILE:,} bytes, so it is not a story.")
-            data = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+            with open(path, "rb") as file:
+                content = file.read(FILE + 1)
+            data = json.loads(content.decode("utf-8-sig")) if len(content) <= FILE else None
         except OSError as error:
             raise RegardError(f"story: {path} cannot be read: {error.strerror or error}.") from None
         except (ValueError, RecursionError):
             raise RegardError(f"story: {path} is not JSON. Example: {EXAMPLE}") from None
+        if len(content) > FILE:
+            raise RegardError(f"story: {path} is larger than {FILE:,} bytes, so it is not a story.")
         return Story.of(data, str(path))
 
     @staticmethod
