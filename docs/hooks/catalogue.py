@@ -14,6 +14,7 @@ from torch import Tensor
 
 import regard as rg
 from regard.cli.catalogue import LETTERS
+from regard.drawing.ramp import colormap
 from regard.hf.models import load_model
 
 mpl.use("agg")
@@ -169,6 +170,6 @@ def _draw(axes: plt.Axes, weights: rg.AttentionMap) -> None:
     shown = weights.tile(0, 0, slice(0, weights.shape[2]), slice(0, weights.shape[3]))[0, 0].clone()
     if weights.attention.mask is not None:
         shown[~weights.attention.mask.allowed(grid).expand(1, weights.shape[1], *shown.shape)[0, 0]] = float("nan")
-    colours = mpl.colormaps["cividis"].with_extremes(bad="#d9d9d9")
+    colours = colormap().with_extremes(bad="#d9d9d9")
     picture = axes.imshow(shown, cmap=colours, norm=mpl.colors.PowerNorm(0.5, vmin=0))
     plt.colorbar(picture, ax=axes, shrink=0.75, label="weight")

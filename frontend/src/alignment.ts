@@ -1,8 +1,8 @@
 // The alignment view: weights of target words on source words, several mechanisms on one colour scale, with gold links.
-import { legend, scaleOf } from "./colour";
+import { legend } from "./colour";
 import { interval, meansOnly, type Context, type Panel } from "./context";
 import { layerName, queriesOf, type Text } from "./data";
-import { choice, cut, fill, h, s, saving, segments, visible } from "./dom";
+import { choice, cut, fill, h, s, saving, visible } from "./dom";
 
 const SHOWN = 60;
 const READINGS: Record<string, string> = {
@@ -33,29 +33,31 @@ export async function alignmentPanels({ source, state, text }: Context): Promise
   }) : []));
 }
 
+// A gold link: a line of the paper's colour inside it, so that it is visible on every colour of the ramp.
+const outline = (x: number, y: number, cell: number, sure: boolean): SVGElement[] => {
+  const square = (name: string, inset: number, stroke: string) => s("rect", { class: name, x: x + inset, y: y + inset,
+    width: cell - 0.6 - 2 * inset, height: cell - 0.6 - 2 * inset, fill: "none", stroke,
+    "stroke-width": name === "gold" ? 2 : 1.2, "stroke-dasharray": sure || name !== "gold" ? null : "3 2" });
+  return [square("halo", 2.4, "var(--paper)"), square("gold", 0.9, "var(--gold)")];
+};
+
 export function alignmentView(context: Context): Panel {
-  const [tools, body, foot] = [h("div", { class: "tools" }), h("div", { class: "panels" }), h("div", { class: "key" })];
+  const [tools, body] = [h("div", { class: "tools" }), h("div", { class: "panels" })];
   const notes = h("div", {});
-  const element = h("div", {}, tools, h("p", { class: "hint about-reading" }), notes, body, foot);
+  const element = h("div", {}, tools, h("p", { class: "hint about-reading" }), notes, body);
   let turn = 0;
 
   async function draw() {
     const mine = ++turn;
-    const { text, state, colours } = context;
-    const scale = scaleOf(state.scale, text.tokens.length);
+    const { text, state } = context;
     tools.replaceChildren(
       choice("Panels", state.panels, [["layers", "layers and mechanisms, mean of heads"],
         ["heads", `heads of ${layerName(text.layers[state.layer])}`]], (panels) => context.set({ panels })),
-      segments("Colour scale", state.scale, [["log", "Log"], ["linear", "Linear"]],
-        (kind) => context.set({ scale: kind })),
     );
     const gold = text.gold.length ? ` Outlined: ${text.gold.length} gold links; a dashed outline is a possible link.` : "";
     const note = text.queries ? READINGS[text.aligned] ?? "A row per target word, a column per source word."
       : "Self-attention: a row per query, a column per key.";
     element.querySelector(".about-reading")!.textContent = `${note}${gold}`;
-    foot.replaceChildren(legend(colours, scale, "weight"),
-      h("span", { class: "hint" },
-      `weight, ${state.scale === "log" ? "logarithmic" : "linear"}, the same in all panels`));
     fill(notes, meansOnly(context));
     const found = await alignmentPanels(context);
     if (mine !== turn) return;
@@ -65,17 +67,16 @@ export function alignmentView(context: Context): Panel {
     for (const panel of found) {
       const lines = await Promise.all(Array.from({ length: rows[1] - rows[0] }, (_, at) => panel.rows(rows[0] + at)));
       if (mine !== turn) return;
-      const figure = matrix(lines, rows, cols, scale);
+      const figure = matrix(lines, rows, cols);
       const caption = h("figcaption", {}, h("span", { dir: "auto" }, panel.title),
         panel.aligned && panel.aligned !== text.aligned && h("span", { class: "hint" }, ` ${panel.aligned}-aligned`),
         saving(() => `${text.title} ${panel.title}`, () => figure, () => context.root,
-          () => legend(context.colours, scale, "weight")));
+          () => legend(context.colours, context.colours.scale, "weight")));
       body.append(h("figure", {}, caption, h("div", { class: "scroll" }, figure)));
     }
   }
 
-  function matrix(lines: Float32Array[], rows: [number, number], cols: [number, number],
-    scale: ReturnType<typeof scaleOf>): SVGSVGElement {
+  function matrix(lines: Float32Array[], rows: [number, number], cols: [number, number]): SVGSVGElement {
     const { text, colours } = context;
     const room = (tokens: string[], letter = 12) => Math.max(...tokens.map((token) =>
       Math.min([...visible(token)].length, 14))) * letter * 0.58 + 10;
@@ -96,14 +97,12 @@ export function alignmentView(context: Context): Panel {
       figure.append(word(queriesOf(text)[rows[0] + row], left - 4, top + (row + 0.5) * cell, false));
       for (let j = cols[0]; j < cols[1]; j++) figure.append(
         s("rect", { x: left + (j - cols[0]) * cell, y: top + row * cell, width: cell - 0.6, height: cell - 0.6,
-        fill: colours.of(scale.place(line[j])) }, s("title", {},
+        fill: colours.weight(line[j]) }, s("title", {},
         `${visible(queriesOf(text)[rows[0] + row])} → ${visible(text.tokens[j])}: ${line[j].toPrecision(4)}`)));
     });
     for (const [i, j, sure] of text.gold)
       if (i >= rows[0] && i < rows[1] && j >= cols[0] && j < cols[1])
-        figure.append(s("rect", { class: "gold", x: left + (j - cols[0]) * cell + 0.5,
-          y: top + (i - rows[0]) * cell + 0.5, width: cell - 1.6, height: cell - 1.6, fill: "none",
-          stroke: "var(--accent)", "stroke-width": 2, "stroke-dasharray": sure ? null : "3 2" }));
+        figure.append(...outline(left + (j - cols[0]) * cell, top + (i - rows[0]) * cell, cell, sure));
     return figure;
   }
 

@@ -1,8 +1,9 @@
 // The frame around the views: it chooses the text and the head, and handles keys, links and the theme.
-import { Colours } from "./colour";
+import { Colours, SCALES } from "./colour";
 import { headName, type Context, type Panel } from "./context";
 import { layerName } from "./data";
 import { choice, cut, h, strong } from "./dom";
+import { scaleRow } from "./scale";
 import type { Source } from "./source";
 import { fromLink, START, toLink, VIEWS, type State, type View } from "./state";
 import { alignmentView } from "./alignment";
@@ -63,7 +64,8 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   const figures = figureSheet(context);
   const openFigure = () => context.set({ figure: OF_VIEW[state.view] ?? "map" });
   const story = storyBar(context, { follow, show: (page, link) => mount(page, source, false, link) });
-  root.replaceChildren(header, bar, notice, main, story.element, help, figures.element, spoken);
+  const scale = scaleRow(context);
+  root.replaceChildren(header, bar, scale.element, notice, main, story.element, help, figures.element, spoken);
 
   const isDark = () => (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark"
     : "light")) === "dark";
@@ -81,6 +83,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     notice.textContent = `Weights could not be loaded: ${(event.reason as Error)?.message ?? event.reason}`;
   };
   context.tell = (message) => { spoken.textContent = message; };
+  context.cells = scale.cells;
   context.set = (change, quiet = false) => {
     Object.assign(state, change);
     if (change.layer !== undefined || change.text !== undefined) tidy();
@@ -100,6 +103,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     state.query = within(state.query, (text.queries ?? text.tokens).length);
     if (state.view === "picture" && !hasPicture(text)) state.view = "overview";
     state.key = Math.min(Math.max(-1, Math.round(state.key)), text.tokens.length - 1);
+    if (!SCALES.some(([kind]) => kind === state.scale)) state.scale = START.scale;
   }
   async function load(fresh = false) {
     state.text = Math.max(0, Math.min(source.titles.length - 1, Math.round(state.text)));
@@ -170,6 +174,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   function drawPanel() {
     const before = drawn;
     drawn = { ...state };
+    if (before?.view !== state.view || before.text !== state.text) scale.cells(1); else scale.update();
     if (!panel || before?.view !== state.view) {
       panel?.close?.();
       panel = MAKE[state.view](context);

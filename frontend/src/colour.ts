@@ -1,80 +1,132 @@
-// One sequential colour scale with evenly changing lightness: readable in grey and with colour blindness.
-import { interpolateRgbBasis } from "d3-interpolate";
-import { s } from "./dom";
+// One ramp of colours for every view, and one mapping from a weight to a colour. The lightness of the ramp (ramp.json,
+// the same as src/regard/drawing/ramp.py) changes evenly: it is readable in grey and with colour blindness.
+import { s, shown } from "./dom";
+import ramp from "./ramp.json";
 
+type Rgb = [number, number, number];
 const read = (root: Element, name: string) => getComputedStyle(root).getPropertyValue(name).trim();
-const channels = (colour: string): number[] => {
-  const number = parseInt(colour.slice(1), 16);
-  return colour.startsWith("#") ? [number >> 16, (number >> 8) & 255, number & 255]
-    : colour.match(/[\d.]+/g)!.map(Number);
+export const rgb = (hex: string): Rgb => {
+  const number = parseInt(hex.slice(1), 16);
+  return [number >> 16, (number >> 8) & 255, number & 255];
+};
+// Relative luminance, as the contrast of WCAG defines it.
+const luminance = (colour: Rgb) => {
+  const [red, green, blue] = colour.map((value) => (value <= 10 ? value / 3294.6
+    : ((value / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+};
+const between = (stops: Rgb[], share: number): Rgb => {
+  const place = share * (stops.length - 1);
+  const at = Math.min(Math.floor(place), stops.length - 2);
+  return [0, 1, 2].map((part) => Math.round(stops[at][part] + (place - at) * (stops[at + 1][part] - stops[at][part]))) as Rgb;
 };
 
 export const STEPS = 255;
+// The kinds of scale, in the order of the switch.
+export const SCALES: [string, string][] = [["linear", "Linear"], ["sqrt", "Square root"], ["log", "Log"]];
+
+export interface Scale { kind: string; floor: number; place: (weight: number) => number; ticks: number[];
+  uniform: number }
+
+// Maps weights to 0 ... 1. The logarithmic scale ends at a tenth of a uniform weight or lower. `keys`: how many keys a
+// cell sums over, so that `uniform` is what a row of equal weights has in a cell.
+export function scaleOf(kind: string, J: number, keys = 1): Scale {
+  const uniform = Math.min(1, keys / Math.max(J, 1));
+  if (kind === "linear") return { kind, floor: 0, place: (weight) => weight, ticks: [0.25, 0.5, 0.75, 1], uniform };
+  if (kind === "sqrt") return { kind, floor: 0, place: Math.sqrt, ticks: [0.01, 0.1, 0.25, 0.5, 1], uniform };
+  const decades = Math.max(2, Math.ceil(Math.log10(Math.max(J, 2))) + 1);
+  const place = (weight: number) => (weight <= 0 ? 0 : Math.max(1e-6, 1 + Math.log10(Math.min(weight, 1)) / decades));
+  return { kind, floor: 10 ** -decades, place, ticks: Array.from({ length: decades + 1 },
+    (_, at) => 10 ** (at - decades)), uniform };
+}
 
 export class Colours {
-  css: string[] = []; // 0: nothing, 1 to 255: from least to most
-  table = new Uint32Array(STEPS + 1);
+  css: string[] = []; // 0: exactly 0; 1 to 255: the ramp
+  table = new Uint32Array(STEPS + 1); // the same as pixels
+  scale = scaleOf("sqrt", 1); // the scale of the frame
+  private texts: string[] = []; // black or white: the contrast with any colour is at least 4.58
   private root: Element;
 
   constructor(root: Element) {
     this.root = root;
     this.read();
   }
+  // The ramp starts at the colour that is nearer to the paper, so it is turned in the dark theme.
   read() {
-    const between = interpolateRgbBasis(read(this.root, "--ramp").split(",").map((stop) => stop.trim()));
-    this.css = [read(this.root, "--none"), ...Array.from({ length: STEPS }, (_, at) => between(at / (STEPS - 1)))];
-    this.css.forEach((colour, at) => {
-      const [red, green, blue] = channels(colour);
-      this.table[at] = (255 << 24) | (blue << 16) | (green << 8) | red;
-    });
+    const isDark = luminance(rgb(this.get("--paper"))) < 0.2;
+    const stops = (isDark ? [...ramp].reverse() : ramp).map(rgb);
+    const all = [rgb(this.get("--none")), ...Array.from({ length: STEPS }, (_, at) => between(stops, at / (STEPS - 1)))];
+    this.css = all.map(([red, green, blue]) => `rgb(${red}, ${green}, ${blue})`);
+    this.texts = all.map((colour) => (luminance(colour) > 0.179 ? "#000000" : "#ffffff"));
+    all.forEach(([red, green, blue], at) => { this.table[at] = (255 << 24) | (blue << 16) | (green << 8) | red; });
   }
   get(name: string) { return read(this.root, name); }
-  of(share: number) { return this.css[share <= 0 ? 0 : 1 + Math.round(Math.min(share, 1) * (STEPS - 1))]; }
-  // A text colour that is readable on this colour.
-  on(share: number) { return share > 0.5 ? this.get("--paper") : this.get("--ink"); }
+  // A share of the ramp: for statistics that are not weights, which have a legend of their own.
+  of(share: number) { return this.css[step(share)]; }
+  on(share: number) { return this.texts[step(share)]; }
+  // A weight: its colour, the colour of text on it, its pixel, and the colour of a line on the paper.
+  weight(weight: number) { return this.css[this.step(weight)]; }
+  textOn(weight: number) { return this.texts[this.step(weight)]; }
+  cell(weight: number) { return this.table[this.step(weight)]; }
+  line(weight: number) { return this.of(Math.max(0.3, this.scale.place(weight))); }
+  private step(weight: number) { return weight > 0 ? step(this.scale.place(weight)) : 0; }
 }
+const step = (share: number) => (share > 0 ? 1 + Math.round(Math.min(share, 1) * (STEPS - 1)) : 0);
 
-export interface Scale { kind: string; floor: number; place: (weight: number) => number; ticks: number[] }
-
-// Maps weights to 0 ... 1. The logarithmic scale ends at a tenth of a uniform weight or lower.
-export function scaleOf(kind: string, J: number): Scale {
-  if (kind === "linear") return { kind, floor: 0, place: (weight) => weight, ticks: [0, 0.25, 0.5, 0.75, 1] };
-  const decades = Math.max(2, Math.ceil(Math.log10(Math.max(J, 2))) + 1);
-  const place = (weight: number) => (weight <= 0 ? 0 : Math.max(1e-6, 1 + Math.log10(Math.min(weight, 1)) / decades));
-  return { kind, floor: 10 ** -decades, place, ticks: Array.from({ length: decades + 1 },
-    (_, at) => 10 ** (at - decades)) };
-}
-
-export function legend(colours: Colours, scale: Scale, said: string): SVGSVGElement {
-  const [width, steps] = [240, 60];
-  const figure = s("svg", { class: "legend", width: width + 40, height: 32, viewBox: `-20 0 ${width + 40} 32`,
-    role: "img", "aria-label": `Colours: ${said}` });
-  for (let at = 0; at < steps; at++) figure.append(
-    s("rect", { x: (at * width) / steps, y: 0, width: width / steps + 0.5, height: 9,
-    fill: colours.of((at + 0.5) / steps) }));
-  const every = Math.ceil(scale.ticks.length / 5);
-  scale.ticks.forEach((tick, at) => {
-    if ((scale.ticks.length - 1 - at) % every) return;
-    const x = scale.kind === "linear" ? tick * width : (at / (scale.ticks.length - 1)) * width;
-    const label = tick === 0 ? "0" : tick < 0.01 ? tick.toExponential(0).replace("e-", "e−")
-      : String(+tick.toPrecision(2));
-    figure.append(s("line", { x1: x, x2: x, y1: 9, y2: 13, stroke: "currentColor" }),
-      s("text", { x, y: 25, "font-size": 11, "text-anchor": "middle", fill: "currentColor" }, label));
-  });
-  return figure;
-}
-
-// Paints `rows` x `cols` cells with values from 0 to 1.
-export function paint(canvas: HTMLCanvasElement, colours: Colours, places: ArrayLike<number>, rows: number,
+// Paints `rows` x `cols` cells with weights.
+export function paint(canvas: HTMLCanvasElement, colours: Colours, weights: ArrayLike<number>, rows: number,
   cols: number) {
   canvas.width = cols;
   canvas.height = rows;
-  const picture = new Uint32Array(rows * cols);
-  for (let at = 0; at < picture.length; at++) {
-    const share = places[at];
-    picture[at] = colours.table[share <= 0 ? 0 : 1 + Math.round(Math.min(share, 1) * (STEPS - 1))];
-  }
+  const picture = Uint32Array.from(weights, (weight) => colours.cell(weight));
   canvas.getContext("2d")!.putImageData(new ImageData(new Uint8ClampedArray(picture.buffer), cols, rows), 0, 0);
+}
+
+// Legends
+
+const [WIDE, PARTS, ZERO] = [240, 60, 34]; // pixels of the ramp, its rectangles, and pixels for the cell of exactly 0
+const small = (x: number, y: number, anchor: string, said: string) =>
+  s("text", { x, y, "font-size": 11, "text-anchor": anchor, fill: "currentColor" }, said);
+const bar = (colours: Colours) => Array.from({ length: PARTS }, (_, at) => s("rect",
+  { class: "ramp", x: (at * WIDE) / PARTS, y: 0, width: WIDE / PARTS + (at < PARTS - 1 ? 0.5 : 0), height: 10,
+  fill: colours.of((at + 0.5) / PARTS) }));
+const frame = (said: string, left: number, top: number) => s("svg", { class: "legend", width: WIDE + left + 20,
+  height: 26 + top, viewBox: `${-left} ${-top} ${WIDE + left + 20} ${26 + top}`, role: "img", "aria-label": said });
+
+// 1/14, or 0.107 if a cell sums over several keys.
+export const share = (uniform: number): string => {
+  const parts = 1 / uniform;
+  return Math.abs(parts - Math.round(parts)) < 1e-6 ? `1/${Math.round(parts).toLocaleString("en")}` : shown(uniform);
+};
+const tickLabel = (tick: number) => (tick < 0.0005 ? tick.toExponential(0).replace("e-", "e−")
+  : String(+tick.toPrecision(2)));
+
+// The colours of weights: a cell for exactly 0, the ramp with ticks, and where the weight of a uniform row is.
+export function legend(colours: Colours, scale: Scale, said: string): SVGSVGElement {
+  const uniform = `a uniform row has ${share(scale.uniform)}`;
+  const figure = frame(`Colours of a ${said} from 0 to 1; ${uniform}`, ZERO, 20);
+  figure.append(s("rect", { class: "zero", x: 4 - ZERO, y: 0, width: 13, height: 10, fill: colours.css[0],
+    stroke: "currentColor", "stroke-opacity": 0.25 }), small(10.5 - ZERO, 25, "middle", "0"), ...bar(colours));
+  const every = Math.ceil(scale.ticks.length / 5);
+  scale.ticks.forEach((tick, at) => {
+    if ((scale.ticks.length - 1 - at) % every) return;
+    const x = scale.place(tick) * WIDE;
+    figure.append(s("line", { class: "tick", x1: x, x2: x, y1: 10, y2: 14, stroke: "currentColor" }),
+      small(x, 25, "middle", tickLabel(tick)));
+  });
+  const x = scale.place(scale.uniform) * WIDE;
+  const [at, anchor] = x < 60 ? [x - 5, "start"] : x > WIDE - 60 ? [x + 5, "end"] : [x, "middle"];
+  figure.append(s("path", { class: "uniform", d: `M${x - 4},-6L${x + 4},-6L${x},0Z`, fill: "currentColor" }),
+    small(at, -9, anchor, uniform));
+  return figure;
+}
+
+// The colours of a statistic that is not a weight: from its lowest value to its highest.
+export function rangeLegend(colours: Colours, low: number, high: number, name: string): SVGSVGElement {
+  const figure = frame(`Colours of ${name} from ${shown(low)} to ${shown(high)}`, 20, 4);
+  figure.append(...bar(colours), small(0, 23, "start", shown(low)), small(WIDE / 2, 23, "middle", name),
+    small(WIDE, 23, "end", shown(high)));
+  return figure;
 }
 
 // Distinct colours for heads and series (Okabe and Ito), for the light and the dark theme.

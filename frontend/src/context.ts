@@ -13,6 +13,7 @@ export interface Context {
   colours: Colours;
   set(change: Partial<State>, quiet?: boolean): void; // quiet: no history entry for the Back button
   tell(message: string): void; // for screen readers
+  cells(keys: number): void; // how many keys a cell of this view sums over, for the legend
 }
 export interface Panel {
   element: HTMLElement;

@@ -37,14 +37,6 @@ export function choice(label: string, value: string, options: [string, string][]
   return h("label", { class: "choice" }, h("span", {}, label), select);
 }
 
-export function slider(label: string, value: number, [low, high, step]: number[],
-  moved: (value: number) => void): HTMLLabelElement {
-  const said = h("output", {}, value);
-  const input = h("input", { type: "range", min: low, max: high, step, value,
-    oninput: () => { said.textContent = input.value; moved(Number(input.value)); } });
-  return h("label", { class: "choice slider" }, h("span", {}, label), input, said);
-}
-
 // A group of buttons; one of them is pressed.
 export function segments(label: string, value: string, options: [string, string][],
   chosen: (value: string) => void): HTMLElement {

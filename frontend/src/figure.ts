@@ -1,5 +1,5 @@
 // The figure sheet: chosen panels at the size that they have in a paper, with legend and caption, to be saved.
-import { Colours, scaleOf, type Scale } from "./colour";
+import { Colours, scaleOf, SCALES, type Scale } from "./colour";
 import { headName, interval, type Context } from "./context";
 import { layerName, queriesOf, type Text } from "./data";
 import { choice, cut, fill, h, s, segments, visible } from "./dom";
@@ -12,7 +12,6 @@ import type { State, View } from "./state";
 export const OF_VIEW: Partial<Record<View, string>> = { overview: "heads", map: "map", text: "words", alignment: "alignment",
   statistics: "statistics" };
 const LISTED = 400; // words in a list to choose from
-const SCALES: [string, string][] = [["log", "Log"], ["linear", "Linear"]];
 const SAID: Record<string, string> = { log: "a logarithmic scale", linear: "a linear scale", sqrt: "a square-root scale" };
 
 export interface Figure { svg: SVGSVGElement; text: string; rows: Drawn["rows"]; width: number; height: number; name: string }

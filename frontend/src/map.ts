@@ -2,10 +2,10 @@
 import { select } from "d3-selection";
 import { zoom as zooming, zoomIdentity, type ZoomTransform } from "d3-zoom";
 import { headName, place, type Context, type Panel } from "./context";
-import { legend, scaleOf, STEPS, type Scale } from "./colour";
+import { legend } from "./colour";
 import { queriesOf, type Pool } from "./data";
 import { aboutHead } from "./overview";
-import { choice, cut, h, s, saving, segments, strong, visible } from "./dom";
+import { choice, cut, h, s, saving, strong, visible } from "./dom";
 import { TILE } from "./source";
 
 const [DEEPEST, NUMBERED, LABEL] = [72, 40, 13]; // pixels per weight: the most, for a number in the cell, for a label
@@ -28,7 +28,6 @@ export function mapView(context: Context): Panel {
 
   let size = { width: 0, height: 0, left: 0, bottom: 0 };
   let transform: ZoomTransform = zoomIdentity;
-  let scale: Scale = scaleOf("log", 1);
   let hover: [number, number] | null = null;
   let frame = 0;
   let whole = 1; // pixels per weight when the whole map is visible
@@ -129,16 +128,13 @@ export function mapView(context: Context): Panel {
   }
 
   function pictureOf(tile: Tile): HTMLCanvasElement {
+    const { scale } = context.colours;
     const look = `${scale.kind}${scale.floor}${context.colours.css[9]}`;
     if (!tile.picture || tile.painted !== look) {
       tile.picture ??= h("canvas", { width: tile.cols, height: tile.rows });
       tile.painted = look;
       const colours = new Uint32Array(tile.rows * tile.cols);
-      const { table } = context.colours;
-      for (let at = 0; at < colours.length; at++) {
-        const value = tile.values[at];
-        colours[at] = table[value <= 0 ? 0 : 1 + Math.round(Math.min(scale.place(value), 1) * (STEPS - 1))];
-      }
+      for (let at = 0; at < colours.length; at++) colours[at] = context.colours.cell(tile.values[at]);
       tile.picture.getContext("2d")!.putImageData(new ImageData(new Uint8ClampedArray(colours.buffer), tile.cols,
         tile.rows), 0, 0);
     }
@@ -177,6 +173,7 @@ export function mapView(context: Context): Panel {
     pen.fillRect(toX(0), toY(0), J * transform.k, I * transform.k);
     const level = levelOf(transform.k);
     const [top, bottom, left, right] = span(level);
+    context.cells(context.state.pool === "max" ? 1 : 2 ** level);
     const wanted = new Set<string>();
     for (let row = top; row <= bottom; row++)
       for (let col = left; col <= right; col++) {
@@ -229,7 +226,7 @@ export function mapView(context: Context): Panel {
       for (let j = left; j < right; j++) {
         const value = weightAt(i, j);
         if (value === null) continue;
-        pen.fillStyle = context.colours.on(scale.place(value));
+        pen.fillStyle = context.colours.textOn(value);
         pen.fillText(value === 0 ? "0" : value < 0.0005 ? value.toExponential(0) : value.toFixed(3).replace(/^0/, ""),
           toX(j + 0.5), toY(i + 0.5));
       }
@@ -257,12 +254,15 @@ export function mapView(context: Context): Panel {
     const marks: [number, number, string][] = [[query, at, context.colours.get("--accent")]];
     if (hover) marks.push([...hover, context.colours.get("--soft")]);
     for (const [i, j, colour] of marks) {
-      pen.strokeStyle = colour;
-      pen.globalAlpha = 0.9;
       const k = Math.max(transform.k, 1.5);
-      if (i >= 0) pen.strokeRect(toX(0), toY(i), J * transform.k, k);
-      if (j >= 0) pen.strokeRect(toX(j), toY(0), k, I * transform.k);
-      pen.globalAlpha = 1;
+      // A line of the paper's colour around it: visible on every colour of the ramp.
+      for (const [stroke, wide] of [[context.colours.get("--paper"), 3.5], [colour, 1.5]] as const) {
+        pen.strokeStyle = stroke;
+        pen.lineWidth = wide;
+        if (i >= 0) pen.strokeRect(toX(0), toY(i), J * transform.k, k);
+        if (j >= 0) pen.strokeRect(toX(j), toY(0), k, I * transform.k);
+      }
+      pen.lineWidth = 1;
     }
   }
 
@@ -374,16 +374,12 @@ export function mapView(context: Context): Panel {
         h("button", { type: "button", title: "Zoom in (+)", "aria-label": "Zoom in", onclick: center(2) }, "+"),
         h("button", { type: "button", title: "Show the whole map (0)", onclick: () => context.set({ x: -1, y: -1 }) },
           "Whole")),
-      segments("Colour scale", state.scale, [["log", "Log"], ["linear", "Linear"]],
-        (kind) => context.set({ scale: kind })),
       choice("Cells show", state.pool, [["mean", "sum over keys"], ["max", "strongest weight"]],
         (pool) => context.set({ pool })),
       saving(() => `${context.text.title} ${headName(context)}`, picture, () => context.root),
     );
     beside.replaceChildren(h("h2", {}, "This head"), aboutHead(context));
-    key.replaceChildren(legend(context.colours, scale, "weight"),
-      h("span", { class: "hint" }, `weight, ${state.scale === "log" ? "logarithmic" : "linear"}`),
-      h("span", { class: "hint" }, context.source.precision(state.text)));
+    key.replaceChildren(h("span", { class: "hint" }, context.source.precision(state.text)));
   }
 
   function zoomBy(factor: number) {
@@ -400,14 +396,14 @@ export function mapView(context: Context): Panel {
     const { width, height } = plot();
     const image = h("canvas", { width: Math.round(width * ratio), height: Math.round(height * ratio) });
     image.getContext("2d")!.drawImage(canvas, -Math.round(size.left * ratio), 0);
-    const figure = s("svg", { width: size.width, height: size.height + 44,
-      viewBox: `0 0 ${size.width} ${size.height + 44}` });
+    const figure = s("svg", { width: size.width, height: size.height + 52,
+      viewBox: `0 0 ${size.width} ${size.height + 52}` });
     figure.append(s("title", {}, `${headName(context)}: ${context.text.title}`),
       s("image", { x: size.left, y: 0, width, height, href: image.toDataURL() }));
     const words = s("g", { "font-size": 11, fill: "currentColor" });
     for (const node of labels.children) words.append(node.cloneNode(true));
-    const scaleBar = legend(context.colours, scale, "weight");
-    figure.append(words, s("g", { transform: `translate(${size.left + 20},${size.height + 6})` },
+    const scaleBar = legend(context.colours, context.colours.scale, "weight");
+    figure.append(words, s("g", { transform: `translate(${size.left + 40},${size.height + 22})` },
       ...scaleBar.children));
     return figure;
   }
@@ -420,7 +416,6 @@ export function mapView(context: Context): Panel {
     update(before) {
       const { state } = context;
       const another = !before || before.text !== state.text || before.view !== state.view;
-      scale = scaleOf(state.scale, context.text.tokens.length);
       again();
       if (before && (before.query !== state.query || before.key !== state.key)) hover = null;
       drawTools();

@@ -1,7 +1,7 @@
 // The overview: a grid of small maps of all heads, coloured and sorted by a statistic, with warnings and roles.
 import { headName, type Context, type Panel } from "./context";
-import { paint } from "./colour";
-import { bytes, layerName } from "./data";
+import { paint, rangeLegend } from "./colour";
+import { bytes, layerName, weightOf } from "./data";
 import { choice, cut, fill, h, saving, shown, s, strong, visible } from "./dom";
 
 export function overview(context: Context): Panel {
@@ -10,6 +10,7 @@ export function overview(context: Context): Panel {
   const beside = h("aside", { class: "beside" });
   const element = h("div", { class: "overview" }, h("div", { class: "main" }, tools, grid), beside);
   let buttons: HTMLButtonElement[] = [];
+  let repaints: (() => void)[] = []; // of the small maps, for another colour scale
   let drawn = "";
 
   const places = () => {
@@ -21,10 +22,18 @@ export function overview(context: Context): Panel {
     return all.sort((a, b) => (state.sort === "down" ? value(b) - value(a) : value(a) - value(b)));
   };
 
+  // The lowest and the highest value of the statistic that colours the heads.
+  function ends(): [number, number] {
+    const { state, text } = context;
+    const values = text.layers.flatMap((layer) => layer.heads.map((head) => head.values[state.colour] ?? 0));
+    return [Math.min(...values), Math.max(...values)];
+  }
+
   function drawTools() {
     const { state, text } = context;
     const names = Object.keys(text.layers[0].heads[0].values);
-    tools.replaceChildren(
+    fill(
+      tools,
       choice("Colour by", state.colour, [["weights", "weights only"], ["role", "role"],
         ...names.map((name): [string, string] => [name, name])], (colour) => context.set({ colour })),
       choice("Order", state.sort, [["layer", "layer by layer"], ["down", "highest first"], ["up", "lowest first"]],
@@ -33,20 +42,21 @@ export function overview(context: Context): Panel {
       h("p", { class: "hint" }, state.colour in context.source.common.statistics
         ? `${state.colour}: ${context.source.common.statistics[state.colour]}.`
         : "Each picture is one head: a row per query, a column per key. Larger weights are darker (lighter in the dark theme)."),
+      state.colour in text.layers[0].heads[0].values && rangeLegend(context.colours, ...ends(), state.colour),
     );
   }
 
   function drawGrid() {
     const { state, text } = context;
     const warned = new Set(text.findings.flatMap((finding) => finding.heads.map((head) => `${finding.layer}.${head}`)));
-    const values = text.layers.flatMap((layer) => layer.heads.map((head) => head.values[state.colour] ?? 0));
-    const [low, high] = [Math.min(...values), Math.max(...values)];
+    const [low, high] = ends();
     const width = Math.max(...text.layers.map((layer) => layer.heads.length));
     const grouped = state.sort === "layer";
-    grid.style.setProperty("--columns", String(grouped ? width : Math.min(12, values.length)));
+    grid.style.setProperty("--columns", String(grouped ? width : Math.min(12, places().length)));
     const names = text.layers.map((layer) => cut(layerName(layer).replace(/^layer /, ""), 24));
     grid.style.setProperty("--label", `${Math.max(1.3, ...names.map((name) => grouped ? 0.6 * name.length : 0))}em`);
     buttons = [];
+    repaints = [];
     const rows = new Map<number, HTMLElement>();
     grid.replaceChildren();
     for (const { layer, head } of places()) {
@@ -74,7 +84,9 @@ export function overview(context: Context): Panel {
       warning ? "has a warning" : ""].filter(Boolean).join(", ");
     const canvas = h("canvas", { "aria-hidden": "true", class: text.layers[layer].small[0] < 40 ? "crisp" : "" });
     const [rows, cols] = text.layers[layer].small;
-    paint(canvas, colours, Array.from(bytes(about.thumbnail), (byte) => byte / 255), rows, cols);
+    const repaint = () => paint(canvas, colours, Array.from(bytes(about.thumbnail), weightOf), rows, cols);
+    repaint();
+    repaints.push(repaint);
     const button = h("button", { type: "button", role: "gridcell", "aria-label": label, title: label,
       onclick: () => context.set({ layer, head, view: "map", x: -1, y: -1 }) }, canvas);
     if (value !== undefined) {
@@ -155,7 +167,8 @@ export function overview(context: Context): Panel {
         drawn = wanted;
         drawTools();
         drawGrid();
-      }
+      } else if (before.scale !== state.scale) repaints.forEach((repaint) => repaint());
+      context.cells(context.text.tokens.length / context.text.layers[0].small[1]);
       mark();
       drawBeside();
     },

@@ -14,7 +14,7 @@ export interface State {
   y: number;
   zoom: number; // log2 of pixels to a weight
   pool: string; // mean, max
-  scale: string; // log, linear
+  scale: string; // linear, sqrt, log: of the colours of weights in all views
   colour: string; // the statistic of the overview
   sort: string; // layer, or down by the statistic
   way: string; // of the text view: words, heads, model, neurons
@@ -35,7 +35,7 @@ export interface State {
 }
 
 export const START: State = {
-  view: "overview", text: 0, layer: 0, head: 0, query: 0, key: -1, x: -1, y: -1, zoom: 0, pool: "mean", scale: "log",
+  view: "overview", text: 0, layer: 0, head: 0, query: 0, key: -1, x: -1, y: -1, zoom: 0, pool: "mean", scale: "sqrt",
   colour: "entropy", sort: "layer", way: "words", heads: "one", side: "both", pairs: "all", panels: "layers",
     learn: "positions", figure: "", width: "8.5", ground: "light", caption: "", captioned: "yes", span: "",
     cover: "light", tiles: "layer",

@@ -1,7 +1,7 @@
 // The statistics view: maps of a statistic and of roles, offsets, similarity, weight received, and curves of a run.
 import * as Plot from "@observablehq/plot";
 import { headName, inText, type Context, type Panel } from "./context";
-import { SERIES } from "./colour";
+import { rangeLegend, SERIES } from "./colour";
 import { layerName, type Layer } from "./data";
 import { chartOf, choice, h, saving, shown, visible } from "./dom";
 
@@ -9,21 +9,22 @@ export function statisticsView(context: Context): Panel {
   const [tools, body] = [h("div", { class: "tools" }), h("div", { class: "charts" })];
   const element = h("div", {}, tools, body);
 
-  const chart = (title: string, said: string, options: Plot.PlotOptions, chosen?: (value: any) => void) => {
+  const chart = (title: string, said: string, options: Plot.PlotOptions, chosen?: (value: any) => void,
+    key: SVGSVGElement | null = null) => {
     const made = Plot.plot({ width: Math.min(560, Math.max(280, context.root.clientWidth - 40)),
       marginBottom: 40, style: { background: "transparent", fontSize: "12px", fontFamily: "inherit" }, ...options });
     const figure = chartOf(made);
     figure.setAttribute("role", "img");
     figure.setAttribute("aria-label", `${title}. ${said}`);
     const box = h("figure", {}, h("figcaption", {}, title,
-      saving(() => `${context.text.title} ${title}`, () => made, () => context.root)),
-      h("p", { class: "hint" }, said), made);
+      saving(() => `${context.text.title} ${title}`, () => made, () => context.root, () => key)),
+      h("p", { class: "hint" }, said), key, made);
     if (chosen) box.addEventListener("click", () => { const value = (made as any).value; if (value) chosen(value); });
     return box;
   };
 
-  const colourScale = (domain?: number[]) => ({ type: "linear" as const,
-    interpolate: (t: number) => context.colours.of(Math.max(t, 0.004)), domain, legend: true });
+  const colourScale = (domain: number[]) => ({ type: "linear" as const,
+    interpolate: (t: number) => context.colours.of(Math.max(t, 0.004)), domain });
 
   function draw() {
     const { text, state, source } = context;
@@ -38,22 +39,23 @@ export function statisticsView(context: Context): Panel {
         roles: head.roles.map((role) => source.common.kinds[role.kind].letter).join(""),
       kind: head.roles[0]?.kind ?? "none", x: 0, y: 0, chosen: at === state.layer && number === state.head,
     })));
-    const most = Math.max(...heads.map((head) => head.value));
+    const values = heads.map((head) => head.value);
+    const [low, high] = [Math.min(...values), Math.max(...values)];
     const go = (value: { at: number; head: number }) => context.set({ layer: value.at, head: value.head });
     const grid = { x: { label: "head", tickSize: 0, type: "band" as const },
       y: { label: "layer", tickSize: 0, type: "band" as const, domain: layers },
       height: 46 + text.layers.length * 34, marginLeft: 30 + 7 * Math.max(2, ...layers.map((name) => name.length)) };
-    const chosen = Plot.cell(heads.filter((head) => head.chosen),
-      { x: "head", y: "layer", fill: "none", stroke: "var(--accent)", strokeWidth: 2 });
+    const chosen = [["var(--paper)", 4], ["var(--accent)", 2]].map(([stroke, strokeWidth]) => Plot.cell(
+      heads.filter((head) => head.chosen), { x: "head", y: "layer", fill: "none", stroke, strokeWidth } as any));
     const figures = [
       chart(`Map of ${name}`, source.common.statistics[name] ?? "",
-        { ...grid, color: colourScale([0, most || 1]), marks: [
+        { ...grid, color: colourScale([low, high]), marks: [
         Plot.cell(heads, { x: "head", y: "layer", fill: "value", inset: 0.7, tip: true,
           title: (d: any) => `layer ${d.layer}, head ${d.head}: ${shown(d.value)}` }),
         context.root.clientWidth <= 520 ? null : Plot.text(heads,
           { x: "head", y: "layer", text: (d: any) => (Math.abs(d.value) >= 10 ? d.value.toFixed(0)
-          : d.value.toFixed(2)), fill: (d: any) => context.colours.on(d.value / (most || 1)), fontSize: 10,
-          pointerEvents: "none" }), chosen] }, go),
+          : d.value.toFixed(2)), fill: (d: any) => context.colours.on((d.value - low) / (high - low || 1) || 0.004), fontSize: 10,
+          pointerEvents: "none" }), ...chosen] }, go, rangeLegend(context.colours, low, high, name)),
     ];
     if (text.has_roles) {
       const kinds = Object.keys(source.common.kinds).filter((kind) => heads.some((head) => head.kind === kind));
@@ -63,7 +65,7 @@ export function statisticsView(context: Context): Panel {
         Plot.cell(heads, { x: "head", y: "layer", fill: "kind", fillOpacity: 0.55, inset: 0.7, tip: true,
           title: (d: any) => `layer ${d.layer}, head ${d.head}: ${d.kind}` }),
         Plot.text(heads, { x: "head", y: "layer", text: "roles", fontWeight: 600, fontSize: 10,
-          pointerEvents: "none" }), chosen] }, go));
+          pointerEvents: "none" }), ...chosen] }, go));
     }
     const head = text.layers[state.layer].heads[state.head];
     const offsets = head.offsets.map((weight, at) =>
@@ -92,7 +94,7 @@ export function statisticsView(context: Context): Panel {
       "The cosine between the maps of every two heads of the layer; 1: the same map.",
       { height: 46 + text.layers[state.layer].heads.length * 22, x: { label: "head" }, y: { label: "head" },
       marginLeft: 44, color: colourScale([0, 1]), marks: [Plot.cell(similarity,
-      { x: "a", y: "b", fill: "cosine", inset: 0.5, tip: true })] }));
+      { x: "a", y: "b", fill: "cosine", inset: 0.5, tip: true })] }, undefined, rangeLegend(context.colours, 0, 1, "cosine")));
     if (text.places) {
       heads.forEach((each, at) => { [each.x, each.y] = text.places![at]; });
       figures.push(

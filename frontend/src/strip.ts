@@ -23,7 +23,7 @@ export async function strip(context: Context, query: number, room = 700): Promis
       fill: "currentColor" }, names[layer]));
     for (let at = first; at < last; at++) {
       const node = s("rect", { x: left + (at - first) * cell, y: layer * 18, width: cell - 1, height: 16,
-        fill: context.colours.of(Math.sqrt(line[at])) },
+        fill: context.colours.weight(line[at]) },
         s("title", {}, `${layerName(text.layers[layer])}, ${visible(text.tokens[at])}: ${line[at].toPrecision(4)}`));
       node.addEventListener("click", () => context.set({ layer }));
       figure.append(node);

@@ -8,7 +8,6 @@ import { strip } from "./strip";
 
 const [SHOWN, LINES, SMALL, NEURONS, ARCS] = [600, 56, 40, 14, 5]; // tokens in each mode, links drawn as arcs
 const LISTED = 2000; // queries in a list to choose from
-const OTHER = "#1b80c4"; // colour of tokens that attend to the word; the accent colour is for tokens that it attends to
 
 export function textView(context: Context): Panel {
   const [tools, body] = [h("div", { class: "tools" }), h("div", {})];
@@ -91,8 +90,8 @@ export function textView(context: Context): Panel {
       move(SHOWN, "Later"));
     const stage = h("div", { class: "stage" }, arcs, own, keys && h("p", { class: "hint" }, "attends to"), keys);
     body.replaceChildren(h("p", { class: "hint" }, "Point at a word, or choose it, to see what it attends to ",
-      h("span", { class: "swatch out" }), " and what attends to it ", h("span", { class: "swatch in" }),
-      ". The left and right arrow keys move."),
+      h("span", { class: "swatch out" }), " and, as a bar below a word, what attends to it ",
+      h("span", { class: "swatch in" }), ". The left and right arrow keys move."),
       long || "", stage, h("p", { class: "readout looks", "aria-live": "polite" }),
         h("div", { class: "lower" }, h("section", { class: "strip" }, h("h2", {}, "All layers")),
         h("section", {}, h("h2", {}, headName(context)), aboutHead(context))));
@@ -112,25 +111,23 @@ export function textView(context: Context): Panel {
     const looks = state.side !== "in" || crossed() ? await meanLine(context, heads, query) : null;
     const seen = state.side !== "out" && !crossed() ? await meanLine(context, heads, query, true) : null;
     if (mine !== turn || !spans.length) return;
-    const accent = context.colours.get("--glow");
-    // The strongest weight has the full colour, if it is well above a uniform weight.
+    const { colours } = context;
+    // Arcs and lists leave out what is far below the strongest weight.
     const most = (values: Float32Array | null) => values?.reduce((a, b) => Math.max(a, b), 0) ?? 0;
     const norm = Math.max(Math.min(1, 10 / text.tokens.length), most(looks), most(seen));
-    const tint = (colour: string, weight: number) => (weight < norm / 200 ? "transparent"
-      : `color-mix(in srgb, ${colour} ${Math.round(85 * Math.sqrt(weight / norm))}%, transparent)`);
     const keySpans = crossed() ? [...body.querySelectorAll<HTMLElement>(".words:not([role]) span")] : spans;
     keySpans.forEach((span) => {
       const at = Number(span.dataset.at);
-      span.style.background = looks ? tint(accent, looks[at]) : "";
-      const share = seen ? seen[at] / norm : 0;
-      span.style.boxShadow = share >= 0.005
-        ? `inset 0 -${(1 + 4 * Math.sqrt(share)).toFixed(1)}px ${tint(OTHER, norm * Math.max(0.3, share))}` : "";
+      const behind = looks ?? seen!; // a bar below the word only where both directions are shown
+      span.style.background = colours.weight(behind[at]);
+      span.style.color = colours.textOn(behind[at]);
+      span.style.boxShadow = looks && seen ? `0 1px ${colours.get("--paper")}, 0 5px ${colours.weight(seen[at])}` : "";
     });
     spans.forEach((span) => span.setAttribute("aria-selected", String(Number(span.dataset.at) === query)));
     const links = looks ? strongest(looks, ARCS) : [];
     if (pointed === null) intoView(spans[query - from]);
     const scaled = (values: Float32Array | null) => values?.map((weight) => weight / norm) ?? null;
-    drawArcs(query, scaled(looks), links, keySpans, seen ? strongest(seen, ARCS) : [], scaled(seen));
+    drawArcs(query, scaled(looks), links, keySpans, seen ? strongest(seen, ARCS) : [], scaled(seen), norm);
     const which = state.heads === "one" ? inText(headName(context)) : state.heads === "layer"
       ? `the mean of ${layerName(text.layers[state.layer])}` : state.heads === "all" ? "the mean of all heads"
       : `heads ${state.heads.replace(/,\s*$/, "")} of ${layerName(text.layers[state.layer])}`;
@@ -156,26 +153,25 @@ export function textView(context: Context): Panel {
   }
 
   function drawArcs(query: number, looks: Float32Array | null, links: number[], keySpans: HTMLElement[], back: number[],
-    seen: Float32Array | null) {
+    seen: Float32Array | null, norm: number) {
     const arcs = body.querySelector<SVGSVGElement>(".arcs");
     const start = spans[query - from];
     if (!arcs || !start) return;
     const origin = arcs.getBoundingClientRect();
     const middle = (span: HTMLElement) => { const box = span.getClientRects()[0] ?? span.getBoundingClientRect();
       return [box.left + box.width / 2 - origin.left, box.top - origin.top, box.height]; };
-    const path = (target: HTMLElement | undefined, weight: number, colour: string) => {
+    const path = (target: HTMLElement | undefined, weight: number, dashes: string | null = null) => {
       if (!target || target === start || weight < 0.03) return null;
       const [[x1, y1], [x2, y2, tall]] = [middle(start), middle(target)];
       const below = target.parentElement !== start.parentElement;
       const lift = Math.min(46, 14 + Math.abs(x2 - x1) * 0.12);
       const way = below ? `M${x1},${y1 + tall} C${x1},${(y1 + y2 + tall) / 2} ${x2},${(y1 + y2 + tall) / 2} ${x2},${y2}`
         : `M${x1},${y1 + 4} C${x1},${Math.min(y1, y2) - lift} ${x2},${Math.min(y1, y2) - lift} ${x2},${y2 + 4}`;
-      return s("path", { d: way, fill: "none", stroke: colour, "stroke-width": 1 + 3 * weight,
-        opacity: 0.35 + 0.6 * Math.sqrt(weight), "stroke-linecap": "round" });
+      return s("path", { d: way, fill: "none", stroke: context.colours.line(weight * norm),
+        "stroke-width": 1 + 3 * weight, "stroke-dasharray": dashes, "stroke-linecap": "round" });
     };
-    const outward = links.map((at) => path(crossed() ? keySpans[at] : spans[at - from], looks![at],
-      context.colours.get("--accent")));
-    const inward = context.state.side === "in" ? back.map((at) => path(spans[at - from], seen![at], OTHER)) : [];
+    const outward = links.map((at) => path(crossed() ? keySpans[at] : spans[at - from], looks![at]));
+    const inward = context.state.side === "in" ? back.map((at) => path(spans[at - from], seen![at], "1 5")) : [];
     arcs.replaceChildren(...[...outward, ...inward].filter((each) => each !== null));
   }
 
@@ -224,18 +220,19 @@ export function textView(context: Context): Panel {
     body.replaceChildren(
       h("p", { class: "hint" },
       `Lines go from queries on the left to keys on the right. A thicker line is a larger weight. ${queries().length > LINES ? "Only words near the chosen word are shown. " : ""}Point at a word to see only its lines.`), beyond, h("div", { class: "scroll" }, figure));
-    const join = (i: number, row: Float32Array, colour: string) => {
+    const join = (i: number, row: Float32Array, colour: string | null) => {
       for (let j = cols[0]; j < cols[1]; j++)
         if (row[j] >= 0.03 && allowed(i, j))
           lines.append(s("line", { x1: left, y1: (i - rows[0]) * tall + 11, x2: right, y2: (j - cols[0]) * tall + 11,
-            stroke: colour, "stroke-width": 0.6 + 2.6 * row[j], opacity: 0.12 + 0.88 * row[j], "data-query": i }));
+            stroke: colour ?? context.colours.line(row[j]), "stroke-width": 0.6 + 2.6 * row[j],
+            opacity: colour ? 0.12 + 0.88 * row[j] : null, "data-query": i }));
     };
     const mean = ["one", "layer", "all"].includes(state.heads);
     for (let i = rows[0]; i < rows[1]; i++) {
       if (mean) {
         const row = await meanLine(context, heads, i);
         if (mine !== turn) return;
-        join(i, row, "var(--accent)");
+        join(i, row, null);
         if (i === state.query) fill(beyond, unseen(row, cols));
       } else {
         const weights = await context.source.rows(state.text, state.layer, i);
@@ -353,7 +350,7 @@ export function textView(context: Context): Panel {
       (value) => context.set({ query: Number(value) }));
     body.replaceChildren(h("div", { class: "tools" }, chosen),
       h("p", { class: "hint" },
-      `${headName(context)}: a score is the sum of its products; blue is positive, orange is negative. Shown are the keys with the largest weights.`), h("div", { class: "scroll" }, figure));
+      `${headName(context)}: a score is the sum of its products; blue is positive, red is negative. Shown are the keys with the largest weights.`), h("div", { class: "scroll" }, figure));
   }
 
   function draw() {
@@ -374,7 +371,7 @@ export function textView(context: Context): Panel {
       const near = state.query >= from && state.query < from + spans.length;
       const same = before && spans.length && near && (
         ["view", "text", "layer", "head", "way", "heads", "side",
-        "pairs"] as const).every((name) => before[name] === state[name]);
+        "pairs", "scale"] as const).every((name) => before[name] === state[name]);
       if (!same) return draw();
       if (before.query === state.query) return;
       void colour(state.query);

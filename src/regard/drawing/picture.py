@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regard.checks import Count, checked
 from regard.drawing.panels import Heads, Panels, panels
+from regard.drawing.ramp import colormap, text_color
 from regard.errors import MissingPackage, RegardError
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     Tokens = Sequence[object] | tuple[Sequence[object], Sequence[object]] | None
     Weights = AttentionMap | Tensor | ArrayLike
 
-#: Dark is more. The lightness changes evenly, so the scale can be read in grey and with colour blindness.
-SCALE = "Blues"
 #: The most cells per side of a picture; larger maps are pooled.
 LARGEST = 512
 #: Inches: the largest side of a cell, and the smallest side of a cell with a number, and with tokens beside it.
@@ -131,12 +130,11 @@ def canvas(operation: str) -> ModuleType:
 
 def draw_cells(axes: Any, cells: Tensor, shape: tuple[int, int], vmax: float | None = 1.0) -> Any:
     """One matrix of cells as an image; its coordinates are those of the tokens. Cells that are NaN are grey."""
-    from matplotlib import colormaps
     from matplotlib.colors import PowerNorm
 
     I, J = shape
     aspect = "equal" if max(I, J) <= 4 * min(I, J) else "auto"
-    colours = colormaps[SCALE].with_extremes(bad="0.8")
+    colours = colormap().with_extremes(bad="0.8")
     extent = (-0.5, J - 0.5, I - 0.5, -0.5)
     values = cells.numpy()
     norm = PowerNorm(0.5, 0, vmax, clip=True)
@@ -144,11 +142,11 @@ def draw_cells(axes: Any, cells: Tensor, shape: tuple[int, int], vmax: float | N
 
 
 def write_numbers(axes: Any, image: Any, values: Tensor, size: float) -> None:
-    """A number in each cell of an image, white where the cell is dark."""
+    """A number in each cell of an image, black or white, so that it can be read on the colour of the cell."""
     for i, row in enumerate(values.tolist()):
         for j, value in enumerate(row):
             if not math.isnan(value):
-                colour = "white" if image.norm(value) > 0.6 else "black"
+                colour = text_color(image.to_rgba(value))
                 axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=size, color=colour)
 
 

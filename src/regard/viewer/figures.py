@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from regard.drawing.panels import label
-from regard.drawing.picture import LARGEST, SCALE, canvas, draw_cells, heatmap, name_tokens, write_numbers
+from regard.drawing.picture import LARGEST, canvas, draw_cells, heatmap, name_tokens, write_numbers
+from regard.drawing.ramp import colormap
 from regard.errors import RegardError
 from regard.maps import AttentionMap
 from regard.stats import LayerProfile, Offsets, Profile, Role, RoleTable, TextReading
@@ -73,7 +74,7 @@ def statistic_map(profile: Profile, name: str) -> Any:
     """One statistic of every head, as a number in a cell: a row per layer, a column per head."""
     values = torch.nn.utils.rnn.pad_sequence(profile.values(name), batch_first=True, padding_value=torch.nan)
     figure, axes = _figure(2 + 0.6 * values.shape[1], 1.5 + 0.4 * values.shape[0])
-    image = axes.imshow(values.numpy(), cmap=SCALE, aspect="auto")
+    image = axes.imshow(values.numpy(), cmap=colormap(), aspect="auto")
     write_numbers(axes, image, values, 6)
     axes.set(xticks=range(values.shape[1]), xlabel="head", ylabel="layer", title=name)
     axes.set_yticks(range(len(values)), [str(layer.number) for layer in profile.layers])
@@ -129,7 +130,7 @@ def similarity_matrix(layer: LayerProfile) -> Any:
     """The cosine between the maps of every two heads of a layer. A dark square off the diagonal is a near copy."""
     H = layer.num_heads
     figure, axes = _figure(2.5 + 0.35 * H, 2 + 0.35 * H)
-    image = axes.imshow(layer.similarity.numpy(), cmap=SCALE, vmin=0, vmax=1)
+    image = axes.imshow(layer.similarity.numpy(), cmap=colormap(), vmin=0, vmax=1)
     if H <= NUMBERED:
         write_numbers(axes, image, layer.similarity, 6)
     axes.set(

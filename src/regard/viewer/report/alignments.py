@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.sax.saxutils import escape
 
+from regard.drawing.ramp import RAMP
 from regard.viewer.report.folder import Study
 from regard.viewer.report.numbers import title
 from regard.viewer.report.svg import FONT, Figure, element
 
 #: Pixels per side of a cell, and the mean width of a letter in pixels.
 CELL, LETTER = 17, 7.3
-BLUE = "#2f7fbd"
+BLUE = RAMP[4]
 LONGEST = 14
 READINGS = {
     "output": "attention of the step that predicts the word",

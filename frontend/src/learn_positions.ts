@@ -1,0 +1,65 @@
+// The lesson on positions: sin and cos of position / base^(2m / D), as a heatmap, as curves, and their dot products.
+import * as Plot from "@observablehq/plot";
+import { SERIES } from "./colour";
+import type { Context } from "./context";
+import { dial, figure, lesson, list, roomOf, STYLE, type Lesson } from "./lesson";
+
+const sizes = { positions: 64, width: 32, base: 10000 };
+const angle = (position: number, channel: number) =>
+  position / sizes.base ** ((channel - (channel % 2)) / sizes.width);
+const wave = (position: number, channel: number) =>
+  (channel % 2 ? Math.cos(angle(position, channel)) : Math.sin(angle(position, channel)));
+const every = (count: number, step = 1) => Array.from({ length: Math.ceil(count / step) }, (_, at) => at * step);
+// The number of positions after which the last pair of channels repeats.
+const longest = () => 2 * Math.PI * sizes.base ** ((sizes.width - 2) / sizes.width);
+
+function heatmap(context: Context): HTMLElement {
+  const cells = every(sizes.positions).flatMap((position) => every(sizes.width).map((channel) =>
+    ({ position, channel, value: wave(position, channel) })));
+  const { colours } = context;
+  const chart = Plot.plot({ width: roomOf(context), height: 340, style: STYLE,
+    x: { label: "channel", ticks: every(sizes.width, sizes.width > 16 ? 4 : 1) },
+    y: { label: "position", ticks: every(sizes.positions, 8) }, color: { type: "linear", domain: [-1, 0, 1],
+    range: [colours.get("--less"), colours.get("--none"), colours.get("--more")] },
+    marks: [Plot.cell(cells, { x: "channel", y: "position", fill: "value" })] });
+  const heat = document.createElement("div");
+  heat.append(chart.legend("color", { marginLeft: 14, marginRight: 14 })!, chart); // room for the minus of "−1"
+  return heat;
+}
+
+function curves(context: Context) {
+  const channels = [0, 1, 4, 8, 12].filter((channel) => channel < sizes.width);
+  const points = channels.flatMap((channel) => every(sizes.positions * 4).map((at) =>
+    ({ channel: `channel ${channel}`, position: at / 4, value: wave(at / 4, channel) })));
+  return Plot.plot({ width: roomOf(context), height: 240, style: STYLE, y: { label: "value" },
+    x: { label: "position" }, color: { domain: channels.map((channel) => `channel ${channel}`), range: SERIES,
+    legend: true }, marks: [Plot.line(points, { x: "position", y: "value", stroke: "channel" })] });
+}
+
+function products(context: Context) {
+  const found = every(2 * sizes.positions - 1).map((at) => at - sizes.positions + 1).map((offset) => ({ offset,
+    product: every(sizes.width / 2).reduce((total, m) => total + Math.cos(angle(offset, 2 * m)), 0) }));
+  return Plot.plot({ width: roomOf(context), height: 200, style: STYLE, x: { label: "offset j − i" },
+    y: { label: "p_i · p_j" }, marks: [Plot.line(found, { x: "offset", y: "product", stroke: SERIES[2] }),
+    Plot.ruleY([0])] });
+}
+
+export const positions: Lesson = (context) => lesson((changed) => [
+  dial("Length of the text", sizes.positions, [16, 128, 8],
+    () => `Length ${sizes.positions}: the table has ${sizes.positions} rows, one for each token.`,
+    (value) => { sizes.positions = value; changed(); }),
+  dial("Width of a vector", sizes.width, [8, 64, 4],
+    () => `Width ${sizes.width}: ${sizes.width / 2} pairs of a sine and a cosine, each pair slower than the pair before.`,
+    (value) => { sizes.width = value; changed(); }),
+  list("Base of the periods", String(sizes.base), [["100", "100"], ["10000", "10,000"], ["500000", "500,000"]],
+    () => `Base ${sizes.base.toLocaleString("en")}: the fastest pair repeats after 6.3 positions, the slowest after `
+      + `${Math.round(longest()).toLocaleString("en")}.`, (value) => { sizes.base = Number(value); changed(); }),
+], () => [
+  figure(context, "Sinusoidal positions",
+    "Each row is added to the vector of one token: sines in even channels, cosines in odd channels.", heatmap(context)),
+  figure(context, "The same values as curves",
+    "Low channels have short periods, high channels long periods. Together they identify a position, as the hands of a clock show a time.",
+    curves(context)),
+  figure(context, "Their dot products",
+    "The dot product of two positions depends only on their distance. RoPE uses this inside the score.", products(context)),
+], "charts");

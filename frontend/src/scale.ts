@@ -1,0 +1,27 @@
+// The row of the frame that all views share: the switch of the colour scale of weights, and its legend.
+import { legend, scaleOf, SCALES } from "./colour";
+import type { Context } from "./context";
+import { fill, h, segments } from "./dom";
+import { LESSON_KEYS } from "./learn_scores";
+
+export interface ScaleRow { element: HTMLElement; update(): void; cells(keys: number): void }
+
+export function scaleRow(context: Context): ScaleRow {
+  const element = h("div", { class: "scale" });
+  let keys = 1; // how many keys a cell of the view sums over
+  let drawn = "";
+
+  function update() {
+    const { state, text, colours } = context;
+    const isLesson = state.view === "learn";
+    const length = isLesson ? LESSON_KEYS : text.tokens.length;
+    colours.scale = scaleOf(state.scale, length, keys);
+    element.hidden = isLesson && state.learn !== "scores"; // the only lesson with weights
+    const look = [state.scale, length, keys, colours.css[9]].join();
+    if (look === drawn) return;
+    drawn = look;
+    fill(element, h("span", { class: "scale-name" }, "Weight"), segments("Colour scale of weights", state.scale, SCALES,
+      (scale) => context.set({ scale })), legend(colours, colours.scale, "weight"));
+  }
+  return { element, update, cells(count) { keys = count; update(); } };
+}

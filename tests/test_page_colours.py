@@ -1,0 +1,222 @@
+"""One colour scale in all views of the page: drawn colours equal the formula of the scale for weights of the API."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import regard as rg
+from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server, settled, texts
+from pages import WORDS, until
+from ramps import colors_of, contrast, ramp, rgb, shares
+
+pytest.importorskip("playwright.sync_api")
+pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
+
+LENGTH = len(WORDS)
+KINDS = {"linear": "Linear", "sqrt": "Square root", "log": "Log"}
+#: The steps of the ramp change a channel by up to 2; weights of the page are float32.
+NEAR = 4
+
+
+def close(drawn, expected):
+    np.testing.assert_allclose(np.array(drawn, float).reshape(np.shape(expected)), expected, atol=NEAR)
+
+
+def go(page, address, link):
+    """Another view of the open page, drawn."""
+    page.goto(f"{address}#{link}")
+    page.wait_for_timeout(50)
+
+
+#: The pixels of a canvas, read from a copy: Chromium warns of a canvas that is drawn and read again and again.
+PIXELS = """(canvas) => { const copy = document.createElement("canvas");
+    copy.width = canvas.width; copy.height = canvas.height;
+    const pen = copy.getContext("2d", { willReadFrequently: true });
+    pen.drawImage(canvas, 0, 0);
+    return pen.getImageData(0, 0, copy.width, copy.height); }"""
+
+
+def thumbnail(page, layer, head):
+    return page.evaluate(
+        f"""([layer, head]) => [...({PIXELS})(document.querySelector(
+        `[data-place="${{layer}}.${{head}}"] canvas`)).data]""",
+        [layer, head],
+    )
+
+
+def stored(weights):
+    """Weights after the bytes of a thumbnail: 0, or the square root in 254 steps."""
+    return torch.where(weights > 0, ((254 * weights.sqrt()).round() / 254) ** 2, 0.0)
+
+
+def cells_of_map(page, pairs):
+    """The colour of the upper left part of some cells; labels of the tokens give the places."""
+    return page.evaluate(
+        f"(pairs) => {{ const pixels = {PIXELS};"
+        """const canvas = document.querySelector(".map-box canvas");
+        const nodes = [...document.querySelectorAll(".map-box .labels text:not(.axis-name)")];
+        const across = nodes.filter((one) => one.getAttribute("transform"));
+        const x = across.map((one) => Number(/translate\\(([\\d.]+)/.exec(one.getAttribute("transform"))[1]));
+        const y = nodes.filter((one) => !one.getAttribute("transform")).map((one) => Number(one.getAttribute("y")));
+        const ratio = canvas.width / canvas.getBoundingClientRect().width;
+        const { data, width } = pixels(canvas);
+        return pairs.map(([i, j]) => { const part = 0.3 * (x[1] - x[0]);
+          const at = 4 * (Math.floor((y[i] - part) * ratio) * width + Math.floor((x[j] - part) * ratio));
+          return [...data.slice(at, at + 3)]; }); }""",
+        pairs,
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_colors_of_every_view_are_those_of_the_weights(browser, address, texts, kind):
+    short, pair = texts["short"].maps, texts["pair"].maps[0]
+    with opened(browser, address) as page:
+        go(page, address, f"overview?scale={kind}")
+        until(page, "document.querySelectorAll('[data-place] canvas').length === 6")
+        drawn = np.array(thumbnail(page, 1, 2)).reshape(LENGTH, LENGTH, 4)[..., :3]
+        close(drawn, colors_of(stored(short[1].dense()[0, 2]), kind, LENGTH))
+
+        go(page, address, f"map?layer=1&head=2&scale={kind}")
+        settled(page)
+        pairs = [(i, j) for i in range(0, LENGTH, 3) for j in range(LENGTH)]
+        close(cells_of_map(page, pairs), colors_of([short[1][0, 2, i, j].item() for i, j in pairs], kind, LENGTH))
+
+        go(page, address, f"text?layer=1&head=2&query=9&side=out&scale={kind}")
+        until(page, "document.querySelector('.looks')?.textContent.startsWith('it ')")
+        words = page.locator(".words [role=option]").evaluate_all("all => all.map((one) => one.style.background)")
+        close([rgb(color) for color in words], colors_of(short[1][0, 2, 9], kind, LENGTH))
+        until(page, "document.querySelectorAll('.strip rect').length === 30")
+        means = torch.stack([layer[0, :, 9].mean(0) for layer in short])
+        fills = page.locator(".strip rect").evaluate_all("all => all.map((one) => one.getAttribute('fill'))")
+        close([rgb(color) for color in fills], colors_of(means, kind, LENGTH).reshape(-1, 3))
+
+        go(page, address, f"alignment?text=3&panels=heads&scale={kind}")
+        until(page, "document.querySelectorAll('.matrix').length === 2")
+        for head in range(2):
+            cells = page.locator(".matrix").nth(head).locator("rect:not(.gold, .halo)")
+            fills = cells.evaluate_all("all => all.map((one) => one.getAttribute('fill'))")
+            close([rgb(color) for color in fills], colors_of(pair[0, head], kind, 5).reshape(-1, 3))
+
+
+def test_the_dark_theme_turns_the_ramp(browser, file, texts):
+    row = texts["short"].maps[1][0, 2, 9]
+    for scheme in ("dark", "light"):
+        with opened(browser, file + "#text?layer=1&head=2&query=9", color_scheme=scheme) as page:
+            until(page, "document.querySelector('.looks')?.textContent.startsWith('it ')")
+            words = page.locator(".words [role=option]").evaluate_all(
+                "all => all.map((one) => [getComputedStyle(one).backgroundColor, getComputedStyle(one).color])"
+            )
+            close([rgb(back) for back, _ in words], colors_of(row, "sqrt", LENGTH, scheme == "dark"))
+            assert min(contrast(rgb(back), rgb(text)) for back, text in words) >= 4.5
+
+
+def legend(page):
+    """The ticks of the legend as (place on the ramp, value), the place of a uniform row, and what is said of it."""
+    ticks = page.locator(".scale .legend .tick").evaluate_all("all => all.map((one) => Number(one.getAttribute('x1')))")
+    labels = page.locator(".scale .legend text").all_text_contents()
+    values = [float(label.replace("−", "-")) for label in labels[1:-1]]
+    uniform = page.locator(".scale .legend .uniform").get_attribute("d")
+    return np.array(ticks) / 240, values, float(re.search(r"L([\d.]+),0Z", uniform)[1]) / 240, labels[0], labels[-1]
+
+
+def test_the_legend_is_that_of_the_switch_in_every_view(browser, file):
+    views = ["overview", "map", "text", "alignment", "statistics", "learn?learn=scores"]
+    with opened(browser, file) as page:
+        for kind in KINDS:
+            page.get_by_role("button", name=KINDS[kind], exact=True).click()
+            for view in views:
+                go(page, file, f"{view}{'&' if '?' in view else '?'}scale={kind}")
+                length = 7 if "learn" in view else LENGTH
+                places, values, uniform, zero, said = legend(page)
+                np.testing.assert_allclose(places, shares(values, kind, length), atol=1e-6)
+                assert values[-1] == 1 and zero == "0" and len(values) >= 3
+                assert uniform == pytest.approx(float(shares(1 / length, kind, length)), abs=1e-4)
+                assert said == f"a uniform row has 1/{length}"
+                assert page.locator("[aria-pressed=true]", has_text=KINDS[kind]).count() == 1
+        go(page, file, "overview?text=1")
+        assert legend(page)[-1] == "a uniform row has 1/48", "a cell of a small map sums over keys"
+        page.set_viewport_size({"width": 700, "height": 420})
+        go(page, file, "map?text=1")
+        level = int(settled(page).get_attribute("data-level"))
+        assert level in (1, 2) and legend(page)[-1] == f"a uniform row has 1/{300 >> level}"
+
+
+def test_the_switch_is_in_the_link_and_survives_a_reload(browser, file):
+    with opened(browser, file + "#overview") as page:
+        before = thumbnail(page, 0, 0)
+        page.get_by_role("button", name="Log", exact=True).click()
+        assert "scale=log" in page.url and thumbnail(page, 0, 0) != before
+        page.keyboard.press("2")
+        settled(page)
+        page.reload()
+        settled(page)
+        assert (
+            "scale=log" in page.url and page.get_by_role("button", name="Log").get_attribute("aria-pressed") == "true"
+        )
+        page.go_back()
+        page.wait_for_selector("[data-place] canvas")
+        assert page.get_by_role("button", name="Log").get_attribute("aria-pressed") == "true"
+
+
+def test_statistics_go_from_their_lowest_to_their_highest_value(browser, file, texts):
+    values = np.array(
+        [[head["values"]["entropy"] for head in layer["heads"]] for layer in texts["short"].about["layers"]]
+    )
+    expected = ramp(np.maximum((values - values.min()) / np.ptp(values), 0.004)).reshape(-1, 3)
+    with opened(browser, file + "#statistics?colour=entropy") as page:
+        chart = page.locator("figure", has_text="Map of entropy").first
+        low, name, high = chart.locator(".legend text").all_text_contents()
+        assert (float(low), name, float(high)) == (round(values.min(), 3), "entropy", round(values.max(), 3))
+        cells = chart.locator("[aria-label=cell]").first.locator("rect")
+        close([rgb(fill) for fill in cells.evaluate_all("all => all.map((one) => one.getAttribute('fill'))")], expected)
+        go(page, file, "overview?colour=entropy")
+        gauges = page.locator(".gauge").evaluate_all(
+            "all => all.map((one) => [one.style.background, getComputedStyle(one).color])"
+        )
+        close([rgb(back) for back, _ in gauges], expected)
+        assert min(contrast(rgb(back), rgb(text)) for back, text in gauges) >= 4.5
+
+
+def drawn_mask(page, call):
+    """The pairs that a picture of a mask shows as allowed."""
+    drawing = page.locator(f"svg[aria-label^={json.dumps(call + ':')}]")
+    size = int(drawing.get_attribute("viewBox").split()[-1])
+    allowed = torch.zeros(size, size, dtype=torch.bool)
+    for first, row, length in re.findall(r"M(\d+) (\d+)h(\d+)v1", drawing.locator(".allowed").get_attribute("d")):
+        allowed[int(row), int(first) : int(first) + int(length)] = True
+    return allowed
+
+
+def test_lessons_show_the_masks_of_the_api_and_say_what_a_control_does(browser, file):
+    with opened(browser, file + "#learn?learn=masks", width=390, height=800) as page:
+        assert page.locator("h1:visible").count() == 1
+        page.get_by_label("Window", exact=True).fill("4")
+        assert "attends to itself and 3 before it" in page.locator(".effect").first.inner_text()
+        page.get_by_label("Tokens in a block").fill("4")
+        masks = {
+            "causal()": rg.causal(),
+            "window(4)": rg.window(4),
+            "causal() & window(4)": rg.causal() & rg.window(4),
+            "dilated(4, 3)": rg.dilated(4, 3),
+            "block_local(4)": rg.block_local(4),
+            "prefix(12) | causal()": rg.prefix(12) | rg.causal(),
+            "window(4) | global_tokens([0])": rg.window(4) | rg.global_tokens([0]),
+            "documents([28, 21, 15])": rg.documents([28, 21, 15]),
+            "padding([46])": rg.padding([46]),
+        }
+        for call, mask in masks.items():
+            assert torch.equal(drawn_mask(page, call), mask.dense(64).reshape(64, 64)), call
+        bigbird = drawn_mask(page, "bigbird(64, 4, num_random=1)")
+        keys = bigbird.sum(-1)
+        assert (keys[:4] == 64).all() and keys[4:].max() <= 5 * 4, "a global block, and rows of at most five blocks"
+        weights = torch.zeros(64, 64).masked_fill(~bigbird, float("-inf")).softmax(-1)
+        assert (weights == 0).float().mean() > 0.6, "so most weights are exactly 0"
+        fixed = rg.block_local(4, before=1, after=1) | rg.global_tokens(range(4))
+        assert bigbird[fixed.dense(64)].all()
+        page.get_by_label("Tokens in the prefix").fill("0")
+        assert "only causal() is left" in page.locator(".learn").inner_text()
