@@ -265,6 +265,7 @@ def test_tiles_rows_columns_and_pairs_are_exact():
     np.testing.assert_allclose(answer(answers, "tile/0/1/2/0/1/0/mean", 22, 128), dense[2, 128:, :128], rtol=1e-5)
     np.testing.assert_allclose(answer(answers, "rows/0/1/40", 3, 150), dense[:, 40], rtol=1e-5)
     np.testing.assert_allclose(answer(answers, "columns/0/1/40", 3, 150), dense[:, :, 40], rtol=1e-5)
+    np.testing.assert_allclose(answer(answers, "window/0/1/40/9/20/64", 3, 20, 64), dense[:, 40:60, 9:73], rtol=1e-5)
     q, k = answer(answers, "pair/0/1/2/100/30", 2, 8)
     r = text.maps["layer.1"].row_statistic[0][0, 2, 100]
     assert abs(np.exp(q @ k - float(r)) - dense[2, 100, 30]) < 1e-6
@@ -303,6 +304,9 @@ def test_tiles_of_long_texts_agree_at_every_level(monkeypatch):
         "tile/0/0/0/0/0/99999999999/mean",
         "rows/0/0/15",
         "rows/0/0/x",
+        "window/0/0/15/0/8/8",
+        "window/0/0/0/0/65/8",
+        "window/0/0/0/0/8/-1",
         "rows/0/0/٣",
         "pair/0/0/0/0/15",
         "text/1",

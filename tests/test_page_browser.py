@@ -235,7 +235,7 @@ def test_dark_and_light(browser, file):
 
 SIZES = {"phone": (390, 800), "400 %": (320, 256), "widest": (2200, 1200)}
 VIEWS = ["overview", "map", "text", "text?way=model", "text?way=neurons", "alignment", "alignment?text=3"]
-VIEWS += ["statistics", "learn", "learn?learn=masks", "learn?learn=scores"]
+VIEWS += ["statistics", "statistics?table=head", "pins", "learn", "learn?learn=masks", "learn?learn=scores"]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -301,12 +301,12 @@ def test_long_work_shows_progress_and_can_be_stopped(browser, texts):
         page.route("**/ask/tile/**", lambda route: asked.append(route))  # which nobody answers
         page.goto(address + "#map")
         until(page, "document.querySelector('.progress')?.textContent.startsWith('Computing')")
-        page.locator("canvas").press("Escape")
+        page.locator(".map-box canvas").press("Escape")
         until(page, "document.querySelector('.progress').textContent.startsWith('Stopped')")
         before = len(asked)
         page.wait_for_timeout(200)
         assert len(asked) == before and page.locator(".map-box").get_attribute("data-waiting") == "0"
-        page.locator("canvas").press("+")
+        page.locator(".map-box canvas").press("+")
         until(page, "document.querySelector('.progress').textContent.startsWith('Computing')")
         context.close()
 

@@ -87,7 +87,7 @@ def test_the_head_view_draws_one_line_for_a_mean(browser, server, texts):
 def test_the_head_view_tells_of_weight_that_it_does_not_draw(browser, server, texts):
     weights = texts["long"].maps[0].dense()[0, 0, 299]
     outside = float(weights[: 300 - 56].sum())
-    with opened(browser, f"{server}#text?text=1&way=heads&query=299") as page:
+    with opened(browser, f"{server}#text?text=1&way=heads&head=0&query=299") as page:
         until(page, "document.querySelector('.beyond')?.textContent.includes('not drawn')")
         said = page.locator(".beyond").inner_text()
         assert int(said.split(" %")[0]) == round(100 * outside)

@@ -14,20 +14,22 @@ import { mapView } from "./map";
 import { overview } from "./overview";
 import { hasPicture, pictureView } from "./picture";
 import { storyBar } from "./story";
+import { pinsView } from "./pins";
+import { withPin } from "./pin_set";
 import { statisticsView } from "./statistics";
 import { textView } from "./text";
 
 const MAKE: Record<View, (context: Context) => Panel> = { overview, map: mapView, text: textView,
   alignment: alignmentView, statistics: statisticsView, learn: learnView, picture: pictureView,
-  compare: compareView };
+  compare: compareView, pins: pinsView };
 // Views that only some pages have.
 const OFFERED: Partial<Record<View, (context: Context) => boolean>> = { picture: ({ text }) => hasPicture(text),
   compare: canCompare };
 const KEYS: [string, string][] = [
   [`1 … ${VIEWS.length}`, VIEWS.join(", ")], ["[ ]", "previous head, next head"],
-    ["{ }", "previous layer, next layer"], ["arrows", "move between heads, cells or words (with Shift: ten cells)"],
+    ["{ }", "previous layer, next layer"], ["arrows", "move between heads, cells or words (with Shift: ten cells, or the other word of a link)"],
   ["f", "figure for a paper: PDF, SVG, PNG, CSV"], ["+ −", "zoom"], ["0", "the whole map"], ["/", "find a token"], ["Esc", "stop computing, or close this list"],
-    ["t", "light or dark theme"], ["?", "this list"],
+    ["p", "pin this head, or take its pin off"], ["t", "light or dark theme"], ["?", "this list"],
 ];
 
 // A choice that outlives the page, where the browser allows it; `value` sets it.
@@ -210,14 +212,23 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     if (key === "/") { context.set({ view: "map" }); return panel?.key?.(new KeyboardEvent("keydown", { key })) ?? true;
       }
     if (key === "f") return openFigure(), true;
+    if (key === "p") {
+      const here = { text: state.text, layer: state.layer, head: state.head };
+      return context.set({ pins: withPin(state.pins, here) }), true;
+    }
     if (key === "t") return turnTheme(), true;
     if (key === "?") return help.showModal(), true;
     return false;
   }
 
   const listen = own ? document : root;
-  const followed = () => { const link = fromLink(location.hash);
-    if (link) { Object.assign(state, START, context.text.start, link); void load(); } };
+  const followed = async () => {
+    const link = fromLink(location.hash);
+    if (!link) return;
+    const { start } = await source.text(Math.min(source.titles.length - 1, Math.max(0, Math.round(link.text ?? 0))));
+    Object.assign(state, START, start, link);
+    void load();
+  };
   const night = matchMedia("(prefers-color-scheme: dark)");
   listen.addEventListener("keydown", pressed as EventListener);
   night.addEventListener("change", recolour);

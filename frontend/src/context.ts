@@ -1,6 +1,6 @@
 // The interface between the frame and its views: the context of a view, and the panel that it returns.
 import type { Colours } from "./colour";
-import { layerName, queriesOf, type Text } from "./data";
+import { layerName, type Text } from "./data";
 import { h } from "./dom";
 import type { Place, Source } from "./source";
 import type { State } from "./state";
@@ -26,32 +26,6 @@ export const place = ({ state }: Context): Place => ({ text: state.text, layer: 
 export const inText = (name: string) => name.replace(/^Layer/, "layer");
 export const headName = (context: Context, layer = context.state.layer, head = context.state.head) =>
   `${layerName(context.text.layers[layer]).replace(/^l/, "L")}, head ${head}`;
-
-// The heads that a view shows together: layer -> heads.
-export function chosenHeads({ state, text }: Context): Map<number, number[]> {
-  const everyone = (layer: number) => text.layers[layer].heads.map((_, head) => head);
-  if (state.heads === "all") return new Map(text.layers.map((_, layer) => [layer, everyone(layer)]));
-  if (state.heads === "layer") return new Map([[state.layer, everyone(state.layer)]]);
-  const named = state.heads.split(",").map((part) => parseInt(part.trim(), 10)).filter((head) => head >= 0
-    && head < text.layers[state.layer].heads.length);
-  return new Map([[state.layer, named.length ? [...new Set(named)] : [state.head]]]);
-}
-
-// The mean over heads of the weights of a query, or (`turned`) of the weights on a key.
-export async function meanLine(context: Context, heads: Map<number, number[]>, at: number,
-  turned = false): Promise<Float32Array> {
-  const { source, state, text } = context;
-  const total = new Float32Array(turned ? queriesOf(text).length : text.tokens.length);
-  let count = 0;
-  for (const [layer, chosen] of heads) {
-    const lines = await (turned ? source.columns(state.text, layer, at) : source.rows(state.text, layer, at));
-    for (const head of chosen) {
-      count++;
-      for (let place = 0; place < total.length; place++) total[place] += lines[head][place];
-    }
-  }
-  return total.map((value) => value / count);
-}
 
 // What the numbers of this text are, if they are not single weights.
 export const meansOnly = ({ source, state }: Context): HTMLElement | null =>

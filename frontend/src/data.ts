@@ -57,7 +57,12 @@ export const layerName = ({ name, number }: Layer): string =>
   (name.length < 40 && name !== `${number}` && !name.includes(".") ? name : `layer ${number}`);
 export const queriesOf = (text: Text): string[] => text.queries ?? text.tokens;
 
-export const bytes = (base64: string): Uint8Array => Uint8Array.from(atob(base64), (one) => one.charCodeAt(0));
+export function bytes(base64: string): Uint8Array {
+  const text = atob(base64);
+  const out = new Uint8Array(text.length); // a loop: Uint8Array.from takes ten times as long
+  for (let at = 0; at < text.length; at++) out[at] = text.charCodeAt(at);
+  return out;
+}
 export const floats = (base64: string): Float32Array => new Float32Array(bytes(base64).buffer);
 
 // Decodes float16 without Float16Array, which not every browser has.

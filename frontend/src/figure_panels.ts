@@ -1,5 +1,5 @@
 // The panels of a figure: words with arcs, the map of a head, all heads, alignment, and a statistic of all heads.
-import { interval, chosenHeads, headName, inText, meanLine, place, type Context } from "./context";
+import { interval, headName, inText, place, type Context } from "./context";
 import { bytes, layerName, queriesOf, weightOf, type Pool } from "./data";
 import { s, visible } from "./dom";
 import { cells, gutter, named, NORMAL, picture, ramp, round, SMALL, TALLEST, tokensAlong, widest, widthOf, write, GOLD, INK,
@@ -8,6 +8,7 @@ import { alignmentPanels } from "./alignment";
 import { headOrder } from "./head_order";
 import type { Row } from "./output";
 import { TILE } from "./source";
+import { byLayer, listedHeads, meanLine } from "./head_sets";
 
 export const PANELS: [string, string][] = [["words", "Words with arcs"], ["map", "Map of the head"],
   ["heads", "All heads"], ["alignment", "Alignment"], ["statistics", "Statistic of all heads"]];
@@ -71,7 +72,7 @@ function rowsOf(context: Context, panel: string, layer: number, head: string | n
 async function words(frame: Frame): Promise<Drawn> {
   const { context, width } = frame;
   const { text, state } = context;
-  const heads = chosenHeads(context);
+  const heads = byLayer(listedHeads(context));
   const room = Math.floor(width / PITCH);
   const keys = tokensOf(frame, "keys", room);
   if (keys[1] - keys[0] > room) keys[1] = keys[0] + room;

@@ -4,9 +4,12 @@ import { zoom as zooming, zoomIdentity, type ZoomTransform } from "d3-zoom";
 import { headName, place, type Context, type Panel } from "./context";
 import { legend } from "./colour";
 import { queriesOf, type Pool } from "./data";
+import { headStrip } from "./head_strip";
 import { aboutHead } from "./overview";
 import { choice, cut, h, s, saving, strong, visible } from "./dom";
+import { pinButton } from "./pins";
 import { TILE } from "./source";
+import { cutName, placesOf, wordNames } from "./word_names";
 
 const [DEEPEST, NUMBERED, LABEL] = [72, 40, 13]; // pixels per weight: the most, for a number in the cell, for a label
 interface Tile { values: Float32Array; rows: number; cols: number; picture: HTMLCanvasElement | null; painted: string }
@@ -22,8 +25,10 @@ export function mapView(context: Context): Panel {
     onkeydown: (event: KeyboardEvent) => event.key === "Enter" && jump(find.value) });
   const [tools, key] = [h("div", { class: "tools" }), h("div", { class: "key" })];
   const beside = h("div", { class: "about-map" });
+  const strip = headStrip(context);
   const element = h("div", { class: "map-view" }, tools,
-    h("div", { class: "sides" }, h("div", { class: "main" }, box, progress),
+    h("div", { class: "sides" }, h("div", { class: "main map-row" }, strip.element,
+    h("div", { class: "map-main" }, box, progress)),
     h("aside", { class: "beside" }, h("h2", {}, "Here"), readout, key, beside)));
 
   let size = { width: 0, height: 0, left: 0, bottom: 0 };
@@ -52,10 +57,10 @@ export function mapView(context: Context): Panel {
 
   function measure() {
     const [I, J] = counts();
-    const some = [...context.text.tokens.slice(0, 3000), ...queriesOf(context.text).slice(0, 3000)];
-    const longest = Math.max(...some.map((token) => [...visible(token)].length));
+    const some = [context.text.tokens, queriesOf(context.text)].flatMap((tokens) => wordNames(tokens).slice(0, 3000));
+    const longest = Math.max(...some.map((name) => [...name].length));
     const numbered = Math.max(I, J) * LABEL > box.clientWidth ? Math.min(longest, 9) + 1 + String(J).length : 0;
-    const gutter = Math.min(124, 24 + Math.max(Math.min(longest, 14), numbered) * 6.3);
+    const gutter = Math.max(78, Math.min(124, 24 + Math.max(Math.min(longest, 14), numbered) * 6.3));
     const width = Math.max(box.clientWidth, 200);
     const square = (width - gutter) * Math.min(1, I / J);
     const room = Math.max(320, Math.min(window.innerHeight * 0.78, 900));
@@ -272,20 +277,22 @@ export function mapView(context: Context): Panel {
     const { width, height } = plot();
     const step = 2 ** Math.max(0, Math.ceil(Math.log2(LABEL / transform.k)));
     const nodes: SVGElement[] = [];
-    const label = (token: string, at: number, down: boolean, chosen: boolean) => {
+    const label = (tokens: string[], at: number, down: boolean, chosen: boolean) => {
       const middle = (down ? toY(at + 0.5) : toX(at + 0.5));
       if (down ? middle < 4 || middle > height - 2 : middle < size.left + 3 || middle > size.left + width - 2) return;
-      const said = step > 1 ? `${cut(visible(token), 9)} ${at}` : cut(visible(token), 14);
+      const said = step > 1 ? `${cut(visible(tokens[at]), 9)} ${at}` : cutName(wordNames(tokens)[at], 14);
       const spot = down ? { x: size.left - 6, y: middle, "text-anchor": "end" }
         : { x: 0, y: 0, "text-anchor": "end", transform: `translate(${middle},${height + 7}) rotate(-90)` };
       nodes.push(s("text", { ...spot, "dominant-baseline": "central", class: chosen ? "chosen" : "" }, said));
     };
     const { query, key: at } = context.state;
-    for (let i = Math.ceil(top / step) * step; i < bottom; i += step) label(queriesOf(context.text)[i], i, true,
+    for (let i = Math.ceil(top / step) * step; i < bottom; i += step) label(queriesOf(context.text), i, true,
       i === query);
-    for (let j = Math.ceil(left / step) * step; j < right; j += step) label(context.text.tokens[j], j, false, j === at);
-    nodes.push(s("text", { x: 4, y: size.height - 8, class: "axis-name" }, "keys →"),
-      s("text", { x: 0, y: 0, transform: `translate(11,${height - 4}) rotate(-90)`, class: "axis-name" }, "queries"));
+    for (let j = Math.ceil(left / step) * step; j < right; j += step) label(context.text.tokens, j, false, j === at);
+    const axis = (place: Record<string, number | string>, said: string, term: string) =>
+      s("text", { ...place, class: "axis-name" }, s("title", {}, term), said);
+    nodes.push(axis({ x: 4, y: size.height - 8 }, "is looked at →", "A column is a key."),
+      axis({ x: 0, y: 0, transform: `translate(11,${size.height - 24}) rotate(-90)` }, "looks →", "A row is a query."));
     labels.replaceChildren(...nodes);
   }
 
@@ -349,8 +356,7 @@ export function mapView(context: Context): Panel {
       const i = Math.min(Number(numbers[1]), I - 1);
       return show(i, Math.min(numbers[2] === undefined ? Math.min(i, J - 1) : Number(numbers[2]), J - 1));
     }
-    const same = (token: string) => visible(token).toLowerCase() === wish.trim().toLowerCase();
-    if (asked !== wish) matches = queriesOf(text).flatMap((token, at) => (same(token) ? [at] : []));
+    if (asked !== wish) matches = placesOf(wish, queriesOf(text));
     asked = wish;
     if (!matches.length) { readout.replaceChildren("There is no token ", strong(wish), "."); return; }
     const next = matches[(matches.indexOf(state.query) + 1) % matches.length];
@@ -363,7 +369,7 @@ export function mapView(context: Context): Panel {
   let tooled = "";
   function drawTools() {
     const { state } = context;
-    const wanted = [state.text, state.layer, state.head, state.scale, state.pool, context.colours.css[9]].join();
+    const wanted = [state.text, state.layer, state.head, state.scale, state.pool, state.pins, context.colours.css[9]].join();
     if (wanted === tooled) return;
     tooled = wanted;
     const center = (factor: number) => () => zoomBy(factor);
@@ -376,6 +382,7 @@ export function mapView(context: Context): Panel {
           "Whole")),
       choice("Cells show", state.pool, [["mean", "sum over keys"], ["max", "strongest weight"]],
         (pool) => context.set({ pool })),
+      pinButton(context),
       saving(() => `${context.text.title} ${headName(context)}`, picture, () => context.root),
     );
     beside.replaceChildren(h("h2", {}, "This head"), aboutHead(context));
@@ -419,6 +426,7 @@ export function mapView(context: Context): Panel {
       again();
       if (before && (before.query !== state.query || before.key !== state.key)) hover = null;
       drawTools();
+      strip.update();
       if (another) { measure(); go(); }
       else if (before.x !== state.x || before.y !== state.y || before.zoom !== state.zoom) {
         const { width, height } = plot();

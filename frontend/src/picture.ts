@@ -1,7 +1,8 @@
 // The picture view: weights over an image, the frames of a video or a spectrogram; a map of every head beside it.
-import { chosenHeads, headName, inText, meanLine, meansOnly, strongest, type Context, type Panel } from "./context";
+import { headName, inText, meansOnly, strongest, type Context, type Panel } from "./context";
 import { layerName, queriesOf, type PicturePanel, type Text } from "./data";
 import { choice, fill, h, s, saving, segments, shown, strong, visible } from "./dom";
+import { byLayer, listedHeads, meanLine } from "./head_sets";
 import { cells, keyOf, placeOf, strip } from "./patches";
 
 const [LISTED, WORDS, DECADES] = [5, 600, 3]; // strongest links in the readout, words beside an image
@@ -190,7 +191,7 @@ export function pictureView(context: Context): Panel {
   async function colour() {
     const mine = ++turn;
     const at = focus();
-    const values = await meanLine(context, chosenHeads(context), at, turned());
+    const values = await meanLine(context, byLayer(listedHeads(context)), at, turned());
     if (mine !== turn) return;
     line = values;
     const keysShown = !(crossed() && turned());

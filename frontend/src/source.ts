@@ -12,10 +12,12 @@ export interface Source {
   tile(at: Place, level: number, row: number, col: number, pool: Pool, signal?: AbortSignal): Promise<Float32Array>;
   rows(t: number, layer: number, query: number): Promise<Float32Array[]>; // for each head (J)
   columns(t: number, layer: number, key: number): Promise<Float32Array[]>; // for each head (I)
+  window(t: number, layer: number, rows: Range, cols: Range): Promise<Float32Array[]>; // for each head (rows x cols)
   pair(at: Place, query: number, key: number): Promise<[Float32Array, Float32Array] | null>; // c q and k
   read?(text: string, signal: AbortSignal): Promise<number>; // with a live model: the number of a typed text
 }
 export interface Place { text: number; layer: number; head: number }
+export type Range = [number, number]; // the first, and the one after the last
 
 type Maps =
   | { form: "dot"; half: boolean; width: number; keyHeads: number; query: string; key: string; row_statistic: string;
@@ -45,6 +47,7 @@ export class Embedded implements Source {
   private whole = new Cache<Float32Array>(16);
   private pooled = new Cache<Float32Array>(64);
   private decoded = new Cache<Uint8Array>(200);
+  private weights = new Cache<Float32Array>(24);
 
   constructor(public common: Common, private texts: (Text & { maps: Maps[] })[]) {
     this.titles = texts.map((text) => text.title);
@@ -72,20 +75,22 @@ export class Embedded implements Source {
     return this.made.get(name)!;
   }
 
-  // w_ij = exp(c q_i . k_j - r_i) of one query, or of one key if `turned`.
-  private line(t: number, layer: number, head: number, fixed: number, turned: boolean, out: Float32Array, at = 0) {
+  // w_ij = exp(c q_i . k_j - r_i) of one query, or of one key if `turned`; of all the others or those of a range.
+  private line(t: number, layer: number, head: number, fixed: number, turned: boolean, out: Float32Array, at = 0,
+    range?: Range) {
     const { q, k, r, mask, width, share } = this.dot(t, layer);
     const text = this.texts[t];
     const [I, J] = [queriesOf(text).length, text.tokens.length];
     const [top, left] = [head * I, Math.floor(head / share) * J];
-    for (let other = 0; other < (turned ? I : J); other++) {
+    const [first, last] = range ?? [0, turned ? I : J];
+    for (let other = first; other < last; other++) {
       const [i, j] = turned ? [other, fixed] : [fixed, other];
-      const bit = i * J + j;
-      if (mask && !((mask[bit >> 3] >> (bit & 7)) & 1)) { out[at + other] = 0; continue; }
+      const [bit, to] = [i * J + j, at + other - first];
+      if (mask && !((mask[bit >> 3] >> (bit & 7)) & 1)) { out[to] = 0; continue; }
       let score = 0;
       const [a, b] = [(top + i) * width, (left + j) * width];
       for (let d = 0; d < width; d++) score += q[a + d] * k[b + d];
-      out[at + other] = Math.min(Math.exp(score - r[top + i]), 1); // a large score may round above r
+      out[to] = Math.min(Math.exp(score - r[top + i]), 1); // a large score may round above r
     }
   }
 
@@ -94,7 +99,8 @@ export class Embedded implements Source {
       const text = this.texts[t];
       const [I, J] = [queriesOf(text).length, text.tokens.length];
       const maps = text.maps[layer];
-      if (maps.form === "weights") return floats(maps.weights).subarray(head * I * J, (head + 1) * I * J);
+      if (maps.form === "weights")
+        return this.weights.get(`${t}.${layer}`, () => floats(maps.weights)).subarray(head * I * J, (head + 1) * I * J);
       const out = new Float32Array(I * J);
       for (let i = 0; i < I; i++) this.line(t, layer, head, i, false, out, i * J);
       return out;
@@ -160,6 +166,19 @@ export class Embedded implements Source {
   rows(t: number, layer: number, query: number) { return this.lines(t, layer, query, false); }
   columns(t: number, layer: number, key: number) { return this.lines(t, layer, key, true); }
 
+  async window(t: number, layer: number, rows: Range, cols: Range) {
+    const [tall, wide] = [rows[1] - rows[0], cols[1] - cols[0]];
+    const out = this.texts[t].layers[layer].heads.map(() => new Float32Array(tall * wide));
+    if (this.texts[t].maps[layer].form === "dot")
+      out.forEach((values, head) => { for (let row = 0; row < tall; row++)
+        this.line(t, layer, head, rows[0] + row, false, values, row * wide, cols); });
+    else for (let row = 0; row < tall; row++) {
+      const lines = await this.rows(t, layer, rows[0] + row);
+      out.forEach((values, head) => values.set(lines[head].subarray(...cols), row * wide));
+    }
+    return out;
+  }
+
   async pair(at: Place, i: number, j: number): Promise<[Float32Array, Float32Array] | null> {
     const text = this.texts[at.text];
     if (text.maps[at.layer].form !== "dot") return null;
@@ -224,6 +243,10 @@ export class Live implements Source {
   }
   rows(t: number, layer: number, query: number) { return this.cut(`rows/${t}/${layer}/${query}`, t, layer); }
   columns(t: number, layer: number, key: number) { return this.cut(`columns/${t}/${layer}/${key}`, t, layer); }
+  window(t: number, layer: number, rows: Range, cols: Range) {
+    const size = `${rows[1] - rows[0]}/${cols[1] - cols[0]}`;
+    return this.cut(`window/${t}/${layer}/${rows[0]}/${cols[0]}/${size}`, t, layer);
+  }
   async pair(at: Place, i: number, j: number): Promise<[Float32Array, Float32Array] | null> {
     try {
       const both = new Float32Array(await this.ask(`pair/${at.text}/${at.layer}/${at.head}/${i}/${j}`));

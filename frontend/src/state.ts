@@ -1,6 +1,6 @@
 // The state of the page. The address contains all of it, so every view is a link.
 
-export const VIEWS = ["overview", "map", "text", "alignment", "statistics", "learn", "picture", "compare"] as const;
+export const VIEWS = ["overview", "map", "text", "alignment", "statistics", "learn", "picture", "compare", "pins"] as const;
 export type View = (typeof VIEWS)[number];
 
 export interface State {
@@ -18,7 +18,7 @@ export interface State {
   colour: string; // the statistic of the overview
   sort: string; // layer, or down by the statistic
   way: string; // of the text view: words, heads, model, neurons
-  heads: string; // one, layer, all, or numbers of heads with commas
+  heads: string; // one, layer, all, or heads with commas: "5.3,2.1" (layer.head), "0,2" of the layer
   side: string; // out, in, both
   pairs: string; // which sentence attends to which: all, AA, AB, BA, BB
   panels: string; // of the alignment: layers, heads
@@ -32,6 +32,9 @@ export interface State {
   cover: string; // of a picture: light, colours
   tiles: string; // heads beside a picture: layer, all
   other: number; // the second text of compare; -1: none
+  pins: string; // "text.layer.head,text.layer.head"
+  table: string; // of the statistics view: the column that sorts the table of heads, with "-" downwards; "": charts
+  find: string; // a role or a word in the table of heads
 }
 
 export const START: State = {
@@ -39,7 +42,7 @@ export const START: State = {
   colour: "entropy", sort: "layer", way: "words", heads: "one", side: "both", pairs: "all", panels: "layers",
     learn: "positions", figure: "", width: "8.5", ground: "light", caption: "", captioned: "yes", span: "",
     cover: "light", tiles: "layer",
-    other: -1,
+    other: -1, pins: "", table: "", find: "",
 };
 
 // Only values that differ from START, so that links stay short; and the head and the query, which a text begins with.

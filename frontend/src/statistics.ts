@@ -3,11 +3,13 @@ import * as Plot from "@observablehq/plot";
 import { headName, inText, type Context, type Panel } from "./context";
 import { rangeLegend, SERIES } from "./colour";
 import { layerName, type Layer } from "./data";
-import { chartOf, choice, h, saving, shown, visible } from "./dom";
+import { chartOf, choice, fill, h, saving, segments, shown, visible } from "./dom";
+import { headTable } from "./head_table";
 
 export function statisticsView(context: Context): Panel {
   const [tools, body] = [h("div", { class: "tools" }), h("div", { class: "charts" })];
-  const element = h("div", {}, tools, body);
+  const [heads, shape] = [headTable(context), h("div", { class: "tools" })];
+  const element = h("div", {}, shape, tools, body, heads.element);
 
   const chart = (title: string, said: string, options: Plot.PlotOptions, chosen?: (value: any) => void,
     key: SVGSVGElement | null = null) => {
@@ -27,6 +29,16 @@ export function statisticsView(context: Context): Panel {
     interpolate: (t: number) => context.colours.of(Math.max(t, 0.004)), domain });
 
   function draw() {
+    const isTable = context.state.table !== "";
+    fill(shape, segments("Show", isTable ? "head" : "", [["", "Charts"], ["head", "Table of heads"]],
+      (table) => context.set({ table })));
+    tools.hidden = body.hidden = isTable;
+    heads.element.hidden = !isTable;
+    if (isTable) heads.draw();
+    else drawCharts();
+  }
+
+  function drawCharts() {
     const { text, state, source } = context;
     const names = Object.keys(text.layers[0].heads[0].values);
     const name = names.includes(state.colour) ? state.colour : names[0];
@@ -119,5 +131,5 @@ export function statisticsView(context: Context): Panel {
     }
     body.replaceChildren(...figures);
   }
-  return { element, update() { draw(); } };
+  return { element, update: draw };
 }

@@ -1,7 +1,8 @@
 // What one word attends to in every layer: a row per layer.
-import { meanLine, interval, type Context } from "./context";
+import { interval, type Context } from "./context";
 import { layerName, queriesOf } from "./data";
 import { cut, s, visible } from "./dom";
+import { meanLine } from "./head_sets";
 
 const SHOWN = 72;
 

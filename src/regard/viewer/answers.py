@@ -7,6 +7,7 @@
 | `text/T` | JSON: everything about text T, without its maps |
 | `tile/T/L/H/LEVEL/R/C/POOL` | up to 128 x 128 cells of 2^LEVEL squared weights, `mean` or `max`; float16 or float32 |
 | `rows/T/L/I`, `columns/T/L/J` | float32 (H, J): the weights of query I; (H, I): the weights on key J |
+| `window/T/L/I/J/ROWS/COLS` | float32 (H, ROWS, COLS): the weights of queries I, I + 1, ... on keys J, J + 1, ... |
 | `pair/T/L/H/I/J` | float32 (2, D): c q_i and k_j, if scores are dot products |
 """
 
@@ -29,6 +30,8 @@ from regard.viewer.typed_texts import TypedTexts
 
 #: Cells per side of a tile, and the number of cached tiles: at most 64 MiB.
 TILE, CACHED = 128, 1024
+#: The most queries or keys of a window.
+WINDOW = 64
 
 
 class NoAnswer(Exception):
@@ -58,6 +61,8 @@ class Answers:
             case ["columns", text, layer, key]:
                 weights, _ = self._layer(text, layer)
                 return raw(weights[0, :, :, number(key, weights.shape[3], "key")].float())
+            case ["window", text, layer, query, key, rows, cols]:
+                return self._window(text, layer, (query, key), (rows, cols))
             case ["pair", text, layer, head, query, key]:
                 return self._pair(text, layer, head, query, key)
         raise NoAnswer(f"there is no {path[:60]!r}")
@@ -92,6 +97,14 @@ class Answers:
             mean = averaged(sums, size, I, r * TILE)
         values = greatest if pool == "max" else mean
         return raw(values.half() if n else values)
+
+    def _window(self, text: str, layer: str, corner: tuple[str, str], size: tuple[str, str]) -> bytes:
+        weights, _ = self._layer(text, layer)
+        i, j = (
+            number(part, n, name) for part, n, name in zip(corner, weights.shape[2:], ("query", "key"), strict=True)
+        )
+        rows, cols = (number(part, WINDOW + 1, "size of a window") for part in size)
+        return raw(weights.tile(0, rows=slice(i, i + rows), cols=slice(j, j + cols))[0].float())
 
     def _pair(self, text: str, layer: str, head: str, query: str, key: str) -> bytes:
         weights, _ = self._layer(text, layer)

@@ -1,0 +1,42 @@
+// Arcs between words. An arc stays inside of its drawing: a Bezier curve lies within the hull of its four points.
+import { s } from "./dom";
+
+export interface Arc { from: HTMLElement; to: HTMLElement; share: number; colour: string; title?: string; dashes?: string }
+interface Spot { x: number; top: number; tall: number; hidden: boolean }
+const [HIGHEST, LEAST, WIDEST] = [46, 0.03, 4]; // pixels above a line, the least share drawn, pixels of a line
+
+// Where a word is in the drawing; a word that is scrolled away is at the edge of its box.
+function spotOf(word: HTMLElement, origin: DOMRect): Spot {
+  const bounds = word.getClientRects()[0] ?? word.getBoundingClientRect();
+  const box = word.parentElement!.getBoundingClientRect();
+  const hidden = bounds.bottom < box.top + 2 || bounds.top > box.bottom - 2;
+  const top = hidden ? (bounds.top > box.bottom - 2 ? box.bottom - 6 : box.top) : bounds.top;
+  return { x: bounds.left + bounds.width / 2 - origin.left, top: top - origin.top, tall: hidden ? 6 : bounds.height,
+    hidden };
+}
+
+function pathOf(from: Spot, to: Spot, apart: boolean, size: DOMRect, line: number): string {
+  const between = (value: number, last: number) => Math.max(line, Math.min(last - line, value));
+  const point = (x: number, y: number) => `${between(x, size.width).toFixed(1)},${between(y, size.height).toFixed(1)}`;
+  if (apart) {
+    const middle = (from.top + to.top + from.tall) / 2;
+    return `M${point(from.x, from.top + from.tall)} C${point(from.x, middle)} ${point(to.x, middle)} ${point(to.x, to.top)}`;
+  }
+  const peak = Math.min(from.top, to.top) - Math.min(HIGHEST, 14 + Math.abs(to.x - from.x) * 0.12);
+  return `M${point(from.x, from.top + 4)} C${point(from.x, peak)} ${point(to.x, peak)} ${point(to.x, to.top + 4)}`;
+}
+
+// Draws arcs from word to word. Words of different boxes are joined by a line between the boxes.
+export function drawArcs(figure: SVGSVGElement, arcs: Arc[]) {
+  const size = figure.getBoundingClientRect();
+  figure.replaceChildren(...arcs.flatMap(({ from, to, share, colour, title, dashes }) => {
+    if (from === to || share < LEAST) return [];
+    const [start, end] = [spotOf(from, size), spotOf(to, size)];
+    if (start.hidden && end.hidden) return [];
+    const line = 1 + (WIDEST - 1) * Math.min(share, 1);
+    return [s("path", { d: pathOf(start, end, from.parentElement !== to.parentElement, size, line), fill: "none",
+      stroke: colour, "stroke-width": line.toFixed(2), opacity: start.hidden || end.hidden ? 0.4 : null,
+      "stroke-linecap": "round", "stroke-dasharray": dashes },
+      title ? s("title", {}, title) : null)];
+  }));
+}

@@ -1,0 +1,170 @@
+// Model view: every head of every layer as lines on a dark ground, drawn as its layer comes into view.
+import { headName, interval, type Context } from "./context";
+import { queriesOf } from "./data";
+import { h, s, shown } from "./dom";
+import { headColours, isChosen, nameOfHead, toggled, type Head } from "./head_sets";
+import type { Mode } from "./mode";
+import { pauses } from "./pause";
+import { isShown } from "./sentences";
+import type { Range } from "./source";
+import { wordNames } from "./word_names";
+
+// Words on a side; the most heads drawn at once; pixels of the labels and of the least and the greatest cell.
+const [SMALL, AT_ONCE, LABELS, LEAST, GREATEST] = [40, 400, 30, 13, 96];
+const STRENGTHS = [0.04, 0.1, 0.2, 0.35, 0.55, 0.8]; // lines of like weights are one path
+// The colours of layers, bright on the dark ground.
+const BRIGHT = ["#5cb8ff", "#ffb14e", "#2fd6a3", "#ff8fc7", "#ff8a5c", "#b9a8ff", "#e5dd6a", "#7fe3ff", "#ff9d9d",
+  "#9be37a"];
+
+export function model(context: Context, body: HTMLElement): Mode {
+  let turn = 0;
+  let layers: SVGSVGElement[] = [];
+  let ranges: [Range, Range] = [[0, 0], [0, 0]];
+  let size = 0;
+  const strongest = new Map<string, [number, number, number]>();
+  const readout = h("p", { class: "model-readout", "aria-live": "polite" });
+  const watch = new IntersectionObserver((entries) => {
+    for (const { isIntersecting, target } of entries)
+      if (isIntersecting) { watch.unobserve(target); void drawLayer(layers.indexOf(target as unknown as SVGSVGElement)); }
+  }, { rootMargin: "300px" });
+
+  function cell(at: Head): SVGGElement {
+    const open = () => context.set({ layer: at[0], head: at[1], way: "heads", heads: "one" });
+    const toggle = () => context.set({ heads: toggled(context, at) });
+    return s("g", { transform: `translate(${LABELS + at[1] * size},0)`, class: "pick cell", role: "button",
+      "aria-label": headName(context, ...at), "data-place": nameOfHead(at),
+      onclick: (event: MouseEvent) => (event.shiftKey ? toggle() : open()), onfocus: () => tell(at),
+      onpointerenter: () => tell(at), onkeydown: (event: KeyboardEvent) => {
+        if (event.key === "Enter") open();
+        else if (event.key === " ") { toggle(); event.preventDefault(); }
+      } }, s("rect", { x: 1, y: 1, width: size - 2, height: size - 2, rx: 2, fill: "#131920",
+        class: "frame" }));
+  }
+
+  // The frame of the head of the state, and of the chosen heads in their colours.
+  function mark() {
+    const { state } = context;
+    const colours = isChosen(state) ? headColours(context) : new Map<string, string>();
+    for (const group of body.querySelectorAll<SVGGElement>(".cell")) {
+      const place = group.dataset.place!;
+      const current = place === nameOfHead([state.layer, state.head]);
+      group.setAttribute("tabindex", current ? "0" : "-1");
+      const frame = group.querySelector(".frame")!;
+      frame.setAttribute("stroke", colours.get(place) ?? (current ? "#ffb86b" : "#2b333b"));
+      frame.setAttribute("stroke-width", colours.has(place) || current ? "2.5" : "1");
+    }
+  }
+
+  function draw() {
+    turn++;
+    watch.disconnect();
+    strongest.clear();
+    const { state, text } = context;
+    const queries = queriesOf(text);
+    ranges = [interval(state.query, SMALL, queries.length), text.queries ? interval(0, SMALL, text.tokens.length)
+      : interval(state.query, SMALL, text.tokens.length)];
+    const columns = Math.max(...text.layers.map((layer) => layer.heads.length));
+    size = Math.max(LEAST, Math.min(GREATEST, (body.clientWidth - LABELS - 18) / columns));
+    const width = LABELS + columns * size;
+    const strip = (height: number, ...children: SVGElement[]) => s("svg", { width, height, class: "layer",
+      viewBox: `0 0 ${width} ${height}` }, ...children);
+    const label = (x: number, y: number, said: string | number, anchor: string) =>
+      s("text", { x, y, "text-anchor": anchor, "font-size": 11, fill: "#aab4be" }, said);
+    const every = Math.ceil(20 / size);
+    const top = strip(18, ...Array.from({ length: columns }, (_, head) =>
+      (head % every ? null : label(LABELS + (head + 0.5) * size, 12, head, "middle"))).filter((one) => one !== null));
+    layers = text.layers.map((layer, at) => strip(size, label(LABELS - 8, size / 2 + 4, layer.number, "end"),
+      ...layer.heads.map((_, head) => cell([at, head]))));
+    const around = queries.length > SMALL ? `The ${SMALL} words around the chosen one. ` : "";
+    body.replaceChildren(h("p", { class: "hint" },
+      `Every head of every layer: a row is a layer, queries are on the left, keys on the right; brighter lines are larger weights. ${around}Click a head to see its words; Shift and click, or Space, chooses it.`),
+      h("div", { class: "model-ground" }, h("div", { class: "scroll" }, top, ...layers)), readout);
+    mark();
+    tell([state.layer, state.head]);
+    if (layers.length * columns > AT_ONCE) layers.forEach((layer) => watch.observe(layer));
+    else void drawAll();
+  }
+
+  async function drawAll() {
+    const [mine, pause] = [turn, pauses()];
+    for (const layer of layers.keys()) {
+      await drawLayer(layer);
+      await pause();
+      if (mine !== turn) return;
+    }
+  }
+
+  async function drawLayer(layer: number) {
+    const mine = turn;
+    const { source, state } = context;
+    const weights = await source.window(state.text, layer, ...ranges);
+    if (mine !== turn) return;
+    const cells = layers[layer].querySelectorAll(".cell");
+    weights.forEach((values, head) => cells[head].append(...pathsOf(values, [layer, head])));
+    if (layer === state.layer) tell([layer, state.head]);
+  }
+
+  // The lines of a head: one path for each strength.
+  function pathsOf(values: Float32Array, at: Head): SVGPathElement[] {
+    const [rows, cols] = ranges;
+    const [left, right] = [(size - 8) / (rows[1] - rows[0]), (size - 8) / (cols[1] - cols[0])];
+    const parts: string[][] = STRENGTHS.map(() => []);
+    let best: [number, number, number] = [-1, -1, 0];
+    for (let i = rows[0], n = 0; i < rows[1]; i++) for (let j = cols[0]; j < cols[1]; j++, n++) {
+      const weight = values[n];
+      if (!isShown(context, i, j)) continue;
+      if (weight > best[2]) best = [i, j, weight];
+      if (weight < STRENGTHS[0]) continue;
+      const strength = STRENGTHS.findLastIndex((least) => weight >= least);
+      parts[strength].push(`M4,${(4 + (i - rows[0] + 0.5) * left).toFixed(1)}L${(size - 4).toFixed(1)},${(4 + (j - cols[0] + 0.5) * right).toFixed(1)}`);
+    }
+    strongest.set(nameOfHead(at), best);
+    return parts.flatMap((path, strength) => (path.length ? [s("path", { d: path.join(""), fill: "none",
+      stroke: BRIGHT[at[0] % BRIGHT.length], "stroke-width": (0.7 + 0.25 * strength).toFixed(2),
+      opacity: (0.22 + 0.15 * strength).toFixed(2), "pointer-events": "none" })] : []));
+  }
+
+  // The head under the pointer, and the greatest weight that is drawn in it.
+  function tell(at: Head) {
+    const found = strongest.get(nameOfHead(at));
+    const { text, source, state } = context;
+    const roles = text.layers[at[0]].heads[at[1]].roles.map((role) => role.kind).join(", ");
+    const names = [wordNames(queriesOf(text)), wordNames(text.tokens)];
+    const link = found && found[0] >= 0 ? [": its greatest weight here is ", h("b", {}, names[0][found[0]]), " → ",
+      h("b", {}, names[1][found[1]]), " ", h("output", { class: "weight" }, shown(found[2])),
+      source.finest(state.text) ? " (the mean of a cell)" : "", "."] : [];
+    readout.replaceChildren(h("b", {}, headName(context, ...at)), roles ? ` (${roles})` : "", ...link);
+  }
+
+  // All layers as one figure, on its dark ground.
+  function figure(): SVGSVGElement | null {
+    if (!layers.length) return null;
+    const [width, tall] = [Number(layers[0].getAttribute("width")), 18 + layers.length * size];
+    const made = s("svg", { width: width + 16, height: tall + 16, viewBox: `-8 -8 ${width + 16} ${tall + 16}` },
+      s("rect", { x: -8, y: -8, width: width + 16, height: tall + 16, fill: "#0d1115" }));
+    body.querySelectorAll(".layer").forEach((layer, at) => made.append(
+      s("g", { transform: `translate(0,${at ? 18 + (at - 1) * size : 0})` }, ...[...layer.children].map((one) => one.cloneNode(true) as SVGElement))));
+    return made;
+  }
+
+  return {
+    draw,
+    moved(before) { // choosing heads needs no new drawing
+      if (before.query !== context.state.query) return false;
+      mark();
+      return true;
+    },
+    preview(head) { if (head) tell(head); },
+    key(event) {
+      const places = [...body.querySelectorAll<SVGGElement>(".cell")];
+      const at = places.indexOf(event.composedPath()[0] as SVGGElement);
+      const row = context.text.layers[context.state.layer].heads.length;
+      const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -row, ArrowDown: row }[event.key];
+      if (at < 0 || step === undefined) return false;
+      places[at + step]?.focus();
+      return true;
+    },
+    figure,
+    close() { turn++; watch.disconnect(); },
+  };
+}

@@ -1,0 +1,89 @@
+// One panel of the pins view: a map of weights or of differences, with words on its sides.
+import type { Context } from "./context";
+import { h, s } from "./dom";
+import type { Range } from "./source";
+import { cutName } from "./word_names";
+
+export interface Grid { values: Float32Array; rows: Range; cols: Range; level: number } // cells of 2^level squared weights
+const [AS_CELLS, LABELLED, GREATEST] = [1200, 64, 28]; // cells as rectangles, words with labels, pixels of a cell
+
+// Draws the cells: rectangles if they are few, otherwise one picture.
+function cellsOf({ values }: Grid, cols: number, cell: number, colour: (value: number) => string): SVGElement {
+  const group = s("g", { "shape-rendering": "crispEdges" });
+  if (values.length <= AS_CELLS) {
+    values.forEach((value, at) => group.append(s("rect", { x: (at % cols) * cell, y: Math.floor(at / cols) * cell,
+      width: cell, height: cell, fill: colour(value) })));
+    return group;
+  }
+  const rows = values.length / cols;
+  const canvas = h("canvas", { width: cols, height: rows });
+  const pen = canvas.getContext("2d")!;
+  values.forEach((value, at) => { pen.fillStyle = colour(value); pen.fillRect(at % cols, Math.floor(at / cols), 1, 1); });
+  return s("image", { width: cols * cell, height: rows * cell, href: canvas.toDataURL(), preserveAspectRatio: "none",
+    style: "image-rendering:pixelated" });
+}
+
+export interface Panel { figure: SVGSVGElement; mark(pair: [number, number]): void }
+
+// `names` are the words of the rows and of the columns; `onCell` is told of the pair under the pointer.
+export function panelOf(context: Context, grid: Grid, names: [string[], string[]], width: number,
+  colour: (value: number) => string, label: string, onCell: (pair: [number, number] | null, click: boolean) => void): Panel {
+  const { rows, cols, level } = grid;
+  const [height_, width_] = [rows, cols].map(([first, last]) => Math.ceil((last - first) / 2 ** level));
+  const labelled = level === 0 && Math.max(height_, width_) <= LABELLED;
+  const room = (all: string[], [first, last]: Range) => (labelled
+    ? Math.min(84, 12 + 6 * Math.max(...all.slice(first, last).map((name) => [...name].length))) : 16);
+  const [left, top] = [room(names[0], rows), room(names[1], cols)];
+  const cell = Math.min(GREATEST, (width - left - 2) / width_);
+  const size = { width: left + width_ * cell + 2, height: top + height_ * cell + 2 };
+  const figure = s("svg", { ...size, viewBox: `0 0 ${size.width} ${size.height}`, role: "img", "aria-label": label,
+    class: "pin-map" });
+  const body = s("g", { transform: `translate(${left},${top})` }, cellsOf(grid, width_, cell, colour));
+  const cross = s("g", { fill: "none", stroke: "var(--accent)", "stroke-width": 1.5, "pointer-events": "none" });
+  figure.append(body, cross);
+  const font = Math.min(11, Math.max(7, cell - 1));
+  const word = (name: string, x: number, y: number, turned: boolean) => s("text", { x: 0, y: 0, "font-size": font,
+    transform: `translate(${x},${y})${turned ? " rotate(-90)" : ""}`, "text-anchor": turned ? "start" : "end",
+    "dominant-baseline": "central", fill: "currentColor" }, cutName(name, 13));
+  if (labelled) {
+    for (let i = rows[0]; i < rows[1]; i++) figure.append(word(names[0][i], left - 4, top + (i - rows[0] + 0.5) * cell, false));
+    for (let j = cols[0]; j < cols[1]; j++) figure.append(word(names[1][j], left + (j - cols[0] + 0.5) * cell, top - 4, true));
+  } else figure.append(
+    s("text", { x: left, y: 11, "font-size": 11, fill: "currentColor" }, "is looked at →"),
+    s("text", { x: 0, y: 0, transform: `translate(11,${top}) rotate(-90)`, "text-anchor": "end", "font-size": 11,
+      fill: "currentColor" }, "← looks"));
+  const pairAt = (event: PointerEvent | MouseEvent): [number, number] | null => {
+    const bounds = figure.getBoundingClientRect();
+    const scale = size.width / bounds.width;
+    const [x, y] = [(event.clientX - bounds.left) * scale - left, (event.clientY - bounds.top) * scale - top];
+    const [i, j] = [rows[0] + Math.floor(y / cell) * 2 ** level, cols[0] + Math.floor(x / cell) * 2 ** level];
+    return x >= 0 && y >= 0 && i < rows[1] && j < cols[1] ? [i, j] : null;
+  };
+  figure.addEventListener("pointermove", (event) => onCell(pairAt(event), false));
+  figure.addEventListener("pointerleave", () => onCell(null, false));
+  figure.addEventListener("click", (event) => onCell(pairAt(event), true));
+  return {
+    figure,
+    mark([i, j]) {
+      const inside = (at: number, [first, last]: Range) => at >= first && at < last;
+      cross.replaceChildren(
+        ...(inside(i, rows) ? [s("rect", { x: left, y: top + Math.floor((i - rows[0]) / 2 ** level) * cell,
+          width: width_ * cell, height: cell })] : []),
+        ...(inside(j, cols) ? [s("rect", { x: left + Math.floor((j - cols[0]) / 2 ** level) * cell, y: top, width: cell,
+          height: height_ * cell })] : []));
+    },
+  };
+}
+
+// The legend of differences, from -most (more in B) to +most (more in A).
+export function differenceLegend(colour: (value: number) => string, most: number): SVGSVGElement {
+  const [width, steps] = [240, 60];
+  const figure = s("svg", { class: "legend difference", width: width + 40, height: 32, viewBox: `-20 0 ${width + 40} 32`,
+    role: "img", "aria-label": "Colours of the difference" });
+  for (let at = 0; at < steps; at++) figure.append(s("rect", { x: (at * width) / steps, y: 0,
+    width: width / steps + 0.5, height: 9, fill: colour(most * (2 * (at + 0.5) / steps - 1)) }));
+  for (const share of [-1, -0.5, 0, 0.5, 1]) figure.append(s("text", { x: (share + 1) * width / 2, y: 25,
+    "font-size": 11, "text-anchor": "middle", fill: "currentColor" },
+    share === 0 ? "0" : `${share > 0 ? "+" : "−"}${+Math.abs(share * most).toPrecision(2)}`));
+  return figure;
+}

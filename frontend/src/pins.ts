@@ -1,0 +1,224 @@
+// Pins: two heads, of one text or of two, side by side on one scale, and their difference.
+import { interpolateRgb } from "d3-interpolate";
+import { interval, type Context, type Panel as View } from "./context";
+import { layerName, queriesOf, type Text } from "./data";
+import { choice, cut, fill, h, saving, strong } from "./dom";
+import { differenceLegend, panelOf, type Grid, type Panel } from "./pin_figure";
+import { asPins, isPinned, pinsOf, withPin } from "./pin_set";
+import type { Place, Range } from "./source";
+import type { State } from "./state";
+import { wordNames } from "./word_names";
+
+const [WHOLE, NEAR, LISTED] = [64, 48, 8]; // cells of a whole map, words around the chosen ones, keys in the table
+interface Side { place: Place; text: Text; letter: string }
+const DRAWN: (keyof State)[] = ["view", "text", "layer", "head", "pins", "scale", "x", "y"]; // needs a new drawing
+
+// Pins the head of the state, or takes its pin off.
+export function pinButton(context: Context): HTMLButtonElement {
+  const { state } = context;
+  const here = { text: state.text, layer: state.layer, head: state.head };
+  const isThere = isPinned(state.pins, here);
+  return h("button", { type: "button", class: "pin-button", "aria-pressed": String(isThere), title: "Compare heads in the view Pins (p)",
+    onclick: () => context.set({ pins: withPin(state.pins, here) }) }, isThere ? "Pinned" : "Pin this head");
+}
+
+export function pinsView(context: Context): View {
+  const [tools, body, key] = [h("div", { class: "tools" }), h("div", { class: "pin-panels" }), h("div", { class: "pin-key" })];
+  const readout = h("p", { class: "readout pin-readout", role: "status", "aria-live": "polite" });
+  const [moved, lower] = [h("p", { class: "hint moved" }), h("div", { class: "pin-lower" })];
+  const element = h("div", { class: "pins-view" }, h("p", { class: "hint" },
+    "Two heads side by side on one colour scale, and their difference. Pin heads with the key p or the button in Map, or choose them here."),
+    tools, key, body, readout, moved, lower);
+  let turn = 0;
+  let sides: Side[] = [];
+  let grids: Grid[] = [];
+  let panels: Panel[] = [];
+
+  // Two sides: the pins; in place of a missing one the head of the state, and the head after it.
+  async function chosenSides(): Promise<Side[]> {
+    const { state, source, text } = context;
+    const here = { text: state.text, layer: state.layer, head: state.head };
+    const places = pinsOf(state.pins);
+    if (!places.length) places.push(here);
+    if (places.length < 2) {
+      const same = asPins(places) === asPins([here]);
+      places.push(same ? { ...here, head: (here.head + 1) % text.layers[here.layer].heads.length } : here);
+    }
+    const within = (at: number, size: number) => Math.min(at, size - 1);
+    return Promise.all(places.map(async (place, at) => {
+      const of = source.titles[place.text] === undefined ? state.text : place.text;
+      const own = await source.text(of);
+      const layer = within(place.layer, own.layers.length);
+      return { text: own, letter: "AB"[at], place: { text: of, layer, head: within(place.head, own.layers[layer].heads.length) } };
+    }));
+  }
+
+  function chooser(side: Side, at: number): HTMLElement {
+    const { titles } = context.source;
+    const change = (part: Partial<Place>) => context.set({ pins: asPins(sides.map((one, n) =>
+      (n === at ? { ...one.place, ...part } : one.place))) });
+    const [{ place, text, letter }, name] = [side, (what: string) => `${what} of ${side.letter}`];
+    return h("span", { class: "pin-side", role: "group", "aria-label": `Side ${letter}` },
+      h("span", { class: "pin-letter" }, letter),
+      titles.filter(Boolean).length > 1 && choice(name("Text"), String(place.text), titles.flatMap((title, n): [string, string][] =>
+        [[String(n), cut(title, 30)]]), (value) => change({ text: Number(value) })),
+      choice(name("Layer"), String(place.layer), text.layers.map((layer, n) => [String(n), cut(layerName(layer), 24)]),
+        (value) => change({ layer: Number(value), head: 0 })),
+      choice(name("Head"), String(place.head), text.layers[place.layer].heads.map((_, n) => [String(n), String(n)]),
+        (value) => change({ head: Number(value) })));
+  }
+
+  const named = ({ text, place, letter }: Side) => [strong(letter), ` ${layerName(text.layers[place.layer])}, head ${place.head}`,
+    sides[0].place.text !== sides[1].place.text ? h("span", { class: "hint" }, ` ${cut(text.title, 40)}`) : null];
+  const alike = () => queriesOf(sides[0].text).length === queriesOf(sides[1].text).length
+    && sides[0].text.tokens.length === sides[1].text.tokens.length;
+
+  // What is shown: the whole map in at most 64 cells a side, or single weights near the chosen words.
+  async function gridOf({ place, text }: Side, level: number): Promise<Grid> {
+    const { source, state } = context;
+    const [I, J] = [queriesOf(text).length, text.tokens.length];
+    if (state.x < 0) return { values: await source.tile(place, level, 0, 0, "mean"), rows: [0, I], cols: [0, J], level };
+    const near = (at: number, size: number): Range => interval(Math.floor(Math.min(at, size - 1)), NEAR, size);
+    const [rows, cols] = [near(state.y, I), near(state.x, J)];
+    return { values: (await source.window(place.text, place.layer, rows, cols))[place.head], rows, cols, level: 0 };
+  }
+
+  async function draw() {
+    const mine = ++turn;
+    const found = await chosenSides();
+    const longest = Math.max(...found.map(({ text }) => Math.max(queriesOf(text).length, text.tokens.length)));
+    const finest = Math.max(...found.map(({ place }) => context.source.finest(place.text)));
+    const level = Math.max(finest, Math.ceil(Math.log2(longest / WHOLE)), 0);
+    const loaded = await Promise.all(found.map((side) => gridOf(side, level)));
+    if (mine !== turn) return;
+    [sides, grids] = [found, loaded];
+    drawTools(longest);
+    drawPanels();
+    point([context.state.query, context.state.key]);
+    void drawChanges();
+  }
+
+  function drawTools(longest: number) {
+    const { state } = context;
+    fill(tools, ...sides.map(chooser),
+      h("button", { type: "button", class: "pin-button", onclick: () => context.set({ pins: asPins([sides[1].place, sides[0].place]) }) }, "Swap"),
+      longest > WHOLE && h("button", { type: "button", class: "pin-button", "aria-pressed": String(state.x < 0),
+        onclick: () => context.set(state.x < 0 ? { x: Math.max(state.key, 0), y: state.query } : { x: -1, y: -1 }) },
+        state.x < 0 ? `Show ${NEAR} words` : "Show the whole maps"));
+  }
+
+  function drawPanels() {
+    const { state, colours } = context;
+    const weight = (value: number) => colours.weight(value);
+    const cells = grids[0].level ? `, in cells of ${2 ** grids[0].level} × ${2 ** grids[0].level}` : "";
+    const width = Math.max(200, body.clientWidth > 760 ? body.clientWidth / 3 - 16 : body.clientWidth);
+    const names = (side: Side): [string[], string[]] => [wordNames(queriesOf(side.text)), wordNames(side.text.tokens)];
+    const both = sides.map((side, at) => ({ caption: named(side), label: `Weights of ${side.letter}`,
+      panel: panelOf(context, grids[at], names(side), width, weight, `Weights of side ${side.letter}`, onCell) }));
+    panels = both.map(({ panel }) => panel);
+    const figures = both.map(({ caption, panel, label }) => figureOf(caption, panel, label));
+    context.cells(2 ** grids[0].level);
+    fill(key);
+    fill(moved);
+    if (!alike()) figures.push(h("p", { class: "hint no-difference" },
+      "There is no difference: the texts have different numbers of words."));
+    else {
+      const values = grids[0].values.map((value, at) => value - grids[1].values[at]);
+      const most = Math.max(values.reduce((a, b) => Math.max(a, Math.abs(b)), 0), 1e-6);
+      const colour = differences(most);
+      const [one, other] = [names(sides[0]), names(sides[1])];
+      const merged = one.map((all, way) => all.map((name, at) => (name === other[way][at] ? name
+        : `${name} | ${other[way][at]}`))) as [string[], string[]];
+      const panel = panelOf(context, { ...grids[0], values }, merged, width, colour, "Differences of the weights", onCell);
+      panels.push(panel);
+      figures.push(figureOf([strong("A − B")], panel, "A − B"));
+      key.append(h("span", {}, differenceLegend(colour, most),
+        h("span", { class: "hint" }, `difference A − B${cells}: left more in B, right more in A`)));
+      if (grids[0].level === 0 && state.x < 0) fill(moved, "A and B place ", h("output", {}, `${(100 * apart(values)).toFixed(1)} %`),
+        " of the weight of a word on different words (mean over queries).");
+    }
+    body.replaceChildren(...figures);
+  }
+
+  // Half of the sum of absolute differences of a row, averaged over the rows.
+  const apart = (values: Float32Array) =>
+    values.reduce((total, value) => total + Math.abs(value), 0) / 2 / (grids[0].rows[1] - grids[0].rows[0]);
+
+  function differences(most: number): (value: number) => string {
+    const { colours } = context;
+    const [more, less] = [interpolateRgb(colours.get("--none"), colours.get("--first-more")),
+      interpolateRgb(colours.get("--none"), colours.get("--second-more"))];
+    return (value) => (value > 0 ? more(Math.min(1, value / most)) : less(Math.min(1, -value / most)));
+  }
+
+  const figureOf = (caption: Parameters<typeof h>[2][], panel: Panel, label: string) => h("figure", {},
+    h("figcaption", {}, ...caption, saving(() => `${context.text.title} ${label}`, () => panel.figure, () => context.root)),
+    panel.figure);
+
+  function onCell(pair: [number, number] | null, click: boolean) {
+    const { state } = context;
+    if (!pair) return point([state.query, state.key]);
+    if (!click) return point(pair);
+    context.set(grids[0].level ? { query: pair[0], key: pair[1], x: pair[1], y: pair[0] } : { query: pair[0], key: pair[1] });
+  }
+
+  // The weights of a pair in both heads, and their difference; of cells while cells are shown.
+  function point([i, j]: [number, number]) {
+    panels.forEach((panel) => panel.mark([i, j]));
+    if (j < 0) return fill(readout, "Point at a cell, or click to choose it.");
+    const { level } = grids[0];
+    const value = (grid: Grid) => {
+      const [row, col] = [(i - grid.rows[0]) >> level, (j - grid.cols[0]) >> level];
+      return i < grid.rows[0] || i >= grid.rows[1] || j < grid.cols[0] || j >= grid.cols[1] ? null
+        : grid.values[row * Math.ceil((grid.cols[1] - grid.cols[0]) / 2 ** level) + col];
+    };
+    const [a, b] = grids.map(value);
+    const number = (value: number) => h("output", {}, String(+value.toPrecision(6)));
+    const name = (tokens: string[], at: number) => wordNames(tokens)[at] ?? "–";
+    fill(readout, strong(name(queriesOf(sides[0].text), i)), ` ${i} → `, strong(name(sides[0].text.tokens, j)), ` ${j}: `,
+      ...(a === null || b === null ? ["outside of what is shown"] : ["A ", number(a), ", B ", number(b),
+        ...(alike() ? [", A − B ", number(a - b)] : [])]),
+      level ? ` (cells of ${2 ** level} × ${2 ** level}: summed over keys, averaged over queries; click for single weights)` : "");
+  }
+
+  // The keys of the chosen query whose weights differ most.
+  async function drawChanges() {
+    const mine = turn;
+    const { source, state } = context;
+    if (!alike()) return fill(lower);
+    const [a, b] = await Promise.all(sides.map(async ({ place }) =>
+      (await source.rows(place.text, place.layer, state.query))[place.head]));
+    if (mine !== turn) return;
+    const { text } = sides[0];
+    const listed = [...a.keys()].sort((x, y) => Math.abs(a[y] - b[y]) - Math.abs(a[x] - b[x])).slice(0, LISTED);
+    const signed = (value: number) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(3)}`;
+    fill(lower, h("section", {}, h("h2", {}, "“", wordNames(queriesOf(text))[state.query], "” in A and in B"),
+      h("p", { class: "hint" }, "The words whose weights differ most. The arrow keys move the word and the key."),
+      h("table", { class: "numbers changes" }, h("thead", {}, h("tr", {}, ...["looks at", "A", "B", "A − B"].map((name) =>
+        h("th", { scope: "col" }, name)))), h("tbody", {}, ...listed.map((at) => h("tr", {},
+        h("th", { scope: "row", dir: "auto" }, wordNames(text.tokens)[at]), h("td", {}, a[at].toFixed(3)), h("td", {}, b[at].toFixed(3)),
+        h("td", {}, signed(a[at] - b[at]))))))));
+  }
+
+  return {
+    element,
+    update(before) {
+      const { state } = context;
+      if (!before || !panels.length || !DRAWN.every((name) => before[name] === state[name])) return void draw();
+      point([state.query, state.key]);
+      if (before.query !== state.query) void drawChanges();
+    },
+    key(event) {
+      const { state, text } = context;
+      const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+      if (!step) return false;
+      const within = (at: number, size: number) => Math.max(0, Math.min(size - 1, at));
+      const [query, key] = [within(state.query + step[0], queriesOf(text).length),
+        within(Math.max(state.key, 0) + step[1], text.tokens.length)];
+      const outside = grids.length && state.x >= 0 && ([[query, grids[0].rows], [key, grids[0].cols]] as [number, Range][])
+        .some(([at, [first, last]]) => at < first || at >= last);
+      context.set(outside ? { query, key, x: key, y: query } : { query, key }, true);
+      return true;
+    },
+  };
+}

@@ -1,0 +1,192 @@
+// Words: the text itself, coloured by what a word attends to and what attends to it, with arcs.
+import { drawArcs, type Arc } from "./arcs";
+import { headName, interval, strongest, type Context } from "./context";
+import { queriesOf } from "./data";
+import { h, joins, s, saving, shown, strong, visible } from "./dom";
+import { byLayer, drawnApart, headColours, headsInWords, lineOf, listedHeads, meanLine, nameOfHead, ownColour,
+  type Head } from "./head_sets";
+import type { Mode } from "./mode";
+import { aboutHead } from "./overview";
+import { movedBy, pairLine } from "./pair_line";
+import { strip } from "./strip";
+
+const [SHOWN, ARCS] = [600, 5]; // words at a time, links drawn as arcs
+interface Seen { looks: Float32Array | null; seen: Float32Array | null; norm: number }
+
+export function words(context: Context, body: HTMLElement): Mode {
+  let turn = 0;
+  let pointed: number | null = null;
+  let only: Head | null = null; // shown alone
+  let from = -1;
+  let spans: HTMLElement[] = [];
+  let redraw = () => {};
+  const queries = () => queriesOf(context.text);
+  const crossed = () => context.text.queries !== null;
+  const watch = new ResizeObserver(() => redraw());
+
+  function word(tokens: string[], at: number, special: Set<number>, isQuery: boolean): HTMLElement {
+    const token = tokens[at];
+    const kind = special.has(at) ? "special" : token.startsWith("##") ? "piece" : "word";
+    const span = h("span", { class: kind, dir: "auto", title: `${token} · ${at}` }, visible(token));
+    span.dataset.at = String(at);
+    if (isQuery) {
+      span.setAttribute("role", "option");
+      span.addEventListener("click", (event) => context.set(event.shiftKey && !crossed() ? { key: at } : { query: at }));
+      span.addEventListener("pointerenter", () => { pointed = at; void colour(at); });
+    } else span.addEventListener("click", () => context.set({ key: at }));
+    return span;
+  }
+
+  function sentence(tokens: string[], [first, last]: [number, number], special: Set<number>,
+    isQuery: boolean): HTMLElement {
+    const box = h("div", { class: "words", ...(isQuery
+      ? { role: "listbox", "aria-label": "Words of the text", tabindex: 0 } : {}) });
+    for (let at = first; at < last; at++) {
+      if (at > first && !joins(tokens[at], tokens[at - 1])) box.append(" ");
+      box.append(word(tokens, at, special, isQuery));
+    }
+    box.addEventListener("pointerleave", () => { pointed = null; void colour(context.state.query); });
+    box.addEventListener("scroll", () => redraw());
+    return box;
+  }
+
+  function draw() {
+    const { text, state } = context;
+    const special = new Set(text.special);
+    const range = interval(state.query, SHOWN, queries().length);
+    from = range[0];
+    const own = sentence(queries(), range, crossed() ? new Set() : special, true);
+    const keys = crossed() ? sentence(text.tokens, [0, Math.min(text.tokens.length, SHOWN)], special, false) : null;
+    spans = [...own.querySelectorAll<HTMLElement>("span")];
+    const move = (by: number, said: string) => h("button", { type: "button",
+      onclick: () => context.set({ query: Math.max(0, Math.min(queries().length - 1, state.query + by)) }) }, said);
+    const long = queries().length > SHOWN && h("p", { class: "hint" },
+      `Tokens ${range[0]} to ${range[1] - 1} of ${queries().length}. `, move(-SHOWN, "Earlier"), " ",
+      move(SHOWN, "Later"));
+    const stage = h("div", { class: "stage" }, s("svg", { class: "arcs", "aria-hidden": "true" }), own,
+      keys && h("p", { class: "hint" }, "attends to"), keys);
+    body.replaceChildren(h("p", { class: "hint" }, "Point at a word, or choose it, to see what it attends to ",
+      h("span", { class: "swatch out" }), " and, as a bar below a word, what attends to it ",
+      h("span", { class: "swatch in" }),
+      ". The left and right arrow keys move the word; with Shift they move the other end of a link."),
+      long || "", stage, h("p", { class: "readout looks", "aria-live": "polite" }),
+        h("p", { class: "chosen-pair", "aria-live": "polite" }),
+        h("div", { class: "lower" }, h("section", { class: "strip" }, h("h2", {}, "All layers")),
+        h("section", {}, h("h2", {}, headName(context)), aboutHead(context))));
+    watch.disconnect();
+    watch.observe(stage);
+    void colour(state.query);
+    void drawStrip();
+  }
+
+  async function drawStrip() {
+    const { text, state } = context;
+    const figure = await strip(context, state.query, body.querySelector(".strip")?.clientWidth);
+    body.querySelector(".strip")?.replaceChildren(
+      h("h2", {}, "All layers", saving(() => `${text.title} layers`, () => figure, () => context.root)),
+      h("p", { class: "hint" }, "What the chosen word attends to: the mean of the heads of each layer."),
+      h("div", { class: "scroll" }, figure));
+  }
+
+  // Colour every word by its weight with `query`, draw the strongest links as arcs, and write them out.
+  async function colour(query: number) {
+    const mine = ++turn;
+    const { state, text } = context;
+    const listed = only ? [only] : listedHeads(context);
+    const heads = byLayer(listed);
+    const looks = state.side !== "in" || crossed() ? await meanLine(context, heads, query) : null;
+    const seen = state.side !== "out" && !crossed() ? await meanLine(context, heads, query, true) : null;
+    const apart = only || drawnApart(context);
+    const rows = looks && apart ? await Promise.all(listed.map((head) => lineOf(context, head, query))) : null;
+    if (mine !== turn || !spans.length) return;
+    // Arcs and lists leave out what is far below the strongest weight.
+    const most = (values: Float32Array | null) => values?.reduce((a, b) => Math.max(a, b), 0) ?? 0;
+    const norm = Math.max(Math.min(1, 10 / text.tokens.length), most(looks), most(seen));
+    const keySpans = crossed() ? [...body.querySelectorAll<HTMLElement>(".words:not([role]) span")] : spans;
+    tint(keySpans, { looks, seen, norm });
+    spans.forEach((span) => span.setAttribute("aria-selected", String(Number(span.dataset.at) === query)));
+    for (const span of keySpans) span.classList.toggle("key-chosen", Number(span.dataset.at) === state.key);
+    if (pointed === null) intoView(spans[query - from]);
+    redraw = () => drawLinks(query, keySpans, rows ? listed.map((head, at) => [head, rows[at]]) : null,
+      { looks, seen, norm });
+    redraw();
+    tell(query, { looks, seen, norm });
+    const pair = body.querySelector(".chosen-pair");
+    const weight = looks ?? (state.key >= 0 ? await meanLine(context, heads, query) : null);
+    if (mine === turn) pair?.replaceChildren(...(weight && state.key >= 0 && query === state.query && !only
+      ? [pairLine(context, weight[state.key])] : []));
+  }
+
+  // The colour of a word is its weight; where both directions are shown, a bar below the word is the other one.
+  function tint(keySpans: HTMLElement[], { looks, seen }: Seen) {
+    const { colours } = context;
+    for (const span of keySpans) {
+      const at = Number(span.dataset.at);
+      const behind = looks ?? seen!;
+      span.style.background = colours.weight(behind[at]);
+      span.style.color = colours.textOn(behind[at]);
+      span.style.boxShadow = looks && seen ? `0 1px ${colours.get("--paper")}, 0 5px ${colours.weight(seen[at])}` : "";
+    }
+  }
+
+  function drawLinks(query: number, keySpans: HTMLElement[], rows: [Head, Float32Array][] | null,
+    { looks, seen, norm }: Seen) {
+    const figure = body.querySelector<SVGSVGElement>(".arcs");
+    const start = spans[query - from];
+    if (!figure || !start) return;
+    const colours = headColours(context);
+    const arcs: Arc[] = [];
+    const add = (values: Float32Array, colour: string | null, count: number,
+      targets: (at: number) => HTMLElement | undefined, dashes?: string) => {
+      for (const at of strongest(values, count)) {
+        const to = targets(at);
+        if (to) arcs.push({ from: start, to, share: values[at] / norm, dashes, title: shown(values[at]),
+          colour: colour ?? context.colours.line(values[at]) });
+      }
+    };
+    const keyAt = (at: number) => (crossed() ? keySpans[at] : spans[at - from]);
+    if (rows) for (const [head, row] of rows)
+      add(row, colours.get(nameOfHead(head)) ?? ownColour(head), rows.length > 3 ? 3 : ARCS, keyAt);
+    else if (looks) add(looks, null, ARCS, keyAt);
+    if (context.state.side === "in" && seen) add(seen, null, ARCS, (at) => spans[at - from], "1 5");
+    drawArcs(figure, arcs);
+  }
+
+  // What the word attends to, and what attends to it, as a sentence.
+  function tell(query: number, { looks, seen, norm }: Seen) {
+    const { state, text } = context;
+    const listed = (values: Float32Array, tokens: string[]) => {
+      const visibleLinks = strongest(values, ARCS).filter((at) => values[at] >= norm / 100);
+      return visibleLinks.length ? visibleLinks.flatMap((at, n) => [n ? ", " : "", strong(visible(tokens[at])), ` ${shown(values[at])}`])
+        : ["nothing"];
+    };
+    const line = body.querySelector(".looks");
+    line?.replaceChildren(strong(visible(queries()[query])), ` (token ${query})`,
+      ...(looks ? [" attends to ", ...listed(looks, text.tokens)] : []),
+      ...(seen ? [looks ? "; receives attention from " : " receives attention from ", ...listed(seen, queries())] : []),
+      `, in ${only ? headName(context, ...only) : headsInWords(context)}${context.source.finest(state.text) ? " (means, not weights of single words)" : ""}.`);
+    if (pointed === null && line) context.tell(line.textContent ?? "");
+  }
+
+  // Scroll a hidden word into the middle of its box, without scrolling the page.
+  function intoView(span: HTMLElement | undefined) {
+    const box = span?.parentElement;
+    if (!span || !box) return;
+    const below = span.getBoundingClientRect().top - box.getBoundingClientRect().top;
+    if (below < 0 || below > box.clientHeight - 30) box.scrollTop += below - box.clientHeight / 2;
+  }
+
+  return {
+    draw,
+    moved({ query }) {
+      const near = context.state.query >= from && context.state.query < from + spans.length;
+      if (!near) return false;
+      void colour(context.state.query);
+      if (query !== context.state.query) void drawStrip();
+      return true;
+    },
+    preview(head) { only = head; void colour(pointed ?? context.state.query); },
+    key: (event) => movedBy(context, event, { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10 }),
+    close() { turn++; watch.disconnect(); },
+  };
+}

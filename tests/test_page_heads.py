@@ -1,0 +1,252 @@
+"""Working with heads in the page: tiles, the head and the model view, the strip, pins, and the table of heads."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server, settled, texts
+from pages import WORDS, reading, told, until
+from regard.viewer import Sheet, write_page
+
+pytest.importorskip("playwright.sync_api")
+pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
+CHOSEN = [(0, 1), (1, 2)]  # layer, head
+CHOSEN_TILES = "[...document.querySelectorAll('.tile[aria-pressed=true], .picked')]"
+LINES_DRAWN = """all => all.map((one) => [one.getAttribute('stroke'), one.dataset.query, one.dataset.key,
+    +one.getAttribute('stroke-width')])"""
+#: How many lines the paths of a head of the model view have.
+PATHS_DRAWN = """place => [...document.querySelectorAll(`.cell[data-place='${place}'] path`)]
+    .reduce((count, one) => count + one.getAttribute('d').split('M').length - 1, 0)"""
+
+
+def mean_of(sheet, heads):
+    return torch.stack([sheet.maps[layer].dense()[0, head] for layer, head in heads]).mean(0)
+
+
+def pair_weight(page):
+    until(page, "document.querySelector('.chosen-pair .weight') !== null")
+    return float(page.locator(".chosen-pair .weight").inner_text())
+
+
+def away(page):
+    page.mouse.move(2, 2)
+
+
+def test_toggled_heads_are_the_mean_of_the_api(browser, address, texts):
+    sheet = texts["short"]
+    with opened(browser, address + "#text?layer=0&head=1&query=9&key=3&heads=0.1,1.2") as page:
+        assert pair_weight(page) == pytest.approx(float(mean_of(sheet, CHOSEN)[9, 3]), rel=2e-5)
+        tiles = page.locator(".tile")
+        assert tiles.count() == 3 and page.locator(".picked").inner_text().startswith("L1.H2")
+        tiles.nth(0).click()
+        away(page)
+        until(page, "document.querySelector('.chosen-pair').textContent.includes('L0.H0')")
+        more = [*CHOSEN, (0, 0)]
+        assert pair_weight(page) == pytest.approx(float(mean_of(sheet, more)[9, 3]), rel=2e-5)
+        colours = page.evaluate(f"{CHOSEN_TILES}.map((one) => one.style.getPropertyValue('--own'))")
+        assert len(set(colours)) == 3, "each chosen head has a colour of its own"
+        page.reload()
+        page.wait_for_selector(".chosen-pair .weight")
+        assert pair_weight(page) == pytest.approx(float(mean_of(sheet, more)[9, 3]), rel=2e-5)
+        tiles.nth(2).hover()
+        until(page, "document.querySelector('.looks').textContent.endsWith('in Layer 0, head 2.')")
+        row = sheet.maps[0][0, 2, 9]
+        best = int(row.argmax())
+        assert f"attends to {WORDS[best]} {float(row[best]):.3f}" in page.locator(".looks").inner_text()
+        away(page)
+        page.keyboard.press("Shift+ArrowRight")
+        until(page, "document.querySelector('.chosen-pair').textContent.includes(' 4: ')")
+        assert pair_weight(page) == pytest.approx(float(mean_of(sheet, more)[9, 4]), rel=2e-5)
+
+
+def test_old_links_of_heads_name_heads_of_their_layer(browser, file, texts):
+    with opened(browser, file + "#text?layer=1&head=0&query=9&key=3&heads=0,2") as page:
+        expected = mean_of(texts["short"], [(1, 0), (1, 2)])[9, 3]
+        assert pair_weight(page) == pytest.approx(float(expected), rel=2e-5)
+
+
+def test_the_head_view_draws_each_chosen_head_in_its_colour(browser, address, texts):
+    maps = [texts["short"].maps[layer].dense()[0, head] for layer, head in CHOSEN]
+    counts = sorted(int((weights >= 0.03).sum()) for weights in maps)
+    with opened(browser, address + "#text?way=heads&heads=0.1,1.2") as page:
+        until(page, f"document.querySelectorAll('.lines line').length === {sum(counts)}")
+        lines = page.locator(".lines line").evaluate_all(LINES_DRAWN)
+        colours = sorted({colour for colour, *_ in lines})
+        assert sorted(sum(line[0] == colour for line in lines) for colour in colours) == counts
+        for colour in colours:
+            drawn = {(int(i), int(j)): width for one, i, j, width in lines if one == colour}
+            weights = next(
+                w for w in maps if int((w >= 0.03).sum()) == len(drawn) and all(w[at] >= 0.03 for at in drawn)
+            )
+            assert all(width == pytest.approx(0.6 + 2.6 * float(weights[at]), rel=1e-4) for at, width in drawn.items())
+
+
+def test_the_model_view_draws_the_weights_of_every_head(browser, address, texts):
+    with opened(browser, address + "#text?way=model&layer=0&head=0", color_scheme="light") as page:
+        for layer, weights in enumerate(texts["short"].maps):
+            for head, values in enumerate(weights.dense()[0]):
+                cell = f".cell[data-place='{layer}.{head}']"
+                count = int((values >= 0.04).sum())
+                until(page, f"place => ({PATHS_DRAWN})(place) === {count}", f"{layer}.{head}")
+                page.locator(cell).hover()
+                said = page.locator(".model-readout").inner_text()
+                assert said.startswith(f"Layer {layer}, head {head}") and f"{float(values.max()):.3f}" in said
+        ground = "getComputedStyle(document.querySelector('.model-ground')).backgroundColor"
+        assert page.evaluate(ground) == "rgb(13, 17, 21)", "dark in either theme"
+        page.locator(".cell[data-place='1.1']").focus()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Space")
+        until(page, "location.hash.includes('1.2')")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".lines")
+        assert page.locator("h1").inner_text().startswith("Layer 1, head 2")
+
+
+OUTSIDE = """() => { const box = document.querySelector('.arcs').getBoundingClientRect();
+    return [...document.querySelectorAll('.arcs path')].filter((one) => { const b = one.getBBox();
+        const w = Number(one.getAttribute('stroke-width')) / 2;
+        return b.x - w < 0 || b.y - w < 0 || b.x + b.width + w > box.width || b.y + b.height + w > box.height;
+    }).length; }"""
+
+
+@pytest.mark.parametrize("width", [1440, 768, 390])
+def test_no_arc_leaves_its_box(browser, file, width):
+    links = ["text=0&side=in&query=9", "text=0&query=0", "text=1&query=299&heads=layer", "text=3&query=1"]
+    with opened(browser, file, width=width) as page:
+        for link in links:
+            page.goto(f"{file}#text?{link}")
+            until(page, "document.querySelectorAll('.arcs path').length > 0")
+            assert page.evaluate(OUTSIDE) == 0, link
+            page.evaluate("document.querySelector('.words').scrollTop = 150")
+            page.wait_for_timeout(60)
+            assert page.evaluate(OUTSIDE) == 0, f"{link}, scrolled"
+
+
+def numbers(page):
+    return [float(said) for said in page.locator(".pin-readout output").all_inner_texts()]
+
+
+def test_pins_show_two_heads_and_their_difference(browser, address, texts):
+    a, b = (texts["short"].maps[layer].dense()[0, head] for layer, head in CHOSEN)
+    with opened(browser, address + "#map?layer=0&head=1&query=9&key=3") as page:
+        settled(page)
+        page.keyboard.press("p")
+        page.keyboard.press("]")
+        page.locator(".head-strip button").nth(0).click()
+        page.goto(address + "#pins?pins=0.0.1,0.1.2&query=9&key=3")
+        for _ in range(2):
+            page.wait_for_selector(".pin-readout output")
+            assert numbers(page) == pytest.approx([float(a[9, 3]), float(b[9, 3]), float(a[9, 3] - b[9, 3])], rel=1e-4)
+            page.reload()
+        page.wait_for_selector(".pin-readout output")
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowUp")
+        until(page, "document.querySelector('.pin-readout').textContent.includes(' 8 → ')")
+        assert numbers(page) == pytest.approx([float(a[8, 4]), float(b[8, 4]), float(a[8, 4] - b[8, 4])], rel=1e-4)
+        moved = 100 * float((a - b).abs().sum(-1).mean() / 2)
+        assert float(page.locator(".moved output").inner_text().split()[0]) == pytest.approx(moved, abs=0.06)
+        assert page.locator(".pin-key svg").count() >= 1 and page.locator(".pin-key svg.difference").count() == 1
+        bounds = page.locator(".pin-map").nth(2).bounding_box()
+        page.mouse.move(bounds["x"] + bounds["width"] * 0.8, bounds["y"] + bounds["height"] * 0.8)
+        said = re.search(r" (\d+) → .* (\d+): ", page.locator(".pin-readout").inner_text())
+        i, j = int(said[1]), int(said[2])
+        assert numbers(page)[2] == pytest.approx(float(a[i, j] - b[i, j]), rel=1e-4, abs=1e-6)
+        changes = (a[8] - b[8]).abs()
+        first = page.locator(".changes tbody td").nth(2).inner_text().replace("−", "-")
+        assert float(first) == pytest.approx(float((a[8] - b[8])[changes.argmax()]), abs=6e-4)
+
+
+def test_pins_of_a_long_text_are_cells_until_a_click(browser, address, texts):
+    a, b = texts["long"].maps[0].dense()[0, :2]
+    pooled = [weights[248:256].sum(0)[96:104].sum() / 8 for weights in (a, b)]
+    with opened(browser, address + "#pins?text=1&pins=1.0.0,1.0.1&query=250&key=100") as page:
+        page.wait_for_selector(".pin-readout output")
+        assert numbers(page)[:2] == pytest.approx([float(value) for value in pooled], rel=3e-3)
+        page.get_by_role("button", name="Show 48 words").click()
+        until(page, "!document.querySelector('.pin-readout').textContent.includes('cells of')")
+        assert numbers(page)[2] == pytest.approx(float(a[250, 100] - b[250, 100]), rel=1e-4, abs=1e-6)
+
+
+def test_pins_of_texts_of_other_lengths_have_no_difference(browser, file, texts):
+    with opened(browser, file + "#pins?pins=0.0.1,1.0.1&query=9&key=3") as page:
+        page.wait_for_selector(".no-difference")
+        assert page.locator(".pin-map").count() == 2 and len(numbers(page)) == 2
+
+
+def test_the_strip_and_the_words_on_the_axes_of_the_map(browser, file):
+    with opened(browser, file + "#map?layer=1&head=0") as page:
+        settled(page)
+        labels = page.locator(".labels text").all_text_contents()
+        assert sum(label.startswith("the (1)") for label in labels) == sum("the (2)" in label for label in labels) == 2
+        assert any("looks →" in label for label in labels) and any("is looked at →" in label for label in labels)
+        strip = page.locator(".head-strip button")
+        assert strip.count() == 3
+        strip.nth(2).click()
+        assert page.locator("h1 b").inner_text() == "Layer 1, head 2"
+        page.keyboard.press("ArrowUp")
+        assert page.locator("h1 b").inner_text() == "Layer 1, head 1"
+        assert page.locator(".head-strip [aria-pressed=true]").get_attribute("data-head") == "1"
+        page.get_by_label("Jump to a token").fill("the (2)")
+        page.keyboard.press("Enter")
+        until(page, f"location.hash.includes('query={[at for at, word in enumerate(WORDS) if word == 'the'][1]}')")
+
+
+def places(page):
+    return page.locator(".head-table tbody tr").evaluate_all("all => all.map((one) => one.dataset.place)")
+
+
+def test_the_table_sorts_by_every_column_and_finds_roles_and_words(browser, address, texts):
+    sheet = texts["short"]
+    with opened(browser, address + "#statistics?table=-entropy") as page:
+        until(page, "document.querySelectorAll('.head-table tbody tr').length === 6")
+        values = {
+            f"{at}.{head}": one["values"]
+            for at, layer in enumerate(sheet.about["layers"])
+            for head, one in enumerate(layer["heads"])
+        }
+        for name in values["0.0"]:
+            page.locator(".head-table thead").get_by_role("button", name=re.compile(f"^{name}( [↑↓])?$")).click()
+            shown = [values[place][name] for place in places(page)]
+            assert shown == sorted(shown, reverse="↓" in page.locator("[data-sorted=true]").inner_text()), name
+        page.goto(address + "#statistics?table=head")
+        page.get_by_label("Search for a role").fill("prev")
+        until(page, "document.querySelectorAll('.head-table tbody tr').length === 1")
+        assert places(page) == ["1.1"] and "previous 0.91" in page.locator(".head-table tbody").inner_text()
+        page.get_by_label("Search for a role").fill("it")
+        until(page, "document.querySelectorAll('.head-table tbody tr').length === 6")
+        until(page, "document.querySelector('.head-table thead').textContent.includes('“it” looks at')")
+        expected = told(reading(title="Short")).notable(9, 6)
+        assert places(page) == [f"{link.layer}.{link.head}" for link in expected]
+        said = page.locator(".head-table tbody tr td:nth-child(3)").all_inner_texts()
+        assert [float(each.split()[-1]) for each in said] == pytest.approx(
+            [link.link.weight for link in expected], abs=6e-4
+        )
+        page.reload()
+        until(page, "document.querySelectorAll('.head-table tbody tr').length === 6")
+        page.locator(".head-table tbody button").nth(0).press("Enter")
+        page.wait_for_selector(".chosen-pair .weight")
+        best = expected[0]
+        assert page.locator("h1 b").inner_text() == f"Layer {best.layer}, head {best.head}"
+        assert pair_weight(page) == pytest.approx(best.link.weight, rel=2e-5)
+
+
+def test_all_heads_of_a_long_text_do_not_freeze_the_page(browser, tmp_path):
+    sheet = Sheet.of(reading(title="440", length=440, layers=6, heads=8, width=32))
+    path = write_page(tmp_path / "index.html", [sheet]).as_uri()
+    with opened(browser, path + "#overview") as page:
+        page.evaluate(
+            "() => { window.longest = 0; new PerformanceObserver((list) => { for (const one of list.getEntries())"
+            " window.longest = Math.max(window.longest, one.duration); }).observe({ type: 'longtask' }); }"
+        )
+        for link, kind in (("way=heads&heads=all", ".lines text"), ("way=model", "path"), ("heads=all", ".words span")):
+            page.goto(f"{path}#text?{link}")
+            until(page, f"document.querySelectorAll('.view-text {kind}').length > 20")
+            page.wait_for_timeout(150)
+        loop = page.evaluate(
+            "() => { const began = performance.now(); let x = 0;"
+            " for (let i = 0; i < 2e7; i++) x += Math.sqrt(i); return performance.now() - began; }"
+        )
+        assert page.evaluate("window.longest") < 200 * max(1, loop / 40), "200 ms on a machine at rest"
