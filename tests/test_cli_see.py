@@ -209,7 +209,8 @@ def test_a_model_without_attention_is_refused(reader, monkeypatch):
 def test_figures_are_written(tmp_path):
     pytest.importorskip("matplotlib")
     result = run("It rains.", "--layers", "0", "--figures", str(tmp_path))
-    assert {"heads.png", "heatmap-layer-0.png"} <= {path.name for path in tmp_path.iterdir()}
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"figure.pdf", "words.svg", "map.csv", "heads.png", "heatmap-layer-0.png"} <= names
     assert "pictures are in" in result.stderr
 
 

@@ -10,6 +10,7 @@ import torch
 
 import regard as rg
 from regard.stats import Role, RoleTable
+from regard.viewer.lead import lead_of
 
 figures = pytest.importorskip("regard.viewer.figures")
 TOKENS = ["[CLS]", "a", "dog", "[SEP]"]
@@ -24,12 +25,6 @@ def reading():
 
 def texts(axes):
     return [t.get_text() for t in axes.texts]
-
-
-def test_a_statistic_map_has_a_cell_for_every_head(reading):
-    axes = figures.statistic_map(reading.profile, "entropy").axes[0]
-    values = torch.stack(reading.profile.values("entropy"))
-    assert texts(axes) == [f"{v:.2f}" for v in values.flatten()]
 
 
 def test_bars_are_as_high_as_the_weight_received(reading):
@@ -66,7 +61,11 @@ def test_a_role_map_has_a_colour_a_score_and_a_null_for_every_name(reading):
 
 def test_all_figures_are_saved_whole(reading, tmp_path):
     saved = figures.save_figures(tmp_path / "out", reading)
-    assert {p.read_bytes()[:4] for p in saved} == {b"\x89PNG"}
+    papers = {f"{name}.{kind}" for name in ("figure", "words", "map", "heads") for kind in ("pdf", "svg", "png", "csv")}
+    assert papers | {"map-entropy.png", "heatmap-layer-1.png"} <= {p.name for p in saved}
+    assert {p.read_bytes()[:4] for p in saved if p.suffix == ".png"} == {b"\x89PNG"}
+    lead = lead_of(reading) or {"layer": 0, "head": 0}
+    assert f"Layer {lead['layer']}, head {lead['head']}." in (tmp_path / "out" / "words.svg").read_text()
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(p.name for p in saved)
 
 
@@ -87,5 +86,5 @@ def test_titles_and_tokens_are_no_formulas(reading):
     odd = rg.TextReading.of("costs $5 and $\\frac", reading.maps, ["$a$", "$\\frac", "日本", "\ud800"])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # the fonts that are installed decide
-        for figure in (figures.heads_grid(odd.title, (0, 1), odd.maps.values()), figures.received_bars(odd.profile, 0)):
+        for figure in (rg.figure(odd, panels=["words"]), figures.received_bars(odd.profile, 0)):
             assert figure._repr_png_().startswith(b"\x89PNG")

@@ -51,25 +51,31 @@ def test_cross_attention_and_positions_without_names():
 
 
 def test_a_picture_stays_where_no_widget_runs(monkeypatch):
-    """As GitHub shows a stored notebook: the heads of one map with their tokens, or every head of a model, once."""
+    """As GitHub shows a stored notebook: the words of one head, its map and all heads, drawn once, with a sentence."""
     pytest.importorskip("matplotlib")
-    drawn = []
+    drawn, draw = [], figures.figure
 
-    def counted(name, draw):
-        return lambda *given, **named: drawn.append((name, given)) or draw(*given, **named)
+    def counted(*given, **named):
+        drawn.append(draw(*given, **named))
+        return drawn[-1]
 
-    for name in ("heatmap", "heads_grid"):
-        monkeypatch.setattr(figures, name, counted(name, getattr(figures, name)))
+    monkeypatch.setattr(figures, "figure", counted)
     weights = maps_of(4, keys=6)["layer.0"]
-    one, several = weights.show(list("abcdef"), list("wxyz")), widget_module.show_texts([reading()])
+    one, several = weights.show(list("abcdef"), list("wxyz")), widget_module.show_texts([reading(title="A text")])
     for widget in (one, several):
         for _ in range(2):
             data, _ = widget._repr_mimebundle_()
             assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
             assert "application/vnd.jupyter.widget-view+json" in data
-    (first, (shown, tokens)), (second, (_, numbers, maps)) = drawn
-    assert (first, second) == ("heatmap", "heads_grid") and len(numbers) == len(maps) == len(reading().maps)
-    assert tokens == (list("wxyz"), list("abcdef")) and torch.equal(shown.dense(), weights.dense())
+    first, second = ({tuple(row[:3]) for row in figure.rows if row[0] == "heads"} for figure in drawn)
+    assert first == {("heads", 0, head) for head in range(3)}
+    assert second == {("heads", layer, head) for layer in range(2) for head in range(3)}
+    of_map = [row for row in drawn[0].rows if row[0] == "map"]
+    head = of_map[0][2]
+    assert [row[-1] for row in of_map] == pytest.approx(weights.dense()[0, head].flatten().tolist(), rel=1e-5)
+    assert of_map[1][5] == "w" and of_map[1][7] == "b"
+    lead = several.answers.sheets[0].about["lead"]
+    assert drawn[1].caption.startswith("“A text”. In layer ") and f"head {lead['head']}" in drawn[1].caption
 
 
 @pytest.mark.parametrize("reason", ["matplotlib is missing", "the text is long"])

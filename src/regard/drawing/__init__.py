@@ -1,6 +1,7 @@
-"""Weights as a picture and as a text table, for the maps of any model and for weights of your own."""
+"""Weights as pictures, figures for papers and text tables: of the maps of any model, and of weights of your own."""
 
+from regard.drawing.paper_figure import figure
 from regard.drawing.picture import heatmap
 from regard.drawing.table import weight_table
 
-__all__ = ["heatmap", "weight_table"]
+__all__ = ["figure", "heatmap", "weight_table"]

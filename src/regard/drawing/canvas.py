@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import csv
+import os
 import warnings
-from io import BytesIO
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from io import BytesIO, StringIO
+from pathlib import Path
 from typing import Any
 
-from matplotlib import rcParams
+from matplotlib import rc_context, rcParams
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import ListedColormap, to_hex
 from matplotlib.figure import Figure
-from matplotlib.font_manager import fontManager
+from matplotlib.font_manager import FontProperties, fontManager
+from numpy import linspace
 
+from regard.drawing.ramp import colormap
+from regard.errors import RegardError
+from regard.whole_files import write_whole
+
+#: What a figure can be saved as.
+KINDS = ("pdf", "svg", "png", "csv")
 #: Fonts for the scripts that matplotlib's own font lacks, as systems name them. The installed ones are used.
 FONTS = (
     *("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans SC", "Noto Sans JP", "Noto Sans KR", "WenQuanYi Zen Hei"),
@@ -18,7 +32,12 @@ FONTS = (
     *("Noto Sans Arabic", "Noto Naskh Arabic", "Noto Sans Hebrew", "Noto Sans Devanagari", "Noto Sans Thai"),
     *("Noto Sans Symbols", "Noto Sans Symbols2", "Noto Emoji", "Segoe UI Emoji"),
 )
-DPI = 110
+#: Fonts of papers, in the order of choice; matplotlib's own if none of them is installed.
+PAPER_FONTS = ("Helvetica", "Arial", "Liberation Sans", "Nimbus Sans")
+#: Dots to an inch on a screen and in print.
+DPI, PRINT_DPI = 110, 300
+#: Fonts inside of a PDF as TrueType, text in an SVG as text.
+FONT_OPTIONS: Any = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "regard"}
 
 
 class NotebookFigure(Figure):
@@ -28,6 +47,43 @@ class NotebookFigure(Figure):
         return png(self)
 
 
+class PaperFigure(NotebookFigure):
+    """A figure at its size in a paper. `caption` says what it shows, and `rows` are the numbers that it shows."""
+
+    caption: str = ""
+    rows: Sequence[Sequence[str | int | float]] = ()
+
+    def save(self, path: str | os.PathLike[str], *, transparent: bool = False) -> Path:
+        """Write a .pdf or .svg (vectors), a .png (300 dots to an inch) or a .csv (`rows`), completely or not at all."""
+        path = Path(path)
+        kind = path.suffix.lower().removeprefix(".")
+        if kind not in KINDS:
+            raise RegardError(
+                f"figure.save({str(path)!r}): the name must end with {', '.join(f'.{kind}' for kind in KINDS[:-1])} or "
+                f".{KINDS[-1]}, which chooses the format."
+            )
+        content = self._csv() if kind == "csv" else self._drawn(kind, transparent)
+        write_whole(path, content)
+        return path
+
+    def _drawn(self, kind: str, transparent: bool) -> bytes:
+        about = {"Title": self.caption}
+        metadata = about if kind == "png" else about | {"Date" if kind == "svg" else "CreationDate": None}
+        return saved(self, kind, dpi=PRINT_DPI if kind == "png" else 72, transparent=transparent, metadata=metadata)
+
+    def _csv(self) -> bytes:
+        text = StringIO(newline="")
+        csv.writer(text).writerows(self.rows)
+        return text.getvalue().encode("utf-8-sig", "replace")
+
+
+def paper_figure(width: float) -> PaperFigure:
+    """An empty figure of a width in inches; its height is set when all is drawn."""
+    figure = PaperFigure(figsize=(width, 1.0))
+    FigureCanvasAgg(figure)
+    return figure
+
+
 def new_figure(width: float, height: float) -> NotebookFigure:
     """An empty figure of a size in inches."""
     figure = NotebookFigure(figsize=(width, height), layout="constrained")
@@ -35,16 +91,57 @@ def new_figure(width: float, height: float) -> NotebookFigure:
     return figure
 
 
+def text_width(figure: Figure, text: str, size: float, bold: bool = False) -> float:
+    """In points. Letters are measured ten times as large, because those of a screen have whole pixels."""
+    font = FontProperties(family=paper_fonts(), size=10 * size, weight="bold" if bold else "normal")
+    with boxes_for_missing_glyphs():
+        width, _, _ = figure.canvas.get_renderer().get_text_width_height_descent(text, font, False)  # pyright: ignore
+    return width * 7.2 / figure.dpi
+
+
+@cache
+def paper_colours() -> Any:
+    """The ramp of the page on white: 0 is white, and NaN is grey."""
+    ramp = colormap()
+    return ListedColormap([(1, 1, 1, 1), *ramp(linspace(0, 1, 255))], name="regard paper").with_extremes(bad="0.8")
+
+
+def colour_of(place: float) -> str:
+    """The colour of a place of the scale, from 0 to 1."""
+    return to_hex(paper_colours()(place))
+
+
+def paper_fonts() -> list[str]:
+    """The fonts of a figure for a paper."""
+    return [*(name for name in PAPER_FONTS if name in _installed()), *fonts()]
+
+
 def png(figure: Any) -> bytes:
-    """The figure as a PNG. A character that no font has becomes a box, and that is no reason for a warning."""
+    """The figure as a PNG for a screen."""
+    return saved(figure, "png", dpi=DPI)
+
+
+def saved(figure: Any, kind: str, **options: Any) -> bytes:
+    """The figure as a file of this kind."""
     content = BytesIO()
+    with boxes_for_missing_glyphs(), rc_context(FONT_OPTIONS):
+        figure.savefig(content, format=kind, **options)
+    return content.getvalue()
+
+
+@contextmanager
+def boxes_for_missing_glyphs() -> Iterator[None]:
+    """A character that no font has becomes a box, and that is no reason for a warning."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from font")
-        figure.savefig(content, format="png", dpi=DPI)
-    return content.getvalue()
+        yield
+
+
+@cache
+def _installed() -> frozenset[str]:
+    return frozenset(font.name for font in fontManager.ttflist)
 
 
 def fonts() -> list[str]:
     """The fonts of a label, in the order in which a character is looked up."""
-    installed = {font.name for font in fontManager.ttflist}
-    return [*rcParams["font.family"], *(name for name in FONTS if name in installed)]
+    return [*rcParams["font.family"], *(name for name in FONTS if name in _installed())]

@@ -7,22 +7,23 @@ colour blindness. Weights are shown by their square root, so that small weights 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from regard.drawing.panels import label
-from regard.drawing.picture import LARGEST, canvas, draw_cells, heatmap, name_tokens, write_numbers
+from regard.drawing.paper_figure import figure
+from regard.drawing.picture import LARGEST, canvas, heatmap, name_tokens, write_numbers
 from regard.drawing.ramp import colormap
 from regard.errors import RegardError
 from regard.maps import AttentionMap
 from regard.stats import LayerProfile, Offsets, Profile, Role, RoleTable, TextReading
-from regard.stats.numbering import head_name
+from regard.stats.numbering import head_name, layer_numbers
 from regard.stats.roles import KINDS, QUERIES
+from regard.viewer.lead import lead_of
+from regard.viewer.sentences import joined
 from regard.viewer.sheet import Sheet
 from regard.whole_files import write_whole
 
@@ -42,44 +43,8 @@ COLOURS = {
 NUMBERED, NAMED = 20, 64
 #: The most weights of a text with a static picture: a second or two of work.
 PICTURED = 1 << 26
-#: The most cells per side of a thumbnail.
-THUMBNAIL = 48
-
-
-def heads_grid(title: str, numbers: Sequence[int], layers: Iterable[AttentionMap]) -> Any:
-    """A thumbnail of every head: a row per layer, with its number, and a column per head."""
-    maps = [weights.pool(THUMBNAIL, THUMBNAIL)[0].cpu() for weights in layers]
-    rows, cols = len(maps), max(len(m) for m in maps)
-    figure, axes = _figure(1 + 0.8 * cols, 1 + 0.8 * rows, rows, cols, squeeze=False)
-    for row, (number, pooled) in enumerate(zip(numbers, maps, strict=True)):
-        for head in range(cols):
-            cell = axes[row][head]
-            cell.set(xticks=[], yticks=[])
-            if head >= len(pooled):
-                cell.set_axis_off()
-                continue
-            draw_cells(cell, pooled[head], (pooled.shape[1], pooled.shape[2]), float(pooled[head].max()) or 1.0)
-            if row == 0:
-                cell.set_title(str(head), fontsize=8)
-        axes[row][0].set_ylabel(str(number), rotation=0, fontsize=8, labelpad=10, va="center")
-    figure.suptitle(
-        f"{title}\na row per layer, a column per head; each head has its own scale",
-        fontsize=9,
-        parse_math=False,
-    )
-    return figure
-
-
-def statistic_map(profile: Profile, name: str) -> Any:
-    """One statistic of every head, as a number in a cell: a row per layer, a column per head."""
-    values = torch.nn.utils.rnn.pad_sequence(profile.values(name), batch_first=True, padding_value=torch.nan)
-    figure, axes = _figure(2 + 0.6 * values.shape[1], 1.5 + 0.4 * values.shape[0])
-    image = axes.imshow(values.numpy(), cmap=colormap(), aspect="auto")
-    write_numbers(axes, image, values, 6)
-    axes.set(xticks=range(values.shape[1]), xlabel="head", ylabel="layer", title=name)
-    axes.set_yticks(range(len(values)), [str(layer.number) for layer in profile.layers])
-    _colorbar(figure, image, axes, name)
-    return figure
+#: What a figure for a paper is saved as.
+KINDS_OF_FILE = ("pdf", "svg", "png", "csv")
 
 
 def role_map(reading: TextReading) -> Any:
@@ -174,13 +139,33 @@ def offset_bars(weights: AttentionMap, title: str = "", batch: int = 0) -> Any:
 
 
 def save_figures(folder: str | os.PathLike[str], reading: TextReading) -> list[Path]:
-    """Write every figure of a reading as a PNG file in `folder`, each completely or not at all."""
+    """Write the figures of a reading into `folder`, each completely or not at all.
+
+    Figures for papers are .pdf, .svg, .png and .csv files: `figure` at the width of a page, and its panels at that of a
+    column. The others are .png files.
+    """
     folder = Path(folder)
-    numbers = [layer.number for layer in reading.profile.layers]
-    figures = {"heads": heads_grid(reading.title, numbers, reading.maps.values())}
-    figures |= {f"map-{name}": statistic_map(reading.profile, name) for name in reading.profile.layers[0].values}
-    if reading.roles is not None:
-        figures["map-roles"] = role_map(reading)
+    papers = _papers(reading)
+    saved = [made.save(folder / f"{name}.{kind}") for name, made in papers.items() for kind in KINDS_OF_FILE]
+    for name in reading.profile.layers[0].values:
+        saved.append(figure(reading, panels=["statistics"], statistic=name, width=17).save(folder / f"map-{name}.png"))
+    return saved + [_save(made, folder / f"{name}.png") for name, made in _by_layer(reading).items()]
+
+
+def _papers(reading: TextReading) -> dict[str, Any]:
+    """The whole figure, and each of its panels alone, of the link that the page opens with."""
+    panels = ["words", "map", "heads", "statistics"]
+    if not reading.profile.is_self_attention:
+        panels.insert(1, "alignment")
+    lead = lead_of(reading) or {"layer": 0, "head": 0, "query": 0}
+    place = {"layer": reading.profile.layers[lead["layer"]].number, "head": lead["head"], "query": lead["query"]}
+    alone = {name: figure(reading, panels=[name], **place) for name in panels if name != "statistics"}
+    return {"figure": figure(reading, panels=panels, width=17, **place)} | alone
+
+
+def _by_layer(reading: TextReading) -> dict[str, Any]:
+    """Figures of roles and, for each layer, of the similarity of its heads, the weight received, offsets and maps."""
+    figures = {} if reading.roles is None else {"map-roles": role_map(reading)}
     for index, (layer, weights) in enumerate(zip(reading.profile.layers, reading.maps.values(), strict=True)):
         number = layer.number
         figures[f"similarity-layer-{number}"] = similarity_matrix(layer)
@@ -190,23 +175,33 @@ def save_figures(folder: str | os.PathLike[str], reading: TextReading) -> list[P
             figures[f"offsets-layer-{number}"] = offset_bars(weights, title)
         if max(weights.shape[2:]) <= LARGEST:
             figures |= _heatmaps(reading, layer)
-    return [_save(figure, folder / f"{name}.png") for name, figure in figures.items()]
+    return figures
 
 
 def static_picture(sheets: Sequence[Sheet]) -> bytes | None:
     """A PNG of the first text, or of the first with cross-attention, for places where no page can run.
 
-    None without matplotlib, and for long texts, whose weights take too long to pool.
+    It shows the words of the link that the page opens with, and all heads. None without matplotlib, and for long texts,
+    whose weights take too long to pool.
     """
     sheet = next((sheet for sheet in sheets if sheet.about["queries"]), sheets[0])
     about, maps = sheet.about, sheet.maps
     if find_spec("matplotlib") is None or sum(prod(weights.shape) for weights in maps) > PICTURED:
         return None
-    if len(maps) == 1:
-        figure = heatmap(maps[0], (about["queries"] or about["tokens"], about["tokens"]), title=about["title"])
-    else:
-        figure = heads_grid(about["title"], [layer["number"] for layer in about["layers"]], maps)
-    return canvas("show").png(figure)
+    names = [layer["name"] for layer in about["layers"]]
+    tokens = about["queries"] or about["tokens"], about["tokens"]
+    panels = ["words", "map", "heads"] if sum(weights.shape[1] for weights in maps) > 1 else ["words", "map"]
+    start = about["start"]
+    place = {"layer": layer_numbers(names)[start["layer"]], "head": start["head"], "query": start["query"]}
+    drawn = figure(dict(zip(names, maps, strict=True)), tokens, panels, width=17, caption=_sentence(about), **place)
+    return canvas("show").png(drawn)
+
+
+def _sentence(about: dict[str, Any]) -> str:
+    """What the page says first about a text."""
+    names = ", ".join(name for name in (about["model"], f"“{about['title']}”" if about["title"] else "") if name)
+    lead = joined(about["lead"]["sentence"]) if about["lead"] else ""
+    return f"{names}. {lead}".lstrip(". ")
 
 
 def _heatmaps(reading: TextReading, layer: LayerProfile) -> dict[str, Any]:

@@ -1,0 +1,288 @@
+"""`figure`: words with arcs, maps, heads, alignment and statistics at the size that they have in a paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from regard.checks import Count, checked
+from regard.drawing.panels import label
+from regard.drawing.panels import panels as chosen_panels
+from regard.drawing.paper import NORMAL, Paper
+from regard.drawing.paper_panels import PANELS, Content, Drawn, Layer
+from regard.drawing.scale import ScaleName, WeightScale
+from regard.errors import RegardError, nearest
+from regard.maps import AttentionMap
+from regard.stats import TextReading
+from regard.stats.numbering import layer_numbers
+
+if TYPE_CHECKING:
+    from regard.drawing.canvas import PaperFigure
+    from regard.drawing.picture import Tokens
+    from regard.hf import WatchedAttention
+
+#: The first line of a table of numbers.
+HEADER = ("panel", "layer", "head", "quantity", "query", "query token", "key", "key token", "value")
+#: Centimetres: the widths of one and of two columns of a paper, and what is accepted.
+NARROWEST, LARGEST = 4.0, 60.0
+#: The word whose row is drawn by default.
+PRONOUN = "it"
+
+
+@checked
+def figure(
+    source: TextReading | WatchedAttention | AttentionMap | Tensor | Any,
+    tokens: Tokens = None,
+    panels: Sequence[str] = ("map",),
+    *,
+    layer: Count | None = None,
+    head: Count | Literal["mean"] | None = None,
+    query: Count | str | None = None,
+    width: float = 8.5,
+    scale: ScaleName = "sqrt",
+    statistic: str = "entropy",
+    gold: Sequence[tuple[int, int, bool]] = (),
+    caption: str | None = None,
+) -> PaperFigure:
+    """A figure for a paper, `width` cm wide (8.5 and 17 are one and two columns), with 7 and 8 pt letters.
+
+    `source` is a `TextReading`, the result of `rg.watch`, an `AttentionMap`, or weights (I, J), (H, I, J) or
+    (1, H, I, J). `tokens` are one list, or a pair (query tokens, key tokens); a reading has its own. The panels are:
+
+    - "words": the tokens, and an arc from `query` (a word or a position) to each key, thicker for larger weights;
+    - "map": the weights of `head` of `layer`, a row for each query;
+    - "heads": a small map of each head, a row for each layer;
+    - "alignment": the mean of the heads of each layer, with `gold` links (query, key, sure) outlined;
+    - "statistics": one `statistic` of each head.
+
+    `layer` is the number of the layer in the model. Without `query` it is the token "it", or one in the middle.
+    Without `head`, the head with the largest weight from the query to a token that is neither first nor a neighbour.
+    Weights have colours by a "linear", "sqrt" or "log" `scale`. Without a `caption`, the caption names the text, layer
+    and head, and says what the panels show; `caption=""` leaves it out. `scale`, letters, colours and caption are those
+    of the figure sheet of the page.
+
+    The result is a figure of matplotlib. `figure.save(path)` writes a .pdf or .svg with text as text, a .png with 300
+    dots to an inch, or a .csv of the weights shown; `save(path, transparent=True)` has no white ground. `figure.rows`
+    are the lines of the .csv. Raises a `RegardError` for unknown panels, layers, heads and words.
+
+    >>> import torch, regard as rg
+    >>> weights = torch.tensor([[0.9, 0.1], [0.3, 0.7]])
+    >>> figure = rg.figure(weights, ["hello", "world"], panels=["words", "map"], query="world")
+    >>> round(2.54 * figure.get_figwidth(), 6), figure.caption[:29]
+    (8.5, 'Layer 0, head 0. (a) What “wo')
+    >>> figure.rows[1]
+    ('words', 0, 0, 'weight', 1, 'world', 0, 'hello', 0.30000001192092896)
+    """
+    names = _panels(panels)
+    if not NARROWEST <= width <= LARGEST:
+        raise RegardError(
+            f"figure(width={width:g}): the width is in cm, between {NARROWEST:g} and {LARGEST:g}. One column of a "
+            "paper is 8.5 cm wide, two are 17 cm."
+        )
+    shown = _content(source, tokens, layer, head, query, statistic, gold)
+    paper = Paper(width / 2.54 * 72, WeightScale(scale, len(shown.keys)))
+    drawn = _draw(paper, shown, names)
+    if any(panel.has_weights for panel in drawn):
+        paper.ramp(paper.scale.ticks, "weight")
+    made = paper.figure
+    made.caption = _caption(shown, drawn, paper.scale) if caption is None else caption
+    made.rows = [HEADER, *(row for panel in drawn for row in panel.rows)]
+    if made.caption:
+        paper.y += 4
+        paper.paragraph(made.caption)
+    return paper.finish()
+
+
+def _panels(names: Any) -> list[str]:
+    names = [names] if isinstance(names, str) else list(names)
+    if not names:
+        raise RegardError(f"figure: the list of panels is empty. {nearest('', PANELS)}")
+    for name in names:
+        if name not in PANELS:
+            raise RegardError(f"figure: there is no panel {name!r}. {nearest(str(name), PANELS)}")
+    return list(dict.fromkeys(names))
+
+
+TITLES = {"heads": "All heads", "alignment": "Alignment"}
+
+
+def _draw(paper: Paper, shown: Content, names: Sequence[str]) -> list[Drawn]:
+    """The panels under their titles, side by side where there is room."""
+    drawn, top, below, left = [], paper.y, paper.y, 0.0
+    for at, name in enumerate(names):
+        title = f"{'abcde'[at]}  {_title(shown, name)}" if len(names) > 1 else _title(shown, name)
+        before = set(paper.axes.get_children())
+        paper.write(title, 0, 5, NORMAL, weight="bold")
+        paper.y = 14
+        drawn.append(PANELS[name](paper, shown))
+        width = max(drawn[-1].width, paper.text_width(title, NORMAL, bold=True))
+        if left and left + width > paper.width:
+            top, left = below, 0.0
+        paper.move([artist for artist in paper.axes.get_children() if artist not in before], left, top)
+        below, left = max(below, top + paper.y + 10), left + width + 20
+    paper.y = below
+    return drawn
+
+
+def _title(shown: Content, name: str) -> str:
+    titles = {"words": f"What “{shown.queries[shown.query]}” attends to", "map": f"Map of {shown.head_label}"}
+    titles["statistics"] = f"{shown.statistic[:1].upper()}{shown.statistic[1:]} of every head"
+    return titles.get(name, TITLES.get(name, name))
+
+
+def _caption(shown: Content, drawn: Sequence[Drawn], scale: WeightScale) -> str:
+    said = [f"({'abcde'[at]}) {panel.said}" if len(drawn) > 1 else panel.said for at, panel in enumerate(drawn)]
+    if any(panel.has_weights for panel in drawn):
+        said.append(f"Weights are shown on {scale.said}.")
+    end = "" if shown.title.endswith((".", "!", "?", "…")) else "."
+    about = f"“{shown.title}”{end} " if shown.title else ""
+    about = f"{shown.model}, {about}" if shown.model and about else f"{shown.model}. " if shown.model else about
+    return f"{about}{shown.head_label[:1].upper()}{shown.head_label[1:]}. {' '.join(said)}"
+
+
+def _content(
+    source: Any,
+    tokens: Any,
+    layer: int | None,
+    head: int | Literal["mean"] | None,
+    query: int | str | None,
+    statistic: str,
+    gold: Sequence[tuple[int, int, bool]],
+) -> Content:
+    """What is to be drawn: the layers of the source, and the layer, head and query."""
+    of = _material(source, tokens)
+    keys, queries = of.keys, of.queries
+    is_cross = len(keys) < len(queries) or list(keys[len(keys) - len(queries) :]) != list(queries)
+    at = _query(query, queries, of.special)
+    chosen, of_head = _head(of.layers, layer, head, at, {*of.special, *(() if is_cross else (0,))}, is_cross)
+    labels = [label(token) for token in queries], [label(token) for token in keys]
+    return Content(of.title, of.model, of.layers, *labels, is_cross, chosen, of_head, at, statistic, gold)
+
+
+class Material(NamedTuple):
+    """What a source holds."""
+
+    layers: Sequence[Layer]
+    queries: Sequence[str]
+    keys: Sequence[str]
+    title: str = ""
+    model: str = ""
+    special: frozenset[int] = frozenset()
+
+
+def _material(source: Any, tokens: Any) -> Material:
+    if isinstance(source, TextReading):
+        if tokens is not None:
+            raise RegardError("figure: a TextReading has its own tokens. Leave out tokens=.")
+        profile, special = source.profile, frozenset(source.profile.special)
+        numbers = [layer.number for layer in profile.layers]
+        layers = _layers(source.maps, numbers, lambda: source)
+        return Material(layers, profile.query_tokens, profile.tokens, source.title, source.model, special)
+    maps = {"layers.0": source} if isinstance(source, AttentionMap) else source
+    if not isinstance(maps, Mapping):
+        return _dense_layer(source, tokens)
+    if not maps:
+        raise RegardError("figure: there are no maps. Call the model inside of `with rg.watch(model) as seen:`.")
+    B, _, I, J = next(iter(maps.values())).shape
+    if B != 1:
+        raise RegardError(
+            f"figure: the maps have {B} texts, and a figure shows one. Choose it: "
+            "rg.figure(rg.TextReading.of(title, seen.maps, tokens, batch=0))."
+        )
+    named = chosen_panels("figure", next(iter(maps.values())), tokens, 0, 0, 1).queries  # checks the tokens
+    queries, keys = _sides(tokens, named, I, J)
+    reading = cache(lambda: TextReading.of("", dict(maps), keys, queries=queries))
+    return Material(_layers(maps, layer_numbers(maps), reading), queries, keys)
+
+
+def _layers(
+    maps: Mapping[str, AttentionMap], numbers: Sequence[int], reading: Callable[[], TextReading]
+) -> list[Layer]:
+    """A layer for each map; the profile of `reading` is asked for statistics only."""
+
+    def layer(at: int, weights: AttentionMap) -> Layer:
+        return Layer(
+            numbers[at],
+            weights.shape[1],
+            lambda head, query: _numpy(weights[0, head, query]),
+            lambda head, largest: _cells(weights, head, largest),
+            lambda: {name: values.tolist() for name, values in reading().profile.layers[at].values.items()},
+        )
+
+    return [layer(at, weights) for at, weights in enumerate(maps.values())]
+
+
+def _sides(tokens: Any, named: Any, I: int, J: int) -> tuple[list[str], list[str]]:
+    """The tokens of queries and keys, as texts; their positions without tokens."""
+    if named is None:
+        return [str(i + max(J - I, 0)) for i in range(I)], [str(j) for j in range(J)]
+    sides = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
+    is_pair = len(sides) == 2 and not any(isinstance(side, str) or not hasattr(side, "__len__") for side in sides)
+    queries, keys = sides if is_pair else (sides, sides)
+    return [str(token) for token in queries], [str(token) for token in keys]
+
+
+def _dense_layer(source: Any, tokens: Any) -> Material:
+    """The one layer of an array of weights."""
+    shown = chosen_panels("figure", source, tokens, None, 0)
+    queries, keys = _sides(tokens, shown.queries, *shown.shape)
+    layer = Layer(
+        0,
+        len(shown.cells),
+        lambda head, query: _numpy(shown.cells[head, query]),
+        lambda head, largest: _cells(shown.cells, head, largest),
+    )
+    return Material([layer], queries, keys)
+
+
+def _cells(weights: AttentionMap | Tensor, head: int | str, largest: int) -> np.ndarray[Any, Any]:
+    of_head: Any = "mean" if head == "mean" else int(head)
+    return _numpy(chosen_panels("figure", weights, None, of_head, 0, largest).cells[0])
+
+
+def _numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
+    return tensor.detach().float().cpu().numpy()
+
+
+def _query(query: int | str | None, tokens: Sequence[str], special: Set[int]) -> int:
+    """The position of the query whose row is drawn."""
+    words = [token.removeprefix("##").lstrip("Ġ▁").strip() for token in tokens]
+    if isinstance(query, int):
+        if query >= len(tokens):
+            raise RegardError(f"figure(query={query}): there are {len(tokens)} queries, 0 to {len(tokens) - 1}.")
+        return query
+    if query is None:
+        ordinary = [at for at in range(len(tokens)) if at not in special] or [0]
+        return words.index(PRONOUN) if PRONOUN in words else ordinary[len(ordinary) // 2]
+    found = [at for at, word in enumerate(words) if word.lower() == query.strip().lower() or tokens[at] == query]
+    if not found:
+        raise RegardError(f"figure(query={query!r}): there is no such token. {nearest(query, set(words))}")
+    return found[0]
+
+
+def _head(
+    layers: Sequence[Layer], number: int | None, head: Any, query: int, aside: set[int], is_cross: bool
+) -> tuple[int, int | str]:
+    """The index of the layer, and the head: those with the largest weight from the query to a notable key."""
+    numbers = [layer.number for layer in layers]
+    if number is not None and number not in numbers:
+        raise RegardError(f"figure(layer={number}): the layers are {', '.join(map(str, numbers))}.")
+    candidates = [numbers.index(number)] if number is not None else range(len(layers))
+    if isinstance(head, int):
+        most = max(layers[at].num_heads for at in candidates)
+        if head >= most:
+            raise RegardError(f"figure(head={head}): there are {most} heads, 0 to {most - 1}.")
+    if head == "mean":
+        return candidates[0], "mean"
+    best = (-1.0, candidates[0], 0)
+    for at in candidates:
+        for each in range(layers[at].num_heads) if head is None else [head] if head < layers[at].num_heads else []:
+            row = layers[at].row(each, query)
+            near = () if is_cross else (query - 1, query, query + 1)
+            notable = [float(w) for j, w in enumerate(row) if j not in aside and j not in near]
+            best = max(best, (max(notable, default=0.0), at, each), key=lambda one: one[0])
+    return best[1], best[2]

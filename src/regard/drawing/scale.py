@@ -1,0 +1,50 @@
+"""From weights to colours: the scales of the page, linear, square root and logarithmic, and their ticks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+ScaleName = Literal["linear", "sqrt", "log"]
+
+
+@dataclass(frozen=True)
+class WeightScale:
+    """Places weights between 0 and 1. The logarithmic scale ends at a tenth of a uniform weight, or lower.
+
+    >>> WeightScale("sqrt", 14).place(np.array([0.0, 0.25, 1.0])).tolist()
+    [0.0, 0.5, 1.0]
+    """
+
+    name: ScaleName
+    num_keys: int
+
+    @property
+    def decades(self) -> int:
+        return max(2, math.ceil(math.log10(max(self.num_keys, 2))) + 1)
+
+    def place(self, weights: NDArray[np.floating]) -> NDArray[np.floating]:
+        weights = np.clip(weights, 0, 1)
+        if self.name == "linear":
+            return weights
+        if self.name == "sqrt":
+            return np.sqrt(weights)
+        logarithms = np.log10(weights, out=np.full_like(weights, -np.inf), where=weights > 0)
+        return np.where(weights > 0, np.maximum(1 + logarithms / self.decades, 1e-6), 0)
+
+    @property
+    def ticks(self) -> list[tuple[float, str]]:
+        """Where the ticks of a legend are, and what they say."""
+        values = [0, 0.25, 0.5, 0.75, 1] if self.name == "linear" else [0, 0.01, 0.1, 0.25, 0.5, 1]
+        if self.name == "log":
+            values = [10.0**-n for n in range(self.decades, -1, -1)]
+        places = self.place(np.array(values, dtype=float)).tolist()
+        return [(place, f"{value:g}") for place, value in zip(places, values, strict=True)]
+
+    @property
+    def said(self) -> str:
+        return {"linear": "a linear scale", "sqrt": "a square-root scale", "log": "a logarithmic scale"}[self.name]
