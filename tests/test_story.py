@@ -13,6 +13,7 @@ from regard.errors import RegardError
 from regard.viewer import Sheet, Step, Story, load_run, save_run, write_page
 from regard.viewer.saved import STORY
 from regard.viewer.story import VIEWS, story_of
+from regard.viewer.tour import tour
 
 STEP = {"link": "#map?layer=1&head=2&query=3&key=-1", "sentence": "One head."}
 
@@ -98,3 +99,13 @@ def test_see_needs_a_folder_for_a_story_and_reads_it_first(tmp_path):
     for options, words in ((("--save", str(tmp_path / "kept")), "needs 1 to 50 steps"), ((), "--story needs --save")):
         result = CliRunner().invoke(app, ["see", "A text.", "--story", str(tmp_path / "story.json"), *options])
         assert result.exit_code == 2 and words in " ".join(result.stderr.split())
+def test_the_tour_is_true_of_its_texts(sheets):
+    story = tour(sheets)
+    assert story is not None and 2 <= len(story.steps) <= 6 and story.check(sheets) == story
+    for step in story.steps[:1]:
+        places = dict(part.split("=") for part in step.link.partition("?")[2].split("&"))
+        sheet = sheets[int(places["text"])]
+        row = sheet.maps[int(places["layer"])][0, int(places["head"]), int(places["query"])]
+        assert f"{float(row[int(places['key'])]):.0%}"[:-1] in step.sentence
+        assert f'"{sheet.about["tokens"][int(places["key"])]}"' in step.sentence
+    assert tour([]) is None

@@ -14,7 +14,9 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
-catalogue, gallery_outputs, reference = map(importlib.import_module, ("catalogue", "gallery_outputs", "reference"))
+catalogue, gallery_outputs, live_page, reference = map(
+    importlib.import_module, ("catalogue", "gallery_outputs", "live_page", "reference")
+)
 
 #: Files of the repository that are pages of the site too.
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md", "CONTRIBUTING.md": "CONTRIBUTING.md"}
@@ -35,9 +37,11 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the home page, the catalogue, the reference, and the notebook beside the examples."""
+    """Add the home page with its live page, the catalogue, the reference, and the notebook beside the examples."""
     for source, page in PAGES.items():
-        files.append(File.generated(config, page, content=_at_home((ROOT / source).read_text())))
+        text = _at_home((ROOT / source).read_text())
+        files.append(File.generated(config, page, content=live_page.framed(text) if page == "index.md" else text))
+    files.append(File.generated(config, live_page.NAME, content=live_page.content()))
     for path, content in [*catalogue.pages(), *reference.pages()]:
         files.append(File.generated(config, path, content=content))
     for path in (ROOT / "examples").glob("*.ipynb"):

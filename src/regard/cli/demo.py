@@ -23,6 +23,8 @@ from regard.seq2seq.models.systems import system
 from regard.seq2seq.runs.run import load_pretrained, pretrained_runs
 from regard.stats import CAVEAT
 from regard.viewer import Sheet, page_folds, write_page
+from regard.viewer.sheet import sheets_of
+from regard.viewer.tour import tour
 
 SENTENCES = (
     "The animal didn't cross the street because it was too tired.",
@@ -68,7 +70,16 @@ def _read(out: Path, model: str) -> tuple[list[TextResult], Path, str]:
         progress.update(task, description="Translating")
         sheets, translation = _translation()
         progress.update(task, description="Writing the page")
-        return results, write_page(out / "index.html", [*(result.reading for result in results), *sheets]), translation
+        sheets = [*sheets_of([result.reading for result in results]), *sheets]
+        return results, write_page(out / "index.html", sheets, tour(sheets)), translation
+
+
+def write_sentences(path: Path, model: str = "minilm") -> Path:
+    """The page of the demo without the long passage, as one small file: the documentation shows it."""
+    reader = TextReader.load(model)
+    readings = [reader.read(sentence, also=page_folds).reading for sentence in SENTENCES]
+    sheets = [*sheets_of(readings), *_translation()[0]]
+    return write_page(path, sheets, tour(sheets))
 
 
 def _translation() -> tuple[list[Sheet], str]:

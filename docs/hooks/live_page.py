@@ -1,0 +1,31 @@
+"""The live page on the first screen of the site: two sentences and a translation as one file, in a frame."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+#: The name of the file beside the home page, and the line of the home page below which its frame stands.
+NAME, BELOW = "demo.html", "**Any attention mechanism, run fast, with every weight visible.**\n"
+FRAME = f"""
+<figure class="live-page" markdown="0">
+<iframe src="{NAME}" title="Every attention weight of three sentences" loading="lazy"></iframe>
+<figcaption>This is the page that <code>regard demo</code> writes, one file that works offline.
+<a href="{NAME}">Open it alone</a>, or see <a href="page.html">what it shows</a>.</figcaption>
+</figure>
+"""
+
+
+def content() -> bytes:
+    """The file. It is made anew with each build of the site, which takes some seconds."""
+    from regard.cli.demo import write_sentences
+
+    with tempfile.TemporaryDirectory() as folder:
+        return write_sentences(Path(folder) / NAME).read_bytes()
+
+
+def framed(home: str) -> str:
+    """The home page with the frame on its first screen."""
+    if BELOW not in home:
+        raise ValueError(f"README.md has no line {BELOW!r}, below which the site shows the live page")
+    return home.replace(BELOW, BELOW + FRAME, 1)
