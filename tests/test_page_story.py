@@ -44,7 +44,7 @@ def test_every_step_is_its_view_in_a_file_and_from_a_server(browser, texts, tmp_
                     assert view == wanted and given.items() - {("text", "0")} <= places.items()
                     assert page.locator(".step").inner_text().startswith(f"Take the tour, {number + 1} of 3")
                     page.keyboard.press("n" if number % 2 else "PageDown")
-                page.keyboard.press("p")
+                page.keyboard.press("b")
                 until(page, "document.querySelector('.step').textContent.includes('2 of 3')")
                 page.keyboard.press("3")
                 page.get_by_role("button", name="Return to this view").click()

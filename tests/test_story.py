@@ -99,6 +99,8 @@ def test_see_needs_a_folder_for_a_story_and_reads_it_first(tmp_path):
     for options, words in ((("--save", str(tmp_path / "kept")), "needs 1 to 50 steps"), ((), "--story needs --save")):
         result = CliRunner().invoke(app, ["see", "A text.", "--story", str(tmp_path / "story.json"), *options])
         assert result.exit_code == 2 and words in " ".join(result.stderr.split())
+
+
 def test_the_tour_is_true_of_its_texts(sheets):
     story = tour(sheets)
     assert story is not None and 2 <= len(story.steps) <= 6 and story.check(sheets) == story

@@ -1,5 +1,5 @@
 // The compare view: two texts side by side in the chosen head, and the heads in which the chosen word changes most.
-import { paint, scaleOf } from "./colour";
+import { paint } from "./colour";
 import { headName, inText, interval, place, strongest, type Context, type Panel } from "./context";
 import { counterparts, rowChange } from "./counterparts";
 import { queriesOf, type Text } from "./data";
@@ -111,7 +111,6 @@ export function compareView(context: Context): Panel {
 
   function words(tokens: string[], query: number, row: Float32Array | null, choose: ((at: number) => void) | null,
     special: Set<number>): HTMLElement {
-    const scale = scaleOf(context.state.scale, tokens.length);
     const [first, last] = interval(Math.max(query, 0), WORDS, tokens.length);
     const box = h("div", { class: "words", ...(choose ? { role: "listbox", tabindex: 0, "aria-label": "Words" } : {}) });
     for (let at = first; at < last; at++) {
@@ -121,9 +120,8 @@ export function compareView(context: Context): Panel {
       if (choose) { span.setAttribute("role", "option"); span.setAttribute("aria-selected", String(at === query));
         span.addEventListener("click", () => choose(at)); }
       if (row) {
-        const share = scale.place(row[at]);
-        span.style.background = context.colours.of(share);
-        span.style.color = context.colours.on(share);
+        span.style.background = context.colours.weight(row[at]);
+        span.style.color = context.colours.textOn(row[at]);
       }
       box.append(span);
     }
@@ -135,9 +133,8 @@ export function compareView(context: Context): Panel {
     let level = source.finest(at.text);
     while (Math.max(...sizes) > TILE << level) level++;
     const [rows, cols] = sizes.map((size) => Math.ceil(size / 2 ** level));
-    const scale = scaleOf(context.state.scale, text.tokens.length);
     const values = await source.tile(at, level, 0, 0, "mean");
-    paint(canvas, context.colours, values.map((weight) => scale.place(weight)), rows, cols);
+    paint(canvas, context.colours, values, rows, cols);
     canvas.classList.toggle("crisp", rows < TILE / 2);
     canvas.style.aspectRatio = `${cols} / ${rows}`;
   }

@@ -58,7 +58,7 @@ export function storyBar(context: Context, stage: Stage): StoryBar {
   // The elements stay, so that the keyboard stays on its button.
   function makePlayer() {
     const [count, sentence] = [h("span", { class: "count" }), h("span", {})];
-    const back = button("Back", () => void go(at - 1), { title: "Previous view (p)" });
+    const back = button("Back", () => void go(at - 1), { title: "Previous view (b)" });
     const next = button("Next", () => (playing && at + 1 < playing.steps.length ? void go(at + 1) : rest()),
       { class: "main-button", title: "Next view (n)" });
     const here = button("Return to this view", () => void go(at));
@@ -88,7 +88,7 @@ export function storyBar(context: Context, stage: Stage): StoryBar {
       else if (element.contains(recording.element)) recording.update();
     },
     key({ key }) {
-      const step = playing && ({ n: 1, PageDown: 1, p: -1, PageUp: -1 } as Record<string, number>)[key];
+      const step = playing && ({ n: 1, PageDown: 1, b: -1, PageUp: -1 } as Record<string, number>)[key];
       if (!step) return false;
       void go(at + step);
       return true;

@@ -14,7 +14,7 @@ from regard.errors import RegardError, nearest
 from regard.viewer.sheet import Sheet
 
 #: The views of the page, as `VIEWS` in frontend/src/state.ts.
-VIEWS = ("overview", "map", "text", "alignment", "statistics", "learn", "picture", "compare")
+VIEWS = ("overview", "map", "text", "alignment", "statistics", "learn", "picture", "compare", "pins")
 #: The most views of a story, and the most characters of a title and of a sentence.
 STEPS, TITLE, SENTENCE = 50, 80, 1000
 #: The most bytes of a file.
