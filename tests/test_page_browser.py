@@ -90,7 +90,7 @@ def test_a_link_brings_back_the_view(browser, address):
 )
 def test_a_link_to_what_there_is_not_shows_what_there_is(browser, file, link):
     with opened(browser, file + link) as page:
-        assert page.locator("h1 b").count() == 1 and not page.locator(".broken").count()
+        assert page.locator("h1").count() == 1 and not page.locator(".broken").count()
 
 
 def test_words(browser, address, texts):
@@ -183,7 +183,7 @@ def test_statistics(browser, file):
     with opened(browser, file + "#statistics") as page:
         titles = page.locator("figcaption").all_inner_texts()
         for title in (
-            "Map of entropy",
+            "Map of spread (entropy)",
             "Map of roles",
             "Relative offsets",
             "Weight received",

@@ -116,6 +116,34 @@ def test_a_translation_leads_with_any_word_of_its_source():
     assert lead["weight"] == pytest.approx(float(dense.max())), "neighbours count: they are words of another sentence"
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_the_same_word_in_another_head(seed):
+    text = of(drawn(4, len(WORDS), seed, 0.05), WORDS)
+    lead, found = lead_of(text), card(text, "link")
+    dense = text.maps["layers.4"].dense()[0, :, lead["query"]].clone()
+    left_out = {0, 14, lead["key"], *(lead["query"] + by for by in (-1, 0, 1))} | {WORDS.index(".")}
+    dense[:, sorted(left_out)] = 0
+    head, key = divmod(int(dense.argmax()), len(WORDS))
+    if float(dense.max()) < 0.3:
+        assert found is None
+        return
+    assert found["title"].endswith("in another head") == (head != lead["head"])
+    assert (found["state"]["head"], found["state"]["query"]) == (head, lead["query"])
+    assert said(found).startswith(f"In layer 4, head {head}, “it” puts {100 * float(dense.max()):.0f} %")
+    assert f"on “{WORDS[key]}”" in said(found)
+
+
+def test_a_link_that_leads_is_near():
+    n = 90
+    tokens = [f"t{i}" for i in range(n)]
+    tokens[80] = "it"
+    rows = np.full((1, n, n), 0.1 / n)
+    rows[0, :, 5] += 0.5
+    rows[0, :, 40] += 0.4
+    lead = lead_of(of(rows, tokens))
+    assert (lead["query"], lead["key"]) == (80, 40), "and not 5, which stands 75 tokens before"
+
+
 # The cards
 
 

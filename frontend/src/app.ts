@@ -2,7 +2,9 @@
 import { Colours, SCALES } from "./colour";
 import { headName, type Context, type Panel } from "./context";
 import { layerName } from "./data";
-import { choice, cut, h, strong } from "./dom";
+import { choice, fill, h, strong } from "./dom";
+import { identity } from "./identity";
+import { opening } from "./opening";
 import { scaleRow } from "./scale";
 import type { Source } from "./source";
 import { fromLink, START, toLink, VIEWS, type State, type View } from "./state";
@@ -51,7 +53,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   const spoken = h("div", { class: "spoken", "aria-live": "polite" });
   const tabs = h("nav", { class: "tabs", "aria-label": "Views" });
   const bar = h("div", { class: "bar" });
-  const texts = h("div", { class: "texts" });
+  const about = identity(context, (text) => openText(text));
   const main = h("main", { class: "view", tabindex: -1 });
   const notice = h("p", { class: "notice", role: "alert", hidden: true });
   const help = h("dialog", { class: "help", "aria-label": "Keys" }, h("h2", {}, "Keys"),
@@ -59,7 +61,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     h("button", { type: "button", onclick: () => help.close() }, "Close"));
   const theme = h("button", { type: "button", class: "quiet", title: "Light or dark (t)", "aria-label": "Light or dark",
     onclick: () => turnTheme() }, "◐");
-  const header = h("header", {}, h("p", { class: "name" }, "Regard"), texts, tabs,
+  const header = h("header", {}, h("p", { class: "name" }, "Regard"), about.element, tabs,
     h("span", { class: "end" }, h("button", { type: "button", class: "figure-open", title: "Figure for a paper (f)",
     onclick: () => openFigure() }, "Figure"), theme, h("button", { type: "button", class: "quiet", title: "Keys (?)",
     "aria-label": "Keys", onclick: () => help.showModal() }, "?")));
@@ -127,25 +129,28 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     if (own && toLink(state) !== location.hash) history.pushState(null, "", toLink(state));
     return true;
   }
-  const openText = (text: number) => void source.text(text).then(
-    (found) => { Object.assign(state, found.start, { text, key: -1, x: -1, y: -1 }); context.text = found; drawn = null;
-    context.set({ text }); });
+  // Another text stays in the view, unless that was only what the last text opened with.
+  const openText = (text: number) => void source.text(text).then((found) => {
+    const stays = state.view !== opening(context.text).view;
+    Object.assign(state, found.start, { text, key: -1, x: -1, y: -1 }, stays ? { view: state.view } : opening(found));
+    context.text = found;
+    drawn = null;
+    context.set({ text });
+  });
 
   function drawFrame() {
     const { text } = context;
     named = source.titles.length;
-    texts.replaceChildren(source.titles.length > 1
-      ? choice("Text", String(state.text), source.titles.flatMap((title, at) => [[String(at), cut(title, 60)] as [string, string]]),
-        (value) => openText(Number(value)))
-      : h("span", { class: "title", title: text.title, dir: "auto" }, cut(text.title, 80)));
+    about.draw();
     tabs.replaceChildren(...VIEWS.filter((view) => OFFERED[view]?.(context) ?? true).map((view) =>
       h("button", { type: "button", "aria-current": view === state.view ? "page" : null, title: `${view} (${VIEWS.indexOf(view) + 1})`,
       onclick: () => context.set({ view }) }, view[0].toUpperCase() + view.slice(1))));
     const step = (by: number, label: string, sign: string) =>
       h("button", { type: "button", title: label, "aria-label": label, onclick: () => turnHead(by) }, sign);
     const roles = text.layers[state.layer].heads[state.head].roles.map((role) => role.kind).join(", ");
-    bar.hidden = state.view === "learn";
-    bar.replaceChildren(
+    const aboutHead = state.view !== "learn" && state.view !== "overview";
+    bar.hidden = !aboutHead && (state.view === "learn" || !source.common.live_model);
+    fill(bar, ...(!aboutHead ? [] : [
       choice("Layer", String(state.layer), text.layers.map((layer, at) =>
         [String(at), layerName(layer).replace(/^layer /, "")]), (value) => context.set({ layer: Number(value) })),
       choice("Head", String(state.head), text.layers[state.layer].heads.map((_, head) => [String(head), String(head)]),
@@ -153,9 +158,8 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
       h("span", { class: "segments", role: "group", "aria-label": "Step through heads" },
         step(-1, "Previous head ([)", "‹"), step(1, "Next head (])", "›")),
       h("h1", { dir: "auto" }, strong(headName(context)), roles && h("span", { class: "hint" }, ` ${roles}`)),
-      source.common.live_model && state.view !== "compare" ? h("button", { type: "button", class: "main-button",
-        onclick: () => context.set({ view: "compare" }) }, "Type another text") : "",
-    );
+    ]), source.common.live_model && state.view !== "compare" && h("button", { type: "button", class: "main-button",
+      onclick: () => context.set({ view: "compare" }) }, "Type another text"));
   }
 
   // Go to the next head, through all layers.
@@ -223,7 +227,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
 
   const listen = own ? document : root;
   const followed = async () => {
-    const link = fromLink(location.hash);
+    const link = fromLink(location.hash) ?? (location.hash ? null : opening(await source.text(0)));
     if (!link) return;
     const { start } = await source.text(Math.min(source.titles.length - 1, Math.max(0, Math.round(link.text ?? 0))));
     Object.assign(state, START, start, link);
@@ -234,7 +238,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   night.addEventListener("change", recolour);
   if (!own) root.tabIndex = 0;
   const link = fromLink(own ? location.hash : at);
-  Object.assign(state, context.text.start, link ?? {});
+  Object.assign(state, context.text.start, link ?? opening(context.text));
   if (state.text !== 0) { const chosen = await source.text(
     Math.min(source.titles.length - 1, Math.max(0, Math.round(state.text))));
     Object.assign(state, chosen.start, link ?? {}); }

@@ -1,4 +1,5 @@
 // The data of the page, as src/regard/viewer/sheet.py writes it.
+import type { State } from "./state";
 
 export type Pool = "mean" | "max";
 export interface Role { kind: string; offset: number | null; score: number; null: number; chance: number }
@@ -11,6 +12,12 @@ export interface Head {
   received: number[];
 }
 export interface Layer { name: string; number: number; small: [number, number]; similarity: number[][]; heads: Head[] }
+// A sentence in parts; a part is plain, a token, or the name of a head.
+export type Part = [string, "" | "token" | "head"];
+export interface Lead { layer: number; head: number; query: number; key: number; weight: number;
+  links: [number, number][]; sentence: Part[] }
+export interface Card { kind: string; title: string; sentence: Part[]; note: string; state: Partial<State>;
+  heads: [number, number][] | null; bars: number[] | null; at: number }
 export interface Finding { kind: string; layer: number; heads: number[]; value: number; sentence: string }
 // Values of x are numbers, or labels in order.
 export interface Chart { title: string; x: string; y: string;
@@ -34,6 +41,11 @@ export interface Text {
   charts: Chart[];
   picture?: Picture | null;
   written?: string; // the text as it was typed
+  // Runs that were saved before version 0.6 have none of these.
+  model?: string;
+  lead?: Lead | null;
+  cards?: Card[];
+  warnings?: Record<string, string>; // kind: one line for all warnings of it
 }
 // The model behind the page: it reads a request with these fields. Without it the page has no input.
 export interface LiveModel { name: string; kind: "text" | "translation"; fields: string[]; characters: number }
@@ -42,6 +54,7 @@ export interface Step { link: string; sentence: string }
 export interface Story { title: string; steps: Step[] }
 export interface Common {
   statistics: Record<string, string>;
+  labels?: Record<string, string>;
   kinds: Record<string, { letter: string; meaning: string }>;
   queries: number;
   caveat: string;
@@ -55,6 +68,18 @@ export interface Common {
 // The name of a mechanism, or "layer N" in place of a module path.
 export const layerName = ({ name, number }: Layer): string =>
   (name.length < 40 && name !== `${number}` && !name.includes(".") ? name : `layer ${number}`);
+// "L2.H1", or "Bahdanau, head 0" for a layer that has the name of a mechanism.
+export const shortName = (layer: Layer, head: number): string => {
+  const name = layerName(layer);
+  return name === `layer ${layer.number}` ? `L${layer.number}.H${head}` : `${name}, head ${head}`;
+};
+// "6 layers × 12 heads"
+export const sizesOf = ({ layers }: Text): string => {
+  const heads = [...new Set(layers.map((layer) => layer.heads.length))];
+  const count = (number: number, one: string) => `${number.toLocaleString("en")} ${one}${number === 1 ? "" : "s"}`;
+  return `${count(layers.length, "layer")} × ${heads.length === 1 ? count(heads[0], "head")
+    : `${Math.min(...heads)} to ${Math.max(...heads)} heads`}`;
+};
 export const queriesOf = (text: Text): string[] => text.queries ?? text.tokens;
 
 export function bytes(base64: string): Uint8Array {

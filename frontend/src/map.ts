@@ -5,7 +5,7 @@ import { headName, place, type Context, type Panel } from "./context";
 import { legend } from "./colour";
 import { queriesOf, type Pool } from "./data";
 import { headStrip } from "./head_strip";
-import { aboutHead } from "./overview";
+import { aboutHead } from "./about_head";
 import { choice, cut, h, s, saving, strong, visible } from "./dom";
 import { pinButton } from "./pins";
 import { TILE } from "./source";

@@ -1,159 +1,118 @@
-// The overview: a grid of small maps of all heads, coloured and sorted by a statistic, with warnings and roles.
+// The overview: what stands out in the text, the grid of all heads, and the chosen head with warnings and roles.
+import { aboutHead } from "./about_head";
+import { rangeLegend } from "./colour";
 import { headName, type Context, type Panel } from "./context";
-import { paint, rangeLegend } from "./colour";
-import { bytes, layerName, weightOf } from "./data";
-import { choice, cut, fill, h, saving, shown, s, strong, visible } from "./dom";
+import { shortName } from "./data";
+import { choice, fill, h, s, saving, strong } from "./dom";
+import { firstView } from "./first";
+import { headGrid } from "./head_grid";
+import { headOrder } from "./head_order";
+import { label } from "./labels";
+import { smallMap } from "./small_map";
+import { warningList } from "./warning_list";
 
 export function overview(context: Context): Panel {
+  const first = firstView(context);
   const tools = h("div", { class: "tools" });
-  const grid = h("div", { class: "heads", role: "grid", "aria-label": "All heads" });
-  const beside = h("aside", { class: "beside" });
-  const element = h("div", { class: "overview" }, h("div", { class: "main" }, tools, grid), beside);
-  let buttons: HTMLButtonElement[] = [];
-  let repaints: (() => void)[] = []; // of the small maps, for another colour scale
+  const key = h("div", { class: "reading-key" });
+  const grid = headGrid(context);
+  const [head, rest] = [h("div", { class: "chosen-head" }), h("div", {})];
+  const below = h("div", { class: "overview" }, h("section", { class: "main", "aria-label": "All heads" },
+    h("h2", {}, "All heads"), key, tools, grid.element), h("aside", { class: "beside", "aria-label": "The chosen head" }, head, rest));
+  const element = h("div", {}, first.element, below);
   let drawn = "";
 
-  const places = () => {
-    const { state, text } = context;
-    const all = text.layers.flatMap((layer, at) => layer.heads.map((_, head) => ({ layer: at, head })));
-    if (state.sort === "layer") return all;
-    const value = (one: { layer: number; head: number }) => text.layers[one.layer].heads[one.head].values[state.colour]
-      ?? 0;
-    return all.sort((a, b) => (state.sort === "down" ? value(b) - value(a) : value(a) - value(b)));
-  };
+  function drawTools() {
+    const { state, text, source } = context;
+    const values = text.layers[0].heads[0].values;
+    fill(
+      tools,
+      choice("Colour by", state.colour, [["weights", "weights only"], ["role", "role"],
+        ...Object.keys(values).map((name): [string, string] => [name, label(source.common, name)])],
+        (colour) => context.set({ colour })),
+      choice("Order", state.sort, [["layer", "layer by layer"], ["down", "highest first"], ["up", "lowest first"]],
+        (sort) => context.set({ sort, colour: sort === "layer" || state.colour in values ? state.colour : Object.keys(values)[0] })),
+      saving(() => `${text.title} heads`, picture, () => context.root),
+      state.colour in values && h("p", { class: "hint" },
+        `${label(source.common, state.colour)}: ${source.common.statistics[state.colour] ?? state.colour}.`),
+      state.colour in values && rangeLegend(context.colours, ...ends(), label(source.common, state.colour)),
+    );
+  }
 
   // The lowest and the highest value of the statistic that colours the heads.
   function ends(): [number, number] {
     const { state, text } = context;
-    const values = text.layers.flatMap((layer) => layer.heads.map((head) => head.values[state.colour] ?? 0));
-    return [Math.min(...values), Math.max(...values)];
+    const values = text.layers.flatMap((layer) => layer.heads.map((each) => each.values[state.colour] ?? 0));
+    return values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
   }
 
-  function drawTools() {
-    const { state, text } = context;
-    const names = Object.keys(text.layers[0].heads[0].values);
-    fill(
-      tools,
-      choice("Colour by", state.colour, [["weights", "weights only"], ["role", "role"],
-        ...names.map((name): [string, string] => [name, name])], (colour) => context.set({ colour })),
-      choice("Order", state.sort, [["layer", "layer by layer"], ["down", "highest first"], ["up", "lowest first"]],
-        (sort) => context.set({ sort })),
-      saving(() => `${text.title} heads`, picture, () => context.root),
-      h("p", { class: "hint" }, state.colour in context.source.common.statistics
-        ? `${state.colour}: ${context.source.common.statistics[state.colour]}.`
-        : "Each picture is one head: a row per query, a column per key. Larger weights are darker (lighter in the dark theme)."),
-      state.colour in text.layers[0].heads[0].values && rangeLegend(context.colours, ...ends(), state.colour),
-    );
+  // How to read a small map, on the head of the first finding.
+  function drawKey() {
+    const { text, state } = context;
+    const at = text.lead ?? state;
+    const [looks, looked] = text.queries ? ["target words look", "source words are looked at"]
+      : ["rows look", "columns are looked at"];
+    fill(key, h("span", { class: "key-columns", "aria-hidden": "true" }, `${looked} (keys) →`),
+      h("span", { class: "key-rows", "aria-hidden": "true" }, `${looks} (queries) ↓`), smallMap(context, at.layer, at.head),
+      h("p", { class: "hint" }, `Each picture is one head: L2.H1 is head 1 of layer 2. A row is a word that looks (query), `
+        + `a column is a word that is looked at (key), from the first word to the last. A stronger colour is a larger weight; `
+        + `the scale is above. A row of weights adds up to 1.${text.tokens.length > text.layers[0].small[1]
+          ? " Here a cell pools several words." : ""}`));
   }
 
-  function drawGrid() {
-    const { state, text } = context;
-    const warned = new Set(text.findings.flatMap((finding) => finding.heads.map((head) => `${finding.layer}.${head}`)));
-    const [low, high] = ends();
-    const width = Math.max(...text.layers.map((layer) => layer.heads.length));
-    const grouped = state.sort === "layer";
-    grid.style.setProperty("--columns", String(grouped ? width : Math.min(12, places().length)));
-    const names = text.layers.map((layer) => cut(layerName(layer).replace(/^layer /, ""), 24));
-    grid.style.setProperty("--label", `${Math.max(1.3, ...names.map((name) => grouped ? 0.6 * name.length : 0))}em`);
-    buttons = [];
-    repaints = [];
-    const rows = new Map<number, HTMLElement>();
-    grid.replaceChildren();
-    for (const { layer, head } of places()) {
-      const button = thumbnail(layer, head, warned, low, high);
-      buttons.push(button);
-      const row = grouped ? layer : Math.floor((buttons.length - 1) / 12);
-      if (!rows.has(row)) {
-        const label = h("span", { class: "axis", role: "rowheader",
-          "aria-label": grouped ? layerName(text.layers[layer]) : "" }, grouped ? names[layer] : "");
-        rows.set(row, grid.appendChild(h("div", { class: "row", role: "row" }, label)));
-      }
-      rows.get(row)!.append(button);
-    }
-    mark();
-  }
-
-  function thumbnail(layer: number, head: number, warned: Set<string>, low: number, high: number): HTMLButtonElement {
-    const { text, state, source, colours } = context;
-    const about = text.layers[layer].heads[head];
-    const value = about.values[state.colour];
-    const name = headName(context, layer, head);
-    const roles = about.roles.map((role) => role.kind);
-    const warning = warned.has(`${text.layers[layer].number}.${head}`);
-    const label = [name, value === undefined ? "" : `${state.colour} ${shown(value)}`, roles.join(" and "),
-      warning ? "has a warning" : ""].filter(Boolean).join(", ");
-    const canvas = h("canvas", { "aria-hidden": "true", class: text.layers[layer].small[0] < 40 ? "crisp" : "" });
-    const [rows, cols] = text.layers[layer].small;
-    const repaint = () => paint(canvas, colours, Array.from(bytes(about.thumbnail), weightOf), rows, cols);
-    repaint();
-    repaints.push(repaint);
-    const button = h("button", { type: "button", role: "gridcell", "aria-label": label, title: label,
-      onclick: () => context.set({ layer, head, view: "map", x: -1, y: -1 }) }, canvas);
-    if (value !== undefined) {
-      const share = high > low ? (value - low) / (high - low) : 0;
-      button.append(h("span", { class: "gauge", "aria-hidden": "true",
-        style: `background:${colours.of(Math.max(share, 0.004))};color:${colours.on(share)}` }, shown(value)));
-    }
-    if (roles.length) button.append(h("span", { class: `chip${state.colour === "role" ? " big" : ""}`,
-      "aria-hidden": "true" }, roles.map((kind) => source.common.kinds[kind].letter).join("")));
-    if (warning) button.classList.add("warned");
-    button.dataset.place = `${layer}.${head}`;
-    button.addEventListener("focus", () => context.set({ layer, head }, true));
-    return button;
-  }
-
-  // Tab reaches only the chosen head; arrows move between heads.
-  function mark() {
-    const { layer, head } = context.state;
-    for (const button of buttons) {
-      const chosen = button.dataset.place === `${layer}.${head}`;
-      button.tabIndex = chosen ? 0 : -1;
-      button.setAttribute("aria-selected", String(chosen));
-    }
-  }
-
-  function drawBeside() {
-    const { text, source, state } = context;
-    const earned = text.layers.flatMap((layer) => layer.heads.flatMap((head) => head.roles.map((role) => role.kind)));
-    const roles = Object.entries(source.common.kinds).map(([kind, { letter, meaning }]) => {
-      const count = earned.filter((each) => each === kind).length;
-      return count ? h("li", {}, h("span", { class: "chip" }, letter), strong(kind),
-        ` ${meaning} (${count} head${count > 1 ? "s" : ""})`) : null;
-    });
-    const none = text.has_roles ? "No head has a role on this text."
-      : `Roles need a text with more than ${source.common.queries} different tokens.`;
-    const warnings = text.findings.map((finding) => {
-      const layer = text.layers.findIndex((one) => one.number === finding.layer);
-      return h("li", {}, h("button", { type: "button", class: "line",
-        onclick: () => context.set({ layer: Math.max(layer, 0), head: finding.heads[0] ?? 0 }) }, finding.sentence));
-    });
-    fill(
-      beside,
-      h("h2", {}, headName(context)), aboutHead(context),
+  function drawHead() {
+    const { text, state } = context;
+    fill(head, h("h2", {}, shortName(text.layers[state.layer], state.head), h("span", { class: "hint" }, ` ${headName(context)}`)),
+      aboutHead(context),
       h("p", {}, h("button", { type: "button", class: "main-button",
         onclick: () => context.set({ view: "map", x: -1, y: -1 }) }, "Open its map"), " ",
-        h("button", { type: "button", onclick: () => context.set({ view: "text" }) }, "Show it in the text")),
-      h("h2", {}, "Warnings"), h("p", { class: "hint" }, source.common.caveat),
-        h("ul", { class: "plain findings" }, ...(warnings.length ? warnings : [h("li", {}, "None for this text.")])),
-      h("h2", {}, "Roles"), h("ul", { class: "plain" }, ...(earned.length ? roles : [h("li", {}, none)])),
-        text.has_roles && h("p", { class: "hint" }, source.common.roleCaveat),
-    );
-    beside.dataset.head = `${state.layer}.${state.head}`;
+        h("button", { type: "button", onclick: () => context.set({ view: "text" }) }, "Show it in the text")));
+    below.querySelector<HTMLElement>(".beside")!.dataset.head = `${state.layer}.${state.head}`;
   }
 
-  // The grid as one figure, to be saved.
+  function drawRest() {
+    const { source } = context;
+    fill(rest, h("h2", {}, "Warnings"), warningList(context), h("p", { class: "hint" }, source.common.caveat),
+      h("h2", {}, "Roles"), ...roles());
+  }
+
+  function roles(): (HTMLElement | false)[] {
+    const { text, source } = context;
+    const earned = text.layers.flatMap((layer) => layer.heads.flatMap((each) => each.roles.map((role) => role.kind)));
+    if (!text.has_roles) return [h("p", { class: "hint" }, noRoles())];
+    if (!earned.length) return [h("p", { class: "hint" }, "No head has a role on this text.")];
+    return [h("ul", { class: "plain" }, ...Object.entries(source.common.kinds).flatMap(([kind, { letter, meaning }]) => {
+      const count = earned.filter((each) => each === kind).length;
+      return count ? [h("li", {}, h("span", { class: "chip" }, letter), strong(kind),
+        ` ${meaning} (${count} head${count > 1 ? "s" : ""})`)] : [];
+    })), h("p", { class: "hint" }, source.common.roleCaveat)];
+  }
+
+  // Why the text has no roles.
+  function noRoles(): string {
+    const { text, source } = context;
+    if (text.queries) return "Roles are found in self-attention over a whole text.";
+    if (new Set(text.tokens.filter((_, at) => !text.special.includes(at))).size <= source.common.queries)
+      return `Roles need a text with more than ${source.common.queries} different tokens.`;
+    return "Roles were not computed for this text. regard see TEXT --save DIR computes them, by a second run on shuffled words.";
+  }
+
+  // The grid as one figure, in the order of the page, to be saved.
   function picture(): SVGSVGElement {
-    const { text } = context;
-    const [size, width] = [60, Math.max(...text.layers.map((layer) => layer.heads.length))];
-    const figure = s("svg", { width: 24 + width * size, height: 4 + text.layers.length * size, role: "img" });
-    text.layers.forEach((layer, row) => {
-      figure.append(s("text", { x: 16, y: row * size + size / 2 + 4, "text-anchor": "end", "font-size": 12,
-        fill: "currentColor" }, layer.number));
-      layer.heads.forEach((_, head) => {
-        const canvas = grid.querySelector<HTMLCanvasElement>(`[data-place="${row}.${head}"] canvas`);
-        if (canvas) figure.append(s("image", { x: 24 + head * size, y: 2 + row * size, width: size - 4,
-          height: size - 4, preserveAspectRatio: "none", href: canvas.toDataURL() }));
-      });
+    const { text, state } = context;
+    const [size, foot] = [60, 14];
+    const order = headOrder(context);
+    const grouped = state.sort === "layer";
+    const width = grouped ? Math.max(...text.layers.map((layer) => layer.heads.length)) : Math.min(12, order.length);
+    const rows = grouped ? text.layers.length : Math.ceil(order.length / width);
+    const figure = s("svg", { width: 4 + width * size, height: 4 + rows * (size + foot), role: "img" });
+    order.forEach(({ layer, head: number }, at) => {
+      const [column, row] = grouped ? [number, layer] : [at % width, Math.floor(at / width)];
+      const [x, y] = [4 + column * size, 2 + row * (size + foot)];
+      figure.append(s("image", { x, y, width: size - 4, height: size - 4, preserveAspectRatio: "none",
+        href: smallMap(context, layer, number).toDataURL(), style: "image-rendering:pixelated" }),
+      s("text", { x: x + size / 2 - 2, y: y + size + 7, "text-anchor": "middle", "font-size": 10, fill: "currentColor" },
+        shortName(text.layers[layer], number)));
     });
     return figure;
   }
@@ -161,49 +120,24 @@ export function overview(context: Context): Panel {
   return {
     element,
     update(before) {
-      const { state } = context;
+      const { state, text } = context;
       const wanted = [state.text, state.colour, state.sort, context.colours.css[1]].join();
+      if (!before || before.text !== state.text) { first.draw(); drawRest(); }
       if (!before || wanted !== drawn) {
         drawn = wanted;
         drawTools();
-        drawGrid();
-      } else if (before.scale !== state.scale) repaints.forEach((repaint) => repaint());
-      context.cells(context.text.tokens.length / context.text.layers[0].small[1]);
-      mark();
-      drawBeside();
+        drawKey();
+        grid.draw();
+      } else if (before.scale !== state.scale) { first.recolour(); drawKey(); grid.repaint(); }
+      context.cells(text.tokens.length / text.layers[0].small[1]);
+      grid.mark();
+      drawHead();
     },
     key(event) {
-      const at = buttons.findIndex((button) => button.tabIndex === 0);
-      const width = context.state.sort === "layer" ? context.text.layers[context.state.layer].heads.length : 12;
-      const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -width, ArrowDown: width }[event.key];
-      if (event.key === "Enter" && document.activeElement?.tagName !== "BUTTON") buttons[at]?.click();
-      if (step === undefined) return false;
-      buttons[at + step]?.focus();
-      return true;
+      const nothing = ["BODY", "MAIN"].includes(document.activeElement?.tagName ?? "BODY");
+      if (event.key === "Enter" && nothing) { context.set({ view: "map", x: -1, y: -1 }); return true; }
+      return grid.move(event.key);
     },
+    close() { first.close(); grid.close(); },
   };
-}
-
-// The chosen head: its roles with their scores on shuffled words, its strongest link and its statistics.
-export function aboutHead(context: Context): HTMLElement {
-  const { text, state, source } = context;
-  const about = text.layers[state.layer].heads[state.head];
-  const roles = about.roles.map(({ kind, offset, score, null: shuffled, chance }) => {
-    const meaning = offset === null ? source.common.kinds[kind].meaning
-      : `the token at offset ${offset > 0 ? "+" : ""}${offset}`;
-    const share = kind === "broad" ? "of the largest entropy" : "of its weight";
-    const by = kind === "broad" ? "" : `, ${chance.toFixed(2)} by chance`;
-    return h("p", { class: "role" }, h("span", { class: "chip" }, source.common.kinds[kind].letter),
-      `attends to ${meaning}: `, strong(score.toFixed(2)),
-      ` ${share}; ${shuffled.toFixed(2)} on shuffled words${by}.`);
-  });
-  const [query, key, weight] = about.strongest;
-  const link = h("p", {}, "Strongest link: ", strong(visible((text.queries ?? text.tokens)[query])), " → ",
-    strong(key in text.tokens ? visible(text.tokens[key]) : "nothing"), ` ${shown(weight)}`);
-  const numbers = Object.entries(about.values).map(([name, value]) =>
-    h("tr", { title: source.common.statistics[name] ?? "" }, h("th", { scope: "row" }, name),
-      h("td", { class: "number" }, shown(value))));
-  return h("div", { class: "about" }, ...(roles.length ? roles
-    : [text.has_roles && h("p", { class: "hint" }, "No role on this text.")]), link,
-    h("table", { class: "numbers" }, h("tbody", {}, ...numbers)));
 }

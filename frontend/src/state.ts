@@ -39,7 +39,7 @@ export interface State {
 
 export const START: State = {
   view: "overview", text: 0, layer: 0, head: 0, query: 0, key: -1, x: -1, y: -1, zoom: 0, pool: "mean", scale: "sqrt",
-  colour: "entropy", sort: "layer", way: "words", heads: "one", side: "both", pairs: "all", panels: "layers",
+  colour: "weights", sort: "layer", way: "words", heads: "one", side: "both", pairs: "all", panels: "layers",
     learn: "positions", figure: "", width: "8.5", ground: "light", caption: "", captioned: "yes", span: "",
     cover: "light", tiles: "layer",
     other: -1, pins: "", table: "", find: "",

@@ -5,6 +5,7 @@ import { rangeLegend, SERIES } from "./colour";
 import { layerName, type Layer } from "./data";
 import { chartOf, choice, fill, h, saving, segments, shown, visible } from "./dom";
 import { headTable } from "./head_table";
+import { label as plainLabel } from "./labels";
 
 export function statisticsView(context: Context): Panel {
   const [tools, body] = [h("div", { class: "tools" }), h("div", { class: "charts" })];
@@ -42,7 +43,7 @@ export function statisticsView(context: Context): Panel {
     const { text, state, source } = context;
     const names = Object.keys(text.layers[0].heads[0].values);
     const name = names.includes(state.colour) ? state.colour : names[0];
-    tools.replaceChildren(choice("Statistic", name, names.map((each) => [each, each]),
+    tools.replaceChildren(choice("Statistic", name, names.map((each) => [each, plainLabel(source.common, each)]),
       (colour) => context.set({ colour })));
     const label = (layer: Layer) => layerName(layer).replace(/^layer /, "");
     const layers = text.layers.map(label);
@@ -60,14 +61,14 @@ export function statisticsView(context: Context): Panel {
     const chosen = [["var(--paper)", 4], ["var(--accent)", 2]].map(([stroke, strokeWidth]) => Plot.cell(
       heads.filter((head) => head.chosen), { x: "head", y: "layer", fill: "none", stroke, strokeWidth } as any));
     const figures = [
-      chart(`Map of ${name}`, source.common.statistics[name] ?? "",
+      chart(`Map of ${plainLabel(source.common, name)}`, source.common.statistics[name] ?? "",
         { ...grid, color: colourScale([low, high]), marks: [
         Plot.cell(heads, { x: "head", y: "layer", fill: "value", inset: 0.7, tip: true,
           title: (d: any) => `layer ${d.layer}, head ${d.head}: ${shown(d.value)}` }),
         context.root.clientWidth <= 520 ? null : Plot.text(heads,
           { x: "head", y: "layer", text: (d: any) => (Math.abs(d.value) >= 10 ? d.value.toFixed(0)
           : d.value.toFixed(2)), fill: (d: any) => context.colours.on((d.value - low) / (high - low || 1) || 0.004), fontSize: 10,
-          pointerEvents: "none" }), ...chosen] }, go, rangeLegend(context.colours, low, high, name)),
+          pointerEvents: "none" }), ...chosen] }, go, rangeLegend(context.colours, low, high, plainLabel(source.common, name))),
     ];
     if (text.has_roles) {
       const kinds = Object.keys(source.common.kinds).filter((kind) => heads.some((head) => head.kind === kind));

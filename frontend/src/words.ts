@@ -6,7 +6,7 @@ import { h, joins, s, saving, shown, strong, visible } from "./dom";
 import { byLayer, drawnApart, headColours, headsInWords, lineOf, listedHeads, meanLine, nameOfHead, ownColour,
   type Head } from "./head_sets";
 import type { Mode } from "./mode";
-import { aboutHead } from "./overview";
+import { aboutHead } from "./about_head";
 import { movedBy, pairLine } from "./pair_line";
 import { strip } from "./strip";
 

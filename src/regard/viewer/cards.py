@@ -18,12 +18,25 @@ from regard.stats import LayerProfile, Profile, Role, TextReading
 from regard.stats.head_extremes import NEARBY, HeadValue, entropies_outside, nearby_shares
 from regard.stats.roles import CONTENT, KINDS, LABEL, MARGIN, QUERIES
 from regard.stats.warnings import COMMON_TARGETS, COPY
+from regard.viewer.lead import lead_of, other_link
 from regard.viewer.sentences import HEAD, PLAIN, Part, percent, short_name, token
 
 #: The most cards of a text, and the most bars of a picture.
 NUM_CARDS, NUM_BARS = 5, 64
 #: Roles of position that are findings: the sink has a card of its own.
 POSITIONS = ("previous", "next", "positional")
+#: Role or statistic -> the title of its card.
+TITLES = {
+    "previous": "Previous-token head",
+    "next": "Next-token head",
+    "itself": "Head of the token itself",
+    "positional": "Fixed-offset head",
+    "punctuation": "Punctuation head",
+    "duplicate": "Duplicate-token head",
+    "induction": "Induction head",
+}
+#: Least weight of another link of the word that leads.
+LINK = 0.3
 #: A token is a sink if it receives at least this share of all weight, and this multiple of what even weights give it.
 SINK, ABOVE_EVEN = 0.2, 2.0
 #: Two heads are alike only if they also treat each query alike: their least `agreement`.
@@ -53,6 +66,22 @@ def cards_of(reading: TextReading) -> list[dict[str, Any]]:
     """At most `NUM_CARDS` findings as JSON, the most telling first."""
     found = [card for make in CARDS for card in make(reading)]
     return [asdict(card) for card in found[:NUM_CARDS]]
+
+
+def another_link(reading: TextReading) -> Iterator[Card]:
+    """What the word that leads attends to in another head."""
+    lead = lead_of(reading)
+    other = None if lead is None else other_link(reading, lead)
+    if lead is not None and other is not None and other["weight"] >= LINK:
+        same = (lead["layer"], lead["head"]) == (other["layer"], other["head"])
+        yield Card(
+            "link",
+            "The same word and head" if same else "The same word in another head",
+            other["sentence"],
+            "The strongest link of this word to another one.",
+            {"view": "text", **{name: other[name] for name in ("layer", "head", "query")}},
+            heads=[(other["layer"], other["head"])],
+        )
 
 
 def important(reading: TextReading) -> Iterator[Card]:
@@ -96,7 +125,7 @@ def _role(
     where = HeadValue(best.score, best.layer, best.head)
     yield Card(
         best.kind,
-        f"Head of {KINDS[best.kind]}" if best.offset is None else "Head of one fixed offset",
+        TITLES[best.kind],
         _share_sentence(reading, where, _target(best)),
         f"Mean over the words that have such a token. On shuffled words: {percent(best.null)}.{more}",
         {"view": "map", **_place(reading, where)},
@@ -129,7 +158,7 @@ def nearby(reading: TextReading) -> Iterator[Card]:
     reason = f"that needs more than {QUERIES} tokens" if short else "roles were not computed"
     yield Card(
         name,
-        f"Head of {NEARBY[name]}",
+        TITLES[name],
         _share_sentence(reading, best, NEARBY[name]),
         f"The first token is left out as a target. Not compared with shuffled words: {reason}.",
         {"view": "map", **_place(reading, best)},
@@ -256,6 +285,7 @@ def _place(reading: TextReading, head: HeadValue) -> dict[str, int]:
 #: The makers of cards in their order; each yields a card or nothing.
 CARDS: tuple[Callable[[TextReading], Iterator[Card]], ...] = (
     important,
+    another_link,
     content_role,
     position_role,
     nearby,

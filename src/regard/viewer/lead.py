@@ -17,14 +17,17 @@ PRONOUNS = frozenset(["he", "she", "it", "they", "him", "her", "them", "his", "h
 LETTERS = 4
 #: Links of the word that are drawn as arcs.
 NUM_ARCS = 5
+#: Most tokens between the ends of a link that leads, so that a reader sees both.
+REACH = 50
 
 
 def lead_of(reading: TextReading) -> dict[str, Any] | None:
     """The strongest link of a pronoun, else of a repeated word, else of any word, and a sentence about it.
 
     In self-attention a link to the word itself, to a neighbour, to the first token or to a special token is left out,
-    because many heads put most of their weight there in any text. `layer` is an index into the layers, and `links` are
-    the strongest keys of the word in this head, with their weights. None if the text has no such link.
+    because many heads put most of their weight there in any text, and so is a link over more than `REACH` tokens.
+    `layer` is an index into the layers, and `links` are the strongest keys of the word in this head, with their
+    weights. None if the text has no such link.
     """
     for queries in (pronouns, repeated_words, words):
         if (found := _strongest(reading.profile, queries(reading.profile))) is not None:
@@ -63,11 +66,17 @@ def _is_whole(profile: Profile, at: int) -> bool:
     return not any(text.startswith("##") for text in profile.query_tokens[at : at + 2])
 
 
-def _strongest(profile: Profile, queries: Sequence[int]) -> tuple[int, int, Link] | None:
+def other_link(reading: TextReading, lead: dict[str, Any]) -> dict[str, Any] | None:
+    """The strongest link of the word that leads, to another key. None if there is none."""
+    found = _strongest(reading.profile, [lead["query"]], without=lead["key"])
+    return None if found is None else _described(reading, *found)
+
+
+def _strongest(profile: Profile, queries: Sequence[int], without: int = -1) -> tuple[int, int, Link] | None:
     """The index of the layer, the head and the strongest link of some queries, among the links of the profile."""
     if not queries:
         return None
-    allowed = _allowed(profile)
+    allowed = _allowed(profile, without)
     best = None
     for index, layer in enumerate(profile.layers):
         head, link = _strongest_of_layer(layer, queries, allowed)
@@ -76,15 +85,16 @@ def _strongest(profile: Profile, queries: Sequence[int]) -> tuple[int, int, Link
     return best
 
 
-def _allowed(profile: Profile) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """A function of queries and keys: whether a link between them may lead."""
+def _allowed(profile: Profile, without: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A function of queries and keys: whether a link between them may lead. The key `without` is left out."""
     is_self = profile.is_self_attention
-    special = {*profile.special, *((0,) if is_self else ())}
+    special = {*profile.special, without, *((0,) if is_self else ())}
     good = torch.tensor([j not in special and _is_word(name) for j, name in enumerate(profile.tokens)] + [False])
     past = len(profile.tokens) - len(profile.query_tokens)  # queries are the last keys
 
     def may_lead(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return good[key] & ((key - query - past).abs() > 1) if is_self else good[key]
+        distance = (key - query - past).abs()
+        return good[key] & (distance > 1) & (distance <= REACH) if is_self else good[key]
 
     return may_lead
 

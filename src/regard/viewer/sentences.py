@@ -34,8 +34,8 @@ def layer_name(layer: LayerProfile) -> str:
 
 
 def short_name(layer: LayerProfile, head: int) -> str:
-    """`L2.H1`, or `Bahdanau.H0`, as the page names heads in a grid."""
-    return head_name(layer.number, head) if _is_path(layer) else f"{layer.name}.H{head}"
+    """`L2.H1`, or `Bahdanau, head 0`, as the page names heads in a grid."""
+    return head_name(layer.number, head) if _is_path(layer) else f"{layer.name}, head {head}"
 
 
 def _is_path(layer: LayerProfile) -> bool:

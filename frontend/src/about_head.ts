@@ -1,0 +1,29 @@
+// The chosen head in words and numbers.
+import type { Context } from "./context";
+import { queriesOf } from "./data";
+import { h, shown, strong, visible } from "./dom";
+import { label } from "./labels";
+
+// The chosen head: its roles with their scores on shuffled words, its strongest link and its statistics.
+export function aboutHead(context: Context): HTMLElement {
+  const { text, state, source } = context;
+  const about = text.layers[state.layer].heads[state.head];
+  const roles = about.roles.map(({ kind, offset, score, null: shuffled, chance }) => {
+    const meaning = offset === null ? source.common.kinds[kind].meaning
+      : `the token at offset ${offset > 0 ? "+" : ""}${offset}`;
+    const share = kind === "broad" ? "of the largest entropy" : "of its weight";
+    const by = kind === "broad" ? "" : `, ${chance.toFixed(2)} by chance`;
+    return h("p", { class: "role" }, h("span", { class: "chip" }, source.common.kinds[kind].letter),
+      `attends to ${meaning}: `, strong(score.toFixed(2)),
+      ` ${share}; ${shuffled.toFixed(2)} on shuffled words${by}.`);
+  });
+  const [query, key, weight] = about.strongest;
+  const link = h("p", {}, "Strongest link: ", strong(visible(queriesOf(text)[query])), " → ",
+    strong(key in text.tokens ? visible(text.tokens[key]) : "nothing"), ` ${shown(weight)}`);
+  const numbers = Object.entries(about.values).map(([name, value]) =>
+    h("tr", { title: source.common.statistics[name] ?? "" }, h("th", { scope: "row" }, label(source.common, name)),
+      h("td", { class: "number" }, shown(value))));
+  return h("div", { class: "about" }, ...(roles.length ? roles
+    : [text.has_roles && h("p", { class: "hint" }, "No role on this text.")]), link,
+    h("table", { class: "numbers" }, h("tbody", {}, ...numbers)));
+}

@@ -1,0 +1,188 @@
+// The grid of all heads. Each row is one canvas, drawn while it is near the screen, under the buttons of its heads, so
+// that thousands of heads cost what the visible ones cost.
+import { headName, type Context } from "./context";
+import { layerName, shortName } from "./data";
+import { cut, h, shown } from "./dom";
+import { headOrder, type HeadPlace } from "./head_order";
+import { label } from "./labels";
+import { smallMap } from "./small_map";
+
+// Pixels: of a small map, at most and at least; from which on there is room for a name and for a number; of their lines.
+const [LARGEST, SMALLEST, NAMED, NUMBERED, LINE] = [76, 7, 46, 34, 14];
+const PER_ROW = 12; // if heads are sorted by a statistic
+
+export interface HeadGrid {
+  element: HTMLElement;
+  draw(): void;
+  repaint(): void; // after a change of colours
+  mark(): void; // after a change of the chosen head
+  move(key: string): boolean;
+  close(): void;
+}
+interface Row { element: HTMLElement; canvas: HTMLCanvasElement; heads: HeadPlace[]; near: boolean }
+interface Sizes { cell: number; gap: number; name: number; gauge: number }
+
+export function headGrid(context: Context): HeadGrid {
+  const element = h("div", { class: "heads", role: "grid", "aria-label": "All heads" });
+  let rows: Row[] = [];
+  let buttons: HTMLButtonElement[] = [];
+  let places = new Map<string, HTMLButtonElement>();
+  let chosen: HTMLButtonElement | undefined;
+  let columns = 1;
+  let ends: [number, number] = [0, 1];
+  let sizes: Sizes = { cell: LARGEST, gap: 5, name: LINE, gauge: 0 };
+  const of = new Map<Element, Row>();
+
+  const seen = new IntersectionObserver((entries) => entries.forEach(({ target, isIntersecting }) => {
+    const row = of.get(target)!;
+    row.near = isIntersecting;
+    if (isIntersecting) paintRow(row); else row.canvas.width = 0;
+  }), { rootMargin: "800px" });
+  const resized = new ResizeObserver(() => { if (measure()) repaint(); });
+
+  const grouped = () => context.state.sort === "layer";
+  const nameOf = ({ layer }: HeadPlace) => {
+    const { text } = context;
+    const name = layerName(text.layers[layer]);
+    return name === `layer ${text.layers[layer].number}` ? `L${text.layers[layer].number}` : cut(name, 24);
+  };
+
+  // The sizes that fit into the width. True if they changed.
+  function measure(): boolean {
+    const longest = grouped() ? Math.max(...rows.map(({ heads }) => nameOf(heads[0]).length)) : 0;
+    const left = longest ? Math.max(20, 8 + 6.6 * longest) : 0;
+    const room = Math.max(0, element.clientWidth - left - 8);
+    const gap = room / columns < 22 ? 1 : room / columns < 44 ? 3 : 6;
+    const cell = Math.max(SMALLEST, Math.min(LARGEST, Math.floor(room / columns) - gap));
+    const gauge = context.state.colour in context.text.layers[0].heads[0].values ? (cell >= NUMBERED ? LINE : 5) : 0;
+    const wanted = { cell, gap, name: cell >= NAMED ? LINE : 0, gauge };
+    const changed = JSON.stringify(wanted) !== JSON.stringify(sizes);
+    sizes = wanted;
+    const pixels = { columns, cell, gap, left, foot: sizes.name + gauge };
+    for (const [name, value] of Object.entries(pixels)) element.style.setProperty(`--${name}`,
+      name === "columns" ? String(value) : `${value}px`);
+    element.classList.toggle("small", cell < NUMBERED);
+    return changed;
+  }
+
+  function draw() {
+    const { text, state } = context;
+    const heads = headOrder(context);
+    const values = heads.map(({ layer, head }) => text.layers[layer].heads[head].values[state.colour] ?? 0);
+    ends = [values.reduce((a, b) => Math.min(a, b), Infinity), values.reduce((a, b) => Math.max(a, b), -Infinity)];
+    columns = grouped() ? Math.max(...text.layers.map((layer) => layer.heads.length)) : Math.min(PER_ROW, heads.length);
+    const parts = grouped() ? text.layers.map((layer, at) => layer.heads.map((_, head) => ({ layer: at, head })))
+      : Array.from({ length: Math.ceil(heads.length / PER_ROW) }, (_, at) => heads.slice(at * PER_ROW, (at + 1) * PER_ROW));
+    seen.disconnect();
+    of.clear();
+    [buttons, places, chosen] = [[], new Map(), undefined];
+    const warned = new Set(text.findings.flatMap((finding) => finding.heads.map((head) => `${finding.layer}.${head}`)));
+    rows = parts.map((part) => row(part, warned));
+    element.replaceChildren(...(grouped() ? [columnNames()] : []), ...rows.map((each) => each.element));
+    element.classList.toggle("loose", !grouped());
+    measure();
+    rows.forEach((each) => seen.observe(each.element));
+    mark();
+  }
+
+  function columnNames(): HTMLElement {
+    return h("div", { class: "row names", role: "row" }, h("span", { class: "axis", role: "columnheader" }),
+      ...Array.from({ length: columns }, (_, head) => h("span", { class: "axis", role: "columnheader",
+        "aria-label": `head ${head}` }, `H${head}`)));
+  }
+
+  function row(heads: HeadPlace[], warned: Set<string>): Row {
+    const canvas = h("canvas", { class: "row-maps", width: 0, "aria-hidden": "true" });
+    const made = h("div", { class: "row", role: "row" }, grouped() && h("span", { class: "axis", role: "rowheader",
+      title: layerName(context.text.layers[heads[0].layer]) }, nameOf(heads[0])),
+      ...heads.map((place) => button(place, warned)), canvas);
+    const found = { element: made, canvas, heads, near: false };
+    of.set(made, found);
+    return found;
+  }
+
+  function button({ layer, head }: HeadPlace, warned: Set<string>): HTMLButtonElement {
+    const { text, state, source } = context;
+    const about = text.layers[layer].heads[head];
+    const value = about.values[state.colour];
+    const warning = warned.has(`${text.layers[layer].number}.${head}`);
+    const said = [headName(context, layer, head), value === undefined ? "" : `${label(source.common, state.colour)} ${shown(value)}`,
+      about.roles.map((role) => role.kind).join(" and "), warning ? "has a warning" : ""].filter(Boolean).join(", ");
+    const made = h("button", { type: "button", role: "gridcell", "aria-label": said, "aria-selected": "false", tabindex: -1,
+      title: `${shortName(text.layers[layer], head)}: ${said}`, "data-place": `${layer}.${head}`,
+      class: warning ? "warned" : null });
+    if (about.roles.length) made.append(h("span", { class: `chip${state.colour === "role" ? " big" : ""}`,
+      "aria-hidden": "true" }, about.roles.map((role) => source.common.kinds[role.kind].letter).join("")));
+    buttons.push(made);
+    places.set(`${layer}.${head}`, made);
+    return made;
+  }
+
+  function paintRow({ canvas, heads }: Row) {
+    const { text, state, colours } = context;
+    const { cell, gap, name, gauge } = sizes;
+    const dots = window.devicePixelRatio || 1;
+    const [width, height] = [heads.length * (cell + gap) - gap, cell + name + gauge];
+    [canvas.width, canvas.height] = [Math.round(width * dots), Math.round(height * dots)];
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+    const pen = canvas.getContext("2d")!;
+    pen.scale(dots, dots);
+    pen.textAlign = "center";
+    pen.textBaseline = "middle";
+    pen.font = "10px system-ui, sans-serif";
+    const soft = colours.get("--soft");
+    heads.forEach(({ layer, head }, at) => {
+      const [left, small] = [at * (cell + gap), smallMap(context, layer, head)];
+      pen.imageSmoothingEnabled = small.width > cell * dots;
+      pen.drawImage(small, left, 0, cell, cell);
+      const value = text.layers[layer].heads[head].values[state.colour];
+      if (gauge && value !== undefined) {
+        const share = (value - ends[0]) / (ends[1] - ends[0] || 1);
+        pen.fillStyle = colours.of(Math.max(share, 0.004));
+        pen.fillRect(left, cell, cell, gauge);
+        pen.fillStyle = colours.on(Math.max(share, 0.004));
+        if (gauge === LINE) pen.fillText(shown(value), left + cell / 2, cell + gauge / 2 + 0.5);
+      }
+      pen.fillStyle = soft;
+      if (name) pen.fillText(shortName(text.layers[layer], head), left + cell / 2, cell + gauge + name / 2 + 0.5, cell);
+    });
+  }
+  const repaint = () => rows.filter((each) => each.near).forEach(paintRow);
+
+  // Tab reaches only the chosen head; arrows move between heads.
+  function mark() {
+    const { layer, head } = context.state;
+    const wanted = places.get(`${layer}.${head}`);
+    if (wanted === chosen) return;
+    for (const [each, is] of [[chosen, false], [wanted, true]] as const) {
+      if (!each) continue;
+      each.tabIndex = is ? 0 : -1;
+      each.setAttribute("aria-selected", String(is));
+    }
+    chosen = wanted;
+  }
+
+  const placeOf = (event: Event) => {
+    const found = (event.target as Element).closest<HTMLElement>("[data-place]")?.dataset.place?.split(".").map(Number);
+    return found && { layer: found[0], head: found[1] };
+  };
+  element.addEventListener("click", (event) => { const at = placeOf(event); if (at) context.set({ ...at, view: "map", x: -1, y: -1 }); });
+  element.addEventListener("focusin", (event) => { const at = placeOf(event); if (at) context.set(at, true); });
+  resized.observe(element);
+  const printed = () => rows.forEach(paintRow);
+  addEventListener("beforeprint", printed);
+
+  return {
+    element, draw, repaint, mark,
+    move(key) {
+      const at = chosen ? buttons.indexOf(chosen) : 0;
+      const width = grouped() ? context.text.layers[context.state.layer].heads.length : PER_ROW;
+      const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -width, ArrowDown: width }[key];
+      if (step === undefined) return false;
+      buttons[at + step]?.focus();
+      return true;
+    },
+    close() { seen.disconnect(); resized.disconnect(); removeEventListener("beforeprint", printed); },
+  };
+}

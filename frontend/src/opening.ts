@@ -1,0 +1,15 @@
+// What a text opens with, if the address does not say: a run of images the picture, a translation its alignment, a
+// generation its words, all others the overview.
+import { queriesOf, type Text } from "./data";
+import type { State } from "./state";
+
+// Whether the queries are the last keys, as in the last step of a generation.
+export const isGeneration = (text: Text): boolean => text.queries !== null
+  && text.queries.length < text.tokens.length
+  && queriesOf(text).every((token, at) => token === text.tokens[text.tokens.length - text.queries!.length + at]);
+
+export function opening(text: Text): Partial<State> {
+  if (text.picture) return { view: "picture" };
+  if (text.queries === null) return { view: "overview" };
+  return isGeneration(text) ? { view: "text" } : { view: "alignment", scale: "linear" };
+}

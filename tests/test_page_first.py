@@ -1,0 +1,143 @@
+"""The first view in a browser: what the page opens with, its headline, its cards, and the grid of heads."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import regard as rg
+from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server, texts
+from pages import WORDS, maps_of, reading, translation, until
+from regard.stats import TextReading
+from regard.viewer import Sheet, write_page
+from regard.viewer.sentences import joined
+
+pytest.importorskip("playwright.sync_api")
+pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
+
+
+@pytest.fixture(scope="module")
+def sink(tmp_path_factory):
+    """A model with a name, 30 layers of 24 heads, and a sink at the first token."""
+    torch.manual_seed(0)
+    maps = {}
+    for layer in range(30):
+        q, k = torch.randn(1, 24, 30, 4), torch.randn(1, 24, 30, 4)
+        q[..., 0], k[:, :, 0, 0] = 4.0, 4.0
+        maps[f"layers.{layer}"] = rg.attend(rg.Attention(), q, k, k).weights
+    tokens = ["[CLS]", *(f"word{n}" for n in range(28)), "it"]
+    text = TextReading.of("A wide model", maps, tokens, model="tiny-wide")
+    page = write_page(tmp_path_factory.mktemp("wide") / "index.html", [Sheet.of(text)])
+    return page.as_uri(), text
+
+
+def plain(page, selector):
+    return " ".join(page.locator(selector).first.inner_text().split())
+
+
+def test_the_page_opens_with_the_finding(browser, address, texts):
+    about = texts["short"].about
+    with opened(browser, address) as page:
+        assert plain(page, "h1") == re.sub("[“”]", "", joined(about["lead"]["sentence"]))
+        assert page.locator(".lead-words span").all_inner_texts() == WORDS
+        assert page.locator(".lead-query").inner_text() == "it"
+        drawn = [key for key, weight in about["lead"]["links"] if weight >= 0.03 and key != about["lead"]["query"]]
+        until(page, f"document.querySelectorAll('.lead-stage .arcs path').length === {len(drawn)}")
+        assert page.locator(".identity summary").inner_text().split("\n") == ["2 layers × 3 heads", "15 tokens"]
+        names = page.locator("[role=gridcell]").evaluate_all("all => all.map((one) => one.title.split(':')[0])")
+        assert names == [f"L{layer}.H{head}" for layer in range(2) for head in range(3)]
+        assert "rows look" in plain(page, ".key-rows") and "columns are looked at" in plain(page, ".key-columns")
+        page.get_by_role("link", name="Its map").click()
+        page.wait_for_selector(".map-box")
+        lead = about["lead"]
+        for name in ("layer", "head", "query", "key"):
+            assert re.search(rf"[?&]{name}={lead[name]}(&|$)", page.url) or lead[name] == 0
+
+
+def test_cards_say_the_sentences_of_the_api_and_lead_to_their_place(browser, sink):
+    link, text = sink
+    cards = Sheet.of(text).about["cards"]
+    assert "sink" in [card["kind"] for card in cards]
+    with opened(browser, link) as page:
+        assert plain(page, ".identity .model") == "tiny-wide"
+        said = [" ".join(each.split()) for each in page.locator(".card-sentence").all_inner_texts()]
+        assert said == [re.sub("[“”]", "", joined(card["sentence"])) for card in cards]
+        page.locator(".card-sink").click()
+        until(page, "document.querySelector('.looks')?.textContent.includes('receives attention from')")
+        assert "#text?" in page.url and "side=in" in page.url and "mean of all heads" in plain(page, ".looks")
+        page.go_back()
+        page.wait_for_selector(".cards")
+        assert page.locator(".card-sink").get_attribute("href").startswith("#text?")
+
+
+def test_a_key_press_in_the_grid_changes_two_buttons(browser, sink):
+    """And draws no small map again, whatever the number of heads."""
+    link, _ = sink
+    with opened(browser, link, height=400) as page:
+        assert page.locator("[role=gridcell]").count() == 720
+        drawn = "[...document.querySelectorAll('.row-maps')].filter((one) => one.width > 0).length"
+        until(page, f"{drawn} > 3")
+        assert page.evaluate(drawn) < 30, "rows far below the screen are not drawn"
+        page.locator("[role=gridcell][tabindex='0']").focus()
+        page.evaluate("""() => { window.changed = 0; new MutationObserver((all) => { window.changed += all.length; })
+            .observe(document.querySelector('.heads'), { subtree: true, childList: true, attributes: true }); }""")
+        page.keyboard.press("ArrowRight")
+        until(page, "window.changed > 0")
+        assert page.evaluate("window.changed") == 4, "tabindex and aria-selected of two buttons"
+        chosen = page.locator("[role=gridcell][aria-selected='true']")
+        assert chosen.count() == 1 and chosen.get_attribute("title").startswith(
+            plain(page, ".chosen-head h2").split()[0]
+        )
+
+
+def test_a_phone_folds_the_model_and_has_no_sideways_scroll(browser, sink):
+    link, _ = sink
+    with opened(browser, link, width=390, height=800) as page:
+        until(page, "document.querySelectorAll('.lead-stage .arcs path').length > 0")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        for part in (".heads", ".lead-words"):
+            beyond = page.locator(part).first.evaluate("(one) => one.scrollWidth - one.clientWidth")
+            assert beyond < 2, part
+        assert not page.locator(".texts").is_visible() and page.locator(".identity .model").is_visible()
+        page.locator(".identity summary").click()
+        assert page.locator(".texts").is_visible()
+
+
+def test_a_translation_opens_on_its_alignment_and_a_generation_on_its_words(browser, tmp_path):
+    pair = Sheet.of(translation(), gold=[(0, 0, True)], aligned="output")
+    tokens = [f"t{n}" for n in range(7)]
+    step = TextReading.of("A step", maps_of(2, keys=7, mask=rg.causal()), tokens, queries=tokens[-2:])
+    page_file = write_page(tmp_path / "index.html", [pair, step, reading()]).as_uri()
+    with opened(browser, page_file) as page:
+        page.wait_for_selector(".matrix")
+        assert page.get_by_role("button", name="Linear").get_attribute("aria-pressed") == "true"
+        page.get_by_label("Text", exact=True).select_option("1")
+        page.wait_for_selector(".words [role=option]")
+        page.get_by_label("Text", exact=True).select_option("2")
+        page.wait_for_selector(".lead-sentence")
+        page.keyboard.press("5")
+        page.get_by_label("Text", exact=True).select_option("0")
+        assert "#statistics" in page.url, "a view that was chosen stays"
+
+
+def test_a_run_of_an_earlier_version_opens(browser, tmp_path):
+    old = Sheet.of(reading())
+    for name in ("model", "lead", "cards", "warnings"):
+        del old.about[name]
+    with opened(browser, write_page(tmp_path / "index.html", [old]).as_uri()) as page:
+        assert page.locator("[role=gridcell]").count() == 6 and page.locator(".cards").count() == 0
+
+
+def test_warnings_fold_and_missing_roles_have_their_reason(browser, file, texts):
+    with opened(browser, file) as page:
+        lines = page.locator(".warnings summary").all_inner_texts()
+        assert lines == list(texts["short"].about["warnings"].values())
+        assert page.locator(".warnings li").count() == 0
+        page.locator(".warnings summary").first.click()
+        page.wait_for_selector(".warnings li")
+        page.get_by_label("Text", exact=True).select_option("1")
+        until(page, "document.querySelector('.beside').textContent.includes('Roles were not computed for this text')")
+        page.get_by_label("Text", exact=True).select_option("4")
+        until(page, "document.querySelector('.beside').textContent.includes('Roles need a text with more than 25')")
