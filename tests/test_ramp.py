@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import regard as rg
-from ramps import BLINDNESS, contrast, lab, ramp, rgb, seen_with, stops, variables
+from ramps import BLINDNESS, SOURCES, contrast, lab, ramp, rgb, seen_with, stops, variables
 from regard.drawing.ramp import RAMP, colormap, text_color
 
 ALL = ramp(np.linspace(0, 1, 255))
@@ -65,3 +65,11 @@ def test_a_heatmap_has_the_colors_of_the_ramp_and_numbers_that_can_be_read():
     np.testing.assert_allclose(drawn, ramp(np.sqrt(weights.numpy())), atol=3)
     for text, color in zip(figure.axes[0].texts, drawn.reshape(-1, 3), strict=True):
         assert contrast(rgb({"black": "#000000", "white": "#ffffff"}[text.get_color()]), color) >= 4.5
+
+
+def test_the_accent_colour_marks_only_what_is_chosen():
+    chosen = (":focus-visible", "[aria-current", "[aria-selected", "[aria-pressed", "[data-chosen", ".chosen")
+    for path in SOURCES.glob("*.css"):
+        for before in path.read_text().split("var(--accent)")[:-1]:
+            selector = before[: before.rindex("{")].split("{")[-1].split("}")[-1].split(";")[-1]
+            assert any(part in selector for part in chosen), f"{path.name}: {selector.strip()}"

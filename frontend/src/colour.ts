@@ -101,6 +101,8 @@ export const share = (uniform: number): string => {
 const tickLabel = (tick: number) => (tick < 0.0005 ? tick.toExponential(0).replace("e-", "e−")
   : String(+tick.toPrecision(2)));
 
+const brief = (value: number) => String(Number(shown(value))); // 1 and not 1.000
+
 // The colours of weights: a cell for exactly 0, the ramp with ticks, and where the weight of a uniform row is.
 export function legend(colours: Colours, scale: Scale, said: string): SVGSVGElement {
   const uniform = `a uniform row has ${share(scale.uniform)}`;
@@ -124,8 +126,8 @@ export function legend(colours: Colours, scale: Scale, said: string): SVGSVGElem
 // The colours of a statistic that is not a weight: from its lowest value to its highest.
 export function rangeLegend(colours: Colours, low: number, high: number, name: string): SVGSVGElement {
   const figure = frame(`Colours of ${name} from ${shown(low)} to ${shown(high)}`, 20, 4);
-  figure.append(...bar(colours), small(0, 23, "start", shown(low)), small(WIDE / 2, 23, "middle", name),
-    small(WIDE, 23, "end", shown(high)));
+  figure.append(...bar(colours), small(0, 23, "start", brief(low)), small(WIDE / 2, 23, "middle", name),
+    small(WIDE, 23, "end", brief(high)));
   return figure;
 }
 

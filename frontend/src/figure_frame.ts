@@ -6,7 +6,7 @@ import type { Row } from "./output";
 
 export const [SMALL, NORMAL] = [7, 8]; // the sizes of letters in points
 export const FONT = "Helvetica, Arial, 'Liberation Sans', 'Noto Sans', sans-serif";
-export const [INK, SOFT, LINE, GOLD] = ["#111418", "#4a5158", "#c9c9c4", "#b3541e"];
+export const [INK, SOFT, LINE, GOLD] = ["#111418", "#4a5158", "#c9c9c4", "#c27800"];
 export const TALLEST = 640; // points: no panel is taller than a page
 const [RECTS, LETTERS] = [4096, 14]; // more cells are one picture; the longest label
 

@@ -320,9 +320,11 @@ function alignmentCells(frame: Frame, lines: Float32Array[], [rows, cols]: [numb
     write(named(token), x + (j + 0.5) * cell, y - 3, { turned: true, token: true })));
   for (const [i, j, sure] of text.gold)
     if (i >= rows[0] && i < rows[1] && j >= cols[0] && j < cols[1])
-      node.append(s("rect", { class: "gold", x: round(x + (j - cols[0]) * cell + 0.5), y: round(y + (i - rows[0]) * cell + 0.5),
-        width: round(cell - 1), height: round(cell - 1), fill: "none", stroke: GOLD, "stroke-width": 1,
-        "stroke-dasharray": sure ? null : "2 1.4" }));
+      for (const [name, inset, stroke] of [["halo", 1.2, "#ffffff"], ["gold", 0.5, GOLD]] as const) // a light line inside
+        node.append(s("rect", { class: name, x: round(x + (j - cols[0]) * cell + inset),
+          y: round(y + (i - rows[0]) * cell + inset), width: round(cell - 2 * inset), height: round(cell - 2 * inset),
+          fill: "none", stroke, "stroke-width": name === "gold" ? 1 : 0.5,
+          "stroke-dasharray": sure || name === "halo" ? null : "2 1.4" }));
   return node;
 }
 
@@ -338,16 +340,17 @@ async function statistics(frame: Frame): Promise<Drawn> {
   const cell = Math.min(32, (width - left) / columns);
   const tall = Math.min(14, (TALLEST - 60) / text.layers.length);
   const values = text.layers.map((layer) => layer.heads.map((head) => head.values[name]));
-  const most = Math.max(...values.flat()) || 1;
+  const [least, most] = [Math.min(...values.flat()), Math.max(...values.flat())];
+  const share = (value: number) => Math.max((value - least) / (most - least || 1), 0.004);
   const node = s("g", {});
   const rows: Row[] = [];
   const digits = most >= 10 ? 0 : 2;
   values.forEach((list, layer) => list.forEach((value, head) => {
     const [x, y] = [left + head * cell, 10 + layer * tall];
     node.append(s("rect", { class: "cell", x: round(x), y: round(y), width: round(cell - 0.6), height: round(tall - 0.6),
-      fill: frame.colours.of(Math.max(value / most, 0.004)) }));
+      fill: frame.colours.of(share(value)) }));
     if (cell >= 17 && tall >= 8.5) node.append(write(value.toFixed(digits), x + cell / 2, y + tall / 2,
-      { anchor: "middle", fill: frame.colours.on(Math.max(value / most, 0.004)) }));
+      { anchor: "middle", fill: frame.colours.on(share(value)) }));
     rows.push(["statistics", layerLabel(context, layer), head, name, "", "", "", "", value]);
   }));
   const every = Math.max(1, Math.ceil(10 / cell));
@@ -358,7 +361,7 @@ async function statistics(frame: Frame): Promise<Drawn> {
   const bottom = 10 + values.length * tall;
   node.append(write("layer", 4, (10 + bottom) / 2, { turned: true, anchor: "middle", fill: SOFT }),
     write("head", left + (columns * cell) / 2, bottom + 6, { anchor: "middle", fill: SOFT }));
-  const key = ramp(frame, [[0, "0"], [0.5, String(+(most / 2).toPrecision(2))], [1, String(+most.toPrecision(2))]], name);
+  const key = ramp(frame, [[0, String(+least.toPrecision(2))], [1, String(+most.toPrecision(2))]], name);
   key.node.setAttribute("transform", `translate(${round(left - 8)},${round(bottom + 14)})`);
   node.append(key.node);
   const title = `${name[0].toUpperCase()}${name.slice(1)} of every head`;

@@ -58,8 +58,6 @@ export function pictureView(context: Context): Panel {
         ["all", "mean of all"]], (heads) => context.set({ heads })),
       choice("Cover", state.cover, [["light", "light falls where the weight is"], ["colours", "colours"]],
         (cover) => context.set({ cover })),
-      choice("Colour scale", state.scale, [["linear", "linear"], ["sqrt", "square root"], ["log", "logarithmic"]],
-        (scale) => context.set({ scale })),
       saving(() => `${text.title} picture ${headName(context)}`, () => figure(), () => context.root));
   }
 

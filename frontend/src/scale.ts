@@ -17,11 +17,12 @@ export function scaleRow(context: Context): ScaleRow {
     const length = isLesson ? LESSON_KEYS : text.tokens.length;
     colours.scale = scaleOf(state.scale, length, keys);
     element.hidden = isLesson && state.learn !== "scores"; // the only lesson with weights
-    const look = [state.scale, length, keys, colours.css[9]].join();
+    const isPicture = state.view === "picture"; // its legend ends at the largest weight on a patch
+    const look = [isPicture, state.scale, length, keys, colours.css[9]].join();
     if (look === drawn) return;
     drawn = look;
     fill(element, h("span", { class: "scale-name" }, "Weight"), segments("Colour scale of weights", state.scale, SCALES,
-      (scale) => context.set({ scale })), legend(colours, colours.scale, "weight"));
+      (scale) => context.set({ scale })), isPicture ? null : legend(colours, colours.scale, "weight"));
   }
   return { element, update, cells(count) { keys = count; update(); } };
 }
