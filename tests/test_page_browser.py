@@ -52,7 +52,8 @@ def test_a_long_map_from_the_whole_to_one_weight(browser, address, texts):
 
 def test_zooming_with_the_wheel_ends_at_single_weights(browser, file):
     with opened(browser, file + "#map?text=1", width=700, height=420) as page:
-        bounds = settled(page).bounding_box()
+        settled(page).evaluate("box => box.scrollIntoView()")
+        bounds = page.locator(".map-box").bounding_box()
         page.mouse.move(bounds["x"] + bounds["width"] * 0.5, bounds["y"] + bounds["height"] * 0.3)
         for _ in range(12):
             page.mouse.wheel(0, -400)

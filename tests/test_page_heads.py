@@ -14,7 +14,7 @@ from regard.viewer import Sheet, write_page
 pytest.importorskip("playwright.sync_api")
 pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
 CHOSEN = [(0, 1), (1, 2)]  # layer, head
-CHOSEN_TILES = "[...document.querySelectorAll('.tile[aria-pressed=true], .picked')]"
+CHOSEN_TILES = "[...document.querySelectorAll('.head-tile[aria-pressed=true], .picked')]"
 LINES_DRAWN = """all => all.map((one) => [one.getAttribute('stroke'), one.dataset.query, one.dataset.key,
     +one.getAttribute('stroke-width')])"""
 #: How many lines the paths of a head of the model view have.
@@ -39,7 +39,7 @@ def test_toggled_heads_are_the_mean_of_the_api(browser, address, texts):
     sheet = texts["short"]
     with opened(browser, address + "#text?layer=0&head=1&query=9&key=3&heads=0.1,1.2") as page:
         assert pair_weight(page) == pytest.approx(float(mean_of(sheet, CHOSEN)[9, 3]), rel=2e-5)
-        tiles = page.locator(".tile")
+        tiles = page.locator(".head-tile")
         assert tiles.count() == 3 and page.locator(".picked").inner_text().startswith("L1.H2")
         tiles.nth(0).click()
         away(page)

@@ -53,10 +53,12 @@ export function toggled(context: Shown, head: Head): string {
 // A colour for each listed head. A head has the same colour in every view, unless an earlier head of the set has it.
 export function headColours(context: Shown): Map<string, string> {
   const found = new Map<string, string>();
+  const taken = new Set<string>();
   for (const head of listedHeads(context)) {
-    const free = SERIES.filter((colour) => ![...found.values()].includes(colour));
     const own = ownColour(head);
-    found.set(nameOfHead(head), free.includes(own) || !free.length ? own : free[0]);
+    const colour = taken.has(own) ? SERIES.find((one) => !taken.has(one)) ?? own : own;
+    taken.add(colour);
+    found.set(nameOfHead(head), colour);
   }
   return found;
 }

@@ -8,16 +8,16 @@ import { smallMap } from "./small_map";
 export interface Tiles { element: HTMLElement; draw(): void; key(event: KeyboardEvent): boolean }
 
 export function headTiles(context: Context, preview: (head: Head | null) => void): Tiles {
-  const row = h("div", { class: "tiles-row", role: "group", "aria-label": "Heads of the layer" });
-  const head = h("div", { class: "tiles-head" });
-  const others = h("div", { class: "tiles-others", role: "group", "aria-label": "Chosen heads of other layers" });
-  const element = h("div", { class: "tiles" }, head, row, others);
+  const row = h("div", { class: "head-tiles-row", role: "group", "aria-label": "Heads of the layer" });
+  const head = h("div", { class: "head-tiles-head" });
+  const others = h("div", { class: "head-tiles-others", role: "group", "aria-label": "Chosen heads of other layers" });
+  const element = h("div", { class: "head-tiles" }, head, row, others);
   let painted = "";
 
   function tile(at: Head): HTMLButtonElement {
     const name = headName(context, ...at);
     const roles = context.text.layers[at[0]].heads[at[1]].roles.map((role) => role.kind).join(", ");
-    const button = h("button", { type: "button", class: "tile", title: roles ? `${name}: ${roles}` : name, "aria-label": name,
+    const button = h("button", { type: "button", class: "head-tile", title: roles ? `${name}: ${roles}` : name, "aria-label": name,
       onclick: () => context.set({ heads: toggled(context, at), layer: at[0], head: at[1] }),
       onpointerenter: () => preview(at), onpointerleave: () => preview(null), onfocus: () => preview(at),
       onblur: () => preview(null) }, smallMap(context, ...at), h("span", { "aria-hidden": "true" }, at[1]));
@@ -33,7 +33,7 @@ export function headTiles(context: Context, preview: (head: Head | null) => void
       onclick: () => context.set({ layer: (state.layer + by + text.layers.length) % text.layers.length }) }, sign);
     fill(head, choice("Heads", isChosen(state) ? "set" : state.heads, options,
       (heads) => { if (heads !== "set") context.set({ heads }); }),
-      text.layers.length > 1 && h("span", { class: "tiles-layer" }, step(-1, "Tiles of the previous layer", "‹"),
+      text.layers.length > 1 && h("span", { class: "head-tiles-layer" }, step(-1, "Tiles of the previous layer", "‹"),
         h("b", {}, layerName(text.layers[state.layer])), step(1, "Tiles of the next layer", "›")),
       h("span", { class: "hint" }, "Click tiles to choose heads; point at one to see it alone."));
   }
@@ -43,7 +43,7 @@ export function headTiles(context: Context, preview: (head: Head | null) => void
     const { state } = context;
     const colours = headColours(context);
     const all = state.heads === "all" || state.heads === "layer";
-    const buttons = [...row.querySelectorAll<HTMLButtonElement>(".tile")];
+    const buttons = [...row.querySelectorAll<HTMLButtonElement>(".head-tile")];
     for (const button of buttons) {
       const place = button.dataset.place!;
       const at = place.split(".").map(Number) as Head;
@@ -72,7 +72,7 @@ export function headTiles(context: Context, preview: (head: Head | null) => void
     },
     // Arrows move between tiles; Tab reaches only one of them.
     key(event) {
-      const buttons = [...row.querySelectorAll<HTMLButtonElement>(".tile")];
+      const buttons = [...row.querySelectorAll<HTMLButtonElement>(".head-tile")];
       const at = buttons.indexOf(event.composedPath()[0] as HTMLButtonElement);
       const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (at < 0 || step === undefined) return false;
