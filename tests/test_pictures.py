@@ -8,15 +8,17 @@ import io
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import regard as rg
+from miniatures import sharpened
 from regard.errors import RegardError
 from regard.hf.capture.model_inputs import ModelInputs
 from regard.hf.image_grids import image_grids
-from regard.stats import PatchGrid
+from regard.stats import PatchGrid, patch_roles, shuffle_patches
 from regard.viewer import picture_sheets
 from regard.viewer.images import LONGEST, as_bytes, data_url
-from vision_models import COLUMNS, ROWS, pixels, towers, video, whisper, with_texts
+from vision_models import COLUMNS, ROWS, TOWER, pixels, towers, video, whisper, with_texts
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -174,3 +176,35 @@ def test_a_saved_run_keeps_its_picture(tmp_path):
     sheets = picture_sheets(watched(towers()[0]))
     rg.viewer.save_run(tmp_path, sheets)
     assert rg.viewer.load_run(tmp_path)[0].about["picture"] == sheets[0].about["picture"]
+
+
+def test_roles_on_the_grid_are_those_of_patch_roles():
+    config = transformers.ViTConfig(**(TOWER | {"image_size": 24}))
+    model = sharpened(transformers.ViTModel._from_config(config, attn_implementation="sdpa").eval())
+    with torch.no_grad():
+        _say_rows(model)
+    image = pixels(24, 24)
+    with torch.no_grad(), rg.watch(model) as seen:
+        model(image)
+    with torch.no_grad(), rg.watch(model) as null:
+        model(shuffle_patches(image, 6, 6))
+    (sheet,) = [s for s in picture_sheets(seen, null=null) if s.about["picture"]]
+    table = patch_roles(seen.maps, PatchGrid(6, 6, start=1), null=null.maps)
+    shown = [
+        (layer["number"], head, role["kind"], role["score"])
+        for layer in sheet.about["layers"]
+        for head, about in enumerate(layer["heads"])
+        for role in about["roles"]
+    ]
+    assert sorted(shown) == sorted((r.layer, r.head, r.kind, round(r.score, 4)) for r in table.labelled)
+    assert ("row", 0) in {(kind, head) for _, head, kind, _ in shown}, "the first head compares rows"
+
+
+def _say_rows(model):
+    """Make the first layer see the row of a patch only: the first head attends to equal rows, the second to all."""
+    model.embeddings.patch_embeddings.projection.weight.zero_()
+    model.embeddings.position_embeddings.zero_()
+    model.embeddings.position_embeddings[0, 1:, :6] = torch.eye(6).repeat_interleave(6, 0)
+    for name, parameter in model.named_parameters():
+        if "layers.0" in name and ("q_proj" in name or "k_proj" in name or "query" in name or "key" in name):
+            parameter.copy_(3 * torch.eye(16) if parameter.ndim == 2 else torch.zeros(16))

@@ -32,6 +32,8 @@ def patch_roles(
 ) -> RoleTable:
     """Score every head for the roles of places on the grid: row, column, left, right, above, below.
 
+    Row and column leave out the neighbours of a patch, which have roles of their own.
+
     A score is the mean of sum_j w_ij over the keys of the role, for all patches i that have such a key in their frame.
     `null` are the maps of a run on the image with its patches shuffled (`shuffle_patches`): a head that depends on
     places has the same score there. A head has a role if both scores are at least 0.4, and the lower one is 0.2 above
@@ -39,10 +41,10 @@ def patch_roles(
 
     >>> import torch, regard as rg
     >>> from regard.stats import PatchGrid, patch_roles
-    >>> rows = torch.eye(6).repeat_interleave(6, 0) * 5  # 36 patches; queries and keys say their row
-    >>> x = rows.expand(1, 1, 36, 6)
+    >>> rows = torch.eye(8).repeat_interleave(8, 0) * 5  # 64 patches; queries and keys say their row
+    >>> x = rows.expand(1, 1, 64, 8)
     >>> maps = {"layers.0": rg.attend(rg.Attention(), x, x, x).weights}
-    >>> [role.kind for role in patch_roles(maps, PatchGrid(6, 6), null=maps).labelled]
+    >>> [role.kind for role in patch_roles(maps, PatchGrid(8, 8), null=maps).labelled]
     ['row']
     """
     _check(maps, null, grid)
@@ -110,10 +112,13 @@ def _links(grid: PatchGrid, num_tokens: int, device: torch.device) -> dict[str, 
     def near(i: Tensor, j: Tensor) -> Tensor:
         return (frame[i] == frame[j]) & (frame[i] >= 0) & (i != j)
 
+    def far(place: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (place[i] - place[j]).abs() > 1
+
     def step(down: int, right: int) -> IsLink:
         return lambda i, j: near(i, j) & (row[j] == row[i] + down) & (column[j] == column[i] + right)
 
     links: dict[str, IsLink] = {kind: step(*by) for kind, by in STEPS.items()}
-    links["row"] = lambda i, j: near(i, j) & (row[i] == row[j])
-    links["column"] = lambda i, j: near(i, j) & (column[i] == column[j])
+    links["row"] = lambda i, j: near(i, j) & (row[i] == row[j]) & far(column, i, j)
+    links["column"] = lambda i, j: near(i, j) & (column[i] == column[j]) & far(row, i, j)
     return links

@@ -51,8 +51,8 @@ KINDS: dict[str, str] = {
 }
 #: The same for patches of an image, by their places on the grid (`patch_roles`).
 PATCH_KINDS: dict[str, str] = {
-    "row": "other patches of the same row",
-    "column": "other patches of the same column",
+    "row": "patches of the same row, beyond its neighbours",
+    "column": "patches of the same column, beyond its neighbours",
     "left": "the patch to its left",
     "right": "the patch to its right",
     "above": "the patch above it",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import RegardError
 from regard.hf.capture.model_inputs import ModelInputs
 from regard.hf.image_grids import image_grids, is_vision, leading_names, patch_names
 from regard.maps import AttentionMap
-from regard.stats import PatchGrid, TextReading
+from regard.stats import PatchGrid, RoleTable, TextReading, patch_roles
 from regard.viewer.pictures import images_of, picture, sound
 from regard.viewer.sheet import Sheet, page_folds
 
@@ -46,6 +46,7 @@ class _Request:
     image: Any
     grid: tuple[int, int] | PatchGrid | None
     model: str
+    null: WatchedAttention | None
 
 
 def picture_sheets(
@@ -55,9 +56,13 @@ def picture_sheets(
     batch: int = 0,
     image: Any = None,
     grid: tuple[int, int] | PatchGrid | None = None,
+    null: WatchedAttention | None = None,
 ) -> list[Sheet]:
     """The texts of the page for a watched model that read an image, a video or a sound, with the picture under the
     weights. `write_page(path, picture_sheets(seen))` writes them as one file; the arguments are those of `seen.show`.
+
+    `null` is a watch of the same model on the image with its patches shuffled (`regard.stats.shuffle_patches`). With
+    it, heads get roles on the grid: same row, same column, neighbours (`regard.stats.patch_roles`).
 
     >>> import torch, transformers, regard as rg
     >>> sizes = {"image_size": 8, "patch_size": 4, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -68,7 +73,7 @@ def picture_sheets(
     >>> sheet.about["tokens"], [(panel["rows"], panel["columns"]) for panel in sheet.about["picture"]["panels"]]
     (['[CLS]', 'r0 c0', 'r0 c1', 'r1 c0', 'r1 c1'], [(2, 2)])
     """
-    request = _Request(tokens, targets, batch, image, _checked_grid(grid), seen.model)
+    request = _Request(tokens, targets, batch, image, _checked_grid(grid), seen.model, null)
     sheets, reasons = [], []
     for group in _groups(seen, tokens):
         try:
@@ -97,6 +102,7 @@ class _Pictured:
     picture: dict[str, Any] | None = None
     special: list[int] | None = None
     query: int | None = None
+    grid: PatchGrid | None = None
 
 
 def _rank(sheet: Sheet) -> int:
@@ -154,7 +160,7 @@ def _pictured(inputs: ModelInputs, group: _Group, request: _Request) -> _Picture
         tokens = [*leading, *(str(n) for n in range(len(leading), group.num_keys))]
         named = _with_patches(tokens, grids)
         query = 0 if leading else grids[0].token(grids[0].rows // 2, grids[0].columns // 2)
-        return _Pictured(named, shown, list(range(len(leading))), query)
+        return _Pictured(named, shown, list(range(len(leading))), query, grids[0])
     return _Pictured(_with_patches(tokens, grids), shown)
 
 
@@ -191,12 +197,20 @@ def _sheet(group: _Group, pictured: _Pictured, request: _Request, is_sound: bool
         title if pictured.picture else "Text", group.maps, pictured.tokens, pictured.special, queries=queries,
         batch=request.batch, also=page_folds, model=request.model,
     )  # fmt: skip
-    sheet = Sheet.of(reading)
+    sheet = Sheet.of(replace(reading, roles=_roles(group, pictured, request)))
     if pictured.picture is None:
         return sheet
     about = sheet.about | {"picture": pictured.picture}
     about["start"] = _start(reading, pictured, group)
     return Sheet(about, sheet.maps, sheet.ready)
+
+
+def _roles(group: _Group, pictured: _Pictured, request: _Request) -> RoleTable | None:
+    """The roles on the grid, if the maps of shuffled patches are there and patches look at patches."""
+    null, grid = request.null, pictured.grid
+    if null is None or grid is None or group.num_queries != group.num_keys:
+        return None
+    return patch_roles(group.maps, grid, null={name: null[name] for name in group.maps}, batch=request.batch)
 
 
 def _queries(group: _Group, request: _Request) -> list[str] | None:

@@ -1,0 +1,99 @@
+"""`ImageReader` runs a vision or image-text model on an image, and on the same image with its patches shuffled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.errors import RegardError
+from regard.hf.capture import WatchedAttention, watch
+from regard.hf.image_grids import image_grids
+from regard.stats import shuffle_patches
+
+
+@dataclass(frozen=True, eq=False)
+class ImageResult:
+    """The maps of an image, the tokens of its text (None: the model read no text), and the maps of shuffled patches.
+
+    `null` is None if the patches cannot be shuffled, for example if the model reads a text around them.
+    """
+
+    seen: WatchedAttention
+    tokens: list[str] | None
+    null: WatchedAttention | None
+
+
+@dataclass(frozen=True, eq=False)
+class ImageReader:
+    """A model with its processor, which reads images: `ImageReader.load("path/to/folder").read(image)`."""
+
+    model: Any
+    processor: Any
+    name: str = ""
+
+    @staticmethod
+    def load(folder: str | Path) -> ImageReader:
+        """The model and the processor of a folder that `save_pretrained` of both wrote. Nothing is downloaded."""
+        import transformers as hf
+
+        if not (Path(folder) / "config.json").is_file():
+            raise RegardError(
+                f"see --image: {folder} has no config.json. Give the folder of a vision model: --model DIR."
+            )
+        try:
+            config = hf.AutoConfig.from_pretrained(folder, local_files_only=True)
+            kind = getattr(hf, (config.architectures or ["AutoModel"])[0], hf.AutoModel)
+            model = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+            processor = hf.AutoProcessor.from_pretrained(folder, local_files_only=True)
+        except Exception as error:  # transformers and safetensors raise errors of different types
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise RegardError(
+                f"see --image: cannot load {folder}: {lines[0][:200]} Give a folder with the model and its image "
+                "processor, both saved with save_pretrained."
+            ) from error
+        return ImageReader(model.eval(), processor, str(folder))
+
+    def read(self, image: Any, text: str | None = None) -> ImageResult:
+        """Run the model on a PIL image, and on a text if it reads one."""
+        inputs = self._inputs(image, text)
+        seen = self._watch(inputs)
+        tokens = None
+        if "input_ids" in inputs:
+            tokens = self.processor.tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
+        return ImageResult(seen, tokens, None if tokens else self._shuffled(seen, inputs))
+
+    def _inputs(self, image: Any, text: str | None) -> dict[str, Any]:
+        reads_text = hasattr(self.processor, "tokenizer")
+        if text is not None and not reads_text:
+            raise RegardError(f"see --image: {type(self.model).__name__} reads no text. Give --image alone.")
+        try:
+            if not reads_text:
+                return dict(self.processor(images=image, return_tensors="pt"))
+            token = getattr(self.processor, "image_token", "")
+            text = text or ""
+            prompt = text if not token or token in text else f"{token} {text}"
+            return dict(self.processor(images=image, text=prompt, return_tensors="pt"))
+        except RegardError:
+            raise
+        except Exception as error:  # processors raise errors of many types
+            raise RegardError(
+                f"see --image: the processor of {self.name} refused the image or the text: {error}"
+            ) from error
+
+    def _watch(self, inputs: dict[str, Any]) -> WatchedAttention:
+        with watch(self.model) as seen, torch.no_grad():
+            self.model(**inputs)
+        return seen
+
+    def _shuffled(self, seen: WatchedAttention, inputs: dict[str, Any]) -> WatchedAttention | None:
+        weights = seen[0]
+        if weights.shape[2] != weights.shape[3]:
+            return None
+        (grid,) = image_grids(seen.inputs, seen.names[0], weights.shape[3])
+        pixels = inputs["pixel_values"]
+        if grid.frames > 1 or pixels.shape[-2] % grid.rows or pixels.shape[-1] % grid.columns:
+            return None
+        return self._watch(inputs | {"pixel_values": shuffle_patches(pixels, grid.rows, grid.columns)})
