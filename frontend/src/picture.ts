@@ -5,7 +5,7 @@ import { choice, fill, h, s, saving, segments, shown, strong, visible } from "./
 import { byLayer, listedHeads, meanLine } from "./head_sets";
 import { cells, keyOf, placeOf, strip } from "./patches";
 
-const [LISTED, WORDS, DECADES] = [5, 600, 3]; // strongest links in the readout, words beside an image
+const [LISTED, WORDS, TIMED, DECADES] = [5, 600, 80, 3]; // strongest links in the readout, words beside an image, words with a time
 const WAIT = 120; // milliseconds that the mouse rests before the maps of all layers follow
 
 export function pictureView(context: Context): Panel {
@@ -56,8 +56,7 @@ export function pictureView(context: Context): Panel {
         (side) => context.set({ side, key: Math.max(0, state.key) })),
       choice("Heads", custom ? "one" : state.heads, [["one", "this head"], ["layer", "mean of the layer"],
         ["all", "mean of all"]], (heads) => context.set({ heads })),
-      choice("Cover", state.cover, [["light", "light falls where the weight is"], ["colours", "colours"]],
-        (cover) => context.set({ cover })),
+      segments("Cover", state.cover, [["light", "Light"], ["colours", "Colours"]], (cover) => context.set({ cover })),
       saving(() => `${text.title} picture ${headName(context)}`, () => figure(), () => context.root));
   }
 
@@ -83,8 +82,18 @@ export function pictureView(context: Context): Panel {
       svg.addEventListener("pointerleave", () => leave());
       svg.addEventListener("click", (event) => choose(at, event));
       const said = context.text.picture?.kind === "video" ? `frame ${at}` : many ? `image ${at + 1}` : "";
-      return h("figure", { class: "patches" }, svg, sound && seconds(panel), said && h("figcaption", {}, said));
+      return h("figure", { class: "patches" }, svg, sound && curve, sound && seconds(panel), said && h("figcaption", {}, said));
     }));
+  }
+
+  // The weights along the time, under a spectrogram.
+  const curve = s("svg", { class: "curve", viewBox: "0 0 1000 60", preserveAspectRatio: "none", role: "img",
+    "aria-label": "Weight by time" });
+  function drawCurve(values: Float32Array | null, top: number) {
+    if (!isSound()) return;
+    const steps = values ? [...values].map((weight, at) =>
+      `L${(1000 * at) / values.length},${60 - 58 * scaled(weight / top)}H${(1000 * (at + 1)) / values.length}`) : [];
+    curve.replaceChildren(s("path", { d: `M0,60${steps.join("")}V60Z`, fill: "currentColor" }));
   }
 
   // The time axis of a spectrogram.
@@ -177,7 +186,14 @@ export function pictureView(context: Context): Panel {
         visible(token))
       : h("span", { class: "chip-word", dir: "auto", title: `${token} · ${at}` }, visible(token));
     chip.dataset.at = String(at);
+    if (crossed() && isFocus && context.text.picture?.seconds) void sayTime(chip, at);
     return chip;
+  }
+  // Under a word of a transcript: the centre of its weight, in seconds.
+  async function sayTime(chip: HTMLElement, at: number) {
+    if (at >= TIMED) return;
+    const values = await meanLine(context, chosenHeads(context), at);
+    chip.append(h("span", { class: "when" }, `${centre(values).toFixed(2)} s`));
   }
   const hint = () => (crossed()
     ? `Choose a word to see what it looks at. Click the ${isSound() ? "spectrogram" : "picture"} to see which words look there.`
@@ -201,11 +217,14 @@ export function pictureView(context: Context): Panel {
         .toDataURL());
       mark(number, panel, at);
     });
-    colourWords(values, top, at);
-    fill(legendBox, keyOf(context, top, (share) => scaled(share)),
-      h("span", { class: "hint" }, keysShown ? `weight on ${isSound() ? "a moment" : "a patch"}; the largest is ${shown(top)}` : "weight of a word"));
+    colourWords(values, at);
+    drawCurve(keysShown ? values : null, top);
+    fill(legendBox, keysShown && keyOf(context, top, scaled),
+      h("span", { class: "hint" }, keysShown ? `${coverName()} ${isSound() ? "a moment" : "a patch"}: its weight, up to the largest, ${shown(top)}`
+        : "the colours of the words are their weights"));
     say(values, at);
   }
+  const coverName = () => (context.state.cover === "light" ? "Light on" : "Colour of");
   const scaled = (share: number) => (context.state.scale === "linear" ? share : context.state.scale === "sqrt"
     ? Math.sqrt(share) : share <= 0 ? 0 : Math.max(0, 1 + Math.log10(share) / DECADES));
   // The largest weight on a patch, which has the full colour; of words if only words are shown.
@@ -225,15 +244,15 @@ export function pictureView(context: Context): Panel {
     for (const [name, value] of Object.entries({ x: col * wide, y: row * tall, width: wide, height: tall }))
       marks[number].setAttribute(name, String(value));
   }
-  function colourWords(values: Float32Array, top: number, at: number) {
+  function colourWords(values: Float32Array, at: number) {
     const chips = words.querySelectorAll<HTMLElement>(".chip-word[data-at]");
     chips.forEach((chip) => {
       const token = Number(chip.dataset.at);
       const isKeyChip = chip.parentElement!.classList.contains("keys");
       const hasWeight = !crossed() || (turned() ? !isKeyChip : isKeyChip);
-      const share = hasWeight ? scaled(Math.min(1, values[token] / top)) : 0;
-      chip.style.background = share ? context.colours.of(share) : "";
-      chip.style.color = share ? context.colours.on(share) : "";
+      const weight = hasWeight ? values[token] : 0;
+      chip.style.background = weight ? context.colours.weight(weight) : "";
+      chip.style.color = weight ? context.colours.textOn(weight) : "";
       const chosen = !isKeyChip && !(crossed() && turned()) && token === at;
       chip.toggleAttribute("data-chosen", chosen);
       if (chip.tagName === "BUTTON") chip.setAttribute("aria-pressed", String(chosen));
@@ -265,11 +284,13 @@ export function pictureView(context: Context): Panel {
   }
   const isWord = (at: number) => !context.text.special.includes(at);
   function time(values: Float32Array): string {
-    const each = context.text.picture?.seconds;
-    if (!each || turned()) return "";
+    if (!context.text.picture?.seconds || turned()) return "";
+    return `The centre of its weight is at ${centre(values).toFixed(2)} s.`;
+  }
+  function centre(values: Float32Array): number {
     const total = values.reduce((sum, weight) => sum + weight, 0);
-    const centre = values.reduce((sum, weight, frame) => sum + weight * (frame + 0.5), 0) / (total || 1);
-    return `The centre of its weight is at ${(centre * each).toFixed(2)} s.`;
+    const at = values.reduce((sum, weight, frame) => sum + weight * (frame + 0.5), 0) / (total || 1);
+    return at * context.text.picture!.seconds!;
   }
 
   // A map of every head
@@ -356,7 +377,8 @@ export function pictureView(context: Context): Panel {
     element,
     update(before) {
       const { state } = context;
-      const wanted = [state.text, state.side, state.heads, state.cover, state.scale, state.tiles, context.colours.css[1]].join();
+      const wanted = [state.text, state.side, state.heads, state.cover, state.scale, state.tiles, context.colours.css[9],
+        isSound() ? `${state.layer}.${state.head}` : ""].join(); // the times of words are those of the head
       if (!before || wanted !== drawn) { drawn = wanted; preview = null; return draw(); }
       drawTools();
       void colour();
