@@ -2,7 +2,7 @@
 import { headName, inText, meansOnly, strongest, type Context, type Panel } from "./context";
 import { layerName, queriesOf, type PicturePanel, type Text } from "./data";
 import { choice, fill, h, s, saving, segments, shown, strong, visible } from "./dom";
-import { byLayer, listedHeads, meanLine } from "./head_sets";
+import { byLayer, headsInWords, isChosen, listedHeads, meanLine } from "./head_sets";
 import { cells, keyOf, placeOf, strip } from "./patches";
 
 const [LISTED, WORDS, TIMED, DECADES] = [5, 600, 80, 3]; // strongest links in the readout, words beside an image, words with a time
@@ -48,14 +48,14 @@ export function pictureView(context: Context): Panel {
 
   function drawTools() {
     const { state, text } = context;
-    const custom = !["one", "layer", "all"].includes(state.heads);
+    const custom = isChosen(state);
     fill(tools,
       segments("Direction", turned() ? "in" : "out", crossed()
         ? [["out", "What a word looks at"], ["in", `Which words look at ${isSound() ? "a moment" : "a patch"}`]]
         : [["out", "What it looks at"], ["in", "What looks at it"]],
         (side) => context.set({ side, key: Math.max(0, state.key) })),
-      choice("Heads", custom ? "one" : state.heads, [["one", "this head"], ["layer", "mean of the layer"],
-        ["all", "mean of all"]], (heads) => context.set({ heads })),
+      choice("Heads", state.heads, [["one", "this head"], ["layer", "mean of the layer"],
+        ["all", "mean of all"], ...(custom ? [[state.heads, headsInWords(context)] as [string, string]] : [])], (heads) => context.set({ heads })),
       segments("Cover", state.cover, [["light", "Light"], ["colours", "Colours"]], (cover) => context.set({ cover })),
       saving(() => `${text.title} picture ${headName(context)}`, () => figure(), () => context.root));
   }
@@ -177,7 +177,7 @@ export function pictureView(context: Context): Panel {
     }
     fill(words, h("p", { class: "hint" }, hint()), list(text.tokens, true, "Tokens that are not patches"));
   }
-  const imageChip = () => h("span", { class: "chip-word image" }, "▦ image");
+  const imageChip = () => h("span", { class: "chip-word image" }, "▦ image ", h("b", { class: "sum" }));
   function wordChip(token: string, at: number, isFocus: boolean): HTMLElement {
     const chip = isFocus
       ? h("button", { type: "button", class: "chip-word", dir: "auto", title: `${token} · ${at}`,
@@ -192,7 +192,7 @@ export function pictureView(context: Context): Panel {
   // Under a word of a transcript: the centre of its weight, in seconds.
   async function sayTime(chip: HTMLElement, at: number) {
     if (at >= TIMED) return;
-    const values = await meanLine(context, chosenHeads(context), at);
+    const values = await meanLine(context, byLayer(listedHeads(context)), at);
     chip.append(h("span", { class: "when" }, `${centre(values).toFixed(2)} s`));
   }
   const hint = () => (crossed()
@@ -245,6 +245,8 @@ export function pictureView(context: Context): Panel {
       marks[number].setAttribute(name, String(value));
   }
   function colourWords(values: Float32Array, at: number) {
+    const all = [...patchOf.keys()].reduce((sum, token) => sum + (values[token] ?? 0), 0);
+    words.querySelectorAll(".sum").forEach((sum) => { sum.textContent = shown(all); });
     const chips = words.querySelectorAll<HTMLElement>(".chip-word[data-at]");
     chips.forEach((chip) => {
       const token = Number(chip.dataset.at);
@@ -261,12 +263,11 @@ export function pictureView(context: Context): Panel {
 
   // What the token looks at, in words: the strongest links, and the share of patches and of every other kind of token.
   function say(values: Float32Array, at: number) {
-    const { state, text } = context;
+    const { text } = context;
     const others = turned() ? queriesOf(text) : text.tokens;
     const list = strongest(values, LISTED).flatMap((each, n) =>
       [n ? ", " : "", strong(visible(others[each])), ` ${shown(values[each])}`]);
-    const which = state.heads === "layer" ? `the mean of ${layerName(text.layers[state.layer])}`
-      : state.heads === "all" ? "the mean of all heads" : inText(headName(context));
+    const which = inText(headsInWords(context));
     fill(readout, strong(visible(focusTokens()[at])), ` (token ${at})`, turned() ? " is looked at by " : " looks at ",
       ...(list.length ? list : ["nothing"]), `, in ${which}. `, turned() ? "" : parts(values), time(values));
     if (preview === null) context.tell(readout.textContent ?? "");
