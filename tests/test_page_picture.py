@@ -111,8 +111,8 @@ def test_frames_and_words(browser, address, texts):
     with opened(browser, address + "#picture?text=2&layer=1&head=1&query=7&scale=linear") as page:
         ready(page)
         chips = page.locator(".chip-word").all_inner_texts()
-        assert chips == ["5", "6", "▦ image", "7", "8"]
         folded = weights[0, 1, 7, 2:6]
+        assert chips == ["5", "6", f"▦ image {float(folded.sum()):.3f}", "7", "8"]
         expected = (255 * 0.88 * (1 - folded / folded.max())).round()
         assert page.evaluate(COVER, 0) == pytest.approx(expected.tolist(), abs=1)
 
