@@ -61,6 +61,8 @@ def test_a_changed_word_is_read_and_both_texts_stand_side_by_side(browser):
         row = page.locator("table.changes tbody tr").first
         assert row.locator("th").inner_text() == f"Layer {place[0]}, head {place[1]}"
         assert float(row.locator("td").first.inner_text()) == pytest.approx(float(changes.max()), abs=6e-4)
+        # The second text has its own maps, with words on their sides.
+        assert page.locator(".compare .pin-map").nth(1).locator("text").last.inner_html() == "wide"
         row.locator("button").click()
         until(page, f"document.querySelector('h1').textContent.includes('Layer {place[0]}, head {place[1]}')")
         link = page.url

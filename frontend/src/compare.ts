@@ -1,11 +1,13 @@
 // The compare view: two texts side by side in the chosen head, and the heads in which the chosen word changes most.
-import { paint } from "./colour";
 import { headName, inText, interval, place, strongest, type Context, type Panel } from "./context";
 import { counterparts, rowChange } from "./counterparts";
 import { queriesOf, type Text } from "./data";
 import { choice, cut, fill, h, joins, shown, strong, visible } from "./dom";
-import { TILE, type Place } from "./source";
+import { panelOf } from "./pin_figure";
+import { asPins } from "./pin_set";
+import { TILE } from "./source";
 import { typedPanel } from "./typed";
+import { wordNames } from "./word_names";
 
 const [WORDS, LISTED, SHORT] = [400, 8, 2048]; // tokens of a text, heads in the list, keys up to which all layers count
 
@@ -24,7 +26,7 @@ export function compareView(context: Context): Panel {
   const [tools, pair, changes, maps] = [h("div", { class: "tools" }), h("div", { class: "pair" }), h("section", {}),
     h("div", { class: "pair" })];
   const typed = source.common.live_model
-    ? typedPanel(context, (other) => context.set({ other })) : null;
+    ? typedPanel(context, (other) => context.set({ other, otherQuery: -1 })) : null;
   const element = h("div", { class: "compare" }, typed?.element ?? "", tools, pair, changes, maps);
   let turn = 0;
 
@@ -41,15 +43,19 @@ export function compareView(context: Context): Panel {
     return null;
   }
 
-  function drawTools(other: number, query: number) {
+  function drawTools(other: number, second: Text | null, query: number) {
     const { state } = context;
     const options = numbersOf(context).filter((at) => at !== state.text)
       .map((at): [string, string] => [String(at), cut(source.titles[at], 60)]);
     fill(tools, options.length > 0 && choice("Second text", String(other), options,
-      (value) => context.set({ other: Number(value) })),
+      (value) => context.set({ other: Number(value), otherQuery: -1 })),
     other >= 0 && h("button", { type: "button", 
-      onclick: () => context.set({ text: other, other: state.text, query: Math.max(query, 0), key: -1 }) },
-    "Exchange the texts"));
+      onclick: () => context.set({ text: other, other: state.text, query: Math.max(query, 0),
+      otherQuery: -1, key: -1 }) },
+    "Exchange the texts"),
+    second?.tokens.length === context.text.tokens.length && queriesOf(second).length === queriesOf(context.text).length
+      && h("button", { type: "button", onclick: () => context.set({ view: "pins",
+        pins: asPins([place(context), { ...place(context), text: other }]) }) }, "Difference of the maps"));
   }
 
   async function draw() {
@@ -58,19 +64,13 @@ export function compareView(context: Context): Panel {
     typed?.update();
     const found = await second();
     if (mine !== turn) return;
-    if (!found) {
-      drawTools(-1, 0);
-      changes.replaceChildren();
-      maps.replaceChildren();
-      return fill(pair, h("p", { class: "hint" }, state.other >= 0
-        ? "These two texts have different layers or heads, so they are not compared. Choose another text."
-        : "There is no second text with the same heads."));
-    }
+    if (!found) return drawNone();
     const [number, other] = found;
     const queries = counterparts(queriesOf(text), queriesOf(other));
     const keys = text.queries ? counterparts(text.tokens, other.tokens) : queries;
-    const query = queries[state.query] ?? -1;
-    drawTools(number, query);
+    const placed = queries[state.query] ?? -1;
+    const query = state.otherQuery >= 0 ? Math.min(state.otherQuery, queriesOf(other).length - 1) : placed;
+    drawTools(number, other, query);
     const layers = Math.max(text.tokens.length, other.tokens.length) <= SHORT ? text.layers.map((_, at) => at)
       : [state.layer];
     const [rows, others] = await Promise.all([layersOf(state.text, state.query, layers),
@@ -79,10 +79,24 @@ export function compareView(context: Context): Panel {
     const at = layers.indexOf(state.layer);
     const sides: Side[] = [{ text, number: state.text, query: state.query, rows: rows[at] },
       { text: other, number, query, rows: others?.[at] ?? [] }];
-    pair.replaceChildren(...sides.map((side, n) => column(side, n === 0 ? (chosen) => context.set({ query: chosen })
-      : (chosen) => { const back = queries.indexOf(chosen); if (back >= 0) context.set({ query: back }); })));
-    maps.replaceChildren(...sides.map(wholeMap));
+    // A word of the second text chooses the word of the first in its place, or is chosen alone if there is none.
+    const choose = [(chosen: number) => context.set({ query: chosen, otherQuery: -1 }), (chosen: number) => {
+      const back = queries.indexOf(chosen);
+      context.set(back >= 0 ? { query: back, otherQuery: -1 } : { otherQuery: chosen });
+    }];
+    pair.replaceChildren(...sides.map((side, n) => column(side, choose[n])));
+    const drawn = await Promise.all(sides.map((side, n) => wholeMap(side, choose[n])));
+    if (mine !== turn) return;
+    maps.replaceChildren(...drawn);
     drawChanges(text, other, others && changed(layers, rows, others, keys), query);
+  }
+  function drawNone() {
+    drawTools(-1, null, 0);
+    changes.replaceChildren();
+    maps.replaceChildren();
+    fill(pair, h("p", { class: "hint" }, context.state.other >= 0
+      ? "These two texts have different layers or heads, so they are not compared. Choose another text."
+      : "There is no second text with the same heads."));
   }
   const layersOf = (number: number, query: number, layers: number[]) =>
     Promise.all(layers.map((layer) => source.rows(number, layer, query)));
@@ -97,13 +111,24 @@ export function compareView(context: Context): Panel {
       text.queries && h("p", { class: "hint" }, "attends to"),
       text.queries && words(text.tokens, -1, row, null, new Set(text.special)),
       h("p", { class: "readout" }, ...(row ? [strong(visible(queriesOf(text)[query])), " attends to ", ...links, "."]
-        : ["This text has no word in the place of the chosen one. Choose another word."])));
+        : ["This text has no word in the place of the chosen one. Choose one here."])));
   }
 
-  function wholeMap({ text, number, query }: Side): HTMLElement {
-    const canvas = h("canvas", { role: "img", "aria-label": `All weights of ${inText(headName(context))} on this text` });
-    void drawMap(canvas, { ...place(context), text: number }, text);
-    return h("section", { class: "side" }, h("h2", {}, `${headName(context)}: all words`), canvas,
+  async function wholeMap(side: Side, choose: (query: number) => void): Promise<HTMLElement> {
+    const { text, number, query } = side;
+    const { source, colours } = context;
+    const sizes = [queriesOf(text).length, text.tokens.length];
+    let level = source.finest(number);
+    while (Math.max(...sizes) > TILE << level) level++;
+    const values = await source.tile({ ...place(context), text: number }, level, 0, 0, "mean");
+    const grid = { values, rows: [0, sizes[0]] as [number, number], cols: [0, sizes[1]] as [number, number], level };
+    const width = Math.min(480, maps.clientWidth > 760 ? maps.clientWidth / 2 - 18 : maps.clientWidth);
+    const label = `All weights of ${inText(headName(context))} on this text`;
+    const panel = panelOf(context, grid, [wordNames(queriesOf(text)), wordNames(text.tokens)], width,
+      (weight) => colours.weight(weight), label, (pair, click) => { if (pair && click) choose(pair[0]); });
+    panel.mark([query, -1]);
+    return h("section", { class: "side" }, h("h2", {}, `${headName(context)}: all words`),
+      h("div", { class: "scroll" }, panel.figure),
       h("p", { class: "hint" }, "A row looks, a column is looked at. ", h("button", { type: "button", class: "quiet",
         onclick: () => context.set({ view: "map", text: number, query: Math.max(query, 0), key: -1, x: -1, y: -1 }) },
       "Open the map")));
@@ -128,25 +153,13 @@ export function compareView(context: Context): Panel {
     return box;
   }
 
-  async function drawMap(canvas: HTMLCanvasElement, at: Place, text: Text) {
-    const sizes = [queriesOf(text).length, text.tokens.length];
-    let level = source.finest(at.text);
-    while (Math.max(...sizes) > TILE << level) level++;
-    const [rows, cols] = sizes.map((size) => Math.ceil(size / 2 ** level));
-    const values = await source.tile(at, level, 0, 0, "mean");
-    paint(canvas, context.colours, values, rows, cols);
-    canvas.classList.toggle("crisp", rows < TILE / 2);
-    canvas.style.aspectRatio = `${cols} / ${rows}`;
-  }
-
   function drawChanges(text: Text, other: Text, found: Change[] | null, query: number) {
     if (!found) return changes.replaceChildren();
     const word = visible(queriesOf(text)[context.state.query]);
     const now = visible(queriesOf(other)[query]);
     const best = (weights: Float32Array | number, at: number, side: Text) =>
       `${cut(visible(side.tokens[at]), 16)} ${shown(weights as number)}`;
-    fill(changes, h("h2", {}, "Heads in which ", strong(word), now === word ? null : " → ",
-      now === word ? null : strong(now), " changes most"),
+    fill(changes, h("h2", {}, `Heads in which “${word}”${now === word ? "" : ` or “${now}”`} changes most`),
       h("p", { class: "hint" }, "The change is half of the sum of all differences between the two rows of weights: 0 if they are the same, 1 if they share no word. Words are compared with those in their place."),
       h("div", { class: "scroll" }, h("table", { class: "changes" }, h("thead", {}, h("tr", {},
         ...["head", "change", "attends most to, first text", "second text"].map((name) => h("th", { scope: "col" }, name)))),
@@ -165,7 +178,7 @@ export function compareView(context: Context): Panel {
       const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (!step) return false;
       const query = context.state.query + step;
-      if (query >= 0 && query < queriesOf(context.text).length) context.set({ query }, true);
+      if (query >= 0 && query < queriesOf(context.text).length) context.set({ query, otherQuery: -1 }, true);
       return true;
     },
     close() { typed?.close(); },

@@ -32,6 +32,7 @@ export interface State {
   cover: string; // of a picture: light, colours
   tiles: string; // heads beside a picture: layer, all
   other: number; // the second text of compare; -1: none
+  otherQuery: number; // its chosen word; -1: the one in the place of the first text's
   pins: string; // "text.layer.head,text.layer.head"
   table: string; // of the statistics view: the column that sorts the table of heads, with "-" downwards; "": charts
   find: string; // a role or a word in the table of heads
@@ -42,7 +43,7 @@ export const START: State = {
   colour: "weights", sort: "layer", way: "words", heads: "one", side: "both", pairs: "all", panels: "layers",
     learn: "positions", figure: "", width: "8.5", ground: "light", caption: "", captioned: "yes", span: "",
     cover: "light", tiles: "layer",
-    other: -1, pins: "", table: "", find: "",
+    other: -1, otherQuery: -1, pins: "", table: "", find: "",
 };
 
 // Only values that differ from START, so that links stay short; and the head and the query, which a text begins with.
