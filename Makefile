@@ -18,7 +18,7 @@ INSTALL = $(PIP) --editable '$(1)' || { \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv install demo test quick settings oldest mutation replay examples lint format types page notebooks kernels wheels bench docs clean
+.PHONY: help venv install demo test quick settings oldest mutation replay examples lint format types page screenshots notebooks kernels wheels bench docs clean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ types: $(STAMPS)/dev ## Check the types of src
 
 page: $(STAMPS)/dev ## Check frontend/ and bundle it into the package (node comes as a wheel)
 	cd frontend && $(NPM) ci --silent && $(NPM) run --silent check && $(NODE) build.mjs
+
+screenshots: $(STAMPS)/dev ## Take pictures of every view of the page: build/screenshots, and those of docs/images (needs chromium)
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/screenshots.py $(ARGS)
 
 kernels: $(STAMPS)/compiler ## Compile kernels/ into the package, after a change in it (clang comes as a wheel)
 	@$(BIN)/python scripts/build_kernels.py $(ARGS)

@@ -13,14 +13,15 @@ from pathlib import Path
 import torch
 
 import regard as rg
+from benchmarks import in_browser
+from benchmarks.texts import HEADS, LAYERS, LENGTH, long_text
 from regard.bench.measure import Goal, added_memory
 from regard.stats import TextReading
 from regard.viewer import Sheet, load_run, save_run, write_page
 from regard.viewer.answers import TILE, Answers
-from regard.viewer.sheet import QUICK, READY
+from regard.viewer.sheet import QUICK
 
-LENGTH, HEADS, LAYERS, WIDTH = 32_768, 12, 2, 64
-#: Bytes of a page of all 72 heads of MiniLM at 512 tokens, by the viewers that hold every weight (docs/benchmarks.md).
+#: Megabytes of a page of all 72 heads of MiniLM at 512 tokens, by viewers that hold every weight (docs/benchmarks.md).
 BERTVIZ, INSPECTUS = 831, 96
 
 
@@ -33,25 +34,11 @@ def goals() -> Iterator[Goal]:
     torch.set_num_threads(threads)
     yield Goal(f"memory that the server adds, {where()}", added_memory(prepare_tiles), 500, "MiB")
     yield from one_file()
+    yield from in_browser.goals()
 
 
 def where() -> str:
     return f"{LAYERS} layers x {HEADS} heads, n = {LENGTH}"
-
-
-def long_text() -> Sheet:
-    """A causal text with random queries and keys; of the levels that lie ready only the size matters here."""
-    torch.manual_seed(0)
-    maps = []
-    for _ in range(LAYERS):
-        q, k, v = (torch.randn(1, HEADS, LENGTH, WIDTH) for _ in range(3))
-        maps.append(rg.attend(rg.Attention(mask=rg.causal()), q, k, v).weights)
-    heads = [{"values": {}, "roles": []} for _ in range(HEADS)]
-    layers = [{"name": f"layer.{n}", "number": n, "heads": heads} for n in range(LAYERS)]
-    tokens = [f"token{n}" for n in range(LENGTH)]
-    about = {"title": "A long text", "tokens": tokens, "queries": None, "special": [], "layers": layers}
-    ready = [tuple(torch.rand(HEADS, READY, READY).half() for _ in range(2)) for _ in maps]
-    return Sheet(about, maps, ready)
 
 
 def some_tiles(answers: Answers, count: int = 135, seed: int = 0) -> list[float]:

@@ -49,13 +49,15 @@ def translation(title="Bahdanau"):
 
 
 @contextmanager
-def served(sheets, **options):
-    """The address of a server of these texts."""
+def served(sheets, asking=10, **options):
+    """The address of a server of these texts; a client has `asking` seconds for its request."""
     import uvicorn
 
+    from regard.viewer.connections import server_config
     from regard.viewer.server import application
 
-    server = uvicorn.Server(uvicorn.Config(application(sheets, **options), port=0, log_level="error", lifespan="off"))
+    config = server_config(application(sheets, **options), asking, port=0, log_level="error", lifespan="off")
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

@@ -13,6 +13,7 @@ from regard.engine.reference import reference
 from regard.maps import AttentionMap, Tile
 from regard.maps.folds import greatest
 from regard.maps.pyramid import Pyramid
+from regard.maps.stored import tabled
 from regard.shapes import Sizes
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
@@ -134,6 +135,11 @@ def test_uniform_attention_has_entropy_log_n():
     torch.testing.assert_close(weights.entropy(), torch.full((1, 1, 7), 7.0).log())
     causal = rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights
     torch.testing.assert_close(causal.entropy()[0, 0], torch.arange(1.0, 8.0).log())
+
+
+def test_a_weight_that_was_rounded_above_one_has_no_entropy_below_zero():
+    weights = tabled(torch.tensor([1 + 2**-22, 1.0]).view(1, 1, 2, 1))
+    assert weights.entropy().flatten().tolist() == [0.0, 0.0]
 
 
 def test_a_hard_lookup_has_entropy_zero_and_reaches_where_it_points():

@@ -187,6 +187,15 @@ def test_roles_stand_beside_their_null_and_masks_among_the_warnings():
     assert not sheet().about["has_roles"]
 
 
+def test_roles_that_there_are_not_have_their_reason():
+    """Once every text without roles was told to be too short."""
+    assert "more than 25 tokens" in sheet().about["why_no_roles"] and "has 13" in sheet().about["why_no_roles"]
+    assert "were not computed" in sheet(length=40).about["why_no_roles"]
+    assert "the same" in sheet(["a"] * 40).about["why_no_roles"]
+    assert "self-attention" in Sheet.of(translation()).about["why_no_roles"]
+    assert Sheet.of(told(reading())).about["why_no_roles"] == ""
+
+
 def test_chosen_layers_keep_their_numbers():
     whole = reading(layers=6)
     some = TextReading.of("A few", {name: whole.maps[name] for name in ("layer.3", "layer.5")}, whole.profile.tokens)
@@ -355,7 +364,7 @@ def test_a_shorter_text_leaves_no_layers_of_a_longer_one(tmp_path):
         ('{"format": "regard run", "version": 99}', "version 99"),
         ('{"format": "regard run", "version": 1}', "damaged"),
         ('{"format": "regard run", "version": 1, "texts": []}', "has no text"),
-        ('{"format": "regard run", "version": 1, "texts": [{"folder": "../..", "layers": 1}]}', "is missing"),
+        ('{"format": "regard run", "version": 1, "texts": [{"folder": "../..", "layers": 1}]}', "a name in this"),
     ],
 )
 def test_what_is_no_run_is_refused(manifest, reason, tmp_path):

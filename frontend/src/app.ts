@@ -52,7 +52,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
 
   const spoken = h("div", { class: "spoken", "aria-live": "polite" });
   const tabs = h("nav", { class: "tabs", "aria-label": "Views" });
-  const bar = h("div", { class: "bar" });
+  const bar = h("section", { class: "bar", "aria-label": "Layer and head" });
   const about = identity(context, (text) => openText(text));
   const main = h("main", { class: "view", tabindex: -1 });
   const notice = h("p", { class: "notice", role: "alert", hidden: true });

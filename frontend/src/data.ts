@@ -36,6 +36,7 @@ export interface Text {
   places: [number, number][] | null;
   findings: Finding[];
   has_roles: boolean;
+  why_no_roles?: string; // texts that older versions saved do not have it
   gold: [number, number, boolean][];
   aligned: string;
   charts: Chart[];

@@ -86,7 +86,7 @@ export function headGrid(context: Context): HeadGrid {
   }
 
   function columnNames(): HTMLElement {
-    return h("div", { class: "row names", role: "row" }, h("span", { class: "axis", role: "columnheader" }),
+    return h("div", { class: "row names", role: "row" }, h("span", { class: "axis" }),
       ...Array.from({ length: columns }, (_, head) => h("span", { class: "axis", role: "columnheader",
         "aria-label": `head ${head}` }, `H${head}`)));
   }

@@ -79,22 +79,13 @@ export function overview(context: Context): Panel {
   function roles(): (HTMLElement | false)[] {
     const { text, source } = context;
     const earned = text.layers.flatMap((layer) => layer.heads.flatMap((each) => each.roles.map((role) => role.kind)));
-    if (!text.has_roles) return [h("p", { class: "hint" }, noRoles())];
+    if (!text.has_roles) return [h("p", { class: "hint" }, (text.why_no_roles ?? "No roles were computed for this text."))];
     if (!earned.length) return [h("p", { class: "hint" }, "No head has a role on this text.")];
     return [h("ul", { class: "plain" }, ...Object.entries(source.common.kinds).flatMap(([kind, { letter, meaning }]) => {
       const count = earned.filter((each) => each === kind).length;
       return count ? [h("li", {}, h("span", { class: "chip" }, letter), strong(kind),
         ` ${meaning} (${count} head${count > 1 ? "s" : ""})`)] : [];
     })), h("p", { class: "hint" }, source.common.roleCaveat)];
-  }
-
-  // Why the text has no roles.
-  function noRoles(): string {
-    const { text, source } = context;
-    if (text.queries) return "Roles are found in self-attention over a whole text.";
-    if (new Set(text.tokens.filter((_, at) => !text.special.includes(at))).size <= source.common.queries)
-      return `Roles need a text with more than ${source.common.queries} different tokens.`;
-    return "Roles were not computed for this text. regard see TEXT --save DIR computes them, by a second run on shuffled words.";
   }
 
   // The grid as one figure, in the order of the page, to be saved.

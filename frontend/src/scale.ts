@@ -7,7 +7,7 @@ import { LESSON_KEYS } from "./learn_scores";
 export interface ScaleRow { element: HTMLElement; update(): void; cells(keys: number): void }
 
 export function scaleRow(context: Context): ScaleRow {
-  const element = h("div", { class: "scale" });
+  const element = h("section", { class: "scale", "aria-label": "Colour scale" });
   let keys = 1; // how many keys a cell of the view sums over
   let drawn = "";
 

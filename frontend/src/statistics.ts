@@ -1,27 +1,31 @@
 // The statistics view: maps of a statistic and of roles, offsets, similarity, weight received, and curves of a run.
 import * as Plot from "@observablehq/plot";
+import { named } from "./chart_names";
 import { headName, inText, type Context, type Panel } from "./context";
 import { rangeLegend, SERIES } from "./colour";
 import { layerName, type Layer } from "./data";
 import { chartOf, choice, fill, h, saving, segments, shown, visible } from "./dom";
 import { headTable } from "./head_table";
 import { label as plainLabel } from "./labels";
+import { numbers, type Row } from "./numbers";
 
 export function statisticsView(context: Context): Panel {
   const [tools, body] = [h("div", { class: "tools" }), h("div", { class: "charts" })];
   const [heads, shape] = [headTable(context), h("div", { class: "tools" })];
   const element = h("div", {}, shape, tools, body, heads.element);
 
-  const chart = (title: string, said: string, options: Plot.PlotOptions, chosen?: (value: any) => void,
-    key: SVGSVGElement | null = null) => {
+  type More = { chosen?: (value: any) => void; values?: any[]; key?: SVGSVGElement };
+  const chart = (title: string, said: string, options: Plot.PlotOptions, rows: Row[],
+    { chosen, values = [], key }: More = {}) => {
     const made = Plot.plot({ width: Math.min(560, Math.max(280, context.root.clientWidth - 40)),
       marginBottom: 40, style: { background: "transparent", fontSize: "12px", fontFamily: "inherit" }, ...options });
     const figure = chartOf(made);
     figure.setAttribute("role", "img");
     figure.setAttribute("aria-label", `${title}. ${said}`);
     const box = h("figure", {}, h("figcaption", {}, title,
-      saving(() => `${context.text.title} ${title}`, () => made, () => context.root, () => key)),
-      h("p", { class: "hint" }, said), key, made);
+      saving(() => `${context.text.title} ${title}`, () => made, () => context.root, () => key ?? null)),
+      h("p", { class: "hint" }, said), key, named(made),
+      numbers(title.split(",")[0], rows, chosen && ((at) => chosen(values[at]))));
     if (chosen) box.addEventListener("click", () => { const value = (made as any).value; if (value) chosen(value); });
     return box;
   };
@@ -68,7 +72,8 @@ export function statisticsView(context: Context): Panel {
         context.root.clientWidth <= 520 ? null : Plot.text(heads,
           { x: "head", y: "layer", text: (d: any) => (Math.abs(d.value) >= 10 ? d.value.toFixed(0)
           : d.value.toFixed(2)), fill: (d: any) => context.colours.on((d.value - low) / (high - low || 1) || 0.004), fontSize: 10,
-          pointerEvents: "none" }), ...chosen] }, go, rangeLegend(context.colours, low, high, plainLabel(source.common, name))),
+          pointerEvents: "none" }), ...chosen] }, heads.map((each) => ({ head: `${each.layer}.${each.head}`, [name]: each.value })),
+        { chosen: go, values: heads, key: rangeLegend(context.colours, low, high, plainLabel(source.common, name)) }),
     ];
     if (text.has_roles) {
       const kinds = Object.keys(source.common.kinds).filter((kind) => heads.some((head) => head.kind === kind));
@@ -78,7 +83,9 @@ export function statisticsView(context: Context): Panel {
         Plot.cell(heads, { x: "head", y: "layer", fill: "kind", fillOpacity: 0.55, inset: 0.7, tip: true,
           title: (d: any) => `layer ${d.layer}, head ${d.head}: ${d.kind}` }),
         Plot.text(heads, { x: "head", y: "layer", text: "roles", fontWeight: 600, fontSize: 10,
-          pointerEvents: "none" }), ...chosen] }, go));
+          pointerEvents: "none" }), ...chosen] }, heads.map((each) => ({ head: `${each.layer}.${each.head}`,
+        roles: text.layers[each.at].heads[each.head].roles.map((role) => role.kind).join(", ") || "none" })),
+        { chosen: go, values: heads }));
     }
     const head = text.layers[state.layer].heads[state.head];
     const offsets = head.offsets.map((weight, at) =>
@@ -89,7 +96,8 @@ export function statisticsView(context: Context): Panel {
       "Mean weight by offset; −1 is the previous token. Ticks: the mean of the layer.",
       { height: 220, x: { label: "offset" }, y: { label: "weight", grid: true },
       marks: [Plot.barY(offsets, { x: "offset", y: "weight", fill: SERIES[0], tip: true }),
-      Plot.tickY(offsets, { x: "offset", y: "mean", stroke: "currentColor", strokeWidth: 2 }), Plot.ruleY([0])] }));
+      Plot.tickY(offsets, { x: "offset", y: "mean", stroke: "currentColor", strokeWidth: 2 }), Plot.ruleY([0])] },
+      offsets.map(({ offset, weight, mean }) => ({ offset, weight, "mean of the layer": mean }))));
     const size = text.tokens.length / head.received.length;
     const received = head.received.map((weight, at) =>
       ({ at: Math.round(at * size), weight, token: text.tokens[Math.round(at * size)] }));
@@ -100,14 +108,16 @@ export function statisticsView(context: Context): Panel {
       marks: [Plot.areaY(received, { x: "at", y: "weight", fill: SERIES[1], fillOpacity: 0.3, curve: "step" }),
       Plot.lineY(received, { x: "at", y: "weight", stroke: SERIES[1], curve: "step" }),
       Plot.tip(received, Plot.pointerX({ x: "at", y: "weight",
-      title: (d: any) => `${visible(d.token)} (${d.at}): ${shown(d.weight)}` })), Plot.ruleY([0])] }));
+      title: (d: any) => `${visible(d.token)} (${d.at}): ${shown(d.weight)}` })), Plot.ruleY([0])] },
+      received.map(({ at, token, weight }) => ({ token: `${visible(token)} (${at})`, "weight received": weight }))));
     const similarity = text.layers[state.layer].similarity.flatMap((row, a) =>
       row.map((cosine, b) => ({ a, b, cosine })));
     figures.push(chart(`Similarity of heads, ${layerName(text.layers[state.layer])}`,
       "The cosine between the maps of every two heads of the layer; 1: the same map.",
       { height: 46 + text.layers[state.layer].heads.length * 22, x: { label: "head" }, y: { label: "head" },
       marginLeft: 44, color: colourScale([0, 1]), marks: [Plot.cell(similarity,
-      { x: "a", y: "b", fill: "cosine", inset: 0.5, tip: true })] }, undefined, rangeLegend(context.colours, 0, 1, "cosine")));
+      { x: "a", y: "b", fill: "cosine", inset: 0.5, tip: true })] }, similarity.map(({ a, b, cosine }) =>
+      ({ heads: `${a}, ${b}`, cosine })), { key: rangeLegend(context.colours, 0, 1, "cosine") }));
     if (text.places) {
       heads.forEach((each, at) => { [each.x, each.y] = text.places![at]; });
       figures.push(
@@ -118,7 +128,8 @@ export function statisticsView(context: Context): Panel {
         Plot.text(heads.filter((each) => each.chosen || heads.length <= 150), { x: "x", y: "y", text: (d: any) => `${text.layers[d.at].number}.${d.head}`, dy: -9, fontSize: 9,
           pointerEvents: "none" }),
         Plot.dot(heads.filter((each) => each.chosen),
-          { x: "x", y: "y", r: 8, stroke: "var(--accent)", strokeWidth: 2 })] }, go));
+          { x: "x", y: "y", r: 8, stroke: "var(--accent)", strokeWidth: 2 })] },
+        heads.map((each) => ({ head: `${each.layer}.${each.head}`, x: each.x, y: each.y })), { chosen: go, values: heads }));
     }
     for (const each of text.charts) {
       const points = each.series.flatMap(({ name: series, points: list }) => list.map(([x, y]) => ({ series, x, y })));
@@ -128,7 +139,8 @@ export function statisticsView(context: Context): Panel {
         { height: 260, x: { label: each.x, domain: places }, y: { label: each.y, grid: true },
         color: { domain, range: domain.map((_, at) => SERIES[at % SERIES.length]), legend: domain.length > 1 },
         marks: [Plot.line(points, { x: "x", y: "y", stroke: "series", tip: true }),
-        Plot.dot(points, { x: "x", y: "y", fill: "series", r: 2.5 })] }));
+        Plot.dot(points, { x: "x", y: "y", fill: "series", r: 2.5 })] },
+        points.map(({ series, x, y }) => ({ series, [each.x]: x, [each.y]: y }))));
     }
     body.replaceChildren(...figures);
   }

@@ -114,6 +114,9 @@ class Entropy(Fold[Tensor]):
     def add(self, state: State, tile: Tile) -> None:
         state[0][:, :, tile.rows] -= weighted_log(tile)
 
+    def finish(self, state: State) -> Tensor:
+        return state[0].clamp_min(0.0)  # a weight that was rounded above 1 has a logarithm above 0
+
 
 #: A finite logarithm of a weight that rounds to 0, so that weight times logarithm is 0.
 NEARLY_ZERO = -1e30

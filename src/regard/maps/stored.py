@@ -123,11 +123,11 @@ def load_map(path: str | os.PathLike[str]) -> AttentionMap:
         remedy = "It is truncated or damaged. Copy it again, or save the map again."
         missing = isinstance(error, FileNotFoundError)
         raise RegardError(f"load_map: {path} cannot be read: {error}.{'' if missing else f' {remedy}'}") from None
-    if about.get("format") != "regard map" or int(about.get("version", VERSION + 1)) > VERSION:
+    if about.get("format") != "regard map" or about.get("version", "") not in [str(n) for n in range(1, VERSION + 1)]:
         raise RegardError(f"load_map: {path} is no map of version {VERSION} or earlier. Write maps with save_map.")
     try:
         return _from_header(json.loads(about["map"]), tensors)
-    except (KeyError, TypeError, ValueError, AttributeError, ImportError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ImportError, RecursionError, RuntimeError) as error:
         raise RegardError(f"load_map: {path} is damaged: {error}.") from None
 
 

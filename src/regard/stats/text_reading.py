@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.maps import AttentionMap, Fold
 from regard.stats.profile import Link, Profile, one_text, profile
-from regard.stats.roles import RoleTable
+from regard.stats.roles import QUERIES, RoleTable
 from regard.stats.warnings import Finding, findings
 
 
@@ -90,6 +90,23 @@ class TextReading:
     def findings(self) -> list[Finding]:
         """Warnings about masks, then warnings about heads."""
         return [*self.masks, *findings(self.profile)]
+
+    @property
+    def why_no_roles(self) -> str:
+        """Why `roles` is None, in a sentence; "" if there are roles."""
+        profile = self.profile
+        if self.roles is not None:
+            return ""
+        if not profile.is_self_attention:
+            return "Roles are defined for self-attention; here the words of one text attend to those of another."
+        ordinary = [profile.query_tokens[at] for at in profile.ordinary]
+        if len(ordinary) <= QUERIES:
+            return (
+                f"Roles need a text with more than {QUERIES} tokens besides special ones; this one has {len(ordinary)}."
+            )
+        if len({*ordinary}) == 1:
+            return "Roles need a text with different tokens; all tokens of this one are the same."
+        return "Roles were not computed for this text. They need its model: `regard see TEXT --model NAME` finds them."
 
     def rows(self, query: int) -> list[Tensor]:
         """The exact weights of one query, (H, J) for each layer."""

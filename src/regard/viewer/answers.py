@@ -24,7 +24,7 @@ from regard.maps.dot import is_dot, scaled
 from regard.maps.pyramid import averaged, cells, coarser
 from regard.viewer.live_model import Check, LiveModel, requested_text
 from regard.viewer.page import embed
-from regard.viewer.sheet import COMMON, Sheet, base_level, raw
+from regard.viewer.sheet import COMMON, QUICK, Sheet, base_level, raw
 from regard.viewer.story import Story
 from regard.viewer.typed_texts import TypedTexts
 
@@ -32,6 +32,8 @@ from regard.viewer.typed_texts import TypedTexts
 TILE, CACHED = 128, 1024
 #: The most queries or keys of a window.
 WINDOW = 64
+#: The most weights that are computed at once for a tile of cells: 16 MiB in float32.
+STRIP = 1 << 22
 
 
 class NoAnswer(Exception):
@@ -91,9 +93,10 @@ class Answers:
             side = TILE << (n - base)
             part = (h, slice(r * side, (r + 1) * side), slice(c * side, (c + 1) * side))
             mean, greatest = coarser((ready[0][part].float(), ready[1][part].float()), n - base, base, I, r * side)
+        elif ready is None and base and n > QUICK:
+            raise NoAnswer(f"this text has no cells of level {n}; Sheet.of computes them")
         else:
-            rows, cols = (slice(tile * TILE * size, (tile + 1) * TILE * size) for tile in (r, c))
-            sums, greatest = cells(weights.tile(0, h, rows, cols)[0, 0].float(), size)
+            sums, greatest = cells_of_tile(weights, h, (r, c), size)
             mean = averaged(sums, size, I, r * TILE)
         values = greatest if pool == "max" else mean
         return raw(values.half() if n else values)
@@ -126,6 +129,17 @@ class Answers:
         sheet = self._sheet(text)
         index = number(layer, len(sheet.maps), "layer")
         return sheet.maps[index], sheet.ready[index] if index < len(sheet.ready) else None
+
+
+def cells_of_tile(weights: AttentionMap, head: int, place: tuple[int, int], size: int) -> tuple[Tensor, Tensor]:
+    """The sums and the largest weights of the cells of a tile, from strips of at most `STRIP` weights."""
+    side = TILE * size
+    first, last = place[0] * side, min((place[0] + 1) * side, weights.shape[2])
+    cols, step = slice(place[1] * side, (place[1] + 1) * side), max(1, STRIP // (side * size)) * size
+    strips = (slice(start, min(start + step, last)) for start in range(first, last, step))
+    parts = [cells(weights.tile(0, head, rows, cols)[0, 0].float(), size) for rows in strips]
+    sums, greatest = (torch.cat(part) for part in zip(*parts, strict=True))
+    return sums, greatest
 
 
 def levels(I: int, J: int) -> int:

@@ -21,7 +21,7 @@ from regard.errors import RegardError
 from regard.maps import AttentionMap
 from regard.stats import LayerProfile, Offsets, Profile, Role, RoleTable, TextReading
 from regard.stats.numbering import head_name, layer_numbers
-from regard.stats.roles import KINDS, QUERIES
+from regard.stats.roles import KINDS
 from regard.viewer.lead import lead_of
 from regard.viewer.sentences import joined
 from regard.viewer.sheet import Sheet
@@ -53,9 +53,7 @@ def role_map(reading: TextReading) -> Any:
     A head with several roles shows the role with the highest score. A head without a role is blank.
     """
     if reading.roles is None:
-        raise RegardError(
-            f"role_map: this reading has no roles. Roles need a text of more than {QUERIES} tokens. Give a longer text."
-        )
+        raise RegardError(f"role_map: this reading has no roles. {reading.why_no_roles}")
     layers, best_roles = reading.profile.layers, _best_roles(reading.roles)
     cols, kinds = max(layer.num_heads for layer in layers), {role.kind for role in best_roles.values()}
     figure, axes = _figure(3.4 + 0.62 * cols, 1.5 + 0.46 * len(layers))

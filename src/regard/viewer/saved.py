@@ -21,11 +21,14 @@ from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps.stored import load_map, save_map
 from regard.seq2seq.runs.files import read_json
+from regard.viewer.saved_checks import check_text
 from regard.viewer.sheet import Sheet
 from regard.viewer.story import Story, story_of
 from regard.whole_files import write_whole
 
 MANIFEST, STORY, FORMAT, VERSION = "manifest.json", "story.json", "regard run", 1
+#: The most layers of a text.
+MOST_LAYERS = 10_000
 #: The fields of a text in tokens.json. The other fields are in statistics.json.
 TOKENS = ("title", "tokens", "queries", "special")
 
@@ -101,28 +104,41 @@ def load_run(folder: str | os.PathLike[str]) -> list[Sheet]:
     """
     folder = Path(folder)
     manifest = read_json(folder / MANIFEST)
-    if manifest.get("format") != FORMAT or not isinstance(manifest.get("version"), int):
+    if manifest.get("format") != FORMAT or type(manifest.get("version")) is not int:
         raise RegardError(f"view: {folder} is not a saved run. `regard see TEXT --save DIR` writes a run.")
     if manifest["version"] > VERSION:
         raise RegardError(
             f"view: {folder} has format version {manifest['version']}; this version of regard reads up to {VERSION}."
         )
-    try:
-        sheets = list(_sheets(folder, manifest["texts"]))
-    except (KeyError, TypeError) as error:
-        raise RegardError(f"view: {folder} is damaged: {error}.") from None
-    if not sheets:
+    texts = manifest.get("texts")
+    if not isinstance(texts, list) or not all(map(_is_named, texts)):
+        raise RegardError(
+            f"view: {folder / MANIFEST} is damaged or was edited: texts must be a list of "
+            '{"folder": a name in this folder, "layers": a number}.'
+        )
+    if not texts:
         raise RegardError(f"view: {folder} has no text. `regard see TEXT --save DIR` writes a run.")
-    return sheets
+    return list(_sheets(folder, texts))
+
+
+def _is_named(text: Any) -> bool:
+    """Whether an entry of the manifest names a folder directly below it, and a number of layers."""
+    name, layers = (text.get("folder"), text.get("layers")) if isinstance(text, dict) else (None, None)
+    is_inside = (
+        isinstance(name, str) and "\0" not in name and "\\" not in name and Path(name).name == name not in ("", "..")
+    )
+    return is_inside and type(layers) is int and 1 <= layers <= MOST_LAYERS
 
 
 def _sheets(folder: Path, texts: list[dict[str, Any]]) -> Iterator[Sheet]:
     for text in texts:
-        text_folder = folder / Path(text["folder"]).name
+        text_folder = folder / text["folder"]
         about = read_json(text_folder / "tokens.json") | read_json(text_folder / "statistics.json")
         numbers = range(text["layers"])
         maps = [load_map(text_folder / f"layer-{number:02d}.safetensors") for number in numbers]
-        yield Sheet(about, maps, [_cells(text_folder / f"cells-{number:02d}.safetensors") for number in numbers])
+        ready = [_cells(text_folder / f"cells-{number:02d}.safetensors") for number in numbers]
+        check_text(text_folder, about, maps, ready)
+        yield Sheet(about, maps, ready)
 
 
 def _cells(path: Path) -> Any:
@@ -133,9 +149,9 @@ def _cells(path: Path) -> Any:
         return None
     try:
         cells = load_file(path)
-    except (OSError, SafetensorError) as error:
+        return cells["mean"], cells["max"]
+    except (OSError, SafetensorError, KeyError) as error:
         raise RegardError(f"view: {path} cannot be read: {error}.") from None
-    return cells["mean"], cells["max"]
 
 
 def _write(path: Path, data: dict[str, Any]) -> None:

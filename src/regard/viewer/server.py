@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from regard.errors import MissingPackage, RegardError
 from regard.viewer.answers import Answers, NoAnswer
+from regard.viewer.connections import server_config
 from regard.viewer.live_model import LiveModel
 from regard.viewer.page import embed, html
 from regard.viewer.sheet import Sheet
@@ -179,5 +180,4 @@ def serve(
     torch.set_num_threads(1)
     name = socket.gethostname() if host in EVERY else f"[{host}]" if ":" in host else host
     ready(f"http://{name}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else ""))
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
-    uvicorn.Server(config).run(sockets=[listening])
+    uvicorn.Server(server_config(app)).run(sockets=[listening])

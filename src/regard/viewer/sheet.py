@@ -126,6 +126,7 @@ class Sheet:
             "findings": [vars(finding) for finding in reading.findings],
             "warnings": warning_lines(reading.findings, sum(layer.num_heads for layer in profile.layers)),
             "has_roles": reading.roles is not None,
+            "why_no_roles": reading.why_no_roles,
             "gold": [list(link) for link in gold],
             "aligned": aligned,
             "charts": list(charts),

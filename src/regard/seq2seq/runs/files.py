@@ -31,7 +31,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118 - not a dict
     except FileNotFoundError:
         raise RegardError(f"{path} is missing, so the folder of the run is incomplete.") from None
-    except (SafetensorError, ValueError, OSError) as error:
+    except (SafetensorError, ValueError, OSError, RecursionError) as error:
         raise RegardError(
             f"{path} is truncated or not a safetensors file ({error}). Copy it again, or train again."
         ) from None
@@ -43,7 +43,7 @@ def read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RegardError(f"{path} is missing, so the folder of the run is incomplete.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RegardError(f"{path} cannot be read or is truncated ({error}). Copy it again.") from None
     if not isinstance(data, dict):
         raise RegardError(f"{path} is not a JSON object. Copy it again.")

@@ -1,0 +1,108 @@
+"""Pictures of every view of the page, at three widths, light and dark: `make screenshots`.
+
+The page is the one that `regard demo` writes. Every picture goes to build/screenshots; those at 1,440 px in the light
+theme, which the documentation shows, go to docs/images too, with 8 bits a pixel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+OUT, IMAGES = ROOT / "build" / "screenshots", ROOT / "docs" / "images"
+WIDTHS = {1440: 900, 768: 1024, 390: 844}
+THEMES = ("light", "dark")
+#: The name of a picture, and the link that it shows: texts of the demo are 0 and 1 (sentences), 2 (512 tokens), 3 (a
+#: translation). Views that are not here are shown as they open.
+LINKS = {
+    "overview": "overview",
+    "map": "map?text=2&layer=3&head=10&query=118&key=111&x=114&y=116&zoom=5.4",
+    "text": "text?text=0&layer=2&head=1&query=10",
+    "heads": "text?text=0&layer=2&head=1&query=10&way=heads",
+    "model": "text?text=0&way=model",
+    "neurons": "text?text=0&layer=2&head=1&query=10&way=neurons",
+    "alignment": "alignment?text=3",
+    "statistics": "statistics?text=2",
+    "learn": "learn?learn=scores",
+    "masks": "learn?learn=masks",
+}
+#: Pictures of these are not in the documentation.
+NOT_SHOWN = {"model", "masks"}
+COLOURS = 128
+
+
+def main() -> None:
+    """Take the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--page", type=Path, help="a page that is already written; by default that of `regard demo`")
+    parser.add_argument("--only", help="names of pictures, with commas")
+    options = parser.parse_args()
+    OUT.mkdir(parents=True, exist_ok=True)
+    links = links_of_views()
+    chosen = options.only.split(",") if options.only else list(links)
+    address = (options.page or demo_page()).resolve().as_uri()
+    for name in take(address, {name: links[name] for name in chosen}):
+        if name not in NOT_SHOWN:
+            shutil.copy(OUT / f"{name}-1440-light.png", IMAGES / f"page-{name}.png")
+    print(f"{len(list(OUT.glob('*.png')))} pictures are in {OUT}; those of the documentation are in {IMAGES}.")
+
+
+def links_of_views() -> dict[str, str]:
+    """The links above, and those of all other views of the page."""
+    state = (ROOT / "frontend/src/state.ts").read_text()
+    views = re.findall(r'"(\w+)"', re.search(r"VIEWS = \[(.*?)\]", state, re.DOTALL)[1])  # type: ignore[index]
+    shown = {link.split("?")[0] for link in LINKS.values()}
+    return LINKS | {view: view for view in views if view not in shown}
+
+
+def demo_page() -> Path:
+    """The page of `regard demo`."""
+    folder = OUT / "demo"
+    subprocess.run([sys.executable, "-m", "regard.cli.main", "demo", "--out", folder], check=True, stdout=sys.stderr)
+    return folder / "index.html"
+
+
+def take(address: str, links: dict[str, str]) -> list[str]:
+    """Write the pictures of some links, and return their names."""
+    from playwright.sync_api import sync_playwright
+
+    browser_path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser_path is None:
+        raise SystemExit("Pictures need a browser: apt-get install chromium.")
+    with sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=browser_path, args=["--no-sandbox", "--disable-gpu"])
+        for theme in THEMES:
+            for width, height in WIDTHS.items():
+                context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
+                page = context.new_page()
+                for name, link in links.items():
+                    picture(page, f"{address}#{link}", OUT / f"{name}-{width}-{theme}.png")
+                context.close()
+        browser.close()
+    return list(links)
+
+
+def picture(page, address: str, path: Path) -> None:
+    """One view, from its top, as high as a screen, or as its content if that is at most twice as high."""
+    from PIL import Image
+
+    page.goto("about:blank")
+    page.goto(address)
+    page.wait_for_selector(".view > *")
+    page.wait_for_timeout(900)
+    width, height = page.viewport_size["width"], page.viewport_size["height"]
+    content = page.evaluate("Math.ceil(document.querySelector('#regard').getBoundingClientRect().bottom)")
+    page.screenshot(
+        path=path, full_page=True, clip={"x": 0, "y": 0, "width": width, "height": min(content, 2 * height)}
+    )
+    image = Image.open(path).convert("RGB").quantize(COLOURS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    image.save(path, optimize=True)
+
+
+if __name__ == "__main__":
+    main()

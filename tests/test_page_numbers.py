@@ -1,0 +1,171 @@
+"""Numbers that the page shows equal those of the API, at drawn places of every view, in a file and from a server."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+import torch
+
+from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server, settled, texts, weight
+from pages import until
+
+pytest.importorskip("playwright.sync_api")
+pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
+
+#: The texts of `page_browser.texts`, by their number in the page.
+SHORT, LONG, PAIR = 0, 1, 3
+NUMBER = r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return random.Random(20)
+
+
+def dense(texts, name):
+    """The weights (layers, H, I, J) of a text, by the API."""
+    return torch.stack([weights.dense()[0] for weights in texts[name].maps])
+
+
+def entropies(weights):
+    """The entropy of every row, by its definition."""
+    return -torch.xlogy(weights, weights).sum(-1)
+
+
+def numbers_in(text):
+    return [float(found) for found in re.findall(NUMBER, text.replace("−", "-"))]
+
+
+def test_the_overview_shows_the_statistic_of_each_head(browser, address, texts, drawn):
+    expected = entropies(dense(texts, "short")).mean(-1)
+    with opened(browser, f"{address}#overview?colour=entropy") as page:
+        page.wait_for_selector("[data-place]")
+        for layer, head in {(drawn.randrange(2), drawn.randrange(3)) for _ in range(4)}:
+            label = page.locator(f"[data-place='{layer}.{head}']").get_attribute("aria-label")
+            said = float(re.search(rf"entropy\)? ({NUMBER})", label)[1])
+            assert said == pytest.approx(float(expected[layer, head]), abs=6e-4), label
+
+
+def test_the_map_shows_pooled_cells_and_single_weights(browser, address, texts, drawn):
+    weights = dense(texts, "long")[0]
+    with opened(browser, f"{address}#map?text={LONG}", width=700, height=420) as page:
+        for pool in ("mean", "max"):
+            head, i, j = drawn.randrange(3), drawn.randrange(300), drawn.randrange(300)
+            link = f"#map?text={LONG}&head={head}&query={i}&key={j}&pool={pool}"
+            page.goto(address + link)
+            size = 2 ** int(settled(page).get_attribute("data-level"))
+            part = weights[head][i // size * size :, j // size * size :][:size, :size]
+            expected = part.amax() if pool == "max" else part.sum(-1).mean()
+            assert size > 1 and weight(page) == pytest.approx(float(expected), rel=2e-3, abs=2e-5)
+            page.goto(f"{address}{link}&x={j + 0.5}&y={i + 0.5}&zoom=5.5")
+            until(page, "document.querySelector('.map-box').dataset.level === '0'")
+            settled(page)
+            assert weight(page) == pytest.approx(float(weights[head, i, j]), rel=2e-5)
+
+
+def test_the_words_and_their_layers_show_rows(browser, address, texts, drawn):
+    weights = dense(texts, "short")
+    layer, head, query = drawn.randrange(2), drawn.randrange(3), drawn.randrange(15)
+    with opened(browser, f"{address}#text?layer={layer}&head={head}&query={query}") as page:
+        row, column = weights[layer, head, query], weights[layer, head, :, query]
+        until(page, "document.querySelector('.looks').textContent.includes('receives attention')")
+        looks, receives = page.locator(".looks").inner_text().split("receives attention from")
+        shown = numbers_in(looks.split("attends to")[1])
+        assert shown == pytest.approx(row.topk(len(shown)).values.tolist(), abs=6e-4) and shown
+        shown = numbers_in(receives.split(", in ")[0])
+        assert shown == pytest.approx(column.topk(len(shown)).values.tolist(), abs=6e-4) and shown
+        until(page, "document.querySelectorAll('.strip rect').length === 30")
+        cells = page.locator(".strip rect title").all_text_contents()
+        for at in drawn.sample(range(30), 8):
+            expected = weights[at // 15, :, query, at % 15].mean()
+            assert numbers_in(cells[at])[-1] == pytest.approx(float(expected), rel=6e-4)
+
+
+def test_the_lines_of_a_head_are_its_weights(browser, address, texts, drawn):
+    layer, head, query = drawn.randrange(2), drawn.randrange(3), drawn.randrange(15)
+    weights = dense(texts, "short")[layer, head]
+    with opened(browser, f"{address}#text?layer={layer}&head={head}&query={query}&way=heads") as page:
+        until(page, f"document.querySelectorAll('.lines line').length === {int((weights >= 0.03).sum())}")
+        widths = page.locator(f".lines line[data-query='{query}']").evaluate_all(
+            "lines => lines.map((line) => Number(line.getAttribute('stroke-width')))"
+        )
+        row = weights[query][weights[query] >= 0.03]
+        assert widths == pytest.approx((0.6 + 2.6 * row).tolist(), rel=1e-4)
+
+
+def test_neurons_show_the_weight_and_the_score(browser, address, texts, drawn):
+    layer, head, query = drawn.randrange(2), drawn.randrange(3), drawn.randrange(15)
+    seen = texts["short"].maps[layer]
+    with opened(browser, f"{address}#text?layer={layer}&head={head}&query={query}&way=neurons") as page:
+        page.wait_for_selector(".neurons")
+        said = page.locator(".neurons text").all_text_contents()
+        best = seen.dense()[0, head, query].topk(14)
+        scores = seen._prepared.query[0, head, query] @ seen._prepared.key[0, head].mT * 8**-0.5
+        shown = [numbers_in(text)[0] for text in said if text.startswith("weight")]
+        assert shown == pytest.approx(best.values.tolist(), abs=6e-4)
+        shown = [numbers_in(text)[0] for text in said if text.startswith("score")]
+        assert shown == pytest.approx(scores[best.indices].tolist(), abs=6e-3)
+
+
+def test_the_alignment_shows_means_of_heads_and_single_heads(browser, address, texts, drawn):
+    weights = dense(texts, "pair")[0]
+    with opened(browser, f"{address}#alignment?text={PAIR}") as page:
+        until(page, "document.querySelectorAll('.matrix rect title').length === 20")
+        cells = page.locator(".matrix rect title").all_text_contents()
+        for at in drawn.sample(range(20), 6):
+            expected = weights.mean(0)[at // 5, at % 5]
+            assert numbers_in(cells[at])[-1] == pytest.approx(float(expected), rel=6e-4)
+        page.goto(f"{address}#alignment?text={PAIR}&panels=heads")
+        until(page, "document.querySelectorAll('.matrix rect title').length === 40")
+        cells = page.locator(".matrix rect title").all_text_contents()
+        for at in drawn.sample(range(40), 6):
+            expected = weights[at // 20, at % 20 // 5, at % 5]
+            assert numbers_in(cells[at])[-1] == pytest.approx(float(expected), rel=6e-4)
+
+
+def table(page, title):
+    """The numbers below a chart: {column: values}."""
+    figure = page.locator("figure", has_text=title).first
+    figure.locator("summary").focus()
+    page.keyboard.press("Enter")
+    figure.locator("tbody tr").first.wait_for()
+    names = figure.locator("thead th").all_inner_texts()
+    rows = figure.locator("tbody tr").evaluate_all(
+        "rows => rows.map((row) => [...row.cells].map((one) => one.innerText))"
+    )
+    return {name: [row[at] for row in rows] for at, name in enumerate(names)}
+
+
+def test_statistics_show_what_the_api_computes(browser, address, texts, drawn):
+    weights, (layer, head) = dense(texts, "short"), (drawn.randrange(2), drawn.randrange(3))
+    with opened(browser, f"{address}#statistics?layer={layer}&head={head}") as page:
+        shown = table(page, re.compile("Map of .*entropy"))
+        assert shown["head"] == ["0.0", "0.1", "0.2", "1.0", "1.1", "1.2"]
+        expected = entropies(weights).mean(-1).flatten()
+        assert list(map(float, shown[next(name for name in shown if "entropy" in name)])) == pytest.approx(
+            expected.tolist(), rel=6e-4
+        )
+        shown, mine = table(page, "Relative offsets"), weights[layer, head]
+        expected = [float(mine.diagonal(int(by)).sum() / 15) for by in shown["offset"]]
+        assert list(map(float, shown["weight"])) == pytest.approx(expected, rel=1e-3, abs=1e-6)
+        shown = table(page, "Weight received")
+        assert list(map(float, shown["weight received"])) == pytest.approx(mine.sum(0).tolist(), rel=1e-3)
+        shown, flat = table(page, "Similarity of heads"), weights[layer].flatten(1)
+        expected = torch.nn.functional.cosine_similarity(flat[:, None], flat[None], dim=-1).flatten().tolist()
+        assert list(map(float, shown["cosine"])) == pytest.approx(expected, abs=1e-3)
+
+
+def test_heads_are_chosen_from_the_numbers_of_a_chart_by_keyboard(browser, file):
+    with opened(browser, f"{file}#statistics") as page:
+        figure = page.locator("figure", has_text=re.compile("Map of .*entropy")).first
+        figure.locator("summary").focus()
+        page.keyboard.press("Enter")
+        figure.locator("tbody tr").first.wait_for()
+        for _ in range(9):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.textContent") == "1.2":
+                break
+        page.keyboard.press("Enter")
+        until(page, "location.hash.includes('layer=1') && location.hash.includes('head=2')")
