@@ -20,8 +20,7 @@
 
    2x = n ln 2 + rest. The product of n and the first 17 bits of ln(2) / 2 is exact. */
 INLINE Vector exponential_of(Vector x) {
-    const float shifter = 12582912.0f;
-    const Vector shifted = x * (2 * LOG2_E) + shifter, n = shifted - shifter;
+    const Vector shifted = x * (2 * LOG2_E) + SHIFTER, n = shifted - SHIFTER;
     const Vector f = ((x - n * 0x1.62e4p-2f) - n * 0x1.7f7d1cp-21f) * (2 * LOG2_E);
     Vector p = broadcast(0.00015353906f);
     p = p * f + 0.00133990077f;
@@ -30,8 +29,7 @@ INLINE Vector exponential_of(Vector x) {
     p = p * f + 0.24022647738f;
     p = p * f + 0.69314718246f;
     p = p * f + 1.0f;
-    const Vector scaled = (Vector)((Bits)p + ((Bits)shifted << 23));
-    return choose((x <= FARTHEST) & (x >= -FARTHEST), scaled, broadcast(__builtin_nanf("")));
+    return choose((x <= FARTHEST) & (x >= -FARTHEST), times_power_of_2(p, shifted), broadcast(__builtin_nanf("")));
 }
 
 /* Replaces numbers by their exponentials. */

@@ -5,7 +5,8 @@
      function (its place in `functions`), number of buffers, number of pointers
      the size of each buffer in bytes
      for each pointer: where it is (buffer, byte) and where it points to (buffer, byte)
-     the bytes of all buffers; the first is the Call, or what `rotate` or `sums` takes in its place
+     the bytes of all buffers; the first is the Call, or what `rotate` or `sums` takes in its place, and the second what
+     `statistics` and `similarity` take after it
 
    Each buffer is allocated alone, so that a sanitizer sees every access outside of it. After each call the bytes of all
    buffers are written to standard output. */
@@ -29,19 +30,25 @@ int64_t NAMED(backward_workspace)(const Call *);
 int64_t NAMED(decode_workspace)(const Call *);
 int64_t NAMED(rotate_workspace)(const Call *);
 int64_t NAMED(sums_workspace)(const Call *);
+int64_t NAMED(statistics_workspace)(const Call *);
+int64_t NAMED(similarity_workspace)(const Call *);
 void NAMED(forward)(const Call *, float *);
 void NAMED(backward)(const Call *, float *);
 void NAMED(decode)(const Call *, float *);
 void NAMED(rotate)(const Call *, float *);
 void NAMED(sums)(const Call *, float *);
+void NAMED(statistics)(const Call *, float *, const void *);
+void NAMED(similarity)(const Call *, float *, const void *);
 
 static const struct {
     int64_t (*workspace)(const Call *);
     void (*compute)(const Call *, float *);
+    void (*compute_wanted)(const Call *, float *, const void *); /* takes the second buffer too */
 } functions[] = {
-    {NAMED(forward_workspace), NAMED(forward)}, {NAMED(backward_workspace), NAMED(backward)},
-    {NAMED(decode_workspace), NAMED(decode)},   {NAMED(rotate_workspace), NAMED(rotate)},
-    {NAMED(sums_workspace), NAMED(sums)},
+    {NAMED(forward_workspace), NAMED(forward), 0},   {NAMED(backward_workspace), NAMED(backward), 0},
+    {NAMED(decode_workspace), NAMED(decode), 0},     {NAMED(rotate_workspace), NAMED(rotate), 0},
+    {NAMED(sums_workspace), NAMED(sums), 0},         {NAMED(statistics_workspace), 0, NAMED(statistics)},
+    {NAMED(similarity_workspace), 0, NAMED(similarity)},
 };
 
 static void *allocated(int64_t num_bytes) {
@@ -54,11 +61,14 @@ static void receive(void *to, int64_t num_bytes) {
     if (fread(to, 1, num_bytes, stdin) != (size_t)num_bytes) exit(3);
 }
 
-static void compute(int64_t function, const Call *call) {
+static void compute(int64_t function, const Call *call, const void *wanted) {
     const int64_t num_bytes = functions[function].workspace(call) * sizeof(float);
     unsigned char *memory = allocated(num_bytes + GUARD_BYTES);
     memset(memory, 0xff, num_bytes + GUARD_BYTES); /* NaN: a number that is read before it is written shows */
-    functions[function].compute(call, (float *)memory);
+    if (functions[function].compute_wanted)
+        functions[function].compute_wanted(call, (float *)memory, wanted);
+    else
+        functions[function].compute(call, (float *)memory);
     for (int64_t n = num_bytes; n < num_bytes + GUARD_BYTES; n++)
         if (memory[n] != 0xff) exit(5);
     free(memory);
@@ -79,7 +89,7 @@ static void run_call(const int64_t head[3]) {
         char *target = buffers[p[2]] + p[3];
         memcpy(buffers[p[0]] + p[1], &target, sizeof target);
     }
-    compute(head[0], (const Call *)buffers[0]);
+    compute(head[0], (const Call *)buffers[0], num_buffers > 1 ? buffers[1] : 0);
     for (int64_t n = 0; n < num_buffers; n++) {
         if (fwrite(buffers[n], 1, sizes[n], stdout) != (size_t)sizes[n]) exit(4);
         free(buffers[n]);

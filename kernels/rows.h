@@ -38,6 +38,12 @@ INLINE float row_logsumexp(const Call *call, int64_t row) {
     return call->logsumexp[row] == -INFINITE ? INFINITE : call->logsumexp[row];
 }
 
+/* The logarithm of a weight. The log-sum-exp is rounded, but no weight may be above 1. */
+INLINE Vector log_weight_of(Vector score, float logsumexp) {
+    const Vector difference = score - logsumexp;
+    return choose(difference > 0.0f, broadcast(0), difference);
+}
+
 /* Packs the keys [first, stop) of the key head `unit` (see key_unit). */
 typedef void PackBlock(const Call *call, int64_t unit, int64_t first, int64_t stop, float *buffer);
 

@@ -126,8 +126,7 @@ static void weigh_head(const Call *call, const Tile *tile, const Segment *segmen
         float *place = weights + r * (stop - first);
         for (int64_t key = first; key < stop; key += LANES, place += LANES) {
             const Vector score = final_score(&rows, &row, load(place) * call->scale, key);
-            const Vector difference = score - logsumexp;
-            store(place, exp2_of(choose(difference > 0.0f, broadcast(0), difference) * LOG2_E));
+            store(place, exp2_of(log_weight_of(score, logsumexp) * LOG2_E));
         }
     }
 }

@@ -43,8 +43,7 @@ INLINE void weigh_row(const Block *block, int plain, int64_t query, float *score
         float *place = scores + key - block->first;
         Vector score = load(place) * block->rows->call->scale;
         if (!plain) score = final_score(block->rows, &row, score, key);
-        /* The log-sum-exp is rounded, but no weight may be above 1. */
-        const Vector difference = score - logsumexp, log_weight = choose(difference > 0.0f, broadcast(0), difference);
+        const Vector log_weight = log_weight_of(score, logsumexp);
         const Vector weight = exp2_of(log_weight * LOG2_E);
         store(place, weight);
         if (wanted->entropy) entropy -= weight * choose(log_weight < -1e30f, broadcast(-1e30f), log_weight);

@@ -90,22 +90,25 @@ INLINE Integers lane_numbers(void) {
     return n;
 }
 
+/* 1.5 * 2^23: added to a number, it rounds the number to an integer and leaves this integer in the low bits. */
+#define SHIFTER 12582912.0f
+
+/* x 2^n for n + SHIFTER in `shifted`: n is added to the exponent. */
+INLINE Vector times_power_of_2(Vector x, Vector shifted) { return (Vector)((Bits)x + ((Bits)shifted << 23)); }
+
 /* 2^x with a relative error below 2e-7; 0 for x < -126, NaN for NaN. x is at most 127.
 
-   x = n + f with an integer n and f in [-1/2, 1/2]. 2^f is a polynomial of degree 5, and n is added to its exponent.
-   Adding 1.5 * 2^23 rounds x to an integer and leaves this integer in the low bits. */
+   x = n + f with an integer n and f in [-1/2, 1/2]. 2^f is a polynomial of degree 5. */
 INLINE Vector exp2_of(Vector x) {
-    const float shifter = 12582912.0f;
-    Vector shifted = x + shifter;
-    Vector f = x - (shifted - shifter);
+    Vector shifted = x + SHIFTER;
+    Vector f = x - (shifted - SHIFTER);
     Vector p = broadcast(0.001326472731f);
     p = p * f + 0.009671512991f;
     p = p * f + 0.05550733581f;
     p = p * f + 0.24022242427f;
     p = p * f + 0.69314700365f;
     p = p * f + 1.0f;
-    Vector scaled = (Vector)((Bits)p + ((Bits)shifted << 23));
-    return choose(x < -126.0f, broadcast(0), scaled);
+    return choose(x < -126.0f, broadcast(0), times_power_of_2(p, shifted));
 }
 
 /* The natural logarithm of a number that is at least 0, in double precision; -inf for 0. */

@@ -14,7 +14,7 @@ import torch
 from regard.engine.kernel.structures import Pointers
 
 #: The order of `functions` in kernels/harness.c.
-FUNCTIONS = ("forward", "backward", "decode", "rotate", "sums")
+FUNCTIONS = ("forward", "backward", "decode", "rotate", "sums", "statistics", "similarity")
 
 
 def pointer_offsets(kind: type[ctypes.Structure], start: int = 0) -> Iterator[int]:
@@ -42,29 +42,31 @@ class Harness:
         self.command = command
         self.num_calls = 0
 
-    def __call__(self, library: object, name: str, call: Pointers, multiply_adds: int) -> None:
+    def __call__(self, library: object, name: str, call: Pointers, multiply_adds: int, *more: Pointers) -> None:
         self.num_calls += 1
-        memory = memory_of_tensors()
+        memory, structures = memory_of_tensors(), (call, *more)
         starts = [address for address, _ in memory]
         used, pointers = [], []
-        for offset in pointer_offsets(type(call)):
-            address = ctypes.c_void_p.from_buffer(call, offset).value
-            if address:
-                start, size = memory[bisect_right(starts, address) - 1]
-                assert address <= start + size, "the pointer leads to a tensor"
-                if (start, size) not in used:
-                    used.append((start, size))
-                pointers += [0, offset, 1 + used.index((start, size)), address - start]
-        answer = self._answer(name, bytes(call), used, pointers)
-        at = ctypes.sizeof(call)
+        for number, structure in enumerate(structures):
+            for offset in pointer_offsets(type(structure)):
+                address = ctypes.c_void_p.from_buffer(structure, offset).value
+                if address:
+                    start, size = memory[bisect_right(starts, address) - 1]
+                    assert address <= start + size, "the pointer leads to a tensor"
+                    if (start, size) not in used:
+                        used.append((start, size))
+                    place = len(structures) + used.index((start, size))
+                    pointers += [number, offset, place, address - start]
+        answer = self._answer(name, [bytes(x) for x in structures], used, pointers)
+        at = sum(map(ctypes.sizeof, structures))
         for start, size in used:
             ctypes.memmove(start, answer[at : at + size], size)
             at += size
 
-    def _answer(self, name: str, call: bytes, used: list[tuple[int, int]], pointers: list[int]) -> bytes:
-        sizes = [len(call), *(size for _, size in used)]
+    def _answer(self, name: str, structures: list[bytes], used: list[tuple[int, int]], pointers: list[int]) -> bytes:
+        sizes = [*map(len, structures), *(size for _, size in used)]
         numbers = [FUNCTIONS.index(name), len(sizes), len(pointers) // 4, *sizes, *pointers]
-        sent = [struct.pack(f"<{len(numbers)}q", *numbers), call, *(ctypes.string_at(*place) for place in used)]
+        sent = [struct.pack(f"<{len(numbers)}q", *numbers), *structures, *(ctypes.string_at(*place) for place in used)]
         done = subprocess.run(self.command, input=b"".join(sent), capture_output=True, check=False)
         assert done.returncode == 0, done.stderr.decode()
         assert len(done.stdout) == sum(sizes)

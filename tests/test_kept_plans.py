@@ -137,7 +137,7 @@ def strided(x, how):
 
 @pytest.mark.parametrize("engine", ["auto", pytest.param("kernel", marks=kernels.needs_kernel)])
 @pytest.mark.parametrize("how", ["transposed", "expanded", "sliced", "double", torch.bfloat16, torch.float16])
-def test_other_strides_and_dtypes_have_other_plans(how, engine):
+def test_a_call_with_other_strides_or_dtypes_equals_a_first_call(how, engine):
     if (how, engine) == ("double", "kernel"):
         pytest.skip("the kernels have no float64")
     attention, tensors = rg.Attention(mask=rg.causal()), inputs(12, 12, 12)
@@ -165,13 +165,26 @@ def test_gradients_reach_the_tensors_that_need_them(engine):
                     kept_plans._plans.update(kept)
 
 
-def test_a_plan_of_inference_mode_is_not_used_for_gradients():
+@pytest.mark.parametrize("engine", ["auto", pytest.param("kernel", marks=kernels.needs_kernel)])
+def test_a_plan_of_inference_mode_is_not_used_for_gradients(engine):
+    """Inference mode records no gradients, also where they are enabled in it; its tensors cannot be saved for them."""
     attention, tensors = rg.Attention(bias=rg.ALiBi(2), mask=rg.dilated(3, 2)), inputs(12, 12, 12, grad=True)
-    with torch.inference_mode():
-        results(attention, tensors)
+    for has_grad in (False, True):
+        with torch.inference_mode(), torch.set_grad_enabled(has_grad):
+            assert not rg.attend(attention, *tensors, engine=engine).output.requires_grad
     with torch.no_grad():
-        results(attention, tensors)
-    results(attention, tensors)
+        results(attention, tensors, engine)
+    found = results(attention, tensors, engine)
+    assert_equal(found, anew(attention, tensors, engine))
+
+
+def test_a_hook_that_changes_what_the_engine_gets_is_seen():
+    """The compiled kernels, which ran without it, have no float64."""
+    attention = rg.Attention(rg.Additive(8, 8, hidden=4)).requires_grad_(False)
+    tensors = inputs(150, 150, 150)
+    before = results(attention, tensors)
+    attention.score.query.register_forward_hook(lambda *given: given[-1].double())
+    torch.testing.assert_close(results(attention, tensors)[0], before[0])
 
 
 @kernels.needs_kernel
@@ -333,13 +346,17 @@ def test_few_plans_are_kept_and_the_latest_stay(monkeypatch, plans_made):
     assert len(plans_made) == 60  # the favourite once
 
 
-def test_freed_memory_is_not_read():
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [("auto", "storage"), pytest.param("kernel", "cannot be read from memory", marks=kernels.needs_kernel)],
+)
+def test_freed_memory_is_not_read(engine, said):
     """As sharded parameters are between two uses."""
     attention, tensors = rg.Attention(), inputs(30, 30, 30)
-    results(attention, tensors)
+    results(attention, tensors, engine)
     tensors[1].untyped_storage().resize_(0)
-    with pytest.raises(RuntimeError, match="storage"):
-        rg.attend(attention, *tensors)
+    with pytest.raises((RuntimeError, rg.RegardError), match=said):
+        rg.attend(attention, *tensors, engine=engine)
 
 
 @pytest.mark.parametrize("engine", ["auto", pytest.param("kernel", marks=kernels.needs_kernel)])

@@ -1,4 +1,4 @@
-"""The kernels on AArch64, emulated by qemu, and under the sanitizers of gcc: outputs and gradients against float64.
+"""The kernels on AArch64, emulated by qemu, and under the sanitizers of gcc: all their numbers against float64.
 
 The calls are those of the engine; only the processor that computes them is another one. Both programs hold the
 baseline of the kernels, whose vectors have four numbers on x86-64 and on AArch64.
@@ -18,7 +18,9 @@ import torch
 import regard as rg
 from kernel_harness import Harness
 from kernels import additive
-from regard.engine.kernel import attention, library, rotation, sums
+from regard.engine.kernel import attention, library, rotation, similarity, statistics, sums
+from regard.maps import compiled_folds
+from test_kernel_folds import check, some_folds
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -68,7 +70,8 @@ def sanitized(tmp_path_factory):
     return Harness(str(build_kernels.build_harness(["gcc", *SANITIZERS], program)))
 
 
-@pytest.fixture(params=["emulated", "sanitized"])
+#: Each program is compiled by one worker of xdist.
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("emulated", "sanitized")])
 def harness(request, monkeypatch):
     harness = request.getfixturevalue(request.param)
     monkeypatch.setenv("REGARD_KERNEL", "baseline")
@@ -150,6 +153,26 @@ def test_sums_of_linear_attention_are_those_of_float64(harness, monkeypatch, siz
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=2e-5)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "case", ["plain", "causal with shared keys", "padding", "predicate", "Shaw", "sink", "additive"]
+)
+def test_statistics_are_those_of_float64(harness, monkeypatch, case):
+    """Every fold that the kernels compute, and the products of heads."""
+    pieces, (B, H, G, I, J, D, E) = CASES[case]
+    attention, tensors = rg.Attention(**pieces()), inputs(B, H, G, I, J, D, E)
+    seen = rg.attend(attention, *tensors, engine="kernel").weights
+    monkeypatch.setattr(compiled_folds, "FEWEST_PAIRS", 0)
+    monkeypatch.setattr(library, "LOWEST_LEVEL", 0)
+    monkeypatch.setattr(statistics, "run", harness)
+    monkeypatch.setattr(similarity, "run", harness)
+    harness.num_calls = 0
+    states = seen.fold_states(some_folds(B, H, I, J))
+    assert harness.num_calls >= (1 if case == "additive" else 3)
+    exact = rg.attend(attention.double(), *(t.double() for t in tensors), engine="dense").weights
+    check(states, exact.dense(), exact.grid.distance, 1e-4)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_is_rounded_once(harness, dtype):
     tensors = inputs(1, 2, 1, 40, 50, 16, 16, dtype)
@@ -163,6 +186,7 @@ def test_half_precision_is_rounded_once(harness, dtype):
         torch.testing.assert_close(one.double(), other, rtol=4 * unit, atol=16 * unit)
 
 
+@pytest.mark.xdist_group("sanitized")
 def test_the_sanitizers_see_a_buffer_that_is_too_short(sanitized, monkeypatch):
     monkeypatch.setenv("REGARD_KERNEL", "baseline")
 
@@ -175,6 +199,7 @@ def test_the_sanitizers_see_a_buffer_that_is_too_short(sanitized, monkeypatch):
         rg.attend(rg.Attention(), *inputs(1, 1, 1, 20, 20, 16, 16), engine="kernel")
 
 
+@pytest.mark.xdist_group("emulated")
 def test_the_emulated_program_is_one_for_aarch64(emulated):
     header = Path(emulated.command[1]).read_bytes()[:20]
     assert header[:5] == b"\x7fELF\x02" and int.from_bytes(header[18:20], "little") == 183  # EM_AARCH64

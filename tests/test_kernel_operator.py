@@ -10,8 +10,8 @@ import regard as rg
 from kernels import REASON, at_level, every_level, needs_kernel
 from regard.engine.kernel.operator import OPERATOR
 from regard.errors import RegardError
-from regard.hf.masks.packed_sequences import groups_mask
 from regard.pieces.dropout import kept
+from regard.pieces.same_group import groups_mask
 from regard.positions import Positions
 from regard.spans import Spans
 

@@ -15,7 +15,7 @@ from drawn import coins, masks, placings
 from regard.engine.blocks import blocks
 from regard.engine.reference import Place
 from regard.engine.reference import attends as attends_by_definition
-from regard.hf.masks.packed_sequences import groups_mask
+from regard.pieces.same_group import groups_mask
 from regard.shapes import Sizes
 from regard.spans import Spans
 

@@ -11,6 +11,7 @@ import torch
 
 import regard as rg
 from drawn import LAYOUTS
+from regard.engine import ENGINES
 from regard.engine.blocked import Work
 from regard.engine.blocks import query_edges
 
@@ -44,9 +45,22 @@ def test_autocast_rounds_inputs_and_never_sums(normalizer, engine):
     torch.testing.assert_close(inside, exact.weights.dense(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "score", [rg.Additive(8, 8, 4), rg.Bilinear(8, 8), rg.Concat(8, 8, 4)], ids=lambda s: type(s).__name__
-)
+LEARNED = [rg.Additive(8, 8, 4), rg.Bilinear(8, 8), rg.Concat(8, 8, 4), rg.Dot(torch.tensor(0.5)), rg.Cosine()]
+
+
+@pytest.mark.parametrize("score", LEARNED, ids=lambda s: type(s).__name__)
+@torch.no_grad()
+def test_learned_scores_run_under_autocast_in_every_engine(score):
+    attention, (q, k, v) = rg.Attention(score), tensors(1, 2, 20, 8)
+    exact = rg.attend(attention, *(t.bfloat16().float() for t in (q, k, v)), engine="dense").output
+    for engine in set(ENGINES) - {"reference", "flex", *rg.explain(attention, q, k, v).refused}:
+        with torch.autocast("cpu", torch.bfloat16):
+            output = rg.attend(attention, q, k, v, engine=engine).output
+        assert output.dtype == torch.bfloat16
+        torch.testing.assert_close(output.float(), exact, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("score", LEARNED, ids=lambda s: type(s).__name__)
 def test_learned_scores_take_inputs_of_lower_precision(score):
     q, k, v = tensors(1, 2, 5, 8, dtype=torch.bfloat16)
     seen = rg.attend(rg.Attention(score), q, k, v)

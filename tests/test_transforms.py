@@ -14,7 +14,9 @@ from torch.nn import functional as F
 
 import regard as rg
 from regard.catalog import mechanisms
+from regard.engine import ENGINES
 from regard.engine.flash import flash
+from regard.engine.kept_plans import kept_plans
 from regard.engine.transforms import uncompiled
 from regard.pieces.contents import take_apart
 from slopes import CLOSE, Model, agree, inputs
@@ -207,6 +209,34 @@ def test_on_meta_tensors_sizes_are_answered(name):
     assert "floating-point operations" in str(there)
     output = rg.attend(copy.deepcopy(attention).to("meta"), *nowhere).output
     assert output.device.type == "meta" and output.shape == rg.attend(attention, *tensors).output.shape
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_the_default_device_does_not_matter(name):
+    """What pieces and engines need on the host they make there, also where torch makes tensors on another device."""
+    attention, *tensors = mechanisms()[name].example(dtype=torch.float32)
+    for engine in set(ENGINES) - {"flex", *rg.explain(attention, *tensors).refused}:
+        expected = rg.attend(attention, *tensors, engine=engine)
+        kept_plans.clear()
+        with torch.device("meta"):
+            seen = rg.attend(attention, *tensors, engine=engine)
+            found = [seen.output, seen.weights[0, 0, 1:3], seen.weights.entropy(), seen.weights.pool(2, 2)]
+        weights = expected.weights
+        exact = [expected.output, weights[0, 0, 1:3], weights.entropy(), weights.pool(2, 2)]
+        for one, other in zip(found, exact, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_torch_jit_trace_is_refused_where_it_would_keep_numbers_as_constants():
+    q, k, v = (t.float() for t in inputs(learn=False))
+    for attention in (rg.Attention(mask=rg.causal()), rg.Attention(bias=rg.ALiBi(2))):
+        with pytest.raises(rg.RegardError, match=r"attend: torch.jit.trace would record.*torch.export"):
+            torch.jit.trace(lambda q, attention=attention: rg.attend(attention, q, k, v).output, (q,))
+    rope, positions = rg.RoPE(4), torch.arange(q.shape[2])
+    traced = torch.jit.trace(lambda q: rope.encode(q, positions), (q,))
+    torch.testing.assert_close(traced(2 * q + 1), rope.encode(2 * q + 1, positions))
 
 
 NORMALIZERS = [rg.Softmax(), rg.Sparsemax(), rg.Entmax15(), rg.TopK(2), rg.Hardmax()]

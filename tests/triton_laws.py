@@ -191,7 +191,7 @@ def test_of_some_queries():
     parts = []
     for queries in (range(0, 3), range(3, 66), range(66, I)):
         states = {fold: fold.init(weights.shape, weights.device)}
-        wanted, _ = gpu_folds.wanted_statistics(states, weights.positions)
+        wanted, _ = gpu_folds.wanted_statistics(states, terms.problem)
         statistics.add_statistics(terms, weights.row_statistic[0], wanted, queries)
         expected = precise.dense()[:, :, queries.start : queries.stop].sum(2)
         torch.testing.assert_close(states[fold][0].double(), expected, atol=1e-5, rtol=1e-4)
@@ -269,7 +269,7 @@ def test_a_wrong_program_is_found_and_not_used(wrong, monkeypatch):
         if wrong == "error":
             raise NotImplementedError("no such instruction\nand more")
         statistics.add_statistics(terms, logsumexp, wanted, queries)
-        tensor = getattr(wanted, wrong)
+        tensor = wanted.numbers[0][1] if wrong == "mass" else getattr(wanted, wrong)
         tensor.copy_((tensor + 1) % 20 if wrong == "top_keys" else tensor * 1.02)
 
     weights = rg.attend(rg.Attention(), *tensors((20, 20)), engine="dense").weights

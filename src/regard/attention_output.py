@@ -19,13 +19,13 @@ from regard.engine.kept_plans import Request, kept_plans
 from regard.engine.plan import Plan, plan
 from regard.engine.problem import Problem, Result
 from regard.engine.ring import Ring, RingPlan
-from regard.engine.transforms import numbers_needed, uncompiled
+from regard.engine.transforms import numbers_needed, refuse_tracing, uncompiled
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.listener import Listeners
 from regard.maps.ring_map import RingMap
 from regard.positions import Positions, check_positions
-from regard.shapes import Sizes, check_finite, is_autocast, without_autocast
+from regard.shapes import Sizes, check_finite, in_autocast_dtype, without_autocast
 from regard.spans import Spans
 
 #: Listeners of every call of `attend`. The module is None: a function does not know its caller.
@@ -93,6 +93,7 @@ def attend(
     """
     if not isinstance(check, bool):
         raise RegardError(f"attend: check is True or False, got {type(check).__name__}.")
+    refuse_tracing("attend")
     if (ring := Ring.of(engine)) is not None:
         return _attend_ring(ring, attention, (query, key, value), positions, cache, check)
     with numbers_needed(query):
@@ -201,7 +202,7 @@ def _attend_ring(
         if check:
             check_finite(**dict(zip(("query", "key", "value"), inputs, strict=True)))
 
-    query, key, value = (_autocast(t) for t in inputs)
+    query, key, value = (in_autocast_dtype(t) for t in inputs)
     ring_call = ring.start_call(attention, query, key, value, positions, _seed(attention), check_own)
     with attend_listeners.computing(), without_autocast(query.device):
         result = ring_call.run()
@@ -222,7 +223,7 @@ def _request(
 ) -> tuple[Request, Cache | None]:
     """The call with all keys of the cache, and the next cache."""
     checked_attention("attend: the first argument", attention)
-    query, key, value = (_autocast(t) for t in (query, key, value))
+    query, key, value = (in_autocast_dtype(t) for t in (query, key, value))
     state, next_cache = None, None
     if cache is not None:
         sizes = Sizes.of(query, key, value)
@@ -291,10 +292,3 @@ def _positions_of(sizes: Sizes, extended: Extended, cache: Cache) -> Positions:
             "new keys, or use GrowingCache, which keeps all keys."
         )
     return Positions(start, keys)
-
-
-def _autocast(tensor: Tensor) -> Tensor:
-    """An input in the dtype of torch.autocast if it is enabled, as in scaled_dot_product_attention."""
-    if not isinstance(tensor, Tensor) or tensor.dtype == torch.float64 or not tensor.is_floating_point():
-        return tensor
-    return tensor.to(torch.get_autocast_dtype(tensor.device.type)) if is_autocast(tensor.device) else tensor

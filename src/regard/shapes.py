@@ -190,7 +190,15 @@ def is_autocast(device: torch.device) -> bool:
     if not torch._C._is_any_autocast_enabled():
         return False
     kind = device.type
-    return torch.amp.autocast_mode.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    is_available = kind == "cpu" or torch.amp.autocast_mode.is_autocast_available(kind)
+    return is_available and torch.is_autocast_enabled(kind)
+
+
+def in_autocast_dtype(tensor: Tensor) -> Tensor:
+    """An input in the dtype of torch.autocast if it is enabled, as in scaled_dot_product_attention."""
+    if not isinstance(tensor, Tensor) or tensor.dtype == torch.float64 or not tensor.is_floating_point():
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type)) if is_autocast(tensor.device) else tensor
 
 
 def widest_float(device: torch.device) -> torch.dtype:

@@ -191,7 +191,8 @@ class FlashRows:
             return "it could not drop the same weights again in the backward pass"
         if attention.normalizer.row_sum is None and (self._learns_sink or not self.returns_row_statistic):
             return "the sink needs the log-sum-exp with gradients, and the kernel does not return them"
-        if attention.normalizer.row_sum is None and any_coarse(torch.as_tensor(self._normalizer.sink)):
+        sink = None if attention.normalizer.row_sum is not None else self._normalizer.sink
+        if sink is not None and any_coarse(sink):
             return "the sink is so large that the log-sum-exp of the kernel is too coarse for its share of the row"
         return None
 

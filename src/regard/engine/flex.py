@@ -141,7 +141,7 @@ def block_mask(problem: Problem, allowed: PairMask) -> BlockMask:
     mask, positions, s = problem.attention.mask, problem.positions, problem.sizes
     assert mask is not None
     rows, columns = -(-s.I // BLOCK), -(-s.J // BLOCK)
-    needed, unmasked = (torch.zeros(rows, columns, dtype=torch.bool) for _ in range(2))
+    needed, unmasked = (torch.zeros(rows, columns, dtype=torch.bool, device="cpu") for _ in range(2))
     for row in range(rows):
         ends = positions.start + row * BLOCK, positions.start + min((row + 1) * BLOCK, s.I)
         for start, stop in positions.columns(mask.any_allowed(*ends)):

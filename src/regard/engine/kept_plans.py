@@ -158,7 +158,8 @@ def _key(request: Request, piece_tensors: list[Tensor]) -> Hashable:
 
 
 def _tensor_key(tensor: Tensor) -> Hashable:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
+    """No engine chooses by strides: each reads any, or copies."""
+    return tensor.shape, tensor.dtype, tensor.requires_grad
 
 
 def _is_plain_call(*tensors: Tensor) -> bool:

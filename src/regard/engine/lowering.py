@@ -18,6 +18,7 @@ from regard.pieces.bias import AdditiveBias, Bias, ShawBias, Softcap
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Both, Either, Mask, Not, block_local, causal, window
 from regard.pieces.mask_data import documents, global_tokens, mask_mod, mask_tensor, random_blocks
+from regard.pieces.same_group import SameGroup
 from regard.shapes import to_device
 
 #: Whether a pair is allowed, from the indices of batch entry, head, query and key.
@@ -33,7 +34,7 @@ class NoLowering(Exception):
 
 def number(value: float, problem: Problem, dtype: torch.dtype = torch.int32) -> Tensor:
     """A constant as a tensor on the device."""
-    return to_device(torch.tensor(value, dtype=dtype), problem.query.device)
+    return to_device(torch.tensor(value, dtype=dtype, device="cpu"), problem.query.device)
 
 
 def query_position(problem: Problem) -> Place:
@@ -174,8 +175,14 @@ def same_number(query_numbers: Tensor, key_numbers: Tensor, problem: Problem) ->
 
 
 @pairs_of.register
+def _(mask: SameGroup, problem: Problem) -> PairMask:
+    groups = to_device(mask.groups, problem.query.device)
+    return same_number(groups[:, problem.grid.query], groups[:, problem.grid.key], problem)
+
+
+@pairs_of.register
 def _(mask: global_tokens, problem: Problem) -> PairMask:
-    positions = to_device(torch.tensor(mask.positions, dtype=torch.int64), problem.query.device)
+    positions = to_device(torch.tensor(mask.positions, dtype=torch.int64, device="cpu"), problem.query.device)
     query_is_global, key_is_global = (torch.isin(x, positions) for x in (problem.grid.query, problem.grid.key))
     return lambda b, h, q, k: query_is_global[q] | key_is_global[k]
 

@@ -109,7 +109,8 @@ class Problem:
         return scale / normalizer.temperature
 
     def needs_gradient(self, *tensors: Tensor | None) -> bool:
-        return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+        is_recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        return is_recorded and any(t is not None and t.requires_grad for t in tensors)
 
     @cached_property
     def learns_bias(self) -> bool:

@@ -95,7 +95,7 @@ def _positions(problem: Problem) -> tuple[Array, Array]:
 
 def _dropout_factors(problem: Problem, place: Place) -> Array:
     i, j = torch.from_numpy(place.i.ravel()), torch.from_numpy(place.j.ravel())
-    grid = Grid(torch.tensor([place.b]), torch.tensor([place.h]), i, j)
+    grid = Grid(torch.tensor([place.b], device="cpu"), torch.tensor([place.h], device="cpu"), i, j)
     return array(kept(grid, problem.dropout, problem.seed or 0)[0, 0]) / (1 - problem.dropout)
 
 
@@ -400,7 +400,7 @@ def _(piece: mask_data.random_blocks, place: Place) -> Array:
 
 @attends.register
 def _(piece: mask_data.mask_mod, place: Place) -> Array:
-    b, h, i, j = (torch.as_tensor(x) for x in (place.b, place.h, place.i, place.j))
+    b, h, i, j = (torch.as_tensor(x, device="cpu") for x in (place.b, place.h, place.i, place.j))
     return np.asarray(piece.predicate(b, h, i, j))
 
 

@@ -34,8 +34,21 @@ def is_transformed() -> bool:
 
 
 def is_recorded() -> bool:
-    """Whether make_fx writes torch's operations down to repeat them. It would not see compiled kernels."""
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    """Whether make_fx or torch.jit.trace records torch's operations to repeat them. Neither sees compiled kernels."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None or _is_traced()
+
+
+def _is_traced() -> bool:
+    return torch._C._get_tracing_state() is not None
+
+
+def refuse_tracing(operation: str) -> None:
+    """Refuse torch.jit.trace, which keeps sizes, positions and what compiled kernels compute as constants."""
+    if _is_traced():
+        raise RegardError(
+            f"{operation}: torch.jit.trace would record the sizes and the numbers of this call as constants. Use "
+            "torch.export.export(model, inputs) or torch.compile(model)."
+        )
 
 
 def uncompiled(function: Function) -> Function:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from regard.attention_output import attend
 from regard.checks import checked
+from regard.engine.decoding import decode
 from regard.engine.kernel.attention import is_few
 from regard.engine.kernel.library import load_fast
 from regard.engine.kernel.operator import attention
@@ -22,8 +23,9 @@ from regard.errors import MissingPackage, RegardError
 from regard.hf.calls import Call, MaskCache, Translation, Untranslatable, translate
 from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.span_masks import OURS, SpanMask, spans_mask
-from regard.hf.operator_calls import autocast, call_operator, fits_operator
+from regard.hf.operator_calls import call_operator, fits_operator
 from regard.pieces.normalizer import any_coarse
+from regard.shapes import in_autocast_dtype
 
 #: Masks and biases that the layers of a model share, read once per forward.
 _masks = MaskCache()
@@ -105,19 +107,37 @@ def _decoded(
     learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     if not is_few(query.shape[1] // key.shape[1] * query.shape[2], learns) or query.shape[2] == key.shape[2]:
         return None
-    if load_fast() is None or Ring.default() is not None or is_transformed():
+    if Ring.default() is not None or is_transformed():
         return None
     if isinstance(mask, SpanMask):
         rule = mask.recognised(query.shape[0], query.shape[2], key.shape[2])
         mask = GraphMask.of(rule, query.shape[2], key.shape[2]) or mask
-    query, key, value = (autocast(t) for t in (query, key, value))
+    query, key, value = (in_autocast_dtype(t) for t in (query, key, value))
     if not (mask is None or isinstance(mask, GraphMask)) or not all(map(has_address, (query, key, value))):
         return None
     if options.get("dropout") or not fits_operator(query, key, value, options):
         return None
     if options.get("s_aux") is not None and any_coarse(options["s_aux"]):
         return None
-    return call_operator(attention, module, query, key, value, mask, options)
+    if _is_plain(mask, query.shape[2], key.shape[2], options):
+        scale = options.get("scaling")
+        output = decode(query, key, value, query.shape[3] ** -0.5 if scale is None else float(scale))
+        return output.transpose(1, 2).contiguous()
+    return None if load_fast() is None else call_operator(attention, module, query, key, value, mask, options)
+
+
+def _is_plain(mask: GraphMask | None, num_queries: int, num_keys: int, options: dict[str, Any]) -> bool:
+    """Whether one query attends to all keys, by a softmax of scaled dot products."""
+    if num_queries > 1 or options.get("softcap") or options.get("s_aux") is not None:
+        return False
+    if mask is None:
+        return True
+    stop = mask.first + num_keys
+    is_late = not mask.is_causal or mask.start >= stop - 1
+    is_near = not mask.window or mask.start - mask.first < mask.window
+    # Keys behind the end of `real` are not written yet.
+    is_real = mask.real is None or (mask.real.shape[1] >= stop and bool(mask.real[:, mask.first : stop].all()))
+    return bool(is_late and is_near and is_real) and mask.groups is None
 
 
 def _run_share(translation: Translation, key: Tensor, value: Tensor, position_ids: Tensor | None) -> Tensor:

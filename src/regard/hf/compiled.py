@@ -21,7 +21,8 @@ from regard.engine.ring import Ring
 from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.mask_functions import MaskFunction, MaskFunctionReader
 from regard.hf.masks.mask_tensors import Recognised
-from regard.hf.operator_calls import autocast, call_operator, fits_operator
+from regard.hf.operator_calls import call_operator, fits_operator
+from regard.shapes import in_autocast_dtype
 
 #: The code of mask functions that may be ranges of distances.
 RANGES = tuple(
@@ -46,7 +47,7 @@ def attention_function(run: Function) -> Function:
     ) -> tuple[Tensor, None]:
         if not torch.compiler.is_dynamo_compiling() or Ring.default() is not None or _is_transformed():
             return run(module, query, key, value, attention_mask, **options)
-        q, k, v = autocast(query), autocast(key), autocast(value)
+        q, k, v = in_autocast_dtype(query), in_autocast_dtype(key), in_autocast_dtype(value)
         is_known = attention_mask is None or isinstance(attention_mask, GraphMask)
         if is_known and _has_kernels() and fits_operator(q, k, v, options):
             return call_operator(OPERATOR, module, q, k, v, attention_mask, options), None

@@ -17,13 +17,6 @@ from regard.hf.calls import HARMLESS, PACKING, UNDERSTOOD
 from regard.hf.masks.graph_masks import GraphMask
 
 
-def autocast(tensor: Tensor) -> Tensor:
-    """An input in the dtype of torch.autocast, as `attend` takes it."""
-    if tensor.dtype == torch.float64 or not torch.is_autocast_enabled("cpu"):
-        return tensor
-    return tensor.to(torch.get_autocast_dtype("cpu"))
-
-
 def fits_operator(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> bool:
     """Whether the operator can compute a call of the backend, whose mask it can express."""
     widths_fit = max(query.shape[-1], value.shape[-1]) <= LARGEST_WIDTH and query.shape[-1] == key.shape[-1]

@@ -68,15 +68,15 @@ class AttentionMap:
         attention: Attention,
         prepared: Prepared,
         positions: Positions,
-        grid: Grid | Sizes,
+        extent: Grid | Sizes,
         row_statistic: RowStatistic | None,
     ) -> None:
-        """`grid`: the sizes of a whole call suffice."""
+        """`extent`: the coordinates of the queries and keys, or the sizes of a whole call."""
         self.attention, self.positions, self._prepared = snapshot(attention), positions, prepared.detach()
-        if isinstance(grid, Grid):
-            self.grid = grid
+        if isinstance(extent, Grid):
+            self.grid = extent
         else:
-            self._sizes = grid
+            self._sizes = extent
         self._row_statistic = row_statistic
         self._versions = self._current_versions()
 

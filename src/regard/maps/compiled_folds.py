@@ -59,7 +59,7 @@ def map_problem(attention: Attention, prepared: Prepared, positions: Positions, 
 #: What the kernels compute for a fold: fields of `Statistics`, or "products", a list of `HeadProducts`. Lists of
 #: several folds are joined. None: the kernels cannot compute this fold.
 Parts = dict[str, Any]
-#: For each fold that the kernels know, its parts. A subclass is another fold.
+#: For each fold that kernels of C or of Triton know, its parts. A subclass is another fold.
 _PARTS_OF: dict[type[Fold], Callable[[Any, State, Sizes], Parts | None]] = {
     Entropy: lambda _fold, state, _sizes: {"entropy": state[0]},
     Distance: lambda _fold, state, _sizes: {"distance": state[0]},
@@ -82,18 +82,26 @@ def knows(fold: Fold) -> bool:
     return type(fold) in _PARTS_OF
 
 
+def parts_of(fold: Fold, state: State, problem: Problem) -> Parts | None:
+    """What the kernels compute for a fold of this problem's map; None if they cannot compute it."""
+    parts = _PARTS_OF[type(fold)](fold, state, problem.sizes) if knows(fold) else None
+    has_gaps = len(problem.positions.keys.intervals) > 1
+    return None if parts is None or (has_gaps and BY_DISTANCE & parts.keys()) else parts
+
+
+def first_shift(positions: Positions) -> int:
+    """The position of the first key minus that of the first query."""
+    return positions.keys.intervals[0][0] - positions.start
+
+
 def fill_compiled(terms: Terms, logsumexp: Tensor, states: Mapping[Fold, State]) -> set[Fold]:
     """Add the whole map to the states of the folds that the kernels know, and return these folds."""
     if any_coarse(logsumexp) or logsumexp.isnan().any():
         return set()
-    unfit = BY_DISTANCE if len(terms.problem.positions.keys.intervals) > 1 else frozenset()
-    if terms.direction is not None:
-        unfit |= {"products"}  # additive scores are computed for queries that follow each other
-    waiting: dict[Fold, Parts] = {}
-    for fold, state in states.items():
-        parts = _PARTS_OF[type(fold)](fold, state, terms.problem.sizes) if knows(fold) else None
-        if parts is not None and not unfit & parts.keys():
-            waiting[fold] = parts
+    all_parts = {fold: parts_of(fold, state, terms.problem) for fold, state in states.items()}
+    waiting = {fold: parts for fold, parts in all_parts.items() if parts is not None}
+    if terms.direction is not None:  # additive scores are computed for queries that follow each other
+        waiting = {fold: parts for fold, parts in waiting.items() if "products" not in parts}
     done = set(waiting)
     while waiting:
         _pass(terms, logsumexp, _joined(waiting))
@@ -113,12 +121,11 @@ def _joined(waiting: dict[Fold, Parts]) -> Parts:
 
 def _pass(terms: Terms, logsumexp: Tensor, parts: Parts) -> None:
     """Compute these parts: one pass for each pair of heads' products, and one for everything else."""
-    positions, setting, inputs = terms.problem.positions, terms.setting(), terms.inputs()
+    setting, inputs = terms.setting(), terms.inputs()
     for whole, part in _pairs(parts.pop("products", [])):
         add_products(setting, inputs, logsumexp, whole, part)
     if parts:
-        shift = positions.keys.intervals[0][0] - positions.start
-        add_statistics(setting, inputs, logsumexp, Statistics(shift, **parts))
+        add_statistics(setting, inputs, logsumexp, Statistics(first_shift(terms.problem.positions), **parts))
 
 
 def _pairs(wanted: list[HeadProducts]) -> Iterator[tuple[HeadProducts | None, HeadProducts]]:

@@ -251,7 +251,8 @@ class MassOn(Fold[Tensor]):
     def __init__(self, keys: Tensor | list[int] | tuple[int, ...]) -> None:
         if isinstance(keys, Tensor) and keys.is_meta:
             raise RegardError("mass: the keys are on the meta device, where tensors hold no numbers.")
-        selected = torch.as_tensor(keys).clone()  # the caller may change its tensor later
+        given = keys if isinstance(keys, Tensor) else torch.as_tensor(keys, device="cpu")
+        selected = given.clone()  # the caller may change its tensor later
         object.__setattr__(self, "keys", selected if selected.numel() else selected.long())
 
     def init(self, shape: Shape, device: torch.device) -> State:
@@ -300,8 +301,8 @@ class Pool(Fold[Tensor]):
         B, H, I, J = shape
         rows, cols = min(self.rows, I), min(self.cols, J)
         row_of, col_of = (
-            torch.arange(I) * rows // I,
-            torch.arange(J) * cols // J,
+            torch.arange(I, device="cpu") * rows // I,
+            torch.arange(J, device="cpu") * cols // J,
         )  # on the host, because `add` reads numbers
         return [zeros(device, B, H, rows, cols), row_of, col_of]
 
@@ -326,7 +327,7 @@ class Pool(Fold[Tensor]):
 def _membership(cell_of: Tensor, like: Tensor) -> tuple[Tensor, int]:
     """(indices of the tile, cells): 1 where the index is in the cell, else 0; and the first cell."""
     first, last = int(cell_of[0]), int(cell_of[-1])
-    membership = cell_of[:, None] == torch.arange(first, last + 1)
+    membership = cell_of[:, None] == torch.arange(first, last + 1, device="cpu")
     return to_device(membership.to(like.dtype), like.device), first
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from regard.attention import Attention, Prepared, scores
 from regard.engine.gpu.statistics import (
     LARGEST_TOP,
-    Statistics,
     add_statistics,
     blocks_of,
     is_installed,
@@ -23,8 +22,10 @@ from regard.engine.gpu.statistics import (
     terms_of,
 )
 from regard.engine.kernel import Terms
-from regard.maps.compiled_folds import map_problem
-from regard.maps.folds import Distance, Entropy, Fold, KeyTotals, Links, MassOn, Pool, State, Tile, TopLinks
+from regard.engine.kernel.statistics import Statistics
+from regard.engine.problem import Problem
+from regard.maps.compiled_folds import Parts, first_shift, map_problem, parts_of
+from regard.maps.folds import Fold, Links, State, Tile
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import any_coarse
 from regard.positions import Positions
@@ -32,15 +33,8 @@ from regard.spans import Spans
 
 #: The devices whose maps the kernel computes.
 DEVICES = {"cuda"}
-#: For each fold that it knows, the tensors of `Statistics` that the state begins with. A subclass is another fold.
-TENSORS: dict[type[Fold], tuple[str, ...]] = {
-    Entropy: ("entropy",),
-    Distance: ("distance",),
-    MassOn: ("mass", "flags"),
-    KeyTotals: ("received",),
-    Pool: ("cells",),
-    TopLinks: ("top_weights", "top_keys"),
-}
+#: The fields of `Statistics` that the kernel fills or reads. Cells are those of `Pool`, which have no maxima.
+FIELDS = {"entropy", "distance", "numbers", "received", "cells", "row_cells", "column_cells", "top_weights", "top_keys"}
 #: Queries that are verified together, at the start, in the middle and at the end.
 ROWS = 2
 #: The largest difference to the dense formula, relative to the largest number of the statistic, or to 1.
@@ -68,7 +62,7 @@ def fill_on_gpu(terms: Terms, logsumexp: Tensor, states: Mapping[Fold, State]) -
     """Add the whole map to the states of the folds that the kernel knows, and return these folds."""
     if any_coarse(logsumexp) or logsumexp.isnan().any():
         return set()
-    wanted, done = wanted_statistics(states, terms.problem.positions)
+    wanted, done = wanted_statistics(states, terms.problem)
     if not done:
         return done
     kinds = tuple(sorted(type(fold).__name__ for fold in done))
@@ -79,17 +73,23 @@ def fill_on_gpu(terms: Terms, logsumexp: Tensor, states: Mapping[Fold, State]) -
     return done
 
 
-def wanted_statistics(states: Mapping[Fold, State], positions: Positions) -> tuple[Statistics, set[Fold]]:
-    """The tensors that one pass fills, and the folds that they belong to: the first of each type."""
-    keys = positions.keys.intervals
-    shift, tensors, done = keys[0][0] - positions.start, {}, {}
+def wanted_statistics(states: Mapping[Fold, State], problem: Problem) -> tuple[Statistics, set[Fold]]:
+    """The tensors that one pass fills, and the folds that they belong to: the first for each field."""
+    joined: Parts = {}
+    done = set()
     for fold, state in states.items():
-        kind = type(fold)
-        unfit = (kind is Distance and len(keys) > 1) or (isinstance(fold, TopLinks) and fold.k > LARGEST_TOP)
-        if kind in TENSORS and kind not in done and not unfit:
-            tensors |= zip(TENSORS[kind], state, strict=False)
-            done[kind] = fold
-    return Statistics(shift, **tensors), set(done.values())
+        parts = parts_of(fold, state, problem)
+        if parts is not None and parts.keys() <= FIELDS - joined.keys() and _is_small(parts):
+            joined |= parts
+            done.add(fold)
+    return Statistics(first_shift(problem.positions), **joined), done
+
+
+def _is_small(parts: Parts) -> bool:
+    """Whether there are few strongest links, and the numbers of keys are one list for all heads."""
+    numbers = parts.get("numbers", [])
+    has_few_links = "top_weights" not in parts or parts["top_weights"].shape[-1] <= LARGEST_TOP
+    return has_few_links and len(numbers) <= 1 and all(x.shape[1] == 1 for x, _ in numbers)
 
 
 def _program(terms: Terms, *more: Hashable | dict[str, int]) -> tuple:
@@ -123,7 +123,7 @@ def _wrong_fold(terms: Terms, logsumexp: Tensor, folds: set[Fold]) -> str | None
     shape = s.B, s.H, s.I, s.J
     for rows in _few_rows(terms):
         mine, exact = ({fold: fold.init(shape, problem.query.device) for fold in folds} for _ in range(2))
-        wanted, _ = wanted_statistics(mine, problem.positions)
+        wanted, _ = wanted_statistics(mine, problem)
         add_statistics(terms, logsumexp, wanted, range(rows.start, rows.stop))
         tile = _dense_tile(terms, logsumexp, rows)
         for fold in folds:

@@ -25,9 +25,9 @@ def indices(owner: str, axis: str, index: Index, size: int) -> Tensor:
     tensor([3, 4])
     """
     if index is None:
-        return torch.arange(size)
+        return torch.arange(size, device="cpu")
     if isinstance(index, slice):
-        return torch.tensor(_range(owner, axis, index, size), dtype=torch.int64)
+        return torch.tensor(_range(owner, axis, index, size), dtype=torch.int64, device="cpu")
     try:
         places = torch.as_tensor(index, device="cpu")
     except (TypeError, ValueError, RuntimeError):

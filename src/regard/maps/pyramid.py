@@ -47,7 +47,7 @@ class Pyramid(Fold):
     def init(self, shape: Shape, device: torch.device) -> State:
         B, H, I, J = shape
         rows, cols = (-(-n // (1 << self.level)) for n in (I, J))
-        return [*(zeros(device, B, H, rows, cols) for _ in range(2)), torch.tensor(I)]
+        return [*(zeros(device, B, H, rows, cols) for _ in range(2)), torch.tensor(I, device="cpu")]
 
     def add(self, state: State, tile: Tile) -> None:
         size = 1 << self.level
@@ -72,7 +72,7 @@ def coarser(
     `first`, the index of the first row of cells in the map, is a multiple of 2^steps.
     """
     mean, greatest = pooled
-    starts = torch.arange(first, first + mean.shape[-2]) * (1 << level)
+    starts = torch.arange(first, first + mean.shape[-2], device=mean.device) * (1 << level)
     sums = mean * (num_rows - starts).clamp(1, 1 << level)[:, None]
     total = cells(sums, 1 << steps)[0]
     return averaged(total, 1 << (level + steps), num_rows, first >> steps), cells(greatest, 1 << steps)[1]

@@ -8,12 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from regard.attention import Attention, Prepared, scores
 from regard.attention_output import attend
-from regard.engine.kernel import can_run, decode, few_rows_pay
-from regard.engine.kernel.attention import is_few
+from regard.engine.decoding import decode
 from regard.engine.ring import Ring
 from regard.engine.rows import attend_rows
 from regard.errors import RegardError
@@ -23,13 +21,10 @@ from regard.pieces import Grid, Mask, Softmax, causal
 from regard.pieces.mask import sees_no_later_key
 from regard.pieces.mask_data import RealKeys
 from regard.positions import Positions
-from regard.shapes import Sizes, group, grouped_values, in_one_dtype, to_device, without_autocast
+from regard.shapes import Sizes, grouped_values, to_device, without_autocast
 from regard.spans import Spans
 
 PLAIN = Softmax()
-#: Here torch's fused kernel runs without a plan, so ours is faster only from this many times as many numbers. Measured:
-#: 1.2 to 1.7 times as fast from there on, as fast or slower at half as many.
-AGAINST_NO_PLAN = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +55,7 @@ class Rows:
         width = int(count.max()) if len(index) else 1
         if len(sources) * width == len(index):
             return Rows(sources, width, index)
-        rank = torch.arange(len(index)) - (count.cumsum(0) - count)[number]
+        rank = torch.arange(len(index), device="cpu") - (count.cumsum(0) - count)[number]
         return Rows(sources, width, index, number * width + rank)
 
     def fold(self, query: Tensor) -> Tensor:
@@ -277,24 +272,10 @@ def _read_at_once(module: Attends, query: Tensor, keys: ProjectedKV, start: int,
 
 
 def _fused(attention: Attention, query: Tensor, key: Tensor, keys: ProjectedKV) -> Tensor:
-    B, H, I, D = query.shape
-    rows, scale = group(query, key.shape[1]), attention.score.scale(D)
+    scale = attention.score.scale(query.shape[3])
     assert isinstance(scale, float | int), "has_products says so"
-    rows, key, value = in_one_dtype(rows, key, keys.value)
-    if _kernel_pays(rows, key, value):
-        real = None if keys.mask is None else keys.mask.real  # type: ignore[attr-defined]
-        output, _ = decode(query.to(key.dtype), key, value, real, scale)
-        return output.to(keys.value.dtype)
-    added = None if keys.added is None else keys.added.to(rows.dtype)
-    output = F.scaled_dot_product_attention(rows, key, value, attn_mask=added, scale=scale).to(keys.value.dtype)
-    return output.reshape(B, H, I, keys.value.shape[3])
-
-
-def _kernel_pays(rows: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether the compiled kernel computes the rows: without gradients, and where it is measured to be faster."""
-    learns = torch.is_grad_enabled() and any(t.requires_grad for t in (rows, key, value))
-    num_numbers = (key.numel() + value.numel()) // AGAINST_NO_PLAN
-    return is_few(rows.shape[2], learns) and few_rows_pay(num_numbers, key.dtype) and can_run(rows, key, value)
+    real = None if keys.mask is None else keys.mask.real  # type: ignore[attr-defined]
+    return decode(query, key, keys.value, scale, real, lambda: keys.added).to(keys.value.dtype)
 
 
 def _softmax(attention: Attention, prepared: Prepared, grid: Grid, keys: ProjectedKV) -> Tensor:

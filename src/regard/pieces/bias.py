@@ -124,7 +124,7 @@ class ALiBi(AdditiveBias):
     relative = True
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
-        slopes = torch.tensor(alibi_slopes(self.num_heads), dtype=widest_float(grid.device))
+        slopes = torch.tensor(alibi_slopes(self.num_heads), dtype=widest_float(grid.device), device="cpu")
         slopes = to_device(slopes, grid.device)[grid.head]
         return _by_distance(grid, lambda distance: -slopes.view(-1, *(1,) * distance.ndim) * distance.abs())
 
@@ -278,7 +278,7 @@ class TransformerXLBias(nn.Module, AdditiveBias):
 
     def _waves(self, distance: Tensor, rows: Tensor) -> Tensor:
         """Sines, then cosines, as in the paper's code, in the dtype of the rows: (n,) -> (n, width)."""
-        exponents = torch.arange(0, self.width, 2, dtype=torch.float64) / self.width
+        exponents = torch.arange(0, self.width, 2, dtype=torch.float64, device="cpu") / self.width
         angle = angles(distance, self.base**-exponents, at_least_float32(rows).dtype)
         return torch.cat((angle.sin(), angle.cos()), -1).to(rows.dtype)
 

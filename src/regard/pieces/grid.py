@@ -90,7 +90,7 @@ class Grid:
         if not (len(self.query) and len(self.key)):
             return None
         for positions in (self.query, self.key):
-            if not torch.equal(positions, torch.arange(len(positions)) + positions[0]):
+            if not torch.equal(positions, torch.arange(len(positions), device="cpu") + positions[0]):
                 return None
         return range(int(self.key[0] - self.query[-1]), int(self.key[-1] - self.query[0]) + 1)
 

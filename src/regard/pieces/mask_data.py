@@ -34,7 +34,7 @@ def padding(real: Tensor | Sequence[int]) -> Mask:
     [[1, 1, 1, 0], [1, 0, 0, 0]]
     """
     try:
-        tensor = torch.as_tensor(real)
+        tensor = real if isinstance(real, Tensor) else torch.as_tensor(real, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         kind, remedy = type(real).__name__, ""
     else:
@@ -201,7 +201,7 @@ class documents(Mask):
 
     @staticmethod
     def _number(positions: Tensor, edges: list[int]) -> Tensor:
-        return torch.bucketize(positions, to_device(torch.tensor(edges), positions.device), right=True)
+        return torch.bucketize(positions, to_device(torch.tensor(edges, device="cpu"), positions.device), right=True)
 
     def __repr__(self) -> str:
         keys = "" if self.key_lengths is None else f", keys {shortened(self.key_lengths)}"
@@ -244,7 +244,7 @@ class global_tokens(Mask):
         object.__setattr__(self, "positions", tuple(sorted(set(chosen))))
 
     def allowed(self, grid: Grid) -> Tensor:
-        chosen = to_device(torch.tensor(self.positions, dtype=torch.int64), grid.device)
+        chosen = to_device(torch.tensor(self.positions, dtype=torch.int64, device="cpu"), grid.device)
         return torch.isin(grid.i, chosen) | torch.isin(grid.j, chosen)
 
     def any_allowed(self, start: int, stop: int) -> Spans:

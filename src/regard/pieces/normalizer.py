@@ -107,8 +107,10 @@ def is_coarse(logsumexp: Tensor) -> Tensor:
     return (logsumexp.abs() > COARSE) & logsumexp.isfinite()
 
 
-def any_coarse(logsumexp: Tensor) -> bool:
+def any_coarse(logsumexp: Tensor | float) -> bool:
     """Whether a row is coarse; False if the numbers of the tensor cannot be read. On a device the host waits."""
+    if not isinstance(logsumexp, Tensor):
+        return any_coarse(torch.as_tensor(logsumexp, device="cpu"))
     if not has_numbers(logsumexp):
         return False
     if logsumexp.device.type == "cpu" and logsumexp.numel():  # one pass suffices, if no row is empty

@@ -176,7 +176,8 @@ class Bilinear(nn.Module, Score):
 
     def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         weight = self.weight[0] if len(self.weight) == 1 else self.weight  # one product for the whole batch
-        return query.to(self.weight.dtype) @ weight, key.to(self.weight.dtype)
+        projected = query.to(self.weight.dtype) @ weight
+        return projected, key.to(projected.dtype)  # torch.autocast has rounded the product
 
     def scale(self, width: int) -> float:
         return 1.0

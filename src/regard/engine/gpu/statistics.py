@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from regard.engine.kernel import Terms
 from regard.engine.kernel.engine import LARGEST_WIDTH, MASK_BYTES
+from regard.engine.kernel.statistics import Statistics
 from regard.engine.kernel.structures import DTYPES
 from regard.engine.problem import Problem
 from regard.pieces.bias import ShawBias
@@ -31,29 +31,6 @@ LEAST_SIDE = 16
 KNOWN_INPUTS = {"query", "key", "value", "before", "after", "sink"}
 #: The sizes of `blocks_of` that scores alone need.
 SCORE_BLOCKS = {"QUERIES", "KEYS", "WIDTH"}
-
-
-@dataclass(frozen=True, eq=False)
-class Statistics:
-    """Tensors that a pass fills. The statistics that are None are left out; all others hold 0 before the pass.
-
-    `flags` are the numbers that `mass` multiplies weights with, (B, J). `top_keys` holds -1 before the pass. `shift` is
-    the position of the first key minus that of the first query.
-    """
-
-    shift: int
-    entropy: Tensor | None = None  # (B, H, I)
-    distance: Tensor | None = None  # (B, H, I)
-    mass: Tensor | None = None  # (B, H, I)
-    flags: Tensor | None = None
-    received: Tensor | None = None  # (B, H, J)
-    cells: Tensor | None = None  # (B, H, rows, columns)
-    top_weights: Tensor | None = None  # (B, H, I, k)
-    top_keys: Tensor | None = None
-
-    @property
-    def k(self) -> int:
-        return 1 if self.top_weights is None else self.top_weights.shape[-1]
 
 
 def terms_of(problem: Problem) -> Terms | None:
@@ -144,10 +121,11 @@ def _pattern(terms: Terms, tiles: list[int]) -> tuple:
 
 def _sums(wanted: Statistics) -> tuple:
     rows, columns = (0, 0) if wanted.cells is None else wanted.cells.shape[2:]
-    flags = None if wanted.flags is None else wanted.flags.float().contiguous()
-    rows_sums = wanted.entropy, wanted.distance, wanted.mass, flags
+    numbers, mass = wanted.numbers[0] if wanted.numbers else (None, None)
+    flags = None if numbers is None else numbers[:, 0].float().contiguous()
+    rows_sums = wanted.entropy, wanted.distance, mass, flags
     key_sums = wanted.received, wanted.cells, wanted.top_weights, wanted.top_keys
-    return kernels().Sums(*rows_sums, *key_sums, rows, columns, wanted.k, wanted.shift)
+    return kernels().Sums(*rows_sums, *key_sums, rows, columns, max(1, wanted.k), wanted.shift)
 
 
 def blocks_of(terms: Terms, wanted: Statistics) -> dict[str, int]:
@@ -160,7 +138,7 @@ def blocks_of(terms: Terms, wanted: Statistics) -> dict[str, int]:
         "QUERIES": QUERIES,
         "KEYS": keys,
         "WIDTH": width,
-        "TOP": _power_of_2(wanted.k),
+        "TOP": _power_of_2(max(1, wanted.k)),
         "CELL_ROWS": _most_cells(QUERIES, rows, s.I),
         "CELL_COLUMNS": _most_cells(keys, columns, s.J),
     }

@@ -57,7 +57,7 @@ class Sizes(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """The tensors of `regard.engine.gpu.statistics.Statistics`; None leaves a statistic out."""
+    """The tensors of `regard.engine.kernel.statistics.Statistics`; None leaves a statistic out."""
 
     entropy: Any
     distance: Any
@@ -126,12 +126,13 @@ def load_vectors(pointer, strides, entry, head, tokens, is_token, width, WIDTH: 
 
 
 @triton.jit
-def scores_of(scores, pattern, sizes, tile, query, segment, queries, keys, is_valid):
-    """The scores of a tile; -inf where a query may not attend."""
+def scores_of(scores, pattern, sizes, tile, query, segment, queries, keys, is_query, end):
+    """The scores of queries and the keys before `end`; -inf where a query may not attend."""
     entry, head, _unit, _first_query = tile
     key_head, is_key = head // sizes.heads_per_key_head, keys < sizes.num_keys
     key = load_vectors(scores.key, scores.key_strides, entry, key_head, keys, is_key, sizes.width, query.shape[1])
     products = tl.dot(query, tl.trans(key), input_precision="ieee")
+    is_valid = is_query[:, None] & (keys < end)[None, :]
     is_valid = is_allowed(pattern, segment, tile, queries, keys, is_valid)
     s = final_scores(scores, sizes, products, head, queries, keys, is_valid)
     return tl.where(is_valid, s, float("-inf"))
@@ -257,8 +258,7 @@ def statistics_kernel(
         start, end = keys_of(pattern, segment, first_query, stop)
         for key in range(start, end, KEYS):
             keys = key + tl.arange(0, KEYS)
-            is_valid = is_query[:, None] & (keys < end)[None, :]
-            s = scores_of(scores, pattern, sizes, tile, query, segment, queries, keys, is_valid)
+            s = scores_of(scores, pattern, sizes, tile, query, segment, queries, keys, is_query, end)
             weights, logs = weights_of(s, logsumexp)
             entropy, distance, mass = add_to_rows(
                 sums, sizes, tile, weights, logs, queries, keys, entropy, distance, mass
@@ -287,8 +287,7 @@ def logsumexp_kernel(scores, pattern, sizes, logsumexp, QUERIES: tl.constexpr, K
         start, end = keys_of(pattern, segment, first_query, stop)
         for key in range(start, end, KEYS):
             keys = key + tl.arange(0, KEYS)
-            is_valid = is_query[:, None] & (keys < end)[None, :]
-            s = scores_of(scores, pattern, sizes, tile, query, segment, queries, keys, is_valid)
+            s = scores_of(scores, pattern, sizes, tile, query, segment, queries, keys, is_query, end)
             now = tl.maximum(greatest, tl.max(s, 1))
             base = tl.where(now == float("-inf"), 0.0, now)
             weights = tl.exp2((s - base[:, None]) * LOG2_E)

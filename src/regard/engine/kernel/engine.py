@@ -28,9 +28,9 @@ LARGEST_WIDTH, MOST_HIDDEN_UNITS = 256, 1024
 #: Most bytes of the parts of a mask that need one byte a pair.
 MASK_BYTES = 64 << 20
 #: Names in `Problem.plan_cache`.
-SETTING, VECTORS = "kernel setting", "kernel vectors"
-#: Most bytes of a mask that a plan keeps.
-KEPT_BYTES = 1 << 20
+PLANNED_SETTING, PLANNED_VECTORS = "kernel setting", "kernel vectors"
+#: Most bytes of a mask that is kept with a plan.
+PLANNED_BYTES = 1 << 20
 #: Fewest queries for which the kernels are chosen, and fewest pairs of one head if there is no mask. Measured against
 #: torch's fused kernel: without a mask as fast at 256 x 256, 1.1 times as fast at 384 x 384; causal 1.2 times at 192.
 FEWEST_QUERIES, FEWEST_PAIRS = 192, 384 * 384
@@ -80,9 +80,9 @@ class Kernel(Engine):
 
     def kept_facts(self, problem: Problem) -> dict[str, Any]:
         """The layout of the mask with its tables, and the vectors of biases without parameters."""
-        if Terms.of(problem).layout.num_bytes > KEPT_BYTES:
+        if Terms.of(problem).layout.num_bytes > PLANNED_BYTES:
             return {}
-        names = (SETTING,) if problem.piece_tensors else (SETTING, VECTORS)
+        names = (PLANNED_SETTING,) if problem.piece_tensors else (PLANNED_SETTING, PLANNED_VECTORS)
         return {name: problem.plan_cache[name] for name in names if name in problem.plan_cache}
 
 
@@ -146,7 +146,7 @@ class Terms:
         if (unfit := self.unfit_bias()) is not None:
             return unfit
         sink = attention.normalizer.sink if isinstance(attention.normalizer, Softmax | LearnedSink) else None
-        if sink is not None and any_coarse(torch.as_tensor(sink)):
+        if sink is not None and any_coarse(sink):
             return "the sink is so large that float32 is too coarse for its share of the row"
         if (num_bytes := self.mask_bytes) > MASK_BYTES:
             return f"its mask has no spans and would take {size(num_bytes)}"
@@ -225,7 +225,7 @@ class Terms:
 
     def setting(self) -> Setting:
         """What does not depend on the numbers of tensors, and the seed of dropout."""
-        kept = self.problem.planned(SETTING, lambda problem: self._setting())
+        kept = self.problem.planned(PLANNED_SETTING, lambda problem: self._setting())
         return kept.with_dropout(self._dropout())
 
     def _setting(self) -> Setting:
@@ -255,7 +255,7 @@ class Terms:
     def inputs(self) -> Inputs:
         """The tensors of the call: prepared queries and keys, values, and the numbers of biases and sinks."""
         prepared = self.problem.prepared
-        before, after, sink = self.problem.planned(VECTORS, lambda problem: self._vectors())
+        before, after, sink = self.problem.planned(PLANNED_VECTORS, lambda problem: self._vectors())
         vectors = prepared.query, prepared.key, self.problem.value
         return Inputs(*vectors, before, after, sink, self.direction, self._clipped())
 

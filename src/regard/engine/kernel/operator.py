@@ -10,7 +10,6 @@ Both run the same `forward` and `gradients`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache, reduce
 from operator import and_
 from typing import Any, NamedTuple
@@ -24,10 +23,10 @@ from regard.engine.kernel.layout import Layout
 from regard.engine.kernel.library import load, reason
 from regard.engine.kernel.running import empty
 from regard.errors import RegardError
-from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, causal, window
-from regard.pieces.mask_data import documents, padding
+from regard.pieces.mask_data import padding
 from regard.pieces.normalizer import any_coarse
+from regard.pieces.same_group import groups_mask
 from regard.positions import Positions
 from regard.shapes import Sizes
 from regard.spans import Spans
@@ -94,19 +93,6 @@ class Table(NamedTuple):
         return torch.frombuffer(bytearray(self.content), dtype=self.dtype).view(-1, self.num_columns)
 
 
-@dataclass(frozen=True, eq=False)
-class EntryMasks(Mask):
-    """A mask of its own for each batch entry."""
-
-    masks: tuple[Mask, ...]
-
-    def allowed(self, grid: Grid) -> Tensor:
-        return torch.cat([self.masks[entry].allowed(grid) for entry in grid.batch.tolist()])
-
-    def of_entry(self, entry: int) -> Mask:
-        return self.masks[entry]
-
-
 @lru_cache(maxsize=32)
 def _layout(
     positions: Positions, sizes: Sizes, is_causal: bool, window_size: int, real: Table | None, groups: Table | None
@@ -118,15 +104,8 @@ def _layout(
     if real is not None:
         parts.append(padding(real.tensor()))
     if groups is not None:
-        parts.append(_documents(groups.tensor()))
+        parts.append(groups_mask(groups.tensor()))
     return Layout.of(reduce(and_, parts) if parts else None, positions, sizes)
-
-
-def _documents(groups: Tensor) -> Mask:
-    if bool((groups == groups[:1]).all()):
-        groups = groups[:1]
-    masks = tuple(documents(torch.unique_consecutive(row, return_counts=True)[1].tolist()) for row in groups)
-    return masks[0] if len(masks) == 1 else EntryMasks(masks)
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None, *terms: Any) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.engine.kernel.library import Library, load
 from regard.engine.kernel.running import counters, run
-from regard.engine.kernel.structures import DTYPES, Pointers, TensorFields, has_address
+from regard.engine.kernel.structures import DTYPES, Pointers, TensorFields, fields_of, has_address
 from regard.engine.transforms import is_transformed
 from regard.pieces import position
 
@@ -26,12 +26,9 @@ class Rotation(Pointers):
     """`Rotation` of kernels/rotate.c."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("B", "H", "n", "D", "num_pairs", "interleaved", "direction")),
-        ("vectors", TensorFields),
-        ("output", TensorFields),
-        ("positions", c_void_p),
-        ("frequencies", c_void_p),
-        ("counters", c_void_p),
+        *fields_of(c_int64, "B H n D num_pairs interleaved direction"),
+        *fields_of(TensorFields, "vectors output"),
+        *fields_of(c_void_p, "positions frequencies counters"),
     )
 
 

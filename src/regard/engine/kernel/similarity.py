@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from regard.engine.kernel.attention import PARTS, Inputs, Setting
 from regard.engine.kernel.running import run, zeros
 from regard.engine.kernel.statistics import statistics_call
-from regard.engine.kernel.structures import Pointers
+from regard.engine.kernel.structures import Pointers, fields_of
 
 #: SPECIAL and ORDINARY of kernels/similarity.c; 0 is a query that is left out.
 SPECIAL, ORDINARY = 1, 2
@@ -24,8 +24,8 @@ class SimilarityFields(Pointers):
     """`Similarity` of kernels/similarity.c, field by field."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("queries", "ordinary", "products", "received")),
-        ("num_parts", c_int64),
+        *fields_of(c_void_p, "queries ordinary products received"),
+        *fields_of(c_int64, "num_parts"),
     )
 
 

@@ -11,20 +11,18 @@ from torch.nn import functional as F
 
 from regard.engine.kernel.attention import PARTS, Inputs, Setting, pack_keys
 from regard.engine.kernel.running import run, zeros
-from regard.engine.kernel.structures import Call, Pointers
+from regard.engine.kernel.structures import Call, Pointers, fields_of
 
 
 class StatisticsFields(Pointers):
     """`Statistics` of kernels/cells.h, field by field."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("entropy", "distance", "received", "cells", "cell_maxima")),
-        *((name, c_void_p) for name in ("row_cells", "column_cells", "column_starts", "top_weights", "top_keys")),
-        *((name, c_void_p) for name in ("numbers", "number_sums", "chosen", "chosen_mass", "chosen_entropy")),
-        *((name, c_void_p) for name in ("offsets", "diagonals", "offset_sums")),
-        *((name, c_void_p) for name in ("later", "same", "key_tokens", "query_tokens")),
-        *((name, c_int64) for name in ("cell_rows", "cell_columns", "k", "shift", "num_numbers", "num_chosen")),
-        *((name, c_int64) for name in ("num_offsets", "first_sum", "num_sums", "num_parts")),
+        *fields_of(c_void_p, "entropy distance received cells cell_maxima row_cells column_cells column_starts"),
+        *fields_of(c_void_p, "top_weights top_keys numbers number_sums chosen chosen_mass chosen_entropy"),
+        *fields_of(c_void_p, "offsets diagonals offset_sums later same key_tokens query_tokens"),
+        *fields_of(c_int64, "cell_rows cell_columns k shift num_numbers num_chosen num_offsets"),
+        *fields_of(c_int64, "first_sum num_sums num_parts"),
     )
 
 
@@ -60,6 +58,11 @@ class Statistics:
     #: Distances of key and query in positions, each with the weights there (B, H, I).
     offsets: list[tuple[int, Tensor]] = field(default_factory=list)
 
+    @property
+    def k(self) -> int:
+        """The number of strongest links of a row."""
+        return 0 if self.top_weights is None else self.top_weights.shape[-1]
+
 
 def add_statistics(setting: Setting, inputs: Inputs, logsumexp: Tensor, wanted: Statistics) -> None:
     """Add the statistics of all weights to the tensors of `wanted`."""
@@ -67,7 +70,7 @@ def add_statistics(setting: Setting, inputs: Inputs, logsumexp: Tensor, wanted: 
     fields = StatisticsFields(num_parts=-(-PARTS // (call.B * call.H)), shift=wanted.shift)
     fields.point(entropy=wanted.entropy, distance=wanted.distance)
     fields.point(top_weights=wanted.top_weights, top_keys=wanted.top_keys)
-    fields.k = 0 if wanted.top_weights is None else wanted.top_weights.shape[-1]
+    fields.k = wanted.k
     fields.point(chosen=wanted.chosen, chosen_mass=wanted.chosen_mass, chosen_entropy=wanted.chosen_entropy)
     fields.num_chosen = 0 if wanted.chosen is None else len(wanted.chosen)
     _tokens(setting, call, fields, wanted)

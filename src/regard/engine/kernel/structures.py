@@ -30,6 +30,15 @@ def has_address(tensor: torch.Tensor) -> bool:
         return False
 
 
+def fields_of(kind: type, names: str) -> tuple[tuple[str, type], ...]:
+    """Fields of one type, by their names: "B H n".
+
+    >>> fields_of(c_float, "scale cap")
+    (('scale', <class 'ctypes.c_float'>), ('cap', <class 'ctypes.c_float'>))
+    """
+    return tuple((name, kind) for name in names.split())
+
+
 class TensorFields(Structure):
     """`Tensor`: a tensor of four axes, in any strides."""
 
@@ -79,46 +88,21 @@ class Call(Pointers):
     """`Call`: the sizes, numbers and buffers of one call."""
 
     _fields_ = (
-        *((name, c_int64) for name in "BHGIJDE"),
-        ("scale", c_float),
-        ("cap", c_float),
-        ("low", c_int64),
-        ("high", c_int64),
-        ("before", c_void_p),
-        ("after", c_void_p),
-        ("sink", c_void_p),
-        ("diagonals_stride", c_int64),
-        ("clipped", c_void_p),
-        ("first_clipped", c_int64),
-        ("clipped_width", c_int64),
-        ("tiles", c_void_p),
-        ("segments", c_void_p),
-        ("allowed", c_void_p),
-        ("allowed_head_stride", c_int64),
-        ("num_tiles", c_int64),
-        ("tiles_have_entries", c_int64),
-        *((name, c_int64) for name in ("dropped_words", "seed", "query_position", "key_position")),
-        ("kept_factor", c_float),
-        ("query", TensorFields),
-        ("key", TensorFields),
-        ("value", TensorFields),
-        ("output", TensorFields),
-        ("direction", c_void_p),
-        ("logsumexp", c_void_p),
-        ("packed_keys", c_void_p),
-        ("packed_values", c_void_p),
-        ("counters", c_void_p),
-        ("partials", c_void_p),
-        ("grad_output", TensorFields),
-        ("delta", c_void_p),
-        ("packed_value_panels", c_void_p),
-        ("packed_key_rows", c_void_p),
-        ("num_parts", c_int64),
-        ("grad_query", c_void_p),
-        ("grad_key", c_void_p),
-        ("grad_value", c_void_p),
-        ("grad_before", c_void_p),
-        ("grad_after", c_void_p),
-        ("grad_clipped", c_void_p),
-        ("grad_direction", c_void_p),
+        *fields_of(c_int64, "B H G I J D E"),
+        *fields_of(c_float, "scale cap"),
+        *fields_of(c_int64, "low high"),
+        *fields_of(c_void_p, "before after sink"),
+        *fields_of(c_int64, "diagonals_stride"),
+        *fields_of(c_void_p, "clipped"),
+        *fields_of(c_int64, "first_clipped clipped_width"),
+        *fields_of(c_void_p, "tiles segments allowed"),
+        *fields_of(c_int64, "allowed_head_stride num_tiles tiles_have_entries"),
+        *fields_of(c_int64, "dropped_words seed query_position key_position"),
+        *fields_of(c_float, "kept_factor"),
+        *fields_of(TensorFields, "query key value output"),
+        *fields_of(c_void_p, "direction logsumexp packed_keys packed_values counters partials"),
+        *fields_of(TensorFields, "grad_output"),
+        *fields_of(c_void_p, "delta packed_value_panels packed_key_rows"),
+        *fields_of(c_int64, "num_parts"),
+        *fields_of(c_void_p, "grad_query grad_key grad_value grad_before grad_after grad_clipped grad_direction"),
     )

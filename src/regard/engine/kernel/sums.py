@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from regard.engine.kernel.library import Library, load
 from regard.engine.kernel.running import counters, empty, run
-from regard.engine.kernel.structures import Pointers, TensorFields, has_address
+from regard.engine.kernel.structures import Pointers, TensorFields, fields_of, has_address
 from regard.engine.transforms import is_transformed
 
 #: Threads for each key head from which torch is faster: a key head is computed by one thread.
@@ -27,11 +27,9 @@ class Sums(Pointers):
     """`Sums` of kernels/sums.c."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("B", "H", "G", "n", "W", "E", "averages")),
-        *((name, TensorFields) for name in ("query", "key", "value", "output")),
-        ("denominators", c_void_p),
-        ("state", c_void_p),
-        ("counters", c_void_p),
+        *fields_of(c_int64, "B H G n W E averages"),
+        *fields_of(TensorFields, "query key value output"),
+        *fields_of(c_void_p, "denominators state counters"),
     )
 
     def reverse_time(self) -> None:

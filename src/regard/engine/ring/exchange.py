@@ -144,7 +144,7 @@ class Exchange:
         if isinstance(request, Mapping):
             request = {"operation": operation, **request}
         own = _number(request)
-        row = torch.tensor([own, _number(learned or {}), _counts.get(self.group, 0), seed, *lengths])
+        row = torch.tensor([own, _number(learned or {}), _counts.get(self.group, 0), seed, *lengths], device="cpu")
         rows = [torch.zeros_like(row) for _ in range(self.ranks)]
         with self.answers("comparing requests", operation):
             dist.all_gather(rows, row, group=self._host_group)

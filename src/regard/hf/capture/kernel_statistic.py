@@ -22,10 +22,8 @@ from regard.shapes import has_numbers
 FEWEST_QUERIES = 128
 #: Rows that are compared with the definition.
 ROWS = 3
-#: Largest difference that is rounding, relative to the log-sum-exp or to 1.
-TOLERANCE = {torch.float32: 1e-4}
-#: The same in half precision.
-LOW_TOLERANCE = 3e-2
+#: Largest difference that is rounding, relative to the log-sum-exp or to 1: in half precision, and otherwise.
+HALF_TOLERANCE, TOLERANCE = 3e-2, 1e-4
 
 
 class KernelStatistic(TorchDispatchMode):
@@ -65,4 +63,5 @@ def row_logsumexp(call: Call, translation: Translation) -> Tensor | None:
     grid = Grid(grid.batch, grid.head, grid.query[rows], grid.key)
     exact = scores(attention, prepared.tile(rows, slice(None)), grid).logsumexp(-1)
     error = ((logsumexp[:, :, rows] - exact) / exact.abs().clamp_min(1)).abs().max()
-    return logsumexp if error <= TOLERANCE.get(call.query.dtype, LOW_TOLERANCE) else None
+    is_half = call.query.dtype in (torch.bfloat16, torch.float16)
+    return logsumexp if error <= (HALF_TOLERANCE if is_half else TOLERANCE) else None

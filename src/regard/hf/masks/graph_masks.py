@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from regard.hf.masks.mask_tensors import Recognised
-from regard.hf.masks.packed_sequences import groups_mask
 from regard.pieces.mask import Mask, causal, conjuncts, window
 from regard.pieces.mask_data import RealKeys, padding
+from regard.pieces.same_group import groups_mask
 
 WHOLE = slice(None)
 

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.hf.masks.packed_sequences import SameGroup, groups_mask
 from regard.pieces.mask import Mask, block_local, causal, window
 from regard.pieces.mask_data import mask_mod
+from regard.pieces.same_group import SameGroup, groups_mask
 
 MaskFunction = Callable[..., Tensor]
 MASKING_UTILS = "transformers.masking_utils"

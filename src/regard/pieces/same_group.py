@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.engine.lowering import PairMask, pairs_of, same_number
-from regard.engine.problem import Problem
 from regard.errors import RegardError
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
@@ -59,6 +57,9 @@ class SameGroup(Mask):
             return EMPTY
         return Spans.of((int(first[start]), int(last[start]) + 1))
 
+    def of_entry(self, entry: int) -> Mask:
+        return self if len(self.groups) == 1 else groups_mask(self.groups[entry : entry + 1])
+
     def select(self, index: Tensor) -> Mask:
         return self if len(self.groups) == 1 else SameGroup(self.groups.index_select(0, index))
 
@@ -79,11 +80,13 @@ class SameGroup(Mask):
         """For each position: ends of its group (widest over the entries) and of its unbroken run (narrowest)."""
         groups = self.groups.cpu()
         batch, length = groups.shape
-        place = torch.arange(length).expand(batch, -1)
+        place = torch.arange(length, device="cpu").expand(batch, -1)
         number = torch.unique(groups, return_inverse=True)[1]
         count = int(number.max()) + 1
-        first = torch.full((batch, count), length).scatter_reduce(1, number, place, "amin").gather(1, number)
-        last = torch.full((batch, count), -1).scatter_reduce(1, number, place, "amax").gather(1, number)
+        first = (
+            torch.full((batch, count), length, device="cpu").scatter_reduce(1, number, place, "amin").gather(1, number)
+        )
+        last = torch.full((batch, count), -1, device="cpu").scatter_reduce(1, number, place, "amax").gather(1, number)
         none = groups < 0
         new = F.pad(groups.diff() != 0, (1, 0), value=True)
         begun = place.masked_fill(~new, 0).cummax(1).values
@@ -97,9 +100,3 @@ class SameGroup(Mask):
 
     def __repr__(self) -> str:
         return f"SameGroup({int(self.groups.max()) + 1} groups, batch {len(self.groups)})"
-
-
-@pairs_of.register
-def _(mask: SameGroup, problem: Problem) -> PairMask:
-    groups = mask.groups.to(problem.query.device)
-    return same_number(groups[:, problem.grid.query], groups[:, problem.grid.key], problem)
