@@ -113,10 +113,30 @@ def test_every_letter_survives_in_svg_and_pdf(browser, file):
         assert {"שלום", "مرحبا", "👩‍👩‍👧", "é", "<!--"} <= set(words)
         assert words.count("ZWSP") == 2 and len(HOSTILE + UNUSUAL) == 16
         assert words_of(saved(page, "SVG")) == words
-        page.keyboard.press("Control+p")
+        page.get_by_role("button", name="PDF…").click()
+        content = printed(page)
+        assert b"/FontFile2" in content and b"/ToUnicode" in content
         pypdf = pytest.importorskip("pypdf")
-        text = pypdf.PdfReader(io.BytesIO(printed(page))).pages[0].extract_text()
+        text = pypdf.PdfReader(io.BytesIO(content)).pages[0].extract_text()
         assert "ZWSP" in text and "é" in text
+
+
+@pytest.mark.parametrize("address", ["file", "server"])
+def test_the_print_of_a_view_is_its_figure(browser, address, request):
+    """By the key, which waits for the weights. By the menu of the browser at once, in a file, which has them."""
+    with opened(browser, request.getfixturevalue(address) + "#text?query=9", color_scheme="dark") as page:
+        page.evaluate("window.print = () => { window.seen = document.querySelectorAll('.figure-print > svg').length }")
+        page.keyboard.press("Control+p")
+        until(page, "window.seen === 1")
+        assert "What “it” attends to" in words_of(page.locator(".figure-print").inner_html())
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert page.locator(".figure-print").count() == 0
+        if address == "file":
+            content = page.pdf()
+            assert content.count(b"/Type /Page\n") == 1
+            pypdf = pytest.importorskip("pypdf")
+            text = pypdf.PdfReader(io.BytesIO(content)).pages[0].extract_text()
+            assert "attends to" in text and "Overview" not in text
 
 
 def test_gold_links_and_the_order_of_heads_are_in_the_figure(browser, file):

@@ -197,9 +197,9 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
 
   function pressed(event: KeyboardEvent) {
     const target = event.composedPath()[0] as HTMLElement;
-    if ((event.ctrlKey || event.metaKey) && event.key === "p" && OF_VIEW[state.view]) {
-      event.preventDefault(); // the browser cannot wait for weights, so the page starts its print
-      void figures.print();
+    if (own && (event.ctrlKey || event.metaKey) && event.key === "p" && OF_VIEW[state.view]) {
+      event.preventDefault(); // the browser cannot wait for a server, so the page starts the print
+      void figures.beforePrint().then(() => print());
     }
     if (event.ctrlKey || event.metaKey || event.altKey || help.open || figures.element.open) return;
     if (/^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName)) { if (event.key === "Escape") target.blur(); return; }
@@ -243,9 +243,12 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     Math.min(source.titles.length - 1, Math.max(0, Math.round(state.text))));
     Object.assign(state, chosen.start, link ?? {}); }
   await load(true);
-  if (own) { addEventListener("popstate", followed); addEventListener("hashchange", followed);
+  const beforePrint = () => void figures.beforePrint();
+  if (own) { addEventListener("beforeprint", beforePrint); addEventListener("afterprint", figures.afterPrint);
+    addEventListener("popstate", followed); addEventListener("hashchange", followed);
     addEventListener("unhandledrejection", failed); }
   return () => { panel?.close?.(); night.removeEventListener("change", recolour);
+    removeEventListener("beforeprint", beforePrint); removeEventListener("afterprint", figures.afterPrint);
     listen.removeEventListener("keydown", pressed as EventListener); removeEventListener("popstate", followed);
     removeEventListener("hashchange", followed); removeEventListener("unhandledrejection", failed);
     root.replaceChildren(); };

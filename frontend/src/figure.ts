@@ -12,14 +12,15 @@ import type { State, View } from "./state";
 export const OF_VIEW: Partial<Record<View, string>> = { overview: "heads", map: "map", text: "words", alignment: "alignment",
   statistics: "statistics" };
 const LISTED = 400; // words in a list to choose from
+const LEGENDS: Record<string, string> = { log: "logarithmic", linear: "linear", sqrt: "square root" };
 const SAID: Record<string, string> = { log: "a logarithmic scale", linear: "a linear scale", sqrt: "a square-root scale" };
 
 export interface Figure { svg: SVGSVGElement; text: string; rows: Drawn["rows"]; width: number; height: number; name: string }
 
 // The panels, the legend and the caption, as one SVG; its size is in mm.
-export async function drawFigure(context: Context, chosen: string[], colours: Colours): Promise<Figure> {
+export async function drawFigure(context: Context, chosen: string[], colours: Colours,
+  width = Number(context.state.width) * 10): Promise<Figure> {
   const { state, text } = context;
-  const width = Number(state.width) * 10;
   const scale = scaleOf(state.scale, text.tokens.length);
   const frame: Frame = { context, width: width * PT, colours, scale, span: spanOf(state.span, text) };
   const drawn = await Promise.all(chosen.map((panel) => DRAW[panel](frame)));
@@ -40,7 +41,7 @@ export async function drawFigure(context: Context, chosen: string[], colours: Co
   });
   y += tall;
   if (drawn.some((panel) => panel.weights)) {
-    const legend = ramp(frame, ticksOf(scale), `weight, ${state.scale === "log" ? "logarithmic" : state.scale === "linear" ? "linear" : "square root"}`);
+    const legend = ramp(frame, ticksOf(scale), `weight, ${LEGENDS[state.scale] ?? state.scale}`);
     legend.node.setAttribute("transform", `translate(0,${round(y)})`);
     body.append(legend.node);
     y += legend.height + 4;
@@ -62,7 +63,8 @@ export async function drawFigure(context: Context, chosen: string[], colours: Co
 
 function ticksOf(scale: Scale): [number, string][] {
   const every = Math.ceil(scale.ticks.length / 5);
-  return scale.ticks.filter((_, at) => (scale.ticks.length - 1 - at) % every === 0).map((tick) =>
+  const ticks = scale.ticks.filter((_, at) => (scale.ticks.length - 1 - at) % every === 0);
+  return (scale.kind === "log" ? ticks : [0, ...ticks]).map((tick) =>
     [Math.max(0, scale.place(tick)), tick === 0 ? "0" : tick < 0.001 ? tick.toExponential(0).replace("e-", "e−")
       : String(+tick.toPrecision(2))]);
 }
@@ -90,7 +92,7 @@ const serialized = (figure: Figure) => new XMLSerializer().serializeToString(fig
 export const documentOf = (figure: Figure) =>
   printedPage(serialized(figure), figure.width, figure.height, figure.name);
 
-export interface FigureSheet { element: HTMLDialogElement; update(): void; print(): Promise<boolean> }
+export interface FigureSheet { element: HTMLDialogElement; update(): void; beforePrint(): Promise<void>; afterPrint(): void }
 
 export function figureSheet(context: Context): FigureSheet {
   const controls = h("div", { class: "controls" });
@@ -198,16 +200,17 @@ export function figureSheet(context: Context): FigureSheet {
       drawnFor = wanted;
       void draw();
     },
-    // The figure of the view, through the browser's print. False: this view has none.
-    async print() {
+    // Puts the figure of the view where the browser's print finds it. In a page that is a file nothing waits for a
+    // server, so this ends before the print that calls it begins.
+    async beforePrint() {
       const panels = element.open ? chosen() : (OF_VIEW[context.state.view] ?? "").split(",").filter(Boolean);
-      if (!panels.length) return false;
-      const paper = context.root.appendChild(h("div", { class: "figure-paper", hidden: true }));
+      if (!panels.length || context.root.querySelector(":scope > .figure-print, :scope > .story-pages")) return;
+      const paper = context.root.appendChild(h("div", { class: "figure-paper figure-print" }));
       try {
-        const figure = await drawFigure(context, panels, new Colours(paper));
-        printDocument(documentOf(figure), context.root, fileName(figure.name, "pdf"));
-      } finally { paper.remove(); }
-      return true;
+        const width = element.open ? Number(context.state.width) * 10 : 170;
+        paper.replaceChildren((await drawFigure(context, panels, new Colours(paper), width)).svg);
+      } catch { paper.remove(); }
     },
+    afterPrint() { context.root.querySelectorAll(":scope > .figure-print").forEach((paper) => paper.remove()); },
   };
 }

@@ -69,7 +69,7 @@ class PaperFigure(NotebookFigure):
     def _drawn(self, kind: str, transparent: bool) -> bytes:
         about = {"Title": self.caption}
         metadata = about if kind == "png" else about | {"Date" if kind == "svg" else "CreationDate": None}
-        return saved(self, kind, dpi=PRINT_DPI if kind == "png" else 72, transparent=transparent, metadata=metadata)
+        return saved(self, kind, dpi=PRINT_DPI, transparent=transparent, metadata=metadata)
 
     def _csv(self) -> bytes:
         text = StringIO(newline="")

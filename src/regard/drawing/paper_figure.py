@@ -87,7 +87,7 @@ def figure(
     paper = Paper(width / 2.54 * 72, WeightScale(scale, len(shown.keys)))
     drawn = _draw(paper, shown, names)
     if any(panel.has_weights for panel in drawn):
-        paper.ramp(paper.scale.ticks, "weight")
+        paper.ramp(paper.scale.ticks, paper.scale.legend)
     made = paper.figure
     made.caption = _caption(shown, drawn, paper.scale) if caption is None else caption
     made.rows = [HEADER, *(row for panel in drawn for row in panel.rows)]

@@ -47,4 +47,10 @@ class WeightScale:
 
     @property
     def said(self) -> str:
+        """The scale in a sentence."""
         return {"linear": "a linear scale", "sqrt": "a square-root scale", "log": "a logarithmic scale"}[self.name]
+
+    @property
+    def legend(self) -> str:
+        """What the legend says."""
+        return f"weight, {({'linear': 'linear', 'sqrt': 'square root', 'log': 'logarithmic'})[self.name]}"
