@@ -1,6 +1,6 @@
 // The overview: what stands out in the text, the grid of all heads, and the chosen head with warnings and roles.
 import { aboutHead } from "./about_head";
-import { rangeLegend } from "./colour";
+import { legend, rangeLegend } from "./colour";
 import { headName, type Context, type Panel } from "./context";
 import { shortName } from "./data";
 import { choice, fill, h, s, saving, strong } from "./dom";
@@ -32,7 +32,8 @@ export function overview(context: Context): Panel {
         (colour) => context.set({ colour })),
       choice("Order", state.sort, [["layer", "layer by layer"], ["down", "highest first"], ["up", "lowest first"]],
         (sort) => context.set({ sort, colour: sort === "layer" || state.colour in values ? state.colour : Object.keys(values)[0] })),
-      saving(() => `${text.title} heads`, picture, () => context.root),
+      saving(() => `${text.title} heads`, picture, () => context.root,
+        () => legend(context.colours, context.colours.scale, "weight")),
       state.colour in values && h("p", { class: "hint" },
         `${label(source.common, state.colour)}: ${source.common.statistics[state.colour] ?? state.colour}.`),
       state.colour in values && rangeLegend(context.colours, ...ends(), label(source.common, state.colour)),

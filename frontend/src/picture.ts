@@ -57,7 +57,8 @@ export function pictureView(context: Context): Panel {
       choice("Heads", state.heads, [["one", "this head"], ["layer", "mean of the layer"],
         ["all", "mean of all"], ...(custom ? [[state.heads, headsInWords(context)] as [string, string]] : [])], (heads) => context.set({ heads })),
       segments("Cover", state.cover, [["light", "Light"], ["colours", "Colours"]], (cover) => context.set({ cover })),
-      saving(() => `${text.title} picture ${headName(context)}`, () => figure(), () => context.root));
+      saving(() => `${text.title} picture ${headName(context)}`, () => figure(), () => context.root,
+        () => legendBox.querySelector("svg")));
   }
 
   // The images

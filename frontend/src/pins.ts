@@ -1,5 +1,6 @@
 // Pins: two heads, of one text or of two, side by side on one scale, and their difference.
 import { interpolateRgb } from "d3-interpolate";
+import { legend } from "./colour";
 import { interval, type Context, type Panel as View } from "./context";
 import { layerName, queriesOf, type Text } from "./data";
 import { choice, cut, fill, h, saving, strong } from "./dom";
@@ -131,7 +132,7 @@ export function pinsView(context: Context): View {
         : `${name} | ${other[way][at]}`))) as [string[], string[]];
       const panel = panelOf(context, { ...grids[0], values }, merged, width, colour, "Differences of the weights", onCell);
       panels.push(panel);
-      figures.push(figureOf([strong("A − B")], panel, "A − B"));
+      figures.push(figureOf([strong("A − B")], panel, "A − B", () => differenceLegend(colour, most)));
       key.append(h("span", {}, differenceLegend(colour, most),
         h("span", { class: "hint" }, `difference A − B${cells}: left more in B, right more in A`)));
       if (grids[0].level === 0 && state.x < 0) fill(moved, "A and B place ", h("output", {}, `${(100 * apart(values)).toFixed(1)} %`),
@@ -151,8 +152,9 @@ export function pinsView(context: Context): View {
     return (value) => (value > 0 ? more(Math.min(1, value / most)) : less(Math.min(1, -value / most)));
   }
 
-  const figureOf = (caption: Parameters<typeof h>[2][], panel: Panel, label: string) => h("figure", {},
-    h("figcaption", {}, ...caption, saving(() => `${context.text.title} ${label}`, () => panel.figure, () => context.root)),
+  const figureOf = (caption: Parameters<typeof h>[2][], panel: Panel, label: string,
+    key = () => legend(context.colours, context.colours.scale, "weight")) => h("figure", {},
+    h("figcaption", {}, ...caption, saving(() => `${context.text.title} ${label}`, () => panel.figure, () => context.root, key)),
     panel.figure);
 
   function onCell(pair: [number, number] | null, click: boolean) {

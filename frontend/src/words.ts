@@ -1,5 +1,6 @@
 // Words: the text itself, coloured by what a word attends to and what attends to it, with arcs.
 import { drawArcs, type Arc } from "./arcs";
+import { legend } from "./colour";
 import { headName, interval, strongest, type Context } from "./context";
 import { queriesOf } from "./data";
 import { h, joins, s, saving, shown, strong, visible } from "./dom";
@@ -83,7 +84,8 @@ export function words(context: Context, body: HTMLElement): Mode {
     const { text, state } = context;
     const figure = await strip(context, state.query, body.querySelector(".strip")?.clientWidth);
     body.querySelector(".strip")?.replaceChildren(
-      h("h2", {}, "All layers", saving(() => `${text.title} layers`, () => figure, () => context.root)),
+      h("h2", {}, "All layers", saving(() => `${text.title} layers`, () => figure, () => context.root,
+        () => legend(context.colours, context.colours.scale, "weight"))),
       h("p", { class: "hint" }, "What the chosen word attends to: the mean of the heads of each layer."),
       h("div", { class: "scroll" }, figure));
   }
