@@ -41,12 +41,21 @@ PIXELS = """(canvas) => { const copy = document.createElement("canvas");
     return pen.getImageData(0, 0, copy.width, copy.height); }"""
 
 
-def thumbnail(page, layer, head):
-    return page.evaluate(
-        f"""([layer, head]) => [...({PIXELS})(document.querySelector(
-        `[data-place="${{layer}}.${{head}}"] canvas`)).data]""",
-        [layer, head],
+def thumbnail(page, layer, head, size=LENGTH):
+    """The colour in the middle of every cell of a small map, and of the gauge below it."""
+    until(page, "document.querySelector('.row-maps')?.width > 0")
+    drawn = page.evaluate(
+        f"""([layer, head, size]) => {{ const button = document.querySelector(
+        `.heads [data-place="${{layer}}.${{head}}"]`), canvas = button.parentElement.querySelector(".row-maps");
+        const [box, whole] = [button, canvas].map((one) => one.getBoundingClientRect());
+        const {{ data, width }} = ({PIXELS})(canvas);
+        const pixel = (x, y) => {{ const at = 4 * (Math.floor(y) * width + Math.floor(box.left - whole.left + x));
+          return [...data.slice(at, at + 3)]; }};
+        const middles = [...Array(size).keys()].map((at) => ((at + 0.5) * box.width) / size);
+        return [middles.map((y) => middles.map((x) => pixel(x, y))), pixel(2, box.width + 3)]; }}""",
+        [layer, head, size],
     )
+    return np.array(drawn[0]), np.array(drawn[1])
 
 
 def stored(weights):
@@ -77,9 +86,7 @@ def test_colors_of_every_view_are_those_of_the_weights(browser, address, texts, 
     short, pair = texts["short"].maps, texts["pair"].maps[0]
     with opened(browser, address) as page:
         go(page, address, f"overview?scale={kind}")
-        until(page, "document.querySelectorAll('[data-place] canvas').length === 6")
-        drawn = np.array(thumbnail(page, 1, 2)).reshape(LENGTH, LENGTH, 4)[..., :3]
-        close(drawn, colors_of(stored(short[1].dense()[0, 2]), kind, LENGTH))
+        close(thumbnail(page, 1, 2)[0], colors_of(stored(short[1].dense()[0, 2]), kind, LENGTH))
 
         go(page, address, f"map?layer=1&head=2&scale={kind}")
         settled(page)
@@ -155,9 +162,9 @@ def test_the_legend_is_that_of_the_switch_in_every_view(browser, file):
 
 def test_the_switch_is_in_the_link_and_survives_a_reload(browser, file):
     with opened(browser, file + "#overview") as page:
-        before = thumbnail(page, 0, 0)
+        before = thumbnail(page, 0, 0)[0]
         page.get_by_role("button", name="Log", exact=True).click()
-        assert "scale=log" in page.url and thumbnail(page, 0, 0) != before
+        assert "scale=log" in page.url and (thumbnail(page, 0, 0)[0] != before).any()
         page.keyboard.press("2")
         settled(page)
         page.reload()
@@ -166,7 +173,7 @@ def test_the_switch_is_in_the_link_and_survives_a_reload(browser, file):
             "scale=log" in page.url and page.get_by_role("button", name="Log").get_attribute("aria-pressed") == "true"
         )
         page.go_back()
-        page.wait_for_selector("[data-place] canvas")
+        page.wait_for_selector(".row-maps")
         assert page.get_by_role("button", name="Log").get_attribute("aria-pressed") == "true"
 
 
@@ -176,17 +183,14 @@ def test_statistics_go_from_their_lowest_to_their_highest_value(browser, file, t
     )
     expected = ramp(np.maximum((values - values.min()) / np.ptp(values), 0.004)).reshape(-1, 3)
     with opened(browser, file + "#statistics?colour=entropy") as page:
-        chart = page.locator("figure", has_text="Map of entropy").first
+        chart = page.locator("figure", has_text=re.compile(r"Map of .*entropy")).first
         low, name, high = chart.locator(".legend text").all_text_contents()
-        assert (float(low), name, float(high)) == (round(values.min(), 3), "entropy", round(values.max(), 3))
+        assert (float(low), float(high)) == (round(values.min(), 3), round(values.max(), 3)) and "entropy" in name
         cells = chart.locator("[aria-label=cell]").first.locator("rect")
         close([rgb(fill) for fill in cells.evaluate_all("all => all.map((one) => one.getAttribute('fill'))")], expected)
         go(page, file, "overview?colour=entropy")
-        gauges = page.locator(".gauge").evaluate_all(
-            "all => all.map((one) => [one.style.background, getComputedStyle(one).color])"
-        )
-        close([rgb(back) for back, _ in gauges], expected)
-        assert min(contrast(rgb(back), rgb(text)) for back, text in gauges) >= 4.5
+        gauges = [thumbnail(page, layer, head)[1] for layer in range(2) for head in range(3)]
+        close(gauges, expected)
 
 
 def drawn_mask(page, call):

@@ -68,7 +68,15 @@ def test_a_heatmap_has_the_colors_of_the_ramp_and_numbers_that_can_be_read():
 
 
 def test_the_accent_colour_marks_only_what_is_chosen():
-    chosen = (":focus-visible", "[aria-current", "[aria-selected", "[aria-pressed", "[data-chosen", ".chosen")
+    chosen = (
+        ":focus-visible",
+        "[aria-current",
+        "[aria-selected",
+        "[aria-pressed",
+        "[data-chosen",
+        ".chosen",
+        ".lead-query",
+    )
     for path in SOURCES.glob("*.css"):
         for before in path.read_text().split("var(--accent)")[:-1]:
             selector = before[: before.rindex("{")].split("{")[-1].split("}")[-1].split(";")[-1]
