@@ -170,8 +170,12 @@ def test_pins_of_a_long_text_are_cells_until_a_click(browser, address, texts):
         assert numbers(page)[2] == pytest.approx(float(a[250, 100] - b[250, 100]), rel=1e-4, abs=1e-6)
 
 
-def test_pins_of_texts_of_other_lengths_have_no_difference(browser, file, texts):
-    with opened(browser, file + "#pins?pins=0.0.1,1.0.1&query=9&key=3") as page:
+def test_pins_of_two_texts_have_a_difference_if_they_are_as_long(browser, file, texts):
+    a, b = texts["short"].maps[0][0, 1, 9, 3], texts["curves"].maps[1][0, 2, 9, 3]
+    with opened(browser, file + "#pins?pins=0.0.1,4.1.2&query=9&key=3") as page:
+        page.wait_for_selector(".pin-readout output")
+        assert numbers(page) == pytest.approx([float(a), float(b), float(a - b)], rel=1e-4)
+        page.goto(file + "#pins?pins=0.0.1,1.0.1&query=9&key=3")
         page.wait_for_selector(".no-difference")
         assert page.locator(".pin-map").count() == 2 and len(numbers(page)) == 2
 
@@ -208,7 +212,7 @@ def test_the_table_sorts_by_every_column_and_finds_roles_and_words(browser, addr
             for head, one in enumerate(layer["heads"])
         }
         for name in values["0.0"]:
-            page.locator(".head-table thead").get_by_role("button", name=re.compile(f"^{name}( [↑↓])?$")).click()
+            page.locator(f".head-table [data-column='{name}']").click()
             shown = [values[place][name] for place in places(page)]
             assert shown == sorted(shown, reverse="↓" in page.locator("[data-sorted=true]").inner_text()), name
         page.goto(address + "#statistics?table=head")

@@ -1,6 +1,6 @@
 // Sets of heads: which heads a view shows together, how a link writes them, and the colour of each.
 import { SERIES } from "./colour";
-import { layerName, queriesOf, type Text } from "./data";
+import { layerName, queriesOf, shortName, type Text } from "./data";
 import type { Source } from "./source";
 import type { State } from "./state";
 
@@ -67,8 +67,6 @@ export const ownColour = ([layer, head]: Head) => DISTINCT[(head + 3 * layer) % 
 // Whether heads are drawn one by one, each in its colour, and not as one mean.
 export const drawnApart = (context: Shown) => isChosen(context.state) && listedHeads(context).length <= SERIES.length;
 
-export const shortName = (text: Text, [layer, head]: Head) => `L${text.layers[layer].number}.H${head}`;
-
 // "layer 2, head 1", "the mean of all heads", "the mean of L0.H1, L2.H3".
 export function headsInWords(context: Shown): string {
   const { state, text } = context;
@@ -76,7 +74,7 @@ export function headsInWords(context: Shown): string {
   if (state.heads === "layer") return `the mean of ${layerName(text.layers[state.layer])}`;
   const heads = listedHeads(context);
   if (heads.length === 1) return `${layerName(text.layers[heads[0][0]])}, head ${heads[0][1]}`;
-  const names = heads.slice(0, 6).map((head) => shortName(text, head));
+  const names = heads.slice(0, 6).map(([layer, head]) => shortName(text.layers[layer], head));
   return `the mean of ${names.join(", ")}${heads.length > 6 ? ` and ${heads.length - 6} more` : ""}`;
 }
 

@@ -1,8 +1,9 @@
 // The table of heads: every statistic and role; a column sorts it, a row opens its head, a role or a word searches it.
 import { headName, type Context } from "./context";
-import { layerName, queriesOf, type Text } from "./data";
+import { queriesOf, shortName, type Text } from "./data";
 import { fill, h, shown } from "./dom";
-import { shortName, type Head } from "./head_sets";
+import type { Head } from "./head_sets";
+import { label } from "./labels";
 import { placesOf, wordNames } from "./word_names";
 
 const [ROWS, PLACES] = [200, 8]; // rows at first, occurrences of a word that are searched
@@ -72,7 +73,7 @@ export function headTable(context: Context): HeadTable {
     let found = allRows();
     const roles = kinds.filter((kind) => found.some((row) => row.roles.some(([one]) => one === kind)));
     if (roles.length) found = found.filter((row) => row.roles.some(([kind]) => roles.includes(kind)));
-    const exact = found.filter(({ at }) => shortName(text, at).toLowerCase() === wanted || at.join(".") === wanted);
+    const exact = found.filter(({ at }) => shortName(text.layers[at[0]], at[1]).toLowerCase() === wanted || at.join(".") === wanted);
     if (exact.length) found = exact;
     if (places.length) await addLinks(found, places);
     if (mine !== turn) return;
@@ -100,11 +101,11 @@ export function headTable(context: Context): HeadTable {
     const meaning = (name: string) => source.common.statistics[name] ?? "";
     const named: [string, string, string][] = [["head", "head", ""], ["roles", "roles", "and their scores"],
       ...(withWord ? [["word", `“${state.find}” looks at`, "the strongest link of the head"] as [string, string, string]] : []),
-      ...columns().map((name): [string, string, string] => [name, name, meaning(name)])];
+      ...columns().map((name): [string, string, string] => [name, label(source.common, name), meaning(name)])];
     const header = named.map(([column, said, title]) => {
       const [up, down] = [sort === column, sort === `-${column}`];
       return h("th", { scope: "col", "aria-sort": up ? "ascending" : down ? "descending" : "none" },
-        h("button", { type: "button", title, "data-sorted": String(up || down),
+        h("button", { type: "button", title, "data-column": column, "data-sorted": String(up || down),
           onclick: () => context.set({ table: nextSort(column) }) },
           `${said}${up ? " ↑" : down ? " ↓" : ""}`));
     });
@@ -125,13 +126,12 @@ export function headTable(context: Context): HeadTable {
     const { text, state } = context;
     const open = () => context.set(link ? { view: "text", way: "words", heads: "one", layer: at[0], head: at[1],
       query: link.query, key: link.key } : { view: "map", layer: at[0], head: at[1], x: -1, y: -1 });
-    const layer = text.layers[at[0]];
-    const name = layerName(layer) === `layer ${layer.number}` ? shortName(text, at) : `${layerName(layer)}, head ${at[1]}`;
     const word = link ? [`${placesOf(state.find, queriesOf(text)).length > 1 ? `${wordNames(queriesOf(text))[link.query]} → ` : ""}`,
       h("b", { dir: "auto" }, wordNames(text.tokens)[link.key]), ` ${shown(link.weight)}`] : ["–"];
     return h("tr", { onclick: open, "data-place": at.join("."),
       "aria-current": at[0] === state.layer && at[1] === state.head ? "true" : null },
-      h("td", { class: "said" }, h("button", { type: "button", "aria-label": `Open ${headName(context, ...at)}` }, name)),
+      h("td", { class: "said" }, h("button", { type: "button", "aria-label": `Open ${headName(context, ...at)}` },
+        shortName(text.layers[at[0]], at[1]))),
       h("td", { class: "said" }, roles.map(([kind, score]) => `${kind} ${score.toFixed(2)}`).join(", ") || "–"),
       withWord && h("td", { class: "said" }, ...word), ...columns().map((column) => h("td", {}, shown(values[column]))));
   }

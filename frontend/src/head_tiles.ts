@@ -1,8 +1,8 @@
 // Tiles of heads with a colour each: a click chooses a head or drops it, pointing at a tile shows this head alone.
 import { headName, type Context } from "./context";
-import { layerName } from "./data";
+import { layerName, shortName } from "./data";
 import { choice, fill, h } from "./dom";
-import { headColours, isChosen, listedHeads, nameOfHead, ownColour, shortName, toggled, type Head } from "./head_sets";
+import { headColours, isChosen, listedHeads, nameOfHead, ownColour, toggled, type Head } from "./head_sets";
 import { smallMap } from "./small_map";
 
 export interface Tiles { element: HTMLElement; draw(): void; key(event: KeyboardEvent): boolean }
@@ -55,7 +55,7 @@ export function headTiles(context: Context, preview: (head: Head | null) => void
     fill(others, ...elsewhere.map((at) => h("button", { type: "button", class: "picked",
       title: `Drop ${headName(context, ...at)}`, style: `--own:${colours.get(nameOfHead(at))}`,
       onclick: () => context.set({ heads: toggled(context, at) }), onpointerenter: () => preview(at),
-      onpointerleave: () => preview(null) }, `${shortName(context.text, at)} ×`)));
+      onpointerleave: () => preview(null) }, `${shortName(context.text.layers[at[0]], at[1])} ×`)));
   }
 
   return {
