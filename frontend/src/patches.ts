@@ -9,6 +9,10 @@ const [NIGHT, OPAQUE, MIX] = [[9, 12, 16], 0.88, 0.74]; // colour of the dark, i
 // The token of a patch, counted row by row.
 export const placeOf = (panel: PicturePanel, patch: number): number => panel.tokens?.[patch] ?? panel.start + patch;
 
+// The image of a panel. A saved run that somebody edited cannot make the page load anything else.
+export const photoOf = (panel: PicturePanel): string =>
+  (/^data:image\/(png|jpeg);base64,[A-Za-z0-9+/=]*$/.test(panel.image) ? panel.image : "");
+
 // The cover of an image: dark where the weight is small, or a colour everywhere.
 export function cells(places: Float32Array, rows: number, columns: number, cover: string,
   colours: Colours): HTMLCanvasElement {

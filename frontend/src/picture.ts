@@ -3,7 +3,7 @@ import { headName, inText, meansOnly, strongest, type Context, type Panel } from
 import { layerName, queriesOf, type PicturePanel, type Text } from "./data";
 import { choice, fill, h, s, saving, segments, shown, strong, visible } from "./dom";
 import { byLayer, headsInWords, isChosen, listedHeads, meanLine } from "./head_sets";
-import { cells, keyOf, placeOf, strip } from "./patches";
+import { cells, keyOf, photoOf, placeOf, strip } from "./patches";
 
 const [LISTED, WORDS, TIMED, DECADES] = [5, 600, 80, 3]; // strongest links in the readout, words beside an image, words with a time
 const WAIT = 120; // milliseconds that the mouse rests before the maps of all layers follow
@@ -74,7 +74,7 @@ export function pictureView(context: Context): Panel {
       const svg = s("svg", { viewBox: `0 0 ${panel.width} ${height}`, width: panel.width, height, role: "img",
         "aria-label": sound ? "Spectrogram under the weights" : `Image ${many ? at + 1 : ""} under the weights`,
         preserveAspectRatio: "none", class: "photo" });
-      svg.append(s("image", { href: panel.image, width: panel.width, height, preserveAspectRatio: "none" }));
+      svg.append(s("image", { href: photoOf(panel), width: panel.width, height, preserveAspectRatio: "none" }));
       overlays[at] = svg.appendChild(s("image", { class: "cover", width: panel.width, height,
         preserveAspectRatio: "none", style: "image-rendering:pixelated" }));
       marks[at] = svg.appendChild(s("rect", { class: "mark", fill: "none", stroke: "var(--accent)", "stroke-width": 2,
@@ -317,7 +317,7 @@ export function pictureView(context: Context): Panel {
   function buildTiles(layers: number[], wanted: string, panel: PicturePanel) {
     const { text, state } = context;
     tiles.dataset.drawn = wanted;
-    tiles.style.setProperty("--photo", `url("${panel.image}")`);
+    tiles.style.setProperty("--photo", `url("${photoOf(panel)}")`);
     tiles.style.setProperty("--shape", isSound() ? "5 / 2"
       : `${panel.width} / ${panel.height}`);
     const rows = layers.map((layer) => h("div", { class: "tile-row", role: "row" },

@@ -160,9 +160,12 @@ def explain(
 @app.command(cls=Command)
 def see(
     texts: Annotated[
-        list[str], typer.Argument(metavar="TEXT|FILE|-...", help="Texts, UTF-8 files, or - for standard input.")
-    ],
+        list[str] | None, typer.Argument(metavar="TEXT|FILE|-...", help="Texts, UTF-8 files, or - for standard input.")
+    ] = None,
     model: Model = "minilm",
+    image: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Read this image, with a vision model: --model DIR.")
+    ] = None,
     layers: Annotated[str | None, typer.Option(metavar="0,1,...", help="Only these layers.")] = None,
     length: Annotated[int | None, typer.Option(min=1, help="Read at most this many tokens.")] = None,
     word: Annotated[list[str] | None, typer.Option(help="Print what this word attends to; may be repeated.")] = None,
@@ -197,11 +200,18 @@ def see(
     from regard.cli import corpus as profiling
     from regard.cli import see as seeing
 
+    if not texts and image is None:
+        raise typer.BadParameter("give at least one, or --image FILE.", param_hint="'TEXT|FILE|-...'")
+    texts = texts or []
     if "-" in texts and sys.stdin.isatty():
         typer.echo("Reading from the keyboard; end with Ctrl-D.", err=True)
     shown = {"probe": probe, "as_json": json, "table": table, "importance": importance, "verify_all": verify_all}
     options = seeing.Options(texts, model, layers, length, tuple(word or ()), save, figures, **shown, story=story)
-    if corpus:
+    if image is not None:
+        from regard.cli import see_image
+
+        see_image.run(image, options)
+    elif corpus:
         profiling.run(options, field, engine, workers)
     else:
         seeing.run(options)

@@ -29,6 +29,7 @@ COMMANDS = {
 OPTIONS: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("see", "model", lambda model: model == "minilm", "demo"),
     ("see", "figures", bool, "view"),
+    ("see", "image", bool, "view"),
     ("see", "corpus", lambda texts: any(map(_is_dataset, texts)), "corpus"),
     ("see", "engine", lambda engine: engine == "ray", "ray"),
     ("view", "model", bool, "demo"),

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from regard.errors import RegardError
 from regard.hf.capture import WatchedAttention, watch
+from regard.hf.gguf import without_bars
 from regard.hf.image_grids import image_grids
 from regard.stats import shuffle_patches
 
@@ -18,12 +20,14 @@ from regard.stats import shuffle_patches
 class ImageResult:
     """The maps of an image, the tokens of its text (None: the model read no text), and the maps of shuffled patches.
 
-    `null` is None if the patches cannot be shuffled, for example if the model reads a text around them.
+    `image` is the image as the model read it, after resizing and cropping, if the processor tells how it changed the
+    colours. `null` is None if the patches cannot be shuffled, for example if the model reads a text around them.
     """
 
     seen: WatchedAttention
     tokens: list[str] | None
     null: WatchedAttention | None
+    image: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,17 +45,18 @@ class ImageReader:
 
         if not (Path(folder) / "config.json").is_file():
             raise RegardError(
-                f"see --image: {folder} has no config.json. Give the folder of a vision model: --model DIR."
+                f"see: --image: {folder} has no config.json. Give the folder of a vision model: --model DIR."
             )
         try:
             config = hf.AutoConfig.from_pretrained(folder, local_files_only=True)
             kind = getattr(hf, (config.architectures or ["AutoModel"])[0], hf.AutoModel)
-            model = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+            with without_bars():
+                model = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True)
             processor = hf.AutoProcessor.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # transformers and safetensors raise errors of different types
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise RegardError(
-                f"see --image: cannot load {folder}: {lines[0][:200]} Give a folder with the model and its image "
+                f"see: --image: cannot load {folder}: {lines[0][:200]} Give a folder with the model and its image "
                 "processor, both saved with save_pretrained."
             ) from error
         return ImageReader(model.eval(), processor, str(folder))
@@ -63,12 +68,22 @@ class ImageReader:
         tokens = None
         if "input_ids" in inputs:
             tokens = self.processor.tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
-        return ImageResult(seen, tokens, None if tokens else self._shuffled(seen, inputs))
+        null = None if tokens else self._shuffled(seen, inputs)
+        return ImageResult(seen, tokens, null, self._as_read(inputs["pixel_values"]))
+
+    def _as_read(self, pixels: Tensor) -> Any:
+        """The images in their own colours: the processor subtracted a mean and divided by a deviation."""
+        processor = getattr(self.processor, "image_processor", self.processor)
+        mean, deviation = (getattr(processor, name, None) for name in ("image_mean", "image_std"))
+        if pixels.ndim != 4 or mean is None or deviation is None:
+            return None
+        mean, deviation = (torch.tensor(values).view(-1, 1, 1) for values in (mean, deviation))
+        return list((pixels * deviation + mean).clamp(0, 1))
 
     def _inputs(self, image: Any, text: str | None) -> dict[str, Any]:
         reads_text = hasattr(self.processor, "tokenizer")
         if text is not None and not reads_text:
-            raise RegardError(f"see --image: {type(self.model).__name__} reads no text. Give --image alone.")
+            raise RegardError(f"see: --image: {type(self.model).__name__} reads no text. Give --image alone.")
         try:
             if not reads_text:
                 return dict(self.processor(images=image, return_tensors="pt"))
@@ -80,7 +95,7 @@ class ImageReader:
             raise
         except Exception as error:  # processors raise errors of many types
             raise RegardError(
-                f"see --image: the processor of {self.name} refused the image or the text: {error}"
+                f"see: --image: the processor of {self.name} refused the image or the text: {error}"
             ) from error
 
     def _watch(self, inputs: dict[str, Any]) -> WatchedAttention:

@@ -1,0 +1,120 @@
+"""`regard see --image` reads an image with a vision or image-text model, and saves the page with the picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from regard.cli.outputs import check_folder
+from regard.cli.see import Options
+from regard.errors import MissingPackage, RegardError
+from regard.hf.image_reader import ImageReader
+from regard.stats import Role
+from regard.stats.numbering import head_name
+from regard.viewer import Sheet, picture_sheets, save_run, write_page
+from regard.viewer.picture_sheets import places_of
+
+#: Lines about roles and about strongest links.
+NUM_LINES = 6
+#: The options of `regard see` that say nothing about an image, by their fields.
+OF_TEXTS = {"words": "--word", "verify_all": "--verify-all"} | {
+    name: f"--{name}" for name in ("layers", "length", "figures", "probe", "table", "importance", "story")
+}
+
+
+def run(image: Path, options: Options) -> None:
+    """Read the image, print what the heads look at, and write the page of --save."""
+    _check(options)
+    picture, errors = _open(image), Console(stderr=True)
+    with errors.status(f"Reading with {options.model}"):
+        reader = ImageReader.load(options.model)
+        result = reader.read(picture, options.texts[0] if options.texts else None)
+        sheets = picture_sheets(result.seen, result.tokens, image=result.image, null=result.null)
+    if options.as_json:
+        print(json.dumps([_as_data(sheet) for sheet in sheets if sheet.about["picture"]], ensure_ascii=False, indent=1))
+    else:
+        for sheet in sheets:
+            _print(Console(), image.name, sheet)
+    if options.save is not None:
+        page = write_page(options.save / "index.html", sheets)
+        save_run(options.save, sheets)
+        errors.print(f"The page is at {page}; regard view {options.save} serves it.", markup=False, highlight=False)
+
+
+def _check(options: Options) -> None:
+    check_folder("see", "--save", options.save)
+    given = [option for name, option in OF_TEXTS.items() if getattr(options, name)]
+    if given:
+        raise RegardError(f"see: {given[0]} is about texts. With --image give --model DIR, --save DIR or --json.")
+    if len(options.texts) > 1:
+        raise RegardError(f"see: one image and at most one text can be read, got {len(options.texts)} texts.")
+
+
+def _open(path: Path) -> Any:
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise MissingPackage("see --image", "pillow", "view") from None
+    try:
+        return Image.open(path).convert("RGB")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not an image that pillow can read"
+        raise RegardError(f"see: --image {path} cannot be read: {reason}.") from error
+
+
+def _print(console: Console, name: str, sheet: Sheet) -> None:
+    if sheet.about["picture"] is None:
+        return
+    grids = {(panel["rows"], panel["columns"]) for panel in sheet.about["picture"]["panels"]}
+    heads = [len(layer["heads"]) for layer in sheet.about["layers"]]
+    sizes = " and ".join(f"{rows} x {columns}" for rows, columns in sorted(grids))
+    console.print(Text.assemble((f"{name}  ", "bold"), f"{sheet.about['title']}: {sizes} patches"))
+    console.print(Text(f"{len(heads)} layers of {max(heads)} heads, {len(sheet.about['tokens'])} tokens", style="dim"))
+    for line in [*role_lines(sheet), *link_lines(sheet)]:
+        console.print(Text(line))
+
+
+def role_lines(sheet: Sheet) -> Iterator[str]:
+    """The roles with the highest scores, a sentence each."""
+    roles = [
+        Role(role["kind"], layer["number"], head, role["score"], role["null"], True, role["chance"])
+        for layer in sheet.about["layers"]
+        for head, about in enumerate(layer["heads"])
+        for role in about["roles"]
+    ]
+    for role in sorted(roles, key=lambda role: -role.score)[:NUM_LINES]:
+        yield role.sentence.replace("shuffled text", "shuffled patches")
+    if sheet.about["has_roles"] and not roles:
+        yield "No head has a role on the grid (same row, same column, a neighbour)."
+
+
+def link_lines(sheet: Sheet) -> Iterator[str]:
+    """What the first token that is shown looks hardest at, in each of the last layers."""
+    tokens, query = sheet.about["tokens"], sheet.about["start"]["query"]
+    places = [place for panel in sheet.about["picture"]["panels"] for place in places_of(panel)]
+    name = (sheet.about["queries"] or tokens)[query]
+    found = []
+    for layer, weights in zip(sheet.about["layers"], sheet.maps, strict=True):
+        rows = weights[0, :, query][:, places]
+        head, patch = divmod(int(rows.argmax()), len(places))
+        found.append((float(rows[head, patch]), head_name(layer["number"], head), tokens[places[patch]]))
+    for weight, head, patch in sorted(found, reverse=True)[:NUM_LINES]:
+        yield f"{name} looks hardest at {patch} ({head}, {weight:.2f})."
+
+
+def _as_data(sheet: Sheet) -> dict[str, Any]:
+    panels = [
+        {name: panel[name] for name in ("rows", "columns", "start")} for panel in sheet.about["picture"]["panels"]
+    ]
+    roles = [
+        {"layer": layer["number"], "head": head, **role}
+        for layer in sheet.about["layers"]
+        for head, about in enumerate(layer["heads"])
+        for role in about["roles"]
+    ]
+    return {"title": sheet.about["title"], "tokens": sheet.about["tokens"], "panels": panels, "roles": roles}
