@@ -35,7 +35,7 @@ def test_every_step_is_its_view_in_a_file_and_from_a_server(browser, texts, tmp_
     with served(sheets, story=STORY) as server:
         for address in (file, server):
             with opened(browser, address) as page:
-                page.get_by_role("button", name="Take the tour (3 steps)").click()
+                page.get_by_role("button", name="Take the tour (3 steps)").click()  # beside the leading sentence
                 for number, step in enumerate(STORY.steps):
                     until(page, "said => document.querySelector('.step')?.textContent.endsWith(said)", step.sentence)
                     until(page, "part => location.hash.startsWith(part)", step.link.partition("?")[0])
@@ -56,6 +56,8 @@ def test_every_step_is_its_view_in_a_file_and_from_a_server(browser, texts, tmp_
 def test_a_story_is_recorded_edited_kept_and_saved_as_one_file(browser, texts, tmp_path):
     address = write_page(tmp_path / "index.html", [texts["short"], texts["hostile"]]).as_uri()
     with opened(browser, f"{address}#map?layer=1&head=2&query=3") as page:
+        assert page.locator("footer.story").is_hidden(), "nothing covers the view"
+        page.keyboard.press("?")
         page.get_by_role("button", name="Record a story").click()
         for view, sentence in ((None, "Third"), ("3", "First"), ("5", "Gone"), ("1", "Second </script><!--")):
             if view:
@@ -68,7 +70,7 @@ def test_a_story_is_recorded_edited_kept_and_saved_as_one_file(browser, texts, t
         page.get_by_role("button", name="Move view 2 down").click()
         page.get_by_label("Title of the story").fill("Mine")
         page.reload()  # the browser keeps what was recorded
-        page.get_by_role("button", name="Record a story").click()
+        page.keyboard.press("r")
         assert page.locator("textarea").evaluate_all("all => all.map((one) => one.value)") == [
             "First",
             "Second </script><!--",
@@ -84,7 +86,7 @@ def test_a_story_is_recorded_edited_kept_and_saved_as_one_file(browser, texts, t
             page.get_by_role("button", name="Save as one page").click()
         saved.value.save_as(tmp_path / "story.html")
     with opened(browser, (tmp_path / "story.html").as_uri()) as page:
-        page.get_by_role("button", name="Mine (3 steps)").click()
+        page.get_by_role("button", name="Tour", exact=True).click()
         page.get_by_role("button", name="Next", exact=True).click()
         until(page, "document.querySelector('.step').textContent.endsWith('Second </script><!--')")
     # But for the story and white space it is the page that Python writes.
@@ -103,7 +105,7 @@ def test_a_story_prints_one_view_a_page(browser, texts, tmp_path):
     context.add_init_script("window.print = () => { window.printed = true }")
     page = context.new_page()
     page.goto(address)
-    page.get_by_role("button", name="Take the tour").click()
+    page.get_by_role("button", name="Tour", exact=True).click()
     page.get_by_role("button", name="Print").click()
     until(page, "window.printed === true")
     sections = page.locator(".story-pages > section")

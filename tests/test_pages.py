@@ -32,6 +32,7 @@ NOT_RUN = {
     r"--nnodes 2": "two machines",
     r"--engine ray": "starts a cluster of Ray, about 20 seconds each: tests/test_cluster.py",
     r"^regard compare ": "minutes; tests/test_comparison.py runs small comparisons",
+    r"^regard view bahdanau-en-fr": "reads the corpus, half a minute: tests/test_cli_view.py",
     r"^regard view comparisons/": "needs a comparison: tests/test_page_runs.py",
     r"^regard train --data bible-en-fr ": "minutes",
     r"training\.devices=2": "two processes of Lightning, half a minute each: tests/test_training_processes.py",

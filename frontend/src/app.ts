@@ -31,7 +31,7 @@ const KEYS: [string, string][] = [
   [`1 … ${VIEWS.length}`, VIEWS.join(", ")], ["[ ]", "previous head, next head"],
     ["{ }", "previous layer, next layer"], ["arrows", "move between heads, cells or words (with Shift: ten cells, or the other word of a link)"],
   ["f", "figure for a paper: PDF, SVG, PNG, CSV"], ["+ −", "zoom"], ["0", "the whole map"], ["/", "find a token"], ["Esc", "stop computing, or close this list"],
-    ["p", "pin this head, or take its pin off"], ["t", "light or dark theme"], ["?", "this list"],
+    ["p", "pin this head, or take its pin off"], ["r", "record a story: views with a sentence each"], ["t", "light or dark theme"], ["?", "this list"],
 ];
 
 // A choice that outlives the page, where the browser allows it; `value` sets it.
@@ -50,6 +50,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   let drawn: State | null = null;
   let named = 0; // texts that the frame lists
 
+  const story = storyBar(context, { follow, show: (page, link) => mount(page, source, false, link) });
   const spoken = h("div", { class: "spoken", "aria-live": "polite" });
   const tabs = h("nav", { class: "tabs", "aria-label": "Views" });
   const bar = h("section", { class: "bar", "aria-label": "Layer and head" });
@@ -58,16 +59,18 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   const notice = h("p", { class: "notice", role: "alert", hidden: true });
   const help = h("dialog", { class: "help", "aria-label": "Keys" }, h("h2", {}, "Keys"),
     h("dl", {}, ...KEYS.flatMap(([key, effect]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, effect)])),
-    h("button", { type: "button", onclick: () => help.close() }, "Close"));
+    h("p", { class: "help-buttons" }, h("button", { type: "button", onclick: () => { help.close(); story.record(); } },
+      "Record a story"), h("button", { type: "button", onclick: () => help.close() }, "Close")));
   const theme = h("button", { type: "button", class: "quiet", title: "Light or dark (t)", "aria-label": "Light or dark",
     onclick: () => turnTheme() }, "◐");
   const header = h("header", {}, h("p", { class: "name" }, "Regard"), about.element, tabs,
-    h("span", { class: "end" }, h("button", { type: "button", class: "figure-open", title: "Figure for a paper (f)",
+    h("span", { class: "end" }, context.tour ? h("button", { type: "button", class: "figure-open",
+    title: context.tour.title, onclick: context.tour.play }, "Tour") : "",
+    h("button", { type: "button", class: "figure-open", title: "Figure for a paper (f)",
     onclick: () => openFigure() }, "Figure"), theme, h("button", { type: "button", class: "quiet", title: "Keys (?)",
     "aria-label": "Keys", onclick: () => help.showModal() }, "?")));
   const figures = figureSheet(context);
   const openFigure = () => context.set({ figure: OF_VIEW[state.view] ?? "map" });
-  const story = storyBar(context, { follow, show: (page, link) => mount(page, source, false, link) });
   const scale = scaleRow(context);
   root.replaceChildren(header, bar, scale.element, notice, main, story.element, help, figures.element, spoken);
 
@@ -220,6 +223,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
       const here = { text: state.text, layer: state.layer, head: state.head };
       return context.set({ pins: withPin(state.pins, here) }), true;
     }
+    if (key === "r") return story.record(), true;
     if (key === "t") return turnTheme(), true;
     if (key === "?") return help.showModal(), true;
     return false;

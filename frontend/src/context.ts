@@ -1,6 +1,6 @@
 // The interface between the frame and its views: the context of a view, and the panel that it returns.
 import type { Colours } from "./colour";
-import { layerName, type Text } from "./data";
+import { layerName, type Story, type Text } from "./data";
 import { h } from "./dom";
 import type { Place, Source } from "./source";
 import type { State } from "./state";
@@ -13,6 +13,7 @@ export interface Context {
   colours: Colours;
   set(change: Partial<State>, quiet?: boolean): void; // quiet: no history entry for the Back button
   tell(message: string): void; // for screen readers
+  tour?: Story & { play(): void }; // the story of this page
   cells(keys: number): void; // how many keys a cell of this view sums over, for the legend
 }
 export interface Panel {

@@ -76,7 +76,9 @@ export function firstView(context: Context): First {
     const place = { layer: lead.layer, head: lead.head, query: lead.query };
     const words = stage(lead);
     element.replaceChildren(
-      h("h1", { class: "lead-sentence" }, ...sentence(lead.sentence)),
+      h("div", { class: "lead-line" }, h("h1", { class: "lead-sentence" }, ...sentence(lead.sentence)),
+        context.tour ? h("button", { type: "button", class: "tour-button main-button", onclick: context.tour.play },
+          `${context.tour.title} (${context.tour.steps.length} steps)`) : ""),
       h("p", { class: "hint" }, `Arcs show what ${visible(queriesOf(text)[lead.query])} attends to in ${
         inText(headName(context, lead.layer, lead.head))}: a thicker arc is a larger weight. `,
         stateLink(context, { ...place, view: "text" }, "more", "Every word of this head"), " · ",

@@ -1,4 +1,4 @@
-// Story mode, the bar at the bottom of the page: it plays views with a sentence each, and records new ones.
+// Story mode, a bar at the bottom of the page while a story plays or is recorded: views with a sentence each.
 import type { Context } from "./context";
 import type { Story } from "./data";
 import { fill, h } from "./dom";
@@ -10,11 +10,12 @@ export interface Stage {
   follow(link: string): Promise<boolean>; // shows the view of a link; false: there is no such view
   show(root: HTMLElement, link: string): Promise<() => void>; // another page with this view, as for printing
 }
-export interface StoryBar { element: HTMLElement; update(): void; key(event: KeyboardEvent): boolean; close(): void }
+export interface StoryBar { element: HTMLElement; update(): void; key(event: KeyboardEvent): boolean; record(): void }
 
 export function storyBar(context: Context, stage: Stage): StoryBar {
   const given = context.source.common.story;
-  const element = h("footer", { class: "story", "aria-label": "Story" });
+  const element = h("footer", { class: "story", "aria-label": "Story", hidden: true });
+  if (given) context.tour = { ...given, play: () => play(given) };
   let playing: Story | null = null;
   let at = 0;
   let link = ""; // of the step as the page writes it
@@ -25,20 +26,21 @@ export function storyBar(context: Context, stage: Stage): StoryBar {
 
   function rest() {
     playing = null;
-    element.className = "story";
-    fill(element, given && button(`${given.title} (${given.steps.length} steps)`, () => play(given),
-      { class: "main-button" }), button("Record a story", () => record(), { class: "quiet" }));
+    element.hidden = true;
+    element.replaceChildren();
   }
   function record() {
     playing = null;
-    element.className = "story open";
+    element.hidden = false;
+    element.className = "story";
     fill(element, recording.element);
     recording.update();
   }
   function play(story: Story) {
     playing = story;
     at = 0;
-    element.className = "story open playing";
+    element.hidden = false;
+    element.className = "story playing";
     fill(element, ...player.parts);
     player.next.focus({ preventScroll: true });
     void go(0);
@@ -80,9 +82,9 @@ export function storyBar(context: Context, stage: Stage): StoryBar {
   }
 
   const player = makePlayer();
-  rest();
   return {
     element,
+    record,
     update() {
       if (playing) player.update();
       else if (element.contains(recording.element)) recording.update();
@@ -93,6 +95,5 @@ export function storyBar(context: Context, stage: Stage): StoryBar {
       void go(at + step);
       return true;
     },
-    close: () => undefined,
   };
 }
