@@ -93,6 +93,17 @@ def test_the_caption_names_text_layer_and_head():
     mine = rg.figure(reading(), caption="My own words.")
     assert mine.caption == "My own words." and mine.get_figheight() < figure.get_figheight()
     assert rg.figure(reading(), caption="").caption == ""
+    of_all = rg.figure(reading(title="T"), panels=["alignment"]).caption
+    assert of_all.startswith("“T”. The mean of the heads")  # it names no single head
+
+
+def test_a_query_of_a_cache_is_the_last_of_its_keys():
+    """Three queries after 90 keys: the words around a query are drawn, and no index is outside."""
+    x = torch.randn(1, 1, 93, 8)
+    weights = rg.attend(rg.Attention(mask=rg.causal()), x[:, :, -3:], x, x).weights
+    keys = [f"t{i}" for i in range(93)]
+    rows = rg.figure(weights, (keys[90:], keys), ["words"], query="t91").rows
+    assert rows[-1][7] == "t92" and rows[1][5] == "t91" and len(rows) == 1 + 26
 
 
 def test_maps_arrays_and_watched_models_are_drawn():
@@ -124,6 +135,12 @@ def test_a_long_map_is_pooled_and_its_cells_name_their_tokens():
     assert (first[4], first[5]) == ("0-2", "t0 … t2") and second[6] == "3-4"
     pooled = text.maps["layer.0"].pool(256, 256)[0, 0]
     assert [row[-1] for row in rows[:256]] == pytest.approx(pooled[0].tolist(), rel=1e-4)
+
+
+def test_tables_have_whole_tokens():
+    tokens = ["incomprehensibilities", "\n", "a,b"]
+    rows = rg.figure(torch.eye(3), tokens, ["words", "map", "heads"], query=1).rows
+    assert {row[7] for row in rows[1:]} == set(tokens) and rows[1][5] == "\n"
 
 
 def test_gold_links_are_outlined():

@@ -73,7 +73,8 @@ function ticksOf(scale: Scale): [number, string][] {
 export function captionOf(context: Context, drawn: Drawn[]): string {
   const { text, state } = context;
   const model = (text as Text & { model?: string }).model;
-  const about = `${model ? `${model}, ` : ""}“${cut(text.title, 160)}”${/[.!?…]$/.test(text.title) ? "" : "."} ${headName(context)}.`;
+  const heads = drawn.find((panel) => panel.heads)?.heads;
+  const about = `${model ? `${model}, ` : ""}“${cut(text.title, 160)}”${/[.!?…]$/.test(text.title) ? "" : "."}${heads ? ` ${heads}.` : ""}`;
   const said = drawn.map((panel, at) => (drawn.length > 1 ? `(${"abcde"[at]}) ${panel.said}` : panel.said)).join(" ");
   const scale = drawn.some((panel) => panel.weights) ? ` Weights are shown on ${SAID[state.scale] ?? state.scale}.` : "";
   const precision = context.source.precision(state.text);

@@ -17,8 +17,9 @@ export interface Frame {
   scale: Scale;
   span: [number, number] | null; // the tokens that were asked for
 }
-export interface Drawn { node: SVGGElement; width: number; height: number; title: string; said: string; rows: Row[];
-  weights: boolean }
+// `heads` names the heads that a panel is about; "": all.
+export interface Drawn { node: SVGGElement; width: number; height: number; title: string; heads: string; said: string;
+  rows: Row[]; weights: boolean }
 
 let pen: CanvasRenderingContext2D | null = null;
 export function widthOf(text: string, size = NORMAL, bold = false): number {

@@ -8,7 +8,7 @@ import { alignmentPanels } from "./alignment";
 import { headOrder } from "./head_order";
 import type { Row } from "./output";
 import { TILE } from "./source";
-import { byLayer, listedHeads, meanLine } from "./head_sets";
+import { byLayer, headsInWords, listedHeads, meanLine } from "./head_sets";
 
 export const PANELS: [string, string][] = [["words", "Words with arcs"], ["map", "Map of the head"],
   ["heads", "All heads"], ["alignment", "Alignment"], ["statistics", "Statistic of all heads"]];
@@ -16,7 +16,8 @@ export const CSV_HEAD: Row = ["panel", "layer", "head", "quantity", "query", "qu
 const [PITCH, MOST, NUMBERED, WIDEST, EXACT] = [9.2, 256, 14, 20, 48];
 
 const pair = (text: Context["text"], i: number, j: number) =>
-  [i, visible(queriesOf(text)[i]), j, visible(text.tokens[j])];
+  [i, queriesOf(text)[i], j, text.tokens[j]];
+const capital = (text: string) => text[0].toUpperCase() + text.slice(1);
 const short = (value: number) => (value >= 0.995 ? "1" : value < 0.005 ? "" : value.toFixed(2).slice(1));
 // The name of a layer in a table and on an axis.
 const layerLabel = (context: Context, layer: number) => layerName(context.text.layers[layer]).replace(/^layer /, "");
@@ -59,7 +60,7 @@ function rowsOf(context: Context, panel: string, layer: number, head: string | n
   const size = 2 ** level;
   const part = (at: number, tokens: string[]) => {
     const last = Math.min(at + size, tokens.length) - 1;
-    return size > 1 ? [`${at}-${last}`, `${visible(tokens[at])} … ${visible(tokens[last])}`] : [at, visible(tokens[at])];
+    return size > 1 ? [`${at}-${last}`, `${tokens[at]} … ${tokens[last]}`] : [at, tokens[at]];
   };
   const quantity = size > 1 ? (context.state.pool === "max" ? "largest weight of a cell" : "weight of a cell") : "weight";
   return Array.from(values, (value, at) => [panel, layerLabel(context, layer), head, quantity,
@@ -90,7 +91,8 @@ async function words(frame: Frame): Promise<Drawn> {
   const outside = left > 0.005 && (keys[0] > 0 || keys[1] < text.tokens.length)
     ? ` Tokens ${keys[0]} to ${keys[1] - 1} of ${text.tokens.length}; ${Math.round(left * 100)} % of the weight is outside.` : "";
   return { node, width: across, height, title: `What “${visible(query)}” attends to`, rows, weights: true,
-    said: `What “${visible(query)}” attends to${one ? "" : `, mean of ${[...heads.values()].flat().length} heads`}; a thicker arc is a larger weight.${outside}` };
+    heads: one ? headName(context, ...listedHeads(context)[0]) : capital(headsInWords(context)),
+    said: `What “${visible(query)}” attends to; a thicker arc is a larger weight.${outside}` };
 }
 
 // The x of the middle of every word, its width, and whether words are turned because a line has no room for them.
@@ -181,6 +183,7 @@ async function map(frame: Frame): Promise<Drawn> {
     ? "the largest of them" : "their sum over keys, averaged over queries"}.` : "";
   const [rows, columns] = text.queries ? ["target word", "source word"] : ["query", "key"];
   return { node, width, height, title: `Map of ${inText(headName(context))}`, weights: true,
+    heads: headName(context),
     said: `Each row is a ${rows} and shows what it attends to; each column is a ${columns}.${pooled}`,
     rows: rowsOf(context, "map", state.layer, state.head, found) };
 }
@@ -224,20 +227,21 @@ async function heads(frame: Frame): Promise<Drawn> {
   const [I, J] = [queriesOf(text).length, text.tokens.length];
   const exact = Math.max(I, J) <= EXACT && order.length <= MOST && !source.finest(state.text);
   const top = grouped ? 10 : 0;
+  const tiles = await Promise.all(order.map(({ layer, head }) => (exact
+    ? source.tile({ text: state.text, layer, head }, 0, 0, 0, "mean")
+    : Float32Array.from(bytes(text.layers[layer].heads[head].thumbnail), weightOf))));
   for (const [n, { layer, head }] of order.entries()) {
     const [row, col] = grouped ? [layer, head] : [Math.floor(n / columns), n % columns];
     const [x, y, size] = [left + col * pitch, top + row * (pitch + named), pitch * 0.92];
     const [tall, wide] = exact ? [I, J] : text.layers[layer].small;
-    const values = exact ? await source.tile({ text: state.text, layer, head }, 0, 0, 0, "mean")
-      : Float32Array.from(bytes(text.layers[layer].heads[head].thumbnail), weightOf);
-    node.append(picture(frame, Array.from(values, frame.scale.place), tall, wide, [x, y, size, size]),
+    node.append(picture(frame, Array.from(tiles[n], frame.scale.place), tall, wide, [x, y, size, size]),
       s("rect", { class: "head", x: round(x), y: round(y), width: round(size), height: round(size), fill: "none",
         stroke: LINE, "stroke-width": 0.4 }));
     if (!grouped) node.append(write(`${layerLabel(context, layer)}.${head}`, x + size / 2, y + size + 5, { anchor: "middle" }));
-    rows.push(...smallRows(context, { layer, head }, values, [tall, wide]));
+    rows.push(...smallRows(context, { layer, head }, tiles[n], [tall, wide]));
   }
   if (grouped) headNumbers(context, node, [left, top, pitch, most]);
-  return { node, width: left + columns * pitch, height: top + count * (pitch + named), title: "All heads", rows, weights: true,
+  return { node, width: left + columns * pitch, height: top + count * (pitch + named), title: "All heads", heads: "", rows, weights: true,
     said: `Each picture is one head${grouped ? ", a row per layer" : `, by ${state.colour}, ${state.sort === "down" ? "highest" : "lowest"} first; below it layer and head`}.` };
 }
 
@@ -258,8 +262,7 @@ function smallRows(context: Context, { layer, head }: { layer: number; head: num
   const whole = sides.every(([tokens, count]) => tokens.length === count);
   const part = (tokens: string[], count: number, at: number) => {
     const [first, last] = [Math.ceil((at * tokens.length) / count), Math.ceil(((at + 1) * tokens.length) / count) - 1];
-    return first === last ? [first, visible(tokens[first])]
-      : [`${first}-${last}`, `${visible(tokens[first])} … ${visible(tokens[last])}`];
+    return first === last ? [first, tokens[first]] : [`${first}-${last}`, `${tokens[first]} … ${tokens[last]}`];
   };
   return Array.from(values, (value, at) => ["heads", layerLabel(context, layer), head,
     whole ? "weight" : "weight of a cell", ...part(queriesOf(text), rows, Math.floor(at / cols)),
@@ -298,7 +301,7 @@ async function alignment(frame: Frame): Promise<Drawn> {
   const height = 12 + above + Math.ceil(shown.length / columns) * (tall * cell + 16) - 16;
   const gold = text.gold.length ? " Outlined: gold links; a dashed outline is a possible link." : "";
   const missing = shown.length < found.length ? ` The first ${shown.length} of ${found.length} are shown.` : "";
-  return { node, width: left + columns * (tokens[1].length * cell + 10) - 10, height, title: "Alignment", rows: table, weights: true,
+  return { node, width: left + columns * (tokens[1].length * cell + 10) - 10, height, title: "Alignment", heads: "", rows: table, weights: true,
     said: `${text.queries ? "Each row is a target word, each column a source word" : "Each row is a query, each column a key"}.${gold}${missing}` };
 }
 
@@ -364,9 +367,9 @@ async function statistics(frame: Frame): Promise<Drawn> {
   const key = ramp(frame, [[0, String(+least.toPrecision(2))], [1, String(+most.toPrecision(2))]], name);
   key.node.setAttribute("transform", `translate(${round(left - 8)},${round(bottom + 14)})`);
   node.append(key.node);
-  const title = `${name[0].toUpperCase()}${name.slice(1)} of every head`;
+  const title = `${capital(name)} of every head`;
   const meaning = source.common.statistics[name];
-  return { node, width: Math.max(left + columns * cell, left - 8 + key.width), height: bottom + 14 + key.height, title,
+  return { node, width: Math.max(left + columns * cell, left - 8 + key.width), height: bottom + 14 + key.height, title, heads: "",
     said: `${title}${meaning ? `: ${meaning}` : ""}.`, rows, weights: false };
 }
 

@@ -141,7 +141,9 @@ def _caption(shown: Content, drawn: Sequence[Drawn], scale: WeightScale) -> str:
     end = "" if shown.title.endswith((".", "!", "?", "…")) else "."
     about = f"“{shown.title}”{end} " if shown.title else ""
     about = f"{shown.model}, {about}" if shown.model and about else f"{shown.model}. " if shown.model else about
-    return f"{about}{shown.head_label[:1].upper()}{shown.head_label[1:]}. {' '.join(said)}"
+    if any(panel.is_of_head for panel in drawn):
+        about += f"{shown.head_label[:1].upper()}{shown.head_label[1:]}. "
+    return about + " ".join(said)
 
 
 def _content(
@@ -160,7 +162,9 @@ def _content(
     at = _query(query, queries, of.special)
     chosen, of_head = _head(of.layers, layer, head, at, {*of.special, *(() if is_cross else (0,))}, is_cross)
     labels = [label(token) for token in queries], [label(token) for token in keys]
-    return Content(of.title, of.model, of.layers, *labels, is_cross, chosen, of_head, at, statistic, gold)
+    return Content(
+        of.title, of.model, of.layers, (queries, keys), *labels, is_cross, chosen, of_head, at, statistic, gold
+    )
 
 
 class Material(NamedTuple):

@@ -32,11 +32,15 @@ class Layer:
 
 @dataclass(frozen=True)
 class Content:
-    """What a figure shows: layers, labels of the tokens, and what is chosen of them. `layer` is an index."""
+    """What a figure shows: layers, tokens of queries and keys with their labels, and what is chosen of them.
+
+    `layer` is an index.
+    """
 
     title: str
     model: str
     layers: Sequence[Layer]
+    tokens: tuple[Sequence[str], Sequence[str]]
     queries: Sequence[str]
     keys: Sequence[str]
     is_cross: bool
@@ -63,6 +67,7 @@ class Drawn:
     width: float
     said: str
     rows: list[Row]
+    is_of_head: bool = False
     has_weights: bool = True
 
 
@@ -78,31 +83,19 @@ def words(paper: Paper, content: Content) -> Drawn:
     """The tokens in a line, and an arc or a line from the query to each key."""
     weights = head_row(content)
     room = int(paper.width // PITCH)
-    first = _first(0 if content.is_cross else content.query, room, len(content.keys))
+    middle = 0 if content.is_cross else _query_key(content)
+    first = _first(middle, room, len(content.keys))
     shown = range(first, min(first + room, len(content.keys)))
     width = (_cross_words if content.is_cross else _self_words)(paper, content, shown, weights)
-    query = content.queries[content.query]
-    outside = 1 - float(weights[shown.start : shown.stop].sum())
-    rest = ""
+    rest, outside = "", 1 - float(weights[shown.start : shown.stop].sum())
     if len(shown) < len(content.keys):
-        rest = (
-            f" Tokens {shown.start} to {shown.stop - 1} of {len(content.keys)}; {outside:.0%} of the weight is outside."
-        )
-    rows: list[Row] = [
-        (
-            "words",
-            content.chosen.number,
-            content.head,
-            "weight",
-            content.query,
-            query,
-            j,
-            content.keys[j],
-            float(weights[j]),
-        )
-        for j in shown
-    ]
-    return Drawn(width, f"What “{query}” attends to; a thicker arc is a larger weight.{rest}", rows)
+        ends = f"{shown.start} to {shown.stop - 1} of {len(content.keys)}"
+        rest = f" Tokens {ends}; {outside:.0%} of the weight is outside."
+    place = ("words", content.chosen.number, content.head, "weight")
+    query, keys = (content.query, content.tokens[0][content.query]), content.tokens[1]
+    rows: list[Row] = [(*place, *query, j, keys[j], float(weights[j])) for j in shown]
+    said = f"What “{content.queries[content.query]}” attends to; a thicker arc is a larger weight.{rest}"
+    return Drawn(width, said, rows, is_of_head=True)
 
 
 def _first(middle: int, room: int, count: int) -> int:
@@ -233,7 +226,7 @@ def map_of_head(paper: Paper, content: Content) -> Drawn:
     what = ("target word", "source word") if content.is_cross else ("query", "key")
     pooled = "" if is_whole else " A cell is a sum over keys, averaged over queries."
     said = f"Each row is a {what[0]} and shows what it attends to; each column is a {what[1]}.{pooled}"
-    return Drawn(left + cols * cell, said, table("map", content, content.chosen.number, content.head, cells))
+    return Drawn(left + cols * cell, said, table("map", content, content.chosen.number, content.head, cells), True)
 
 
 def _numbers(paper: Paper, cells: NDArray[np.floating], x: float, cell: float) -> None:
@@ -353,7 +346,9 @@ def statistics(paper: Paper, content: Content) -> Drawn:
         for head, value in enumerate(row)
     ]
     meaning = next((statistic.meaning for statistic in STATISTICS if statistic.name == name), "")
-    return Drawn(right, f"{name[0].upper()}{name[1:]} of every head{f': {meaning}' if meaning else ''}.", rows, False)
+    return Drawn(
+        right, f"{name[0].upper()}{name[1:]} of every head{f': {meaning}' if meaning else ''}.", rows, has_weights=False
+    )
 
 
 def _values(paper: Paper, content: Content, values: list[list[float]], left: float, most: float) -> float:
@@ -398,7 +393,7 @@ def table(panel: str, content: Content, number: int, head: int | str, cells: NDA
     """A row for each cell. A cell of several tokens names the first and the last of them."""
     rows, cols = cells.shape
     quantity = "weight" if (rows, cols) == (len(content.queries), len(content.keys)) else "weight of a cell"
-    queries, keys = named_cells(content.queries, rows), named_cells(content.keys, cols)
+    queries, keys = (named_cells(side, count) for side, count in zip(content.tokens, cells.shape, strict=True))
     return [
         (panel, number, head, quantity, *queries[i], *keys[j], float(value)) for (i, j), value in np.ndenumerate(cells)
     ]
