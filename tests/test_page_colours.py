@@ -103,11 +103,10 @@ def test_colors_of_every_view_are_those_of_the_weights(browser, address, texts, 
         close([rgb(color) for color in fills], colors_of(means, kind, LENGTH).reshape(-1, 3))
 
         go(page, address, f"compare?layer=1&head=2&query=9&other=4&scale={kind}")
-        until(page, "document.querySelector('.side canvas')?.width === 15")
-        until(page, f"({PIXELS})(document.querySelector('.side canvas')).data[3] === 255")
-        drawn = page.evaluate(f"[...({PIXELS})(document.querySelector('.side canvas')).data]")
-        drawn = np.array(drawn).reshape(LENGTH, LENGTH, 4)[..., :3]
-        close(drawn, colors_of(short[1].dense()[0, 2], kind, LENGTH))
+        until(page, "document.querySelector('.side .words [role=option]')?.style.background")
+        words = page.locator(".side").first.locator(".words [role=option]")
+        words = words.evaluate_all("all => all.map((one) => one.style.background)")
+        close([rgb(color) for color in words], colors_of(short[1][0, 2, 9], kind, LENGTH))
 
         go(page, address, f"alignment?text=3&panels=heads&scale={kind}")
         until(page, "document.querySelectorAll('.matrix').length === 2")

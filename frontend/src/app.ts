@@ -72,7 +72,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   const figures = figureSheet(context);
   const openFigure = () => context.set({ figure: OF_VIEW[state.view] ?? "map" });
   const scale = scaleRow(context);
-  root.replaceChildren(header, bar, scale.element, notice, main, story.element, help, figures.element, spoken);
+  root.replaceChildren(header, h("div", { class: "frame-row" }, bar, scale.element), notice, main, story.element, help, figures.element, spoken);
 
   const isDark = () => (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark"
     : "light")) === "dark";

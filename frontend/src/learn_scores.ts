@@ -2,7 +2,7 @@
 import * as Plot from "@observablehq/plot";
 import { SERIES } from "./colour";
 import type { Context } from "./context";
-import { shown } from "./dom";
+import { h, shown } from "./dom";
 import { dial, figure, lesson, list, roomOf, STYLE, type Lesson } from "./lesson";
 
 // Normalisers of a row of scores.
@@ -103,7 +103,7 @@ export const scores: Lesson = (context) => lesson((changed) => [
   const entropy = -rows.reduce((total, { weight }) => total + (weight > 0 ? weight * Math.log(weight) : 0), 0);
   return [
     figure(context, "A query and its keys", "The arrow is the query. A thicker line is a larger weight.", plane(context, rows)),
-    figure(context, "Scores", "How well the query matches each key.", bars(context, rows, "score", SERIES[1])),
+    h("div", {}, figure(context, "Scores", "How well the query matches each key.", bars(context, rows, "score", SERIES[1])),
     figure(context, "Weights", `${query.normaliser} of the scores over ${query.temperature}; entropy ${entropy.toFixed(2)} nats.`,
-      bars(context, rows, "weight", (row) => context.colours.weight(row.weight), [0, 1]))];
+      bars(context, rows, "weight", (row) => context.colours.weight(row.weight), [0, 1])))];
 }, "charts");
