@@ -238,7 +238,7 @@ def test_the_table_sorts_by_every_column_and_finds_roles_and_words(browser, addr
 
 
 def test_all_heads_of_a_long_text_do_not_freeze_the_page(browser, tmp_path):
-    sheet = Sheet.of(reading(title="440", length=440, layers=6, heads=8, width=32))
+    sheet = Sheet.of(reading(title="440", length=440, layers=6, heads=4, width=32))
     path = write_page(tmp_path / "index.html", [sheet]).as_uri()
     with opened(browser, path + "#overview") as page:
         page.evaluate(

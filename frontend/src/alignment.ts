@@ -2,7 +2,8 @@
 import { legend } from "./colour";
 import { interval, meansOnly, type Context, type Panel } from "./context";
 import { layerName, queriesOf, type Text } from "./data";
-import { choice, cut, fill, h, s, saving, visible } from "./dom";
+import { choice, fill, h, s, saving } from "./dom";
+import { cutName, wordNames } from "./word_names";
 
 const SHOWN = 60;
 const READINGS: Record<string, string> = {
@@ -78,27 +79,28 @@ export function alignmentView(context: Context): Panel {
 
   function matrix(lines: Float32Array[], rows: [number, number], cols: [number, number]): SVGSVGElement {
     const { text, colours } = context;
-    const room = (tokens: string[], letter = 12) => Math.max(...tokens.map((token) =>
-      Math.min([...visible(token)].length, 14))) * letter * 0.58 + 10;
-    const wide = Math.min(420, body.clientWidth - room(queriesOf(text).slice(...rows)) - 4);
+    const [asking, asked] = [wordNames(queriesOf(text)), wordNames(text.tokens)];
+    const room = (names: string[], letter = 12) => Math.max(...names.map((name) =>
+      Math.min([...name].length, 14))) * letter * 0.58 + 10;
+    const wide = Math.min(420, body.clientWidth - room(asking.slice(...rows)) - 4);
     const cell = Math.max(9, Math.min(26, 420 / lines.length, wide / (cols[1] - cols[0])));
     const size = Math.min(12, cell + 1);
-    const [left, top] = [room(queriesOf(text).slice(...rows)), room(text.tokens.slice(...cols))];
+    const [left, top] = [room(asking.slice(...rows)), room(asked.slice(...cols))];
     const [width, height] = [left + (cols[1] - cols[0]) * cell + 2, top + lines.length * cell + 2];
     const figure = s("svg", { class: "matrix", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
       "aria-label": "Weights of target words on source words" });
-    const word = (token: string, x: number, y: number, turned: boolean) =>
+    const word = (name: string, x: number, y: number, turned: boolean) =>
       s("text", { x: 0, y: 0, transform: `translate(${x},${y})${turned ? " rotate(-90)" : ""}`,
       "text-anchor": turned ? "start" : "end", "dominant-baseline": "central", "font-size": size,
-      fill: "currentColor" }, cut(visible(token), 14));
+      fill: "currentColor" }, cutName(name, 14));
     for (let j = cols[0]; j < cols[1]; j++) figure.append(
-      word(text.tokens[j], left + (j - cols[0] + 0.5) * cell, top - 4, true));
+      word(asked[j], left + (j - cols[0] + 0.5) * cell, top - 4, true));
     lines.forEach((line, row) => {
-      figure.append(word(queriesOf(text)[rows[0] + row], left - 4, top + (row + 0.5) * cell, false));
+      figure.append(word(asking[rows[0] + row], left - 4, top + (row + 0.5) * cell, false));
       for (let j = cols[0]; j < cols[1]; j++) figure.append(
         s("rect", { x: left + (j - cols[0]) * cell, y: top + row * cell, width: cell - 0.6, height: cell - 0.6,
         fill: colours.weight(line[j]) }, s("title", {},
-        `${visible(queriesOf(text)[rows[0] + row])} → ${visible(text.tokens[j])}: ${line[j].toPrecision(4)}`)));
+        `${asking[rows[0] + row]} → ${asked[j]}: ${line[j].toPrecision(4)}`)));
     });
     for (const [i, j, sure] of text.gold)
       if (i >= rows[0] && i < rows[1] && j >= cols[0] && j < cols[1])

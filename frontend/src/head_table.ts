@@ -104,7 +104,8 @@ export function headTable(context: Context): HeadTable {
       ...columns().map((name): [string, string, string] => [name, label(source.common, name), meaning(name)])];
     const header = named.map(([column, said, title]) => {
       const [up, down] = [sort === column, sort === `-${column}`];
-      return h("th", { scope: "col", "aria-sort": up ? "ascending" : down ? "descending" : "none" },
+      return h("th", { scope: "col", class: ["head", "roles", "word"].includes(column) ? "said" : null,
+        "aria-sort": up ? "ascending" : down ? "descending" : "none" },
         h("button", { type: "button", title, "data-column": column, "data-sorted": String(up || down),
           onclick: () => context.set({ table: nextSort(column) }) },
           `${said}${up ? " ↑" : down ? " ↓" : ""}`));

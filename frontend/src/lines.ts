@@ -54,13 +54,15 @@ export function lines(context: Context, body: HTMLElement): Mode {
     const row = await meanLine(context, heads, context.state.query);
     if (mine !== turn) return;
     figure = drawing(found, rows, cols);
+    const where = drawnApart(context) ? `${headsInWords(context).replace(/^the mean of /, "")}, each in the colour of its tile`
+      : headsInWords(context);
     const near = queries().length > LINES ? "Only words near the chosen word are shown. " : "";
     const beyond = h("p", { class: "hint beyond" });
     fill(beyond, unseen(row, cols));
     const pair = h("p", { class: "chosen-pair", "aria-live": "polite" });
     if (context.state.key >= 0 && !only) pair.append(pairLine(context, row[context.state.key]));
     body.replaceChildren(h("p", { class: "hint" },
-      `Lines go from queries on the left to keys on the right, in ${headsInWords(context)}. A thicker line is a larger weight. ${near}Point at a word on either side to see only its lines. Arrow keys move the query, with Shift the key.`),
+      `Lines go from queries on the left to keys on the right, in ${where}. A thicker line is a larger weight. ${near}Point at a word on either side to see only its lines. Arrow keys move the query, with Shift the key.`),
       beyond, h("div", { class: "scroll" }, figure), pair);
   }
 
