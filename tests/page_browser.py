@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import pytest
 
@@ -91,3 +92,14 @@ def weight(page):
 @pytest.fixture(params=["file", "server"])
 def address(request):
     return request.getfixturevalue(request.param)
+
+
+def axe_violations(page, place="body"):
+    """What axe-core finds in a part of the page; nothing where it is not installed."""
+    if find_spec("axe_playwright_python") is None:
+        return []
+    from axe_playwright_python.base import AXE_SCRIPT
+
+    page.evaluate(AXE_SCRIPT)
+    found = page.evaluate("place => axe.run(place, {resultTypes: ['violations']})", place)["violations"]
+    return [(rule["id"], node["html"][:200]) for rule in found for node in rule["nodes"]]

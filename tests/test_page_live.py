@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regard as rg
-from page_browser import NEEDS_CHROMIUM, browser, file, opened, server, texts
+from page_browser import NEEDS_CHROMIUM, axe_violations, browser, file, opened, server, texts
 from pages import served, until
 from regard.stats import TextReading
 from regard.viewer import Sheet
@@ -63,6 +63,7 @@ def test_a_changed_word_is_read_and_both_texts_stand_side_by_side(browser):
         assert float(row.locator("td").first.inner_text()) == pytest.approx(float(changes.max()), abs=6e-4)
         # The second text has its own maps, with words on their sides.
         assert page.locator(".compare .pin-map").nth(1).locator("text").last.inner_html() == "wide"
+        assert axe_violations(page) == []
         row.locator("button").click()
         until(page, f"document.querySelector('h1').textContent.includes('Layer {place[0]}, head {place[1]}')")
         link = page.url

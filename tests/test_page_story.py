@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from page_browser import NEEDS_CHROMIUM, browser, opened, texts
+from page_browser import NEEDS_CHROMIUM, axe_violations, browser, opened, texts
 from pages import served, until
 from regard.viewer import Step, Story, write_page
 
@@ -44,6 +44,7 @@ def test_every_step_is_its_view_in_a_file_and_from_a_server(browser, texts, tmp_
                     assert view == wanted and given.items() - {("text", "0")} <= places.items()
                     assert page.locator(".step").inner_text().startswith(f"Take the tour, {number + 1} of 3")
                     page.keyboard.press("n" if number % 2 else "PageDown")
+                assert axe_violations(page, "footer.story") == []
                 page.keyboard.press("b")
                 until(page, "document.querySelector('.step').textContent.includes('2 of 3')")
                 page.keyboard.press("3")
@@ -69,6 +70,7 @@ def test_a_story_is_recorded_edited_kept_and_saved_as_one_file(browser, texts, t
         page.get_by_role("button", name="Move view 1 down").click()
         page.get_by_role("button", name="Move view 2 down").click()
         page.get_by_label("Title of the story").fill("Mine")
+        assert axe_violations(page, "footer.story") == []
         page.reload()  # the browser keeps what was recorded
         page.keyboard.press("r")
         assert page.locator("textarea").evaluate_all("all => all.map((one) => one.value)") == [

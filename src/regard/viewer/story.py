@@ -24,7 +24,11 @@ EXAMPLE = '{"title": "Pronouns", "steps": [{"link": "#text?layer=2&head=1&query=
 
 @dataclass(frozen=True)
 class Step:
-    """A view as the address of the page names it (`#map?layer=2&head=1`), and the sentence below it."""
+    """A view as the address of the page names it, and the sentence below it.
+
+    >>> Step("#map?layer=2&head=1", "One head.").link
+    '#map?layer=2&head=1'
+    """
 
     link: str
     sentence: str
