@@ -81,39 +81,39 @@ def cells_of_map(page, pairs):
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_colors_of_every_view_are_those_of_the_weights(browser, address, texts, kind):
+def test_colors_of_every_view_are_those_of_the_weights(browser, address, texts):
     short, pair = texts["short"].maps, texts["pair"].maps[0]
     with opened(browser, address) as page:
-        go(page, address, f"overview?scale={kind}")
-        close(thumbnail(page, 1, 2)[0], colors_of(stored(short[1].dense()[0, 2]), kind, LENGTH))
+        for kind in KINDS:
+            go(page, address, f"overview?scale={kind}")
+            close(thumbnail(page, 1, 2)[0], colors_of(stored(short[1].dense()[0, 2]), kind, LENGTH))
 
-        go(page, address, f"map?layer=1&head=2&scale={kind}")
-        settled(page)
-        pairs = [(i, j) for i in range(0, LENGTH, 3) for j in range(LENGTH)]
-        close(cells_of_map(page, pairs), colors_of([short[1][0, 2, i, j].item() for i, j in pairs], kind, LENGTH))
+            go(page, address, f"map?layer=1&head=2&scale={kind}")
+            settled(page)
+            pairs = [(i, j) for i in range(0, LENGTH, 3) for j in range(LENGTH)]
+            close(cells_of_map(page, pairs), colors_of([short[1][0, 2, i, j].item() for i, j in pairs], kind, LENGTH))
 
-        go(page, address, f"text?layer=1&head=2&query=9&side=out&scale={kind}")
-        until(page, "document.querySelector('.looks')?.textContent.startsWith('it ')")
-        words = page.locator(".words [role=option]").evaluate_all("all => all.map((one) => one.style.background)")
-        close([rgb(color) for color in words], colors_of(short[1][0, 2, 9], kind, LENGTH))
-        until(page, "document.querySelectorAll('.strip rect').length === 30")
-        means = torch.stack([layer[0, :, 9].mean(0) for layer in short])
-        fills = page.locator(".strip rect").evaluate_all("all => all.map((one) => one.getAttribute('fill'))")
-        close([rgb(color) for color in fills], colors_of(means, kind, LENGTH).reshape(-1, 3))
+            go(page, address, f"text?layer=1&head=2&query=9&side=out&scale={kind}")
+            until(page, "document.querySelector('.looks')?.textContent.startsWith('it ')")
+            words = page.locator(".words [role=option]").evaluate_all("all => all.map((one) => one.style.background)")
+            close([rgb(color) for color in words], colors_of(short[1][0, 2, 9], kind, LENGTH))
+            until(page, "document.querySelectorAll('.strip rect').length === 30")
+            means = torch.stack([layer[0, :, 9].mean(0) for layer in short])
+            fills = page.locator(".strip rect").evaluate_all("all => all.map((one) => one.getAttribute('fill'))")
+            close([rgb(color) for color in fills], colors_of(means, kind, LENGTH).reshape(-1, 3))
 
-        go(page, address, f"compare?layer=1&head=2&query=9&other=4&scale={kind}")
-        until(page, "document.querySelector('.side .words [role=option]')?.style.background")
-        words = page.locator(".side").first.locator(".words [role=option]")
-        words = words.evaluate_all("all => all.map((one) => one.style.background)")
-        close([rgb(color) for color in words], colors_of(short[1][0, 2, 9], kind, LENGTH))
+            go(page, address, f"compare?layer=1&head=2&query=9&other=4&scale={kind}")
+            until(page, "document.querySelector('.side .words [role=option]')?.style.background")
+            words = page.locator(".side").first.locator(".words [role=option]")
+            words = words.evaluate_all("all => all.map((one) => one.style.background)")
+            close([rgb(color) for color in words], colors_of(short[1][0, 2, 9], kind, LENGTH))
 
-        go(page, address, f"alignment?text=3&panels=heads&scale={kind}")
-        until(page, "document.querySelectorAll('.matrix').length === 2")
-        for head in range(2):
-            cells = page.locator(".matrix").nth(head).locator("rect:not(.gold, .halo)")
-            fills = cells.evaluate_all("all => all.map((one) => one.getAttribute('fill'))")
-            close([rgb(color) for color in fills], colors_of(pair[0, head], kind, 5).reshape(-1, 3))
+            go(page, address, f"alignment?text=3&panels=heads&scale={kind}")
+            until(page, "document.querySelectorAll('.matrix').length === 2")
+            for head in range(2):
+                cells = page.locator(".matrix").nth(head).locator("rect:not(.gold, .halo)")
+                fills = cells.evaluate_all("all => all.map((one) => one.getAttribute('fill'))")
+                close([rgb(color) for color in fills], colors_of(pair[0, head], kind, 5).reshape(-1, 3))
 
 
 def test_the_dark_theme_turns_the_ramp(browser, file, texts):
