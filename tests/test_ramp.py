@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import regard as rg
 from ramps import BLINDNESS, SOURCES, contrast, lab, ramp, rgb, seen_with, stops, variables
+from regard.drawing.paper import GOLD
 from regard.drawing.ramp import RAMP, colormap, text_color
 
 ALL = ramp(np.linspace(0, 1, 255))
@@ -81,3 +83,9 @@ def test_the_accent_colour_marks_only_what_is_chosen():
         for before in path.read_text().split("var(--accent)")[:-1]:
             selector = before[: before.rindex("{")].split("{")[-1].split("}")[-1].split(";")[-1]
             assert any(part in selector for part in chosen), f"{path.name}: {selector.strip()}"
+
+
+def test_reference_links_have_one_gold():
+    sheet = re.search(r"LINE, GOLD\] = \[.*(#\w{6})\"\];", (SOURCES / "figure_frame.ts").read_text())
+    drawn = rgb(sheet[1])
+    np.testing.assert_array_equal([drawn, rgb(GOLD)], [variables()["gold"]] * 2)

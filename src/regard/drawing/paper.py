@@ -17,7 +17,7 @@ from regard.drawing.scale import WeightScale
 SMALL, NORMAL, TALLEST, WIDEST = 7.0, 8.0, 640.0, 20.0
 #: More cells than these are one picture.
 VECTORS = 4096
-INK, SOFT, LINE, GOLD = "#111418", "#4a5158", "#c9c9c4", "#b3541e"
+INK, SOFT, LINE, GOLD = "#111418", "#4a5158", "#c9c9c4", "#c27800"
 #: A line of a table: panel, layer, head, quantity, query, query token, key, key token, value.
 Row = tuple[str | int | float, ...]
 Place = Callable[[NDArray[np.floating]], NDArray[np.floating]]

@@ -327,7 +327,9 @@ class Grid:
 def _outline(paper: Paper, content: Content, x: float, y: float, cell: float) -> None:
     for i, j, is_sure in content.gold:
         style = {"edgecolor": GOLD, "linewidth": 1, "linestyle": "-" if is_sure else (0, (2, 1.4)), "gid": "gold"}
-        paper.frame(x + j * cell + 0.5, y + i * cell + 0.5, cell - 1, cell - 1, **style)
+        halo = {"edgecolor": "white", "linewidth": 0.5, "gid": "halo"}  # so that it is visible on every colour
+        for inset, look in ((1.2, halo), (0.5, style)):
+            paper.frame(x + j * cell + inset, y + i * cell + inset, cell - 2 * inset, cell - 2 * inset, **look)
 
 
 def statistics(paper: Paper, content: Content) -> Drawn:
@@ -335,11 +337,11 @@ def statistics(paper: Paper, content: Content) -> Drawn:
     name = content.statistic
     values = [_statistic(layer, name) for layer in content.layers]
     left = 22 + paper.widest([str(layer.number) for layer in content.layers])
-    most = max(max(row) for row in values) or 1.0
-    right = _values(paper, content, values, left, most)
+    ends = min(map(min, values)), max(map(max, values))
+    right = _values(paper, content, values, left, ends)
     paper.write("head", (left + right) / 2, paper.y + 6, anchor="center", color=SOFT)
     paper.y += 14
-    right = max(right, paper.ramp([(0, "0"), (0.5, f"{most / 2:.2g}"), (1, f"{most:.2g}")], name, x=left))
+    right = max(right, paper.ramp([(0, f"{ends[0]:.2g}"), (1, f"{ends[1]:.2g}")], name, x=left))
     rows: list[Row] = [
         ("statistics", layer.number, head, name, "", "", "", "", value)
         for layer, row in zip(content.layers, values, strict=True)
@@ -351,7 +353,7 @@ def statistics(paper: Paper, content: Content) -> Drawn:
     )
 
 
-def _values(paper: Paper, content: Content, values: list[list[float]], left: float, most: float) -> float:
+def _values(paper: Paper, content: Content, values: list[list[float]], left: float, ends: tuple[float, float]) -> float:
     """The cells of a statistic from `paper.y` on, which moves below them; returns where they end."""
     columns = max(map(len, values))
     cell, tall = min(32.0, (paper.width - left) / columns), min(14.0, (TALLEST - 60) / len(values))
@@ -363,7 +365,7 @@ def _values(paper: Paper, content: Content, values: list[list[float]], left: flo
         if at % step == 0:
             paper.write(str(layer.number), left - 4, y + tall / 2, anchor="right")
         for head, value in enumerate(row):
-            _value(paper, (left + head * cell, y, cell - 0.6, tall - 0.6), value, most)
+            _value(paper, (left + head * cell, y, cell - 0.6, tall - 0.6), value, ends)
     paper.y = top + len(values) * tall
     paper.write("layer", 4, (top + paper.y) / 2, anchor="center", rotation=90, color=SOFT)
     return left + columns * cell
@@ -381,8 +383,9 @@ def _statistic(layer: Layer, name: str) -> list[float]:
     return values[name]
 
 
-def _value(paper: Paper, box: tuple[float, float, float, float], value: float, most: float) -> None:
-    place = max(value / most, 0.004)
+def _value(paper: Paper, box: tuple[float, float, float, float], value: float, ends: tuple[float, float]) -> None:
+    least, most = ends
+    place = max((value - least) / ((most - least) or 1.0), 0.004)
     paper.frame(*box, fill=True, facecolor=paper.colour(place), edgecolor="none", gid="cell")
     if box[2] >= 16.4 and box[3] >= 7.9:
         colour, digits = paper.text_colour(place), 0 if most >= 10 else 2
