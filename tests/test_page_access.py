@@ -18,7 +18,12 @@ STATE = Path(__file__).parent.parent / "frontend/src/state.ts"
 #: Every view of the page, and further looks of some.
 VIEWS = re.findall(r'"(\w+)"', re.search(r"VIEWS = \[(.*?)\]", STATE.read_text(), re.DOTALL)[1])
 LOOKS = ["text?way=heads", "text?way=model", "text?way=neurons", "alignment?text=3", "text?text=3", "statistics?text=4"]
-LOOKS += ["learn?learn=masks", "learn?learn=scores", "map?layer=1&head=2&query=4&key=6&x=6.5&y=4.5&zoom=5.5"]
+LOOKS += [
+    "map?figure=words%2Cmap",
+    "learn?learn=masks",
+    "learn?learn=scores",
+    "map?layer=1&head=2&query=4&key=6&x=6.5&y=4.5&zoom=5.5",
+]
 THEMES = {"light": {}, "dark": {"runOnly": ["color-contrast"]}}  # colours differ between themes, and nothing else
 WIDTHS = [390, 768, 1440]
 

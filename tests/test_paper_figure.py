@@ -137,6 +137,15 @@ def test_a_long_map_is_pooled_and_its_cells_name_their_tokens():
     assert [row[-1] for row in rows[:256]] == pytest.approx(pooled[0].tolist(), rel=1e-4)
 
 
+def test_small_weights_have_arcs_too():
+    """In a long text every weight may be small: those within a fifth of the largest are drawn, with its number."""
+    weights = torch.full((20, 20), 0.0001)
+    weights[10, 3], weights[10, 15] = 0.004, 0.001
+    axes = rg.figure(weights, panels=["words"], query=10).axes[0]
+    assert len([patch for patch in axes.patches if patch.get_gid() == "arc"]) == 2
+    assert "0.004" in [text.get_text() for text in axes.texts]
+
+
 def test_tables_have_whole_tokens():
     tokens = ["incomprehensibilities", "\n", "a,b"]
     rows = rg.figure(torch.eye(3), tokens, ["words", "map", "heads"], query=1).rows

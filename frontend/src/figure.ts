@@ -122,7 +122,9 @@ export function figureSheet(context: Context): FigureSheet {
       preview.replaceChildren(figure.svg);
       preview.dataset.ground = context.state.ground;
       if (!context.state.caption) caption.value = figure.text;
-      status.textContent = `${figure.width} × ${figure.height} mm, shown at its size. Letters have 7 and 8 points.`;
+      const share = figure.svg.getBoundingClientRect().width / (figure.width / 25.4 * 96);
+      status.textContent = `${figure.width} × ${figure.height} mm, shown at ${share > 0.99 ? "its size"
+        : `${Math.round(100 * share)} % of its size`}. Letters have 7 and 8 points.`;
     } catch (error) {
       if (mine === turn) status.textContent = `This figure could not be drawn: ${(error as Error).message}`;
     }

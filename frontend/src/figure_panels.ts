@@ -19,6 +19,8 @@ const pair = (text: Context["text"], i: number, j: number) =>
   [i, queriesOf(text)[i], j, text.tokens[j]];
 const capital = (text: string) => text[0].toUpperCase() + text.slice(1);
 const short = (value: number) => (value >= 0.995 ? "1" : value < 0.005 ? "" : value.toFixed(2).slice(1));
+// The weight of an arc: two digits, also if it is small.
+const arcWeight = (value: number) => short(value).length > 2 ? short(value) : String(+value.toPrecision(2));
 // The name of a layer in a table and on an axis.
 const layerLabel = (context: Context, layer: number) => layerName(context.text.layers[layer]).replace(/^layer /, "");
 
@@ -106,13 +108,18 @@ function spread(tokens: string[], width: number): { at: number[]; wide: number[]
   return { at, wide: turned ? size.map(() => pitch) : size, turned };
 }
 
+// The least weight that is drawn as an arc: 0.02, or a fifth of the largest where all are small.
+const leastArc = (weights: Float32Array) =>
+  Math.max(1e-9, Math.min(0.02, weights.reduce((a, b) => Math.max(a, b), 0) / 5));
+
 function selfWords(frame: Frame, node: SVGGElement, [first, last]: [number, number], weights: Float32Array) {
   const { text, state } = frame.context;
   const tokens = text.tokens.slice(first, last);
   const { at, wide, turned } = spread(tokens, frame.width);
   const tall = turned ? widest(tokens, NORMAL) + 6 : 13;
   const here = state.query - first;
-  const reach = Math.max(...tokens.map((_, j) => (weights[first + j] >= 0.02 && at[here] !== undefined
+  const least = leastArc(weights.subarray(first, last));
+  const reach = Math.max(...tokens.map((_, j) => (weights[first + j] >= least && at[here] !== undefined
     ? Math.abs(at[j] - at[here]) : 0)));
   const top = Math.min(56, Math.max(22, reach / 2)) + 10;
   const rise = (j: number) => 10 + (top - 18) * Math.sqrt(Math.abs(at[j] - at[here]) / Math.max(reach, 1));
@@ -120,17 +127,19 @@ function selfWords(frame: Frame, node: SVGGElement, [first, last]: [number, numb
   const most = order.at(-1)!;
   for (const j of order) {
     const weight = weights[first + j];
-    if (weight < 0.02 || at[here] === undefined) continue;
+    if (weight < least || at[here] === undefined) continue;
     node.append(s("path", { class: "arc", d: j === here
       ? `M${round(at[j] - 3)},${top} C${round(at[j] - 9)},${top - 16} ${round(at[j] + 9)},${top - 16} ${round(at[j] + 3)},${top}`
       : `M${round(at[here])},${top} C${round(at[here])},${round(top - rise(j) * 1.33)} ${round(at[j])},${round(top - rise(j) * 1.33)} ${round(at[j])},${top}`,
     fill: "none", stroke: frame.colours.of(1 - 0.45 * (1 - weight)), "stroke-width": round(0.4 + 2.6 * weight),
     "stroke-opacity": round(0.4 + 0.6 * Math.sqrt(weight)) }));
   }
-  if (weights[first + most] >= 0.02 && at[here] !== undefined) {
+  if (at[here] !== undefined && weights[first + most] > 0) {
     const [x, y] = most === here ? [at[most], top - 17] : [(at[here] + at[most]) / 2, top - rise(most) - 6];
-    node.append(s("rect", { x: round(x - 7), y: round(y - 4), width: 14, height: 8, fill: "#ffffff" }),
-      write(short(weights[first + most]), x, y, { anchor: "middle" }));
+    const said = arcWeight(weights[first + most]);
+    const wide = widthOf(said, SMALL) + 3;
+    node.append(s("rect", { x: round(x - wide / 2), y: round(y - 4), width: round(wide), height: 8, fill: "#ffffff" }),
+      write(said, x, y, { anchor: "middle" }));
   }
   tokens.forEach((token, j) => box(frame, node, token, [at[j], top, wide[j], tall], weights[first + j], turned, j === here));
   return [at.at(-1)! + wide.at(-1)! / 2, top + tall];
@@ -157,9 +166,10 @@ function crossWords(frame: Frame, node: SVGGElement, [first, last]: [number, num
   const tall = (tokens: string[], turned: boolean) => (turned ? widest(tokens, NORMAL) + 6 : 13);
   const [upper, lower] = [tall(own, top.turned), tall(keys, low.turned)];
   const [start, end] = [upper, upper + 40];
+  const least = leastArc(weights.subarray(first, last));
   keys.forEach((_, j) => {
     const weight = weights[first + j];
-    if (weight >= 0.02) node.append(s("line", { class: "arc", x1: round(top.at[state.query - above[0]]), y1: start,
+    if (weight >= least) node.append(s("line", { class: "arc", x1: round(top.at[state.query - above[0]]), y1: start,
       x2: round(low.at[j]), y2: end, stroke: frame.colours.of(1 - 0.45 * (1 - weight)),
       "stroke-width": round(0.4 + 2.6 * weight), "stroke-opacity": round(0.4 + 0.6 * Math.sqrt(weight)) }));
   });
@@ -242,7 +252,7 @@ async function heads(frame: Frame): Promise<Drawn> {
   }
   if (grouped) headNumbers(context, node, [left, top, pitch, most]);
   return { node, width: left + columns * pitch, height: top + count * (pitch + named), title: "All heads", heads: "", rows, weights: true,
-    said: `Each picture is one head${grouped ? ", a row per layer" : `, by ${state.colour}, ${state.sort === "down" ? "highest" : "lowest"} first; below it layer and head`}.` };
+    said: `Each picture is one head${grouped ? ", a row per layer" : `${state.colour in text.layers[0].heads[0].values ? `, by ${state.colour}` : ""}, ${state.sort === "down" ? "highest" : "lowest"} first; below it layer and head`}.` };
 }
 
 function headNumbers(context: Context, node: SVGGElement, [left, top, pitch, most]: number[]) {

@@ -13,7 +13,7 @@ from regard.drawing.paper import GOLD, INK, NORMAL, SMALL, SOFT, TALLEST, WIDEST
 from regard.errors import RegardError, nearest
 from regard.stats import STATISTICS
 
-#: The most cells per side of a map; a weight that is drawn as an arc; the smallest cell with a number in it.
+#: The most cells per side of a map; the least weight of an arc, if others are larger; the smallest cell with a number.
 LARGEST, FEWEST, NUMBERED = 256, 0.02, 14.0
 #: The most cells per side of a small map, and points for each token of a line of turned words.
 THUMBNAIL, PITCH = 48, 9.2
@@ -143,24 +143,31 @@ class Line:
 def _self_words(paper: Paper, content: Content, shown: range, weights: NDArray[np.floating]) -> float:
     labels, near = [content.keys[j] for j in shown], weights[shown.start : shown.stop]
     line, here = Line.of(paper, labels), _query_key(content) - shown.start
-    reach = max([abs(x - line.middles[here]) for x, w in zip(line.middles, near, strict=True) if w >= FEWEST] or [1.0])
+    least = _least_arc(near)
+    reach = max([abs(x - line.middles[here]) for x, w in zip(line.middles, near, strict=True) if w >= least] or [1.0])
     top = min(56.0, max(22.0, reach / 2)) + 10
     base = paper.y + top
     strongest = int(near.argmax())
     for j in np.argsort(near):
         weight, distance = float(near[j]), abs(line.middles[j] - line.middles[here])
-        if weight < FEWEST:
+        if weight < least:
             continue
         rise = 15.0 if j == here else 10 + (top - 18) * (distance / max(reach, 1.0)) ** 0.5
         _arc(paper, line.middles[here], line.middles[j], base, rise, weight)
         if j == strongest:
             middle = (line.middles[here] + line.middles[j]) / 2
             ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
-            paper.write(short(weight), middle, base - rise - 6, anchor="center", bbox=ground)
+            said = short(weight) if weight >= 0.005 else f"{weight:.2g}"
+            paper.write(said, middle, base - rise - 6, anchor="center", bbox=ground)
     paper.y = base
     line.draw(paper, labels, near.tolist(), here)
     paper.y += line.height
     return line.end
+
+
+def _least_arc(weights: NDArray[np.floating]) -> float:
+    """The least weight that is drawn: 0.02, or a fifth of the largest where all are small."""
+    return max(1e-9, min(FEWEST, float(weights.max()) / 5))
 
 
 def _query_key(content: Content) -> int:
@@ -196,7 +203,7 @@ def _cross_words(paper: Paper, content: Content, shown: range, weights: NDArray[
     upper.draw(paper, own, None, here)
     top = paper.y + upper.height
     for j, x in zip(shown, lower.middles, strict=True):
-        if weights[j] >= FEWEST:
+        if weights[j] >= _least_arc(weights[shown.start : shown.stop]):
             _stroke(paper, [(upper.middles[here], top), (x, top + 40)], [1, 2], float(weights[j]))
     paper.y = top + 40
     lower.draw(paper, keys, weights[shown.start : shown.stop].tolist(), None)
