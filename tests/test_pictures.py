@@ -15,10 +15,11 @@ from miniatures import sharpened
 from regard.errors import RegardError
 from regard.hf.capture.model_inputs import ModelInputs
 from regard.hf.image_grids import image_grids
+from regard.hf.window_maps import window_tokens
 from regard.stats import PatchGrid, patch_roles, shuffle_patches
 from regard.viewer import picture_sheets
 from regard.viewer.images import LONGEST, as_bytes, data_url
-from vision_models import COLUMNS, ROWS, TOWER, pixels, towers, video, whisper, with_texts
+from vision_models import COLUMNS, ROWS, TOWER, Vision, pixels, towers, video, whisper, with_texts
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -94,6 +95,49 @@ def test_a_sound_has_a_time_axis():
     assert picture["kind"] == "sound" and picture["panels"][0]["columns"] == 9
     assert picture["seconds"] == pytest.approx(0.02), "two mel frames of 10 ms are one frame of the encoder"
     assert cross.about["queries"] == ["a", "b", "c", "d"] and cross.about["tokens"][3] == "0.06 s"
+
+
+def swin(size=32, **more):
+    sizes = {"image_size": size, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4]}
+    config = transformers.SwinConfig(**(sizes | {"window_size": 4} | more))
+    return Vision("SwinModel", config, {"pixel_values": pixels(size, size)}, (0, 0, 0))
+
+
+@pytest.mark.parametrize(("window", "shift"), [(4, 0), (4, 2), (2, 1)])
+def test_windows_of_swin_are_those_of_transformers(window, shift):
+    from transformers.models.swin.modeling_swin import window_partition
+
+    tokens = torch.arange(8.0 * 12).view(1, 8, 12, 1)
+    expected = window_partition(torch.roll(tokens, (-shift, -shift), (1, 2)), window).flatten(1)
+    assert torch.equal(window_tokens(8, 12, window, shift), expected.long())
+
+
+def test_swin_is_shown_over_the_whole_image():
+    vision = swin()
+    seen = watched(vision)
+    sheets = picture_sheets(seen)
+    panels = [sheet.about["picture"]["panels"][0] for sheet in sheets]
+    assert [(panel["rows"], panel["columns"]) for panel in panels] == [(16, 16), (8, 8)]
+    for sheet, first in zip(sheets, (0, 2), strict=True):
+        for block, weights in enumerate(sheet.maps):
+            dense = weights.dense()[0]
+            torch.testing.assert_close(dense.sum(-1), torch.ones(dense.shape[:2]))
+            side = panels[0 if first == 0 else 1]["rows"]
+            shift = 2 * block
+            windows = seen[first + block].dense()
+            for row, column, other in ((0, 0, 1), (3, 5, side), (side - 1, side - 1, -1)):
+                i, j = row * side + column, row * side + column + other
+                places = window_tokens(side, side, 4, shift)
+                (number, a), found = (places == i).nonzero()[0].tolist(), (places == j).nonzero()[0].tolist()
+                expected = windows[number, :, a, found[1]] if found[0] == number else 0 * windows[number, :, a, 0]
+                torch.testing.assert_close(dense[:, i, j], expected)
+
+
+def test_swin_with_padded_windows_or_too_many_patches_is_refused():
+    with pytest.raises(RegardError, match=r"15 x 15 patches, which are padded to whole windows of 4 x 4"):
+        picture_sheets(watched(swin(30)))
+    with pytest.raises(RegardError, match=r"56 x 56 patches takes 75 MiB.*layers=\["):
+        picture_sheets(watched(swin(112, window_size=7)))
 
 
 def test_folding_a_row():

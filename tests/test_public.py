@@ -35,6 +35,7 @@ ROOMS = {
         {"operator_calls"},
         {"compiled"},
         {"capture", "heads", "backend"},
+        {"window_maps"},
         {"text_reader", "image_grids"},
         {"image_reader"},
         {"__init__"},

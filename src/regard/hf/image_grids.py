@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.hf.capture.model_inputs import ModelInputs
+from regard.hf.window_maps import is_windowed, stage_size
 from regard.stats.patch_grid import PatchGrid
 
 #: Models whose attention sees the patches in another order or in parts, and why there is no picture.
@@ -175,6 +176,8 @@ def _grids_of_tower(inputs: ModelInputs, name: str, num_keys: int, given: tuple[
     kind = getattr(inputs.config, "model_type", "")
     if kind in WITHOUT_GRID and given is None:
         raise RegardError(f"show: there is no picture of {name}: {WITHOUT_GRID[kind]}.")
+    if is_windowed(inputs.config) and given is None:
+        return [PatchGrid(*stage_size(inputs, name))]
     thw = inputs.get("image_grid_thw")
     thw = inputs.get("video_grid_thw") if thw is None else thw
     if thw is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import RegardError
 from regard.hf.capture.model_inputs import ModelInputs
 from regard.hf.image_grids import image_grids, is_vision, leading_names, patch_names
+from regard.hf.window_maps import is_windowed, whole_map
 from regard.maps import AttentionMap
 from regard.stats import PatchGrid, RoleTable, TextReading, patch_roles
 from regard.viewer.pictures import images_of, picture, sound
@@ -29,6 +30,7 @@ class _Group:
     part: str
     num_queries: int
     num_keys: int
+    batch: int
     maps: dict[str, AttentionMap] = field(default_factory=dict)
 
     @property
@@ -75,7 +77,7 @@ def picture_sheets(
     """
     request = _Request(tokens, targets, batch, image, _checked_grid(grid), seen.model, null)
     sheets, reasons = [], []
-    for group in _groups(seen, tokens):
+    for group in _groups(seen, request):
         try:
             pictured = _pictured(seen.inputs, group, request)
         except RegardError as reason:
@@ -91,7 +93,7 @@ def picture_sheets(
                 "that reads the image."
             )
         )
-    return sorted(sheets, key=_rank)
+    return sorted(map(_titled, sheets), key=_rank) if is_windowed(seen.inputs.config) else sorted(sheets, key=_rank)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +114,13 @@ def _rank(sheet: Sheet) -> int:
     return int(sheet.about["title"] == TITLES["encoder"] or sheet.about["title"] == SOUNDS["encoder"])
 
 
+def _titled(sheet: Sheet) -> Sheet:
+    """The text of one stage of Swin, with its number of patches in the title."""
+    panel = sheet.about["picture"]["panels"][0]
+    title = f"{sheet.about['title']}, {panel['rows']} x {panel['columns']} patches"
+    return Sheet(sheet.about | {"title": title}, sheet.maps, sheet.ready)
+
+
 def _checked_grid(grid: Any) -> tuple[int, int] | PatchGrid | None:
     is_pair = isinstance(grid, tuple | list) and len(grid) == 2
     if grid is None or isinstance(grid, PatchGrid):
@@ -123,14 +132,17 @@ def _checked_grid(grid: Any) -> tuple[int, int] | PatchGrid | None:
     return int(grid[0]), int(grid[1])
 
 
-def _groups(seen: WatchedAttention, tokens: Sequence[str] | None) -> list[_Group]:
+def _groups(seen: WatchedAttention, request: _Request) -> list[_Group]:
     """The maps of a model by part and size, for example a vision tower and a text that contains its patches."""
     groups: dict[tuple[str, int, int], _Group] = {}
     for part in TITLES:
         for name in getattr(seen, part):
-            weights = _call(seen.calls(name), tokens)
+            weights = _call(seen.calls(name), request.tokens)
+            batch = request.batch
+            if is_windowed(seen.inputs.config):
+                weights, batch = whole_map(seen.inputs, name, weights, batch), 0
             key = (part, *weights.shape[2:])
-            groups.setdefault(key, _Group(*key)).maps[name] = weights
+            groups.setdefault(key, _Group(*key, batch)).maps[name] = weights
     return list(groups.values())
 
 
@@ -195,7 +207,7 @@ def _sheet(group: _Group, pictured: _Pictured, request: _Request, is_sound: bool
         title = TITLES["decoder" if pictured.special is None else "encoder"]
     reading = TextReading.of(
         title if pictured.picture else "Text", group.maps, pictured.tokens, pictured.special, queries=queries,
-        batch=request.batch, also=page_folds, model=request.model,
+        batch=group.batch, also=page_folds, model=request.model,
     )  # fmt: skip
     sheet = Sheet.of(replace(reading, roles=_roles(group, pictured, request)))
     if pictured.picture is None:
@@ -210,7 +222,7 @@ def _roles(group: _Group, pictured: _Pictured, request: _Request) -> RoleTable |
     null, grid = request.null, pictured.grid
     if null is None or grid is None or group.num_queries != group.num_keys:
         return None
-    return patch_roles(group.maps, grid, null={name: null[name] for name in group.maps}, batch=request.batch)
+    return patch_roles(group.maps, grid, null={name: null[name] for name in group.maps}, batch=group.batch)
 
 
 def _queries(group: _Group, request: _Request) -> list[str] | None:

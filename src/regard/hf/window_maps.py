@@ -1,0 +1,96 @@
+"""Maps of Swin over the whole image: its attention runs in windows, which are shifted in every second block."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.hf.capture.model_inputs import ModelInputs
+from regard.maps import AttentionMap
+from regard.maps.stored import tabled
+
+#: Kinds of models whose blocks are those of Swin.
+KINDS = ("swin", "donut-swin")
+BLOCK = re.compile(r"layers\.(\d+)\.blocks\.(\d+)\.")
+#: The largest map of a layer, in bytes: a map over the whole image has as many weights as pairs of patches.
+LARGEST = 64 << 20
+
+
+def is_windowed(config: Any) -> bool:
+    """Whether the maps of this model are those of windows."""
+    return getattr(config, "model_type", "") in KINDS
+
+
+def stage_size(inputs: ModelInputs, name: str) -> tuple[int, int]:
+    """The rows and columns of the patches of a block: every stage has half of those of the stage before it."""
+    config, pixels = inputs.config, inputs.get("pixel_values")
+    size = config.image_size if pixels is None else pixels.shape[-2:]
+    rows, columns = (-(-side // patch) for side, patch in zip(_pair(size), _pair(config.patch_size), strict=True))
+    for _ in range(_block(name)[0]):
+        rows, columns = -(-rows // 2), -(-columns // 2)
+    return rows, columns
+
+
+def window_tokens(rows: int, columns: int, window: int, shift: int) -> Tensor:
+    """The patches of every window, (windows, window * window), as row * columns + column.
+
+    >>> window_tokens(4, 4, 2, shift=1)[0].tolist()  # the image is rolled by one row and one column
+    [5, 6, 9, 10]
+    """
+    rolled = torch.arange(rows * columns).view(rows, columns).roll((-shift, -shift), (0, 1))
+    cut = rolled.view(rows // window, window, columns // window, window).transpose(1, 2)
+    return cut.reshape(-1, window * window)
+
+
+def whole_map(inputs: ModelInputs, name: str, weights: AttentionMap, batch: int = 0) -> AttentionMap:
+    """The map of a block over all patches of one image, (1, H, N, N), from its map of windows (windows, H, W, W).
+
+    The weight of two patches in different windows is 0. Every weight is that of the model, none is computed anew.
+    """
+    rows, columns = stage_size(inputs, name)
+    window, shift = _window(inputs.config, rows, columns, _block(name)[1])
+    _check(name, rows, columns, window, weights.shape[1])
+    tokens = window_tokens(rows, columns, window, shift).to(weights.device)
+    own = slice(batch * len(tokens), (batch + 1) * len(tokens))
+    of_windows = weights.dense()[own].transpose(0, 1)
+    whole = of_windows.new_zeros(weights.shape[1], rows * columns, rows * columns)
+    whole[:, tokens[:, :, None], tokens[:, None, :]] = of_windows
+    return tabled(whole[None])
+
+
+def _window(config: Any, rows: int, columns: int, block: int) -> tuple[int, int]:
+    """The side of a window, and the shift of this block. An image of one window is not shifted."""
+    if min(rows, columns) <= config.window_size:
+        return min(rows, columns), 0
+    return config.window_size, config.window_size // 2 if block % 2 else 0
+
+
+def _check(name: str, rows: int, columns: int, window: int, num_heads: int) -> None:
+    if rows % window or columns % window:
+        raise RegardError(
+            f"show: {name} has {rows} x {columns} patches, which are padded to whole windows of {window} x {window}. "
+            "Padding gets weight too, and is no part of the image. Give an image whose sides are whole windows."
+        )
+    size = num_heads * (rows * columns) ** 2 * 4
+    if size > LARGEST:
+        raise RegardError(
+            f"show: the map of {name} over {rows} x {columns} patches takes {size / 2**20:,.0f} MiB; at most "
+            f"{LARGEST >> 20} are shown. Watch later stages, which have fewer patches: "
+            "watch(model, layers=['encoder.layers.1.*', 'encoder.layers.2.*', 'encoder.layers.3.*'])."
+        )
+
+
+def _block(name: str) -> tuple[int, int]:
+    """The stage and the block of a module path."""
+    found = BLOCK.search(f"{name}.")
+    if found is None:
+        raise RegardError(f"show: {name} is no block of Swin, so its place in the image is not known.")
+    return int(found[1]), int(found[2])
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
