@@ -64,7 +64,8 @@ export function model(context: Context, body: HTMLElement): Mode {
     ranges = [interval(state.query, SMALL, queries.length), text.queries ? interval(0, SMALL, text.tokens.length)
       : interval(state.query, SMALL, text.tokens.length)];
     const columns = Math.max(...text.layers.map((layer) => layer.heads.length));
-    size = Math.max(LEAST, Math.min(GREATEST, (body.clientWidth - LABELS - 18) / columns));
+    const tall = Math.max(48, (0.86 * window.innerHeight) / text.layers.length); // all layers on a screen, if they are not many
+    size = Math.max(LEAST, Math.min(GREATEST, tall, (body.clientWidth - LABELS - 18) / columns));
     const width = LABELS + columns * size;
     const strip = (height: number, ...children: SVGElement[]) => s("svg", { width, height, class: "layer",
       viewBox: `0 0 ${width} ${height}` }, ...children);
@@ -78,7 +79,7 @@ export function model(context: Context, body: HTMLElement): Mode {
     const around = queries.length > SMALL ? `The ${SMALL} words around the chosen one. ` : "";
     body.replaceChildren(h("p", { class: "hint" },
       `Every head of every layer: a row is a layer, queries are on the left, keys on the right; brighter lines are larger weights. ${around}Click a head to see its words; Shift and click, or Space, chooses it.`),
-      h("div", { class: "model-ground" }, h("div", { class: "scroll" }, top, ...layers)), readout);
+      readout, h("div", { class: "model-ground" }, h("div", { class: "scroll" }, top, ...layers, legend(width))));
     mark();
     tell([state.layer, state.head]);
     if (layers.length * columns > AT_ONCE) layers.forEach((layer) => watch.observe(layer));
@@ -104,6 +105,18 @@ export function model(context: Context, body: HTMLElement): Mode {
     if (layer === state.layer) tell([layer, state.head]);
   }
 
+  // The lines of each strength, with the least weight that has it.
+  function legend(width: number): SVGSVGElement {
+    const step = Math.min(70, (width - LABELS) / STRENGTHS.length);
+    return s("svg", { width, height: 22, class: "layer", viewBox: `0 0 ${width} 22`, role: "img",
+      "aria-label": `Lines of weights from ${STRENGTHS.join(", from ")}` },
+      ...STRENGTHS.flatMap((least, strength) => [s("line", { x1: LABELS + strength * step, x2: LABELS + strength * step + 14,
+        y1: 13, y2: 13, stroke: "#e8edf2", ...look(strength) }),
+      s("text", { x: LABELS + strength * step + 18, y: 17, "font-size": 11, fill: "#aab4be" }, `≥ ${least}`)]));
+  }
+  const look = (strength: number) => ({ "stroke-width": (0.7 + 0.25 * strength).toFixed(2),
+    opacity: (0.22 + 0.15 * strength).toFixed(2) });
+
   // The lines of a head: one path for each strength.
   function pathsOf(values: Float32Array, at: Head): SVGPathElement[] {
     const [rows, cols] = ranges;
@@ -120,8 +133,7 @@ export function model(context: Context, body: HTMLElement): Mode {
     }
     strongest.set(nameOfHead(at), best);
     return parts.flatMap((path, strength) => (path.length ? [s("path", { d: path.join(""), fill: "none",
-      stroke: BRIGHT[at[0] % BRIGHT.length], "stroke-width": (0.7 + 0.25 * strength).toFixed(2),
-      opacity: (0.22 + 0.15 * strength).toFixed(2), "pointer-events": "none" })] : []));
+      stroke: BRIGHT[at[0] % BRIGHT.length], "pointer-events": "none", ...look(strength) })] : []));
   }
 
   // The head under the pointer, and the greatest weight that is drawn in it.
@@ -139,7 +151,7 @@ export function model(context: Context, body: HTMLElement): Mode {
   // All layers as one figure, on its dark ground.
   function figure(): SVGSVGElement | null {
     if (!layers.length) return null;
-    const [width, tall] = [Number(layers[0].getAttribute("width")), 18 + layers.length * size];
+    const [width, tall] = [Number(layers[0].getAttribute("width")), 18 + layers.length * size + 22];
     const made = s("svg", { width: width + 16, height: tall + 16, viewBox: `-8 -8 ${width + 16} ${tall + 16}` },
       s("rect", { x: -8, y: -8, width: width + 16, height: tall + 16, fill: "#0d1115" }));
     body.querySelectorAll(".layer").forEach((layer, at) => made.append(
