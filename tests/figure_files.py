@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import struct
 import zlib
@@ -22,3 +23,13 @@ def chunks(png):
         found.setdefault(name.decode(), data)
         at += 12 + size
     return found
+
+
+def pdf_text(content):
+    """The text of the only page of a PDF; None without pypdf."""
+    try:
+        import pypdf
+    except ModuleNotFoundError:
+        return None
+    (page,) = pypdf.PdfReader(io.BytesIO(content)).pages
+    return page.extract_text()

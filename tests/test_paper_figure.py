@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import regard as rg
-from figure_files import chunks, media_box
+from figure_files import chunks, media_box, pdf_text
 from pages import WORDS, maps_of, reading, translation
 from regard.drawing.scale import WeightScale
 
@@ -58,10 +58,8 @@ def test_a_pdf_has_the_width_of_a_column_and_its_fonts(width, tmp_path):
     across, down = media_box(content)
     assert abs(across - 10 * width) < 0.1 and 50 < down < 600
     assert b"/FontFile2" in content and b"/Type3" not in content  # TrueType, as journals want it
-    pypdf = pytest.importorskip("pypdf")
-    (page,) = pypdf.PdfReader(io.BytesIO(content)).pages
-    assert abs(float(page.mediabox.width) / 72 * 25.4 - 10 * width) < 0.1
-    assert "street" in page.extract_text()
+    text = pdf_text(content)
+    assert text is None or "street" in text
 
 
 def test_an_svg_has_tokens_as_text_and_a_cell_for_each_weight(tmp_path):

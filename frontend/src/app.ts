@@ -247,12 +247,29 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     Math.min(source.titles.length - 1, Math.max(0, Math.round(state.text))));
     Object.assign(state, chosen.start, link ?? {}); }
   await load(true);
-  const beforePrint = () => void figures.beforePrint();
-  if (own) { addEventListener("beforeprint", beforePrint); addEventListener("afterprint", figures.afterPrint);
+  // A view without a figure prints as it is, in the light theme.
+  let themeBefore: string | null = null;
+  const beforePrint = () => {
+    if (OF_VIEW[state.view] || figures.element.open || root.querySelector(":scope > .story-pages"))
+      return void figures.beforePrint();
+    if (!isDark()) return;
+    themeBefore = root.dataset.theme ?? "";
+    useTheme("light");
+    recolour();
+  };
+  const afterPrint = () => {
+    figures.afterPrint();
+    if (themeBefore === null) return;
+    useTheme(themeBefore);
+    if (!themeBefore) for (const each of [root, document.documentElement]) delete each.dataset.theme;
+    themeBefore = null;
+    recolour();
+  };
+  if (own) { addEventListener("beforeprint", beforePrint); addEventListener("afterprint", afterPrint);
     addEventListener("popstate", followed); addEventListener("hashchange", followed);
     addEventListener("unhandledrejection", failed); }
   return () => { panel?.close?.(); night.removeEventListener("change", recolour);
-    removeEventListener("beforeprint", beforePrint); removeEventListener("afterprint", figures.afterPrint);
+    removeEventListener("beforeprint", beforePrint); removeEventListener("afterprint", afterPrint);
     listen.removeEventListener("keydown", pressed as EventListener); removeEventListener("popstate", followed);
     removeEventListener("hashchange", followed); removeEventListener("unhandledrejection", failed);
     root.replaceChildren(); };

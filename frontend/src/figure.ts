@@ -19,7 +19,7 @@ export interface Figure { svg: SVGSVGElement; text: string; rows: Drawn["rows"];
 
 // The panels, the legend and the caption, as one SVG; its size is in mm.
 export async function drawFigure(context: Context, chosen: string[], colours: Colours,
-  width = Number(context.state.width) * 10): Promise<Figure> {
+  width = widthOfState(context.state)): Promise<Figure> {
   const { state, text } = context;
   const scale = scaleOf(state.scale, text.tokens.length);
   const frame: Frame = { context, width: width * PT, colours, scale, span: spanOf(state.span, text) };
@@ -81,6 +81,9 @@ export function captionOf(context: Context, drawn: Drawn[]): string {
   return `${about} ${said}${scale}${precision ? ` ${precision}` : ""}`;
 }
 
+// In mm; a link may say anything.
+const widthOfState = ({ width }: State) => (Number(width) >= 4 && Number(width) <= 60 ? Number(width) * 10 : 85);
+
 // "3-12": the tokens 3 to 12.
 function spanOf(span: string, text: Text): [number, number] | null {
   const found = /^(\d+)\s*[-–]\s*(\d+)$/.exec(span.trim());
@@ -125,6 +128,8 @@ export function figureSheet(context: Context): FigureSheet {
       const share = figure.svg.getBoundingClientRect().width / (figure.width / 25.4 * 96);
       status.textContent = `${figure.width} × ${figure.height} mm, shown at ${share > 0.99 ? "its size"
         : `${Math.round(100 * share)} % of its size`}. Letters have 7 and 8 points.`;
+      if (context.state.span && !spanOf(context.state.span, context.text)) status.textContent =
+        `Tokens “${context.state.span}” are not understood. Write the first and the last, such as 0-20.`;
     } catch (error) {
       if (mine === turn) status.textContent = `This figure could not be drawn: ${(error as Error).message}`;
     }
@@ -210,7 +215,7 @@ export function figureSheet(context: Context): FigureSheet {
       if (!panels.length || context.root.querySelector(":scope > .figure-print, :scope > .story-pages")) return;
       const paper = context.root.appendChild(h("div", { class: "figure-paper figure-print" }));
       try {
-        const width = element.open ? Number(context.state.width) * 10 : 170;
+        const width = element.open ? widthOfState(context.state) : 170;
         paper.replaceChildren((await drawFigure(context, panels, new Colours(paper), width)).svg);
       } catch { paper.remove(); }
     },

@@ -175,7 +175,9 @@ def see(
     story: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --save: a story that the page plays, in JSON.")
     ] = None,
-    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Write PNG pictures there.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write figures there: PDF, SVG, PNG and CSV.")
+    ] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Find roles on repeated random tokens, too.")] = False,
     verify_all: Annotated[bool, typer.Option("--verify-all", help="Verify every row of weights, not a few.")] = False,
     corpus: Annotated[
