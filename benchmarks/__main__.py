@@ -10,13 +10,12 @@ import sys
 
 import torch
 
-from benchmarks import pressing, ring, translating, viewing, watching
+from benchmarks import ring, translating, viewing, watching
 from regard.bench.roofline import commit
 
 SUITES = {
     "watching": watching.goals,
     "viewing": viewing.goals,
-    "pressing": pressing.goals,
     "translating": translating.goals,
     "ring": ring.goals,
 }

@@ -279,10 +279,10 @@ def test_a_watched_model_has_a_name():
 def test_the_reader_names_the_model_without_its_folder():
     pytest.importorskip("transformers")
     reader = rg.TextReader.load("minilm")
-    assert reader.read(TEXT.replace("[CLS] ", "").replace(" [SEP]", ""), layers=[0]).reading.model == "minilm"
+    assert reader.read(TEXT.replace("[CLS] ", "").replace(" [SEP]", ""), layers=[0]).reading.model == "all-MiniLM-L6-v2"
     from regard.hf.models import model_name
 
-    assert model_name(reader.model) == "minilm", "not the folder inside of its package"
+    assert model_name(reader.model) == "all-MiniLM-L6-v2", "not the folder inside of its package"
 
 
 def test_warnings_have_a_line_for_each_kind():

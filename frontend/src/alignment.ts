@@ -5,7 +5,7 @@ import { layerName, queriesOf, type Text } from "./data";
 import { choice, fill, h, s, saving } from "./dom";
 import { cutName, wordNames } from "./word_names";
 
-const SHOWN = 60;
+const [SHOWN, PANELS] = [60, 8]; // words on a side, and panels that are drawn at once
 const READINGS: Record<string, string> = {
   output: "Output-aligned: a row shows the attention that predicts its target word.",
   input: "Input-aligned: a row shows the attention of the step that reads its target word.",
@@ -48,13 +48,22 @@ export function alignmentView(context: Context): Panel {
   const element = h("div", {}, tools, h("p", { class: "hint about-reading" }), notes, body);
   let turn = 0;
 
-  async function draw() {
-    const mine = ++turn;
+  function drawTools() {
     const { text, state } = context;
     tools.replaceChildren(
       choice("Panels", state.panels, [["layers", "layers and mechanisms, mean of heads"],
         ["heads", `heads of ${layerName(text.layers[state.layer])}`]], (panels) => context.set({ panels })),
     );
+  }
+  // What the panels show: the words, and in which colours.
+  const sides = (): [number, number][] => [interval(context.state.query, SHOWN, queriesOf(context.text).length),
+    interval(context.text.queries ? 0 : context.state.query, SHOWN, context.text.tokens.length)];
+  const look = () => [context.state.text, context.state.panels, context.state.scale, context.colours.css[9], sides(),
+    context.state.panels === "heads" ? context.state.layer : ""].join();
+
+  async function draw() {
+    const mine = ++turn;
+    const { text } = context;
     const gold = text.gold.length ? ` Outlined: ${text.gold.length} gold links; a dashed outline is a possible link.` : "";
     const note = text.queries ? READINGS[text.aligned] ?? "A row per target word, a column per source word."
       : "Self-attention: a row per query, a column per key.";
@@ -62,27 +71,29 @@ export function alignmentView(context: Context): Panel {
     fill(notes, meansOnly(context));
     const found = await alignmentPanels(context);
     if (mine !== turn) return;
-    const [rows, cols] = [interval(state.query, SHOWN, queriesOf(text).length),
-      interval(text.queries ? 0 : state.query, SHOWN, text.tokens.length)];
+    const [rows, cols] = sides();
     body.replaceChildren();
-    for (const panel of found) {
+    const wide = body.clientWidth; // read once: with panels in the page it costs their layout
+    for (const [at, panel] of found.entries()) {
+      if (at % PANELS === PANELS - 1) await new Promise((done) => setTimeout(done)); // keys and clicks come between
       const lines = await Promise.all(Array.from({ length: rows[1] - rows[0] }, (_, at) => panel.rows(rows[0] + at)));
       if (mine !== turn) return;
-      const figure = matrix(lines, rows, cols);
+      const figure = matrix(lines, rows, cols, wide);
       const caption = h("figcaption", {}, h("span", { dir: "auto" }, panel.title),
         panel.aligned && panel.aligned !== text.aligned && h("span", { class: "hint" }, ` ${panel.aligned}-aligned`),
         saving(() => `${text.title} ${panel.title}`, () => figure, () => context.root,
           () => legend(context.colours, context.colours.scale, "weight")));
-      body.append(h("figure", {}, caption, h("div", { class: "scroll" }, figure)));
+      const size = `contain-intrinsic-size:${figure.getAttribute("width")}px ${Number(figure.getAttribute("height")) + 30}px`;
+      body.append(h("figure", { style: size }, caption, h("div", { class: "scroll" }, figure)));
     }
   }
 
-  function matrix(lines: Float32Array[], rows: [number, number], cols: [number, number]): SVGSVGElement {
+  function matrix(lines: Float32Array[], rows: [number, number], cols: [number, number], all: number): SVGSVGElement {
     const { text, colours } = context;
     const [asking, asked] = [wordNames(queriesOf(text)), wordNames(text.tokens)];
     const room = (names: string[], letter = 12) => Math.max(...names.map((name) =>
       Math.min([...name].length, 14))) * letter * 0.58 + 10;
-    const wide = Math.min(420, body.clientWidth - room(asking.slice(...rows)) - 4);
+    const wide = Math.min(420, all - room(asking.slice(...rows)) - 4);
     const cell = Math.max(9, Math.min(26, 420 / lines.length, wide / (cols[1] - cols[0])));
     const size = Math.min(12, cell + 1);
     const [left, top] = [room(asking.slice(...rows)), room(asked.slice(...cols))];
@@ -108,5 +119,12 @@ export function alignmentView(context: Context): Panel {
     return figure;
   }
 
-  return { element, update() { void draw(); } };
+  let drawn = "";
+  return { element, update(before) {
+    drawTools();
+    const wanted = look();
+    if (before && wanted === drawn) return; // another head: the panels stay
+    drawn = wanted;
+    void draw();
+  } };
 }

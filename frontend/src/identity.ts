@@ -25,7 +25,8 @@ export function identity(context: Context, openText: (text: number) => void): Id
     const length = text.queries ? `${tokens(text.queries.length, "query")} × ${tokens(text.tokens.length, "key")}`
       : tokens(text.tokens.length, "token");
     fill(summary, text.model && h("b", { class: "model", title: text.model }, cut(text.model, 60)),
-      h("span", {}, sizesOf(text)), h("span", {}, length.replace("querys", "queries")));
+      h("span", {}, sizesOf(text)), h("span", {}, length.replace("querys", "queries")),
+      h("span", { class: "folded-title", dir: "auto" }, text.title));
     facts.replaceChildren(source.titles.length > 1
       ? choice("Text", String(state.text), source.titles.flatMap((title, at): [string, string][] =>
         [[String(at), cut(title, 90)]]), (value) => openText(Number(value)))

@@ -24,6 +24,8 @@ PACKAGED = {
         "SmolLM2-135M-Instruct.Q4_1.gguf",
     ),
 }
+#: Name of a packaged model -> the name by which people know it.
+FULL_NAMES = {"minilm": "all-MiniLM-L6-v2", "smollm2": "SmolLM2-135M-Instruct"}
 #: How the names of vocabulary files begin.
 TOKENIZERS = ("tokenizer.json", "vocab", "tekken", "merges")
 
@@ -57,15 +59,17 @@ def model_name(model: Any) -> str:
     """The name of a model for people: that under which it was loaded, else that of its class."""
     path = str(getattr(getattr(model, "config", None), "name_or_path", None) or "")
     packaged = (name for name, (package, _, _) in PACKAGED.items() if package in Path(path).parts)
-    return next(packaged, without_folders(path)) if path else type(model).__name__
+    return full_name(next(packaged, path)) if path else type(model).__name__
 
 
-def without_folders(name: str | Path) -> str:
-    """The last part of the path of a folder; other names are returned as they are.
+def full_name(name: str | Path) -> str:
+    """The full name of a packaged model, the last part of the path of a folder, or the name as it is.
 
-    >>> without_folders("org/model"), without_folders("/home/me/models/bert-base/")
-    ('org/model', 'bert-base')
+    >>> full_name("minilm"), full_name("org/model"), full_name("/home/me/models/bert-base/")
+    ('all-MiniLM-L6-v2', 'org/model', 'bert-base')
     """
+    if str(name) in FULL_NAMES:
+        return FULL_NAMES[str(name)]
     path = Path(name).expanduser()
     is_path = path.is_absolute() or str(name).startswith((".", "~")) or path.is_dir()
     return path.resolve().name if is_path else str(name)

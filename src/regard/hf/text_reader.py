@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.hf.capture import WatchedAttention, watch
-from regard.hf.models import load_model, model_name, without_folders
+from regard.hf.models import full_name, load_model, model_name
 from regard.maps import AttentionMap, Fold
 from regard.stats import (
     Profile,
@@ -225,7 +225,7 @@ class TextReader:
     @property
     def model_name(self) -> str:
         """The name by which a page calls the model."""
-        return without_folders(self.name) if self.name else model_name(self.model)
+        return full_name(self.name) if self.name else model_name(self.model)
 
     @property
     def limit(self) -> int | None:
