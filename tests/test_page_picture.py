@@ -134,3 +134,27 @@ def test_a_spectrogram_under_the_words(browser, address, texts):
         until(page, "document.querySelector('.looks').textContent.includes('is looked at by')")
         column = weights[0, 2, :, 4]
         assert numbers(said(page))[:4] == pytest.approx(column.sort(descending=True).values.tolist(), abs=6e-4)
+
+
+LOOKS = [
+    "text=0&layer=1&head=1&query=0",
+    "text=0&query=5&side=in&cover=colours&tiles=all",
+    "text=1&query=5",
+    "text=2&query=7",
+    "text=3&query=1",
+]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_everybody_can_use_a_picture(browser, file, theme):
+    access = pytest.importorskip("test_page_access", reason="axe-core is not installed")
+    context = browser.new_context(viewport={"width": 390, "height": 900}, color_scheme=theme)
+    page = context.new_page()
+    page.goto(file)
+    page.evaluate(access.axe.AXE_SCRIPT)
+    for look in LOOKS:
+        access.shown(page, file, f"picture?{look}")
+        ready(page)
+        assert access.violations(page, {}) == [] and access.violations(page, access.TARGETS) == [], look
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, access.WIDER
+    context.close()

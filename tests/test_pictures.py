@@ -222,7 +222,7 @@ def test_a_saved_run_keeps_its_picture(tmp_path):
     assert rg.viewer.load_run(tmp_path)[0].about["picture"] == sheets[0].about["picture"]
 
 
-def test_roles_on_the_grid_are_those_of_patch_roles():
+def test_roles_on_the_grid_are_those_of_patch_roles(tmp_path):
     config = transformers.ViTConfig(**(TOWER | {"image_size": 24}))
     model = sharpened(transformers.ViTModel._from_config(config, attn_implementation="sdpa").eval())
     with torch.no_grad():
@@ -241,7 +241,27 @@ def test_roles_on_the_grid_are_those_of_patch_roles():
         for role in about["roles"]
     ]
     assert sorted(shown) == sorted((r.layer, r.head, r.kind, round(r.score, 4)) for r in table.labelled)
+    rg.viewer.save_run(tmp_path, [sheet])
+    assert rg.viewer.load_run(tmp_path)[0].about["layers"] == sheet.about["layers"]
     assert ("row", 0) in {(kind, head) for _, head, kind, _ in shown}, "the first head compares rows"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rows": 10**9}, "start"),
+        ({"columns": 0}, "below 1"),
+        ({"tokens": [1, 2, 3, 4, 5, 99]}, "tokens"),
+        ({"tokens": [1]}, "tokens"),
+        ({"image": "https://example.org/a.png"}, "data URL"),
+    ],
+)
+def test_an_edited_picture_is_refused_in_words(change, said, tmp_path):
+    sheets = picture_sheets(watched(towers()[0]))
+    sheets[0].about["picture"]["panels"][0] |= change
+    rg.viewer.save_run(tmp_path, sheets)
+    with pytest.raises(RegardError, match=rf"view: .* edited: picture.panels\[0\].*{said}"):
+        rg.viewer.load_run(tmp_path)
 
 
 def _say_rows(model):

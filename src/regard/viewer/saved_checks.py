@@ -13,12 +13,12 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.maps import AttentionMap
-from regard.stats.roles import KINDS
+from regard.stats.roles import MEANINGS
 from regard.viewer.page import embed
 from regard.viewer.sheet import OFFSETS, base_level
 
 TEXT, WHOLE, NUMBER, TRUTH = "a text", "a whole number", "a finite number", "true or false"
-NUMBER_OR_TEXT, ROLE_KIND = "a finite number or a text", f"one of {', '.join(KINDS)}"
+NUMBER_OR_TEXT, ROLE_KIND = "a finite number or a text", f"one of {', '.join(MEANINGS)}"
 #: The largest number, and the most characters of a reason in an error.
 LARGEST, PART = 1e300, 80
 
@@ -33,7 +33,7 @@ PREDICATES = {
     NUMBER: _is_number,
     TRUTH: lambda value: isinstance(value, bool),
     NUMBER_OR_TEXT: lambda value: isinstance(value, str) or _is_number(value),
-    ROLE_KIND: lambda value: isinstance(value, str) and value in KINDS,
+    ROLE_KIND: lambda value: isinstance(value, str) and value in MEANINGS,
 }
 
 
@@ -186,10 +186,26 @@ def _wrong_sizes(about: dict[str, Any], maps: Sequence[AttentionMap]) -> Iterato
     yield from _outside("start.head", [start["head"]], heads[start["layer"]])
     yield from _outside("start.query", [start["query"]], I)
     yield from _wrong_links(about, heads, I, J)
+    yield from _wrong_panels(about.get("picture"), J)
     yield from _differing("places", len(about["places"] or range(sum(heads))), sum(heads))
     names = set(layers[0]["heads"][0]["values"]) if layers[0]["heads"] else set()
     for at, (layer, weights) in enumerate(zip(layers, maps, strict=True)):
         yield from _wrong_layer(f"layers[{at}]", layer, weights.shape, names)
+
+
+def _wrong_panels(shown: dict[str, Any] | None, num_keys: int) -> Iterator[str]:
+    """Panels of a picture whose patches are no keys, or whose image is not embedded."""
+    for at, panel in enumerate(shown["panels"] if shown else []):
+        where, size = f"picture.panels[{at}]", panel["rows"] * panel["columns"]
+        if min(panel[name] for name in ("rows", "columns", "width", "height")) < 1:
+            yield f"{where} has rows, columns, width or height below 1"
+        if "tokens" in panel:
+            yield from _differing(f"{where}.tokens", len(panel["tokens"]), size)
+            yield from _outside(f"{where}.tokens", panel["tokens"], num_keys)
+        else:
+            yield from _outside(f"{where}.start", [panel["start"], panel["start"] + size - 1], num_keys)
+        if not panel["image"].startswith(("data:image/png;base64,", "data:image/jpeg;base64,")):
+            yield f"{where}.image must be a data URL of a PNG or JPEG"
 
 
 def _wrong_links(about: dict[str, Any], heads: Sequence[int], I: int, J: int) -> Iterator[str]:
