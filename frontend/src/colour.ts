@@ -125,8 +125,8 @@ export function legend(colours: Colours, scale: Scale, said: string): SVGSVGElem
 
 // The colours of a statistic that is not a weight: from its lowest value to its highest.
 export function rangeLegend(colours: Colours, low: number, high: number, name: string): SVGSVGElement {
-  const figure = frame(`Colours of ${name} from ${shown(low)} to ${shown(high)}`, 20, 4);
-  figure.append(...bar(colours), small(0, 23, "start", brief(low)), small(WIDE / 2, 23, "middle", name),
+  const figure = frame(`Colours of ${name} from ${shown(low)} to ${shown(high)}`, 20, 18);
+  figure.append(...bar(colours), small(0, 23, "start", brief(low)), small(0, -6, "start", name),
     small(WIDE, 23, "end", brief(high)));
   return figure;
 }
