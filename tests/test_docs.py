@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
-reference = importlib.import_module("reference")
+reference, live_page = map(importlib.import_module, ("reference", "live_page"))
 sys.path.pop(0)
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md")])
 
@@ -25,6 +25,12 @@ def test_code_fits_beside_the_menus_of_the_site(page):
     """At 1,440 pixels a line of code has 120 characters (docs/stylesheets/regard.css)."""
     inside = re.findall(r"^ *```.*?\n(.*?)^ *```", page.read_text(), re.M | re.S)
     assert [line for block in inside for line in block.splitlines() if len(line) > 120] == []
+
+
+def test_the_live_page_is_on_the_first_screen_of_the_site():
+    home = live_page.framed((ROOT / "README.md").read_text())
+    assert home.count("<iframe") == 1 and f'src="{live_page.NAME}"' in "".join(home.splitlines()[:6])
+    assert 'loading="lazy"' in home and "http" not in live_page.FRAME, "it works offline"
 
 
 #: Public names without an example of their own, and why.

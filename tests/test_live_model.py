@@ -33,7 +33,7 @@ from regard.viewer.live_model import (
     translator_model,
 )
 from regard.viewer.typed_requests import WAITING
-from regard.viewer.typed_texts import KEPT, TypedTexts
+from regard.viewer.typed_texts import TypedTexts
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -176,18 +176,19 @@ def test_a_hundred_requests_at_once_are_read_one_at_a_time_or_refused_in_words()
         assert post(address, "once more")[0] == 200
 
 
-def test_the_oldest_typed_texts_are_dropped_and_their_numbers_never_used_again():
+def test_the_oldest_typed_texts_are_dropped_and_their_numbers_never_used_again(monkeypatch):
+    monkeypatch.setattr(typed_texts_module, "KEPT", 3)
     words = Words()
     with served([Sheet.of(reading())], model=words.model()) as address:
-        numbers = [post(address, f"text {n} here")[1]["texts"][0][0] for n in range(KEPT + 2)]
-        assert numbers == list(range(1, KEPT + 3))
-        assert get(address, "text/0")[0] == 200 and get(address, f"text/{KEPT + 2}")[0] == 200
+        numbers = [post(address, f"text {n} here")[1]["texts"][0][0] for n in range(5)]
+        assert numbers == [1, 2, 3, 4, 5]
+        assert get(address, "text/0")[0] == 200 and get(address, "text/5")[0] == 200
         for number in (1, 2):
             status, said = get(address, f"rows/{number}/0/0")
             assert status == 404 and b"not kept any more" in said
         assert [number for number, _ in json.loads(get(address, "texts")[1])["typed"]] == numbers[2:]
         count = len(words.texts)
-        assert post(address, "text 5 here")[1]["texts"][0][0] == 6 and len(words.texts) == count, "still kept"
+        assert post(address, "text 3 here")[1]["texts"][0][0] == 4 and len(words.texts) == count, "still kept"
 
 
 def test_typed_texts_are_bounded_in_bytes(monkeypatch):
