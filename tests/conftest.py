@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from regard.engine.kept_plans import kept_plans
+from warm import warm_commands
 
 pytest_plugins = ["extras"]
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
@@ -68,6 +69,13 @@ def heard_signals():
     yield
     for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session")
+def commands():
+    """A folder of `python`, `regard` and `torchrun` that start without importing torch."""
+    with warm_commands() as folder:
+        yield folder
 
 
 def pytest_collection_modifyitems(items):

@@ -80,7 +80,7 @@ def parent(number):
     return int(Path("/proc", str(number), "stat").read_text().rpartition(")")[2].split()[1])
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.example), 2])
 def test_the_profile_is_that_of_one_process_to_the_last_digit(ray, key, alone, count):
     assert merge_results(RayWorkers(count).results(TEXTS, key), CorpusProfile(key), None).to_json() == alone
 
@@ -112,6 +112,7 @@ def fragile():
     return Fragile
 
 
+@pytest.mark.example
 def test_a_document_that_no_worker_survives_is_set_aside_and_named(ray, reader, key, monkeypatch, capfd):
     monkeypatch.setattr("regard.profiling.workers.RETRIES", 0)  # each of them loads the model anew
     state = merge_results(RayWorkers(1, fragile()).results(TEXTS[:16], key), CorpusProfile(key), None)
@@ -211,6 +212,7 @@ def test_a_process_whose_machine_is_lost_counts_as_killed(ray, tmp_path):
     assert ended(process)[0] == -signal.SIGKILL
 
 
+@pytest.mark.example
 def test_a_comparison_over_a_cluster_finds_what_one_machine_finds(ray, tmp_path):
     tiny = ["--data", "grammar", "--systems", "none,bahdanau", "--steps", "4", "model.width=16", "data.size=60"]
     for engine in ("local", "ray"):

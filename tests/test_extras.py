@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from extras import asked_for, distributions, is_missing, project_extras
 from regard.cli.app import app
 from regard.cli.extras import COMMANDS, extra_of
 from regard.errors import RegardError
+from warm import environment
 
 PAGE = Path(__file__).parents[1] / "docs" / "guides" / "install.md"
 
@@ -75,16 +75,17 @@ main({arguments})
     "arguments",
     [
         ["explain", "rope", "--length", "64"],
-        ["see", "The cat sat because it was tired.", "--save", "seen", "--figures", "seen"],
+        ["see", "The cat sat because it was tired.", "--layers", "0", "--save", "seen", "--figures", "seen"],
         ["train", "--data", "copy", "--steps", "1", "--out", "run", "data.size=60", "model.width=8"],
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_a_command_runs_with_its_extra_alone(arguments, tmp_path):
+def test_a_command_runs_with_its_extra_alone(arguments, tmp_path, commands):
     extras = project_extras()
     used = set().union(*(distributions(extra, extras) for extra in ("demo", "lab", "corpus", "ray")))
     others = used - distributions(extra_of(arguments[0], {"model": "minilm"}), extras)
     hidden = {module for module, of in packages_distributions().items() if set(of) <= others}
     code = ALONE.format(hidden=hidden, arguments=arguments)
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    command, settings = [commands / "python", "-c", code], environment(commands)
+    done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=300)
     assert hidden and done.returncode == 0, done.stderr

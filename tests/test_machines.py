@@ -49,7 +49,7 @@ def on_one_host(command):
 
 
 @pytest.fixture
-def started(tmp_path):
+def started(tmp_path, commands):
     """Start a command in a folder with far.py, with `srun` and `scontrol` on the path."""
     (program,) = blocks("python", "init_process_group")
     (tmp_path / "far.py").write_text(program)
@@ -58,7 +58,8 @@ def started(tmp_path):
         (tmp_path / name).chmod(0o755)
     unset = ("RANK", "WORLD_SIZE", "LOCAL_", "SLURM_", "MASTER_", "TORCHELASTIC_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(unset)}
-    environment |= {"PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    path = f"{tmp_path}:{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment |= {"PATH": path, "PYTHON_EXEC": str(commands / "python"), "OMP_NUM_THREADS": "1"}
     running = []
 
     def start(command, **variables):

@@ -1,14 +1,15 @@
-"""Every block of every page runs as it is typed: in its order, in a fresh process and an empty folder for each page."""
+"""Every block of every page runs as it is typed: in its order, in a fresh process and an empty folder for each page.
+
+A process is fresh in what it imports of regard; other packages were imported before it was forked (warm_server.py).
+"""
 
 from __future__ import annotations
 
 import doctest
 import json
-import os
 import re
 import shlex
 import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from extras import project_extras
 from page_blocks import ROOT, SHELL, SHOWN, blocks_of, commands_of, pages
 from page_files import bring_files
 from regard.engine.kernel.library import load_fast
+from warm import environment
 
 PROCESS = Path(__file__).parent / "page_process.py"
 PAGES = {str(page.relative_to(ROOT)): blocks_of(page.read_text()) for page in pages()}
@@ -81,26 +83,14 @@ def steps_of_block(block):
     return []
 
 
-def environment():
-    """That of a reader: `regard` and `torchrun` of this environment, no browser and no screen."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return os.environ | {
-        "PATH": path,
-        "PYTHONPATH": str(ROOT / "src"),
-        "MPLBACKEND": "Agg",
-        "BROWSER": "true",
-        "OMP_NUM_THREADS": "1",
-    }
-
-
-def run_page(name, folder):
+def run_page(name, folder, commands):
     """Each step that was run, with its block and what it gave."""
     bring_files(folder)
     steps = steps_of(name)
     plan, results = folder.with_suffix(".steps.json"), folder.with_suffix(".results.json")
     plan.write_text(json.dumps([step for _, step in steps]))
-    command = [sys.executable, str(PROCESS), str(plan), str(results)]
-    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
+    command = [commands / "python", PROCESS, plan, results]
+    done = subprocess.run(command, cwd=folder, env=environment(commands), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return [
         (block, step, result) for (block, step), result in zip(steps, json.loads(results.read_text()), strict=False)
@@ -142,10 +132,10 @@ def check_shown_after(following, output):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PAGES if steps_of(name)])
-def test_blocks_run_as_typed(name, tmp_path):
+def test_blocks_run_as_typed(name, tmp_path, commands):
     folder = tmp_path / "page"
     folder.mkdir()
-    results = run_page(name, folder)
+    results = run_page(name, folder, commands)
     for block, (kind, text), result in results:
         where = f"{name}:{block.line if block else 0}\n{text}\n"
         assert not result["error"] or result.get("message"), where + result["error"]
@@ -198,7 +188,7 @@ def test_every_reason_not_to_run_is_that_of_a_command():
     assert [pattern for pattern in NOT_RUN if not any(re.search(pattern, command) for command in COMMANDS)] == []
 
 
-def test_each_page_has_a_process_and_blocks_run_in_their_order(tmp_path, monkeypatch):
+def test_each_page_has_a_process_and_blocks_run_in_their_order(tmp_path, monkeypatch, commands):
     """The test itself: names of another page, a block out of its order, a wrong command and wrong outputs are seen."""
     page = """
 ```python
@@ -212,7 +202,7 @@ regard shwo longformer
 """
     monkeypatch.setitem(PAGES, "README.md", blocks_of(page))
     (tmp_path / "page").mkdir()
-    (block, _, printed), (_, _, refused) = run_page("README.md", tmp_path / "page")
+    (block, _, printed), (_, _, refused) = run_page("README.md", tmp_path / "page", commands)
     with pytest.raises(AssertionError):
         check_printed(block, None, printed)
     assert "No such command 'shwo'" in refused["error"]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -79,14 +78,14 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if "RANK" not in name} | {"OMP_NUM_THREADS": "1"}
 
 
-def launch(folder: Path, first: str, second: str, *arguments: str) -> None:
+def launch(commands: Path, folder: Path, first: str, second: str, *arguments: str) -> None:
     """Two processes, told who they are as torchrun does."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     told |= {"TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": "0"}
-    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(folder), first, second, *arguments]
+    command = [commands / "python", "-c", SCRIPT, str(folder), first, second, *arguments]
     processes = []
     for rank in range(2):
         mine = environment() | told | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -128,9 +127,9 @@ def compare(two: Path, one: Path, steps: int) -> None:
             assert (tensor - weights[1][name]).abs().max() < 1e-4, name
 
 
-def test_two_processes_are_one_with_the_double_batch_also_when_they_go_on(tmp_path):
+def test_two_processes_are_one_with_the_double_batch_also_when_they_go_on(tmp_path, commands):
     two = tmp_path / "two"
-    launch(two, "ddp", "ddp", *COMMON, "training.sentences=1", "training.devices=2", "training.accumulate=2")
+    launch(commands, two, "ddp", "ddp", *COMMON, "training.sentences=1", "training.devices=2", "training.accumulate=2")
     assert len(read_tensors(two / STATE)[0]["random.cpu"]) == 2
     check_same(two, tmp_path / "one", 16, "training.accumulate=2")
     assert read_metrics(two / METRICS)[-1]["epoch"] == 2  # an epoch has 11 batches: both sides of its end were seen
@@ -147,10 +146,10 @@ def test_two_processes_are_one_with_the_double_batch_also_when_they_go_on(tmp_pa
     ("strategies", "system"),
     [(("fsdp", "fsdp"), "transformer"), (("ddp", "fsdp"), "bahdanau"), (("fsdp", "ddp"), "hybrid")],
 )
-def test_shares_of_the_weights_give_the_numbers_of_whole_ones(tmp_path, strategies, system):
+def test_shares_of_the_weights_give_the_numbers_of_whole_ones(tmp_path, commands, strategies, system):
     options = f"model.system={system}", "model.num_heads=2" if system != "bahdanau" else "model.num_heads=auto"
     two, one = tmp_path / "two", tmp_path / "one"
-    launch(two, *strategies, *COMMON, *options, "training.sentences=1", "training.devices=2")
+    launch(commands, two, *strategies, *COMMON, *options, "training.sentences=1", "training.devices=2")
     check_same(two, one, 16, *options)
     parts = sorted(path.name for path in two.joinpath("state").iterdir())
     shared = ["state-16-1-of-2.safetensors", "state-16-2-of-2.safetensors"] if strategies[1] == "fsdp" else []
@@ -167,10 +166,10 @@ def test_shares_of_the_weights_give_the_numbers_of_whole_ones(tmp_path, strategi
 
 
 @pytest.mark.slow
-def test_the_command_starts_the_other_processes_itself(tmp_path):
+def test_the_command_starts_the_other_processes_itself(tmp_path, commands):
     two = tmp_path / "two"
-    command = [sys.executable, "-m", "regard.cli.main", "train", *COMMON, "training.sentences=1", "training.devices=2"]
-    command += ["--steps", "8", "--out", str(two)]
+    command = [commands / "python", "-m", "regard.cli.main", "train", *COMMON, "--steps", "8", "--out", two]
+    command += ["training.sentences=1", "training.devices=2"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=900)
     assert done.returncode == 0, done.stderr
     check_same(two, tmp_path / "one", 8)
