@@ -41,7 +41,7 @@ def on(*keys, weight=1.0, n=N):
 
 
 def card(text, kind):
-    return next((each for each in cards_of(text) if each["kind"] == kind), None)
+    return next((each for each in cards_of(text, lead_of(text)) if each["kind"] == kind), None)
 
 
 def said(found):
@@ -230,13 +230,14 @@ def test_the_most_focused_head_by_the_entropy_of_its_weight():
 
 
 def test_even_weights_give_no_card():
-    assert cards_of(of([np.full((N, N), 1 / N)] * 3)) == []
+    even = of([np.full((N, N), 1 / N)] * 3)
+    assert cards_of(even, lead_of(even)) == []
 
 
 def test_importance_leads_if_it_was_measured():
     text = of(drawn(3))
     text.profile.layers[0].values["importance"] = torch.tensor([0.1, 0.5, 0.2])
-    first = cards_of(text)[0]
+    first = cards_of(text, lead_of(text))[0]
     assert said(first) == "Predicting the next token depends most on L4.H1." and "0.5 nats" in first["note"]
     assert first["state"]["colour"] == "importance"
 
@@ -249,7 +250,7 @@ def test_every_card_of_drawn_texts_is_a_place_of_the_page(seed):
         assert state["view"] in ("map", "text", "overview", "statistics")
         assert 0 <= state.get("layer", 0) < 2 and 0 <= state.get("head", 0) < 3 and 0 <= state.get("query", 0) < 16
         assert len(found["sentence"]) > 1 and not re.search(r"nan|inf|None", joined(found["sentence"]))
-    assert len(cards_of(text)) <= 5
+    assert len(cards_of(text, lead_of(text))) <= 5
 
 
 # The name of the model

@@ -18,7 +18,7 @@ from regard.stats import LayerProfile, Profile, Role, TextReading
 from regard.stats.head_extremes import NEARBY, HeadValue, entropies_outside, nearby_shares
 from regard.stats.roles import CONTENT, KINDS, LABEL, MARGIN, QUERIES
 from regard.stats.warnings import COMMON_TARGETS, COPY
-from regard.viewer.lead import lead_of, other_link
+from regard.viewer.lead import other_link
 from regard.viewer.sentences import HEAD, PLAIN, Part, percent, short_name, token
 
 #: The most cards of a text, and the most bars of a picture.
@@ -62,15 +62,15 @@ class Card:
     at: int = -1
 
 
-def cards_of(reading: TextReading) -> list[dict[str, Any]]:
-    """At most `NUM_CARDS` findings as JSON, the most telling first."""
-    found = [card for make in CARDS for card in make(reading)]
+def cards_of(reading: TextReading, lead: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """At most `NUM_CARDS` findings as JSON, the most telling first. `lead` is the link that leads (`lead_of`)."""
+    first = [*important(reading), *another_link(reading, lead)]
+    found = [*first, *(card for make in CARDS for card in make(reading))]
     return [asdict(card) for card in found[:NUM_CARDS]]
 
 
-def another_link(reading: TextReading) -> Iterator[Card]:
+def another_link(reading: TextReading, lead: dict[str, Any] | None) -> Iterator[Card]:
     """What the word that leads attends to in another head."""
-    lead = lead_of(reading)
     other = None if lead is None else other_link(reading, lead)
     if lead is not None and other is not None and other["weight"] >= LINK:
         same = (lead["layer"], lead["head"]) == (other["layer"], other["head"])
@@ -282,10 +282,8 @@ def _place(reading: TextReading, head: HeadValue) -> dict[str, int]:
     return {"layer": layer, "head": number}
 
 
-#: The makers of cards in their order; each yields a card or nothing.
+#: The makers of the other cards in their order; each yields a card or nothing.
 CARDS: tuple[Callable[[TextReading], Iterator[Card]], ...] = (
-    important,
-    another_link,
     content_role,
     position_role,
     nearby,

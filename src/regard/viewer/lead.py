@@ -17,6 +17,8 @@ PRONOUNS = frozenset(["he", "she", "it", "they", "him", "her", "them", "his", "h
 LETTERS = 4
 #: Links of the word that are drawn as arcs.
 NUM_ARCS = 5
+#: Most words of one kind that are compared, so that a long text takes no longer than a short one.
+CANDIDATES = 1000
 #: Most tokens between the ends of a link that leads, so that a reader sees both.
 REACH = 50
 
@@ -27,10 +29,10 @@ def lead_of(reading: TextReading) -> dict[str, Any] | None:
     In self-attention a link to the word itself, to a neighbour, to the first token or to a special token is left out,
     because many heads put most of their weight there in any text, and so is a link over more than `REACH` tokens.
     `layer` is an index into the layers, and `links` are the strongest keys of the word in this head, with their
-    weights. None if the text has no such link.
+    weights. Of each kind of words the first `CANDIDATES` are compared. None if the text has no such link.
     """
     for queries in (pronouns, repeated_words, words):
-        if (found := _strongest(reading.profile, queries(reading.profile))) is not None:
+        if (found := _strongest(reading.profile, queries(reading.profile)[:CANDIDATES])) is not None:
             return _described(reading, *found)
     return None
 

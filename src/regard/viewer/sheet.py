@@ -120,7 +120,7 @@ class Sheet:
             "special": profile.special,
             "start": _start(profile, lead),
             "lead": lead,
-            "cards": cards_of(reading),
+            "cards": cards_of(reading, lead),
             "layers": [_layer(layer, small, near, reading) for layer, (small, _), near in layers],
             "places": _places(maps),
             "findings": [vars(finding) for finding in reading.findings],
