@@ -19,7 +19,7 @@ from regard.hf.window_maps import window_tokens
 from regard.stats import PatchGrid, patch_roles, shuffle_patches
 from regard.viewer import picture_sheets
 from regard.viewer.images import LONGEST, as_bytes, data_url
-from vision_models import COLUMNS, ROWS, TOWER, Vision, pixels, towers, video, whisper, with_texts
+from vision_models import COLUMNS, ROWS, SQUARE, TOWER, Vision, pixels, towers, video, whisper, with_texts
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -95,6 +95,29 @@ def test_a_sound_has_a_time_axis():
     assert picture["kind"] == "sound" and picture["panels"][0]["columns"] == 9
     assert picture["seconds"] == pytest.approx(0.02), "two mel frames of 10 ms are one frame of the encoder"
     assert cross.about["queries"] == ["a", "b", "c", "d"] and cross.about["tokens"][3] == "0.06 s"
+
+
+@pytest.mark.parametrize("vision", with_texts(), ids=str)
+def test_a_generation_shows_its_prompt_with_the_image(vision):
+    model = vision.make()
+    with torch.no_grad(), rg.watch(model) as seen:
+        model.generate(**vision.inputs, max_new_tokens=3, do_sample=False)
+    sheet = picture_sheets(seen)[0]
+    (panel,) = sheet.about["picture"]["panels"]
+    assert (panel["rows"], panel["columns"], panel["start"]) == vision.grid
+    assert len(sheet.about["tokens"]) == vision.inputs["input_ids"].shape[1]
+
+
+def test_a_text_and_an_image_of_equal_length_are_two_texts():
+    config = transformers.CLIPConfig(
+        text_config=TOWER | {"vocab_size": 50, "max_position_embeddings": 20}, vision_config=SQUARE
+    )
+    vision = Vision(
+        "CLIPModel", config, {"pixel_values": pixels(8, 8), "input_ids": torch.tensor([[3, 4, 5, 6, 7]])}, ()
+    )
+    image, text = picture_sheets(watched(vision), tokens=list("abcde"))
+    assert image.about["tokens"][:2] == ["[CLS]", "r0 c0"] and text.about["tokens"] == list("abcde")
+    assert text.about["picture"] is None
 
 
 def swin(size=32, **more):

@@ -134,15 +134,15 @@ def _checked_grid(grid: Any) -> tuple[int, int] | PatchGrid | None:
 
 def _groups(seen: WatchedAttention, request: _Request) -> list[_Group]:
     """The maps of a model by part and size, for example a vision tower and a text that contains its patches."""
-    groups: dict[tuple[str, int, int], _Group] = {}
+    groups: dict[tuple[bool, str, int, int], _Group] = {}
     for part in TITLES:
         for name in getattr(seen, part):
             weights = _call(seen.calls(name), request.tokens)
             batch = request.batch
             if is_windowed(seen.inputs.config):
                 weights, batch = whole_map(seen.inputs, name, weights, batch), 0
-            key = (part, *weights.shape[2:])
-            groups.setdefault(key, _Group(*key, batch)).maps[name] = weights
+            sizes = (part, *weights.shape[2:])
+            groups.setdefault((is_vision(name), *sizes), _Group(*sizes, batch)).maps[name] = weights
     return list(groups.values())
 
 

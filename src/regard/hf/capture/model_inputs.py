@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 #: Inputs that a picture of the attention shows, and the inputs that say where their tokens are.
 PICTURED = ("pixel_values", "pixel_values_videos", "input_features")
 BESIDE = ("input_ids", "image_grid_thw", "video_grid_thw")
+NO_TEXT = torch.empty(1, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,15 +41,36 @@ class ModelInputs:
 
 
 def pictured_inputs(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_root: bool
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], before: Mapping[str, Tensor], is_root: bool
 ) -> dict[str, Tensor]:
-    """The inputs of a call, by name, if one of them is an image, a video or a sound; else nothing.
+    """The pictured inputs of a model after a call of one of its modules, by name; nothing if the call changes none.
 
-    A part of the model counts if it has the input by name: `generate` calls an encoder by itself.
+    A call of the whole model with an image tells all. `generate` calls the vision tower before the model, and the model
+    without the image, so the tower tells the image, and the next call of a whole text tells its ids.
     """
-    given = dict(kwargs)
-    if is_root and args:
-        given |= dict(zip(inspect.signature(module.forward).parameters, args, strict=False))
-    if not any(isinstance(given.get(name), Tensor) for name in PICTURED):
+    parameters = _parameters(type(module))
+    if not is_root and {*parameters, *kwargs}.isdisjoint((*PICTURED, "grid_thw")):
         return {}
-    return {name: given[name].detach() for name in PICTURED + BESIDE if isinstance(given.get(name), Tensor)}
+    given = dict(zip(parameters, args, strict=False)) | dict(kwargs)
+    found = {name: given[name].detach() for name in PICTURED + BESIDE if isinstance(given.get(name), Tensor)}
+    if any(name in found for name in PICTURED):
+        return found if is_root else {**found, **_only(before, "input_ids")}
+    patches, sizes = given.get("hidden_states"), given.get("grid_thw")
+    if isinstance(patches, Tensor) and isinstance(sizes, Tensor) and patches.ndim == 2:  # the tower of Qwen-VL
+        return {"pixel_values": patches.detach(), "image_grid_thw": sizes.detach(), **_only(before, "input_ids")}
+    if is_root and any(name in before for name in PICTURED) and found.get("input_ids", NO_TEXT).shape[-1] > 1:
+        return {**before, "input_ids": found["input_ids"]}
+    return {}
+
+
+def _only(values: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    return {name: values[name]} if name in values else {}
+
+
+@cache
+def _parameters(kind: type[nn.Module]) -> tuple[str, ...]:
+    """The parameters of a module's forward; none if they cannot be read."""
+    try:
+        return tuple(inspect.signature(kind.forward).parameters)[1:]
+    except (TypeError, ValueError):
+        return ()

@@ -303,9 +303,10 @@ class _Watcher:
 
     def _keep_pictured(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the inputs of the last call with an image or a sound, so that a page can show it."""
-        values = pictured_inputs(module, args, kwargs, module is self.model)
-        if values and module in self.names:
-            self.seen.inputs = ModelInputs(self.seen.inputs.config, values)
+        inputs = self.seen.inputs
+        if module in self.names:
+            values = pictured_inputs(module, args, kwargs, inputs.values, module is self.model)
+            self.seen.inputs = ModelInputs(inputs.config, values) if values else inputs
 
     def function_called(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
