@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 OUT, IMAGES = ROOT / "build" / "screenshots", ROOT / "docs" / "images"
@@ -36,7 +37,6 @@ LINKS = {
 NOT_SHOWN = {"model", "masks"}
 #: The demo has none of these; docs/guides/images.md writes a page that has: `--page portrait.html --only picture`.
 OF_OTHER_PAGES = {"picture"}
-COLOURS = 128
 
 
 def main() -> None:
@@ -90,20 +90,22 @@ def take(address: str, links: dict[str, str]) -> list[str]:
     return list(links)
 
 
-def picture(page, address: str, path: Path) -> None:
-    """One view, from its top, as high as a screen, or as its content if that is at most twice as high."""
+def picture(page: Any, address: str, path: Path) -> None:
+    """One view in a window as high as its content, or twice as high as a screen if that is less."""
     from PIL import Image
 
-    page.goto("about:blank")
+    width = int(path.stem.split("-")[-2])
+    height = WIDTHS[width]
+    page.set_viewport_size({"width": width, "height": height})
     page.goto(address)
     page.wait_for_selector(".view > *")
-    page.wait_for_timeout(900)
-    width, height = page.viewport_size["width"], page.viewport_size["height"]
-    content = page.evaluate("Math.ceil(document.querySelector('#regard').getBoundingClientRect().bottom)")
-    page.screenshot(
-        path=path, full_page=True, clip={"x": 0, "y": 0, "width": width, "height": min(content, 2 * height)}
-    )
-    image = Image.open(path).convert("RGB").quantize(COLOURS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    page.wait_for_timeout(700)
+    content = page.evaluate("Math.ceil(document.querySelector('#regard').getBoundingClientRect().height)")
+    page.set_viewport_size({"width": width, "height": max(height, min(content, 2 * height))})
+    page.wait_for_timeout(300)
+    page.screenshot(path=path)
+    # The palette has each colour of the scale: where it has few, weights look equal that are not.
+    image = Image.open(path).convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, 2, dither=Image.Dither.NONE)
     image.save(path, optimize=True)
 
 
