@@ -29,7 +29,8 @@ def long_text() -> Sheet:
 
 def many_heads(num_layers: int = 144, num_heads: int = 24, length: int = 24) -> Sheet:
     """A short text in a model of many heads."""
-    return Sheet.of(TextReading.of("Many heads", maps_of(length, num_layers, num_heads, 4), words(length)))
+    maps = list(maps_of(length, num_layers, num_heads, 4).values())
+    return Sheet(made_up("Many heads", length, num_layers, num_heads), maps, [None] * num_layers)
 
 
 def page_of_words(length: int = 2_000) -> Sheet:
@@ -79,5 +80,5 @@ def _made_up_head(drawn: random.Random, length: int) -> dict[str, Any]:
         "thumbnail": base64.b64encode(drawn.randbytes(THUMBNAIL**2)).decode(),
         "roles": [],
         "offsets": [drawn.random() / 10 for _ in range(2 * OFFSETS + 1)],
-        "received": [drawn.random() for _ in range(512)],
+        "received": [drawn.random() for _ in range(min(length, 512))],
     }
