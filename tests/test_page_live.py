@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from urllib.request import Request, urlopen
 
 import pytest
 import torch
@@ -104,6 +106,21 @@ def test_what_cannot_be_read_is_said_in_words_and_reading_can_be_stopped(browser
         for _ in range(100):
             time.sleep(0 if stopped else 0.05)
         assert stopped == ["for ever"]
+
+
+def test_a_link_to_a_text_that_is_not_kept_any_more_opens_the_first(browser, monkeypatch):
+    monkeypatch.setattr("regard.viewer.typed_texts.KEPT", 1)
+    with served([sheet_of(SENTENCE)], model=LiveModel("words", "text", read)) as address:
+        for text in ("the first", "the second"):
+            body = json.dumps({"text": text}).encode()
+            urlopen(Request(f"{address}ask/read", body, {"Content-Type": "application/json"}), timeout=300).close()
+        with opened(browser, f"{address}#text?text=1") as page:
+            until(page, "document.querySelector('.looks')?.textContent.includes('attends to')")
+            assert page.locator("header select option").all_inner_texts() == [SENTENCE, "the second"]
+            page.evaluate("() => { location.hash = '#text?text=2&query=1' }")
+            until(page, "document.querySelector('.looks').textContent.startsWith('second')")
+            page.evaluate("() => { location.hash = '#text?text=1&query=3' }")
+            until(page, f"document.querySelector('.looks').textContent.startsWith('{SENTENCE.split()[3]} ')")
 
 
 def test_without_a_model_texts_are_compared_but_not_typed(browser, file, server):

@@ -112,9 +112,13 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     state.key = Math.min(Math.max(-1, Math.round(state.key)), text.tokens.length - 1);
     if (!SCALES.some(([kind]) => kind === state.scale)) state.scale = START.scale;
   }
+  // A text that this page has; the first in place of a typed text that is not kept any more.
+  function heldText(wanted: number): number {
+    const at = Math.max(0, Math.min(source.titles.length - 1, Math.round(wanted)));
+    return source.titles[at] === undefined ? 0 : at;
+  }
   async function load(fresh = false) {
-    state.text = Math.max(0, Math.min(source.titles.length - 1, Math.round(state.text)));
-    if (source.titles[state.text] === undefined) state.text = 0; // a typed text that is not kept any more
+    state.text = heldText(state.text);
     const text = await source.text(state.text);
     if (text !== context.text || fresh) { context.text = text; drawn = null; }
     tidy();
@@ -233,7 +237,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   const followed = async () => {
     const link = fromLink(location.hash) ?? (location.hash ? null : opening(await source.text(0)));
     if (!link) return;
-    const { start } = await source.text(Math.min(source.titles.length - 1, Math.max(0, Math.round(link.text ?? 0))));
+    const { start } = await source.text(heldText(link.text ?? 0));
     Object.assign(state, START, start, link);
     void load();
   };
@@ -243,9 +247,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   if (!own) root.tabIndex = 0;
   const link = fromLink(own ? location.hash : at);
   Object.assign(state, context.text.start, link ?? opening(context.text));
-  if (state.text !== 0) { const chosen = await source.text(
-    Math.min(source.titles.length - 1, Math.max(0, Math.round(state.text))));
-    Object.assign(state, chosen.start, link ?? {}); }
+  if (state.text !== 0) Object.assign(state, (await source.text(heldText(state.text))).start, link ?? {});
   await load(true);
   // A view without a figure prints as it is, in the light theme.
   let themeBefore: string | null = null;
