@@ -72,8 +72,8 @@ def figure(
     >>> import torch, regard as rg
     >>> weights = torch.tensor([[0.9, 0.1], [0.3, 0.7]])
     >>> figure = rg.figure(weights, ["hello", "world"], panels=["words", "map"], query="world")
-    >>> round(2.54 * figure.get_figwidth(), 6), figure.caption[:29]
-    (8.5, 'Layer 0, head 0. (a) What “wo')
+    >>> f"{2.54 * figure.get_figwidth():.1f} cm", figure.caption[:27]
+    ('8.5 cm', 'Layer 0, head 0. (a) What “')
     >>> figure.rows[1]
     ('words', 0, 0, 'weight', 1, 'world', 0, 'hello', 0.30000001192092896)
     """
