@@ -25,16 +25,19 @@ LINKS = {
     "map": "map?text=2&layer=3&head=10&query=118&key=111&x=114&y=116&zoom=5.4",
     "text": "text?text=0&layer=2&head=1&query=10",
     "heads": "text?text=0&layer=2&head=1&query=10&way=heads",
-    "model": "text?text=0&way=model",
+    "model": "text?text=0&layer=2&head=1&query=10&way=model",
+    "tiles": "text?text=0&layer=2&head=1&query=10&key=2&heads=2.1%2C3.1%2C4.2",
     "neurons": "text?text=0&layer=2&head=1&query=10&way=neurons",
     "alignment": "alignment?text=3",
     "statistics": "statistics?text=2",
+    "table": "statistics?text=0&table=head&find=it",
+    "pins": "pins?text=0&layer=2&head=1&query=10&key=13&pins=0.2.1%2C0.4.3",
     "learn": "learn?learn=scores",
     "masks": "learn?learn=masks",
     "picture": "picture?layer=1&head=2&query=215",
 }
 #: Pictures of these are not in the documentation.
-NOT_SHOWN = {"model", "masks"}
+NOT_SHOWN = {"masks"}
 #: The demo has none of these; docs/guides/images.md writes a page that has: `--page portrait.html --only picture`.
 OF_OTHER_PAGES = {"picture"}
 
@@ -105,7 +108,7 @@ def picture(page: Any, address: str, path: Path) -> None:
     page.wait_for_timeout(300)
     page.screenshot(path=path)
     # The palette has each colour of the scale: where it has few, weights look equal that are not.
-    image = Image.open(path).convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, 2, dither=Image.Dither.NONE)
+    image = Image.open(path).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, 2, dither=Image.Dither.NONE)
     image.save(path, optimize=True)
 
 

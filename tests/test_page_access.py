@@ -20,6 +20,8 @@ VIEWS = re.findall(r'"(\w+)"', re.search(r"VIEWS = \[(.*?)\]", STATE.read_text()
 LOOKS = ["text?way=heads", "text?way=model", "text?way=neurons", "alignment?text=3", "text?text=3", "statistics?text=4"]
 LOOKS += [
     "map?figure=words%2Cmap",
+    "text?heads=0.1%2C1.2&key=3",
+    "statistics?table=head&find=it",
     "learn?learn=masks",
     "learn?learn=scores",
     "map?layer=1&head=2&query=4&key=6&x=6.5&y=4.5&zoom=5.5",
