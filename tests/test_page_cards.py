@@ -183,7 +183,7 @@ def test_a_previous_token_head_of_a_short_text():
     found = card(text, "previous")
     share = float(np.diag(text.maps["layers.4"].dense()[0, 1].numpy(), -1)[1:].mean())  # without the first as target
     assert said(found) == f"L4.H1 puts {100 * share:.0f} % of its weight on the previous token."
-    assert found["heads"] == [(0, 1)] and found["state"] == {"view": "map", "layer": 0, "head": 1}
+    assert found["heads"] == [[0, 1]] and found["state"] == {"view": "map", "layer": 0, "head": 1}
     assert "Not compared with shuffled words: that needs more than 25 tokens." in found["note"]
     no_role = [Role("previous", 4, 1, 0.9, 0.2, False, 0.1, 30)]
     assert card(of([drawn(1)[0], rows], roles=no_role), "previous") is None, "the null says otherwise"
@@ -212,7 +212,7 @@ def test_heads_are_alike_only_query_by_query():
     found, dense = card(text, "copies"), text.maps["layers.4"].dense()[0].double().flatten(1)
     cosine = float(torch.nn.functional.cosine_similarity(dense[1], dense[2], 0))
     assert said(found) == "L4.H1 and L4.H2 have nearly the same map."
-    assert f"{cosine:.2f}" in found["note"] and found["heads"] == [(0, 1), (0, 2)] and found["state"]["heads"] == "1,2"
+    assert f"{cosine:.2f}" in found["note"] and found["heads"] == [[0, 1], [0, 2]] and found["state"]["heads"] == "1,2"
     assert card(of([on(0, weight=0.9), on(0, weight=0.95)]), "copies") is None, "both rest on the first token"
     broad = [on(3, 4, weight=0.9), on(3, 4, weight=0.92)]
     assert text.findings and card(of(broad), "copies") is None, "all queries attend alike, so this says little"

@@ -1,5 +1,5 @@
-// The grid of all heads. Each row is one canvas, drawn while it is near the screen, under the buttons of its heads, so
-// that thousands of heads cost what the visible ones cost.
+// The grid of all heads. Each row is one canvas, drawn while it is near the screen, under the buttons of its heads, which
+// are made when the row comes near, so that thousands of heads cost what the visible ones cost.
 import { headName, type Context } from "./context";
 import { layerName, shortName } from "./data";
 import { cut, h, shown } from "./dom";
@@ -9,7 +9,7 @@ import { smallMap } from "./small_map";
 
 // Pixels: of a small map, at most and at least; from which on there is room for a name and for a number; of their lines.
 const [LARGEST, SMALLEST, NAMED, NUMBERED, LINE] = [76, 7, 46, 34, 14];
-const PER_ROW = 12; // if heads are sorted by a statistic
+const [PER_ROW, AT_ONCE] = [12, 12]; // heads of a row, if they are sorted by a statistic; rows that are made at once
 
 export interface HeadGrid {
   element: HTMLElement;
@@ -19,14 +19,17 @@ export interface HeadGrid {
   move(key: string): boolean;
   close(): void;
 }
-interface Row { element: HTMLElement; canvas: HTMLCanvasElement; heads: HeadPlace[]; near: boolean }
+interface Row { element: HTMLElement; canvas: HTMLCanvasElement; heads: HeadPlace[]; near: boolean; made: boolean }
 interface Sizes { cell: number; gap: number; name: number; gauge: number }
 
 export function headGrid(context: Context): HeadGrid {
   const element = h("div", { class: "heads", role: "grid", "aria-label": "All heads" });
   let rows: Row[] = [];
-  let buttons: HTMLButtonElement[] = [];
+  let order: HeadPlace[] = [];
+  let rowOf = new Map<string, Row>();
   let places = new Map<string, HTMLButtonElement>();
+  let warned = new Set<string>();
+  let soft = ""; // the colour of names, read once: to ask the browser for it costs a layout
   let chosen: HTMLButtonElement | undefined;
   let columns = 1;
   let ends: [number, number] = [0, 1];
@@ -36,7 +39,7 @@ export function headGrid(context: Context): HeadGrid {
   const seen = new IntersectionObserver((entries) => entries.forEach(({ target, isIntersecting }) => {
     const row = of.get(target)!;
     row.near = isIntersecting;
-    if (isIntersecting) paintRow(row); else row.canvas.width = 0;
+    if (isIntersecting) { fillRow(row); paintRow(row); } else row.canvas.width = 0;
   }), { rootMargin: "800px" });
   const resized = new ResizeObserver(() => { if (measure()) repaint(); });
 
@@ -62,23 +65,27 @@ export function headGrid(context: Context): HeadGrid {
     for (const [name, value] of Object.entries(pixels)) element.style.setProperty(`--${name}`,
       name === "columns" ? String(value) : `${value}px`);
     element.classList.toggle("small", cell < NUMBERED);
+    soft = context.colours.get("--soft");
     return changed;
   }
 
   function draw() {
     const { text, state } = context;
-    const heads = headOrder(context);
-    const values = heads.map(({ layer, head }) => text.layers[layer].heads[head].values[state.colour] ?? 0);
+    order = headOrder(context);
+    const values = order.map(({ layer, head }) => text.layers[layer].heads[head].values[state.colour] ?? 0);
     ends = [values.reduce((a, b) => Math.min(a, b), Infinity), values.reduce((a, b) => Math.max(a, b), -Infinity)];
-    columns = grouped() ? Math.max(...text.layers.map((layer) => layer.heads.length)) : Math.min(PER_ROW, heads.length);
+    columns = grouped() ? Math.max(...text.layers.map((layer) => layer.heads.length)) : Math.min(PER_ROW, order.length);
     const parts = grouped() ? text.layers.map((layer, at) => layer.heads.map((_, head) => ({ layer: at, head })))
-      : Array.from({ length: Math.ceil(heads.length / PER_ROW) }, (_, at) => heads.slice(at * PER_ROW, (at + 1) * PER_ROW));
+      : Array.from({ length: Math.ceil(order.length / PER_ROW) }, (_, at) => order.slice(at * PER_ROW, (at + 1) * PER_ROW));
     seen.disconnect();
     of.clear();
-    [buttons, places, chosen] = [[], new Map(), undefined];
-    const warned = new Set(text.findings.flatMap((finding) => finding.heads.map((head) => `${finding.layer}.${head}`)));
-    rows = parts.map((part) => row(part, warned));
-    element.replaceChildren(...(grouped() ? [columnNames()] : []), ...rows.map((each) => each.element));
+    [places, rowOf, chosen] = [new Map(), new Map(), undefined];
+    warned = new Set(text.findings.flatMap((finding) => finding.heads.map((head) => `${finding.layer}.${head}`)));
+    const names = grouped() ? [columnNames()] : [];
+    rows = parts.map((part, at) => row(part, at + names.length + 1));
+    rows.slice(0, AT_ONCE).forEach(fillRow);
+    element.setAttribute("aria-rowcount", String(rows.length + names.length));
+    element.replaceChildren(...names, ...rows.map((each) => each.element));
     element.classList.toggle("loose", !grouped());
     measure();
     rows.forEach((each) => seen.observe(each.element));
@@ -91,17 +98,28 @@ export function headGrid(context: Context): HeadGrid {
         "aria-label": `head ${head}` }, `H${head}`)));
   }
 
-  function row(heads: HeadPlace[], warned: Set<string>): Row {
-    const canvas = h("canvas", { class: "row-maps", width: 0, "aria-hidden": "true" });
-    const made = h("div", { class: "row", role: "row" }, grouped() && h("span", { class: "axis", role: "rowheader",
-      title: layerName(context.text.layers[heads[0].layer]) }, nameOf(heads[0])),
-      ...heads.map((place) => button(place, warned)), canvas);
-    const found = { element: made, canvas, heads, near: false };
+  function row(heads: HeadPlace[], at: number): Row {
+    const canvas = h("canvas", { class: "row-maps", width: 0, "aria-hidden": "true", style: `--count:${heads.length}` });
+    const made = h("div", { class: "row", role: "row", "aria-rowindex": at }, grouped() && h("span", { class: "axis", role: "rowheader",
+      title: layerName(context.text.layers[heads[0].layer]) }, nameOf(heads[0])), canvas);
+    const found = { element: made, canvas, heads, near: false, made: false };
     of.set(made, found);
+    for (const { layer, head } of heads) rowOf.set(`${layer}.${head}`, found);
     return found;
   }
 
-  function button({ layer, head }: HeadPlace, warned: Set<string>): HTMLButtonElement {
+  // Make the buttons of a row, once.
+  function fillRow(found: Row) {
+    if (!found.made) found.canvas.before(...found.heads.map(button));
+    found.made = true;
+  }
+  function buttonOf({ layer, head }: HeadPlace): HTMLButtonElement | undefined {
+    const found = rowOf.get(`${layer}.${head}`);
+    if (found) fillRow(found);
+    return places.get(`${layer}.${head}`);
+  }
+
+  function button({ layer, head }: HeadPlace): HTMLButtonElement {
     const { text, state, source } = context;
     const about = text.layers[layer].heads[head];
     const value = about.values[state.colour];
@@ -113,7 +131,6 @@ export function headGrid(context: Context): HeadGrid {
       class: warning ? "warned" : null });
     if (about.roles.length) made.append(h("span", { class: `chip${state.colour === "role" ? " big" : ""}`,
       "aria-hidden": "true" }, about.roles.map((role) => source.common.kinds[role.kind].letter).join("")));
-    buttons.push(made);
     places.set(`${layer}.${head}`, made);
     return made;
   }
@@ -124,14 +141,11 @@ export function headGrid(context: Context): HeadGrid {
     const dots = window.devicePixelRatio || 1;
     const [width, height] = [heads.length * (cell + gap) - gap, cell + name + gauge];
     [canvas.width, canvas.height] = [Math.round(width * dots), Math.round(height * dots)];
-    canvas.style.width = `${width}px`;
-    canvas.style.height = `${height}px`;
     const pen = canvas.getContext("2d")!;
     pen.scale(dots, dots);
     pen.textAlign = "center";
     pen.textBaseline = "middle";
     pen.font = "10px system-ui, sans-serif";
-    const soft = colours.get("--soft");
     heads.forEach(({ layer, head }, at) => {
       const [left, small] = [at * (cell + gap), smallMap(context, layer, head)];
       pen.imageSmoothingEnabled = small.width > cell * dots;
@@ -152,8 +166,7 @@ export function headGrid(context: Context): HeadGrid {
 
   // Tab reaches only the chosen head; arrows move between heads.
   function mark() {
-    const { layer, head } = context.state;
-    const wanted = places.get(`${layer}.${head}`);
+    const wanted = buttonOf(context.state);
     if (wanted === chosen) return;
     for (const [each, is] of [[chosen, false], [wanted, true]] as const) {
       if (!each) continue;
@@ -176,11 +189,12 @@ export function headGrid(context: Context): HeadGrid {
   return {
     element, draw, repaint, mark,
     move(key) {
-      const at = chosen ? buttons.indexOf(chosen) : 0;
-      const width = grouped() ? context.text.layers[context.state.layer].heads.length : PER_ROW;
+      const { state } = context;
+      const at = order.findIndex(({ layer, head }) => layer === state.layer && head === state.head);
+      const width = grouped() ? context.text.layers[state.layer].heads.length : PER_ROW;
       const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -width, ArrowDown: width }[key];
       if (step === undefined) return false;
-      buttons[at + step]?.focus();
+      if (order[at + step]) buttonOf(order[at + step])?.focus();
       return true;
     },
     close() { seen.disconnect(); resized.disconnect(); removeEventListener("beforeprint", printed); },

@@ -49,7 +49,7 @@ CONTRAST = 1.5
 class Card:
     """A finding: its title, a sentence and a note, what the picture shows, and the state of the page that shows it.
 
-    `heads` are heads to draw, (index of the layer, head) each; `bars` are shares to draw, `at` the bar to mark.
+    `heads` are heads to draw, [index of the layer, head] each; `bars` are shares to draw, `at` the bar to mark.
     """
 
     kind: str
@@ -57,7 +57,7 @@ class Card:
     sentence: list[Part]
     note: str
     state: dict[str, Any]
-    heads: list[tuple[int, int]] | None = None
+    heads: list[list[int]] | None = None
     bars: list[float] | None = None
     at: int = -1
 
@@ -80,7 +80,7 @@ def another_link(reading: TextReading, lead: dict[str, Any] | None) -> Iterator[
             other["sentence"],
             "The strongest link of this word to another one.",
             {"view": "text", **{name: other[name] for name in ("layer", "head", "query")}},
-            heads=[(other["layer"], other["head"])],
+            heads=[[other["layer"], other["head"]]],
         )
 
 
@@ -225,7 +225,7 @@ def twins(reading: TextReading) -> Iterator[Card]:
         parts,
         f"Cosine of the two maps: {value:.2f}. What the heads carry may still differ.",
         {"view": "text", "way": "heads", "layer": index, "head": pair[0], "heads": f"{pair[0]},{pair[1]}"},
-        heads=[(index, head) for head in pair],
+        heads=[[index, head] for head in pair],
     )
 
 
@@ -272,9 +272,9 @@ def _name(reading: TextReading, head: HeadValue) -> str:
     return short_name(reading.profile.layers[_at(reading, head)[0]], head.head)
 
 
-def _at(reading: TextReading, head: HeadValue) -> tuple[int, int]:
+def _at(reading: TextReading, head: HeadValue) -> list[int]:
     """The index of the layer in the list of layers, and the head."""
-    return [layer.number for layer in reading.profile.layers].index(head.layer), head.head
+    return [[layer.number for layer in reading.profile.layers].index(head.layer), head.head]
 
 
 def _place(reading: TextReading, head: HeadValue) -> dict[str, int]:
