@@ -160,9 +160,9 @@ export function compareView(context: Context): Panel {
     const best = (weights: Float32Array | number, at: number, side: Text) =>
       `${cut(visible(side.tokens[at]), 16)} ${shown(weights as number)}`;
     fill(changes, h("h2", {}, `Heads in which “${word}”${now === word ? "" : ` or “${now}”`} changes most`),
-      h("p", { class: "hint" }, "The change is half of the sum of all differences between the two rows of weights: 0 if they are the same, 1 if they share no word. Words are compared with those in their place."),
+      h("p", { class: "hint" }, "The change is half of the sum of all differences between the two rows of weights: 0 if they are the same, 1 if they share no word. Words are compared with those in their place. The last two columns name the word that has most weight in each text."),
       h("div", { class: "scroll" }, h("table", { class: "changes" }, h("thead", {}, h("tr", {},
-        ...["head", "change", "attends most to, first text", "second text"].map((name) => h("th", { scope: "col" }, name)))),
+        ...["head", "change", "most on (first)", "most on (second)"].map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", {}, ...found.map(({ layer, head, change, keys, weights }) => h("tr", {},
         h("th", { scope: "row" }, h("button", { type: "button", class: "line",
           "aria-pressed": String(layer === context.state.layer && head === context.state.head),
