@@ -5,6 +5,7 @@ import type { PicturePanel } from "./data";
 import { h, s, shown } from "./dom";
 
 const [NIGHT, OPAQUE, MIX] = [[9, 12, 16], 0.88, 0.74]; // colour of the dark, its strength, and that of colours
+const TILE = 260; // pixels of the image in a tile
 
 // The token of a patch, counted row by row.
 export const placeOf = (panel: PicturePanel, patch: number): number => panel.tokens?.[patch] ?? panel.start + patch;
@@ -13,10 +14,22 @@ export const placeOf = (panel: PicturePanel, patch: number): number => panel.tok
 export const photoOf = (panel: PicturePanel): string =>
   (/^data:image\/(png|jpeg);base64,[A-Za-z0-9+/=]*$/.test(panel.image) ? panel.image : "");
 
+// A small copy of an image: many tiles show it, and browsers scale a large one again for each.
+export async function thumbnail(panel: PicturePanel): Promise<string> {
+  const image = new Image();
+  image.src = photoOf(panel);
+  await image.decode().catch(() => undefined);
+  if (!image.width) return "";
+  const canvas = h("canvas", { width: TILE, height: Math.max(1, Math.round((TILE * image.height) / image.width)) });
+  canvas.getContext("2d")!.drawImage(image, 0, 0, canvas.width, canvas.height);
+  return canvas.toDataURL("image/jpeg", 0.9);
+}
+
 // The cover of an image: dark where the weight is small, or a colour everywhere.
 export function cells(places: Float32Array, rows: number, columns: number, cover: string,
-  colours: Colours): HTMLCanvasElement {
-  const canvas = h("canvas", { width: columns, height: rows });
+  colours: Colours, canvas = h("canvas")): HTMLCanvasElement {
+  if (canvas.width !== columns) canvas.width = columns;
+  if (canvas.height !== rows) canvas.height = rows;
   const picture = new ImageData(columns, rows);
   places.forEach((share, at) => picture.data.set(pixel(share, cover, colours), 4 * at));
   canvas.getContext("2d")!.putImageData(picture, 0, 0);

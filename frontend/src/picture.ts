@@ -3,7 +3,7 @@ import { headName, inText, meansOnly, strongest, type Context, type Panel } from
 import { layerName, queriesOf, type PicturePanel, type Text } from "./data";
 import { choice, fill, h, s, saving, segments, shown, strong, visible } from "./dom";
 import { byLayer, headsInWords, isChosen, listedHeads, meanLine } from "./head_sets";
-import { cells, keyOf, photoOf, placeOf, strip } from "./patches";
+import { cells, keyOf, photoOf, placeOf, strip, thumbnail } from "./patches";
 
 const [LISTED, WORDS, TIMED, DECADES] = [5, 600, 80, 3]; // strongest links in the readout, words beside an image, words with a time
 const WAIT = 120; // milliseconds that the mouse rests before the maps of all layers follow
@@ -317,7 +317,9 @@ export function pictureView(context: Context): Panel {
   function buildTiles(layers: number[], wanted: string, panel: PicturePanel) {
     const { text, state } = context;
     tiles.dataset.drawn = wanted;
-    tiles.style.setProperty("--photo", `url("${photoOf(panel)}")`);
+    void thumbnail(panel).then((photo) => {
+      if (tiles.dataset.drawn === wanted) tiles.style.setProperty("--photo", `url("${photo}")`);
+    });
     tiles.style.setProperty("--shape", isSound() ? "5 / 2"
       : `${panel.width} / ${panel.height}`);
     const rows = layers.map((layer) => h("div", { class: "tile-row", role: "row" },
@@ -346,9 +348,7 @@ export function pictureView(context: Context): Panel {
     const top = greatest(values, true);
     const own = Float32Array.from({ length: panel.rows * panel.columns }, (_, patch) =>
       scaled(values[placeOf(panel, patch)] / top));
-    const canvas = cells(own, panel.rows, panel.columns, context.state.cover, context.colours);
-    tile.querySelector("canvas")!.replaceWith(canvas);
-    canvas.setAttribute("aria-hidden", "true");
+    cells(own, panel.rows, panel.columns, context.state.cover, context.colours, tile.querySelector("canvas")!);
     let share = 0;
     for (const at of patchOf.keys()) share += values[at] ?? 0;
     tile.querySelector(".share")!.textContent = turned() ? shown(share) : `${Math.round(100 * share)} %`;
