@@ -47,12 +47,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--page", type=Path, help="a page that is already written; by default that of `regard demo`")
     parser.add_argument("--only", help="names of pictures, with commas")
+    parser.add_argument("--docs", action="store_true", help="only those of the documentation")
     options = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     links = links_of_views()
     chosen = options.only.split(",") if options.only else [name for name in links if name not in OF_OTHER_PAGES]
     address = (options.page or demo_page()).resolve().as_uri()
-    for name in take(address, {name: links[name] for name in chosen}):
+    looks = [("light", 1440)] if options.docs else [(theme, width) for theme in THEMES for width in WIDTHS]
+    for name in take(address, {name: links[name] for name in chosen}, looks):
         if name not in NOT_SHOWN:
             shutil.copy(OUT / f"{name}-1440-light.png", IMAGES / f"page-{name}.png")
     print(f"{len(list(OUT.glob('*.png')))} pictures are in {OUT}; those of the documentation are in {IMAGES}.")
@@ -73,8 +75,8 @@ def demo_page() -> Path:
     return folder / "index.html"
 
 
-def take(address: str, links: dict[str, str]) -> list[str]:
-    """Write the pictures of some links, and return their names."""
+def take(address: str, links: dict[str, str], looks: list[tuple[str, int]]) -> list[str]:
+    """Write the pictures of some links, each in some themes and widths, and return their names."""
     from playwright.sync_api import sync_playwright
 
     browser_path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -82,13 +84,11 @@ def take(address: str, links: dict[str, str]) -> list[str]:
         raise SystemExit("Pictures need a browser: apt-get install chromium.")
     with sync_playwright() as running:
         browser = running.chromium.launch(executable_path=browser_path, args=["--no-sandbox", "--disable-gpu"])
-        for theme in THEMES:
-            for width, height in WIDTHS.items():
-                context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
-                page = context.new_page()
-                for name, link in links.items():
-                    picture(page, f"{address}#{link}", OUT / f"{name}-{width}-{theme}.png")
-                context.close()
+        for theme, width in looks:
+            page = browser.new_context(color_scheme=theme).new_page()
+            for name, link in links.items():
+                picture(page, f"{address}#{link}", OUT / f"{name}-{width}-{theme}.png")
+            page.context.close()
         browser.close()
     return list(links)
 

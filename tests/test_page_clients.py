@@ -157,7 +157,7 @@ def answers(sheets):
     return Answers(sheets)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(path=PATHS)
 def test_any_path_has_an_answer_or_words(answers, path):
     try:
@@ -166,7 +166,7 @@ def test_any_path_has_an_answer_or_words(answers, path):
         assert len(str(reason)) > 10
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     text=st.integers(0, 1), layer=st.integers(0, 1), head=st.integers(0, 2), level=st.integers(0, 9),
     row=st.integers(0, 1), col=st.integers(0, 1), pool=st.sampled_from(["mean", "max"]),
@@ -192,7 +192,7 @@ def test_a_drawn_tile_has_its_shape_and_its_weights_or_there_is_none(
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-3, atol=1e-5)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(path=st.one_of(PATHS, st.binary(max_size=80).map(lambda content: content.decode("latin-1"))))
 def test_any_address_is_answered_with_200_or_4xx(place, path):
     """Over a real connection, with whatever bytes: never 500, and the server stays up."""

@@ -222,7 +222,7 @@ def answers_everything(sheets):
 
 
 @pytest.mark.slow
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_drawn_edits_are_refused_or_harmless(saved, tmp_path_factory, data):
     run = shutil.copytree(saved, tmp_path_factory.mktemp("drawn") / "run")
