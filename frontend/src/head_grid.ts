@@ -40,7 +40,7 @@ export function headGrid(context: Context): HeadGrid {
     const row = of.get(target)!;
     row.near = isIntersecting;
     if (isIntersecting) { fillRow(row); paintRow(row); } else row.canvas.width = 0;
-  }), { rootMargin: "800px" });
+  }), { rootMargin: "400px" });
   const resized = new ResizeObserver(() => { if (measure()) repaint(); });
 
   const grouped = () => context.state.sort === "layer";
