@@ -52,7 +52,7 @@ COMMANDS = {
     "data FOLDER": "corpus",
     "train --data FOLDER --steps 1 --out runs/table": "corpus",
 }
-#: With these extras the command is not run to its end: it would start a cluster, or train and measure for minutes.
+#: With these extras the command is not run to its end: it would start a cluster, train and measure for minutes, or serve.
 #: Command line -> its extra, and modules without which it cannot start.
 NOT_RUN = {
     "compare --out compared --report": ("lab", ("matplotlib",)),
@@ -62,6 +62,8 @@ NOT_RUN = {
     "compare --systems none --steps 1 --data grammar --engine ray": ("ray", ("ray", "pydantic")),
     "compare --systems none --steps 1 --data FOLDER": ("corpus", ("datasets", "pydantic")),
     "bench --picture times.png": ("bench", ("matplotlib",)),
+    "see --image photo.png --model FOLDER": ("demo", ("PIL",)),
+    "view --model minilm --port 0": ("demo", ("transformers",)),
 }
 
 
@@ -121,8 +123,9 @@ def test_an_extra_makes_its_commands_whole(folder):
         assert result["status"] == 0, f"regard {line}\n{result['output']}"
 
 
-#: Command lines that need a package of their extra only after they have read a run, or not at all.
+#: Command lines that need a package of their extra only after they have read a file or a run, or not at all.
 READ_FIRST = {
+    "see --image photo.png --model FOLDER",
     "translate runs/trained new.en",
     "align runs/trained --source new.en --target new.fr",
     "data grammar",

@@ -18,7 +18,7 @@ import regard as rg
 from pages import HOSTILE, UNUSUAL, maps_of, reading, told, translation
 from regard.maps.pyramid import Pyramid, cells, coarser
 from regard.stats import TextReading
-from regard.stats.roles import KINDS
+from regard.stats.roles import MEANINGS
 from regard.viewer import Sheet, load_run, page_folds, save_run, write_page
 from regard.viewer import embedded as embedded_module
 from regard.viewer.answers import Answers, NoAnswer
@@ -183,7 +183,8 @@ def test_roles_stand_beside_their_null_and_masks_among_the_warnings():
     assert (role["kind"], role["score"], role["null"], role["chance"]) == ("previous", 0.91, 0.88, 0.1)
     assert not shown["layers"][0]["heads"][1]["roles"] and shown["has_roles"]
     assert shown["findings"][0]["sentence"] == "L1.H0 attends to the future."
-    assert set(data["kinds"]) == set(KINDS) and len({kind["letter"] for kind in data["kinds"].values()}) == len(KINDS)
+    letters = {kind["letter"] for kind in data["kinds"].values()}
+    assert set(data["kinds"]) == set(MEANINGS) and len(letters) == len(MEANINGS)
     assert not sheet().about["has_roles"]
 
 
