@@ -52,7 +52,7 @@ COMMANDS = {
     "data FOLDER": "corpus",
     "train --data FOLDER --steps 1 --out runs/table": "corpus",
 }
-#: With these extras the command is not run to its end: it would start a cluster, train and measure for minutes, or serve.
+#: With these extras the command is not run to its end: it would start a cluster, take minutes, or serve.
 #: Command line -> its extra, and modules without which it cannot start.
 NOT_RUN = {
     "compare --out compared --report": ("lab", ("matplotlib",)),
