@@ -2,6 +2,7 @@
 import { bytes, floats, halves, queriesOf, weightOf, type Common, type Pool, type Text } from "./data";
 
 export const TILE = 128;
+const PART = 200_000; // weights that are computed in one go: some milliseconds
 
 export interface Source {
   common: Common;
@@ -31,6 +32,7 @@ interface Dot { q: Float32Array; k: Float32Array; r: Float32Array; mask: Uint8Ar
 export class Cache<T> {
   private items = new Map<string, T>();
   constructor(private size: number) {}
+  has(name: string) { return this.items.has(name); }
   get(name: string, make: () => T): T {
     const found = this.items.get(name) ?? make();
     this.items.delete(name);
@@ -47,6 +49,7 @@ export class Embedded implements Source {
   private whole = new Cache<Float32Array>(16);
   private pooled = new Cache<Float32Array>(64);
   private decoded = new Cache<Uint8Array>(200);
+  private filling = new Map<string, Promise<void>>();
   private weights = new Cache<Float32Array>(24);
 
   constructor(public common: Common, private texts: (Text & { maps: Maps[] })[]) {
@@ -129,7 +132,27 @@ export class Embedded implements Source {
     });
   }
 
+  // The weights of a head of a long text are computed in parts, so that the page answers meanwhile.
+  private async prepared(at: Place): Promise<void> {
+    const text = this.texts[at.text];
+    const [I, J] = [queriesOf(text).length, text.tokens.length];
+    const name = `${at.text}.${at.layer}.${at.head}`;
+    if (text.maps[at.layer].form !== "dot" || I * J < PART || this.whole.has(name)) return;
+    if (!this.filling.has(name)) this.filling.set(name, (async () => {
+      const out = new Float32Array(I * J);
+      const step = Math.ceil(PART / J);
+      for (let first = 0; first < I; first += step) {
+        for (let i = first; i < Math.min(first + step, I); i++) this.line(at.text, at.layer, at.head, i, false, out, i * J);
+        await new Promise((done) => setTimeout(done));
+      }
+      this.whole.get(name, () => out);
+      this.filling.delete(name);
+    })());
+    await this.filling.get(name);
+  }
+
   async tile(at: Place, level: number, row: number, col: number, pool: Pool) {
+    await this.prepared(at);
     const text = this.texts[at.text];
     const whole = this.cells(at, Math.max(level, this.finest(at.text)), pool);
     const [rows, cols] = [queriesOf(text).length, text.tokens.length].map((n) => Math.ceil(n / 2 ** level));
