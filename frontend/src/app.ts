@@ -1,7 +1,7 @@
 // The frame around the views: it chooses the text and the head, and handles keys, links and the theme.
 import { Colours, SCALES } from "./colour";
 import { headName, type Context, type Panel } from "./context";
-import { layerName } from "./data";
+import { layerLabel } from "./data";
 import { choice, fill, h, strong } from "./dom";
 import { identity } from "./identity";
 import { opening } from "./opening";
@@ -159,7 +159,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     bar.hidden = !aboutHead && (state.view === "learn" || !source.common.live_model);
     fill(bar, ...(!aboutHead ? [] : [
       choice("Layer", String(state.layer), text.layers.map((layer, at) =>
-        [String(at), layerName(layer).replace(/^layer /, "")]), (value) => context.set({ layer: Number(value) })),
+        [String(at), layerLabel(layer)]), (value) => context.set({ layer: Number(value) })),
       choice("Head", String(state.head), text.layers[state.layer].heads.map((_, head) => [String(head), String(head)]),
         (value) => context.set({ head: Number(value) })),
       h("span", { class: "segments", role: "group", "aria-label": "Step through heads" },

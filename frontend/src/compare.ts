@@ -129,7 +129,7 @@ export function compareView(context: Context): Panel {
     panel.mark([query, -1]);
     return h("section", { class: "side" }, h("h2", {}, `${headName(context)}: all words`),
       h("div", { class: "scroll" }, panel.figure),
-      h("p", { class: "hint" }, "A row looks, a column is looked at. ", h("button", { type: "button", class: "quiet",
+      h("p", { class: "hint" }, "A row is a query, a column is a key. ", h("button", { type: "button", class: "quiet",
         onclick: () => context.set({ view: "map", text: number, query: Math.max(query, 0), key: -1, x: -1, y: -1 }) },
       "Open the map")));
   }

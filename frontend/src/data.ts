@@ -69,6 +69,8 @@ export interface Common {
 // The name of a mechanism, or "layer N" in place of a module path.
 export const layerName = ({ name, number }: Layer): string =>
   (name.length < 40 && name !== `${number}` && !name.includes(".") ? name : `layer ${number}`);
+// "2", or the name of a mechanism: for tables, lists and axes of layers.
+export const layerLabel = (layer: Layer): string => layerName(layer).replace(/^layer /, "");
 // "L2.H1", or "Bahdanau, head 0" for a layer that has the name of a mechanism.
 export const shortName = (layer: Layer, head: number): string => {
   const name = layerName(layer);

@@ -1,7 +1,7 @@
 // The figure sheet: chosen panels at the size that they have in a paper, with legend and caption, to be saved.
 import { Colours, scaleOf, SCALES, type Scale } from "./colour";
 import { headName, interval, type Context } from "./context";
-import { layerName, queriesOf, type Text } from "./data";
+import { layerLabel, queriesOf, type Text } from "./data";
 import { choice, cut, fill, h, s, segments, visible } from "./dom";
 import { FONT, gradient, INK, lines, NORMAL, ramp, round, widthOf, write, type Drawn, type Frame } from "./figure_frame";
 import { CSV_HEAD, DRAW, PANELS } from "./figure_panels";
@@ -18,7 +18,7 @@ const SAID: Record<string, string> = { log: "a logarithmic scale", linear: "a li
 export interface Figure { svg: SVGSVGElement; text: string; rows: Drawn["rows"]; width: number; height: number; name: string }
 
 // The panels, the legend and the caption, as one SVG; its size is in mm.
-export async function drawFigure(context: Context, chosen: string[], colours: Colours,
+async function drawFigure(context: Context, chosen: string[], colours: Colours,
   width = widthOfState(context.state)): Promise<Figure> {
   const { state, text } = context;
   const scale = scaleOf(state.scale, text.tokens.length);
@@ -70,7 +70,7 @@ function ticksOf(scale: Scale): [number, string][] {
 }
 
 // Model, text, layer and head, and one sentence for each panel.
-export function captionOf(context: Context, drawn: Drawn[]): string {
+function captionOf(context: Context, drawn: Drawn[]): string {
   const { text, state } = context;
   const model = (text as Text & { model?: string }).model;
   const heads = drawn.find((panel) => panel.heads)?.heads;
@@ -162,7 +162,7 @@ export function figureSheet(context: Context): FigureSheet {
     const button = (kind: "svg" | "png" | "csv" | "pdf", said: string, title: string) =>
       h("button", { type: "button", title, onclick: () => void save(kind) }, said);
     fill(controls, panels,
-      choice("Layer", String(state.layer), text.layers.map((layer, at) => [String(at), layerName(layer).replace(/^layer /, "")]),
+      choice("Layer", String(state.layer), text.layers.map((layer, at) => [String(at), layerLabel(layer)]),
         (value) => { change({ layer: Number(value) }); drawControls(); }),
       choice("Head", String(state.head), text.layers[state.layer].heads.map((_, head) => [String(head), String(head)]),
         (value) => change({ head: Number(value) })),

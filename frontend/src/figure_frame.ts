@@ -74,11 +74,13 @@ export function picture(frame: Frame, places: ArrayLike<number>, rows: number, c
     preserveAspectRatio: "none", href: large.toDataURL() });
 }
 
+// Every n-th cell of a size has room for a label.
+const labelStep = (size: number) => Math.max(1, 2 ** Math.ceil(Math.log2((SMALL + 0.8) / size)));
 // Tokens beside the rows of cells (`down`) or below their columns. Every n-th, with its number, if there is no room.
 export function tokensAlong(tokens: string[], first: number, step: number, size: number, down: boolean,
   [x, y]: number[]): SVGGElement {
   const group = s("g", {});
-  const every = Math.max(1, 2 ** Math.ceil(Math.log2((SMALL + 0.8) / size)));
+  const every = labelStep(size);
   for (let at = 0; at * step < tokens.length; at += every) {
     const name = named(tokens[at * step]);
     const said = every * step > 1 ? `${cut(name, 9)} ${first + at * step}` : name;
@@ -89,7 +91,7 @@ export function tokensAlong(tokens: string[], first: number, step: number, size:
   return group;
 }
 export const gutter = (tokens: string[], first: number, step: number, size: number) => {
-  const every = Math.max(1, 2 ** Math.ceil(Math.log2((SMALL + 0.8) / size)));
+  const every = labelStep(size);
   const shown = tokens.filter((_, at) => at % (step * every) === 0);
   return every * step > 1 ? shown.reduce((most, token, at) => Math.max(most,
     widthOf(`${cut(named(token), 9)} ${first + at * step * every}`, SMALL)), 0) + 4 : widest(shown) + 4;

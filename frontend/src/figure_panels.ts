@@ -1,6 +1,6 @@
 // The panels of a figure: words with arcs, the map of a head, all heads, alignment, and a statistic of all heads.
 import { interval, headName, inText, place, type Context } from "./context";
-import { bytes, layerName, queriesOf, weightOf, type Pool } from "./data";
+import { bytes, layerLabel, queriesOf, weightOf, type Pool } from "./data";
 import { s, visible } from "./dom";
 import { cells, gutter, named, NORMAL, picture, ramp, round, SMALL, TALLEST, tokensAlong, widest, widthOf, write, GOLD, INK,
   LINE, SOFT, type Drawn, type Frame } from "./figure_frame";
@@ -21,8 +21,6 @@ const capital = (text: string) => text[0].toUpperCase() + text.slice(1);
 const short = (value: number) => (value >= 0.995 ? "1" : value < 0.005 ? "" : value.toFixed(2).slice(1));
 // The weight of an arc: two digits, also if it is small.
 const arcWeight = (value: number) => short(value).length > 2 ? short(value) : String(+value.toPrecision(2));
-// The name of a layer in a table and on an axis.
-const layerLabel = (context: Context, layer: number) => layerName(context.text.layers[layer]).replace(/^layer /, "");
 
 // The tokens of a side: those that were asked for, or those around the chosen one.
 const tokensOf = (frame: Frame, side: "queries" | "keys", most: number): [number, number] => {
@@ -65,7 +63,7 @@ function rowsOf(context: Context, panel: string, layer: number, head: string | n
     return size > 1 ? [`${at}-${last}`, `${tokens[at]} … ${tokens[last]}`] : [at, tokens[at]];
   };
   const quantity = size > 1 ? (context.state.pool === "max" ? "largest weight of a cell" : "weight of a cell") : "weight";
-  return Array.from(values, (value, at) => [panel, layerLabel(context, layer), head, quantity,
+  return Array.from(values, (value, at) => [panel, layerLabel(context.text.layers[layer]), head, quantity,
     ...part(first[0] + Math.floor(at / cols) * size, queriesOf(text)), ...part(first[1] + (at % cols) * size, text.tokens),
     value]);
 }
@@ -83,9 +81,9 @@ async function words(frame: Frame): Promise<Drawn> {
   const weights = await meanLine(context, heads, state.query);
   const one = [...heads.values()].flat().length === 1;
   const label = one ? String([...heads.values()].flat()[0])
-    : `mean of ${[...heads].map(([layer, list]) => `${layerLabel(context, layer)}: ${list.join(" ")}`).join("; ")}`;
+    : `mean of ${[...heads].map(([layer, list]) => `${layerLabel(context.text.layers[layer])}: ${list.join(" ")}`).join("; ")}`;
   const rows: Row[] = [];
-  for (let j = keys[0]; j < keys[1]; j++) rows.push(["words", one || heads.size === 1 ? layerLabel(context, [...heads.keys()][0])
+  for (let j = keys[0]; j < keys[1]; j++) rows.push(["words", one || heads.size === 1 ? layerLabel(context.text.layers[[...heads.keys()][0]])
     : "all", label, "weight", ...pair(text, state.query, j), weights[j]]);
   const node = s("g", {});
   const [across, height] = text.queries ? crossWords(frame, node, keys, weights) : selfWords(frame, node, keys, weights);
@@ -229,7 +227,7 @@ async function heads(frame: Frame): Promise<Drawn> {
   const most = Math.max(...text.layers.map((layer) => layer.heads.length));
   const columns = grouped ? most : Math.min(12, order.length);
   const count = grouped ? text.layers.length : Math.ceil(order.length / columns);
-  const left = grouped ? 12 + Math.max(...text.layers.map((_, at) => widthOf(layerLabel(context, at), SMALL))) : 0;
+  const left = grouped ? 12 + Math.max(...text.layers.map((_, at) => widthOf(layerLabel(context.text.layers[at]), SMALL))) : 0;
   const named = grouped ? 0 : 9;
   const pitch = Math.min(44, (width - left) / columns, (TALLEST - 12) / count - named);
   const node = s("g", {});
@@ -247,7 +245,7 @@ async function heads(frame: Frame): Promise<Drawn> {
     node.append(picture(frame, Array.from(tiles[n], frame.scale.place), tall, wide, [x, y, size, size]),
       s("rect", { class: "head", x: round(x), y: round(y), width: round(size), height: round(size), fill: "none",
         stroke: LINE, "stroke-width": 0.4 }));
-    if (!grouped) node.append(write(`${layerLabel(context, layer)}.${head}`, x + size / 2, y + size + 5, { anchor: "middle" }));
+    if (!grouped) node.append(write(`${layerLabel(context.text.layers[layer])}.${head}`, x + size / 2, y + size + 5, { anchor: "middle" }));
     rows.push(...smallRows(context, { layer, head }, tiles[n], [tall, wide]));
   }
   if (grouped) headNumbers(context, node, [left, top, pitch, most]);
@@ -260,7 +258,7 @@ function headNumbers(context: Context, node: SVGGElement, [left, top, pitch, mos
   for (let head = 0; head < most; head += every) node.append(
     write(String(head), left + (head + 0.46) * pitch, 4, { anchor: "middle" }));
   context.text.layers.forEach((_, layer) => {
-    if (layer % every === 0) node.append(write(layerLabel(context, layer), left - 3, top + (layer + 0.46) * pitch,
+    if (layer % every === 0) node.append(write(layerLabel(context.text.layers[layer]), left - 3, top + (layer + 0.46) * pitch,
       { anchor: "end" }));
   });
 }
@@ -274,7 +272,7 @@ function smallRows(context: Context, { layer, head }: { layer: number; head: num
     const [first, last] = [Math.ceil((at * tokens.length) / count), Math.ceil(((at + 1) * tokens.length) / count) - 1];
     return first === last ? [first, tokens[first]] : [`${first}-${last}`, `${tokens[first]} … ${tokens[last]}`];
   };
-  return Array.from(values, (value, at) => ["heads", layerLabel(context, layer), head,
+  return Array.from(values, (value, at) => ["heads", layerLabel(context.text.layers[layer]), head,
     whole ? "weight" : "weight of a cell", ...part(queriesOf(text), rows, Math.floor(at / cols)),
     ...part(text.tokens, cols, at % cols), value]);
 }
@@ -349,7 +347,7 @@ async function statistics(frame: Frame): Promise<Drawn> {
   const names = Object.keys(text.layers[0].heads[0].values);
   const name = names.includes(state.colour) ? state.colour : names[0];
   const columns = Math.max(...text.layers.map((layer) => layer.heads.length));
-  const left = 22 + Math.max(...text.layers.map((_, at) => widthOf(layerLabel(context, at), SMALL)));
+  const left = 22 + Math.max(...text.layers.map((_, at) => widthOf(layerLabel(context.text.layers[at]), SMALL)));
   const cell = Math.min(32, (width - left) / columns);
   const tall = Math.min(14, (TALLEST - 60) / text.layers.length);
   const values = text.layers.map((layer) => layer.heads.map((head) => head.values[name]));
@@ -364,13 +362,13 @@ async function statistics(frame: Frame): Promise<Drawn> {
       fill: frame.colours.of(share(value)) }));
     if (cell >= 17 && tall >= 8.5) node.append(write(value.toFixed(digits), x + cell / 2, y + tall / 2,
       { anchor: "middle", fill: frame.colours.on(share(value)) }));
-    rows.push(["statistics", layerLabel(context, layer), head, name, "", "", "", "", value]);
+    rows.push(["statistics", layerLabel(context.text.layers[layer]), head, name, "", "", "", "", value]);
   }));
   const every = Math.max(1, Math.ceil(10 / cell));
   for (let head = 0; head < columns; head += every) node.append(write(String(head), left + (head + 0.5) * cell, 4, { anchor: "middle" }));
   const each = Math.max(1, Math.ceil(8 / tall));
   values.forEach((_, layer) => { if (layer % each === 0) node.append(
-    write(layerLabel(context, layer), left - 4, 10 + (layer + 0.5) * tall, { anchor: "end" })); });
+    write(layerLabel(context.text.layers[layer]), left - 4, 10 + (layer + 0.5) * tall, { anchor: "end" })); });
   const bottom = 10 + values.length * tall;
   node.append(write("layer", 4, (10 + bottom) / 2, { turned: true, anchor: "middle", fill: SOFT }),
     write("head", left + (columns * cell) / 2, bottom + 6, { anchor: "middle", fill: SOFT }));

@@ -11,7 +11,7 @@ interface Link { query: number; key: number; weight: number }
 interface Row { at: Head; values: Record<string, number>; roles: [string, number][]; link: Link | null }
 
 // The strongest link of a head from a query to an ordinary word that is not its neighbour, as TextReading.notable.
-export function notable(text: Text, query: number, row: ArrayLike<number>): Link | null {
+function notable(text: Text, query: number, row: ArrayLike<number>): Link | null {
   const left = new Set(text.queries === null ? [...text.special, 0] : text.special);
   let best: Link | null = null;
   for (let key = 0; key < row.length; key++)

@@ -4,7 +4,7 @@ import { queriesOf, type Text } from "./data";
 import type { State } from "./state";
 
 // Whether the queries are the last keys, as in the last step of a generation.
-export const isGeneration = (text: Text): boolean => text.queries !== null
+const isGeneration = (text: Text): boolean => text.queries !== null
   && text.queries.length < text.tokens.length
   && queriesOf(text).every((token, at) => token === text.tokens[text.tokens.length - text.queries!.length + at]);
 

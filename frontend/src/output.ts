@@ -31,7 +31,7 @@ export async function pngBlob(text: string, width: number, height: number): Prom
 }
 
 // Adds the chunk pHYs, pixels to a metre, after the header of a PNG (33 bytes).
-export function withDensity(png: Uint8Array, dpi: number): Uint8Array<ArrayBuffer> {
+function withDensity(png: Uint8Array, dpi: number): Uint8Array<ArrayBuffer> {
   const chunk = new Uint8Array(21);
   const view = new DataView(chunk.buffer);
   view.setUint32(0, 9);

@@ -1,6 +1,6 @@
 // The picture view: weights over an image, the frames of a video or a spectrogram; a map of every head beside it.
 import { headName, inText, meansOnly, strongest, type Context, type Panel } from "./context";
-import { layerName, queriesOf, type PicturePanel, type Text } from "./data";
+import { layerLabel, layerName, queriesOf, type PicturePanel, type Text } from "./data";
 import { choice, fill, h, s, saving, segments, shown, strong, visible } from "./dom";
 import { byLayer, headsInWords, isChosen, listedHeads, meanLine } from "./head_sets";
 import { cells, keyOf, photoOf, placeOf, strip, thumbnail } from "./patches";
@@ -323,7 +323,7 @@ export function pictureView(context: Context): Panel {
     tiles.style.setProperty("--shape", isSound() ? "5 / 2"
       : `${panel.width} / ${panel.height}`);
     const rows = layers.map((layer) => h("div", { class: "tile-row", role: "row" },
-      layers.length > 1 && h("span", { class: "axis", role: "rowheader" }, layerName(text.layers[layer]).replace(/^layer /, "")),
+      layers.length > 1 && h("span", { class: "axis", role: "rowheader" }, layerLabel(text.layers[layer])),
       ...text.layers[layer].heads.map((_, head) => {
         const name = headName(context, layer, head);
         const tile = h("button", { type: "button", class: "tile", role: "gridcell", title: name, "aria-label": name,

@@ -3,7 +3,7 @@ import * as Plot from "@observablehq/plot";
 import { named } from "./chart_names";
 import { headName, inText, type Context, type Panel } from "./context";
 import { rangeLegend, SERIES } from "./colour";
-import { layerName, type Layer } from "./data";
+import { layerLabel, layerName } from "./data";
 import { chartOf, choice, fill, h, saving, segments, shown, visible } from "./dom";
 import { headTable } from "./head_table";
 import { label as plainLabel } from "./labels";
@@ -49,10 +49,9 @@ export function statisticsView(context: Context): Panel {
     const name = names.includes(state.colour) ? state.colour : names[0];
     tools.replaceChildren(choice("Statistic", name, names.map((each) => [each, plainLabel(source.common, each)]),
       (colour) => context.set({ colour })));
-    const label = (layer: Layer) => layerName(layer).replace(/^layer /, "");
-    const layers = text.layers.map(label);
+    const layers = text.layers.map(layerLabel);
     const heads = text.layers.flatMap((layer, at) => layer.heads.map((head, number) => ({
-      layer: label(layer), at, head: number, value: head.values[name],
+      layer: layerLabel(layer), at, head: number, value: head.values[name],
         roles: head.roles.map((role) => source.common.kinds[role.kind].letter).join(""),
       kind: head.roles[0]?.kind ?? "none", x: 0, y: 0, chosen: at === state.layer && number === state.head,
     })));
@@ -68,7 +67,7 @@ export function statisticsView(context: Context): Panel {
       chart(`Map of ${plainLabel(source.common, name)}`, source.common.statistics[name] ?? "",
         { ...grid, color: colourScale([low, high]), marks: [
         Plot.cell(heads, { x: "head", y: "layer", fill: "value", inset: 0.7, tip: true,
-          title: (d: any) => `layer ${d.layer}, head ${d.head}: ${shown(d.value)}` }),
+          title: (d: any) => `${headName(context, d.at, d.head)}: ${shown(d.value)}` }),
         context.root.clientWidth <= 520 ? null : Plot.text(heads,
           { x: "head", y: "layer", text: (d: any) => (Math.abs(d.value) >= 10 ? d.value.toFixed(0)
           : d.value.toFixed(2)), fill: (d: any) => context.colours.on((d.value - low) / (high - low || 1) || 0.004), fontSize: 10,
@@ -81,7 +80,7 @@ export function statisticsView(context: Context): Panel {
         { ...grid, color: { domain: [...kinds, "none"],
         range: [...SERIES.slice(0, kinds.length), context.colours.get("--none")], legend: true }, marks: [
         Plot.cell(heads, { x: "head", y: "layer", fill: "kind", fillOpacity: 0.55, inset: 0.7, tip: true,
-          title: (d: any) => `layer ${d.layer}, head ${d.head}: ${d.kind}` }),
+          title: (d: any) => `${headName(context, d.at, d.head)}: ${d.kind}` }),
         Plot.text(heads, { x: "head", y: "layer", text: "roles", fontWeight: 600, fontSize: 10,
           pointerEvents: "none" }), ...chosen] }, heads.map((each) => ({ head: `${each.layer}.${each.head}`,
         roles: text.layers[each.at].heads[each.head].roles.map((role) => role.kind).join(", ") || "none" })),
@@ -124,7 +123,7 @@ export function statisticsView(context: Context): Panel {
         chart("Heads with similar maps",
         "Each point is a head; near points have similar weights (classical scaling of the Jensen-Shannon distance). Colours are layers.", { height: 380, inset: 24, x: { ticks: [], label: null }, y: { ticks: [], label: null }, color: { domain: layers, range: layers.map((_, at) => SERIES[at % SERIES.length]), legend: layers.length < 13, label: "layer" }, marks: [
         Plot.dot(heads, { x: "x", y: "y", fill: "layer", r: 5, fillOpacity: 0.8, tip: true,
-          title: (d: any) => `layer ${d.layer}, head ${d.head}` }),
+          title: (d: any) => `${headName(context, d.at, d.head)}` }),
         Plot.text(heads.filter((each) => each.chosen || heads.length <= 150), { x: "x", y: "y", text: (d: any) => `${text.layers[d.at].number}.${d.head}`, dy: -9, fontSize: 9,
           pointerEvents: "none" }),
         Plot.dot(heads.filter((each) => each.chosen),

@@ -106,21 +106,27 @@ def _tokens(operation: str, tokens: Any, I: int, J: int) -> tuple[list[str] | No
         raise RegardError(f"{operation}: tokens must be a list, got the text {tokens[:40]!r}. Split it: text.split().")
     if not hasattr(tokens, "__len__"):
         raise RegardError(f"{operation}: tokens must be a list, got {type(tokens).__name__}. Give one token for each.")
-    sides = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
-    is_pair = len(sides) == 2 and not any(isinstance(side, str) or not hasattr(side, "__len__") for side in sides)
+    sides = token_lists(tokens)
+    is_pair, queries, keys = len(sides) == 2, sides[0], sides[-1]
     if not is_pair and I != J:
         raise RegardError(
-            f"{operation}: one list of {len(sides)} tokens for {I} queries and {J} keys. Give two lists: "
+            f"{operation}: one list of {len(keys)} tokens for {I} queries and {J} keys. Give two lists: "
             "(query tokens, key tokens)."
         )
-    queries, keys = map(list, sides) if is_pair else (sides, sides)
     if (len(queries), len(keys)) != (I, J):
-        given = f"{len(queries)} query tokens and {len(keys)} key tokens" if is_pair else f"{len(sides)} tokens"
+        given = f"{len(queries)} query tokens and {len(keys)} key tokens" if is_pair else f"{len(keys)} tokens"
         raise RegardError(
             f"{operation}: {given} for {I} queries and {J} keys. Give one token for each"
             + (", the queries first." if is_pair else ", special tokens such as [CLS] included.")
         )
     return [label(str(token)) for token in queries], [label(str(token)) for token in keys]
+
+
+def token_lists(tokens: Any) -> list[list[Any]]:
+    """The tokens of queries and of keys, or one list for both."""
+    sides = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
+    is_pair = len(sides) == 2 and not any(isinstance(side, str) or not hasattr(side, "__len__") for side in sides)
+    return [list(side) for side in sides] if is_pair else [sides]
 
 
 def label(token: str) -> str:

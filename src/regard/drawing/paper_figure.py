@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from regard.checks import Count, checked
-from regard.drawing.panels import label
+from regard.drawing.panels import label, token_lists
 from regard.drawing.panels import panels as chosen_panels
 from regard.drawing.paper import NORMAL, Paper
 from regard.drawing.paper_panels import PANELS, Content, Drawn, Layer
@@ -224,10 +224,8 @@ def _sides(tokens: Any, named: Any, I: int, J: int) -> tuple[list[str], list[str
     """The tokens of queries and keys, as texts; their positions without tokens."""
     if named is None:
         return [str(i + max(J - I, 0)) for i in range(I)], [str(j) for j in range(J)]
-    sides = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
-    is_pair = len(sides) == 2 and not any(isinstance(side, str) or not hasattr(side, "__len__") for side in sides)
-    queries, keys = sides if is_pair else (sides, sides)
-    return [str(token) for token in queries], [str(token) for token in keys]
+    sides = token_lists(tokens)
+    return [str(token) for token in sides[0]], [str(token) for token in sides[-1]]
 
 
 def _dense_layer(source: Any, tokens: Any) -> Material:

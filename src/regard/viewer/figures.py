@@ -111,7 +111,7 @@ def received_bars(profile: Profile, layer_index: int) -> Any:
     axes.bar(range(len(received)), received.numpy(), width=0.8)
     if len(received) <= NAMED:
         name_tokens(axes.xaxis, [label(token) for token in profile.tokens], 8)
-    axes.set(ylabel="weight received", title=f"layer {layer.number}: how much each token is looked at")
+    axes.set(ylabel="weight received", title=f"layer {layer.number}: weight that each token receives")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 
