@@ -1,6 +1,6 @@
 // The frame around the views: it chooses the text and the head, and handles keys, links and the theme.
 import { Colours, SCALES } from "./colour";
-import { headName, type Context, type Panel } from "./context";
+import { headName, place, type Context, type Panel } from "./context";
 import { layerLabel } from "./data";
 import { choice, fill, h, strong } from "./dom";
 import { identity } from "./identity";
@@ -31,7 +31,7 @@ const KEYS: [string, string][] = [
   [`1 … ${VIEWS.length}`, VIEWS.join(", ")], ["[ ]", "previous head, next head"],
     ["{ }", "previous layer, next layer"], ["arrows", "move between heads, cells or words (with Shift: ten cells, or the other word of a link)"],
   ["f", "figure for a paper: PDF, SVG, PNG, CSV"], ["+ −", "zoom"], ["0", "the whole map"], ["/", "find a token"], ["Esc", "stop computing, or close this list"],
-    ["p", "pin this head, or take its pin off"], ["r", "record a story: views with a sentence each"], ["t", "light or dark theme"], ["?", "this list"],
+    ["p", "pin or unpin this head"], ["r", "record a story: views with a sentence each"], ["t", "light or dark theme"], ["?", "this list"],
 ];
 
 // A choice that outlives the page, where the browser allows it; `value` sets it.
@@ -224,8 +224,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
       }
     if (key === "f") return openFigure(), true;
     if (key === "p") {
-      const here = { text: state.text, layer: state.layer, head: state.head };
-      return context.set({ pins: withPin(state.pins, here) }), true;
+      return context.set({ pins: withPin(state.pins, place(context)) }), true;
     }
     if (key === "r") return story.record(), true;
     if (key === "t") return turnTheme(), true;

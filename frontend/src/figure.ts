@@ -179,7 +179,7 @@ export function figureSheet(context: Context): FigureSheet {
         "Write the caption anew")),
       h("p", { class: "figure-save", role: "group", "aria-label": "Save the figure" }, h("span", {}, "Save"),
         button("pdf", "PDF…", "Opens the print of the browser; choose “Save as PDF”. The page has the size of the figure."),
-        button("svg", "SVG", "Vector graphics, with its text as text"), button("png", "PNG", "300 dots to an inch"),
+        button("svg", "SVG", "Vector graphics, with its text as text"), button("png", "PNG", "300 dots per inch"),
         button("csv", "CSV", "The numbers that are shown")),
       h("p", { class: "hint" }, "PDF opens the browser's print: choose “Save as PDF”. The page has the size of the figure."));
     if (state.caption) caption.value = state.caption;

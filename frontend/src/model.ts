@@ -136,13 +136,13 @@ export function model(context: Context, body: HTMLElement): Mode {
       stroke: BRIGHT[at[0] % BRIGHT.length], "pointer-events": "none", ...look(strength) })] : []));
   }
 
-  // The head under the pointer, and the greatest weight that is drawn in it.
+  // The head under the pointer, and the largest weight that is drawn in it.
   function tell(at: Head) {
     const found = strongest.get(nameOfHead(at));
     const { text, source, state } = context;
     const roles = text.layers[at[0]].heads[at[1]].roles.map((role) => role.kind).join(", ");
     const names = [wordNames(queriesOf(text)), wordNames(text.tokens)];
-    const link = found && found[0] >= 0 ? [": its greatest weight here is ", h("b", {}, names[0][found[0]]), " → ",
+    const link = found && found[0] >= 0 ? [": its largest weight here is ", h("b", {}, names[0][found[0]]), " → ",
       h("b", {}, names[1][found[1]]), " ", h("output", { class: "weight" }, shown(found[2])),
       source.finest(state.text) ? " (the mean of a cell)" : "", "."] : [];
     readout.replaceChildren(h("b", {}, headName(context, ...at)), roles ? ` (${roles})` : "", ...link);

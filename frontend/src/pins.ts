@@ -1,7 +1,7 @@
 // Pins: two heads, of one text or of two, side by side on one scale, and their difference.
 import { interpolateRgb } from "d3-interpolate";
 import { legend } from "./colour";
-import { interval, type Context, type Panel as View } from "./context";
+import { interval, place, type Context, type Panel as View } from "./context";
 import { layerName, queriesOf, type Text } from "./data";
 import { choice, cut, fill, h, saving, strong } from "./dom";
 import { differenceLegend, panelOf, type Grid, type Panel } from "./pin_figure";
@@ -17,7 +17,7 @@ const DRAWN: (keyof State)[] = ["view", "text", "layer", "head", "pins", "scale"
 // Pins the head of the state, or takes its pin off.
 export function pinButton(context: Context): HTMLButtonElement {
   const { state } = context;
-  const here = { text: state.text, layer: state.layer, head: state.head };
+  const here = place(context);
   const isThere = isPinned(state.pins, here);
   return h("button", { type: "button", class: "pin-button", "aria-pressed": String(isThere), title: "Compare heads in the view Pins (p)",
     onclick: () => context.set({ pins: withPin(state.pins, here) }) }, isThere ? "Pinned" : "Pin this head");
@@ -38,7 +38,7 @@ export function pinsView(context: Context): View {
   // Two sides: the pins; in place of a missing one the head of the state, and the head after it.
   async function chosenSides(): Promise<Side[]> {
     const { state, source, text } = context;
-    const here = { text: state.text, layer: state.layer, head: state.head };
+    const here = place(context);
     const places = pinsOf(state.pins);
     if (!places.length) places.push(here);
     if (places.length < 2) {

@@ -54,7 +54,7 @@ class PaperFigure(NotebookFigure):
     rows: Sequence[Sequence[str | int | float]] = ()
 
     def save(self, path: str | os.PathLike[str], *, transparent: bool = False) -> Path:
-        """Write a .pdf or .svg (vectors), a .png (300 dots to an inch) or a .csv (`rows`), completely or not at all."""
+        """Write a .pdf or .svg (vectors), a .png (300 dots per inch) or a .csv (`rows`), completely or not at all."""
         path = Path(path)
         kind = path.suffix.lower().removeprefix(".")
         if kind not in KINDS:

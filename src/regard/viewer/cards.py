@@ -37,8 +37,8 @@ TITLES = {
 }
 #: Least weight of another link of the word that leads.
 LINK = 0.3
-#: A token is a sink if it receives at least this share of all weight, and this multiple of what even weights give it.
-SINK, ABOVE_EVEN = 0.2, 2.0
+#: A token is a sink if it receives at least this share of all weight, and this multiple of its weight in uniform rows.
+SINK, ABOVE_UNIFORM = 0.2, 2.0
 #: Two heads are alike only if they also treat each query alike: their least `agreement`.
 AGREE = 0.5
 #: The broadest head attends to at least this many times as many tokens as the most focused one.
@@ -172,7 +172,7 @@ def sink(reading: TextReading) -> Iterator[Card]:
     shares, even = _received(profile)
     key = int(shares.argmax())
     share = float(shares[key])
-    if len(profile.tokens) < 3 or share < max(SINK, ABOVE_EVEN * even):
+    if len(profile.tokens) < 3 or share < max(SINK, ABOVE_UNIFORM * even):
         return
     rests = key == 0 or key in profile.special
     where = ", the first token" if key == 0 else ""
@@ -183,7 +183,7 @@ def sink(reading: TextReading) -> Iterator[Card]:
         "sink",
         "Attention sink" if rests else "Where most weight goes",
         [[f"{percent(share)} of all weight goes to ", PLAIN], *token(reading, key), [f"{where}.", PLAIN]],
-        f"Mean of all heads and words. Even weights would give it at most {percent(even)}.",
+        f"Mean of all heads and words. Uniform weights would give it at most {percent(even)}.",
         state,
         bars=[float(f"{value:.4g}") for value in _binned(shares)],
         at=key * min(len(shares), NUM_BARS) // len(shares),
@@ -191,7 +191,7 @@ def sink(reading: TextReading) -> Iterator[Card]:
 
 
 def _received(profile: Profile) -> tuple[torch.Tensor, float]:
-    """The share of all weight that each key receives, and the most that even weights could give to a key."""
+    """The share of all weight that each key receives, and the most that uniform weights could give to a key."""
     num_heads = sum(layer.num_heads for layer in profile.layers)
     num_queries = len(profile.query_tokens)
     total = torch.stack([layer.received.double().sum(0) for layer in profile.layers]).sum(0)
