@@ -1,6 +1,6 @@
 // Records a story: adds the view that is shown, and edits, moves and deletes the views that were added.
 import type { Context } from "./context";
-import type { Step, Story } from "./data";
+import { shortName, type Step, type Story } from "./data";
 import { cut, fill, h } from "./dom";
 import { download } from "./output";
 import { fromLink, toLink } from "./state";
@@ -72,9 +72,10 @@ export function recorder(context: Context, uses: Uses): { element: HTMLElement; 
 }
 
 // A view in words: its name, and the head or the text.
-function viewName({ source }: Context, link: string): string {
+function viewName({ source, text: { layers } }: Context, link: string): string {
   const found = fromLink(link);
   if (!found) return link;
   const text = source.titles.length > 1 ? `, ${cut(source.titles[found.text ?? 0] ?? "", 24)}` : "";
-  return `${found.view}, layer ${found.layer ?? 0}, head ${found.head ?? 0}${text}`;
+  const layer = layers[found.layer ?? 0]; // texts of one page have the same layers, but for those of other models
+  return `${found.view}${layer ? `, ${shortName(layer, found.head ?? 0)}` : ""}${text}`;
 }
