@@ -239,3 +239,12 @@ def test_a_model_that_fails_is_told_of_and_the_server_goes_on():
     with served([Sheet.of(reading())], model=LiveModel("bad", "text", read)) as address:
         assert post(address, "bad") == (500, "The model cannot read this text: RuntimeError: out of room")
         assert post(address, "worse")[0] == 500 and get(address, "texts")[0] == 200
+
+
+def test_unknown_pieces_of_a_typed_text_are_named():
+    run = load_pretrained("bahdanau-en-fr")
+    sheet = translator_model("translator", run).read("The 漢字 cost 5 €.", lambda: None)[0]
+    assert sheet.about["unknown"] == ["漢字", "5", "€"]
+    assert sheet.about["tokens"].count("<unk>") == 3
+    queries, query = sheet.about["queries"], sheet.about["start"]["query"]
+    assert not any(piece.startswith("##") for piece in queries[query : query + 2]), "the page opens on a whole word"

@@ -22,7 +22,8 @@ SENTENCE = "the cat did not cross the street because it was too tired"
 
 
 def read(text, check):
-    return [sheet_of(text)]
+    sheet = sheet_of(text)
+    return [Sheet(sheet.about | {"written": text}, sheet.maps, sheet.ready)]
 
 
 def maps_of(text):
@@ -65,6 +66,10 @@ def test_a_changed_word_is_read_and_both_texts_stand_side_by_side(browser):
         assert float(row.locator("td").first.inner_text()) == pytest.approx(float(changes.max()), abs=6e-4)
         # The second text has its own maps, with words on their sides.
         assert page.locator(".compare .pin-map").nth(1).locator("text").last.inner_html() == "wide"
+        # The text that was read can be changed again.
+        assert page.locator(".typed-text").input_value() == other
+        assert page.locator(".changeable button").all_inner_texts() == other.split()
+        assert page.locator(".typed .hint").first.inner_text().startswith("Click a word of the second text")
         assert axe_violations(page) == []
         row.locator("button").click()
         until(page, f"document.querySelector('h1').textContent.includes('Layer {place[0]}, head {place[1]}')")
@@ -106,6 +111,72 @@ def test_what_cannot_be_read_is_said_in_words_and_reading_can_be_stopped(browser
         for _ in range(100):
             time.sleep(0 if stopped else 0.05)
         assert stopped == ["for ever"]
+
+
+def test_a_long_text_is_refused_in_words_before_it_is_sent(browser):
+    asked, long = [], "word " * 5000
+    with (
+        served([sheet_of(SENTENCE)], model=LiveModel("words", "text", read)) as address,
+        opened(browser, f"{address}#compare") as page,
+    ):
+        page.wait_for_selector(".compare .pair .hint")
+        assert page.locator(".compare .pair .hint").inner_text().startswith("Type a text above and press Read it")
+        assert page.locator(".typed .hint").first.inner_text().startswith("Click a word of the first text to change it")
+        page.on("request", lambda request: asked.append(request.url))
+        page.locator(".typed-text").fill(long)
+        assert page.locator(".typed-length").inner_text() == f"{len(long.strip()):,} of 2,000 characters"
+        page.locator(".typed-text").press("Enter")
+        assert "at most 2,000 characters" in page.locator(".typed .notice").inner_text()
+        assert page.locator(".typed-text").input_value() == long and asked == []
+
+
+def test_words_of_unlike_texts_are_not_paired(browser):
+    kept = [sheet_of(SENTENCE), sheet_of("she said that they were very kind and went home")]
+    with served(kept) as address, opened(browser, f"{address}#compare?text=0&query=10") as page:
+        page.wait_for_selector(".few-words")
+        assert page.locator("table.changes").count() == 0
+        assert page.locator(".compare .side").nth(1).locator("[aria-selected=true]").count() == 0
+        for side, word in ((1, "kind"), (0, "cat")):  # a word in each
+            page.locator(".compare .words").nth(side).locator("span", has_text=word).click()
+        chosen = "[...document.querySelectorAll('[aria-selected=true]')].map((one) => one.textContent).join()"
+        until(page, f"{chosen} === 'cat,kind'")
+
+
+def test_unknown_pieces_are_named_and_a_line_under_the_text_keeps_its_direction(browser):
+    def read(text, check):
+        sheet = sheet_of(text)
+        return [Sheet(sheet.about | {"written": text, "unknown": ["€", "漢字"]}, sheet.maps, sheet.ready)]
+
+    arabic = "القط لم يعبر الشارع"
+    with (
+        served([sheet_of(arabic)], model=LiveModel("words", "translation", read)) as address,
+        opened(browser, f"{address}#compare") as page,
+    ):
+        page.locator(".typed-text").fill(f"{arabic} ▁")
+        page.locator(".typed-text").press("Enter")
+        page.wait_for_selector(".compare .unknown")
+        assert page.locator(".unknown").inner_text() == "2 pieces of your text are unknown to this model (€, 漢字)."
+        words = page.locator(".compare .words").nth(1)
+        assert words.locator("span").last.inner_text() == "␣"
+        directions = "all => all.map((one) => getComputedStyle(one).direction)"
+        assert page.locator(".compare .readout").evaluate_all(directions) == ["ltr", "ltr"]
+        assert page.locator(".compare .words").evaluate_all(directions) == ["rtl", "rtl"]
+
+
+def test_number_keys_follow_the_tabs_that_are_shown(browser):
+    with (
+        served([sheet_of(SENTENCE), sheet_of(SENTENCE)]) as address,
+        opened(browser, f"{address}#overview") as page,
+    ):
+        tabs = page.locator(".tabs button").all_inner_texts()
+        assert "Picture" not in tabs and {"Compare", "Pins"} <= set(tabs)
+        for number, tab in enumerate(tabs, 1):
+            page.keyboard.press(str(number))
+            until(page, f"location.hash.startsWith('#{tab.lower()}')")
+            assert page.locator(".bar").is_hidden() == (tab in ("Overview", "Learn", "Pins"))
+        page.keyboard.press("?")
+        first = page.locator(".help dt, .help dd").all_inner_texts()[:2]
+        assert first == [f"1 … {len(tabs)}", ", ".join(tabs).lower()]
 
 
 def test_a_link_to_a_text_that_is_not_kept_any_more_opens_the_first(browser, monkeypatch):

@@ -3,6 +3,7 @@ import { legend } from "./colour";
 import { interval, meansOnly, type Context, type Panel } from "./context";
 import { layerName, queriesOf, type Text } from "./data";
 import { choice, fill, h, s, saving } from "./dom";
+import { unknownNote } from "./unknown";
 import { cutName, wordNames } from "./word_names";
 
 const [SHOWN, PANELS] = [60, 8]; // words on a side, and panels that are drawn at once
@@ -68,7 +69,7 @@ export function alignmentView(context: Context): Panel {
     const note = text.queries ? READINGS[text.aligned] ?? "A row per target word, a column per source word."
       : "Self-attention: a row per query, a column per key.";
     element.querySelector(".about-reading")!.textContent = `${note}${gold}`;
-    fill(notes, meansOnly(context));
+    fill(notes, meansOnly(context), unknownNote(text));
     const found = await alignmentPanels(context);
     if (mine !== turn) return;
     const [rows, cols] = sides();

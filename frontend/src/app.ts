@@ -28,7 +28,7 @@ const MAKE: Record<View, (context: Context) => Panel> = { overview, map: mapView
 const OFFERED: Partial<Record<View, (context: Context) => boolean>> = { picture: ({ text }) => hasPicture(text),
   compare: canCompare };
 const KEYS: [string, string][] = [
-  [`1 … ${VIEWS.length}`, VIEWS.join(", ")], ["[ ]", "previous head, next head"],
+  ["[ ]", "previous head, next head"],
     ["{ }", "previous layer, next layer"], ["arrows", "move between heads, cells or words (with Shift: ten cells, or the other word of a link)"],
   ["f", "figure for a paper: PDF, SVG, PNG, CSV"], ["+ −", "zoom"], ["0", "the whole map"], ["/", "find a token"], ["Esc", "stop computing, or close this list"],
     ["p", "pin or unpin this head"], ["r", "record a story: views with a sentence each"], ["t", "light or dark theme"], ["?", "this list"],
@@ -57,8 +57,15 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   const about = identity(context, (text) => openText(text));
   const main = h("main", { class: "view", tabindex: -1 });
   const notice = h("p", { class: "notice", role: "alert", hidden: true });
-  const help = h("dialog", { class: "help", "aria-label": "Keys" }, h("h2", {}, "Keys"),
-    h("dl", {}, ...KEYS.flatMap(([key, effect]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, effect)])),
+  const offered = () => VIEWS.filter((view) => OFFERED[view]?.(context) ?? true);
+  const keys = h("dl", {});
+  const showKeys = () => {
+    const views = offered();
+    fill(keys, ...[[`1 … ${views.length}`, views.join(", ")], ...KEYS].flatMap(([key, effect]) =>
+      [h("dt", {}, h("kbd", {}, key)), h("dd", {}, effect)]));
+    help.showModal();
+  };
+  const help = h("dialog", { class: "help", "aria-label": "Keys" }, h("h2", {}, "Keys"), keys,
     h("p", { class: "help-buttons" }, h("button", { type: "button", onclick: () => { help.close(); story.record(); } },
       "Record a story"), h("button", { type: "button", onclick: () => help.close() }, "Close")));
   const theme = h("button", { type: "button", class: "quiet", title: "Light or dark (t)", "aria-label": "Light or dark",
@@ -68,7 +75,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     title: context.tour.title, onclick: context.tour.play }, "Tour") : "",
     h("button", { type: "button", class: "figure-open", title: "Figure for a paper (f)",
     onclick: () => openFigure() }, "Figure"), theme, h("button", { type: "button", class: "quiet", title: "Keys (?)",
-    "aria-label": "Keys", onclick: () => help.showModal() }, "?")));
+    "aria-label": "Keys", onclick: showKeys }, "?")));
   const figures = figureSheet(context);
   const openFigure = () => context.set({ figure: OF_VIEW[state.view] ?? "map" });
   const scale = scaleRow(context);
@@ -149,13 +156,13 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     const { text } = context;
     named = source.titles.length;
     about.draw();
-    tabs.replaceChildren(...VIEWS.filter((view) => OFFERED[view]?.(context) ?? true).map((view) =>
-      h("button", { type: "button", "aria-current": view === state.view ? "page" : null, title: `${view} (${VIEWS.indexOf(view) + 1})`,
+    tabs.replaceChildren(...offered().map((view, at) =>
+      h("button", { type: "button", "aria-current": view === state.view ? "page" : null, title: `${view} (${at + 1})`,
       onclick: () => context.set({ view }) }, view[0].toUpperCase() + view.slice(1))));
     const step = (by: number, label: string, sign: string) =>
       h("button", { type: "button", title: label, "aria-label": label, onclick: () => turnHead(by) }, sign);
     const roles = text.layers[state.layer].heads[state.head].roles.map((role) => role.kind).join(", ");
-    const aboutHead = state.view !== "learn" && state.view !== "overview";
+    const aboutHead = !["learn", "overview", "pins"].includes(state.view); // Pins has a chooser on each side
     bar.hidden = !aboutHead && (state.view === "learn" || !source.common.live_model);
     fill(bar, ...(!aboutHead ? [] : [
       choice("Layer", String(state.layer), text.layers.map((layer, at) =>
@@ -214,8 +221,8 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     if (used) event.preventDefault();
   }
   function common(key: string): boolean {
-    const view = VIEWS[Number(key) - 1];
-    if (view && (view !== "picture" || hasPicture(context.text))) return context.set({ view }), true;
+    const view = offered()[Number(key) - 1];
+    if (view) return context.set({ view }), true;
     if (key === "[" || key === "]") return turnHead(key === "]" ? 1 : -1), true;
     if (key === "{" || key === "}") return context.set(
       { layer: (state.layer + (key === "}" ? 1 : -1) + context.text.layers.length) % context.text.layers.length }),
@@ -228,7 +235,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     }
     if (key === "r") return story.record(), true;
     if (key === "t") return turnTheme(), true;
-    if (key === "?") return help.showModal(), true;
+    if (key === "?") return showKeys(), true;
     return false;
   }
 

@@ -1,12 +1,13 @@
 // The compare view: two texts side by side in the chosen head, and the heads in which the chosen word changes most.
 import { headName, inText, interval, place, strongest, type Context, type Panel } from "./context";
-import { counterparts, rowChange } from "./counterparts";
+import { counterparts, rowChange, shareWords } from "./counterparts";
 import { queriesOf, type Text } from "./data";
 import { choice, cut, fill, h, joins, shown, strong, visible } from "./dom";
 import { panelOf } from "./pin_figure";
 import { asPins } from "./pin_set";
 import { TILE } from "./source";
 import { typedPanel } from "./typed";
+import { unknownNote } from "./unknown";
 import { wordNames } from "./word_names";
 
 const [WORDS, LISTED, SHORT] = [400, 8, 2048]; // tokens of a text, heads in the list, keys up to which all layers count
@@ -21,6 +22,10 @@ export const canCompare = (context: Context) =>
 const sameHeads = (one: Text, other: Text) => (one.queries === null) === (other.queries === null)
   && one.layers.map((layer) => layer.heads.length).join() === other.layers.map((layer) => layer.heads.length).join();
 
+// The direction of the first word with letters: "auto" would not look into words that have a direction of their own.
+const directionOf = (tokens: string[], special: Set<number>) => (/\p{Script=Arabic}|\p{Script=Hebrew}|\p{Script=Syriac}/u
+  .test(tokens.find((token, at) => !special.has(at) && /\p{L}/u.test(token)) ?? "") ? "rtl" : "ltr");
+
 export function compareView(context: Context): Panel {
   const { source } = context;
   const [tools, pair, changes, maps] = [h("div", { class: "tools" }), h("div", { class: "pair" }), h("section", {}),
@@ -29,6 +34,7 @@ export function compareView(context: Context): Panel {
     ? typedPanel(context, (other) => context.set({ other, otherQuery: -1 })) : null;
   const element = h("div", { class: "compare" }, typed?.element ?? "", tools, pair, changes, maps);
   let turn = 0;
+  let paired = true; // the texts share words, so that a word of one has its place in the other
 
   // The second text: the chosen one, or the first other one with the same heads.
   async function second(): Promise<[number, Text] | null> {
@@ -61,12 +67,15 @@ export function compareView(context: Context): Panel {
   async function draw() {
     const mine = ++turn;
     const { state, text } = context;
-    typed?.update();
-    const found = await second();
+    const isThere = state.other >= 0 && source.titles[state.other] !== undefined;
+    const [found, chosen] = await Promise.all([second(), isThere ? source.text(state.other) : null]);
     if (mine !== turn) return;
+    typed?.update(chosen);
     if (!found) return drawNone();
     const [number, other] = found;
-    const queries = counterparts(queriesOf(text), queriesOf(other));
+    paired = shareWords(text.tokens, other.tokens, new Set(text.special));
+    const queries = paired && (!text.queries || shareWords(queriesOf(text), queriesOf(other)))
+      ? counterparts(queriesOf(text), queriesOf(other)) : queriesOf(text).map(() => -1);
     const keys = text.queries ? counterparts(text.tokens, other.tokens) : queries;
     const placed = queries[state.query] ?? -1;
     const query = state.otherQuery >= 0 ? Math.min(state.otherQuery, queriesOf(other).length - 1) : placed;
@@ -80,7 +89,7 @@ export function compareView(context: Context): Panel {
     const sides: Side[] = [{ text, number: state.text, query: state.query, rows: rows[at] },
       { text: other, number, query, rows: others?.[at] ?? [] }];
     // A word of the second text chooses the word of the first in its place, or is chosen alone if there is none.
-    const choose = [(chosen: number) => context.set({ query: chosen, otherQuery: -1 }), (chosen: number) => {
+    const choose = [(chosen: number) => context.set({ query: chosen, ...unpaired() }), (chosen: number) => {
       const back = queries.indexOf(chosen);
       context.set(back >= 0 ? { query: back, otherQuery: -1 } : { otherQuery: chosen });
     }];
@@ -88,15 +97,19 @@ export function compareView(context: Context): Panel {
     const drawn = await Promise.all(sides.map((side, n) => wholeMap(side, choose[n])));
     if (mine !== turn) return;
     maps.replaceChildren(...drawn);
+    if (!paired) return fill(changes, h("p", { class: "hint few-words" }, "These texts share few words: choose a word in each."));
     drawChanges(text, other, others && changed(layers, rows, others, keys), query);
   }
+  // Another word of the first text chooses its counterpart, but only if words have one.
+  const unpaired = () => (paired ? { otherQuery: -1 } : {});
   function drawNone() {
     drawTools(-1, null, 0);
     changes.replaceChildren();
     maps.replaceChildren();
     fill(pair, h("p", { class: "hint" }, context.state.other >= 0
       ? "These two texts have different layers or heads, so they are not compared. Choose another text."
-      : "There is no second text with the same heads."));
+      : typed ? "Type a text above and press Read it: both are then side by side."
+        : "There is no second text with the same heads."));
   }
   const layersOf = (number: number, query: number, layers: number[]) =>
     Promise.all(layers.map((layer) => source.rows(number, layer, query)));
@@ -106,11 +119,12 @@ export function compareView(context: Context): Panel {
     const row = query < 0 ? null : rows[context.state.head];
     const best = row ? strongest(row, 3) : [];
     const links = best.flatMap((at, n) => [n ? ", " : "", strong(visible(text.tokens[at])), ` ${shown(row![at])}`]);
-    return h("section", { class: "side", dir: "auto" }, h("h2", {}, cut(text.title, 90)),
+    return h("section", { class: "side" }, h("h2", { dir: "auto" }, cut(text.title, 90)),
       words(queriesOf(text), query, text.queries ? null : row, choose, new Set(text.queries ? [] : text.special)),
       text.queries && h("p", { class: "hint" }, "attends to"),
       text.queries && words(text.tokens, -1, row, null, new Set(text.special)),
-      h("p", { class: "readout" }, ...(row ? [strong(visible(queriesOf(text)[query])), " attends to ", ...links, "."]
+      unknownNote(text),
+      h("p", { class: "readout", dir: "ltr" }, ...(row ? [strong(visible(queriesOf(text)[query])), " attends to ", ...links, "."]
         : ["This text has no word in the place of the chosen one. Choose one here."])));
   }
 
@@ -130,14 +144,14 @@ export function compareView(context: Context): Panel {
     return h("section", { class: "side" }, h("h2", {}, `${headName(context)}: all words`),
       h("div", { class: "scroll" }, panel.figure),
       h("p", { class: "hint" }, "A row is a query, a column is a key. ", h("button", { type: "button", class: "quiet",
-        onclick: () => context.set({ view: "map", text: number, query: Math.max(query, 0), key: -1, x: -1, y: -1 }) },
+        onclick: () => context.set({ view: "map", text: number, query: query < 0 ? text.start.query : query, key: -1, x: -1, y: -1 }) },
       "Open the map")));
   }
 
   function words(tokens: string[], query: number, row: Float32Array | null, choose: ((at: number) => void) | null,
     special: Set<number>): HTMLElement {
     const [first, last] = interval(Math.max(query, 0), WORDS, tokens.length);
-    const box = h("div", { class: "words", ...(choose ? { role: "listbox", tabindex: 0, "aria-label": "Words" } : {}) });
+    const box = h("div", { class: "words", dir: directionOf(tokens, special), ...(choose ? { role: "listbox", tabindex: 0, "aria-label": "Words" } : {}) });
     for (let at = first; at < last; at++) {
       if (at > first && !joins(tokens[at], tokens[at - 1])) box.append(" ");
       const span = h("span", { class: special.has(at) ? "special" : "word", dir: "auto",
@@ -157,8 +171,8 @@ export function compareView(context: Context): Panel {
     if (!found) return changes.replaceChildren();
     const word = visible(queriesOf(text)[context.state.query]);
     const now = visible(queriesOf(other)[query]);
-    const best = (weights: Float32Array | number, at: number, side: Text) =>
-      `${cut(visible(side.tokens[at]), 16)} ${shown(weights as number)}`;
+    const best = (weight: number, at: number, side: Text) =>
+      h("td", {}, h("bdi", {}, cut(visible(side.tokens[at]), 16)), ` ${shown(weight)}`);
     fill(changes, h("h2", {}, `Heads in which “${word}”${now === word ? "" : ` or “${now}”`} changes most`),
       h("p", { class: "hint" }, "The change is half of the sum of all differences between the two rows of weights: 0 if they are the same, 1 if they share no word. Words are compared with those in their place. The last two columns name the word that has most weight in each text."),
       h("div", { class: "scroll" }, h("table", { class: "changes" }, h("thead", {}, h("tr", {},
@@ -167,8 +181,8 @@ export function compareView(context: Context): Panel {
         h("th", { scope: "row" }, h("button", { type: "button", class: "line",
           "aria-pressed": String(layer === context.state.layer && head === context.state.head),
           onclick: () => context.set({ layer, head }) }, headName(context, layer, head))),
-        h("td", { class: "number" }, shown(change)), h("td", { dir: "auto" }, best(weights[0], keys[0], text)),
-        h("td", { dir: "auto" }, best(weights[1], keys[1], other))))))));
+        h("td", { class: "number" }, shown(change)), best(weights[0], keys[0], text),
+        best(weights[1], keys[1], other)))))));
   }
 
   return {
@@ -178,7 +192,7 @@ export function compareView(context: Context): Panel {
       const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (!step) return false;
       const query = context.state.query + step;
-      if (query >= 0 && query < queriesOf(context.text).length) context.set({ query, otherQuery: -1 }, true);
+      if (query >= 0 && query < queriesOf(context.text).length) context.set({ query, ...unpaired() }, true);
       return true;
     },
     close() { typed?.close(); },

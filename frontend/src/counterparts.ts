@@ -3,7 +3,7 @@
 const LARGEST = 4_000_000; // pairs of tokens that are compared; longer texts are paired by place
 
 // For each token of `a` the token of `b` in its place, or -1. Equal tokens are paired by a longest common subsequence.
-// Between two such pairs the first token goes with the first, the second with the second: a changed word with its old one.
+// Between two such pairs, as many tokens as in the other text are changed words: each goes with the one in its place.
 export function counterparts(a: string[], b: string[]): number[] {
   const out = new Array<number>(a.length).fill(-1);
   let start = 0;
@@ -17,9 +17,19 @@ export function counterparts(a: string[], b: string[]): number[] {
     let after = i;
     while (after < a.length && out[after] < 0) after++;
     const limit = after < a.length ? out[after] : b.length;
-    if (next < limit) out[i] = next++;
+    if (limit - next === after - i) for (let at = i; at < after; at++) out[at] = next++;
+    i = after - 1;
   }
   return out;
+}
+
+// Whether two texts have half of their words in common, in the same order. Only then words are compared by their places.
+export function shareWords(a: string[], b: string[], special = new Set<number>()): boolean {
+  const isWord = (token: string) => /[\p{L}\p{N}]/u.test(token) && token !== "<unk>" && token !== "</s>";
+  const left = special.size ? new Set([...special].map((at) => a[at])) : new Set<string>();
+  const [one, other] = [a, b].map((tokens) => tokens.filter((token) => isWord(token) && !left.has(token)));
+  const equal = counterparts(one, other).filter((at, place) => at >= 0 && other[at] === one[place]).length;
+  return a.join("\n") === b.join("\n") || 2 * equal >= Math.max(one.length, other.length, 1);
 }
 
 function pairEqual(a: string[], b: string[], [a0, a1]: number[], [b0, b1]: number[], out: number[]) {

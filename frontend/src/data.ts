@@ -42,6 +42,7 @@ export interface Text {
   charts: Chart[];
   picture?: Picture | null;
   written?: string; // the text as it was typed
+  unknown?: string[]; // its pieces that the model reads as <unk>
   // Runs that were saved before version 0.6 have none of these.
   model?: string;
   lead?: Lead | null;

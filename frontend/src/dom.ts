@@ -55,8 +55,8 @@ export const plain = (token: string) => token.replace(/^##(?=.)/u, "");
 
 // Names of invisible characters, so that every token is visible.
 const INVISIBLE: Record<string, string> = { "\u200b": "ZWSP", "\u200c": "ZWNJ", "\u200d": "ZWJ", "\ufeff": "BOM",
-  "\u200e": "LRM", "\u200f": "RLM", "\u00ad": "SHY", "\n": "↵", "\t": "⇥", " ": "␣" };
-export const visible = (token: string) => (/^[\s\p{Cf}]*$/u.test(token)
+  "\u200e": "LRM", "\u200f": "RLM", "\u00ad": "SHY", "\n": "↵", "\t": "⇥", " ": "␣", "▁": "␣" };
+export const visible = (token: string) => (/^[\s\p{Cf}▁]*$/u.test(token)
   ? [...token].map((one) => INVISIBLE[one] ?? `U+${one.codePointAt(0)!.toString(16)}`).join(" ") || "∅" : plain(token));
 export const cut = (text: string, size: number) =>
   ([...text].length > size ? `${[...text].slice(0, size - 1).join("")}…` : text);

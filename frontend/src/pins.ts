@@ -27,8 +27,8 @@ export function pinsView(context: Context): View {
   const [tools, body, key] = [h("div", { class: "tools" }), h("div", { class: "pin-panels" }), h("div", { class: "pin-key" })];
   const readout = h("p", { class: "readout pin-readout", role: "status", "aria-live": "polite" });
   const [moved, lower] = [h("p", { class: "hint moved" }), h("div", { class: "pin-lower" })];
-  const element = h("div", { class: "pins-view" }, h("p", { class: "hint" },
-    "Two heads side by side on one colour scale, and their difference. Pin heads with the key p or the button in Map, or choose them here."),
+  const element = h("div", { class: "pins-view" }, h("h1", {}, "Two heads and their difference"), h("p", { class: "hint" },
+    "Both heads have one colour scale. Pin heads with the key p or the button in Map, or choose them here."),
     tools, key, body, readout, moved, lower);
   let turn = 0;
   let sides: Side[] = [];

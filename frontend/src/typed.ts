@@ -14,7 +14,12 @@ function sentenceOf(text: Text): string {
   return tokens.map((token, at) => (joins(token, tokens[at - 1]) ? "" : " ") + plain(token)).join("").trim();
 }
 
-export interface TypedPanel { element: HTMLElement; update(): void; close(): void }
+// The length of a text as the server counts it: characters, with one space between words.
+const lengthOf = (text: string) => [...text.trim().split(/\s+/u).join(" ")].length;
+const written = (count: number) => count.toLocaleString("en");
+
+// `update` shows the words of the second text if a reader typed it, otherwise those of the first.
+export interface TypedPanel { element: HTMLElement; update(second: Text | null): void; close(): void }
 
 // `done` is called with the number of a text that the model has read.
 export function typedPanel(context: Context, done: (text: number) => void): TypedPanel {
@@ -22,28 +27,36 @@ export function typedPanel(context: Context, done: (text: number) => void): Type
   let reading: AbortController | null = null;
   let shown = "";
   const input = h("input", { class: "typed-text", name: "text", autocomplete: "off", spellcheck: "false",
-    maxlength: model.characters, "aria-label": `A text for ${model.name}`, dir: "auto" });
+    "aria-label": `A text for ${model.name}`, dir: "auto", oninput: () => count() });
   const go = h("button", { type: "submit", class: "main-button" },
     model.kind === "translation" ? "Translate it" : "Read it");
   const stop = h("button", { type: "button", hidden: true, onclick: () => reading?.abort() }, "Stop");
   const said = h("p", { class: "notice", role: "status", hidden: true });
+  const [about, length] = [h("p", { class: "hint" }), h("p", { class: "hint typed-length", role: "status" })];
   const words = h("p", { class: "changeable", dir: "auto", "aria-label": "Words to change" });
   const form = h("form", { onsubmit: (event: Event) => { event.preventDefault(); void read(input.value); } },
     input, go, stop);
   const element = h("section", { class: "typed", "aria-label": "Another text" },
     h("h2", {}, model.kind === "translation" ? "Translate another sentence with " : "Read another text with ",
       strong(model.name)),
-    h("p", { class: "hint" }, "Click a word to change it, or type a text. Both texts are then shown side by side."),
-    words, form, said);
+    about, words, form, length, said);
 
   function tell(message: string) {
     said.hidden = !message;
     said.textContent = message;
   }
 
+  const count = () => {
+    const size = lengthOf(input.value);
+    length.textContent = size > model.characters ? `${written(size)} of ${written(model.characters)} characters` : "";
+  };
+
   async function read(text: string) {
     if (reading) return;
+    count();
     if (!text.trim()) return tell("The text is empty. Type at least one word.");
+    if (lengthOf(text) > model.characters)
+      return tell(`The text is too long: ${model.name} reads at most ${written(model.characters)} characters.`);
     reading = new AbortController();
     [go.disabled, stop.hidden] = [true, false];
     tell(`${model.name} reads the text …`);
@@ -65,7 +78,7 @@ export function typedPanel(context: Context, done: (text: number) => void): Type
     const button = h("button", { type: "button", class: "quiet", title: "Change this word" }, parts[at]);
     button.addEventListener("click", () => {
       const box = h("input", { value: parts[at], size: Math.max(4, parts[at].length + 2),
-        "aria-label": `In place of ${parts[at]}`, maxlength: 100 });
+        "aria-label": `In place of ${parts[at]}` });
       box.addEventListener("keydown", (event) => {
         if (event.key === "Escape") { event.stopPropagation(); box.replaceWith(button); button.focus(); }
         if (event.key !== "Enter") return;
@@ -81,11 +94,16 @@ export function typedPanel(context: Context, done: (text: number) => void): Type
 
   return {
     element,
-    update() {
-      const sentence = sentenceOf(context.text).slice(0, model.characters);
+    update(second) {
+      const isSecond = !!second?.written;
+      const whole = [...sentenceOf(isSecond ? second : context.text)];
+      const sentence = whole.slice(0, model.characters).join("");
+      const part = whole.length > model.characters ? ` (its first ${written(model.characters)} characters)` : "";
+      about.textContent = `Click a word of the ${isSecond ? "second" : "first"} text${part} to change it, or type a new text.`;
       if (sentence === shown) return;
       shown = sentence;
       input.value = sentence;
+      count();
       const parts = sentence.split(/\s+/);
       fill(words, ...parts.flatMap((_, at) => [changeable(parts, at), " "]));
     },

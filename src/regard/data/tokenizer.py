@@ -56,6 +56,10 @@ class Tokenizer(ABC):
         `sample` draws a random segmentation in place of the best one. The same seed gives the same segmentation.
         """
 
+    def unknown(self, text: str) -> list[str]:
+        """The parts of a text that `encode` turns into UNK, as they are written."""
+        return [word for word in text.split() if UNK in self.encode(word)]
+
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids up to the first EOS, without PAD and BOS."""
@@ -161,6 +165,10 @@ class SentencePiece(Tokenizer):
         if seed is not None:
             _sentencepiece().set_random_generator_seed(seed % SEEDS)
         return self._processor.encode(text, out_type=int, enable_sampling=True, alpha=SMOOTHING, nbest_size=-1)
+
+    def unknown(self, text: str) -> list[str]:
+        pieces = zip(self.encode(text), self._processor.encode(text, out_type=str), strict=True)
+        return [piece for number, piece in pieces if number == UNK]
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._processor.decode(_plain(ids)).replace(UNKNOWN, UNKNOWN.strip())

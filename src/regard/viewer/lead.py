@@ -24,14 +24,14 @@ REACH = 50
 
 
 def lead_of(reading: TextReading) -> dict[str, Any] | None:
-    """The strongest link of a pronoun, else of a repeated word, else of any word, and a sentence about it.
+    """The strongest link of a pronoun, else of a repeated word, a whole word or any piece, and a sentence about it.
 
     In self-attention a link to the word itself, to a neighbour, to the first token or to a special token is left out,
     because many heads put most of their weight there in any text, and so is a link over more than `REACH` tokens.
     `layer` is an index into the layers, and `links` are the strongest keys of the word in this head, with their
     weights. Of each kind of words the first `CANDIDATES` are compared. None if the text has no such link.
     """
-    for queries in (pronouns, repeated_words, words):
+    for queries in (pronouns, repeated_words, whole_words, words):
         if (found := _strongest(reading.profile, queries(reading.profile)[:CANDIDATES])) is not None:
             return _described(reading, *found)
     return None
@@ -52,6 +52,11 @@ def repeated_words(profile: Profile) -> list[int]:
             repeated += [i] if word in seen else []
             seen.add(word)
     return repeated
+
+
+def whole_words(profile: Profile) -> list[int]:
+    """The words that are one token."""
+    return [i for i in words(profile) if _is_whole(profile, i)]
 
 
 def words(profile: Profile) -> list[int]:

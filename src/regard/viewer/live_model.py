@@ -7,7 +7,7 @@ not know is refused, so no page shows the weights of another request than its ow
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +98,8 @@ def translator_model(name: str, run: Run) -> LiveModel:
             if not translation.text.strip():
                 raise RegardError(f"{title} has an empty translation of this text. Type another one.")
             readings = read_pair({title: run}, Pair(text, translation.text), parts=True)
-        return [_written(Sheet.of(*reading), text) for reading in readings]
+        unknown = run.source_tokenizer.unknown(text)
+        return [_written(Sheet.of(*reading), text, unknown) for reading in readings]
 
     return LiveModel(name, "translation", read)
 
@@ -123,9 +124,9 @@ def requested_text(body: bytes) -> str:
     return text
 
 
-def _written(sheet: Sheet, text: str) -> Sheet:
-    """The sheet with the text as it was typed, so that the page can change one of its words."""
-    return Sheet(sheet.about | {"written": text}, sheet.maps, sheet.ready)
+def _written(sheet: Sheet, text: str, unknown: Sequence[str] = ()) -> Sheet:
+    """The sheet with the text as it was typed, so that the page can change one of its words, and its unknown pieces."""
+    return Sheet(sheet.about | {"written": text, "unknown": list(unknown)}, sheet.maps, sheet.ready)
 
 
 def _check_length(num_tokens: int, most: int) -> None:
