@@ -217,7 +217,7 @@ def test_figures_are_written(tmp_path):
 def test_figures_of_several_texts_have_folders_of_their_own(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     saved = []
-    monkeypatch.setattr("regard.viewer.figures.save_figures", lambda *given: saved.append(given) or [])
+    monkeypatch.setattr("regard.viewer.figures.save_figures", lambda *given: saved.append(given[:2]) or [])
     run("It rains.", "It snows.", "--layers", "0", "--figures", str(tmp_path))
     assert [(folder, reading.title) for folder, reading in saved] == [
         (tmp_path / "A", "It rains."),

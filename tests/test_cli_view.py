@@ -56,6 +56,15 @@ def test_mistakes_name_their_remedy(tmp_path, monkeypatch):
     assert "--token" in " ".join(run("view", str(tmp_path), "--port", "0", *short, status=2).stderr.split())
 
 
+def test_ctrl_c_says_that_the_server_ended(tmp_path, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regard.cli.view.open_folder", lambda folder: [])
+    monkeypatch.setattr("regard.viewer.server.serve", interrupted)
+    assert "The server ended." in run("view", str(tmp_path), "--port", "0", status=130).stderr
+
+
 def test_a_page_for_other_machines_has_a_token(tmp_path, monkeypatch):
     tokens = []
     monkeypatch.setattr("regard.cli.view.open_folder", lambda folder: [])

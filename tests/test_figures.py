@@ -60,7 +60,9 @@ def test_a_role_map_has_a_colour_a_score_and_a_null_for_every_name(reading):
 
 
 def test_all_figures_are_saved_whole(reading, tmp_path):
-    saved = figures.save_figures(tmp_path / "out", reading)
+    counts = []
+    saved = figures.save_figures(tmp_path / "out", reading, lambda done, total: counts.append((done, total)))
+    assert counts == [(done, len(saved)) for done in range(1, len(saved) + 1)]
     papers = {f"{name}.{kind}" for name in ("figure", "words", "map", "heads") for kind in ("pdf", "svg", "png", "csv")}
     assert papers | {"map-entropy.png", "heatmap-layer-1.png"} <= {p.name for p in saved}
     assert {p.read_bytes()[:4] for p in saved if p.suffix == ".png"} == {b"\x89PNG"}

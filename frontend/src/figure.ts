@@ -11,7 +11,7 @@ import type { State, View } from "./state";
 // The panels of each view: the figure that its print and the sheet start with.
 export const OF_VIEW: Partial<Record<View, string>> = { overview: "heads", map: "map", text: "words", alignment: "alignment",
   statistics: "statistics" };
-const LISTED = 400; // words in a list to choose from
+const [LISTED, MARGIN] = [400, 4]; // words in a list to choose from; points around a figure
 const LEGENDS: Record<string, string> = { log: "logarithmic", linear: "linear", sqrt: "square root" };
 const SAID: Record<string, string> = { log: "a logarithmic scale", linear: "a linear scale", sqrt: "a square-root scale" };
 
@@ -22,10 +22,10 @@ async function drawFigure(context: Context, chosen: string[], colours: Colours,
   width = widthOfState(context.state)): Promise<Figure> {
   const { state, text } = context;
   const scale = scaleOf(state.scale, text.tokens.length);
-  const frame: Frame = { context, width: width * PT, colours, scale, span: spanOf(state.span, text) };
+  const frame: Frame = { context, width: width * PT - 2 * MARGIN, colours, scale, span: spanOf(state.span, text) };
   const drawn = await Promise.all(chosen.map((panel) => DRAW[panel](frame)));
-  const body = s("g", {});
-  let y = 1;
+  const body = s("g", { transform: `translate(${MARGIN},${MARGIN})` });
+  let y = 0;
   let x = 0;
   let tall = 0; // of the row of panels
   drawn.forEach((panel, at) => {
@@ -51,7 +51,7 @@ async function drawFigure(context: Context, chosen: string[], colours: Colours,
     body.append(write(line, 0, y + 5, { size: NORMAL }));
     y += 10.5;
   }
-  const height = Math.ceil((y + 1) / PT * 10) / 10;
+  const height = Math.ceil((y + 2 * MARGIN) / PT * 10) / 10;
   const svg = s("svg", { xmlns: "http://www.w3.org/2000/svg", width: `${width}mm`, height: `${height}mm`,
     viewBox: `0 0 ${round(width * PT)} ${round(height * PT)}`, "font-family": FONT, role: "img", "aria-label": caption,
     fill: INK }, s("title", {}, chosen.map((_, at) => drawn[at].title).join("; ")), s("desc", {}, caption));
@@ -172,11 +172,11 @@ export function figureSheet(context: Context): FigureSheet {
         placeholder: "all, or 0-20", "aria-label": "Tokens, from first to last, such as 0-20",
         onchange: (event: Event) => change({ span: (event.target as HTMLInputElement).value.trim() }) })),
       set("Width", state.width, [["8.5", "8.5 cm"], ["17", "17 cm"]], (width) => change({ width })),
-      set("Ground", state.ground, [["light", "White"], ["clear", "Transparent"]], (ground) => change({ ground })),
+      set("Background", state.ground, [["light", "White"], ["clear", "Transparent"]], (ground) => change({ ground })),
       set("Colour scale", state.scale, SCALES, (scale) => change({ scale })),
       set("Caption", state.captioned, [["yes", "In the figure"], ["no", "Left out"]], (captioned) => change({ captioned })),
       caption, h("p", {}, h("button", { type: "button", class: "quiet", onclick: () => { change({ caption: "" }); } },
-        "Write the caption anew")),
+        "Restore the automatic caption")),
       h("p", { class: "figure-save", role: "group", "aria-label": "Save the figure" }, h("span", {}, "Save"),
         button("pdf", "PDF…", "Opens the print of the browser; choose “Save as PDF”. The page has the size of the figure."),
         button("svg", "SVG", "Vector graphics, with its text as text"), button("png", "PNG", "300 dots per inch"),

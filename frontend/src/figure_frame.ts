@@ -2,6 +2,7 @@
 import { STEPS, type Colours, type Scale } from "./colour";
 import type { Context } from "./context";
 import { cut, s, visible } from "./dom";
+import { cutName } from "./word_names";
 import type { Row } from "./output";
 
 export const [SMALL, NORMAL] = [7, 8]; // the sizes of letters in points
@@ -28,7 +29,8 @@ export function widthOf(text: string, size = NORMAL, bold = false): number {
   return pen.measureText(text).width / 10;
 }
 
-export const named = (token: string) => cut(visible(token), LETTERS);
+export const named = (token: string) => cutName(visible(token), LETTERS);
+const unnumbered = (name: string) => cut(named(name.replace(/ \(\d+\)$/, "")), 9); // beside a position
 export const widest = (tokens: string[], size = SMALL) =>
   tokens.reduce((most, token) => Math.max(most, widthOf(named(token), size)), 0);
 
@@ -82,8 +84,8 @@ export function tokensAlong(tokens: string[], first: number, step: number, size:
   const group = s("g", {});
   const every = labelStep(size);
   for (let at = 0; at * step < tokens.length; at += every) {
-    const name = named(tokens[at * step]);
-    const said = every * step > 1 ? `${cut(name, 9)} ${first + at * step}` : name;
+    const name = tokens[at * step];
+    const said = every * step > 1 ? `${unnumbered(name)} ${first + at * step}` : named(name);
     const middle = (at + 0.5) * size;
     group.append(down ? write(said, x - 3, y + middle, { anchor: "end", token: true })
       : write(said, x + middle, y + 3, { anchor: "end", turned: true, token: true }));
@@ -94,7 +96,7 @@ export const gutter = (tokens: string[], first: number, step: number, size: numb
   const every = labelStep(size);
   const shown = tokens.filter((_, at) => at % (step * every) === 0);
   return every * step > 1 ? shown.reduce((most, token, at) => Math.max(most,
-    widthOf(`${cut(named(token), 9)} ${first + at * step * every}`, SMALL)), 0) + 4 : widest(shown) + 4;
+    widthOf(`${unnumbered(token)} ${first + at * step * every}`, SMALL)), 0) + 4 : widest(shown) + 4;
 };
 
 // The text in lines that are at most `room` points wide.

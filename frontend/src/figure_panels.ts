@@ -1,13 +1,14 @@
 // The panels of a figure: words with arcs, the map of a head, all heads, alignment, and a statistic of all heads.
 import { interval, headName, inText, place, type Context } from "./context";
 import { bytes, layerLabel, queriesOf, weightOf, type Pool } from "./data";
-import { s, visible } from "./dom";
+import { s } from "./dom";
 import { cells, gutter, named, NORMAL, picture, ramp, round, SMALL, TALLEST, tokensAlong, widest, widthOf, write, GOLD, INK,
   LINE, SOFT, type Drawn, type Frame } from "./figure_frame";
 import { alignmentPanels } from "./alignment";
 import { headOrder } from "./head_order";
 import type { Row } from "./output";
 import { TILE } from "./source";
+import { wordNames } from "./word_names";
 import { byLayer, headsInWords, listedHeads, meanLine } from "./head_sets";
 
 export const PANELS: [string, string][] = [["words", "Words with arcs"], ["map", "Map of the head"],
@@ -77,7 +78,7 @@ async function words(frame: Frame): Promise<Drawn> {
   const room = Math.floor(width / PITCH);
   const keys = tokensOf(frame, "keys", room);
   if (keys[1] - keys[0] > room) keys[1] = keys[0] + room;
-  const query = queriesOf(text)[state.query];
+  const query = wordNames(queriesOf(text))[state.query];
   const weights = await meanLine(context, heads, state.query);
   const one = [...heads.values()].flat().length === 1;
   const label = one ? String([...heads.values()].flat()[0])
@@ -90,9 +91,9 @@ async function words(frame: Frame): Promise<Drawn> {
   const left = 1 - weights.slice(...keys).reduce((total, value) => total + value, 0);
   const outside = left > 0.005 && (keys[0] > 0 || keys[1] < text.tokens.length)
     ? ` Tokens ${keys[0]} to ${keys[1] - 1} of ${text.tokens.length}; ${Math.round(left * 100)} % of the weight is outside.` : "";
-  return { node, width: across, height, title: `What “${visible(query)}” attends to`, rows, weights: true,
+  return { node, width: across, height, title: `What “${query}” attends to`, rows, weights: true,
     heads: one ? headName(context, ...listedHeads(context)[0]) : capital(headsInWords(context)),
-    said: `What “${visible(query)}” attends to; a thicker arc is a larger weight.${outside}` };
+    said: `What “${query}” attends to; a thicker arc is a larger weight.${outside}` };
 }
 
 // The x of the middle of every word, its width, and whether words are turned because a line has no room for them.
@@ -199,7 +200,8 @@ async function map(frame: Frame): Promise<Drawn> {
 function matrix(frame: Frame, { values, rows, cols, level, first }: Awaited<ReturnType<typeof region>>, about: string) {
   const { text } = frame.context;
   const step = 2 ** level;
-  const tokens = [queriesOf(text).slice(first[0], first[0] + rows * step), text.tokens.slice(first[1], first[1] + cols * step)];
+  const tokens = [wordNames(queriesOf(text)).slice(first[0], first[0] + rows * step),
+    wordNames(text.tokens).slice(first[1], first[1] + cols * step)];
   const guess = Math.min(WIDEST, (frame.width - 40) / cols);
   const left = 11 + gutter(tokens[0], first[0], step, guess);
   const cell = Math.min(WIDEST, (frame.width - left - 1) / cols, (TALLEST - 60) / rows);
@@ -285,7 +287,7 @@ async function alignment(frame: Frame): Promise<Drawn> {
   const found = await alignmentPanels(context);
   const room = Math.floor((width - 40) / 7.8);
   const [rows, cols] = [tokensOf(frame, "queries", 60), tokensOf(frame, "keys", Math.min(60, room))];
-  const tokens = [queriesOf(text).slice(...rows), text.tokens.slice(...cols)];
+  const tokens = [wordNames(queriesOf(text)).slice(...rows), wordNames(text.tokens).slice(...cols)];
   const left = widest(tokens[0]) + 4;
   const above = widest(tokens[1]) + 4;
   const fit = (columns: number) => Math.min(14, ((width - left + 10) / columns - 10) / tokens[1].length);
@@ -326,8 +328,8 @@ function alignmentCells(frame: Frame, lines: Float32Array[], [rows, cols]: [numb
   const wide = cols[1] - cols[0];
   const values = lines.flatMap((line) => Array.from(line.slice(...cols)));
   node.append(cells(frame, values, lines.length, wide, [x, y, cell, cell]));
-  if (isLeft) node.append(tokensAlong(queriesOf(text).slice(...rows), rows[0], 1, cell, true, [x, y]));
-  if (isTop) text.tokens.slice(...cols).forEach((token, j) => node.append(
+  if (isLeft) node.append(tokensAlong(wordNames(queriesOf(text)).slice(...rows), rows[0], 1, cell, true, [x, y]));
+  if (isTop) wordNames(text.tokens).slice(...cols).forEach((token, j) => node.append(
     write(named(token), x + (j + 0.5) * cell, y - 3, { turned: true, token: true })));
   for (const [i, j, sure] of text.gold)
     if (i >= rows[0] && i < rows[1] && j >= cols[0] && j < cols[1])

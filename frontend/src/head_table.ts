@@ -24,7 +24,7 @@ export interface HeadTable { element: HTMLElement; draw(): void }
 export function headTable(context: Context): HeadTable {
   const input = h("input", { type: "search", placeholder: "a role or a word", "aria-label": "Search for a role or a word",
     value: context.state.find, oninput: () => { clearTimeout(timer);
-    timer = window.setTimeout(() => context.set({ find: input.value.trim() }, true), 200); } });
+    timer = window.setTimeout(() => context.set({ find: input.value.trim(), table: "head" }, true), 200); } }); // a search chooses its own order
   const [note, box] = [h("span", { class: "hint", role: "status" }), h("div", { class: "head-table", tabindex: 0, role: "region",
     "aria-label": "Heads" })];
   const element = h("div", { class: "charts-table" }, h("div", { class: "tools" }, h("label", { class: "choice" },
@@ -75,24 +75,29 @@ export function headTable(context: Context): HeadTable {
     if (roles.length) found = found.filter((row) => row.roles.some(([kind]) => roles.includes(kind)));
     const exact = found.filter(({ at }) => shortName(text.layers[at[0]], at[1]).toLowerCase() === wanted || at.join(".") === wanted);
     if (exact.length) found = exact;
+    const counted = roles.length ? "" : kinds.find((kind) => columns().includes(kind)) ?? ""; // the statistic of a role
+    if (wanted && !roles.length && !exact.length && !places.length && !counted) found = [];
     if (places.length) await addLinks(found, places);
     if (mine !== turn) return;
-    const searched = state.table === "head" && (places.length ? "-word" : roles.length ? "-roles" : "");
+    const searched = state.table === "head" && (places.length ? "-word" : roles.length ? "-roles" : counted && `-${counted}`);
     const sort = searched || state.table;
-    fill(note, told(found.length, roles, places.length, exact.length > 0, kinds));
+    fill(note, told(found.length, roles, places.length, exact.length > 0, kinds, counted));
     const down = sort.startsWith("-");
     drawTable(order(found, sort.replace(/^-/, ""), down), sort, places.length > 0);
   }
 
-  function told(count: number, roles: string[], places: number, exact: boolean, kinds: string[]): string {
-    const { find } = context.state;
+  function told(count: number, roles: string[], places: number, exact: boolean, kinds: string[], counted: string): string {
+    const { state: { find }, text, source } = context;
     const heads = `${count} head${count === 1 ? "" : "s"}`;
     if (!find) return `${heads}. Click a column to sort, a row to open its head.`;
     const often = places > PLACES ? `, in its first ${PLACES} places` : "";
     const word = places ? `What “${find}” looks at in each head, neighbours and special tokens left out${often}.` : "";
     if (roles.length) return `${heads} with the role ${roles.join(" or ")}. ${word}`;
     if (exact) return heads;
-    if (kinds.length) return `No head has the role ${kinds.join(" or ")} on this text. ${word}`;
+    const column = counted && `The column “${label(source.common, counted)}” says it of every head. `;
+    const none = text.has_roles ? `No head has the role ${kinds.join(" or ")} on this text.`
+      : text.why_no_roles ?? "No roles were computed for this text.";
+    if (kinds.length) return `${none} ${column}${word}`;
     return word || `No role, word or head is named “${find}”.`;
   }
 
@@ -107,7 +112,7 @@ export function headTable(context: Context): HeadTable {
       return h("th", { scope: "col", class: ["head", "roles", "word"].includes(column) ? "said" : null,
         "aria-sort": up ? "ascending" : down ? "descending" : "none" },
         h("button", { type: "button", title, "data-column": column, "data-sorted": String(up || down),
-          onclick: () => context.set({ table: nextSort(column) }) },
+          onclick: () => context.set({ table: nextSort(column, sort) }) },
           `${said}${up ? " ↑" : down ? " ↓" : ""}`));
     });
     const more = found.length > rows && h("p", {}, h("button", { type: "button",
@@ -117,10 +122,10 @@ export function headTable(context: Context): HeadTable {
   }
 
   // Numbers are sorted downwards first, heads upwards.
-  function nextSort(column: string): string {
-    const { table } = context.state;
+  function nextSort(column: string, sort: string): string {
     const [first, second] = column === "head" ? ["head", "-head"] : [`-${column}`, column];
-    return table === first ? second : first;
+    if (column === "head") return context.state.table === first ? second : first; // while searched, "head" is the search's order
+    return sort === first ? second : first;
   }
 
   function line({ at, values, roles, link }: Row, withWord: boolean): HTMLElement {

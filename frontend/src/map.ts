@@ -6,7 +6,7 @@ import { legend } from "./colour";
 import { queriesOf, type Pool } from "./data";
 import { headStrip } from "./head_strip";
 import { aboutHead } from "./about_head";
-import { choice, cut, h, s, saving, strong, visible } from "./dom";
+import { choice, cut, fill, h, s, saving, strong, visible } from "./dom";
 import { pinButton } from "./pins";
 import { TILE } from "./source";
 import { cutName, placesOf, wordNames } from "./word_names";
@@ -20,7 +20,7 @@ export function mapView(context: Context): Panel {
   const box = h("div", { class: "map-box" }, canvas, labels);
   const readout = h("p", { class: "readout", role: "status", "aria-live": "polite" });
   const progress = h("div", { class: "progress", role: "progressbar", "aria-label": "Computing tiles", hidden: true });
-  const find = h("input", { type: "search", placeholder: "token, 12 or 12,34",
+  const find = h("input", { type: "search", class: "go-to", placeholder: "token, 12 or 12,34",
     "aria-label": "Jump to a token, a query, or a query and a key",
     onkeydown: (event: KeyboardEvent) => event.key === "Enter" && jump(find.value) });
   const [tools, key] = [h("div", { class: "tools" }), h("div", { class: "key" })];
@@ -31,6 +31,9 @@ export function mapView(context: Context): Panel {
     h("div", { class: "map-main" }, box, progress)),
     h("aside", { class: "beside" }, h("h2", {}, "Here"), readout, key, beside)));
 
+  // While a story plays, its bar lies over the end of the window.
+  const storyBar = () => context.root.querySelector<HTMLElement>(":scope > .story:not([hidden])")?.offsetHeight ?? 0;
+  let bar = 0;
   let size = { width: 0, height: 0, left: 0, bottom: 0 };
   let transform: ZoomTransform = zoomIdentity;
   let hover: [number, number] | null = null;
@@ -63,7 +66,9 @@ export function mapView(context: Context): Panel {
     const gutter = Math.max(78, Math.min(124, 24 + Math.max(Math.min(longest, 14), numbered) * 6.3));
     const width = Math.max(box.clientWidth, 200);
     const square = (width - gutter) * Math.min(1, I / J);
-    const room = Math.max(320, Math.min(window.innerHeight * 0.78, 900));
+    bar = storyBar();
+    const above = box.getBoundingClientRect().top + window.scrollY;
+    const room = Math.max(320, Math.min(window.innerHeight * 0.78, 900, bar ? window.innerHeight - above - bar - 8 : Infinity));
     const height = Math.round(Math.max(200, Math.min(room, I * DEEPEST + gutter,
       (I < J ? Math.max(square, 160) : width - gutter) + gutter)));
     size = { width, height, left: gutter, bottom: gutter };
@@ -290,9 +295,12 @@ export function mapView(context: Context): Panel {
       i === query);
     for (let j = Math.ceil(left / step) * step; j < right; j += step) label(context.text.tokens, j, false, j === at);
     const axis = (place: Record<string, number | string>, said: string, term: string) =>
-      s("text", { ...place, class: "axis-name" }, s("title", {}, term), said);
-    nodes.push(axis({ x: 4, y: size.height - 8 }, "is looked at →", "A column is a key."),
-      axis({ x: 0, y: 0, transform: `translate(11,${size.height - 24}) rotate(-90)` }, "looks →", "A row is a query."));
+      s("text", { ...place, class: "axis-name", "text-anchor": "middle" }, s("title", {}, term), said);
+    const [I, J] = counts();
+    const middle = (from: number, to: number, least: number, most: number) => (Math.max(from, least) + Math.min(to, most)) / 2;
+    const [across, down] = [middle(toX(0), toX(J), size.left, size.width), middle(toY(0), toY(I), 0, height)];
+    nodes.push(axis({ x: across, y: size.height - 6 }, "is looked at →", "A column is a key."),
+      axis({ x: 0, y: 0, transform: `translate(14,${down}) rotate(-90)` }, "looks →", "A row is a query."));
     labels.replaceChildren(...nodes);
   }
 
@@ -366,21 +374,22 @@ export function mapView(context: Context): Panel {
     });
   }
 
+  const isPooled = () => levelOf(whole / 1.5) > 0; // at some zoom
   let tooled = "";
   function drawTools() {
     const { state } = context;
-    const wanted = [state.text, state.layer, state.head, state.scale, state.pool, state.pins, context.colours.css[9]].join();
+    const wanted = [state.text, state.layer, state.head, state.scale, state.pool, state.pins, isPooled(), context.colours.css[9]].join();
     if (wanted === tooled) return;
     tooled = wanted;
     const center = (factor: number) => () => zoomBy(factor);
-    tools.replaceChildren(
+    fill(tools,
       h("label", { class: "choice" }, h("span", {}, "Go to"), find),
       h("span", { class: "segments", role: "group", "aria-label": "Zoom" },
         h("button", { type: "button", title: "Zoom out (−)", "aria-label": "Zoom out", onclick: center(0.5) }, "−"),
         h("button", { type: "button", title: "Zoom in (+)", "aria-label": "Zoom in", onclick: center(2) }, "+"),
         h("button", { type: "button", title: "Show the whole map (0)", onclick: () => context.set({ x: -1, y: -1 }) },
           "Whole")),
-      choice("Cells show", state.pool, [["mean", "sum over keys"], ["max", "strongest weight"]],
+      isPooled() && choice("Cells show", state.pool, [["mean", "sum over keys"], ["max", "strongest weight"]],
         (pool) => context.set({ pool })),
       pinButton(context),
       saving(() => `${context.text.title} ${headName(context)}`, picture, () => context.root),
@@ -415,7 +424,7 @@ export function mapView(context: Context): Panel {
     return figure;
   }
 
-  const watch = new ResizeObserver(() => { if (Math.abs(box.clientWidth - size.width) > 1) { measure(); go(); } });
+  const watch = new ResizeObserver(() => { if (Math.abs(box.clientWidth - size.width) > 1) { measure(); drawTools(); go(); } });
   watch.observe(box);
 
   return {
@@ -425,9 +434,11 @@ export function mapView(context: Context): Panel {
       const another = !before || before.text !== state.text || before.view !== state.view;
       again();
       if (before && (before.query !== state.query || before.key !== state.key)) hover = null;
+      const isResized = another || bar !== storyBar();
+      if (isResized) measure();
       drawTools();
       strip.update();
-      if (another) { measure(); go(); }
+      if (isResized) go();
       else if (before.x !== state.x || before.y !== state.y || before.zoom !== state.zoom) {
         const { width, height } = plot();
         const here = [(size.left + width / 2 - transform.x) / transform.k, (height / 2 - transform.y) / transform.k,

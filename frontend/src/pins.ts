@@ -134,9 +134,9 @@ export function pinsView(context: Context): View {
       panels.push(panel);
       figures.push(figureOf([strong("A − B")], panel, "A − B", () => differenceLegend(colour, most)));
       key.append(h("span", {}, differenceLegend(colour, most),
-        h("span", { class: "hint" }, `difference A − B${cells}: left more in B, right more in A`)));
-      if (grids[0].level === 0 && state.x < 0) fill(moved, "A and B place ", h("output", {}, `${(100 * apart(values)).toFixed(1)} %`),
-        " of the weight of a word on different words (mean over queries).");
+        h("span", { class: "hint" }, `difference A − B${cells}: green: more weight in B; purple: more in A`)));
+      if (grids[0].level === 0 && state.x < 0) fill(moved, "On average, ", h("output", {}, `${(100 * apart(values)).toFixed(1)} %`),
+        " of a word's weight lies elsewhere in B than in A.");
     }
     body.replaceChildren(...figures);
   }

@@ -8,6 +8,11 @@ import { chartOf, choice, fill, h, saving, segments, shown, visible } from "./do
 import { headTable } from "./head_table";
 import { label as plainLabel } from "./labels";
 import { numbers, type Row } from "./numbers";
+import type { State } from "./state";
+import { cutName, wordNames } from "./word_names";
+
+const NAMED = 40; // tokens with their names on an axis
+const DRAWN: (keyof State)[] = ["view", "text", "layer", "head", "colour", "table", "find", "scale"]; // needs a new drawing
 
 export function statisticsView(context: Context): Panel {
   const [tools, body] = [h("div", { class: "tools" }), h("div", { class: "charts" })];
@@ -100,10 +105,14 @@ export function statisticsView(context: Context): Panel {
     const size = text.tokens.length / head.received.length;
     const received = head.received.map((weight, at) =>
       ({ at: Math.round(at * size), weight, token: text.tokens[Math.round(at * size)] }));
+    const tokenNames = wordNames(text.tokens).map((name) => cutName(name, 12));
+    const isNamed = size === 1 && tokenNames.length <= NAMED && tokenNames.length * 11 < context.root.clientWidth - 100;
+    const axis = isNamed ? { height: 260, marginBottom: 100, x: { label: null, ticks: received.map(({ at }) => at),
+      tickFormat: (at: number) => tokenNames[at], tickRotate: -90 } } : { height: 200, x: { label: "token" } };
     figures.push(chart(`Weight received, ${inText(headName(context))}`,
       size > 1 ? "The weight that tokens receive: summed over queries, averaged over parts of the text."
       : "The weight that every token receives, summed over queries.",
-      { height: 200, x: { label: "token" }, y: { label: "weight received", grid: true },
+      { ...axis, y: { label: "weight received", grid: true },
       marks: [Plot.areaY(received, { x: "at", y: "weight", fill: SERIES[1], fillOpacity: 0.3, curve: "step" }),
       Plot.lineY(received, { x: "at", y: "weight", stroke: SERIES[1], curve: "step" }),
       Plot.tip(received, Plot.pointerX({ x: "at", y: "weight",
@@ -143,5 +152,11 @@ export function statisticsView(context: Context): Panel {
     }
     body.replaceChildren(...figures);
   }
-  return { element, update: draw };
+  let width = 0;
+  return { element, update(before) {
+    const isSame = before && body.childElementCount && width === context.root.clientWidth
+      && DRAWN.every((name) => before[name] === context.state[name]);
+    width = context.root.clientWidth;
+    if (!isSame) draw();
+  } };
 }

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.status import Status
 from rich.text import Text
 
 from regard.cli.compare import FEW_HEADS, NUM_HEADS, check_words, letter_of, print_differences
@@ -170,8 +172,13 @@ def _write(results: Sequence[TextResult], options: Options, errors: Console) -> 
 
         for number, result in enumerate(results):
             folder = options.figures if len(results) == 1 else options.figures / letter_of(number)
-            saved = save_figures(folder, result.reading)
+            with errors.status(f"Drawing pictures for {folder}") as status:
+                saved = save_figures(folder, result.reading, partial(_tell_saved, status))
             errors.print(f"{len(saved)} pictures are in {folder}", markup=False, highlight=False)
+
+
+def _tell_saved(status: Status, done: int, total: int) -> None:
+    status.update(f"Saving pictures: {done} of {total}")
 
 
 def default_words(reading: TextReading) -> list[str]:

@@ -35,7 +35,11 @@ def run(
         with errors.status(f"Opening {folder or model}"):
             sheets, live = opened(folder, model)
             told = story_of(story or _kept_story(folder), sheets)
-        serve(sheets, listening, host, token, partial(_tell, errors, open_), model=live, story=told)
+        try:
+            serve(sheets, listening, host, token, partial(_tell, errors, open_), model=live, story=told)
+        except KeyboardInterrupt:
+            errors.print("The server ended.")
+            raise
 
 
 def opened(folder: Path | None, model: str | None) -> tuple[list[Sheet], LiveModel | None]:

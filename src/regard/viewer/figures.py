@@ -7,7 +7,8 @@ colour blindness. Weights are shown by their square root, so that small weights 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -136,18 +137,26 @@ def offset_bars(weights: AttentionMap, title: str = "", batch: int = 0) -> Any:
     return figure
 
 
-def save_figures(folder: str | os.PathLike[str], reading: TextReading) -> list[Path]:
+def save_figures(
+    folder: str | os.PathLike[str], reading: TextReading, tell: Callable[[int, int], None] = lambda done, total: None
+) -> list[Path]:
     """Write the figures of a reading into `folder`, each completely or not at all.
 
     Figures for papers are .pdf, .svg, .png and .csv files: `figure` at the width of a page, and its panels at that of a
-    column. The others are .png files.
+    column. The others are .png files. `tell` is called after each file with the number of files so far and in all.
     """
     folder = Path(folder)
     papers = _papers(reading)
-    saved = [made.save(folder / f"{name}.{kind}") for name, made in papers.items() for kind in KINDS_OF_FILE]
+    saves = [partial(made.save, folder / f"{name}.{kind}") for name, made in papers.items() for kind in KINDS_OF_FILE]
     for name in reading.profile.layers[0].values:
-        saved.append(figure(reading, panels=["statistics"], statistic=name, width=17).save(folder / f"map-{name}.png"))
-    return saved + [_save(made, folder / f"{name}.png") for name, made in _by_layer(reading).items()]
+        made = figure(reading, panels=["statistics"], statistic=name, width=17)
+        saves.append(partial(made.save, folder / f"map-{name}.png"))
+    saves += [partial(_save, made, folder / f"{name}.png") for name, made in _by_layer(reading).items()]
+    saved = []
+    for save in saves:
+        saved.append(save())
+        tell(len(saved), len(saves))
+    return saved
 
 
 def _papers(reading: TextReading) -> dict[str, Any]:
