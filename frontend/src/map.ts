@@ -435,8 +435,8 @@ export function mapView(context: Context): Panel {
       again();
       if (before && (before.query !== state.query || before.key !== state.key)) hover = null;
       const isResized = another || bar !== storyBar();
-      if (isResized) measure();
-      drawTools();
+      drawTools(); // before the measure: they stand above the map
+      if (isResized) { measure(); drawTools(); } // the measure says whether cells are pooled
       strip.update();
       if (isResized) go();
       else if (before.x !== state.x || before.y !== state.y || before.zoom !== state.zoom) {
