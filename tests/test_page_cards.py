@@ -17,7 +17,7 @@ from regard.stats import Role, RoleTable, TextReading
 from regard.viewer import Sheet, load_run, save_run
 from regard.viewer.cards import cards_of
 from regard.viewer.lead import lead_of, pronouns
-from regard.viewer.sentences import joined
+from regard.viewer.sentences import joined, percent
 
 N = 12
 NAMES = [f"word{n}" for n in range(N)]
@@ -125,12 +125,21 @@ def test_the_same_word_in_another_head(seed):
     dense[:, sorted(left_out)] = 0
     head, key = divmod(int(dense.argmax()), len(WORDS))
     if float(dense.max()) < 0.3:
-        assert found is None
+        assert found is None and lead["other"] is None and lead["heading"] == [[lead["sentence"], -1]]
         return
-    assert found["title"].endswith("in another head") == (head != lead["head"])
-    assert (found["state"]["head"], found["state"]["query"]) == (head, lead["query"])
-    assert said(found).startswith(f"In layer 4, head {head}, “it” puts {100 * float(dense.max()):.0f} %")
-    assert f"on “{WORDS[key]}”" in said(found)
+    share = percent(float(dense.max()))
+    if head == lead["head"]:
+        assert (found["state"]["head"], found["state"]["query"]) == (head, lead["query"])
+        assert said(found).startswith(f"In layer 4, head {head}, “it” puts {share}") and lead["other"] is None
+        assert f"on “{WORDS[key]}”" in said(found) and WORDS[lead["key"]] in found["note"]
+        return
+    other = lead["other"]
+    assert found is None and (other["head"], other["query"], other["key"]) == (head, lead["query"], key)
+    told = [joined(parts) for parts, _ in lead["heading"]]
+    assert told[0] == "The strongest links of “it”: " and [at for _, at in lead["heading"]] == [-1, 0, -1, 1, -1]
+    assert told[1].startswith(f"“{WORDS[lead['key']]}”") and told[3].startswith(f"“{WORDS[key]}”")
+    assert told[1].endswith(f", {percent(lead['weight'])} in layer 4, head {lead['head']}")
+    assert told[3].endswith(f", {share} in layer 4, head {head}")
 
 
 def test_a_link_that_leads_is_near():
@@ -152,7 +161,7 @@ def test_the_sink_is_the_key_with_most_weight_of_all():
     found, dense = card(text, "sink"), text.maps["layers.4"].dense()[0].double()
     share = float(dense.mean((0, 1))[0])
     assert said(found) == f"{100 * share:.0f} % of all weight goes to “word0”, the first token."
-    assert f"at most {100 / N:.0f} %" in found["note"] and found["title"] == "Attention sink"
+    assert f"it would get {100 / N:.0f} %" in found["note"] and found["title"] == "Attention sink"
     np.testing.assert_allclose(found["bars"], dense.mean((0, 1)), rtol=1e-3)
     assert found["at"] == 0 and found["state"]["query"] == 0 and found["state"]["side"] == "in"
     assert card(of([on(5, weight=0.7), drawn(1)[0]]), "sink")["title"] == "Where most weight goes"
@@ -218,14 +227,19 @@ def test_heads_are_alike_only_query_by_query():
     assert text.findings and card(of(broad), "copies") is None, "all queries attend alike, so this says little"
 
 
+def whole(count):
+    return f"{count:.0f}" if count >= 10 else f"{count:.1f}"
+
+
 def test_the_most_focused_head_by_the_entropy_of_its_weight():
     text = of([on(3, weight=0.9), on(2, 5, weight=0.9), np.full((N, N), 1 / N)])
     dense = text.maps["layers.4"].dense()[0].double()[:, :, 1:]
     rest = dense / dense.sum(-1, keepdim=True)
     kept = dense.sum(-1)
     entropy = (-(rest * rest.log()).sum(-1) * kept).mean(-1) / kept.mean(-1)
-    low, high = (f"{math.exp(float(value)):.1f}" for value in (entropy[0], entropy[2]))
-    assert said(card(text, "focused")) == f"L4.H0 attends to effectively {low} tokens, L4.H2 to {high}."
+    low, high = (whole(math.exp(float(value))) for value in (entropy[0], entropy[2]))
+    assert said(card(text, "focused")) == f"L4.H0 looks at about {low} tokens; the broadest, L4.H2, at about {high}."
+    assert card(text, "focused")["state"]["heads"] == "0.0,0.2", "both heads of the sentence are shown"
     assert card(of([np.full((N, N), 1 / N)] * 2), "focused") is None
 
 

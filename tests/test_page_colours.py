@@ -149,14 +149,14 @@ def test_the_legend_is_that_of_the_switch_in_every_view(browser, file):
                 np.testing.assert_allclose(places, shares(values, kind, length), atol=1e-6)
                 assert values[-1] == 1 and zero == "0" and len(values) >= 3
                 assert uniform == pytest.approx(float(shares(1 / length, kind, length)), abs=1e-4)
-                assert said == f"a uniform row has 1/{length}"
+                assert said == f"equal weights: 1/{length} each"
                 assert page.locator("[aria-pressed=true]", has_text=KINDS[kind]).count() == 1
         go(page, file, "overview?text=1")
-        assert legend(page)[-1] == "a uniform row has 1/48", "a cell of a small map sums over keys"
+        assert legend(page)[-1] == "equal weights: 1/48 each", "a cell of a small map sums over keys"
         page.set_viewport_size({"width": 700, "height": 420})
         go(page, file, "map?text=1")
         level = int(settled(page).get_attribute("data-level"))
-        assert level in (1, 2) and legend(page)[-1] == f"a uniform row has 1/{300 >> level}"
+        assert level in (1, 2) and legend(page)[-1] == f"equal weights: 1/{300 >> level} each"
 
 
 def test_the_switch_is_in_the_link_and_survives_a_reload(browser, file):

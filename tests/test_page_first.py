@@ -33,18 +33,37 @@ def sink(tmp_path_factory):
     return page.as_uri(), text
 
 
+def received(text):
+    """The share of the weight of all heads and words on the first token."""
+    return float(torch.stack([weights.dense()[0, :, :, 0] for weights in text.maps.values()]).mean())
+
+
 def plain(page, selector):
     return " ".join(page.locator(selector).first.inner_text().split())
+
+
+def opening(lead):
+    return "".join(text for parts, _ in lead["heading"] for text, _ in parts)
 
 
 def test_the_page_opens_with_the_finding(browser, address, texts):
     about = texts["short"].about
     with opened(browser, address) as page:
-        assert plain(page, "h1") == re.sub("[“”]", "", joined(about["lead"]["sentence"]))
+        assert plain(page, "h1") == opening(about["lead"])
         assert page.locator(".lead-words span").all_inner_texts() == WORDS
         assert page.locator(".lead-query").inner_text() == "it"
         drawn = [key for key, weight in about["lead"]["links"] if weight >= 0.03 and key != about["lead"]["query"]]
         until(page, f"document.querySelectorAll('.lead-stage .arcs path').length === {len(drawn)}")
+        for number, link in enumerate([link for link in (about["lead"]["other"], about["lead"]) if link]):
+            phrases = page.locator(".lead-sentence a")
+            assert phrases.count() == (2 if about["lead"]["other"] else 0)
+            if phrases.count():
+                phrases.nth(1 - number).click()
+                until(page, f"location.hash.includes('layer={link['layer']}&head={link['head']}')")
+                arcs = [key for key, weight in link["links"] if weight >= 0.03 and key != link["query"]]
+                until(page, f"document.querySelectorAll('.lead-stage .arcs path').length === {len(arcs)}")
+                assert page.url.endswith(phrases.nth(1 - number).get_attribute("href"))
+                assert phrases.nth(1 - number).get_attribute("aria-current") == "true"
         assert page.locator(".identity summary").inner_text().split("\n") == ["2 layers × 3 heads", "15 tokens"]
         names = page.locator("[role=gridcell]").evaluate_all("all => all.map((one) => one.title.split(':')[0])")
         assert names == [f"L{layer}.H{head}" for layer in range(2) for head in range(3)]
@@ -65,6 +84,15 @@ def test_cards_say_the_sentences_of_the_api_and_lead_to_their_place(browser, sin
         said = [" ".join(each.split()) for each in page.locator(".card-sentence").all_inner_texts()]
         assert said == [re.sub("[“”]", "", joined(card["sentence"])) for card in cards]
         page.locator(".card-sink").click()
+        until(page, "document.querySelector('.looks')?.textContent.includes('receives attention from')")
+        (mean,) = re.findall(r"mean over all words: ([\d.]+)", plain(page, ".looks"))
+        assert float(mean) == pytest.approx(received(text), abs=6e-4), "as the card says"
+        page.go_back()
+        page.wait_for_selector(".cards")
+        page.locator("[role=gridcell]").nth(5).click()
+        href = page.locator(".card-sink").get_attribute("href")
+        page.locator(".card-sink").click()
+        assert page.url.endswith(href), "a click shows what the link says"
         until(page, "document.querySelector('.looks')?.textContent.includes('receives attention from')")
         assert "#text?" in page.url and "side=in" in page.url and "mean of all heads" in plain(page, ".looks")
         page.go_back()

@@ -105,7 +105,7 @@ const brief = (value: number) => String(Number(shown(value))); // 1 and not 1.00
 
 // The colours of weights: a cell for exactly 0, the ramp with ticks, and where the weight of a uniform row is.
 export function legend(colours: Colours, scale: Scale, said: string): SVGSVGElement {
-  const uniform = `a uniform row has ${share(scale.uniform)}`;
+  const uniform = `equal weights: ${share(scale.uniform)} each`;
   const figure = frame(`Colours of a ${said} from 0 to 1; ${uniform}`, ZERO, 20);
   figure.append(s("rect", { class: "zero", x: 4 - ZERO, y: 0, width: 13, height: 10, fill: colours.css[0],
     stroke: "currentColor", "stroke-opacity": 0.25 }), small(10.5 - ZERO, 25, "middle", "0"), ...bar(colours));

@@ -15,7 +15,8 @@ export interface Layer { name: string; number: number; small: [number, number]; 
 // A sentence in parts; a part is plain, a token, or the name of a head.
 export type Part = [string, "" | "token" | "head"];
 export interface Lead { layer: number; head: number; query: number; key: number; weight: number;
-  links: [number, number][]; sentence: Part[] }
+  links: [number, number][]; sentence: Part[];
+  other?: Lead | null; heading?: [Part[], number][] } // the number of the link that a part of the heading tells; -1: none
 export interface Card { kind: string; title: string; sentence: Part[]; note: string; state: Partial<State>;
   heads: [number, number][] | null; bars: number[] | null; at: number }
 export interface Finding { kind: string; layer: number; heads: number[]; value: number; sentence: string }

@@ -2,13 +2,14 @@
 import { drawArcs } from "./arcs";
 import { cards, stateLink } from "./cards";
 import { headName, inText, type Context } from "./context";
-import { queriesOf, type Lead } from "./data";
+import { queriesOf, type Lead, type Part } from "./data";
 import { h, joins, s, visible } from "./dom";
 import { sentence } from "./parts";
+import { toLink } from "./state";
 
 const [WHOLE, AROUND] = [70, 16]; // a longer text is cut to the words around both ends of the link
 
-export interface First { element: HTMLElement; draw(): void; recolour(): void; close(): void }
+export interface First { element: HTMLElement; draw(): void; follow(): void; recolour(): void; close(): void }
 
 // The ranges of tokens to show: all, or those around the given ones.
 export function ranges(size: number, around: number[]): [number, number][] {
@@ -24,7 +25,10 @@ export function ranges(size: number, around: number[]): [number, number][] {
 
 export function firstView(context: Context): First {
   const element = h("section", { class: "first", "aria-label": "What stands out" });
+  const about = h("p", { class: "hint" });
   let redraw = () => undefined as void;
+  let shown: Lead | null = null; // the link whose head is drawn
+  let phrases: [HTMLAnchorElement, Lead][] = [];
   const observer = new ResizeObserver(() => redraw());
 
   // Words in order; the spans of both sides by index.
@@ -43,13 +47,17 @@ export function firstView(context: Context): First {
     return [box, spans];
   }
 
-  function stage(lead: Lead): HTMLElement {
+  const links = ({ lead }: { lead?: Lead | null }): Lead[] => (lead ? [lead, ...(lead.other ? [lead.other] : [])] : []);
+
+  function stage(first: Lead): HTMLElement {
     const { text } = context;
-    const near = ranges(text.tokens.length, text.queries ? [lead.key] : [lead.query, lead.key]);
-    const [own, looks] = line(queriesOf(text), text.queries ? ranges(text.queries.length, [lead.query]) : near, "The text");
+    const ends = links(text).map((link) => link.key);
+    const near = ranges(text.tokens.length, text.queries ? ends : [first.query, ...ends]);
+    const [own, looks] = line(queriesOf(text), text.queries ? ranges(text.queries.length, [first.query]) : near, "The text");
     const [other, keys] = text.queries ? line(text.tokens, near, "What it looks at") : [null, looks];
     const arcs = s("svg", { class: "arcs", "aria-hidden": "true" });
     redraw = () => {
+      const lead = shown ?? first;
       for (const span of [...looks.values(), ...keys.values()]) span.removeAttribute("style");
       for (const [key, weight] of lead.links) {
         const span = keys.get(key);
@@ -63,8 +71,42 @@ export function firstView(context: Context): First {
     return h("div", { class: "lead-stage stage" }, arcs, own, other);
   }
 
+  // A phrase of the heading that tells a link chooses the head of this link, and thereby its arcs.
+  function phrase(parts: Part[], link: Lead | undefined): (Node | string)[] {
+    if (!link) return sentence(parts);
+    const found = h("a", { onclick: (event: MouseEvent) => {
+      if (event.ctrlKey || event.metaKey || event.shiftKey) return; // a new tab or window
+      event.preventDefault();
+      context.set(placeOf(link));
+    } }, ...sentence(parts));
+    phrases.push([found, link]);
+    return [found];
+  }
+  const placeOf = ({ layer, head, query }: Lead) => ({ layer, head, query });
+
+  // The arcs of the chosen head, if the heading tells one of its links; else those of the link that leads.
+  function follow() {
+    const { state, text } = context;
+    const found = links(text);
+    const link = found.find(({ layer, head }) => layer === state.layer && head === state.head) ?? found[0];
+    for (const [each, of] of phrases) {
+      each.href = toLink({ ...state, ...placeOf(of) });
+      if (of === link) each.setAttribute("aria-current", "true"); else each.removeAttribute("aria-current");
+    }
+    if (!link || link === shown) return;
+    shown = link;
+    const place = placeOf(link);
+    about.replaceChildren("Arcs show what the word ", h("i", { dir: "auto" }, visible(queriesOf(text)[link.query])),
+      ` attends to in ${inText(headName(context, link.layer, link.head))}: a thicker arc is a larger weight. Layers and heads count from 0. `,
+      stateLink(context, { ...place, view: "text" }, "more", "Every word of this head"), " · ",
+      stateLink(context, { ...place, key: link.key, view: "map" }, "more", "Its map"));
+    redraw();
+  }
+
   function draw() {
     const { text } = context;
+    shown = null;
+    phrases = [];
     const { lead } = text;
     observer.disconnect();
     redraw = () => undefined;
@@ -73,18 +115,17 @@ export function firstView(context: Context): First {
       element.replaceChildren(h("h1", {}, `Every head of ${text.model || "the model"}`), found ?? "");
       return;
     }
-    const place = { layer: lead.layer, head: lead.head, query: lead.query };
     const words = stage(lead);
     element.replaceChildren(
-      h("div", { class: "lead-line" }, h("h1", { class: "lead-sentence" }, ...sentence(lead.sentence)),
+      h("div", { class: "lead-line" }, h("h1", { class: "lead-sentence" }, ...(lead.heading ?? [[lead.sentence, -1] as [Part[], number]])
+        .flatMap(([parts, at]) => phrase(parts, links(text)[at]))),
         context.tour ? h("button", { type: "button", class: "tour-button main-button", onclick: context.tour.play },
           `${context.tour.title} (${context.tour.steps.length} steps)`) : ""),
-      h("p", { class: "hint" }, `Arcs show what ${visible(queriesOf(text)[lead.query])} attends to in ${
-        inText(headName(context, lead.layer, lead.head))}: a thicker arc is a larger weight. `,
-        stateLink(context, { ...place, view: "text" }, "more", "Every word of this head"), " · ",
-        stateLink(context, { ...place, key: lead.key, view: "map" }, "more", "Its map")),
-      words, cards(context) ?? "");
+      about, words, text.cards?.length ? h("p", { class: "hint card-key" }, "In each small map below, ",
+        text.queries ? "target words look, source words are looked at" : "rows look, columns are looked at",
+        ". Nearer the right end of the scale above: a larger weight.") : "", cards(context) ?? "");
+    follow();
     observer.observe(words);
   }
-  return { element, draw, recolour: () => redraw(), close: () => observer.disconnect() };
+  return { element, draw, follow, recolour: () => redraw(), close: () => observer.disconnect() };
 }

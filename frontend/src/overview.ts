@@ -56,8 +56,8 @@ export function overview(context: Context): Panel {
     fill(key, h("span", { class: "key-columns", "aria-hidden": "true" }, `${looked} (keys) →`),
       h("span", { class: "key-rows", "aria-hidden": "true" }, `${looks} (queries) ↓`), smallMap(context, at.layer, at.head),
       h("p", { class: "hint" }, `Each picture is one head: L2.H1 is head 1 of layer 2. A row is a query: a word that attends to others. `
-        + `A column is a key: a word that is attended to. Words run from the first to the last. A stronger colour is a larger weight; `
-        + `the scale is above. A row of weights adds up to 1.${text.tokens.length > text.layers[0].small[1]
+        + `A column is a key: a word that is attended to. Words run from the first to the last. Nearer the right end of the `
+        + `scale above: a larger weight. A row of weights adds up to 1.${text.tokens.length > text.layers[0].small[1]
           ? " Here a cell pools several words." : ""}`));
   }
 
@@ -121,6 +121,7 @@ export function overview(context: Context): Panel {
         drawKey();
         grid.draw();
       } else if (before.scale !== state.scale) { first.recolour(); drawKey(); grid.repaint(); }
+      first.follow();
       context.cells(text.tokens.length / text.layers[0].small[1]);
       grid.mark();
       drawHead();

@@ -165,7 +165,8 @@ export function words(context: Context, body: HTMLElement): Mode {
     const line = body.querySelector(".looks");
     line?.replaceChildren(strong(visible(queries()[query])), ` (token ${query})`,
       ...(looks ? [" attends to ", ...listed(looks, text.tokens)] : []),
-      ...(seen ? [looks ? "; receives attention from " : " receives attention from ", ...listed(seen, queries())] : []),
+      ...(seen ? [looks ? "; receives attention from " : " receives attention from ", ...listed(seen, queries()),
+        `; mean over all words: ${shown(seen.reduce((sum, weight) => sum + weight, 0) / seen.length)}`] : []),
       `, in ${only ? headName(context, ...only) : headsInWords(context)}${context.source.finest(state.text) ? " (means, not weights of single words)" : ""}.`);
     if (pointed === null && line) context.tell(line.textContent ?? "");
   }

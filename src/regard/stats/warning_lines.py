@@ -17,12 +17,12 @@ WARNINGS = {
     "special": (
         "put 90 % of their weight or more on special tokens",
         "puts 90 % of its weight or more on special tokens",
-        "these need not matter",
+        "such heads may be unimportant",
     ),
     "sink": (
         "put 90 % of their weight or more on the first token",
         "puts 90 % of its weight or more on the first token",
-        "it need not matter",
+        "such heads may be unimportant",
     ),
     "copies": (
         "have nearly the same map as another",
@@ -35,8 +35,8 @@ WARNINGS = {
 def warning_lines(findings: Sequence[Finding], num_heads: int) -> dict[str, str]:
     """Kind of warning -> one line for all warnings of this kind, about a model of `num_heads` heads.
 
-    >>> warning_lines([Finding("sink", 2, (0, 3), 0.95, "A sentence.")], num_heads=8)
-    {'sink': '2 of 8 heads (L2.H0, ...) put 90 % of their weight or more on the first token; it need not matter.'}
+    >>> print(warning_lines([Finding("sink", 2, (0, 3), 0.95, "A sentence.")], num_heads=8)["sink"])
+    2 of 8 heads (L2.H0, ...) put 90 % of their weight or more on the first token; such heads may be unimportant.
     """
     lines = {}
     for kind in dict.fromkeys(finding.kind for finding in findings):

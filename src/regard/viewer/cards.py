@@ -19,7 +19,7 @@ from regard.stats.head_extremes import NEARBY, HeadValue, entropies_outside, nea
 from regard.stats.roles import CONTENT, KINDS, LABEL, MARGIN, QUERIES
 from regard.stats.warnings import COMMON_TARGETS, COPY
 from regard.viewer.lead import other_link
-from regard.viewer.sentences import HEAD, PLAIN, Part, percent, short_name, token
+from regard.viewer.sentences import HEAD, PLAIN, Part, joined, percent, short_name, token
 
 #: The most cards of a text, and the most bars of a picture.
 NUM_CARDS, NUM_BARS = 5, 64
@@ -35,8 +35,6 @@ TITLES = {
     "duplicate": "Duplicate-token head",
     "induction": "Induction head",
 }
-#: Least weight of another link of the word that leads.
-LINK = 0.3
 #: A token is a sink if it receives at least this share of all weight, and this multiple of its weight in uniform rows.
 SINK, ABOVE_UNIFORM = 0.2, 2.0
 #: Two heads are alike only if they also treat each query alike: their least `agreement`.
@@ -70,15 +68,14 @@ def cards_of(reading: TextReading, lead: dict[str, Any] | None = None) -> list[d
 
 
 def another_link(reading: TextReading, lead: dict[str, Any] | None) -> Iterator[Card]:
-    """What the word that leads attends to in another head."""
-    other = None if lead is None else other_link(reading, lead)
-    if lead is not None and other is not None and other["weight"] >= LINK:
-        same = (lead["layer"], lead["head"]) == (other["layer"], other["head"])
+    """What else the word that leads attends to in its head. The page opens with a link in another head."""
+    other = None if lead is None or lead["other"] is not None else other_link(reading, lead)
+    if lead is not None and other is not None:
         yield Card(
             "link",
-            "The same word and head" if same else "The same word in another head",
+            "The same word and head",
             other["sentence"],
-            "The strongest link of this word to another one.",
+            f"Its strongest link to a word other than {joined(token(reading, lead['key']))}.",
             {"view": "text", **{name: other[name] for name in ("layer", "head", "query")}},
             heads=[[other["layer"], other["head"]]],
         )
@@ -169,13 +166,14 @@ def nearby(reading: TextReading) -> Iterator[Card]:
 def sink(reading: TextReading) -> Iterator[Card]:
     """The token that receives the largest share of the weight of all heads."""
     profile = reading.profile
-    shares, even = _received(profile)
+    shares, even, same = _received(profile)
     key = int(shares.argmax())
     share = float(shares[key])
     if len(profile.tokens) < 3 or share < max(SINK, ABOVE_UNIFORM * even):
         return
     rests = key == 0 or key in profile.special
     where = ", the first token" if key == 0 else ""
+    most = "" if same else "at most "
     state: dict[str, Any] = {"view": "statistics"}
     if profile.query_tokens == profile.tokens:
         state = {"view": "text", "way": "words", "heads": "all", "side": "in", "query": key}
@@ -183,20 +181,23 @@ def sink(reading: TextReading) -> Iterator[Card]:
         "sink",
         "Attention sink" if rests else "Where most weight goes",
         [[f"{percent(share)} of all weight goes to ", PLAIN], *token(reading, key), [f"{where}.", PLAIN]],
-        f"Mean of all heads and words. Uniform weights would give it at most {percent(even)}.",
+        f"Mean of all heads and words. If all weights were equal, it would get {most}{percent(even)}.",
         state,
         bars=[float(f"{value:.4g}") for value in _binned(shares)],
         at=key * min(len(shares), NUM_BARS) // len(shares),
     )
 
 
-def _received(profile: Profile) -> tuple[torch.Tensor, float]:
-    """The share of all weight that each key receives, and the most that uniform weights could give to a key."""
+def _received(profile: Profile) -> tuple[torch.Tensor, float, bool]:
+    """The share of all weight that each key receives, the most that equal weights could give to a key, and whether
+    they would give that to every key.
+    """
     num_heads = sum(layer.num_heads for layer in profile.layers)
     num_queries = len(profile.query_tokens)
     total = torch.stack([layer.received.double().sum(0) for layer in profile.layers]).sum(0)
     even = sum(float((1 / layer.allowed.clamp_min(1)).mean(-1).sum()) for layer in profile.layers)
-    return total / (num_heads * num_queries), even / num_heads
+    same = all(bool((layer.allowed == len(profile.tokens)).all()) for layer in profile.layers)
+    return total / (num_heads * num_queries), even / num_heads, same
 
 
 def _binned(shares: torch.Tensor) -> list[float]:
@@ -252,20 +253,28 @@ def focused(reading: TextReading) -> Iterator[Card]:
     least, most = min(heads, default=None), max(heads, default=None)
     if least is None or most is None or math.exp(most.value - least.value) < CONTRAST:
         return
-    counts = [f"{math.exp(head.value):.1f}" for head in (least, most)]
+    counts = [_tokens(math.exp(head.value)) for head in (least, most)]
+    places = [_at(reading, head) for head in (least, most)]
     yield Card(
         "focused",
         "Most focused head",
         [
             [_name(reading, least), HEAD],
-            [f" attends to effectively {counts[0]} tokens, ", PLAIN],
+            [f" looks at about {counts[0]}; the broadest, ", PLAIN],
             [_name(reading, most), HEAD],
-            [f" to {counts[1]}.", PLAIN],
+            [f", at about {counts[1].split()[0]}.", PLAIN],
         ],
-        "exp of the spread (entropy) of the weight outside the first token and special tokens.",
-        {"view": "map", **_place(reading, least)},
-        heads=[_at(reading, head) for head in (least, most)],
+        "exp of the entropy, first token and special tokens left out.",
+        {"view": "text", "way": "heads", "heads": ",".join(f"{layer}.{head}" for layer, head in places)}
+        | _place(reading, least),
+        heads=places,
     )
+
+
+def _tokens(count: float) -> str:
+    """An effective number of tokens as words, in whole tokens from 10 on."""
+    number = f"{count:.0f}" if count >= 10 else f"{count:.1f}".removesuffix(".0")
+    return f"{number} token{'' if number == '1' else 's'}"
 
 
 def _name(reading: TextReading, head: HeadValue) -> str:

@@ -15,6 +15,8 @@ from regard.viewer.sentences import HEAD, PLAIN, Part, layer_name, percent, toke
 PRONOUNS = frozenset(["he", "she", "it", "they", "him", "her", "them", "his", "hers", "its", "their", "theirs"])
 #: Least number of letters of a repeated word: shorter ones, such as "the", are repeated in every text.
 LETTERS = 4
+#: Least weight of another link of the word that leads.
+LINK = 0.3
 #: Links of the word that are drawn as arcs.
 NUM_ARCS = 5
 #: Most words of one kind that are compared, so that a long text takes no longer than a short one.
@@ -29,12 +31,32 @@ def lead_of(reading: TextReading) -> dict[str, Any] | None:
     In self-attention a link to the word itself, to a neighbour, to the first token or to a special token is left out,
     because many heads put most of their weight there in any text, and so is a link over more than `REACH` tokens.
     `layer` is an index into the layers, and `links` are the strongest keys of the word in this head, with their
-    weights. Of each kind of words the first `CANDIDATES` are compared. None if the text has no such link.
+    weights. `other` is the strongest link of this word to another key, if it lies in another head; the page opens
+    with `heading`, parts of sentences with the number of the link that they tell (0, 1 for `other`, -1 for none).
+    Of each kind of words the first `CANDIDATES` are compared. None if the text has no such link.
     """
     for queries in (pronouns, repeated_words, whole_words, words):
         if (found := _strongest(reading.profile, queries(reading.profile)[:CANDIDATES])) is not None:
-            return _described(reading, *found)
+            lead = _described(reading, *found)
+            return lead | _heading(reading, lead)
     return None
+
+
+def _heading(reading: TextReading, lead: dict[str, Any]) -> dict[str, Any]:
+    """The link of the same word in another head, and what the page opens with: this and the link that leads."""
+    other = other_link(reading, lead)
+    if other is None or (other["layer"], other["head"]) == (lead["layer"], lead["head"]):
+        return {"other": None, "heading": [[lead["sentence"], -1]]}
+    start: list[Part] = [["The strongest links of ", PLAIN], *token(reading, lead["query"], query=True), [": ", PLAIN]]
+    links = [_clause(reading, link) for link in (lead, other)]
+    heading = [[start, -1], [links[0], 0], [[[", and ", PLAIN]], -1], [links[1], 1], [[[".", PLAIN]], -1]]
+    return {"other": other, "heading": heading}
+
+
+def _clause(reading: TextReading, link: dict[str, Any]) -> list[Part]:
+    layer = reading.profile.layers[link["layer"]]
+    place = f"{layer_name(layer)}, head {link['head']}"
+    return [*token(reading, link["key"]), [f", {percent(link['weight'])} in ", PLAIN], [place, HEAD]]
 
 
 def pronouns(profile: Profile) -> list[int]:
@@ -74,9 +96,9 @@ def _is_whole(profile: Profile, at: int) -> bool:
 
 
 def other_link(reading: TextReading, lead: dict[str, Any]) -> dict[str, Any] | None:
-    """The strongest link of the word that leads, to another key. None if there is none."""
+    """The strongest link of the word that leads, to another key. None if it is weaker than `LINK`."""
     found = _strongest(reading.profile, [lead["query"]], without=lead["key"])
-    return None if found is None else _described(reading, *found)
+    return None if found is None or found[2].weight < LINK else _described(reading, *found)
 
 
 def _strongest(profile: Profile, queries: Sequence[int], without: int = -1) -> tuple[int, int, Link] | None:

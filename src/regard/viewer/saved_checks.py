@@ -77,6 +77,7 @@ LEAD = {
     "links": [(WHOLE, NUMBER)],
     "sentence": SENTENCE,
 }
+LEADS = {**LEAD, "other": Optional(Maybe(LEAD)), "heading": Optional([(SENTENCE, WHOLE)])}
 CARD = {
     **dict.fromkeys(("kind", "title", "note"), TEXT),
     "sentence": SENTENCE,
@@ -94,7 +95,7 @@ ABOUT = {
     "title": TEXT,
     "model": Optional(TEXT),
     "written": Optional(TEXT),
-    "lead": Optional(Maybe(LEAD)),
+    "lead": Optional(Maybe(LEADS)),
     "cards": Optional([CARD]),
     "warnings": Optional(Named(TEXT)),
     "picture": Optional(Maybe({"kind": TEXT, "panels": [PANEL], "seconds": Optional(NUMBER)})),
@@ -209,8 +210,9 @@ def _wrong_panels(shown: dict[str, Any] | None, num_keys: int) -> Iterator[str]:
 
 
 def _wrong_links(about: dict[str, Any], heads: Sequence[int], I: int, J: int) -> Iterator[str]:
-    """The link that leads, and the heads of the cards."""
-    for lead in [about["lead"]] if about.get("lead") else []:
+    """The links that lead, and the heads of the cards."""
+    first = about.get("lead") or {}
+    for lead in [link for link in (first, first.get("other")) if link]:
         yield from _outside("lead.layer", [lead["layer"]], len(heads))
         yield from _outside("lead.head", [lead["head"]], heads[lead["layer"]])
         yield from _outside("lead.query", [lead["query"]], I)

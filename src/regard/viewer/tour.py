@@ -40,11 +40,14 @@ def _leads(sheets: Sequence[Sheet]) -> Iterator[Step]:
 def _cards(sheets: Sequence[Sheet]) -> Iterator[Step]:
     """Findings of different kinds, those of texts with roles first."""
     by_roles = sorted(range(len(sheets)), key=lambda n: not sheets[n].about["has_roles"])
-    told: set[str] = set()
+    told: set[str] = {"link"}  # another link of a word that a step before may not have told
+    places: set[tuple[object, ...]] = set()
     for number in by_roles:
         for card in sheets[number].about.get("cards", ()):
-            if card["kind"] not in told and len(told) < CARDS:
+            place = _shown(number, card["state"])
+            if card["kind"] not in told and len(told) <= CARDS and place not in places:
                 told.add(card["kind"])
+                places.add(place)
                 state = dict(card["state"])
                 note = f" {card['note']}" if card["note"][:1].isupper() else ""  # others are formulas
                 sentence = f"{card['title']}: {_written(card['sentence'])}{note}"
@@ -59,6 +62,11 @@ def _alignment(sheets: Sequence[Sheet]) -> Iterator[Step]:
             sentence = f"A translator aligns two sentences by attention. {_written(lead['sentence'])}"
             yield Step(_link("alignment", number, _place(lead) | {"panels": "heads", "scale": "linear"}), sentence)
             return
+
+
+def _shown(text: int, state: Mapping[str, object]) -> tuple[object, ...]:
+    """What a step shows, so that no two steps show the same."""
+    return text, *(state.get(name) for name in ("view", "layer", "head", "heads", "query"))
 
 
 def _place(lead: Mapping[str, Any]) -> dict[str, int]:
