@@ -9,6 +9,7 @@ import transformers
 import regard as rg
 from kernels import needs_kernel
 from miniatures import LLAMA, MOE, sharpened, tokens
+from regard.engine import decoding
 from regard.engine.kernel import engine
 from regard.hf import backend
 from regard.nn import projected_kv
@@ -30,7 +31,7 @@ CACHES = {
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """The number of calls that ran on the kernel without a plan: of backends, and of modules."""
+    """The number of queries of each call that ran without a plan: of backends, and of modules."""
     counts = []
 
     def count(module, name):
@@ -38,6 +39,7 @@ def decoded(monkeypatch):
         monkeypatch.setattr(module, name, lambda *args: counts.append(args[0].shape[2]) or original(*args))
 
     count(backend, "attention")
+    count(backend, "decode")
     count(projected_kv, "decode")
     return counts
 
@@ -70,11 +72,9 @@ def model_inputs(net, **options):
     return {"input_ids": tokens(1), "past_key_values": past, **options}
 
 
-@pytest.mark.parametrize("why", ["gradients", "a mask tensor", "no kernel"])
-def test_what_the_kernel_does_not_decode_is_planned(monkeypatch, decoded, why):
+@pytest.mark.parametrize("why", ["gradients", "a mask tensor"])
+def test_what_is_not_decoded_without_a_plan_is_planned(decoded, why):
     net = transformers.AutoModelForCausalLM.from_config(CONFIGS["llama"], attn_implementation="regard").eval()
-    if why == "no kernel":
-        monkeypatch.setenv("REGARD_KERNEL", "off")
     options = {"attention_mask": torch.ones(2, 1, 1, 6, dtype=torch.bool)} if why == "a mask tensor" else {}
     with torch.set_grad_enabled(why == "gradients"):
         net(**model_inputs(net, **options))
@@ -117,7 +117,9 @@ def test_padding_and_shared_keys_of_a_beam_are_decoded_on_the_kernel(decoded, al
     assert decoded[:2] == [1, 3]
 
 
-def test_modules_with_gradients_do_not_decode_on_the_kernel(decoded, always):
+def test_modules_with_gradients_do_not_decode_on_the_kernel(monkeypatch, always):
+    by_kernel = []
+    monkeypatch.setattr(decoding, "decode_by_kernel", lambda *given: by_kernel.append(given))
     attention, source = module(), torch.randn(1, 9, 32)
     attention(torch.randn(1, 1, 32), attention.keys(source)).sum().backward()
-    assert decoded == [] and attention.query.weight.grad.any()
+    assert by_kernel == [] and attention.query.weight.grad.any()

@@ -91,6 +91,17 @@ def test_a_file_can_name_nothing_but_pieces(piece, tmp_path):
         load_map(path)
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_file_without_queries_or_keys_is_refused(place, tmp_path):
+    q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
+    save_map(tmp_path / "map.safetensors", rg.attend(rg.Attention(), q, k, v).weights)
+    about, tensors = header(tmp_path / "map.safetensors")
+    about["prepared"][place] = None
+    rewrite(tmp_path / "map.safetensors", about, tensors)
+    with pytest.raises(rg.RegardError, match="queries or the keys are missing"):
+        load_map(tmp_path / "map.safetensors")
+
+
 def test_what_is_no_map_is_refused(tmp_path):
     (tmp_path / "text").write_text("no tensors")
     stored.save_file({"a": torch.zeros(1)}, tmp_path / "other")

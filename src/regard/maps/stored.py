@@ -162,6 +162,8 @@ def _to_header(weights: AttentionMap) -> tuple[dict[str, Any], dict[str, Tensor]
 def _from_header(header: dict[str, Any], tensors: dict[str, Tensor]) -> AttentionMap:
     pieces = {slot: _decode(header["pieces"][slot], tensors) for slot in SLOTS}
     query, key, rows, cols, row_statistic = (_decode(part, tensors) for part in header["prepared"])
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor)):
+        raise ValueError("the queries or the keys are missing")
     *axes, start, keys = (_decode(part, tensors) for part in header["where"])
     attention = Attention(pieces.pop("score"), **pieces).eval()
     return AttentionMap(attention, Prepared(query, key, rows, cols), Positions(start, keys), Grid(*axes), row_statistic)
