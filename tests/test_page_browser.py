@@ -54,14 +54,16 @@ def test_zooming_with_the_wheel_ends_at_single_weights(browser, file):
     with opened(browser, file + "#map?text=1", width=700, height=420) as page:
         settled(page).evaluate("box => box.scrollIntoView()")
         bounds = page.locator(".map-box").bounding_box()
-        page.mouse.move(bounds["x"] + bounds["width"] * 0.5, bounds["y"] + bounds["height"] * 0.3)
+        x, y = bounds["x"] + bounds["width"] * 0.5, bounds["y"] + bounds["height"] * 0.3
+        page.mouse.move(x, y)
         for _ in range(12):
             page.mouse.wheel(0, -400)
             page.wait_for_timeout(60)
         until(page, "document.querySelector('.map-box').dataset.level === '0'")
+        settled(page)
         before = page.url
         page.mouse.down()
-        page.mouse.move(bounds["x"] + 200, bounds["y"] + 60, steps=4)
+        page.mouse.move(x - 70, y - 30, steps=4)
         page.mouse.up()
         until(page, "before => location.href !== before", before)
 
