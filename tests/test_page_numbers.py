@@ -74,7 +74,7 @@ def test_the_words_and_their_layers_show_rows(browser, address, texts, drawn):
         looks, receives = page.locator(".looks").inner_text().split("receives attention from")
         shown = numbers_in(looks.split("attends to")[1])
         assert shown == pytest.approx(row.topk(len(shown)).values.tolist(), abs=6e-4) and shown
-        shown = numbers_in(receives.split(", in ")[0])
+        shown = numbers_in(re.split(r"mean over|, in ", receives)[0])
         assert shown == pytest.approx(column.topk(len(shown)).values.tolist(), abs=6e-4) and shown
         until(page, "document.querySelectorAll('.strip rect').length === 30")
         cells = page.locator(".strip rect title").all_text_contents()

@@ -17,12 +17,12 @@ WARNINGS = {
     "special": (
         "put 90 % of their weight or more on special tokens",
         "puts 90 % of its weight or more on special tokens",
-        "such heads may be unimportant",
+        "they may not matter",
     ),
     "sink": (
         "put 90 % of their weight or more on the first token",
         "puts 90 % of its weight or more on the first token",
-        "such heads may be unimportant",
+        "they may not matter",
     ),
     "copies": (
         "have nearly the same map as another",
@@ -36,7 +36,7 @@ def warning_lines(findings: Sequence[Finding], num_heads: int) -> dict[str, str]
     """Kind of warning -> one line for all warnings of this kind, about a model of `num_heads` heads.
 
     >>> print(warning_lines([Finding("sink", 2, (0, 3), 0.95, "A sentence.")], num_heads=8)["sink"])
-    2 of 8 heads (L2.H0, ...) put 90 % of their weight or more on the first token; such heads may be unimportant.
+    2 of 8 heads (L2.H0, ...) put 90 % of their weight or more on the first token; they may not matter.
     """
     lines = {}
     for kind in dict.fromkeys(finding.kind for finding in findings):
