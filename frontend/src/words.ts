@@ -33,7 +33,8 @@ export function words(context: Context, body: HTMLElement): Mode {
     if (isQuery) {
       span.setAttribute("role", "option");
       span.addEventListener("click", (event) => context.set(event.shiftKey && !crossed() ? { key: at } : { query: at }));
-      span.addEventListener("pointerenter", () => { pointed = at; void colour(at); });
+      // Not pointerenter: words that are drawn below a resting pointer are not pointed at.
+      span.addEventListener("pointermove", () => { if (pointed !== at) { pointed = at; void colour(at); } });
     } else span.addEventListener("click", () => context.set({ key: at }));
     return span;
   }
