@@ -75,9 +75,6 @@ def test_the_page_opens_with_the_finding(browser, address, texts):
             assert re.search(rf"[?&]{name}={lead[name]}(&|$)", page.url) or lead[name] == 0
 
 
-@pytest.mark.xfail(
-    strict=False, reason="the view of the sink card shows the mean of another word or head: to be mended"
-)
 def test_cards_say_the_sentences_of_the_api_and_lead_to_their_place(browser, sink):
     link, text = sink
     cards = Sheet.of(text).about["cards"]

@@ -163,7 +163,6 @@ def test_unknown_pieces_are_named_and_a_line_under_the_text_keeps_its_direction(
         assert page.locator(".compare .words").evaluate_all(directions) == ["rtl", "rtl"]
 
 
-@pytest.mark.xfail(strict=False, reason="a view draws a rectangle of negative size on its way: to be mended")
 def test_number_keys_follow_the_tabs_that_are_shown(browser):
     with (
         served([sheet_of(SENTENCE), sheet_of(SENTENCE)]) as address,

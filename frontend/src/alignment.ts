@@ -127,5 +127,5 @@ export function alignmentView(context: Context): Panel {
     if (before && wanted === drawn) return; // another head: the panels stay
     drawn = wanted;
     void draw();
-  } };
+  }, close() { turn++; } };
 }

@@ -35,6 +35,7 @@ export function compareView(context: Context): Panel {
   const element = h("div", { class: "compare" }, typed?.element ?? "", tools, pair, changes, maps);
   let turn = 0;
   let paired = true; // the texts share words, so that a word of one has its place in the other
+  let queriesPaired = true; // the same for the queries, which for a translator are other words
 
   // The second text: the chosen one, or the first other one with the same heads.
   async function second(): Promise<[number, Text] | null> {
@@ -74,8 +75,8 @@ export function compareView(context: Context): Panel {
     if (!found) return drawNone();
     const [number, other] = found;
     paired = shareWords(text.tokens, other.tokens, new Set(text.special));
-    const queries = paired && (!text.queries || shareWords(queriesOf(text), queriesOf(other)))
-      ? counterparts(queriesOf(text), queriesOf(other)) : queriesOf(text).map(() => -1);
+    queriesPaired = paired && (!text.queries || shareWords(queriesOf(text), queriesOf(other)));
+    const queries = queriesPaired ? counterparts(queriesOf(text), queriesOf(other)) : queriesOf(text).map(() => -1);
     const keys = text.queries ? counterparts(text.tokens, other.tokens) : queries;
     const placed = queries[state.query] ?? -1;
     const query = state.otherQuery >= 0 ? Math.min(state.otherQuery, queriesOf(other).length - 1) : placed;
@@ -101,7 +102,7 @@ export function compareView(context: Context): Panel {
     drawChanges(text, other, others && changed(layers, rows, others, keys), query);
   }
   // Another word of the first text chooses its counterpart, but only if words have one.
-  const unpaired = () => (paired ? { otherQuery: -1 } : {});
+  const unpaired = () => (queriesPaired ? { otherQuery: -1 } : {});
   function drawNone() {
     drawTools(-1, null, 0);
     changes.replaceChildren();
@@ -132,11 +133,11 @@ export function compareView(context: Context): Panel {
     const { text, number, query } = side;
     const { source, colours } = context;
     const sizes = [queriesOf(text).length, text.tokens.length];
+    const width = Math.min(480, maps.clientWidth > 760 ? maps.clientWidth / 2 - 18 : maps.clientWidth);
     let level = source.finest(number);
     while (Math.max(...sizes) > TILE << level) level++;
     const values = await source.tile({ ...place(context), text: number }, level, 0, 0, "mean");
     const grid = { values, rows: [0, sizes[0]] as [number, number], cols: [0, sizes[1]] as [number, number], level };
-    const width = Math.min(480, maps.clientWidth > 760 ? maps.clientWidth / 2 - 18 : maps.clientWidth);
     const label = `All weights of ${inText(headName(context))} on this text`;
     const panel = panelOf(context, grid, [wordNames(queriesOf(text)), wordNames(text.tokens)], width,
       (weight) => colours.weight(weight), label, (pair, click) => { if (pair && click) choose(pair[0]); });
@@ -195,7 +196,10 @@ export function compareView(context: Context): Panel {
       if (query >= 0 && query < queriesOf(context.text).length) context.set({ query, ...unpaired() }, true);
       return true;
     },
-    close() { typed?.close(); },
+    close() {
+      turn++; // what is being drawn has no place any more
+      typed?.close();
+    },
   };
 }
 

@@ -222,5 +222,6 @@ export function pinsView(context: Context): View {
       context.set(outside ? { query, key, x: key, y: query } : { query, key }, true);
       return true;
     },
+    close() { turn++; },
   };
 }
