@@ -48,7 +48,7 @@ def photo(tmp_path_factory):
 def test_an_image_is_read_and_saved(folder, photo, tmp_path):
     output = run("--image", photo, "--model", folder, "--save", tmp_path / "kept")
     assert "photo.png  Image: 6 x 6 patches" in output and "2 layers of 2 heads, 37 tokens" in output
-    assert output.count("[CLS] looks hardest at r") == 2
+    assert output.count("[CLS] attends most to r") == 2
     (sheet,) = load_run(tmp_path / "kept")
     assert sheet.about["has_roles"] and (tmp_path / "kept/index.html").exists()
 

@@ -158,7 +158,7 @@ def test_alignment_with_gold_links(browser, address):
         page.wait_for_selector(".matrix")
         assert page.locator(".gold").count() == 2
         assert page.locator(".gold[stroke-dasharray]").count() == 1
-        assert "looked at when it predicted" in page.locator(".about-reading").inner_text()
+        assert "attended to when it predicted" in page.locator(".about-reading").inner_text()
         words = page.locator(".matrix text").all_text_contents()
         assert {"Haus", "house", "tiny", "klein"} <= set(words)
         page.get_by_label("Panels").select_option("heads")
@@ -174,7 +174,7 @@ def test_a_comparison_of_translators(browser, tmp_path):
         titles = page.locator(".panels figcaption > span:first-child").all_inner_texts()
         assert titles == ["Bahdanau", "Luong general", "Transformer"]
         assert page.locator(".gold").count() == 6
-        assert "looked at when it predicted" in page.locator(".about-reading").inner_text()
+        assert "attended to when it predicted" in page.locator(".about-reading").inner_text()
         page.keyboard.press("5")
         for title in (
             "Validation BLEU by step",

@@ -238,7 +238,7 @@ def test_the_most_focused_head_by_the_entropy_of_its_weight():
     kept = dense.sum(-1)
     entropy = (-(rest * rest.log()).sum(-1) * kept).mean(-1) / kept.mean(-1)
     low, high = (whole(math.exp(float(value))) for value in (entropy[0], entropy[2]))
-    assert said(card(text, "focused")) == f"L4.H0 looks at about {low} tokens; the broadest, L4.H2, at about {high}."
+    assert said(card(text, "focused")) == f"L4.H0 attends to about {low} tokens; the broadest, L4.H2, to about {high}."
     assert card(text, "focused")["state"]["heads"] == "0.0,0.2", "both heads of the sentence are shown"
     assert card(of([np.full((N, N), 1 / N)] * 2), "focused") is None
 

@@ -111,7 +111,7 @@ def test_neurons_of_a_late_query_name_it(browser, tmp_path):
 
 
 def test_a_translation_has_one_direction(browser, file):
-    """What looks at a word of the target is no question: nothing attends to it here."""
+    """What attends to a word of the target is no question: nothing attends to it here."""
     with opened(browser, file + "#text?text=3&side=in&query=1") as page:
         until(page, "document.querySelector('.looks').textContent.startsWith('house (token 1) attends to')")
         assert page.get_by_role("group", name="Direction").count() == 0

@@ -154,9 +154,9 @@ def test_gold_links_and_the_order_of_heads_are_in_the_figure(browser, file):
             ".map(head => head.values.entropy)"
         )
         first = int(np.argmax(entropy))
-        assert [text for text in words_of(drawn(page)) if re.fullmatch(r"0\.\d", text)][:2] == [
-            f"0.{first}",
-            f"0.{1 - first}",
+        assert [text for text in words_of(drawn(page)) if re.fullmatch(r"L0\.H\d", text)][:2] == [
+            f"L0.H{first}",
+            f"L0.H{1 - first}",
         ]
 
 

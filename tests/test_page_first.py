@@ -67,7 +67,7 @@ def test_the_page_opens_with_the_finding(browser, address, texts):
         assert page.locator(".identity summary").inner_text().split("\n") == ["2 layers × 3 heads", "15 tokens"]
         names = page.locator("[role=gridcell]").evaluate_all("all => all.map((one) => one.title.split(':')[0])")
         assert names == [f"L{layer}.H{head}" for layer in range(2) for head in range(3)]
-        assert "rows look" in plain(page, ".key-rows") and "columns are looked at" in plain(page, ".key-columns")
+        assert "rows attend" in plain(page, ".key-rows") and "columns are attended to" in plain(page, ".key-columns")
         page.get_by_role("link", name="Its map").click()
         page.wait_for_selector(".map-box")
         lead = about["lead"]

@@ -185,7 +185,7 @@ def test_the_strip_and_the_words_on_the_axes_of_the_map(browser, file):
         settled(page)
         labels = page.locator(".labels text").all_text_contents()
         assert sum(label.startswith("the (1)") for label in labels) == sum("the (2)" in label for label in labels) == 2
-        assert any("looks →" in label for label in labels) and any("is looked at →" in label for label in labels)
+        assert any("← attends" in label for label in labels) and any("is attended to →" in label for label in labels)
         strip = page.locator(".head-strip button")
         assert strip.count() == 3
         strip.nth(2).click()
@@ -222,7 +222,7 @@ def test_the_table_sorts_by_every_column_and_finds_roles_and_words(browser, addr
         assert places(page) == ["1.1"] and "previous 0.91" in page.locator(".head-table tbody").inner_text()
         page.get_by_label("Search for a role").fill("it")
         until(page, "document.querySelectorAll('.head-table tbody tr').length === 6")
-        until(page, "document.querySelector('.head-table thead').textContent.includes('“it” looks at')")
+        until(page, "document.querySelector('.head-table thead').textContent.includes('“it” attends to')")
         expected = told(reading(title="Short")).notable(9, 6)
         assert places(page) == [f"{link.layer}.{link.head}" for link in expected]
         said = page.locator(".head-table tbody tr td:nth-child(3)").all_inner_texts()

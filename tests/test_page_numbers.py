@@ -142,7 +142,7 @@ def test_statistics_show_what_the_api_computes(browser, address, texts, drawn):
     weights, (layer, head) = dense(texts, "short"), (drawn.randrange(2), drawn.randrange(3))
     with opened(browser, f"{address}#statistics?layer={layer}&head={head}") as page:
         shown = table(page, re.compile("Map of .*entropy"))
-        assert shown["head"] == ["0.0", "0.1", "0.2", "1.0", "1.1", "1.2"]
+        assert shown["head"] == [f"L{layer}.H{head}" for layer in range(2) for head in range(3)]
         expected = entropies(weights).mean(-1).flatten()
         assert list(map(float, shown[next(name for name in shown if "entropy" in name)])) == pytest.approx(
             expected.tolist(), rel=6e-4
@@ -165,7 +165,7 @@ def test_heads_are_chosen_from_the_numbers_of_a_chart_by_keyboard(browser, file)
         figure.locator("tbody tr").first.wait_for()
         for _ in range(9):
             page.keyboard.press("Tab")
-            if page.evaluate("document.activeElement.textContent") == "1.2":
+            if page.evaluate("document.activeElement.textContent") == "L1.H2":
                 break
         page.keyboard.press("Enter")
         until(page, "location.hash.includes('layer=1') && location.hash.includes('head=2')")

@@ -90,8 +90,8 @@ def test_pointing_holding_and_keys(browser, address, texts):
         assert shown == pytest.approx(float(weights[0, 0, token, grid.token(0, 1)]), rel=2e-5)
         page.keyboard.press("ArrowUp")
         until(page, f"location.hash.includes('query={grid.token(0, 0)}')")
-        page.get_by_role("button", name="What looks at it").click()
-        until(page, "document.querySelector('.looks').textContent.includes('is looked at by')")
+        page.get_by_role("button", name="What attends to it").click()
+        until(page, "document.querySelector('.looks').textContent.includes('receives attention from')")
         column = weights[0, 0, :, grid.token(0, 0)]
         assert numbers(said(page)) == pytest.approx(column.sort(descending=True).values[:5].tolist(), abs=6e-4)
         page.get_by_label("Show").select_option("all")
@@ -131,7 +131,7 @@ def test_a_spectrogram_under_the_words(browser, address, texts):
         point_at(page, 0, 4, 1, 9)
         page.mouse.down()
         page.mouse.up()
-        until(page, "document.querySelector('.looks').textContent.includes('is looked at by')")
+        until(page, "document.querySelector('.looks').textContent.includes('receives attention from')")
         column = weights[0, 2, :, 4]
         assert numbers(said(page))[:4] == pytest.approx(column.sort(descending=True).values.tolist(), abs=6e-4)
 

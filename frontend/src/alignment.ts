@@ -8,8 +8,8 @@ import { cutName, wordNames } from "./word_names";
 
 const [SHOWN, PANELS] = [60, 8]; // words on a side, and panels that are drawn at once
 const READINGS: Record<string, string> = {
-  output: "Each row shows what the model looked at when it predicted this word.",
-  input: "Each row shows what the model looked at when it read this word.",
+  output: "Each row shows what the model attended to when it predicted this word.",
+  input: "Each row shows what the model attended to when it read this word.",
 };
 const alike = (one: Text, other: Text) => one.tokens.join("\n") === other.tokens.join("\n")
   && queriesOf(one).join("\n") === queriesOf(other).join("\n");

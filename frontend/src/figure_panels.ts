@@ -1,6 +1,6 @@
 // The panels of a figure: words with arcs, the map of a head, all heads, alignment, and a statistic of all heads.
 import { interval, headName, inText, place, type Context } from "./context";
-import { bytes, layerLabel, queriesOf, weightOf, type Pool } from "./data";
+import { bytes, layerLabel, queriesOf, shortName, weightOf, type Pool } from "./data";
 import { s } from "./dom";
 import { cells, gutter, named, NORMAL, picture, ramp, round, SMALL, TALLEST, tokensAlong, widest, widthOf, write, GOLD, INK,
   LINE, SOFT, type Drawn, type Frame } from "./figure_frame";
@@ -227,7 +227,8 @@ async function heads(frame: Frame): Promise<Drawn> {
   const order = headOrder(context);
   const grouped = state.sort === "layer";
   const most = Math.max(...text.layers.map((layer) => layer.heads.length));
-  const columns = grouped ? most : Math.min(12, order.length);
+  const name = Math.max(...order.map(({ layer, head }) => widthOf(shortName(text.layers[layer], head), SMALL))) + 3;
+  const columns = grouped ? most : Math.min(12, order.length, Math.max(1, Math.floor(width / name)));
   const count = grouped ? text.layers.length : Math.ceil(order.length / columns);
   const left = grouped ? 12 + Math.max(...text.layers.map((_, at) => widthOf(layerLabel(context.text.layers[at]), SMALL))) : 0;
   const named = grouped ? 0 : 9;
@@ -247,12 +248,12 @@ async function heads(frame: Frame): Promise<Drawn> {
     node.append(picture(frame, Array.from(tiles[n], frame.scale.place), tall, wide, [x, y, size, size]),
       s("rect", { class: "head", x: round(x), y: round(y), width: round(size), height: round(size), fill: "none",
         stroke: LINE, "stroke-width": 0.4 }));
-    if (!grouped) node.append(write(`${layerLabel(context.text.layers[layer])}.${head}`, x + size / 2, y + size + 5, { anchor: "middle" }));
+    if (!grouped) node.append(write(shortName(text.layers[layer], head), x + size / 2, y + size + 5, { anchor: "middle" }));
     rows.push(...smallRows(context, { layer, head }, tiles[n], [tall, wide]));
   }
   if (grouped) headNumbers(context, node, [left, top, pitch, most]);
   return { node, width: left + columns * pitch, height: top + count * (pitch + named), title: "All heads", heads: "", rows, weights: true,
-    said: `Each picture is one head${grouped ? ", a row per layer" : `${state.colour in text.layers[0].heads[0].values ? `, by ${state.colour}` : ""}, ${state.sort === "down" ? "highest" : "lowest"} first; below it layer and head`}.` };
+    said: `Each picture is one head${grouped ? ", a row per layer" : `${state.colour in text.layers[0].heads[0].values ? `, by ${state.colour}` : ""}, ${state.sort === "down" ? "highest" : "lowest"} first`}.` };
 }
 
 function headNumbers(context: Context, node: SVGGElement, [left, top, pitch, most]: number[]) {

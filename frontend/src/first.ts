@@ -4,6 +4,7 @@ import { cards, stateLink } from "./cards";
 import { headName, inText, type Context } from "./context";
 import { queriesOf, type Lead, type Part } from "./data";
 import { h, joins, s, visible } from "./dom";
+import { axesOf } from "./labels";
 import { sentence } from "./parts";
 import { toLink } from "./state";
 
@@ -53,18 +54,18 @@ export function firstView(context: Context): First {
     const { text } = context;
     const ends = links(text).map((link) => link.key);
     const near = ranges(text.tokens.length, text.queries ? ends : [first.query, ...ends]);
-    const [own, looks] = line(queriesOf(text), text.queries ? ranges(text.queries.length, [first.query]) : near, "The text");
-    const [other, keys] = text.queries ? line(text.tokens, near, "What it looks at") : [null, looks];
+    const [own, queries] = line(queriesOf(text), text.queries ? ranges(text.queries.length, [first.query]) : near, "The text");
+    const [other, keys] = text.queries ? line(text.tokens, near, "What it attends to") : [null, queries];
     const arcs = s("svg", { class: "arcs", "aria-hidden": "true" });
     redraw = () => {
       const lead = shown ?? first;
-      for (const span of [...looks.values(), ...keys.values()]) span.removeAttribute("style");
+      for (const span of [...queries.values(), ...keys.values()]) span.removeAttribute("style");
       for (const [key, weight] of lead.links) {
         const span = keys.get(key);
         if (span) span.style.cssText = `background:${context.colours.weight(weight)};color:${context.colours.textOn(weight)}`;
       }
-      looks.get(lead.query)?.classList.add("lead-query");
-      const from = looks.get(lead.query);
+      queries.get(lead.query)?.classList.add("lead-query");
+      const from = queries.get(lead.query);
       drawArcs(arcs, lead.links.flatMap(([key, weight]) => (from && keys.has(key)
         ? [{ from, to: keys.get(key)!, share: weight, colour: context.colours.line(weight) }] : [])));
     };
@@ -122,8 +123,7 @@ export function firstView(context: Context): First {
         context.tour ? h("button", { type: "button", class: "tour-button main-button", onclick: context.tour.play },
           `${context.tour.title} (${context.tour.steps.length} steps)`) : ""),
       about, words, text.cards?.length ? h("p", { class: "hint card-key" }, "In each small map below, ",
-        text.queries ? "target words look, source words are looked at" : "rows look, columns are looked at",
-        ". Nearer the right end of the scale above: a larger weight.") : "", cards(context) ?? "");
+        axesOf(text).join(", "), ". Nearer the right end of the scale above: a larger weight.") : "", cards(context) ?? "");
     follow();
     observer.observe(words);
   }

@@ -91,7 +91,7 @@ export function headTable(context: Context): HeadTable {
     const heads = `${count} head${count === 1 ? "" : "s"}`;
     if (!find) return `${heads}. Click a column to sort, a row to open its head.`;
     const often = places > PLACES ? `, in its first ${PLACES} places` : "";
-    const word = places ? `What “${find}” looks at in each head, neighbours and special tokens left out${often}.` : "";
+    const word = places ? `What “${find}” attends to in each head, neighbours and special tokens left out${often}.` : "";
     if (roles.length) return `${heads} with the role ${roles.join(" or ")}. ${word}`;
     if (exact) return heads;
     const column = counted && `The column “${label(source.common, counted)}” says it of every head. `;
@@ -105,7 +105,7 @@ export function headTable(context: Context): HeadTable {
     const { source, state } = context;
     const meaning = (name: string) => source.common.statistics[name] ?? "";
     const named: [string, string, string][] = [["head", "head", ""], ["roles", "roles", "and their scores"],
-      ...(withWord ? [["word", `“${state.find}” looks at`, "the strongest link of the head"] as [string, string, string]] : []),
+      ...(withWord ? [["word", `“${state.find}” attends to`, "the strongest link of the head"] as [string, string, string]] : []),
       ...columns().map((name): [string, string, string] => [name, label(source.common, name), meaning(name)])];
     const header = named.map(([column, said, title]) => {
       const [up, down] = [sort === column, sort === `-${column}`];

@@ -299,8 +299,8 @@ export function mapView(context: Context): Panel {
     const [I, J] = counts();
     const middle = (from: number, to: number, least: number, most: number) => (Math.max(from, least) + Math.min(to, most)) / 2;
     const [across, down] = [middle(toX(0), toX(J), size.left, size.width), middle(toY(0), toY(I), 0, height)];
-    nodes.push(axis({ x: across, y: size.height - 6 }, "is looked at →", "A column is a key."),
-      axis({ x: 0, y: 0, transform: `translate(14,${down}) rotate(-90)` }, "looks →", "A row is a query."));
+    nodes.push(axis({ x: across, y: size.height - 6 }, "is attended to →", "A column is a key."),
+      axis({ x: 0, y: 0, transform: `translate(14,${down}) rotate(-90)` }, "← attends", "A row is a query."));
     labels.replaceChildren(...nodes);
   }
 

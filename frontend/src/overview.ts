@@ -7,7 +7,7 @@ import { choice, fill, h, s, saving, strong } from "./dom";
 import { firstView } from "./first";
 import { headGrid } from "./head_grid";
 import { headOrder } from "./head_order";
-import { label } from "./labels";
+import { axesOf, label } from "./labels";
 import { smallMap } from "./small_map";
 import { warningList } from "./warning_list";
 
@@ -51,10 +51,9 @@ export function overview(context: Context): Panel {
   function drawKey() {
     const { text, state } = context;
     const at = text.lead ?? state;
-    const [looks, looked] = text.queries ? ["target words look", "source words are looked at"]
-      : ["rows look", "columns are looked at"];
-    fill(key, h("span", { class: "key-columns", "aria-hidden": "true" }, `${looked} (keys) →`),
-      h("span", { class: "key-rows", "aria-hidden": "true" }, `${looks} (queries) ↓`), smallMap(context, at.layer, at.head),
+    const [rows, columns] = axesOf(text);
+    fill(key, h("span", { class: "key-columns", "aria-hidden": "true" }, `${columns} (keys) →`),
+      h("span", { class: "key-rows", "aria-hidden": "true" }, `${rows} (queries) ↓`), smallMap(context, at.layer, at.head),
       h("p", { class: "hint" }, `Each picture is one head: L2.H1 is head 1 of layer 2. A row is a query: a word that attends to others. `
         + `A column is a key: a word that is attended to. Words run from the first to the last. Nearer the right end of the `
         + `scale above: a larger weight. A row of weights adds up to 1.${text.tokens.length > text.layers[0].small[1]

@@ -30,7 +30,7 @@ export function pictureView(context: Context): Panel {
 
   const panels = (): PicturePanel[] => context.text.picture?.panels ?? [];
   const crossed = () => context.text.queries !== null;
-  // A token whose row (what it looks at) or column (what looks at it) is shown.
+  // A token whose row (what it attends to) or column (what attends to it) is shown.
   const turned = () => context.state.side === "in";
   const focus = () => preview ?? (crossed() && turned() ? Math.max(0, context.state.key) : context.state.query);
   const focusTokens = () => (turned() ? context.text.tokens : queriesOf(context.text));
@@ -51,8 +51,8 @@ export function pictureView(context: Context): Panel {
     const custom = isChosen(state);
     fill(tools,
       segments("Direction", turned() ? "in" : "out", crossed()
-        ? [["out", "What a word looks at"], ["in", `Which words look at ${isSound() ? "a moment" : "a patch"}`]]
-        : [["out", "What it looks at"], ["in", "What looks at it"]],
+        ? [["out", "What a word attends to"], ["in", `Which words attend to ${isSound() ? "a moment" : "a patch"}`]]
+        : [["out", "What it attends to"], ["in", "What attends to it"]],
         (side) => context.set({ side, key: Math.max(0, state.key) })),
       choice("Heads", state.heads, [["one", "this head"], ["layer", "mean of the layer"],
         ["all", "mean of all"], ...(custom ? [[state.heads, headsInWords(context)] as [string, string]] : [])], (heads) => context.set({ heads })),
@@ -197,7 +197,7 @@ export function pictureView(context: Context): Panel {
     chip.append(h("span", { class: "when" }, `${centre(values).toFixed(2)} s`));
   }
   const hint = () => (crossed()
-    ? `Choose a word to see what it looks at. Click the ${isSound() ? "spectrogram" : "picture"} to see which words look there.`
+    ? `Choose a word to see what it attends to. Click the ${isSound() ? "spectrogram" : "picture"} to see which words attend to it.`
     : isSound() ? "Point at a moment to see its map. A click holds it; then pointing reads single weights. Esc lets go."
     : "Point at a patch or a token to see its map. A click holds it; then pointing reads single weights. Esc lets go.");
 
@@ -262,14 +262,14 @@ export function pictureView(context: Context): Panel {
     });
   }
 
-  // What the token looks at, in words: the strongest links, and the share of patches and of every other kind of token.
+  // What the token attends to, in words: the strongest links, and the share of patches and of every other kind of token.
   function say(values: Float32Array, at: number) {
     const { text } = context;
     const others = turned() ? queriesOf(text) : text.tokens;
     const list = strongest(values, LISTED).flatMap((each, n) =>
       [n ? ", " : "", strong(visible(others[each])), ` ${shown(values[each])}`]);
     const which = inText(headsInWords(context));
-    fill(readout, strong(visible(focusTokens()[at])), ` (token ${at})`, turned() ? " is looked at by " : " looks at ",
+    fill(readout, strong(visible(focusTokens()[at])), ` (token ${at})`, turned() ? " receives attention from " : " attends to ",
       ...(list.length ? list : ["nothing"]), `, in ${which}. `, turned() ? "" : parts(values), time(values));
     if (preview === null) context.tell(readout.textContent ?? "");
   }

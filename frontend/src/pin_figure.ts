@@ -49,9 +49,9 @@ export function panelOf(context: Context, grid: Grid, names: [string[], string[]
     for (let i = rows[0]; i < rows[1]; i++) figure.append(word(names[0][i], left - 4, top + (i - rows[0] + 0.5) * cell, false));
     for (let j = cols[0]; j < cols[1]; j++) figure.append(word(names[1][j], left + (j - cols[0] + 0.5) * cell, top - 4, true));
   } else figure.append(
-    s("text", { x: left, y: 11, "font-size": 11, fill: "currentColor" }, "is looked at →"),
+    s("text", { x: left, y: 11, "font-size": 11, fill: "currentColor" }, "is attended to →"),
     s("text", { x: 0, y: 0, transform: `translate(11,${top}) rotate(-90)`, "text-anchor": "end", "font-size": 11,
-      fill: "currentColor" }, "← looks"));
+      fill: "currentColor" }, "← attends"));
   const pairAt = (event: PointerEvent | MouseEvent): [number, number] | null => {
     const bounds = figure.getBoundingClientRect();
     const scale = size.width / bounds.width;

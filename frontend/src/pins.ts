@@ -196,7 +196,7 @@ export function pinsView(context: Context): View {
     const signed = (value: number) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(3)}`;
     fill(lower, h("section", {}, h("h2", {}, "“", wordNames(queriesOf(text))[state.query], "” in A and in B"),
       h("p", { class: "hint" }, "The words whose weights differ most. The arrow keys move the word and the key."),
-      h("table", { class: "numbers changes" }, h("thead", {}, h("tr", {}, ...["looks at", "A", "B", "A − B"].map((name) =>
+      h("table", { class: "numbers changes" }, h("thead", {}, h("tr", {}, ...["attends to", "A", "B", "A − B"].map((name) =>
         h("th", { scope: "col" }, name)))), h("tbody", {}, ...listed.map((at) => h("tr", {},
         h("th", { scope: "row", dir: "auto" }, wordNames(text.tokens)[at]), h("td", {}, a[at].toFixed(3)), h("td", {}, b[at].toFixed(3)),
         h("td", {}, signed(a[at] - b[at]))))))));

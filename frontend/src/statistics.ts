@@ -3,7 +3,7 @@ import * as Plot from "@observablehq/plot";
 import { named } from "./chart_names";
 import { headName, inText, type Context, type Panel } from "./context";
 import { rangeLegend, SERIES } from "./colour";
-import { layerLabel, layerName } from "./data";
+import { layerLabel, layerName, shortName } from "./data";
 import { chartOf, choice, fill, h, saving, segments, shown, visible } from "./dom";
 import { headTable } from "./head_table";
 import { label as plainLabel } from "./labels";
@@ -76,7 +76,7 @@ export function statisticsView(context: Context): Panel {
         context.root.clientWidth <= 520 ? null : Plot.text(heads,
           { x: "head", y: "layer", text: (d: any) => (Math.abs(d.value) >= 10 ? d.value.toFixed(0)
           : d.value.toFixed(2)), fill: (d: any) => context.colours.on((d.value - low) / (high - low || 1) || 0.004), fontSize: 10,
-          pointerEvents: "none" }), ...chosen] }, heads.map((each) => ({ head: `${each.layer}.${each.head}`, [name]: each.value })),
+          pointerEvents: "none" }), ...chosen] }, heads.map((each) => ({ head: shortName(text.layers[each.at], each.head), [name]: each.value })),
         { chosen: go, values: heads, key: rangeLegend(context.colours, low, high, plainLabel(source.common, name)) }),
     ];
     if (text.has_roles) {
@@ -87,7 +87,7 @@ export function statisticsView(context: Context): Panel {
         Plot.cell(heads, { x: "head", y: "layer", fill: "kind", fillOpacity: 0.55, inset: 0.7, tip: true,
           title: (d: any) => `${headName(context, d.at, d.head)}: ${d.kind}` }),
         Plot.text(heads, { x: "head", y: "layer", text: "roles", fontWeight: 600, fontSize: 10,
-          pointerEvents: "none" }), ...chosen] }, heads.map((each) => ({ head: `${each.layer}.${each.head}`,
+          pointerEvents: "none" }), ...chosen] }, heads.map((each) => ({ head: shortName(text.layers[each.at], each.head),
         roles: text.layers[each.at].heads[each.head].roles.map((role) => role.kind).join(", ") || "none" })),
         { chosen: go, values: heads }));
     }
@@ -125,7 +125,7 @@ export function statisticsView(context: Context): Panel {
       { height: 46 + text.layers[state.layer].heads.length * 22, x: { label: "head" }, y: { label: "head" },
       marginLeft: 44, color: colourScale([0, 1]), marks: [Plot.cell(similarity,
       { x: "a", y: "b", fill: "cosine", inset: 0.5, tip: true })] }, similarity.map(({ a, b, cosine }) =>
-      ({ heads: `${a}, ${b}`, cosine })), { key: rangeLegend(context.colours, 0, 1, "cosine") }));
+      ({ heads: [a, b].map((one) => shortName(text.layers[state.layer], one)).join(", "), cosine })), { key: rangeLegend(context.colours, 0, 1, "cosine") }));
     if (text.places) {
       heads.forEach((each, at) => { [each.x, each.y] = text.places![at]; });
       figures.push(
@@ -133,11 +133,11 @@ export function statisticsView(context: Context): Panel {
         "Each point is a head; near points have similar weights (classical scaling of the Jensen-Shannon distance). Colours are layers.", { height: 380, inset: 24, x: { ticks: [], label: null }, y: { ticks: [], label: null }, color: { domain: layers, range: layers.map((_, at) => SERIES[at % SERIES.length]), legend: layers.length < 13, label: "layer" }, marks: [
         Plot.dot(heads, { x: "x", y: "y", fill: "layer", r: 5, fillOpacity: 0.8, tip: true,
           title: (d: any) => `${headName(context, d.at, d.head)}` }),
-        Plot.text(heads.filter((each) => each.chosen || heads.length <= 150), { x: "x", y: "y", text: (d: any) => `${text.layers[d.at].number}.${d.head}`, dy: -9, fontSize: 9,
+        Plot.text(heads.filter((each) => each.chosen || heads.length <= 150), { x: "x", y: "y", text: (d: any) => shortName(text.layers[d.at], d.head), dy: -9, fontSize: 9,
           pointerEvents: "none" }),
         Plot.dot(heads.filter((each) => each.chosen),
           { x: "x", y: "y", r: 8, stroke: "var(--accent)", strokeWidth: 2 })] },
-        heads.map((each) => ({ head: `${each.layer}.${each.head}`, x: each.x, y: each.y })), { chosen: go, values: heads }));
+        heads.map((each) => ({ head: shortName(text.layers[each.at], each.head), x: each.x, y: each.y })), { chosen: go, values: heads }));
     }
     for (const each of text.charts) {
       const points = each.series.flatMap(({ name: series, points: list }) => list.map(([x, y]) => ({ series, x, y })));

@@ -12,7 +12,7 @@ import { movedBy, pairLine } from "./pair_line";
 import { strip } from "./strip";
 
 const [SHOWN, ARCS] = [600, 5]; // words at a time, links drawn as arcs
-interface Seen { looks: Float32Array | null; seen: Float32Array | null; norm: number }
+interface Directions { attended: Float32Array | null; received: Float32Array | null; norm: number }
 
 export function words(context: Context, body: HTMLElement): Mode {
   let turn = 0;
@@ -97,43 +97,43 @@ export function words(context: Context, body: HTMLElement): Mode {
     const { state, text } = context;
     const listed = only ? [only] : listedHeads(context);
     const heads = byLayer(listed);
-    const looks = state.side !== "in" || crossed() ? await meanLine(context, heads, query) : null;
-    const seen = state.side !== "out" && !crossed() ? await meanLine(context, heads, query, true) : null;
+    const attended = state.side !== "in" || crossed() ? await meanLine(context, heads, query) : null;
+    const received = state.side !== "out" && !crossed() ? await meanLine(context, heads, query, true) : null;
     const apart = only || drawnApart(context);
-    const rows = looks && apart ? await Promise.all(listed.map((head) => lineOf(context, head, query))) : null;
+    const rows = attended && apart ? await Promise.all(listed.map((head) => lineOf(context, head, query))) : null;
     if (mine !== turn || !spans.length) return;
     // Arcs and lists leave out what is far below the strongest weight.
     const most = (values: Float32Array | null) => values?.reduce((a, b) => Math.max(a, b), 0) ?? 0;
-    const norm = Math.max(Math.min(1, 10 / text.tokens.length), most(looks), most(seen));
+    const norm = Math.max(Math.min(1, 10 / text.tokens.length), most(attended), most(received));
     const keySpans = crossed() ? [...body.querySelectorAll<HTMLElement>(".words:not([role]) span")] : spans;
-    tint(keySpans, { looks, seen, norm });
+    tint(keySpans, { attended, received, norm });
     spans.forEach((span) => span.setAttribute("aria-selected", String(Number(span.dataset.at) === query)));
     for (const span of keySpans) span.classList.toggle("key-chosen", Number(span.dataset.at) === state.key);
     if (pointed === null) intoView(spans[query - from]);
     redraw = () => drawLinks(query, keySpans, rows ? listed.map((head, at) => [head, rows[at]]) : null,
-      { looks, seen, norm });
+      { attended, received, norm });
     redraw();
-    tell(query, { looks, seen, norm });
+    tell(query, { attended, received, norm });
     const pair = body.querySelector(".chosen-pair");
-    const weight = looks ?? (state.key >= 0 ? await meanLine(context, heads, query) : null);
+    const weight = attended ?? (state.key >= 0 ? await meanLine(context, heads, query) : null);
     if (mine === turn) pair?.replaceChildren(...(weight && state.key >= 0 && query === state.query && !only
       ? [pairLine(context, weight[state.key])] : []));
   }
 
   // The colour of a word is its weight; where both directions are shown, a bar below the word is the other one.
-  function tint(keySpans: HTMLElement[], { looks, seen }: Seen) {
+  function tint(keySpans: HTMLElement[], { attended, received }: Directions) {
     const { colours } = context;
     for (const span of keySpans) {
       const at = Number(span.dataset.at);
-      const behind = looks ?? seen!;
+      const behind = attended ?? received!;
       span.style.background = colours.weight(behind[at]);
       span.style.color = colours.textOn(behind[at]);
-      span.style.boxShadow = looks && seen ? `0 1px ${colours.get("--paper")}, 0 5px ${colours.weight(seen[at])}` : "";
+      span.style.boxShadow = attended && received ? `0 1px ${colours.get("--paper")}, 0 5px ${colours.weight(received[at])}` : "";
     }
   }
 
   function drawLinks(query: number, keySpans: HTMLElement[], rows: [Head, Float32Array][] | null,
-    { looks, seen, norm }: Seen) {
+    { attended, received, norm }: Directions) {
     const figure = body.querySelector<SVGSVGElement>(".arcs");
     const start = spans[query - from];
     if (!figure || !start) return;
@@ -150,13 +150,13 @@ export function words(context: Context, body: HTMLElement): Mode {
     const keyAt = (at: number) => (crossed() ? keySpans[at] : spans[at - from]);
     if (rows) for (const [head, row] of rows)
       add(row, colours.get(nameOfHead(head)) ?? ownColour(head), rows.length > 3 ? 3 : ARCS, keyAt);
-    else if (looks) add(looks, null, ARCS, keyAt);
-    if (context.state.side === "in" && seen) add(seen, null, ARCS, (at) => spans[at - from], "1 5");
+    else if (attended) add(attended, null, ARCS, keyAt);
+    if (context.state.side === "in" && received) add(received, null, ARCS, (at) => spans[at - from], "1 5");
     drawArcs(figure, arcs);
   }
 
   // What the word attends to, and what attends to it, as a sentence.
-  function tell(query: number, { looks, seen, norm }: Seen) {
+  function tell(query: number, { attended, received, norm }: Directions) {
     const { state, text } = context;
     const listed = (values: Float32Array, tokens: string[]) => {
       const visibleLinks = strongest(values, ARCS).filter((at) => values[at] >= norm / 100);
@@ -165,9 +165,9 @@ export function words(context: Context, body: HTMLElement): Mode {
     };
     const line = body.querySelector(".looks");
     line?.replaceChildren(strong(visible(queries()[query])), ` (token ${query})`,
-      ...(looks ? [" attends to ", ...listed(looks, text.tokens)] : []),
-      ...(seen ? [looks ? "; receives attention from " : " receives attention from ", ...listed(seen, queries()),
-        `; mean over all words: ${shown(seen.reduce((sum, weight) => sum + weight, 0) / seen.length)}`] : []),
+      ...(attended ? [" attends to ", ...listed(attended, text.tokens)] : []),
+      ...(received ? [attended ? "; receives attention from " : " receives attention from ", ...listed(received, queries()),
+        `; mean over all words: ${shown(received.reduce((sum, weight) => sum + weight, 0) / received.length)}`] : []),
       `, in ${only ? headName(context, ...only) : headsInWords(context)}${context.source.finest(state.text) ? " (means, not weights of single words)" : ""}.`);
     if (pointed === null && line) context.tell(line.textContent ?? "");
   }

@@ -28,7 +28,7 @@ OF_TEXTS = {"words": "--word", "verify_all": "--verify-all"} | {
 
 
 def run(image: Path, options: Options) -> None:
-    """Read the image, print what the heads look at, and write the page of --save."""
+    """Read the image, print what the heads attend to, and write the page of --save."""
     _check(options)
     picture, errors = _open(image), Console(stderr=True)
     with errors.status(f"Reading with {options.model}"):
@@ -94,7 +94,7 @@ def role_lines(sheet: Sheet) -> Iterator[str]:
 
 
 def link_lines(sheet: Sheet) -> Iterator[str]:
-    """What the first token that is shown looks hardest at, in each of the last layers."""
+    """What the first token that is shown attends to most, in each of the last layers."""
     tokens, query = sheet.about["tokens"], sheet.about["start"]["query"]
     places = [place for panel in sheet.about["picture"]["panels"] for place in places_of(panel)]
     name = (sheet.about["queries"] or tokens)[query]
@@ -104,7 +104,7 @@ def link_lines(sheet: Sheet) -> Iterator[str]:
         head, patch = divmod(int(rows.argmax()), len(places))
         found.append((float(rows[head, patch]), head_name(layer["number"], head), tokens[places[patch]]))
     for weight, head, patch in sorted(found, reverse=True)[:NUM_LINES]:
-        yield f"{name} looks hardest at {patch} ({head}, {weight:.2f})."
+        yield f"{name} attends most to {patch} ({head}, {weight:.2f})."
 
 
 def _as_data(sheet: Sheet) -> dict[str, Any]:

@@ -260,9 +260,9 @@ def focused(reading: TextReading) -> Iterator[Card]:
         "Most focused head",
         [
             [_name(reading, least), HEAD],
-            [f" looks at about {counts[0]}; the broadest, ", PLAIN],
+            [f" attends to about {counts[0]}; the broadest, ", PLAIN],
             [_name(reading, most), HEAD],
-            [f", at about {counts[1].split()[0]}.", PLAIN],
+            [f", to about {counts[1].split()[0]}.", PLAIN],
         ],
         "exp of the entropy, first token and special tokens left out.",
         {"view": "text", "way": "heads", "heads": ",".join(f"{layer}.{head}" for layer, head in places)}

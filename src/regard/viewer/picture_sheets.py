@@ -218,7 +218,7 @@ def _sheet(group: _Group, pictured: _Pictured, request: _Request, is_sound: bool
 
 
 def _roles(group: _Group, pictured: _Pictured, request: _Request) -> RoleTable | None:
-    """The roles on the grid, if the maps of shuffled patches are there and patches look at patches."""
+    """The roles on the grid, if the maps of shuffled patches are there and patches attend to patches."""
     null, grid = request.null, pictured.grid
     if null is None or grid is None or group.num_queries != group.num_keys:
         return None
@@ -236,7 +236,7 @@ def _queries(group: _Group, request: _Request) -> list[str] | None:
 
 
 def _start(reading: TextReading, pictured: _Pictured, group: _Group) -> dict[str, Any]:
-    """The first view: the picture, in the last layer, in the head that looks hardest at one patch."""
+    """The first view: the picture, in the last layer, in the head that attends most to one patch."""
     query = min(group.num_queries - 1 if pictured.query is None else pictured.query, group.num_queries - 1)
     assert pictured.picture is not None
     places = [place for panel in pictured.picture["panels"] for place in places_of(panel)]

@@ -38,9 +38,9 @@ class Step:
 class Story:
     """A title, and views with a sentence each.
 
-    >>> story = Story("Pronouns", (Step("#text?layer=2&head=1", "It looks at the animal."),))
+    >>> story = Story("Pronouns", (Step("#text?layer=2&head=1", "It attends to the animal."),))
     >>> story.about["steps"]
-    [{'link': '#text?layer=2&head=1', 'sentence': 'It looks at the animal.'}]
+    [{'link': '#text?layer=2&head=1', 'sentence': 'It attends to the animal.'}]
     """
 
     title: str
