@@ -13,6 +13,7 @@ from matplotlib import pyplot as plt
 from torch import Tensor
 
 import regard as rg
+from regard.catalog.entry import FAMILIES
 from regard.cli.catalogue import LETTERS
 from regard.drawing.ramp import colormap
 from regard.hf.models import load_model
@@ -22,8 +23,8 @@ mpl.use("agg")
 SENTENCE = "The animal didn't cross the street because it was too tired."
 #: A layer and a head of MiniLM that link words, rather than every word to the separator.
 LAYER, HEAD, WIDTH = 3, 1, 32
-#: The sections of the index: the heading, and the mechanisms under it.
-GROUPS = {
+#: The sections of the scored mechanisms: the heading, and the mechanisms under it. Other families have one each.
+SECTIONS = {
     "Scores": "luong_dot luong_general luong_concat bahdanau cosine soft_lookup",
     "Heads and roles": "self_attention masked cross multi_head grouped_query multi_query",
     "Positions": "sinusoidal learned_positions rope alibi t5 shaw transformer_xl",
@@ -57,17 +58,41 @@ def pages() -> Iterator[tuple[str, str | bytes]]:
 
 
 def _index() -> str:
-    """All mechanisms in sections; one that no section names is listed at the end."""
-    grouped = {title: group.split() for title, group in GROUPS.items()}
-    others = [name for name in names() if not any(name in group for group in grouped.values())]
+    """All mechanisms by family, then by year."""
     lines = ["# Catalogue\n", "Each page is made from one file of `src/regard/catalog`.\n", f"{LETTERS}\n"]
     lines.append('<div class="cards" markdown>\n')
-    for title, group in [*grouped.items(), *([("Others", others)] if others else [])]:
-        lines += [f"## {title}\n", "| mechanism | what it does | cost |", "|---|---|---|"]
-        for entry in map(rg.mechanism, group):
-            lines.append(f"| [{entry.name}]({entry.name}.md) | {_cell(entry.summary)} | {_cell(entry.cost)} |")
-        lines.append("")
+    for family, meaning in FAMILIES.items():
+        of_family = sorted((e for e in rg.mechanisms().values() if e.family == family), key=lambda e: (e.year, e.name))
+        if of_family:
+            lines += [f"## {family.capitalize()}\n", f"{meaning}\n"]
+            for title, entries in _sections(of_family):
+                lines += [f"### {title}\n"] if title else []
+                lines += [
+                    "| mechanism | year | what it does | cost | in |",
+                    "|---|---|---|---|---|",
+                    *map(_row, entries),
+                    "",
+                ]
     return "\n".join([*lines, "</div>"])
+
+
+def _sections(entries: list[rg.Mechanism]) -> Iterator[tuple[str, list[rg.Mechanism]]]:
+    """The scored mechanisms in sections, those that no section names at the end; other families as they are."""
+    if entries[0].family != "scored":
+        yield "", entries
+        return
+    named = {title: names.split() for title, names in SECTIONS.items()}
+    for title, names in named.items():
+        yield title, [entry for entry in entries if entry.name in names]
+    others = [entry for entry in entries if not any(entry.name in names for names in named.values())]
+    if others:
+        yield "Others", others
+
+
+def _row(entry: rg.Mechanism) -> str:
+    origin = f"{entry.year}{': ' if entry.used_by else ''}{', '.join(entry.used_by)}"
+    cells = (f"[{entry.name}]({entry.name}.md)", entry.summary, entry.cost, origin)
+    return f"| {' | '.join(map(_cell, cells))} |"
 
 
 def _page(entry: rg.Mechanism, attention: rg.Attention) -> str:
@@ -85,6 +110,8 @@ def _page(entry: rg.Mechanism, attention: rg.Attention) -> str:
         f"Also called\n:   {', '.join(entry.also_called)}\n",
         _formula(entry.formula),
         f"Paper\n:   {_linked(entry.paper)}\n",
+        f"Family\n:   {entry.family}\n",
+        f"Models\n:   {', '.join(entry.used_by)} (folders of transformers)\n" if entry.used_by else "",
         f"Cost\n:   {entry.cost}\n",
         f"![Weights of {entry.name}: from places alone, and on a sentence]({entry.name}.png)\n",
         f"{shown}\n",

@@ -16,6 +16,8 @@ MECHANISM = Mechanism(
     build=alibi,
     formula="w_hij = softmax_j(q_hi . k_hj / sqrt(D) - m_h |i - j|) over j <= i, with m_h = 2^(-8 h / H)",
     paper="Press, Smith & Lewis 2022, arXiv:2108.12409",
+    year=2022,
+    used_by=("bloom", "falcon", "mpt"),
     cost="the same as masked; no parameters",
     tiny={"num_heads": 4},
     disagree="if the number of heads is not a power of two, the authors' code (and BLOOM) uses every second slope of "

@@ -16,6 +16,7 @@ MECHANISM = Mechanism(
     build=bahdanau,
     formula="w_ij = softmax_j(v . tanh(W q_i + U k_j)), with q the decoder state before the step (s_{t-1})",
     paper="Bahdanau, Cho & Bengio 2015, arXiv:1409.0473",
+    year=2015,
     cost="O(I J hidden) time, O(I + J) memory by blocks",
     tiny={"query_width": 8, "key_width": 6, "hidden": 5},
     sizes={"heads": 1, "queries": 7, "keys": 11, "key_width": 6},

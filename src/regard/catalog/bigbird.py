@@ -23,6 +23,8 @@ MECHANISM = Mechanism(
     build=bigbird,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over blocks that are neighbours, global or random",
     paper="Zaheer et al. 2020, arXiv:2007.14062, section 2",
+    year=2020,
+    used_by=("big_bird", "bigbird_pegasus"),
     cost="O(n block (window_blocks + global_blocks + num_random) D) time, O(n) memory",
     tiny={"length": 40, "block": 4, "num_random": 1},
     disagree="in Hugging Face the last block is global, too, and each head has its own random blocks. In eval mode "

@@ -18,6 +18,8 @@ MECHANISM = Mechanism(
     build=block_local,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over -before <= floor(j / size) - floor(i / size) <= after",
     paper="Liu et al. 2018, arXiv:1801.10198; Qiu et al. 2019, arXiv:1911.02972",
+    year=2018,
+    used_by=("longt5", "pegasus_x", "llama4"),
     cost="O(n size D) time, O(n) memory",
     tiny={"size": 5},
     disagree="the package local-attention adds the previous block by default (look_backward=0 is this mechanism).",

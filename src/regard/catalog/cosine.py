@@ -16,6 +16,8 @@ MECHANISM = Mechanism(
     build=cosine,
     formula="w_ij = softmax_j(factor cos(q_i, k_j))",
     paper="Liu et al. 2022, Swin Transformer V2, arXiv:2111.09883, section 3.2; Henry et al. 2020, arXiv:2010.04245",
+    year=2022,
+    used_by=("swinv2", "swin2sr"),
     cost="O(I J D) time, O(I + J) memory by blocks",
     disagree="Swin v2 learns a factor per head (at most 100) and adds a position bias.",
     also_called=("cosine attention", "content-based attention", "QK norm"),

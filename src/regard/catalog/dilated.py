@@ -18,6 +18,7 @@ MECHANISM = Mechanism(
     build=dilated,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over j = i + m dilation, |m| < size",
     paper="Beltagy, Peters & Cohan 2020, arXiv:2004.05150, section 3.1",
+    year=2020,
     cost="O(n size dilation D) time as computed (gaps inside a block are not skipped), O(n) memory",
     tiny={"size": 3, "dilation": 3},
     disagree="in LongNet (arXiv:2307.02486) the name means a segment of which every r-th token is kept.",

@@ -12,6 +12,16 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention
+from regard.errors import RegardError, nearest
+
+#: The families, in the order of the documentation, and what the weights of each are.
+FAMILIES = {
+    "scored": "A weight is w_ij = f(s_ij, r_i): a score of the pair, and a statistic of the row.",
+    "selected": "Scored, and another score chooses the keys of each query.",
+    "transported": "A key reaches a query through the transitions of all tokens between them. Weights may be negative.",
+    "sum": "A sum of maps, with a factor for each row.",
+    "key groups": "A key stands for many tokens.",
+}
 
 
 @dataclass(frozen=True)
@@ -21,12 +31,15 @@ class Mechanism:
     `formula` is plain text, and `cost` gives time and memory for n tokens. `example` builds a small problem: `tiny` are
     the arguments of `build`, and `sizes` are heads, key heads, widths and lengths. `disagree` says where other
     libraries use the name for something else. `also_called` has its names in tutorials and other libraries,
-    the first of them in words.
+    the first of them in words. `family` says what its weights are made of (scored, selected, transported, sum or key
+    groups), `year` is that of the paper, and `used_by` are some models of transformers that have it, by their folders.
 
     >>> import regard as rg
     >>> mechanism = rg.mechanisms()["alibi"]
     >>> mechanism.signature
     'alibi(num_heads: int, is_causal: bool = True)'
+    >>> mechanism.family, mechanism.year, mechanism.used_by
+    ('scored', 2022, ('bloom', 'falcon', 'mpt'))
     >>> attention, query, key, value = mechanism.example(queries=3)
     >>> rg.attend(attention, query, key, value).output.shape
     torch.Size([2, 4, 3, 8])
@@ -40,6 +53,13 @@ class Mechanism:
     sizes: dict[str, int] = field(default_factory=dict)
     disagree: str = ""
     also_called: tuple[str, ...] = ()
+    family: str = "scored"
+    year: int = 0
+    used_by: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.family not in FAMILIES:
+            raise RegardError(f"Mechanism(family={self.family!r}): {nearest(self.family, FAMILIES)}")
 
     @property
     def name(self) -> str:

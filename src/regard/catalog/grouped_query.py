@@ -20,6 +20,8 @@ MECHANISM = Mechanism(
     build=grouped_query,
     formula="w_hij = softmax_j(q_hi . k_gj / sqrt(D)) over j <= i, with g = floor(h G / H)",
     paper="Ainslie et al. 2023, arXiv:2305.13245",
+    year=2023,
+    used_by=("llama", "mistral", "qwen3", "gemma3", "gpt_oss"),
     cost="O(H I J D) time; keys and values take G / H of multi-head's memory",
     sizes={"key_heads": 2},
     disagree="groups are consecutive query heads, as in Llama and torch's enable_gqa. For weights with interleaved "

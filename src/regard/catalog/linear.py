@@ -16,6 +16,7 @@ MECHANISM = Mechanism(
     build=linear,
     formula="w_ij = phi(q_i) . phi(k_j) / sum_j phi(q_i) . phi(k_j) over j <= i, with phi(x) = elu(x) + 1",
     paper="Katharopoulos et al. 2020, arXiv:2006.16236",
+    year=2020,
     cost="O(n D E) time, O(n) memory; a state of D x E numbers for generation, at any length",
     disagree="many later layers of this name omit the division by the sum of the row.",
     also_called=("linear attention", "LinearAttention", "linear Transformer", "kernel attention"),

@@ -18,6 +18,8 @@ MECHANISM = Mechanism(
     build=longformer,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over |i - j| < size, or i global, or j global",
     paper="Beltagy, Peters & Cohan 2020, arXiv:2004.05150, section 3.1",
+    year=2020,
+    used_by=("longformer", "led"),
     cost="O(n (size + num_global) D) time, O(n) memory",
     tiny={"size": 4, "global_positions": (0, 13)},
     disagree="attention_window of Hugging Face counts both sides, so w there is size = w / 2 + 1 here. In Longformer, "

@@ -16,6 +16,7 @@ MECHANISM = Mechanism(
     build=luong_dot,
     formula="w_ij = softmax_j(q_i . k_j), with q the decoder state of the step itself (s_t)",
     paper="Luong, Pham & Manning 2015, arXiv:1508.04025, eq. 8",
+    year=2015,
     cost="O(I J D) time, O(I + J) memory by blocks",
     sizes={"heads": 1, "queries": 7, "keys": 11},
     disagree="keras' Attention is this mechanism: it has no factor 1 / sqrt(D).",

@@ -16,6 +16,7 @@ MECHANISM = Mechanism(
     build=luong_general,
     formula="w_ij = softmax_j(q_i W k_j)",
     paper="Luong, Pham & Manning 2015, arXiv:1508.04025, eq. 8",
+    year=2015,
     cost="O(I D D' + I J D') time, O(I + J) memory by blocks",
     tiny={"query_width": 8, "key_width": 6},
     sizes={"heads": 1, "queries": 7, "keys": 11, "key_width": 6},

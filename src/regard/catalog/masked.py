@@ -19,6 +19,8 @@ MECHANISM = Mechanism(
     build=masked,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over j <= i",
     paper="Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3",
+    year=2017,
+    used_by=("gpt2", "llama", "mistral", "qwen3"),
     cost="O(n^2 D / 2) time, O(n) memory by blocks",
     disagree="torch's is_causal=True aligns the first query with the first key, also if their numbers differ.",
     also_called=(

@@ -19,6 +19,8 @@ MECHANISM = Mechanism(
     build=multi_query,
     formula="w_hij = softmax_j(q_hi . k_j / sqrt(D)) over j <= i, the same k for every head h",
     paper="Shazeer 2019, arXiv:1911.02150",
+    year=2019,
+    used_by=("gpt_bigcode", "falcon"),
     cost="O(H I J D) time; keys and values take 1 / H of multi-head's memory",
     sizes={"key_heads": 1},
     also_called=("multi-query attention", "MQA", "MultiQueryAttention"),

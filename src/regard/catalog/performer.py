@@ -18,6 +18,7 @@ MECHANISM = Mechanism(
     formula="w_ij = phi(q_i) . phi(k_j) / sum_j phi(q_i) . phi(k_j); phi(x) = exp(W x' - |x'|^2 / 2) / sqrt(m), "
     "x' = x / D^(1/4), the m rows of W random and orthogonal in blocks of D",
     paper="Choromanski et al. 2021, arXiv:2009.14794",
+    year=2021,
     cost="O(n m (D + E)) time, O(n m) memory",
     tiny={"width": 8, "num_features": 16},
     disagree="performer-pytorch subtracts the greatest key score of the whole sequence, also of later keys, and adds "

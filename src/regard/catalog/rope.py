@@ -16,6 +16,8 @@ MECHANISM = Mechanism(
     build=rope,
     formula="w_ij = softmax_j((R_i q_i) . (R_j k_j) / sqrt(D)) over j <= i; R_p rotates pair m by p base^(-2m / D)",
     paper="Su et al. 2021, RoFormer, arXiv:2104.09864",
+    year=2021,
+    used_by=("llama", "mistral", "qwen3", "gemma3", "gpt_neox", "gptj"),
     cost="the same as masked, and O(n D) for rotations",
     tiny={"width": 8},
     disagree="Llama and GPT-NeoX pair channel m with m + D/2, as here; the paper and GPT-J pair 2m with 2m + 1 "

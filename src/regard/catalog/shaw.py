@@ -16,6 +16,8 @@ MECHANISM = Mechanism(
     build=shaw,
     formula="w_ij = softmax_j(q_i . (k_j + a_clip(j - i, -reach, reach)) / sqrt(D))",
     paper="Shaw, Uszkoreit & Vaswani 2018, arXiv:1803.02155, eq. 4 and 5",
+    year=2018,
+    used_by=("wav2vec2_bert", "seamless_m4t_v2"),
     cost="O(I J D + I reach D) time, O((I + J) D + I reach) memory by blocks",
     tiny={"width": 8, "reach": 3},
     disagree="the paper also adds learned vectors to the values (eq. 3), and finds that keys alone work as well "

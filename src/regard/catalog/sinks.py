@@ -16,6 +16,8 @@ MECHANISM = Mechanism(
     build=sinks,
     formula="w_hij = exp(s_hij) / (exp(sink_h) + sum_j exp(s_hij)) over j <= i, with s = q . k / sqrt(D)",
     paper="OpenAI 2025, gpt-oss, arXiv:2508.10925",
+    year=2025,
+    used_by=("gpt_oss", "deepseek_v4", "mimo_v2_flash", "granite_swa"),
     cost="the same as masked; H parameters",
     tiny={"num_heads": 4},
     disagree="the sinks of StreamingLLM (arXiv:2309.17453) are the first tokens, which stay in the cache and get "

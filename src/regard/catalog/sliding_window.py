@@ -17,6 +17,8 @@ MECHANISM = Mechanism(
     build=sliding_window,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over i - size < j <= i",
     paper="Beltagy et al. 2020, Longformer, arXiv:2004.05150; Jiang et al. 2023, Mistral 7B, arXiv:2310.06825",
+    year=2020,
+    used_by=("mistral", "gemma2", "gemma3", "gpt_oss"),
     cost="O(n size D) time, O(n) memory",
     tiny={"size": 5},
     disagree="in Mistral and Hugging Face a query attends to `size` keys, as here. In attention-gym, x-transformers, "

@@ -20,6 +20,7 @@ MECHANISM = Mechanism(
     formula="w_ij = softmax_j(q_i . k_j / T); 1 for the greatest q_i . k_j and 0 for others when T = 0",
     paper="Graves, Wayne & Danihelka 2014, arXiv:1410.5401, section 3.3.1 (key strength 1 / T); "
     "Miller et al. 2016, arXiv:1606.03126",
+    year=2014,
     cost="O(I J D) time, O(I + J) memory by blocks",
     tiny={"temperature": 0.5},
     sizes={"heads": 1, "queries": 7, "keys": 11, "value_width": 5},

@@ -16,6 +16,8 @@ MECHANISM = Mechanism(
     build=softcap,
     formula="w_ij = softmax_j(cap tanh(q_i . k_j / (cap sqrt(D)))) over j <= i",
     paper="Gemma Team 2024, arXiv:2408.00118, section 2",
+    year=2024,
+    used_by=("gemma2", "t5gemma", "vaultgemma"),
     cost="the same as masked, and one tanh per pair",
     tiny={"cap": 1.5},
     disagree="a kernel without soft-capping gives wrong results without an error. SDPA has none, so transformers runs "

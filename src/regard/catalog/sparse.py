@@ -21,6 +21,7 @@ MECHANISM = Mechanism(
     build=sparse,
     formula="w_i = max((alpha - 1) s_i - t_i, 0)^(1 / (alpha - 1)), with t_i such that the row sums to 1",
     paper="Peters, Niculae & Martins 2019, arXiv:1905.05702; Martins & Astudillo 2016, arXiv:1602.02068",
+    year=2019,
     cost="O(I J (D + log J)) time, O(I + J) memory by blocks",
     disagree="elsewhere the name often means a sparse mask, as in longformer and bigbird.",
     also_called=("sparse attention", "sparsemax", "entmax"),

@@ -20,6 +20,8 @@ MECHANISM = Mechanism(
     build=t5,
     formula="w_hij = softmax_j(q_hi . k_hj + b_h[bucket(j - i)]), buckets exact for near keys, else logarithmic",
     paper="Raffel et al. 2020, arXiv:1910.10683, section 2.1",
+    year=2020,
+    used_by=("t5", "mt5", "umt5", "longt5", "switch_transformers", "udop"),
     cost="the same as multi_head; num_buckets x H parameters",
     tiny={"num_heads": 4, "num_buckets": 8, "max_distance": 16},
     disagree="T5 scales the initial weights, not the scores. All layers of a stack share one table.",

@@ -19,6 +19,8 @@ MECHANISM = Mechanism(
     build=transformer_xl,
     formula="w_ij = softmax_j((q_i . k_j + q_i . W r_(i-j) + u . k_j + v . W r_(i-j)) / sqrt(D)) over j <= i",
     paper="Dai et al. 2019, arXiv:1901.02860, section 3.3",
+    year=2019,
+    used_by=("xlnet", "parakeet", "wav2vec2_conformer", "fastspeech2_conformer"),
     cost="O(I J D) time twice over, O(I + J) memory by blocks",
     tiny={"num_heads": 4, "width": 8},
     also_called=("relative attention", "relative positional encoding"),

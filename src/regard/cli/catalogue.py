@@ -21,16 +21,22 @@ LETTERS = (
 
 
 def list_mechanisms() -> None:
-    """Print each mechanism with its summary and its cost."""
+    """Print each mechanism with its summary, its cost, its family and year, and models that have it."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="bold")
     table.add_column()
     for name, entry in mechanisms().items():
-        table.add_row(name, Text.assemble(entry.summary, "\n", (entry.cost, "dim")))
+        table.add_row(name, Text.assemble(entry.summary, "\n", (f"{entry.cost}\n{_origin(entry)}", "dim")))
     console = Console()
     console.print(table)
     console.print()
     console.print(Text(LETTERS, style="dim"))
+
+
+def _origin(entry: Mechanism) -> str:
+    """Family and year of a mechanism, and some models that have it."""
+    models = f"; in {', '.join(entry.used_by)}" if entry.used_by else ""
+    return f"{entry.family}, {entry.year}{models}"
 
 
 def show_mechanism(name: str) -> None:
@@ -57,6 +63,8 @@ def _facts(entry: Mechanism) -> Table:
         "also called": ", ".join(entry.also_called),
         "formula": entry.formula,
         "paper": entry.paper,
+        "family, year": f"{entry.family}, {entry.year}",
+        "some models": ", ".join(entry.used_by),
         "parameters": entry.signature.split(" -> ")[0],
         "cost": entry.cost,
         "other libraries": entry.disagree,

@@ -1,0 +1,53 @@
+"""Facts of the catalogue: families, years, and models that have a mechanism, checked in the files of transformers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import transformers
+
+import regard as rg
+from regard.catalog import mechanisms
+from regard.catalog.entry import FAMILIES
+
+MODELS = Path(transformers.__file__).parent / "models"
+#: What the modelling file of a model with the mechanism holds.
+EVIDENCE = {
+    "alibi": "build_alibi_tensor|build_mpt_alibi_tensor",
+    "bigbird": r"class BigBird\w*BlockSparseAttention",
+    "block_local": r"class \w*LocalAttention|create_chunked_causal_mask",
+    "cosine": r"normalize\(query_layer, dim=-1\)",
+    "cross": "encoder_hidden_states",
+    "grouped_query": "num_key_value_groups",
+    "learned_positions": r"position_embeddings? = nn\.(Embedding|Parameter)|wpe = nn\.Embedding|LearnedPosition",
+    "longformer": r"class (Longformer|LED\w*)SelfAttention",
+    "masked": "create_causal_mask",
+    "multi_head": "num_heads|num_attention_heads",
+    "multi_query": "multi_query",
+    "rope": "apply_rotary_pos_emb",
+    "self_attention": r"class \w*(Self)?Attention",
+    "shaw": "relative_key",
+    "sinks": r"self\.sinks",
+    "sinusoidal": "SinusoidalPositionalEmbedding|sinusoidal_pos_embds|create_sinusoidal_embeddings",
+    "sliding_window": "sliding_window",
+    "softcap": "attn_logit_softcapping",
+    "t5": "_relative_position_bucket",
+    "transformer_xl": "rel_shift|linear_pos",
+}
+
+
+@pytest.mark.parametrize("name", mechanisms())
+def test_a_mechanism_has_its_family_its_year_and_models_that_have_it(name):
+    entry = mechanisms()[name]
+    assert entry.family in FAMILIES
+    assert str(entry.year) in re.findall(r"\b(?:19|20)\d\d\b", entry.paper)
+    for model in entry.used_by:
+        code = "".join(path.read_text() for path in (MODELS / model).glob("modeling_*.py"))
+        assert re.search(EVIDENCE.get(name, ""), code) and code, f"{name}: {model}"
+
+
+def test_an_unknown_family_is_refused():
+    with pytest.raises(rg.RegardError, match="Did you mean 'scored'"):
+        rg.Mechanism(build=rg.mechanism("masked").build, formula="", paper="", cost="", family="scores")
