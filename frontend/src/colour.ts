@@ -45,6 +45,7 @@ export class Colours {
   table = new Uint32Array(STEPS + 1); // the same as pixels
   scale = scaleOf("sqrt", 1); // the scale of the frame
   private texts: string[] = []; // black or white: the contrast with any colour is at least 4.58
+  private named = new Map<string, string>();
   private root: Element;
 
   constructor(root: Element) {
@@ -53,6 +54,7 @@ export class Colours {
   }
   // The ramp starts at the colour that is nearer to the paper, so it is turned in the dark theme.
   read() {
+    this.named.clear();
     const isDark = luminance(rgb(this.get("--paper"))) < 0.2;
     const stops = (isDark ? [...ramp].reverse() : ramp).map(rgb);
     const all = [rgb(this.get("--none")), ...Array.from({ length: STEPS }, (_, at) => between(stops, at / (STEPS - 1)))];
@@ -60,7 +62,12 @@ export class Colours {
     this.texts = all.map((colour) => (luminance(colour) > 0.179 ? "#000000" : "#ffffff"));
     all.forEach(([red, green, blue], at) => { this.table[at] = (255 << 24) | (blue << 16) | (green << 8) | red; });
   }
-  get(name: string) { return read(this.root, name); }
+  // A colour of the style sheet. Kept, because to ask the browser for one after a change of the page costs a layout.
+  get(name: string): string {
+    const kept = this.named.get(name) || read(this.root, name);
+    this.named.set(name, kept);
+    return kept;
+  }
   // A share of the ramp: for statistics that are not weights, which have a legend of their own.
   of(share: number) { return this.css[step(share)]; }
   on(share: number) { return this.texts[step(share)]; }

@@ -95,14 +95,22 @@ export function bytes(base64: string): Uint8Array {
 }
 export const floats = (base64: string): Float32Array => new Float32Array(bytes(base64).buffer);
 
+// The value of every float16, by its bits. A table, because a long text has millions of them.
+let halfValues: Float32Array | null = null;
+function halfValue(bits: number): number {
+  const [exponent, fraction] = [(bits >> 10) & 31, bits & 1023];
+  const size = exponent === 0 ? fraction * 2 ** -24 : exponent === 31 ? Infinity
+    : (1 + fraction / 1024) * 2 ** (exponent - 15);
+  return bits & 0x8000 ? -size : size;
+}
+
 // Decodes float16 without Float16Array, which not every browser has.
 export function halves(buffer: ArrayBufferLike): Float32Array {
-  return Float32Array.from(new Uint16Array(buffer), (bits) => {
-    const [exponent, fraction] = [(bits >> 10) & 31, bits & 1023];
-    const size = exponent === 0 ? fraction * 2 ** -24 : exponent === 31 ? Infinity
-      : (1 + fraction / 1024) * 2 ** (exponent - 15);
-    return bits & 0x8000 ? -size : size;
-  });
+  halfValues ??= Float32Array.from({ length: 1 << 16 }, (_, bits) => halfValue(bits));
+  const coded = new Uint16Array(buffer);
+  const out = new Float32Array(coded.length);
+  for (let at = 0; at < out.length; at++) out[at] = halfValues[coded[at]];
+  return out;
 }
 
 // The inverse of quantise() in sheet.py.
