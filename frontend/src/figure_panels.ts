@@ -303,11 +303,11 @@ async function alignment(frame: Frame): Promise<Drawn> {
   for (const [n, panel] of shown.entries()) {
     const [x, y] = [left + (n % columns) * (tokens[1].length * cell + 10),
       12 + above + Math.floor(n / columns) * (tall * cell + 16)];
-    const lines = await Promise.all(tokens[0].map((_, at) => panel.rows(rows[0] + at)));
-    node.append(alignmentCells(frame, lines, [rows, cols], [x, y, cell], n < columns, n % columns === 0));
+    const weights = await panel.weights(rows, cols);
+    node.append(alignmentCells(frame, weights, [rows, cols], [x, y, cell], n < columns, n % columns === 0));
     node.append(write(titled(panel.title, tokens[1].length * cell), x, y - (n < columns ? above + 5 : 6), { bold: true }));
-    lines.forEach((line, i) => tokens[1].forEach((_, j) => table.push(["alignment", ...panel.place,
-      "weight", ...pair(text, rows[0] + i, cols[0] + j), line[cols[0] + j]])));
+    weights.forEach((weight, at) => table.push(["alignment", ...panel.place, "weight",
+      ...pair(text, rows[0] + Math.floor(at / tokens[1].length), cols[0] + (at % tokens[1].length)), weight]));
   }
   const height = 12 + above + Math.ceil(shown.length / columns) * (tall * cell + 16) - 16;
   const gold = text.gold.length ? " Outlined: gold links; a dashed outline is a possible link." : "";
@@ -322,13 +322,11 @@ function titled(title: string, room: number): string {
   return text;
 }
 
-function alignmentCells(frame: Frame, lines: Float32Array[], [rows, cols]: [number, number][],
+function alignmentCells(frame: Frame, weights: Float32Array, [rows, cols]: [number, number][],
   [x, y, cell]: number[], isTop: boolean, isLeft: boolean): SVGGElement {
   const { text } = frame.context;
   const node = s("g", {});
-  const wide = cols[1] - cols[0];
-  const values = lines.flatMap((line) => Array.from(line.slice(...cols)));
-  node.append(cells(frame, values, lines.length, wide, [x, y, cell, cell]));
+  node.append(cells(frame, weights, rows[1] - rows[0], cols[1] - cols[0], [x, y, cell, cell]));
   if (isLeft) node.append(tokensAlong(wordNames(queriesOf(text)).slice(...rows), rows[0], 1, cell, true, [x, y]));
   if (isTop) wordNames(text.tokens).slice(...cols).forEach((token, j) => node.append(
     write(named(token), x + (j + 0.5) * cell, y - 3, { turned: true, token: true })));

@@ -1,21 +1,18 @@
 // One panel of the pins view: a map of weights or of differences, with words on its sides.
+import { cellGrid } from "./cell_grid";
 import type { Context } from "./context";
 import { h, s } from "./dom";
 import type { Range } from "./source";
 import { cutName } from "./word_names";
 
 export interface Grid { values: Float32Array; rows: Range; cols: Range; level: number } // cells of 2^level squared weights
-const [AS_CELLS, LABELLED, GREATEST] = [1200, 64, 28]; // cells as rectangles, words with labels, pixels of a cell
+const [AS_CELLS, LABELLED, GREATEST] = [1200, 64, 28]; // cells as vectors, words with labels, pixels of a cell
 
-// Draws the cells: rectangles if they are few, otherwise one picture.
+// Draws the cells: vectors if they are few, otherwise one picture.
 function cellsOf({ values }: Grid, cols: number, cell: number, colour: (value: number) => string): SVGElement {
-  const group = s("g", { "shape-rendering": "crispEdges" });
-  if (values.length <= AS_CELLS) {
-    values.forEach((value, at) => group.append(s("rect", { x: (at % cols) * cell, y: Math.floor(at / cols) * cell,
-      width: cell, height: cell, fill: colour(value) })));
-    return group;
-  }
   const rows = values.length / cols;
+  if (values.length <= AS_CELLS) return s("g", { "shape-rendering": "crispEdges" },
+    cellGrid({ rows, cols, wide: cell, tall: cell, colour: (row, col) => colour(values[row * cols + col]) }));
   const canvas = h("canvas", { width: cols, height: rows });
   const pen = canvas.getContext("2d")!;
   values.forEach((value, at) => { pen.fillStyle = colour(value); pen.fillRect(at % cols, Math.floor(at / cols), 1, 1); });

@@ -1,8 +1,11 @@
 // The sources of weights: a page with embedded queries and keys, or requests to a server or a notebook kernel.
 import { bytes, floats, halves, queriesOf, weightOf, type Common, type Pool, type Text } from "./data";
+import { inParts, nextTask } from "./pause";
 
 export const TILE = 128;
 const PART = 200_000; // weights that are computed in one go: some milliseconds
+const WINDOW = 64; // the most rows and columns of a window that a server gives
+const LARGE = 1_000_000; // characters of coded queries that are worth a task of their own
 
 export interface Source {
   common: Common;
@@ -48,7 +51,7 @@ export class Embedded implements Source {
   private made = new Map<string, Dot>();
   private whole = new Cache<Float32Array>(16);
   private pooled = new Cache<Float32Array>(64);
-  private decoded = new Cache<Uint8Array>(200);
+  private bytesOfCells = new Cache<Uint8Array>(200);
   private filling = new Map<string, Promise<void>>();
   private weights = new Cache<Float32Array>(24);
 
@@ -62,6 +65,15 @@ export class Embedded implements Source {
     if (first.form === "cells") return `This page has cells of ${2 ** first.level} × ${2 ** first.level} weights of this text; regard view shows single weights.`;
     return first.form === "dot" && first.half
       ? "Weights are computed from queries and keys in half precision: about three digits." : "";
+  }
+
+  // Queries and keys of a long text are decoded in a task of their own, so that the page answers before and after it.
+  private async decoded(t: number, layer: number): Promise<void> {
+    const maps = this.texts[t].maps[layer];
+    if (maps.form !== "dot" || maps.query.length < LARGE || this.made.has(`${t}.${layer}`)) return;
+    await nextTask();
+    this.dot(t, layer);
+    await nextTask();
   }
 
   private dot(t: number, layer: number): Dot {
@@ -112,7 +124,7 @@ export class Embedded implements Source {
 
   // The cells of all heads of a layer, a byte each.
   private coded(t: number, layer: number): Uint8Array {
-    return this.decoded.get(`${t}.${layer}`, () => bytes((this.texts[t].maps[layer] as { cells: string }).cells));
+    return this.bytesOfCells.get(`${t}.${layer}`, () => bytes((this.texts[t].maps[layer] as { cells: string }).cells));
   }
 
   // The whole head in cells of 2^level x 2^level weights, from the level below.
@@ -138,12 +150,13 @@ export class Embedded implements Source {
     const [I, J] = [queriesOf(text).length, text.tokens.length];
     const name = `${at.text}.${at.layer}.${at.head}`;
     if (text.maps[at.layer].form !== "dot" || I * J < PART || this.whole.has(name)) return;
+    await this.decoded(at.text, at.layer);
     if (!this.filling.has(name)) this.filling.set(name, (async () => {
       const out = new Float32Array(I * J);
       const step = Math.ceil(PART / J);
       for (let first = 0; first < I; first += step) {
         for (let i = first; i < Math.min(first + step, I); i++) this.line(at.text, at.layer, at.head, i, false, out, i * J);
-        await new Promise((done) => setTimeout(done));
+        await nextTask();
       }
       this.whole.get(name, () => out);
       this.filling.delete(name);
@@ -166,6 +179,7 @@ export class Embedded implements Source {
   }
 
   private async lines(t: number, layer: number, fixed: number, turned: boolean) {
+    await this.decoded(t, layer);
     const text = this.texts[t];
     const [I, J] = [queriesOf(text).length, text.tokens.length];
     const maps = text.maps[layer];
@@ -190,21 +204,20 @@ export class Embedded implements Source {
   columns(t: number, layer: number, key: number) { return this.lines(t, layer, key, true); }
 
   async window(t: number, layer: number, rows: Range, cols: Range) {
+    if (this.texts[t].maps[layer].form !== "dot") return windowOfRows(this, t, layer, rows, cols);
+    await this.decoded(t, layer);
     const [tall, wide] = [rows[1] - rows[0], cols[1] - cols[0]];
-    const out = this.texts[t].layers[layer].heads.map(() => new Float32Array(tall * wide));
-    if (this.texts[t].maps[layer].form === "dot")
-      out.forEach((values, head) => { for (let row = 0; row < tall; row++)
-        this.line(t, layer, head, rows[0] + row, false, values, row * wide, cols); });
-    else for (let row = 0; row < tall; row++) {
-      const lines = await this.rows(t, layer, rows[0] + row);
-      out.forEach((values, head) => values.set(lines[head].subarray(...cols), row * wide));
-    }
-    return out;
+    return this.texts[t].layers[layer].heads.map((_, head) => {
+      const out = new Float32Array(tall * wide);
+      for (let row = 0; row < tall; row++) this.line(t, layer, head, rows[0] + row, false, out, row * wide, cols);
+      return out;
+    });
   }
 
   async pair(at: Place, i: number, j: number): Promise<[Float32Array, Float32Array] | null> {
     const text = this.texts[at.text];
     if (text.maps[at.layer].form !== "dot") return null;
+    await this.decoded(at.text, at.layer);
     const { q, k, width, share } = this.dot(at.text, at.layer);
     const top = (at.head * queriesOf(text).length + i) * width;
     const left = (Math.floor(at.head / share) * text.tokens.length + j) * width;
@@ -226,6 +239,17 @@ function halved(below: Float32Array, rows: number, cols: number, pool: Pool, tal
     }
   }
   return out;
+}
+
+// A window as parts of whole rows.
+async function windowOfRows(source: Source, t: number, layer: number, rows: Range, cols: Range): Promise<Float32Array[]> {
+  const [tall, wide] = [rows[1] - rows[0], cols[1] - cols[0]];
+  const lines = await inParts(Array.from({ length: tall }, (_, at) => rows[0] + at), (row) => source.rows(t, layer, row));
+  return lines[0].map((_, head) => {
+    const out = new Float32Array(tall * wide);
+    lines.forEach((line, row) => out.set(line[head].subarray(...cols), row * wide));
+    return out;
+  });
 }
 
 // A request with a body is posted.
@@ -267,6 +291,7 @@ export class Live implements Source {
   rows(t: number, layer: number, query: number) { return this.cut(`rows/${t}/${layer}/${query}`, t, layer); }
   columns(t: number, layer: number, key: number) { return this.cut(`columns/${t}/${layer}/${key}`, t, layer); }
   window(t: number, layer: number, rows: Range, cols: Range) {
+    if (Math.max(rows[1] - rows[0], cols[1] - cols[0]) > WINDOW) return windowOfRows(this, t, layer, rows, cols);
     const size = `${rows[1] - rows[0]}/${cols[1] - cols[0]}`;
     return this.cut(`window/${t}/${layer}/${rows[0]}/${cols[0]}/${size}`, t, layer);
   }

@@ -2,14 +2,14 @@
 import { drawArcs, type Arc } from "./arcs";
 import { legend } from "./colour";
 import { headName, interval, strongest, type Context } from "./context";
-import { queriesOf } from "./data";
-import { h, joins, s, saving, shown, strong, visible } from "./dom";
+import { queriesOf, type Text } from "./data";
+import { fill, h, joins, s, saving, shown, strong, visible } from "./dom";
 import { byLayer, drawnApart, headColours, headsInWords, lineOf, listedHeads, meanLine, nameOfHead, ownColour,
   type Head } from "./head_sets";
 import type { Mode } from "./mode";
 import { aboutHead } from "./about_head";
 import { movedBy, pairLine } from "./pair_line";
-import { strip } from "./strip";
+import { layerRows } from "./layer_rows";
 
 const [SHOWN, ARCS] = [600, 5]; // words at a time, links drawn as arcs
 interface Directions { attended: Float32Array | null; received: Float32Array | null; norm: number }
@@ -21,6 +21,10 @@ export function words(context: Context, body: HTMLElement): Mode {
   let from = -1;
   let spans: HTMLElement[] = [];
   let redraw = () => {};
+  let staged: Text | null = null; // the text whose words are in the page
+  let layersDrawn = "";
+  let room = 0; // pixels for the rows of layers
+  const [layersBox, aboutBox] = [h("section", { class: "strip" }), h("section", {})];
   const queries = () => queriesOf(context.text);
   const crossed = () => context.text.queries !== null;
   const watch = new ResizeObserver(() => redraw());
@@ -52,41 +56,55 @@ export function words(context: Context, body: HTMLElement): Mode {
     return box;
   }
 
+  // The words stay in the page while they are the same: another head only colours them.
   function draw() {
     const { text, state } = context;
-    const special = new Set(text.special);
     const range = interval(state.query, SHOWN, queries().length);
-    from = range[0];
+    if (staged !== text || from !== range[0]) stageWords(range);
+    fill(aboutBox, h("h2", {}, headName(context)), aboutHead(context));
+    void colour(state.query);
+    void drawLayers();
+  }
+
+  function stageWords(range: [number, number]) {
+    const { text } = context;
+    [staged, from, layersDrawn] = [text, range[0], ""];
+    const special = new Set(text.special);
     const own = sentence(queries(), range, crossed() ? new Set() : special, true);
     const keys = crossed() ? sentence(text.tokens, [0, Math.min(text.tokens.length, SHOWN)], special, false) : null;
     spans = [...own.querySelectorAll<HTMLElement>("span")];
-    const move = (by: number, said: string) => h("button", { type: "button",
-      onclick: () => context.set({ query: Math.max(0, Math.min(queries().length - 1, state.query + by)) }) }, said);
-    const long = queries().length > SHOWN && h("p", { class: "hint" },
-      `Tokens ${range[0]} to ${range[1] - 1} of ${queries().length}. `, move(-SHOWN, "Earlier"), " ",
-      move(SHOWN, "Later"));
     const stage = h("div", { class: "stage" }, s("svg", { class: "arcs", "aria-hidden": "true" }), own,
       keys && h("p", { class: "hint" }, "attends to"), keys);
+    fill(layersBox, h("h2", {}, "All layers"));
     body.replaceChildren(h("p", { class: "hint" }, "Point at a word, or choose it, to see what it attends to ",
       h("span", { class: "swatch out" }), " and, as a bar below a word, what attends to it ",
       h("span", { class: "swatch in" }),
       ". The left and right arrow keys move the word; with Shift they move the other end of a link."),
-      long || "", stage, h("p", { class: "readout looks", "aria-live": "polite" }),
-        h("p", { class: "chosen-pair", "aria-live": "polite" }),
-        h("div", { class: "lower" }, h("section", { class: "strip" }, h("h2", {}, "All layers")),
-        h("section", {}, h("h2", {}, headName(context)), aboutHead(context))));
+      queries().length > SHOWN ? steps(range) : "", stage, h("p", { class: "readout looks", "aria-live": "polite" }),
+      h("p", { class: "chosen-pair", "aria-live": "polite" }), h("div", { class: "lower" }, layersBox, aboutBox));
+    room = layersBox.clientWidth; // read once: later it would cost a layout for every key
     watch.disconnect();
     watch.observe(stage);
-    void colour(state.query);
-    void drawStrip();
   }
 
-  async function drawStrip() {
-    const { text, state } = context;
-    const figure = await strip(context, state.query, body.querySelector(".strip")?.clientWidth);
-    body.querySelector(".strip")?.replaceChildren(
+  function steps([first, last]: [number, number]): HTMLElement {
+    const move = (by: number, said: string) => h("button", { type: "button",
+      onclick: () => context.set({ query: Math.max(0, Math.min(queries().length - 1, context.state.query + by)) }) }, said);
+    return h("p", { class: "hint" }, `Tokens ${first} to ${last - 1} of ${queries().length}. `, move(-SHOWN, "Earlier"), " ",
+      move(SHOWN, "Later"));
+  }
+
+  // What the word attends to in all layers does not depend on the head.
+  async function drawLayers() {
+    const { text, state, colours } = context;
+    const wanted = [state.query, state.scale, colours.css[9]].join();
+    if (wanted === layersDrawn) return;
+    layersDrawn = wanted;
+    const figure = await layerRows(context, state.query, room).catch((error) => { layersDrawn = ""; throw error; });
+    if (wanted !== layersDrawn || staged !== text) return;
+    fill(layersBox,
       h("h2", {}, "All layers", saving(() => `${text.title} layers`, () => figure, () => context.root,
-        () => legend(context.colours, context.colours.scale, "weight"))),
+        () => legend(colours, colours.scale, "weight"))),
       h("p", { class: "hint" }, "What the chosen word attends to: the mean of the heads of each layer."),
       h("div", { class: "scroll" }, figure));
   }
@@ -107,7 +125,10 @@ export function words(context: Context, body: HTMLElement): Mode {
     const norm = Math.max(Math.min(1, 10 / text.tokens.length), most(attended), most(received));
     const keySpans = crossed() ? [...body.querySelectorAll<HTMLElement>(".words:not([role]) span")] : spans;
     tint(keySpans, { attended, received, norm });
-    spans.forEach((span) => span.setAttribute("aria-selected", String(Number(span.dataset.at) === query)));
+    for (const span of spans) { // only words that change: each one costs a new style
+      const selected = String(Number(span.dataset.at) === query);
+      if (span.getAttribute("aria-selected") !== selected) span.setAttribute("aria-selected", selected);
+    }
     for (const span of keySpans) span.classList.toggle("key-chosen", Number(span.dataset.at) === state.key);
     if (pointed === null) intoView(spans[query - from]);
     redraw = () => drawLinks(query, keySpans, rows ? listed.map((head, at) => [head, rows[at]]) : null,
@@ -186,11 +207,11 @@ export function words(context: Context, body: HTMLElement): Mode {
       const near = context.state.query >= from && context.state.query < from + spans.length;
       if (!near) return false;
       void colour(context.state.query);
-      if (query !== context.state.query) void drawStrip();
+      if (query !== context.state.query) void drawLayers();
       return true;
     },
     preview(head) { only = head; void colour(pointed ?? context.state.query); },
     key: (event) => movedBy(context, event, { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10 }),
-    close() { turn++; watch.disconnect(); },
+    close() { turn++; staged = null; watch.disconnect(); },
   };
 }

@@ -1,0 +1,60 @@
+// The cells of a drawn matrix. Few cells are a rectangle each, with its title. Many cells are one path for each colour,
+// and only the cell under the pointer has a title: a page of thousands of elements would answer keys too late.
+import { s } from "./dom";
+
+const FEW = 400; // cells with an element each
+
+export interface CellGrid {
+  rows: number;
+  cols: number;
+  wide: number; // pixels of a cell, with its gap
+  tall: number;
+  gap?: [number, number]; // pixels between cells, across and down
+  colour(row: number, col: number): string;
+  title?(row: number, col: number): string;
+  chosen?(row: number, col: number): void; // by a click
+}
+
+export function cellGrid(grid: CellGrid): SVGGElement {
+  const group = s("g", { class: "cells" }, ...(grid.rows * grid.cols <= FEW ? rectangles(grid) : paths(grid)));
+  const { chosen } = grid;
+  if (chosen) group.addEventListener("click", (event) => { const at = cellUnder(grid, group, event); if (at) chosen(...at); });
+  if (grid.title && grid.rows * grid.cols > FEW) group.prepend(titleOfPointer(grid, group));
+  return group;
+}
+
+function rectangles({ rows, cols, wide, tall, gap = [0, 0], colour, title }: CellGrid): SVGElement[] {
+  return Array.from({ length: rows * cols }, (_, at) => {
+    const [row, col] = [Math.floor(at / cols), at % cols];
+    return s("rect", { x: col * wide, y: row * tall, width: wide - gap[0], height: tall - gap[1], fill: colour(row, col) },
+      title && s("title", {}, title(row, col)));
+  });
+}
+
+function paths({ rows, cols, wide, tall, gap = [0, 0], colour }: CellGrid): SVGElement[] {
+  const found = new Map<string, string[]>();
+  const box = `h${short(wide - gap[0])}v${short(tall - gap[1])}h${short(gap[0] - wide)}z`;
+  for (let row = 0; row < rows; row++) for (let col = 0; col < cols; col++) {
+    const fill = colour(row, col);
+    const path = found.get(fill) ?? [];
+    if (!path.length) found.set(fill, path);
+    path.push(`M${short(col * wide)} ${short(row * tall)}${box}`);
+  }
+  return [...found].map(([fill, path]) => s("path", { d: path.join(""), fill }));
+}
+const short = (pixels: number) => +pixels.toFixed(2);
+
+function titleOfPointer(grid: CellGrid, group: SVGGElement): SVGTitleElement {
+  const title = s("title", {});
+  group.addEventListener("pointermove", (event) => {
+    const at = cellUnder(grid, group, event);
+    title.textContent = at ? grid.title!(...at) : "";
+  });
+  return title;
+}
+
+function cellUnder({ rows, cols, wide, tall }: CellGrid, group: SVGGElement, event: MouseEvent): [number, number] | null {
+  const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(group.getScreenCTM()!.inverse());
+  const [row, col] = [Math.floor(point.y / tall), Math.floor(point.x / wide)];
+  return row >= 0 && col >= 0 && row < rows && col < cols ? [row, col] : null;
+}
