@@ -12,6 +12,7 @@ from miniatures import LLAMA, V, sharpened
 from regard.engine.kernel.library import load_fast
 from regard.hf.capture.kernel_statistic import KernelStatistic
 from regard.maps import compiled_folds
+from regard.maps.scored_map import ScoredMap
 from regard.stats import mask_findings, profile, text_statistics, value_weighted
 from regard.stats.text_reading import TextReading
 from regard.viewer import page_folds
@@ -135,7 +136,7 @@ def test_the_kernel_of_a_watched_model_gives_its_logsumexp(model):
     assert torch.equal(output, plain)
     for weights in seen.maps.values():
         assert weights._row_statistic is not None
-        own = rg.AttentionMap(weights.attention, weights._prepared, weights.positions, weights.grid, None)
+        own = ScoredMap(weights.attention, weights._prepared, weights.positions, weights.grid, None)
         close(weights.row_statistic[0], own.row_statistic[0])
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import regard as rg
 from regard.engine.kernel.library import LEVELS, load
 from regard.maps import compiled_folds
+from regard.maps.scored_map import ScoredMap
 
 HIGHEST = load()
 pytestmark = pytest.mark.skipif(HIGHEST is None, reason="the library of the kernels is not built")
@@ -74,7 +75,7 @@ def test_folds_are_those_of_tiles(name, monkeypatch):
 def test_an_unknown_row_statistic_is_computed(name, monkeypatch):
     """As of a model's own kernel, which returns no log-sum-exp."""
     known = rg.attend(ATTENTIONS[name](), *tensors(), engine="blocked").weights
-    weights = rg.AttentionMap(known.attention, known._prepared, known.positions, known.grid, None)
+    weights = ScoredMap(known.attention, known._prepared, known.positions, known.grid, None)
     for mine, theirs in zip(weights.row_statistic, known.row_statistic, strict=True):
         torch.testing.assert_close(mine, theirs)
 
@@ -82,7 +83,7 @@ def test_an_unknown_row_statistic_is_computed(name, monkeypatch):
 def test_an_unknown_row_statistic_of_few_queries_is_computed():
     """They are read by the kernel of decoding, with values of width 0."""
     known = rg.attend(rg.Attention(mask=rg.window(900)), *tensors((3, 6000)), engine="blocked").weights
-    weights = rg.AttentionMap(known.attention, known._prepared, known.positions, known.grid, None)
+    weights = ScoredMap(known.attention, known._prepared, known.positions, known.grid, None)
     for mine, theirs in zip(weights.row_statistic, known.row_statistic, strict=True):
         torch.testing.assert_close(mine, theirs)
 

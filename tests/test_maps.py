@@ -13,6 +13,7 @@ from regard.engine.reference import reference
 from regard.maps import AttentionMap, Tile
 from regard.maps.folds import greatest
 from regard.maps.pyramid import Pyramid
+from regard.maps.scored_map import ScoredMap
 from regard.maps.stored import tabled
 from regard.shapes import Sizes
 
@@ -98,12 +99,12 @@ def test_states_of_disjoint_tiles_merge(fold):
     "width, strip", [(4, 1), (4, 64), (64, 1)], ids=["rows in pieces", "pieces that are kept", "whole rows"]
 )
 def test_statistics_do_not_depend_on_who_found_the_row_statistic(name, width, strip, monkeypatch):
-    monkeypatch.setattr("regard.maps.attention_map.STRIP", strip)
+    monkeypatch.setattr("regard.maps.scored_map.STRIP", strip)
     monkeypatch.setattr("regard.maps.attention_map.TILE", (5, width))
     monkeypatch.setattr("regard.maps.attention_map.WORKSPACE", 1 << 20)
     seen, _ = seen_and_dense(name)
     told = seen.weights
-    alone = AttentionMap(told.attention, told._prepared, told.positions, told.grid, None)
+    alone = ScoredMap(told.attention, told._prepared, told.positions, told.grid, None)
     folds = [rg.Entropy(), rg.KeyTotals(), rg.Distance()]
     for mine, theirs in zip(alone.summarize(*folds), told.summarize(*folds), strict=True):
         torch.testing.assert_close(mine, theirs)
@@ -189,10 +190,10 @@ def test_a_statistic_that_is_known_is_not_computed_again(normalizer, small_block
 @pytest.mark.parametrize(("length", "passes"), [(8, 1), (40, 2)])
 def test_the_scores_of_few_tiles_are_kept_while_their_statistic_is_found(length, passes, small_blocks, monkeypatch):
     """Rows of 2 tiles are scored once; those of 10 twice, so that their scores are never all held."""
-    monkeypatch.setattr("regard.maps.attention_map.STRIP", 2)
+    monkeypatch.setattr("regard.maps.scored_map.STRIP", 2)
     weights = rg.attend(rg.Attention(), *torch.randn(3, 1, 2, length, 4), engine="reference").weights
-    score, calls = AttentionMap._tile_scores, []
-    monkeypatch.setattr(AttentionMap, "_tile_scores", lambda *given: calls.append(given) or score(*given))
+    score, calls = ScoredMap._tile_scores, []
+    monkeypatch.setattr(ScoredMap, "_tile_scores", lambda *given: calls.append(given) or score(*given))
     tiles = list(weights.tiles())
     assert len(calls) == passes * len(tiles)
 
@@ -210,7 +211,7 @@ def test_whole_rows_are_scored_as_many_at_a_time_as_the_workspace_allows(monkeyp
 
 def test_nothing_is_computed_until_asked(monkeypatch):
     calls = []
-    monkeypatch.setattr("regard.maps.attention_map.scores", lambda *a, **k: calls.append(a))
+    monkeypatch.setattr("regard.maps.scored_map.scores", lambda *a, **k: calls.append(a))
     x = torch.randn(1, 2, 9, 4)
     rg.attend(rg.Attention(), x, x, x)
     assert not calls

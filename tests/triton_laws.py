@@ -15,6 +15,7 @@ from triton.runtime import interpreter
 import regard as rg
 from regard.engine.gpu import statistics
 from regard.maps import compiled_folds, gpu_folds
+from regard.maps.scored_map import ScoredMap
 
 FOLDS = (rg.Entropy(), rg.TopLinks(3), rg.KeyTotals(), rg.Distance(), rg.MassOn([0, 5, 7]), rg.Pool(9, 13))
 #: Of every form that the kernel computes; for 70 queries, 90 keys, 2 heads that share one key head, 2 entries.
@@ -122,7 +123,7 @@ def test_an_unknown_row_statistic_is_computed(name):
     """As of a model's own kernel, which returns no log-sum-exp."""
     attention = ATTENTIONS[name]()
     known, precise = maps(attention, *tensors(dtype=torch.float16 if name == "padding" else torch.float32))
-    weights = rg.AttentionMap(attention, known._prepared, known.positions, known.grid, None)
+    weights = ScoredMap(attention, known._prepared, known.positions, known.grid, None)
     (found, remainder), exact = weights.row_statistic, sum(precise.row_statistic)
     assert not remainder.any() and weights._compiled_terms() is not None
     torch.testing.assert_close(found.double(), exact, atol=1e-5, rtol=1e-5)
@@ -288,7 +289,7 @@ def test_a_wrong_program_is_found_and_not_used(wrong, monkeypatch):
 @pytest.mark.usefixtures("unknown")
 def test_the_log_sum_exp_is_verified_too(is_wrong, monkeypatch):
     known = rg.attend(rg.Attention(normalizer=rg.Softmax(sink=1.0)), *tensors((20, 20)), engine="dense").weights
-    weights = rg.AttentionMap(known.attention, known._prepared, known.positions, known.grid, None)
+    weights = ScoredMap(known.attention, known._prepared, known.positions, known.grid, None)
     if is_wrong:
         monkeypatch.setattr(gpu_folds, "logsumexp_of", lambda terms: statistics.logsumexp_of(terms) + 0.01)
         with pytest.warns(UserWarning, match="the log-sum-exp of the queries 0 to 1 is not that of the dense formula"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from regard.checks import explained
 from regard.errors import RegardError
 from regard.pieces.bias import Bias
+from regard.pieces.call_tensors import CallTensors, tensors_for
 from regard.pieces.contents import Skeleton, is_small, take_apart, tensor_snapshot
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
@@ -21,6 +23,9 @@ from regard.pieces.position import Position
 from regard.pieces.score import Dot, Score
 from regard.positions import Positions
 from regard.shapes import Sizes, as_slice, at_least_float32, to_device, without_autocast
+
+#: No tensors beside queries, keys and values.
+EMPTY: CallTensors = MappingProxyType({})
 
 #: The type of the piece in each slot, without the biases.
 SLOTS: dict[str, type] = {"score": Score, "position": Position, "mask": Mask, "normalizer": Normalizer}
@@ -121,6 +126,11 @@ class Attention(nn.Module):
         other.training = self.training  # set here only: the pieces belong to other modules too
         return other
 
+    def pieces(self) -> list[Any]:
+        """The pieces in all slots."""
+        slots = (self.score, self.position, *self.bias, self.mask, self.normalizer)
+        return [piece for piece in slots if piece is not None]
+
     def check(self, sizes: Sizes, positions: Positions, key_width: int) -> None:
         """Refuse sizes that do not fit one of the pieces."""
         self._check_signs()
@@ -208,13 +218,16 @@ class Prepared:
     cols: tuple[Tensor | None, ...]
 
     @staticmethod
-    def of(attention: Attention, query: Tensor, key: Tensor, positions: Positions) -> Prepared:
-        if attention.position is not None:
-            attention.position.check(positions.queries(query.shape[2]) | positions.keys)
-            query = attention.position.encode(query, positions.query(slice(0, query.shape[2]), query.device))
-            key = attention.position.encode(key, positions.key(key.device))
-        states = [bias.prepare(query, key, positions) for bias in attention.bias]
-        return Prepared(*attention.score.prepare(query, key), tuple(r for r, _ in states), tuple(c for _, c in states))
+    def of(
+        attention: Attention, query: Tensor, key: Tensor, positions: Positions, tensors: CallTensors = EMPTY
+    ) -> Prepared:
+        """The prepared tensors. `tensors` are those that pieces need beside queries and keys."""
+        score, position = attention.score, attention.position
+        if position is not None:
+            query, key = position.encode_both(query, key, positions, **tensors_for(position, tensors))
+        states = [bias.prepare(query, key, positions, **tensors_for(bias, tensors)) for bias in attention.bias]
+        prepared = score.prepare(query, key, **tensors_for(score, tensors))
+        return Prepared(*prepared, tuple(r for r, _ in states), tuple(c for _, c in states))
 
     def tensors(self) -> list[Tensor]:
         return [t for t in (self.query, self.key, *self.rows, *self.cols) if t is not None]

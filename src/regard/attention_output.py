@@ -24,9 +24,14 @@ from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.listener import Listeners
 from regard.maps.ring_map import RingMap
+from regard.maps.scored_map import ScoredMap
+from regard.pieces.call_tensors import CallTensors, check_call_tensors, needs_of, refuse_needs, unexpected
 from regard.positions import Positions, check_positions
 from regard.shapes import Sizes, check_finite, in_autocast_dtype, without_autocast
 from regard.spans import Spans
+
+#: The arguments of `attend` that are not tensors of a piece.
+ARGUMENTS = ("attention", "query", "key", "value", "positions", "cache", "engine", "check")
 
 #: Listeners of every call of `attend`. The module is None: a function does not know its caller.
 attend_listeners = Listeners()
@@ -72,6 +77,7 @@ def attend(
     cache: Cache | None = None,
     engine: str | Ring = "auto",
     check: bool = False,
+    **tensors: Tensor,
 ) -> AttentionOutput:
     """output_i = sum_j w_ij v_j, with the weights of any mechanism, and every weight on demand.
 
@@ -80,7 +86,8 @@ def attend(
     the position of the last key. `cache` holds earlier keys and values; `cache` of the result is for the next call.
     `engine` is "auto", "reference", "dense", "fused", "kernel", "blocked", "linear" or "flex"; an engine that cannot
     run the pieces raises an error with the reason. With "ring", or a `Ring`, the processes of a group run one sequence
-    together, and each passes its part. `check=True` raises an error if an input has NaN or infinite values.
+    together, and each passes its part. `check=True` raises an error if an input has NaN or infinite values. `tensors`
+    are those that a piece needs for each call, by name; its docstring gives their shapes.
 
     >>> import torch, regard as rg
     >>> attention = rg.Attention(mask=rg.causal() & rg.window(256), position=rg.RoPE(64))
@@ -95,9 +102,10 @@ def attend(
         raise RegardError(f"attend: check is True or False, got {type(check).__name__}.")
     refuse_tracing("attend")
     if (ring := Ring.of(engine)) is not None:
-        return _attend_ring(ring, attention, (query, key, value), positions, cache, check)
+        return _attend_ring(ring, attention, (query, key, value), positions, cache, check, tensors)
     with numbers_needed(query):
-        request, next_cache = _request(attention, query, key, value, positions, cache, _seed(attention), engine)
+        request = Request(attention, query, key, value, positions, None, _seed(attention), engine, tensors)
+        request, next_cache = _extended("attend", request, cache)
         planned, plan_key = kept_plans.find(request)
         problem = _problem(request) if planned is None else planned.problem
         if check:
@@ -105,7 +113,7 @@ def attend(
         result = _run(problem, engine, planned, request, plan_key)
         if isinstance(next_cache, RecurrentCache):
             next_cache = replace(next_cache, state=result.state)
-    weights = AttentionMap(
+    weights = ScoredMap(
         problem.pieces_snapshot(), problem.prepared, problem.positions, problem.sizes, result.row_statistic
     )
     attend_listeners.tell(None, lambda: weights)
@@ -122,6 +130,7 @@ def explain(
     positions: Positions | None = None,
     cache: None = None,
     engine: Ring | Literal["ring"],
+    **tensors: Tensor,
 ) -> RingPlan: ...
 
 
@@ -135,6 +144,7 @@ def explain(
     positions: Positions | None = None,
     cache: Cache | None = None,
     engine: str = "auto",
+    **tensors: Tensor,
 ) -> Plan: ...
 
 
@@ -148,6 +158,7 @@ def explain(
     positions: Positions | None = None,
     cache: Cache | None = None,
     engine: str | Ring = "auto",
+    **tensors: Tensor,
 ) -> Plan | RingPlan:
     """How `attend` would run this call: the engine, the engines that cannot run it and why, pairs, operations, bytes.
 
@@ -164,9 +175,11 @@ def explain(
     """
     with _errors_of_explain():
         if (ring := Ring.of(engine)) is not None:
+            _no_tensors(attention, tensors)
             return ring.plan(attention, query, key, value, positions)
         seed = 0 if _drops(attention) else None
-        problem = _problem(_request(attention, query, key, value, positions, cache, seed, engine)[0])
+        request = Request(attention, query, key, value, positions, None, seed, engine, tensors)
+        problem = _problem(_extended("attend", request, cache)[0])
         planned = plan(problem, engine)
         problem.plan_cache.clear()
         return planned
@@ -191,10 +204,12 @@ def _attend_ring(
     positions: Positions | None,
     cache: Cache | None,
     check: bool,
+    tensors: CallTensors,
 ) -> AttentionOutput:
     """`attend` with the ring engine, on all ranks of a group."""
 
     def check_own() -> None:
+        _no_tensors(attention, tensors)
         if cache is not None:
             raise RegardError(
                 "attend: the ring engine takes no cache: a decoding step has only one query. Use the blocked engine."
@@ -211,48 +226,69 @@ def _attend_ring(
     return AttentionOutput(result.output, weights)
 
 
-def _request(
-    attention: Attention,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    positions: Positions | None,
-    cache: Cache | None,
-    seed: int | None,
-    engine: str | Ring,
-) -> tuple[Request, Cache | None]:
-    """The call with all keys of the cache, and the next cache."""
-    checked_attention("attend: the first argument", attention)
-    query, key, value = (in_autocast_dtype(t) for t in (query, key, value))
-    state, next_cache = None, None
-    if cache is not None:
+def _no_tensors(attention: Attention, tensors: CallTensors) -> None:
+    """Refuse tensors of a call: each rank of a ring has only its part of the keys."""
+    pieces = checked_attention("attend: the first argument", attention).pieces()
+    refuse_needs("attend", pieces, "the ring engine does not send it; use another engine")
+    if tensors:
+        raise RegardError(unexpected("attend", next(iter(tensors)), [], ARGUMENTS))
+
+
+def _extended(operation: str, request: Request, cache: Cache | None) -> tuple[Request, Cache | None]:
+    """The call after checks of its tensors, with all keys of the cache, and the next cache."""
+    attention = checked_attention("attend: the first argument", request.attention)
+    query, key, value = (in_autocast_dtype(t) for t in (request.query, request.key, request.value))
+    request = request._replace(query=query, key=key, value=value)
+    pieces = attention.pieces()
+    if request.tensors or any(map(needs_of, pieces)):
         sizes = Sizes.of(query, key, value)
-        check_positions(positions)
-        if not isinstance(cache, Cache):
-            kind = f"the class {cache.__name__}" if isinstance(cache, type) else type(cache).__name__
-            remedy = "Begin with GrowingCache(), and continue with seen.cache of the result."
-            raise RegardError(f"attend: the cache must be a regard.Cache, got {kind}. {remedy}")
-        if positions is not None:
-            raise RegardError("attend: a cache has its own positions; give a cache or positions, not both.")
-        extended = cache.extend(key, value)
-        positions = _positions_of(sizes, extended, cache)
-        key, value, next_cache = extended.key, extended.value, extended.cache
-        if isinstance(cache, RecurrentCache):
-            state = query.new_zeros(()) if cache.state is None else cache.state
-        if cache.mask is not None:
-            attention = attention.with_mask(cache.mask if attention.mask is None else attention.mask & cache.mask)
-    return Request(attention, query, key, value, positions, state, seed, engine), next_cache
+        tensors = check_call_tensors(operation, pieces, sizes, request.tensors, ARGUMENTS)
+        request = request._replace(tensors=tensors)
+    return (request, None) if cache is None else _with_cache(request, cache)
+
+
+def _with_cache(request: Request, cache: Cache) -> tuple[Request, Cache]:
+    """The call with all keys of the cache, and the next cache."""
+    attention, query, key, value = request.attention, request.query, request.key, request.value
+    sizes = Sizes.of(query, key, value)
+    check_positions(request.positions)
+    if not isinstance(cache, Cache):
+        kind = f"the class {cache.__name__}" if isinstance(cache, type) else type(cache).__name__
+        remedy = "Begin with GrowingCache(), and continue with seen.cache of the result."
+        raise RegardError(f"attend: the cache must be a regard.Cache, got {kind}. {remedy}")
+    if request.positions is not None:
+        raise RegardError("attend: a cache has its own positions; give a cache or positions, not both.")
+    extended = cache.extend(key, value)
+    tensors, next_cache = request.tensors, extended.cache
+    if axes := _key_axes(attention):
+        of_keys = cache.extend_tensors({name: tensors[name] for name in axes}, axes)
+        tensors, next_cache = {**tensors, **of_keys}, next_cache.with_tensors(of_keys)
+    if isinstance(cache, RecurrentCache):
+        request = request._replace(state=query.new_zeros(()) if cache.state is None else cache.state)
+    if cache.mask is not None:
+        attention = attention.with_mask(cache.mask if attention.mask is None else attention.mask & cache.mask)
+    positions = _positions_of(sizes, extended, cache)
+    request = request._replace(
+        attention=attention, key=extended.key, value=extended.value, positions=positions, tensors=tensors
+    )
+    return request, next_cache
+
+
+def _key_axes(attention: Attention) -> dict[str, int]:
+    """The tensors that the pieces need for each key, and the axis of the keys."""
+    needs = [item for piece in attention.pieces() for item in needs_of(piece).items()]
+    return {name: words.split().index("J") for name, words in needs if "J" in words.split()}
 
 
 def _problem(request: Request) -> Problem:
     """The problem of a call, after checks of all sizes."""
-    attention, query, key, value, positions, state, seed, _ = request
+    attention, query, key, value, positions, state, seed, _, tensors = request
     sizes = Sizes.of(query, key, value)
     check_positions(positions)
     positions = positions or Positions.aligned_to_end(sizes.I, sizes.J)
     positions.check(sizes.J)
     attention.check(sizes, positions, key.shape[-1])
-    return Problem(attention, query, key, value, positions, sizes, seed=seed, state=state)
+    return Problem(attention, query, key, value, positions, sizes, seed, state, tensors)
 
 
 def _run(problem: Problem, engine: str | Ring, kept: Plan | None, request: Request, plan_key: Hashable) -> Result:

@@ -9,13 +9,15 @@ tokens, gives the same output as one call with the whole text.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from regard.checks import Count, Size, checked
 from regard.errors import RegardError
+from regard.pieces.call_tensors import CallTensors
 from regard.pieces.mask import Mask, prefix, window
 from regard.positions import Positions
 from regard.spans import Spans
@@ -50,6 +52,16 @@ class Cache(ABC):
     @abstractmethod
     def extend(self, key: Tensor, value: Tensor) -> Extended:
         """Append new keys (B, G, n, D) and values (B, G, n, E)."""
+
+    def extend_tensors(self, tensors: CallTensors, axes: Mapping[str, int]) -> CallTensors:
+        """The tensors of the pieces for all keys that `extend` attends to. `axes`: the axis of the keys of each."""
+        raise RegardError(
+            f"attend: {type(self).__name__} does not keep {', '.join(tensors)} of earlier keys. Use GrowingCache."
+        )
+
+    def with_tensors(self, tensors: CallTensors) -> Cache:
+        """This cache with the tensors of its keys, if it keeps them."""
+        return self
 
     @property
     def mask(self) -> Mask | None:
@@ -148,12 +160,24 @@ class GrowingCache(Cache):
 
     store: _Store | None = None
     length: int = 0
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     def extend(self, key: Tensor, value: Tensor) -> Extended:
         store = _appended(self.store, key, value)
         length = self.length + key.shape[2]
         positions = Positions(self.length, Spans(((0, length),)))
-        return Extended(store.key, store.value, positions, GrowingCache(store, length))
+        return Extended(store.key, store.value, positions, GrowingCache(store, length, self.tensors))
+
+    def extend_tensors(self, tensors: CallTensors, axes: Mapping[str, int]) -> CallTensors:
+        """The tensors of earlier keys, then those of new keys."""
+        if self.length and set(tensors) != set(self.tensors):
+            have, given = (", ".join(sorted(names)) or "none" for names in (self.tensors, tensors))
+            raise RegardError(f"cache: it has the tensors {have} of earlier keys, this call gives {given}.")
+        earlier = self.tensors or {name: t.narrow(axes[name], 0, 0) for name, t in tensors.items()}
+        return {name: torch.cat((earlier[name], t), axes[name]) for name, t in tensors.items()}
+
+    def with_tensors(self, tensors: CallTensors) -> GrowingCache:
+        return GrowingCache(self.store, self.length, tensors)
 
 
 @checked
@@ -223,6 +247,10 @@ class RecurrentCache(Cache):
 
     state: Tensor | None = None
     length: int = 0
+
+    def extend_tensors(self, tensors: CallTensors, axes: Mapping[str, int]) -> CallTensors:
+        """The tensors of the new keys: the state holds all that earlier keys gave."""
+        return tensors
 
     def extend(self, key: Tensor, value: Tensor) -> Extended:
         length = self.length + key.shape[2]

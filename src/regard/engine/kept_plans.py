@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention import Attention, Prepared
+from regard.attention import EMPTY, Attention, Prepared
 from regard.engine.kernel.library import SETTING
 from regard.engine.kernel.structures import has_address
 from regard.engine.plan import ENGINES, Plan
 from regard.engine.problem import Problem
 from regard.engine.transforms import is_transformed
+from regard.pieces.call_tensors import CallTensors
 from regard.pieces.contents import take_apart
 from regard.pieces.fingerprint import NoFingerprint, fingerprint
 from regard.pieces.normalizer import LearnedSink, any_coarse
@@ -39,7 +40,10 @@ FACTS = ("positions", "sizes", "skeleton", "learns", "learns_bias", "scale", "hi
 
 
 class Request(NamedTuple):
-    """One call of `attend`: its pieces and tensors. `state`: the sum of earlier keys. `seed`: of dropout."""
+    """One call of `attend`: its pieces and tensors. `state`: the sum of earlier keys. `seed`: of dropout.
+
+    `tensors`: those that pieces need beside queries, keys and values. Such a call is planned anew.
+    """
 
     attention: Attention
     query: Tensor
@@ -49,6 +53,7 @@ class Request(NamedTuple):
     state: Tensor | None
     seed: int | None
     engine: Any
+    tensors: CallTensors = EMPTY
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +76,7 @@ class KeptPlan:
 
     def plan(self, request: Request, piece_tensors: list[Tensor]) -> Plan:
         """The plan of a call with an equal key."""
-        _, query, key, value, _, _, seed, _ = request
+        query, key, value, seed = request.query, request.key, request.value, request.seed
         prepared = Prepared.of(request.attention, query, key, self.facts["positions"])
         problem = Problem.repeated(
             self.facts, piece_tensors, query=query, key=key, value=value, prepared=prepared, seed=seed
@@ -136,8 +141,8 @@ def _key(request: Request, piece_tensors: list[Tensor]) -> Hashable:
 
     TypeError and NoFingerprint say the same as None.
     """
-    attention, query, key, value, positions, state, seed, engine = request
-    if state is not None or type(attention) is not Attention or not _is_plain_call(query, key, value):
+    attention, query, key, value, positions, state, seed, engine, tensors = request
+    if state is not None or tensors or type(attention) is not Attention or not _is_plain_call(query, key, value):
         return None
     pieces = attention.score, attention.position, attention.bias, attention.mask, attention.normalizer
     pieces_key = fingerprint(pieces, piece_tensors)

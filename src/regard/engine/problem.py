@@ -12,8 +12,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from regard.attention import Attention, Prepared, scores, snapshot_around
+from regard.attention import EMPTY, Attention, Prepared, scores, snapshot_around
 from regard.engine.transforms import is_transformed
+from regard.pieces.call_tensors import CallTensors
 from regard.pieces.contents import Skeleton, is_small, take_apart, tensor_snapshot, tensors_of
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import LearnedSink, RowStatistic, Softmax
@@ -26,7 +27,8 @@ class Problem:
     """The pieces, the tensors and their positions.
 
     `seed` decides which weights dropout drops, None for no dropout. `state` is the sum of the keys of earlier calls
-    (recurrent decoding of kernel scores). `plan_cache` holds what engines compute while planning and use again while
+    (recurrent decoding of kernel scores). `call_tensors` are those that pieces need beside queries, keys and values.
+    `plan_cache` holds what engines compute while planning and use again while
     running.
     """
 
@@ -38,6 +40,7 @@ class Problem:
     sizes: Sizes
     seed: int | None = None
     state: Tensor | None = None
+    call_tensors: CallTensors = field(default_factory=dict)
     plan_cache: dict[str, Any] = field(default_factory=dict, repr=False)
     #: The tensors that the pieces depend on, and the pieces without these tensors.
     piece_tensors: list[Tensor] = field(init=False, repr=False)
@@ -62,7 +65,7 @@ class Problem:
     def repeated(cls, facts: dict[str, Any], tensors: list[Tensor], **own: Any) -> Self:
         """A problem with the facts of an earlier one, the tensors of its pieces, and tensors of its own."""
         problem = object.__new__(cls)
-        vars(problem).update(facts, state=None, plan_cache={}, **own)
+        vars(problem).update(facts, state=None, call_tensors=EMPTY, plan_cache={}, **own)
         problem._read(tensors)
         return problem
 
@@ -70,7 +73,7 @@ class Problem:
     def from_prepared(cls, *, prepared: Prepared, **facts: Any) -> Self:
         """A problem of prepared queries and keys, and of pieces whose tensors are known."""
         problem = object.__new__(cls)
-        defaults = {"seed": None, "state": None, "plan_cache": {}, "prepared": prepared}
+        defaults = {"seed": None, "state": None, "call_tensors": EMPTY, "plan_cache": {}, "prepared": prepared}
         vars(problem).update(defaults, query=prepared.query, key=prepared.key, **facts)
         return problem
 
@@ -87,7 +90,7 @@ class Problem:
 
     @cached_property
     def prepared(self) -> Prepared:
-        return Prepared.of(self.attention, self.query, self.key, self.positions)
+        return Prepared.of(self.attention, self.query, self.key, self.positions, self.call_tensors)
 
     @cached_property
     def grid(self) -> Grid:

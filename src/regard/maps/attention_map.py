@@ -1,40 +1,54 @@
-"""`AttentionMap`: any weight w_ij = f(s_ij, r_i), computed on demand from queries, keys and row statistics."""
+"""`AttentionMap`: the weights of an attention, computed on demand. Each family of weights is a subclass.
+
+output = W . values, with everything else held fixed: W is the map. `ScoredMap` computes w_ij = f(s_ij, r_i) from scores
+and one statistic per row. Other families compute their weights differently, but a tile, a row and a fold are asked for
+in the same way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, reduce
-from typing import Any, TypeVar, overload
+from typing import Any, ClassVar, TypeVar, overload
 
 import torch
 from torch import Tensor
 
-from regard.attention import Attention, Prepared, makes_new_scores, scores, snapshot
+from regard.attention import Attention
 from regard.checks import Count, checked
 from regard.display import viewer_part
-from regard.engine.blocks import blocks
-from regard.engine.kernel import Terms
-from regard.engine.rows import StatisticBuffer, with_remainder
 from regard.errors import RegardError
-from regard.maps import passes
-from regard.maps.folds import Distance, Entropy, Fold, KeyTotals, Links, MassOn, Pool, Similarity, State, Tile, TopLinks
+from regard.maps.folds import (
+    Distance,
+    Entropy,
+    Fold,
+    KeyTotals,
+    Links,
+    MassOn,
+    Pool,
+    SignedMass,
+    Similarity,
+    State,
+    Tile,
+    TopLinks,
+    check_folds,
+)
 from regard.maps.indices import Index, OutOfRange, axis_index, indices
 from regard.pieces.grid import Grid
-from regard.pieces.normalizer import RowStatistic, add_log_sums, has_logsumexp
 from regard.positions import Positions
-from regard.shapes import Sizes, as_slice, at_least_float32, to_device
+from regard.shapes import to_device
 from regard.spans import Spans
 
 #: The keys of a tile, and those of them that not every query may attend to: there the mask decides for each pair.
 TileKeys = tuple[slice, Spans]
+#: Computes the weights of each tile of a range of queries, and their logarithms (None if those are not cheap).
+WeightsOfStrip = Callable[[slice, list[TileKeys]], Iterator[tuple[Tensor, Tensor | None]]]
 
 #: The default budget: the largest dense result, in bytes.
 BUDGET = 1 << 30
 #: The largest tile of a fold: queries, keys.
 TILE = (512, 4096)
-#: If a range of queries has more tiles, their scores are not kept: they are computed again after the row statistic.
-STRIP = 32
 #: Bytes of memory for computing one tile.
 WORKSPACE = 128 << 20
 #: Ranges of keys become one tile if the gap between them is at most this number of keys.
@@ -49,11 +63,12 @@ Third = TypeVar("Third")
 AXES = ("batch", "head", "query", "key")
 
 
-class AttentionMap:
+class AttentionMap(ABC):
     """The weights (B, H, I, J) of one attention, computed on demand in O(n) memory.
 
-    Nothing is computed before you ask. Every answer is exact: it is computed from queries, keys and one statistic per
-    row. Weights are before dropout, in float32 or float64, and detached.
+    Nothing is computed before you ask. Every answer is exact. Weights are before dropout, in float32 or float64, and
+    detached. Weights of a softmax are shares: not negative, with the sum 1 in each row. If `is_signed`, they may be
+    negative and of any sum, and `shares()` gives |w_ij| / sum_j |w_ij|.
 
     >>> import torch, regard as rg
     >>> seen = rg.attend(rg.Attention(), *(torch.randn(1, 2, 5, 4) for _ in range(3)))
@@ -63,49 +78,23 @@ class AttentionMap:
     (torch.Size([2, 5]), torch.Size([1, 2, 5]))
     """
 
-    def __init__(
-        self,
-        attention: Attention,
-        prepared: Prepared,
-        positions: Positions,
-        extent: Grid | Sizes,
-        row_statistic: RowStatistic | None,
-    ) -> None:
-        """`extent`: the coordinates of the queries and keys, or the sizes of a whole call."""
-        self.attention, self.positions, self._prepared = snapshot(attention), positions, prepared.detach()
-        if isinstance(extent, Grid):
-            self.grid = extent
-        else:
-            self._sizes = extent
-        self._row_statistic = row_statistic
-        self._versions = self._current_versions()
+    #: Whether weights may be negative, and rows may have any sum.
+    is_signed: ClassVar[bool] = False
 
-    def _current_versions(self) -> list[int]:
-        """The versions of tensors that share memory with tensors outside the map."""
-        tensors = (*self._prepared.tensors(), *(self.attention.shared or ()))
-        return [t._version for t in tensors if not t.is_inference()]
+    #: The pieces. Their mask says which keys a query may attend to.
+    attention: Attention
+    #: The positions of queries and keys.
+    positions: Positions
+    #: The coordinates of batch entries, heads, queries and keys.
+    grid: Grid
 
-    def _check_unchanged(self) -> None:
-        """Refuse after a change in place: the weights would belong neither to the old nor to the new tensors."""
-        if self._current_versions() != self._versions:
-            raise RegardError(
-                "weights: queries, keys or parameters were changed in place since attend ran (by an optimizer step, "
-                "perhaps), so the weights cannot be recomputed. Read them before the change, or call attend again."
-            )
+    @abstractmethod
+    def select(self, batch: Index, head: Index) -> AttentionMap:
+        """The map of some batch entries and heads (indices), still lazy."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        """All fields but the versions, since a copy has its own tensors."""
-        self._check_unchanged()
-        return {name: value for name, value in vars(self).items() if name != "_versions"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._versions = self._current_versions()
-
-    @cached_property
-    def grid(self) -> Grid:
-        """The coordinates of the queries and keys."""
-        return Grid.whole(self.positions, self._sizes.B, self._sizes.H, self._sizes.I, self._prepared.query.device)
+    @abstractmethod
+    def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+        """Weights of a tile (B, H, I', J'): slices, or indices on the host; the indices of keys ascend."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -118,70 +107,18 @@ class AttentionMap:
         return self.grid.device
 
     @property
-    def score_width(self) -> int:
-        """The width D of the vectors that the score compares."""
-        return self._prepared.query.shape[-1]
-
-    @cached_property
-    @torch.no_grad()
-    def row_statistic(self) -> RowStatistic:
-        """The row statistic, (B, H, I, ...) each: for softmax the log-sum-exp in nats and its rounding error."""
-        self._check_unchanged()
-        if self._row_statistic is not None:
-            return with_remainder(self.attention, self._prepared, self.positions, self.grid, self._row_statistic)
-        if 0 in self.shape:
-            return self._of_empty_rows()
-        terms = self._compiled_terms()
-        if terms is not None and (logsumexp := passes.logsumexp(terms)) is not None:
-            return with_remainder(self.attention, self._prepared, self.positions, self.grid, (logsumexp,))
-        return self._of_parts() if has_logsumexp(self.attention.normalizer) else self._of_whole_rows()
-
-    def _of_empty_rows(self) -> RowStatistic:
-        """The statistic of empty rows, computed from one masked key."""
-        normalizer = self.attention.normalizer
-        masked = self._prepared.query.new_full((*self.shape[:3], 1), normalizer.masked_score, dtype=self._dtype)
-        return normalizer.row_statistic(masked, torch.zeros(1, dtype=torch.int64, device=self.device))
-
-    @property
     def _dtype(self) -> torch.dtype:
         """The dtype of the weights."""
-        return at_least_float32(self._prepared.query).dtype
-
-    def _of_parts(self) -> RowStatistic:
-        """A statistic that is the log of a sum, accumulated from tile to tile."""
-        collected = StatisticBuffer(self.shape[0], self.shape[2])
-        for rows, parts in self._strips():
-            collected.write(rows, self._total(rows, (self._tile_scores(rows, *part) for part in parts)))
-        return collected.tensors()
-
-    def _total(self, rows: slice, scores: Iterable[Tensor]) -> RowStatistic:
-        """A statistic that is the log of a sum, for the queries of these tiles."""
-        normalizer, query = self.attention.normalizer, self._prepared.query[:, :, rows, 0]
-        assert has_logsumexp(normalizer)
-        none = torch.full_like(query, -torch.inf, dtype=at_least_float32(query).dtype)
-        return normalizer.with_sink(
-            reduce(add_log_sums, map(normalizer.logsumexp, scores), (none, torch.zeros_like(none)))
-        )
-
-    def _of_whole_rows(self) -> RowStatistic:
-        """A statistic that needs all scores of a row at once, such as a threshold."""
-        B, H, I, J = self.shape
-        size = max(1, min(TILE[0], WORKSPACE // (B * H * J * self._bytes_per_weight)))
-        collected = StatisticBuffer(B, I)
-        for block in blocks(self.attention.mask, self.positions, I, size):
-            columns = block.columns.tensor(self.device)
-            tile, grid = self._prepared.tile(block.rows, columns), self.grid.tile(block.rows, columns)
-            s = scores(self.attention, tile, grid, masked=not block.full)
-            collected.write(block.rows, self.attention.normalizer.row_statistic(s, columns))
-        return collected.tensors()
+        return torch.float32
 
     @property
     def _item_bytes(self) -> int:
-        return max(self._prepared.query.element_size(), 4)
+        return self._dtype.itemsize
 
     @property
     def _bytes_per_weight(self) -> int:
-        return self._item_bytes * (2 * self.attention.score.floats_per_score + 4)
+        """Bytes of memory for computing one weight."""
+        return 2 * self._item_bytes
 
     # Exact pieces
 
@@ -217,7 +154,7 @@ class AttentionMap:
             for name, part, size in zip(AXES, (batch, head, rows, cols), self.shape, strict=True)
         )
         if 0 in (len(b), len(h), len(i), len(j)):
-            return self._prepared.query.new_zeros(len(b), len(h), len(i), len(j), dtype=self._dtype)
+            return torch.zeros(len(b), len(h), len(i), len(j), dtype=self._dtype, device=self.device)
         self._within_budget(len(b) * len(h) * len(i) * len(j) * self._item_bytes, budget)
         view = self if batch is None and head is None else self.select(b, h)
         keys, place = j.unique(return_inverse=True)
@@ -251,17 +188,6 @@ class AttentionMap:
     def __bool__(self) -> bool:
         return True  # an empty batch is a map too
 
-    @checked
-    def select(self, batch: Index, head: Index) -> AttentionMap:
-        """The map of some batch entries and heads (indices), still lazy."""
-        self._check_unchanged()
-        batch = indices("weights.select", "batch", batch, self.shape[0])
-        head = indices("weights.select", "head", head, self.shape[1])
-        near = to_device(batch, self.device), to_device(head, self.device)
-        grid = replace(self.grid, batch=self.grid.batch[near[0]], head=self.grid.head[near[1]])
-        row_statistic = tuple(t[near[0]][:, near[1]] for t in self.row_statistic)
-        return AttentionMap(self.attention, self._prepared.select(batch, head), self.positions, grid, row_statistic)
-
     def _within_budget(self, size: int, budget: int) -> None:
         if size > budget:
             raise RegardError(
@@ -271,18 +197,21 @@ class AttentionMap:
                 f"the budget: tile(..., budget={size})."
             )
 
-    def _weights(self, rows: Tensor, cols: Tensor) -> Tensor:
-        """Weights of a tile, by indices on the host; the indices of keys ascend."""
-        self._check_unchanged()
-        columns, keys = to_device(cols, self.device), Spans.union((j, j + 1) for j in cols.tolist())
-        i, j = (at if (at := as_slice(x)) is not None else to_device(x, self.device) for x in (rows, cols))
-        s = scores(self.attention, self._prepared.tile(i, j), self.grid.tile(i, keys))
-        return self.attention.normalizer.weights(s, tuple(t[:, :, i] for t in self.row_statistic), columns)
+    def shares(self) -> ShareMap:
+        """|w_ij| / sum_j |w_ij|: the share of each key, for statistics that need shares.
+
+        >>> import torch, regard as rg
+        >>> x = torch.zeros(1, 1, 3, 4)
+        >>> rg.attend(rg.Attention(), x, x, x).weights.shares()[0, 0, 2]
+        tensor([0.3333, 0.3333, 0.3333])
+        """
+        return ShareMap(self)
 
     # Streaming statistics
 
     @overload
     def summarize(self, fold: Fold[First], /) -> tuple[First]: ...
+
     @overload
     def summarize(self, fold: Fold[First], second: Fold[Second], /) -> tuple[First, Second]: ...
     @overload
@@ -307,93 +236,39 @@ class AttentionMap:
         return tuple(fold.finish(states[fold]) for fold in folds)
 
     def fold_states(self, folds: Iterable[Fold]) -> dict[Fold, State]:
-        """The state of each fold after the whole map, for callers that merge states; in one pass where possible.
-
-        The compiled kernels compute the folds that they know. A pass over the tiles computes the others.
-        """
+        """The state of each fold after the whole map, for callers that merge states; in one pass over the tiles."""
+        folds = check_folds(folds, self.is_signed)
         states = {fold: fold.init(self.shape, self.device) for fold in folds}
-        done: set[Fold] = set()
-        if any(map(passes.knows, states)) and (terms := self._compiled_terms()) is not None:
-            done = passes.fill(terms, self.row_statistic[0], states)
-        left = {fold: state for fold, state in states.items() if fold not in done}
-        if not left:
-            return states
-        no_weights = type(self) is AttentionMap and not any(fold.reads_weights for fold in left)
-        for tile in self._shapes_of_tiles() if no_weights else self.tiles():
-            for fold, state in left.items():
-                fold.add(state, tile)
+        self._add_tiles(states)
         return states
 
-    def _shapes_of_tiles(self) -> Iterator[Tile]:
-        """The tiles for folds that do not read weights: every weight is 0, and none is computed."""
-        zero = torch.zeros((), dtype=torch.float32, device=self.device)
-        for rows, parts in self._strips() if 0 not in self.shape else ():
-            for cols, undecided in parts:
-                shape = (*self.shape[:2], rows.stop - rows.start, cols.stop - cols.start)
-                yield Tile(zero.expand(shape), None, rows, cols, self.grid.tile(rows, cols), undecided)
-
-    def _compiled_terms(self) -> Terms | None:
-        """This map as the compiled kernels compute it; None if they cannot. Other kinds of maps have other weights."""
-        if type(self) is not AttentionMap or 0 in self.shape:
-            return None
-        self._check_unchanged()
-        return passes.terms_of_map(self.attention, self._prepared, self.positions, self.grid)
+    def _add_tiles(self, states: dict[Fold, State]) -> None:
+        """Add every tile to every state."""
+        for tile in self.tiles() if states else ():
+            for fold, state in states.items():
+                fold.add(state, tile)
 
     @torch.no_grad()
     def tiles(self) -> Iterator[Tile]:
-        """Every tile that may contain a weight above 0, row by row.
+        """Every tile that may contain a weight other than 0, row by row."""
+        yield from self._tiles_with(self._weights_of_strip)
 
-        If the row statistic is not known yet, it is computed from the same scores, which saves a pass.
-        """
-        if 0 in self.shape:
-            return
-        collected = StatisticBuffer(self.shape[0], self.shape[2])
-        for rows, parts in self._strips():
-            for (cols, undecided), (weights, logs) in zip(
-                parts, self._weights_of_tiles(rows, parts, collected), strict=True
-            ):
+    def _tiles_with(self, weights_of_strip: WeightsOfStrip) -> Iterator[Tile]:
+        """Every tile that the mask allows, with weights from this function."""
+        for rows, parts in self._strips() if 0 not in self.shape else ():
+            for (cols, undecided), (weights, logs) in zip(parts, weights_of_strip(rows, parts), strict=True):
                 yield Tile(weights, logs, rows, cols, self.grid.tile(rows, cols), undecided)
-        if collected.is_complete:
-            self.row_statistic = collected.tensors()
+
+    def _weights_of_strip(self, rows: slice, parts: list[TileKeys]) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Weights of each tile of these queries, and their logarithms (None if those are not cheap)."""
+        for cols, _ in parts:
+            yield self._weights(rows, cols), None
 
     def _strips(self) -> Iterator[tuple[slice, list[TileKeys]]]:
         """Ranges of queries, with the keys of each of their tiles."""
         for rows, any_allowed, all_allowed in self._row_blocks():
             columns = _cut(any_allowed, TILE[1])
             yield rows, [(cols, Spans.of((cols.start, cols.stop)) & ~all_allowed) for cols in columns]
-
-    def _weights_of_tiles(
-        self, rows: slice, parts: list[TileKeys], collected: StatisticBuffer
-    ) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Weights of each tile of these queries, and their logarithms (None if those are not cheap).
-
-        An unknown row statistic comes from the scores of these tiles, and `collected` takes it. If there are too many
-        tiles, a pass over the whole map computes it.
-        """
-        normalizer = self.attention.normalizer
-        fits = len(parts) <= STRIP if has_logsumexp(normalizer) else len(parts) == 1
-        if self._is_solved or not fits:
-            row_statistic = tuple(t[:, :, rows] for t in self.row_statistic)
-            for part in parts:
-                yield normalizer.tile_weights(self._tile_scores(rows, *part), row_statistic, self._columns(part))
-            return
-        kept = [self._tile_scores(rows, *part) for part in parts]
-        if len(parts) == 1:
-            weights, logs, row_statistic = normalizer.normalize_with_logs(kept[0], self._columns(parts[0]))
-            collected.write(rows, row_statistic)
-            yield weights, logs
-            return
-        collected.write(rows, row_statistic := self._total(rows, kept))
-        for part, s in zip(parts, kept, strict=True):
-            yield normalizer.tile_weights(s, row_statistic, self._columns(part))
-
-    def _columns(self, part: TileKeys) -> Tensor:
-        return torch.arange(part[0].start, part[0].stop, device=self.device)
-
-    @property
-    def _is_solved(self) -> bool:
-        """Whether the row statistic is known without another pass."""
-        return self._row_statistic is not None or "row_statistic" in self.__dict__
 
     def _row_blocks(self) -> Iterator[tuple[slice, Spans, Spans]]:
         """Ranges of queries, the keys that some of them may attend to (and short gaps), and those that all may.
@@ -421,21 +296,6 @@ class AttentionMap:
         if mask is None:
             return Spans.of((0, self.shape[3]))
         return positions.columns(getattr(mask, question)(rows.start + positions.start, rows.stop + positions.start))
-
-    def _tile_scores(self, rows: slice, cols: slice, undecided: Spans) -> Tensor:
-        """Scores of a tile. The mask is evaluated only for `undecided` keys; all queries may attend to the others."""
-        self._check_unchanged()
-        grid, mask = self.grid.tile(rows, cols), self.attention.mask
-        s = scores(self.attention, self._prepared.tile(rows, cols), grid, masked=False)
-        if not makes_new_scores(self.attention):
-            s = s.clone()  # the weights overwrite the scores
-        if mask is None:
-            return s
-        for first, last in undecided:
-            part = slice(first - cols.start, last - cols.start)
-            forbidden = ~mask.allowed(grid.tile(slice(None), part))
-            s[..., part] = s[..., part].masked_fill(forbidden, self.attention.normalizer.masked_score)
-        return s
 
     def entropy(self) -> Tensor:
         """-sum_j w log w of every row, in nats; (B, H, I)."""
@@ -474,7 +334,63 @@ class AttentionMap:
 
     def __repr__(self) -> str:
         B, H, I, J = self.shape
-        return f"AttentionMap({B} x {H} heads x {I} queries x {J} keys)"
+        return f"AttentionMap({B} x {H} heads x {I} queries x {J} keys{', signed' if self.is_signed else ''})"
+
+
+class ShareMap(AttentionMap):
+    """|w_ij| / sum_j |w_ij| of another map; a row of zeros stays zero.
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 1, 3, 4)
+    >>> rg.attend(rg.Attention(), x, x, x).weights.shares().entropy().exp().round(decimals=4)
+    tensor([[[3., 3., 3.]]])
+    """
+
+    def __init__(self, source: AttentionMap, totals: Tensor | None = None) -> None:
+        """`totals`: sum_j |w_ij|, (B, H, I); computed in one pass at the first look if it is not given."""
+        self.source, self._totals = source, totals
+        self.attention, self.positions, self.grid = source.attention, source.positions, source.grid
+
+    @property
+    def totals(self) -> Tensor:
+        """sum_j |w_ij| of every row, (B, H, I)."""
+        if self._totals is None:
+            (mass,) = self.source.summarize(SignedMass())
+            self._totals = mass.positive - mass.negative
+        return self._totals
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self.source.shape
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.source._dtype
+
+    @property
+    def _bytes_per_weight(self) -> int:
+        return self.source._bytes_per_weight
+
+    @checked
+    def select(self, batch: Index, head: Index) -> ShareMap:
+        """The map of some batch entries and heads (indices), still lazy."""
+        b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
+        h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
+        return ShareMap(self.source.select(batch, head), self.totals[b][:, h])
+
+    def _shares(self, weights: Tensor, rows: Tensor | slice) -> Tensor:
+        rows = rows if isinstance(rows, slice) else to_device(rows, self.device)
+        totals = self.totals[:, :, rows, None].to(weights.dtype)
+        return weights.abs() / totals.masked_fill(totals == 0, 1.0)
+
+    def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+        return self._shares(self.source._weights(rows, cols), rows)
+
+    @torch.no_grad()
+    def tiles(self) -> Iterator[Tile]:
+        """Every tile of the other map, with shares in place of weights."""
+        for tile in self.source.tiles():
+            yield replace(tile, weights=self._shares(tile.weights, tile.rows), log_weights=None)
 
 
 def _cut(spans: Spans, width: int) -> Iterator[slice]:

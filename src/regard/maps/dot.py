@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 from torch import Tensor
 
 from regard.maps.attention_map import AttentionMap
+from regard.maps.scored_map import ScoredMap
 from regard.pieces.normalizer import LearnedSink, Softmax, any_coarse
 from regard.pieces.score import scale_of_heads
 from regard.shapes import at_least_float32
 
 
-def is_dot(weights: AttentionMap) -> bool:
+def is_dot(weights: AttentionMap) -> TypeGuard[ScoredMap]:
     """Whether w_ij = exp(c q_i . k_j - r_i) for allowed pairs, with one mask for all heads and precise r_i.
 
     >>> import torch, regard as rg
@@ -18,7 +21,7 @@ def is_dot(weights: AttentionMap) -> bool:
     >>> is_dot(rg.attend(rg.Attention(), x, x, x).weights)
     True
     """
-    if type(weights) is not AttentionMap:
+    if type(weights) is not ScoredMap:
         return False
     attention = weights.attention
     scale = attention.score.scale(weights._prepared.query.shape[-1])
@@ -29,7 +32,7 @@ def is_dot(weights: AttentionMap) -> bool:
     return scale is not None and plain and one_mask and not any_coarse(weights.row_statistic[0])
 
 
-def scaled(weights: AttentionMap) -> tuple[Tensor, Tensor, Tensor]:
+def scaled(weights: ScoredMap) -> tuple[Tensor, Tensor, Tensor]:
     """c q (H, I, D), k (G, J, D) and r (H, I) of the first text of a map that `is_dot`; r is 0 where a row is empty."""
     prepared, attention = weights._prepared, weights.attention
     query = at_least_float32(prepared.query)

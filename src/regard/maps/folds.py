@@ -8,6 +8,7 @@ devices or machines, and one pass computes any number of folds.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple
 
@@ -74,6 +75,8 @@ class Fold(ABC, Generic[FoldResult]):
 
     #: Whether `add` reads the weights of a tile. If it reads their shape alone, they are not computed for this fold.
     reads_weights: ClassVar[bool] = True
+    #: Whether the statistic needs weights that are shares: not negative, with the sum 1 in each row.
+    needs_shares: ClassVar[bool] = False
 
     @abstractmethod
     def init(self, shape: Shape, device: torch.device) -> State:
@@ -92,6 +95,19 @@ class Fold(ABC, Generic[FoldResult]):
         return [a + b for a, b in zip(state, other, strict=True)]
 
 
+def check_folds(folds: Iterable[Fold], is_signed: bool) -> list[Fold]:
+    """The folds; refuse those that need shares if weights may be negative."""
+    folds = list(folds)
+    for fold in folds:
+        if is_signed and fold.needs_shares:
+            raise RegardError(
+                f"weights.summarize: {type(fold).__name__} needs shares, weights that are not negative and sum to 1. "
+                "The weights of this map may be negative. Ask weights.shares(), the map of |w_ij| / sum_j |w_ij|, or "
+                "use SignedMass, which sums weights of each sign."
+            )
+    return folds
+
+
 def zeros(device: torch.device, *shape: int) -> Tensor:
     """Zeros for sums of weights: float32, whatever the default dtype."""
     return torch.zeros(shape, dtype=torch.float32, device=device)
@@ -107,6 +123,8 @@ class Entropy(Fold[Tensor]):
     >>> entropy.exp().round(decimals=4)  # the effective number of keys
     tensor([[[1., 2., 3.]]])
     """
+
+    needs_shares = True
 
     def init(self, shape: Shape, device: torch.device) -> State:
         return [zeros(device, *shape[:3])]
@@ -227,12 +245,43 @@ class Distance(Fold[Tensor]):
     tensor([[[0.0000, 0.5000, 1.0000]]])
     """
 
+    needs_shares = True
+
     def init(self, shape: Shape, device: torch.device) -> State:
         return [zeros(device, *shape[:3])]
 
     def add(self, state: State, tile: Tile) -> None:
         distance = tile.grid.distance.abs().to(tile.weights.dtype)
         state[0][:, :, tile.rows] += (tile.weights * distance).sum(-1)
+
+
+class Signs(NamedTuple):
+    """The sums of the positive and of the negative weights of every row, (B, H, I) each."""
+
+    positive: Tensor
+    negative: Tensor
+
+
+@dataclass(frozen=True)
+class SignedMass(Fold[Signs]):
+    """sum_j max(w_ij, 0) and sum_j min(w_ij, 0) of every row: the weight of each sign; (B, H, I) each.
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 1, 2, 8)
+    >>> (mass,) = rg.attend(rg.Attention(), x, x, x).weights.summarize(rg.SignedMass())
+    >>> mass.positive, mass.negative  # weights of a softmax are not negative
+    (tensor([[[1., 1.]]]), tensor([[[0., 0.]]]))
+    """
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        return [zeros(device, *shape[:3]), zeros(device, *shape[:3])]
+
+    def add(self, state: State, tile: Tile) -> None:
+        state[0][:, :, tile.rows] += tile.weights.clamp_min(0).sum(-1)
+        state[1][:, :, tile.rows] += tile.weights.clamp_max(0).sum(-1)
+
+    def finish(self, state: State) -> Signs:
+        return Signs(*state)
 
 
 @checked

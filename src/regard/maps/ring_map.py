@@ -17,9 +17,10 @@ from regard.engine.ring import RingCall
 from regard.engine.ring.digests import Contents, digest, words
 from regard.engine.ring.kv_chunk import KVChunk
 from regard.errors import RegardError
-from regard.maps.attention_map import BUDGET, AttentionMap
+from regard.maps.attention_map import BUDGET
 from regard.maps.folds import Fold, Tile
 from regard.maps.indices import Index, indices
+from regard.maps.scored_map import ScoredMap
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import RowStatistic
 from regard.positions import Positions
@@ -30,7 +31,7 @@ from regard.spans import Spans
 LONGEST = 60
 
 
-class RingMap(AttentionMap):
+class RingMap(ScoredMap):
     """The weights (B, H, I, J) of a whole sequence. Each rank holds its shard of queries and keys.
 
     Every call is collective: all ranks ask for the same weights or statistics in the same order, and all get the
@@ -94,7 +95,7 @@ class RingMap(AttentionMap):
             request = error
         self._ring_call.exchange.agree("weights", request)
 
-    def _fetched(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> AttentionMap:
+    def _fetched(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> ScoredMap:
         """The map of these queries and keys, sent by the ranks that hold them."""
         prepared, route = self._prepared.select(b, h), self._ring_call.route
         i, j = i + self._first(route.queries), j + self._first(route.keys)
@@ -105,7 +106,7 @@ class RingMap(AttentionMap):
         ]
         row_statistic = tuple(self._sent(t[b][:, h], i, route.queries) for t in self.row_statistic)
         grid = Grid(self.grid.batch[b], self.grid.head[h], i, j)
-        return AttentionMap(self.attention, prepared.with_tensors(tensors), self.positions, grid, row_statistic)
+        return ScoredMap(self.attention, prepared.with_tensors(tensors), self.positions, grid, row_statistic)
 
     @staticmethod
     def _first(held: Any) -> int:
@@ -170,11 +171,11 @@ class RingMap(AttentionMap):
             row, col = chunk.positions.start - self._first(route.queries), keys.intervals[0][0]
             yield from (_moved(tile, row, col - self._first(route.keys)) for tile in of_keys.tiles())
 
-    def _of_part(self, prepared: Prepared, start: int, rows: slice | Tensor, keys: Spans) -> AttentionMap:
+    def _of_part(self, prepared: Prepared, start: int, rows: slice | Tensor, keys: Spans) -> ScoredMap:
         """The map of one range of this rank's queries and one range of keys."""
         row_statistic: RowStatistic = tuple(t[:, :, rows] for t in self.row_statistic)
         grid = Grid(self.grid.batch, self.grid.head, self.grid.query[rows], keys.tensor(self.device))
-        return AttentionMap(self.attention, prepared, Positions(start, keys), grid, row_statistic)
+        return ScoredMap(self.attention, prepared, Positions(start, keys), grid, row_statistic)
 
     def select(self, batch: Tensor, head: Tensor) -> NoReturn:
         """Refuse; use weights[batch, head] instead."""

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from regard.attention import Attention, Prepared
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
+from regard.maps.scored_map import ScoredMap
 from regard.pieces.bias import Bias
 from regard.pieces.grid import Grid
 from regard.pieces.kernel import FeatureMap
@@ -68,7 +69,7 @@ class Unchanged(Normalizer):
         return scores
 
 
-def tabled(weights: Tensor) -> AttentionMap:
+def tabled(weights: Tensor) -> ScoredMap:
     """A map from weights (B, H, I, J) that are already computed.
 
     >>> tabled(torch.eye(3)[None, None])[0, 0, 1]
@@ -81,7 +82,7 @@ def tabled(weights: Tensor) -> AttentionMap:
     )
     prepared = Prepared(weights.detach(), columns, (), ())
     grid = Grid.whole(positions, B, H, I, weights.device)
-    return AttentionMap(Attention(Table(), normalizer=Unchanged()), prepared, positions, grid, None)
+    return ScoredMap(Attention(Table(), normalizer=Unchanged()), prepared, positions, grid, None)
 
 
 def save_map(path: str | os.PathLike[str], weights: AttentionMap) -> None:
@@ -146,7 +147,7 @@ def _as_table(weights: AttentionMap, reason: Exception) -> AttentionMap:
 
 
 def _to_header(weights: AttentionMap) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    if type(weights) is not AttentionMap:
+    if type(weights) is not ScoredMap:
         raise _Unnamed(f"a {type(weights).__name__} computes its weights differently")
     prepared, grid, positions, tensors = weights._prepared, weights.grid, weights.positions, {}
     parts = (prepared.query, prepared.key, prepared.rows, prepared.cols, weights.row_statistic)
@@ -159,14 +160,14 @@ def _to_header(weights: AttentionMap) -> tuple[dict[str, Any], dict[str, Tensor]
     return header, tensors
 
 
-def _from_header(header: dict[str, Any], tensors: dict[str, Tensor]) -> AttentionMap:
+def _from_header(header: dict[str, Any], tensors: dict[str, Tensor]) -> ScoredMap:
     pieces = {slot: _decode(header["pieces"][slot], tensors) for slot in SLOTS}
     query, key, rows, cols, row_statistic = (_decode(part, tensors) for part in header["prepared"])
     if not (isinstance(query, Tensor) and isinstance(key, Tensor)):
         raise ValueError("the queries or the keys are missing")
     *axes, start, keys = (_decode(part, tensors) for part in header["where"])
     attention = Attention(pieces.pop("score"), **pieces).eval()
-    return AttentionMap(attention, Prepared(query, key, rows, cols), Positions(start, keys), Grid(*axes), row_statistic)
+    return ScoredMap(attention, Prepared(query, key, rows, cols), Positions(start, keys), Grid(*axes), row_statistic)
 
 
 def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:

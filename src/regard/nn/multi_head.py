@@ -15,6 +15,7 @@ from regard.nn.listener import Attends, listeners
 from regard.nn.projected_kv import ProjectedKV, read
 from regard.nn.unpacking import refuse_unpacking
 from regard.pieces import Mask, causal
+from regard.pieces.call_tensors import refuse_needs
 from regard.pieces.mask import sees_no_later_key
 from regard.pieces.mask_senses import mask_remedy
 
@@ -224,6 +225,7 @@ def _attention(attention: Attention | None, dropout: float, is_causal: bool) -> 
             f"MultiHeadAttention({option}): this is for the default attention. It is a part of your own attention: "
             f"regard.Attention(..., {part})."
         )
+    refuse_needs("MultiHeadAttention", attention.pieces(), "the module passes none. Project it, and call regard.attend")
     return attention
 
 

@@ -15,7 +15,7 @@ from regard.engine.decoding import decode
 from regard.engine.ring import Ring
 from regard.engine.rows import attend_rows
 from regard.errors import RegardError
-from regard.maps import AttentionMap
+from regard.maps.scored_map import ScoredMap
 from regard.nn.listener import Attends, listeners
 from regard.pieces import Grid, Mask, Softmax, causal
 from regard.pieces.mask import sees_no_later_key
@@ -263,7 +263,7 @@ def _read_at_once(module: Attends, query: Tensor, keys: ProjectedKV, start: int,
     states = [bias.prepare(query, encoded, positions) for bias in attention.bias]
     prepared = Prepared(compared, key, tuple(r for r, _ in states), tuple(c for _, c in states))
     if listeners:
-        listeners.tell(module, lambda: AttentionMap(masked, prepared, positions, grid, None))
+        listeners.tell(module, lambda: ScoredMap(masked, prepared, positions, grid, None))
     if plain and keys.has_products:
         return _fused(attention, compared, key, keys)
     if plain:

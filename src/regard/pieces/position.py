@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regard.checks import Size, checked
 from regard.errors import RegardError
+from regard.positions import Positions
 from regard.shapes import at_least_float32, has_numbers, to_device, widest_float, without_transforms
 from regard.spans import Spans
 
@@ -31,6 +32,15 @@ class Position(ABC):
     @abstractmethod
     def encode(self, x: Tensor, positions: Tensor) -> Tensor:
         """(B, heads, n, D) and their positions (n,) -> (B, heads, n, D)."""
+
+    def encode_both(self, query: Tensor, key: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
+        """Queries and keys of a call, each encoded at its positions.
+
+        An encoding with `needs` gets the tensors that it names as further arguments, here only.
+        """
+        self.check(positions.queries(query.shape[2]) | positions.keys)
+        at = positions.query(slice(0, query.shape[2]), query.device), positions.key(key.device)
+        return self.encode(query, at[0]), self.encode(key, at[1])
 
     def check(self, positions: Spans) -> None:  # noqa: B027 - most encodings know every position
         """Refuse positions that the encoding does not have. `encode` does not check: it would wait for a device."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.checks import Count, checked
 from regard.errors import RegardError
 from regard.maps import AttentionMap, Fold, KeyTotals, Links, Similarity, TopLinks
+from regard.maps.scored_map import ScoredMap
 from regard.pieces import Dot
 from regard.stats.folds import Agreement
 from regard.stats.numbering import layer_numbers
@@ -256,4 +257,6 @@ def relative_scale(weights: AttentionMap) -> float | None:
     """The factor that was given for q . k, divided by 1 / sqrt(D); None if none was given, or a learned one."""
     score = weights.attention.score
     factor = score.factor if isinstance(score, Dot) else None
-    return None if factor is None or isinstance(factor, Tensor) else factor * weights.score_width**0.5
+    if factor is None or isinstance(factor, Tensor) or not isinstance(weights, ScoredMap):
+        return None
+    return factor * weights.score_width**0.5

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.maps import AttentionMap
+from regard.maps.scored_map import ScoredMap
 from regard.stats.roles import MEANINGS
 from regard.viewer.page import embed
 from regard.viewer.sheet import OFFSETS, base_level
@@ -264,7 +265,9 @@ def _has_weights(weights: AttentionMap) -> bool:
     """Whether a map has one text, and the last row of the first and last head can be computed."""
     B, H, I, J = weights.shape
     tiles = [weights.tile(0, head, slice(I - 1, I), slice(0, J)) for head in (0, H - 1)]
-    return B == 1 and weights.row_statistic[0].shape == (1, H, I) and all(t.shape == (1, 1, 1, J) for t in tiles)
+    if isinstance(weights, ScoredMap) and weights.row_statistic[0].shape != (1, H, I):
+        return False
+    return B == 1 and all(t.shape == (1, 1, 1, J) for t in tiles)
 
 
 def _wrong_cells(maps: Sequence[AttentionMap], ready: Sequence[tuple[Tensor, Tensor] | None]) -> Iterator[str]:

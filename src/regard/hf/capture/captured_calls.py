@@ -16,6 +16,7 @@ from regard.hf.capture.module_statistics import ModuleStatistics
 from regard.hf.capture.verification import Check
 from regard.maps.attention_map import AttentionMap
 from regard.maps.joined import joined
+from regard.maps.scored_map import ScoredMap
 from regard.pieces.grid import Grid
 from regard.positions import Positions
 
@@ -67,7 +68,7 @@ class Capture:
         B, H, I, _ = self.query.shape
         grid = Grid.whole(self.positions, B, H, I, self.query.device)
         row_statistic = None if self.logsumexp is None else (self.logsumexp,)
-        return AttentionMap(self.attention, prepared, self.positions, grid, row_statistic)
+        return ScoredMap(self.attention, prepared, self.positions, grid, row_statistic)
 
 
 @dataclass(eq=False)
@@ -97,6 +98,8 @@ class ModuleMap:
         if not (self.steps and later.steps):
             return False
         last, new = self.maps[-1], later.maps[0]
+        if not (isinstance(last, ScoredMap) and isinstance(new, ScoredMap)):
+            return False
         follows = new.positions.start == last.positions.start + last.shape[2] and new.shape[:2] == last.shape[:2]
         if follows and _begins_with(new._prepared.key, last._prepared.key):
             self.maps.append(new)

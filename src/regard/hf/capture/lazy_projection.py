@@ -17,6 +17,7 @@ from regard.errors import RegardError
 from regard.hf.capture.projection_inputs import ProjectionInputs
 from regard.hf.capture.verification import Check
 from regard.maps.attention_map import AttentionMap
+from regard.maps.scored_map import ScoredMap
 from regard.pieces.grid import Grid
 from regard.positions import Positions
 
@@ -51,7 +52,7 @@ class DeferredCall:
             query, key = (self.inputs.projected(number, self.inputs.tensors[number]) for number in (0, 1))
         prepared = Prepared.of(self.attention, query, key, self.positions)
         grid = Grid.whole(self.positions, B, H, I, device)
-        return AttentionMap(self.attention, prepared, self.positions, grid, None)
+        return ScoredMap(self.attention, prepared, self.positions, grid, None)
 
     def _check_unchanged(self) -> None:
         same = all(torch.equal(now, then) for now, then in zip(self.inputs.sample(), self._sample, strict=True))

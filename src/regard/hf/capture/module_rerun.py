@@ -18,17 +18,15 @@ from torch.overrides import TorchFunctionMode
 
 from regard.attention import Attention
 from regard.checks import checked
-from regard.engine.rows import StatisticBuffer
 from regard.errors import RegardError
 from regard.hf.calls import NO_NUMBERS, Untranslatable
 from regard.hf.capture.softmax_trace import Trace
 from regard.hf.capture.verification import Check
 from regard.hf.masks.mask_tensors import recognise
 from regard.maps import attention_map
-from regard.maps.attention_map import AttentionMap, TileKeys
+from regard.maps.attention_map import AttentionMap
 from regard.maps.indices import Index, indices
 from regard.pieces.grid import Grid
-from regard.pieces.normalizer import RowStatistic
 from regard.positions import Positions
 from regard.shapes import at_least_float32, to_device
 
@@ -205,19 +203,6 @@ class RerunMap(AttentionMap):
         rule = recognise(weights > 0, B, I, J).mask
         return Attention(mask=None if "given" in repr(rule) else rule).eval()
 
-    @property
-    def row_statistic(self) -> RowStatistic:  # type: ignore[override]
-        """Empty: these weights are already normalised."""
-        return ()
-
-    @property
-    def _item_bytes(self) -> int:
-        return 4
-
-    @property
-    def _bytes_per_weight(self) -> int:
-        return 8
-
     @checked
     def select(self, batch: Index, head: Index) -> AttentionMap:
         batch = indices("weights.select", "batch", batch, self.shape[0])
@@ -226,20 +211,10 @@ class RerunMap(AttentionMap):
         grid = replace(self.grid, batch=self.grid.batch[b], head=self.grid.head[h])
         return RerunMap(self._source, self.positions, grid)
 
-    @property
-    def _is_solved(self) -> bool:
-        return True
-
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         rows, cols = (x if isinstance(x, slice) else to_device(x, self.device) for x in (rows, cols))
         weights = self._source()[:, :, rows][..., cols]
         return at_least_float32(weights[self.grid.batch][:, self.grid.head])
-
-    def _weights_of_tiles(
-        self, rows: slice, parts: list[TileKeys], collected: StatisticBuffer
-    ) -> Iterator[tuple[Tensor, Tensor | None]]:
-        for cols, _ in parts:
-            yield self._weights(rows, cols), None
 
 
 class _SoftmaxCatcher(TorchFunctionMode):

@@ -1,0 +1,254 @@
+"""`ScoredMap`: any weight w_ij = f(s_ij, r_i), computed on demand from queries, keys and row statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cached_property, partial, reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.attention import Attention, Prepared, makes_new_scores, scores, snapshot
+from regard.checks import checked
+from regard.engine.blocks import blocks
+from regard.engine.kernel import Terms
+from regard.engine.rows import StatisticBuffer, with_remainder
+from regard.errors import RegardError
+from regard.maps import attention_map, passes
+from regard.maps.attention_map import AttentionMap, TileKeys
+from regard.maps.folds import Fold, State, Tile, check_folds
+from regard.maps.indices import Index, indices
+from regard.pieces.grid import Grid
+from regard.pieces.normalizer import RowStatistic, add_log_sums, has_logsumexp
+from regard.positions import Positions
+from regard.shapes import Sizes, as_slice, at_least_float32, to_device
+from regard.spans import Spans
+
+#: If a range of queries has more tiles, their scores are not kept: they are computed again after the row statistic.
+STRIP = 32
+
+
+class ScoredMap(AttentionMap):
+    """The weights w_ij = f(s_ij, r_i) of an attention with scores: from queries, keys and one statistic per row.
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 1, 3, 4)
+    >>> rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights[0, 0, 1]
+    tensor([0.5000, 0.5000, 0.0000])
+    """
+
+    def __init__(
+        self,
+        attention: Attention,
+        prepared: Prepared,
+        positions: Positions,
+        extent: Grid | Sizes,
+        row_statistic: RowStatistic | None,
+    ) -> None:
+        """`extent`: the coordinates of the queries and keys, or the sizes of a whole call."""
+        self.attention, self.positions, self._prepared = snapshot(attention), positions, prepared.detach()
+        if isinstance(extent, Grid):
+            self.grid = extent
+        else:
+            self._sizes = extent
+        self._row_statistic = row_statistic
+        self._versions = self._current_versions()
+
+    def _current_versions(self) -> list[int]:
+        """The versions of tensors that share memory with tensors outside the map."""
+        tensors = (*self._prepared.tensors(), *(self.attention.shared or ()))
+        return [t._version for t in tensors if not t.is_inference()]
+
+    def _check_unchanged(self) -> None:
+        """Refuse after a change in place: the weights would belong neither to the old nor to the new tensors."""
+        if self._current_versions() != self._versions:
+            raise RegardError(
+                "weights: queries, keys or parameters were changed in place since attend ran (by an optimizer step, "
+                "perhaps), so the weights cannot be recomputed. Read them before the change, or call attend again."
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All fields but the versions, since a copy has its own tensors."""
+        self._check_unchanged()
+        return {name: value for name, value in vars(self).items() if name != "_versions"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._versions = self._current_versions()
+
+    @cached_property
+    def grid(self) -> Grid:
+        """The coordinates of the queries and keys."""
+        return Grid.whole(self.positions, self._sizes.B, self._sizes.H, self._sizes.I, self._prepared.query.device)
+
+    @property
+    def score_width(self) -> int:
+        """The width D of the vectors that the score compares."""
+        return self._prepared.query.shape[-1]
+
+    @cached_property
+    @torch.no_grad()
+    def row_statistic(self) -> RowStatistic:
+        """The row statistic, (B, H, I, ...) each: for softmax the log-sum-exp in nats and its rounding error."""
+        self._check_unchanged()
+        if self._row_statistic is not None:
+            return with_remainder(self.attention, self._prepared, self.positions, self.grid, self._row_statistic)
+        if 0 in self.shape:
+            return self._of_empty_rows()
+        terms = self._compiled_terms()
+        if terms is not None and (logsumexp := passes.logsumexp(terms)) is not None:
+            return with_remainder(self.attention, self._prepared, self.positions, self.grid, (logsumexp,))
+        return self._of_parts() if has_logsumexp(self.attention.normalizer) else self._of_whole_rows()
+
+    def _of_empty_rows(self) -> RowStatistic:
+        """The statistic of empty rows, computed from one masked key."""
+        normalizer = self.attention.normalizer
+        masked = self._prepared.query.new_full((*self.shape[:3], 1), normalizer.masked_score, dtype=self._dtype)
+        return normalizer.row_statistic(masked, torch.zeros(1, dtype=torch.int64, device=self.device))
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return at_least_float32(self._prepared.query).dtype
+
+    def _of_parts(self) -> RowStatistic:
+        """A statistic that is the log of a sum, accumulated from tile to tile."""
+        collected = StatisticBuffer(self.shape[0], self.shape[2])
+        for rows, parts in self._strips():
+            collected.write(rows, self._total(rows, (self._tile_scores(rows, *part) for part in parts)))
+        return collected.tensors()
+
+    def _total(self, rows: slice, scores: Iterable[Tensor]) -> RowStatistic:
+        """A statistic that is the log of a sum, for the queries of these tiles."""
+        normalizer, query = self.attention.normalizer, self._prepared.query[:, :, rows, 0]
+        assert has_logsumexp(normalizer)
+        none = torch.full_like(query, -torch.inf, dtype=at_least_float32(query).dtype)
+        return normalizer.with_sink(
+            reduce(add_log_sums, map(normalizer.logsumexp, scores), (none, torch.zeros_like(none)))
+        )
+
+    def _of_whole_rows(self) -> RowStatistic:
+        """A statistic that needs all scores of a row at once, such as a threshold."""
+        B, H, I, J = self.shape
+        size = max(1, min(attention_map.TILE[0], attention_map.WORKSPACE // (B * H * J * self._bytes_per_weight)))
+        collected = StatisticBuffer(B, I)
+        for block in blocks(self.attention.mask, self.positions, I, size):
+            columns = block.columns.tensor(self.device)
+            tile, grid = self._prepared.tile(block.rows, columns), self.grid.tile(block.rows, columns)
+            s = scores(self.attention, tile, grid, masked=not block.full)
+            collected.write(block.rows, self.attention.normalizer.row_statistic(s, columns))
+        return collected.tensors()
+
+    @property
+    def _bytes_per_weight(self) -> int:
+        return self._item_bytes * (2 * self.attention.score.floats_per_score + 4)
+
+    @checked
+    def select(self, batch: Index, head: Index) -> AttentionMap:
+        """The map of some batch entries and heads (indices), still lazy."""
+        self._check_unchanged()
+        batch = indices("weights.select", "batch", batch, self.shape[0])
+        head = indices("weights.select", "head", head, self.shape[1])
+        near = to_device(batch, self.device), to_device(head, self.device)
+        grid = replace(self.grid, batch=self.grid.batch[near[0]], head=self.grid.head[near[1]])
+        row_statistic = tuple(t[near[0]][:, near[1]] for t in self.row_statistic)
+        return ScoredMap(self.attention, self._prepared.select(batch, head), self.positions, grid, row_statistic)
+
+    def _weights(self, rows: Tensor, cols: Tensor) -> Tensor:
+        """Weights of a tile, by indices on the host; the indices of keys ascend."""
+        self._check_unchanged()
+        columns, keys = to_device(cols, self.device), Spans.union((j, j + 1) for j in cols.tolist())
+        i, j = (at if (at := as_slice(x)) is not None else to_device(x, self.device) for x in (rows, cols))
+        s = scores(self.attention, self._prepared.tile(i, j), self.grid.tile(i, keys))
+        return self.attention.normalizer.weights(s, tuple(t[:, :, i] for t in self.row_statistic), columns)
+
+    def fold_states(self, folds: Iterable[Fold]) -> dict[Fold, State]:
+        """The state of each fold; the compiled kernels compute the folds that they know, tiles compute the others."""
+        folds = check_folds(folds, self.is_signed)
+        states = {fold: fold.init(self.shape, self.device) for fold in folds}
+        done: set[Fold] = set()
+        if any(map(passes.knows, states)) and (terms := self._compiled_terms()) is not None:
+            done = passes.fill(terms, self.row_statistic[0], states)
+        self._add_tiles({fold: state for fold, state in states.items() if fold not in done})
+        return states
+
+    def _add_tiles(self, states: dict[Fold, State]) -> None:
+        """Add every tile to every state. If no fold reads weights, none is computed: all are 0."""
+        if any(fold.reads_weights for fold in states) or type(self) is not ScoredMap:
+            return super()._add_tiles(states)
+        for tile in self._tiles_with(self._zeros_of_strip) if states else ():
+            for fold, state in states.items():
+                fold.add(state, tile)
+
+    def _zeros_of_strip(self, rows: slice, parts: list[TileKeys]) -> Iterator[tuple[Tensor, None]]:
+        zero = torch.zeros((), dtype=torch.float32, device=self.device)
+        for cols, _ in parts:
+            yield zero.expand(*self.shape[:2], rows.stop - rows.start, cols.stop - cols.start), None
+
+    def _compiled_terms(self) -> Terms | None:
+        """This map as the compiled kernels compute it; None if they cannot. Other kinds of maps have other weights."""
+        if type(self) is not ScoredMap or 0 in self.shape:
+            return None
+        self._check_unchanged()
+        return passes.terms_of_map(self.attention, self._prepared, self.positions, self.grid)
+
+    @torch.no_grad()
+    def tiles(self) -> Iterator[Tile]:
+        """Every tile that may contain a weight above 0, row by row.
+
+        If the row statistic is not known yet, it is computed from the same scores, which saves a pass.
+        """
+        collected = StatisticBuffer(self.shape[0], self.shape[2])
+        yield from self._tiles_with(partial(self._weights_of_strip, collected=collected))
+        if collected.is_complete:
+            self.row_statistic = collected.tensors()
+
+    def _weights_of_strip(  # type: ignore[override]
+        self, rows: slice, parts: list[TileKeys], collected: StatisticBuffer
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Weights of each tile of these queries, and their logarithms (None if those are not cheap).
+
+        An unknown row statistic comes from the scores of these tiles, and `collected` takes it. If there are too many
+        tiles, a pass over the whole map computes it.
+        """
+        normalizer = self.attention.normalizer
+        fits = len(parts) <= STRIP if has_logsumexp(normalizer) else len(parts) == 1
+        if self._is_solved or not fits:
+            row_statistic = tuple(t[:, :, rows] for t in self.row_statistic)
+            for part in parts:
+                yield normalizer.tile_weights(self._tile_scores(rows, *part), row_statistic, self._columns(part))
+            return
+        kept = [self._tile_scores(rows, *part) for part in parts]
+        if len(parts) == 1:
+            weights, logs, row_statistic = normalizer.normalize_with_logs(kept[0], self._columns(parts[0]))
+            collected.write(rows, row_statistic)
+            yield weights, logs
+            return
+        collected.write(rows, row_statistic := self._total(rows, kept))
+        for part, s in zip(parts, kept, strict=True):
+            yield normalizer.tile_weights(s, row_statistic, self._columns(part))
+
+    def _columns(self, part: TileKeys) -> Tensor:
+        return torch.arange(part[0].start, part[0].stop, device=self.device)
+
+    @property
+    def _is_solved(self) -> bool:
+        """Whether the row statistic is known without another pass."""
+        return self._row_statistic is not None or "row_statistic" in self.__dict__
+
+    def _tile_scores(self, rows: slice, cols: slice, undecided: Spans) -> Tensor:
+        """Scores of a tile. The mask is evaluated only for `undecided` keys; all queries may attend to the others."""
+        self._check_unchanged()
+        grid, mask = self.grid.tile(rows, cols), self.attention.mask
+        s = scores(self.attention, self._prepared.tile(rows, cols), grid, masked=False)
+        if not makes_new_scores(self.attention):
+            s = s.clone()  # the weights overwrite the scores
+        if mask is None:
+            return s
+        for first, last in undecided:
+            part = slice(first - cols.start, last - cols.start)
+            forbidden = ~mask.allowed(grid.tile(slice(None), part))
+            s[..., part] = s[..., part].masked_fill(forbidden, self.attention.normalizer.masked_score)
+        return s
