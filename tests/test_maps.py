@@ -10,7 +10,7 @@ import regard as rg
 from regard.catalog import mechanisms
 from regard.engine.problem import Problem
 from regard.engine.reference import reference
-from regard.maps import AttentionMap, Tile
+from regard.maps import Tile
 from regard.maps.folds import greatest
 from regard.maps.pyramid import Pyramid
 from regard.maps.scored_map import ScoredMap
