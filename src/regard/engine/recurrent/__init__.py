@@ -1,0 +1,6 @@
+"""The recurrent engine: memories that transitions change from token to token."""
+
+from regard.engine.recurrent.running import recur
+from regard.engine.recurrent.transport import Transport
+
+__all__ = ["Transport", "recur"]

@@ -1,0 +1,149 @@
+"""The chunked form: S_t = (I - u_t w_t^T) diag(exp g_t) S_{t-1} + k_t v_t^T, o_t = q_t^T S_t, in O(n) time and memory.
+
+The tokens are divided into chunks, and chunks into runs. `Chunks` computes the factors of a run at once; then the state
+goes from chunk to chunk with two matrix products each. The backward pass visits the runs in reverse order. It computes
+the factors of a run again, so only the state at the start of each run is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from regard.engine.recurrent.chunks import Chunks, Kind, Tokens, WriteGradients, gradients
+from regard.shapes import at_least_float32
+
+#: Tokens of a chunk, a power of 2.
+CHUNK = 64
+#: Chunks of all heads in one run: their factors fit into a few tens of MiB.
+RUN = 512
+
+#: query, key, value, log_decay, address, erase: (Z, n, ...) each, or None. Z: batch entries and heads.
+Inputs = tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+
+
+def chunked(inputs: Inputs, state: Tensor, kind: Kind) -> tuple[Tensor | None, Tensor]:
+    """Outputs (Z, n, E), None without queries, and the state (Z, D, E) after all tokens; with gradients."""
+    output, last = _Chunked.apply(kind, state, *inputs)  # type: ignore[misc]
+    return (None if inputs[0] is None else output), last
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, kind: Kind, state: Tensor, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+        value = inputs[2]
+        assert value is not None
+        ctx.kind, states = kind, []
+        state = at_least_float32(state)
+        output = state.new_empty(*value.shape) if inputs[0] is not None else state.new_empty(0)
+        for part in _runs(value):
+            states.append(state)
+            run = _Run(inputs, part, kind)
+            state, _ = run.forward(state, None if inputs[0] is None else output[:, part])
+        ctx.save_for_backward(*inputs, *states)
+        return output, state.clone() if not states else state
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor, grad_state: Tensor) -> tuple[Any, ...]:
+        inputs, states = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
+        grads = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
+        later = grad_state.clone()
+        for part, state in zip(reversed(_runs(inputs[2])), reversed(states), strict=True):
+            run = _Run(inputs, part, ctx.kind)
+            later, parts = run.backward(state, grad_output[:, part] if inputs[0] is not None else None, later)
+            for grad, of_part in zip(grads, parts, strict=True):
+                if grad is not None and of_part is not None:
+                    grad[:, part] = of_part
+        return None, later, *grads
+
+
+def _runs(value: Tensor) -> list[slice]:
+    """The tokens of each run."""
+    Z, n = value.shape[:2]
+    step = max(1, RUN // max(1, Z)) * CHUNK
+    return [slice(first, min(first + step, n)) for first in range(0, n, step)]
+
+
+class _Run:
+    """Some chunks of all heads. Tensors of tokens are (Z * c, C, ...), c chunks of C tokens."""
+
+    def __init__(self, inputs: tuple[Tensor | None, ...], part: slice, kind: Kind) -> None:
+        query, key, value, log_decay, address, erase = (None if x is None else _in_chunks(x[:, part]) for x in inputs)
+        assert inputs[1] is not None and key is not None and value is not None and log_decay is not None
+        self.Z, self.length = inputs[1].shape[0], part.stop - part.start
+        self.value = value
+        self.chunks = Chunks(Tokens(query, key, log_decay, address, erase), kind)
+        self.solved = self.chunks.solved(value)
+
+    def _by_chunk(self, x: Tensor) -> Tensor:
+        """(Z * c, ...) -> (c, Z, ...)."""
+        return x.view(self.Z, -1, *x.shape[1:]).transpose(0, 1)
+
+    def _by_token(self, x: Tensor) -> Tensor:
+        """(Z * c, C, W) -> (Z, n, W), without the tokens that fill the last chunk."""
+        return x.reshape(self.Z, -1, x.shape[2])[:, : self.length]
+
+    def forward(self, state: Tensor, output: Tensor | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The state after the run, what is written, and the states before each chunk; fills `output`."""
+        of_value, of_state = self.solved
+        written = of_value if of_state is None else torch.empty_like(of_value)
+        states = state.new_empty(written.shape[0], *state.shape[1:])
+        by_chunk = [None if x is None else self._by_chunk(x) for x in (of_value, of_state)]
+        writes, total, out, before = map(self._by_chunk, (self.chunks.writes, self.chunks.total, written, states))
+        for c in range(len(out)):
+            before[c] = state
+            if by_chunk[1] is not None:
+                torch.baddbmm(by_chunk[0][c], by_chunk[1][c], state, alpha=-1, out=out[c])  # type: ignore[index]
+            state = torch.baddbmm(total[c] * state, writes[c].mT, out[c])
+        if output is not None:
+            assert self.chunks.read is not None and self.chunks.queries is not None
+            found = torch.bmm(self.chunks.read, written).baddbmm_(self.chunks.queries, states)
+            output.copy_(self._by_token(found))
+        return state, (written, states)
+
+    def backward(
+        self, state: Tensor, grad_output: Tensor | None, later: Tensor
+    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        """The gradient of the state before the run, and the gradients of its tokens."""
+        chunks, (_, of_state) = self.chunks, self.solved
+        _, (written, states) = self.forward(state, None)
+        grad = None if grad_output is None else _in_chunks(grad_output)
+        if grad is None:
+            grad_written, grad_states = torch.zeros_like(written), torch.zeros_like(states)
+        else:
+            assert chunks.read is not None and chunks.queries is not None
+            grad_written = torch.bmm(chunks.read.mT, grad)
+            grad_states = torch.bmm(chunks.queries.mT, grad)
+        ends = torch.empty_like(states)
+        outs, befores, after = map(self._by_chunk, (grad_written, grad_states, ends))
+        writes, total = self._by_chunk(chunks.writes), self._by_chunk(chunks.total)
+        by_state = None if of_state is None else self._by_chunk(of_state)
+        for c in reversed(range(len(outs))):
+            after[c] = later
+            outs[c].baddbmm_(writes[c], later)
+            later = befores[c].addcmul_(total[c], later)
+            if by_state is not None:
+                later = later.baddbmm_(by_state[c].mT, outs[c], alpha=-1)
+        of_total = ends * states
+        grads = WriteGradients(
+            written=grad_written,
+            of_state=None if of_state is None else torch.bmm(grad_written, states.mT).neg_(),
+            read=None if grad is None else torch.bmm(grad, written.mT),
+            queries=None if grad is None else torch.bmm(grad, states.mT),
+            writes=torch.bmm(written, ends.mT),
+            total=of_total.sum(2, keepdim=True) if chunks.total.shape[1] > 1 else of_total.sum((1, 2))[:, None, None],
+        )
+        found = gradients(chunks, self.value, self.solved, grads)
+        return later.clone(), tuple(None if x is None else self._by_token(x) for x in found)
+
+
+def _in_chunks(x: Tensor) -> Tensor:
+    """(Z, n, W) -> (Z * c, C, W) in float32 at least; zeros fill the last chunk, and change no state."""
+    _, n, W = x.shape
+    C = min(CHUNK, 1 << max(0, n - 1).bit_length())
+    return F.pad(at_least_float32(x), (0, 0, 0, -n % C)).reshape(-1, C, W)

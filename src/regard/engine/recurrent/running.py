@@ -1,0 +1,87 @@
+"""`recur`: the outputs and the last state of a recurrence, token by token or in chunks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.engine.recurrent.chunked import Inputs, Kind, chunked
+from regard.engine.transforms import differentiable_once
+from regard.pieces.transition import Steps
+from regard.shapes import at_least_float32, in_one_dtype
+
+#: Up to this number of tokens a call without gradients runs token by token.
+FEW = 4
+
+
+def recur(steps: Steps, value: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Outputs (B, H, I, E) of the last I of J tokens, and the state (B, H, D, E) after all.
+
+    `value` is (B, H, J, E). `state` is that before the first token, zeros by default. Any gradient is exact.
+    """
+    B, H, I, D = steps.query.shape
+    J, E = value.shape[2:]
+    flat = {name: _flat(getattr(steps, name)) for name in ("query", *Steps.ON_COLS)}
+    value_ = _flat(value)
+    assert value_ is not None and flat["key"] is not None
+    start = value_.new_zeros(B * H, D, E) if state is None else state.expand(B, H, D, E).reshape(B * H, D, E)
+    if flat["log_decay"] is None:
+        flat["log_decay"] = value_.new_zeros(B * H, J, 1)
+    names = [name for name, x in flat.items() if x is not None]
+    *given, value_, start = in_one_dtype(*(flat[name] for name in names), value_, at_least_float32(start))  # type: ignore[arg-type]
+    flat.update(zip(names, differentiable_once("recurrent", *given), strict=True))
+    output, last = _in_parts(flat, value_, start, Kind(steps.reads_before, steps.erases_before))
+    output = output.view(B, H, I, E)
+    if steps.own is not None:
+        output = output + steps.own[..., None] * value[:, :, J - I :]
+    return output, last.view(B, H, D, E)
+
+
+def _flat(x: Tensor | None) -> Tensor | None:
+    """(B, H, n, W) -> (B * H, n, W)."""
+    return None if x is None else x.flatten(0, 1)
+
+
+def _in_parts(flat: dict[str, Tensor | None], value: Tensor, state: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
+    """Earlier tokens without a query, then those with one."""
+    query = flat["query"]
+    assert query is not None
+    num_earlier = value.shape[1] - query.shape[1]
+    run = chunked if value.shape[1] > FEW or _learns(flat, value, state) else stepwise
+    if num_earlier:
+        early = _inputs(flat, value, slice(0, num_earlier), None)
+        state = (run if run is stepwise else chunked)(early, state, kind)[1]
+    output, state = run(_inputs(flat, value, slice(num_earlier, None), query), state, kind)
+    assert output is not None
+    return output, state
+
+
+def _inputs(flat: dict[str, Tensor | None], value: Tensor, part: slice, query: Tensor | None) -> Inputs:
+    key, log_decay, address, erase = (None if (x := flat[name]) is None else x[:, part] for name in Steps.ON_COLS)
+    assert key is not None and log_decay is not None
+    return query, key, value[:, part], log_decay, address, erase
+
+
+def _learns(flat: dict[str, Tensor | None], *tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*flat.values(), *tensors))
+
+
+def stepwise(inputs: Inputs, state: Tensor, kind: Kind) -> tuple[Tensor | None, Tensor]:
+    """Outputs (Z, n, E), None without queries, and the state (Z, D, E), token by token as in the definition."""
+    query, key, value, log_decay, address, erase = inputs
+    outputs = []
+    for t in range(value.shape[1]):
+        before, state = state, state * log_decay[:, t, :, None].exp()
+        written = torch.bmm(key[:, t, :, None], value[:, t, None])
+        if address is not None:
+            found = torch.bmm(address[:, t, None], before if kind.erases_before else state)
+            if erase is None:
+                written = torch.bmm(key[:, t, :, None], value[:, t, None] - found)
+            else:
+                written.baddbmm_(erase[:, t, :, None], found, alpha=-1)
+        state = written.add_(state)
+        if query is not None:
+            outputs.append(torch.bmm(query[:, t, None], before if kind.reads_before else state))
+    if query is None:
+        return None, state
+    return torch.cat(outputs, 1) if outputs else torch.zeros_like(value), state
