@@ -104,9 +104,12 @@ def test_a_typed_text_has_the_weights_of_the_watched_model(minilm):
             rows = np.frombuffer(get(address, f"rows/{number}/{layer}/{i}")[1], "<f4").reshape(12, -1)
             np.testing.assert_allclose(rows[head], seen[layer][0, head, i].numpy(), rtol=2e-5, atol=1e-7)
         common = json.loads(get(address, "texts")[1])
-        assert common["live_model"] == {"name": "minilm", "kind": "text", "fields": ["text"], "characters": CHARACTERS}
+        limits = {"characters": CHARACTERS, "tokens": TOKENS}
+        assert common["live_model"] == {"name": "minilm", "kind": "text", "fields": ["text"], **limits}
         assert common["typed"] == [[1, title]]
-        assert post(address, "word " * (TOKENS + 1))[0] == 400 and not minilm.model._forward_pre_hooks
+        status, answer = post(address, "word " * (TOKENS + 1))
+        assert status == 200 and f"tokens; the page reads at most {TOKENS}." in answer["refused"]
+        assert not minilm.model._forward_pre_hooks
 
 
 def test_a_typed_sentence_is_translated_and_aligned():

@@ -112,6 +112,26 @@ OUTSIDE = """() => { const box = document.querySelector('.arcs').getBoundingClie
     }).length; }"""
 
 
+#: Points of arcs that are drawn over a word.
+OVER_WORDS = """() => { document.querySelectorAll('.arcs').forEach((one) => { one.style.pointerEvents = 'auto'; });
+    return [...document.querySelectorAll('.arcs path')].flatMap((path) => {
+        path.style.pointerEvents = 'stroke';
+        const box = path.ownerSVGElement.getBoundingClientRect();
+        const points = Array.from({length: 40}, (_, at) => path.getPointAtLength(path.getTotalLength() * at / 39));
+        return points.filter(({x, y}) => document.elementsFromPoint(box.x + x, box.y + y).some((one, at, all) =>
+            one.closest('.words span') && all.slice(0, at).some((above) => above === path)));
+    }).length; }"""
+
+
+def test_arcs_of_a_wrapped_text_pass_between_its_lines_and_behind_its_words(browser, file):
+    with opened(browser, file, width=390) as page:
+        for link in ("text=0&query=9", "text=0&side=in&query=0", "text=3&query=1"):
+            page.goto(f"{file}#text?{link}")
+            until(page, "document.querySelectorAll('.arcs path').length > 0")
+            page.locator(".arcs").scroll_into_view_if_needed()
+            assert page.evaluate(OVER_WORDS) == 0, link
+
+
 @pytest.mark.parametrize("width", [1440, 768, 390])
 def test_no_arc_leaves_its_box(browser, file, width):
     links = ["text=0&side=in&query=9", "text=0&query=0", "text=1&query=299&heads=layer", "text=3&query=1"]
@@ -175,6 +195,10 @@ def test_pins_of_two_texts_have_a_difference_if_they_are_as_long(browser, file, 
     with opened(browser, file + "#pins?pins=0.0.1,4.1.2&query=9&key=3") as page:
         page.wait_for_selector(".pin-readout output")
         assert numbers(page) == pytest.approx([float(a), float(b), float(a - b)], rel=1e-4)
+        assert page.locator("svg.legend.difference").count() == 1
+        page.goto(file + "#pins?pins=0.0.1,0.0.1&query=9&key=3")
+        until(page, "document.querySelector('.pin-key')?.textContent.includes('every difference is 0')")
+        assert page.locator("svg.legend.difference").count() == 0
         page.goto(file + "#pins?pins=0.0.1,1.0.1&query=9&key=3")
         page.wait_for_selector(".no-difference")
         assert page.locator(".pin-map").count() == 2 and len(numbers(page)) == 2

@@ -12,6 +12,7 @@ import torch
 import regard as rg
 from page_browser import NEEDS_CHROMIUM, axe_violations, browser, file, opened, server, texts
 from pages import served, until
+from regard.errors import RegardError
 from regard.stats import TextReading
 from regard.viewer import Sheet
 from regard.viewer.live_model import LiveModel, Stopped
@@ -128,6 +129,21 @@ def test_a_long_text_is_refused_in_words_before_it_is_sent(browser):
         page.locator(".typed-text").press("Enter")
         assert "at most 2,000 characters" in page.locator(".typed .notice").inner_text()
         assert page.locator(".typed-text").input_value() == long and asked == []
+
+
+def test_a_text_that_the_model_refuses_is_answered_in_words_without_an_error_in_the_console(browser):
+    def read(text, check):
+        raise RegardError("The text has 300 tokens; the page reads at most 7.")
+
+    with (
+        served([sheet_of(SENTENCE)], model=LiveModel("words", "text", read, 7)) as address,
+        opened(browser, f"{address}#compare") as page,
+    ):
+        until(page, "document.querySelector('.typed .hint')?.textContent.endsWith('a new text of at most 7 tokens.')")
+        page.locator(".typed-text").fill("word " * 300)
+        page.locator(".typed-text").press("Enter")
+        until(page, "document.querySelector('.typed .notice').textContent.startsWith('The text has 300 tokens;')")
+        assert not page.get_by_role("button", name="Read it").is_disabled()
 
 
 def test_words_of_unlike_texts_are_not_paired(browser):

@@ -54,6 +54,19 @@ def test_every_step_is_its_view_in_a_file_and_from_a_server(browser, texts, tmp_
                 assert page.locator(".step").count() == 0
 
 
+def test_each_step_shows_its_view_above_the_bar_of_a_phone(browser, texts, tmp_path):
+    address = write_page(tmp_path / "index.html", list(texts.values()), STORY).as_uri()
+    with opened(browser, address, width=390, height=844) as page:
+        page.get_by_role("button", name="Take the tour (3 steps)").click()
+        for subject, step in zip((".words", ".map-box", ".lead-words"), STORY.steps, strict=True):
+            until(page, "said => document.querySelector('.step')?.textContent.endsWith(said)", step.sentence)
+            page.wait_for_selector(subject)
+            until(page, "document.querySelector('.map-box')?.dataset.waiting !== '1'")
+            bar, seen = (page.locator(place).first.bounding_box() for place in ("footer.story", subject))
+            assert seen["y"] > 0 and seen["y"] + min(seen["height"], 500) <= bar["y"], subject
+            page.keyboard.press("n")
+
+
 def test_a_story_is_recorded_edited_kept_and_saved_as_one_file(browser, texts, tmp_path):
     address = write_page(tmp_path / "index.html", [texts["short"], texts["hostile"]]).as_uri()
     with opened(browser, f"{address}#map?layer=1&head=2&query=3") as page:

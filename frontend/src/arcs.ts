@@ -2,7 +2,7 @@
 import { s } from "./dom";
 
 export interface Arc { from: HTMLElement; to: HTMLElement; share: number; colour: string; title?: string; dashes?: string }
-interface Spot { x: number; top: number; tall: number; hidden: boolean }
+interface Spot { x: number; top: number; tall: number; hidden: boolean; above: number } // pixels free above its line
 const [HIGHEST, LEAST, WIDEST] = [46, 0.03, 4]; // pixels above a line, the least share drawn, pixels of a line
 
 // Where a word is in the drawing; a word that is scrolled away is at the edge of its box.
@@ -11,18 +11,23 @@ function spotOf(word: HTMLElement, origin: DOMRect): Spot {
   const box = word.parentElement!.getBoundingClientRect();
   const hidden = bounds.bottom < box.top + 2 || bounds.top > box.bottom - 2;
   const top = hidden ? (bounds.top > box.bottom - 2 ? box.bottom - 6 : box.top) : bounds.top;
+  const line = parseFloat(getComputedStyle(word.parentElement!).lineHeight);
+  const isFirst = bounds.top - box.top + word.parentElement!.scrollTop < line * 0.75;
   return { x: bounds.left + bounds.width / 2 - origin.left, top: top - origin.top, tall: hidden ? 6 : bounds.height,
-    hidden };
+    hidden, above: isFirst ? HIGHEST : line - bounds.height };
 }
 
+// Above a line if both words stand in it; else from the lower side of the upper word to the upper side of the lower one.
 function pathOf(from: Spot, to: Spot, apart: boolean, size: DOMRect, line: number): string {
   const between = (value: number, last: number) => Math.max(line, Math.min(last - line, value));
   const point = (x: number, y: number) => `${between(x, size.width).toFixed(1)},${between(y, size.height).toFixed(1)}`;
-  if (apart) {
-    const middle = (from.top + to.top + from.tall) / 2;
-    return `M${point(from.x, from.top + from.tall)} C${point(from.x, middle)} ${point(to.x, middle)} ${point(to.x, to.top)}`;
+  if (apart || Math.abs(from.top - to.top) > Math.min(from.tall, to.tall) / 2) {
+    const [upper, lower] = from.top < to.top ? [from, to] : [to, from];
+    const middle = (upper.top + upper.tall + lower.top) / 2;
+    return `M${point(upper.x, upper.top + upper.tall)} C${point(upper.x, middle)} ${point(lower.x, middle)} ${point(lower.x, lower.top)}`;
   }
-  const peak = Math.min(from.top, to.top) - Math.min(HIGHEST, 14 + Math.abs(to.x - from.x) * 0.12);
+  const room = Math.min(from.above, to.above);
+  const peak = Math.min(from.top, to.top) - Math.min(room < HIGHEST ? room / 0.8 : HIGHEST, 14 + Math.abs(to.x - from.x) * 0.12);
   return `M${point(from.x, from.top + 4)} C${point(from.x, peak)} ${point(to.x, peak)} ${point(to.x, to.top + 4)}`;
 }
 

@@ -24,6 +24,7 @@ export interface Panel {
 }
 
 export const place = ({ state }: Context): Place => ({ text: state.text, layer: state.layer, head: state.head });
+export const isPhone = (root: HTMLElement) => root.clientWidth <= 520; // as in story.css
 export const inText = (name: string) => name.replace(/^Layer/, "layer");
 export const headName = (context: Context, layer = context.state.layer, head = context.state.head) =>
   `${layerName(context.text.layers[layer]).replace(/^l/, "L")}, head ${head}`;

@@ -51,7 +51,7 @@ export interface Text {
   warnings?: Record<string, string>; // kind: one line for all warnings of it
 }
 // The model behind the page: it reads a request with these fields. Without it the page has no input.
-export interface LiveModel { name: string; kind: "text" | "translation"; fields: string[]; characters: number }
+export interface LiveModel { name: string; kind: "text" | "translation"; fields: string[]; characters: number; tokens: number }
 // Views of the page in an order, each a link with a sentence, as src/regard/viewer/story.py reads it.
 export interface Step { link: string; sentence: string }
 export interface Story { title: string; steps: Step[] }

@@ -1,7 +1,7 @@
 // The map view: one head, zoomable from pooled cells to single weights, with token labels.
 import { select } from "d3-selection";
 import { zoom as zooming, zoomIdentity, type ZoomTransform } from "d3-zoom";
-import { headName, place, type Context, type Panel } from "./context";
+import { headName, isPhone, place, type Context, type Panel } from "./context";
 import { legend } from "./colour";
 import { queriesOf, type Pool } from "./data";
 import { headStrip } from "./head_strip";
@@ -67,7 +67,8 @@ export function mapView(context: Context): Panel {
     const width = Math.max(box.clientWidth, 200);
     const square = (width - gutter) * Math.min(1, I / J);
     bar = storyBar();
-    const above = box.getBoundingClientRect().top + window.scrollY;
+    const top = isPhone(context.root) ? context.root.querySelector(".scale")!.getBoundingClientRect().top : -window.scrollY;
+    const above = box.getBoundingClientRect().top - top; // a story scrolls a phone to the scale
     const room = Math.max(320, Math.min(window.innerHeight * 0.78, 900, bar ? window.innerHeight - above - bar - 8 : Infinity));
     const height = Math.round(Math.max(200, Math.min(room, I * DEEPEST + gutter,
       (I < J ? Math.max(square, 160) : width - gutter) + gutter)));

@@ -75,12 +75,14 @@ export function panelOf(context: Context, grid: Grid, names: [string[], string[]
 // The legend of differences, from -most (more in B) to +most (more in A).
 export function differenceLegend(colour: (value: number) => string, most: number): SVGSVGElement {
   const [width, steps] = [240, 60];
-  const figure = s("svg", { class: "legend difference", width: width + 40, height: 32, viewBox: `-20 0 ${width + 40} 32`,
+  const label = (share: number) => (share === 0 ? "0"
+    : `${share > 0 ? "+" : "−"}${String(+Math.abs(share * most).toPrecision(2)).replace("e-", "e−")}`);
+  const side = Math.max(20, 4 * label(1).length); // half of the label at the end of the ramp
+  const figure = s("svg", { class: "legend difference", width: width + 2 * side, height: 32, viewBox: `${-side} 0 ${width + 2 * side} 32`,
     role: "img", "aria-label": "Colours of the difference" });
   for (let at = 0; at < steps; at++) figure.append(s("rect", { x: (at * width) / steps, y: 0,
     width: width / steps + 0.5, height: 9, fill: colour(most * (2 * (at + 0.5) / steps - 1)) }));
   for (const share of [-1, -0.5, 0, 0.5, 1]) figure.append(s("text", { x: (share + 1) * width / 2, y: 25,
-    "font-size": 11, "text-anchor": "middle", fill: "currentColor" },
-    share === 0 ? "0" : `${share > 0 ? "+" : "−"}${+Math.abs(share * most).toPrecision(2)}`));
+    "font-size": 11, "text-anchor": "middle", fill: "currentColor" }, label(share)));
   return figure;
 }

@@ -125,16 +125,17 @@ export function pinsView(context: Context): View {
       "There is no difference: the texts have different numbers of words."));
     else {
       const values = grids[0].values.map((value, at) => value - grids[1].values[at]);
-      const most = Math.max(values.reduce((a, b) => Math.max(a, Math.abs(b)), 0), 1e-6);
-      const colour = differences(most);
+      const most = values.reduce((a, b) => Math.max(a, Math.abs(b)), 0);
+      const colour = differences(most || 1);
       const [one, other] = [names(sides[0]), names(sides[1])];
       const merged = one.map((all, way) => all.map((name, at) => (name === other[way][at] ? name
         : `${name} | ${other[way][at]}`))) as [string[], string[]];
       const panel = panelOf(context, { ...grids[0], values }, merged, width, colour, "Differences of the weights", onCell);
       panels.push(panel);
-      figures.push(figureOf([strong("A − B")], panel, "A − B", () => differenceLegend(colour, most)));
-      key.append(h("span", {}, differenceLegend(colour, most),
-        h("span", { class: "hint" }, `difference A − B${cells}: green: more weight in B; purple: more in A`)));
+      const legendOf = () => (most ? differenceLegend(colour, most) : null);
+      figures.push(figureOf([strong("A − B")], panel, "A − B", legendOf));
+      key.append(h("span", {}, legendOf() ?? "", h("span", { class: "hint" }, most
+        ? `difference A − B${cells}: green: more weight in B; purple: more in A` : "A and B have the same weights: every difference is 0.")));
       if (grids[0].level === 0 && state.x < 0) fill(moved, "On average, ", h("output", {}, `${(100 * apart(values)).toFixed(1)} %`),
         " of a word's weight lies elsewhere in B than in A.");
     }
@@ -153,7 +154,7 @@ export function pinsView(context: Context): View {
   }
 
   const figureOf = (caption: Parameters<typeof h>[2][], panel: Panel, label: string,
-    key = () => legend(context.colours, context.colours.scale, "weight")) => h("figure", {},
+    key: () => SVGSVGElement | null = () => legend(context.colours, context.colours.scale, "weight")) => h("figure", {},
     h("figcaption", {}, ...caption, saving(() => `${context.text.title} ${label}`, () => panel.figure, () => context.root, key)),
     panel.figure);
 

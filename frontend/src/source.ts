@@ -267,7 +267,8 @@ export class Live implements Source {
     return new Live(about, about.titles, ask);
   }
   async read(text: string, signal: AbortSignal) {
-    const { texts } = await asJson<{ texts: [number, string][] }>(this.ask("read", signal, { text }));
+    const { texts, refused } = await asJson<{ texts: [number, string][]; refused?: string }>(this.ask("read", signal, { text }));
+    if (refused) throw new Error(refused);
     for (const [at, title] of texts) this.titles[at] = title;
     return texts[0][0];
   }

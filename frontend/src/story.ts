@@ -1,5 +1,5 @@
 // Story mode, a bar at the bottom of the page while a story plays or is recorded: views with a sentence each.
-import type { Context } from "./context";
+import { isPhone, type Context } from "./context";
 import type { Story } from "./data";
 import { fill, h } from "./dom";
 import { toLink } from "./state";
@@ -53,6 +53,7 @@ export function storyBar(context: Context, stage: Stage): StoryBar {
     player.update();
     const shown = await stage.follow(story.steps[at].link);
     if (story !== playing || at !== to) return;
+    if (isPhone(context.root)) context.root.querySelector(".scale")?.scrollIntoView();
     link = shown ? toLink(context.state) : "";
     player.update(shown);
   }

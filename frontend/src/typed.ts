@@ -99,7 +99,7 @@ export function typedPanel(context: Context, done: (text: number) => void): Type
       const whole = [...sentenceOf(isSecond ? second : context.text)];
       const sentence = whole.slice(0, model.characters).join("");
       const part = whole.length > model.characters ? ` (its first ${written(model.characters)} characters)` : "";
-      about.textContent = `Click a word of the ${isSecond ? "second" : "first"} text${part} to change it, or type a new text.`;
+      about.textContent = `Click a word of the ${isSecond ? "second" : "first"} text${part} to change it, or type a new text of at most ${written(model.tokens)} tokens.`;
       if (sentence === shown) return;
       shown = sentence;
       input.value = sentence;

@@ -40,16 +40,21 @@ class Stopped(RegardError):
 
 @dataclass(frozen=True, eq=False)
 class LiveModel:
-    """A model that reads typed texts. `kind` is "text" or "translation"; `read(text, check)` gives their sheets."""
+    """A model that reads typed texts. `kind` is "text" or "translation"; `read(text, check)` gives their sheets.
+
+    `tokens` is the most tokens of a text.
+    """
 
     name: str
     kind: str
     read: Callable[[str, Check], list[Sheet]]
+    tokens: int = TOKENS
 
     @property
     def about(self) -> dict[str, Any]:
         """What the page needs to know: without it, the page has no input."""
-        return {"name": self.name, "kind": self.kind, "fields": list(FIELDS), "characters": CHARACTERS}
+        limits = {"characters": CHARACTERS, "tokens": self.tokens}
+        return {"name": self.name, "kind": self.kind, "fields": list(FIELDS), **limits}
 
 
 def live_model(name: str) -> LiveModel:
@@ -78,7 +83,7 @@ def text_model(reader: TextReader) -> LiveModel:
             reading = reader.read(text, also=lambda weights: check() or page_folds(weights)).reading
         return [_written(Sheet.of(reading), text)]
 
-    return LiveModel(reader.name, "text", read)
+    return LiveModel(reader.name, "text", read, most)
 
 
 def translator_model(name: str, run: Run) -> LiveModel:
