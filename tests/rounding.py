@@ -118,6 +118,8 @@ def dot_norms(score, problem):
     )
     if isinstance(score, rg.Bilinear):
         of_query = sizes[0] * torch.linalg.matrix_norm(score.weight, 2)[:, None]
+    if isinstance(score, rg.LatentDot):
+        of_query = sizes[0] * torch.linalg.matrix_norm(score.weight, 2).clamp_min(1)[:, None]
     return abs(score.scale(prepared[0].shape[-1])) * of_query[..., None] * of_key[:, :, None]
 
 

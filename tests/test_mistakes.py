@@ -91,6 +91,10 @@ CALLS = {
     "ALiBi": ({"num_heads": 4}, used("bias")),
     "Additive": ({"query_width": 8, "key_width": 8, "hidden": 4, "bias": True}, used("score")),
     "Bilinear": ({"query_width": 8, "key_width": 8}, used("score")),
+    "LatentDot": (
+        {"num_heads": 4, "content_width": 7, "latent_width": 7, "rotated_width": 1},
+        used("score"),
+    ),
     "Concat": ({"query_width": 8, "key_width": 8, "hidden": 4, "bias": True}, used("score")),
     "Cosine": ({"factor": 2.0}, used("score")),
     "Dot": ({"scale": 0.5}, used("score")),
@@ -122,6 +126,7 @@ CALLS = {
     "mask_mod": ({"predicate": lambda b, h, i, j: i >= j}, used("mask")),
     "mask_tensor": ({"tensor": torch.ones(6, 6, dtype=torch.bool)}, used("mask")),
     "GrowingCache": ({}, cached),
+    "LatentCache": ({}, cached),
     "RecurrentCache": ({}, None),
     "RingCache": ({"size": 3, "sinks": 1}, cached),
     "MassOn": ({"keys": [1, 2]}, folded),
@@ -182,6 +187,11 @@ CALLS = {
     ),
     "nn.MultiHeadAttention of a tutorial": (
         {"width": 8, "num_heads": 2, "dropout": 0.1, "return_weights": True, "output_projection": False},
+        attended,
+    ),
+    "nn.MultiHeadAttention with a gate": ({"width": 8, "num_heads": 2, "output_gate": True}, attended),
+    "nn.MultiHeadLatentAttention": (
+        {"width": 8, "num_heads": 2, "latent_width": 4, "head_width": 3, "rotated_width": 2, "value_width": 3},
         attended,
     ),
     "nn.FeedForward": ({"width": 8, "hidden": 4, "activation": "relu", "dropout": 0.0, "bias": False}, attended),

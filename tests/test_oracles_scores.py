@@ -10,8 +10,9 @@ from scipy.special import softmax
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaAttention
+from transformers import LlamaConfig, Qwen3NextConfig
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextAttention
 
 import regard as rg
 from oracles import FLOAT32, Says, agree, by_jax, by_torch, flat, heads, oracle
@@ -103,6 +104,32 @@ def test_luong_general_is_torch_bilinear(attention, q, k, v):
     left = q[:, :, :, None].expand(*shape, -1).contiguous()
     right = k[:, :, None].expand(*shape, -1).contiguous()
     return from_scores(F.bilinear(left, right, attention.score.weight)[..., 0], v)
+
+
+@oracle("mla", FLOAT32)
+def test_mla_is_sdpa_with_keys_of_every_head_turned_as_in_transformers(attention, q, k, v):
+    """The expanded form: heads have their own keys, and `v` is the latent. The turn is that of Llama."""
+    weight, R = attention.score.weight, attention.position.width
+    cos, sin = LlamaRotaryEmbedding(LlamaConfig(head_dim=R))(q, torch.arange(q.shape[2])[None])
+    q_turned, k_turned = apply_rotary_pos_emb(q[..., :R], k[..., :R].expand(-1, 4, -1, -1), cos, sin)
+    keys = torch.cat((k_turned, torch.einsum("bjc,hdc->bhjd", k[:, 0, :, R:], weight)), -1)
+    values = v.expand(-1, 4, -1, -1)
+    return by_torch(torch.cat((q_turned, q[..., R:]), -1), keys, values, is_causal=True)
+
+
+@oracle("gated_output", FLOAT32)
+def test_gated_output_has_the_weights_of_qwen3_next(attention, q, k, v):
+    """The weights of the module, whose gate comes after them; the gated output is tested in test_output_gate.py."""
+    (_, H, I, D), no_gate = q.shape, torch.zeros_like(q)
+    sizes = {"hidden_size": H * D, "num_attention_heads": H, "num_key_value_heads": H, "head_dim": D}
+    layer = Qwen3NextAttention(Qwen3NextConfig(**sizes, attn_implementation="eager"), layer_idx=0)
+    layer.q_proj = Says(torch.cat((q, no_gate), -1))
+    layer.k_proj, layer.v_proj, layer.o_proj = Says(k), Says(v), nn.Identity()
+    layer.q_norm = layer.k_norm = nn.Identity()
+    future = torch.full((I, I), -torch.inf, dtype=q.dtype).triu(1)[None, None]
+    no_turn = torch.ones(1, I, D, dtype=q.dtype), torch.zeros(1, I, D, dtype=q.dtype)
+    output, weights = layer(flat(q), no_turn, future)
+    return 2 * heads(output, H), weights  # sigmoid(0) = 1 / 2
 
 
 @oracle("bahdanau")

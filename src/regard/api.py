@@ -3,7 +3,7 @@
 from regard import drawing, hf, maps, pieces, profiling, stats
 from regard.attention import Attention
 from regard.attention_output import AttentionOutput, attend, explain
-from regard.cache import Cache, GrowingCache, RecurrentCache, RingCache
+from regard.cache import Cache, GrowingCache, LatentCache, RecurrentCache, RingCache
 from regard.catalog import Mechanism, mechanism, mechanisms
 from regard.diagnosis import CheckFinding, CheckReport, check
 from regard.drawing import *  # noqa: F403
@@ -25,6 +25,7 @@ __all__ = [
     "CheckFinding",
     "CheckReport",
     "GrowingCache",
+    "LatentCache",
     "Mechanism",
     "Plan",
     "Positions",

@@ -256,3 +256,42 @@ class RecurrentCache(Cache):
         length = self.length + key.shape[2]
         positions = Positions(self.length, Spans(((self.length, length),)))
         return Extended(key, value, positions, RecurrentCache(self.state, length))
+
+
+@checked
+@dataclass(frozen=True, eq=False)
+class LatentCache(Cache):
+    """Keeps one latent vector for each token, which is its key and its value: multi-head latent attention.
+
+    A key is (rotated channels, latent), (B, 1, n, R + C), and its value is the latent, the last C channels of the key.
+    Only keys are stored, so the memory of a token does not depend on the number of heads (DeepSeek-V2,
+    arXiv:2405.04434, section 2.1.2).
+
+    >>> import torch, regard as rg
+    >>> q, key = torch.randn(1, 8, 6, 20), torch.randn(1, 1, 6, 20)  # 4 rotated channels, a latent of 16
+    >>> seen = rg.attend(rg.Attention(mask=rg.causal()), q, key, key[..., 4:], cache=rg.LatentCache())
+    >>> seen.cache.length, seen.cache.store.buffer.value.numel(), seen.output.shape
+    (6, 0, torch.Size([1, 8, 6, 16]))
+    """
+
+    store: _Store | None = None
+    length: int = 0
+
+    def extend(self, key: Tensor, value: Tensor) -> Extended:
+        self._check(key, value)
+        store = _appended(self.store, key, value[..., :0])
+        length, all_keys = self.length + key.shape[2], store.key
+        positions = Positions(self.length, Spans(((0, length),)))
+        values = all_keys[..., all_keys.shape[-1] - value.shape[-1] :]
+        return Extended(all_keys, values, positions, LatentCache(store, length))
+
+    def _check(self, key: Tensor, value: Tensor) -> None:
+        fits = key.shape[:3] == value.shape[:3] and value.shape[-1] <= key.shape[-1] and key.dtype == value.dtype
+        last = key[..., max(0, key.shape[-1] - value.shape[-1]) :]
+        is_view = fits and last.data_ptr() == value.data_ptr() and last.stride() == value.stride()
+        if not (is_view or (fits and torch.equal(last, value))):
+            raise RegardError(
+                "LatentCache: it stores keys only, so values must be the last channels of the keys. Got keys "
+                f"{tuple(key.shape)} and values {tuple(value.shape)} that differ from them. Give key[..., rotated:] as "
+                "the values, or use GrowingCache."
+            )

@@ -132,6 +132,13 @@ def _(piece: score.Bilinear, q: Array, k: Array, h: int) -> Array:
 
 
 @compare.register
+def _(piece: score.LatentDot, q: Array, k: Array, h: int) -> Array:
+    rotated, weight = piece.rotated_width, array(piece.weight[h])
+    own_keys = np.concatenate([k[:, :rotated], k[:, rotated:] @ weight.T], axis=1)  # the expanded form
+    return q @ own_keys.T / np.sqrt(rotated + weight.shape[0])
+
+
+@compare.register
 def _(piece: score.Additive, q: Array, k: Array, h: int) -> Array:
     hidden = (q @ array(piece.query.weight).T)[:, None] + (k @ array(piece.key.weight).T)[None]
     if piece.query.bias is not None:

@@ -3,6 +3,7 @@
 from regard.nn.cross_attention import CrossAttention
 from regard.nn.dropout import Dropout
 from regard.nn.embedding import Embedding, PositionalEncoding
+from regard.nn.latent import MultiHeadLatentAttention
 from regard.nn.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
 from regard.nn.listener import Attends, Listener, listeners
 from regard.nn.multi_head import MultiHeadAttention
@@ -27,6 +28,7 @@ __all__ = [
     "FeedForward",
     "Listener",
     "MultiHeadAttention",
+    "MultiHeadLatentAttention",
     "PositionalEncoding",
     "ProjectedKV",
     "RecurrentEncoder",

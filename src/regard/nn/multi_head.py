@@ -29,7 +29,8 @@ class MultiHeadAttention(Attends):
     (grouped-query attention; 1 is multi-query attention). `key_width` and `value_width` are the widths of the inputs
     for keys and values, by default `width`. `dropout` and `is_causal` are for the default attention: the share of
     dropped weights, and the mask `regard.causal()` in every call. An `attention` of yours has its own. Without
-    `output_projection` the heads are only joined.
+    `output_projection` the heads are only joined. With `output_gate` each channel of the joined heads is multiplied by
+    sigmoid(x G) (Qiu et al. 2025, arXiv:2505.06708), which does not change the weights.
 
     Inputs are (B, I, C), batch first. This module returns only the output, and `regard.watch(model)` shows the weights.
     With `return_weights` it returns a pair as `nn.MultiheadAttention` does, but the weights (B, H, I, J) of every head
@@ -61,6 +62,7 @@ class MultiHeadAttention(Attends):
         is_causal: bool = False,
         return_weights: bool = False,
         output_projection: bool = True,
+        output_gate: bool = False,
     ) -> None:
         super().__init__()
         num_key_heads = num_heads if num_key_heads is None else num_key_heads
@@ -72,8 +74,9 @@ class MultiHeadAttention(Attends):
         self.key = nn.Linear(key_width or width, inner, bias=bias)
         self.value = nn.Linear(value_width or key_width or width, inner, bias=bias)
         self.output = nn.Linear(width, width, bias=bias) if output_projection else None
+        self.gate = nn.Linear(width, width, bias=bias) if output_gate else None
         self.attention = _attention(attention, dropout, is_causal)
-        _initialize(filter(None, (self.query, self.key, self.value, self.output)))
+        _initialize(filter(None, (self.query, self.key, self.value, self.output, self.gate)))
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention, *, return_weights: bool = False) -> MultiHeadAttention:
@@ -145,10 +148,10 @@ class MultiHeadAttention(Attends):
                 _check_aligned(query.shape[1], keys.length)
             keys = keys.causal()
         if not self.return_weights:
-            return refuse_unpacking(self._mixed(read(self, heads, keys, start)))
+            return refuse_unpacking(self._mixed(query, read(self, heads, keys, start)))
         receiver = _LastMap()
         with listeners.to(receiver):
-            output = self._mixed(read(self, heads, keys, start))
+            output = self._mixed(query, read(self, heads, keys, start))
         return output, receiver.weights
 
     def keys(self, key: Tensor, value: Tensor | None = None, mask: Mask | None = None) -> ProjectedKV:
@@ -185,14 +188,16 @@ class MultiHeadAttention(Attends):
             projection(x).unflatten(-1, (projection.out_features // self.head_width, self.head_width)).transpose(1, 2)
         )
 
-    def _mixed(self, heads: Tensor) -> Tensor:
+    def _mixed(self, query: Tensor, heads: Tensor) -> Tensor:
         joined = heads.transpose(1, 2).flatten(2)
+        joined = joined if self.gate is None else joined * self.gate(query).sigmoid()
         return joined if self.output is None else self.output(joined)
 
     def extra_repr(self) -> str:
         shared = "" if self.num_key_heads == self.num_heads else f", num_key_heads={self.num_key_heads}"
         weights = ", return_weights=True" if self.return_weights else ""
-        return f"{self.query.in_features}, {self.num_heads}{shared}{weights}"
+        gate = "" if self.gate is None else ", output_gate=True"
+        return f"{self.query.in_features}, {self.num_heads}{shared}{weights}{gate}"
 
 
 class _LastMap:

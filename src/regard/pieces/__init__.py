@@ -34,7 +34,7 @@ from regard.pieces.position import (
     Scaling,
     Sinusoidal,
 )
-from regard.pieces.score import Additive, Bilinear, Concat, Cosine, Dot, Score
+from regard.pieces.score import Additive, Bilinear, Concat, Cosine, Dot, LatentDot, Score
 
 __all__ = [
     "ALiBi",
@@ -51,6 +51,7 @@ __all__ = [
     "Grid",
     "Hardmax",
     "KernelScore",
+    "LatentDot",
     "LearnedPositions",
     "LearnedSink",
     "LearnedTable",

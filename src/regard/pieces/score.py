@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.checks import Size, checked
+from regard.checks import Count, Size, checked
 from regard.errors import RegardError
 from regard.pieces.grid import Grid
 from regard.shapes import Sizes, at_least_float32, grouped_scores
@@ -193,6 +193,49 @@ class Bilinear(nn.Module, Score):
     def extra_repr(self) -> str:
         H, D, K = self.weight.shape
         return f"{D}, {K}, num_heads={H}"
+
+
+@checked
+class LatentDot(nn.Module, Score):
+    """s_ij = (r_i . r_j + q_i W_h c_j) / sqrt(R + D): multi-head latent attention (DeepSeek-V2, arXiv:2405.04434).
+
+    A query holds R rotated channels r_i and D content channels q_i. A key holds R rotated channels r_j and a latent
+    c_j, which all heads share. W_h (D, C) belongs to the key projection of head h. It is applied to each query once,
+    the "absorbed" form, so the keys of the heads are never computed.
+
+    >>> import torch, regard as rg
+    >>> score = rg.LatentDot(num_heads=4, content_width=8, latent_width=16, rotated_width=2)
+    >>> q, key = torch.randn(1, 4, 3, 10), torch.randn(1, 1, 5, 18)
+    >>> rg.attend(rg.Attention(score), q, key, key[..., 2:]).output.shape
+    torch.Size([1, 4, 3, 16])
+    """
+
+    def __init__(self, num_heads: Size, content_width: Size, latent_width: Size, rotated_width: Count = 0) -> None:
+        super().__init__()
+        self.rotated_width = rotated_width
+        self.weight = nn.Parameter(torch.empty(num_heads, content_width, latent_width))
+        nn.init.normal_(self.weight, std=latent_width**-0.5)
+
+    def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        query = query.to(self.weight.dtype)
+        rotated, content = query[..., : self.rotated_width], query[..., self.rotated_width :]
+        absorbed = content @ self.weight
+        prepared = torch.cat((rotated.to(absorbed.dtype), absorbed), -1)  # torch.autocast may have rounded the product
+        return prepared, key.to(prepared.dtype)
+
+    def scale(self, width: int) -> float:
+        return float((self.rotated_width + self.weight.shape[1]) ** -0.5)
+
+    def check(self, sizes: Sizes, key_width: int) -> None:
+        H, D, C = self.weight.shape
+        _check_widths("LatentDot", (self.rotated_width + D, self.rotated_width + C), (sizes.D, key_width))
+        if sizes.H != H:
+            raise RegardError(
+                f"LatentDot: made for {H} heads, the query has {sizes.H}. Create it with {sizes.H} heads."
+            )
+
+    def extra_repr(self) -> str:
+        return ", ".join(map(str, (*self.weight.shape, self.rotated_width)))
 
 
 class TanhScore(nn.Module, Score):

@@ -30,6 +30,7 @@ PRUNABLE = frozenset(
 )
 #: Projection -> its outputs in order: queries, keys, values.
 LAYOUTS: tuple[dict[str, str], ...] = (
+    {"query": "q", "key": "k", "value": "v", "gate": "q"},
     {"query": "q", "key": "k", "value": "v"},
     {"q_proj": "q", "k_proj": "k", "v_proj": "v"},
     {"q_lin": "q", "k_lin": "k", "v_lin": "v"},

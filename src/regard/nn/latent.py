@@ -1,0 +1,165 @@
+"""`MultiHeadLatentAttention`: keys and values of all heads from one small latent vector for each token."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention import Attention
+from regard.attention_output import AttentionOutput, attend
+from regard.cache import LatentCache
+from regard.checks import Count, Size, checked, explained
+from regard.engine.ring import Ring
+from regard.errors import RegardError
+from regard.nn.listener import Attends, listeners
+from regard.pieces import Dot, LatentDot, Mask, Position, RoPE, causal
+from regard.pieces.mask import sees_no_later_key
+from regard.positions import Positions
+
+#: How the heads read the latents: from keys and values of their own, or from the latents themselves.
+Form = Literal["auto", "absorbed", "expanded"]
+
+
+@checked
+class MultiHeadLatentAttention(Attends):
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): a cache of one latent for each token.
+
+    A token has a latent c_j (`latent_width`) and `rotated_width` rotated channels, which all heads share. Head h has
+    the keys U_h c_j (`head_width`) beside the rotated channels, and the values V_h c_j (`value_width`). Queries come
+    from x, through a latent of their own if `query_latent_width` is given. `position` rotates; by default RoPE. `mask`
+    is causal by default.
+
+    There are two forms with equal weights and outputs. "expanded" computes keys and values of every head. "absorbed"
+    applies U_h to the queries and V_h to the output, and reads the latents alone, which is cheaper for few queries, as
+    in decoding. By default the form with fewer operations runs.
+
+    >>> import torch, regard as rg
+    >>> layer = rg.nn.MultiHeadLatentAttention(64, num_heads=4, latent_width=16, head_width=16, rotated_width=8)
+    >>> x = torch.randn(1, 10, 64)
+    >>> output, cache = layer.advance(x[:, :9])
+    >>> last, cache = layer.advance(x[:, 9:], cache)
+    >>> torch.allclose(last, layer(x)[:, 9:], atol=1e-5), cache.store.key.shape
+    (True, torch.Size([1, 1, 10, 24]))
+    """
+
+    def __init__(
+        self,
+        width: Size,
+        num_heads: Size,
+        latent_width: Size,
+        *,
+        head_width: Size,
+        rotated_width: Count = 0,
+        value_width: Size | None = None,
+        query_latent_width: Size | None = None,
+        position: Position | None = None,
+        mask: Mask | None = causal(),  # noqa: B008 - a mask is a value
+    ) -> None:
+        super().__init__()
+        value_width = head_width if value_width is None else value_width
+        self.num_heads, self.rotated_width = num_heads, rotated_width
+        self.position = RoPE(rotated_width) if position is None and rotated_width else position
+        inner = num_heads * (head_width + rotated_width)
+        self.query = (
+            nn.Linear(width, inner, bias=False)
+            if query_latent_width is None
+            else nn.Sequential(
+                nn.Linear(width, query_latent_width, bias=False),
+                nn.RMSNorm(query_latent_width, eps=1e-6),
+                nn.Linear(query_latent_width, inner, bias=False),
+            )
+        )
+        self.latent = nn.Linear(width, latent_width + rotated_width, bias=False)
+        self.latent_norm = nn.RMSNorm(latent_width, eps=1e-6)
+        self.attention = Attention(LatentDot(num_heads, head_width, latent_width, rotated_width), mask=mask)
+        self.value = nn.Parameter(torch.empty(num_heads, latent_width, value_width).normal_(std=latent_width**-0.5))
+        self.output = nn.Linear(num_heads * value_width, width, bias=False)
+
+    @explained
+    def forward(self, x: Tensor, *, mask: Mask | None = None, form: Form = "auto") -> Tensor:
+        """The output (B, n, C) for tokens (B, n, C). `mask` is added to that of the layer (True = may attend)."""
+        return self.advance(x, mask=mask, form=form)[0]
+
+    def advance(
+        self, x: Tensor, past: LatentCache | None = None, mask: Mask | None = None, *, form: Form = "auto"
+    ) -> tuple[Tensor, LatentCache]:
+        """Attention of the next tokens (B, n, C) to all tokens so far: the output, and the latents of all tokens."""
+        self._check(x, form)
+        past = LatentCache() if past is None else past
+        key = self._keys(x, past.length)
+        extended = past.extend(key, key[..., self.rotated_width :])
+        seen = self._attend(self._queries(x, past.length), extended.key, extended.positions, mask, form)
+        listeners.tell(self, lambda: seen.weights)
+        assert isinstance(extended.cache, LatentCache)
+        return self.output(seen.output.transpose(1, 2).flatten(2)), extended.cache
+
+    @property
+    def is_causal(self) -> bool:  # type: ignore[override]
+        return sees_no_later_key(self.attention.mask)
+
+    def _queries(self, x: Tensor, start: int) -> Tensor:
+        """(B, n, C) -> (B, H, n, R + D), rotated."""
+        query = self.query(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        content, rotated = query.split([query.shape[-1] - self.rotated_width, self.rotated_width], -1)
+        return torch.cat((self._rotated(rotated, start), content), -1)
+
+    def _keys(self, x: Tensor, start: int) -> Tensor:
+        """(B, n, C) -> the rotated channels and the latents, (B, 1, n, R + latent)."""
+        both = self.latent(x)[:, None]
+        latent, rotated = both.split([both.shape[-1] - self.rotated_width, self.rotated_width], -1)
+        return torch.cat((self._rotated(rotated, start), self.latent_norm(latent)), -1)
+
+    def _rotated(self, x: Tensor, start: int) -> Tensor:
+        if self.position is None or not self.rotated_width:
+            return x
+        return self.position.encode(x, torch.arange(start, start + x.shape[2], device=x.device))
+
+    def _attend(
+        self, query: Tensor, key: Tensor, positions: Positions, mask: Mask | None, form: Form
+    ) -> AttentionOutput:
+        attention = self.attention if mask is None else self.attention.with_mask(_both(self.attention.mask, mask))
+        latent = key[..., self.rotated_width :]
+        if form == "absorbed" or (form == "auto" and self._absorbing_is_cheaper(query.shape[2], key.shape[2])):
+            seen = attend(attention, query, key, latent, positions=positions)
+            return AttentionOutput(seen.output @ self.value.to(seen.output.dtype), seen.weights)
+        score = self._score
+        content = latent @ score.weight.mT.to(latent.dtype)
+        rotated = key[..., : self.rotated_width].expand(-1, self.num_heads, -1, -1)
+        expanded = Attention(Dot(scale=score.scale(0)), mask=attention.mask)
+        values = latent @ self.value.to(latent.dtype)
+        return attend(expanded, query, torch.cat((rotated, content), -1), values, positions=positions)
+
+    @property
+    def _score(self) -> LatentDot:
+        assert isinstance(self.attention.score, LatentDot)
+        return self.attention.score
+
+    def _absorbing_is_cheaper(self, num_queries: int, num_keys: int) -> bool:
+        """Whether the absorbed form takes fewer multiply-adds for each head."""
+        (_, D, C), E, R = self._score.weight.shape, self.value.shape[-1], self.rotated_width
+        absorbed = num_queries * num_keys * (R + 2 * C) + num_queries * C * (D + E)
+        return absorbed < num_queries * num_keys * (R + D + E) + num_keys * C * (D + E)
+
+    def _check(self, x: Tensor, form: str) -> None:
+        width = self.latent.in_features
+        if x.ndim != 3 or x.shape[-1] != width:
+            raise RegardError(
+                f"MultiHeadLatentAttention: inputs must be (batch, length, {width}), got {tuple(x.shape)}."
+            )
+        if form not in ("auto", "absorbed", "expanded"):
+            raise RegardError(f"MultiHeadLatentAttention(form={form!r}): give 'auto', 'absorbed' or 'expanded'.")
+        if Ring.default() is not None:
+            raise RegardError(
+                "MultiHeadLatentAttention: inside Ring.as_default a rank has only its share of the latents. Call "
+                "regard.attend with the latents as keys."
+            )
+
+    def extra_repr(self) -> str:
+        _, D, C = self._score.weight.shape
+        return f"{self.latent.in_features}, {self.num_heads}, latent_width={C}, head_width={D}"
+
+
+def _both(first: Mask | None, second: Mask) -> Mask:
+    return second if first is None else first & second
