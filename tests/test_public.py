@@ -22,7 +22,7 @@ LAYERS = [
     | {"shapes", "spans", "positions", "cluster"},
     {"pieces", "attention"},
     {"catalog", "cache", "engine"},
-    {"maps", "attention_output", "nn"},
+    {"maps", "attention_output", "combine", "nn"},
     {"stats", "hf", "seq2seq", "data", "drawing", "diagnosis"},
     {"profiling"},
     {"viewer", "bench", "cli", "api"},

@@ -5,6 +5,7 @@ from regard.attention import Attention
 from regard.attention_output import AttentionOutput, attend, explain
 from regard.cache import Cache, GrowingCache, LatentCache, RecurrentCache, RingCache
 from regard.catalog import Mechanism, mechanism, mechanisms
+from regard.combine import combine
 from regard.diagnosis import CheckFinding, CheckReport, check
 from regard.drawing import *  # noqa: F403
 from regard.engine import Plan
@@ -38,6 +39,7 @@ __all__ = [
     "Spans",
     "attend",
     "check",
+    "combine",
     "explain",
     "mechanism",
     "mechanisms",

@@ -14,7 +14,9 @@ from regard.maps.folds import (
     Tile,
     TopLinks,
 )
+from regard.maps.product_map import MatrixMap, ProductMap
 from regard.maps.ring_map import RingMap
+from regard.maps.sum_map import SumMap
 
 __all__ = [
     "AttentionMap",
@@ -24,10 +26,13 @@ __all__ = [
     "KeyTotals",
     "Links",
     "MassOn",
+    "MatrixMap",
     "Pool",
+    "ProductMap",
     "RingMap",
     "SignedMass",
     "Similarity",
+    "SumMap",
     "Tile",
     "TopLinks",
 ]

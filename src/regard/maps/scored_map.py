@@ -156,11 +156,13 @@ class ScoredMap(AttentionMap):
         row_statistic = tuple(t[near[0]][:, near[1]] for t in self.row_statistic)
         return ScoredMap(self.attention, self._prepared.select(batch, head), self.positions, grid, row_statistic)
 
-    def _weights(self, rows: Tensor, cols: Tensor) -> Tensor:
-        """Weights of a tile, by indices on the host; the indices of keys ascend."""
+    def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+        """Weights of a tile (B, H, I', J'): slices, or indices on the host; the indices of keys ascend."""
         self._check_unchanged()
-        columns, keys = to_device(cols, self.device), Spans.union((j, j + 1) for j in cols.tolist())
-        i, j = (at if (at := as_slice(x)) is not None else to_device(x, self.device) for x in (rows, cols))
+        i, j = _on_device(rows, self.device), _on_device(cols, self.device)
+        columns = torch.arange(self.shape[3], device=self.device)[j]
+        ranges = [(cols.start, cols.stop)] if isinstance(cols, slice) else [(n, n + 1) for n in cols.tolist()]
+        keys = Spans.union(ranges)
         s = scores(self.attention, self._prepared.tile(i, j), self.grid.tile(i, keys))
         return self.attention.normalizer.weights(s, tuple(t[:, :, i] for t in self.row_statistic), columns)
 
@@ -252,3 +254,10 @@ class ScoredMap(AttentionMap):
             forbidden = ~mask.allowed(grid.tile(slice(None), part))
             s[..., part] = s[..., part].masked_fill(forbidden, self.attention.normalizer.masked_score)
         return s
+
+
+def _on_device(index: Tensor | slice, device: torch.device) -> Tensor | slice:
+    """An index of a tensor on a device; consecutive indices become a slice."""
+    if isinstance(index, slice):
+        return index
+    return to_device(index, device) if (consecutive := as_slice(index)) is None else consecutive

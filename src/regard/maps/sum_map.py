@@ -1,0 +1,118 @@
+"""`SumMap`: a weighted sum of maps, W = sum_m c_m W_m, such as the difference of two softmaxes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from regard.attention import Attention
+from regard.checks import checked
+from regard.errors import RegardError
+from regard.maps.attention_map import AttentionMap
+from regard.maps.indices import Index, indices
+from regard.pieces.mask import Mask
+from regard.shapes import to_device
+
+
+class SumMap(AttentionMap):
+    """w_ij = sum_m c_m,i w_m,ij: a sum of maps of the same queries and keys, with a factor for each part and row.
+
+    A factor is a number or a tensor that broadcasts against (B, H, I, 1). The weights are signed if a part is, or if a
+    factor is negative.
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 1, 2, 4)
+    >>> near, all_keys = (rg.attend(rg.Attention(mask=mask), x, x, x).weights for mask in (rg.causal(), None))
+    >>> rg.SumMap([near, all_keys], factors=[1.0, -0.5])[0, 0]
+    tensor([[ 0.7500, -0.2500],
+            [ 0.2500,  0.2500]])
+    """
+
+    def __init__(self, parts: Sequence[AttentionMap], factors: Sequence[float | Tensor]) -> None:
+        self.parts = list(parts)
+        _check_parts(self.parts, factors)
+        first = self.parts[0]
+        self.factors = [_factor(number, factor, first) for number, factor in enumerate(factors)]
+        self.positions, self.grid = first.positions, first.grid
+        self.attention = Attention(mask=union([part.attention.mask for part in self.parts]))
+        has_negative_factor = any(bool((factor < 0).any()) for factor in self.factors)
+        self.is_signed = has_negative_factor or any(part.is_signed for part in self.parts)  # type: ignore[misc]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self.parts[0].shape
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return reduce(torch.promote_types, (part._dtype for part in self.parts))
+
+    @property
+    def _bytes_per_weight(self) -> int:
+        return 2 * self._item_bytes + max(part._bytes_per_weight for part in self.parts)
+
+    @checked
+    def select(self, batch: Index, head: Index) -> SumMap:
+        """The map of some batch entries and heads (indices), still lazy."""
+        b = indices("weights.select", "batch", batch, self.shape[0])
+        h = indices("weights.select", "head", head, self.shape[1])
+        factors = [_selected(_selected(factor, 0, b), 1, h) for factor in self.factors]
+        return SumMap([part.select(b, h) for part in self.parts], factors)
+
+    def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+        total: Tensor | None = None
+        for part, factor in zip(self.parts, self.factors, strict=True):
+            weights = _of_rows(factor, rows).to(self._dtype) * part._weights(rows, cols)
+            total = weights if total is None else total + weights
+        assert total is not None
+        return total
+
+
+def _check_parts(parts: list[AttentionMap], factors: Sequence[float | Tensor]) -> None:
+    if not parts or len(parts) != len(factors):
+        raise RegardError(
+            f"SumMap: {len(parts)} maps and {len(factors)} factors were given. Give one factor for each map, and at "
+            "least one map."
+        )
+    shapes, positions = [part.shape for part in parts], [part.positions for part in parts]
+    if any(shape != shapes[0] for shape in shapes) or any(other != positions[0] for other in positions):
+        raise RegardError(
+            f"SumMap: the maps must have the same queries and keys at the same positions, got shapes {shapes}. A map "
+            "by groups of keys has its own columns: sum the maps over tokens, as `attend` returns them."
+        )
+
+
+def _factor(number: int, factor: float | Tensor, part: AttentionMap) -> Tensor:
+    """The factor as a tensor with four axes, each of size 1 or of the size of the map."""
+    B, H, I, _ = part.shape
+    tensor = torch.as_tensor(factor, device=part.device).detach().clone()
+    tensor = tensor.reshape(*[1] * (4 - tensor.ndim), *tensor.shape) if tensor.ndim < 4 else tensor
+    fits = tensor.ndim == 4 and all(n in (1, m) for n, m in zip(tensor.shape, (B, H, I, 1), strict=True))
+    if not fits:
+        shape = tuple(factor.shape) if isinstance(factor, Tensor) else factor
+        raise RegardError(
+            f"SumMap: factor {number} has shape {shape}, and the map has (B, H, I, J) = {part.shape}. A factor is a "
+            f"number, or a tensor that broadcasts against (B, H, I, 1) = {(B, H, I, 1)}: factor[..., None] for one "
+            "number a row."
+        )
+    return tensor
+
+
+def _selected(factor: Tensor, axis: int, index: Tensor) -> Tensor:
+    return factor if factor.shape[axis] == 1 else factor.index_select(axis, to_device(index, factor.device))
+
+
+def _of_rows(factor: Tensor, rows: Tensor | slice) -> Tensor:
+    if factor.shape[2] == 1:
+        return factor
+    return factor[:, :, rows if isinstance(rows, slice) else to_device(rows, factor.device)]
+
+
+def union(masks: Sequence[Mask | None]) -> Mask | None:
+    """The mask that allows what at least one of them allows; None (every key) if one of them is None."""
+    different = [mask for number, mask in enumerate(masks) if not any(mask is other for other in masks[:number])]
+    if not different or any(mask is None for mask in different):
+        return None
+    return reduce(lambda left, right: left | right, different)  # type: ignore[operator, return-value]
