@@ -32,7 +32,7 @@ ROOMS = {
     "hf": [
         {"masks", "attention_modules", "gguf"},
         {"calls", "models"},
-        {"operator_calls"},
+        {"operator_calls", "recurrent"},
         {"compiled"},
         {"capture", "heads", "backend"},
         {"window_maps"},

@@ -13,12 +13,16 @@ from regard.errors import RegardError
 from regard.hf.capture.lazy_projection import DeferredCall
 from regard.hf.capture.module_rerun import RerunCall, RerunSteps
 from regard.hf.capture.module_statistics import ModuleStatistics
+from regard.hf.capture.recurrent_calls import RecurrentCall
 from regard.hf.capture.verification import Check
 from regard.maps.attention_map import AttentionMap
 from regard.maps.joined import joined
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.grid import Grid
 from regard.positions import Positions
+
+#: The kind of every layer that is not recurrent.
+ATTENTION = "attention"
 
 
 class NotCaptured(RegardError, KeyError):
@@ -135,11 +139,18 @@ class ModuleCalls:
     """One attention module: the part of the model it is in, its calls in order, and statistics if they are kept."""
 
     part: str
-    calls: list[Capture | RerunCall | RerunSteps | ModuleMap | DeferredCall | FoldedCall] = field(default_factory=list)
+    calls: list[Capture | RerunCall | RerunSteps | ModuleMap | DeferredCall | RecurrentCall | FoldedCall] = field(
+        default_factory=list
+    )
     statistics: ModuleStatistics | None = None
+    kind: str = ATTENTION
+    #: The last call of a recurrent layer, which the next one may continue.
+    recurrent: RecurrentCall | None = None
 
-    def add(self, capture: Capture | RerunCall | ModuleMap | DeferredCall) -> None:
+    def add(self, capture: Capture | RerunCall | ModuleMap | DeferredCall | RecurrentCall) -> None:
         """Append a call. If its keys begin with those of the call before, both calls share them."""
+        if isinstance(capture, RecurrentCall):
+            self._follow(capture)
         if self.statistics is not None:
             weights = capture.map
             with torch.autocast(weights.device.type, enabled=False):
@@ -155,6 +166,14 @@ class ModuleCalls:
             capture.keys = last.keys
         self.calls.append(capture)
 
+    def _follow(self, capture: RecurrentCall) -> None:
+        """Verify a run of calls of a recurrent layer when the next run begins, and each call of which none is kept."""
+        if self.recurrent is not None and capture.earlier is None:
+            self.recurrent.verify()
+        if self.statistics is not None:
+            capture.verify()
+        self.recurrent, self.kind = capture, capture.kind
+
     def _continues(self, last: RerunCall | RerunSteps, capture: object) -> bool:
         """Join a step of a decoder to the steps before it; returns whether both read the same values."""
         steps = last if isinstance(last, RerunSteps) else RerunSteps([last])
@@ -166,7 +185,9 @@ class ModuleCalls:
         return continues
 
     def release(self) -> None:
-        """Forget the values of the last step: no call follows."""
+        """Verify recurrent layers, and forget the values of the last step: no call follows."""
+        if self.recurrent is not None and self.statistics is None:
+            self.recurrent.verify()
         for call in self.calls[-1:]:
             if isinstance(call, RerunCall | RerunSteps):
                 (call.calls[-1] if isinstance(call, RerunSteps) else call).memory = None

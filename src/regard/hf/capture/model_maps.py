@@ -8,7 +8,7 @@ from typing import Any
 
 from regard.display import viewer_part
 from regard.errors import RegardError, nearest
-from regard.hf.capture.captured_calls import ModuleCalls, NotCaptured
+from regard.hf.capture.captured_calls import ATTENTION, ModuleCalls, NotCaptured
 from regard.hf.capture.model_inputs import ModelInputs
 from regard.hf.capture.module_statistics import ModuleStatistics
 from regard.hf.capture.verification import Check
@@ -64,6 +64,11 @@ class WatchedAttention(Mapping[str, AttentionMap]):
     def maps(self) -> dict[str, AttentionMap]:
         """Module path -> the map of its last call."""
         return {name: self[name] for name in self.names}
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Module path -> what the layer is: attention, delta rule, state space, linear attention, convolution, ..."""
+        return {name: self._parts[name].kind for name in self.names}
 
     @property
     def statistics(self) -> dict[str, ModuleStatistics]:
@@ -139,9 +144,13 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         return len(self.names)
 
     def __repr__(self) -> str:
-        lines = [f"  {number}: {name} {_shape(self._parts[name])}" for number, name in enumerate(self.names)]
+        lines = [f"  {n}: {name} {_shape(self._parts[name])}{self._kind(name)}" for n, name in enumerate(self.names)]
         lines += [f"  missing: {name}: {reason}" for name, reason in self._missing.items()]
         return "\n".join([f"WatchedAttention({len(self)} attention modules)", *lines])
+
+    def _kind(self, name: str) -> str:
+        """The kind of a layer, if the model has layers of other kinds than attention."""
+        return f", {self.kinds[name]}" if set(self.kinds.values()) != {ATTENTION} else ""
 
     def _view(self, belongs: Callable[[str], bool]) -> WatchedAttention:
         parts = {name: part for name, part in self._parts.items() if belongs(part.part)}

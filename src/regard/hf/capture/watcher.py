@@ -1,7 +1,7 @@
 """`watch` keeps the queries and keys of every attention call while a model runs on its own backend.
 
-Calls are observed at four places: transformers' attention interface, `F.scaled_dot_product_attention`, torch's own
-attention modules, and `regard.attend` with the modules of `regard.nn`. The model is not changed, and its outputs are
+Calls are observed at five places: transformers' attention interface, `F.scaled_dot_product_attention`, torch's own
+attention modules, the recurrent layers of transformers, and `regard.attend` with the modules of `regard.nn`. The model is not changed, and its outputs are
 bit-identical. Patches belong to the process and watchers to a thread (`regard.context`), so several threads may watch
 at once, even the same model.
 """
@@ -39,14 +39,18 @@ from regard.hf.capture.model_maps import WatchedAttention
 from regard.hf.capture.module_hooks import inside_backward, module_calls
 from regard.hf.capture.module_rerun import LastWeights, RerunCall, snapshot
 from regard.hf.capture.module_statistics import ModuleStatistics, checked_folds
+from regard.hf.capture.recurrent_calls import RecurrentCall
+from regard.hf.capture.recurrent_layers import RecurrentLayers, is_recurrent
 from regard.hf.capture.softmax_trace import Trace
 from regard.hf.capture.torch_calls import ObservedCall, encoder_layer, multihead, sdpa
 from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.capture.verification import Check, check
 from regard.hf.models import model_name
+from regard.hf.recurrent.core_calls import CoreCall
 from regard.maps import AttentionMap, Fold
 from regard.nn import Attends, listeners
 
+Captured = Capture | RerunCall | ModuleMap | DeferredCall | RecurrentCall
 KEEPS = ("qk", "statistics")
 ALL = "all"
 UNCALLED = "was not called inside the with-block by the watching thread"
@@ -54,6 +58,7 @@ OUTSIDE = (
     "computes its weights itself, without the attention interface of transformers, F.scaled_dot_product_attention, "
     "nn.MultiheadAttention or regard.attend"
 )
+FUSED = "computed this layer in one fused kernel, which does not return the tensors of its weights; use model.eval()"
 #: Ends the errors of models that cannot be watched.
 SUPPORTED = (
     "Only models whose attention goes through transformers' attention interface (BERT, Llama, T5, ViT and some 350 "
@@ -78,6 +83,11 @@ def watch(
     the block ends with a `RegardError`. With `verify="all"`, and for a backend that you registered, every row is
     verified, in quadratic time but linear memory. For a module that computes softmax itself (Bloom, DeBERTa, your own)
     the inputs are kept, and the module runs once more when you read its map.
+
+    The recurrent layers of transformers (delta rules as in Qwen3-Next and Kimi Linear, Mamba-1 and -2 and their
+    hybrids, lightning attention, RWKV, xLSTM, RG-LRU, short convolutions) have maps too: `seen.kinds` says which layer
+    is which. Their weights are signed, and W . values is the output of the recurrence. In Mamba-1, RWKV, RG-LRU and
+    convolutions each channel is a head.
 
     With `keep="statistics"` the `folds` (by default entropy, strongest link, distance and weight received) are
     computed while the model runs, and queries and keys are discarded: `seen.statistics[name].of(regard.Entropy)`.
@@ -193,6 +203,7 @@ class _Watcher:
         self.candidates: dict[str, nn.Module] = {}
         self.own_softmax: set[nn.Module] = set()
         self.callers: set[nn.Module] = set()
+        self.recurrent = RecurrentLayers(self._innermost, lambda: self in module_calls.observers, self._keep_recurrent)
         attending = self._read_names()
         chosen.check(self.names.values(), attending)
         self.torch_parts, self.deferred = parts_of_torch_layers(model), inside_torch_layers(model)
@@ -209,6 +220,7 @@ class _Watcher:
         attending = attention_modules(self.model)
         self.names = {module: name for name, module in self.model.named_modules()}
         self.modules = {name: module for module, name in self.names.items()}
+        attending |= {name: module for name, module in self.modules.items() if is_recurrent(module)}
         self.order[:] = self.modules
         self.attending = {module: name for name, module in attending.items()}
         self.candidates = {name: module for name, module in attending.items() if name in self.chosen}
@@ -216,7 +228,7 @@ class _Watcher:
 
     def _observe_inputs(self) -> None:
         for name, module in self.candidates.items():
-            if module not in self.own_softmax and may_compute_weights(module):
+            if module not in self.own_softmax and may_compute_weights(module) and not is_recurrent(module):
                 self.own_softmax.add(module)
                 caller = self._caller(name)
                 if may_compute_weights(caller):
@@ -237,6 +249,7 @@ class _Watcher:
             stack.enter_context(listeners.to(self))
             stack.enter_context(attend_listeners.to(self))
             stack.enter_context(self.hooks)
+            stack.enter_context(self.recurrent.observing(self.candidates.values()))
             self._observe_inputs()
             try:
                 yield
@@ -253,6 +266,7 @@ class _Watcher:
     def module_started(self, module: nn.Module) -> None:
         if module in self.names:
             self._keep_returned(lambda returned: returned.frame.module is module)
+            self.recurrent.module_started(module)
             self.running.modules.append(module)
             if any(part is not None and part not in self.names for part in module._modules.values()):
                 self._read_names()
@@ -279,6 +293,8 @@ class _Watcher:
         self._keep_returned(lambda returned: returned.caller is module)
         while module in running and running.pop() is not module:
             pass
+        if output is not None:
+            self.recurrent.module_ended(module)
         if not any(frame.module is module for frame in frames):
             return
         while (frame := frames.pop()).module is not module:
@@ -339,7 +355,18 @@ class _Watcher:
         note = "regard.attend reported its own map" if called else "the module reported its own map"
         self._keep(name, lambda: ModuleMap([weights], Check(name or "", note=note), steps=not called))
 
+    def _innermost(self) -> nn.Module | None:
+        return self.running.modules[-1] if self.running.modules else None
+
     # Captures
+
+    def _keep_recurrent(self, module: nn.Module, read: Callable[[], CoreCall]) -> None:
+        """Keep one call of a recurrent layer."""
+        name = self.names.get(module)
+        known = self.calls.get(name or "")
+        dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
+        last = None if known is None else known.recurrent
+        self._keep(name, lambda: RecurrentCall.of(name or "", read(), dtype, self.verify, last))
 
     def _keep_softmax(self, frame: ModuleFrame) -> None:
         """Keep the weights of a module that computed softmax itself."""
@@ -359,7 +386,7 @@ class _Watcher:
         self._keep(name, lambda: self._capture(name or "", observe()))
 
     @torch.no_grad()
-    def _keep(self, name: str | None, capture: Callable[[], Capture | RerunCall | ModuleMap | DeferredCall]) -> None:
+    def _keep(self, name: str | None, capture: Callable[[], Captured]) -> None:
         if name is None or name not in self.chosen or name in self.missing or inside_backward():
             return
         try:
@@ -371,9 +398,10 @@ class _Watcher:
         with self.keeping:
             self._add(name, captured)
 
-    def _add(self, name: str, captured: Capture | RerunCall | ModuleMap | DeferredCall) -> None:
+    def _add(self, name: str, captured: Captured) -> None:
         if name not in self.calls:
-            part = self.torch_parts.get(name) or part_of(name, self.modules[name])
+            is_state = isinstance(captured, RecurrentCall) and "encoder" not in name.lower()
+            part = "decoder" if is_state else self.torch_parts.get(name) or part_of(name, self.modules[name])
             self.calls[name] = ModuleCalls(part, statistics=ModuleStatistics(name, self.folds) if self.folds else None)
         self.calls[name].add(captured)
 
@@ -393,7 +421,7 @@ class _Watcher:
     def _note_uncaptured(self) -> None:
         for name, module in self.candidates.items():
             if name not in self.calls and name not in self.missing and not self._observed_inside(name):
-                outside = f"{type(module).__name__} {OUTSIDE}"
+                outside = f"{type(module).__name__} {FUSED if is_recurrent(module) else OUTSIDE}"
                 self.missing[name] = outside if name in self.called else UNCALLED
 
     def _observed_inside(self, name: str) -> bool:

@@ -1,0 +1,163 @@
+"""`RecurrentCall`: a captured call of a recurrent layer. With a cache, each call continues the one before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from regard.attention import Attention
+from regard.hf.calls import NO_NUMBERS, Untranslatable
+from regard.hf.capture.module_rerun import RerunMap
+from regard.hf.capture.verification import ROWS, TOLERANCE, Check
+from regard.hf.recurrent.core_calls import CoreCall
+from regard.hf.recurrent.forms import Recurrence, ShortConvolution, joined
+from regard.maps.attention_map import AttentionMap
+from regard.pieces.grid import Grid
+from regard.pieces.mask import causal
+from regard.positions import Positions
+
+UNKNOWN_STATE = (
+    "the layer begins with a state from before the watch, so its weights on the earlier tokens are unknown; run the "
+    "whole text inside the with-block"
+)
+
+
+#: The value of `verify` that recomputes every row.
+ALL_ROWS = "all"
+
+
+@dataclass(eq=False)
+class RecurrentCall:
+    """One call of a recurrent layer: the tensors of its weights, and the call that it continues.
+
+    `order` has, for each batch entry, the entry of the earlier call that it continues; None: the same one.
+    """
+
+    name: str
+    core: CoreCall
+    dtype: torch.dtype
+    verified: bool | str = True
+    earlier: RecurrentCall | None = None
+    order: Tensor | None = None
+    check: Check = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.check = Check(self.name, note="verify=False")
+
+    @staticmethod
+    def of(
+        name: str, core: CoreCall, dtype: torch.dtype, verified: bool | str, last: RecurrentCall | None
+    ) -> RecurrentCall:
+        """The call, joined to the last one if it begins with its state."""
+        if core.output.is_meta:
+            raise Untranslatable(NO_NUMBERS)
+        core = replace(core, value=core.value.detach(), output=core.output.detach())
+        if not core.before or not bool(core.before[0].any()):
+            return RecurrentCall(name, core, dtype, verified)
+        if last is None:
+            raise Untranslatable(UNKNOWN_STATE)
+        return RecurrentCall(name, core, dtype, verified, last, _order(core.before, last.core.after))
+
+    @property
+    def kind(self) -> str:
+        return self.core.kind
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        B, H, I, _ = self.core.value.shape
+        return B, H, I, sum(call.core.value.shape[2] for call, _ in self._calls())
+
+    @property
+    def map(self) -> AttentionMap:
+        B, H, I, J = self.shape
+        positions = Positions.aligned_to_end(I, J)
+        grid = Grid.whole(positions, B, H, I, self.core.value.device)
+        return RecurrentMap(lambda: self.form().weights(torch.arange(J - I, J)), positions, grid)
+
+    def form(self) -> Recurrence | ShortConvolution:
+        """The tensors of the weights, of all tokens up to this call."""
+        calls = list(self._calls())[::-1]
+        with torch.no_grad(), torch.autocast(self.core.value.device.type, enabled=False):
+            return joined([call.core.form() for call, _ in calls], [order for _, order in calls])  # type: ignore[type-var]
+
+    @torch.no_grad()
+    def verify(self) -> None:
+        """Compare W . values with the output of the layer, for a few rows of this call and of those before it."""
+        if not self.verified:
+            return
+        calls = list(self._calls())[::-1]
+        value = torch.cat([_ordered(call.core.value, order) for call, order in calls], 2)
+        J = value.shape[2]
+        rows = (
+            torch.arange(J)
+            if self.verified == ALL_ROWS
+            else torch.linspace(0, J - 1, min(ROWS, J)).round().long().unique()
+        )
+        expected = self.form().weights(rows.to(value.device)).to(value.dtype) @ value
+        parts = [_output(call.core) for call, _ in calls]
+        scale, offset, actual = (
+            torch.cat([_ordered(part[n], order) for part, (_, order) in zip(parts, calls, strict=True)], 2)[:, :, rows]
+            for n in range(3)
+        )
+        check = self._compared(expected * scale + offset, actual)
+        for call, _ in calls:
+            call.check = check
+
+    def _compared(self, expected: Tensor, actual: Tensor) -> Check:
+        if not bool(actual.isfinite().all()):
+            return Check(self.name, note="the output is not finite")
+        error = float((expected - actual).abs().max()) if actual.numel() else 0.0
+        share = TOLERANCE.get(self.dtype, TOLERANCE[torch.float32])
+        tolerance = share * max(float(actual.abs().max()) if actual.numel() else 0.0, 1e-6)
+        return Check(self.name, error, tolerance, error <= tolerance)
+
+    def _calls(self) -> Iterator[tuple[RecurrentCall, Tensor | None]]:
+        """This call and those that it continues, the last first, with the batch entries of this call in each."""
+        call: RecurrentCall | None = self
+        order: Tensor | None = None
+        while call is not None:
+            yield call, order
+            if call.order is not None:
+                order = call.order if order is None else call.order[order]
+            call = call.earlier
+
+
+class RecurrentMap(RerunMap):
+    """The signed weights of a recurrent layer."""
+
+    is_signed = True
+
+    @property
+    def attention(self) -> Attention:  # type: ignore[override]
+        return Attention(mask=causal()).eval()
+
+    def select(self, batch: object, head: object) -> AttentionMap:
+        view = super().select(batch, head)  # type: ignore[arg-type]
+        return RecurrentMap(self._source, view.positions, view.grid)
+
+
+def _order(before: tuple[Tensor, ...], after: tuple[Tensor, ...]) -> Tensor | None:
+    """The batch entry of the last call that each entry continues; None if all are the same."""
+    if len(before) != len(after) or any(a.shape[1:] != b.shape[1:] for a, b in zip(after, before, strict=True)):
+        raise Untranslatable(UNKNOWN_STATE)
+    after = tuple(a.to(b) for a, b in zip(after, before, strict=True))
+    if all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(after, before, strict=True)):
+        return None
+    same = torch.stack([(b[:, None] == a[None]).flatten(2).all(2) for a, b in zip(after, before, strict=True)]).all(0)
+    if not bool(same.any(1).all()):
+        raise Untranslatable(UNKNOWN_STATE)
+    return same.int().argmax(1)
+
+
+def _output(core: CoreCall) -> tuple[Tensor, Tensor, Tensor]:
+    """The factor, the summand and the result of an output, (B, H, n, E) each."""
+    scale = torch.ones_like(core.output) if core.scale is None else core.scale.expand_as(core.output)
+    offset = torch.zeros_like(core.output) if core.offset is None else core.offset.expand_as(core.output)
+    return scale.detach(), offset.detach(), core.output
+
+
+def _ordered(x: Tensor, order: Tensor | None) -> Tensor:
+    return x if order is None else x[order]

@@ -1,0 +1,1 @@
+"""Recurrent layers of transformers as linear maps: their tensors, read from the calls of a running model."""

@@ -1,0 +1,118 @@
+"""`core_functions` reports every call of the functions that compute recurrent layers in transformers.
+
+Model files call them by a global name, such as `torch_chunk_gated_delta_rule`. While a model is watched, these names
+hold wrappers, which call the same function and report the call. Results are bit-identical.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from regard.context import ContextItems
+from regard.hf.recurrent.core_calls import READERS, state_copies
+
+#: Names of the argument that holds the state before the call. Caches and some functions write it in place.
+STATES = ("initial_state", "initial_states", "state")
+
+
+class CoreObserver(Protocol):
+    """Is called after every call of a core function, with its arguments by name."""
+
+    def core_called(self, name: str, given: dict[str, Any], result: Any) -> None: ...
+
+
+@dataclass(eq=False)
+class _Replacement:
+    """A global name that holds a wrapper, and the number of open watches that need it."""
+
+    original: Callable[..., Any]
+    wrapper: Callable[..., Any]
+    num_open: int = 0
+
+
+class _CoreFunctions:
+    """Replaces functions in the globals of model files while any thread observes them.
+
+    The globals belong to the process, and observers to a thread.
+    """
+
+    def __init__(self) -> None:
+        self.observers: ContextItems[CoreObserver] = ContextItems("core")
+        self._replaced: dict[tuple[int, str], _Replacement] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def observed_by(self, observer: CoreObserver, modules: Iterable[nn.Module]) -> Iterator[None]:
+        places = {(id(file), name): file for file, name in _functions_of(modules)}
+        with self._lock:
+            for (_, name), file in places.items():
+                self._open(file, name)
+        try:
+            with self.observers.adding(observer):
+                yield
+        finally:
+            with self._lock:
+                for (_, name), file in places.items():
+                    self._close(file, name)
+
+    def _open(self, file: dict[str, Any], name: str) -> None:
+        replacement = self._replaced.get((id(file), name))
+        if replacement is None:
+            replacement = _Replacement(file[name], self._reporting(name, file[name]))
+            self._replaced[id(file), name] = replacement
+            file[name] = replacement.wrapper
+        replacement.num_open += 1
+
+    def _close(self, file: dict[str, Any], name: str) -> None:
+        """Restore the function. If another package has wrapped the wrapper, it stays and only passes calls on."""
+        replacement = self._replaced[id(file), name]
+        replacement.num_open -= 1
+        if not replacement.num_open:
+            del self._replaced[id(file), name]
+            if file[name] is replacement.wrapper:
+                file[name] = replacement.original
+
+    def _reporting(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        names = list(inspect.signature(function).parameters)
+
+        @wraps(function)
+        def run(*args: Any, **options: Any) -> Any:
+            if not self.observers:
+                return function(*args, **options)
+            given = {**dict(zip(names, args, strict=False)), **options}
+            given["before"] = _state_before(given)
+            result = function(*args, **options)
+            for observer in self.observers:
+                observer.core_called(name, given, result)
+            return result
+
+        return run
+
+
+def _state_before(given: dict[str, Any]) -> tuple[Tensor, ...]:
+    state = next((given[name] for name in STATES if given.get(name) is not None), ())
+    return state_copies(*([state] if isinstance(state, Tensor) else state))
+
+
+core_functions = _CoreFunctions()
+
+
+def core_names(module: nn.Module) -> set[str]:
+    """The core functions that the forward of a module calls."""
+    function = inspect.unwrap(type(module).forward)
+    code, file = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    return {name for name in READERS if code is not None and name in code.co_names and callable(file.get(name))}
+
+
+def _functions_of(modules: Iterable[nn.Module]) -> Iterator[tuple[dict[str, Any], str]]:
+    for module in modules:
+        for name in core_names(module):
+            yield inspect.unwrap(type(module).forward).__globals__, name
