@@ -1,9 +1,9 @@
 """`watch` keeps the queries and keys of every attention call while a model runs on its own backend.
 
 Calls are observed at five places: transformers' attention interface, `F.scaled_dot_product_attention`, torch's own
-attention modules, the recurrent layers of transformers, and `regard.attend` with the modules of `regard.nn`. The model is not changed, and its outputs are
-bit-identical. Patches belong to the process and watchers to a thread (`regard.context`), so several threads may watch
-at once, even the same model.
+attention modules, the recurrent layers of transformers, and `regard.attend` with the modules of `regard.nn`. The model
+is not changed, and its outputs are bit-identical. Patches belong to the process and watchers to a thread
+(`regard.context`), so several threads may watch at once, even the same model.
 """
 
 from __future__ import annotations
