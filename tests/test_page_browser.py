@@ -190,6 +190,7 @@ def test_a_comparison_of_translators(browser, tmp_path):
 
 def test_statistics(browser, file):
     with opened(browser, file + "#statistics") as page:
+        until(page, "document.querySelector('.charts').dataset.waiting === '0'")
         titles = page.locator("figcaption").all_inner_texts()
         for title in (
             "Map of spread (entropy)",

@@ -185,7 +185,7 @@ def test_statistics_go_from_their_lowest_to_their_highest_value(browser, file, t
         chart = page.locator("figure", has_text=re.compile(r"Map of .*entropy")).first
         low, name, high = chart.locator(".legend text").all_text_contents()
         assert (float(low), float(high)) == (round(values.min(), 3), round(values.max(), 3)) and "entropy" in name
-        cells = chart.locator("[aria-label=cell]").first.locator("rect")
+        cells = chart.locator(".cells").first.locator("rect")
         close([rgb(fill) for fill in cells.evaluate_all("all => all.map((one) => one.getAttribute('fill'))")], expected)
         go(page, file, "overview?colour=entropy")
         gauges = [thumbnail(page, layer, head)[1] for layer in range(2) for head in range(3)]

@@ -98,3 +98,22 @@ def test_another_head_only_colours_the_words(browser, address, maps):
         assert page.evaluate(kept), "neither the words nor the rows of layers are drawn again"
         page.keyboard.press("ArrowRight")
         until(page, "!document.querySelector('.strip svg:last-of-type').kept")
+
+
+def test_another_head_only_moves_its_mark_in_charts_of_all_heads(browser, address):
+    with opened(browser, f"{address}#statistics?layer=2&head=0") as page:
+        until(page, "document.querySelector('.charts').dataset.waiting === '0'")
+        page.evaluate("document.querySelectorAll('.charts > figure').forEach((one, at) => { one.kept = at; })")
+        kept = "[...document.querySelectorAll('.charts > figure')].map((one) => one.kept ?? -1)"
+        for key, layer, head, again in (("]", 2, 1, [1, 2]), ("}", 3, 1, [1, 2, 3])):
+            page.keyboard.press(key)
+            until(
+                page, f"document.querySelector('.charts').textContent.includes('received, layer {layer}, head {head}')"
+            )
+            until(page, "document.querySelector('.charts').dataset.waiting === '0'")
+            assert [at for at, one in enumerate(page.evaluate(kept)) if one != at] == again, "the others stay"
+            cell = page.locator(".charts .cells rect").nth(layer * 2 + head).bounding_box()
+            mark = page.locator(".charts .chosen-mark rect").last.bounding_box()
+            for start, size in (("x", "width"), ("y", "height")):
+                middles = [box[start] + box[size] / 2 for box in (cell, mark)]
+                assert middles[0] == pytest.approx(middles[1], abs=1) and mark[size] > cell[size]

@@ -10,7 +10,7 @@ export interface CellGrid {
   wide: number; // pixels of a cell, with its gap
   tall: number;
   gap?: [number, number]; // pixels between cells, across and down
-  colour(row: number, col: number): string;
+  colour(row: number, col: number): string | null; // null: no cell
   title?(row: number, col: number): string;
   chosen?(row: number, col: number): void; // by a click
 }
@@ -24,10 +24,10 @@ export function cellGrid(grid: CellGrid): SVGGElement {
 }
 
 function rectangles({ rows, cols, wide, tall, gap = [0, 0], colour, title }: CellGrid): SVGElement[] {
-  return Array.from({ length: rows * cols }, (_, at) => {
-    const [row, col] = [Math.floor(at / cols), at % cols];
-    return s("rect", { x: col * wide, y: row * tall, width: wide - gap[0], height: tall - gap[1], fill: colour(row, col) },
-      title && s("title", {}, title(row, col)));
+  return Array.from({ length: rows * cols }, (_, at) => [Math.floor(at / cols), at % cols]).flatMap(([row, col]) => {
+    const fill = colour(row, col);
+    return fill === null ? [] : [s("rect", { x: col * wide, y: row * tall, width: wide - gap[0], height: tall - gap[1], fill },
+      title && s("title", {}, title(row, col)))];
   });
 }
 
@@ -36,6 +36,7 @@ function paths({ rows, cols, wide, tall, gap = [0, 0], colour }: CellGrid): SVGE
   const box = `h${short(wide - gap[0])}v${short(tall - gap[1])}h${short(gap[0] - wide)}z`;
   for (let row = 0; row < rows; row++) for (let col = 0; col < cols; col++) {
     const fill = colour(row, col);
+    if (fill === null) continue;
     const path = found.get(fill) ?? [];
     if (!path.length) found.set(fill, path);
     path.push(`M${short(col * wide)} ${short(row * tall)}${box}`);
@@ -53,8 +54,8 @@ function titleOfPointer(grid: CellGrid, group: SVGGElement): SVGTitleElement {
   return title;
 }
 
-function cellUnder({ rows, cols, wide, tall }: CellGrid, group: SVGGElement, event: MouseEvent): [number, number] | null {
+function cellUnder({ rows, cols, wide, tall, colour }: CellGrid, group: SVGGElement, event: MouseEvent): [number, number] | null {
   const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(group.getScreenCTM()!.inverse());
   const [row, col] = [Math.floor(point.y / tall), Math.floor(point.x / wide)];
-  return row >= 0 && col >= 0 && row < rows && col < cols ? [row, col] : null;
+  return row >= 0 && col >= 0 && row < rows && col < cols && colour(row, col) !== null ? [row, col] : null;
 }

@@ -12,8 +12,8 @@ const pause = (time: number) => new Promise((done) => setTimeout(done, time));
 async function drawn(page: HTMLElement) {
   for (let look = 0; look < MOST; look++) {
     await pause(PAUSE);
-    const map = page.querySelector<HTMLElement>(".map-box");
-    if (look > 4 && (!map || map.dataset.waiting === "0")) return;
+    const waits = page.querySelector("[data-waiting]:not([data-waiting='0'])");
+    if (look > 4 && !waits) return;
   }
 }
 

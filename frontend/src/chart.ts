@@ -1,0 +1,47 @@
+// A chart of the statistics view: its title, what it says, the drawing, and its numbers as a table.
+import * as Plot from "@observablehq/plot";
+import { named } from "./chart_names";
+import type { Context } from "./context";
+import { chartOf, h, s, saving } from "./dom";
+import { numbers, type Row } from "./numbers";
+
+export interface Chart { element: HTMLElement; mark(): void } // `mark`: after a change of the chosen head
+// A chart that is drawn again only if `key` changes.
+export interface ChartPlan { key: string; draw(): Chart }
+export type Place = (x: number | string, y: number | string) => { x: number; y: number; width: number; height: number };
+interface Options {
+  title: string;
+  said: string;
+  plot: Plot.PlotOptions;
+  rows: Row[];
+  values?: any[]; // of the rows
+  chosen?: (value: any) => void; // by a click, or from the table
+  legend?: SVGSVGElement;
+  marks?: (place: Place) => SVGElement[]; // of the chosen head
+}
+
+export const scaleOfStatistic = ({ colours }: Context, domain: number[]) => ({ type: "linear" as const,
+  interpolate: (t: number) => colours.of(Math.max(t, 0.004)), domain });
+
+export function chart(context: Context, width: number, { title, said, plot, rows, values = [], chosen, legend, marks }: Options): Chart {
+  const plotted = Plot.plot({ width: Math.min(560, Math.max(280, width - 40)),
+    marginBottom: 40, style: { background: "transparent", fontSize: "12px", fontFamily: "inherit" }, ...plot });
+  const figure = chartOf(plotted);
+  figure.setAttribute("role", "img");
+  figure.setAttribute("aria-label", `${title}. ${said}`);
+  const element = h("figure", {}, h("figcaption", {}, title,
+    saving(() => `${context.text.title} ${title}`, () => plotted, () => context.root, () => legend ?? null)),
+    h("p", { class: "hint" }, said), legend, named(plotted),
+    numbers(title.split(",")[0], rows, chosen && ((at) => chosen(values[at]))));
+  if (chosen) element.addEventListener("click", () => { const { value } = plotted as any; if (value) chosen(value); });
+  const marked = s("g", { class: "chosen-mark", "pointer-events": "none", fill: "none" });
+  if (marks) figure.append(marked);
+  const place = placeOf(plotted);
+  return { element, mark: () => { if (marks) marked.replaceChildren(...marks(place)); } };
+}
+
+// Where a value is drawn: its cell of bands, or its point.
+function placeOf(plotted: Plot.Plot): Place {
+  const [across, down] = [plotted.scale("x"), plotted.scale("y")];
+  return (x, y) => ({ x: across!.apply(x), y: down!.apply(y), width: across!.bandwidth ?? 0, height: down!.bandwidth ?? 0 });
+}

@@ -1,0 +1,116 @@
+// Charts of all heads: maps of a statistic and of roles, and heads with similar maps. They do not depend on the chosen
+// head, which has a mark of its own.
+import * as Plot from "@observablehq/plot";
+import { cellGrid } from "./cell_grid";
+import { chart, type Chart, type ChartPlan, type Place } from "./chart";
+import { rangeLegend, SERIES } from "./colour";
+import { headName, type Context } from "./context";
+import { layerLabel, shortName, type Head } from "./data";
+import { s, shown } from "./dom";
+import { label as plainLabel } from "./labels";
+
+// Pixels of a page without numbers in cells; the most heads with numbers, and with names; pixels around a cell.
+const [NARROW, NUMBERED, ALL_NAMED, INSET] = [520, 400, 150, 0.7];
+type Band = ((value: unknown) => number) & { domain(): unknown[]; step(): number; bandwidth(): number };
+interface ChartHead { name: string; layer: string; at: number; head: number; roles: string[] }
+
+const headsOf = ({ text }: Context): ChartHead[] => text.layers.flatMap((layer, at) => layer.heads.map(({ roles }, head) => ({
+  name: shortName(layer, head), layer: layerLabel(layer), at, head, roles: roles.map(({ kind }) => kind) })));
+
+const lookOf = ({ state, text, colours }: Context, width: number) => [state.text, text.title, colours.css[9], width].join();
+
+// `width`: pixels of the page.
+export function mapsOfHeads(context: Context, width: number, statistic: string): ChartPlan[] {
+  const look = lookOf(context, width);
+  return [{ key: `${look} ${statistic}`, draw: () => mapOfStatistic(context, width, statistic) },
+    ...(context.text.has_roles ? [{ key: look, draw: () => mapOfRoles(context, width) }] : [])];
+}
+
+export const similarMaps = (context: Context, width: number): ChartPlan[] => (context.text.places
+  ? [{ key: lookOf(context, width), draw: () => similarHeads(context, width, context.text.places!) }] : []);
+
+const open = (context: Context) => ({ at, head }: ChartHead) => context.set({ layer: at, head });
+
+// The axes of a grid with a cell for each head.
+function gridOf({ text }: Context) {
+  const layers = text.layers.map(layerLabel);
+  return { x: { label: "head", tickSize: 0, type: "band" as const },
+    y: { label: "layer", tickSize: 0, type: "band" as const, domain: layers },
+    height: 46 + layers.length * 34, marginLeft: 30 + 7 * Math.max(2, ...layers.map((name) => name.length)) };
+}
+
+const frameOfChosen = ({ state, text }: Context) => (place: Place) => {
+  const cell = place(state.head, layerLabel(text.layers[state.layer]));
+  return [["var(--paper)", 4], ["var(--accent)", 2]].map(([stroke, wide]) => s("rect", { ...cell, stroke, "stroke-width": wide }));
+};
+
+// A cell for each head, as a mark of a plot.
+const cellsOfHeads = ({ text }: Context, opacity: number, colour: (head: Head) => string): Plot.RenderFunction => (_, { x, y }) => {
+  const [across, down] = [x, y] as unknown as Band[];
+  const group = cellGrid({ rows: text.layers.length, cols: across.domain().length, wide: across.step(), tall: down.step(),
+    gap: [2 * INSET + across.step() - across.bandwidth(), 2 * INSET + down.step() - down.bandwidth()],
+    colour: (layer, head) => (text.layers[layer].heads[head] ? colour(text.layers[layer].heads[head]) : null) });
+  const [left, top] = [across(across.domain()[0])! + INSET, down(down.domain()[0])! + INSET];
+  group.setAttribute("transform", `translate(${left},${top})`);
+  group.setAttribute("fill-opacity", String(opacity));
+  return group;
+};
+
+function mapOfStatistic(context: Context, width: number, name: string): Chart {
+  const { text, source, colours } = context;
+  const heads = headsOf(context);
+  const value = ({ at, head }: ChartHead) => text.layers[at].heads[head].values[name];
+  const [low, high] = heads.reduce(([least, most], one) => [Math.min(least, value(one)), Math.max(most, value(one))],
+    [Infinity, -Infinity]);
+  const share = (number: number) => Math.max((number - low) / (high - low || 1), 0.004);
+  const title = plainLabel(source.common, name);
+  const inCells = width <= NARROW || heads.length > NUMBERED ? null : Plot.text(heads, { x: "head", y: "layer", fontSize: 10,
+    text: (one: ChartHead) => value(one).toFixed(Math.abs(value(one)) >= 10 ? 0 : 2),
+    fill: (one: ChartHead) => colours.on(share(value(one))), pointerEvents: "none" });
+  return chart(context, width, { title: `Map of ${title}`, said: source.common.statistics[name] ?? "",
+    plot: { ...gridOf(context), marks: [cellsOfHeads(context, 1, ({ values }) => colours.of(share(values[name]))), inCells,
+      tipOf(heads, (one) => `${headName(context, one.at, one.head)}: ${shown(value(one))}`)] },
+    rows: heads.map((one) => ({ head: one.name, [name]: value(one) })), values: heads, chosen: open(context),
+    legend: rangeLegend(colours, low, high, title), marks: frameOfChosen(context) });
+}
+
+const tipOf = (heads: ChartHead[], said: (one: ChartHead) => string) =>
+  Plot.tip(heads, Plot.pointer({ x: "head", y: "layer", title: said }));
+
+function mapOfRoles(context: Context, width: number): Chart {
+  const { source, colours } = context;
+  const heads = headsOf(context);
+  const first = (roles: string[]) => roles[0] ?? "none";
+  const kinds = Object.keys(source.common.kinds).filter((kind) => heads.some(({ roles }) => first(roles) === kind));
+  const fills = new Map([...kinds.map((kind, at): [string, string] => [kind, SERIES[at]]), ["none", colours.get("--none")]]);
+  const letters = ({ roles }: ChartHead) => roles.map((role) => source.common.kinds[role].letter).join("");
+  return chart(context, width, { title: "Map of roles",
+    said: "The letters of all roles of a head, coloured by the role with the highest score.",
+    plot: { ...gridOf(context), color: { type: "ordinal", domain: [...fills.keys()], range: [...fills.values()], legend: true },
+      marks: [cellsOfHeads(context, 0.55, ({ roles }) => fills.get(roles[0]?.kind ?? "none")!),
+      Plot.text(heads.filter(({ roles }) => roles.length), { x: "head", y: "layer", text: letters, fontWeight: 600, fontSize: 10,
+        pointerEvents: "none" }), tipOf(heads, ({ at, head, roles }) => `${headName(context, at, head)}: ${first(roles)}`)] },
+    rows: heads.map(({ name, roles }) => ({ head: name, roles: roles.join(", ") || "none" })), values: heads,
+    chosen: open(context), marks: frameOfChosen(context) });
+}
+
+function similarHeads(context: Context, width: number, places: [number, number][]): Chart {
+  const { text, state } = context;
+  const [layers, heads] = [text.layers.map(layerLabel), headsOf(context)];
+  const points = heads.map((one, at) => ({ ...one, x: places[at][0], y: places[at][1] }));
+  const allNamed = heads.length <= ALL_NAMED;
+  const said = "Each point is a head; near points have similar weights (classical scaling of the Jensen-Shannon distance). Colours are layers.";
+  const ofChosen = (place: Place) => {
+    const found = points.find(({ at, head }) => at === state.layer && head === state.head)!;
+    const { x, y } = place(found.x, found.y);
+    return [s("circle", { cx: x, cy: y, r: 8, stroke: "var(--accent)", "stroke-width": 2 }),
+      ...(allNamed ? [] : [s("text", { x, y: y - 9, "font-size": 9, "text-anchor": "middle", fill: "currentColor" }, found.name)])];
+  };
+  return chart(context, width, { title: "Heads with similar maps", said, plot: { height: 380, inset: 24,
+    x: { ticks: [], label: null }, y: { ticks: [], label: null }, color: { domain: layers, label: "layer",
+      range: layers.map((_, at) => SERIES[at % SERIES.length]), legend: layers.length < 13 }, marks: [
+      Plot.dot(points, { x: "x", y: "y", fill: "layer", r: 5, fillOpacity: 0.8, tip: true,
+        title: (one: ChartHead) => headName(context, one.at, one.head) }),
+      Plot.text(allNamed ? points : [], { x: "x", y: "y", text: "name", dy: -9, fontSize: 9, pointerEvents: "none" })] },
+    rows: points.map(({ name, x, y }) => ({ head: name, x, y })), values: heads, chosen: open(context), marks: ofChosen });
+}
