@@ -14,9 +14,20 @@ const [REAL, RANDOM] = [46, 1]; // keys that are no padding; random blocks of a 
 const near = (i: number, j: number) => Math.abs(i - j) < sizes.window;
 const documentOf = (at: number) => (at < DOCUMENTS[0] ? 0 : at < DOCUMENTS[0] + DOCUMENTS[1] ? 1 : 2);
 const blockOf = (at: number) => Math.floor(at / sizes.block);
-const randomBlock = (row: number) => Math.floor(Math.abs(Math.sin(row * 127.1 + 3) * 1e4)) % Math.ceil(N / sizes.block);
+// The random block of each row of blocks, by the size of a block: those of rg.random_blocks(size, 1, 64).
+const RANDOM_BLOCKS: Record<number, number[]> = {
+  2: [12, 3, 19, 28, 27, 14, 27, 21, 0, 22, 11, 9, 10, 25, 12, 20, 21, 16, 1, 15, 30, 23, 9, 26, 19, 3, 27, 8, 25, 3, 18, 11],
+  3: [12, 13, 13, 17, 6, 14, 18, 1, 12, 21, 4, 14, 8, 11, 2, 1, 9, 0, 9, 7, 20, 13],
+  4: [12, 11, 3, 9, 13, 3, 8, 12, 1, 11, 14, 12, 10, 11, 0, 5],
+  5: [12, 5, 9, 4, 5, 12, 5, 3, 0, 7, 2, 12, 12],
+  6: [2, 1, 5, 2, 0, 2, 4, 6, 6, 5, 5],
+  7: [2, 2, 7, 5, 3, 7, 2, 7, 3, 4],
+  8: [2, 4, 2, 3, 3, 3, 7, 1],
+  9: [2, 4, 2, 3, 3, 3, 7, 1],
+  10: [2, 5, 4, 6, 6, 0, 1],
+};
 const isBigBird: Allowed = (i, j) => Math.abs(blockOf(i) - blockOf(j)) <= 1 || blockOf(i) === 0 || blockOf(j) === 0
-  || randomBlock(blockOf(i)) === blockOf(j);
+  || RANDOM_BLOCKS[sizes.block][blockOf(i)] === blockOf(j);
 
 function masks(): Mask[] {
   const { window: w, gap, block, prefix } = sizes;
