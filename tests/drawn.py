@@ -122,7 +122,7 @@ def masks(B, I, J, depth=2):
     )
     if I <= J:
         seeded = st.builds(rg.random_blocks, st.integers(1, 5), st.just(1), st.just(J), st.integers(0, 99))
-        simple = st.one_of(simple, seeded)
+        simple = st.one_of(simple, seeded, trees(J), grids(J))
     if not depth:
         return simple
     deeper = masks(B, I, J, depth - 1)
@@ -140,6 +140,30 @@ def cuts(I, J):
         return st.just(rg.documents([I], [J]))
     at = st.integers(1, min(I, J) - 1)
     return at.map(lambda n: rg.documents([n, I - n], [n, J - n]))
+
+
+@st.composite
+def trees(draw, length):
+    """A tree of tokens in any order of parents before children after a context, or a packed shared prefix."""
+    context = draw(st.integers(0, length - 1))
+    if draw(st.booleans()):
+        middle = draw(st.integers(context + 1, length))
+        return rg.shared_prefix(context, [n for n in (middle - context, length - middle) if n])
+    return rg.tree([draw(st.integers(-1, token - 1)) for token in range(length - context)], context)
+
+
+@st.composite
+def grids(draw, length, gaps=True):
+    """A neighbourhood or sliding tiles over a line, an image or a video of so many points."""
+    rows = draw(st.sampled_from([n for n in range(1, length + 1) if length % n == 0]))
+    shape = draw(st.sampled_from([(length,), (rows, length // rows), (1, length // rows, rows)]))
+    if draw(st.booleans()):
+        sides = [draw(st.sampled_from([side for side in range(1, n + 1) if n % side == 0])) for n in shape]
+        return rg.sliding_tiles(shape, sides, [draw(st.integers(1, n // m)) for n, m in zip(shape, sides, strict=True)])
+    sizes = [draw(st.integers(1, n)) for n in shape]
+    dilation = [draw(st.integers(1, n // size if gaps else 1)) for n, size in zip(shape, sizes, strict=True)]
+    steps = [draw(st.integers(1, size)) for size in sizes]
+    return rg.neighborhood(shape, sizes, dilation, steps, [draw(st.booleans()) for _ in shape])
 
 
 @st.composite

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard as rg
-from drawn import coins, masks, placings
+from drawn import coins, grids, masks, placings, trees
 from regard.engine.blocks import blocks
-from regard.engine.reference import Place
-from regard.engine.reference import attends as attends_by_definition
+from regard.engine.reference_masks import Place
+from regard.engine.reference_masks import attends as attends_by_definition
 from regard.pieces.same_group import groups_mask
 from regard.shapes import Sizes
 from regard.spans import Spans
@@ -81,6 +81,15 @@ EXACT = {
     "documents": (rg.documents([1, 3]), 4, 4, ["1000", "0111", "0111", "0111"]),
     "documents across": (rg.documents([1, 2], [3, 1]), 3, 4, ["1110", "0001", "0001"]),
     "global": (rg.global_tokens([1]), 3, 3, ["010", "111", "010"]),
+    "tree": (rg.tree([-1, 0, 0, 2, 1]), 5, 5, ["10000", "11000", "10100", "10110", "11001"]),
+    "tree after a context": (rg.tree([-1, -1, 1], context=2), 3, 5, ["11100", "11010", "11011"]),
+    "shared prefix": (rg.shared_prefix(1, [2, 1]), 4, 4, ["1000", "1100", "1110", "1001"]),
+    "neighborhood": (rg.neighborhood((5,), 3), 5, 5, ["11100", "11100", "01110", "00111", "00111"]),
+    "even neighborhood": (rg.neighborhood((4,), 2), 4, 4, ["1100", "1100", "0110", "0011"]),
+    "gaps": (rg.neighborhood((5,), 2, 2), 5, 5, ["10100", "01010", "10100", "01010", "00101"]),
+    "causal neighborhood": (rg.neighborhood((4,), 2, is_causal=True), 4, 4, ["1000", "1100", "0110", "0011"]),
+    "strides": (rg.neighborhood((6,), 3, stride=3), 6, 6, ["111000"] * 3 + ["000111"] * 3),
+    "tiles": (rg.sliding_tiles((2, 4), (2, 2), (1, 1)), 8, 8, ["11110000"] * 4 + ["00001111"] * 4),
     "padding": (rg.padding([2]), 1, 4, ["1100"]),
     "padding on the left": (rg.padding(torch.tensor([[False, True, True]])), 1, 3, ["011"]),
     "not": (~rg.causal(), 3, 3, ["011", "001", "000"]),
@@ -330,6 +339,8 @@ def exact_masks(length):
         st.lists(size, min_size=length, max_size=length).map(lambda x: rg.documents(x[: -(-length // 5)])),
         st.lists(st.integers(0, length), min_size=2, max_size=2).map(rg.padding),
         st.integers(0, 99).map(lambda seed: rg.mask_tensor(coins(seed, 2, 1, length, length))),
+        trees(length),
+        grids(length, gaps=False),
     )
 
 

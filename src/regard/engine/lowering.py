@@ -8,7 +8,8 @@ alone becomes a table of I + J - 1 numbers. A piece that depends on one token be
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import singledispatch
+from functools import reduce, singledispatch
+from operator import and_
 
 import torch
 from torch import Tensor
@@ -18,7 +19,9 @@ from regard.pieces.bias import AdditiveBias, Bias, ShawBias, Softcap
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Both, Either, Mask, Not, block_local, causal, window
 from regard.pieces.mask_data import documents, global_tokens, mask_mod, mask_tensor, random_blocks
+from regard.pieces.neighborhoods import neighborhood, sliding_tiles
 from regard.pieces.same_group import SameGroup
+from regard.pieces.trees import tree
 from regard.shapes import to_device
 
 #: Whether a pair is allowed, from the indices of batch entry, head, query and key.
@@ -193,6 +196,40 @@ def _(mask: random_blocks, problem: Problem) -> PairMask:
     drawn = torch.zeros(len(table), len(table), dtype=torch.bool, device=table.device).scatter_(1, table, True)
     query_blocks, key_blocks = problem.grid.query // mask.size, problem.grid.key // mask.size
     return lambda b, h, q, k: drawn[query_blocks[q], key_blocks[k]]
+
+
+@pairs_of.register
+def _(mask: tree, problem: Problem) -> PairMask:
+    first, stop = (to_device(order, problem.query.device) for order in mask.intervals)
+    at, first, stop = first[problem.grid.query], first[problem.grid.key], stop[problem.grid.key]
+    return lambda b, h, q, k: (first[k] <= at[q]) & (at[q] < stop[k])
+
+
+@pairs_of.register
+def _(mask: neighborhood, problem: Problem) -> PairMask:
+    return _near(mask, problem.grid.query, problem.grid.key, problem)
+
+
+@pairs_of.register
+def _(mask: sliding_tiles, problem: Problem) -> PairMask:
+    return _near(mask.near, problem.grid.query // mask.area, problem.grid.key // mask.area, problem)
+
+
+def _near(mask: neighborhood, queries: Tensor, keys: Tensor, problem: Problem) -> PairMask:
+    """Allow pairs whose coordinates are near along every axis."""
+    windows = zip(mask.windows, mask.places(queries), strict=True)
+    ends = [to_device(ends, queries.device)[place].unbind(1) for ends, place in windows]
+    gaps = [number(gap, problem) for gap in mask.dilation]
+    axes = list(zip(ends, mask.places(keys), gaps, strict=True))
+
+    def near(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        flags = [
+            (key[k] >= first[q]) & (key[k] <= last[q]) & ((key[k] - first[q]) % gap == 0)
+            for (first, last), key, gap in axes
+        ]
+        return reduce(and_, flags)
+
+    return near
 
 
 @pairs_of.register

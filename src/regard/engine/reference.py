@@ -9,7 +9,6 @@ Output and weights of every engine are tested against this one.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import Any
 
@@ -17,22 +16,10 @@ import numpy as np
 import torch
 
 from regard.engine.problem import Cost, Engine, Problem, Result
-from regard.errors import RegardError
-from regard.pieces import bias, kernel, mask, mask_data, normalizer, position, score
+from regard.engine.reference_masks import Array, Place, attends, undefined
+from regard.pieces import bias, kernel, normalizer, position, score
 from regard.pieces.dropout import kept
 from regard.pieces.grid import Grid
-
-Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Batch entry, head, and the positions of queries (I, 1) and keys (1, J)."""
-
-    b: int
-    h: int
-    i: Array
-    j: Array
 
 
 class Reference(Engine):
@@ -99,20 +86,13 @@ def _dropout_factors(problem: Problem, place: Place) -> Array:
     return array(kept(grid, problem.dropout, problem.seed or 0)[0, 0]) / (1 - problem.dropout)
 
 
-def _undefined(slot: str, piece: object) -> RegardError:
-    return RegardError(
-        f"reference: no definition of the {slot} {type(piece).__name__} in NumPy. Register one with "
-        f"@regard.engine.reference.{slot}.register, or use engine='dense'."
-    )
-
-
 # Scores: (I, D), (J, D') -> (I, J)
 
 
 @singledispatch
 def compare(piece: object, q: Array, k: Array, h: int) -> Array:
     """Scores (I, J) of queries (I, D) and keys (J, D')."""
-    raise _undefined("compare", piece)
+    raise undefined("compare", piece)
 
 
 @compare.register
@@ -163,7 +143,7 @@ def _(piece: kernel.KernelScore, q: Array, k: Array, h: int) -> Array:
 @singledispatch
 def features(piece: object, x: Array) -> Array:
     """phi: (n, D) -> (n, W)."""
-    raise _undefined("features", piece)
+    raise undefined("features", piece)
 
 
 @features.register
@@ -184,7 +164,7 @@ def _(piece: kernel.RandomFeatures, x: Array) -> Array:
 @singledispatch
 def encode(piece: object, x: Array, positions: Array) -> Array:
     """Vectors (n, D) at positions (n,) -> (n, D)."""
-    raise _undefined("encode", piece)
+    raise undefined("encode", piece)
 
 
 @encode.register
@@ -257,7 +237,7 @@ def _(piece: position.LearnedPositions, x: Array, positions: Array) -> Array:
 @singledispatch
 def shift(piece: object, s: Array, q: Array, k: Array, place: Place) -> Array:
     """Scores (I, J) -> scores (I, J)."""
-    raise _undefined("shift", piece)
+    raise undefined("shift", piece)
 
 
 @shift.register
@@ -318,113 +298,13 @@ def _(piece: bias.LearnedTable, s: Array, q: Array, k: Array, place: Place) -> A
     return s + array(piece.table)[place.h][np.clip(place.j - place.i, -piece.reach, piece.reach) + piece.reach]
 
 
-# Masks: positions -> (I, J), True = may attend
-
-
-@singledispatch
-def attends(piece: object, place: Place) -> Array:
-    """Which query may attend to which key: (I, J), True = may."""
-    raise _undefined("attends", piece)
-
-
-@attends.register
-def _(piece: mask.Both, place: Place) -> Array:
-    return attends(piece.left, place) & attends(piece.right, place)
-
-
-@attends.register
-def _(piece: mask.Either, place: Place) -> Array:
-    return attends(piece.left, place) | attends(piece.right, place)
-
-
-@attends.register
-def _(piece: mask.Not, place: Place) -> Array:
-    return ~attends(piece.mask, place)
-
-
-@attends.register
-def _(piece: mask.Selected, place: Place) -> Array:
-    return attends(piece.mask, replace(place, b=int(piece.index[place.b])))
-
-
-@attends.register
-def _(piece: mask.causal, place: Place) -> Array:
-    return place.j <= place.i
-
-
-@attends.register
-def _(piece: mask.window, place: Place) -> Array:
-    return np.abs(place.i - place.j) < piece.size
-
-
-@attends.register
-def _(piece: mask.dilated, place: Place) -> Array:
-    steps, rest = np.divmod(np.abs(place.i - place.j), piece.dilation)
-    return (rest == 0) & (steps < piece.size)
-
-
-@attends.register
-def _(piece: mask.prefix, place: Place) -> Array:
-    return (place.j < piece.length) & (place.i == place.i)
-
-
-@attends.register
-def _(piece: mask.block_local, place: Place) -> Array:
-    query_block, key_block = np.floor_divide(place.i, piece.size), np.floor_divide(place.j, piece.size)
-    return (query_block - piece.before <= key_block) & (key_block <= query_block + piece.after)
-
-
-@attends.register
-def _(piece: mask_data.Lengths, place: Place) -> Array:
-    return place.j < int(piece.lengths[place.b])
-
-
-@attends.register
-def _(piece: mask_data.RealKeys, place: Place) -> Array:
-    return np.asarray(piece.real[place.b].cpu())[place.j]
-
-
-@attends.register
-def _(piece: mask_data.documents, place: Place) -> Array:
-    keys = np.repeat(np.arange(len(piece.lengths)), piece.key_lengths or piece.lengths)
-    queries = np.repeat(np.arange(len(piece.lengths)), piece.lengths)
-    i = place.i - (len(keys) - len(queries))
-    inside = (i >= 0) & (i < len(queries)) & (place.j >= 0) & (place.j < len(keys))
-    return inside & (np.take(queries, i, mode="clip") == np.take(keys, place.j, mode="clip"))
-
-
-@attends.register
-def _(piece: mask_data.global_tokens, place: Place) -> Array:
-    return np.isin(place.i, piece.positions) | np.isin(place.j, piece.positions)
-
-
-@attends.register
-def _(piece: mask_data.random_blocks, place: Place) -> Array:
-    key_blocks = [set(row) for row in piece.table.tolist()]
-    pairs = np.broadcast_arrays(place.i // piece.size, place.j // piece.size)
-    return np.vectorize(lambda query_block, key_block: key_block in key_blocks[query_block])(*pairs)
-
-
-@attends.register
-def _(piece: mask_data.mask_mod, place: Place) -> Array:
-    b, h, i, j = (torch.as_tensor(x, device="cpu") for x in (place.b, place.h, place.i, place.j))
-    return np.asarray(piece.predicate(b, h, i, j))
-
-
-@attends.register
-def _(piece: mask_data.mask_tensor, place: Place) -> Array:
-    t = piece.tensor[(None,) * (4 - piece.tensor.ndim)]
-    full = np.asarray(t[place.b % len(t), place.h % t.shape[1]].cpu())
-    return full[place.i - (full.shape[1] - full.shape[0]), place.j]
-
-
 # Normalisers: (I, J) scores and allowed pairs -> (I, J) weights
 
 
 @singledispatch
 def normalize(piece: object, s: Array, allowed: Array, h: int) -> Array:
     """Scores (I, J) and allowed pairs (I, J) -> weights (I, J)."""
-    raise _undefined("normalize", piece)
+    raise undefined("normalize", piece)
 
 
 def _softmax(s: Array, allowed: Array, sink: float | None) -> Array:

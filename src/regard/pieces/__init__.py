@@ -14,6 +14,7 @@ from regard.pieces.grid import Grid
 from regard.pieces.kernel import EluPlusOne, FeatureMap, KernelScore, RandomFeatures
 from regard.pieces.mask import Mask, block_local, causal, dilated, prefix, window
 from regard.pieces.mask_data import bigbird, documents, global_tokens, mask_mod, mask_tensor, padding, random_blocks
+from regard.pieces.neighborhoods import neighborhood, sliding_tiles
 from regard.pieces.normalizer import (
     Entmax15,
     Hardmax,
@@ -35,6 +36,7 @@ from regard.pieces.position import (
     Sinusoidal,
 )
 from regard.pieces.score import Additive, Bilinear, Concat, Cosine, Dot, LatentDot, Score
+from regard.pieces.trees import shared_prefix, tree
 
 __all__ = [
     "ALiBi",
@@ -82,8 +84,12 @@ __all__ = [
     "global_tokens",
     "mask_mod",
     "mask_tensor",
+    "neighborhood",
     "padding",
     "prefix",
     "random_blocks",
+    "shared_prefix",
+    "sliding_tiles",
+    "tree",
     "window",
 ]
