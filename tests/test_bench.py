@@ -238,6 +238,10 @@ def test_useful_pairs_are_those_of_the_dense_mask(mask):
         rg.causal() | rg.prefix(6),
         rg.dilated(3, 2),
         rg.bigbird(20, 4, num_random=1),
+        rg.tree([-1, 0, 0, -1, *range(3, 16)], context=3),
+        rg.shared_prefix(4, [7, 9]),
+        rg.neighborhood((4, 5), (2, 3)),
+        rg.sliding_tiles((4, 5), (2, 1), (1, 4)),
     ],
     ids=repr,
 )

@@ -26,6 +26,7 @@ EVIDENCE = {
     "masked": "create_causal_mask",
     "multi_head": "num_heads|num_attention_heads",
     "multi_query": "multi_query",
+    "neighborhood": "NeighborhoodAttention",
     "rope": "apply_rotary_pos_emb",
     "self_attention": r"class \w*(Self)?Attention",
     "shaw": "relative_key",

@@ -122,6 +122,13 @@ CALLS = {
     "documents": ({"lengths": [4, 2], "key_lengths": [4, 2]}, used("mask")),
     "global_tokens": ({"positions": [1]}, used("mask")),
     "random_blocks": ({"size": 2, "count": 1, "length": 6, "seed": 1}, used("mask")),
+    "tree": ({"parents": [-1, 0, 0, 1], "context": 2}, used("mask")),
+    "shared_prefix": ({"prefix": 2, "lengths": [1, 3]}, used("mask")),
+    "neighborhood": (
+        {"shape": (2, 3), "size": (2, 1), "dilation": 1, "stride": 1, "is_causal": False},
+        used("mask"),
+    ),
+    "sliding_tiles": ({"shape": (2, 3), "tile": (1, 3), "size": (2, 1)}, used("mask")),
     "bigbird": ({"length": 6, "block": 2, "window_blocks": 1, "num_random": 1}, used("mask")),
     "mask_mod": ({"predicate": lambda b, h, i, j: i >= j}, used("mask")),
     "mask_tensor": ({"tensor": torch.ones(6, 6, dtype=torch.bool)}, used("mask")),

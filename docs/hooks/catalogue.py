@@ -28,7 +28,7 @@ SECTIONS = {
     "Scores": "luong_dot luong_general luong_concat bahdanau cosine soft_lookup",
     "Heads and roles": "self_attention masked cross multi_head grouped_query multi_query",
     "Positions": "sinusoidal learned_positions rope alibi t5 shaw transformer_xl",
-    "Masks": "sliding_window block_local dilated longformer bigbird",
+    "Masks": "sliding_window block_local dilated longformer bigbird tree shared_prefix neighborhood sliding_tiles",
     "Normalisers": "sparse top_k softcap sinks",
     "Linear time": "linear performer",
 }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,28 @@ FROM_HEADS = ("heads", "num_heads")
 FROM_KEY_HEADS = ("key_heads", "num_key_heads")
 FROM_WIDTH = ("width", "query_width", "key_width", "value_width", "head_width")
 FROM_LENGTH = ("length", "max_length", "queries", "keys", "num_queries", "num_keys", "num_positions")
+
+
+def _sides(length: int) -> tuple[int, int]:
+    """The sides of a picture of so many tokens, as square as possible."""
+    rows = next(rows for rows in range(math.isqrt(length), 0, -1) if length % rows == 0) if length else 1
+    return rows, max(length // rows, 1)
+
+
+def _halves(length: int) -> list[int]:
+    """Two parts of a length; one if it is 1."""
+    return [part for part in (length - length // 2, length // 2) if part]
+
+
+#: Arrangements of so many tokens, for required parameters that a length alone does not decide.
+ARRANGEMENTS: dict[str, Callable[[int], Any]] = {
+    "parents": lambda n: [(token - 1) // 2 for token in range(n)],  # a binary tree, by depth
+    "prefix": lambda n: n // 2,
+    "lengths": lambda n: _halves(n - n // 2),
+    "shape": _sides,
+    "tile": lambda n: [math.gcd(side, 8) for side in _sides(n)],
+    "size": lambda n: [min(3, side // math.gcd(side, 8)) for side in _sides(n)],
+}
 
 
 def explain_mechanism(
@@ -78,9 +101,11 @@ def build(
         **dict.fromkeys(FROM_LENGTH, length),
     }
     parameters = inspect.signature(entry.build).parameters
-    arguments: dict[str, Any] = {name: sizes[name] for name in parameters if name in sizes}
+    required = [name for name, p in parameters.items() if p.default is inspect.Parameter.empty]
+    arranged = {name: make(length) for name, make in ARRANGEMENTS.items() if name in required}
+    arguments: dict[str, Any] = arranged | {name: sizes[name] for name in parameters if name in sizes}
     arguments |= _settings(entry, settings, list(parameters))
-    missing = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty and n not in arguments]
+    missing = [name for name in required if name not in arguments]
     if missing:
         hint = " ".join(f"--set {name}={entry.tiny.get(name, '...')}" for name in missing)
         raise RegardError(f"explain: {entry.signature} needs {', '.join(missing)}. For example: {hint}")

@@ -99,6 +99,10 @@ def _settings(name: str, measurement: Measurement, product: Product | None) -> l
         "dilated": [],
         "longformer": [],
         "bigbird": [],
+        "tree": [],
+        "shared_prefix": [],
+        "neighborhood": [],
+        "sliding_tiles": [],
     }
     either = [{"is_causal": True}, {"is_causal": False}]
     return special.get(name, either if "is_causal" in inspect.signature(mechanisms()[name].build).parameters else [{}])

@@ -13,7 +13,8 @@ from torch import Tensor
 from regard.checks import Count, checked
 from regard.errors import RegardError
 from regard.pieces.grid import Grid
-from regard.pieces.mask import Mask, causal, prefix
+from regard.pieces.mask import Mask, causal
+from regard.pieces.mask import prefix as common_keys
 from regard.pieces.mask_checks import check_covers, integers, shortened
 from regard.pieces.mask_data import documents
 from regard.positions import Positions
@@ -140,10 +141,10 @@ class tree(Mask):
 
 
 @checked
-def shared_prefix(length: Count, lengths: Sequence[int]) -> Mask:
+def shared_prefix(prefix: Count, lengths: Sequence[int]) -> Mask:
     """Several continuations of one prefix, packed into one sequence: each attends to the prefix and to itself.
 
-    The prefix has `length` tokens, the continuations have `lengths`, and all are causal. So the prefix is computed once
+    The prefix has `prefix` tokens, the continuations have `lengths`, and all are causal. So the prefix is computed once
     for all samples of a prompt, or for all answers to a document (Hydragen, Juravsky et al. 2024, arXiv:2402.05099).
     The first token of every continuation stands just after the prefix for a positional encoding, but not in the
     sequence: rotate queries and keys by their own places before the call.
@@ -155,7 +156,6 @@ def shared_prefix(length: Count, lengths: Sequence[int]) -> Mask:
     listed = integers("shared_prefix", "lengths", lengths)
     if not listed or min(listed) < 1:
         raise RegardError(
-            f"shared_prefix({length}, {shortened(listed)}): give the length of each continuation, at least 1."
+            f"shared_prefix({prefix}, {shortened(listed)}): give the length of each continuation, at least 1."
         )
-    whole = documents((length, *listed) if length else listed)
-    return causal() & (prefix(length) | whole)
+    return causal() & (common_keys(prefix) | documents((prefix, *listed) if prefix else listed))

@@ -1,4 +1,4 @@
-"""Sparse masks: Longformer, BigBird, dilated windows, blocks, prefixes."""
+"""Sparse masks: Longformer, BigBird, dilated windows, blocks, prefixes, trees, images and videos."""
 
 from __future__ import annotations
 
@@ -30,8 +30,22 @@ def cases(setting: Setting) -> Iterator[Case]:
     yield _bigbird(setting)
     yield _case(setting, "dilated", "dilated, 64 on each side, every second", rg.dilated(64, 2))
     yield _case(setting, "block_local", "block-local, blocks of 256", rg.block_local(256))
+    yield from _branches_and_pictures(setting)
     prefix = rg.causal() | rg.prefix(512)
     yield _case(setting, "prefix", "prefix of 512, then causal", prefix, example=small_prefix)
+
+
+def _branches_and_pictures(setting: Setting) -> Iterator[Case]:
+    """Trees, continuations of one prefix, an image and a video."""
+    trunk, branch = 2048, 96
+    parents = [-1 if token % branch == 0 else token - 1 for token in range(LENGTH - trunk)]
+    yield _case(setting, "tree", "tree, 64 branches of 96 after 2,048", rg.tree(parents, context=trunk))
+    continuations = rg.shared_prefix(trunk, [256] * 24)
+    yield _case(setting, "shared_prefix", "shared prefix of 2,048, 24 continuations of 256", continuations)
+    image = rg.neighborhood((64, 128), 13)
+    yield _case(setting, "neighborhood", "neighborhood of 13 x 13 in an image of 64 x 128", image, aim=2)
+    video = rg.sliding_tiles((16, 16, 32), 4, (3, 3, 3))
+    yield _case(setting, "sliding_tiles", "sliding tiles, 3 x 3 x 3 of 4 x 4 x 8 tiles", video)
 
 
 def _faster(setting: Setting) -> tuple[Aim, ...]:
@@ -51,11 +65,12 @@ def _case(
     peers: tuple[Side, ...] = (),
     learns: bool = False,
     example=None,
+    aim: float = 4,
 ) -> Case:
     backward = 3.5 if learns else 1.0
     sides = [*peers]
     if not learns:
-        sides.insert(0, Side("SDPA, dense mask", partial(sdpa.dense, mask), (Aim("faster", 4),)))
+        sides.insert(0, Side("SDPA, dense mask", partial(sdpa.dense, mask), (Aim("faster", aim),)))
         if setting.full:
             build = partial(sdpa.flex, mask)
             sides.append(Side("FlexAttention, compiled", build, (Aim("faster", 1.2),), compiles=True))

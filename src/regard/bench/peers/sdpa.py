@@ -91,6 +91,9 @@ def pair_rule(mask: rg.Mask, device: str) -> Callable[..., Tensor]:
         rg.dilated: lambda m: _with_gaps(m, device),
         rg.documents: lambda m: _same(_numbers(m.lengths, device)),
         rg.global_tokens: lambda m: _either(_marked(m.positions, device)),
+        rg.tree: lambda m: _ancestors(m, device),
+        rg.neighborhood: lambda m: _near_points(m.shape, m.size, 1, device),
+        rg.sliding_tiles: lambda m: _near_points(m.near.shape, m.size, m.area, device),
     }
     if type(mask) in rules:
         return rules[type(mask)](mask)
@@ -125,6 +128,34 @@ def _drawn_blocks(mask: Any, device: str) -> Callable[..., Tensor]:
     table, size = mask.table, torch.tensor(mask.size, device=device)
     flags = torch.zeros(len(table), len(table), dtype=torch.bool).scatter_(1, table, True).to(device)
     return lambda b, h, i, j: flags[i // size, j // size]
+
+
+def _ancestors(mask: Any, device: str) -> Callable[..., Tensor]:
+    """A table of all pairs, row by row: the row of the parent, and the token itself."""
+    size = mask.context + len(mask.parents)
+    table = torch.ones(size, size, dtype=torch.bool).tril()
+    for token, parent in enumerate(mask.parents, mask.context):
+        above = mask.context - 1 if parent < 0 else mask.context + parent
+        table[token] = table[above] if above >= 0 else False
+        table[token, token] = True
+    table = table.to(device)
+    return lambda b, h, i, j: table[i, j]
+
+
+def _near_points(shape: tuple[int, ...], size: tuple[int, ...], area: int, device: str) -> Callable[..., Tensor]:
+    """Along each axis: the window of a point, without gaps, moved inside; `area` tokens are one point."""
+    sides, widths = ([torch.tensor(n, device=device) for n in numbers] for numbers in (shape, size))
+    tokens = torch.tensor(area, device=device)
+
+    def near(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        i, j, allowed = i // tokens, j // tokens, (i >= 0) & (j >= 0)
+        for side, width in zip(reversed(sides), reversed(widths), strict=True):
+            first = torch.minimum((i % side - width // 2).clamp(min=0), side - width)
+            allowed = allowed & (j % side >= first) & (j % side < first + width)
+            i, j = i // side, j // side
+        return allowed
+
+    return near
 
 
 def _numbers(lengths: tuple[int, ...], device: str) -> Tensor:
