@@ -16,19 +16,28 @@ from regard.pieces.bias import Bias
 from regard.pieces.call_tensors import CallTensors, tensors_for
 from regard.pieces.contents import Skeleton, is_small, take_apart, tensor_snapshot
 from regard.pieces.grid import Grid
-from regard.pieces.mask import Mask
+from regard.pieces.mask import Mask, causal
 from regard.pieces.mask_senses import mask_remedy
 from regard.pieces.normalizer import Normalizer, Softmax
 from regard.pieces.position import Position
 from regard.pieces.score import Dot, Score
+from regard.pieces.transition import Steps, Transition, scaled_steps
 from regard.positions import Positions
-from regard.shapes import Sizes, as_slice, at_least_float32, to_device, without_autocast
+from regard.shapes import Sizes, at_least_float32, pick, without_autocast
 
 #: No tensors beside queries, keys and values.
 EMPTY: CallTensors = MappingProxyType({})
 
 #: The type of the piece in each slot, without the biases.
-SLOTS: dict[str, type] = {"score": Score, "position": Position, "mask": Mask, "normalizer": Normalizer}
+SLOTS: dict[str, type] = {
+    "score": Score,
+    "position": Position,
+    "mask": Mask,
+    "normalizer": Normalizer,
+    "transition": Transition,
+}
+#: The slots that may be empty.
+OPTIONAL = ("position", "mask", "transition")
 
 
 @explained
@@ -41,6 +50,9 @@ class Attention(nn.Module):
     dropped in training mode. Multi-head, grouped-query and multi-query attention differ only in the number of key
     heads. A cache is an argument of `attend`.
 
+    With a `transition` the layer is recurrent: w_ij = q_i . A_i ... A_{j+1} k_j. The score is a dot product, the mask
+    is causal, and there is no bias, normaliser or dropout.
+
     >>> Attention()
     Attention(score=Dot(), normalizer=Softmax(temperature=1.0, sink=None))
     """
@@ -50,6 +62,7 @@ class Attention(nn.Module):
     bias: Any  # a tuple of biases; a single bias may be assigned too
     mask: Mask | None
     normalizer: Normalizer
+    transition: Transition | None
     #: In a snapshot: the tensors that it shares with the original pieces. None if this is not a snapshot.
     shared: list[Tensor] | None = None
 
@@ -62,6 +75,7 @@ class Attention(nn.Module):
         mask: Mask | None = None,
         normalizer: Normalizer | None = None,
         dropout: float = 0.0,
+        transition: Transition | None = None,
     ) -> None:
         super().__init__()
         self.score = Dot() if score is None else score
@@ -72,12 +86,18 @@ class Attention(nn.Module):
         if isinstance(dropout, bool) or not isinstance(dropout, Real) or not 0 <= dropout < 1:
             raise RegardError(f"Attention(dropout={dropout!r}): the share of dropped weights is in [0, 1).")
         self.dropout = float(dropout)
+        self.transition = transition
         self._check_signs()
+        if transition is not None:
+            if normalizer is not None:
+                raise RegardError(f"Attention: {NO_NORMALIZER}, got {normalizer!r}.")
+            self.mask = causal() if mask is None else mask
+            self._check_transition()
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Check the type of a piece. A module may replace a piece that is not a module, and the reverse."""
         if name in SLOTS:
-            value = _slot(name, value, SLOTS[name], optional=name in ("position", "mask"))
+            value = _slot(name, value, SLOTS[name], optional=name in OPTIONAL)
             self._modules.pop(name, None)
         elif name == "bias":
             is_list = isinstance(value, Iterable) and not isinstance(value, Bias | Tensor)
@@ -100,10 +120,18 @@ class Attention(nn.Module):
                 f"negative. Scores of {type(self.score).__name__} may be. Use KernelScore, or another normaliser."
             )
 
+    def _check_transition(self) -> None:
+        """Refuse pieces beside a transition that it cannot have."""
+        if not isinstance(self.mask, causal):
+            raise RegardError(f"Attention: with a transition the mask is causal(), or left out; got {self.mask!r}.")
+        if self.bias or self.dropout:
+            piece = self.bias or f"dropout={self.dropout}"
+            raise RegardError(f"Attention: a transition computes no single weights, which {piece!r} would change.")
+
     @staticmethod
     def remedy(value: object) -> str:
         """How to make an `Attention` from a value that is none."""
-        slots = (("", Score), ("mask=", Mask), ("bias=", Bias), ("position=", Position), ("normalizer=", Normalizer))
+        slots = (("", Score), *((f"{name}=", kind) for name, kind in [*SLOTS.items(), ("bias", Bias)][1:]))
         slot = next((slot for slot, kind in slots if isinstance(value, kind)), None)
         if slot is not None:
             return f"Put the piece into its slot: regard.Attention({slot}{value!r})."
@@ -123,12 +151,13 @@ class Attention(nn.Module):
             normalizer=self.normalizer,
             dropout=self.dropout,
         )
+        other.transition = self.transition
         other.training = self.training  # set here only: the pieces belong to other modules too
         return other
 
     def pieces(self) -> list[Any]:
         """The pieces in all slots."""
-        slots = (self.score, self.position, *self.bias, self.mask, self.normalizer)
+        slots = (self.score, self.position, *self.bias, self.mask, self.normalizer, self.transition)
         return [piece for piece in slots if piece is not None]
 
     def check(self, sizes: Sizes, positions: Positions, key_width: int) -> None:
@@ -140,10 +169,14 @@ class Attention(nn.Module):
             bias.check(sizes)
         if self.mask is not None:
             self.mask.check(sizes, positions)
+        if self.transition is not None:
+            self._check_transition()
+            self.transition.check(self.score, sizes, positions)
 
     def __repr__(self) -> str:
         slots = {"score": self.score, "position": self.position, "bias": self.bias, "mask": self.mask}
-        slots |= {"normalizer": self.normalizer, "dropout": self.dropout}
+        slots |= {"normalizer": self.normalizer} if self.transition is None else {"transition": self.transition}
+        slots |= {"dropout": self.dropout}
         return f"Attention({', '.join(f'{name}={piece!r}' for name, piece in slots.items() if _holds(piece))})"
 
 
@@ -183,12 +216,15 @@ def snapshot_around(tensors: Sequence[Tensor], skeleton: Skeleton) -> Attention:
 
 
 P = TypeVar("P")
+#: Why an attention with a transition has no normaliser.
+NO_NORMALIZER = "with a transition the weights are not normalised, so there is no normalizer"
 EXAMPLES = {
     "score": "regard.Dot()",
     "position": "regard.RoPE(64)",
     "bias": "regard.ALiBi(8)",
     "mask": "regard.causal()",
     "normalizer": "regard.Softmax()",
+    "transition": "regard.Delta()",
 }
 
 
@@ -209,13 +245,15 @@ class Prepared:
     """The results of all O(n) work of the pieces, before any pair is computed.
 
     The score compares `query` and `key`. `rows` and `cols` are what each bias prepared for queries and for keys. Every
-    tensor has the sequence on axis -2, so a tile is the same slice of each.
+    tensor has the sequence on axis -2, so a tile is the same slice of each. `steps` are those of a transition, which
+    only the recurrent engine and its map read.
     """
 
     query: Tensor
     key: Tensor
     rows: tuple[Tensor | None, ...]
     cols: tuple[Tensor | None, ...]
+    steps: Steps | None = None
 
     @staticmethod
     def of(
@@ -227,6 +265,9 @@ class Prepared:
             query, key = position.encode_both(query, key, positions, **tensors_for(position, tensors))
         states = [bias.prepare(query, key, positions, **tensors_for(bias, tensors)) for bias in attention.bias]
         prepared = score.prepare(query, key, **tensors_for(score, tensors))
+        if (transition := attention.transition) is not None:
+            steps = scaled_steps(transition, score, *prepared, tensors_for(transition, tensors))
+            return Prepared(*prepared, (), (), steps)
         return Prepared(*prepared, tuple(r for r, _ in states), tuple(c for _, c in states))
 
     def tensors(self) -> list[Tensor]:
@@ -260,22 +301,14 @@ class Prepared:
         """Some batch entries and query heads, by indices on the host. Every query head gets its own key head."""
         key_head = head // (self.query.shape[1] // self.key.shape[1])
         return Prepared(
-            _pick(self.query, batch, head),
-            _pick(self.key, batch, key_head),
-            tuple(None if r is None else _pick(r, batch, head) for r in self.rows),
-            tuple(None if c is None else _pick(c, batch, head) for c in self.cols),
+            pick(self.query, batch, head),
+            pick(self.key, batch, key_head),
+            tuple(None if r is None else pick(r, batch, head) for r in self.rows),
+            tuple(None if c is None else pick(c, batch, head) for c in self.cols),
         )
 
     def detach(self) -> Prepared:
         return self.with_tensors(t.detach() for t in self.tensors())
-
-
-def _pick(x: Tensor, batch: Tensor, head: Tensor) -> Tensor:
-    """Some batch entries and heads; if both are consecutive, a view, which copies nothing."""
-    slices = as_slice(batch), as_slice(head)
-    if None not in slices:
-        return x[slices]
-    return x[to_device(batch, x.device)[:, None], to_device(head, x.device)]
 
 
 def scores(attention: Attention, tile: Prepared, grid: Grid, masked: bool = True) -> Tensor:

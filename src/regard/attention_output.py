@@ -25,6 +25,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.listener import Listeners
 from regard.maps.ring_map import RingMap
 from regard.maps.scored_map import ScoredMap
+from regard.maps.transported_map import TransportedMap
 from regard.pieces.call_tensors import CallTensors, check_call_tensors, needs_of, refuse_needs, unexpected
 from regard.positions import Positions, check_positions
 from regard.shapes import Sizes, check_finite, in_autocast_dtype, without_autocast
@@ -84,10 +85,10 @@ def attend(
     `query` is (B, H, I, D), `key` (B, G, J, D), `value` (B, G, J, E); G divides H, and H / G query heads share each
     key/value head. `positions` are the positions of queries and keys; by default, with a cache too, the last query has
     the position of the last key. `cache` holds earlier keys and values; `cache` of the result is for the next call.
-    `engine` is "auto", "reference", "dense", "fused", "kernel", "blocked", "linear" or "flex"; an engine that cannot
-    run the pieces raises an error with the reason. With "ring", or a `Ring`, the processes of a group run one sequence
-    together, and each passes its part. `check=True` raises an error if an input has NaN or infinite values. `tensors`
-    are those that a piece needs for each call, by name; its docstring gives their shapes.
+    `engine` is "auto", "reference", "dense", "fused", "kernel", "blocked", "linear", "recurrent" or "flex"; an engine
+    that cannot run the pieces raises an error with the reason. With "ring", or a `Ring`, the processes of a group run
+    one sequence together, and each passes its part. `check=True` raises an error if an input has NaN or infinite
+    values. `tensors` are those that a piece needs for each call, by name; its docstring gives their shapes.
 
     >>> import torch, regard as rg
     >>> attention = rg.Attention(mask=rg.causal() & rg.window(256), position=rg.RoPE(64))
@@ -113,11 +114,17 @@ def attend(
         result = _run(problem, engine, planned, request, plan_key)
         if isinstance(next_cache, RecurrentCache):
             next_cache = replace(next_cache, state=result.state)
-    weights = ScoredMap(
-        problem.pieces_snapshot(), problem.prepared, problem.positions, problem.sizes, result.row_statistic
-    )
+    weights = _map_of(problem, result)
     attend_listeners.tell(None, lambda: weights)
     return AttentionOutput(result.output, weights, next_cache)
+
+
+def _map_of(problem: Problem, result: Result) -> AttentionMap:
+    """The weights of a call."""
+    pieces, prepared = problem.pieces_snapshot(), problem.prepared
+    if prepared.steps is not None:
+        return TransportedMap(prepared.steps, pieces, problem.positions, problem.grid)
+    return ScoredMap(pieces, prepared, problem.positions, problem.sizes, result.row_statistic)
 
 
 @overload

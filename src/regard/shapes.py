@@ -155,6 +155,14 @@ def as_slice(index: Tensor) -> slice | None:
     return slice(indices[0], indices[0] + len(indices))
 
 
+def pick(x: Tensor, batch: Tensor, head: Tensor) -> Tensor:
+    """Some batch entries and heads, by indices on the host; if both are consecutive, a view, which copies nothing."""
+    slices = as_slice(batch), as_slice(head)
+    if None not in slices:
+        return x[slices]
+    return x[to_device(batch, x.device)[:, None], to_device(head, x.device)]
+
+
 def known_none(flags: Tensor) -> bool:
     """Whether no flag is set. False if it is not known without waiting: on a device, or if no number can be read."""
     return flags.device.type == "cpu" and has_numbers(flags) and not bool(flags.any())

@@ -142,7 +142,13 @@ def _key(request: Request, piece_tensors: list[Tensor]) -> Hashable:
     TypeError and NoFingerprint say the same as None.
     """
     attention, query, key, value, positions, state, seed, engine, tensors = request
-    if state is not None or tensors or type(attention) is not Attention or not _is_plain_call(query, key, value):
+    if (
+        state is not None
+        or tensors
+        or attention.transition
+        or type(attention) is not Attention
+        or not _is_plain_call(query, key, value)
+    ):
         return None
     pieces = attention.score, attention.position, attention.bias, attention.mask, attention.normalizer
     pieces_key = fingerprint(pieces, piece_tensors)

@@ -15,6 +15,7 @@ from regard.engine.fused import block_of as whole_block
 from regard.engine.kernel import Kernel, pays
 from regard.engine.linear import LinearEngine
 from regard.engine.problem import Cost, Engine, Problem, Result, empty_result
+from regard.engine.recurrent import RecurrentEngine
 from regard.engine.reference import Reference
 from regard.engine.speed_model import seconds
 from regard.engine.transforms import TRANSFORMED, is_transformed
@@ -22,7 +23,7 @@ from regard.errors import RegardError, nearest
 from regard.pieces.mask import Mask, leaves
 
 ENGINES: dict[str, Engine] = {
-    e.name: e for e in (Reference(), Dense(), Fused(), Kernel(), Blocked(), LinearEngine(), Flex())
+    e.name: e for e in (Reference(), Dense(), Fused(), Kernel(), Blocked(), LinearEngine(), RecurrentEngine(), Flex())
 }
 
 #: Bytes of scores up to which dense runs, if no fused kernel computes blocks. Above, flex or blocked runs.
@@ -131,7 +132,9 @@ def plan(problem: Problem, engine: object = "auto") -> Plan:
 
 
 def _refusal(name: str, problem: Problem) -> str | None:
-    if problem.state is not None and name != "linear":
+    if problem.attention.transition is not None and name not in ("recurrent", "reference"):
+        return "a transition carries keys from token to token, and this engine scores pairs; use the recurrent engine"
+    if problem.state is not None and name not in ("linear", "recurrent"):
         return "a RecurrentCache keeps only a sum of earlier keys; use GrowingCache to keep the keys"
     if name != "dense" and is_transformed():
         return TRANSFORMED
@@ -140,6 +143,10 @@ def _refusal(name: str, problem: Problem) -> str | None:
 
 def _choose(problem: Problem) -> tuple[str, bool, str]:
     """The first engine in a fixed order that can run and is worth it: its name, False (not requested), and why."""
+    if problem.attention.transition is not None:
+        if (reason := _refusal("recurrent", problem)) is not None:
+            raise RegardError(f"attend: a transition needs the recurrent engine, which cannot run this: {reason}.")
+        return "recurrent", False, "It is the engine of transitions."
     not_linear = _refusal("linear", problem)
     if not_linear is None:
         return "linear", False, "It sums kernel scores over keys, and scores pairs only inside chunks."

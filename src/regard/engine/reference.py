@@ -17,6 +17,7 @@ import torch
 
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.reference_masks import Array, Place, attends, undefined
+from regard.engine.reference_transitions import array, transit
 from regard.pieces import bias, kernel, normalizer, position, score
 from regard.pieces.dropout import kept
 from regard.pieces.grid import Grid
@@ -60,6 +61,9 @@ def one_head(problem: Problem, b: int, h: int) -> tuple[Array, Array]:
     q, k, v = (array(t) for t in (problem.query[b, h], problem.key[b, g], problem.value[b, g]))
     if attention.position is not None:
         q, k = (encode(attention.position, x, p.ravel()) for x, p in ((q, place.i), (k, place.j)))
+    if attention.transition is not None:
+        w = carried(problem, q, k, b, h)
+        return w @ v, w
     s = compare(attention.score, q, k, h)
     for piece in attention.bias:
         s = shift(piece, s, q, k, place)
@@ -67,11 +71,6 @@ def one_head(problem: Problem, b: int, h: int) -> tuple[Array, Array]:
     w = normalize(attention.normalizer, s, np.broadcast_to(allowed, s.shape), h)
     dropped = w * _dropout_factors(problem, place) if problem.dropout else w
     return dropped @ v, w
-
-
-def array(x: Any) -> Array:
-    """Any tensor or sequence as float64."""
-    return np.asarray(x.detach().cpu().double() if isinstance(x, torch.Tensor) else x, dtype=np.float64)
 
 
 def _positions(problem: Problem) -> tuple[Array, Array]:
@@ -367,3 +366,25 @@ def _(piece: normalizer.SumNormalizer, s: Array, allowed: Array, h: int) -> Arra
     s = np.where(allowed, s, 0.0)
     total = s.sum(1, keepdims=True)
     return np.divide(s, total, out=np.zeros_like(s), where=total != 0)
+
+
+# Transitions: q_i, multiplied by one matrix for each token
+
+
+def carried(problem: Problem, q: Array, k: Array, b: int, h: int) -> Array:
+    """Weights (I, J) of one head: q_i . A_i ... A_{j+1} k_j."""
+    piece, scale = problem.attention.transition, problem.attention.score
+    tensors = {name: array(problem.call_tensors[name][b, h]) for name in getattr(piece, "needs", {})}
+    if getattr(piece, "unit", False):
+        q, k = (x / np.sqrt((x**2).sum(1, keepdims=True) + 1e-6) for x in (q, k))
+    q = compare(scale, q, np.eye(q.shape[1]), h)  # q_i . e_d, with the factor of the score
+    written = transit(piece, q, k, h, **tensors)
+    w = np.zeros((len(q), len(k)))
+    for i, x in enumerate(q):
+        token = i + len(k) - len(q)
+        for j in range(token, -1, -1):
+            if not (written.reads_before and j == token):
+                w[i, j] = x @ written.keys[j]
+                x = x @ written.matrices[j]
+        w[i, token] += 0 if written.own is None else written.own[i]
+    return w

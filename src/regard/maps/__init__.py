@@ -17,6 +17,7 @@ from regard.maps.folds import (
 from regard.maps.product_map import MatrixMap, ProductMap
 from regard.maps.ring_map import RingMap
 from regard.maps.sum_map import SumMap
+from regard.maps.transported_map import TransportedMap
 
 __all__ = [
     "AttentionMap",
@@ -35,4 +36,5 @@ __all__ = [
     "SumMap",
     "Tile",
     "TopLinks",
+    "TransportedMap",
 ]

@@ -37,8 +37,9 @@ from regard.pieces.mask_data import mask_mod
 from regard.pieces.normalizer import Normalizer
 from regard.pieces.position import Position, Scaling
 from regard.pieces.score import Score
+from regard.pieces.transition import Transition
 
-PIECES = (Score, Bias, Mask, Normalizer, Position, Scaling, FeatureMap)
+PIECES = (Score, Bias, Mask, Normalizer, Position, Scaling, FeatureMap, Transition)
 #: Masks of this package that hold other masks or functions. All other masks of this package never change.
 HOLDERS = (Composed, Selected, mask_mod)
 #: The most bytes of a tensor that `tensor_snapshot` copies.

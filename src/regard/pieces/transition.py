@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -20,7 +20,9 @@ from torch import Tensor
 
 from regard.checks import checked
 from regard.errors import RegardError
-from regard.shapes import at_least_float32
+from regard.pieces.score import Score
+from regard.positions import Positions
+from regard.shapes import Sizes, at_least_float32, pick
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,15 +67,15 @@ class Steps:
         return self.with_tensors(t.detach() for t in self.tensors())
 
     def select(self, batch: Tensor, head: Tensor) -> Steps:
-        """Some batch entries and heads, by indices on the device of the tensors; for `Steps` of all query heads."""
-        return self.with_tensors(t[batch[:, None], head] for t in self.tensors())
+        """Some batch entries and heads, by indices on the host; for `Steps` of all query heads."""
+        return self.with_tensors(pick(t, batch, head) for t in self.tensors())
 
     def of_heads(self, num_heads: int) -> Steps:
         """Every tensor with this number of heads: heads of keys are repeated for the query heads that share them."""
-        return self.with_tensors(_with_heads(t, num_heads) for t in self.tensors())
+        return self.with_tensors(with_heads(t, num_heads) for t in self.tensors())
 
 
-def _with_heads(x: Tensor, num_heads: int) -> Tensor:
+def with_heads(x: Tensor, num_heads: int) -> Tensor:
     """(B, G, ...) -> (B, H, ...), each head of x for H / G heads in a row."""
     if x.shape[1] == num_heads:
         return x
@@ -104,6 +106,11 @@ class Transition(ABC):
 
     needs: ClassVar[Mapping[str, str]] = {}
 
+    def __repr__(self) -> str:
+        """The fields that differ from their defaults; of a tensor its shape."""
+        own = [f for f in fields(self) if getattr(self, f.name) is not f.default] if is_dataclass(self) else []
+        return f"{type(self).__name__}({', '.join(f'{f.name}={_short(getattr(self, f.name))}' for f in own)})"
+
     def normalized(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys before the factor of the score: here of length 1, if the transition needs that."""
         return query, key
@@ -111,6 +118,35 @@ class Transition(ABC):
     @abstractmethod
     def prepare(self, query: Tensor, key: Tensor, **tensors: Tensor) -> Steps:
         """(B, H, I, D), with the factor of the score, (B, G, J, D) and the tensors of `needs` -> `Steps`."""
+
+    def check(self, score: Score, sizes: Sizes, positions: Positions) -> None:
+        """Refuse a score that is no dot product, and tokens that do not follow each other."""
+        if score.scale(sizes.D) is None:
+            raise RegardError(
+                f"attend: a transition needs a score that is a dot product, such as Dot(), got {score!r}."
+            )
+        ends = [stop for _, stop in positions.keys]
+        if sizes.J and (ends != [positions.start + sizes.I] or sizes.I > sizes.J):
+            raise RegardError(
+                f"attend: {type(self).__name__} goes from token to token, so every query is one of the last tokens: it "
+                f"needs consecutive keys that end where the queries end, got {sizes.I} queries from position "
+                f"{positions.start} on, and keys at {positions.keys}."
+            )
+
+
+def scaled_steps(
+    transition: Transition, score: Score, query: Tensor, key: Tensor, tensors: Mapping[str, Tensor]
+) -> Steps:
+    """The `Steps` of a call, from the queries and keys that the score prepared."""
+    query, key = transition.normalized(query, key)
+    scale = score.scale(query.shape[-1])
+    assert scale is not None, "check refuses other scores"
+    scale = scale.to(query.dtype) if isinstance(scale, Tensor) else scale
+    return transition.prepare(query * scale, key, **tensors).of_heads(query.shape[1])
+
+
+def _short(value: object) -> str:
+    return f"tensor of {tuple(value.shape)}" if isinstance(value, Tensor) and value.ndim else repr(value)
 
 
 def _of_head(x: Tensor | float, like: Tensor) -> Tensor:
@@ -131,12 +167,12 @@ def _bonus_weight(piece: str, query: Tensor, key: Tensor, bonus: Tensor) -> Tens
         raise RegardError(
             f"{piece}: bonus must be (heads, width) = {(query.shape[1], query.shape[3])}, got {tuple(bonus.shape)}."
         )
-    keys = _with_heads(key[:, :, key.shape[2] - query.shape[2] :], query.shape[1])
+    keys = with_heads(key[:, :, key.shape[2] - query.shape[2] :], query.shape[1])
     return (query * _of_head(bonus, query) * keys).sum(-1)
 
 
 @checked
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Decay(Transition):
     """S_t = exp(g) S_{t-1} + k_t v_t^T, so w_ij = q_i . k_j exp(g_{j+1} + ... + g_i): a decay of one number a token.
 
@@ -168,7 +204,7 @@ class Decay(Transition):
 
 
 @checked
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ChannelDecay(Transition):
     """S_t = diag(exp g_t) S_{t-1} + k_t v_t^T: every channel of the keys has a decay of its own.
 
@@ -191,7 +227,7 @@ class ChannelDecay(Transition):
     def prepare(self, query: Tensor, key: Tensor, log_decay: Tensor) -> Steps:  # type: ignore[override]
         if self.complement:
             heads = max(key.shape[1], log_decay.shape[1])
-            key = _with_heads(key, heads) * -torch.expm1(_with_heads(log_decay, heads))
+            key = with_heads(key, heads) * -torch.expm1(with_heads(log_decay, heads))
         if self.bonus is None:
             return Steps(query, key, log_decay=log_decay)
         own = _bonus_weight("ChannelDecay", query, key, self.bonus)
@@ -199,7 +235,7 @@ class ChannelDecay(Transition):
 
 
 @checked
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StateSpace(Transition):
     """S_t = exp(d_t a) S_{t-1} + d_t k_t v_t^T, o_t = S_t^T q_t + skip v_t: Mamba's state space, k = B, q = C, v = x.
 
@@ -233,10 +269,10 @@ class StateSpace(Transition):
         if self.skip is not None:
             own = _of_head(self.skip, at_least_float32(query))[..., 0]
             own = own.expand(query.shape[0], query.shape[1], query.shape[2])
-        return Steps(query, _with_heads(key, heads) * _with_heads(step, heads), log_decay=step * rate, own=own)
+        return Steps(query, with_heads(key, heads) * with_heads(step, heads), log_decay=step * rate, own=own)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DeltaRule(Transition):
     """Base of the delta rules: tokens overwrite what their keys read. `unit`: queries and keys get the length 1."""
 
@@ -247,7 +283,7 @@ class DeltaRule(Transition):
 
 
 @checked
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Delta(DeltaRule):
     """S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T: each token overwrites what its key reads.
 
@@ -270,7 +306,7 @@ class Delta(DeltaRule):
 
 
 @checked
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class GatedDelta(DeltaRule):
     """S_t = (I - beta_t k_t k_t^T) exp(g_t) S_{t-1} + beta_t k_t v_t^T: a delta rule with one decay a token.
 
@@ -293,7 +329,7 @@ class GatedDelta(DeltaRule):
 
 
 @checked
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class KimiDelta(DeltaRule):
     """S_t = (I - beta_t k_t k_t^T) diag(exp g_t) S_{t-1} + beta_t k_t v_t^T: a delta rule with a decay a channel.
 
@@ -316,12 +352,12 @@ class KimiDelta(DeltaRule):
 
 def _delta(query: Tensor, key: Tensor, beta: Tensor, log_decay: Tensor | None) -> Steps:
     heads = max(key.shape[1], beta.shape[1])
-    written = _with_heads(key, heads) * _with_heads(beta[..., None], heads)
+    written = with_heads(key, heads) * with_heads(beta[..., None], heads)
     return Steps(query, written, log_decay=log_decay, address=key)
 
 
 @checked
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RWKV7(Transition):
     """S_t = (diag(exp g_t) - (a_t * c_t) c_t^T) S_{t-1} + k_t v_t^T: RWKV-7 (Peng et al. 2025, arXiv:2503.14456).
 
@@ -347,7 +383,7 @@ class RWKV7(Transition):
         own = None
         if self.bonus is not None:
             own = _bonus_weight("RWKV7", query, key, self.bonus)
-        erase = _with_heads(address, heads) * _with_heads(rate, heads)
+        erase = with_heads(address, heads) * with_heads(rate, heads)
         return Steps(query, key, log_decay=log_decay, address=address, erase=erase, own=own, erases_before=True)
 
 

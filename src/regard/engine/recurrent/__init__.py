@@ -1,6 +1,7 @@
 """The recurrent engine: memories that transitions change from token to token."""
 
+from regard.engine.recurrent.engine import RecurrentEngine
 from regard.engine.recurrent.running import recur
 from regard.engine.recurrent.transport import Transport
 
-__all__ = ["Transport", "recur"]
+__all__ = ["RecurrentEngine", "Transport", "recur"]

@@ -21,6 +21,9 @@ def recur(steps: Steps, value: Tensor, state: Tensor | None = None) -> tuple[Ten
     """
     B, H, I, D = steps.query.shape
     J, E = value.shape[2:]
+    if 0 in (B * H, J):
+        last = value.new_zeros(B, H, D, E) if state is None else state.expand(B, H, D, E)
+        return value.new_zeros(B, H, I, E), at_least_float32(last)
     flat = {name: _flat(getattr(steps, name)) for name in ("query", *Steps.ON_COLS)}
     value_ = _flat(value)
     assert value_ is not None and flat["key"] is not None

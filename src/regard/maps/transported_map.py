@@ -1,0 +1,160 @@
+"""`TransportedMap`: the weights of a recurrent layer, w_ij = q_i . A_i ... A_{j+1} k_j, computed on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.attention import Attention
+from regard.checks import checked
+from regard.engine.recurrent import Transport, recur
+from regard.errors import RegardError
+from regard.maps.attention_map import TILE, WORKSPACE, AttentionMap
+from regard.maps.folds import Tile
+from regard.maps.indices import Index, indices
+from regard.pieces.grid import Grid
+from regard.pieces.mask import causal
+from regard.pieces.transition import Steps
+from regard.positions import Positions
+from regard.shapes import to_device
+from regard.spans import Spans
+
+
+class TransportedMap(AttentionMap):
+    """The weights w_ij = q_i . A_i ... A_{j+1} k_j of a recurrent layer: each key, transported to each query.
+
+    Weights may be negative, and rows have any sum. `steps` hold one head for each query head. Factors of O(n) memory
+    are computed at the first look; then a row of n weights takes O(n) time, and a tile a scan from its rows to its
+    columns.
+
+    >>> import torch, regard as rg
+    >>> q, k, v = torch.randn(3, 1, 2, 6, 4)
+    >>> seen = rg.attend(rg.Attention(transition=rg.Delta()), q, k, v, beta=torch.ones(1, 2, 6))
+    >>> torch.allclose(seen.weights.dense() @ v, seen.output, atol=1e-5), seen.weights.is_signed
+    (True, True)
+    """
+
+    is_signed: ClassVar[bool] = True
+
+    def __init__(self, steps: Steps, attention: Attention, positions: Positions, grid: Grid) -> None:
+        self.attention, self.positions, self.grid = attention, positions, grid
+        self.steps = steps.detach()
+        self._transport: Transport | None = None
+        self._of_heads: dict[tuple[int, int], TransportedMap] = {}
+        self._versions = self._current_versions()
+
+    @classmethod
+    def of(cls, steps: Steps) -> TransportedMap:
+        """The map of tensors of a model: I queries are the last of J tokens."""
+        B, H, I, _ = steps.query.shape
+        J = steps.key.shape[2]
+        if I > J:
+            raise RegardError(f"TransportedMap: {I} queries and {J} keys; every query needs a key of its own.")
+        positions = Positions.aligned_to_end(I, J)
+        grid = Grid.whole(positions, B, H, I, steps.query.device)
+        return cls(steps.of_heads(H), Attention(mask=causal()), positions, grid)
+
+    def _current_versions(self) -> list[int]:
+        """The versions of tensors that share memory with tensors outside the map."""
+        return [t._version for t in self.steps.tensors() if not t.is_inference()]
+
+    def _check_unchanged(self) -> None:
+        """Refuse after a change in place: the weights would belong neither to the old nor to the new tensors."""
+        if self._current_versions() != self._versions:
+            raise RegardError(
+                "weights: queries, keys or decays were changed in place since attend ran, so the weights cannot be "
+                "recomputed. Read them before the change, or call attend again."
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All fields but the versions and the factors, which a copy computes again."""
+        self._check_unchanged()
+        kept = {name: value for name, value in vars(self).items() if name != "_versions"}
+        return kept | {"_transport": None, "_of_heads": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._versions = self._current_versions()
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.transport.dtype
+
+    @property
+    def transport(self) -> Transport:
+        """The factors of all chunks; computed once."""
+        self._check_unchanged()
+        if self._transport is None:
+            self._transport = Transport(self.steps)
+        return self._transport
+
+    @checked
+    def select(self, batch: Index, head: Index) -> TransportedMap:
+        """The map of some batch entries and heads (indices), still lazy."""
+        self._check_unchanged()
+        b = indices("weights.select", "batch", batch, self.shape[0])
+        h = indices("weights.select", "head", head, self.shape[1])
+        if (len(b), len(h)) != (1, 1):
+            return self._selected(b, h)
+        if (place := (int(b), int(h))) not in self._of_heads:
+            self._of_heads[place] = self._selected(b, h)  # with its factors, for the next look
+        return self._of_heads[place]
+
+    def _selected(self, batch: Tensor, head: Tensor) -> TransportedMap:
+        b, h = to_device(batch, self.device), to_device(head, self.device)
+        grid = replace(self.grid, batch=self.grid.batch[b], head=self.grid.head[h])
+        return TransportedMap(self.steps.select(batch, head), self.attention, self.positions, grid)
+
+    @torch.no_grad()
+    def output(self, value: Tensor) -> Tensor:
+        """W . values in O(n) time: (B, H, J, E) -> (B, H, I, E)."""
+        self._check_unchanged()
+        return recur(self.steps, value)[0]
+
+    def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+        i, j = (_indices(part, size) for part, size in zip((rows, cols), self.shape[2:], strict=True))
+        found, place = i.unique(return_inverse=True)
+        weights = torch.zeros(self._flat(len(found)), len(j), dtype=self._dtype, device=self.device)
+        weights = weights.view(-1, len(found), len(j))
+        for start, part in self.transport.sweep(found, int(j[0])):
+            left, right = (int(n) for n in torch.searchsorted(j, torch.tensor([start, start + part.shape[2]])))
+            weights[:, :, left:right] = part[:, :, to_device(j[left:right] - start, self.device)]
+        weights = weights.view(*self.shape[:2], len(found), len(j))
+        return weights if torch.equal(found, i) else weights[:, :, to_device(place, self.device)]
+
+    def _flat(self, rows: int) -> int:
+        return self.shape[0] * self.shape[1] * rows
+
+    @torch.no_grad()
+    def tiles(self) -> Iterator[Tile]:
+        """Every tile that may contain a weight other than 0: one scan for each range of queries."""
+        for rows in self._ranges() if 0 not in self.shape else ():
+            parts: list[Tensor] = []
+            for start, part in self.transport.sweep(torch.arange(rows.start, rows.stop), 0):
+                parts.insert(0, part)
+                if start == 0 or sum(part.shape[2] for part in parts) >= TILE[1]:
+                    yield self._tile(rows, start, torch.cat(parts, 2))
+                    parts.clear()
+
+    def _ranges(self) -> Iterator[slice]:
+        """Ranges of queries, so that a tile fits in the workspace."""
+        B, H, I, J = self.shape
+        height = max(1, min(TILE[0], WORKSPACE // (B * H * min(J, TILE[1]) * self._bytes_per_weight)))
+        for top in range(0, I, height):
+            yield slice(top, min(top + height, I))
+
+    def _tile(self, rows: slice, start: int, weights: Tensor) -> Tile:
+        first = self.shape[3] - self.shape[2]
+        cols = slice(start, min(start + weights.shape[2], rows.stop + first))
+        weights = weights[..., : cols.stop - start].view(*self.shape[:2], -1, cols.stop - start)
+        undecided = Spans.of((cols.start, cols.stop)) & Spans.of((rows.start + first + 1, self.shape[3]))
+        return Tile(weights, None, rows, cols, self.grid.tile(rows, cols), undecided)
+
+
+def _indices(part: Tensor | slice, size: int) -> Tensor:
+    """Indices on the host."""
+    return torch.arange(*part.indices(size)) if isinstance(part, slice) else part

@@ -1,0 +1,191 @@
+"""Attentions with a transition: every engine, cache, map and refusal, for every transition."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+import regard as rg
+from regard.engine.recurrent import chunked as chunked_module
+from regard.engine.recurrent import transport as transport_module
+from regard.maps import attention_map
+from regard.maps.transported_map import TransportedMap
+from transports import NAMES, by_definition, drawn, steps_of
+
+every_transition = pytest.mark.parametrize("name", NAMES)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(chunked_module, "CHUNK", 4)
+    monkeypatch.setattr(transport_module, "CHUNK", 4)
+
+
+def made(name, J=14, I=None):
+    """An attention, its inputs, the tensors of the call, and its weights by definition."""
+    transition, q, k, v, tensors = drawn(name, J, I)
+    attention = rg.Attention(rg.Dot(0.5), transition=transition)
+    return attention, (q, k, v), tensors, by_definition(steps_of(transition, q, k, tensors))
+
+
+@pytest.mark.parametrize("I", [14, 5])
+@every_transition
+def test_output_and_weights_are_those_of_both_definitions(name, I):
+    """`by_definition` multiplies batches of matrices, the reference engine one head at a time in NumPy."""
+    attention, inputs, tensors, weights = made(name, I=I)
+    seen = rg.attend(attention, *inputs, **tensors)
+    by_numpy = rg.attend(attention, *inputs, **tensors, engine="reference")
+    torch.testing.assert_close(seen.weights.dense(), weights)
+    torch.testing.assert_close(seen.output, weights @ inputs[2])
+    torch.testing.assert_close(by_numpy.output, seen.output)
+    assert seen.weights.is_signed and not weights.triu(15 - I).any()
+
+
+@pytest.mark.parametrize("make", [rg.GrowingCache, rg.RecurrentCache])
+@every_transition
+def test_caches_continue_the_memory(name, make):
+    attention, (q, k, v), tensors, weights = made(name)
+    cache, outputs, start = make(), [], 0
+    with torch.no_grad():
+        for size in (6, 1, 5, 2):
+            part = slice(start, start := start + size)
+            here = {tensor: x[:, :, part] for tensor, x in tensors.items()}
+            seen = rg.attend(attention, q[:, :, part], k[:, :, part], v[:, :, part], cache=cache, **here)
+            outputs.append(seen.output)
+            cache = seen.cache
+    torch.testing.assert_close(torch.cat(outputs, 2), weights @ v)
+    assert cache.length == 14
+    if make is rg.GrowingCache:
+        torch.testing.assert_close(seen.weights.dense(), weights[:, :, -2:])
+
+
+@every_transition
+def test_any_part_of_the_map_is_that_of_the_whole(name, monkeypatch):
+    monkeypatch.setattr(attention_map, "TILE", (5, 6))
+    monkeypatch.setattr("regard.maps.transported_map.TILE", (5, 6))
+    for I in (14, 9):
+        attention, inputs, tensors, dense = made(name, I=I)
+        weights = rg.attend(attention, *inputs, **tensors).weights
+        torch.testing.assert_close(weights[1, 2, 3], dense[1, 2, 3])
+        torch.testing.assert_close(weights[0, :, 8, 2:11], dense[0, :, 8, 2:11])
+        rows, cols = torch.tensor([8, 0, 8, 3]), torch.tensor([13, 1, 1])
+        torch.testing.assert_close(weights.tile(rows=rows, cols=cols), dense[:, :, rows][..., cols])
+        part = weights.select([1, 0], [2])
+        torch.testing.assert_close(part.dense(), dense[[1, 0]][:, [2]])
+        torch.testing.assert_close(pickle.loads(pickle.dumps(part)).dense(), part.dense())
+        collected = torch.zeros_like(dense)
+        for tile in weights.tiles():
+            assert not collected[:, :, tile.rows, tile.cols].any()
+            collected[:, :, tile.rows, tile.cols] = tile.weights
+            forbidden = ~attention.mask.allowed(tile.grid)
+            columns = torch.arange(tile.cols.start, tile.cols.stop)
+            assert not (forbidden.any(-2)[0, 0] & ~torch.isin(columns, tile.undecided.tensor("cpu"))).any()
+        torch.testing.assert_close(collected, dense)
+        torch.testing.assert_close(weights.received(), dense.sum(-2).float(), rtol=1e-4, atol=1e-5)
+        shares = dense.abs() / dense.abs().sum(-1, keepdim=True)
+        torch.testing.assert_close(weights.shares()[0, 1], shares[0, 1])
+        torch.testing.assert_close(weights.output(inputs[2]), dense @ inputs[2])
+
+
+def test_query_heads_share_keys_and_have_their_own_decays():
+    torch.manual_seed(0)
+    q, (k, v) = torch.randn(2, 6, 9, 4).double(), torch.randn(2, 2, 2, 9, 4).double()
+    decay, beta = -torch.rand(2, 6, 9).double(), torch.rand(2, 2, 9).double()
+    attention = rg.Attention(transition=rg.GatedDelta())
+    seen = rg.attend(attention, q, k, v, log_decay=decay, beta=beta)
+    k, v, beta = (x.repeat_interleave(3, 1) for x in (k, v, beta))
+    apart = rg.attend(attention, q, k, v, log_decay=decay, beta=beta)
+    torch.testing.assert_close(seen.output, apart.output)
+    torch.testing.assert_close(seen.weights.dense() @ v, seen.output)
+
+
+def test_gradients_reach_the_pieces_and_the_tensors_of_the_call():
+    torch.manual_seed(0)
+    rate, skip = (-torch.rand(3).double()).requires_grad_(), torch.rand(3).double().requires_grad_()
+    _, q, k, v, tensors = drawn("ssd", 9)
+    step = tensors["step"].requires_grad_()
+    attention = rg.Attention(rg.Dot(1.0), transition=rg.StateSpace(rate, skip))
+
+    def output(step, rate, skip):
+        attention = rg.Attention(rg.Dot(1.0), transition=rg.StateSpace(rate, skip))
+        return rg.attend(attention, q, k, v, step=step).output
+
+    assert torch.autograd.gradcheck(output, (step, rate, skip))
+    rg.attend(attention, q, k, v, step=step).output.sum().backward()
+    assert rate.grad is not None and skip.grad is not None and step.grad is not None
+
+
+@every_transition
+@torch.no_grad()
+def test_later_tokens_do_not_change_earlier_outputs(name):
+    attention, (q, k, v), tensors, _ = made(name)
+    first = rg.attend(attention, q, k, v, **tensors).output[:, :, :9]
+    for x in (q, k, v, *tensors.values()):
+        x[:, :, 9:] *= 0.3
+    torch.testing.assert_close(rg.attend(attention, q, k, v, **tensors).output[:, :, :9], first, rtol=0, atol=1e-13)
+
+
+def test_refusals_say_what_to_do():
+    transition, q, k, v, tensors = drawn("gated_deltanet", 6)
+    attention = rg.Attention(transition=transition)
+    for pieces, reason in (
+        ({"normalizer": rg.Softmax()}, "not normalised"),
+        ({"mask": rg.causal() & rg.window(3)}, "the mask is causal"),
+        ({"bias": rg.ALiBi(4)}, "no single weights"),
+        ({"dropout": 0.1}, "no single weights"),
+    ):
+        with pytest.raises(rg.RegardError, match=reason):
+            rg.Attention(transition=transition, **pieces)
+    with pytest.raises(rg.RegardError, match="expected a Transition, got the class Delta"):
+        rg.Attention(transition=rg.Delta)
+    with pytest.raises(rg.RegardError, match="this engine scores pairs"):
+        rg.attend(attention, q, k, v, **tensors, engine="dense")
+    with pytest.raises(rg.RegardError, match="it needs a transition"):
+        rg.attend(rg.Attention(), q, k, v, engine="recurrent")
+    with pytest.raises(rg.RegardError, match="needs a tensor for each call"):
+        rg.attend(attention, q, k, v, beta=tensors["beta"])
+    with pytest.raises(rg.RegardError, match="end where the queries end"):
+        rg.attend(attention, torch.cat((q, q), 2), k, v, **tensors)
+    with pytest.raises(rg.RegardError, match="the mask is causal"):
+        rg.attend(rg.Attention(transition=rg.Decay(-0.1)), q, k, v, cache=rg.RingCache(3))
+    with pytest.raises(rg.RegardError, match="a dot product"):
+        rg.attend(rg.Attention(rg.Additive(4, 4, 3).double(), transition=transition), q, k, v, **tensors)
+    with pytest.raises(rg.RegardError, match="2 heads"):
+        rg.attend(rg.Attention(transition=rg.Decay(-torch.rand(2))), q, k, v)
+    with pytest.raises(rg.RegardError, match="bonus must be"):
+        decays = {"log_decay": -torch.rand(2, 3, 6, 4).double()}
+        rg.attend(rg.Attention(transition=rg.ChannelDecay(bonus=torch.zeros(3, 5))), q, k, v, **decays)
+
+
+def test_a_map_refuses_tensors_that_changed():
+    attention, (q, k, v), tensors, _ = made("decay")
+    with torch.no_grad():
+        weights = rg.attend(attention, q, k, v, **tensors).weights
+        k.mul_(2)
+    with pytest.raises(rg.RegardError, match="changed in place"):
+        weights.dense()
+
+
+def test_a_map_of_tensors_of_a_model():
+    transition, q, k, _, tensors = drawn("kimi_delta", 12, 5)
+    steps = steps_of(transition, q, k, tensors)
+    weights = TransportedMap.of(steps)
+    torch.testing.assert_close(weights.dense(), by_definition(steps))
+    assert weights.shape == (2, 3, 5, 12)
+    with pytest.raises(rg.RegardError, match="a key of its own"):
+        TransportedMap.of(rg.Steps(torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 2, 2)))
+
+
+def test_empty_calls():
+    attention, (q, k, v), tensors, _ = made("gated_deltanet", J=6)
+    none = {name: x[:, :, :0] for name, x in tensors.items()}
+    seen = rg.attend(attention, q[:, :, :0], k[:, :, :0], v[:, :, :0], **none)
+    assert seen.output.shape == (2, 3, 0, 5) and seen.weights.dense().shape == (2, 3, 0, 0)
+    state = rg.attend(attention, q[:, :, :0], k, v, **tensors, cache=rg.RecurrentCache()).cache.state
+    assert state is not None
+    again = rg.attend(attention, q[:, :, :0], k[:, :, :0], v[:, :, :0], **none, cache=rg.RecurrentCache(state, 6))
+    assert torch.equal(again.cache.state, state)
+    batch = {name: x[:0] for name, x in tensors.items()}
+    assert rg.attend(attention, q[:0], k[:0], v[:0], **batch).output.shape == (0, 3, 6, 5)
