@@ -19,6 +19,8 @@ HEAD = '''\
 from collections.abc import Sequence
 from typing import Literal, overload
 
+from torch import Tensor
+
 from regard.attention import Attention
 from regard.catalog.entry import Mechanism as Mechanism
 from regard.pieces import Scaling

@@ -76,7 +76,7 @@ def attention_allows(problem):
 def score_errors(problem, u):
     """A bound of |ds_ij|, (B, H, I, J)."""
     attention = problem.attention
-    moved = 0 if attention.position is None else POSITION
+    moved = 0 if attention.position is None else POSITION * len(getattr(attention.position, "parts", "1"))
     score = attention.score
     if isinstance(score, rg.KernelScore):
         total = kernel_errors(problem, u)
@@ -104,9 +104,11 @@ def encoded(problem):
     if attention.position is None:
         return inputs, [x.norm(dim=-1) for x in inputs]
     places = positions.query(slice(0, problem.sizes.I), "cpu"), positions.key("cpu")
-    moved = [attention.position.encode(x, place) for x, place in zip(inputs, places, strict=True)]
-    added = 0 if isinstance(attention.position, rg.RoPE) else 1  # a turn keeps the size, a sum has that of both parts
-    return moved, [x.norm(dim=-1) + added * (y - x).norm(dim=-1) for x, y in zip(inputs, moved, strict=True)]
+    encodings = attention.position.encode_query, attention.position.encode_key
+    moved = [encode(x, place) for encode, x, place in zip(encodings, inputs, places, strict=True)]
+    if not isinstance(attention.position, rg.Sinusoidal | rg.LearnedPositions):
+        return moved, [y.norm(dim=-1) for y in moved]
+    return moved, [x.norm(dim=-1) + (y - x).norm(dim=-1) for x, y in zip(inputs, moved, strict=True)]  # a sum
 
 
 def dot_norms(score, problem):
@@ -114,7 +116,8 @@ def dot_norms(score, problem):
     moved, sizes = encoded(problem)
     prepared = problem.prepared.query, heads_of(problem.prepared.key, problem)
     of_query, of_key = (
-        p.norm(dim=-1) * size / m.norm(dim=-1) for p, m, size in zip(prepared, moved, sizes, strict=True)
+        (p.norm(dim=-1) * size / m.norm(dim=-1)).nan_to_num(0.0)  # a query may be scaled to 0
+        for p, m, size in zip(prepared, moved, sizes, strict=True)
     )
     if isinstance(score, rg.Bilinear):
         of_query = sizes[0] * torch.linalg.matrix_norm(score.weight, 2)[:, None]

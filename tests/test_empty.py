@@ -22,7 +22,8 @@ from regard.nn import (
 EMPTY = [(0, 3, 4), (2, 0, 4), (2, 3, 0), (2, 0, 0), (0, 0, 0), (0, 1, 1), (2, 1, 0)]
 every_emptiness = pytest.mark.parametrize("sizes", EMPTY, ids=str)
 #: Mechanisms that know a first position, before which queries without a key would stand.
-BOUND = {"bigbird", "learned_positions", "neighborhood", "shared_prefix", "sliding_tiles", "tree"}
+BOUND = {"axial_rope", "bigbird", "learned_positions", "multimodal_rope", "neighborhood", "shared_prefix"}
+BOUND |= {"sliding_tiles", "tree"}
 
 
 @every_emptiness

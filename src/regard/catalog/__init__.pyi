@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal, overload
 
+from torch import Tensor
+
 from regard.attention import Attention
 from regard.catalog.entry import Mechanism as Mechanism
 from regard.pieces import Scaling
@@ -14,6 +16,15 @@ def mechanisms() -> dict[str, Mechanism]: ...
 class _Alibi(Mechanism):
     @staticmethod
     def build(num_heads: int, is_causal: bool = True) -> Attention: ...
+
+class _AxialRope(Mechanism):
+    @staticmethod
+    def build(
+        coordinates: Tensor,
+        width: int,
+        base: float = 10_000.0,
+        alternate: bool = False,
+    ) -> Attention: ...
 
 class _Bahdanau(Mechanism):
     @staticmethod
@@ -56,6 +67,15 @@ class _Dilated(Mechanism):
     @staticmethod
     def build(size: int = 64, dilation: int = 2, is_causal: bool = False) -> Attention: ...
 
+class _Fire(Mechanism):
+    @staticmethod
+    def build(
+        num_heads: int,
+        hidden: int = 32,
+        threshold: int = 512,
+        fixed_length: int | None = None,
+    ) -> Attention: ...
+
 class _GatedOutput(Mechanism):
     @staticmethod
     def build() -> Attention: ...
@@ -63,6 +83,14 @@ class _GatedOutput(Mechanism):
 class _GroupedQuery(Mechanism):
     @staticmethod
     def build() -> Attention: ...
+
+class _Kerple(Mechanism):
+    @staticmethod
+    def build(
+        num_heads: int,
+        power: bool = False,
+        is_causal: bool = True,
+    ) -> Attention: ...
 
 class _LearnedPositions(Mechanism):
     @staticmethod
@@ -75,6 +103,14 @@ class _Linear(Mechanism):
 class _Longformer(Mechanism):
     @staticmethod
     def build(size: int = 257, global_positions: Sequence[int] = (0,)) -> Attention: ...
+
+class _Longrope(Mechanism):
+    @staticmethod
+    def build(
+        factors: Sequence[float],
+        extension: float = 1.0,
+        trained_length: int = 4096,
+    ) -> Attention: ...
 
 class _LuongConcat(Mechanism):
     @staticmethod
@@ -115,6 +151,15 @@ class _MultiQuery(Mechanism):
     @staticmethod
     def build() -> Attention: ...
 
+class _MultimodalRope(Mechanism):
+    @staticmethod
+    def build(
+        coordinates: Tensor,
+        sections: Sequence[int],
+        base: float = 10_000.0,
+        alternate: bool = False,
+    ) -> Attention: ...
+
 class _Neighborhood(Mechanism):
     @staticmethod
     def build(
@@ -134,6 +179,23 @@ class _Performer(Mechanism):
         is_causal: bool = False,
     ) -> Attention: ...
 
+class _Pope(Mechanism):
+    @staticmethod
+    def build(num_heads: int, width: int, base: float = 10_000.0) -> Attention: ...
+
+class _PositionTemperature(Mechanism):
+    @staticmethod
+    def build(floor: int = 8192, factor: float = 0.1) -> Attention: ...
+
+class _QkNorm(Mechanism):
+    @staticmethod
+    def build(
+        width: int,
+        num_heads: int = 1,
+        num_key_heads: int | None = None,
+        joint: bool = False,
+    ) -> Attention: ...
+
 class _Rope(Mechanism):
     @staticmethod
     def build(
@@ -142,6 +204,10 @@ class _Rope(Mechanism):
         interleaved: bool = False,
         scaling: Scaling | None = None,
     ) -> Attention: ...
+
+class _ScalableSoftmax(Mechanism):
+    @staticmethod
+    def build(num_heads: int) -> Attention: ...
 
 class _SelfAttention(Mechanism):
     @staticmethod
@@ -154,6 +220,10 @@ class _SharedPrefix(Mechanism):
 class _Shaw(Mechanism):
     @staticmethod
     def build(width: int, reach: int = 16) -> Attention: ...
+
+class _Sigmoid(Mechanism):
+    @staticmethod
+    def build(offset: float | None = None, is_causal: bool = True) -> Attention: ...
 
 class _Sinks(Mechanism):
     @staticmethod
@@ -208,8 +278,19 @@ class _Tree(Mechanism):
     @staticmethod
     def build(parents: Sequence[int], context: int = 0) -> Attention: ...
 
+class _Yarn(Mechanism):
+    @staticmethod
+    def build(
+        width: int,
+        factor: float,
+        trained_length: int,
+        base: float = 10_000.0,
+    ) -> Attention: ...
+
 @overload
 def mechanism(name: Literal["alibi"]) -> _Alibi: ...
+@overload
+def mechanism(name: Literal["axial_rope"]) -> _AxialRope: ...
 @overload
 def mechanism(name: Literal["bahdanau"]) -> _Bahdanau: ...
 @overload
@@ -223,15 +304,21 @@ def mechanism(name: Literal["cross"]) -> _Cross: ...
 @overload
 def mechanism(name: Literal["dilated"]) -> _Dilated: ...
 @overload
+def mechanism(name: Literal["fire"]) -> _Fire: ...
+@overload
 def mechanism(name: Literal["gated_output"]) -> _GatedOutput: ...
 @overload
 def mechanism(name: Literal["grouped_query"]) -> _GroupedQuery: ...
+@overload
+def mechanism(name: Literal["kerple"]) -> _Kerple: ...
 @overload
 def mechanism(name: Literal["learned_positions"]) -> _LearnedPositions: ...
 @overload
 def mechanism(name: Literal["linear"]) -> _Linear: ...
 @overload
 def mechanism(name: Literal["longformer"]) -> _Longformer: ...
+@overload
+def mechanism(name: Literal["longrope"]) -> _Longrope: ...
 @overload
 def mechanism(name: Literal["luong_concat"]) -> _LuongConcat: ...
 @overload
@@ -247,17 +334,29 @@ def mechanism(name: Literal["multi_head"]) -> _MultiHead: ...
 @overload
 def mechanism(name: Literal["multi_query"]) -> _MultiQuery: ...
 @overload
+def mechanism(name: Literal["multimodal_rope"]) -> _MultimodalRope: ...
+@overload
 def mechanism(name: Literal["neighborhood"]) -> _Neighborhood: ...
 @overload
 def mechanism(name: Literal["performer"]) -> _Performer: ...
 @overload
+def mechanism(name: Literal["pope"]) -> _Pope: ...
+@overload
+def mechanism(name: Literal["position_temperature"]) -> _PositionTemperature: ...
+@overload
+def mechanism(name: Literal["qk_norm"]) -> _QkNorm: ...
+@overload
 def mechanism(name: Literal["rope"]) -> _Rope: ...
+@overload
+def mechanism(name: Literal["scalable_softmax"]) -> _ScalableSoftmax: ...
 @overload
 def mechanism(name: Literal["self_attention"]) -> _SelfAttention: ...
 @overload
 def mechanism(name: Literal["shared_prefix"]) -> _SharedPrefix: ...
 @overload
 def mechanism(name: Literal["shaw"]) -> _Shaw: ...
+@overload
+def mechanism(name: Literal["sigmoid"]) -> _Sigmoid: ...
 @overload
 def mechanism(name: Literal["sinks"]) -> _Sinks: ...
 @overload
@@ -280,5 +379,7 @@ def mechanism(name: Literal["top_k"]) -> _TopK: ...
 def mechanism(name: Literal["transformer_xl"]) -> _TransformerXl: ...
 @overload
 def mechanism(name: Literal["tree"]) -> _Tree: ...
+@overload
+def mechanism(name: Literal["yarn"]) -> _Yarn: ...
 @overload
 def mechanism(name: str) -> Mechanism: ...

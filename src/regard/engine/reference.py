@@ -17,8 +17,10 @@ import torch
 
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.reference_masks import Array, Place, attends, undefined
+from regard.engine.reference_positions import encode as encode  # named in the error of `undefined`
+from regard.engine.reference_positions import encode_heads
 from regard.engine.reference_transitions import array, transit
-from regard.pieces import bias, kernel, normalizer, position, score
+from regard.pieces import bias, distance_bias, kernel, normalizer, score
 from regard.pieces.dropout import kept
 from regard.pieces.grid import Grid
 
@@ -60,7 +62,9 @@ def one_head(problem: Problem, b: int, h: int) -> tuple[Array, Array]:
     place = Place(b, h, *_positions(problem))
     q, k, v = (array(t) for t in (problem.query[b, h], problem.key[b, g], problem.value[b, g]))
     if attention.position is not None:
-        q, k = (encode(attention.position, x, p.ravel()) for x, p in ((q, place.i), (k, place.j)))
+        all_q, all_k = array(problem.query[b]), array(problem.key[b])
+        q = encode_heads(attention.position, all_q, place, True)[h]
+        k = encode_heads(attention.position, all_k, place, False)[g]
     if attention.transition is not None:
         w = carried(problem, q, k, b, h)
         return w @ v, w
@@ -157,79 +161,6 @@ def _(piece: kernel.RandomFeatures, x: Array) -> Array:
     return np.exp(exponent) / math.sqrt(piece.num_features)
 
 
-# Positions: (n, D), (n,) -> (n, D)
-
-
-@singledispatch
-def encode(piece: object, x: Array, positions: Array) -> Array:
-    """Vectors (n, D) at positions (n,) -> (n, D)."""
-    raise undefined("encode", piece)
-
-
-@encode.register
-def _(piece: position.RoPE, x: Array, positions: Array) -> Array:
-    half, encoded = piece.width // 2, x.copy()
-    first, second = (slice(0, piece.width, 2), slice(1, piece.width, 2)) if piece.interleaved else (
-        slice(0, half), slice(half, piece.width)
-    )  # fmt: skip
-    frequencies = piece.base ** -(np.arange(0, piece.width, 2) / piece.width)
-    rotation = np.exp(1j * positions[:, None] * rescale(piece.scaling, frequencies)[None, :])
-    z = (x[:, first] + 1j * x[:, second]) * rotation
-    encoded[:, first], encoded[:, second] = z.real, z.imag
-    return encoded
-
-
-@singledispatch
-def rescale(scaling: Any, frequencies: Array) -> Array:
-    """Frequencies (D / 2,) of RoPE -> frequencies (D / 2,); a scaling of the caller defines itself."""
-    return array(scaling(torch.from_numpy(frequencies)))
-
-
-@rescale.register
-def _(scaling: None, frequencies: Array) -> Array:
-    return frequencies
-
-
-@rescale.register
-def _(scaling: position.LinearScaling, frequencies: Array) -> Array:
-    return frequencies / scaling.factor
-
-
-@rescale.register
-def _(scaling: position.NTKScaling, frequencies: Array) -> Array:
-    """b^(-2m/D) with b' = b factor^(D / (D - 2)): pair m slows by factor^(2m / (D - 2))."""
-    last_pair = max(len(frequencies) - 1, 1)
-    return np.array([f / scaling.factor ** (m / last_pair) for m, f in enumerate(frequencies)])
-
-
-@rescale.register
-def _(scaling: position.Llama3Scaling, frequencies: Array) -> Array:
-    """By wavelength, as in the released code: long waves slow by `factor`, short ones stay, with a ramp between."""
-    rescaled = frequencies.copy()
-    for m, frequency in enumerate(frequencies):
-        wavelength = 2 * math.pi / frequency
-        if wavelength > scaling.trained_length / scaling.low:
-            rescaled[m] = frequency / scaling.factor
-        elif wavelength > scaling.trained_length / scaling.high:
-            smooth = (scaling.trained_length / wavelength - scaling.low) / (scaling.high - scaling.low)
-            rescaled[m] = (1 - smooth) * frequency / scaling.factor + smooth * frequency
-    return rescaled
-
-
-@encode.register
-def _(piece: position.Sinusoidal, x: Array, positions: Array) -> Array:
-    table = np.zeros(x.shape)
-    for channel in range(x.shape[1]):
-        angle = positions / piece.base ** (2 * (channel // 2) / x.shape[1])
-        table[:, channel] = np.cos(angle) if channel % 2 else np.sin(angle)
-    return x + table
-
-
-@encode.register
-def _(piece: position.LearnedPositions, x: Array, positions: Array) -> Array:
-    return x + array(piece.table)[positions]
-
-
 # Biases: (I, J) -> (I, J)
 
 
@@ -295,6 +226,25 @@ def _(piece: bias.TransformerXLBias, s: Array, q: Array, k: Array, place: Place)
 @shift.register
 def _(piece: bias.LearnedTable, s: Array, q: Array, k: Array, place: Place) -> Array:
     return s + array(piece.table)[place.h][np.clip(place.j - place.i, -piece.reach, piece.reach) + piece.reach]
+
+
+@shift.register
+def _(piece: distance_bias.KERPLEBias, s: Array, q: Array, k: Array, place: Place) -> Array:
+    a, b = (max(float(x[place.h].detach()), distance_bias.LEAST) for x in (piece.amplitude, piece.rate))
+    apart = np.abs(place.i - place.j)
+    return s - a * (apart ** min(b, 2.0) if piece.power else np.log(1 + b * apart))
+
+
+@shift.register
+def _(piece: distance_bias.FIREBias, s: Array, q: Array, k: Array, place: Place) -> Array:
+    c = float(piece.rate.detach())
+    length: Any = piece.fixed_length
+    if length is None:
+        length = np.maximum(place.i, abs(float(piece.share.detach()) * piece.threshold))  # type: ignore[union-attr]
+    ratio = np.log(np.abs(c * (place.i - place.j)) + 1) / (np.log(np.abs(c * length) + 1) + 1e-6)
+    w, b = array(piece.inner.weight)[:, 0], array(piece.inner.bias)
+    hidden = np.maximum(ratio[..., None] * w + b, 0)
+    return s + hidden @ array(piece.outer.weight)[place.h] + float(piece.outer.bias[place.h].detach())
 
 
 # Normalisers: (I, J) scores and allowed pairs -> (I, J) weights
@@ -366,6 +316,13 @@ def _(piece: normalizer.SumNormalizer, s: Array, allowed: Array, h: int) -> Arra
     s = np.where(allowed, s, 0.0)
     total = s.sum(1, keepdims=True)
     return np.divide(s, total, out=np.zeros_like(s), where=total != 0)
+
+
+@normalize.register
+def _(piece: normalizer.Sigmoid, s: Array, allowed: Array, h: int) -> Array:
+    count = np.maximum(allowed.sum(1, keepdims=True), 1)
+    offset = np.log(count) if piece.offset is None else piece.offset
+    return np.where(allowed, 1 / (1 + np.exp(-(np.where(allowed, s, 0.0) - offset))), 0.0)
 
 
 # Transitions: q_i, multiplied by one matrix for each token

@@ -158,7 +158,7 @@ class ProjectedKV:
         if has_grad not in self._prepared:
             if position is not None:
                 position.check(Spans(((0, self.length),)))
-            encoded = self.key if position is None else position.encode(self.key, self.places)
+            encoded = self.key if position is None else position.encode_key(self.key, self.places)
             query, prepared = score.prepare(query, encoded)
             self._prepared[has_grad] = encoded, prepared
             return query, prepared, encoded
@@ -242,7 +242,7 @@ def _read_one(module: Attends, query: Tensor, keys: ProjectedKV, start: int) -> 
         keys = keys.each  # listeners and positional biases need unshared rows
     if attention.position is not None:
         attention.position.check(Spans(((start, start + 1),)))
-        query = attention.position.encode(query, torch.arange(start, start + 1, device=query.device))
+        query = attention.position.encode_query(query, torch.arange(start, start + 1, device=query.device))
     if keys.rows is None:
         return _read_at_once(module, query, keys, start, plain)
     return keys.rows.unfold(_read_at_once(module, keys.rows.fold(query), keys, start, plain))

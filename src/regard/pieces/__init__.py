@@ -1,5 +1,6 @@
 """The pieces of an attention mechanism: scores, positional encodings, biases, masks and normalisers."""
 
+from regard.pieces.axial import AxialRoPE
 from regard.pieces.bias import (
     AdditiveBias,
     ALiBi,
@@ -10,6 +11,8 @@ from regard.pieces.bias import (
     T5Bias,
     TransformerXLBias,
 )
+from regard.pieces.distance_bias import FIREBias, KERPLEBias
+from regard.pieces.encodings import Chain, PoPE, PositionTemperature, QKNorm, ScalableSoftmax, TwoSidedPosition
 from regard.pieces.grid import Grid
 from regard.pieces.kernel import EluPlusOne, FeatureMap, KernelScore, RandomFeatures
 from regard.pieces.mask import Mask, block_local, causal, dilated, prefix, window
@@ -20,6 +23,7 @@ from regard.pieces.normalizer import (
     Hardmax,
     LearnedSink,
     Normalizer,
+    Sigmoid,
     Softmax,
     Sparsemax,
     SumNormalizer,
@@ -35,6 +39,7 @@ from regard.pieces.position import (
     Scaling,
     Sinusoidal,
 )
+from regard.pieces.scaling import LongRoPEScaling, ProportionalScaling, YaRNScaling
 from regard.pieces.score import Additive, Bilinear, Concat, Cosine, Dot, LatentDot, Score
 from regard.pieces.transition import (
     RWKV7,
@@ -54,8 +59,10 @@ __all__ = [
     "ALiBi",
     "Additive",
     "AdditiveBias",
+    "AxialRoPE",
     "Bias",
     "Bilinear",
+    "Chain",
     "ChannelDecay",
     "Concat",
     "Cosine",
@@ -64,10 +71,12 @@ __all__ = [
     "Dot",
     "EluPlusOne",
     "Entmax15",
+    "FIREBias",
     "FeatureMap",
     "GatedDelta",
     "Grid",
     "Hardmax",
+    "KERPLEBias",
     "KernelScore",
     "KimiDelta",
     "LatentDot",
@@ -76,15 +85,22 @@ __all__ = [
     "LearnedTable",
     "LinearScaling",
     "Llama3Scaling",
+    "LongRoPEScaling",
     "Mask",
     "NTKScaling",
     "Normalizer",
+    "PoPE",
     "Position",
+    "PositionTemperature",
+    "ProportionalScaling",
+    "QKNorm",
     "RandomFeatures",
     "RoPE",
+    "ScalableSoftmax",
     "Scaling",
     "Score",
     "ShawBias",
+    "Sigmoid",
     "Sinusoidal",
     "Softcap",
     "Softmax",
@@ -96,6 +112,8 @@ __all__ = [
     "TopK",
     "TransformerXLBias",
     "Transition",
+    "TwoSidedPosition",
+    "YaRNScaling",
     "bigbird",
     "block_local",
     "causal",

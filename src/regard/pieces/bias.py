@@ -126,10 +126,10 @@ class ALiBi(AdditiveBias):
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         slopes = torch.tensor(alibi_slopes(self.num_heads), dtype=widest_float(grid.device), device="cpu")
         slopes = to_device(slopes, grid.device)[grid.head]
-        return _by_distance(grid, lambda distance: -slopes.view(-1, *(1,) * distance.ndim) * distance.abs())
+        return by_distance(grid, lambda distance: -slopes.view(-1, *(1,) * distance.ndim) * distance.abs())
 
     def check(self, sizes: Sizes) -> None:
-        _check_heads("ALiBi", self.num_heads, sizes)
+        check_heads("ALiBi", self.num_heads, sizes)
 
 
 def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
@@ -182,10 +182,10 @@ class T5Bias(nn.Module, AdditiveBias):
             bucket = t5_bucket(distance, self.num_buckets, self.max_distance, self.bidirectional)
             return self.table[bucket][..., grid.head].movedim(-1, 0)
 
-        return _by_distance(grid, number)
+        return by_distance(grid, number)
 
     def check(self, sizes: Sizes) -> None:
-        _check_heads("T5Bias", self.table.shape[1], sizes)
+        check_heads("T5Bias", self.table.shape[1], sizes)
 
     def extra_repr(self) -> str:
         B, H = self.table.shape
@@ -283,14 +283,14 @@ class TransformerXLBias(nn.Module, AdditiveBias):
         return torch.cat((angle.sin(), angle.cos()), -1).to(rows.dtype)
 
     def check(self, sizes: Sizes) -> None:
-        _check_heads("TransformerXLBias", self.content.shape[0], sizes)
+        check_heads("TransformerXLBias", self.content.shape[0], sizes)
         _check_width("TransformerXLBias", self.width, sizes)
 
     def extra_repr(self) -> str:
         return f"{self.content.shape[0]}, {self.width}"
 
 
-def _by_distance(grid: Grid, number: Callable[[Tensor], Tensor]) -> Tensor:
+def by_distance(grid: Grid, number: Callable[[Tensor], Tensor]) -> Tensor:
     """`number(j - i)`, (H, ...) of (...), for all pairs: (1, H, I, J); asked once a distance where that is all."""
     distances = grid.distances()
     if distances is None:
@@ -372,16 +372,17 @@ class LearnedTable(nn.Module, AdditiveBias):
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         reach = self.reach
-        return _by_distance(grid, lambda distance: self.table[grid.head][:, distance.clamp(-reach, reach) + reach])
+        return by_distance(grid, lambda distance: self.table[grid.head][:, distance.clamp(-reach, reach) + reach])
 
     def check(self, sizes: Sizes) -> None:
-        _check_heads("LearnedTable", self.table.shape[0], sizes)
+        check_heads("LearnedTable", self.table.shape[0], sizes)
 
     def extra_repr(self) -> str:
         return f"{self.table.shape[0]}, reach={self.reach}"
 
 
-def _check_heads(bias: str, num_heads: int, sizes: Sizes) -> None:
+def check_heads(bias: str, num_heads: int, sizes: Sizes) -> None:
+    """Refuse another number of heads than that of the bias."""
     if num_heads != sizes.H:
         raise RegardError(f"{bias}: made for {num_heads} heads, the query has {sizes.H}. Create it for {sizes.H}.")
 

@@ -29,8 +29,9 @@ COARSE = 1024.0
 class Normalizer(ABC):
     """Base of all normalisers.
 
-    `row_sum` is the sum of the weights of a row that is not empty; None if it varies. `masked_score` replaces masked
-    scores. `needs_nonnegative` refuses a score piece whose scores may be below 0.
+    `row_sum` is the sum of the weights of a row that is not empty; None if it varies. `independent`: each key has its
+    weight by itself, so a row may sum to more than 1. `masked_score` replaces masked scores. `needs_nonnegative`
+    refuses a score piece whose scores may be below 0.
 
     >>> import torch, regard as rg
     >>> scores, columns = torch.zeros(1, 1, 1, 4), torch.arange(4)
@@ -40,6 +41,7 @@ class Normalizer(ABC):
     """
 
     row_sum: float | None = 1.0
+    independent: bool = False
     masked_score: float = -torch.inf
     needs_nonnegative: bool = False
 
@@ -425,3 +427,37 @@ class SumNormalizer(Normalizer):
     def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
         total = row_statistic[0].unsqueeze(-1)
         return _at_most_one(scores / total.masked_fill(total == 0, 1.0))
+
+
+@checked
+@dataclass(frozen=True)
+class Sigmoid(Normalizer):
+    """w_ij = sigmoid(s_ij - r_i): no key competes with another (Ramapuram et al. 2024, arXiv:2409.04431).
+
+    r_i = log n_i, with n_i the number of keys that query i may attend to, so a row of scores of 0 sums to almost 1. The
+    paper and its code take one number for all rows, log n for n tokens: give it as `offset`. x-transformers takes 0.
+
+    >>> import math, torch, regard as rg
+    >>> scores = torch.tensor([[[[0.0, math.log(3.0)]]]])
+    >>> rg.Sigmoid().normalize_rows(scores, torch.arange(2))[0]  # 1 / 2 and 3 / 2 in place of exp(score)
+    tensor([[[[0.3333, 0.6000]]]])
+    >>> rg.Sigmoid(offset=0.0).normalize_rows(scores, torch.arange(2))[0]
+    tensor([[[[0.5000, 0.7500]]]])
+    """
+
+    row_sum = None
+    independent = True
+
+    offset: float | None = None
+
+    def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
+        if self.offset is not None:
+            return (torch.full_like(scores[..., 0], self.offset),)
+        count = (~scores.detach().isneginf()).sum(-1)
+        return (count.clamp_min(1).to(scores.dtype).log(),)
+
+    def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
+        return torch.sigmoid(scores - row_statistic[0].unsqueeze(-1))
+
+    def log_weights(self, scores: Tensor, row_statistic: RowStatistic) -> Tensor:
+        return nn.functional.logsigmoid(scores - row_statistic[0].unsqueeze(-1))

@@ -33,6 +33,14 @@ class Position(ABC):
     def encode(self, x: Tensor, positions: Tensor) -> Tensor:
         """(B, heads, n, D) and their positions (n,) -> (B, heads, n, D)."""
 
+    def encode_query(self, x: Tensor, positions: Tensor) -> Tensor:
+        """`encode` for queries, if it differs from that for keys: (B, H, n, D), (n,) -> (B, H, n, D')."""
+        return self.encode(x, positions)
+
+    def encode_key(self, x: Tensor, positions: Tensor) -> Tensor:
+        """`encode` for keys, if it differs from that for queries: (B, G, n, D), (n,) -> (B, G, n, D')."""
+        return self.encode(x, positions)
+
     def encode_both(self, query: Tensor, key: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         """Queries and keys of a call, each encoded at its positions.
 
@@ -40,7 +48,7 @@ class Position(ABC):
         """
         self.check(positions.queries(query.shape[2]) | positions.keys)
         at = positions.query(slice(0, query.shape[2]), query.device), positions.key(key.device)
-        return self.encode(query, at[0]), self.encode(key, at[1])
+        return self.encode_query(query, at[0]), self.encode_key(key, at[1])
 
     def check(self, positions: Spans) -> None:  # noqa: B027 - most encodings know every position
         """Refuse positions that the encoding does not have. `encode` does not check: it would wait for a device."""
@@ -61,13 +69,18 @@ def angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor
     Angles are integers in units of 2^-64 of a turn. Integers of 64 bits overflow exactly where angles wrap around, so
     large positions are as precise as small ones, even in float32, the widest dtype of some devices.
     """
+    return angles_of_pairs(positions[:, None], frequencies, dtype)
+
+
+def angles_of_pairs(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same for positions that may differ between pairs: integers (..., n, m) or (..., n, 1) -> (..., n, m)."""
     if positions.is_floating_point():
         raise RegardError(
             f"positions: they must be integers, got {positions.dtype}. "
             "To halve positions use RoPE(width, scaling=LinearScaling(2.0))."
         )
     steps = to_device(turns_of(frequencies), positions.device)
-    return (positions[:, None] * steps).to(dtype) * (2 * math.pi / 2.0**64)
+    return (positions * steps).to(dtype) * (2 * math.pi / 2.0**64)
 
 
 def turns_of(frequencies: Tensor) -> Tensor:
@@ -90,6 +103,8 @@ def rotate_by(rotation: Rotation) -> None:
 class Scaling(ABC):
     """Base of all scalings: how RoPE's frequencies change for texts longer than those of training.
 
+    A scaling with a `magnitude` also multiplies the rotated channels of queries and keys by this number.
+
     >>> import regard as rg
     >>> class Halved(rg.Scaling):
     ...     def __call__(self, frequencies):
@@ -97,6 +112,8 @@ class Scaling(ABC):
     >>> rg.RoPE(4).frequencies().tolist(), rg.RoPE(4, scaling=Halved()).frequencies().tolist()
     ([1.0, 0.01], [0.5, 0.005])
     """
+
+    magnitude: float = 1.0
 
     @abstractmethod
     def __call__(self, frequencies: Tensor) -> Tensor: ...
@@ -125,12 +142,28 @@ class LinearScaling(Scaling):
 class NTKScaling(Scaling):
     """A greater base: the lowest frequency is divided by `factor`, the highest does not change ("NTK-aware", 2023).
 
+    "Dynamic NTK" takes the factor from the length of the text: `NTKScaling.for_length`.
+
     >>> import torch, regard as rg
     >>> rg.NTKScaling(4.0)(torch.tensor([1.0, 0.1, 0.01])) / torch.tensor([1.0, 0.1, 0.01])  # 4^0, 4^-0.5, 4^-1
     tensor([1.0000, 0.5000, 0.2500])
     """
 
     factor: float
+
+    @classmethod
+    def for_length(cls, length: Size, trained_length: Size, factor: float = 1.0) -> NTKScaling:
+        """Dynamic NTK: the factor is factor length / trained_length - (factor - 1), and 1 up to the trained length.
+
+        transformers computes it again at each call, from the greatest position so far. Then one token is rotated
+        differently in a long text than in a short one, and keys in a cache keep their old rotation. Here the length is
+        given once.
+
+        >>> import regard as rg
+        >>> [rg.NTKScaling.for_length(n, trained_length=64, factor=2.0).factor for n in (10, 64, 128)]
+        [1.0, 1.0, 3.0]
+        """
+        return cls(factor * max(length, trained_length) / trained_length - (factor - 1))
 
     def __call__(self, frequencies: Tensor) -> Tensor:
         n = len(frequencies)
@@ -209,24 +242,31 @@ class RoPE(Position):
                 f"RoPE(width={self.width}): the vectors have only {x.shape[-1]} channels. Use a smaller width."
             )
         fast = None if _rotation is None else _rotation(x, positions, self._turns, self.interleaved)
-        return self._encoded(x, positions) if fast is None else fast
+        rotated = self._encoded(x, positions) if fast is None else fast
+        magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
+        if magnitude == 1:
+            return rotated
+        return torch.cat((rotated[..., : self.width] * magnitude, rotated[..., self.width :]), -1)
 
     def _turns(self) -> Tensor:
-        is_kept = self.scaling is None or type(self.scaling).__module__ == __name__  # others may change
+        is_kept = self.scaling is None or type(self.scaling).__module__.startswith("regard.")  # others may change
         return _kept_turns(self) if is_kept else turns_of(self.frequencies())
 
     def _encoded(self, x: Tensor, positions: Tensor) -> Tensor:
         wide = at_least_float32(x)
         angle = angles(positions, self.frequencies(), wide.dtype)
-        rotated = self._rotate(wide[..., : self.width], angle.cos(), angle.sin()).to(x.dtype)
+        rotated = rotated_pairs(wide[..., : self.width], angle, self.interleaved).to(x.dtype)
         return torch.cat((rotated, x[..., self.width :]), -1) if self.width < x.shape[-1] else rotated
 
-    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        if self.interleaved:
-            a, b = x[..., 0::2], x[..., 1::2]
-            return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
-        a, b = x.chunk(2, -1)
-        return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+
+def rotated_pairs(x: Tensor, angle: Tensor, interleaved: bool) -> Tensor:
+    """Pairs of channels rotated by their angles: (..., n, D), (..., n, D / 2) -> (..., n, D)."""
+    cos, sin = angle.cos(), angle.sin()
+    if interleaved:
+        a, b = x[..., 0::2], x[..., 1::2]
+        return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
 
 
 @lru_cache(maxsize=32)

@@ -1,0 +1,126 @@
+"""RoPE on several axes: positions that are vectors, such as (row, column) of an image or (time, row, column)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.checks import Size, checked
+from regard.errors import RegardError
+from regard.pieces.position import Position, angles_of_pairs, rotated_pairs
+from regard.shapes import at_least_float32, to_device
+from regard.spans import Spans
+
+
+@checked
+@dataclass(frozen=True, eq=False)
+class AxialRoPE(Position):
+    """RoPE by coordinates: channel pair m is rotated by coordinate[axes[m]] * rates[m].
+
+    `coordinates` are integers (A, n), one vector for each token, or (B, A, n) with vectors of each batch entry. They
+    may repeat, go back, or be negative. Masks and biases still compare the places of tokens in the sequence. The two
+    usual assignments of pairs have functions of their own:
+
+    - `AxialRoPE.sections`: the pairs of one RoPE are divided among the axes (multimodal RoPE of Qwen2-VL and later,
+      arXiv:2409.12191). With one axis it is RoPE with positions of your own for each batch entry.
+    - `AxialRoPE.grid`: each axis has a RoPE of its own on a share of the channels (vision transformers).
+
+    >>> import torch, regard as rg
+    >>> where = torch.tensor([[5, 5, 6], [0, 1, 0]])  # rows and columns of three patches
+    >>> q = torch.randn(1, 1, 3, 4, dtype=torch.float64)
+    >>> turned = rg.AxialRoPE.grid(where, width=4).encode(q, torch.arange(3))
+    >>> rows = rg.RoPE(2).encode(q[:, :, 2:, [0, 2]], torch.tensor([6]))  # patch 2: its first pair by its row
+    >>> torch.allclose(turned[:, :, 2:, [0, 2]], rows)
+    True
+    """
+
+    coordinates: Tensor
+    axes: Sequence[int]
+    rates: Sequence[float]
+    interleaved: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "axes", tuple(self.axes))
+        object.__setattr__(self, "rates", tuple(map(float, self.rates)))
+        shape, number = tuple(self.coordinates.shape), self.coordinates.dtype
+        if self.coordinates.ndim not in (2, 3) or number.is_floating_point or number == torch.bool:
+            raise RegardError(
+                f"AxialRoPE: coordinates are integers (axes, tokens) or (batch, axes, tokens), got {number} of shape "
+                f"{shape}."
+            )
+        if len(self.axes) != len(self.rates) or not all(0 <= axis < shape[-2] for axis in self.axes):
+            raise RegardError(
+                f"AxialRoPE: {len(self.axes)} axes {self.axes} and {len(self.rates)} rates for coordinates of "
+                f"{shape[-2]} axes. Give each channel pair one axis, from 0 to {shape[-2] - 1}, and one rate."
+            )
+
+    @classmethod
+    def sections(
+        cls, coordinates: Tensor, sections: Sequence[int], base: float = 10_000.0, *, alternate: bool = False
+    ) -> AxialRoPE:
+        """The pairs of one RoPE, `sections[a]` of them for axis a; their sum is half the width.
+
+        Pair m has the rate base^(-m / sum(sections)). The first axis has the first pairs, with the highest rates, and
+        so on (Qwen2-VL). With `alternate` the axes take turns, until an axis has its number; then the first axis has
+        all other pairs (Qwen3-VL).
+
+        >>> import torch, regard as rg
+        >>> where = torch.zeros(3, 5, dtype=torch.long)
+        >>> rg.AxialRoPE.sections(where, (2, 1, 1)).axes, rg.AxialRoPE.sections(where, (2, 1, 1), alternate=True).axes
+        ((0, 0, 1, 2), (0, 1, 2, 0))
+        """
+        total, count = sum(sections), len(sections)
+        in_order = [axis for axis, pairs in enumerate(sections) for _ in range(pairs)]
+        by_turns = [m % count if m < sections[m % count] * count else 0 for m in range(total)]
+        rates = [base ** (-m / total) for m in range(total)]
+        return cls(coordinates, by_turns if alternate else in_order, rates)
+
+    @classmethod
+    def grid(cls, coordinates: Tensor, width: Size, base: float = 10_000.0, *, alternate: bool = False) -> AxialRoPE:
+        """Each of A axes has width / (2 A) pairs.
+
+        The rates of an axis are those of a RoPE of width / A channels (Qwen2-VL's images). With `alternate` axis a has
+        the rates a, a + A, a + 2 A, ... of a RoPE of the whole width (Pixtral).
+
+        >>> import torch, regard as rg
+        >>> rg.AxialRoPE.grid(torch.zeros(2, 9, dtype=torch.long), width=8).rates
+        (1.0, 0.01, 1.0, 0.01)
+        """
+        count = coordinates.shape[-2]
+        if width % (2 * count):
+            raise RegardError(
+                f"AxialRoPE.grid(width={width}): the width is a multiple of {2 * count}, 2 for each axis."
+            )
+        pairs = width // (2 * count)
+        axes = [axis for axis in range(count) for _ in range(pairs)]
+        exponents = [
+            (m * count + axis if alternate else m * count) / (width // 2) for axis in range(count) for m in range(pairs)
+        ]
+        return cls(coordinates, axes, [base**-exponent for exponent in exponents])
+
+    def encode(self, x: Tensor, positions: Tensor) -> Tensor:
+        width, entries = 2 * len(self.axes), self.coordinates.shape[0] if self.coordinates.ndim == 3 else 1
+        if x.shape[-1] < width or entries not in (1, x.shape[0]):
+            raise RegardError(
+                f"AxialRoPE: for {width} channels and {entries} batch entries, got vectors of shape {tuple(x.shape)}. "
+                "Give coordinates (axes, tokens) for all entries, or (batch, axes, tokens)."
+            )
+        at = to_device(self.coordinates, x.device)[..., positions]  # (A, n) or (B, A, n)
+        each = at[..., list(self.axes), :].transpose(-1, -2)
+        wide = at_least_float32(x)
+        angle = angles_of_pairs(each, torch.tensor(self.rates, dtype=torch.float64, device="cpu"), wide.dtype)
+        angle = angle[:, None] if angle.ndim == 3 else angle
+        rotated = rotated_pairs(wide[..., :width], angle, self.interleaved).to(x.dtype)
+        return torch.cat((rotated, x[..., width:]), -1) if width < x.shape[-1] else rotated
+
+    def check(self, positions: Spans) -> None:
+        count = self.coordinates.shape[-1]
+        if not Spans(((0, count),)).covers(positions):
+            ((first, stop),) = positions.hull()
+            raise RegardError(
+                f"AxialRoPE: has coordinates of tokens 0 to {count - 1}, this call needs {first} to {stop - 1}. Give "
+                "coordinates for all tokens, those in a cache too."
+            )

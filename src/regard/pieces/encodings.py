@@ -1,0 +1,250 @@
+"""Encodings that treat queries and keys differently: norms with learned scales, factors by position, polar vectors.
+
+They act inside an attention, before the score. `Chain` applies several in order.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.checks import Size, checked
+from regard.errors import RegardError
+from regard.pieces.position import Position, angles
+from regard.shapes import at_least_float32
+from regard.spans import Spans
+
+
+class TwoSidedPosition(Position):
+    """Base of encodings that differ between queries and keys. They are no encodings of embeddings.
+
+    >>> import torch, regard as rg
+    >>> rg.ScalableSoftmax(2).encode(torch.zeros(1, 2, 3, 4), torch.arange(3))
+    Traceback (most recent call last):
+        ...
+    regard.errors.RegardError: ScalableSoftmax encodes queries and keys differently, so it acts inside an attention:
+      regard.Attention(position=ScalableSoftmax(...)).
+    """
+
+    def encode(self, x: Tensor, positions: Tensor) -> Tensor:
+        name = type(self).__name__
+        raise RegardError(
+            f"{name} encodes queries and keys differently, so it acts inside an attention: "
+            f"regard.Attention(position={name}(...))."
+        )
+
+    @abstractmethod
+    def encode_query(self, x: Tensor, positions: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def encode_key(self, x: Tensor, positions: Tensor) -> Tensor: ...
+
+
+class Chain(nn.Module, TwoSidedPosition):
+    """Several encodings, in order: each encodes what the one before returns.
+
+    >>> import torch, regard as rg
+    >>> chain = rg.Chain(rg.QKNorm(8), rg.RoPE(8))  # as in Qwen 3
+    >>> q = torch.randn(1, 2, 3, 8)
+    >>> normed = torch.nn.functional.rms_norm(q, (8,), eps=1e-6)
+    >>> torch.allclose(chain.encode_query(q, torch.arange(3)), rg.RoPE(8).encode(normed, torch.arange(3)), atol=1e-6)
+    True
+    """
+
+    def __init__(self, *parts: Position) -> None:
+        super().__init__()
+        wrong = [part for part in parts if not isinstance(part, Position)]
+        if wrong or not parts:
+            got = type(wrong[0]).__name__ if wrong else "none"
+            raise RegardError(f"Chain(...): expected encodings, such as QKNorm(64) and RoPE(64), got {got}.")
+        self.parts = parts
+        for number, part in enumerate(parts):
+            if isinstance(part, nn.Module):
+                self.add_module(f"part_{number}", part)
+
+    def encode_query(self, x: Tensor, positions: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part.encode_query(x, positions)
+        return x
+
+    def encode_key(self, x: Tensor, positions: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part.encode_key(x, positions)
+        return x
+
+    def check(self, positions: Spans) -> None:
+        for part in self.parts:
+            part.check(positions)
+
+    def __repr__(self) -> str:
+        return f"Chain({', '.join(map(repr, self.parts))})"
+
+
+@checked
+class QKNorm(nn.Module, TwoSidedPosition):
+    """q / rms(q) * g and k / rms(k) * g', with learned g and g': no score can explode (Henry et al. 2020).
+
+    The paper (arXiv:2010.04245) divides by the length of the vector and learns one factor: that is `Cosine`. Models of
+    today divide by the root mean square, rms(x)^2 = mean_d x_d^2 + eps, and learn a scale for each channel:
+
+    - `QKNorm(width)`: one scale for all heads (Qwen 3, Gemma 3).
+    - `QKNorm(width, num_heads, num_key_heads)`: one for each head.
+    - The same with `joint=True`: the mean is taken over the channels of all heads together (OLMo 2).
+    - `learned=False`: no scale (Llama 4, which normalises after its rotation).
+
+    Gemma 3 stores g - 1. With RoPE the norm comes first: `Chain(QKNorm(width), RoPE(width))`.
+
+    >>> import torch, regard as rg
+    >>> norm = rg.QKNorm(4)
+    >>> norm.encode_query(torch.tensor([[[[1.0, -1.0, 7.0, 7.0]]]]), torch.arange(1)).detach()  # the rms is 5
+    tensor([[[[ 0.2000, -0.2000,  1.4000,  1.4000]]]])
+    """
+
+    def __init__(
+        self,
+        width: Size,
+        num_heads: Size = 1,
+        num_key_heads: Size | None = None,
+        *,
+        joint: bool = False,
+        learned: bool = True,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        self.joint, self.eps, self.width = joint, eps, width
+        num_key_heads = num_heads if num_key_heads is None else num_key_heads
+        self.query_scale = nn.Parameter(torch.ones(num_heads, 1, width)) if learned else None
+        self.key_scale = nn.Parameter(torch.ones(num_key_heads, 1, width)) if learned else None
+
+    def encode_query(self, x: Tensor, positions: Tensor) -> Tensor:
+        return self._normed(x, self.query_scale, "num_heads")
+
+    def encode_key(self, x: Tensor, positions: Tensor) -> Tensor:
+        return self._normed(x, self.key_scale, "num_key_heads")
+
+    def _normed(self, x: Tensor, scale: Tensor | None, argument: str) -> Tensor:
+        if x.shape[-1] != self.width or (scale is not None and len(scale) not in (1, x.shape[1])):
+            raise RegardError(
+                f"QKNorm: made for width {self.width} and {argument}={1 if scale is None else len(scale)}, got "
+                f"{x.shape[1]} heads of width {x.shape[-1]}. Create it for these; 1 head means one scale for all."
+            )
+        wide = at_least_float32(x)
+        mean = wide.square().mean((1, 3) if self.joint else 3, keepdim=True)
+        normed = wide * (mean + self.eps).rsqrt()
+        return (normed if scale is None else normed * scale).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        num_heads = 1 if self.query_scale is None else len(self.query_scale)
+        return f"{self.width}, {num_heads}, joint={self.joint}, learned={self.query_scale is not None}"
+
+
+@checked
+class ScalableSoftmax(nn.Module, TwoSidedPosition):
+    """Scores times s_h log n, so that long rows stay sharp (Nakanishi 2025, SSMax, arXiv:2501.19399).
+
+    n = i + 1 is the number of keys up to the query, so it is for causal attention: query i is multiplied by
+    s_h log(i + 1). s_h is learned, one number for each head, and begins at 0.43, the value of the paper's figure 1.
+    Without a causal mask n is the same for all rows: use `Dot(scale=...)`. The engines see plain softmax.
+
+    >>> import torch, regard as rg
+    >>> q = torch.ones(1, 1, 3, 2)
+    >>> rg.ScalableSoftmax(1).encode_query(q, torch.tensor([0, 9, 99]))[0, 0, :, 0].detach()
+    tensor([0.0000, 0.9901, 1.9802])
+    """
+
+    def __init__(self, num_heads: Size) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.full((num_heads, 1, 1), 0.43))
+
+    def encode_query(self, x: Tensor, positions: Tensor) -> Tensor:
+        if len(self.factor) != x.shape[1]:
+            raise RegardError(
+                f"ScalableSoftmax: made for {len(self.factor)} heads, the query has {x.shape[1]}. "
+                f"Create it for {x.shape[1]}."
+            )
+        wide = at_least_float32(x)
+        logs = (positions + 1).clamp_min(1).to(wide.dtype).log()
+        return (wide * self.factor * logs[:, None]).to(x.dtype)
+
+    def encode_key(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x
+
+    def extra_repr(self) -> str:
+        return str(len(self.factor))
+
+
+@checked
+@dataclass(frozen=True)
+class PositionTemperature(TwoSidedPosition):
+    """Scores times 1 + factor log(1 + floor((i + first) / floor)): sharper, step by step, after `floor` positions.
+
+    Llama 4 has it in its layers without positions ("NoPE"), with first = 1, floor = 8192 and factor = 0.1. Ministral 3
+    has it after RoPE with first = 0: `Chain(RoPE(width), PositionTemperature(16384, first=0))`.
+
+    >>> import torch, regard as rg
+    >>> q = torch.ones(1, 1, 4, 1)
+    >>> rg.PositionTemperature(floor=100).encode_query(q, torch.tensor([0, 98, 99, 999])).flatten()
+    tensor([1.0000, 1.0000, 1.0693, 1.2398])
+    """
+
+    floor: Size = 8192
+    factor: float = 0.1
+    first: int = 1
+
+    def encode_query(self, x: Tensor, positions: Tensor) -> Tensor:
+        wide = at_least_float32(x)
+        steps = ((positions + self.first) // self.floor).clamp_min(0)
+        return (wide * (1 + self.factor * steps.to(wide.dtype).log1p())[:, None]).to(x.dtype)
+
+    def encode_key(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x
+
+
+@checked
+class PoPE(nn.Module, TwoSidedPosition):
+    """Polar coordinates: softplus gives the length, the position the angle (Gopalakrishnan et al. 2025).
+
+    s_ij = c sum_d softplus(q_id) softplus(k_jd) cos((i - j) base^(-d / D) - delta_hd), arXiv:2509.10534. In RoPE the
+    angle of a pair of channels is that of its content plus that of its position; here it is that of the position alone.
+    Each channel turns by itself, so encoded vectors have 2 D channels, and c is the factor of the score: give it as
+    `Dot(scale=width**-0.5)`. The phase delta of each head and channel is learned, and is used between -2 pi and 0.
+
+    >>> import torch, regard as rg
+    >>> q = torch.zeros(1, 1, 1, 2)  # softplus(0) = log 2
+    >>> rg.PoPE(num_heads=1, width=2).encode_query(q, torch.tensor([0])).detach()
+    tensor([[[[0.6931, 0.6931, 0.0000, 0.0000]]]])
+    """
+
+    def __init__(self, num_heads: Size, width: Size, base: float = 10_000.0) -> None:
+        super().__init__()
+        self.width, self.base = width, base
+        self.phase = nn.Parameter(torch.zeros(num_heads, 1, width))
+
+    def encode_query(self, x: Tensor, positions: Tensor) -> Tensor:
+        return self._polar(x, self._angles(positions, x))
+
+    def encode_key(self, x: Tensor, positions: Tensor) -> Tensor:
+        phase = self.phase.clamp(-2 * math.pi, 0)
+        if len(phase) not in (1, x.shape[1]):
+            raise RegardError(
+                f"PoPE: made for {len(phase)} heads, the keys have {x.shape[1]}. Create it for {x.shape[1]} heads."
+            )
+        return self._polar(x, self._angles(positions, x) + phase)
+
+    def _angles(self, positions: Tensor, x: Tensor) -> Tensor:
+        exponents = torch.arange(self.width, dtype=torch.float64, device="cpu") / self.width
+        return angles(positions, self.base**-exponents, at_least_float32(x).dtype)
+
+    def _polar(self, x: Tensor, angle: Tensor) -> Tensor:
+        if x.shape[-1] != self.width:
+            raise RegardError(f"PoPE: made for width {self.width}, got {x.shape[-1]}. Create it for {x.shape[-1]}.")
+        length = F.softplus(at_least_float32(x))
+        return torch.cat((length * angle.cos(), length * angle.sin()), -1).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.phase)}, {self.width}"
