@@ -20,5 +20,5 @@ MECHANISM = Mechanism(
     used_by=("swinv2", "swin2sr"),
     cost="O(I J D) time, O(I + J) memory by blocks",
     disagree="Swin v2 learns a factor per head (at most 100) and adds a position bias.",
-    also_called=("cosine attention", "content-based attention", "QK norm"),
+    also_called=("cosine attention", "content-based attention"),
 )

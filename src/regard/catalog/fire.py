@@ -23,5 +23,5 @@ MECHANISM = Mechanism(
     sizes={"heads": 2, "queries": 16},
     disagree="the divisor grows with the position of the query, so the bias is no function of i - j alone. Codes that "
     "divide by the greatest length have that of fixed_length.",
-    also_called=("FIRE", "functional interpolation for relative positions"),
+    also_called=("functional interpolation for relative positions", "FIRE"),
 )

@@ -20,5 +20,5 @@ MECHANISM = Mechanism(
     cost="the same as masked; 2 H parameters",
     tiny={"num_heads": 2},
     sizes={"heads": 2, "queries": 16},
-    also_called=("KERPLE", "ParallelKerpleLog", "kernelized relative positional embedding"),
+    also_called=("kernelized relative positional embedding", "KERPLE", "ParallelKerpleLog"),
 )

@@ -27,5 +27,5 @@ MECHANISM = Mechanism(
     sizes={"heads": 2, "queries": 16},
     disagree="transformers has factors for short and for long texts and chooses at each call; keys in a cache are not "
     "rotated again when a text becomes long. Here one list is given.",
-    also_called=("LongRoPE", "su scaling", "long_factor"),
+    also_called=("long RoPE", "LongRoPE", "su scaling", "long_factor"),
 )

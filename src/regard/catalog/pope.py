@@ -21,5 +21,5 @@ MECHANISM = Mechanism(
     cost="the same as masked at twice the width; H D parameters",
     tiny={"num_heads": 2, "width": 8},
     sizes={"heads": 2, "queries": 16},
-    also_called=("PoPE", "polar coordinate position embedding", "PolarEmbedding"),
+    also_called=("polar coordinate position embedding", "PoPE", "PolarEmbedding"),
 )

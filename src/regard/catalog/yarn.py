@@ -24,5 +24,5 @@ MECHANISM = Mechanism(
     sizes={"heads": 2, "queries": 16},
     disagree="gpt-oss does not round the ends of the ramp to whole pairs (YaRNScaling(is_rounded=False)). DeepSeek V3 "
     "multiplies the scores instead of queries and keys.",
-    also_called=("YaRN", "NTK-by-parts", "context extension"),
+    also_called=("RoPE scaling by parts", "YaRN", "NTK-by-parts", "context extension"),
 )
