@@ -13,6 +13,7 @@ from regard.pieces.bias import (
 )
 from regard.pieces.distance_bias import FIREBias, KERPLEBias
 from regard.pieces.encodings import Chain, PoPE, PositionTemperature, QKNorm, ScalableSoftmax, TwoSidedPosition
+from regard.pieces.forgetting import ForgettingBias
 from regard.pieces.grid import Grid
 from regard.pieces.kernel import EluPlusOne, FeatureMap, KernelScore, RandomFeatures
 from regard.pieces.mask import Mask, block_local, causal, dilated, prefix, window
@@ -73,6 +74,7 @@ __all__ = [
     "Entmax15",
     "FIREBias",
     "FeatureMap",
+    "ForgettingBias",
     "GatedDelta",
     "Grid",
     "Hardmax",
