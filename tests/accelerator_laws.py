@@ -10,12 +10,13 @@ from torch import Tensor
 
 import regard as rg
 from accelerator import DEVICE, device_dtype, moved, no_float64, on_host
+from catalogued import SINGLE
 from regard.catalog import mechanisms
 from regard.diagnosis.laws import runs
 from regard.engine import ENGINES
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
-every_mechanism = pytest.mark.parametrize("name", sorted(mechanisms()))
+every_mechanism = pytest.mark.parametrize("name", SINGLE)
 #: Float64 as the laws of the CPU have it; float32 where the device has nothing else, as Apple's GPUs.
 DTYPES = {torch.float64: {"rtol": 1e-9, "atol": 1e-10}, torch.float32: {"rtol": 1e-4, "atol": 1e-5}}
 

@@ -22,6 +22,7 @@ import regard as rg
 import ring_modules  # noqa: F401 - its cases
 import ring_parts  # noqa: F401 - its cases
 import ring_requests  # noqa: F401 - its cases
+from catalogued import SINGLE
 from regard.catalog import mechanisms
 from regard.engine.ring.kv_chunk import KVChunk, refusal
 from ring_tools import (
@@ -42,7 +43,7 @@ from ring_tools import (
     some,
 )
 
-MERGES = [name for name, entry in mechanisms().items() if refusal(entry.example()[0]) is None]
+MERGES = [name for name in SINGLE if refusal(mechanisms()[name].example()[0]) is None]
 
 
 def lost_memory_is_nan():

@@ -10,13 +10,14 @@ from hypothesis import given
 
 import kernels
 import regard as rg
+from catalogued import SINGLE
 from plan_calls import LEARNED, anew, assert_equal, inputs, results
 from regard.catalog import mechanisms
 from regard.engine import kept_plans as kept_plans_file
 from regard.engine.kept_plans import kept_plans
 from regard.pieces.mask import leaves
 
-NAMES = sorted(mechanisms())
+NAMES = SINGLE
 #: Masks with tensors or with code of a user: no plan is kept for them.
 UNKEPT = ("RealKeys", "Lengths", "mask_tensor", "mask_mod")
 

@@ -11,6 +11,7 @@ import torch
 from torch.autograd import gradcheck
 
 import regard as rg
+from catalogued import SINGLE
 from regard.catalog import mechanisms
 from regard.diagnosis.laws import (
     LAWS,
@@ -25,7 +26,7 @@ from regard.engine import ENGINES
 from rounding import budget
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
-NAMES = sorted(mechanisms())
+NAMES = SINGLE
 every_mechanism = pytest.mark.parametrize("name", NAMES)
 TORCH_ENGINES = sorted(set(ENGINES) - {"reference"})
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import regard as rg
+from catalogued import SINGLE
 from regard.catalog import mechanisms
 from regard.engine.problem import Problem
 from regard.engine.reference import reference
@@ -18,7 +19,7 @@ from regard.maps.stored import tabled
 from regard.shapes import Sizes
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
-every_mechanism = pytest.mark.parametrize("name", sorted(mechanisms()))
+every_mechanism = pytest.mark.parametrize("name", SINGLE)
 
 
 def seen_and_dense(name):

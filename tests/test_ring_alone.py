@@ -11,12 +11,13 @@ import torch
 from torch import distributed
 
 import regard as rg
+from catalogued import SINGLE
 from regard.catalog import mechanisms
 from regard.engine.ring.kv_chunk import refusal
 from regard.maps.ring_map import RingMap
 from slopes import CLOSE, agree
 
-MERGES = [name for name, entry in mechanisms().items() if refusal(entry.example()[0]) is None]
+MERGES = [name for name in SINGLE if refusal(mechanisms()[name].example()[0]) is None]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import regard as rg
+from catalogued import SINGLE
 from regard.attention import scores
 from regard.maps.stored import Table, load_map, save_map, tabled
 
@@ -26,7 +27,7 @@ def rewrite(path, about, tensors, **metadata):
     stored.save_file(tensors, path, told)
 
 
-@pytest.mark.parametrize("name", rg.mechanisms())
+@pytest.mark.parametrize("name", SINGLE)
 def test_every_mechanism_comes_back_weight_for_weight(name, tmp_path):
     attention, query, key, value = rg.mechanism(name).example()
     weights = rg.attend(attention, query, key, value).weights
