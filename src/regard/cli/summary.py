@@ -34,7 +34,12 @@ def print_summary(console: Console, result: TextResult, words: Sequence[str]) ->
 
 def print_statements(console: Console, reading: TextReading, words: Sequence[str]) -> None:
     """Print roles, the most focused and the broadest head, what each word attends to, and warnings."""
-    for line in (*kind_lines(reading.profile), *role_lines(reading), extremes(reading.profile), *word_lines(reading, words)):
+    for line in (
+        *kind_lines(reading.profile),
+        *role_lines(reading),
+        extremes(reading.profile),
+        *word_lines(reading, words),
+    ):
         console.print(line)
     num_heads = sum(layer.num_heads for layer in reading.profile.layers)
     for line in warning_lines(reading.findings, num_heads).values():

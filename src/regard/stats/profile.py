@@ -55,10 +55,10 @@ class LayerProfile:
     `number` is the number of the layer in the model, `num_special` the number of special keys, and `also` the results
     of the further folds of `profile(also=)`. `agreement` (H, H) is the cosine of every two heads' maps without special
     tokens, after the mean row of each map is subtracted: whether heads treat each query alike. `scale` is the factor c
-    that was given for the scores c q . k, divided by the usual 1 / sqrt(D), or None. `kind` is the kind of the layer, if
-    it is known. Of signed weights all numbers are of their shares |w_ij| / sum_j |w_ij|, and `negative` is the share of
-    |weight| that is negative; otherwise it is None. Of a layer with more than 128 heads all numbers are of the mean over
-    its `num_averaged` heads.
+    that was given for the scores c q . k, divided by the usual 1 / sqrt(D), or None. `kind` is the kind of the layer,
+    if it is known. Of signed weights all numbers are of their shares |w_ij| / sum_j |w_ij|, and `negative` is the share
+    of |weight| that is negative; otherwise it is None. Of a layer with more than 128 heads all numbers are of the mean
+    over its `num_averaged` heads.
 
     >>> import torch, regard as rg
     >>> from regard.stats import profile

@@ -73,7 +73,8 @@ class TextReading:
         """Compute the profile of maps of one size; without `tokens`, each token is named by its position.
 
         `tokens` are the tokens of the keys and `queries` those of the queries. By default the queries are the
-        last keys. `model` is the name of the model, and `kinds` the kinds of its layers, as in `seen.kinds`. The other arguments are those of `profile`.
+        last keys. `model` is the name of the model, and `kinds` the kinds of its layers, as in `seen.kinds`. The
+        other arguments are those of `profile`.
 
         >>> import torch, regard as rg
         >>> x = torch.zeros(1, 1, 2, 4)
@@ -85,9 +86,7 @@ class TextReading:
         if queries is None and I != J:
             queries = keys[J - I :] if I < J else [str(i) for i in range(I)]
         texts = {name: one_text("TextReading", weights, batch) for name, weights in maps.items()}
-        measured = profile(
-            texts, keys, query_tokens=queries, special=special, numbers=numbers, also=also, kinds=kinds
-        )
+        measured = profile(texts, keys, query_tokens=queries, special=special, numbers=numbers, also=also, kinds=kinds)
         return TextReading(title, texts, measured, model=model)
 
     @cached_property

@@ -139,7 +139,12 @@ def _call_that_read(view: WatchedAttention, tokens: Sequence[str] | None) -> tup
 
 
 def _reading(
-    title: str, maps: dict[str, AttentionMap], tokens: Any, queries: Any, batch: int, seen: WatchedAttention | None = None
+    title: str,
+    maps: dict[str, AttentionMap],
+    tokens: Any,
+    queries: Any,
+    batch: int,
+    seen: WatchedAttention | None = None,
 ) -> TextReading:
     options = {"queries": queries, "batch": batch, "also": page_folds}
     options |= {} if seen is None else {"model": seen.model, "kinds": seen.kinds}

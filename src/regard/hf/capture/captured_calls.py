@@ -172,11 +172,17 @@ class ModuleCalls:
 
     def _follow(self, capture: RecurrentCall) -> None:
         """Verify a run of calls of a recurrent layer when the next run begins, and each call of which none is kept."""
-        if self.recurrent is not None and capture.earlier is None:
-            self.recurrent.verify()
+        if capture.earlier is None:
+            self._end_run()
         if self.statistics is not None:
             capture.verify()
         self.recurrent, self.kind = capture, capture.kind
+
+    def _end_run(self) -> None:
+        if self.recurrent is not None:
+            if self.statistics is None:
+                self.recurrent.verify()
+            self.recurrent.forget()
 
     def _continues(self, last: RerunCall | RerunSteps, capture: object) -> bool:
         """Join a step of a decoder to the steps before it; returns whether both read the same values."""
@@ -190,8 +196,7 @@ class ModuleCalls:
 
     def release(self) -> None:
         """Verify recurrent layers, and forget the values of the last step: no call follows."""
-        if self.recurrent is not None and self.statistics is None:
-            self.recurrent.verify()
+        self._end_run()
         for call in self.calls[-1:]:
             if isinstance(call, RerunCall | RerunSteps):
                 (call.calls[-1] if isinstance(call, RerunSteps) else call).memory = None
