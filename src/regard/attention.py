@@ -8,6 +8,7 @@ from numbers import Real
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from regard.checks import explained
@@ -21,9 +22,10 @@ from regard.pieces.mask_senses import mask_remedy
 from regard.pieces.normalizer import Normalizer, Softmax
 from regard.pieces.position import Position
 from regard.pieces.score import Dot, Score
+from regard.pieces.selection import Selection
 from regard.pieces.transition import Steps, Transition, scaled_steps
 from regard.positions import Positions
-from regard.shapes import Sizes, at_least_float32, pick, without_autocast
+from regard.shapes import Sizes, at_least_float32, has_numbers, pick, without_autocast
 
 #: No tensors beside queries, keys and values.
 EMPTY: CallTensors = MappingProxyType({})
@@ -35,9 +37,10 @@ SLOTS: dict[str, type] = {
     "mask": Mask,
     "normalizer": Normalizer,
     "transition": Transition,
+    "selection": Selection,
 }
 #: The slots that may be empty.
-OPTIONAL = ("position", "mask", "transition")
+OPTIONAL = ("position", "mask", "transition", "selection")
 
 
 @explained
@@ -50,8 +53,9 @@ class Attention(nn.Module):
     dropped in training mode. Multi-head, grouped-query and multi-query attention differ only in the number of key
     heads. A cache is an argument of `attend`.
 
-    With a `transition` the layer is recurrent: w_ij = q_i . A_i ... A_{j+1} k_j. The score is a dot product, the mask
-    is causal, and there is no bias, normaliser or dropout.
+    A `selection` chooses the keys of each query by another score, among those that the mask allows: they become a part
+    of the mask. With a `transition` the layer is recurrent: w_ij = q_i . A_i ... A_{j+1} k_j. The score is a dot
+    product, the mask is causal, and there is no bias, normaliser or dropout.
 
     >>> Attention()
     Attention(score=Dot(), normalizer=Softmax(temperature=1.0, sink=None))
@@ -63,6 +67,7 @@ class Attention(nn.Module):
     mask: Mask | None
     normalizer: Normalizer
     transition: Transition | None
+    selection: Selection | None
     #: In a snapshot: the tensors that it shares with the original pieces. None if this is not a snapshot.
     shared: list[Tensor] | None = None
 
@@ -76,6 +81,7 @@ class Attention(nn.Module):
         normalizer: Normalizer | None = None,
         dropout: float = 0.0,
         transition: Transition | None = None,
+        selection: Selection | None = None,
     ) -> None:
         super().__init__()
         self.score = Dot() if score is None else score
@@ -87,6 +93,7 @@ class Attention(nn.Module):
             raise RegardError(f"Attention(dropout={dropout!r}): the share of dropped weights is in [0, 1).")
         self.dropout = float(dropout)
         self.transition = transition
+        self.selection = selection
         self._check_signs()
         if transition is not None:
             if normalizer is not None:
@@ -124,8 +131,8 @@ class Attention(nn.Module):
         """Refuse pieces beside a transition that it cannot have."""
         if not isinstance(self.mask, causal):
             raise RegardError(f"Attention: with a transition the mask is causal(), or left out; got {self.mask!r}.")
-        if self.bias or self.dropout:
-            piece = self.bias or f"dropout={self.dropout}"
+        if self.bias or self.dropout or self.selection is not None:
+            piece = self.bias or self.selection or f"dropout={self.dropout}"
             raise RegardError(f"Attention: a transition computes no single weights, which {piece!r} would change.")
 
     @staticmethod
@@ -151,13 +158,13 @@ class Attention(nn.Module):
             normalizer=self.normalizer,
             dropout=self.dropout,
         )
-        other.transition = self.transition
+        other.transition, other.selection = self.transition, self.selection
         other.training = self.training  # set here only: the pieces belong to other modules too
         return other
 
     def pieces(self) -> list[Any]:
         """The pieces in all slots."""
-        slots = (self.score, self.position, *self.bias, self.mask, self.normalizer, self.transition)
+        slots = (self.score, self.position, *self.bias, self.mask, self.normalizer, self.transition, self.selection)
         return [piece for piece in slots if piece is not None]
 
     def check(self, sizes: Sizes, positions: Positions, key_width: int) -> None:
@@ -169,12 +176,15 @@ class Attention(nn.Module):
             bias.check(sizes)
         if self.mask is not None:
             self.mask.check(sizes, positions)
+        if self.selection is not None:
+            self.selection.check(sizes)
         if self.transition is not None:
             self._check_transition()
             self.transition.check(self.score, sizes, positions)
 
     def __repr__(self) -> str:
         slots = {"score": self.score, "position": self.position, "bias": self.bias, "mask": self.mask}
+        slots |= {"selection": self.selection}
         slots |= {"normalizer": self.normalizer} if self.transition is None else {"transition": self.transition}
         slots |= {"dropout": self.dropout}
         return f"Attention({', '.join(f'{name}={piece!r}' for name, piece in slots.items() if _holds(piece))})"
@@ -224,6 +234,7 @@ EXAMPLES = {
     "bias": "regard.ALiBi(8)",
     "mask": "regard.causal()",
     "normalizer": "regard.Softmax()",
+    "selection": "regard.BlockMeans(size=64, k=8)",
     "transition": "regard.Delta()",
 }
 
@@ -309,6 +320,34 @@ class Prepared:
 
     def detach(self) -> Prepared:
         return self.with_tensors(t.detach() for t in self.tensors())
+
+
+@torch.no_grad()
+def choose_keys(
+    attention: Attention, query: Tensor, key: Tensor, positions: Positions, tensors: CallTensors = EMPTY
+) -> Attention:
+    """The attention with the chosen keys as a part of its mask, in place of its selection."""
+    selection, mask = attention.selection, attention.mask
+    if selection is None:
+        return attention
+    if not has_numbers(query):
+        raise RegardError(
+            f"attend: {type(selection).__name__} chooses keys by their numbers, which cannot be read inside torch.vmap "
+            "or torch.export, or on the meta device. Make a mapped axis part of the batch axis."
+        )
+    if attention.position is not None:
+        given = tensors_for(attention.position, tensors)
+        query, key = attention.position.encode_both(query, key, positions, **given)
+    with without_autocast(query.device):
+        chosen = selection.choose(query, key, positions, mask, **tensors_for(selection, tensors))
+    if not isinstance(chosen, Mask):
+        raise RegardError(
+            f"{type(selection).__name__}.choose must return a mask, such as regard.chosen_keys(ids), got "
+            f"{type(chosen).__name__}."
+        )
+    resolved = attention.with_mask(chosen if mask is None else mask & chosen)
+    resolved.selection = None
+    return resolved
 
 
 def scores(attention: Attention, tile: Prepared, grid: Grid, masked: bool = True) -> Tensor:

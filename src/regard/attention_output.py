@@ -237,6 +237,11 @@ def _no_tensors(attention: Attention, tensors: CallTensors) -> None:
     """Refuse tensors of a call: each rank of a ring has only its part of the keys."""
     pieces = checked_attention("attend: the first argument", attention).pieces()
     refuse_needs("attend", pieces, "the ring engine does not send it; use another engine")
+    if attention.selection is not None:
+        raise RegardError(
+            f"attend: {type(attention.selection).__name__} compares queries with all keys, and each rank of a ring has "
+            "only its part. Use another engine."
+        )
     if tensors:
         raise RegardError(unexpected("attend", next(iter(tensors)), [], ARGUMENTS))
 

@@ -145,8 +145,9 @@ def _key(request: Request, piece_tensors: list[Tensor]) -> Hashable:
     if (
         state is not None
         or tensors
-        or attention.transition
         or type(attention) is not Attention
+        or attention.transition
+        or attention.selection
         or not _is_plain_call(query, key, value)
     ):
         return None

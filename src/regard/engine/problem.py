@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from regard.attention import EMPTY, Attention, Prepared, scores, snapshot_around
+from regard.attention import EMPTY, Attention, Prepared, choose_keys, scores, snapshot_around
 from regard.engine.transforms import is_transformed
 from regard.pieces.call_tensors import CallTensors
 from regard.pieces.contents import Skeleton, is_small, take_apart, tensor_snapshot, tensors_of
@@ -48,6 +48,8 @@ class Problem:
 
     def __post_init__(self) -> None:
         """Read the pieces, their tensors and which need gradients once: later changes do not affect this problem."""
+        chosen = choose_keys(self.attention, self.query, self.key, self.positions, self.call_tensors)
+        vars(self).update(attention=chosen)
         _ = self.prepared  # before the snapshot, so that the hooks of the caller's modules run
         tensors, skeleton = take_apart(self.attention)
         vars(self).update(skeleton=skeleton)

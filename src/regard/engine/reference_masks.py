@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from regard.errors import RegardError
-from regard.pieces import mask, mask_data, neighborhoods, trees
+from regard.pieces import chosen, mask, mask_data, neighborhoods, trees
 
 Array = np.ndarray[Any, Any]
 
@@ -174,3 +174,12 @@ def _(piece: neighborhoods.sliding_tiles, place: Place) -> Array:
     for i, j, length, side, size in zip(*points, piece.shape, piece.tile, piece.size, strict=True):
         found = found & _is_near(i, j, length // side, size, 1, 1, False)
     return np.asarray(found)
+
+
+@attends.register
+def _(piece: chosen.chosen_keys, place: Place) -> Array:
+    ids = piece.ids.cpu().numpy()
+    heads = ids.shape[1] if piece.num_heads is None else piece.num_heads
+    head = place.h // (heads // ids.shape[1]) if ids.shape[1] > 1 else 0
+    rows = ids[place.b % len(ids), head, place.i.ravel() - piece.start]
+    return np.array([np.isin(place.j.ravel() // piece.size, row) for row in rows]).reshape(len(rows), -1)

@@ -11,6 +11,7 @@ from regard.pieces.bias import (
     T5Bias,
     TransformerXLBias,
 )
+from regard.pieces.chosen import chosen_keys
 from regard.pieces.distance_bias import FIREBias, KERPLEBias
 from regard.pieces.encodings import Chain, PoPE, PositionTemperature, QKNorm, ScalableSoftmax, TwoSidedPosition
 from regard.pieces.forgetting import ForgettingBias
@@ -42,6 +43,7 @@ from regard.pieces.position import (
 )
 from regard.pieces.scaling import LongRoPEScaling, ProportionalScaling, YaRNScaling
 from regard.pieces.score import Additive, Bilinear, Concat, Cosine, Dot, LatentDot, Score
+from regard.pieces.selection import BlockIndexer, BlockMeans, CompressedBlocks, Selection, TokenIndexer
 from regard.pieces.transition import (
     RWKV7,
     ChannelDecay,
@@ -63,8 +65,11 @@ __all__ = [
     "AxialRoPE",
     "Bias",
     "Bilinear",
+    "BlockIndexer",
+    "BlockMeans",
     "Chain",
     "ChannelDecay",
+    "CompressedBlocks",
     "Concat",
     "Cosine",
     "Decay",
@@ -101,6 +106,7 @@ __all__ = [
     "ScalableSoftmax",
     "Scaling",
     "Score",
+    "Selection",
     "ShawBias",
     "Sigmoid",
     "Sinusoidal",
@@ -111,6 +117,7 @@ __all__ = [
     "Steps",
     "SumNormalizer",
     "T5Bias",
+    "TokenIndexer",
     "TopK",
     "TransformerXLBias",
     "Transition",
@@ -119,6 +126,7 @@ __all__ = [
     "bigbird",
     "block_local",
     "causal",
+    "chosen_keys",
     "dilated",
     "documents",
     "global_tokens",

@@ -1,0 +1,154 @@
+"""`chosen_keys`: the mask of keys, or blocks of keys, that were chosen for each query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from regard.checks import Count, Size, checked
+from regard.errors import RegardError
+from regard.pieces.grid import Grid
+from regard.pieces.mask import Mask
+from regard.pieces.mask_checks import check_batch, own_copy
+from regard.positions import Positions
+from regard.shapes import Sizes, to_device, without_transforms
+from regard.spans import EMPTY, Spans
+
+#: A place in a row of ids that holds no id. It is greater than every id, so it stands at the end of a sorted row.
+NO_ID = (1 << 31) - 1
+#: Ids are below this number, so a count of every id fits in memory.
+LARGEST = 1 << 27
+
+
+@checked
+@dataclass(frozen=True, eq=False)
+class chosen_keys(Mask):
+    """Each query may attend to the keys that were chosen for it.
+
+    `ids` are integers (B or 1, heads, I, K): row i has at most K positions of keys, in any order, and a negative number
+    is no key. With `size` above 1 they are numbers of blocks, and block n has the keys n * size to (n + 1) * size - 1.
+    One head of ids holds for all query heads, or each for `num_heads` / heads of them, as key heads do. `start` is the
+    position of the first query. The mask keeps a copy of the ids, as 4-byte integers: 4 I K bytes for each head.
+
+    >>> import torch, regard as rg
+    >>> mask = rg.causal() & rg.chosen_keys(torch.tensor([[[[0, -1], [0, 1], [2, 0]]]]))
+    >>> mask.dense(3).int().tolist()
+    [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
+    """
+
+    ids: Tensor = field(repr=False)
+    size: Size = 1
+    num_heads: Size | None = None
+    start: Count = 0
+
+    def __post_init__(self) -> None:
+        ids = self.ids
+        if not isinstance(ids, Tensor) or ids.dtype in (torch.bool,) or ids.is_floating_point() or ids.is_complex():
+            kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+            raise RegardError(f"chosen_keys: expected integers, the positions of the chosen keys, got {kind}.")
+        if ids.ndim != 4 or 0 in ids.shape[:2]:
+            raise RegardError(
+                f"chosen_keys: expected ids of shape (batch or 1, heads or 1, queries, number of keys), got "
+                f"{tuple(ids.shape)}. For ids (batch, queries, keys) of all heads: ids[:, None]."
+            )
+        heads = ids.shape[1]
+        if self.num_heads is not None and self.num_heads % heads:
+            raise RegardError(
+                f"chosen_keys: {heads} heads of ids for {self.num_heads} query heads: the first must divide the second."
+            )
+        if ids.numel() and ids.max() >= LARGEST:
+            raise RegardError(f"chosen_keys: {int(ids.max())} is no position of a key. A negative number is no key.")
+        ids = own_copy(torch.where(ids < 0, NO_ID, ids).int()).sort(-1).values
+        ids[..., 1:].masked_fill_(ids.diff() == 0, NO_ID)  # a key that is named twice counts once
+        object.__setattr__(self, "ids", ids.sort(-1).values)
+
+    @staticmethod
+    def of_sorted(ids: Tensor, size: int, num_heads: int, start: int) -> chosen_keys:
+        """The mask of new ids, int32, that are sorted and hold `NO_ID` at the end: without a copy."""
+        mask = object.__new__(chosen_keys)
+        for name, value in (("ids", ids), ("size", size), ("num_heads", num_heads), ("start", start)):
+            object.__setattr__(mask, name, value)
+        return mask
+
+    @property
+    def batched(self) -> bool:  # type: ignore[override]
+        return len(self.ids) != 1
+
+    def allowed(self, grid: Grid) -> Tensor:
+        ids = self._rows(grid)
+        blocks, inverse = torch.unique(grid.key // self.size, return_inverse=True)
+        if not len(blocks):
+            return torch.zeros(*ids.shape[:3], 0, dtype=torch.bool, device=grid.device)
+        place = torch.searchsorted(blocks, ids.long()).clamp_(max=len(blocks) - 1)
+        place.masked_fill_(blocks[place] != ids, len(blocks))
+        flags = torch.zeros(*ids.shape[:3], len(blocks) + 1, dtype=torch.bool, device=grid.device)
+        flags = flags.scatter_(3, place, True)[..., :-1]
+        return flags if len(blocks) == len(inverse) and self._ascends(grid.key) else flags[..., inverse]
+
+    def any_allowed(self, start: int, stop: int) -> Spans:
+        return self._keys(self._counts(self._on_host[:, :, max(start - self.start, 0) : max(stop - self.start, 0)]) > 0)
+
+    def all_allowed(self, start: int, stop: int) -> Spans:
+        if start < self.start or stop - self.start > self.ids.shape[2]:
+            return EMPTY
+        ids = self._on_host[:, :, start - self.start : stop - self.start]
+        return self._keys(self._counts(ids) == ids.shape[:3].numel()) if ids.numel() else EMPTY
+
+    def of_entry(self, entry: int) -> Mask:
+        return self._with(self.ids[entry : entry + 1]) if self.batched else self
+
+    def select(self, index: Tensor) -> Mask:
+        return self._with(self.ids.index_select(0, index.to(self.ids.device))) if self.batched else self
+
+    def own_sizes(self) -> tuple[int | None, int | None]:
+        heads = self.ids.shape[1]
+        return len(self.ids) if self.batched else None, None if heads == 1 else self.num_heads or heads
+
+    def check(self, sizes: Sizes, positions: Positions) -> None:
+        if self.batched:
+            check_batch("chosen_keys", len(self.ids), sizes)
+        heads = self.own_sizes()[1]
+        if heads not in (None, sizes.H):
+            raise RegardError(f"chosen_keys: made for {heads} query heads, used with {sizes.H}.")
+        rows = Spans.of((self.start, self.start + self.ids.shape[2]))
+        if not rows.covers(positions.queries(sizes.I)):
+            raise RegardError(
+                f"chosen_keys: has ids for {self.ids.shape[2]} queries from position {self.start} on; this call has "
+                f"{sizes.I} queries from position {positions.start} on. Give ids for each query."
+            )
+
+    def __repr__(self) -> str:
+        what = "keys" if self.size == 1 else f"blocks of {self.size} keys"
+        return f"chosen_keys(at most {self.ids.shape[3]} {what} a query, ids {tuple(self.ids.shape)})"
+
+    def _with(self, ids: Tensor) -> chosen_keys:
+        return chosen_keys.of_sorted(ids, self.size, self.num_heads, self.start)  # type: ignore[arg-type]
+
+    def _rows(self, grid: Grid) -> Tensor:
+        """The ids of a tile, (B or 1, heads of the tile or 1, I, K)."""
+        ids = to_device(self.ids, grid.device)[:, :, grid.query - self.start]
+        ids = ids[grid.batch] if self.batched else ids
+        if ids.shape[1] == 1:
+            return ids
+        return ids[:, grid.head // ((self.num_heads or ids.shape[1]) // ids.shape[1])]
+
+    @staticmethod
+    def _counts(ids: Tensor) -> Tensor:
+        """How many rows have each id: the place is the id."""
+        return torch.bincount(ids[ids != NO_ID])
+
+    @staticmethod
+    def _ascends(keys: Tensor) -> bool:
+        return bool((keys.diff() > 0).all())
+
+    def _keys(self, flags: Tensor) -> Spans:
+        """Key positions of the blocks that are flagged, by number."""
+        return Spans(tuple((first * self.size, last * self.size) for first, last in Spans.where(flags)))
+
+    @cached_property
+    def _on_host(self) -> Tensor:
+        with without_transforms():
+            return self.ids.cpu()

@@ -1,0 +1,388 @@
+"""Selections: another score chooses the keys of each query, before the attention itself scores them.
+
+A selection computes its scores for some rows at a time and keeps the ids of the best keys, so it takes O(n k) memory.
+The ids become a mask (`chosen_keys`), which all engines and maps read. A choice has no gradient: the query, the key and
+the value get the gradients of the chosen pairs, and the tensors of the selection get none. The papers train them with a
+loss of their own, for example DeepSeek-V3.2 with the divergence of the indexer's scores from the attention's weights.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.checks import Count, Size, checked
+from regard.errors import RegardError
+from regard.pieces.chosen import NO_ID, chosen_keys
+from regard.pieces.grid import Grid
+from regard.pieces.mask import Mask, conjuncts
+from regard.positions import Positions
+from regard.shapes import Sizes, at_least_float32, grouped_scores
+from regard.spans import Spans
+
+#: Bytes that the scores of one block of rows may take.
+BLOCK_BYTES = 24 << 20
+
+
+class Selection(ABC):
+    """Base of all selections. A new selection defines `choose`, and `needs` if it reads tensors of the call.
+
+    `choose` gets the queries (B, H, I, D) and keys (B, G, J, D) after the positional encoding, their positions, and the
+    rest of the mask, which decides what may be chosen. It returns a mask, which `&` joins with the rest. It must give a
+    query the same keys whichever queries are beside it, so that decoding equals one call.
+
+    >>> import torch, regard as rg
+    >>> class Nearest(rg.Selection):  # the own key and the first
+    ...     def choose(self, query, key, positions, mask):
+    ...         rows = positions.query(slice(0, query.shape[2]))
+    ...         return rg.chosen_keys(torch.stack((rows, rows * 0), -1)[None, None], start=positions.start)
+    >>> x = torch.randn(1, 2, 4, 8)
+    >>> rg.attend(rg.Attention(selection=Nearest()), x, x, x).weights[0, 0].gt(0).int().tolist()
+    [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1]]
+    """
+
+    #: The tensors of a call that `choose` needs, each with its axes: see `regard.pieces.call_tensors`.
+    needs: ClassVar[Mapping[str, str]] = {}
+
+    @abstractmethod
+    def choose(self, query: Tensor, key: Tensor, positions: Positions, mask: Mask | None, **tensors: Tensor) -> Mask:
+        """The mask of the chosen keys."""
+
+    def check(self, sizes: Sizes) -> None:  # noqa: B027 - most selections fit any size
+        """Refuse sizes that do not fit the selection."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The positions and the mask of a call: which keys, or blocks of keys, each query may choose from."""
+
+    grid: Grid
+    positions: Positions
+    mask: Mask | None
+
+    @staticmethod
+    def of(query: Tensor, positions: Positions, mask: Mask | None) -> Candidates:
+        B, H, I, _ = query.shape
+        return Candidates(Grid.whole(positions, B, H, I, query.device), positions, mask)
+
+    def rows(self, floats_per_key: int) -> list[slice]:
+        """Blocks of rows whose scores fit in memory, with so many numbers for each key and batch entry."""
+        I, row_bytes = len(self.grid.query), 4 * len(self.grid.batch) * len(self.grid.key) * floats_per_key
+        size = max(1, min(I, BLOCK_BYTES // max(1, row_bytes)))
+        return [slice(start, min(start + size, I)) for start in range(0, I, size)]
+
+    def columns(self, rows: slice) -> slice:
+        """Key indices, in one interval, that hold all candidates of some rows."""
+        keys = Spans.of((0, len(self.positions.keys)))
+        if self.mask is not None:
+            keys &= self.positions.columns(self.mask.any_allowed(*self._ends(rows)))
+        return slice(*keys.hull().intervals[0]) if keys else slice(0, 0)
+
+    def allowed(self, rows: slice, columns: slice | Spans, heads: int) -> Tensor:
+        """Which keys some query head of a head of scores may attend to: (B or 1, heads or 1, rows, columns)."""
+        tile = self.grid.tile(rows, columns)
+        if self.mask is None:
+            return torch.ones(1, 1, len(tile.query), len(tile.key), dtype=torch.bool, device=tile.device)
+        allowed = self.mask.allowed(tile).expand(-1, -1, len(tile.query), len(tile.key))
+        return allowed if allowed.shape[1] in (1, heads) else allowed.unflatten(1, (heads, -1)).any(2)
+
+    def allowed_blocks(self, rows: slice, size: int, heads: int) -> Tensor:
+        """Which blocks have an allowed key: (B or 1, heads or 1, rows, blocks). Only open keys are asked."""
+        keys, (first, stop) = self.positions.keys, self._ends(rows)
+        every = keys if self.mask is None else keys & self.mask.all_allowed(first, stop)
+        some = keys if self.mask is None else keys & self.mask.any_allowed(first, stop)
+        sure = Spans.union((start // size, -(-end // size)) for start, end in every)
+        open_keys = some & ~Spans(tuple((start * size, end * size) for start, end in sure))
+        flags = torch.zeros(self.num_blocks(size), dtype=torch.int32, device=self.grid.device)
+        flags[sure.tensor(flags.device)] = 1
+        if not open_keys:
+            return flags.bool().expand(1, 1, stop - first, -1)
+        columns = self.positions.columns(open_keys)
+        allowed = self.allowed(rows, columns, heads).int()
+        blocks = self.grid.key[columns.tensor(flags.device)] // size
+        counts = flags.expand(*allowed.shape[:3], -1).contiguous()
+        return counts.index_add_(3, blocks, allowed) > 0
+
+    def num_blocks(self, size: int) -> int:
+        """Blocks from position 0 to the last key."""
+        keys = self.positions.keys
+        return -(-keys.intervals[-1][1] // size) if keys else 0
+
+    def _ends(self, rows: slice) -> tuple[int, int]:
+        return self.positions.start + rows.start, self.positions.start + rows.stop
+
+
+def best(scores: Tensor, k: int) -> Tensor:
+    """The columns of the k greatest scores of each row, ascending, int32; `NO_ID` where fewer are above -inf.
+
+    Of equal scores the first columns are taken, whatever the engine and the number of threads.
+
+    >>> best(torch.tensor([[1.0, 3.0, 1.0, -torch.inf]]), 2), best(torch.tensor([[0.0, -torch.inf]]), 2)[0, 1] == NO_ID
+    (tensor([[0, 1]], dtype=torch.int32), tensor(True))
+    """
+    k = min(k, scores.shape[-1])
+    if not k:
+        return torch.empty(*scores.shape[:-1], 0, dtype=torch.int32, device=scores.device)
+    top = scores.topk(k)
+    least = top.values[..., -1:]
+    is_tied = ((scores >= least).sum(-1, keepdim=True) > k) & (least > -torch.inf)
+    ids = top.indices.int().masked_fill(top.values == -torch.inf, NO_ID)
+    if bool(is_tied.any()):
+        ids = torch.where(is_tied, _first_of_ties(scores, least, k), ids)
+    return ids.sort(-1).values
+
+
+def _first_of_ties(scores: Tensor, least: Tensor, k: int) -> Tensor:
+    """The columns of scores above `least`, and the first of those equal to it, k in all."""
+    above, equal = scores > least, scores == least
+    missing = k - above.sum(-1, keepdim=True)
+    chosen = above | (equal & (equal.cumsum(-1) <= missing))
+    columns = torch.arange(scores.shape[-1], dtype=torch.int32, device=scores.device)
+    return torch.where(chosen, columns, NO_ID).topk(k, largest=False).values
+
+
+def best_keys(score: Callable[[slice, slice], Tensor], heads: int, k: int, candidates: Candidates, floats: int) -> Mask:
+    """The mask of the k best keys of each query.
+
+    `score` gives the scores of `heads` heads for some rows and columns, with `floats` numbers for each pair.
+    """
+    keys = candidates.grid.key
+    ids = _no_ids(candidates, heads, min(k, len(keys)))
+    for rows in candidates.rows(floats):
+        columns = candidates.columns(rows)
+        if columns.start == columns.stop:
+            continue
+        scores = score(rows, columns).masked_fill(~candidates.allowed(rows, columns, heads), -torch.inf)
+        found = best(scores, k)
+        positions = keys[columns][found.clamp(max=columns.stop - columns.start - 1)].int()
+        ids[:, :, rows, : found.shape[3]] = torch.where(found == NO_ID, NO_ID, positions)
+    return chosen_keys.of_sorted(ids, 1, len(candidates.grid.head), candidates.positions.start)
+
+
+def best_blocks(
+    score: Callable[[slice], Tensor], heads: int, k: int, size: int, candidates: Candidates, always: Always
+) -> Mask:
+    """The mask of the k best blocks of each query, by scores (B, heads, rows, blocks) of some rows."""
+    num_blocks = candidates.num_blocks(size)
+    ids = _no_ids(candidates, heads, min(k, num_blocks))
+    for rows in candidates.rows(heads) if num_blocks else ():
+        scores = always.first(score(rows), candidates.grid.query[rows] // size)
+        allowed = candidates.allowed_blocks(rows, size, heads)
+        ids[:, :, rows] = best(scores.masked_fill(~allowed, -torch.inf), k)
+    return chosen_keys.of_sorted(ids, size, len(candidates.grid.head), candidates.positions.start)
+
+
+@dataclass(frozen=True)
+class Always:
+    """Blocks that are always chosen: the `initial` first ones, and the `local` ones up to the query's own."""
+
+    local: int
+    initial: int = 0
+
+    def first(self, scores: Tensor, own: Tensor) -> Tensor:
+        """The scores (..., rows, blocks), infinite for these blocks. `own`: the block of each query."""
+        block = torch.arange(scores.shape[-1], device=scores.device)
+        behind = own[:, None] - block
+        return scores.masked_fill(((behind >= 0) & (behind < self.local)) | (block < self.initial), torch.inf)
+
+
+def _no_ids(candidates: Candidates, heads: int, count: int) -> Tensor:
+    grid = candidates.grid
+    return torch.full((len(grid.batch), heads, len(grid.query), count), NO_ID, dtype=torch.int32, device=grid.device)
+
+
+def block_means(key: Tensor, size: int, candidates: Candidates) -> Tensor:
+    """The mean key of each block, (B, G, blocks, D). Keys that no query may attend to, as padding, do not count."""
+    real = torch.ones(1, 1, 1, key.shape[2], dtype=torch.bool, device=key.device)
+    for part in () if candidates.mask is None else conjuncts(candidates.mask):
+        if part.keys_only and len(candidates.grid.query):
+            real = real & part.allowed(candidates.grid.tile(slice(0, 1), slice(None)))
+    weights = real.transpose(2, 3).to(key.dtype)  # (B or 1, 1, J, 1)
+    blocks, count = candidates.grid.key // size, candidates.num_blocks(size)
+    sums = key.new_zeros(*key.shape[:2], count, key.shape[3]).index_add_(2, blocks, key * weights)
+    counts = weights.new_zeros(*weights.shape[:2], count, 1).index_add_(2, blocks, weights)
+    return sums / counts.clamp(min=1)
+
+
+@checked
+@dataclass(frozen=True)
+class TokenIndexer(Selection):
+    """The `k` keys of the greatest index scores (DeepSeek sparse attention, DeepSeek-V3.2, arXiv:2512.02556).
+
+    score_ij = sum_n weight_in relu(index_query_in . index_key_j), the "lightning indexer". All query heads share the
+    keys. A call gives `index_query` (B, N, I, W), `index_key` (B, 1, J, W) and `index_weights` (B, I, N) for N small
+    heads of width W, with their own positional encoding. A cache keeps the index keys beside the keys. A positive
+    factor of the scores, such as W^-0.5 in other libraries, changes no choice. Of equal scores the first keys are
+    taken; they are common, because relu makes zeros. The choice has no gradient; the paper trains the indexer by its
+    own loss.
+
+    >>> import torch, regard as rg
+    >>> attention = rg.Attention(mask=rg.causal(), selection=rg.TokenIndexer(k=3))
+    >>> q, k, v = torch.randn(3, 1, 4, 10, 8)
+    >>> index = {"index_query": torch.randn(1, 2, 10, 4), "index_key": torch.randn(1, 1, 10, 4)}
+    >>> seen = rg.attend(attention, q, k, v, **index, index_weights=torch.rand(1, 10, 2))
+    >>> seen.weights.dense().gt(0).sum(-1)[0, 0].tolist()
+    [1, 2, 3, 3, 3, 3, 3, 3, 3, 3]
+    """
+
+    k: Size
+    needs: ClassVar[Mapping[str, str]] = {"index_query": "B N I W", "index_key": "B 1 J W", "index_weights": "B I N"}
+
+    def choose(
+        self,
+        query: Tensor,
+        key: Tensor,
+        positions: Positions,
+        mask: Mask | None,
+        *,
+        index_query: Tensor,
+        index_key: Tensor,
+        index_weights: Tensor,
+    ) -> Mask:
+        """The mask of the k best keys of each query."""
+        _same_width("TokenIndexer", index_query, index_key)
+        if index_weights.shape[2] != index_query.shape[1]:
+            raise RegardError(
+                f"TokenIndexer: index_query has {index_query.shape[1]} heads on axis 1, index_weights "
+                f"{index_weights.shape[2]} on axis 2. Give one weight for each index head."
+            )
+        weights = at_least_float32(index_weights).transpose(1, 2)[..., None]  # (B, N, I, 1)
+
+        def score(rows: slice, columns: slice) -> Tensor:
+            pairs = grouped_scores(*map(at_least_float32, (index_query[:, :, rows], index_key[:, :, columns])))
+            return (pairs.relu_() * weights[:, :, rows]).sum(1, keepdim=True)
+
+        return best_keys(score, 1, self.k, Candidates.of(query, positions, mask), 2 * index_query.shape[1] + 4)
+
+
+@checked
+@dataclass(frozen=True)
+class BlockIndexer(Selection):
+    """The `k` blocks of `size` keys with the greatest index scores (MiniMax-M3).
+
+    The score of a block is the greatest index_query_in . index_key_j of its keys. A call gives `index_query` (B, N, I,
+    W), one index head for each key head (or one for all), and `index_key` (B, 1, J, W). The block of the query and
+    those before it, `local` in all, are always among the k. The choice has no gradient.
+
+    >>> import torch, regard as rg
+    >>> attention = rg.Attention(mask=rg.causal(), selection=rg.BlockIndexer(size=2, k=2))
+    >>> q, k, v = torch.randn(3, 1, 4, 10, 8)
+    >>> index = {"index_query": torch.randn(1, 1, 10, 4), "index_key": torch.randn(1, 1, 10, 4)}
+    >>> rg.attend(attention, q, k, v, **index).weights.dense().gt(0).sum(-1)[0, 0].tolist()
+    [1, 2, 3, 4, 3, 4, 3, 4, 3, 4]
+    """
+
+    size: Size
+    k: Size
+    local: Count = 1
+    needs: ClassVar[Mapping[str, str]] = {"index_query": "B N I W", "index_key": "B 1 J W"}
+
+    def choose(
+        self,
+        query: Tensor,
+        key: Tensor,
+        positions: Positions,
+        mask: Mask | None,
+        *,
+        index_query: Tensor,
+        index_key: Tensor,
+    ) -> Mask:
+        """The mask of the k best blocks of each query."""
+        _same_width("BlockIndexer", index_query, index_key)
+        heads, candidates = index_query.shape[1], Candidates.of(query, positions, mask)
+        if query.shape[1] % heads:
+            raise RegardError(
+                f"BlockIndexer: {heads} index heads for {query.shape[1]} query heads: the first must divide the second."
+            )
+        blocks = candidates.grid.key // self.size
+
+        def score(rows: slice) -> Tensor:
+            pairs = grouped_scores(at_least_float32(index_query[:, :, rows]), at_least_float32(index_key))
+            allowed = candidates.allowed(rows, slice(None), heads)
+            pairs.masked_fill_(~allowed, -torch.inf)
+            lowest = pairs.new_full((*pairs.shape[:3], candidates.num_blocks(self.size)), -torch.inf)
+            return lowest.scatter_reduce_(3, blocks.expand_as(pairs), pairs, "amax")
+
+        return best_blocks(score, heads, self.k, self.size, candidates, Always(self.local))
+
+
+@checked
+@dataclass(frozen=True)
+class BlockMeans(Selection):
+    """The `k` blocks of `size` keys whose mean key fits the query best (MoBA, arXiv:2502.13189).
+
+    The score of a block is q_i . mean(k_j of the block), for each query head. The query's own block is always one of
+    the k. MoBA is causal: with `mask=regard.causal()` only blocks before the query's own are compared. Keys that a
+    padding mask excludes do not count in a mean. The choice has no gradient; queries and keys learn through the chosen
+    pairs.
+
+    >>> import torch, regard as rg
+    >>> attention = rg.Attention(mask=rg.causal(), selection=rg.BlockMeans(size=4, k=2))
+    >>> q, k, v = torch.randn(3, 1, 2, 16, 8)
+    >>> rg.attend(attention, q, k, v).weights.dense().gt(0).sum(-1)[0, 0].tolist()
+    [1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8]
+    """
+
+    size: Size
+    k: Size
+
+    def choose(self, query: Tensor, key: Tensor, positions: Positions, mask: Mask | None) -> Mask:
+        """The mask of the k best blocks of each query."""
+        candidates = Candidates.of(query, positions, mask)
+        means = block_means(at_least_float32(key), self.size, candidates)
+
+        def score(rows: slice) -> Tensor:
+            return grouped_scores(at_least_float32(query[:, :, rows]), means)
+
+        return best_blocks(score, query.shape[1], self.k, self.size, candidates, Always(local=1))
+
+
+@checked
+@dataclass(frozen=True)
+class CompressedBlocks(Selection):
+    """The `k` blocks of `size` keys with the greatest compressed weights (NSA's selected branch, arXiv:2502.11089).
+
+    The compressed weights of a query are softmax(q_i . mean(k_j of a block) / sqrt(D)) over the blocks that ended
+    before it or with it. The query heads of a key head choose together, by the sum of their weights. The `initial`
+    first blocks and `local` blocks up to the query's own are always among the k. It is for causal attention. The choice
+    has no gradient: in NSA the compressed branch itself gives one to the same keys.
+
+    >>> import torch, regard as rg
+    >>> attention = rg.Attention(mask=rg.causal(), selection=rg.CompressedBlocks(size=4, k=3, local=1))
+    >>> q, k, v = torch.randn(1, 4, 16, 8), torch.randn(1, 2, 16, 8), torch.randn(1, 2, 16, 8)
+    >>> rg.attend(attention, q, k, v).weights.dense().gt(0).sum(-1)[0, 0].tolist()
+    [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 9, 10, 11, 12]
+    """
+
+    size: Size
+    k: Size
+    initial: Count = 1
+    local: Count = 2
+
+    def choose(self, query: Tensor, key: Tensor, positions: Positions, mask: Mask | None) -> Mask:
+        """The mask of the k best blocks of each query."""
+        candidates, heads = Candidates.of(query, positions, mask), key.shape[1]
+        means = block_means(at_least_float32(key), self.size, candidates)
+        ends = (torch.arange(means.shape[2], device=key.device) + 1) * self.size
+        scale = query.shape[-1] ** -0.5
+
+        def score(rows: slice) -> Tensor:
+            scores = grouped_scores(at_least_float32(query[:, :, rows]) * scale, means)
+            has_ended = ends <= candidates.grid.query[rows, None] + 1
+            weights = scores.masked_fill(~has_ended, -torch.inf).softmax(-1).nan_to_num(0.0)
+            return weights.unflatten(1, (heads, -1)).sum(2)
+
+        return best_blocks(score, heads, self.k, self.size, candidates, Always(self.local, self.initial))
+
+
+def _same_width(piece: str, query: Tensor, key: Tensor) -> None:
+    if query.shape[-1] != key.shape[-1]:
+        raise RegardError(
+            f"{piece}: index_query has width {query.shape[-1]}, index_key {key.shape[-1]}; they must be equal: "
+            f"{tuple(query.shape)} against {tuple(key.shape)}."
+        )
