@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_type_hints
 
 import regard as rg
 
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from regard.attention import Attention
 from regard.catalog.entry import Mechanism as Mechanism
+from regard.composites import Grouped, Nystrom, Sum, ThroughLatents
 from regard.pieces import Scaling
 
 __all__ = ["Mechanism", "mechanism", "mechanisms"]
@@ -32,7 +34,7 @@ def mechanisms() -> dict[str, Mechanism]: ...
 ENTRY = """
 class _{title}(Mechanism):
     @staticmethod
-    def build{parameters} -> Attention: ...
+    def build{parameters} -> {returned}: ...
 """
 OVERLOAD = """
 @overload
@@ -49,7 +51,10 @@ def stub() -> str:
     entries = rg.mechanisms()
     titles = {name: "".join(part.title() for part in name.split("_")) for name in entries}
     signatures = {name: _wrapped(entry.signature.removeprefix(name)) for name, entry in entries.items()}
-    classes = [ENTRY.format(title=titles[name], parameters=signatures[name]) for name in entries]
+    returned = {name: get_type_hints(entry.build)["return"].__name__ for name, entry in entries.items()}
+    classes = [
+        ENTRY.format(title=titles[name], parameters=signatures[name], returned=returned[name]) for name in entries
+    ]
     overloads = [OVERLOAD.format(name=name, title=titles[name]).removeprefix("\n") for name in entries]
     return "".join([HEAD, *classes, "\n", *overloads, ANY_NAME.removeprefix("\n")])
 

@@ -21,8 +21,8 @@ LAYERS = [
     {"errors", "checks", "names", "closures", "context", "display", "version", "whole_files"}
     | {"shapes", "spans", "positions", "cluster"},
     {"pieces", "attention"},
-    {"catalog", "cache", "engine"},
-    {"maps", "attention_output", "combine", "nn"},
+    {"cache", "engine"},
+    {"maps", "composites", "catalog", "attention_output", "combine", "nn"},
     {"stats", "hf", "seq2seq", "data", "drawing", "diagnosis"},
     {"profiling"},
     {"viewer", "bench", "cli", "api"},

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = {
     "Attend": "regard.api",
     "Pieces": "regard.pieces",
+    "Composites": "regard.composites",
     "Maps": "regard.maps",
     "Pictures": "regard.drawing",
     "Models": "regard.hf",
@@ -31,6 +32,7 @@ SEPARATE = {"regard.nn", "regard.stats", "regard.seq2seq", "regard.data", "regar
 FIRST = {
     "regard.api": "attend explain Attention AttentionOutput mechanism mechanisms",
     "regard.pieces": "Dot causal window padding mask_tensor RoPE ALiBi Softmax",
+    "regard.composites": "Sum Grouped",
     "regard.maps": "AttentionMap",
     "regard.hf": "watch WatchedAttention load_model register importance prune",
     "regard.stats": "profile roles findings",

@@ -1,11 +1,12 @@
 """Every public name of `regard`, in one place; `regard/__init__.py` loads it at the first use."""
 
-from regard import drawing, hf, maps, pieces, profiling, stats
+from regard import composites, drawing, hf, maps, pieces, profiling, stats
 from regard.attention import Attention
 from regard.attention_output import AttentionOutput, attend, explain
 from regard.cache import Cache, GrowingCache, LatentCache, RecurrentCache, RingCache
 from regard.catalog import Mechanism, mechanism, mechanisms
 from regard.combine import combine
+from regard.composites import *  # noqa: F403
 from regard.diagnosis import CheckFinding, CheckReport, check
 from regard.drawing import *  # noqa: F403
 from regard.engine import Plan
@@ -44,6 +45,7 @@ __all__ = [
     "mechanism",
     "mechanisms",
 ]
+__all__ += composites.__all__
 __all__ += drawing.__all__
 __all__ += hf.__all__
 __all__ += maps.__all__

@@ -7,14 +7,16 @@ import warnings
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from regard.attention import Attention, checked_attention
-from regard.cache import Cache, Extended, RecurrentCache
+from regard.cache import Cache, Extended, GrowingCache, RecurrentCache
 from regard.checks import explained
+from regard.composites.composite import Call, Composite
+from regard.composites.plan import CompositePlan, PlannedMap, PlannedPart
 from regard.engine.kept_plans import Request, kept_plans
 from regard.engine.plan import Plan, plan
 from regard.engine.problem import Problem, Result
@@ -69,7 +71,7 @@ class AttentionOutput:
 @uncompiled
 @explained
 def attend(
-    attention: Attention,
+    attention: Attention | Composite,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -102,6 +104,9 @@ def attend(
     if not isinstance(check, bool):
         raise RegardError(f"attend: check is True or False, got {type(check).__name__}.")
     refuse_tracing("attend")
+    if isinstance(attention, Composite):
+        request = Request(attention, query, key, value, positions, None, None, engine, tensors)  # type: ignore[arg-type]
+        return _attend_composite(request, cache, check)
     if (ring := Ring.of(engine)) is not None:
         return _attend_ring(ring, attention, (query, key, value), positions, cache, check, tensors)
     with numbers_needed(query):
@@ -125,6 +130,20 @@ def _map_of(problem: Problem, result: Result) -> AttentionMap:
     if prepared.steps is not None:
         return TransportedMap(prepared.steps, pieces, problem.positions, problem.grid)
     return ScoredMap(pieces, prepared, problem.positions, problem.sizes, result.row_statistic)
+
+
+@overload
+def explain(
+    attention: Composite,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    positions: Positions | None = None,
+    cache: Cache | None = None,
+    engine: str = "auto",
+    **tensors: Tensor,
+) -> CompositePlan: ...
 
 
 @overload
@@ -157,7 +176,7 @@ def explain(
 
 @explained
 def explain(
-    attention: Attention,
+    attention: Attention | Composite,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -166,7 +185,7 @@ def explain(
     cache: Cache | None = None,
     engine: str | Ring = "auto",
     **tensors: Tensor,
-) -> Plan | RingPlan:
+) -> Plan | RingPlan | CompositePlan:
     """How `attend` would run this call: the engine, the engines that cannot run it and why, pairs, operations, bytes.
 
     With `engine=Ring(ranks=N)` and no process group, the tensors are the whole sequence, and the plan has the bytes,
@@ -181,6 +200,9 @@ def explain(
     The ... engine is chosen: ...
     """
     with _errors_of_explain():
+        if isinstance(attention, Composite):
+            request = Request(attention, query, key, value, positions, None, None, engine, tensors)  # type: ignore[arg-type]
+            return _explain_composite(request, cache)
         if (ring := Ring.of(engine)) is not None:
             _no_tensors(attention, tensors)
             return ring.plan(attention, query, key, value, positions)
@@ -202,6 +224,66 @@ def _errors_of_explain() -> Iterator[None]:
         if type(error) is not RegardError or own == str(error):
             raise
         raise RegardError(own) from None
+
+
+def _attend_composite(request: Request, cache: Cache | None, check: bool) -> AttentionOutput:
+    """`attend` with several attentions, which the composite runs and puts together."""
+    composite: Any = request.attention
+    request, next_cache = _composite_request(request, cache)
+    if check:
+        check_finite(query=request.query, key=request.key, value=request.value)
+
+    def attend_part(part: Attention | Composite, *inputs: Any) -> AttentionOutput:
+        *tensors, positions = inputs
+        return attend(part, *tensors, positions=positions, engine=request.engine, **_needed(part, request))
+
+    call = Call(request.query, request.key, request.value, request.positions, request.tensors, attend_part)  # type: ignore[arg-type]
+    with attend_listeners.computing(), without_autocast(request.query.device):
+        output, weights = composite.run(call)
+    attend_listeners.tell(None, lambda: weights)
+    return AttentionOutput(output, weights, next_cache)
+
+
+def _explain_composite(request: Request, cache: Cache | None) -> CompositePlan:
+    """The plans of the attentions of a composite, in the order in which they run."""
+    composite: Any = request.attention
+    request = _composite_request(request, cache)[0]
+    plans: list[Plan] = []
+
+    def plan_part(part: Attention | Composite, *inputs: Any) -> PlannedPart:
+        query, key, value, positions = inputs
+        if isinstance(part, Composite):
+            part.run(Call(query, key, value, positions, request.tensors, plan_part))
+        else:
+            options: Any = {"positions": positions, "engine": request.engine, **_needed(part, request)}
+            plans.append(explain(part, query, key, value, **options))
+        return PlannedPart(query.new_zeros(*query.shape[:3], value.shape[3]), PlannedMap(query, positions))
+
+    sizes = Sizes.of(request.query, request.key, request.value)
+    composite.run(Call(request.query, request.key, request.value, request.positions, request.tensors, plan_part))  # type: ignore[arg-type]
+    return CompositePlan(composite, tuple(plans), sizes)
+
+
+def _needed(part: Attention | Composite, request: Request) -> dict[str, Tensor]:
+    """Those tensors of the call that a part of a composite needs."""
+    return {name: request.tensors[name] for piece in part.pieces() for name in needs_of(piece)}
+
+
+def _composite_request(request: Request, cache: Cache | None) -> tuple[Request, Cache | None]:
+    """The call of a composite after checks, with its positions and all keys of the cache, and the next cache."""
+    if Ring.of(request.engine) is not None:
+        raise RegardError("attend: the ring engine runs one Attention, not a composite of several.")
+    if cache is not None and not isinstance(cache, GrowingCache):
+        raise RegardError(
+            f"attend: a composite of several attentions reads all earlier keys, which {type(cache).__name__} does not "
+            "keep. Use GrowingCache."
+        )
+    request, next_cache = _extended("attend", request, cache)
+    sizes = Sizes.of(request.query, request.key, request.value)
+    check_positions(request.positions)
+    positions = request.positions or Positions.aligned_to_end(sizes.I, sizes.J)
+    positions.check(sizes.J)
+    return request._replace(positions=positions), next_cache
 
 
 def _attend_ring(
@@ -248,7 +330,9 @@ def _no_tensors(attention: Attention, tensors: CallTensors) -> None:
 
 def _extended(operation: str, request: Request, cache: Cache | None) -> tuple[Request, Cache | None]:
     """The call after checks of its tensors, with all keys of the cache, and the next cache."""
-    attention = checked_attention("attend: the first argument", request.attention)
+    attention = request.attention
+    if not isinstance(attention, Composite):
+        checked_attention("attend: the first argument", attention)
     query, key, value = (in_autocast_dtype(t) for t in (request.query, request.key, request.value))
     request = request._replace(query=query, key=key, value=value)
     pieces = attention.pieces()

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from regard.attention_output import AttentionOutput
 from regard.checks import checked
-from regard.errors import RegardError
-from regard.maps.sum_map import SumMap
+from regard.maps.sum_map import SumMap, weighted_sum
 
 
 @checked
@@ -29,15 +28,3 @@ def combine(outputs: Sequence[AttentionOutput], factors: Sequence[float | Tensor
     """
     weights = SumMap([each.weights for each in outputs], factors)
     return AttentionOutput(weighted_sum([each.output for each in outputs], factors), weights)
-
-
-def weighted_sum(outputs: Sequence[Tensor], factors: Sequence[float | Tensor]) -> Tensor:
-    """sum_m c_m output_m, in the dtype of the outputs."""
-    shapes = [tuple(output.shape) for output in outputs]
-    if any(shape != shapes[0] for shape in shapes):
-        raise RegardError(
-            f"combine: the outputs must have one shape, got {shapes}. The parts attend to the same values."
-        )
-    dtype = outputs[0].dtype
-    terms = (output * (c.to(dtype) if isinstance(c, Tensor) else c) for output, c in zip(outputs, factors, strict=True))
-    return sum(terms, start=outputs[0].new_zeros(()))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from regard.attention import Attention
 from regard.catalog.entry import Mechanism as Mechanism
+from regard.composites import Grouped, Nystrom, Sum, ThroughLatents
 from regard.pieces import Scaling
 
 __all__ = ["Mechanism", "mechanism", "mechanisms"]
@@ -63,9 +64,9 @@ class _Cross(Mechanism):
     @staticmethod
     def build() -> Attention: ...
 
-class _Deltanet(Mechanism):
+class _Differential(Mechanism):
     @staticmethod
-    def build() -> Attention: ...
+    def build(width: int, initial: float = 0.8, is_causal: bool = True) -> Sum: ...
 
 class _Dilated(Mechanism):
     @staticmethod
@@ -80,15 +81,7 @@ class _Fire(Mechanism):
         fixed_length: int | None = None,
     ) -> Attention: ...
 
-class _GatedDeltanet(Mechanism):
-    @staticmethod
-    def build() -> Attention: ...
-
 class _GatedOutput(Mechanism):
-    @staticmethod
-    def build() -> Attention: ...
-
-class _Gla(Mechanism):
     @staticmethod
     def build() -> Attention: ...
 
@@ -96,9 +89,9 @@ class _GroupedQuery(Mechanism):
     @staticmethod
     def build() -> Attention: ...
 
-class _Hgrn2(Mechanism):
+class _Infini(Mechanism):
     @staticmethod
-    def build() -> Attention: ...
+    def build(num_heads: int, size: int = 2048) -> Sum: ...
 
 class _Kerple(Mechanism):
     @staticmethod
@@ -108,21 +101,21 @@ class _Kerple(Mechanism):
         is_causal: bool = True,
     ) -> Attention: ...
 
-class _KimiDelta(Mechanism):
-    @staticmethod
-    def build() -> Attention: ...
-
 class _LearnedPositions(Mechanism):
     @staticmethod
     def build(length: int, width: int) -> Attention: ...
 
-class _Lightning(Mechanism):
-    @staticmethod
-    def build(num_heads: int, layer: int = 0, num_layers: int = 2) -> Attention: ...
-
 class _Linear(Mechanism):
     @staticmethod
     def build(is_causal: bool = True) -> Attention: ...
+
+class _Linformer(Mechanism):
+    @staticmethod
+    def build(
+        length: int,
+        num_groups: int = 256,
+        is_shared: bool = False,
+    ) -> Grouped: ...
 
 class _Longformer(Mechanism):
     @staticmethod
@@ -152,14 +145,6 @@ class _LuongDot(Mechanism):
 class _LuongGeneral(Mechanism):
     @staticmethod
     def build(query_width: int, key_width: int, num_heads: int = 1) -> Attention: ...
-
-class _Mamba1(Mechanism):
-    @staticmethod
-    def build(num_heads: int, width: int, skip: bool = True) -> Attention: ...
-
-class _Mamba2(Mechanism):
-    @staticmethod
-    def build(num_heads: int, skip: bool = True) -> Attention: ...
 
 class _Masked(Mechanism):
     @staticmethod
@@ -202,6 +187,14 @@ class _Neighborhood(Mechanism):
         is_causal: bool | Sequence[bool] = False,
     ) -> Attention: ...
 
+class _Nystrom(Mechanism):
+    @staticmethod
+    def build(num_landmarks: int = 64, iterations: int = 6) -> Nystrom: ...
+
+class _Perceiver(Mechanism):
+    @staticmethod
+    def build(num_latents: int, width: int, num_heads: int) -> ThroughLatents: ...
+
 class _Performer(Mechanism):
     @staticmethod
     def build(
@@ -210,6 +203,14 @@ class _Performer(Mechanism):
         seed: int = 0,
         is_causal: bool = False,
     ) -> Attention: ...
+
+class _PooledKeys(Mechanism):
+    @staticmethod
+    def build(
+        size: int = 16,
+        stride: int | None = None,
+        is_causal: bool = True,
+    ) -> Grouped: ...
 
 class _Pope(Mechanism):
     @staticmethod
@@ -228,10 +229,6 @@ class _QkNorm(Mechanism):
         joint: bool = False,
     ) -> Attention: ...
 
-class _Retnet(Mechanism):
-    @staticmethod
-    def build(num_heads: int, width: int) -> Attention: ...
-
 class _Rope(Mechanism):
     @staticmethod
     def build(
@@ -240,14 +237,6 @@ class _Rope(Mechanism):
         interleaved: bool = False,
         scaling: Scaling | None = None,
     ) -> Attention: ...
-
-class _Rwkv6(Mechanism):
-    @staticmethod
-    def build(num_heads: int, width: int) -> Attention: ...
-
-class _Rwkv7(Mechanism):
-    @staticmethod
-    def build(num_heads: int, width: int) -> Attention: ...
 
 class _ScalableSoftmax(Mechanism):
     @staticmethod
@@ -346,31 +335,25 @@ def mechanism(name: Literal["cosine"]) -> _Cosine: ...
 @overload
 def mechanism(name: Literal["cross"]) -> _Cross: ...
 @overload
-def mechanism(name: Literal["deltanet"]) -> _Deltanet: ...
+def mechanism(name: Literal["differential"]) -> _Differential: ...
 @overload
 def mechanism(name: Literal["dilated"]) -> _Dilated: ...
 @overload
 def mechanism(name: Literal["fire"]) -> _Fire: ...
 @overload
-def mechanism(name: Literal["gated_deltanet"]) -> _GatedDeltanet: ...
-@overload
 def mechanism(name: Literal["gated_output"]) -> _GatedOutput: ...
-@overload
-def mechanism(name: Literal["gla"]) -> _Gla: ...
 @overload
 def mechanism(name: Literal["grouped_query"]) -> _GroupedQuery: ...
 @overload
-def mechanism(name: Literal["hgrn_2"]) -> _Hgrn2: ...
+def mechanism(name: Literal["infini"]) -> _Infini: ...
 @overload
 def mechanism(name: Literal["kerple"]) -> _Kerple: ...
 @overload
-def mechanism(name: Literal["kimi_delta"]) -> _KimiDelta: ...
-@overload
 def mechanism(name: Literal["learned_positions"]) -> _LearnedPositions: ...
 @overload
-def mechanism(name: Literal["lightning"]) -> _Lightning: ...
-@overload
 def mechanism(name: Literal["linear"]) -> _Linear: ...
+@overload
+def mechanism(name: Literal["linformer"]) -> _Linformer: ...
 @overload
 def mechanism(name: Literal["longformer"]) -> _Longformer: ...
 @overload
@@ -381,10 +364,6 @@ def mechanism(name: Literal["luong_concat"]) -> _LuongConcat: ...
 def mechanism(name: Literal["luong_dot"]) -> _LuongDot: ...
 @overload
 def mechanism(name: Literal["luong_general"]) -> _LuongGeneral: ...
-@overload
-def mechanism(name: Literal["mamba_1"]) -> _Mamba1: ...
-@overload
-def mechanism(name: Literal["mamba_2"]) -> _Mamba2: ...
 @overload
 def mechanism(name: Literal["masked"]) -> _Masked: ...
 @overload
@@ -398,7 +377,13 @@ def mechanism(name: Literal["multimodal_rope"]) -> _MultimodalRope: ...
 @overload
 def mechanism(name: Literal["neighborhood"]) -> _Neighborhood: ...
 @overload
+def mechanism(name: Literal["nystrom"]) -> _Nystrom: ...
+@overload
+def mechanism(name: Literal["perceiver"]) -> _Perceiver: ...
+@overload
 def mechanism(name: Literal["performer"]) -> _Performer: ...
+@overload
+def mechanism(name: Literal["pooled_keys"]) -> _PooledKeys: ...
 @overload
 def mechanism(name: Literal["pope"]) -> _Pope: ...
 @overload
@@ -406,13 +391,7 @@ def mechanism(name: Literal["position_temperature"]) -> _PositionTemperature: ..
 @overload
 def mechanism(name: Literal["qk_norm"]) -> _QkNorm: ...
 @overload
-def mechanism(name: Literal["retnet"]) -> _Retnet: ...
-@overload
 def mechanism(name: Literal["rope"]) -> _Rope: ...
-@overload
-def mechanism(name: Literal["rwkv_6"]) -> _Rwkv6: ...
-@overload
-def mechanism(name: Literal["rwkv_7"]) -> _Rwkv7: ...
 @overload
 def mechanism(name: Literal["scalable_softmax"]) -> _ScalableSoftmax: ...
 @overload

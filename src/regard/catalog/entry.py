@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention
+from regard.composites.composite import Composite
 from regard.errors import RegardError, nearest
-from regard.pieces.call_tensors import needs_of
-from regard.shapes import Sizes
 
 #: The families, in the order of the documentation, and what the weights of each are.
 FAMILIES = {
@@ -25,16 +24,10 @@ FAMILIES = {
     "key groups": "A key stands for many tokens.",
 }
 
-#: How examples draw the tensors of a call, from numbers in [0, 1); all others are such numbers. The code is for pages.
-DRAWS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
-    "log_decay": (lambda x: -x / 4, "-torch.rand{} / 4"),
-    "address": (lambda x: torch.nn.functional.normalize(x - 0.5, dim=-1), "normalize(torch.rand{} - 0.5, dim=-1)"),
-}
-
 
 @dataclass(frozen=True)
 class Mechanism:
-    """A named attention: `build(...)` returns the `Attention`.
+    """A named attention: `build(...)` returns the `Attention`, or a `Composite` of several.
 
     `formula` is plain text, and `cost` gives time and memory for n tokens. `example` builds a small problem: `tiny` are
     the arguments of `build`, and `sizes` are heads, key heads, widths and lengths. `disagree` says where other
@@ -53,7 +46,7 @@ class Mechanism:
     torch.Size([2, 4, 3, 8])
     """
 
-    build: Callable[..., Attention]
+    build: Callable[..., Attention | Composite]
     formula: str
     paper: str
     cost: str
@@ -86,7 +79,7 @@ class Mechanism:
 
     def example(
         self, seed: int = 0, dtype: torch.dtype = torch.float64, **sizes: int
-    ) -> tuple[Attention, Tensor, Tensor, Tensor]:
+    ) -> tuple[Any, Tensor, Tensor, Tensor]:
         """A small attention with random query, key and value. `sizes` override those of the mechanism.
 
         Sizes: batch, heads, key_heads, queries, keys, width, key_width, value_width.
@@ -103,21 +96,3 @@ class Mechanism:
             key = torch.randn(given["batch"], given["key_heads"], given["keys"], given["key_width"], dtype=dtype)
             value = torch.randn(given["batch"], given["key_heads"], given["keys"], given["value_width"], dtype=dtype)
         return attention, query, key, value
-
-    def tensors(self, attention: Attention, query: Tensor, key: Tensor, value: Tensor) -> dict[str, Tensor]:
-        """Random tensors that the pieces of an example need for each call, by name.
-
-        >>> import regard as rg
-        >>> example = rg.mechanism("deltanet").example()
-        >>> tensors = rg.mechanism("deltanet").tensors(*example)
-        >>> tensors["beta"].shape, rg.attend(*example, **tensors).weights.is_signed
-        (torch.Size([2, 4, 24]), True)
-        """
-        sizes, found = Sizes.of(query, key, value), {}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(1)
-            for name, axes in (need for piece in attention.pieces() for need in needs_of(piece).items()):
-                shape = [getattr(sizes, axis) for axis in axes.split()]
-                draw, _ = DRAWS.get(name, (torch.clone, ""))
-                found[name] = draw(torch.rand(shape, dtype=query.dtype))
-        return found

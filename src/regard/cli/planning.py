@@ -16,6 +16,7 @@ from rich.text import Text
 from regard.attention import Attention
 from regard.attention_output import explain
 from regard.catalog import Mechanism, mechanism
+from regard.composites import Composite
 from regard.engine.ring import Ring
 from regard.errors import RegardError, nearest
 
@@ -71,13 +72,12 @@ def explain_mechanism(
     if ranks is not None:
         zero = torch.zeros((), dtype=DTYPES[dtype], requires_grad=True)  # the plan needs only sizes
         query, key = (zero.expand(1, count, length, width) for count in (heads, key_heads))
-        plan = explain(attention, query, key, key, engine=Ring(ranks=ranks, layout=layout))
+        plan = explain(attention, query, key, key, engine=Ring(ranks=ranks, layout=layout))  # type: ignore[call-overload]
         return Console().print(Text(str(plan)), soft_wrap=True)
     query = torch.zeros(1, heads, length, width, dtype=DTYPES[dtype])
     key = query if key_heads == heads else torch.zeros(1, key_heads, length, width, dtype=DTYPES[dtype])
     with torch.no_grad():
-        tensors = entry.tensors(attention, query, key, key)
-        Console().print(Text(str(explain(attention, query, key, key, **tensors))))
+        Console().print(Text(str(explain(attention, query, key, key))))
 
 
 def _check_memory(length: int, bytes_per_token: int, ranks: int | None) -> None:
@@ -93,7 +93,7 @@ def _check_memory(length: int, bytes_per_token: int, ranks: int | None) -> None:
 
 def build(
     entry: Mechanism, length: int, heads: int, key_heads: int, width: int, settings: Sequence[str] = ()
-) -> Attention:
+) -> Attention | Composite:
     """Build the mechanism at a size. Sizes are filled in; `settings` are "key=value"."""
     sizes = {
         **dict.fromkeys(FROM_HEADS, heads),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from regard.attention import Attention
 from regard.attention_output import attend
 from regard.catalog import Mechanism, mechanisms
+from regard.composites import Composite
 from regard.diagnosis.calling import Caller, with_function
 from regard.diagnosis.scores import Product, product_of
 from regard.diagnosis.weights import Measurement, close, measure, with_identities
@@ -59,7 +60,7 @@ def learned_mechanism(caller: Caller) -> tuple[str, ...]:
     return ()
 
 
-def _same(attention: Attention, measurement: Measurement) -> bool:
+def _same(attention: Attention | Composite, measurement: Measurement) -> bool:
     try:
         weights = attend(
             attention.double(), measurement.query.double(), measurement.key.double(), measurement.key.double()
@@ -69,7 +70,7 @@ def _same(attention: Attention, measurement: Measurement) -> bool:
     return close(weights, measurement.weights.nan_to_num(), 1e-5)
 
 
-def _built(entry: Mechanism, measurement: Measurement, product: Product | None) -> Iterator[Attention]:
+def _built(entry: Mechanism, measurement: Measurement, product: Product | None) -> Iterator[Attention | Composite]:
     """The mechanism with the settings that the weights suggest; none if it has parameters to learn."""
     width, names = measurement.query.shape[-1], inspect.signature(entry.build).parameters
     heads = measurement.weights.shape[1]

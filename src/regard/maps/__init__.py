@@ -14,6 +14,7 @@ from regard.maps.folds import (
     Tile,
     TopLinks,
 )
+from regard.maps.key_group_map import KeyGroupMap
 from regard.maps.product_map import MatrixMap, ProductMap
 from regard.maps.ring_map import RingMap
 from regard.maps.sum_map import SumMap
@@ -24,6 +25,7 @@ __all__ = [
     "Distance",
     "Entropy",
     "Fold",
+    "KeyGroupMap",
     "KeyTotals",
     "Links",
     "MassOn",

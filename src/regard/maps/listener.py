@@ -47,7 +47,7 @@ class Listeners:
             yield
 
     def computing(self) -> AbstractContextManager[None]:
-        """Be `busy` while the block runs: torch calls inside belong to one attention, which reports its own map."""
+        """Be `busy` while the block runs: calls inside belong to one attention, which reports its own map."""
         return self._busy.on()
 
     @property
@@ -55,8 +55,8 @@ class Listeners:
         return bool(self._busy)
 
     def tell(self, module: nn.Module | None, weights: Callable[[], AttentionMap]) -> None:
-        """Give the map to all listeners; it is built only if there is one."""
-        if self._following:
+        """Give the map to all listeners; it is built only if there is one, and if the call is no part of another."""
+        if self._following and not self._busy:
             attention_map = weights()
             for listener in self._following:
                 listener.on_attention(module, attention_map)

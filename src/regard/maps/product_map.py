@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import pairwise
 
 import torch
@@ -42,7 +42,10 @@ class ProductMap(AttentionMap):
         queries, keys = self.positions.query(slice(0, first.shape[2]), first.device), self.positions.key(first.device)
         self.grid = Grid(first.grid.batch, first.grid.head, queries, keys, self.positions)
         self.attention = Attention()
-        self.is_signed = any(factor.is_signed for factor in self.factors)  # type: ignore[misc]
+
+    @cached_property
+    def is_signed(self) -> bool:  # type: ignore[override]
+        return any(factor.is_signed for factor in self.factors)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -91,7 +94,10 @@ class MatrixMap(AttentionMap):
         self.positions = Positions.aligned_to_end(I, J)
         self.grid = Grid.whole(self.positions, B, H, I, matrix.device)
         self.attention = Attention()
-        self.is_signed = bool((matrix < 0).any())  # type: ignore[misc]
+
+    @cached_property
+    def is_signed(self) -> bool:  # type: ignore[override]
+        return bool((self.matrix < 0).any())
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

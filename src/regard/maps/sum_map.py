@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import cached_property, reduce
 
 import torch
 from torch import Tensor
@@ -38,8 +38,10 @@ class SumMap(AttentionMap):
         self.factors = [_factor(number, factor, first) for number, factor in enumerate(factors)]
         self.positions, self.grid = first.positions, first.grid
         self.attention = Attention(mask=union([part.attention.mask for part in self.parts]))
-        has_negative_factor = any(bool((factor < 0).any()) for factor in self.factors)
-        self.is_signed = has_negative_factor or any(part.is_signed for part in self.parts)  # type: ignore[misc]
+
+    @cached_property
+    def is_signed(self) -> bool:  # type: ignore[override]
+        return any(part.is_signed for part in self.parts) or any(bool((factor < 0).any()) for factor in self.factors)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -116,3 +118,15 @@ def union(masks: Sequence[Mask | None]) -> Mask | None:
     if not different or any(mask is None for mask in different):
         return None
     return reduce(lambda left, right: left | right, different)  # type: ignore[operator, return-value]
+
+
+def weighted_sum(outputs: Sequence[Tensor], factors: Sequence[float | Tensor]) -> Tensor:
+    """sum_m c_m output_m, in the dtype of the outputs."""
+    shapes = [tuple(output.shape) for output in outputs]
+    if any(shape != shapes[0] for shape in shapes):
+        raise RegardError(
+            f"combine: the outputs must have one shape, got {shapes}. The parts attend to the same values."
+        )
+    dtype = outputs[0].dtype
+    terms = (output * (c.to(dtype) if isinstance(c, Tensor) else c) for output, c in zip(outputs, factors, strict=True))
+    return sum(terms, start=outputs[0].new_zeros(()))

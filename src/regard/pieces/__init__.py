@@ -14,9 +14,9 @@ from regard.pieces.bias import (
 from regard.pieces.chosen import chosen_keys
 from regard.pieces.distance_bias import FIREBias, KERPLEBias
 from regard.pieces.encodings import Chain, PoPE, PositionTemperature, QKNorm, ScalableSoftmax, TwoSidedPosition
-from regard.pieces.forgetting import ForgettingBias
 from regard.pieces.grid import Grid
 from regard.pieces.kernel import EluPlusOne, FeatureMap, KernelScore, RandomFeatures
+from regard.pieces.key_groups import KeyGroups, MeanGroups, ProjectedGroups
 from regard.pieces.mask import Mask, block_local, causal, dilated, prefix, window
 from regard.pieces.mask_data import bigbird, documents, global_tokens, mask_mod, mask_tensor, padding, random_blocks
 from regard.pieces.neighborhoods import neighborhood, sliding_tiles
@@ -79,12 +79,12 @@ __all__ = [
     "Entmax15",
     "FIREBias",
     "FeatureMap",
-    "ForgettingBias",
     "GatedDelta",
     "Grid",
     "Hardmax",
     "KERPLEBias",
     "KernelScore",
+    "KeyGroups",
     "KimiDelta",
     "LatentDot",
     "LearnedPositions",
@@ -94,11 +94,13 @@ __all__ = [
     "Llama3Scaling",
     "LongRoPEScaling",
     "Mask",
+    "MeanGroups",
     "NTKScaling",
     "Normalizer",
     "PoPE",
     "Position",
     "PositionTemperature",
+    "ProjectedGroups",
     "ProportionalScaling",
     "QKNorm",
     "RandomFeatures",

@@ -1,0 +1,52 @@
+"""`Grouped`: attention to groups of tokens, such as block means or learned projections along the sequence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from regard.attention import Attention
+from regard.checks import checked
+from regard.composites.composite import Call, Composite
+from regard.maps.attention_map import AttentionMap
+from regard.maps.key_group_map import KeyGroupMap
+from regard.pieces import causal
+from regard.pieces.key_groups import KeyGroups
+from regard.pieces.mask import Mask, sees_no_later_key
+
+
+@checked
+class Grouped(Composite):
+    """output_i = sum_m w_im (C v)_m: an attention to the keys of M groups, each a sum of tokens.
+
+    The map is over tokens, W C, and its `by_group` is W. The mask compares the position of a query with that of a
+    group.
+
+    >>> import torch, regard as rg
+    >>> q, k, v = torch.randn(3, 1, 2, 12, 8)
+    >>> weights = rg.attend(rg.Grouped(rg.Attention(), rg.MeanGroups(size=4)), q, k, v).weights
+    >>> weights.shape, weights.by_group.shape
+    ((1, 2, 12, 12), (1, 2, 12, 3))
+    """
+
+    def __init__(self, attention: Attention, groups: KeyGroups) -> None:
+        super().__init__()
+        self.attention, self.groups = attention, groups
+
+    def pieces(self) -> list[Any]:
+        return self.attention.pieces()
+
+    @property
+    def mask(self) -> Mask | None:  # type: ignore[override]
+        return causal() if sees_no_later_key(self.attention.mask) else None
+
+    def run(self, call: Call) -> tuple[Tensor, AttentionMap]:
+        self.groups.check(call.key.shape[2], self.attention.mask)
+        key, value = self.groups.keys(call.key), self.groups.values(call.value)
+        positions = self.groups.positions(call.positions, key.shape[2])
+        seen = call.attend(self.attention, call.query, key, value, positions)
+        return seen.output, KeyGroupMap(seen.weights, self.groups, call.positions)
+
+    def __repr__(self) -> str:
+        return f"Grouped({self.attention!r}, {self.groups!r})"

@@ -1,0 +1,50 @@
+"""`ThroughLatents`: tokens read tokens through a few latents, a product of two maps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention import Attention
+from regard.checks import Size, checked
+from regard.composites.composite import Call, Composite
+from regard.errors import RegardError
+from regard.maps.attention_map import AttentionMap
+from regard.maps.product_map import ProductMap
+from regard.positions import Positions
+
+
+@checked
+class ThroughLatents(Composite):
+    """W = softmax(q L^T / sqrt(D)) softmax(L k^T / sqrt(D)): latents read all tokens, and queries read the latents.
+
+    L are `num_latents` learned vectors for each head. This is the cross-attention of a Perceiver's encoder (Jaegle et
+    al. 2021, arXiv:2103.03206) and decoder (Perceiver IO, arXiv:2107.14795), without the layers between them.
+
+    >>> import torch, regard as rg
+    >>> q, k, v = torch.randn(3, 1, 2, 100, 8)
+    >>> weights = rg.attend(rg.ThroughLatents(num_latents=4, width=8, num_heads=2), q, k, v).weights
+    >>> weights.shape, [factor.shape for factor in weights.factors]
+    ((1, 2, 100, 100), [(1, 2, 100, 4), (1, 2, 4, 100)])
+    """
+
+    def __init__(self, num_latents: Size, width: Size, num_heads: Size) -> None:
+        super().__init__()
+        self.latents = nn.Parameter(torch.randn(num_heads, num_latents, width))
+
+    def run(self, call: Call) -> tuple[Tensor, AttentionMap]:
+        H, M, D = self.latents.shape
+        B, heads, I, width = call.query.shape
+        if (heads, width) != (H, D):
+            raise RegardError(
+                f"ThroughLatents: made for {H} heads of width {D}, got queries (B, H, I, D) = {(B, heads, I, width)}."
+            )
+        latents = self.latents.to(call.query.dtype).expand(B, H, M, D)
+        num_keys, plain = call.key.shape[2], Attention()
+        read = call.attend(plain, latents, call.key, call.value, Positions.of(0, M, num_keys))
+        write = call.attend(plain, call.query, latents, read.output, Positions.of(0, I, M))
+        return write.output, ProductMap([write.weights, read.weights], call.positions)
+
+    def extra_repr(self) -> str:
+        H, M, D = self.latents.shape
+        return f"{M}, {D}, {H}"

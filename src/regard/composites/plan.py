@@ -1,0 +1,68 @@
+"""`CompositePlan`: the plans of the attentions that a composite runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from torch import Tensor
+
+from regard.attention import Attention
+from regard.composites.composite import Composite
+from regard.engine.formatting import number
+from regard.engine.plan import Plan
+from regard.maps.attention_map import AttentionMap
+from regard.pieces.grid import Grid
+from regard.positions import Positions
+from regard.shapes import Sizes
+
+
+@dataclass(frozen=True, eq=False)
+class CompositePlan:
+    """How `attend` will run a composite: `parts` has the plan of each attention, in the order in which they run.
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 2, 100, 8)
+    >>> plan = rg.explain(rg.ThroughLatents(num_latents=4, width=8, num_heads=2), x, x, x, engine="dense")
+    >>> [part.cost.pairs for part in plan.parts]  # 2 heads, 4 latents, 100 tokens
+    [800, 800]
+    """
+
+    composite: Composite
+    parts: tuple[Plan, ...]
+    sizes: Sizes
+
+    @property
+    def seconds(self) -> float | None:
+        """The predicted time of all parts; None if that of one is not known."""
+        seconds = [part.seconds for part in self.parts]
+        return None if None in seconds else sum(seconds)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        s = self.sizes
+        given = f"{number(s.I, 'query', 'queries')}, {number(s.J, 'key')}, {number(s.H, 'head')} of width {s.D}"
+        head = f"{self.composite!r}\n{given}, batch {s.B}. It runs {number(len(self.parts), 'attention')}."
+        return "\n\n".join([head, *(f"Attention {n} of {len(self.parts)}: {p}" for n, p in enumerate(self.parts, 1))])
+
+
+@dataclass(frozen=True)
+class PlannedPart:
+    """What a part would return: an output of zeros, and a map without weights."""
+
+    output: Tensor
+    weights: AttentionMap
+
+
+class PlannedMap(AttentionMap):
+    """The map of a part that was planned and not run: it has sizes and positions only."""
+
+    def __init__(self, query: Tensor, positions: Positions) -> None:
+        B, H, I, _ = query.shape
+        self.positions, self.attention = positions, Attention()
+        self.grid = Grid.whole(positions, B, H, I, query.device)
+
+    def select(self, batch: object, head: object) -> NoReturn:
+        raise AssertionError("a plan has no weights")
+
+    def _weights(self, rows: object, cols: object) -> NoReturn:
+        raise AssertionError("a plan has no weights")

@@ -1,0 +1,82 @@
+"""`KeyGroupMap`: the map over tokens of an attention whose keys stand for many tokens."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from regard.attention import Attention
+from regard.checks import checked
+from regard.errors import RegardError
+from regard.maps.attention_map import AttentionMap
+from regard.maps.indices import Index
+from regard.pieces import causal
+from regard.pieces.contents import take_apart, tensor_snapshot
+from regard.pieces.grid import Grid
+from regard.pieces.key_groups import KeyGroups
+from regard.pieces.mask import sees_no_later_key
+from regard.positions import Positions
+
+
+class KeyGroupMap(AttentionMap):
+    """The weights (B, H, I, J) of tokens: W C, where W are the weights of the groups and C the tokens of each group.
+
+    `by_group` is the map W (B, H, I, M) by group. The row of a query over tokens is computed from its row over groups.
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 1, 4, 8)
+    >>> weights = rg.attend(rg.Grouped(rg.Attention(), rg.MeanGroups(2)), x, x, x).weights
+    >>> weights[0, 0, 0], weights.by_group[0, 0, 0]
+    (tensor([0.2500, 0.2500, 0.2500, 0.2500]), tensor([0.5000, 0.5000]))
+    """
+
+    def __init__(self, by_group: AttentionMap, groups: KeyGroups, positions: Positions) -> None:
+        """`positions` are those of the queries and of all tokens."""
+        self.by_group, self.positions = by_group, positions
+        tensors, skeleton = take_apart(groups)
+        self._tensors = [tensor_snapshot(tensor) for tensor in tensors]
+        self._versions = self._current_versions()
+        self.groups: KeyGroups = skeleton.around(self._tensors)
+        grid = by_group.grid
+        self.grid = Grid(grid.batch, grid.head, grid.query, positions.key(grid.device), positions)
+        is_causal = sees_no_later_key(by_group.attention.mask)
+        self.attention = Attention(mask=causal() if is_causal else None)
+
+    @cached_property
+    def is_signed(self) -> bool:  # type: ignore[override]
+        return self.by_group.is_signed or any(bool((tensor < 0).any()) for tensor in self._tensors)
+
+    def _current_versions(self) -> list[int]:
+        return [tensor._version for tensor in self._tensors if not tensor.is_inference()]
+
+    def _check_unchanged(self) -> None:
+        if self._current_versions() != self._versions:
+            raise RegardError(
+                "weights: the matrices of the groups were changed in place since attend ran (by an optimizer step, "
+                "perhaps), so the weights cannot be recomputed. Read them before the change, or call attend again."
+            )
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return (*self.by_group.shape[:3], len(self.positions.keys))
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.by_group._dtype
+
+    @property
+    def _bytes_per_weight(self) -> int:
+        return 4 * self._item_bytes + self.by_group._bytes_per_weight
+
+    @checked
+    def select(self, batch: Index, head: Index) -> KeyGroupMap:
+        """The map of some batch entries and heads (indices), still lazy."""
+        return KeyGroupMap(self.by_group.select(batch, head), self.groups, self.positions)
+
+    def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+        self._check_unchanged()
+        by_group = self.by_group._weights(rows, torch.arange(self.by_group.shape[3]))
+        columns = torch.arange(self.shape[3])[cols] if isinstance(cols, slice) else cols
+        return self.groups.unfolded(by_group, columns, self.shape[3])
