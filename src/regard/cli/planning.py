@@ -77,8 +77,7 @@ def explain_mechanism(
     query = torch.zeros(1, heads, length, width, dtype=DTYPES[dtype])
     key = query if key_heads == heads else torch.zeros(1, key_heads, length, width, dtype=DTYPES[dtype])
     with torch.no_grad():
-        tensors = entry.tensors(attention, query, key, key)
-        Console().print(Text(str(explain(attention, query, key, key, **tensors))))
+        Console().print(Text(str(explain(attention, query, key, key))))
 
 
 def _check_memory(length: int, bytes_per_token: int, ranks: int | None) -> None:

@@ -116,11 +116,11 @@ def show_watched(
         maps = {name: view.calls(name)[call] for name in view}
         if part == "cross" and targets is not None and decoded is not None:
             queries = decoded[-next(iter(maps.values())).shape[2] :]
-        readings.append(_reading(title, maps, keys, queries, batch, seen))
+        readings.append(_reading(title, maps, keys, queries, batch, seen.model))
     known = {name for part in TITLES for name in getattr(seen, part)}
     others = {name: seen[name] for name in seen if name not in known}
     if others:
-        readings.insert(0, _reading("Model", others, tokens, None, batch, seen))
+        readings.insert(0, _reading("Model", others, tokens, None, batch, seen.model))
     return show_texts(readings)
 
 
@@ -139,13 +139,6 @@ def _call_that_read(view: WatchedAttention, tokens: Sequence[str] | None) -> tup
 
 
 def _reading(
-    title: str,
-    maps: dict[str, AttentionMap],
-    tokens: Any,
-    queries: Any,
-    batch: int,
-    seen: WatchedAttention | None = None,
+    title: str, maps: dict[str, AttentionMap], tokens: Any, queries: Any, batch: int, model: str = ""
 ) -> TextReading:
-    options = {"queries": queries, "batch": batch, "also": page_folds}
-    options |= {} if seen is None else {"model": seen.model, "kinds": seen.kinds}
-    return TextReading.of(title, maps, tokens, **options)
+    return TextReading.of(title, maps, tokens, queries=queries, batch=batch, also=page_folds, model=model)
