@@ -210,14 +210,25 @@ def test_figures_are_written(tmp_path):
     pytest.importorskip("matplotlib")
     result = run("It rains.", "--layers", "0", "--figures", str(tmp_path))
     names = {path.name for path in tmp_path.iterdir()}
-    assert {"figure.pdf", "words.svg", "map.csv", "heads.png", "heatmap-layer-0.png"} <= names
+    assert {
+        "figure.pdf",
+        "words.svg",
+        "map.csv",
+        "heads.png",
+        "map-entropy.png",
+    } <= names and "heatmap-layer-0.png" not in names
     assert "pictures are in" in result.stderr
+
+
+def test_all_figures_need_a_folder():
+    result = run("It rains.", "--layers", "0", "--all-figures", status=2)
+    assert "--all-figures needs --figures DIR" in " ".join(result.stderr.split())
 
 
 def test_figures_of_several_texts_have_folders_of_their_own(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     saved = []
-    monkeypatch.setattr("regard.viewer.figures.save_figures", lambda *given: saved.append(given[:2]) or [])
+    monkeypatch.setattr("regard.viewer.figures.save_figures", lambda *given, **_: saved.append(given[:2]) or [])
     run("It rains.", "It snows.", "--layers", "0", "--figures", str(tmp_path))
     assert [(folder, reading.title) for folder, reading in saved] == [
         (tmp_path / "A", "It rains."),

@@ -11,6 +11,7 @@ import torch
 import regard as rg
 from regard.stats import Role, RoleTable
 from regard.viewer.lead import lead_of
+from regard.viewer.sheet import Sheet
 
 figures = pytest.importorskip("regard.viewer.figures")
 TOKENS = ["[CLS]", "a", "dog", "[SEP]"]
@@ -64,7 +65,8 @@ def test_all_figures_are_saved_whole(reading, tmp_path):
     saved = figures.save_figures(tmp_path / "out", reading, lambda done, total: counts.append((done, total)))
     assert counts == [(done, len(saved)) for done in range(1, len(saved) + 1)]
     papers = {f"{name}.{kind}" for name in ("figure", "words", "map", "heads") for kind in ("pdf", "svg", "png", "csv")}
-    assert papers | {"map-entropy.png", "heatmap-layer-1.png"} <= {p.name for p in saved}
+    heads = {f"head-L{layer}.H{head}.png" for layer, head in figures.telling_heads(reading)}
+    assert {p.name for p in saved} == papers | heads | {"map-entropy.png"} and 1 <= len(heads) <= figures.TELLING
     assert {p.read_bytes()[:4] for p in saved if p.suffix == ".png"} == {b"\x89PNG"}
     lead = lead_of(reading) or {"layer": 0, "head": 0}
     assert f"Layer {lead['layer']}, head {lead['head']}." in (tmp_path / "out" / "words.svg").read_text()
@@ -76,11 +78,16 @@ def test_the_heatmaps_of_a_layer_are_those_of_the_public_function(reading, monke
     calls = []
     monkeypatch.setattr(figures, "heatmap", lambda *given, **named: calls.append((*given, named["title"])))
     layer = reading.profile.layers[1]
-    names = list(figures._heatmaps(reading, layer))
-    assert names == ["heatmap-layer-1", "heads-layer-1", "head-layer-1"]
+    pictures = figures._pictures(reading, every_head=True)
+    assert {f"{name}-layer-{n}" for name in ("similarity", "received", "offsets", "heads") for n in (0, 1)} <= {
+        *pictures
+    }
+    assert {f"map-{name}" for name in layer.values} <= {*pictures}
+    for name in ("heatmap-layer-1", "heads-layer-1", "head-layer-1"):
+        pictures[name]()
     assert all(call[0] is reading.maps["layer.1"] and call[1] == (TOKENS, TOKENS) for call in calls)
     on_special = reading.maps["layer.1"].mass([0, 3])[0].mean(-1)
-    assert [call[2] if len(call) == 4 else None for call in calls] == ["mean", None, int(on_special.argmin())]
+    assert [call[2] for call in calls] == ["mean", None, int(on_special.argmin())]
     assert calls[2][-1].startswith(f"L1.H{int(on_special.argmin())}, ")
 
 
@@ -90,3 +97,24 @@ def test_titles_and_tokens_are_no_formulas(reading):
         warnings.filterwarnings("ignore", message="Glyph")  # the fonts that are installed decide
         for figure in (rg.figure(odd, panels=["words"]), figures.received_bars(odd.profile, 0)):
             assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+def test_a_figure_with_a_layout_is_drawn_once_to_be_saved(reading, monkeypatch):
+    made = figures.heatmap(reading.maps["layer.1"], TOKENS)
+    engine, drawn = made.get_layout_engine(), []
+    monkeypatch.setattr(type(made), "draw", lambda self, renderer: drawn.append(renderer))
+    made._repr_png_()
+    assert len(drawn) == 1 and made.get_layout_engine() is engine
+
+
+def test_numbers_in_cells_have_no_part_in_the_layout(reading):
+    cells = figures.heatmap(reading.maps["layer.1"], TOKENS, head=0).axes[0].texts
+    assert len(cells) == 16 and not any(text.get_in_layout() for text in cells)
+
+
+def test_telling_heads_are_those_of_the_links_and_cards_of_the_page(reading):
+    about = Sheet.of(reading).about
+    places = [(about["lead"][name] for name in ("layer", "head"))] if about["lead"] else []
+    places += [place for card in about["cards"] for place in card["heads"] or []]
+    telling = figures.telling_heads(reading)
+    assert telling and set(telling) <= {tuple(place) for place in places} and len(set(telling)) == len(telling)

@@ -289,7 +289,7 @@ def test_row_19_see_draws_them(tmp_path):
     pytest.importorskip("transformers")
     done = CliRunner().invoke(app, ["see", "It rains.", "--layers", "0", "--figures", str(tmp_path)])
     assert done.exit_code == 0, done.output
-    assert "heatmap-layer-0.png" in {path.name for path in tmp_path.iterdir()}
+    assert "heads.png" in {path.name for path in tmp_path.iterdir()}
 
 
 def unscaled(q, k, v, mask=None):

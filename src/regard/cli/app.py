@@ -176,8 +176,12 @@ def see(
         Path | None, typer.Option(metavar="FILE", help="With --save: a story that the page plays, in JSON.")
     ] = None,
     figures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write figures there: PDF, SVG, PNG and CSV.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write figures of the heads that say most there: PDF, SVG, PNG and CSV."),
     ] = None,
+    all_figures: Annotated[
+        bool, typer.Option("--all-figures", help="With --figures: every statistic, and the heads of every layer.")
+    ] = False,
     probe: Annotated[bool, typer.Option("--probe", help="Find roles on repeated random tokens, too.")] = False,
     verify_all: Annotated[bool, typer.Option("--verify-all", help="Verify every row of weights, not a few.")] = False,
     corpus: Annotated[
@@ -208,6 +212,7 @@ def see(
     if "-" in texts and sys.stdin.isatty():
         typer.echo("Reading from the keyboard; end with Ctrl-D.", err=True)
     shown = {"probe": probe, "as_json": json, "table": table, "importance": importance, "verify_all": verify_all}
+    shown["all_figures"] = all_figures
     options = seeing.Options(texts, model, layers, length, tuple(word or ()), save, figures, **shown, story=story)
     if image is not None:
         from regard.cli import see_image

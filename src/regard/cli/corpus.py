@@ -30,7 +30,10 @@ LEGEND = (
     "others are shares of the weight."
 )
 #: Options that a corpus refuses, by their names on the command line.
-OF_SINGLE_TEXTS = {"word": "words", "figures": "figures", "probe": "probe", "verify-all": "verify_all"}
+OF_SINGLE_TEXTS = {
+    **{name: name for name in ("figures", "probe")},
+    **{"word": "words", "verify-all": "verify_all", "all-figures": "all_figures"},
+}
 #: Statistics that are printed.
 SHOWN = ("entropy", "evenness", "reach", "first", "special", "previous", "next", "punctuation", "same")
 

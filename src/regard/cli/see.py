@@ -40,6 +40,7 @@ class Options:
     words: tuple[str, ...] = ()
     save: Path | None = None
     figures: Path | None = None
+    all_figures: bool = False
     probe: bool = False
     as_json: bool = False
     table: bool = False
@@ -61,7 +62,7 @@ class Options:
 
 
 def run(options: Options) -> None:
-    """Read the texts, print the results, and write the page of --save and the pictures of --figures."""
+    """Read the texts, print the results, and write the page of --save and the figures of --figures."""
     check_outputs(options)
     texts, errors = read_texts(options.texts), Console(stderr=True)
     numbers = options.numbers
@@ -88,6 +89,8 @@ def check_outputs(options: Options) -> None:
         if options.save is None:
             raise RegardError("see: --story needs --save DIR, since a page plays the story.")
         Story.read(options.story)
+    if options.all_figures and options.figures is None:
+        raise RegardError("see: --all-figures needs --figures DIR, the folder of the figures.")
     check_folder("see", "--save", options.save)
     check_folder("see", "--figures", options.figures)
     if options.figures is not None:
@@ -173,7 +176,8 @@ def _write(results: Sequence[TextResult], options: Options, errors: Console) -> 
         for number, result in enumerate(results):
             folder = options.figures if len(results) == 1 else options.figures / letter_of(number)
             with errors.status(f"Drawing pictures for {folder}") as status:
-                saved = save_figures(folder, result.reading, partial(_tell_saved, status))
+                told = partial(_tell_saved, status)
+                saved = save_figures(folder, result.reading, told, every_head=options.all_figures)
             errors.print(f"{len(saved)} pictures are in {folder}", markup=False, highlight=False)
 
 

@@ -22,7 +22,7 @@ from regard.viewer.picture_sheets import places_of
 #: Lines about roles and about strongest links.
 NUM_LINES = 6
 #: The options of `regard see` that say nothing about an image, by their fields.
-OF_TEXTS = {"words": "--word", "verify_all": "--verify-all"} | {
+OF_TEXTS = {"words": "--word", "verify_all": "--verify-all", "all_figures": "--all-figures"} | {
     name: f"--{name}" for name in ("layers", "length", "figures", "probe", "table", "importance", "story")
 }
 

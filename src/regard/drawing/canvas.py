@@ -38,6 +38,8 @@ PAPER_FONTS = ("Helvetica", "Arial", "Liberation Sans", "Nimbus Sans")
 DPI, PRINT_DPI = 110, 300
 #: Fonts inside of a PDF as TrueType, text in an SVG as text.
 FONT_OPTIONS: Any = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "regard"}
+#: Without these, a figure has no layout engine but its own.
+NO_LAYOUT: Any = {"figure.autolayout": False, "figure.constrained_layout.use": False}
 
 
 class NotebookFigure(Figure):
@@ -124,9 +126,24 @@ def png(figure: Any) -> bytes:
 def saved(figure: Any, kind: str, **options: Any) -> bytes:
     """The figure as a file of this kind."""
     content = BytesIO()
-    with boxes_for_missing_glyphs(), rc_context(FONT_OPTIONS):
+    with boxes_for_missing_glyphs(), rc_context(FONT_OPTIONS | NO_LAYOUT), _laid_out(figure):
         figure.savefig(content, format=kind, **options)
     return content.getvalue()
+
+
+@contextmanager
+def _laid_out(figure: Any) -> Iterator[None]:
+    """Run the layout now, so that savefig does not draw the figure a second time for it."""
+    engine = figure.get_layout_engine()
+    if engine is None:
+        yield
+        return
+    engine.execute(figure)
+    figure.set_layout_engine(None)  # "none" would leave an engine behind colour bars, and savefig draws twice for any
+    try:
+        yield
+    finally:
+        figure.set_layout_engine(engine)
 
 
 @contextmanager

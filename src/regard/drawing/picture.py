@@ -147,7 +147,8 @@ def write_numbers(axes: Any, image: Any, values: Tensor, size: float) -> None:
         for j, value in enumerate(row):
             if not math.isnan(value):
                 colour = text_color(image.to_rgba(value))
-                axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=size, color=colour)
+                number = axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=size, color=colour)
+                number.set_in_layout(False)  # it is inside of its cell, and measuring thousands takes seconds
 
 
 def colorbar_label(shown: Panels) -> str:

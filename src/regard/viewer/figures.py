@@ -12,7 +12,7 @@ from functools import partial
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from regard.drawing.panels import label
 from regard.drawing.paper_figure import figure
@@ -23,6 +23,7 @@ from regard.maps import AttentionMap
 from regard.stats import LayerProfile, Offsets, Profile, Role, RoleTable, TextReading
 from regard.stats.numbering import head_name, layer_numbers
 from regard.stats.roles import KINDS
+from regard.viewer.cards import cards_of
 from regard.viewer.lead import lead_of
 from regard.viewer.sentences import joined
 from regard.viewer.sheet import Sheet
@@ -46,6 +47,11 @@ NUMBERED, NAMED = 20, 64
 PICTURED = 1 << 26
 #: What a figure for a paper is saved as.
 KINDS_OF_FILE = ("pdf", "svg", "png", "csv")
+#: The most heads with a map of their own.
+TELLING = 6
+
+#: Makes a figure.
+Make = Callable[[], Any]
 
 
 def role_map(reading: TextReading) -> Any:
@@ -138,51 +144,99 @@ def offset_bars(weights: AttentionMap, title: str = "", batch: int = 0) -> Any:
 
 
 def save_figures(
-    folder: str | os.PathLike[str], reading: TextReading, tell: Callable[[int, int], None] = lambda done, total: None
+    folder: str | os.PathLike[str],
+    reading: TextReading,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    every_head: bool = False,
 ) -> list[Path]:
     """Write the figures of a reading into `folder`, each completely or not at all.
 
     Figures for papers are .pdf, .svg, .png and .csv files: `figure` at the width of a page, and its panels at that of a
-    column. The others are .png files. `tell` is called after each file with the number of files so far and in all.
+    column. The others are .png files: roles, the entropy of all heads, and the map of each head of `telling_heads`;
+    with `every_head` each statistic, and the heads of every layer. `tell` is called after each file with the number of
+    files so far and in all.
     """
-    folder = Path(folder)
-    papers = _papers(reading)
-    saves = [partial(made.save, folder / f"{name}.{kind}") for name, made in papers.items() for kind in KINDS_OF_FILE]
-    for name in reading.profile.layers[0].values:
-        made = figure(reading, panels=["statistics"], statistic=name, width=17)
-        saves.append(partial(made.save, folder / f"map-{name}.png"))
-    saves += [partial(_save, made, folder / f"{name}.png") for name, made in _by_layer(reading).items()]
-    saved = []
-    for save in saves:
-        saved.append(save())
-        tell(len(saved), len(saves))
+    folder, saved = Path(folder), list[Path]()
+    papers, pictures = _papers(reading), _pictures(reading, every_head)
+    total = len(papers) * len(KINDS_OF_FILE) + len(pictures)
+    for name, make in papers.items():
+        made = make()
+        for kind in KINDS_OF_FILE:
+            saved.append(made.save(folder / f"{name}.{kind}"))
+            tell(len(saved), total)
+    for name, make in pictures.items():
+        saved.append(_save(make(), folder / f"{name}.png"))
+        tell(len(saved), total)
     return saved
 
 
-def _papers(reading: TextReading) -> dict[str, Any]:
+def telling_heads(reading: TextReading) -> list[tuple[int, int]]:
+    """The heads of the links and cards that the page opens with: (index of the layer, head), the most telling first."""
+    lead = lead_of(reading)
+    links = [] if lead is None else [lead, *([lead["other"]] if lead["other"] else [])]
+    places = [(link["layer"], link["head"]) for link in links]
+    places += [tuple(place) for card in cards_of(reading, lead) for place in card["heads"] or []]
+    return list(dict.fromkeys(places))[:TELLING]
+
+
+def _papers(reading: TextReading) -> dict[str, Make]:
     """The whole figure, and each of its panels alone, of the link that the page opens with."""
     panels = ["words", "map", "heads", "statistics"]
     if not reading.profile.is_self_attention:
         panels.insert(1, "alignment")
     lead = lead_of(reading) or {"layer": 0, "head": 0, "query": 0}
     place = {"layer": reading.profile.layers[lead["layer"]].number, "head": lead["head"], "query": lead["query"]}
-    alone = {name: figure(reading, panels=[name], **place) for name in panels if name != "statistics"}
-    return {"figure": figure(reading, panels=panels, width=17, **place)} | alone
+    alone: dict[str, Make] = {
+        name: partial(figure, reading, panels=[name], **place) for name in panels if name != "statistics"
+    }
+    return {"figure": partial(figure, reading, panels=panels, width=17, **place)} | alone
 
 
-def _by_layer(reading: TextReading) -> dict[str, Any]:
-    """Figures of roles and, for each layer, of the similarity of its heads, the weight received, offsets and maps."""
-    figures = {} if reading.roles is None else {"map-roles": role_map(reading)}
-    for index, (layer, weights) in enumerate(zip(reading.profile.layers, reading.maps.values(), strict=True)):
-        number = layer.number
-        figures[f"similarity-layer-{number}"] = similarity_matrix(layer)
-        figures[f"received-layer-{number}"] = received_bars(reading.profile, index)
-        if weights.shape[2] == weights.shape[3]:
-            title = f"layer {number}: share of the weight by offset (key minus query)"
-            figures[f"offsets-layer-{number}"] = offset_bars(weights, title)
-        if max(weights.shape[2:]) <= LARGEST:
-            figures |= _heatmaps(reading, layer)
-    return figures
+def _pictures(reading: TextReading, every_head: bool) -> dict[str, Make]:
+    """Figures of roles, of statistics, and of the telling heads or of every layer."""
+    layers = reading.profile.layers
+    statistics = [name for name in layers[0].values if every_head or name == "entropy"]
+    pictures: dict[str, Make] = {} if reading.roles is None else {"map-roles": partial(role_map, reading)}
+    pictures |= {
+        f"map-{name}": partial(figure, reading, panels=["statistics"], statistic=name, width=17) for name in statistics
+    }
+    if every_head:
+        for index in range(len(layers)):
+            pictures |= _of_layer(reading, index)
+        return pictures
+    for index, head in telling_heads(reading):
+        name = head_name(layers[index].number, head)
+        if max(reading.maps[layers[index].name].shape[2:]) <= LARGEST:
+            pictures[f"head-{name}"] = partial(_heatmap, reading, layers[index], head, name)
+    return pictures
+
+
+def _of_layer(reading: TextReading, index: int) -> dict[str, Make]:
+    """The similarity of the heads of a layer, the weight received, offsets and maps."""
+    layer = reading.profile.layers[index]
+    weights, number = reading.maps[layer.name], layer.number
+    pictures: dict[str, Make] = {
+        f"similarity-layer-{number}": partial(similarity_matrix, layer),
+        f"received-layer-{number}": partial(received_bars, reading.profile, index),
+    }
+    if weights.shape[2] == weights.shape[3]:
+        title = f"layer {number}: share of the weight by offset (key minus query)"
+        pictures[f"offsets-layer-{number}"] = partial(offset_bars, weights, title)
+    if max(weights.shape[2:]) <= LARGEST:
+        head = _head_of_words(reading.profile, layer)
+        reason = "the one of its layer that attends most to ordinary tokens"
+        pictures |= {
+            f"heatmap-layer-{number}": partial(_heatmap, reading, layer, "mean", f"layer {number}, mean of all heads"),
+            f"heads-layer-{number}": partial(_heatmap, reading, layer, None, f"layer {number}"),
+            f"head-layer-{number}": partial(_heatmap, reading, layer, head, f"{head_name(number, head)}, {reason}"),
+        }
+    return pictures
+
+
+def _heatmap(reading: TextReading, layer: LayerProfile, head: int | Literal["mean"] | None, title: str) -> Any:
+    tokens = reading.profile.query_tokens, reading.profile.tokens
+    return heatmap(reading.maps[layer.name], tokens, head, title=title)
 
 
 def static_picture(sheets: Sequence[Sheet]) -> bytes | None:
@@ -209,18 +263,6 @@ def _sentence(about: dict[str, Any]) -> str:
     names = ", ".join(name for name in (about["model"], f"“{about['title']}”" if about["title"] else "") if name)
     lead = joined(about["lead"]["sentence"]) if about["lead"] else ""
     return f"{names}. {lead}".lstrip(". ")
-
-
-def _heatmaps(reading: TextReading, layer: LayerProfile) -> dict[str, Any]:
-    """The mean of the heads of a layer, all its heads, and the head that attends most to ordinary tokens."""
-    weights, tokens = reading.maps[layer.name], (reading.profile.query_tokens, reading.profile.tokens)
-    number, head = layer.number, _head_of_words(reading.profile, layer)
-    reason = "the one of its layer that attends most to ordinary tokens"
-    return {
-        f"heatmap-layer-{number}": heatmap(weights, tokens, "mean", title=f"layer {number}, mean of all heads"),
-        f"heads-layer-{number}": heatmap(weights, tokens, title=f"layer {number}"),
-        f"head-layer-{number}": heatmap(weights, tokens, head, title=f"{head_name(number, head)}, {reason}"),
-    }
 
 
 def _head_of_words(profile: Profile, layer: LayerProfile) -> int:
