@@ -111,10 +111,10 @@ def attended(attention: rg.Attention, inputs: tuple[Tensor, ...], engine: str) -
 
 
 def catalogue_cases() -> Iterator[tuple[str, Record]]:
-    """Every mechanism: dtypes, masks, engines and grouped heads."""
+    """Every mechanism with scores: dtypes, masks, engines and grouped heads."""
     for name, mechanism in rg.mechanisms().items():
-        if isinstance(mechanism.example()[0], rg.Composite):
-            continue  # it runs others of the catalogue
+        if mechanism.family != "scored":
+            continue
         for dtype in DTYPES:
             for engine in ("auto", *ENGINES):
                 attention, *inputs = mechanism.example(seed=5, dtype=dtype)

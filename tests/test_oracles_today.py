@@ -326,3 +326,81 @@ def test_kerple_and_a_fixed_fire_run_in_the_compiled_kernels_and_fire_says_why_n
 def test_mistakes_name_the_rule(make, said):
     with pytest.raises(rg.RegardError, match=said):
         make()
+
+
+def forgetting():
+    """Forgetting attention of drawn gates, and the weights of its definition, gate by gate."""
+    q, k, v = torch.randn(3, 2, 2, 40, 8, dtype=torch.float64)
+    log_forget = F.logsigmoid(3 * torch.randn(2, 2, 40, dtype=torch.float64))
+    scores = torch.full((2, 2, 40, 40), -torch.inf, dtype=torch.float64)
+    for i, j in np.ndindex(40, 40):
+        if j <= i:
+            scores[:, :, i, j] = (q[:, :, i] * k[:, :, j]).sum(-1) / math.sqrt(8) + log_forget[..., j + 1 : i + 1].sum(
+                -1
+            )
+    return (q, k, v), log_forget, scores.softmax(-1)
+
+
+@pytest.mark.parametrize("engine", ["reference", "dense", "blocked"])
+def test_forgetting_gate_by_gate(engine):
+    (q, k, v), log_forget, expected = forgetting()
+    attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
+    seen = rg.attend(attention, q, k, v, log_forget=log_forget, engine=engine)
+    close(seen.weights[...], expected)
+    close(seen.output, expected @ v)
+    close(seen.weights[1, 0, 7], expected[1, 0, 7])
+
+
+def test_forgetting_token_by_token_and_by_chunks_of_a_cache():
+    (q, k, v), log_forget, expected = forgetting()
+    attention, cache, outputs = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal()), rg.GrowingCache(), []
+    for at in (slice(0, 17), slice(17, 18), slice(18, 19), slice(19, 40)):
+        seen = rg.attend(attention, q[:, :, at], k[:, :, at], v[:, :, at], cache=cache, log_forget=log_forget[..., at])
+        cache = seen.cache
+        outputs.append(seen.output)
+    close(torch.cat(outputs, 2), expected @ v)
+
+
+@pytest.mark.parametrize("engine", ["dense", "blocked"])
+def test_gradients_of_forgetting_reach_the_gates(engine):
+    def output(q, k, v, log_forget):
+        attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
+        return rg.attend(attention, q, k, v, log_forget=log_forget, engine=engine).output
+
+    tensors, log_forget, _ = forgetting()
+    inputs = [x[:1, :1, :6].clone().requires_grad_() for x in (*tensors, log_forget)]
+    torch.autograd.gradcheck(output, inputs)
+
+
+def test_forgetting_keeps_the_digits_of_long_texts():
+    """After gates of e^-1000 the sums have few digits left in float32; their differences are still exact."""
+    q, k, v = torch.randn(3, 1, 1, 300, 8)
+    log_forget = torch.full((1, 1, 300), -0.1)
+    log_forget[..., 100:200] = -1000.0
+    attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
+    inside = rg.attend(attention, q, k, v, log_forget=log_forget).output[:, :, 250:]
+    alone = rg.attend(attention, *(x[:, :, 199:] for x in (q, k, v)), log_forget=log_forget[..., 199:]).output
+    torch.testing.assert_close(inside, alone[:, :, 51:], rtol=1e-4, atol=1e-5)
+
+
+def test_forgetting_is_data_dependent_alibi_of_x_transformers():
+    peer = pytest.importorskip("x_transformers.x_transformers")
+    theirs = peer.DataDependentAlibi(16, 2).double()
+    q, k, v = torch.randn(3, 1, 2, 12, 8, dtype=torch.float64)
+    x = torch.randn(1, 12, 16, dtype=torch.float64)
+    log_forget = F.logsigmoid(theirs.to_forget_gates[0](x)).mT
+    attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
+    output, weights = by_torch(q, k, v, mask=theirs(x) + future(12))
+    seen = rg.attend(attention, q, k, v, log_forget=log_forget)
+    close(seen.output, output)
+    close(seen.weights[...], weights)
+
+
+def test_forgetting_refuses_keys_with_gaps():
+    q, k, v = torch.randn(3, 1, 1, 4, 8)
+    attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
+    with pytest.raises(rg.RegardError, match="gaps in their positions"):
+        positions = rg.Positions(6, rg.Spans.of((0, 2), (8, 10)))
+        rg.attend(attention, q, k, v, log_forget=torch.zeros(1, 1, 4), positions=positions)
+    with pytest.raises(rg.RegardError, match="ForgettingBias needs a tensor for each call"):
+        rg.attend(attention, q, k, v)

@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 from torch import Tensor
 
 import regard as rg
-from regard.catalog.entry import FAMILIES
+from regard.catalog.entry import DRAWS, FAMILIES
 from regard.cli.catalogue import LETTERS
 from regard.drawing.ramp import colormap
 from regard.hf.models import load_model
@@ -38,9 +38,11 @@ PLACE = (
 NOWHERE = "This mechanism has none of these, so all weights are equal: it does not know the order of the tokens. "
 REAL = (
     "Right: the queries and keys of layer {layer}, head {head} of MiniLM, a BERT of six layers, on a sentence."
-    "{untrained} Each picture has its own colour scale, from 0 to its largest weight."
+    "{untrained} Each picture has its own colour scale, {scale}."
 )
-SIGNED = " Weights may be negative: red is below 0, blue above it."
+#: The scales of pictures, for weights that are never negative, and for others.
+SCALES = "from 0 to its largest weight", "red above 0, blue below 0"
+RANDOM = ". Decays, shares and steps are random at right"
 UNTRAINED = " The parameters of the mechanism are not trained, so the picture shows how it works, not what it learns."
 
 
@@ -55,7 +57,7 @@ def pages() -> Iterator[tuple[str, str | bytes]]:
     for name, entry in rg.mechanisms().items():
         attention, q, k = _fitted(entry, query, key)
         yield f"catalogue/{name}.md", _page(entry, attention)
-        yield f"catalogue/{name}.png", _picture(attention, q, k, tokens)
+        yield f"catalogue/{name}.png", _picture(entry, attention, q, k, tokens)
 
 
 def _index() -> str:
@@ -99,12 +101,13 @@ def _row(entry: rg.Mechanism) -> str:
 def _page(entry: rg.Mechanism, attention: rg.Attention) -> str:
     example, q, k, v = entry.example()
     trained = any(True for _ in attention.parameters())
+    is_signed = rg.attend(example, q, k, v, **entry.tensors(example, q, k, v)).weights.is_signed
+    scale = SCALES[is_signed] + (RANDOM if entry.family == "transported" else "")
     slots = (attention.mask, getattr(attention, "position", None), *getattr(attention, "bias", ()))
     shown = (
         PLACE
         + ("" if any(slot is not None for slot in slots) else NOWHERE)
-        + REAL.format(layer=LAYER, head=HEAD, untrained=UNTRAINED if trained else "")
-        + (SIGNED if rg.attend(example, q, k, v).weights.is_signed else "")
+        + REAL.format(layer=LAYER, head=HEAD, untrained=UNTRAINED if trained else "", scale=scale)
     )
     parts = [
         "---\ntags: " + json.dumps([name for name in entry.also_called if " " not in name]) + "\n---\n",
@@ -134,8 +137,17 @@ def _use(entry: rg.Mechanism, q: Tensor, k: Tensor, v: Tensor) -> str:
         for name, x, axes in zip("qkv", (q, k, v), ("B, H, I, D", "B, G, J, D", "B, G, J, E"), strict=True)
     ]
     lines = ["import torch", "import regard as rg", "", f'attention = rg.mechanism("{entry.name}").build({arguments})']
-    lines += [*shapes, "", "seen = rg.attend(attention, q, k, v)"]
+    needed = entry.tensors(entry.build(**entry.tiny), q, k, v)
+    drawn = [f"{name} = {_drawn(name, tensor)}" for name, tensor in needed.items()]
+    given = "".join(f", {name}={name}" for name in needed)
+    lines += [*shapes, *drawn, "", f"seen = rg.attend(attention, q, k, v{given})"]
     return "\n".join([*lines, "print(seen.output.shape, seen.weights[0, 0, 5])"])
+
+
+def _drawn(name: str, tensor: Tensor) -> str:
+    """The code that draws a tensor of the call."""
+    code = DRAWS[name][1] if name in DRAWS else "torch.rand{}"
+    return code.format(tuple(tensor.shape)).replace("normalize(", "torch.nn.functional.normalize(")
 
 
 def _formula(text: str) -> str:
@@ -179,12 +191,14 @@ def _fitted(entry: rg.Mechanism, query: Tensor, key: Tensor) -> tuple[rg.Attenti
 
 
 @torch.no_grad()
-def _picture(attention: rg.Attention, q: Tensor, k: Tensor, tokens: list[str]) -> bytes:
+def _picture(entry: rg.Mechanism, attention: rg.Attention, q: Tensor, k: Tensor, tokens: list[str]) -> bytes:
     alike = torch.ones(1, q.shape[1], 24, q.shape[3]) / 2
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.6), layout="constrained")
-    _draw(left, rg.attend(attention, alike, alike, alike).weights)
+    needed = entry.tensors(attention, alike, alike, alike)
+    needed = {name: x.mean(2, keepdim=True).expand_as(x) for name, x in needed.items()}
+    _draw(left, rg.attend(attention, alike, alike, alike, **needed).weights)
     left.set(title="places alone", xlabel="key", ylabel="query")
-    _draw(right, rg.attend(attention, q, k, k).weights)
+    _draw(right, rg.attend(attention, q, k, k, **entry.tensors(attention, q, k, k)).weights)
     right.set_title("a sentence")
     right.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=8)
     right.set_yticks(range(len(tokens)), tokens, fontsize=8)
@@ -199,9 +213,12 @@ def _draw(axes: plt.Axes, weights: rg.AttentionMap) -> None:
     shown = weights.tile(0, 0, slice(0, weights.shape[2]), slice(0, weights.shape[3]))[0, 0].clone()
     if weights.attention.mask is not None:
         shown[~weights.attention.mask.allowed(grid).expand(1, weights.shape[1], *shown.shape)[0, 0]] = float("nan")
-    colours = colormap().with_extremes(bad="#d9d9d9")
-    norm: mpl.colors.Normalize = mpl.colors.PowerNorm(0.5, vmin=0)
-    if weights.is_signed:
-        colours, norm = mpl.colormaps["RdBu"].with_extremes(bad="#d9d9d9"), mpl.colors.CenteredNorm()
+    if weights.is_signed:  # blue: below 0, red: above
+        colours = mpl.colormaps["RdBu_r"].with_extremes(bad="#d9d9d9")
+        largest = float(shown.nan_to_num().abs().max())
+        norm: mpl.colors.Normalize = mpl.colors.Normalize(-largest, largest)
+    else:
+        colours = colormap().with_extremes(bad="#d9d9d9")
+        norm = mpl.colors.PowerNorm(0.5, vmin=0)
     picture = axes.imshow(shown, cmap=colours, norm=norm)
     plt.colorbar(picture, ax=axes, shrink=0.75, label="weight")

@@ -23,7 +23,8 @@ export function aboutHead(context: Context): HTMLElement {
   const numbers = Object.entries(about.values).map(([name, value]) =>
     h("tr", { title: source.common.statistics[name] ?? "" }, h("th", { scope: "row" }, label(source.common, name)),
       h("td", { class: "number" }, shown(value))));
-  return h("div", { class: "about" }, ...(roles.length ? roles
+  const { note } = text.layers[state.layer];
+  return h("div", { class: "about" }, note && h("p", { class: "hint" }, note), ...(roles.length ? roles
     : [text.has_roles && h("p", { class: "hint" }, "No role on this text.")]), link,
     h("table", { class: "numbers" }, h("tbody", {}, ...numbers)));
 }

@@ -11,7 +11,9 @@ export interface Head {
   offsets: number[];
   received: number[];
 }
-export interface Layer { name: string; number: number; small: [number, number]; similarity: number[][]; heads: Head[] }
+// `note` says what is special about a layer: its kind, and that its numbers are shares of |weight|.
+export interface Layer { name: string; number: number; note?: string; small: [number, number]; similarity: number[][];
+  heads: Head[] }
 // A sentence in parts; a part is plain, a token, or the name of a head.
 export type Part = [string, "" | "token" | "head"];
 export interface Lead { layer: number; head: number; query: number; key: number; weight: number;

@@ -11,6 +11,7 @@ import { wordNames } from "./word_names";
 
 // Words on a side; the most heads drawn at once; pixels of the labels and of the least and the greatest cell.
 const [SMALL, AT_ONCE, LABELS, LEAST, GREATEST] = [40, 400, 30, 13, 96];
+const FRAME = { stroke: "#2b333b", "stroke-width": "1" };
 const STRENGTHS = [0.04, 0.1, 0.2, 0.35, 0.55, 0.8]; // lines of like weights are one path
 // The colours of layers, bright on the dark ground.
 const BRIGHT = ["#5cb8ff", "#ffb14e", "#2fd6a3", "#ff8fc7", "#ff8a5c", "#b9a8ff", "#e5dd6a", "#7fe3ff", "#ff9d9d",
@@ -19,6 +20,8 @@ const BRIGHT = ["#5cb8ff", "#ffb14e", "#2fd6a3", "#ff8fc7", "#ff8a5c", "#b9a8ff"
 export function model(context: Context, body: HTMLElement): Mode {
   let turn = 0;
   let layers: SVGSVGElement[] = [];
+  let cells = new Map<string, SVGGElement>();
+  let framed: string[] = []; // the heads with a frame of their own
   let ranges: [Range, Range] = [[0, 0], [0, 0]];
   let size = 0;
   const strongest = new Map<string, [number, number, number]>();
@@ -32,27 +35,28 @@ export function model(context: Context, body: HTMLElement): Mode {
     const open = () => context.set({ layer: at[0], head: at[1], way: "heads", heads: "one" });
     const toggle = () => context.set({ heads: toggled(context, at) });
     return s("g", { transform: `translate(${LABELS + at[1] * size},0)`, class: "pick cell", role: "button",
-      "aria-label": headName(context, ...at), "data-place": nameOfHead(at),
+      "aria-label": headName(context, ...at), "data-place": nameOfHead(at), tabindex: -1,
       onclick: (event: MouseEvent) => (event.shiftKey ? toggle() : open()), onfocus: () => tell(at),
       onpointerenter: () => tell(at), onkeydown: (event: KeyboardEvent) => {
         if (event.key === "Enter") open();
         else if (event.key === " ") { toggle(); event.preventDefault(); }
       } }, s("rect", { x: 1, y: 1, width: size - 2, height: size - 2, rx: 2, fill: "#131920",
-        class: "frame" }));
+        class: "frame", ...FRAME }));
   }
 
-  // The frame of the head of the state, and of the chosen heads in their colours.
+  // The frame of the head of the state, and of the chosen heads in their colours; only frames that change are touched.
   function mark() {
     const { state } = context;
+    const current = nameOfHead([state.layer, state.head]);
     const colours = isChosen(state) ? headColours(context) : new Map<string, string>();
-    for (const group of body.querySelectorAll<SVGGElement>(".cell")) {
-      const place = group.dataset.place!;
-      const current = place === nameOfHead([state.layer, state.head]);
-      group.setAttribute("tabindex", current ? "0" : "-1");
-      const frame = group.querySelector(".frame")!;
-      frame.setAttribute("stroke", colours.get(place) ?? (current ? "#ffb86b" : "#2b333b"));
-      frame.setAttribute("stroke-width", colours.has(place) || current ? "2.5" : "1");
+    for (const place of new Set([...framed, current, ...colours.keys()])) {
+      const group = cells.get(place);
+      group?.setAttribute("tabindex", place === current ? "0" : "-1");
+      const frame = group?.querySelector(".frame");
+      frame?.setAttribute("stroke", colours.get(place) ?? (place === current ? "#ffb86b" : FRAME.stroke));
+      frame?.setAttribute("stroke-width", colours.has(place) || place === current ? "2.5" : FRAME["stroke-width"]);
     }
+    framed = [current, ...colours.keys()];
   }
 
   function draw() {
@@ -76,6 +80,9 @@ export function model(context: Context, body: HTMLElement): Mode {
       (head % every ? null : label(LABELS + (head + 0.5) * size, 12, head, "middle"))).filter((one) => one !== null));
     layers = text.layers.map((layer, at) => strip(size, label(LABELS - 8, size / 2 + 4, layer.number, "end"),
       ...layer.heads.map((_, head) => cell([at, head]))));
+    cells = new Map(layers.flatMap((layer) => [...layer.querySelectorAll<SVGGElement>(".cell")]).map((group) =>
+      [group.dataset.place!, group]));
+    framed = [];
     const around = queries.length > SMALL ? `The ${SMALL} words around the chosen one. ` : "";
     body.replaceChildren(h("p", { class: "hint" },
       `Every head of every layer: a row is a layer, queries are on the left, keys on the right; brighter lines are larger weights. ${around}Click a head to see its words; Shift and click, or Space, chooses it.`),
@@ -100,8 +107,7 @@ export function model(context: Context, body: HTMLElement): Mode {
     const { source, state } = context;
     const weights = await source.window(state.text, layer, ...ranges);
     if (mine !== turn) return;
-    const cells = layers[layer].querySelectorAll(".cell");
-    weights.forEach((values, head) => cells[head].append(...pathsOf(values, [layer, head])));
+    weights.forEach((values, head) => cells.get(nameOfHead([layer, head]))?.append(...pathsOf(values, [layer, head])));
     if (layer === state.layer) tell([layer, state.head]);
   }
 

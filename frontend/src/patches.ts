@@ -5,7 +5,7 @@ import type { PicturePanel } from "./data";
 import { h, s, shown } from "./dom";
 
 const [NIGHT, OPAQUE, MIX] = [[9, 12, 16], 0.88, 0.74]; // colour of the dark, its strength, and that of colours
-const TILE = 260; // pixels of the image in a tile
+const [TILE, DECADES] = [260, 3]; // pixels of the image in a tile; decades of the logarithmic scale
 
 // The token of a patch, counted row by row.
 export const placeOf = (panel: PicturePanel, patch: number): number => panel.tokens?.[patch] ?? panel.start + patch;
@@ -25,8 +25,12 @@ export async function thumbnail(panel: PicturePanel): Promise<string> {
   return canvas.toDataURL("image/jpeg", 0.9);
 }
 
+// The share of the largest weight, on the scale of colours.
+export const shareOnScale = (scale: string, share: number): number => (scale === "linear" ? share : scale === "sqrt"
+  ? Math.sqrt(share) : share <= 0 ? 0 : Math.max(0, 1 + Math.log10(share) / DECADES));
+
 // The cover of an image: dark where the weight is small, or a colour everywhere.
-export function cells(places: Float32Array, rows: number, columns: number, cover: string,
+export function coverOf(places: Float32Array, rows: number, columns: number, cover: string,
   colours: Colours, canvas = h("canvas")): HTMLCanvasElement {
   if (canvas.width !== columns) canvas.width = columns;
   if (canvas.height !== rows) canvas.height = rows;
@@ -42,7 +46,7 @@ function pixel(share: number, cover: string, colours: Colours): number[] {
 }
 
 // The legend: what a weight looks like, from 0 to the largest.
-export function keyOf({ state, colours }: Context, top: number, scaled: (share: number) => number): SVGSVGElement {
+export function legendOfCover({ state, colours }: Context, top: number, scaled: (share: number) => number): SVGSVGElement {
   const [width, steps] = [200, 50];
   const figure = s("svg", { class: "legend", width: width + 60, height: 34, viewBox: `-20 0 ${width + 60} 34`,
     role: "img", "aria-label": `Weights from 0 to ${shown(top)}` });
@@ -63,7 +67,7 @@ export function keyOf({ state, colours }: Context, top: number, scaled: (share: 
 }
 
 // Several images beside each other, as one figure.
-export function strip(figures: SVGSVGElement[]): SVGSVGElement | null {
+export function figuresInRow(figures: SVGSVGElement[]): SVGSVGElement | null {
   if (!figures.length) return null;
   const size = (figure: SVGSVGElement) => [Number(figure.getAttribute("width")), Number(figure.getAttribute("height"))];
   const tall = Math.max(...figures.map((figure) => size(figure)[1]));

@@ -14,6 +14,8 @@ from torch import Tensor
 from regard.attention import Attention
 from regard.composites.composite import Composite
 from regard.errors import RegardError, nearest
+from regard.pieces.call_tensors import needs_of
+from regard.shapes import Sizes
 
 #: The families, in the order of the documentation, and what the weights of each are.
 FAMILIES = {
@@ -22,6 +24,12 @@ FAMILIES = {
     "transported": "A key reaches a query through the transitions of all tokens between them. Weights may be negative.",
     "sum": "A sum of maps, with a factor for each row.",
     "key groups": "A key stands for many tokens.",
+}
+
+#: How examples draw the tensors of a call, from numbers in [0, 1); all others are such numbers. The code is for pages.
+DRAWS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "log_decay": (lambda x: -x / 4, "-torch.rand{} / 4"),
+    "address": (lambda x: torch.nn.functional.normalize(x - 0.5, dim=-1), "normalize(torch.rand{} - 0.5, dim=-1)"),
 }
 
 
@@ -96,3 +104,21 @@ class Mechanism:
             key = torch.randn(given["batch"], given["key_heads"], given["keys"], given["key_width"], dtype=dtype)
             value = torch.randn(given["batch"], given["key_heads"], given["keys"], given["value_width"], dtype=dtype)
         return attention, query, key, value
+
+    def tensors(self, attention: Attention, query: Tensor, key: Tensor, value: Tensor) -> dict[str, Tensor]:
+        """Random tensors that the pieces of an example need for each call, by name.
+
+        >>> import regard as rg
+        >>> example = rg.mechanism("deltanet").example()
+        >>> tensors = rg.mechanism("deltanet").tensors(*example)
+        >>> tensors["beta"].shape, rg.attend(*example, **tensors).weights.is_signed
+        (torch.Size([2, 4, 24]), True)
+        """
+        sizes, found = Sizes.of(query, key, value), {}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            for name, axes in (need for piece in attention.pieces() for need in needs_of(piece).items()):
+                shape = [getattr(sizes, axis) for axis in axes.split()]
+                draw, _ = DRAWS.get(name, (torch.clone, ""))
+                found[name] = draw(torch.rand(shape, dtype=query.dtype))
+        return found

@@ -47,7 +47,7 @@ def show_mechanism(name: str) -> None:
     console.print()
     console.print(_facts(entry))
     attention, query, key, value = entry.example()
-    weights = attend(attention, query, key, value).weights
+    weights = attend(attention, query, key, value, **entry.tensors(attention, query, key, value)).weights
     _, H, I, J = weights.shape
     console.print()
     width = console.width - INDENT

@@ -77,7 +77,8 @@ def explain_mechanism(
     query = torch.zeros(1, heads, length, width, dtype=DTYPES[dtype])
     key = query if key_heads == heads else torch.zeros(1, key_heads, length, width, dtype=DTYPES[dtype])
     with torch.no_grad():
-        Console().print(Text(str(explain(attention, query, key, key))))
+        tensors = entry.tensors(attention, query, key, key)
+        Console().print(Text(str(explain(attention, query, key, key, **tensors))))
 
 
 def _check_memory(length: int, bytes_per_token: int, ranks: int | None) -> None:

@@ -12,6 +12,7 @@ from rich.text import Text
 from regard.errors import RegardError
 from regard.hf.text_reader import TextResult
 from regard.stats import CAVEAT, Finding, LayerProfile, Role, RoleTable, TextReading
+from regard.stats.layer_kinds import kind_lines
 from regard.stats.numbering import head_name
 from regard.stats.roles import KINDS, QUERIES, ROLE_CAVEAT
 
@@ -37,6 +38,8 @@ def print_reading(console: Console, result: TextResult, words: Sequence[str]) ->
     reading = result.reading
     console.print(Text(reading.title, style="bold"))
     console.print(Text(facts(result), style="dim"))
+    for line in kind_lines(reading.profile):
+        console.print(Text(line))
     console.print()
     console.print(heads_table(reading, console.width))
     console.print(Text(LEGEND, style="dim"))
@@ -203,7 +206,10 @@ def _layer_data(reading: TextReading, layer: LayerProfile) -> dict[str, Any]:
     for head in range(layer.num_heads):
         numbers = {name: float(values[head]) for name, values in layer.values.items()}
         heads.append({**numbers, "strongest": vars(layer.strongest(head, reading.profile.ordinary))})
-    return {"name": layer.name, "number": layer.number, "heads": heads}
+    about = {"name": layer.name, "number": layer.number, "kind": layer.kind, "negative": layer.negative}
+    return (
+        about | {"channels": layer.num_averaged, "heads": heads} if layer.num_averaged > 1 else about | {"heads": heads}
+    )
 
 
 def _word_data(reading: TextReading, word: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from regard.cli.report import TOO_SHORT, facts, locate, notable, occurrence
 from regard.hf.text_reader import TextResult
 from regard.stats import CAVEAT, Profile, RoleTable, TextReading
 from regard.stats.head_extremes import NEARBY, entropies_outside, nearby_shares
+from regard.stats.layer_kinds import kind_lines
 from regard.stats.numbering import head_name
 from regard.stats.roles import CONTENT, KINDS, LABEL
 from regard.stats.warning_lines import warning_lines
@@ -33,7 +34,12 @@ def print_summary(console: Console, result: TextResult, words: Sequence[str]) ->
 
 def print_statements(console: Console, reading: TextReading, words: Sequence[str]) -> None:
     """Print roles, the most focused and the broadest head, what each word attends to, and warnings."""
-    for line in (*role_lines(reading), extremes(reading.profile), *word_lines(reading, words)):
+    for line in (
+        *kind_lines(reading.profile),
+        *role_lines(reading),
+        extremes(reading.profile),
+        *word_lines(reading, words),
+    ):
         console.print(line)
     num_heads = sum(layer.num_heads for layer in reading.profile.layers)
     for line in warning_lines(reading.findings, num_heads).values():

@@ -20,7 +20,7 @@ from regard.engine.reference_masks import Array, Place, attends, undefined
 from regard.engine.reference_positions import encode as encode  # named in the error of `undefined`
 from regard.engine.reference_positions import encode_heads
 from regard.engine.reference_transitions import array, transit
-from regard.pieces import bias, distance_bias, kernel, normalizer, score
+from regard.pieces import bias, distance_bias, forgetting, kernel, normalizer, score
 from regard.pieces.dropout import kept
 from regard.pieces.grid import Grid
 
@@ -70,11 +70,16 @@ def one_head(problem: Problem, b: int, h: int) -> tuple[Array, Array]:
         return w @ v, w
     s = compare(attention.score, q, k, h)
     for piece in attention.bias:
-        s = shift(piece, s, q, k, place)
+        s = shift(piece, s, q, k, place, **_tensors_of(piece, problem, b, h))
     allowed = np.ones(s.shape, bool) if attention.mask is None else attends(attention.mask, place)
     w = normalize(attention.normalizer, s, np.broadcast_to(allowed, s.shape), h)
     dropped = w * _dropout_factors(problem, place) if problem.dropout else w
     return dropped @ v, w
+
+
+def _tensors_of(piece: object, problem: Problem, b: int, h: int) -> dict[str, Array]:
+    """The tensors of the call that a piece needs, for one head."""
+    return {name: array(problem.call_tensors[name][b, h]) for name in getattr(piece, "needs", {})}
 
 
 def _positions(problem: Problem) -> tuple[Array, Array]:
@@ -247,6 +252,13 @@ def _(piece: distance_bias.FIREBias, s: Array, q: Array, k: Array, place: Place)
     return s + hidden @ array(piece.outer.weight)[place.h] + float(piece.outer.bias[place.h].detach())
 
 
+@shift.register
+def _(piece: forgetting.ForgettingBias, s: Array, q: Array, k: Array, place: Place, log_forget: Array) -> Array:
+    """Summed token by token; 0 for later keys, which a causal mask forbids."""
+    between = (place.i[..., None] >= place.j.ravel()) & (place.j.ravel() > place.j[..., None])
+    return s + np.where(between, log_forget, 0.0).sum(-1)
+
+
 # Normalisers: (I, J) scores and allowed pairs -> (I, J) weights
 
 
@@ -331,7 +343,7 @@ def _(piece: normalizer.Sigmoid, s: Array, allowed: Array, h: int) -> Array:
 def carried(problem: Problem, q: Array, k: Array, b: int, h: int) -> Array:
     """Weights (I, J) of one head: q_i . A_i ... A_{j+1} k_j."""
     piece, scale = problem.attention.transition, problem.attention.score
-    tensors = {name: array(problem.call_tensors[name][b, h]) for name in getattr(piece, "needs", {})}
+    tensors = _tensors_of(piece, problem, b, h)
     if getattr(piece, "unit", False):
         q, k = (x / np.sqrt((x**2).sum(1, keepdims=True) + 1e-6) for x in (q, k))
     q = compare(scale, q, np.eye(q.shape[1]), h)  # q_i . e_d, with the factor of the score

@@ -129,7 +129,8 @@ class TextReader:
         errors = [check.error for check in chosen.seen.verify().values() if check.error is not None]
         title = title or _in_one_line(text)
         labels, special = self._labels(ids), self.special(ids)
-        reading = TextReading.of(title, chosen.maps, labels, special, chosen.numbers, also=also, model=self.model_name)
+        options = {"also": also, "model": self.model_name, "kinds": chosen.seen.kinds}
+        reading = TextReading.of(title, chosen.maps, labels, special, chosen.numbers, **options)
         masks = mask_findings(chosen.maps, causal=self._claims_causal(chosen.maps), numbers=chosen.numbers)
         reading = replace(reading, roles=self._roles(chosen, inputs, layers), masks=masks)
         return TextResult(reading, chosen.seen.missing | self._skipped_decoder(), max(errors, default=None))
@@ -146,7 +147,8 @@ class TextReader:
         chosen, tokens = self._watch(inputs, layers), self.tokenizer.convert_ids_to_tokens(ids)
         statistics = text_statistics(tokens)
         special = self.special(ids)
-        return profile(chosen.maps, tokens, special=special, statistics=statistics, numbers=chosen.numbers), truncated
+        options = {"special": special, "statistics": statistics, "numbers": chosen.numbers, "kinds": chosen.seen.kinds}
+        return profile(chosen.maps, tokens, **options), truncated
 
     def probe(self, layers: Sequence[int] | None = None) -> RoleTable:
         """The roles of the heads on a sequence of random tokens that is repeated once.

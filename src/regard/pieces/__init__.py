@@ -14,6 +14,7 @@ from regard.pieces.bias import (
 from regard.pieces.chosen import chosen_keys
 from regard.pieces.distance_bias import FIREBias, KERPLEBias
 from regard.pieces.encodings import Chain, PoPE, PositionTemperature, QKNorm, ScalableSoftmax, TwoSidedPosition
+from regard.pieces.forgetting import ForgettingBias
 from regard.pieces.grid import Grid
 from regard.pieces.kernel import EluPlusOne, FeatureMap, KernelScore, RandomFeatures
 from regard.pieces.key_groups import KeyGroups, MeanGroups, ProjectedGroups
@@ -79,6 +80,7 @@ __all__ = [
     "Entmax15",
     "FIREBias",
     "FeatureMap",
+    "ForgettingBias",
     "GatedDelta",
     "Grid",
     "Hardmax",

@@ -34,6 +34,12 @@ class Steps:
     `erase` u. Without `address` nothing is erased; without `erase`, u is the key. `own` (B, H, I) is added to the
     weight of each query on its own token. If `reads_before`, o_t reads S_{t-1}. If `erases_before`, w_t reads S_{t-1}
     before it decays: A_t = diag(exp g_t) - u_t w_t^T.
+
+    >>> import torch, regard as rg
+    >>> one = torch.ones(1, 1, 3, 1)
+    >>> steps = rg.Steps(one, one, log_decay=torch.tensor(0.5).log().expand(1, 1, 3, 1))
+    >>> rg.TransportedMap.of(steps)[0, 0, 2]
+    tensor([0.2500, 0.5000, 1.0000])
     """
 
     query: Tensor

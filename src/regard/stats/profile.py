@@ -12,7 +12,9 @@ from torch import Tensor
 
 from regard.checks import Count, checked
 from regard.errors import RegardError
-from regard.maps import AttentionMap, Fold, KeyTotals, Links, Similarity, TopLinks
+from regard.maps import AttentionMap, Fold, KeyTotals, Links, SignedMass, Similarity, TopLinks
+from regard.maps.attention_map import ShareMap
+from regard.maps.head_mean import HeadMean
 from regard.maps.scored_map import ScoredMap
 from regard.pieces import Dot
 from regard.stats.folds import Agreement
@@ -24,6 +26,8 @@ SPECIAL_TOKEN = re.compile(r"\[(CLS|SEP|PAD|MASK)\]|</?s>|<(pad|unk|bos|eos)>|<\
 
 #: Heads are compared on all queries of short texts; for long texts, on at least this many and fewer than twice as many.
 COMPARED = 4096
+#: A layer with more heads is shown as the mean over them: the channels of Mamba-1, of RWKV, and of convolutions.
+MOST_HEADS = 128
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,10 @@ class LayerProfile:
     `number` is the number of the layer in the model, `num_special` the number of special keys, and `also` the results
     of the further folds of `profile(also=)`. `agreement` (H, H) is the cosine of every two heads' maps without special
     tokens, after the mean row of each map is subtracted: whether heads treat each query alike. `scale` is the factor c
-    that was given for the scores c q . k, divided by the usual 1 / sqrt(D), or None.
+    that was given for the scores c q . k, divided by the usual 1 / sqrt(D), or None. `kind` is the kind of the layer,
+    if it is known. Of signed weights all numbers are of their shares |w_ij| / sum_j |w_ij|, and `negative` is the share
+    of |weight| that is negative; otherwise it is None. Of a layer with more than 128 heads all numbers are of the mean
+    over its `num_averaged` heads.
 
     >>> import torch, regard as rg
     >>> from regard.stats import profile
@@ -73,6 +80,9 @@ class LayerProfile:
     num_special: int = 0
     agreement: Tensor | None = None
     scale: float | None = None
+    kind: str = ""
+    negative: float | None = None
+    num_averaged: int = 1
 
     @property
     def num_heads(self) -> int:
@@ -157,6 +167,7 @@ def profile(
     statistics: Sequence[HeadStatistic] = STATISTICS,
     numbers: Sequence[int] | None = None,
     also: Callable[[AttentionMap], Sequence[Fold]] = lambda weights: (),
+    kinds: Mapping[str, str] | None = None,
 ) -> Profile:
     """Measure every head of every map, in one pass over each map.
 
@@ -164,7 +175,8 @@ def profile(
     `special` are the indices of special keys; by default they are recognized by their names, such as [CLS] or </s>.
     `batch` is the index of one text of a batch. `numbers` are the numbers of the layers; by default they are read
     from the module paths (`layer_numbers`). `also(map)` returns further folds for a map; they run in the same pass,
-    and their results are in `layers[n].also`.
+    and their results are in `layers[n].also`. `kinds` names the kind of each map, as `seen.kinds` does. Signed maps are
+    measured as shares of |weight|.
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 2, 3, 4)
@@ -181,9 +193,12 @@ def profile(
         special = [index for index, token in enumerate(tokens) if SPECIAL_TOKEN.fullmatch(token)]
     for name, weights in maps.items():
         _check(name, weights, queries, tokens)
+    texts = {name: one_text("profile", weights, batch) for name, weights in maps.items()}
     layers = [
-        replace(_layer(name, one_text("profile", weights, batch), special, num_links, statistics, also), number=number)
-        for number, (name, weights) in zip(layer_numbers(maps, numbers), maps.items(), strict=True)
+        replace(
+            _layer(name, weights, special, num_links, statistics, also), number=number, kind=(kinds or {}).get(name, "")
+        )
+        for number, (name, weights) in zip(layer_numbers(maps, numbers), texts.items(), strict=True)
     ]
     return Profile(tokens, queries, list(special), layers)
 
@@ -199,11 +214,26 @@ def _check(name: str, weights: AttentionMap, queries: list[str], tokens: list[st
 
 
 def one_text(operation: str, weights: AttentionMap, batch: int) -> AttentionMap:
-    """The map of one text of a batch; errors name the operation."""
+    """The map of one text of a batch, as shares; errors name the operation.
+
+    Of a signed map these are the shares of |weight|. A layer with very many heads is the mean over them.
+    """
     B, H, _, _ = weights.shape
     if not 0 <= batch < B:
         raise RegardError(f"{operation}: batch {batch} is out of range; the map has {B} text{'s' * (B > 1)}.")
-    return weights if B == 1 else weights.select(torch.tensor([batch]), torch.arange(H))
+    weights = weights if B == 1 else weights.select(torch.tensor([batch]), torch.arange(H))
+    shares = weights.shares() if weights.is_signed else weights
+    return HeadMean(shares) if H > MOST_HEADS else shares
+
+
+def _signs(weights: AttentionMap) -> float | None:
+    """The share of |weight| that is negative, as the mean over queries and heads; None if no weight can be."""
+    source = weights.source if isinstance(weights, HeadMean) else weights
+    if not isinstance(source, ShareMap) or not source.source.is_signed:
+        return None
+    (mass,) = source.source.summarize(SignedMass())
+    total = mass.positive - mass.negative
+    return float((-mass.negative / total.masked_fill(total == 0, 1.0)).mean())
 
 
 def _layer(
@@ -238,6 +268,8 @@ def _layer(
         num_special=len(special),
         agreement=agreement,
         scale=relative_scale(weights),
+        negative=_signs(weights),
+        num_averaged=weights.source.shape[1] if isinstance(weights, HeadMean) else 1,
     )
 
 

@@ -36,6 +36,7 @@ class HeadLink:
 class TextReading:
     """A title, one map of the text for each layer, and their profile.
 
+    Signed maps are held as shares of |weight|, and a layer with more than 128 heads as the mean over them.
     `roles` is None if roles were not computed, for example because the text is too short. `masks` are the warnings
     about masks, and `model` is the name of the model, if it is known.
 
@@ -67,11 +68,13 @@ class TextReading:
         batch: int = 0,
         also: Callable[[AttentionMap], Sequence[Fold]] = lambda weights: (),
         model: str = "",
+        kinds: Mapping[str, str] | None = None,
     ) -> TextReading:
         """Compute the profile of maps of one size; without `tokens`, each token is named by its position.
 
         `tokens` are the tokens of the keys and `queries` those of the queries. By default the queries are the
-        last keys. `model` is the name of the model. The other arguments are those of `profile`.
+        last keys. `model` is the name of the model, and `kinds` the kinds of its layers, as in `seen.kinds`. The
+        other arguments are those of `profile`.
 
         >>> import torch, regard as rg
         >>> x = torch.zeros(1, 1, 2, 4)
@@ -82,8 +85,8 @@ class TextReading:
         keys = [str(j) for j in range(J)] if tokens is None else list(tokens)
         if queries is None and I != J:
             queries = keys[J - I :] if I < J else [str(i) for i in range(I)]
-        measured = profile(maps, keys, query_tokens=queries, special=special, batch=batch, numbers=numbers, also=also)
         texts = {name: one_text("TextReading", weights, batch) for name, weights in maps.items()}
+        measured = profile(texts, keys, query_tokens=queries, special=special, numbers=numbers, also=also, kinds=kinds)
         return TextReading(title, texts, measured, model=model)
 
     @cached_property

@@ -69,7 +69,14 @@ HEAD = {
     "offsets": (NUMBER,) * (2 * OFFSETS + 1),
     "received": [NUMBER],
 }
-LAYER = {"name": TEXT, "number": WHOLE, "small": (WHOLE, WHOLE), "similarity": [[NUMBER]], "heads": [HEAD]}
+LAYER = {
+    "name": TEXT,
+    "number": WHOLE,
+    "note": Optional(TEXT),
+    "small": (WHOLE, WHOLE),
+    "similarity": [[NUMBER]],
+    "heads": [HEAD],
+}
 SERIES = {"name": TEXT, "points": [(NUMBER_OR_TEXT, NUMBER)]}
 SENTENCE = [(TEXT, TEXT)]
 LEAD = {

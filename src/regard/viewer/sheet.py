@@ -25,6 +25,7 @@ from regard.stats import (
     head_map,
     sample_rows,
 )
+from regard.stats.layer_kinds import layer_note
 from regard.stats.roles import MEANINGS, QUERIES, ROLE_CAVEAT
 from regard.stats.warning_lines import warning_lines
 from regard.viewer.cards import cards_of
@@ -211,7 +212,8 @@ def _layer(layer: LayerProfile, small: Tensor, offsets: Tensor, reading: TextRea
         )
     similarity = [[round(float(value), 3) for value in row] for row in layer.similarity]
     shape = list(small.shape[-2:])
-    return {"name": layer.name, "number": layer.number, "small": shape, "similarity": similarity, "heads": heads}
+    about = {"name": layer.name, "number": layer.number, "note": layer_note(layer), "small": shape}
+    return about | {"similarity": similarity, "heads": heads}
 
 
 def _short(value: Tensor | float) -> float:

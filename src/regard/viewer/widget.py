@@ -116,11 +116,11 @@ def show_watched(
         maps = {name: view.calls(name)[call] for name in view}
         if part == "cross" and targets is not None and decoded is not None:
             queries = decoded[-next(iter(maps.values())).shape[2] :]
-        readings.append(_reading(title, maps, keys, queries, batch, seen.model))
+        readings.append(_reading(title, maps, keys, queries, batch, seen))
     known = {name for part in TITLES for name in getattr(seen, part)}
     others = {name: seen[name] for name in seen if name not in known}
     if others:
-        readings.insert(0, _reading("Model", others, tokens, None, batch, seen.model))
+        readings.insert(0, _reading("Model", others, tokens, None, batch, seen))
     return show_texts(readings)
 
 
@@ -139,6 +139,13 @@ def _call_that_read(view: WatchedAttention, tokens: Sequence[str] | None) -> tup
 
 
 def _reading(
-    title: str, maps: dict[str, AttentionMap], tokens: Any, queries: Any, batch: int, model: str = ""
+    title: str,
+    maps: dict[str, AttentionMap],
+    tokens: Any,
+    queries: Any,
+    batch: int,
+    seen: WatchedAttention | None = None,
 ) -> TextReading:
-    return TextReading.of(title, maps, tokens, queries=queries, batch=batch, also=page_folds, model=model)
+    options = {"queries": queries, "batch": batch, "also": page_folds}
+    options |= {} if seen is None else {"model": seen.model, "kinds": seen.kinds}
+    return TextReading.of(title, maps, tokens, **options)

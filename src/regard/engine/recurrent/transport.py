@@ -117,11 +117,11 @@ class Transport:
         if chunks.addresses is None:
             return read, query
         if chunks.tokens.erase is None:
-            read = solve(chunks.erased[0], read.mT, transposed=True).mT
+            read = solve(chunks.erased[0], read.mT, transposed=True).mT.tril()
             return read, query - read @ chunks.addresses
         of_keys, of_erase = read.split(self.size, 2)
         of_erase = solve(chunks.erased[1], of_erase.mT, transposed=True).mT
-        return of_keys - of_erase @ chunks.erased[0].tril(-1), query - of_erase @ chunks.addresses
+        return (of_keys - of_erase @ chunks.erased[0].tril(-1)).tril(), query - of_erase @ chunks.addresses
 
     def sweep(self, rows: Tensor, until: int) -> Iterator[tuple[int, Tensor]]:
         """For each chunk, from the last that a row sees to the chunk of key `until`: its first key and the weights.

@@ -14,6 +14,7 @@ from regard.hf.capture.lazy_projection import DeferredCall
 from regard.hf.capture.module_rerun import RerunCall, RerunSteps
 from regard.hf.capture.module_statistics import ModuleStatistics
 from regard.hf.capture.recurrent_calls import RecurrentCall
+from regard.hf.capture.value_probe import ProbedCall
 from regard.hf.capture.verification import Check
 from regard.maps.attention_map import AttentionMap
 from regard.maps.joined import joined
@@ -134,20 +135,23 @@ class FoldedCall:
         )
 
 
+Kept = Capture | RerunCall | RerunSteps | ProbedCall | ModuleMap | DeferredCall | FoldedCall
+
+
 @dataclass(eq=False)
 class ModuleCalls:
     """One attention module: the part of the model it is in, its calls in order, and statistics if they are kept."""
 
     part: str
-    calls: list[Capture | RerunCall | RerunSteps | ModuleMap | DeferredCall | RecurrentCall | FoldedCall] = field(
-        default_factory=list
-    )
+    calls: list[
+        Capture | RerunCall | RerunSteps | ProbedCall | ModuleMap | DeferredCall | RecurrentCall | FoldedCall
+    ] = field(default_factory=list)
     statistics: ModuleStatistics | None = None
     kind: str = ATTENTION
     #: The last call of a recurrent layer, which the next one may continue.
     recurrent: RecurrentCall | None = None
 
-    def add(self, capture: Capture | RerunCall | ModuleMap | DeferredCall | RecurrentCall) -> None:
+    def add(self, capture: Capture | RerunCall | ProbedCall | ModuleMap | DeferredCall | RecurrentCall) -> None:
         """Append a call. If its keys begin with those of the call before, both calls share them."""
         if isinstance(capture, RecurrentCall):
             self._follow(capture)
@@ -168,11 +172,17 @@ class ModuleCalls:
 
     def _follow(self, capture: RecurrentCall) -> None:
         """Verify a run of calls of a recurrent layer when the next run begins, and each call of which none is kept."""
-        if self.recurrent is not None and capture.earlier is None:
-            self.recurrent.verify()
+        if capture.earlier is None:
+            self._end_run()
         if self.statistics is not None:
             capture.verify()
         self.recurrent, self.kind = capture, capture.kind
+
+    def _end_run(self) -> None:
+        if self.recurrent is not None:
+            if self.statistics is None:
+                self.recurrent.verify()
+            self.recurrent.forget()
 
     def _continues(self, last: RerunCall | RerunSteps, capture: object) -> bool:
         """Join a step of a decoder to the steps before it; returns whether both read the same values."""
@@ -186,8 +196,7 @@ class ModuleCalls:
 
     def release(self) -> None:
         """Verify recurrent layers, and forget the values of the last step: no call follows."""
-        if self.recurrent is not None and self.statistics is None:
-            self.recurrent.verify()
+        self._end_run()
         for call in self.calls[-1:]:
             if isinstance(call, RerunCall | RerunSteps):
                 (call.calls[-1] if isinstance(call, RerunSteps) else call).memory = None

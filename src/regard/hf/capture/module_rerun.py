@@ -40,7 +40,7 @@ ROWS = 4
 class LastWeights:
     """The dense weights of the call whose map was read last."""
 
-    owner: RerunCall | RerunSteps | None = None
+    owner: object = None
     weights: Tensor | None = None
 
 
@@ -198,10 +198,7 @@ class RerunMap(AttentionMap):
 
         It is the rule of the whole call, since the grid of a selection has the numbers of its texts in the call.
         """
-        weights = self._source()
-        B, _, I, J = weights.shape
-        rule = recognise(weights > 0, B, I, J).mask
-        return Attention(mask=None if "given" in repr(rule) else rule).eval()
+        return mask_of(self._source() > 0)
 
     @checked
     def select(self, batch: Index, head: Index) -> AttentionMap:
@@ -215,6 +212,13 @@ class RerunMap(AttentionMap):
         rows, cols = (x if isinstance(x, slice) else to_device(x, self.device) for x in (rows, cols))
         weights = self._source()[:, :, rows][..., cols]
         return at_least_float32(weights[self.grid.batch][:, self.grid.head])
+
+
+def mask_of(allowed: Tensor) -> Attention:
+    """An attention with only a mask, the rule of these pairs (B, H, I, J), if there is a short one."""
+    B, _, I, J = allowed.shape
+    rule = recognise(allowed, B, I, J).mask
+    return Attention(mask=None if "given" in repr(rule) else rule).eval()
 
 
 class _SoftmaxCatcher(TorchFunctionMode):
@@ -293,8 +297,14 @@ def _snapshot(value: Any) -> Any:
         return type(value)(_snapshot(part) for part in value) if type(value) in (tuple, list) else value
     if type(value) is dict:
         return {key: _snapshot(part) for key, part in value.items()}
-    if type(value).__module__.startswith("transformers.cache_utils"):
+    if _is_cache(type(value)):
         copied = copy.copy(value)
         copied.__dict__ = {key: _snapshot(part) for key, part in vars(value).items()}
         return copied
     return value
+
+
+def _is_cache(kind: type) -> bool:
+    """Whether this is a cache of transformers, or one of its layers; some models have caches of their own."""
+    module = kind.__module__
+    return module == "transformers.cache_utils" or (module.startswith("transformers.") and "Cache" in kind.__name__)

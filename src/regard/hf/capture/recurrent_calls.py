@@ -8,16 +8,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from regard.attention import Attention
 from regard.hf.calls import NO_NUMBERS, Untranslatable
-from regard.hf.capture.module_rerun import RerunMap
 from regard.hf.capture.verification import ROWS, TOLERANCE, Check
 from regard.hf.recurrent.core_calls import CoreCall
-from regard.hf.recurrent.forms import Recurrence, ShortConvolution, joined
+from regard.hf.recurrent.forms import joined, map_of
 from regard.maps.attention_map import AttentionMap
-from regard.pieces.grid import Grid
-from regard.pieces.mask import causal
-from regard.positions import Positions
+from regard.maps.convolution_map import Convolution
+from regard.pieces.transition import Steps
 
 UNKNOWN_STATE = (
     "the layer begins with a state from before the watch, so its weights on the earlier tokens are unknown; run the "
@@ -43,6 +40,7 @@ class RecurrentCall:
     earlier: RecurrentCall | None = None
     order: Tensor | None = None
     check: Check = field(init=False)
+    _map: AttentionMap | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.check = Check(self.name, note="verify=False")
@@ -72,12 +70,15 @@ class RecurrentCall:
 
     @property
     def map(self) -> AttentionMap:
-        B, H, I, J = self.shape
-        positions = Positions.aligned_to_end(I, J)
-        grid = Grid.whole(positions, B, H, I, self.core.value.device)
-        return RecurrentMap(lambda: self.form().weights(torch.arange(J - I, J)), positions, grid)
+        """The weights of this call on all tokens so far. Maps of single steps are not kept: each has all tokens."""
+        num_queries = self.core.value.shape[2]
+        if num_queries == 1:
+            return map_of(self.form(), 1)
+        if self._map is None:
+            self._map = map_of(self.form(), num_queries)
+        return self._map
 
-    def form(self) -> Recurrence | ShortConvolution:
+    def form(self) -> Steps | Convolution:
         """The tensors of the weights, of all tokens up to this call."""
         calls = list(self._calls())[::-1]
         with torch.no_grad(), torch.autocast(self.core.value.device.type, enabled=False):
@@ -91,12 +92,9 @@ class RecurrentCall:
         calls = list(self._calls())[::-1]
         value = torch.cat([_ordered(call.core.value, order) for call, order in calls], 2)
         J = value.shape[2]
-        rows = (
-            torch.arange(J)
-            if self.verified == ALL_ROWS
-            else torch.linspace(0, J - 1, min(ROWS, J)).round().long().unique()
-        )
-        expected = self.form().weights(rows.to(value.device)).to(value.dtype) @ value
+        some = torch.linspace(0, J - 1, min(ROWS, J)).round().long().unique()
+        rows = torch.arange(J) if self.verified == ALL_ROWS else some
+        expected = map_of(self.form(), J).tile(rows=rows).to(value.dtype) @ value
         parts = [_output(call.core) for call, _ in calls]
         scale, offset, actual = (
             torch.cat([_ordered(part[n], order) for part, (_, order) in zip(parts, calls, strict=True)], 2)[:, :, rows]
@@ -105,6 +103,12 @@ class RecurrentCall:
         check = self._compared(expected * scale + offset, actual)
         for call, _ in calls:
             call.check = check
+
+    def forget(self) -> None:
+        """Drop the values and outputs of this run of calls: they are only needed to verify it."""
+        for call, _ in self._calls():
+            kept = {"value": call.core.value[..., :0].clone(), "output": call.core.output[..., :0].clone()}
+            call.core = replace(call.core, **kept, scale=None, offset=None)
 
     def _compared(self, expected: Tensor, actual: Tensor) -> Check:
         if not bool(actual.isfinite().all()):
@@ -123,20 +127,6 @@ class RecurrentCall:
             if call.order is not None:
                 order = call.order if order is None else call.order[order]
             call = call.earlier
-
-
-class RecurrentMap(RerunMap):
-    """The signed weights of a recurrent layer."""
-
-    is_signed = True
-
-    @property
-    def attention(self) -> Attention:  # type: ignore[override]
-        return Attention(mask=causal()).eval()
-
-    def select(self, batch: object, head: object) -> AttentionMap:
-        view = super().select(batch, head)  # type: ignore[arg-type]
-        return RecurrentMap(self._source, view.positions, view.grid)
 
 
 def _order(before: tuple[Tensor, ...], after: tuple[Tensor, ...]) -> Tensor | None:

@@ -9,10 +9,8 @@ is not changed, and its outputs are bit-identical. Patches belong to the process
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
@@ -21,6 +19,7 @@ from torch.nn import functional as F
 
 from regard.attention_output import attend_listeners
 from regard.checks import checked
+from regard.context import ContextFlag
 from regard.errors import RegardError, nearest
 from regard.hf.attention_modules import (
     ChosenLayers,
@@ -36,33 +35,35 @@ from regard.hf.capture.kernel_statistic import row_logsumexp
 from regard.hf.capture.lazy_projection import DeferredCall
 from regard.hf.capture.model_inputs import ModelInputs, pictured_inputs
 from regard.hf.capture.model_maps import WatchedAttention
+from regard.hf.capture.module_frames import ModuleFrame, ReturnedWeights, ThreadState
 from regard.hf.capture.module_hooks import inside_backward, module_calls
 from regard.hf.capture.module_rerun import LastWeights, RerunCall, snapshot
 from regard.hf.capture.module_statistics import ModuleStatistics, checked_folds
 from regard.hf.capture.recurrent_calls import RecurrentCall
 from regard.hf.capture.recurrent_layers import RecurrentLayers, is_recurrent
-from regard.hf.capture.softmax_trace import Trace
 from regard.hf.capture.torch_calls import ObservedCall, encoder_layer, multihead, sdpa
 from regard.hf.capture.transformers_interface import backend_calls
+from regard.hf.capture.value_probe import GivenCall, ProbedCall, has_values
 from regard.hf.capture.verification import Check, check
 from regard.hf.models import model_name
 from regard.hf.recurrent.core_calls import CoreCall
 from regard.maps import AttentionMap, Fold
 from regard.nn import Attends, listeners
 
-Captured = Capture | RerunCall | ModuleMap | DeferredCall | RecurrentCall
+Captured = Capture | RerunCall | ProbedCall | ModuleMap | DeferredCall | RecurrentCall
 KEEPS = ("qk", "statistics")
 ALL = "all"
 UNCALLED = "was not called inside the with-block by the watching thread"
 OUTSIDE = (
     "computes its weights itself, without the attention interface of transformers, F.scaled_dot_product_attention, "
-    "nn.MultiheadAttention or regard.attend"
+    "nn.MultiheadAttention or regard.attend, and has no projection named v_proj or value to measure them by"
 )
 FUSED = "computed this layer in one fused kernel, which does not return the tensors of its weights; use model.eval()"
 #: Ends the errors of models that cannot be watched.
 SUPPORTED = (
-    "Only models whose attention goes through transformers' attention interface (BERT, Llama, T5, ViT and some 350 "
-    "more), F.scaled_dot_product_attention, nn.MultiheadAttention or regard.attend can be watched"
+    "Maps are recorded of attention that goes through transformers' attention interface (BERT, Llama, T5, ViT and some "
+    "350 more), F.scaled_dot_product_attention, nn.MultiheadAttention or regard.attend, that computes softmax itself, "
+    "or that is linear in the result of a projection named v_proj or value"
 )
 
 
@@ -82,7 +83,9 @@ def watch(
     With `verify` a few rows of every call are recomputed and compared with the output of the kernel; if they differ,
     the block ends with a `RegardError`. With `verify="all"`, and for a backend that you registered, every row is
     verified, in quadratic time but linear memory. For a module that computes softmax itself (Bloom, DeBERTa, your own)
-    the inputs are kept, and the module runs once more when you read its map.
+    the inputs are kept, and the module runs once more when you read its map. If the module changes these weights, or
+    works in blocks or by hashing (Longformer, BigBird, Reformer, deformable attention), its weights are measured: it
+    runs with unit vectors as its values.
 
     The recurrent layers of transformers (delta rules as in Qwen3-Next and Kimi Linear, Mamba-1 and -2 and their
     hybrids, lightning attention, RWKV, xLSTM, RG-LRU, short convolutions) have maps too: `seen.kinds` says which layer
@@ -154,41 +157,6 @@ class _Watch(AbstractContextManager[WatchedAttention]):
         )
 
 
-@dataclass(eq=False)
-class ModuleFrame:
-    """An attention module or encoder layer that runs: its path, the calls of its attention so far, inputs, softmaxes.
-
-    The path is None for an encoder layer that is no attention module itself.
-    """
-
-    module: nn.Module
-    name: str | None
-    num_calls: int
-    inputs: tuple[Any, Any] | None = None
-    trace: Trace = field(default_factory=Trace)
-
-
-@dataclass(eq=False)
-class ReturnedWeights:
-    """A module that ended and returned its weights: the `caller` multiplies values by them, or nobody does."""
-
-    frame: ModuleFrame
-    caller: nn.Module
-
-
-class _ThreadState(threading.local):
-    """What runs in one thread: modules of the model, a frame for each of them that attends, and calls by path.
-
-    A watch has several threads if they were given its context.
-    """
-
-    def __init__(self) -> None:
-        self.modules: list[nn.Module] = []
-        self.frames: list[ModuleFrame] = []
-        self.returned: list[ReturnedWeights] = []
-        self.num_calls: Counter[str] = Counter()
-
-
 class _Watcher:
     """Observes one model, and keeps each attention call as a capture or as the reason why there is none."""
 
@@ -207,8 +175,9 @@ class _Watcher:
         attending = self._read_names()
         chosen.check(self.names.values(), attending)
         self.torch_parts, self.deferred = parts_of_torch_layers(model), inside_torch_layers(model)
-        self.running, self.keeping = _ThreadState(), threading.RLock()
+        self.running, self.keeping = ThreadState(), threading.RLock()
         self.called: set[str] = set()
+        self.probing = ContextFlag("probing")
         # The result.
         self.calls: dict[str, ModuleCalls] = {}
         self.missing: dict[str, str] = {}
@@ -264,6 +233,8 @@ class _Watcher:
         return module in self.own_softmax or module in self.callers
 
     def module_started(self, module: nn.Module) -> None:
+        if self.probing:
+            return
         if module in self.names:
             self._keep_returned(lambda returned: returned.frame.module is module)
             self.recurrent.module_started(module)
@@ -286,9 +257,12 @@ class _Watcher:
         frames = self.running.frames
         if is_own and frames and frames[-1].module is module:
             frames[-1].inputs = snapshot(args, kwargs)
+            frames[-1].random = torch.get_rng_state() if has_values(module) and not is_recurrent(module) else None
 
     def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         running, frames = self.running.modules, self.running.frames
+        if self.probing:
+            return
         self._keep_pictured(module, args, kwargs)
         self._keep_returned(lambda returned: returned.caller is module)
         while module in running and running.pop() is not module:
@@ -301,12 +275,15 @@ class _Watcher:
             pass
         if output is None:
             return
+        frame.output = output
         if frame.inputs is not None and frame.trace.softmaxes:
             caller = running[-1] if running else None
             if caller in self.callers and not frame.trace.is_multiplied and frame.trace.returned_by(output):
                 self.running.returned.append(ReturnedWeights(frame, caller))
             else:
                 self._keep_softmax(frame)
+        elif frame.random is not None and frame.inputs is not None and not self._observed_inside(frame.name or ""):
+            self._keep(frame.name, lambda: self._probed(frame))
         elif isinstance(module, nn.MultiheadAttention):
             self._keep_call(frame.name, lambda: multihead(module, args, kwargs, output, module in self.deferred))
         elif isinstance(module, nn.TransformerEncoderLayer):
@@ -327,7 +304,7 @@ class _Watcher:
     def function_called(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        if backend_calls.inside or attend_listeners.busy:
+        if backend_calls.inside or attend_listeners.busy or self.probing:
             return
         for returned in self.running.returned:
             returned.frame.trace.follow(function, args, kwargs, output)
@@ -344,6 +321,8 @@ class _Watcher:
 
     def backend_called(self, call: Call, output: Any) -> None:
         """Keep one call of a backend, if its module belongs to the model."""
+        if self.probing:
+            return
         self._keep_call(self.names.get(call.module), lambda: ObservedCall(call, _first(output)))
 
     def on_attention(self, module: nn.Module | None, weights: AttentionMap) -> None:
@@ -370,11 +349,30 @@ class _Watcher:
 
     def _keep_softmax(self, frame: ModuleFrame) -> None:
         """Keep the weights of a module that computed softmax itself."""
-        name, module, inputs, trace = frame.name or "", frame.module, frame.inputs, frame.trace
-        if trace.is_narrow and self._observed_inside(name):
+        if frame.trace.is_narrow and self._observed_inside(frame.name or ""):
             return  # a router beside the attention inside this module
-        if inputs is not None:
-            self._keep(frame.name, lambda: RerunCall.of(name, module, inputs, trace, self.last_weights))
+        if frame.inputs is not None:
+            self._keep(frame.name, lambda: self._traced(frame))
+
+    def _traced(self, frame: ModuleFrame) -> RerunCall | ProbedCall:
+        """The weights of the softmax of a module, or measured weights if they are not those that it multiplies by."""
+        assert frame.inputs is not None
+        try:
+            return RerunCall.of(frame.name or "", frame.module, frame.inputs, frame.trace, self.last_weights)
+        except Untranslatable as reason:
+            if frame.random is None:
+                raise
+            try:
+                return self._probed(frame)
+            except Untranslatable as other:
+                raise Untranslatable(f"{reason}; {other}") from None
+
+    def _probed(self, frame: ModuleFrame) -> ProbedCall:
+        """Measured weights; the runs of the module for it are no calls of the model."""
+        assert frame.inputs is not None and frame.random is not None
+        given = GivenCall(frame.module, *frame.inputs, frame.random)
+        with self.probing.on():
+            return ProbedCall.of(frame.name or "", given, frame.output, self.last_weights)
 
     def _keep_returned(self, is_over: Callable[[ReturnedWeights], bool]) -> None:
         """Keep returned weights whose caller has ended, or whose module starts once more."""

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.hf.recurrent.forms import Recurrence, ShortConvolution, heads_joined
+from regard.hf.recurrent.forms import heads_joined
+from regard.maps.convolution_map import Convolution
+from regard.pieces.transition import Steps
 from regard.shapes import at_least_float32
 
 #: What a layer is, in the words of the field.
@@ -40,7 +42,7 @@ class CoreCall:
     """
 
     kind: str
-    form: Callable[[], Recurrence] | Callable[[], ShortConvolution]
+    form: Callable[[], Steps] | Callable[[], Convolution]
     value: Tensor
     output: Tensor
     before: tuple[Tensor, ...] = ()
@@ -56,10 +58,11 @@ Reader = Callable[[Given, Any], CoreCall]
 
 def gated_delta_rule(given: Given, result: Any) -> CoreCall:
     """Gated DeltaNet, and Kimi Delta with one decay for each channel of the keys."""
-    value = heads_first(given["value"])
+    value, before = heads_first(given["value"]), given["before"]
     num_heads = value.shape[1]
+    given = _picked(given, "query", "key", "g", "beta", "scale", "use_qk_l2norm_in_kernel")
 
-    def form() -> Recurrence:
+    def form() -> Steps:
         query, key = (_repeated(heads_first(given[name]), num_heads) for name in ("query", "key"))
         if given.get("use_qk_l2norm_in_kernel"):
             query, key = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + EPSILON) for x in (query, key))
@@ -67,10 +70,10 @@ def gated_delta_rule(given: Given, result: Any) -> CoreCall:
         query = query * (query.shape[-1] ** -0.5 if scale is None else scale)
         decay, beta = at_least_float32(given["g"]).transpose(1, 2), at_least_float32(given["beta"]).transpose(1, 2)
         log_decay = decay if decay.ndim == 4 else decay[..., None]
-        return Recurrence(query, key * beta[..., None], log_decay=log_decay, address=key)
+        return Steps(query, key * beta[..., None], log_decay=log_decay, address=key)
 
     output, state = result
-    return CoreCall(DELTA, form, value, heads_first(output), given["before"], state_copies(state))
+    return CoreCall(DELTA, form, value, heads_first(output), before, state_copies(state))
 
 
 def ssd_scan(given: Given, result: Any) -> CoreCall:
@@ -100,13 +103,14 @@ def _ssd_call(
     given: Given, kept: Given, dt: Tensor, value: Tensor, output: Tensor, before: Any, after: Any
 ) -> CoreCall:
     B, H, n, _ = value.shape
+    scale = None if given.get("z") is None else F.silu(heads_first(given["z"]))
+    given = _picked(given, "B", "C")
 
-    def form() -> Recurrence:
+    def form() -> Steps:
         key, query = (_repeated(heads_first(given[name]), H) for name in ("B", "C"))
         own = None if kept["D"] is None else kept["D"][:, None].expand(B, H, n)
-        return Recurrence(query, key * dt[..., None], log_decay=(kept["A"][:, None] * dt)[..., None], own=own)
+        return Steps(query, key * dt[..., None], log_decay=(kept["A"][:, None] * dt)[..., None], own=own)
 
-    scale = None if given.get("z") is None else F.silu(heads_first(given["z"]))
     return CoreCall(STATE_SPACE, form, value, output, before, after, scale)
 
 
@@ -132,15 +136,16 @@ def _selective_call(given: Given, kept: Given, bias: Any, output: Tensor, before
     B, C, n = given["hidden_states"].shape
     dt = at_least_float32(given["dt"]) if bias is None else at_least_float32(given["dt"]) + bias.detach()[:, None]
     dt = F.softplus(dt) if given.get("delta_softplus") or given.get("dt_softplus") else dt
+    scale = None if given.get("z") is None else F.silu(at_least_float32(given["z"]))[..., None]
+    value, output = (at_least_float32(x)[..., None] for x in (given["hidden_states"], output))
+    given = _picked(given, "B", "C")
 
-    def form() -> Recurrence:
+    def form() -> Steps:
         key, query = (at_least_float32(given[name]).transpose(1, 2)[:, None] for name in ("B", "C"))
         own = None if kept["D"] is None else kept["D"][:, None].expand(B, C, n)
         log_decay = kept["A"][:, None] * dt[..., None]
-        return Recurrence(query.expand(B, C, n, -1), key * dt[..., None], log_decay=log_decay, own=own)
+        return Steps(query.expand(B, C, n, -1), key * dt[..., None], log_decay=log_decay, own=own)
 
-    scale = None if given.get("z") is None else F.silu(at_least_float32(given["z"]))[..., None]
-    value, output = (at_least_float32(x)[..., None] for x in (given["hidden_states"], output))
     return CoreCall(STATE_SPACE, form, value, output, before, after, scale)
 
 
@@ -151,17 +156,17 @@ def rwkv(given: Given, result: Any) -> CoreCall:
     """
     output, state = result
     time_decay, bonus = (at_least_float32(given[name]).detach().clone() for name in ("time_decay", "time_first"))
-    before = given["before"]
+    before, key = given["before"], given["key"]
 
-    def form() -> Recurrence:
-        return _wkv(-time_decay.exp(), bonus, at_least_float32(given["key"]), before)
+    def form() -> Steps:
+        return _wkv(-time_decay.exp(), bonus, at_least_float32(key), before)
 
     after = () if state is None else state_copies(*state)
     value, output = (at_least_float32(x).transpose(1, 2)[..., None] for x in (given["value"], output))
     return CoreCall(LINEAR, form, value, output, before, after)
 
 
-def _wkv(decay: Tensor, bonus: Tensor, key: Tensor, before: tuple[Tensor, ...]) -> Recurrence:
+def _wkv(decay: Tensor, bonus: Tensor, key: Tensor, before: tuple[Tensor, ...]) -> Steps:
     """The form of RWKV-4 from keys (B, n, C): one number a token for reading, writing, decay and the own token."""
     zeros = torch.zeros_like(key[:, 0])
     _, total, largest = before or (zeros, zeros, zeros - 1e38)
@@ -179,9 +184,7 @@ def _wkv(decay: Tensor, bonus: Tensor, key: Tensor, before: tuple[Tensor, ...]) 
     query, keys, log_decay, diagonal = (torch.stack(x, 2) for x in (reads, written, log_decays, own))
     if not before or bool((before[2] < FIRST).all()):
         log_decay[:, :, 0] = 0.0  # there is no earlier state
-    return Recurrence(
-        query[..., None], keys[..., None], log_decay=log_decay[..., None], own=diagonal, reads_before=True
-    )
+    return Steps(query[..., None], keys[..., None], log_decay=log_decay[..., None], own=diagonal, reads_before=True)
 
 
 #: Names of functions -> their readers. All model files of transformers use these names.
@@ -201,6 +204,11 @@ READERS: dict[str, Reader] = {
 def heads_first(x: Tensor) -> Tensor:
     """(B, n, H, D) -> (B, H, n, D)."""
     return at_least_float32(x).transpose(1, 2)
+
+
+def _picked(given: Given, *names: str) -> dict[str, Any]:
+    """Only these arguments, so that the values of a call are not held for its weights."""
+    return {name: given.get(name) for name in names}
 
 
 def _repeated(x: Tensor, num_heads: int) -> Tensor:

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from regard.hf.calls import Untranslatable
 from regard.hf.recurrent.core_calls import CONVOLUTION, GATED, LINEAR, CoreCall, heads_first, state_copies
-from regard.hf.recurrent.forms import Recurrence, ShortConvolution
+from regard.maps.convolution_map import Convolution
+from regard.pieces.transition import Steps
 from regard.shapes import at_least_float32
 
 
@@ -51,8 +52,8 @@ class Lightning:
         query, key, value = (heads_first(x) for x in qkv.unflatten(-1, (heads, -1)).chunk(3, -1))
         decay = -at_least_float32(module.slope_rate).detach().clone()
 
-        def form() -> Recurrence:
-            return Recurrence(query, key, log_decay=decay.expand(*key.shape[:3], 1))
+        def form() -> Steps:
+            return Steps(query, key, log_decay=decay.expand(*key.shape[:3], 1))
 
         core = heads_first(seen.inputs["norm"].unflatten(-1, (heads, -1)))
         return CoreCall(LINEAR, form, value, core, seen.before, state_copies(output[1]))
@@ -70,8 +71,8 @@ class RealGated:
         x, positions = seen.given["activations"], seen.given["position_ids"]
         log_decay, written = _real_gates(module, x, positions)
 
-        def form() -> Recurrence:
-            return Recurrence(torch.ones_like(written)[..., None], written[..., None], log_decay=log_decay[..., None])
+        def form() -> Steps:
+            return Steps(torch.ones_like(written)[..., None], written[..., None], log_decay=log_decay[..., None])
 
         value, core = (at_least_float32(y).transpose(1, 2)[..., None] for y in (x, output))
         before = () if bool((positions[:, 0] == 0).all()) else seen.before
@@ -110,7 +111,7 @@ class MatrixMemory:
         new, kept = at_least_float32(given["igate"]), F.logsigmoid(at_least_float32(given["fgate"]))
         before, epsilon = seen.before, module.config.eps
 
-        def form() -> Recurrence:
+        def form() -> Steps:
             return _matrix_memory(query, key, new, kept, before, epsilon)
 
         return CoreCall(LINEAR, form, value, at_least_float32(output), before, state_copies(*(states or ())))
@@ -118,7 +119,7 @@ class MatrixMemory:
 
 def _matrix_memory(
     query: Tensor, key: Tensor, new: Tensor, kept: Tensor, before: tuple[Tensor, ...], epsilon: float
-) -> Recurrence:
+) -> Steps:
     """The form of mLSTM. Gates `new` and `kept` are logarithms (B, H, n)."""
     query = query * query.shape[-1] ** -0.5
     total = torch.zeros_like(key[:, :, 0]) if not before else at_least_float32(before[1])
@@ -131,7 +132,7 @@ def _matrix_memory(
         total, largest = log_decays[-1].exp()[..., None] * total + written[-1], top
         norms.append(torch.maximum((query[:, :, t] * total).sum(-1).abs(), (-top).exp()) + epsilon)
     log_decay, keys, norm = (torch.stack(x, 2) for x in (log_decays, written, norms))
-    return Recurrence(query / norm[..., None], keys, log_decay=log_decay[..., None])
+    return Steps(query / norm[..., None], keys, log_decay=log_decay[..., None])
 
 
 class GatedConvolution:
@@ -152,8 +153,8 @@ class GatedConvolution:
         bias = module.conv.bias
         offset = None if bias is None else (out_gate * at_least_float32(bias).detach()[:, None])[..., None]
 
-        def form() -> ShortConvolution:
-            return ShortConvolution(out_gate, in_gate, taps)
+        def form() -> Convolution:
+            return Convolution(out_gate, in_gate, taps)
 
         state = (in_gate * x)[..., -width:]
         after = F.pad(torch.cat([*(b.to(state) for b in seen.before), state], -1), (width, 0))[..., -width:]

@@ -1,0 +1,292 @@
+"""Watches every architecture of transformers that can be built small, and compares every map with an oracle.
+
+    python scripts/architectures.py run            # resumes; one process for each architecture
+    python scripts/architectures.py run llama t5   # these again
+    python scripts/architectures.py table          # docs/architectures.md, from docs/architectures.jsonl
+
+The oracle is what the module returns itself with attn_implementation="eager" and output_attentions=True. A map without
+one is compared with the layer's own output, as `watch` does: recomputed weights times values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import small_models
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+import regard as rg
+from regard.hf.capture.watcher import UNCALLED
+
+DATA = Path(__file__).parents[1] / "docs" / "architectures.jsonl"
+SECONDS, BYTES = 120, 16 << 30
+#: Largest difference from eager that is rounding.
+TOLERANCE = 2e-4
+STATES = {
+    "right": "every attention module has a map, and every map was confirmed",
+    "partly": "some attention modules have a confirmed map, the others a reason",
+    "missing": "no attention module has a map; the reason is given",
+    "wrong": "a map differs from the oracle",
+    "none": "the model has no attention",
+    "not run": "a small model was built, but no drawn input ran",
+    "not built": "no small model could be built",
+}
+
+
+def run(keys: list[str], data: Path) -> None:
+    """Examine architectures, each in a process of its own, and append the result of each to `data`."""
+    for common in ("llama", "bert", "t5", "clip"):
+        examined(common)  # imports what most models import, once for all processes
+    for number, key in enumerate(keys):
+        start = time.perf_counter()
+        result = {"key": key, **_in_process(key), "seconds": round(time.perf_counter() - start, 1)}
+        with data.open("a") as file:
+            file.write(json.dumps(result) + "\n")
+        print(f"{number + 1}/{len(keys)} {key}: {result['state']} {result.get('why', '')[:150]}", flush=True)
+
+
+def _in_process(key: str) -> dict[str, Any]:
+    """The result for one architecture. A crash, too much memory or too much time lose nothing but this one."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_examine, args=(key, sender))
+    process.start()
+    sender.close()
+    try:
+        if receiver.poll(SECONDS):
+            return receiver.recv()
+        return {"state": "not run", "why": f"took longer than {SECONDS} s"}
+    except EOFError:
+        process.join()
+        return {"state": "not run", "why": f"the process ended with code {process.exitcode}"}
+    finally:
+        process.kill()
+        process.join()
+
+
+def _examine(key: str, sender: Any) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+    sys.stdout = sys.stderr = open("/dev/null", "w")  # noqa: SIM115
+    try:
+        sender.send(examined(key))
+    except MemoryError:
+        sender.send({"state": "not run", "why": f"needs more than {BYTES >> 30} GiB"})
+
+
+def examined(key: str) -> dict[str, Any]:
+    """Build, run, watch and compare one architecture."""
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    problems: list[str] = []
+    failures: list[str] = []
+    built = ""
+    for candidate in small_models.small_models(key):
+        if isinstance(candidate, Exception):
+            problems.append(small_models.in_one_line(candidate))
+            continue
+        model, built = candidate
+        inputs, problem = _running_inputs(model)
+        if inputs is not None:
+            shapes = {name: list(getattr(value, "shape", ())) for name, value in inputs.items()}
+            return {"built": built, "inputs": shapes, **_watched(model, inputs)}
+        failures.append(problem)
+    return {"built": built, "state": "not run" if built else "not built", "why": (failures or problems)[0]}
+
+
+def _running_inputs(model: nn.Module) -> tuple[dict[str, Any] | None, str]:
+    """The first drawn inputs that the model runs on, or the first problem."""
+    problems, waiting = [], list(small_models.inputs_of(model))
+    while waiting:
+        inputs = waiting.pop(0)
+        if not inputs:
+            continue
+        try:
+            _run(model, inputs)
+            return inputs, ""
+        except Exception as problem:
+            problems.append(small_models.in_one_line(problem))
+            filled = small_models.with_placeholders(model, inputs, str(problem))
+            if filled is not None and filled["input_ids"].shape != inputs["input_ids"].shape and len(problems) < 20:
+                waiting.insert(0, filled)
+    return None, problems[0] if problems else "no input of its forward is known"
+
+
+def _run(model: nn.Module, inputs: dict[str, Any], **options: Any) -> Any:
+    torch.manual_seed(3)
+    with torch.no_grad():
+        copies = {name: x.clone() if isinstance(x, Tensor) else x for name, x in inputs.items()}
+        return model(**copies, **options)
+
+
+def _watched(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Watch the model on its own backend, then in eager mode beside the weights that it returns in the same run."""
+    plain = _run(model, inputs)
+    try:
+        with rg.watch(model) as seen:
+            again = _run(model, inputs)
+    except rg.RegardError as refusal:
+        return _refused(model, refusal)
+    eager, oracle = _eager(model, inputs)
+    modules = {name: _confirmed(seen, eager, name, oracle) for name in seen.names}
+    kinds = dict(model.named_modules())
+    uncalled = sum(reason == UNCALLED for reason in seen.missing.values())
+    missing = Counter(f"{type(kinds[name]).__name__}: {why}" for name, why in seen.missing.items() if why != UNCALLED)
+    notes = Counter(f"{type(kinds[name]).__name__}: {note}" for name, (_, note) in modules.items() if note)
+    ways = Counter(way for way, _ in modules.values())
+    state = "wrong" if "wrong" in ways else "partly" if missing else "right"
+    identical = all(map(torch.equal, _tensors(plain), _tensors(again)))
+    return {
+        "state": state,
+        "why": "; ".join(missing),
+        "ways": ways,
+        "missing": missing,
+        "notes": notes,
+        "uncalled": uncalled,
+        "identical": identical,
+    }
+
+
+def _refused(model: nn.Module, refusal: rg.RegardError) -> dict[str, Any]:
+    text = " ".join(str(refusal).split())
+    has_none = not rg.hf.attention_modules.attention_modules(model)
+    kinds = Counter(type(m).__name__ for m in model.modules() if "mixer" in type(m).__name__.lower())
+    return {"state": "none" if has_none else "missing", "why": text, "mixers": kinds}
+
+
+class _Oracle:
+    """What eager returned: weights by module and call, and all weights of the model's output."""
+
+    def __init__(self) -> None:
+        self.by_module: dict[str, list[list[Tensor]]] = {}
+        self.returned: list[Tensor] = []
+
+
+def _eager(model: nn.Module, inputs: dict[str, Any]) -> tuple[rg.WatchedAttention | None, _Oracle]:
+    """The maps of a run in eager mode, and the weights that the model returned in this run."""
+    oracle, seen = _Oracle(), None
+    with suppress(Exception):  # a class with only its own implementation returns its weights all the same
+        model.set_attn_implementation("eager")
+    for options in ({"output_attentions": True}, {}):
+        oracle.by_module.clear()
+        with suppress(Exception):
+            with _returned_by_modules(model, oracle), rg.watch(model, verify=False) as seen:
+                output = _run(model, inputs, **options)
+            oracle.returned = [x for x in _weights_in(output) if x.ndim >= 3]
+            return seen, oracle
+    return None, oracle
+
+
+@contextmanager
+def _returned_by_modules(model: nn.Module, oracle: _Oracle) -> Iterator[None]:
+    def keep(name: str) -> Any:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            parts = output[1:] if isinstance(output, tuple) else ()
+            found = [x for x in _tensors(parts) if x.ndim in (3, 4) and x.is_floating_point()]
+            oracle.by_module.setdefault(name, []).append(found)
+
+        return hook
+
+    hooks = [module.register_forward_hook(keep(name)) for name, module in model.named_modules()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _weights_in(output: Any) -> Iterator[Tensor]:
+    for name, value in output.items() if hasattr(output, "items") else ():
+        if "attention" in name:
+            yield from _tensors(value)
+        elif hasattr(value, "items"):
+            yield from _weights_in(value)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if hasattr(value, "items"):
+        value = list(value.values())
+    return [x for part in value for x in _tensors(part)] if isinstance(value, tuple | list) else []
+
+
+def _confirmed(
+    seen: rg.WatchedAttention, eager: rg.WatchedAttention | None, name: str, oracle: _Oracle
+) -> tuple[str, str]:
+    """How the maps of a module were confirmed, and a note.
+
+    "eager": they are the weights that it returns; "output": weights times values are its output; "softmax": they are
+    the result of its own softmax, followed to the product with the values.
+    """
+    check = seen.verify()[name]
+    own = "output" if check.ok else "softmax" if "softmax" in check.note else "unverified"
+    if eager is None or name not in eager:
+        return own, ""
+    calls, returned = eager.calls(name), oracle.by_module.get(name, [])
+    errors = [_error(call.dense(), number, returned, oracle) for number, call in enumerate(calls)]
+    if all(error is not None and error <= TOLERANCE for error in errors):
+        return "eager", ""
+    differs = [error for error in errors if error is not None and error > TOLERANCE]
+    if differs and own == "output":
+        return own, f"the weights that it returns differ by {max(differs):.2g} from those it computes with"
+    return ("wrong", f"differs from eager by {max(differs):.2g}") if differs else (own, "")
+
+
+def _error(mine: Tensor, number: int, returned: list[list[Tensor]], oracle: _Oracle) -> float | None:
+    """The difference from the weights that a call returned; None if it returned none of this form."""
+    own = [_shaped(x, mine) for x in returned[number]] if number < len(returned) else []
+    others = [_shaped(x, mine) for x in oracle.returned]
+    errors = [_difference(mine, x) for x in (*own, *others) if x is not None]
+    best = min(errors, default=None)
+    is_told = best is not None and (best <= TOLERANCE or any(x is not None and _is_distribution(x) for x in own))
+    return best if is_told else None
+
+
+def _shaped(weights: Tensor, mine: Tensor) -> Tensor | None:
+    """The oracle's weights in the form of the map, if it has as many numbers of that form."""
+    if weights.shape == mine.shape:
+        return weights
+    same = weights.ndim == 3 and weights.shape[-2:] == mine.shape[-2:] and weights.numel() == mine.numel()
+    return weights.reshape(mine.shape) if same else None
+
+
+def _is_distribution(weights: Tensor) -> bool:
+    return bool((weights >= -1e-6).all() and ((weights.sum(-1) - 1).abs() < 1e-3).all())
+
+
+def _difference(mine: Tensor, wanted: Tensor) -> float:
+    """The largest difference, in rows with any key: eager spreads rows without one evenly."""
+    any_key = mine.sum(-1) != 0
+    difference = (mine - wanted.to(mine.dtype)).abs().amax(-1)[any_key]
+    return float(difference.max()) if difference.numel() else 0.0
+
+
+def main() -> None:
+    """Run, or write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("action", choices=["run", "table"])
+    parser.add_argument("keys", nargs="*")
+    parser.add_argument("--data", type=Path, default=DATA)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.action == "run":
+        known = {json.loads(line)["key"] for line in given.data.open()} if given.data.exists() else set()
+        run(given.keys or [key for key in sorted(CONFIG_MAPPING_NAMES) if key not in known], given.data)
+
+
+if __name__ == "__main__":
+    main()

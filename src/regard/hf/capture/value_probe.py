@@ -1,0 +1,277 @@
+"""`ProbedCall`: a captured call whose weights are measured: the output of an attention is linear in its values.
+
+A module that changes its weights after the softmax, sorts its queries into blocks or multiplies several softmaxes does
+not hold a matrix of weights. Its map is defined all the same: output = W . values, all else held fixed. The module runs
+again with unit vectors in place of its values, and the output is W, column by column: a run gives as many columns as a
+head has channels. While the model runs, three runs prove that the module is linear in its values, that batch entries
+and heads do not mix, and that all channels of a head have one map.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention import Attention
+from regard.checks import checked
+from regard.errors import RegardError
+from regard.hf.calls import NO_NUMBERS, Untranslatable
+from regard.hf.capture.module_rerun import LastWeights, RerunMap, mask_of, snapshot
+from regard.hf.capture.verification import Check
+from regard.maps import attention_map
+from regard.maps.attention_map import AttentionMap
+from regard.maps.indices import Index
+from regard.pieces.grid import Grid
+from regard.positions import Positions
+
+#: Names of the projections of values and of outputs, and of the number of heads.
+VALUES = re.compile(r"^(v|value|values|v_proj|value_proj|value_global)$")
+OUTPUT = re.compile(r"^(o|o_proj|out_proj|output_proj|to_out|out|dense)$")
+HEADS = ("num_heads", "num_attention_heads", "num_attn_heads", "n_heads", "n_head")
+#: Largest error of a probe, relative to the largest output.
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
+ROWS = 4
+#: Weights above this negative number are not negative, but rounded.
+ROUNDING = 1e-6
+
+
+def has_values(module: nn.Module) -> bool:
+    """Whether a module has a projection of its values, whose result can be replaced."""
+    return any(VALUES.match(name) for name, _ in module.named_children())
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run of a module: the projected values with the name of their projection, their weighted sums, the output."""
+
+    values: list[tuple[str, Tensor]]
+    sums: list[Tensor]
+    output: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class GivenCall:
+    """What a module was given: arguments, and the state of the random numbers when it began."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    random: Tensor
+
+    @torch.no_grad()
+    def run(self, replacements: list[Tensor] | None = None) -> Run:
+        """Run the module, with other values if given."""
+        values: list[tuple[str, Tensor]] = []
+        sums: list[Tensor] = []
+
+        def keep(name: str) -> Callable[[nn.Module, Any, Tensor], Tensor]:
+            def hook(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+                values.append((name, output.detach().clone()))
+                return output if replacements is None else replacements[len(values) - 1].clone()
+
+            return hook
+
+        args, kwargs = snapshot(self.args, self.kwargs)
+        with ExitStack() as hooks, torch.random.fork_rng(()):
+            torch.set_rng_state(self.random)
+            for name, child in self.module.named_children():
+                if VALUES.match(name):
+                    hooks.callback(child.register_forward_hook(keep(name)).remove)
+                elif OUTPUT.match(name):
+                    hooks.callback(child.register_forward_pre_hook(lambda _, given: sums.append(given[0])).remove)
+            output = self.module.forward(*args, **kwargs)
+        result = output if isinstance(output, Tensor) else output[0]
+        return Run(values, [x.detach().clone() for x in sums or [result]], result)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where batch entries, tokens and heads are in the values and sums of a module.
+
+    Several values are those of several sequences of tokens, one after the other; or, with `is_shared`, those of one
+    sequence, projected twice for two kinds of queries (Longformer). `order` is that of the sums.
+    """
+
+    values_batch_first: bool
+    sums_batch_first: bool
+    num_heads: int
+    lengths: tuple[int, ...]
+    order: tuple[int, ...]
+    is_shared: bool
+
+    def _split(self, tensor: Tensor, batch_first: bool) -> Tensor:
+        """(B, H, n, D)."""
+        tensor = tensor if batch_first else tensor.transpose(0, 1)
+        return tensor.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def values(self, run: Run) -> Tensor:
+        """All values, (B, H, J, D)."""
+        return torch.cat([self._split(x, self.values_batch_first) for _, x in run.values], 2)
+
+    def sums(self, run: Run) -> Tensor:
+        """All weighted sums, (B, H, I, D)."""
+        return torch.cat([self._split(_three_axes(run.sums[n]), self.sums_batch_first) for n in self.order], 2)
+
+    def replacements(self, values: Tensor) -> list[Tensor]:
+        """Values (B, H, J, D) in the form that the module computes itself."""
+        parts = [values] * len(self.lengths) if self.is_shared else values.split(self.lengths, 2)
+        joined = [part.transpose(1, 2).flatten(2) for part in parts]
+        return [x if self.values_batch_first else x.transpose(0, 1) for x in joined]
+
+
+@dataclass(eq=False)
+class ProbedCall:
+    """One call of a module whose weights are measured with unit values."""
+
+    name: str
+    given: GivenCall
+    layout: Layout
+    shape: tuple[int, int, int, int]
+    sample: Tensor
+    slot: LastWeights
+    check: Check
+
+    @staticmethod
+    def of(name: str, given: GivenCall, output: Any, slot: LastWeights) -> ProbedCall:
+        """The call, after three runs of the module that prove its weights can be measured; else `Untranslatable`."""
+        run, kind = given.run(), type(given.module).__name__
+        original = output if isinstance(output, Tensor) else output[0]
+        if original.is_meta:
+            raise Untranslatable(NO_NUMBERS)
+        if run.output.shape != original.shape or not _close(run.output, original, 1e-4 * float(original.abs().max())):
+            raise Untranslatable(f"{kind} gives another output when it runs again, so its weights cannot be measured")
+        for layout in _layouts(given.module, run):
+            error, largest = _probe(given, layout, run)
+            tolerance = TOLERANCE.get(original.dtype, 1e-4) * largest
+            if error <= tolerance:
+                check = Check(name, error, tolerance, True, "its weights are measured with unit values")
+                sums = layout.sums(run)
+                (B, H, I, _), J = sums.shape, layout.lengths[0] if layout.is_shared else sum(layout.lengths)
+                return ProbedCall(name, given, layout, (B, H, I, J), _rows(sums).clone(), slot, check)
+        raise Untranslatable(
+            f"{kind} is not linear in its values with one map for each head, so no weights say what it computes; if it "
+            "reads values from a cache, run it with use_cache=False"
+        )
+
+    @property
+    def map(self) -> AttentionMap:
+        B, H, I, J = self.shape
+        positions = Positions.aligned_to_end(I, J)
+        return MeasuredMap(self.weights, positions, Grid.whole(positions, B, H, I, self.sample.device))
+
+    def weights(self) -> Tensor:
+        """The dense weights (B, H, I, J); measured at the first access."""
+        if self.slot.owner is not self or self.slot.weights is None:
+            self.slot.owner = self.slot.weights = None
+            self.slot.owner, self.slot.weights = self, self._measured()
+        return self.slot.weights
+
+    def _measured(self) -> Tensor:
+        kind = type(self.given.module).__name__
+        size = 4 * self.sample.new_empty(self.shape, device="meta").numel()
+        if size > attention_map.BUDGET:
+            raise RegardError(
+                f"seen[{self.name!r}]: the weights of {kind} are measured all at once, {size / 2**20:,.0f} MiB; the "
+                f"budget is {attention_map.BUDGET / 2**20:,.0f} MiB. Watch a shorter text or a smaller batch."
+            )
+        run = self.given.run()
+        values, sums = self.layout.values(run), self.layout.sums(run)
+        weights = torch.cat(list(self._columns(values)), -1)
+        tolerance = TOLERANCE.get(sums.dtype, 1e-4) * max(float(sums.abs().max()), 1e-6)
+        exact = self.layout.is_shared or _close(weights @ values, sums, tolerance)
+        if not exact or not _close(_rows(sums), self.sample, tolerance):
+            raise RegardError(
+                f"seen[{self.name!r}]: {kind} computes another output than when it was watched: its parameters or "
+                "inputs were changed. Read the map before the change, or watch again."
+            )
+        return weights
+
+    def _columns(self, values: Tensor) -> Iterator[Tensor]:
+        """The weights of as many keys at once as a head has channels: key c of them has unit vector c as its value."""
+        (B, H, _, D), J = values.shape, self.shape[3]
+        for start in range(0, J, D):
+            units = torch.zeros(B, H, J, D, dtype=values.dtype, device=values.device)
+            places = torch.arange(min(D, J - start), device=values.device)
+            units[:, :, start + places, places] = 1.0
+            run = self.given.run(self.layout.replacements(units))
+            yield self.layout.sums(run)[..., : len(places)]
+
+
+class MeasuredMap(RerunMap):
+    """A map whose weights were measured. Some have signs: products of maps, and convolutions of the values."""
+
+    @cached_property
+    def is_signed(self) -> bool:  # type: ignore[override]
+        return bool((self._source() < -ROUNDING).any())
+
+    @cached_property
+    def attention(self) -> Attention:  # type: ignore[override]
+        """An attention with only a mask: the rule that says where weights are 0, if there is a short one."""
+        return mask_of(self._source() != 0)
+
+    @checked
+    def select(self, batch: Index, head: Index) -> AttentionMap:
+        view = super().select(batch, head)
+        return MeasuredMap(self._source, view.positions, view.grid)
+
+
+def _layouts(module: nn.Module, run: Run) -> Iterator[Layout]:
+    """Layouts that the shapes allow."""
+    values, sums = [x for _, x in run.values], [_three_axes(x) for x in run.sums]
+    if not values or any(x.ndim != 3 or x.shape[-1] != values[0].shape[-1] for x in (*values, *sums)):
+        return
+    config = getattr(module, "config", None)
+    known = [getattr(owner, name, None) for owner in (module, config) for name in HEADS]
+    heads = dict.fromkeys(n for n in known if isinstance(n, int) and n > 0 and values[0].shape[-1] % n == 0)
+    names = [name for name, _ in run.values]
+    is_shared = len(values) > 1 and len(set(names)) == len(names) and len({x.shape for x in values}) == 1
+    for values_first, sums_first in ((True, True), (False, True), (False, False), (True, False)):
+        batch = {x.shape[not values_first] for x in values} | {x.shape[not sums_first] for x in sums}
+        lengths = tuple(x.shape[values_first] for x in values)
+        order = _order([x.shape[sums_first] for x in sums], lengths)
+        if len(batch) == 1:
+            yield from (Layout(values_first, sums_first, number, lengths, order, is_shared) for number in heads)
+
+
+def _order(of_sums: list[int], of_values: tuple[int, ...]) -> tuple[int, ...]:
+    """The order of the sums: that of the values, if they are of the same sequences, of different lengths."""
+    if len(set(of_sums)) == len(of_sums) and sorted(of_sums) == sorted(of_values):
+        return tuple(of_sums.index(length) for length in of_values)
+    return tuple(range(len(of_sums)))
+
+
+def _three_axes(sums: Tensor) -> Tensor:
+    """(batch, tokens, channels) also where the tokens have two axes, as the streams of ProphetNet."""
+    return sums.flatten(1, 2) if sums.ndim == 4 else sums
+
+
+def _probe(given: GivenCall, layout: Layout, run: Run) -> tuple[float, float]:
+    """The error of output(T values + r) = T output(values) + output(r), and the largest of these outputs.
+
+    T multiplies each head of each batch entry by another number, and moves its channels by one; r is drawn.
+    """
+    values, sums = layout.values(run), layout.sums(run)
+    draw = torch.Generator().manual_seed(0)
+    factors = torch.rand(*sums.shape[:2], 1, 1, generator=draw).add(0.5).to(sums)
+    noise = torch.randn(values.shape, generator=draw).to(values) * values.abs().mean()
+    both = values.roll(1, -1) * factors + noise
+    separate = replace(layout, is_shared=False)
+    of_noise, of_both = (layout.sums(given.run(separate.replacements(x))) for x in (noise, both))
+    expected = sums.roll(1, -1) * factors + of_noise
+    return float((expected - of_both).abs().max()), max(float(expected.abs().max()), 1e-6)
+
+
+def _rows(sums: Tensor) -> Tensor:
+    I = sums.shape[2]
+    return sums[:, :, torch.linspace(0, I - 1, min(ROWS, I), device=sums.device).round().long()]
+
+
+def _close(mine: Tensor, other: Tensor, tolerance: float) -> bool:
+    return mine.shape == other.shape and torch.allclose(mine, other, rtol=0, atol=tolerance, equal_nan=True)
