@@ -117,3 +117,25 @@ def test_another_head_only_moves_its_mark_in_charts_of_all_heads(browser, addres
             for start, size in (("x", "width"), ("y", "height")):
                 middles = [box[start] + box[size] / 2 for box in (cell, mark)]
                 assert middles[0] == pytest.approx(middles[1], abs=1) and mark[size] > cell[size]
+
+
+def test_controls_keep_the_focus_when_the_head_changes(browser, address):
+    focused = "document.activeElement.getAttribute('aria-label')"
+    with opened(browser, f"{address}#text?layer=2&head=0") as page:
+        page.get_by_role("button", name="Next head").focus()
+        for head in ("layer=2&head=1", "layer=3&head=0"):
+            page.keyboard.press("Enter")
+            until(page, "part => location.hash.includes(part)", head)
+        assert page.evaluate(focused).startswith("Next head")
+        assert [page.get_by_label(name, exact=True).input_value() for name in ("Layer", "Head")] == ["3", "0"]
+        page.keyboard.press("7")
+        until(page, "document.querySelectorAll('.pin-map').length === 3")
+        said = "text => document.querySelector('.pin-panels figcaption').textContent.includes(text)"
+        page.get_by_label("Layer of A").focus()
+        page.get_by_label("Layer of A").select_option("5")
+        until(page, said, "layer 5, head 0")
+        assert page.evaluate(focused) == "Layer of A"
+        page.get_by_role("button", name="Swap").click()
+        until(page, said, "layer 3, head 1")
+        shown = [page.get_by_label(f"{what} of {side}").input_value() for side in "AB" for what in ("Layer", "Head")]
+        assert shown == ["3", "1", "5", "0"], "the choosers say what is shown"

@@ -1,4 +1,5 @@
 // The alignment view: weights of target words on source words, several mechanisms on one colour scale, with gold links.
+import { changeDetector } from "./changes";
 import { legend } from "./colour";
 import { cellGrid } from "./cell_grid";
 import { interval, meansOnly, type Context, type Panel } from "./context";
@@ -66,7 +67,7 @@ export function alignmentView(context: Context): Panel {
   const sides = (): Range[] => [interval(context.state.query, SHOWN, queriesOf(context.text).length),
     interval(context.text.queries ? 0 : context.state.query, SHOWN, context.text.tokens.length)];
   const look = () => [context.state.text, context.state.panels, context.state.scale, context.colours.css[9], sides(),
-    context.state.panels === "heads" ? context.state.layer : ""].join();
+    context.state.panels === "heads" ? context.state.layer : ""];
 
   async function draw() {
     const mine = ++turn;
@@ -123,12 +124,11 @@ export function alignmentView(context: Context): Panel {
         ...gold.flatMap(([i, j, sure]) => outline((j - cols[0]) * cell, (i - rows[0]) * cell, cell, sure))));
   }
 
-  let drawn = "";
+  const arePanelsNew = changeDetector();
   return { element, update(before) {
     drawTools();
-    const wanted = look();
-    if (before && wanted === drawn) return; // another head: the panels stay
-    drawn = wanted;
+    const isNew = arePanelsNew(...look());
+    if (before && !isNew) return; // another head: the panels stay
     void draw();
   }, close() { turn++; } };
 }

@@ -1,8 +1,8 @@
 // The frame around the views: it chooses the text and the head, and handles keys, links and the theme.
 import { Colours, SCALES } from "./colour";
-import { headName, place, type Context, type Panel } from "./context";
-import { layerLabel } from "./data";
-import { choice, fill, h, strong } from "./dom";
+import { place, type Context, type Panel } from "./context";
+import { fill, h } from "./dom";
+import { headBar } from "./head_bar";
 import { identity } from "./identity";
 import { opening } from "./opening";
 import { scaleRow } from "./scale";
@@ -19,6 +19,7 @@ import { storyBar } from "./story";
 import { pinsView } from "./pins";
 import { withPin } from "./pin_set";
 import { statisticsView } from "./statistics";
+import { within } from "./steps";
 import { textView } from "./text";
 
 const MAKE: Record<View, (context: Context) => Panel> = { overview, map: mapView, text: textView,
@@ -48,12 +49,12 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   const context = { root, source, state, text: await source.text(0), colours: new Colours(root) } as Context;
   let panel: Panel | null = null;
   let drawn: State | null = null;
-  let named = 0; // texts that the frame lists
+  let listedTexts = 0; // by the frame
 
   const story = storyBar(context, { follow, show: (page, link) => mount(page, source, false, link) });
   const spoken = h("div", { class: "spoken", "aria-live": "polite" });
   const tabs = h("nav", { class: "tabs", "aria-label": "Views" });
-  const bar = h("section", { class: "bar", "aria-label": "Layer and head" });
+  const bar = headBar(context);
   const about = identity(context, (text) => openText(text));
   const main = h("main", { class: "view", tabindex: -1 });
   const notice = h("p", { class: "notice", role: "alert", hidden: true });
@@ -79,7 +80,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   const figures = figureSheet(context);
   const openFigure = () => context.set({ figure: OF_VIEW[state.view] ?? "map" });
   const scale = scaleRow(context);
-  root.replaceChildren(header, h("div", { class: "frame-row" }, bar, scale.element), notice, main, story.element, help, figures.element, spoken);
+  root.replaceChildren(header, h("div", { class: "frame-row" }, bar.element, scale.element), notice, main, story.element, help, figures.element, spoken);
 
   const isDark = () => (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark"
     : "light")) === "dark";
@@ -97,7 +98,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     notice.textContent = `Weights could not be loaded: ${(event.reason as Error)?.message ?? event.reason}`;
   };
   context.tell = (message) => { spoken.textContent = message; };
-  context.cells = scale.cells;
+  context.keysPerCell = scale.keysPerCell;
   context.set = (change, quiet = false) => {
     Object.assign(state, change);
     if (change.layer !== undefined || change.text !== undefined) tidy();
@@ -110,18 +111,18 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
 
   // Limit the state of a link to layers, heads and tokens that exist.
   function tidy() {
-    const within = (at: number, size: number) => Math.max(0, Math.min(size - 1, Math.round(at)));
+    const nearest = (at: number, size: number) => within(Math.round(at), size);
     const { text } = context;
-    state.layer = within(state.layer, text.layers.length);
-    state.head = within(state.head, text.layers[state.layer].heads.length);
-    state.query = within(state.query, (text.queries ?? text.tokens).length);
+    state.layer = nearest(state.layer, text.layers.length);
+    state.head = nearest(state.head, text.layers[state.layer].heads.length);
+    state.query = nearest(state.query, (text.queries ?? text.tokens).length);
     if (state.view === "picture" && !hasPicture(text)) state.view = "overview";
     state.key = Math.min(Math.max(-1, Math.round(state.key)), text.tokens.length - 1);
     if (!SCALES.some(([kind]) => kind === state.scale)) state.scale = START.scale;
   }
   // A text that this page has; the first in place of a typed text that is not kept any more.
   function heldText(wanted: number): number {
-    const at = Math.max(0, Math.min(source.titles.length - 1, Math.round(wanted)));
+    const at = within(Math.round(wanted), source.titles.length);
     return source.titles[at] === undefined ? 0 : at;
   }
   async function load(fresh = false) {
@@ -153,36 +154,12 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   });
 
   function drawFrame() {
-    const { text } = context;
-    named = source.titles.length;
+    listedTexts = source.titles.length;
     about.draw();
     tabs.replaceChildren(...offered().map((view, at) =>
       h("button", { type: "button", "aria-current": view === state.view ? "page" : null, title: `${view} (${at + 1})`,
       onclick: () => context.set({ view }) }, view[0].toUpperCase() + view.slice(1))));
-    const step = (by: number, label: string, sign: string) =>
-      h("button", { type: "button", title: label, "aria-label": label, onclick: () => turnHead(by) }, sign);
-    const roles = text.layers[state.layer].heads[state.head].roles.map((role) => role.kind).join(", ");
-    const aboutHead = !["learn", "overview", "pins"].includes(state.view); // Pins has a chooser on each side
-    bar.hidden = !aboutHead && (state.view === "learn" || !source.common.live_model);
-    fill(bar, ...(!aboutHead ? [] : [
-      choice("Layer", String(state.layer), text.layers.map((layer, at) =>
-        [String(at), layerLabel(layer)]), (value) => context.set({ layer: Number(value) })),
-      choice("Head", String(state.head), text.layers[state.layer].heads.map((_, head) => [String(head), String(head)]),
-        (value) => context.set({ head: Number(value) })),
-      h("span", { class: "segments", role: "group", "aria-label": "Step through heads" },
-        step(-1, "Previous head ([)", "‹"), step(1, "Next head (])", "›")),
-      h("h1", { dir: "auto" }, strong(headName(context)), roles && h("span", { class: "hint" }, ` ${roles}`)),
-    ]), source.common.live_model && state.view !== "compare" && h("button", { type: "button", class: "main-button",
-      onclick: () => context.set({ view: "compare" }) }, "Type another text"));
-  }
-
-  // Go to the next head, through all layers.
-  function turnHead(by: number) {
-    const all = context.text.layers.flatMap((layer, at) => layer.heads.map((_, head) => [at, head]));
-    const here = all.findIndex(([layer, head]) => layer === state.layer && head === state.head);
-    const [layer, head] = all[(here + by + all.length) % all.length];
-    context.set({ layer, head });
-    context.tell(headName(context));
+    bar.draw();
   }
 
   function draw() {
@@ -194,7 +171,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   function drawPanel() {
     const before = drawn;
     drawn = { ...state };
-    if (before?.view !== state.view || before.text !== state.text) scale.cells(1); else scale.update();
+    if (before?.view !== state.view || before.text !== state.text) scale.keysPerCell(1); else scale.update();
     if (!panel || before?.view !== state.view) {
       panel?.close?.();
       panel = MAKE[state.view](context);
@@ -205,7 +182,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
       return;
     }
     if (!before || before.layer !== state.layer || before.head !== state.head
-      || before.text !== state.text || named !== source.titles.length) drawFrame();
+      || before.text !== state.text || listedTexts !== source.titles.length) drawFrame();
     panel.update(before);
   }
 
@@ -223,7 +200,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   function common(key: string): boolean {
     const view = offered()[Number(key) - 1];
     if (view) return context.set({ view }), true;
-    if (key === "[" || key === "]") return turnHead(key === "]" ? 1 : -1), true;
+    if (key === "[" || key === "]") return bar.turn(key === "]" ? 1 : -1), true;
     if (key === "{" || key === "}") return context.set(
       { layer: (state.layer + (key === "}" ? 1 : -1) + context.text.layers.length) % context.text.layers.length }),
       true;

@@ -31,7 +31,7 @@ function bars(values: number[], marked: number): SVGSVGElement {
       fill: at === marked ? "var(--more)" : "var(--line)" })));
 }
 
-function picture(context: Context, card: Card): HTMLElement {
+function pictureOfCard(context: Context, card: Card): HTMLElement {
   if (card.bars) return h("span", { class: "card-picture" }, bars(card.bars, card.at));
   return h("span", { class: "card-picture", "aria-hidden": "true" }, ...(card.heads ?? []).map(([layer, head]) =>
     h("span", { class: "card-head" }, smallMap(context, layer, head),
@@ -41,7 +41,7 @@ function picture(context: Context, card: Card): HTMLElement {
 export function cards(context: Context): HTMLElement | null {
   const found = context.text.cards ?? [];
   return found.length ? h("ul", { class: "cards", "aria-label": "Findings" }, ...found.map((card) =>
-    h("li", {}, stateLink(context, card.state, `card card-${card.kind}`, picture(context, card),
+    h("li", {}, stateLink(context, card.state, `card card-${card.kind}`, pictureOfCard(context, card),
       h("span", { class: "card-title" }, card.title), h("span", { class: "card-sentence" }, ...sentence(card.sentence)),
       h("span", { class: "hint" }, card.note))))) : null;
 }

@@ -1,6 +1,6 @@
 // A chart of the statistics view: its title, what it says, the drawing, and its numbers as a table.
 import * as Plot from "@observablehq/plot";
-import { named } from "./chart_names";
+import { withGroupRoles } from "./chart_names";
 import type { Context } from "./context";
 import { chartOf, h, s, saving } from "./dom";
 import { numbers, type Row } from "./numbers";
@@ -31,7 +31,7 @@ export function chart(context: Context, width: number, { title, said, plot, rows
   figure.setAttribute("aria-label", `${title}. ${said}`);
   const element = h("figure", {}, h("figcaption", {}, title,
     saving(() => `${context.text.title} ${title}`, () => plotted, () => context.root, () => legend ?? null)),
-    h("p", { class: "hint" }, said), legend, named(plotted),
+    h("p", { class: "hint" }, said), legend, withGroupRoles(plotted),
     numbers(title.split(",")[0], rows, chosen && ((at) => chosen(values[at]))));
   if (chosen) element.addEventListener("click", () => { const { value } = plotted as any; if (value) chosen(value); });
   const marked = s("g", { class: "chosen-mark", "pointer-events": "none", fill: "none" });

@@ -45,7 +45,7 @@ export class Colours {
   table = new Uint32Array(STEPS + 1); // the same as pixels
   scale = scaleOf("sqrt", 1); // the scale of the frame
   private texts: string[] = []; // black or white: the contrast with any colour is at least 4.58
-  private named = new Map<string, string>();
+  private byName = new Map<string, string>();
   private root: Element;
 
   constructor(root: Element) {
@@ -54,7 +54,7 @@ export class Colours {
   }
   // The ramp starts at the colour that is nearer to the paper, so it is turned in the dark theme.
   read() {
-    this.named.clear();
+    this.byName.clear();
     const isDark = luminance(rgb(this.get("--paper"))) < 0.2;
     const stops = (isDark ? [...ramp].reverse() : ramp).map(rgb);
     const all = [rgb(this.get("--none")), ...Array.from({ length: STEPS }, (_, at) => between(stops, at / (STEPS - 1)))];
@@ -64,8 +64,8 @@ export class Colours {
   }
   // A colour of the style sheet. Kept, because to ask the browser for one after a change of the page costs a layout.
   get(name: string): string {
-    const kept = this.named.get(name) || read(this.root, name);
-    this.named.set(name, kept);
+    const kept = this.byName.get(name) || read(this.root, name);
+    this.byName.set(name, kept);
     return kept;
   }
   // A share of the ramp: for statistics that are not weights, which have a legend of their own.

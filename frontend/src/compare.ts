@@ -6,6 +6,7 @@ import { choice, cut, fill, h, joins, shown, strong, visible } from "./dom";
 import { panelOf } from "./pin_figure";
 import { asPins } from "./pin_set";
 import { TILE } from "./source";
+import { arrowOf } from "./steps";
 import { typedPanel } from "./typed";
 import { unknownNote } from "./unknown";
 import { wordNames } from "./word_names";
@@ -121,9 +122,9 @@ export function compareView(context: Context): Panel {
     const best = row ? strongest(row, 3) : [];
     const links = best.flatMap((at, n) => [n ? ", " : "", strong(visible(text.tokens[at])), ` ${shown(row![at])}`]);
     return h("section", { class: "side" }, h("h2", { dir: "auto" }, cut(text.title, 90)),
-      words(queriesOf(text), query, text.queries ? null : row, choose, new Set(text.queries ? [] : text.special)),
+      wordList(queriesOf(text), query, text.queries ? null : row, choose, new Set(text.queries ? [] : text.special)),
       text.queries && h("p", { class: "hint" }, "attends to"),
-      text.queries && words(text.tokens, -1, row, null, new Set(text.special)),
+      text.queries && wordList(text.tokens, -1, row, null, new Set(text.special)),
       unknownNote(text),
       h("p", { class: "readout", dir: "ltr" }, ...(row ? [strong(visible(queriesOf(text)[query])), " attends to ", ...links, "."]
         : ["This text has no word in the place of the chosen one. Choose one here."])));
@@ -149,7 +150,7 @@ export function compareView(context: Context): Panel {
       "Open the map")));
   }
 
-  function words(tokens: string[], query: number, row: Float32Array | null, choose: ((at: number) => void) | null,
+  function wordList(tokens: string[], query: number, row: Float32Array | null, choose: ((at: number) => void) | null,
     special: Set<number>): HTMLElement {
     const [first, last] = interval(Math.max(query, 0), WORDS, tokens.length);
     const box = h("div", { class: "words", dir: directionOf(tokens, special), ...(choose ? { role: "listbox", tabindex: 0, "aria-label": "Words" } : {}) });
@@ -175,7 +176,9 @@ export function compareView(context: Context): Panel {
     const best = (weight: number, at: number, side: Text) =>
       h("td", {}, h("bdi", {}, cut(visible(side.tokens[at]), 16)), ` ${shown(weight)}`);
     fill(changes, h("h2", {}, `Heads in which “${word}”${now === word ? "" : ` or “${now}”`} changes most`),
-      h("p", { class: "hint" }, "The change is half of the sum of all differences between the two rows of weights: 0 if they are the same, 1 if they share no word. Words are compared with those in their place. The last two columns name the word that has most weight in each text."),
+      h("p", { class: "hint" }, "The change is half of the sum of all differences between the two rows "
+        + "of weights: 0 if they are the same, 1 if they share no word. "
+        + "Words are compared with those in their place. The last two columns name the word that has most weight in each text."),
       h("div", { class: "scroll" }, h("table", { class: "changes" }, h("thead", {}, h("tr", {},
         ...["head", "change", "most on (first)", "most on (second)"].map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", {}, ...found.map(({ layer, head, change, keys, weights }) => h("tr", {},
@@ -190,7 +193,7 @@ export function compareView(context: Context): Panel {
     element,
     update() { void draw(); },
     key(event) {
-      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      const step = arrowOf(event.key)?.[1];
       if (!step) return false;
       const query = context.state.query + step;
       if (query >= 0 && query < queriesOf(context.text).length) context.set({ query, ...unpaired() }, true);

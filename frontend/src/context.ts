@@ -14,7 +14,7 @@ export interface Context {
   set(change: Partial<State>, quiet?: boolean): void; // quiet: no history entry for the Back button
   tell(message: string): void; // for screen readers
   tour?: Story & { play(): void }; // the story of this page
-  cells(keys: number): void; // how many keys a cell of this view sums over, for the legend
+  keysPerCell(keys: number): void; // how many keys a cell of this view sums over, for the legend
 }
 export interface Panel {
   element: HTMLElement;

@@ -87,6 +87,8 @@ export const sizesOf = ({ layers }: Text): string => {
   return `${count(layers.length, "layer")} × ${heads.length === 1 ? count(heads[0], "head")
     : `${Math.min(...heads)} to ${Math.max(...heads)} heads`}`;
 };
+export const rolesOf = (text: Text, layer: number, head: number): string[] =>
+  text.layers[layer].heads[head].roles.map((role) => role.kind);
 export const queriesOf = (text: Text): string[] => text.queries ?? text.tokens;
 
 export function bytes(base64: string): Uint8Array {

@@ -37,6 +37,10 @@ export function choice(label: string, value: string, options: [string, string][]
   return h("label", { class: "choice" }, h("span", {}, label), select);
 }
 
+// A button whose face is a sign, such as "‹".
+export const signButton = (sign: string, label: string, onclick: () => void, title = label): HTMLButtonElement =>
+  h("button", { type: "button", title, "aria-label": label, onclick }, sign);
+
 // A group of buttons; one of them is pressed.
 export function segments(label: string, value: string, options: [string, string][],
   chosen: (value: string) => void): HTMLElement {

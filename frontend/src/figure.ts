@@ -3,7 +3,7 @@ import { Colours, scaleOf, SCALES, type Scale } from "./colour";
 import { headName, interval, type Context } from "./context";
 import { layerLabel, queriesOf, type Text } from "./data";
 import { choice, cut, fill, h, s, segments, visible } from "./dom";
-import { FONT, gradient, INK, lines, NORMAL, ramp, round, widthOf, write, type Drawn, type Frame } from "./figure_frame";
+import { FONT, gradient, INK, linesOfText, NORMAL, ramp, round, widthOf, write, type Drawn, type Frame } from "./figure_frame";
 import { CSV_HEAD, DRAW, PANELS } from "./figure_panels";
 import { csvText, download, DPI, fileName, printDocument, printedPage, PT, pngBlob, svgBlob } from "./output";
 import type { State, View } from "./state";
@@ -47,7 +47,7 @@ async function drawFigure(context: Context, chosen: string[], colours: Colours,
     y += legend.height + 4;
   }
   const caption = state.caption || captionOf(context, drawn);
-  if (state.captioned !== "no") for (const line of lines(caption, frame.width)) {
+  if (state.captioned !== "no") for (const line of linesOfText(caption, frame.width)) {
     body.append(write(line, 0, y + 5, { size: NORMAL }));
     y += 10.5;
   }

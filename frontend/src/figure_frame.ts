@@ -29,10 +29,10 @@ export function widthOf(text: string, size = NORMAL, bold = false): number {
   return pen.measureText(text).width / 10;
 }
 
-export const named = (token: string) => cutName(visible(token), LETTERS);
-const unnumbered = (name: string) => cut(named(name.replace(/ \(\d+\)$/, "")), 9); // beside a position
+export const shortToken = (token: string) => cutName(visible(token), LETTERS);
+const unnumbered = (name: string) => cut(shortToken(name.replace(/ \(\d+\)$/, "")), 9); // beside a position
 export const widest = (tokens: string[], size = SMALL) =>
-  tokens.reduce((most, token) => Math.max(most, widthOf(named(token), size)), 0);
+  tokens.reduce((most, token) => Math.max(most, widthOf(shortToken(token), size)), 0);
 
 interface Look { size?: number; anchor?: string; bold?: boolean; fill?: string; turned?: boolean; token?: boolean }
 export function write(text: string, x: number, y: number,
@@ -44,7 +44,7 @@ export function write(text: string, x: number, y: number,
 export const round = (value: number) => Math.round(value * 100) / 100;
 
 // A matrix of cells, rectangles if they are few, and a picture with sharp cells if they are many.
-export function cells(frame: Frame, values: ArrayLike<number>, rows: number, cols: number,
+export function weightCells(frame: Frame, values: ArrayLike<number>, rows: number, cols: number,
   [x, y, cell, tall]: number[], place = frame.scale.place): SVGGElement {
   const group = s("g", { class: "cells" });
   if (rows * cols <= RECTS) {
@@ -52,14 +52,14 @@ export function cells(frame: Frame, values: ArrayLike<number>, rows: number, col
       for (let j = 0; j < cols; j++)
         group.append(s("rect", { x: round(x + j * cell), y: round(y + i * tall), width: round(cell),
           height: round(tall), fill: frame.colours.of(place(values[i * cols + j])) }));
-  } else group.append(picture(frame, Array.from(values, place), rows, cols, [x, y, cols * cell, rows * tall]));
+  } else group.append(cellImage(frame, Array.from(values, place), rows, cols, [x, y, cols * cell, rows * tall]));
   group.append(s("rect", { x: round(x), y: round(y), width: round(cols * cell), height: round(rows * tall),
     fill: "none", stroke: LINE, "stroke-width": 0.5 }));
   return group;
 }
 
 // Cells as an image. Each cell is several pixels, so that no program blurs them.
-export function picture(frame: Frame, places: ArrayLike<number>, rows: number, cols: number,
+export function cellImage(frame: Frame, places: ArrayLike<number>, rows: number, cols: number,
   [x, y, width, height]: number[]): SVGImageElement {
   const small = document.createElement("canvas");
   [small.width, small.height] = [cols, rows];
@@ -85,7 +85,7 @@ export function tokensAlong(tokens: string[], first: number, step: number, size:
   const every = labelStep(size);
   for (let at = 0; at * step < tokens.length; at += every) {
     const name = tokens[at * step];
-    const said = every * step > 1 ? `${unnumbered(name)} ${first + at * step}` : named(name);
+    const said = every * step > 1 ? `${unnumbered(name)} ${first + at * step}` : shortToken(name);
     const middle = (at + 0.5) * size;
     group.append(down ? write(said, x - 3, y + middle, { anchor: "end", token: true })
       : write(said, x + middle, y + 3, { anchor: "end", turned: true, token: true }));
@@ -100,7 +100,7 @@ export const gutter = (tokens: string[], first: number, step: number, size: numb
 };
 
 // The text in lines that are at most `room` points wide.
-export function lines(text: string, room: number, size = NORMAL): string[] {
+export function linesOfText(text: string, room: number, size = NORMAL): string[] {
   const out: string[] = [];
   let line = "";
   for (const word of text.split(/\s+/u).flatMap((each) => broken(each, room, size))) {

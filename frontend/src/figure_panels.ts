@@ -2,7 +2,7 @@
 import { interval, headName, inText, place, type Context } from "./context";
 import { bytes, layerLabel, queriesOf, shortName, weightOf, type Pool } from "./data";
 import { s } from "./dom";
-import { cells, gutter, named, NORMAL, picture, ramp, round, SMALL, TALLEST, tokensAlong, widest, widthOf, write, GOLD, INK,
+import { cellImage, gutter, NORMAL, ramp, round, shortToken, SMALL, TALLEST, tokensAlong, weightCells, widest, widthOf, write, GOLD, INK,
   LINE, SOFT, type Drawn, type Frame } from "./figure_frame";
 import { alignmentPanels } from "./alignment";
 import { headOrder } from "./head_order";
@@ -71,7 +71,7 @@ function rowsOf(context: Context, panel: string, layer: number, head: string | n
 
 // Words with arcs
 
-async function words(frame: Frame): Promise<Drawn> {
+async function wordsWithArcs(frame: Frame): Promise<Drawn> {
   const { context, width } = frame;
   const { text, state } = context;
   const heads = byLayer(listedHeads(context));
@@ -98,7 +98,7 @@ async function words(frame: Frame): Promise<Drawn> {
 
 // The x of the middle of every word, its width, and whether words are turned because a line has no room for them.
 function spread(tokens: string[], width: number): { at: number[]; wide: number[]; turned: boolean } {
-  const size = tokens.map((token) => widthOf(named(token), NORMAL, true) + 5);
+  const size = tokens.map((token) => widthOf(shortToken(token), NORMAL, true) + 5);
   const total = size.reduce((a, b) => a + b, 0);
   const turned = total > width;
   const pitch = Math.min(width / tokens.length, 16);
@@ -151,8 +151,8 @@ function box(frame: Frame, node: SVGGElement, token: string, [x, y, wide, tall]:
     height: round(tall), fill: weight === null ? "none" : frame.colours.of(share), stroke: chosen ? INK : "none",
     "stroke-width": 1 }));
   const look = { size: NORMAL, bold: chosen, fill: frame.colours.on(share), token: true };
-  node.append(turned ? write(named(token), x, y + 3, { ...look, turned, anchor: "end" })
-    : write(named(token), x, y + tall / 2, { ...look, anchor: "middle" }));
+  node.append(turned ? write(shortToken(token), x, y + 3, { ...look, turned, anchor: "end" })
+    : write(shortToken(token), x, y + tall / 2, { ...look, anchor: "middle" }));
 }
 
 // Two texts: the queries above, the keys below, and a line for every weight.
@@ -207,7 +207,7 @@ function matrix(frame: Frame, { values, rows, cols, level, first }: Awaited<Retu
   const cell = Math.min(WIDEST, (frame.width - left - 1) / cols, (TALLEST - 60) / rows);
   const [low, name] = [rows * cell, gutter(tokens[1], first[1], step, cell)];
   const node = s("g", { "aria-label": about });
-  node.append(cells(frame, values, rows, cols, [left, 0, cell, cell]));
+  node.append(weightCells(frame, values, rows, cols, [left, 0, cell, cell]));
   node.append(tokensAlong(tokens[0], first[0], step, cell, true, [left, 0]),
     tokensAlong(tokens[1], first[1], step, cell, false, [left, low]));
   if (cell >= NUMBERED && level === 0) for (let at = 0; at < values.length; at++) node.append(
@@ -231,8 +231,8 @@ async function heads(frame: Frame): Promise<Drawn> {
   const columns = grouped ? most : Math.min(12, order.length, Math.max(1, Math.floor(width / name)));
   const count = grouped ? text.layers.length : Math.ceil(order.length / columns);
   const left = grouped ? 12 + Math.max(...text.layers.map((_, at) => widthOf(layerLabel(context.text.layers[at]), SMALL))) : 0;
-  const named = grouped ? 0 : 9;
-  const pitch = Math.min(44, (width - left) / columns, (TALLEST - 12) / count - named);
+  const nameHeight = grouped ? 0 : 9;
+  const pitch = Math.min(44, (width - left) / columns, (TALLEST - 12) / count - nameHeight);
   const node = s("g", {});
   const rows: Row[] = [];
   const [I, J] = [queriesOf(text).length, text.tokens.length];
@@ -243,17 +243,19 @@ async function heads(frame: Frame): Promise<Drawn> {
     : Float32Array.from(bytes(text.layers[layer].heads[head].thumbnail), weightOf))));
   for (const [n, { layer, head }] of order.entries()) {
     const [row, col] = grouped ? [layer, head] : [Math.floor(n / columns), n % columns];
-    const [x, y, size] = [left + col * pitch, top + row * (pitch + named), pitch * 0.92];
+    const [x, y, size] = [left + col * pitch, top + row * (pitch + nameHeight), pitch * 0.92];
     const [tall, wide] = exact ? [I, J] : text.layers[layer].small;
-    node.append(picture(frame, Array.from(tiles[n], frame.scale.place), tall, wide, [x, y, size, size]),
+    node.append(cellImage(frame, Array.from(tiles[n], frame.scale.place), tall, wide, [x, y, size, size]),
       s("rect", { class: "head", x: round(x), y: round(y), width: round(size), height: round(size), fill: "none",
         stroke: LINE, "stroke-width": 0.4 }));
     if (!grouped) node.append(write(shortName(text.layers[layer], head), x + size / 2, y + size + 5, { anchor: "middle" }));
     rows.push(...smallRows(context, { layer, head }, tiles[n], [tall, wide]));
   }
   if (grouped) headNumbers(context, node, [left, top, pitch, most]);
-  return { node, width: left + columns * pitch, height: top + count * (pitch + named), title: "All heads", heads: "", rows, weights: true,
-    said: `Each picture is one head${grouped ? ", a row per layer" : `${state.colour in text.layers[0].heads[0].values ? `, by ${state.colour}` : ""}, ${state.sort === "down" ? "highest" : "lowest"} first`}.` };
+  const by = state.colour in text.layers[0].heads[0].values ? `, by ${state.colour}` : "";
+  const sorted = `${by}, ${state.sort === "down" ? "highest" : "lowest"} first`;
+  return { node, width: left + columns * pitch, height: top + count * (pitch + nameHeight), title: "All heads", heads: "", rows, weights: true,
+    said: `Each picture is one head${grouped ? ", a row per layer" : sorted}.` };
 }
 
 function headNumbers(context: Context, node: SVGGElement, [left, top, pitch, most]: number[]) {
@@ -326,10 +328,10 @@ function alignmentCells(frame: Frame, weights: Float32Array, [rows, cols]: [numb
   [x, y, cell]: number[], isTop: boolean, isLeft: boolean): SVGGElement {
   const { text } = frame.context;
   const node = s("g", {});
-  node.append(cells(frame, weights, rows[1] - rows[0], cols[1] - cols[0], [x, y, cell, cell]));
+  node.append(weightCells(frame, weights, rows[1] - rows[0], cols[1] - cols[0], [x, y, cell, cell]));
   if (isLeft) node.append(tokensAlong(wordNames(queriesOf(text)).slice(...rows), rows[0], 1, cell, true, [x, y]));
   if (isTop) wordNames(text.tokens).slice(...cols).forEach((token, j) => node.append(
-    write(named(token), x + (j + 0.5) * cell, y - 3, { turned: true, token: true })));
+    write(shortToken(token), x + (j + 0.5) * cell, y - 3, { turned: true, token: true })));
   for (const [i, j, sure] of text.gold)
     if (i >= rows[0] && i < rows[1] && j >= cols[0] && j < cols[1])
       for (const [name, inset, stroke] of [["halo", 1.2, "#ffffff"], ["gold", 0.5, GOLD]] as const) // a light line inside
@@ -382,4 +384,4 @@ async function statistics(frame: Frame): Promise<Drawn> {
     said: `${title}${meaning ? `: ${meaning}` : ""}.`, rows, weights: false };
 }
 
-export const DRAW: Record<string, (frame: Frame) => Promise<Drawn>> = { words, map, heads, alignment, statistics };
+export const DRAW: Record<string, (frame: Frame) => Promise<Drawn>> = { words: wordsWithArcs, map, heads, alignment, statistics };

@@ -6,6 +6,7 @@ import { cut, h, shown } from "./dom";
 import { headOrder, type HeadPlace } from "./head_order";
 import { label } from "./labels";
 import { smallMap } from "./small_map";
+import { stepOf } from "./steps";
 
 // Pixels: of a small map, at most and at least; from which on there is room for a name and for a number; of their lines.
 const [LARGEST, SMALLEST, NAMED, NUMBERED, LINE] = [76, 7, 46, 34, 14];
@@ -192,7 +193,7 @@ export function headGrid(context: Context): HeadGrid {
       const { state } = context;
       const at = order.findIndex(({ layer, head }) => layer === state.layer && head === state.head);
       const width = grouped() ? context.text.layers[state.layer].heads.length : PER_ROW;
-      const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -width, ArrowDown: width }[key];
+      const step = stepOf(key, width);
       if (step === undefined) return false;
       if (order[at + step]) buttonOf(order[at + step])?.focus();
       return true;

@@ -30,8 +30,8 @@ export function listedHeads(context: Shown): Head[] {
   const everyone = (layer: number) => text.layers[layer].heads.map((_, head): Head => [layer, head]);
   if (state.heads === "all") return text.layers.flatMap((_, layer) => everyone(layer));
   if (state.heads === "layer") return everyone(state.layer);
-  const named = isChosen(state) ? namedHeads(context) : [];
-  return named.length ? named : [[state.layer, state.head]];
+  const chosen = isChosen(state) ? namedHeads(context) : [];
+  return chosen.length ? chosen : [[state.layer, state.head]];
 }
 
 export function byLayer(heads: Head[]): Map<number, number[]> {

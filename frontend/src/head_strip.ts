@@ -1,18 +1,20 @@
 // The strip of heads beside the big map: small maps of the layer; a click switches the head.
 import { headName, type Context } from "./context";
+import { rolesOf } from "./data";
 import { h } from "./dom";
 import { pinLetter } from "./pin_set";
-import { smallMap } from "./small_map";
+import { smallMap, tilesOfLayer } from "./small_map";
+import { stepOf } from "./steps";
 
 export interface Strip { element: HTMLElement; update(): void }
 
 export function headStrip(context: Context): Strip {
   const element = h("div", { class: "head-strip", role: "group", "aria-label": "Heads of this layer",
     onkeydown: (event: KeyboardEvent) => moved(event) });
-  let painted = "";
+  const fillTiles = tilesOfLayer(context, element, tile);
 
   function tile(layer: number, head: number): HTMLButtonElement {
-    const roles = context.text.layers[layer].heads[head].roles.map((role) => role.kind);
+    const roles = rolesOf(context.text, layer, head);
     const name = [headName(context, layer, head), ...roles].join(", ");
     const { kinds } = context.source.common;
     return h("button", { type: "button", title: name, "aria-label": name, "data-head": head,
@@ -23,7 +25,7 @@ export function headStrip(context: Context): Strip {
 
   // Arrows move between heads, while the map moves its cross with them.
   function moved(event: KeyboardEvent) {
-    const step = { ArrowUp: -1, ArrowLeft: -1, ArrowDown: 1, ArrowRight: 1 }[event.key];
+    const step = stepOf(event.key, 1);
     if (step === undefined) return;
     event.stopPropagation();
     event.preventDefault();
@@ -35,12 +37,8 @@ export function headStrip(context: Context): Strip {
   return {
     element,
     update() {
-      const { state, text, colours } = context;
-      const wanted = [state.text, text.title, state.layer, state.scale, colours.css[9]].join();
-      if (wanted !== painted) {
-        painted = wanted;
-        element.replaceChildren(...text.layers[state.layer].heads.map((_, head) => tile(state.layer, head)));
-      }
+      const { state } = context;
+      fillTiles();
       for (const button of element.querySelectorAll<HTMLButtonElement>("button")) {
         const head = Number(button.dataset.head);
         button.setAttribute("aria-pressed", String(head === state.head));

@@ -104,10 +104,10 @@ export function headTable(context: Context): HeadTable {
   function drawTable(found: Row[], sort: string, withWord: boolean) {
     const { source, state } = context;
     const meaning = (name: string) => source.common.statistics[name] ?? "";
-    const named: [string, string, string][] = [["head", "head", ""], ["roles", "roles", "and their scores"],
+    const shownColumns: [string, string, string][] = [["head", "head", ""], ["roles", "roles", "and their scores"],
       ...(withWord ? [["word", `“${state.find}” attends to`, "the strongest link of the head"] as [string, string, string]] : []),
       ...columns().map((name): [string, string, string] => [name, label(source.common, name), meaning(name)])];
-    const header = named.map(([column, said, title]) => {
+    const header = shownColumns.map(([column, said, title]) => {
       const [up, down] = [sort === column, sort === `-${column}`];
       return h("th", { scope: "col", class: ["head", "roles", "word"].includes(column) ? "said" : null,
         "aria-sort": up ? "ascending" : down ? "descending" : "none" },

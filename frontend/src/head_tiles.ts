@@ -1,9 +1,10 @@
 // Tiles of heads with a colour each: a click chooses a head or drops it, pointing at a tile shows this head alone.
 import { headName, type Context } from "./context";
-import { layerName, shortName } from "./data";
-import { choice, fill, h } from "./dom";
+import { layerName, rolesOf, shortName } from "./data";
+import { choice, fill, h, signButton } from "./dom";
 import { headColours, isChosen, listedHeads, nameOfHead, ownColour, toggled, type Head } from "./head_sets";
-import { smallMap } from "./small_map";
+import { smallMap, tilesOfLayer } from "./small_map";
+import { arrowOf, within } from "./steps";
 
 export interface Tiles { element: HTMLElement; draw(): void; key(event: KeyboardEvent): boolean }
 
@@ -12,11 +13,11 @@ export function headTiles(context: Context, preview: (head: Head | null) => void
   const head = h("div", { class: "head-tiles-head" });
   const others = h("div", { class: "head-tiles-others", role: "group", "aria-label": "Chosen heads of other layers" });
   const element = h("div", { class: "head-tiles" }, head, row, others);
-  let painted = "";
+  const fillTiles = tilesOfLayer(context, row, (...at) => tile(at));
 
   function tile(at: Head): HTMLButtonElement {
     const name = headName(context, ...at);
-    const roles = context.text.layers[at[0]].heads[at[1]].roles.map((role) => role.kind).join(", ");
+    const roles = rolesOf(context.text, ...at).join(", ");
     const button = h("button", { type: "button", class: "head-tile", title: roles ? `${name}: ${roles}` : name, "aria-label": name,
       onclick: () => context.set({ heads: toggled(context, at), layer: at[0], head: at[1] }),
       onpointerenter: () => preview(at), onpointerleave: () => preview(null), onfocus: () => preview(at),
@@ -29,8 +30,8 @@ export function headTiles(context: Context, preview: (head: Head | null) => void
     const { state, text } = context;
     const options: [string, string][] = [["one", "this head"], ["layer", "mean of the layer"], ["all", "mean of all"]];
     if (isChosen(state)) options.push(["set", `${listedHeads(context).length} chosen`]);
-    const step = (by: number, said: string, sign: string) => h("button", { type: "button", "aria-label": said, title: said,
-      onclick: () => context.set({ layer: (state.layer + by + text.layers.length) % text.layers.length }) }, sign);
+    const step = (by: number, title: string, sign: string) => signButton(sign, title, () =>
+      context.set({ layer: (state.layer + by + text.layers.length) % text.layers.length }));
     fill(head, choice("Heads", isChosen(state) ? "set" : state.heads, options,
       (heads) => { if (heads !== "set") context.set({ heads }); }),
       text.layers.length > 1 && h("span", { class: "head-tiles-layer" }, step(-1, "Tiles of the previous layer", "‹"),
@@ -61,12 +62,7 @@ export function headTiles(context: Context, preview: (head: Head | null) => void
   return {
     element,
     draw() {
-      const { state, text, colours } = context;
-      const wanted = [state.text, text.title, state.layer, state.scale, colours.css[9]].join();
-      if (wanted !== painted) {
-        painted = wanted;
-        row.replaceChildren(...text.layers[state.layer].heads.map((_, at) => tile([state.layer, at])));
-      }
+      fillTiles();
       drawHead();
       mark();
     },
@@ -74,9 +70,9 @@ export function headTiles(context: Context, preview: (head: Head | null) => void
     key(event) {
       const buttons = [...row.querySelectorAll<HTMLButtonElement>(".head-tile")];
       const at = buttons.indexOf(event.composedPath()[0] as HTMLButtonElement);
-      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (at < 0 || step === undefined) return false;
-      const next = buttons[Math.max(0, Math.min(buttons.length - 1, at + step))];
+      const step = arrowOf(event.key)?.[1];
+      if (at < 0 || !step) return false;
+      const next = buttons[within(at + step, buttons.length)];
       buttons[at].tabIndex = -1;
       next.tabIndex = 0;
       next.focus();

@@ -56,7 +56,7 @@ function masks(): Mask[] {
 }
 
 // One path for all allowed pairs: a stroke per run of keys. Lines of the paper's colour separate the cells.
-function picture({ call, meaning, allowed }: Mask): [SVGSVGElement, number] {
+function drawingOfMask({ call, meaning, allowed }: Mask): [SVGSVGElement, number] {
   let [runs, count] = ["", 0];
   for (let i = 0; i < N; i++)
     for (let j = 0; j < N; j++) {
@@ -74,7 +74,7 @@ function picture({ call, meaning, allowed }: Mask): [SVGSVGElement, number] {
 }
 
 function card(mask: Mask): HTMLElement {
-  const [drawing, count] = picture(mask);
+  const [drawing, count] = drawingOfMask(mask);
   const percent = Math.round((100 * count) / N / N);
   return h("figure", { class: "mask" }, h("figcaption", {}, h("code", {}, mask.call)), drawing,
     h("p", { class: "hint" }, `${mask.meaning} ${percent} % of all pairs${percent < 100
@@ -86,8 +86,10 @@ const effects = {
   window: () => (sizes.window === 1 ? "Window 1: each token attends only to itself."
     : `Window ${sizes.window}: each token attends to itself and ${sizes.window - 1} before it; without causal() also to ${sizes.window - 1} after it.`),
   gap: () => (sizes.gap === 1 ? "Gap 1: no key is left out, so dilated is a plain window."
-    : `Gap ${sizes.gap}: of the keys around it a token sees each ${sizes.gap}${sizes.gap === 2 ? "nd" : sizes.gap === 3 ? "rd" : "th"} one, up to ${(sizes.window - 1) * sizes.gap} tokens away.`),
-  block: () => `Block ${sizes.block}: the text is ${plural(Math.ceil(N / sizes.block), "block")} of ${sizes.block} tokens; with BigBird a query sees at most ${Math.min(3 + 1 + RANDOM, Math.ceil(N / sizes.block))} of them.`,
+    : `Gap ${sizes.gap}: of the keys around it a token sees each ${sizes.gap}${sizes.gap === 2 ? "nd" : sizes.gap === 3 ? "rd" : "th"} one, `
+      + `up to ${(sizes.window - 1) * sizes.gap} tokens away.`),
+  block: () => `Block ${sizes.block}: the text is ${plural(Math.ceil(N / sizes.block), "block")} of ${sizes.block} tokens; `
+    + `with BigBird a query sees at most ${Math.min(3 + 1 + RANDOM, Math.ceil(N / sizes.block))} of them.`,
   prefix: () => (sizes.prefix === 0 ? "Prefix 0: there is no prefix, so only causal() is left."
     : `Prefix ${sizes.prefix}: every token sees the first ${plural(sizes.prefix, "token")}, also those that come later.`),
 };

@@ -1,5 +1,5 @@
 // What the lessons share: a control with a sentence about its effect, and a figure that can be saved.
-import { named } from "./chart_names";
+import { withGroupRoles } from "./chart_names";
 import type { Context } from "./context";
 import { h, saving } from "./dom";
 
@@ -40,4 +40,4 @@ export function lesson(make: (changed: () => void) => Control[], draw: () => HTM
 
 export const figure = (context: Context, title: string, said: string, drawing: Element, key: Element | null = null) =>
   h("figure", {}, h("figcaption", {}, title, saving(() => title, () => drawing, () => context.root)),
-    h("p", { class: "hint" }, said), key, h("div", { class: "scroll" }, named(drawing)));
+    h("p", { class: "hint" }, said), key, h("div", { class: "scroll" }, withGroupRoles(drawing)));

@@ -14,7 +14,7 @@ import { cutName, wordNames } from "./word_names";
 const [LINES, TALL, LEAST, APART] = [56, 19, 0.03, 1.6]; // words, pixels of a word, least weight, pixels between heads
 interface Bundle { colour: string | null; values: Float32Array } // rows x cols
 
-export function lines(context: Context, body: HTMLElement): Mode {
+export function linesMode(context: Context, body: HTMLElement): Mode {
   let turn = 0;
   let only: Head | null = null; // shown alone
   let figure: SVGSVGElement | null = null;
@@ -62,7 +62,8 @@ export function lines(context: Context, body: HTMLElement): Mode {
     const pair = h("p", { class: "chosen-pair", "aria-live": "polite" });
     if (context.state.key >= 0 && !only) pair.append(pairLine(context, row[context.state.key]));
     body.replaceChildren(h("p", { class: "hint" },
-      `Lines go from queries on the left to keys on the right, in ${where}. A thicker line is a larger weight. ${near}Point at a word on either side to see only its lines. Arrow keys move the query, with Shift the key.`),
+      `Lines go from queries on the left to keys on the right, in ${where}. A thicker line is a larger weight. `
+      + `${near}Point at a word on either side to see only its lines. Arrow keys move the query, with Shift the key.`),
       beyond, h("div", { class: "scroll" }, figure), pair);
   }
 
@@ -110,13 +111,14 @@ export function lines(context: Context, body: HTMLElement): Mode {
     const outside = row.map((weight, at) => (at < first || at >= last ? weight : 0));
     const share = outside.reduce((total, weight) => total + weight, 0);
     const [most] = strongest(outside, 1);
-    return share < 0.05 ? "" : `${Math.round(100 * share)} % of the weight of “${visible(queries()[context.state.query])}” goes to words that are not drawn, most to “${visible(context.text.tokens[most])}” (token ${most}).`;
+    return share < 0.05 ? "" : `${Math.round(100 * share)} % of the weight of “${visible(queries()[context.state.query])}” goes to words `
+      + `that are not drawn, most to “${visible(context.text.tokens[most])}” (token ${most}).`;
   }
 
   return {
     draw: () => void draw(),
     preview(head) { only = head; void draw(); },
-    key: (event) => movedBy(context, event, { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -1, ArrowDown: 1 }),
+    key: (event) => movedBy(context, event, 1),
     figure: () => figure,
     close() { turn++; },
   };

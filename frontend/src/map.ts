@@ -1,8 +1,9 @@
 // The map view: one head, zoomable from pooled cells to single weights, with token labels.
 import { aboutHead } from "./about_head";
+import { changeDetector } from "./changes";
 import { headName, type Context, type Panel } from "./context";
 import { queriesOf } from "./data";
-import { choice, fill, h, s, saving, strong, visible } from "./dom";
+import { choice, fill, h, s, saving, signButton, strong, visible } from "./dom";
 import { headStrip } from "./head_strip";
 import { figureOfMap, labelsOf, paintMap } from "./map_drawing";
 import { DEEPEST, MapFrame } from "./map_frame";
@@ -32,7 +33,7 @@ export function mapView(context: Context): Panel {
   const search = mapSearch(context, show, (wish) => readout.replaceChildren("There is no token ", strong(wish), "."));
   let pointed: [number, number] | null = null;
   let waitingFrame = 0;
-  let tooled = "";
+  const areToolsNew = changeDetector();
 
   // Drawing
 
@@ -44,7 +45,7 @@ export function mapView(context: Context): Panel {
   function paint() {
     if (!frame.width) return;
     const level = frame.levelOf();
-    context.cells(context.state.pool === "max" ? 1 : 2 ** level);
+    context.keysPerCell(context.state.pool === "max" ? 1 : 2 ** level);
     paintMap(context, frame, tiles, canvas, pointed);
     labels.replaceChildren(...labelsOf(context, frame));
     const [I, J] = frame.counts();
@@ -80,9 +81,8 @@ export function mapView(context: Context): Panel {
 
   function drawTools() {
     const { state, source, text, colours } = context;
-    const wanted = [state.text, state.layer, state.head, state.scale, state.pool, state.pins, frame.isPooled(), colours.css[9]].join();
-    if (wanted === tooled) return;
-    tooled = wanted;
+    if (!areToolsNew(state.text, state.layer, state.head, state.scale, state.pool, state.pins, frame.isPooled(), colours.css[9]))
+      return;
     fill(tools,
       h("label", { class: "choice" }, h("span", {}, "Go to"), search.element), zoomButtons(),
       frame.isPooled() && choice("Cells show", state.pool, [["mean", "sum over keys"], ["max", "strongest weight"]],
@@ -95,8 +95,8 @@ export function mapView(context: Context): Panel {
   }
 
   const zoomButtons = () => h("span", { class: "segments", role: "group", "aria-label": "Zoom" },
-    h("button", { type: "button", title: "Zoom out (−)", "aria-label": "Zoom out", onclick: () => frame.zoomBy(0.5) }, "−"),
-    h("button", { type: "button", title: "Zoom in (+)", "aria-label": "Zoom in", onclick: () => frame.zoomBy(2) }, "+"),
+    signButton("−", "Zoom out", () => frame.zoomBy(0.5), "Zoom out (−)"),
+    signButton("+", "Zoom in", () => frame.zoomBy(2), "Zoom in (+)"),
     h("button", { type: "button", title: "Show the whole map (0)", onclick: () => context.set({ x: -1, y: -1 }) }, "Whole"));
 
   // Pointing

@@ -1,12 +1,13 @@
 // Model view: every head of every layer as lines on a dark ground, drawn as its layer comes into view.
 import { headName, interval, type Context } from "./context";
-import { queriesOf } from "./data";
+import { queriesOf, rolesOf } from "./data";
 import { h, s, shown } from "./dom";
 import { headColours, isChosen, nameOfHead, toggled, type Head } from "./head_sets";
 import type { Mode } from "./mode";
 import { pauses } from "./pause";
 import { isShown } from "./sentences";
 import type { Range } from "./source";
+import { stepOf } from "./steps";
 import { wordNames } from "./word_names";
 
 // Words on a side; the most heads drawn at once; pixels of the labels and of the least and the greatest cell.
@@ -17,7 +18,7 @@ const STRENGTHS = [0.04, 0.1, 0.2, 0.35, 0.55, 0.8]; // lines of like weights ar
 const BRIGHT = ["#5cb8ff", "#ffb14e", "#2fd6a3", "#ff8fc7", "#ff8a5c", "#b9a8ff", "#e5dd6a", "#7fe3ff", "#ff9d9d",
   "#9be37a"];
 
-export function model(context: Context, body: HTMLElement): Mode {
+export function modelMode(context: Context, body: HTMLElement): Mode {
   let turn = 0;
   let layers: SVGSVGElement[] = [];
   let cells = new Map<string, SVGGElement>();
@@ -71,21 +72,22 @@ export function model(context: Context, body: HTMLElement): Mode {
     const tall = Math.max(48, (0.86 * window.innerHeight) / text.layers.length); // all layers on a screen, if they are not many
     size = Math.max(LEAST, Math.min(GREATEST, tall, (body.clientWidth - LABELS - 18) / columns));
     const width = LABELS + columns * size;
-    const strip = (height: number, ...children: SVGElement[]) => s("svg", { width, height, class: "layer",
+    const svgRow = (height: number, ...children: SVGElement[]) => s("svg", { width, height, class: "layer",
       viewBox: `0 0 ${width} ${height}` }, ...children);
     const label = (x: number, y: number, said: string | number, anchor: string) =>
       s("text", { x, y, "text-anchor": anchor, "font-size": 11, fill: "#aab4be" }, said);
     const every = Math.ceil(20 / size);
-    const top = strip(18, ...Array.from({ length: columns }, (_, head) =>
+    const top = svgRow(18, ...Array.from({ length: columns }, (_, head) =>
       (head % every ? null : label(LABELS + (head + 0.5) * size, 12, head, "middle"))).filter((one) => one !== null));
-    layers = text.layers.map((layer, at) => strip(size, label(LABELS - 8, size / 2 + 4, layer.number, "end"),
+    layers = text.layers.map((layer, at) => svgRow(size, label(LABELS - 8, size / 2 + 4, layer.number, "end"),
       ...layer.heads.map((_, head) => cell([at, head]))));
     cells = new Map(layers.flatMap((layer) => [...layer.querySelectorAll<SVGGElement>(".cell")]).map((group) =>
       [group.dataset.place!, group]));
     framed = [];
     const around = queries.length > SMALL ? `The ${SMALL} words around the chosen one. ` : "";
     body.replaceChildren(h("p", { class: "hint" },
-      `Every head of every layer: a row is a layer, queries are on the left, keys on the right; brighter lines are larger weights. ${around}Click a head to see its words; Shift and click, or Space, chooses it.`),
+      `Every head of every layer: a row is a layer, queries are on the left, keys on the right; brighter lines are larger `
+      + `weights. ${around}Click a head to see its words; Shift and click, or Space, chooses it.`),
       readout, h("div", { class: "model-ground" }, h("div", { class: "scroll" }, top, ...layers, legend(width))));
     mark();
     tell([state.layer, state.head]);
@@ -146,7 +148,7 @@ export function model(context: Context, body: HTMLElement): Mode {
   function tell(at: Head) {
     const found = strongest.get(nameOfHead(at));
     const { text, source, state } = context;
-    const roles = text.layers[at[0]].heads[at[1]].roles.map((role) => role.kind).join(", ");
+    const roles = rolesOf(text, ...at).join(", ");
     const names = [wordNames(queriesOf(text)), wordNames(text.tokens)];
     const link = found && found[0] >= 0 ? [": its largest weight here is ", h("b", {}, names[0][found[0]]), " → ",
       h("b", {}, names[1][found[1]]), " ", h("output", { class: "weight" }, shown(found[2])),
@@ -177,7 +179,7 @@ export function model(context: Context, body: HTMLElement): Mode {
       const places = [...body.querySelectorAll<SVGGElement>(".cell")];
       const at = places.indexOf(event.composedPath()[0] as SVGGElement);
       const row = context.text.layers[context.state.layer].heads.length;
-      const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -row, ArrowDown: row }[event.key];
+      const step = stepOf(event.key, row);
       if (at < 0 || step === undefined) return false;
       places[at + step]?.focus();
       return true;

@@ -8,7 +8,7 @@ import { movedBy } from "./pair_line";
 const [NEURONS, LISTED, BAND] = [14, 2000, 20]; // keys, queries in a list to choose from, pixels of a row
 interface Found { key: number; q: Float32Array; k: Float32Array }
 
-export function neurons(context: Context, body: HTMLElement): Mode {
+export function neuronsMode(context: Context, body: HTMLElement): Mode {
   let turn = 0;
   let figure: SVGSVGElement | null = null;
 
@@ -75,7 +75,7 @@ export function neurons(context: Context, body: HTMLElement): Mode {
 
   return {
     draw: () => void draw(),
-    key: (event) => movedBy(context, event, { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10 }),
+    key: (event) => movedBy(context, event, 10),
     figure: () => figure,
     close() { turn++; },
   };

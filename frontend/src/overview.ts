@@ -1,5 +1,6 @@
 // The overview: what stands out in the text, the grid of all heads, and the chosen head with warnings and roles.
 import { aboutHead } from "./about_head";
+import { changeDetector } from "./changes";
 import { legend, rangeLegend } from "./colour";
 import { headName, type Context, type Panel } from "./context";
 import { shortName } from "./data";
@@ -20,7 +21,7 @@ export function overview(context: Context): Panel {
   const below = h("div", { class: "overview" }, h("section", { class: "main", "aria-label": "All heads" },
     h("h2", {}, "All heads"), key, tools, grid.element), h("aside", { class: "beside", "aria-label": "The chosen head" }, head, rest));
   const element = h("div", {}, first.element, below);
-  let drawn = "";
+  const isGridNew = changeDetector();
 
   function drawTools() {
     const { state, text, source } = context;
@@ -32,7 +33,7 @@ export function overview(context: Context): Panel {
         (colour) => context.set({ colour })),
       choice("Order", state.sort, [["layer", "layer by layer"], ["down", "highest first"], ["up", "lowest first"]],
         (sort) => context.set({ sort, colour: sort === "layer" || state.colour in values ? state.colour : Object.keys(values)[0] })),
-      saving(() => `${text.title} heads`, picture, () => context.root,
+      saving(() => `${text.title} heads`, figureOfGrid, () => context.root,
         () => legend(context.colours, context.colours.scale, "weight")),
       state.colour in values && h("p", { class: "hint" },
         `${label(source.common, state.colour)}: ${source.common.statistics[state.colour] ?? state.colour}.`),
@@ -89,7 +90,7 @@ export function overview(context: Context): Panel {
   }
 
   // The grid as one figure, in the order of the page, to be saved.
-  function picture(): SVGSVGElement {
+  function figureOfGrid(): SVGSVGElement {
     const { text, state } = context;
     const [size, foot] = [60, 14];
     const order = headOrder(context);
@@ -112,16 +113,15 @@ export function overview(context: Context): Panel {
     element,
     update(before) {
       const { state, text } = context;
-      const wanted = [state.text, state.colour, state.sort, context.colours.css[1]].join();
+      const isNew = isGridNew(state.text, state.colour, state.sort, context.colours.css[1]);
       if (!before || before.text !== state.text) { first.draw(); drawRest(); }
-      if (!before || wanted !== drawn) {
-        drawn = wanted;
+      if (!before || isNew) {
         drawTools();
         drawKey();
         grid.draw();
       } else if (before.scale !== state.scale) { first.recolour(); drawKey(); grid.repaint(); }
       first.follow();
-      context.cells(text.tokens.length / text.layers[0].small[1]);
+      context.keysPerCell(text.tokens.length / text.layers[0].small[1]);
       grid.mark();
       drawHead();
     },

@@ -3,6 +3,7 @@ import type { Context } from "./context";
 import { queriesOf } from "./data";
 import { h, strong } from "./dom";
 import { headsInWords } from "./head_sets";
+import { stepOf, within } from "./steps";
 import { wordNames } from "./word_names";
 
 export function pairLine(context: Context, weight: number): HTMLElement {
@@ -13,12 +14,11 @@ export function pairLine(context: Context, weight: number): HTMLElement {
     h("output", { class: "weight" }, String(+weight.toPrecision(6))), `${means}, in ${headsInWords(context)}.`);
 }
 
-// Arrows move the query; with Shift they move the key.
-export function movedBy(context: Context, event: KeyboardEvent, steps: Record<string, number>): boolean {
-  const step = steps[event.key];
+// Arrows move the query; with Shift they move the key. Up and down move by `row` words.
+export function movedBy(context: Context, event: KeyboardEvent, row: number): boolean {
+  const step = stepOf(event.key, row);
   if (step === undefined) return false;
   const { state, text } = context;
-  const within = (at: number, size: number) => Math.max(0, Math.min(size - 1, at));
   context.set(event.shiftKey ? { key: within((state.key < 0 ? state.query : state.key) + step, text.tokens.length) }
     : { query: within(state.query + step, queriesOf(text).length) }, true);
   return true;

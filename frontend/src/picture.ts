@@ -1,4 +1,5 @@
 // The picture view: weights over an image, the frames of a video or a spectrogram; a map of every head beside it.
+import { changeDetector } from "./changes";
 import { headName, meansOnly, type Context, type Panel } from "./context";
 import type { Text } from "./data";
 import { choice, fill, h, saving, segments, shown, strong, visible } from "./dom";
@@ -28,7 +29,7 @@ export function pictureView(context: Context): Panel {
   let turn = 0;
   let weights: Float32Array | null = null; // of the token that is shown
   let timer = 0;
-  let drawn = "";
+  const isStageNew = changeDetector();
 
   // Drawing
 
@@ -135,9 +136,9 @@ export function pictureView(context: Context): Panel {
     element,
     update(before) {
       const { state } = context;
-      const wanted = [state.text, state.side, state.heads, state.cover, state.scale, state.tiles, context.colours.css[9],
-        tokens.isSound ? `${state.layer}.${state.head}` : ""].join(); // the times of words are those of the head
-      if (!before || wanted !== drawn) { drawn = wanted; tokens.preview = null; return draw(); }
+      const isNew = isStageNew(state.text, state.side, state.heads, state.cover, state.scale, state.tiles, context.colours.css[9],
+        tokens.isSound ? `${state.layer}.${state.head}` : ""); // the times of words are those of the head
+      if (!before || isNew) { tokens.preview = null; return draw(); }
       drawTools();
       drawWeights();
     },

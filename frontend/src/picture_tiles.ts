@@ -52,7 +52,8 @@ export function pictureTiles(context: Context, tokens: PictureTokens): PictureTi
     fill(element, h("h2", {}, "Every head"), choice("Show", state.tiles,
       [["layer", `heads of ${layerName(text.layers[state.layer])}`], ["all", "heads of all layers"]],
       (chosen) => context.set({ tiles: chosen })),
-      h("p", { class: "hint" }, `The same token in every head, each on its own scale. The number is the share of the weight that is on ${tokens.isSound ? "the sound" : "patches"}.`),
+      h("p", { class: "hint" }, `The same token in every head, each on its own scale. The number is `
+        + `the share of the weight that is on ${tokens.isSound ? "the sound" : "patches"}.`),
       h("div", { class: `tile-grid${layers.length > 1 ? " all" : ""}`, role: "grid", "aria-label": "Heads" }, ...rows));
   }
 

@@ -1,5 +1,6 @@
 // Pins: two heads, of one text or of two, side by side on one scale, and their difference.
 import { interpolateRgb } from "d3-interpolate";
+import { changeDetector } from "./changes";
 import { legend } from "./colour";
 import { interval, place, type Context, type Panel as View } from "./context";
 import { layerName, queriesOf, type Text } from "./data";
@@ -8,6 +9,7 @@ import { differenceLegend, panelOf, type Grid, type Panel } from "./pin_figure";
 import { asPins, isPinned, pinsOf, withPin } from "./pin_set";
 import type { Place, Range } from "./source";
 import type { State } from "./state";
+import { arrowOf, within } from "./steps";
 import { wordNames } from "./word_names";
 
 const [WHOLE, NEAR, LISTED] = [64, 48, 8]; // cells of a whole map, words around the chosen ones, keys in the table
@@ -30,6 +32,7 @@ export function pinsView(context: Context): View {
   const element = h("div", { class: "pins-view" }, h("h1", {}, "Two heads and their difference"), h("p", { class: "hint" },
     "Both heads have one colour scale. Pin heads with the key p or the button in Map, or choose them here."),
     tools, key, body, readout, moved, lower);
+  const areToolsNew = changeDetector();
   let turn = 0;
   let sides: Side[] = [];
   let grids: Grid[] = [];
@@ -45,7 +48,6 @@ export function pinsView(context: Context): View {
       const same = asPins(places) === asPins([here]);
       places.push(same ? { ...here, head: (here.head + 1) % text.layers[here.layer].heads.length } : here);
     }
-    const within = (at: number, size: number) => Math.min(at, size - 1);
     return Promise.all(places.map(async (place, at) => {
       const of = source.titles[place.text] === undefined ? state.text : place.text;
       const own = await source.text(of);
@@ -69,7 +71,7 @@ export function pinsView(context: Context): View {
         (value) => change({ head: Number(value) })));
   }
 
-  const named = ({ text, place, letter }: Side) => [strong(letter), ` ${layerName(text.layers[place.layer])}, head ${place.head}`,
+  const captionOf = ({ text, place, letter }: Side) => [strong(letter), ` ${layerName(text.layers[place.layer])}, head ${place.head}`,
     sides[0].place.text !== sides[1].place.text ? h("span", { class: "hint" }, ` ${cut(text.title, 40)}`) : null];
   const alike = () => queriesOf(sides[0].text).length === queriesOf(sides[1].text).length
     && sides[0].text.tokens.length === sides[1].text.tokens.length;
@@ -101,11 +103,16 @@ export function pinsView(context: Context): View {
 
   function drawTools(longest: number) {
     const { state } = context;
-    fill(tools, ...sides.map(chooser),
+    const sizes = sides.map(({ place, text }) => [place.text, text.title, text.layers.length, text.layers[place.layer].heads.length]);
+    if (areToolsNew(...sizes, longest > WHOLE, state.x < 0, context.source.titles.length)) fill(tools, ...sides.map(chooser),
       h("button", { type: "button", class: "pin-button", onclick: () => context.set({ pins: asPins([sides[1].place, sides[0].place]) }) }, "Swap"),
       longest > WHOLE && h("button", { type: "button", class: "pin-button", "aria-pressed": String(state.x < 0),
         onclick: () => context.set(state.x < 0 ? { x: Math.max(state.key, 0), y: state.query } : { x: -1, y: -1 }) },
         state.x < 0 ? `Show ${NEAR} words` : "Show the whole maps"));
+    for (const { place, letter } of sides) for (const [name, value] of Object.entries(place)) {
+      const select = tools.querySelector<HTMLSelectElement>(`select[aria-label="${name[0].toUpperCase()}${name.slice(1)} of ${letter}"]`);
+      if (select) select.value = String(value);
+    }
   }
 
   function drawPanels() {
@@ -114,11 +121,11 @@ export function pinsView(context: Context): View {
     const cells = grids[0].level ? `, in cells of ${2 ** grids[0].level} × ${2 ** grids[0].level}` : "";
     const width = Math.max(200, body.clientWidth > 760 ? body.clientWidth / 3 - 16 : body.clientWidth);
     const names = (side: Side): [string[], string[]] => [wordNames(queriesOf(side.text)), wordNames(side.text.tokens)];
-    const both = sides.map((side, at) => ({ caption: named(side), label: `Weights of ${side.letter}`,
+    const both = sides.map((side, at) => ({ caption: captionOf(side), label: `Weights of ${side.letter}`,
       panel: panelOf(context, grids[at], names(side), width, weight, `Weights of side ${side.letter}`, onCell) }));
     panels = both.map(({ panel }) => panel);
     const figures = both.map(({ caption, panel, label }) => figureOf(caption, panel, label));
-    context.cells(2 ** grids[0].level);
+    context.keysPerCell(2 ** grids[0].level);
     fill(key);
     fill(moved);
     if (!alike()) figures.push(h("p", { class: "hint no-difference" },
@@ -213,9 +220,8 @@ export function pinsView(context: Context): View {
     },
     key(event) {
       const { state, text } = context;
-      const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+      const step = arrowOf(event.key);
       if (!step) return false;
-      const within = (at: number, size: number) => Math.max(0, Math.min(size - 1, at));
       const [query, key] = [within(state.query + step[0], queriesOf(text).length),
         within(Math.max(state.key, 0) + step[1], text.tokens.length)];
       const outside = grids.length && state.x >= 0 && ([[query, grids[0].rows], [key, grids[0].cols]] as [number, Range][])

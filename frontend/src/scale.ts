@@ -1,15 +1,16 @@
 // The row of the frame that all views share: the switch of the colour scale of weights, and its legend.
+import { changeDetector } from "./changes";
 import { legend, scaleOf, SCALES } from "./colour";
 import type { Context } from "./context";
 import { fill, h, segments } from "./dom";
 import { LESSON_KEYS } from "./learn_scores";
 
-export interface ScaleRow { element: HTMLElement; update(): void; cells(keys: number): void }
+export interface ScaleRow { element: HTMLElement; update(): void; keysPerCell(keys: number): void }
 
 export function scaleRow(context: Context): ScaleRow {
   const element = h("section", { class: "scale", "aria-label": "Colour scale" });
   let keys = 1; // how many keys a cell of the view sums over
-  let drawn = "";
+  const isNew = changeDetector();
 
   function update() {
     const { state, text, colours } = context;
@@ -18,11 +19,9 @@ export function scaleRow(context: Context): ScaleRow {
     colours.scale = scaleOf(state.scale, length, keys);
     element.hidden = isLesson && state.learn !== "scores"; // the only lesson with weights
     const isPicture = state.view === "picture"; // its legend ends at the largest weight on a patch
-    const look = [isPicture, state.scale, length, keys, colours.css[9]].join();
-    if (look === drawn) return;
-    drawn = look;
+    if (!isNew(isPicture, state.scale, length, keys, colours.css[9])) return;
     fill(element, h("span", { class: "scale-name" }, "Weight"), segments("Colour scale of weights", state.scale, SCALES,
       (scale) => context.set({ scale })), isPicture ? null : legend(colours, colours.scale, "weight"));
   }
-  return { element, update, cells(count) { keys = count; update(); } };
+  return { element, update, keysPerCell(count) { keys = count; update(); } };
 }

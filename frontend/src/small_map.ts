@@ -1,4 +1,5 @@
-// The small map of one head, as tiles, strips and tables show it.
+// The small map of one head, and tiles for the heads of a layer, as strips, tiles and tables show them.
+import { changeDetector } from "./changes";
 import { paint } from "./colour";
 import type { Context } from "./context";
 import { bytes, weightOf } from "./data";
@@ -9,4 +10,14 @@ export function smallMap({ text, colours }: Context, layer: number, head: number
   const canvas = h("canvas", { "aria-hidden": "true", class: rows < 40 ? "crisp" : "" });
   paint(canvas, colours, Array.from(bytes(text.layers[layer].heads[head].thumbnail), weightOf), rows, cols);
   return canvas;
+}
+
+// Fills a box with a tile for each head of the layer, once for each layer and its colours.
+export function tilesOfLayer(context: Context, box: Element, tile: (layer: number, head: number) => Element): () => void {
+  const isNew = changeDetector();
+  return () => {
+    const { state, text, colours } = context;
+    if (isNew(state.text, text.title, state.layer, state.scale, colours.css[9]))
+      box.replaceChildren(...text.layers[state.layer].heads.map((_, head) => tile(state.layer, head)));
+  };
 }

@@ -128,7 +128,7 @@ export class Embedded implements Source {
   }
 
   // The whole head in cells of 2^level x 2^level weights, from the level below.
-  private cells(at: Place, level: number, pool: Pool): Float32Array {
+  private pooledCells(at: Place, level: number, pool: Pool): Float32Array {
     const text = this.texts[at.text];
     const [I, J] = [queriesOf(text).length, text.tokens.length];
     const maps = text.maps[at.layer];
@@ -138,7 +138,7 @@ export class Embedded implements Source {
     }
     if (level === 0) return this.dense(at);
     return this.pooled.get(`${at.text}.${at.layer}.${at.head}.${level}.${pool}`, () => {
-      const below = this.cells(at, level - 1, pool);
+      const below = this.pooledCells(at, level - 1, pool);
       const [rows, cols] = [Math.ceil(I / 2 ** (level - 1)), Math.ceil(J / 2 ** (level - 1))];
       return halved(below, rows, cols, pool, (row) => Math.min(2 ** (level - 1), I - row * 2 ** (level - 1)));
     });
@@ -167,7 +167,7 @@ export class Embedded implements Source {
   async tile(at: Place, level: number, row: number, col: number, pool: Pool) {
     await this.prepared(at);
     const text = this.texts[at.text];
-    const whole = this.cells(at, Math.max(level, this.finest(at.text)), pool);
+    const whole = this.pooledCells(at, Math.max(level, this.finest(at.text)), pool);
     const [rows, cols] = [queriesOf(text).length, text.tokens.length].map((n) => Math.ceil(n / 2 ** level));
     const [height, width] = [Math.min(TILE, rows - row * TILE), Math.min(TILE, cols - col * TILE)];
     const out = new Float32Array(height * width);
@@ -178,7 +178,7 @@ export class Embedded implements Source {
     return out;
   }
 
-  private async lines(t: number, layer: number, fixed: number, turned: boolean) {
+  private async weightLines(t: number, layer: number, fixed: number, turned: boolean) {
     await this.decoded(t, layer);
     const text = this.texts[t];
     const [I, J] = [queriesOf(text).length, text.tokens.length];
@@ -200,8 +200,8 @@ export class Embedded implements Source {
       return out;
     });
   }
-  rows(t: number, layer: number, query: number) { return this.lines(t, layer, query, false); }
-  columns(t: number, layer: number, key: number) { return this.lines(t, layer, key, true); }
+  rows(t: number, layer: number, query: number) { return this.weightLines(t, layer, query, false); }
+  columns(t: number, layer: number, key: number) { return this.weightLines(t, layer, key, true); }
 
   async window(t: number, layer: number, rows: Range, cols: Range) {
     if (this.texts[t].maps[layer].form !== "dot") return windowOfRows(this, t, layer, rows, cols);

@@ -1,4 +1,5 @@
 // The statistics view: charts of all heads, of the chosen head and of a run, or a table of all heads.
+import { changeDetector } from "./changes";
 import type { Chart } from "./chart";
 import { chartsOfHead, curvesOfRun } from "./charts_of_head";
 import { mapsOfHeads, similarMaps } from "./charts_of_heads";
@@ -17,7 +18,7 @@ export function statisticsView(context: Context): Panel {
   const element = h("div", {}, shape, tools, body, heads.element);
   let charts: (Chart & { key: string })[] = [];
   let turn = 0;
-  let tooled = "";
+  const areToolsNew = changeDetector();
   let width = 0; // pixels of the page, read when it changes: later it would cost a layout for every key
   const resized = new ResizeObserver(() => { width = context.root.clientWidth; });
 
@@ -30,9 +31,7 @@ export function statisticsView(context: Context): Panel {
     const { state, text, source } = context;
     tools.hidden = body.hidden = isTable;
     heads.element.hidden = !isTable;
-    const wanted = [state.text, text.title, isTable].join();
-    if (wanted !== tooled) {
-      tooled = wanted;
+    if (areToolsNew(state.text, text.title, isTable)) {
       fill(shape, segments("Show", isTable ? "head" : "", [["", "Charts"], ["head", "Table of heads"]],
         (table) => context.set({ table })));
       fill(tools, choice("Statistic", nameOfStatistic(), Object.keys(text.layers[0].heads[0].values).map((name) =>

@@ -2,15 +2,15 @@
 import { headName, meansOnly, type Context, type Panel } from "./context";
 import { fill, h, saving, segments, choice } from "./dom";
 import { headTiles } from "./head_tiles";
-import { lines } from "./lines";
-import { model } from "./model";
+import { linesMode } from "./lines";
+import { modelMode } from "./model";
 import type { MakeMode, Mode } from "./mode";
-import { neurons } from "./neurons";
+import { neuronsMode } from "./neurons";
 import { isPair } from "./sentences";
 import type { State } from "./state";
-import { words } from "./words";
+import { wordsMode } from "./words";
 
-const MODES: Record<string, MakeMode> = { words, heads: lines, model, neurons };
+const MODES: Record<string, MakeMode> = { words: wordsMode, heads: linesMode, model: modelMode, neurons: neuronsMode };
 const NAMES: [string, string][] = [["words", "Words"], ["heads", "Head view"], ["model", "Model view"],
   ["neurons", "Neurons"]];
 const DRAWN: (keyof State)[] = ["view", "text", "layer", "head", "way", "heads", "side", "pairs", "scale"]; // needs a new drawing

@@ -10,11 +10,12 @@ import type { Mode } from "./mode";
 import { aboutHead } from "./about_head";
 import { movedBy, pairLine } from "./pair_line";
 import { layerRows } from "./layer_rows";
+import { within } from "./steps";
 
 const [SHOWN, ARCS] = [600, 5]; // words at a time, links drawn as arcs
 interface Directions { attended: Float32Array | null; received: Float32Array | null; norm: number }
 
-export function words(context: Context, body: HTMLElement): Mode {
+export function wordsMode(context: Context, body: HTMLElement): Mode {
   let turn = 0;
   let pointed: number | null = null;
   let only: Head | null = null; // shown alone
@@ -89,7 +90,7 @@ export function words(context: Context, body: HTMLElement): Mode {
 
   function steps([first, last]: [number, number]): HTMLElement {
     const move = (by: number, said: string) => h("button", { type: "button",
-      onclick: () => context.set({ query: Math.max(0, Math.min(queries().length - 1, context.state.query + by)) }) }, said);
+      onclick: () => context.set({ query: within(context.state.query + by, queries().length) }) }, said);
     return h("p", { class: "hint" }, `Tokens ${first} to ${last - 1} of ${queries().length}. `, move(-SHOWN, "Earlier"), " ",
       move(SHOWN, "Later"));
   }
@@ -211,7 +212,7 @@ export function words(context: Context, body: HTMLElement): Mode {
       return true;
     },
     preview(head) { only = head; void colour(pointed ?? context.state.query); },
-    key: (event) => movedBy(context, event, { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10 }),
+    key: (event) => movedBy(context, event, 10),
     close() { turn++; staged = null; watch.disconnect(); },
   };
 }

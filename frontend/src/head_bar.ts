@@ -1,0 +1,51 @@
+// The bar of the frame: which layer and head are shown, and the way to the others. Its controls stay while the text is
+// the same, so that the keyboard keeps its place.
+import { changeDetector } from "./changes";
+import { headName, type Context } from "./context";
+import { layerLabel, rolesOf } from "./data";
+import { choice, fill, h, signButton, strong } from "./dom";
+
+const WITHOUT_HEAD = ["learn", "overview", "pins"]; // Pins has a chooser on each side
+
+export interface HeadBar { element: HTMLElement; draw(): void; turn(by: number): void }
+
+export function headBar(context: Context): HeadBar {
+  const element = h("section", { class: "bar", "aria-label": "Layer and head" });
+  const title = h("h1", { dir: "auto" });
+  const isNew = changeDetector();
+
+  // Go to the next head, through all layers.
+  function turn(by: number) {
+    const { state, text } = context;
+    const all = text.layers.flatMap((layer, at) => layer.heads.map((_, head) => [at, head]));
+    const here = all.findIndex(([layer, head]) => layer === state.layer && head === state.head);
+    const [layer, head] = all[(here + by + all.length) % all.length];
+    context.set({ layer, head });
+    context.tell(headName(context));
+  }
+
+  function controls(): HTMLElement[] {
+    const { state, text } = context;
+    const layers = text.layers.map((layer, at): [string, string] => [String(at), layerLabel(layer)]);
+    const heads = text.layers[state.layer].heads.map((_, head): [string, string] => [String(head), String(head)]);
+    return [choice("Layer", String(state.layer), layers, (value) => context.set({ layer: Number(value) })),
+      choice("Head", String(state.head), heads, (value) => context.set({ head: Number(value) })),
+      h("span", { class: "segments", role: "group", "aria-label": "Step through heads" },
+        signButton("‹", "Previous head ([)", () => turn(-1)), signButton("›", "Next head (])", () => turn(1))), title];
+  }
+
+  function draw() {
+    const { state, text, source } = context;
+    const isOfHead = !WITHOUT_HEAD.includes(state.view);
+    const canType = source.common.live_model && state.view !== "compare";
+    element.hidden = !isOfHead && (state.view === "learn" || !source.common.live_model);
+    if (isNew(state.text, text.title, text.layers.length, text.layers[state.layer].heads.length, isOfHead, canType))
+      fill(element, ...(isOfHead ? controls() : []), canType && h("button", { type: "button", class: "main-button",
+        onclick: () => context.set({ view: "compare" }) }, "Type another text"));
+    if (!isOfHead) return;
+    [state.layer, state.head].forEach((value, at) => { element.querySelectorAll("select")[at].value = String(value); });
+    const roles = rolesOf(text, state.layer, state.head).join(", ");
+    fill(title, strong(headName(context)), roles && h("span", { class: "hint" }, ` ${roles}`));
+  }
+  return { element, draw, turn };
+}
