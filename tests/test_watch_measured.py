@@ -219,3 +219,34 @@ def test_statistics_of_a_measured_map_are_those_of_its_weights():
     torch.testing.assert_close(seen[name].summarize(rg.Entropy())[0], expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(kept.statistics[name].of(rg.Entropy), expected, atol=1e-5, rtol=0)
     assert sum(len(kept._parts[n].calls) for n in kept.names) == 2  # the runs that measure are no calls
+
+
+@pytest.mark.parametrize("name", ["GroundingDinoBiMultiHeadAttention"])
+def test_attention_in_two_directions_is_one_map_of_both_sequences(name):
+    torch.manual_seed(0)
+    config = transformers.GroundingDinoConfig(d_model=16, encoder_ffn_dim=32, encoder_attention_heads=4)
+    module = getattr(transformers.models.grounding_dino.modeling_grounding_dino, name)(config).eval()
+    pixels, words = torch.randn(2, 6, 16), torch.randn(2, 4, 16)
+    holder = torch.nn.Module()
+    holder.attention = sharpened(module)
+    holder.forward = lambda: holder.attention(pixels, words)
+    (of_pixels, of_words), seen = watched(holder, {})
+    weights = seen[0].dense()
+    assert weights.shape == (2, 2, 10, 10)
+    torch.testing.assert_close(weights[:, :, :6, 6:].flatten(0, 1), of_pixels[1], atol=1e-5, rtol=0)
+    torch.testing.assert_close(weights[:, :, 6:, :6].flatten(0, 1), of_words[1], atol=1e-5, rtol=0)
+    assert weights[:, :, :6, :6].abs().max() == 0 == weights[:, :, 6:, 6:].abs().max()
+
+
+def test_values_that_are_given_are_measured_too():
+    kind = transformers.models.d_fine.modeling_d_fine.DFineMultiscaleDeformableAttention
+    torch.manual_seed(0)
+    config = transformers.DFineConfig(d_model=16, decoder_attention_heads=2, num_feature_levels=2, decoder_n_points=2)
+    holder = torch.nn.Module()
+    holder.attention = sharpened(kind(config).eval())
+    pixels, queries, boxes = torch.randn(2, 26, 16), torch.randn(2, 5, 16), torch.rand(2, 5, 1, 4)
+    levels = {"spatial_shapes": torch.tensor([(4, 5), (2, 3)]), "spatial_shapes_list": [(4, 5), (2, 3)]}
+    holder.forward = lambda: holder.attention(queries, None, boxes, pixels, **levels)
+    outputs, seen = watched(holder, {})
+    assert seen[0].shape == (2, 2, 5, 26)
+    assert_law(seen[0], pixels, outputs[0])

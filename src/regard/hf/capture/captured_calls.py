@@ -68,6 +68,9 @@ class Capture:
     @cached_property
     def map(self) -> AttentionMap:
         """The weights; built at the first access."""
+        return self._scored()
+
+    def _scored(self) -> ScoredMap:
         key = self.keys.tensor[:, :, : len(self.positions.keys)]
         prepared = Prepared.of(self.attention, self.query, key, self.positions)
         B, H, I, _ = self.query.shape

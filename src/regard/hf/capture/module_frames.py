@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.hf.capture.softmax_trace import Trace
+from regard.hf.capture.torch_calls import ObservedCall
 
 
 @dataclass(eq=False)
@@ -17,7 +18,8 @@ class ModuleFrame:
     """An attention module or encoder layer that runs: its path, the calls of its attention so far, inputs, softmaxes.
 
     The path is None for an encoder layer that is no attention module itself. `random` is the state of the random
-    numbers at its start, if the module may have to run again to measure its weights.
+    numbers at its start, if the module may have to run again to measure its weights. `halves` are the backend calls of
+    differential attention.
     """
 
     module: nn.Module
@@ -27,6 +29,7 @@ class ModuleFrame:
     random: Tensor | None = None
     output: Any = None
     trace: Trace = field(default_factory=Trace)
+    halves: list[ObservedCall] = field(default_factory=list)
 
 
 @dataclass(eq=False)

@@ -9,6 +9,7 @@ and heads do not mix, and that all channels of a head have one map.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -31,9 +32,10 @@ from regard.maps.indices import Index
 from regard.pieces.grid import Grid
 from regard.positions import Positions
 
-#: Names of the projections of values and of outputs, and of the number of heads.
-VALUES = re.compile(r"^(v|value|values|v_proj|value_proj|value_global)$")
-OUTPUT = re.compile(r"^(o|o_proj|out_proj|output_proj|to_out|out|dense)$")
+#: Names of the projections of values and of outputs, of inputs that are values themselves, and of the number of heads.
+VALUES = re.compile(r"^(v|v_proj|values?(_\w+)?)$")
+OUTPUT = re.compile(r"^(o|o_proj|to_out|out|out(put)?(_\w+)?_proj|dense)$")
+GIVEN = ("values", "value", "encoder_hidden_states")
 HEADS = ("num_heads", "num_attention_heads", "num_attn_heads", "n_heads", "n_head")
 #: Largest error of a probe, relative to the largest output.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
@@ -43,8 +45,13 @@ ROUNDING = 1e-6
 
 
 def has_values(module: nn.Module) -> bool:
-    """Whether a module has a projection of its values, whose result can be replaced."""
-    return any(VALUES.match(name) for name, _ in module.named_children())
+    """Whether a module has a projection of its values, or an input of that name, that can be replaced."""
+    return any(VALUES.match(name) for name, _ in module.named_children()) or _given_values(module) is not None
+
+
+def _given_values(module: nn.Module) -> str | None:
+    names = inspect.signature(module.forward).parameters
+    return next((name for name in GIVEN if name in names), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +85,7 @@ class GivenCall:
 
             return hook
 
-        args, kwargs = snapshot(self.args, self.kwargs)
+        args, kwargs = self._given(replacements, values)
         with ExitStack() as hooks, torch.random.fork_rng(()):
             torch.set_rng_state(self.random)
             for name, child in self.module.named_children():
@@ -87,8 +94,21 @@ class GivenCall:
                 elif OUTPUT.match(name):
                     hooks.callback(child.register_forward_pre_hook(lambda _, given: sums.append(given[0])).remove)
             output = self.module.forward(*args, **kwargs)
-        result = output if isinstance(output, Tensor) else output[0]
+        result = _first(output)
         return Run(values, [x.detach().clone() for x in sums or [result]], result)
+
+    def _given(self, replacements: list[Tensor] | None, values: list[tuple[str, Tensor]]) -> tuple[Any, Any]:
+        """The inputs. If a module does not project its values, they are one of the inputs, and replaced here."""
+        args, kwargs = snapshot(self.args, self.kwargs)
+        name = _given_values(self.module)
+        if name is None or any(VALUES.match(child) for child, _ in self.module.named_children()):
+            return args, kwargs
+        given = inspect.signature(self.module.forward).bind(*args, **kwargs)
+        tensor = given.arguments.get(name)
+        if isinstance(tensor, Tensor):
+            values.append((name, tensor.detach().clone()))
+            given.arguments[name] = tensor if replacements is None else replacements[0].clone()
+        return given.args, given.kwargs
 
 
 @dataclass(frozen=True)
@@ -142,12 +162,21 @@ class ProbedCall:
     def of(name: str, given: GivenCall, output: Any, slot: LastWeights) -> ProbedCall:
         """The call, after three runs of the module that prove its weights can be measured; else `Untranslatable`."""
         run, kind = given.run(), type(given.module).__name__
-        original = output if isinstance(output, Tensor) else output[0]
+        original = _first(output)
+        if not isinstance(original, Tensor) or not isinstance(run.output, Tensor):
+            raise Untranslatable(f"{kind} returns no tensor first, so its weights cannot be measured")
         if original.is_meta:
             raise Untranslatable(NO_NUMBERS)
         if run.output.shape != original.shape or not _close(run.output, original, 1e-4 * float(original.abs().max())):
             raise Untranslatable(f"{kind} gives another output when it runs again, so its weights cannot be measured")
-        for layout in _layouts(given.module, run):
+        if not run.values:
+            raise Untranslatable(
+                f"{kind} computed no values in this call, perhaps because what it attends to was absent"
+            )
+        layouts = list(_layouts(given.module, run))
+        if not layouts:
+            raise Untranslatable(f"{kind} has values and sums of shapes in which no heads are found: {_shapes(run)}")
+        for layout in layouts:
             error, largest = _probe(given, layout, run)
             tolerance = TOLERANCE.get(original.dtype, 1e-4) * largest
             if error <= tolerance:
@@ -245,6 +274,18 @@ def _order(of_sums: list[int], of_values: tuple[int, ...]) -> tuple[int, ...]:
     if len(set(of_sums)) == len(of_sums) and sorted(of_sums) == sorted(of_values):
         return tuple(of_sums.index(length) for length in of_values)
     return tuple(range(len(of_sums)))
+
+
+def _shapes(run: Run) -> str:
+    tensors = (*(x for _, x in run.values), *run.sums)
+    return ", ".join(str(tuple(x.shape)) for x in tensors)
+
+
+def _first(output: Any) -> Any:
+    """The first tensor of a module's output; a pair of attentions returns pairs."""
+    while isinstance(output, tuple | list) and output:
+        output = output[0]
+    return output
 
 
 def _three_axes(sums: Tensor) -> Tensor:

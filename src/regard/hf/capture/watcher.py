@@ -31,6 +31,7 @@ from regard.hf.attention_modules import (
 )
 from regard.hf.calls import DIRECT, NO_NUMBERS, Call, MaskCache, Untranslatable, translate
 from regard.hf.capture.captured_calls import Capture, ModuleCalls, ModuleMap, SharedKeys
+from regard.hf.capture.differential import DifferentialCapture, differential, is_differential
 from regard.hf.capture.kernel_statistic import row_logsumexp
 from regard.hf.capture.lazy_projection import DeferredCall
 from regard.hf.capture.model_inputs import ModelInputs, pictured_inputs
@@ -276,7 +277,9 @@ class _Watcher:
         if output is None:
             return
         frame.output = output
-        if frame.inputs is not None and frame.trace.softmaxes:
+        if frame.halves:
+            self._keep(frame.name, lambda: self._differential(frame))
+        elif frame.inputs is not None and frame.trace.softmaxes:
             caller = running[-1] if running else None
             if caller in self.callers and not frame.trace.is_multiplied and frame.trace.returned_by(output):
                 self.running.returned.append(ReturnedWeights(frame, caller))
@@ -323,7 +326,11 @@ class _Watcher:
         """Keep one call of a backend, if its module belongs to the model."""
         if self.probing:
             return
-        self._keep_call(self.names.get(call.module), lambda: ObservedCall(call, _first(output)))
+        frame = self.running.frames[-1] if self.running.frames else None
+        if frame is not None and frame.module is call.module and is_differential(frame.module):
+            frame.halves.append(ObservedCall(call, _first(output)))
+        else:
+            self._keep_call(self.names.get(call.module), lambda: ObservedCall(call, _first(output)))
 
     def on_attention(self, module: nn.Module | None, weights: AttentionMap) -> None:
         """Keep a map reported by a module of `regard.nn`, or by `attend` for the module that called it."""
@@ -415,6 +422,11 @@ class _Watcher:
         query, key = _without_static_cache(translation.query.detach()), _without_static_cache(call.key.detach(), call)
         logsumexp = row_logsumexp(call, translation)
         return Capture(translation.attention, translation.positions, query, SharedKeys(key), verified, logsumexp)
+
+    def _differential(self, frame: ModuleFrame) -> DifferentialCapture:
+        first = self._capture(frame.name or "", frame.halves[0])
+        assert isinstance(first, Capture)
+        return differential(frame.module, first, [half.output for half in frame.halves], _first(frame.output))
 
     def _note_uncaptured(self) -> None:
         for name, module in self.candidates.items():

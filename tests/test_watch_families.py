@@ -1,0 +1,103 @@
+"""Families whose map is not one plain softmax: the difference of two, and keys that an indexer selects."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+import regard as rg
+from miniatures import LLAMA, MOE, T, sharpened, tokens
+from watching import assert_identical, assert_verified, oracle, watched
+
+SPARSE = LLAMA | MOE | {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
+SPARSE |= {"v_head_dim": 8, "num_key_value_heads": 4, "n_group": 1, "topk_group": 1, "n_routed_experts": 2}
+SPARSE |= {"index_topk": 3, "index_n_heads": 2, "index_head_dim": 16, "first_k_dense_replace": 2}
+
+
+def built(name, **settings):
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{name}Config")(**settings)
+    return sharpened(getattr(transformers, f"{name}Model")(config).eval())
+
+
+def difference(model, number, inputs):
+    """The map of a layer of DiffLlama from the input of its normalisation, with unit values."""
+    layer = model.layers[number].self_attn
+    heads, width = layer.config.num_attention_heads, layer.head_dim
+    kept = {}
+    hooks = [
+        layer.v_proj.register_forward_hook(lambda _, __, output: kept.get("v", output)),
+        layer.groupnorm.register_forward_pre_hook(lambda _, given: kept.update(sums=given[0])),
+    ]
+    n, kv = inputs["input_ids"].shape[1], layer.config.num_key_value_heads
+    rows = torch.zeros(2, heads // 2, n, n)
+    for j in range(n):  # value 1 at token j, in every head and channel
+        kept["v"] = torch.zeros(2, n, kv * width)
+        kept["v"][:, j] = 1.0
+        with torch.no_grad():
+            model(**inputs, use_cache=False)
+        rows[..., j] = kept["sums"][..., 0].transpose(1, 2)
+    for hook in hooks:
+        hook.remove()
+    return rows
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_diffllama_has_the_difference_of_its_two_maps(backend):
+    model, inputs = built("DiffLlama", **LLAMA), {"input_ids": tokens(T)}
+    with torch.no_grad():
+        for layer in model.layers:  # lambda far from its start
+            layer.self_attn.lambda_q1.normal_(0, 0.5)
+    model.set_attn_implementation(backend)
+    with torch.no_grad():
+        plain = model(**inputs)
+    outputs, seen = watched(model, inputs)
+    assert_identical(outputs[0], plain[0])
+    assert_verified(seen)
+    assert [len(seen.calls(name)) for name in seen] == [1, 1]
+    weights = seen[0]
+    torch.testing.assert_close(weights.dense(), difference(model, 0, inputs), atol=1e-5, rtol=0)
+    assert isinstance(weights, rg.SumMap) and weights.is_signed and weights.shape == (2, 2, T, T)
+    returned = oracle(model, inputs)["all"][0]  # the two softmaxes, which transformers returns
+    torch.testing.assert_close(torch.cat([part.dense() for part in weights.parts], 1), returned, atol=1e-5, rtol=0)
+
+
+def test_diffllama_has_the_same_rows_when_it_generates():
+    model, ids = built("DiffLlama", **LLAMA), tokens(T)
+    _, whole = watched(model, {"input_ids": ids})
+    with rg.watch(model) as seen, torch.no_grad():
+        cache = model(ids[:, :-1], use_cache=True).past_key_values
+        model(ids[:, -1:], past_key_values=cache, use_cache=True)
+    step = seen.calls(seen.names[0])[-1]
+    assert step.shape == (2, 2, 1, T)
+    torch.testing.assert_close(step.dense()[:, :, 0], whole[0].dense()[:, :, -1], atol=1e-5, rtol=0)
+
+
+def test_a_module_that_subtracts_otherwise_is_missing_with_the_reason():
+    model, inputs = built("DiffLlama", **LLAMA), {"input_ids": tokens(T)}
+    norm = model.layers[0].self_attn.groupnorm
+    own, calls = norm.forward, []
+
+    def once(x):
+        calls.append(x)
+        return own(x.flip(1) if len(calls) == 1 else x)
+
+    norm.forward = once
+    _, seen = watched(model, inputs)
+    assert "does not subtract" in seen.missing["layers.0.self_attn"] and len(seen) == 1
+
+
+@pytest.mark.parametrize("name", ["DeepseekV32", "GlmMoeDsa"])
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_keys_that_an_indexer_selects(name, backend):
+    model, inputs = built(name, **SPARSE), {"input_ids": tokens(T)}
+    expected = oracle(model, inputs)
+    model.set_attn_implementation(backend)
+    outputs, seen = watched(model, inputs)
+    assert_verified(seen)
+    for weights, wanted in zip(seen.maps.values(), expected["all"], strict=True):
+        torch.testing.assert_close(weights.dense(), wanted, atol=1e-5, rtol=0)
+        counts = (weights.dense() > 0).sum(-1)
+        assert counts.max() == 3 and (counts[:, :, 2:] == 3).all()  # index_topk keys, as soon as there are as many
+    assert outputs[0].shape == (2, T, 16)
