@@ -290,6 +290,26 @@ def test_statistics_of_the_peer_are_ours(monkeypatch):
         compare(tensors_of(mine), statistics.eagerly(is_causal, *inputs)(*inputs), 1e-4)
 
 
+def test_recurrent_peers_are_ours(monkeypatch):
+    from regard.bench.cases import recurrent
+
+    monkeypatch.setattr(recurrent, "HEADS", 2)
+    monkeypatch.setattr(recurrent, "WIDTH", 8)
+    monkeypatch.setattr(recurrent, "SSM", (2, 4, 8))
+    setting = Setting()
+    peers = {one.work: one.peers for one in recurrent.cases(setting)}
+    assert sum(map(len, peers.values())) == 5
+    for make, ours, theirs in (
+        (partial(recurrent.delta_inputs, setting, 20, 2), recurrent.delta, recurrent.recurrent.chunked_delta),
+        (partial(recurrent.delta_inputs, setting, 20, 2), recurrent.delta, recurrent.recurrent.delta_by_token),
+        (partial(recurrent.delta_inputs, setting, 1, 2), recurrent.next_delta, recurrent.recurrent.next_delta),
+        (partial(recurrent.state_space_inputs, setting, 20), recurrent.state_space, recurrent.recurrent.chunked_scan),
+    ):
+        inputs = make()
+        compare(tensors_of(ours(*inputs)(*inputs)), theirs(*inputs)(*inputs), 1e-4)
+    assert not broken_law(mechanism("gated_deltanet").example)
+
+
 def test_a_gpu_has_rows_of_softmax_and_statistics_against_the_same_peers(monkeypatch):
     """SDPA, FlexAttention and the dense formula; what can run without a GPU agrees on small inputs."""
     found = cases(Setting("cuda"), ("softmax", "statistics"))

@@ -105,7 +105,7 @@ class Mechanism:
             value = torch.randn(given["batch"], given["key_heads"], given["keys"], given["value_width"], dtype=dtype)
         return attention, query, key, value
 
-    def tensors(self, attention: Attention, query: Tensor, key: Tensor, value: Tensor) -> dict[str, Tensor]:
+    def tensors(self, attention: Any, query: Tensor, key: Tensor, value: Tensor) -> dict[str, Any]:
         """Random tensors that the pieces of an example need for each call, by name.
 
         >>> import regard as rg
@@ -114,11 +114,16 @@ class Mechanism:
         >>> tensors["beta"].shape, rg.attend(*example, **tensors).weights.is_signed
         (torch.Size([2, 4, 24]), True)
         """
-        sizes, found = Sizes.of(query, key, value), {}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(1)
-            for name, axes in (need for piece in attention.pieces() for need in needs_of(piece).items()):
-                shape = [getattr(sizes, axis) for axis in axes.split()]
-                draw, _ = DRAWS.get(name, (torch.clone, ""))
-                found[name] = draw(torch.rand(shape, dtype=query.dtype))
-        return found
+        return call_tensors(attention, query, key, value)
+
+
+def call_tensors(attention: Any, query: Tensor, key: Tensor, value: Tensor) -> dict[str, Any]:
+    """Random tensors that the pieces of an attention need for a call, by name."""
+    sizes, found = Sizes.of(query, key, value), {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        for name, axes in (need for piece in attention.pieces() for need in needs_of(piece).items()):
+            shape = [getattr(sizes, axis) for axis in axes.split()]
+            draw, _ = DRAWS.get(name, (torch.clone, ""))
+            found[name] = draw(torch.rand(shape, dtype=query.dtype))
+    return found

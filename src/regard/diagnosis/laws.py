@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.attention import Attention
 from regard.attention_output import AttentionOutput, attend
 from regard.cache import GrowingCache
+from regard.catalog.entry import call_tensors
 from regard.engine import ENGINES, Problem
 from regard.engine.reference import reference
 from regard.errors import RegardError
@@ -105,7 +106,22 @@ def broken_law(small: Callable[[], Example]) -> str:
     return ""
 
 
+@torch.no_grad()
+def recurrence_agrees_with_the_reference(example: Example) -> None:
+    """Check output and weights of an attention with a transition, with random tensors of the call."""
+    attention, q, k, v = example
+    tensors = call_tensors(*example)
+    seen = attend(attention, q, k, v, **tensors)
+    expected = attend(attention, q, k, v, **tensors, engine="reference").output
+    torch.testing.assert_close(seen.output, expected, **CLOSE)
+    values = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+    torch.testing.assert_close(seen.weights.dense() @ values, expected, **CLOSE)
+
+
 def _laws(small: Callable[[], Example]) -> Iterator[tuple[str, Callable[[], None]]]:
+    if small()[0].transition is not None:
+        yield "the recurrence agrees with the reference", lambda: recurrence_agrees_with_the_reference(small())
+        return
     yield "dense agrees with the reference", lambda: agrees_with_the_reference("dense", small())
     yield "gradients of dense agree with the reference", lambda: dense_slope_is_that_of_the_reference(small())
     for engine in sorted(set(ENGINES) - {"reference", "dense"}):

@@ -19,6 +19,7 @@ GROUPS = (
     "bias",
     "additive",
     "linear",
+    "recurrent",
     "decoding",
     "statistics",
     "model",
