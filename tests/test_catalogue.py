@@ -13,9 +13,10 @@ from regard.catalog import mechanisms
 from regard.catalog.entry import FAMILIES
 
 MODELS = Path(transformers.__file__).parent / "models"
-#: What the modelling file of a model with the mechanism holds.
+#: What the modelling or configuration file of a model with the mechanism holds.
 EVIDENCE = {
     "alibi": "build_alibi_tensor|build_mpt_alibi_tensor",
+    "axial_rope": r"class \w*VisionRotaryEmbedding",
     "bigbird": r"class BigBird\w*BlockSparseAttention",
     "block_local": r"class \w*LocalAttention|create_chunked_causal_mask",
     "cosine": r"normalize\(query_layer, dim=-1\)",
@@ -27,6 +28,7 @@ EVIDENCE = {
     "kimi_delta": "chunk_kimi_delta_attention",
     "lightning": "LightningAttention",
     "learned_positions": r"position_embeddings? = nn\.(Embedding|Parameter)|wpe = nn\.Embedding|LearnedPosition",
+    "longrope": '"longrope"',
     "longformer": r"class (Longformer|LED\w*)SelfAttention",
     "mamba_1": "mamba_selective_scan|selective_scan_fn",
     "mamba_2": "mamba2_chunk_scan|mamba_chunk_scan_combined",
@@ -34,6 +36,9 @@ EVIDENCE = {
     "mla": "kv_a_proj_with_mqa",
     "multi_head": "num_heads|num_attention_heads",
     "multi_query": "multi_query",
+    "multimodal_rope": "mrope_section",
+    "position_temperature": "attn_temperature_tuning|get_llama_4_attn_scale|_llama_4_scaling",
+    "qk_norm": r"self\.q_norm = ",
     "neighborhood": "NeighborhoodAttention",
     "nystrom": "num_landmarks",
     "perceiver": "PerceiverSelfAttention",
@@ -46,6 +51,7 @@ EVIDENCE = {
     "softcap": "attn_logit_softcapping",
     "t5": "_relative_position_bucket",
     "transformer_xl": "rel_shift|linear_pos",
+    "yarn": '"yarn"|yarn_get_mscale',
 }
 
 
@@ -55,7 +61,8 @@ def test_a_mechanism_has_its_family_its_year_and_models_that_have_it(name):
     assert entry.family in FAMILIES
     assert str(entry.year) in re.findall(r"\b(?:19|20)\d\d\b", entry.paper)
     for model in entry.used_by:
-        code = "".join(path.read_text() for path in (MODELS / model).glob("modeling_*.py"))
+        files = [*(MODELS / model).glob("modeling_*.py"), *(MODELS / model).glob("configuration_*.py")]
+        code = "".join(path.read_text() for path in files)
         assert re.search(EVIDENCE.get(name, ""), code) and code, f"{name}: {model}"
 
 

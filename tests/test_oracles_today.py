@@ -349,6 +349,10 @@ def test_forgetting_gate_by_gate(engine):
     close(seen.weights[...], expected)
     close(seen.output, expected @ v)
     close(seen.weights[1, 0, 7], expected[1, 0, 7])
+    independent = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal(), normalizer=rg.Sigmoid(offset=0.0))
+    weights = rg.attend(independent, q, k, v, log_forget=log_forget, engine=engine).weights[...]
+    own = weights.diagonal(dim1=-2, dim2=-1)  # a softmax would hide a number that a whole row has too much
+    close(own, ((q * k).sum(-1) / math.sqrt(8)).sigmoid())  # no gate is between a token and itself
 
 
 def test_forgetting_token_by_token_and_by_chunks_of_a_cache():

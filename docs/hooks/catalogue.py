@@ -25,12 +25,28 @@ SENTENCE = "The animal didn't cross the street because it was too tired."
 LAYER, HEAD, WIDTH = 3, 1, 32
 #: The sections of the scored mechanisms: the heading, and the mechanisms under it. Other families have one each.
 SECTIONS = {
-    "Scores": "luong_dot luong_general luong_concat bahdanau cosine soft_lookup",
-    "Heads and roles": "self_attention masked cross multi_head grouped_query multi_query",
-    "Positions": "sinusoidal learned_positions rope alibi t5 shaw transformer_xl",
+    "Scores": "luong_dot luong_general luong_concat bahdanau cosine soft_lookup qk_norm",
+    "Heads and roles": "self_attention masked cross multi_head grouped_query multi_query mla gated_output",
+    "Positions": "sinusoidal learned_positions rope alibi t5 shaw transformer_xl yarn longrope multimodal_rope "
+    "axial_rope kerple fire forgetting pope",
     "Masks": "sliding_window block_local dilated longformer bigbird tree shared_prefix neighborhood sliding_tiles",
-    "Normalisers": "sparse top_k softcap sinks",
+    "Normalisers": "sparse top_k softcap sinks sigmoid scalable_softmax position_temperature",
     "Linear time": "linear performer",
+}
+#: Arguments of mechanisms in pictures, where those of their small examples do not fit the width of the model.
+PICTURED = {
+    "longrope": {"factors": [1.0 + m for m in range(WIDTH // 2)]},
+    "axial_rope": {"coordinates": torch.stack((torch.arange(24) // 6, torch.arange(24) % 6))},
+    "multimodal_rope": {  # the time, row and column of 4 words, a picture of 4 x 4 patches, and 4 words
+        "coordinates": torch.tensor(
+            [
+                [0, 1, 2, 3, *[4] * 16, 8, 9, 10, 11],
+                [0, 1, 2, 3, *(4 + m // 4 for m in range(16)), 8, 9, 10, 11],
+                [0, 1, 2, 3, *(4 + m % 4 for m in range(16)), 8, 9, 10, 11],
+            ]
+        ),
+        "sections": (6, 5, 5),
+    },
 }
 PLACE = (
     "Left: all tokens are the same, so the weights show only the mask, the bias and the positions (grey: not allowed). "
@@ -70,12 +86,8 @@ def _index() -> str:
             lines += [f"## {family.capitalize()}\n", f"{meaning}\n"]
             for title, entries in _sections(of_family):
                 lines += [f"### {title}\n"] if title else []
-                lines += [
-                    "| mechanism | year | what it does | cost | in |",
-                    "|---|---|---|---|---|",
-                    *map(_row, entries),
-                    "",
-                ]
+                lines += ["| mechanism | what it does | cost | year, and some models |", "|---|---|---|---|"]
+                lines += [*map(_row, entries), ""]
     return "\n".join([*lines, "</div>"])
 
 
@@ -131,7 +143,7 @@ def _page(entry: rg.Mechanism, attention: rg.Attention) -> str:
 
 def _use(entry: rg.Mechanism, q: Tensor, k: Tensor, v: Tensor) -> str:
     """A few lines that run, with the shapes that the catalogue gives."""
-    arguments = ", ".join(f"{name}={value!r}" for name, value in entry.tiny.items())
+    arguments = ", ".join(f"{name}={_written(value)}" for name, value in entry.tiny.items())
     shapes = [
         f"{name} = torch.randn{tuple(x.shape)}" + " " * (28 - len(str(tuple(x.shape)))) + f"# {axes}"
         for name, x, axes in zip("qkv", (q, k, v), ("B, H, I, D", "B, G, J, D", "B, G, J, E"), strict=True)
@@ -148,6 +160,11 @@ def _drawn(name: str, tensor: Tensor) -> str:
     """The code that draws a tensor of the call."""
     code = DRAWS[name][1] if name in DRAWS else "torch.rand{}"
     return code.format(tuple(tensor.shape)).replace("normalize(", "torch.nn.functional.normalize(")
+
+
+def _written(value: object) -> str:
+    """A value as a reader types it."""
+    return f"torch.tensor({value.tolist()})" if isinstance(value, Tensor) else repr(value)
 
 
 def _formula(text: str) -> str:
@@ -183,6 +200,7 @@ def _fitted(entry: rg.Mechanism, query: Tensor, key: Tensor) -> tuple[rg.Attenti
         given |= {"size": 5, "global_positions": (0,)}
     if entry.name == "bigbird":
         given["block"] = 2
+    given |= PICTURED.get(entry.name, {})
     torch.manual_seed(0)
     with torch.no_grad():
         attention = entry.build(**given).eval()

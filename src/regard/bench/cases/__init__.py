@@ -17,6 +17,7 @@ GROUPS = (
     "planning",
     "calls",
     "bias",
+    "today",
     "additive",
     "linear",
     "recurrent",
