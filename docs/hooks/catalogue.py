@@ -48,6 +48,7 @@ PICTURED = {
         "sections": (6, 5, 5),
     },
 }
+LEFT_OUT = "Another page says [what is left out, and why](../guides/left-out.md).\n"
 PLACE = (
     "Left: all tokens are the same, so the weights show only the mask, the bias and the positions (grey: not allowed). "
 )
@@ -78,7 +79,7 @@ def pages() -> Iterator[tuple[str, str | bytes]]:
 
 def _index() -> str:
     """All mechanisms by family, then by year."""
-    lines = ["# Catalogue\n", "Each page is made from one file of `src/regard/catalog`.\n", f"{LETTERS}\n"]
+    lines = ["# Catalogue\n", "Each page is made from one file of `src/regard/catalog`.", LEFT_OUT, f"{LETTERS}\n"]
     lines.append('<div class="cards" markdown>\n')
     for family, meaning in FAMILIES.items():
         of_family = sorted((e for e in rg.mechanisms().values() if e.family == family), key=lambda e: (e.year, e.name))

@@ -30,7 +30,8 @@ SEARCHED_LAST = {"log.md", "CHANGELOG.md", "CONTRIBUTING.md", "architecture.md",
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fill in the sections of the navigation that come from the sources."""
-    names = {"Catalogue": ["catalogue/index.md", *({name: f"catalogue/{name}.md"} for name in catalogue.names())]}
+    mechanisms = [{name: f"catalogue/{name}.md"} for name in catalogue.names()]
+    names = {"Catalogue": ["catalogue/index.md", {"What is left out": "guides/left-out.md"}, *mechanisms]}
     names["Reference"] = [reference.path_of(title) for title in reference.REFERENCE]
     config.nav = [{title: names.get(title, where)} for entry in config.nav or [] for title, where in entry.items()]
     return config
