@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +13,8 @@ from typing import Any
 
 from benchmarks.texts import HEADS, LAYERS, LENGTH, long_text, many_heads, page_of_words
 from regard.bench.measure import Goal
-from regard.viewer import Sheet, load_run, save_run, write_page
-from regard.viewer.connections import server_config
+from regard.viewer import load_run, save_run, write_page
+from regard.viewer.connections import in_thread
 from regard.viewer.server import application
 
 VIEWS = re.findall(
@@ -59,7 +58,7 @@ def goals() -> Iterator[Goal]:
 def first_picture(browser: Any, folder: Path) -> Iterator[Goal]:
     """From the address to the picture, of a saved text that is opened as `regard view` does."""
     save_run(folder / "run", [long_text()])
-    with served(load_run(folder / "run")) as address:
+    with in_thread(application(load_run(folder / "run"))) as address:
         for view, drawn in DRAWN.items():
             seconds = min(until_drawn(browser, f"{address}#{view}", drawn) for _ in range(3))
             work = f"address to first picture of {view}, {LAYERS} layers x {HEADS} heads, n = {LENGTH}"
@@ -110,18 +109,3 @@ def opened(browser: Any) -> Iterator[Any]:
     context.add_init_script(OBSERVED)
     yield context.new_page()
     context.close()
-
-
-@contextmanager
-def served(sheets: list[Sheet]) -> Iterator[str]:
-    """The address of a server in a thread."""
-    import uvicorn
-
-    server = uvicorn.Server(server_config(application(sheets), port=0, log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
-    server.should_exit = True
-    thread.join(10)

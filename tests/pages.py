@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
-from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -48,23 +46,12 @@ def translation(title="Bahdanau"):
     return TextReading.of(title, maps_of(4, keys=5, heads=2, layers=1), source, queries=target)
 
 
-@contextmanager
 def served(sheets, asking=10, **options):
     """The address of a server of these texts; a client has `asking` seconds for its request."""
-    import uvicorn
-
-    from regard.viewer.connections import server_config
+    from regard.viewer.connections import in_thread
     from regard.viewer.server import application
 
-    config = server_config(application(sheets, **options), asking, port=0, log_level="error", lifespan="off")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        thread.join(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
-    server.should_exit = True
-    thread.join(10)
+    return in_thread(application(sheets, **options), asking)
 
 
 def chromium():

@@ -188,14 +188,16 @@ def precise(engine):
     return (x, CLOSE) if engine != "kernel" else (x.detach().float().requires_grad_(), {"rtol": 1e-4, "atol": 1e-5})
 
 
+def causal_attention(engine):
+    """A causal attention that this engine runs."""
+    if engine == "linear":
+        return rg.Attention(rg.KernelScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
+    return rg.Attention(mask=rg.causal())
+
+
 @pytest.mark.parametrize("engine", ENGINES_WITH_GRADIENTS)
 def test_activation_checkpointing_frees_what_is_inside_and_gives_the_same_gradients(engine):
-    kernel = engine == "linear"
-    attention = (
-        rg.Attention(rg.KernelScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
-        if kernel
-        else rg.Attention(mask=rg.causal())
-    )
+    attention = causal_attention(engine)
     (x, close), held = precise(engine), []
 
     def layer(x):
@@ -214,12 +216,7 @@ def test_activation_checkpointing_frees_what_is_inside_and_gives_the_same_gradie
 @pytest.mark.parametrize("engine", ENGINES_WITH_GRADIENTS)
 def test_saved_tensors_can_be_kept_elsewhere(engine):
     """Everything large that backward needs passes the hooks for saved tensors."""
-    kernel = engine == "linear"
-    attention = (
-        rg.Attention(rg.KernelScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
-        if kernel
-        else rg.Attention(mask=rg.causal())
-    )
+    attention = causal_attention(engine)
     (x, close), packed = precise(engine), []
 
     def pack(tensor):

@@ -14,7 +14,7 @@ import torch
 import regard as rg
 from pages import FLAGS, WORDS, chromium, maps_of, reading, until
 from regard import display
-from regard.viewer import figures
+from regard.viewer import figures, notebook_widget
 from regard.viewer import widget as widget_module
 from regard.viewer.page import bundle
 from watching import watched
@@ -89,7 +89,7 @@ def test_without_a_picture_the_page_is_all(reason, monkeypatch):
 
 
 def test_long_texts_stay_with_the_kernel(monkeypatch):
-    monkeypatch.setattr(widget_module, "EMBEDDED_BYTES", 100)
+    monkeypatch.setattr(notebook_widget, "EMBEDDED_BYTES", 100)
     assert json.loads(maps_of(6)["layer.0"].show().data) == {"live": True}
 
 
@@ -180,7 +180,7 @@ START = """([script, data]) => {
 @pytest.mark.parametrize("live", [False, True])
 def test_the_widget_in_a_browser(live, monkeypatch):
     playwright = pytest.importorskip("playwright.sync_api")
-    monkeypatch.setattr(widget_module, "EMBEDDED_BYTES", 0 if live else 1 << 30)
+    monkeypatch.setattr(notebook_widget, "EMBEDDED_BYTES", 0 if live else 1 << 30)
     widget = widget_module.show_texts([reading()])
     with playwright.sync_playwright() as running:
         browser = running.chromium.launch(executable_path=chromium(), args=FLAGS)

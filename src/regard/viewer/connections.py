@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,44 +18,23 @@ def server_config(app: Any, asking: float = ASKING, reading: float = READING, **
     """The configuration of uvicorn, with one parser of HTTP, whatever else is installed."""
     import uvicorn
 
+    from regard.viewer.timed_connection import TimedConnection
+
+    connection = type("Connection", (TimedConnection,), {"asking": asking, "reading": reading})
     defaults = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 1, "ws": "none"}
-    return uvicorn.Config(app, http=_connection_class(asking, reading), **defaults | options)
+    return uvicorn.Config(app, http=connection, **defaults | options)
 
 
-@cache
-def _connection_class(asking: float, reading: float) -> type[Any]:
-    """uvicorn's class of connections, with limits for a request or an answer that makes no progress."""
-    from uvicorn.protocols.http.h11_impl import H11Protocol
+@contextmanager
+def in_thread(app: Any, asking: float = ASKING) -> Iterator[str]:
+    """The address of a server in a thread, which ends with the block: for tests and measurements."""
+    import uvicorn
 
-    class Connection(H11Protocol):
-        limit: Any = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._close_after(asking)
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if self.cycle is not None and not self.cycle.response_complete:
-                self._close_after(None)
-            elif self.limit is None:  # a request that comes byte by byte has no more time
-                self._close_after(asking)
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._close_after(reading)
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            self._close_after(None)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            super().connection_lost(exc)
-            self._close_after(None)
-
-        def _close_after(self, seconds: float | None) -> None:
-            if self.limit is not None:
-                self.limit.cancel()
-            self.limit = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
-
-    return Connection
+    server = uvicorn.Server(server_config(app, asking, port=0, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        thread.join(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
+    server.should_exit = True
+    thread.join(10)

@@ -39,24 +39,22 @@ PREDICATES = {
 
 
 @dataclass(frozen=True)
-class Maybe:
+class Around:
+    """What says more of a form."""
+
+    form: Any
+
+
+class Maybe(Around):
     """A value of `form`, or null."""
 
-    form: Any
 
-
-@dataclass(frozen=True)
-class Named:
+class Named(Around):
     """An object with any names, whose values have this form."""
 
-    form: Any
 
-
-@dataclass(frozen=True)
-class Optional:
+class Optional(Around):
     """A part of an object that older runs do not have."""
-
-    form: Any
 
 
 # A form is a name from above, [form] for a list, (form, form) for a list of that length, or {name: form} for an object

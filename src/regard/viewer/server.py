@@ -53,39 +53,52 @@ def application(
 ) -> Starlette:
     """The ASGI application: the page at `/`, answers below `/ask/`. `hosts` are the accepted host names; None: all."""
     _need_packages()
-    import anyio
     from starlette.applications import Starlette
-    from starlette.concurrency import run_in_threadpool
-    from starlette.responses import HTMLResponse, PlainTextResponse, Response
     from starlette.routing import Route
 
-    answers, page = Answers(sheets, model, story), html(embed({"live": True}), "'self'")
-    slots, typed = anyio.Semaphore(AT_ONCE), TypedRequests(answers)
-
-    async def show(request: Request) -> Response:
-        return HTMLResponse(page, headers=HEADERS)
-
-    async def ask(request: Request) -> Response:
-        async with slots:
-            if await request.is_disconnected():  # the reader moved on, so the page cancelled the request
-                return Response(status_code=499)
-            try:
-                content = await run_in_threadpool(answers.answer, request.path_params["path"])
-            except (NoAnswer, RegardError) as reason:
-                return PlainTextResponse(str(reason), 404, headers=HEADERS)
-        kind = "json" if request.path_params["path"].startswith("text") else "octet-stream"
-        return Response(content, media_type=f"application/{kind}", headers=HEADERS)
-
-    async def read(request: Request) -> Response:
-        status, content = await typed.content(request)
-        return Response(content, status, headers=HEADERS, media_type=KINDS[status == 200])
-
-    routes = [Route("/", show, methods=["GET"]), Route("/ask/{path:path}", ask, methods=["GET"])]
+    handlers = Handlers(Answers(sheets, model, story))
+    routes = [Route("/", handlers.show, methods=["GET"]), Route("/ask/{path:path}", handlers.ask, methods=["GET"])]
     if model is not None:
-        routes.insert(0, Route(READ, read, methods=["POST"]))
+        routes.insert(0, Route(READ, handlers.read, methods=["POST"]))
     app = Starlette(routes=routes)
     app.add_middleware(Guard, hosts=hosts, token=token, post=None if model is None else READ)
     return app
+
+
+class Handlers:
+    """Answers the requests of a page: the page itself, its data, and typed texts."""
+
+    def __init__(self, answers: Answers) -> None:
+        import anyio
+
+        self.answers, self.page = answers, html(embed({"live": True}), "'self'")
+        self.slots, self.typed = anyio.Semaphore(AT_ONCE), TypedRequests(answers)
+
+    async def show(self, request: Request) -> Response:
+        from starlette.responses import HTMLResponse
+
+        return HTMLResponse(self.page, headers=HEADERS)
+
+    async def ask(self, request: Request) -> Response:
+        from starlette.concurrency import run_in_threadpool
+        from starlette.responses import PlainTextResponse, Response
+
+        path = request.path_params["path"]
+        async with self.slots:
+            if await request.is_disconnected():  # the reader moved on, so the page cancelled the request
+                return Response(status_code=499)
+            try:
+                content = await run_in_threadpool(self.answers.answer, path)
+            except (NoAnswer, RegardError) as reason:
+                return PlainTextResponse(str(reason), 404, headers=HEADERS)
+        kind = "json" if path.startswith("text") else "octet-stream"
+        return Response(content, media_type=f"application/{kind}", headers=HEADERS)
+
+    async def read(self, request: Request) -> Response:
+        from starlette.responses import Response
+
+        status, content = await self.typed.content(request)
+        return Response(content, status, headers=HEADERS, media_type=KINDS[status == 200])
 
 
 def _need_packages() -> None:

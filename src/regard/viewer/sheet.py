@@ -112,28 +112,34 @@ class Sheet:
         pooled = [_pooled(weights, results[0]) for weights, results in zip(maps, measured, strict=True)]
         offsets = [results[1][0].cpu() / weights.shape[2] for weights, results in zip(maps, measured, strict=True)]
         layers = zip(reading.profile.layers, pooled, offsets, strict=True)
-        profile, lead = reading.profile, lead_of(reading)
-        about = {
-            "title": reading.title,
-            "model": reading.model,
-            "tokens": profile.tokens,
-            "queries": None if profile.query_tokens == profile.tokens else profile.query_tokens,
-            "special": profile.special,
-            "start": _start(profile, lead),
-            "lead": lead,
-            "cards": cards_of(reading, lead),
+        about = _about(reading) | {
             "layers": [_layer(layer, small, near, reading) for layer, (small, _), near in layers],
             "places": _places(maps),
-            "findings": [vars(finding) for finding in reading.findings],
-            "warnings": warning_lines(reading.findings, sum(layer.num_heads for layer in profile.layers)),
-            "has_roles": reading.roles is not None,
-            "why_no_roles": reading.why_no_roles,
             "gold": [list(link) for link in gold],
             "aligned": aligned,
             "charts": list(charts),
             "picture": None,
         }
         return Sheet(about, maps, [ready for _, ready in pooled])
+
+
+def _about(reading: TextReading) -> dict[str, Any]:
+    """The words of the text, what the page opens with, and what was found."""
+    profile, lead = reading.profile, lead_of(reading)
+    return {
+        "title": reading.title,
+        "model": reading.model,
+        "tokens": profile.tokens,
+        "queries": None if profile.query_tokens == profile.tokens else profile.query_tokens,
+        "special": profile.special,
+        "start": _start(profile, lead),
+        "lead": lead,
+        "cards": cards_of(reading, lead),
+        "findings": [vars(finding) for finding in reading.findings],
+        "warnings": warning_lines(reading.findings, sum(layer.num_heads for layer in profile.layers)),
+        "has_roles": reading.roles is not None,
+        "why_no_roles": reading.why_no_roles,
+    }
 
 
 def sheets_of(texts: Sequence[TextReading | Sheet]) -> list[Sheet]:

@@ -2,75 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from base64 import b64encode
 from collections.abc import Sequence
-from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import MissingPackage, RegardError
 from regard.maps import AttentionMap
 from regard.stats import TextReading
-from regard.viewer.answers import Answers, NoAnswer
-from regard.viewer.figures import static_picture
-from regard.viewer.page import bundle, embed, payload
 from regard.viewer.picture_sheets import picture_sheets
 from regard.viewer.sheet import Sheet, page_folds, sheets_of
 
 if TYPE_CHECKING:
     from regard.hf.capture.model_maps import WatchedAttention
 
-#: The most bytes of maps inside the widget.
-EMBEDDED_BYTES = 4 << 20
 #: The parts of a model, in the order of their tabs.
 TITLES = {"encoder": "Encoder", "decoder": "Decoder", "cross": "Decoder to encoder"}
 
 
-@cache
 def widget_class() -> type[Any]:
-    """The class of the widget. It is made at the first use, because anywidget is optional."""
+    """The class of the widget. It is imported at the first use, because anywidget is optional."""
     try:
-        import anywidget
-        import traitlets
+        from regard.viewer.notebook_widget import Regard
     except ModuleNotFoundError as error:
         raise MissingPackage("show", error.name or "", "view") from None
-
-    class Regard(anywidget.AnyWidget):
-        """Shows every head of some texts."""
-
-        _esm = bundle("page.js")
-        _css = bundle("page.css")
-        data = traitlets.Unicode().tag(sync=True)
-
-        def __init__(self, sheets: list[Sheet]) -> None:
-            self.answers = Answers(sheets)
-            size = sum(math.prod(weights.shape) for sheet in sheets for weights in sheet.maps)
-            super().__init__(data=embed({"live": True} if size * 4 > EMBEDDED_BYTES else payload(sheets)))
-            self.on_msg(self._asked)
-
-        def __repr__(self) -> str:
-            return f"Regard({len(self.answers.sheets)} text{'s' * (len(self.answers.sheets) != 1)})"
-
-        def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
-            """The page, and a picture for places that run no widget: a notebook on GitHub, or one opened later."""
-            bundle = super()._repr_mimebundle_(**options)
-            if bundle is None or self.picture is None:
-                return bundle
-            return bundle[0] | {"image/png": self.picture}, bundle[1]
-
-        @cached_property
-        def picture(self) -> str | None:
-            """A PNG as base64, drawn at the first display; None if there is none."""
-            png = static_picture(self.answers.sheets)
-            return None if png is None else b64encode(png).decode()
-
-        def _asked(self, _: Any, content: Any, buffers: Any) -> None:
-            """Answers a message {id, path} with {id} and one buffer, or with {id, error}."""
-            try:
-                self.send({"id": content["id"]}, [self.answers.answer(str(content["path"]))])
-            except (NoAnswer, RegardError) as reason:
-                self.send({"id": content["id"], "error": str(reason)})
-
     return Regard
 
 
