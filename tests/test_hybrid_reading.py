@@ -48,7 +48,10 @@ def test_a_hybrid_is_read_with_shares_and_kinds():
     assert lines[1].startswith("Attention (layer 1): ") and "negative" not in lines[1]
     assert lines[2] == "Weights of layer 0 have signs; the numbers here are shares of |weight|."
     assert result.reading.roles is not None and result.error < 1e-4
-    notes = [layer["note"] for layer in Sheet.of(result.reading).about["layers"]]
+    about = Sheet.of(result.reading).about
+    notes = [layer["note"] for layer in about["layers"]]
+    lead = "".join(part for part, _ in about["lead"]["sentence"])
+    assert (" of its |weight| on " in lead) == (about["lead"]["layer"] == 0)
     assert notes[0].startswith("Delta rule. Weights have signs") and notes[1] == ""
 
 
@@ -78,9 +81,10 @@ def test_very_many_channels_are_shown_as_their_mean(monkeypatch):
     _, seen = watched(build("Mamba"), {"input_ids": tokens(9)})
     reading = rg.TextReading.of("", seen.maps, batch=1, kinds=seen.kinds)
     (layer, _), (shown, _) = reading.profile.layers, reading.maps.values()
-    assert (layer.num_heads, layer.num_averaged, shown.shape) == (1, 16, (1, 1, 9, 9))
-    torch.testing.assert_close(shown.dense()[0, 0], shares_of(seen[0].dense()[1]).mean(0), atol=1e-6, rtol=1e-5)
-    assert "Each of layers 0, 1 is shown as the mean of its 16 channels." in list(kind_lines(reading.profile))
+    assert (layer.num_heads, layer.averaged, shown.shape) == (1, (8, 16), (1, 1, 9, 9))
+    some = torch.linspace(0, 15, 8).round().long()
+    torch.testing.assert_close(shown.dense()[0, 0], shares_of(seen[0].dense()[1][some]).mean(0), atol=1e-6, rtol=1e-5)
+    assert "Each of layers 0, 1 is shown as the mean of 8 of its 16 channels." in list(kind_lines(reading.profile))
 
 
 def test_the_mean_over_heads_is_a_map():

@@ -177,3 +177,14 @@ def test_training_is_watched_too():
         model(tokens(6), use_cache=False).logits.sum().backward()
     assert_verified(seen)
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_of_many_channels_some_are_verified(monkeypatch):
+    monkeypatch.setattr("regard.hf.capture.recurrent_calls.HEADS", 3)
+    model = build("Mamba")
+    _, seen = watched(model, {"input_ids": tokens(7)})
+    assert_verified(seen)
+    for function, reader in list(core_calls.READERS.items()):
+        monkeypatch.setitem(core_calls.READERS, function, changed(reader, key=0.9))
+    with pytest.raises(rg.RegardError, match="differ from the output"):
+        watched(model, {"input_ids": tokens(7)})

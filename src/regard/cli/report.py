@@ -207,9 +207,7 @@ def _layer_data(reading: TextReading, layer: LayerProfile) -> dict[str, Any]:
         numbers = {name: float(values[head]) for name, values in layer.values.items()}
         heads.append({**numbers, "strongest": vars(layer.strongest(head, reading.profile.ordinary))})
     about = {"name": layer.name, "number": layer.number, "kind": layer.kind, "negative": layer.negative}
-    return (
-        about | {"channels": layer.num_averaged, "heads": heads} if layer.num_averaged > 1 else about | {"heads": heads}
-    )
+    return about | {"averaged": layer.averaged, "heads": heads}
 
 
 def _word_data(reading: TextReading, word: str) -> dict[str, Any]:

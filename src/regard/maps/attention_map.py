@@ -28,6 +28,7 @@ from regard.maps.folds import (
     MassOn,
     Pool,
     SignedMass,
+    Signs,
     Similarity,
     State,
     Tile,
@@ -346,18 +347,22 @@ class ShareMap(AttentionMap):
     tensor([[[3., 3., 3.]]])
     """
 
-    def __init__(self, source: AttentionMap, totals: Tensor | None = None) -> None:
-        """`totals`: sum_j |w_ij|, (B, H, I); computed in one pass at the first look if it is not given."""
-        self.source, self._totals = source, totals
+    def __init__(self, source: AttentionMap, signs: Signs | None = None) -> None:
+        """`signs`: the sums of the weights of each sign; computed in one pass at the first look if not given."""
+        self.source, self._signs = source, signs
         self.attention, self.positions, self.grid = source.attention, source.positions, source.grid
+
+    @property
+    def signs(self) -> Signs:
+        """The sums of the positive and of the negative weights of every row, (B, H, I) each."""
+        if self._signs is None:
+            (self._signs,) = self.source.summarize(SignedMass())
+        return self._signs
 
     @property
     def totals(self) -> Tensor:
         """sum_j |w_ij| of every row, (B, H, I)."""
-        if self._totals is None:
-            (mass,) = self.source.summarize(SignedMass())
-            self._totals = mass.positive - mass.negative
-        return self._totals
+        return self.signs.positive - self.signs.negative
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -376,7 +381,7 @@ class ShareMap(AttentionMap):
         """The map of some batch entries and heads (indices), still lazy."""
         b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
         h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
-        return ShareMap(self.source.select(batch, head), self.totals[b][:, h])
+        return ShareMap(self.source.select(batch, head), Signs(*(part[b][:, h] for part in self.signs)))
 
     def _shares(self, weights: Tensor, rows: Tensor | slice) -> Tensor:
         rows = rows if isinstance(rows, slice) else to_device(rows, self.device)

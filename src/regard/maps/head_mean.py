@@ -15,7 +15,9 @@ from regard.maps.indices import Index, indices
 
 
 class HeadMean(AttentionMap):
-    """mean_h w_hij of another map. Layers of channels (Mamba-1, RWKV, convolutions) have thousands of heads.
+    """mean_h w_hij of another map, which may have some of the `num_channels` heads of a layer.
+
+    Layers of channels (Mamba-1, RWKV, convolutions) have thousands of heads.
 
     >>> import torch, regard as rg
     >>> from regard.maps.head_mean import HeadMean
@@ -26,8 +28,9 @@ class HeadMean(AttentionMap):
     True
     """
 
-    def __init__(self, source: AttentionMap) -> None:
+    def __init__(self, source: AttentionMap, num_channels: int | None = None) -> None:
         self.source, self.is_signed = source, source.is_signed  # type: ignore[misc]
+        self.num_channels = source.shape[1] if num_channels is None else num_channels
         self.attention, self.positions = source.attention, source.positions
         self.grid = replace(source.grid, head=source.grid.head[:1])
 
@@ -42,7 +45,7 @@ class HeadMean(AttentionMap):
     @checked
     def select(self, batch: Index, head: Index) -> AttentionMap:
         """The map of some batch entries, still lazy; its only head is head 0."""
-        selected = HeadMean(self.source.select(batch, torch.arange(self.source.shape[1])))
+        selected = HeadMean(self.source.select(batch, torch.arange(self.source.shape[1])), self.num_channels)
         selected.grid = replace(selected.grid, head=selected.grid.head[indices("weights.select", "head", head, 1)])
         return selected
 

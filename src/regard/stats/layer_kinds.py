@@ -79,9 +79,13 @@ def kind_lines(profile: Profile) -> Iterator[str]:
     if any(kind.kind != ATTENTION for kind in kinds):
         yield from (kind.sentence for kind in kinds)
         yield from _numbering(layers)
-    if averaged := [layer for layer in layers if layer.num_averaged > 1]:
-        counts = " or ".join(map(str, sorted({layer.num_averaged for layer in averaged})))
-        yield f"Each of {_layers([layer.number for layer in averaged])} is shown as the mean of its {counts} channels."
+    by_size: dict[tuple[int, int], list[int]] = {}
+    for layer in layers:
+        if layer.averaged is not None:
+            by_size.setdefault(layer.averaged, []).append(layer.number)
+    for averaged, numbers in by_size.items():
+        each = "Each of " if len(numbers) > 1 else ""
+        yield f"{each}{_layers(numbers)} is shown as {_mean_of(averaged)}.".capitalize()
     signed = [layer.number for layer in layers if layer.negative is not None]
     if signed:
         yield f"Weights of {_layers(signed)} have signs; the numbers here are shares of |weight|."
@@ -94,10 +98,16 @@ def layer_note(layer: LayerProfile) -> str:
     'Delta rule. Weights have signs: numbers are shares of |weight|, of which 25 % is negative.'
     """
     kind = "" if layer.kind in ("", ATTENTION) else f"{layer.kind.capitalize()}."
-    mean = f"The mean of {layer.num_averaged} channels." if layer.num_averaged > 1 else ""
+    mean = f"This is {_mean_of(layer.averaged)}." if layer.averaged else ""
     share = None if layer.negative is None else f"{100 * layer.negative:.0f} % is negative"
     signs = f"Weights have signs: numbers are shares of |weight|, of which {share}." if share else ""
     return " ".join(part for part in (kind, mean, signs) if part)
+
+
+def _mean_of(averaged: tuple[int, int]) -> str:
+    """`the mean of 128 of its 1,536 channels`."""
+    some, every = averaged
+    return f"the mean of {f'{some} of ' if some < every else ''}its {every:,} channels"
 
 
 def _numbering(layers: Sequence[LayerProfile]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.checks import Count, checked
 from regard.errors import RegardError
-from regard.maps import AttentionMap, Fold, KeyTotals, Links, SignedMass, Similarity, TopLinks
+from regard.maps import AttentionMap, Fold, KeyTotals, Links, Similarity, TopLinks
 from regard.maps.attention_map import ShareMap
 from regard.maps.head_mean import HeadMean
 from regard.maps.scored_map import ScoredMap
@@ -26,7 +26,7 @@ SPECIAL_TOKEN = re.compile(r"\[(CLS|SEP|PAD|MASK)\]|</?s>|<(pad|unk|bos|eos)>|<\
 
 #: Heads are compared on all queries of short texts; for long texts, on at least this many and fewer than twice as many.
 COMPARED = 4096
-#: A layer with more heads is shown as the mean over them: the channels of Mamba-1, of RWKV, and of convolutions.
+#: A layer with more heads is shown as the mean over so many: the channels of Mamba-1, of RWKV, and of convolutions.
 MOST_HEADS = 128
 
 
@@ -57,8 +57,8 @@ class LayerProfile:
     tokens, after the mean row of each map is subtracted: whether heads treat each query alike. `scale` is the factor c
     that was given for the scores c q . k, divided by the usual 1 / sqrt(D), or None. `kind` is the kind of the layer,
     if it is known. Of signed weights all numbers are of their shares |w_ij| / sum_j |w_ij|, and `negative` is the share
-    of |weight| that is negative; otherwise it is None. Of a layer with more than 128 heads all numbers are of the mean
-    over its `num_averaged` heads.
+    of |weight| that is negative; otherwise it is None. A layer with more than 128 heads is measured as one head, the
+    mean over some of them; `averaged` is (number of these heads, number of all heads), otherwise None.
 
     >>> import torch, regard as rg
     >>> from regard.stats import profile
@@ -82,7 +82,7 @@ class LayerProfile:
     scale: float | None = None
     kind: str = ""
     negative: float | None = None
-    num_averaged: int = 1
+    averaged: tuple[int, int] | None = None
 
     @property
     def num_heads(self) -> int:
@@ -216,24 +216,24 @@ def _check(name: str, weights: AttentionMap, queries: list[str], tokens: list[st
 def one_text(operation: str, weights: AttentionMap, batch: int) -> AttentionMap:
     """The map of one text of a batch, as shares; errors name the operation.
 
-    Of a signed map these are the shares of |weight|. A layer with very many heads is the mean over them.
+    Of a signed map these are the shares of |weight|. Of a layer with very many heads it is the mean over `MOST_HEADS`
+    of them, evenly spaced.
     """
     B, H, _, _ = weights.shape
     if not 0 <= batch < B:
         raise RegardError(f"{operation}: batch {batch} is out of range; the map has {B} text{'s' * (B > 1)}.")
-    weights = weights if B == 1 else weights.select(torch.tensor([batch]), torch.arange(H))
+    some = torch.linspace(0, H - 1, min(H, MOST_HEADS)).round().long()
+    weights = weights if B == 1 and len(some) == H else weights.select(torch.tensor([batch]), some)
     shares = weights.shares() if weights.is_signed else weights
-    return HeadMean(shares) if H > MOST_HEADS else shares
+    return HeadMean(shares, H) if len(some) < H else shares
 
 
-def _signs(weights: AttentionMap) -> float | None:
+def _negative(weights: AttentionMap) -> float | None:
     """The share of |weight| that is negative, as the mean over queries and heads; None if no weight can be."""
-    source = weights.source if isinstance(weights, HeadMean) else weights
-    if not isinstance(source, ShareMap) or not source.source.is_signed:
+    shares = weights.source if isinstance(weights, HeadMean) else weights
+    if not isinstance(shares, ShareMap) or not shares.source.is_signed:
         return None
-    (mass,) = source.source.summarize(SignedMass())
-    total = mass.positive - mass.negative
-    return float((-mass.negative / total.masked_fill(total == 0, 1.0)).mean())
+    return float((-shares.signs.negative / shares.totals.masked_fill(shares.totals == 0, 1.0)).mean())
 
 
 def _layer(
@@ -268,8 +268,8 @@ def _layer(
         num_special=len(special),
         agreement=agreement,
         scale=relative_scale(weights),
-        negative=_signs(weights),
-        num_averaged=weights.source.shape[1] if isinstance(weights, HeadMean) else 1,
+        negative=_negative(weights),
+        averaged=(weights.source.shape[1], weights.num_channels) if isinstance(weights, HeadMean) else None,
     )
 
 

@@ -36,7 +36,7 @@ class HeadLink:
 class TextReading:
     """A title, one map of the text for each layer, and their profile.
 
-    Signed maps are held as shares of |weight|, and a layer with more than 128 heads as the mean over them.
+    Signed maps are held as shares of |weight|, and a layer with more than 128 heads as the mean over 128 of them.
     `roles` is None if roles were not computed, for example because the text is too short. `masks` are the warnings
     about masks, and `model` is the name of the model, if it is known.
 

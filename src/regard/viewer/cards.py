@@ -19,7 +19,7 @@ from regard.stats.head_extremes import NEARBY, HeadValue, entropies_outside, nea
 from regard.stats.roles import CONTENT, KINDS, LABEL, MARGIN, QUERIES
 from regard.stats.warnings import COMMON_TARGETS, COPY
 from regard.viewer.lead import other_link
-from regard.viewer.sentences import HEAD, PLAIN, Part, joined, percent, short_name, token
+from regard.viewer.sentences import HEAD, PLAIN, Part, joined, percent, short_name, token, weight_of
 
 #: The most cards of a text, and the most bars of a picture.
 NUM_CARDS, NUM_BARS = 5, 64
@@ -138,7 +138,8 @@ def _target(role: Role) -> str:
 
 
 def _share_sentence(reading: TextReading, head: HeadValue, target: str) -> list[Part]:
-    return [[_name(reading, head), HEAD], [f" puts {percent(head.value)} of its weight on {target}.", PLAIN]]
+    of = weight_of(reading.profile.layers[_at(reading, head)[0]])
+    return [[_name(reading, head), HEAD], [f" puts {percent(head.value)} of its {of} on {target}.", PLAIN]]
 
 
 def nearby(reading: TextReading) -> Iterator[Card]:

@@ -9,7 +9,7 @@ import torch
 
 from regard.stats import LayerProfile, Link, Profile, TextReading
 from regard.stats.text_reading import plain
-from regard.viewer.sentences import HEAD, PLAIN, Part, layer_name, percent, token
+from regard.viewer.sentences import HEAD, PLAIN, Part, layer_name, percent, token, weight_of
 
 #: What these words refer to depends on the sentence.
 PRONOUNS = frozenset(["he", "she", "it", "they", "him", "her", "them", "his", "hers", "its", "their", "theirs"])
@@ -151,17 +151,17 @@ def _described(reading: TextReading, index: int, head: int, link: Link) -> dict[
         "key": link.key,
         "weight": weight,
         "links": links,
-        "sentence": _sentence(reading, f"{layer_name(layer)}, head {head}", link, weight),
+        "sentence": _sentence(reading, f"{layer_name(layer)}, head {head}", link, weight, weight_of(layer)),
     }
 
 
-def _sentence(reading: TextReading, place: str, link: Link, weight: float) -> list[Part]:
+def _sentence(reading: TextReading, place: str, link: Link, weight: float, of: str) -> list[Part]:
     return [
         ["In ", PLAIN],
         [place, HEAD],
         [", ", PLAIN],
         *token(reading, link.query, query=True),
-        [f" puts {percent(weight)} of its weight on ", PLAIN],
+        [f" puts {percent(weight)} of its {of} on ", PLAIN],
         *token(reading, link.key),
         [".", PLAIN],
     ]

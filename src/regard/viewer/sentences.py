@@ -33,6 +33,11 @@ def layer_name(layer: LayerProfile) -> str:
     return f"layer {layer.number}" if _is_path(layer) else layer.name
 
 
+def weight_of(layer: LayerProfile) -> str:
+    """What the shares of a layer are shares of: |weight|, if weights have signs."""
+    return "weight" if layer.negative is None else "|weight|"
+
+
 def short_name(layer: LayerProfile, head: int) -> str:
     """`L2.H1`, or `Bahdanau, head 0`, as the page names heads in a grid."""
     return head_name(layer.number, head) if _is_path(layer) else f"{layer.name}, head {head}"

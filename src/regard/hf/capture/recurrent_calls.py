@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -22,6 +22,8 @@ UNKNOWN_STATE = (
 )
 
 
+#: Heads that are verified, if each of thousands of channels is a head.
+HEADS = 64
 #: The value of `verify` that recomputes every row.
 ALL_ROWS = "all"
 
@@ -90,19 +92,26 @@ class RecurrentCall:
         if not self.verified:
             return
         calls = list(self._calls())[::-1]
-        value = torch.cat([_ordered(call.core.value, order) for call, order in calls], 2)
-        J = value.shape[2]
-        some = torch.linspace(0, J - 1, min(ROWS, J)).round().long().unique()
-        rows = torch.arange(J) if self.verified == ALL_ROWS else some
-        expected = map_of(self.form(), J).tile(rows=rows).to(value.dtype) @ value
+        value = _whole([(call.core.value, order) for call, order in calls])
+        heads, rows = self._sampled(value)
+        weights = map_of(self.form(), value.shape[2]).tile(head=heads, rows=rows)
+        expected = weights.to(value.dtype) @ value[:, heads]
         parts = [_output(call.core) for call, _ in calls]
         scale, offset, actual = (
-            torch.cat([_ordered(part[n], order) for part, (_, order) in zip(parts, calls, strict=True)], 2)[:, :, rows]
+            _whole([(part[n], order) for part, (_, order) in zip(parts, calls, strict=True)])[:, heads][:, :, rows]
             for n in range(3)
         )
         check = self._compared(expected * scale + offset, actual)
         for call, _ in calls:
             call.check = check
+
+    def _sampled(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The heads and rows that are verified: all heads, and a few rows; of thousands of channels only some."""
+        _, H, J, E = value.shape
+        if self.verified == ALL_ROWS:
+            return torch.arange(H), torch.arange(J)
+        heads = torch.linspace(0, H - 1, min(H, HEADS) if E == 1 else H).round().long()
+        return heads, torch.linspace(0, J - 1, min(J, ROWS)).round().long()
 
     def forget(self) -> None:
         """Drop the values and outputs of this run of calls: they are only needed to verify it."""
@@ -149,5 +158,6 @@ def _output(core: CoreCall) -> tuple[Tensor, Tensor, Tensor]:
     return scale.detach(), offset.detach(), core.output
 
 
-def _ordered(x: Tensor, order: Tensor | None) -> Tensor:
-    return x if order is None else x[order]
+def _whole(parts: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
+    """One tensor from those of consecutive calls, each with the batch entries that the last call continues."""
+    return torch.cat([x if order is None else x[order] for x, order in parts], 2)
