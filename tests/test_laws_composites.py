@@ -29,27 +29,36 @@ def example(name, **sizes):
     return attention, *inputs
 
 
+def attend(name, attention, *inputs, **options):
+    """`rg.attend` with the tensors of the call that the mechanism needs."""
+    return rg.attend(attention, *inputs, **mechanisms()[name].tensors(attention, *inputs), **options)
+
+
+def values_of_heads(q, v):
+    return v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+
+
 @every_composite
 @torch.no_grad()
 def test_weights_times_values_are_the_output_and_tiles_are_parts_of_the_map(name):
     attention, q, k, v = example(name)
-    seen = rg.attend(attention, q, k, v)
+    seen = attend(name, attention, q, k, v)
     weights, (I, J) = seen.weights.dense(), (q.shape[2], k.shape[2])
     assert weights.shape == (*q.shape[:3], J) and weights.dtype == torch.float64
-    torch.testing.assert_close(weights @ v, seen.output, **CLOSE)
+    torch.testing.assert_close(weights @ values_of_heads(q, v), seen.output, **CLOSE)
     torch.testing.assert_close(seen.weights[-1, -1, I // 3], weights[-1, -1, I // 3], **CLOSE)
     torch.testing.assert_close(seen.weights[..., [J - 1, 0, 0]], weights[..., [J - 1, 0, 0]], **CLOSE)
     torch.testing.assert_close(seen.weights.select([1], [2]).tile(rows=[5]), weights[1:, 2:3, 5:6], **CLOSE)
     assert seen.weights.is_signed or not (weights < 0).any()
     for engine in ("dense", "blocked"):
-        torch.testing.assert_close(rg.attend(attention, q, k, v, engine=engine).output, seen.output, **CLOSE)
+        torch.testing.assert_close(attend(name, attention, q, k, v, engine=engine).output, seen.output, **CLOSE)
 
 
 @every_composite
 @torch.no_grad()
 def test_statistics_are_those_of_the_dense_weights(name):
     attention, q, k, v = example(name)
-    seen = rg.attend(attention, q, k, v).weights
+    seen = attend(name, attention, q, k, v).weights
     weights, close = seen.dense(), {"rtol": 1e-5, "atol": 1e-5, "check_dtype": False}
     torch.testing.assert_close(seen.received(), weights.sum(2), **close)
     (mass,) = seen.summarize(rg.SignedMass())
@@ -64,16 +73,18 @@ def test_statistics_are_those_of_the_dense_weights(name):
 def test_gradients_agree_with_finite_differences(name):
     attention, *inputs = example(name, batch=1, queries=8, heads=4)
     inputs = [x.requires_grad_() for x in inputs]
-    assert gradcheck(lambda *x: rg.attend(attention, *x).output, inputs, fast_mode=True)
+    assert gradcheck(lambda *x: attend(name, attention, *x).output, inputs, fast_mode=True)
     parameters = list(attention.parameters())
-    assert parameters or name in ("nystrom", "pooled_keys")
-    slopes = torch.autograd.grad(rg.attend(attention, *inputs).output.square().sum(), parameters) if parameters else ()
+    assert parameters or name in ("nsa", "nystrom", "pooled_keys")
+    slopes = (
+        torch.autograd.grad(attend(name, attention, *inputs).output.square().sum(), parameters) if parameters else ()
+    )
     for parameter, slope in zip(parameters, slopes, strict=True):
         direction, ends = torch.randn_like(parameter), []
         for sign in (1, -1):
             with torch.no_grad():
                 parameter += sign * 1e-6 * direction
-                ends.append(rg.attend(attention, *inputs).output.square().sum())
+                ends.append(attend(name, attention, *inputs).output.square().sum())
                 parameter -= sign * 1e-6 * direction
         torch.testing.assert_close((slope * direction).sum(), (ends[0] - ends[1]) / 2e-6, rtol=1e-5, atol=1e-6)
 
@@ -82,19 +93,20 @@ def test_gradients_agree_with_finite_differences(name):
 @torch.no_grad()
 def test_decoding_equals_one_call_and_later_tokens_change_nothing(name):
     attention, q, k, v = example(name)
-    whole = rg.attend(attention, q, k, v)
+    whole, tensors = attend(name, attention, q, k, v), mechanisms()[name].tensors(attention, q, k, v)
     for chunk in (1, 5):
         cache = rg.GrowingCache()
         for step in range(0, q.shape[2], chunk):
             part = (slice(None), slice(None), slice(step, step + chunk))
-            seen = rg.attend(attention, q[part], k[part], v[part], cache=cache)
+            of_rows = {name: tensor[part] for name, tensor in tensors.items()}
+            seen = rg.attend(attention, q[part], k[part], v[part], cache=cache, **of_rows)
             cache = seen.cache
             torch.testing.assert_close(seen.output, whole.output[part], **CLOSE)
             rows = whole.weights[:, :, step : step + chunk, : seen.weights.shape[3]]
             torch.testing.assert_close(seen.weights.dense(), rows, **CLOSE)
     cut = q.shape[2] // 2
     q, k, v = (torch.cat((x[:, :, :cut], 3 * x[:, :, cut:] + 5), 2) for x in (q, k, v))
-    torch.testing.assert_close(rg.attend(attention, q, k, v).output[:, :, :cut], whole.output[:, :, :cut], **CLOSE)
+    torch.testing.assert_close(attend(name, attention, q, k, v).output[:, :, :cut], whole.output[:, :, :cut], **CLOSE)
 
 
 @pytest.mark.parametrize(("batch", "length"), [(0, 4), (2, 0), (1, 1), (1, 2)])
@@ -102,7 +114,7 @@ def test_decoding_equals_one_call_and_later_tokens_change_nothing(name):
 def test_no_tokens_and_few(name, batch, length):
     attention, *inputs = example(name, batch=batch, queries=length)
     inputs = [x.requires_grad_() for x in inputs]
-    seen = rg.attend(attention, *inputs)
+    seen = attend(name, attention, *inputs)
     assert seen.output.shape == (*inputs[0].shape[:3], inputs[2].shape[3]) and torch.isfinite(seen.output).all()
     assert seen.weights.dense().shape == (batch, 4, length, length)
     assert seen.weights.shares().entropy().shape == (batch, 4, length)
@@ -114,8 +126,9 @@ def test_no_tokens_and_few(name, batch, length):
 @torch.no_grad()
 def test_entries_of_a_batch_are_independent_and_copies_are_equal(name):
     attention, q, k, v = example(name, batch=3)
-    whole = rg.attend(attention, q, k, v)
-    alone = rg.attend(attention, q[1:2], k[1:2], v[1:2])
+    whole, tensors = attend(name, attention, q, k, v), mechanisms()[name].tensors(attention, q, k, v)
+    tensors = {name: tensor[1:2] for name, tensor in tensors.items()}
+    alone = rg.attend(attention, q[1:2], k[1:2], v[1:2], **tensors)
     torch.testing.assert_close(whole.output[1:2], alone.output, **CLOSE)
     torch.testing.assert_close(whole.weights[1:2], alone.weights.dense(), **CLOSE)
     saved = io.BytesIO()
@@ -124,16 +137,17 @@ def test_entries_of_a_batch_are_independent_and_copies_are_equal(name):
     fresh.load_state_dict(torch.load(io.BytesIO(saved.getvalue()), weights_only=True))
     for other in (copy.deepcopy(attention), pickle.loads(pickle.dumps(attention)), fresh):
         assert repr(other) == repr(attention)
-        assert torch.equal(rg.attend(other, q, k, v).output, whole.output)
+        assert torch.equal(attend(name, other, q, k, v).output, whole.output)
 
 
 @every_composite
 @torch.no_grad()
 def test_half_precision_is_near_and_autocast_sums_in_float32(name):
     attention, *inputs = example(name)
-    exact = rg.attend(attention, *inputs).output
-    for dtype in (torch.float32, torch.bfloat16):
-        seen = rg.attend(copy.deepcopy(attention).to(dtype), *(x.to(dtype) for x in inputs))
+    exact, tensors = attend(name, attention, *inputs).output, mechanisms()[name].tensors(attention, *inputs)
+    for dtype in (torch.float32, *(() if name == "nsa" else (torch.bfloat16,))):  # rounding changes what it selects
+        given = {name: x.to(dtype) for name, x in tensors.items()}
+        seen = rg.attend(copy.deepcopy(attention).to(dtype), *(x.to(dtype) for x in inputs), **given)
         assert seen.output.dtype == dtype and seen.weights.dense().dtype == torch.float32
         bound = (1e-4 if dtype == torch.float32 else 0.2) * exact.abs().max()
         assert (seen.output.double() - exact).abs().max() < bound
@@ -143,7 +157,7 @@ def test_half_precision_is_near_and_autocast_sums_in_float32(name):
 @torch.no_grad()
 def test_a_plan_has_one_part_for_each_attention_and_runs_none(name):
     attention, q, k, v = example(name)
-    plan = rg.explain(attention, q, k, v)
+    plan = rg.explain(attention, q, k, v, **mechanisms()[name].tensors(attention, q, k, v))
     calls = []
     for part in plan.parts:
         calls.append(part.engine)
@@ -161,7 +175,7 @@ def test_one_map_of_the_whole_is_reported(name):
             seen.append(weights)
 
     with rg.attention_output.attend_listeners.to(Listener()):
-        whole = rg.attend(attention, *inputs)
+        whole = attend(name, attention, *inputs)
     assert seen == [whole.weights]
 
 
@@ -181,8 +195,8 @@ def test_calls_that_a_composite_cannot_run_are_refused():
         rg.Sum([rg.Attention(), rg.Attention()], [1.0])
     with pytest.raises(rg.RegardError, match=r"factor 0 has shape \(4, 1, 1\).*broadcasts against"):
         rg.attend(example("infini")[0], q[:, :3], k[:, :3], v[:, :3])
-    with pytest.raises(rg.RegardError, match=r"GateFactors needs gates of shape \(B, H, I, parts\)"):
-        rg.attend(rg.Sum([rg.Attention()], rg.GateFactors()), q, q, v, gates=torch.ones(2, 4, 24))
+    with pytest.raises(rg.RegardError, match=r"GateFactors needs gates of shape \(B, H, I, 1\) = \(2, 4, 24, 1\)"):
+        rg.attend(rg.Sum([rg.Attention()], rg.GateFactors(1)), q, q, v, gates=torch.ones(2, 4, 24, 2))
 
 
 def test_a_map_refuses_when_the_matrix_of_its_groups_has_changed():

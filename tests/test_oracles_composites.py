@@ -13,7 +13,7 @@ from transformers.models.nystromformer.modeling_nystromformer import Nystromform
 from transformers.models.perceiver.modeling_perceiver import PerceiverSelfAttention
 
 import regard as rg
-from oracles import FLOAT32, Says, by_torch, close, flat, heads, oracle
+from oracles import FLOAT32, ORACLES, Says, by_torch, close, flat, heads, oracle
 
 
 def diffllama(attention, q, k, v):
@@ -152,3 +152,44 @@ def test_perceiver_is_two_cross_attentions_of_transformers(attention, q, k, v):
     read, read_weights = cross(latents, k, v)
     output, write_weights = cross(q, latents, read)
     return output, write_weights @ read_weights
+
+
+def nsa_row(q, k, i, size, count, near, local):
+    """Native sparse attention of one query of a group, step by step as in flash-linear-attention: three rows of W.
+
+    `q` are the queries (heads of the group, D) at position i, and `k` all keys.
+    """
+
+    def softmax(keys, allowed):
+        weights = np.where(allowed, np.exp(q @ keys.T / np.sqrt(q.shape[1])), 0.0)
+        return weights / np.maximum(weights.sum(1, keepdims=True), 1e-300)
+
+    n, own = len(k), i // size
+    means = np.stack([k[m * size : (m + 1) * size].mean(0) for m in range(n // size)])
+    has_ended = (np.arange(len(means)) + 1) * size <= i + 1
+    compressed = softmax(means, has_ended)
+    importance = {m: compressed[:, m].sum() if m < len(means) else 0.0 for m in range(own + 1)}
+    forced = {0, *range(max(0, own - local + 1), own + 1)}
+    ranked = sorted(importance, key=lambda m: (m not in forced, -importance[m]))[:count]
+    j = np.arange(n)
+    selected = softmax(k, np.isin(j // size, ranked) & (j <= i))
+    window = softmax(k, (j <= i) & (j > i - near))
+    return np.repeat(compressed, size, 1) / size, selected, window
+
+
+@torch.no_grad()
+def test_nsa_is_the_three_branches_row_by_row():
+    entry = rg.mechanism("nsa")
+    attention, q, k, v = entry.example()
+    gates = entry.tensors(attention, q, k, v)["gates"]
+    seen = rg.attend(attention, q, k, v, gates=gates)
+    expected = np.zeros(seen.weights.shape)
+    for b, g, i in np.ndindex(2, 2, 24):
+        own = slice(2 * g, 2 * g + 2)
+        rows = nsa_row(q[b, own, i].numpy(), k[b, g].numpy(), i, 4, 3, 5, 1)
+        expected[b, own, i] = sum(gates[b, own, i, n, None].numpy() * row for n, row in enumerate(rows))
+    close(seen.weights.dense(), expected)
+    close(seen.output, expected @ v.repeat_interleave(2, 1).numpy())
+
+
+ORACLES["nsa"] = [nsa_row]

@@ -219,13 +219,23 @@ class _Neighborhood(Mechanism):
         is_causal: bool | Sequence[bool] = False,
     ) -> Attention: ...
 
+class _Nsa(Mechanism):
+    @staticmethod
+    def build(
+        size: int = 64,
+        k: int = 16,
+        near: int = 512,
+        initial: int = 1,
+        local: int = 2,
+    ) -> Sum: ...
+
 class _Nystrom(Mechanism):
     @staticmethod
     def build(num_landmarks: int = 64, iterations: int = 6) -> Nystrom: ...
 
 class _Perceiver(Mechanism):
     @staticmethod
-    def build(num_latents: int, width: int, num_heads: int) -> ThroughLatents: ...
+    def build(width: int, num_heads: int, num_latents: int = 64) -> ThroughLatents: ...
 
 class _Performer(Mechanism):
     @staticmethod
@@ -436,6 +446,8 @@ def mechanism(name: Literal["multi_query"]) -> _MultiQuery: ...
 def mechanism(name: Literal["multimodal_rope"]) -> _MultimodalRope: ...
 @overload
 def mechanism(name: Literal["neighborhood"]) -> _Neighborhood: ...
+@overload
+def mechanism(name: Literal["nsa"]) -> _Nsa: ...
 @overload
 def mechanism(name: Literal["nystrom"]) -> _Nystrom: ...
 @overload

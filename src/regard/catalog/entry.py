@@ -123,7 +123,7 @@ def call_tensors(attention: Any, query: Tensor, key: Tensor, value: Tensor) -> d
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         for name, axes in (need for piece in attention.pieces() for need in needs_of(piece).items()):
-            shape = [getattr(sizes, axis) for axis in axes.split()]
+            shape = [int(axis) if axis.isdigit() else getattr(sizes, axis) for axis in axes.split()]
             draw, _ = DRAWS.get(name, (torch.clone, ""))
             found[name] = draw(torch.rand(shape, dtype=query.dtype))
     return found

@@ -6,7 +6,7 @@ from regard.composites import ThroughLatents
 
 
 @explained
-def perceiver(num_latents: int, width: int, num_heads: int) -> ThroughLatents:
+def perceiver(width: int, num_heads: int, num_latents: int = 64) -> ThroughLatents:
     """A few learned latents read all tokens, and the queries read the latents: a product of two maps.
 
     A Perceiver has layers between the two, which are not linear. `regard.ProductMap` multiplies any two of its maps.

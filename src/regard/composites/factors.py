@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
 from regard.checks import Size, checked
 from regard.errors import RegardError
+
+#: No tensors of the call.
+EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
 class Factors(nn.Module, ABC):
@@ -27,7 +30,7 @@ class Factors(nn.Module, ABC):
     """
 
     #: The tensors that a call takes by name, and their axes.
-    needs: ClassVar[Mapping[str, str]] = {}
+    needs: Mapping[str, str] = EMPTY
 
     @abstractmethod
     def forward(self, tensors: Mapping[str, Tensor]) -> Sequence[float | Tensor]:
@@ -98,21 +101,31 @@ class HeadGate(Factors):
         return f"{len(self.logits)}"
 
 
+@checked
 class GateFactors(Factors):
-    """A gate for each part and row, given with the call as `gates` (B, H, I, parts).
+    """A gate for each part and row, given with the call as `gates` (B, H, I, num_parts).
 
     >>> import torch, regard as rg
-    >>> two = rg.Sum([rg.Attention(mask=rg.causal()), rg.Attention()], rg.GateFactors())
+    >>> two = rg.Sum([rg.Attention(mask=rg.causal()), rg.Attention()], rg.GateFactors(num_parts=2))
     >>> x = torch.zeros(1, 1, 2, 4)
     >>> rg.attend(two, x, x, x, gates=torch.tensor([[[[1.0, 0.0], [0.5, 0.5]]]])).weights[0, 0]
     tensor([[1.0000, 0.0000],
             [0.5000, 0.5000]])
     """
 
-    needs: ClassVar[Mapping[str, str]] = {"gates": "B H I parts"}
+    def __init__(self, num_parts: Size) -> None:
+        super().__init__()
+        self.num_parts = num_parts
+
+    @property
+    def needs(self) -> Mapping[str, str]:  # type: ignore[override]
+        return {"gates": f"B H I {self.num_parts}"}
 
     def forward(self, tensors: Mapping[str, Tensor]) -> Sequence[float | Tensor]:
         return tensors["gates"].split(1, -1)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_parts}"
 
 
 def check_number(owner: str, factors: Sequence[float | Tensor], num_parts: int) -> None:
