@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import regard as rg
 from regard.catalog import mechanisms
+from regard.pieces.call_tensors import needs_of
 
 
 def _is_single(name: str) -> bool:
     attention = mechanisms()[name].example()[0]
-    return isinstance(attention, rg.Attention) and attention.transition is None
+    if not isinstance(attention, rg.Attention) or attention.transition is not None:
+        return False
+    return not any(map(needs_of, attention.pieces()))
 
 
-#: Mechanisms with one score, one mask and one normaliser: every engine runs them, or says why not.
+#: Mechanisms with one score, one mask and one normaliser, and no tensors of the call: all engines run them, or say why
+#: not.
 SINGLE = sorted(name for name in mechanisms() if _is_single(name))
 #: Mechanisms with a transition, which the engines `recurrent` and `reference` run.
 TRANSPORTED = sorted(name for name, entry in mechanisms().items() if entry.family == "transported")

@@ -21,7 +21,7 @@ from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2_vl
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3RotaryEmbedding
 
 import regard as rg
-from oracles import FLOAT32, Says, by_torch, close, flat, heads, oracle, scatter
+from oracles import FLOAT32, ORACLES, Says, by_torch, close, flat, heads, oracle, scatter
 from regard.catalog import mechanism
 
 SMALL = {"hidden_size": 16, "num_attention_heads": 2, "head_dim": 8, "attn_implementation": "eager"}
@@ -328,7 +328,7 @@ def test_mistakes_name_the_rule(make, said):
         make()
 
 
-def forgetting():
+def drawn_gates():
     """Forgetting attention of drawn gates, and the weights of its definition, gate by gate."""
     q, k, v = torch.randn(3, 2, 2, 40, 8, dtype=torch.float64)
     log_forget = F.logsigmoid(3 * torch.randn(2, 2, 40, dtype=torch.float64))
@@ -343,7 +343,7 @@ def forgetting():
 
 @pytest.mark.parametrize("engine", ["reference", "dense", "blocked"])
 def test_forgetting_gate_by_gate(engine):
-    (q, k, v), log_forget, expected = forgetting()
+    (q, k, v), log_forget, expected = drawn_gates()
     attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
     seen = rg.attend(attention, q, k, v, log_forget=log_forget, engine=engine)
     close(seen.weights[...], expected)
@@ -355,8 +355,11 @@ def test_forgetting_gate_by_gate(engine):
     close(own, ((q * k).sum(-1) / math.sqrt(8)).sigmoid())  # no gate is between a token and itself
 
 
+ORACLES["forgetting"] = [test_forgetting_gate_by_gate]
+
+
 def test_forgetting_token_by_token_and_by_chunks_of_a_cache():
-    (q, k, v), log_forget, expected = forgetting()
+    (q, k, v), log_forget, expected = drawn_gates()
     attention, cache, outputs = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal()), rg.GrowingCache(), []
     for at in (slice(0, 17), slice(17, 18), slice(18, 19), slice(19, 40)):
         seen = rg.attend(attention, q[:, :, at], k[:, :, at], v[:, :, at], cache=cache, log_forget=log_forget[..., at])
@@ -371,7 +374,7 @@ def test_gradients_of_forgetting_reach_the_gates(engine):
         attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
         return rg.attend(attention, q, k, v, log_forget=log_forget, engine=engine).output
 
-    tensors, log_forget, _ = forgetting()
+    tensors, log_forget, _ = drawn_gates()
     inputs = [x[:1, :1, :6].clone().requires_grad_() for x in (*tensors, log_forget)]
     torch.autograd.gradcheck(output, inputs)
 

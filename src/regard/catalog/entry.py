@@ -28,6 +28,7 @@ FAMILIES = {
 
 #: How examples draw the tensors of a call, from numbers in [0, 1); all others are such numbers. The code is for pages.
 DRAWS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "log_forget": (lambda x: -x / 2, "-torch.rand{} / 2"),
     "log_decay": (lambda x: -x / 4, "-torch.rand{} / 4"),
     "address": (lambda x: torch.nn.functional.normalize(x - 0.5, dim=-1), "normalize(torch.rand{} - 0.5, dim=-1)"),
 }

@@ -129,5 +129,5 @@ def forgets_in_torch(*inputs: Tensor) -> Callable[..., Tensor]:
 
 
 def small_forgetting() -> Example:
-    """Causal attention; the laws of the gates are in the tests of the piece."""
+    """Causal attention: the laws take no gates, and those of the gates are in the tests of the piece."""
     return mechanism("masked").example()

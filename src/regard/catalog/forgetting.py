@@ -1,0 +1,25 @@
+"""Forgetting attention."""
+
+from regard.attention import Attention
+from regard.catalog.entry import Mechanism
+from regard.checks import explained
+from regard.pieces import ForgettingBias, causal
+
+
+@explained
+def forgetting() -> Attention:
+    """Each token has a gate that reduces the weights of all keys before it: a learned, content-dependent ALiBi."""
+    return Attention(bias=ForgettingBias(), mask=causal())
+
+
+MECHANISM = Mechanism(
+    build=forgetting,
+    formula="w_ij = softmax_j(q_i . k_j / sqrt(D) + sum of log f_l over j < l <= i) over j <= i",
+    paper="Lin et al. 2025, Forgetting Transformer (FoX), arXiv:2503.02130",
+    year=2025,
+    cost="the same as masked, with a bias for each pair",
+    sizes={"heads": 2, "queries": 16},
+    disagree="in x-transformers it is called data-dependent ALiBi, and also has a form for both directions. In the paper the "
+    "gate of a token applies to the keys before it, not to its own, as here.",
+    also_called=("forgetting attention", "FoX", "Forgetting Transformer", "DataDependentAlibi"),
+)
