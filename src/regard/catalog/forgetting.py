@@ -19,7 +19,7 @@ MECHANISM = Mechanism(
     year=2025,
     cost="the same as masked, with a bias for each pair",
     sizes={"heads": 2, "queries": 16},
-    disagree="in x-transformers it is called data-dependent ALiBi, and also has a form for both directions. In the paper the "
-    "gate of a token applies to the keys before it, not to its own, as here.",
+    disagree="x-transformers has it as data-dependent ALiBi, and also a form for both directions. The gate of a token "
+    "applies to the keys before it, not to its own.",
     also_called=("forgetting attention", "FoX", "Forgetting Transformer", "DataDependentAlibi"),
 )
