@@ -9,7 +9,7 @@ from regard.pieces.call_tensors import needs_of
 
 def _is_single(name: str) -> bool:
     attention = mechanisms()[name].example()[0]
-    if not isinstance(attention, rg.Attention) or attention.transition is not None:
+    if not isinstance(attention, rg.Attention) or attention.transition is not None or attention.selection is not None:
         return False
     return not any(map(needs_of, attention.pieces()))
 
@@ -17,6 +17,8 @@ def _is_single(name: str) -> bool:
 #: Mechanisms with one score, one mask and one normaliser, and no tensors of the call: all engines run them, or say why
 #: not.
 SINGLE = sorted(name for name in mechanisms() if _is_single(name))
+#: Mechanisms whose keys another score chooses, by numbers of each call.
+SELECTED = sorted(name for name, entry in mechanisms().items() if entry.family == "selected")
 #: Mechanisms with a transition, which the engines `recurrent` and `reference` run.
 TRANSPORTED = sorted(name for name, entry in mechanisms().items() if entry.family == "transported")
 #: Mechanisms that are made of several attentions.

@@ -136,6 +136,7 @@ CALLS = {
     ),
     "TokenIndexer": ({"k": 2}, None),
     "BlockIndexer": ({"size": 2, "k": 2, "local": 1}, None),
+    "HashBuckets": ({"num_buckets": 4, "rounds": 2, "seed": 1}, used("selection")),
     "BlockMeans": ({"size": 2, "k": 2}, used("selection")),
     "CompressedBlocks": ({"size": 2, "k": 2, "initial": 1, "local": 1}, used("selection")),
     "mask_mod": ({"predicate": lambda b, h, i, j: i >= j}, used("mask")),

@@ -44,6 +44,7 @@ SELECTIONS = {
     "blocks by an index": (rg.BlockIndexer(3, 2), lambda n: index_tensors(n, G, weights=False)),
     "blocks by means": (rg.BlockMeans(3, 3), lambda n: {}),
     "compressed blocks": (rg.CompressedBlocks(3, 3, local=1), lambda n: {}),
+    "buckets": (rg.HashBuckets(4, 2), lambda n: {}),
 }
 every_selection = pytest.mark.parametrize("name", SELECTIONS)
 
@@ -202,7 +203,7 @@ def test_block_indexer_is_that_of_minimax(local):
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("name", ["blocks by means", "compressed blocks"])
+@pytest.mark.parametrize("name", ["blocks by means", "compressed blocks", "buckets"])
 def test_the_laws_hold_of_selections(law, name):
     LAWS[law](lambda: (rg.Attention(mask=rg.causal(), selection=SELECTIONS[name][0]), *inputs(14)))
 
@@ -279,6 +280,8 @@ def test_short_calls(name, queries, keys):
 def test_a_choice_of_all_keys_is_plain_attention(name):
     q, k, v = inputs()
     kind = type(SELECTIONS[name][0])
+    if kind is rg.HashBuckets:
+        pytest.skip("it chooses no number of keys")
     selection = kind(99) if kind is rg.TokenIndexer else kind(3, 99)
     seen = rg.attend(rg.Attention(mask=rg.causal(), selection=selection), q, k, v, **SELECTIONS[name][1](N))
     close(seen.output, rg.attend(rg.Attention(mask=rg.causal()), q, k, v).output)
@@ -356,6 +359,7 @@ ONE = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
         (lambda: rg.chosen_keys(ONE + (1 << 30)), "is no position of a key"),
         (lambda: rg.chosen_keys(ONE).dense(2), "has ids for 1 queries from position 0 on; this call has 2"),
         (lambda: rg.TokenIndexer(0), "k=0"),
+        (lambda: rg.HashBuckets(3), "buckets come in pairs"),
         (lambda: rg.Attention(selection=rg.causal()), r"Attention\(selection=...\): expected a Selection"),
         (lambda: attend(rg.TokenIndexer(3)), "TokenIndexer needs a tensor for each call.*index_query"),
         (lambda: attend(rg.BlockMeans(3, 3), index_key=ONE), "unexpected keyword argument 'index_key'"),
@@ -373,7 +377,7 @@ ONE = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
         ),
         (
             lambda: attend(rg.BlockIndexer(3, 3), **index_tensors(weights=False)),
-            "3 index heads for 4 query heads",
+            r"BlockIndexer needs index_query of shape \(B, G, I, W\) = \(2, 2, 20, W\), got \(2, 3, 20, 5\)",
         ),
         (
             lambda: rg.explain(rg.Attention(selection=rg.BlockMeans(3, 3)), *inputs(), engine=rg.Ring(ranks=2)),

@@ -59,7 +59,11 @@ REAL = (
 )
 #: The scales of pictures, for weights that are never negative, and for others.
 SCALES = "from 0 to its largest weight", "red above 0, blue below 0"
-RANDOM = ". Decays, shares and steps are random at right"
+#: Families whose calls need tensors besides, and what these are.
+RANDOM = {
+    "transported": ". Decays, shares and steps are random at right",
+    "selected": ". Tensors that an indexer needs are random at right",
+}
 UNTRAINED = " The parameters of the mechanism are not trained, so the picture shows how it works, not what it learns."
 
 
@@ -115,7 +119,8 @@ def _page(entry: rg.Mechanism, attention: rg.Attention) -> str:
     example, q, k, v = entry.example()
     trained = any(True for _ in attention.parameters())
     is_signed = rg.attend(example, q, k, v, **entry.tensors(example, q, k, v)).weights.is_signed
-    scale = SCALES[is_signed] + (RANDOM if entry.family == "transported" else "")
+    has_tensors = bool(entry.tensors(example, q, k, v))
+    scale = SCALES[is_signed] + (RANDOM.get(entry.family, "") if has_tensors else "")
     slots = (attention.mask, getattr(attention, "position", None), *getattr(attention, "bias", ()))
     shown = (
         PLACE

@@ -30,6 +30,8 @@ FAMILIES = {
 DRAWS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "log_forget": (lambda x: -x / 2, "-torch.rand{} / 2"),
     "log_decay": (lambda x: -x / 4, "-torch.rand{} / 4"),
+    "index_query": (lambda x: x - 0.5, "torch.rand{} - 0.5"),
+    "index_key": (lambda x: x - 0.5, "torch.rand{} - 0.5"),
     "address": (lambda x: torch.nn.functional.normalize(x - 0.5, dim=-1), "normalize(torch.rand{} - 0.5, dim=-1)"),
 }
 
@@ -107,7 +109,7 @@ class Mechanism:
         return attention, query, key, value
 
     def tensors(self, attention: Any, query: Tensor, key: Tensor, value: Tensor) -> dict[str, Any]:
-        """Random tensors that the pieces of an example need for each call, by name.
+        """Random tensors that the pieces of an example need for each call, by name. An axis of a free size has 4.
 
         >>> import regard as rg
         >>> example = rg.mechanism("deltanet").example()
@@ -124,7 +126,7 @@ def call_tensors(attention: Any, query: Tensor, key: Tensor, value: Tensor) -> d
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         for name, axes in (need for piece in attention.pieces() for need in needs_of(piece).items()):
-            shape = [int(axis) if axis.isdigit() else getattr(sizes, axis) for axis in axes.split()]
+            shape = [int(axis) if axis.isdigit() else getattr(sizes, axis, 4) for axis in axes.split()]
             draw, _ = DRAWS.get(name, (torch.clone, ""))
             found[name] = draw(torch.rand(shape, dtype=query.dtype))
     return found

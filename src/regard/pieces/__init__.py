@@ -44,7 +44,7 @@ from regard.pieces.position import (
 )
 from regard.pieces.scaling import LongRoPEScaling, ProportionalScaling, YaRNScaling
 from regard.pieces.score import Additive, Bilinear, Concat, Cosine, Dot, LatentDot, Score
-from regard.pieces.selection import BlockIndexer, BlockMeans, CompressedBlocks, Selection, TokenIndexer
+from regard.pieces.selection import BlockIndexer, BlockMeans, CompressedBlocks, HashBuckets, Selection, TokenIndexer
 from regard.pieces.transition import (
     RWKV7,
     ChannelDecay,
@@ -84,6 +84,7 @@ __all__ = [
     "GatedDelta",
     "Grid",
     "Hardmax",
+    "HashBuckets",
     "KERPLEBias",
     "KernelScore",
     "KeyGroups",

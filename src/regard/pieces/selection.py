@@ -265,14 +265,14 @@ class TokenIndexer(Selection):
 class BlockIndexer(Selection):
     """The `k` blocks of `size` keys with the greatest index scores (MiniMax-M3).
 
-    The score of a block is the greatest index_query_in . index_key_j of its keys. A call gives `index_query` (B, N, I,
-    W), one index head for each key head (or one for all), and `index_key` (B, 1, J, W). The block of the query and
-    those before it, `local` in all, are always among the k. The choice has no gradient.
+    The score of a block is the greatest index_query_in . index_key_j of its keys. A call gives `index_query` (B, G, I,
+    W), one index head for each key head, and `index_key` (B, 1, J, W). The block of the query and those before it,
+    `local` in all, are always among the k. The choice has no gradient.
 
     >>> import torch, regard as rg
     >>> attention = rg.Attention(mask=rg.causal(), selection=rg.BlockIndexer(size=2, k=2))
     >>> q, k, v = torch.randn(3, 1, 4, 10, 8)
-    >>> index = {"index_query": torch.randn(1, 1, 10, 4), "index_key": torch.randn(1, 1, 10, 4)}
+    >>> index = {"index_query": torch.randn(1, 4, 10, 4), "index_key": torch.randn(1, 1, 10, 4)}
     >>> rg.attend(attention, q, k, v, **index).weights.dense().gt(0).sum(-1)[0, 0].tolist()
     [1, 2, 3, 4, 3, 4, 3, 4, 3, 4]
     """
@@ -280,7 +280,7 @@ class BlockIndexer(Selection):
     size: Size
     k: Size
     local: Count = 1
-    needs: ClassVar[Mapping[str, str]] = {"index_query": "B N I W", "index_key": "B 1 J W"}
+    needs: ClassVar[Mapping[str, str]] = {"index_query": "B G I W", "index_key": "B 1 J W"}
 
     def choose(
         self,
@@ -295,10 +295,6 @@ class BlockIndexer(Selection):
         """The mask of the k best blocks of each query."""
         _same_width("BlockIndexer", index_query, index_key)
         heads, candidates = index_query.shape[1], Candidates.of(query, positions, mask)
-        if query.shape[1] % heads:
-            raise RegardError(
-                f"BlockIndexer: {heads} index heads for {query.shape[1]} query heads: the first must divide the second."
-            )
         blocks = candidates.grid.key // self.size
 
         def score(rows: slice) -> Tensor:
@@ -378,6 +374,63 @@ class CompressedBlocks(Selection):
             return weights.unflatten(1, (heads, -1)).sum(2)
 
         return best_blocks(score, heads, self.k, self.size, candidates, Always(self.local, self.initial))
+
+
+@checked
+@dataclass(frozen=True)
+class HashBuckets(Selection):
+    """The keys that fall into a bucket of the query in one of `rounds` hashes (Reformer, arXiv:2001.04451).
+
+    Round r multiplies a vector by a random matrix R_r of D x `num_buckets` / 2 numbers. Its bucket is argmax([x R_r; -x
+    R_r]), so near directions share buckets. A query attends to itself only if it has no other key, as in the paper,
+    where queries and keys are one vector. The matrices depend on `seed` and D only. Implementations sort tokens by
+    bucket, cut them into chunks, and lose pairs of one bucket in distant chunks; here all are kept. The ids of a row
+    take as much memory as the largest row has keys.
+
+    >>> import torch, regard as rg
+    >>> x = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [2.0, 0.0]]).view(1, 1, 3, 2)  # 0 and 2 have one direction
+    >>> attention = rg.Attention(selection=rg.HashBuckets(num_buckets=2))
+    >>> rg.attend(attention, x, x, x).weights.dense()[0, 0].gt(0).int().tolist()
+    [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
+    """
+
+    num_buckets: Size
+    rounds: Size = 1
+    seed: Count = 0
+
+    def __post_init__(self) -> None:
+        if self.num_buckets % 2:
+            raise RegardError(
+                f"HashBuckets(num_buckets={self.num_buckets}): buckets come in pairs, x and -x: give 2 n."
+            )
+
+    def buckets(self, x: Tensor) -> Tensor:
+        """The bucket of each vector in each round: (B, heads, n, D) -> (B, heads, n, rounds)."""
+        generator = torch.Generator().manual_seed(self.seed)
+        shape = x.shape[-1], self.rounds, self.num_buckets // 2
+        matrices = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+        turned = torch.einsum("bhnd,drk->bhnrk", at_least_float32(x), matrices.to(at_least_float32(x)))
+        return torch.cat((turned, -turned), -1).argmax(-1)
+
+    def choose(self, query: Tensor, key: Tensor, positions: Positions, mask: Mask | None) -> Mask:
+        """The mask of all keys in the buckets of each query."""
+        candidates, of_keys = Candidates.of(query, positions, mask), self.buckets(key)
+        of_queries, grid = self.buckets(query), candidates.grid
+        of_keys = of_keys.repeat_interleave(query.shape[1] // key.shape[1], 1)
+        parts = []
+        for rows in candidates.rows(query.shape[1] * 4):
+            pairs = (of_queries[:, :, rows, None] == of_keys[:, :, None]).any(-1)
+            allowed, own = candidates.allowed(rows, slice(None), query.shape[1]), grid.key == grid.query[rows, None]
+            others = pairs & allowed & ~own
+            pairs = others | (allowed & own & ~others.any(-1, keepdim=True))
+            found = torch.where(pairs, grid.key.int(), NO_ID)
+            count = int(pairs.sum(-1).max()) if pairs.numel() else 0
+            parts.append(found.topk(count, largest=False).values.sort(-1).values)
+        width = max((part.shape[3] for part in parts), default=0)
+        ids = _no_ids(candidates, query.shape[1], width)
+        for rows, part in zip(candidates.rows(query.shape[1] * 4), parts, strict=True):
+            ids[:, :, rows, : part.shape[3]] = part
+        return chosen_keys.of_sorted(ids, 1, query.shape[1], positions.start)
 
 
 def _same_width(piece: str, query: Tensor, key: Tensor) -> None:
