@@ -148,7 +148,7 @@ def _watched(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
     notes = Counter(f"{type(kinds[name]).__name__}: {note}" for name, (_, note) in modules.items() if note)
     ways = Counter(way for way, _ in modules.values())
     state = "wrong" if "wrong" in ways else "partly" if missing else "right"
-    identical = all(map(torch.equal, _tensors(plain), _tensors(again)))
+    identical = all(map(_equal, _tensors(plain), _tensors(again)))
     return {
         "state": state,
         "why": "; ".join(missing),
@@ -158,6 +158,10 @@ def _watched(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
         "uncalled": uncalled,
         "identical": identical,
     }
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _refused(model: nn.Module, refusal: rg.RegardError) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from itertools import count
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ LAYERS = (
 WIDTHS = (
     (r"(^|_)(num_key_value_heads|num_kv_heads|n_kv_heads|multi_query_group_num)$", 2),
     (r"(^|_)(num_attention_heads|attention_heads|n_heads?|num_heads|index_n_heads|mamba_n_heads)$", 4),
+    (r"^(mamba_d_head|linear_key_head_dim|linear_value_head_dim|mamba_d_state|state_size|ssm_state_size)$", 16),
+    (r"^(linear_num_key_heads|linear_num_value_heads)$", 4),
     (r"^(head_dim|attention_head_dim|v_head_dim|d_kv|rotary_dim)$", 8),
     (r"^(qk_rope_head_dim|qk_nope_head_dim|index_head_dim)$", 8),
     (r"^qk_head_dim$", 16),
@@ -58,13 +61,17 @@ WIDTHS = (
 )
 #: Settings that are None by default and that a small model needs.
 UNSET = {"prediction_length": 4, "vocab_size": VOCABULARY, "num_experts_per_tok": 2, "n_routed_experts": 4}
+UNSET |= {"head_dim": 8, "pad_token_id": 0, "mask_token_id": 3}
 UNSET |= {"n_group": 1, "topk_group": 1, "n_shared_experts": 1, "moe_intermediate_size": 32, "attn_layer_indices": [1]}
 #: As many key heads as heads: latent attention has no other form.
 EQUAL = ((r"(^|_)(num_key_value_heads|num_kv_heads)$", 4),)
 PICTURES = ((r"^image_size$", 32), (r"^patch_size$", 8), (r"^num_queries$", 8), (r"^num_frames$", 4))
+#: Enough layers for hybrids, which attend in every fourth or eighth layer only.
+DEEP = ((r"^num_hidden_layers$", 8), (r"^(attn_layer_period|full_attention_interval)$", 2), (r"^attn_layer_offset$", 1))
 PROFILES: tuple[tuple[tuple[str, int], ...], ...] = (
     LAYERS + WIDTHS + PICTURES,
     LAYERS + EQUAL + WIDTHS + PICTURES,
+    DEEP + LAYERS + WIDTHS + PICTURES,
     LAYERS + WIDTHS,
     LAYERS + PICTURES,
     LAYERS,
@@ -131,11 +138,15 @@ def shrunk(config: PretrainedConfig, profile: Profile, numbers: Iterator[int]) -
             if value >= DRAWN or PLACEHOLDER.search(name):
                 changed[name] = next(numbers)
         elif type(value) is int and (small := _small(name, value, profile)) is not None:
-            changed[name] = small
-        elif value is None and profile and name in UNSET:
+            changed.setdefault(name, small)
+        elif value is None and WIDTHS[0] in profile and name in UNSET:
             changed[name] = UNSET[name]
         elif name == "depths" and profile and isinstance(value, list | tuple):
             changed[name] = [1] * len(value)
+        elif name == "layer_types" and profile and value and len(set(value)) > 1:
+            changed |= {name: list(dict.fromkeys(value))[:4], "num_hidden_layers": min(len(set(value)), 4)}
+        elif name == "per_layer_config" and profile:
+            changed[name] = None
         elif isinstance(value, dict) and "rope_type" in value and profile[len(LAYERS) :] and _has_sections(config):
             changed[name] = {**value, "mrope_section": [2, 1, 1]}
     if changed.get("num_hidden_layers") and isinstance(getattr(config, "out_features", None), list):
@@ -152,13 +163,15 @@ def _shrunk_part(part: PretrainedConfig, profile: Profile, numbers: Iterator[int
     if part.model_type == "timm_backbone":  # a package that is not installed
         return {**BACKBONE, "out_features": [f"stage{n}" for n in range(5 - len(part.out_indices or [1]), 5)]}
     layers = getattr(part, "num_hidden_layers", None)
-    kept = {name: value for name, value in part.to_dict().items() if not _of_layers(value, layers)}
+    settings = part.to_dict().items()
+    kept = {name: value for name, value in settings if name != "per_layer_config" and not _of_layers(value, layers)}
     return {**kept, **shrunk(part, profile, numbers), "model_type": part.model_type}
 
 
 def _has_sections(config: PretrainedConfig) -> bool:
     """Whether the positions of this class are split into sections for time, height and width."""
-    return "mrope_section" in inspect.getsource(_modeling(type(config)))
+    module = _modeling(type(config))
+    return hasattr(module, "__file__") and "mrope_section" in inspect.getsource(module)
 
 
 def _of_layers(value: Any, num_layers: Any) -> bool:
@@ -191,7 +204,11 @@ def model_classes(key: str, kind: type[PretrainedConfig]) -> list[type[nn.Module
 
 
 def _modeling(kind: type[PretrainedConfig]) -> Any:
-    return importlib.import_module(kind.__module__.replace("configuration_", "modeling_"))
+    """The module with the model classes of a configuration class; an empty one if there is none."""
+    try:
+        return importlib.import_module(kind.__module__.replace("configuration_", "modeling_"))
+    except ModuleNotFoundError:
+        return ModuleType("none")
 
 
 def _built(kind: type[nn.Module], config: PretrainedConfig) -> nn.Module:
@@ -305,6 +322,12 @@ def _drawn(config: PretrainedConfig) -> dict[str, Any]:
         "future_time_features": torch.randn(2, future, times),
         "context_values": torch.randn(2, past),
         "inputs": torch.randn(2, 9, setting(config, "d_model", 32) or 32),
+        "qformer_input_ids": torch.randint(3, largest, (2, 5)),
+        "aspect_ratio_ids": torch.ones(2, 1, dtype=torch.long),
+        "aspect_ratio_mask": torch.ones(2, 1, 4, dtype=torch.long),
+        "input_features_mask": torch.ones(2, sounds, dtype=torch.bool),
+        "audio_mel": torch.randn(2, sounds, mels),
+        "audio_mel_mask": torch.zeros(2, sounds, dtype=torch.bool),
         "input_points": torch.rand(2, 1, 2, 2) * 20,
         "image_attention_mask": torch.ones(2, 9, 1),
         "xpath_tags_seq": torch.zeros(2, 9, 50, dtype=torch.long),

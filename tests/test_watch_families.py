@@ -101,3 +101,35 @@ def test_keys_that_an_indexer_selects(name, backend):
         counts = (weights.dense() > 0).sum(-1)
         assert counts.max() == 3 and (counts[:, :, 2:] == 3).all()  # index_topk keys, as soon as there are as many
     assert outputs[0].shape == (2, T, 16)
+
+
+def test_queries_on_a_smaller_grid_than_the_keys():
+    torch.manual_seed(1)
+    settings = {"image_size": 64, "hidden_sizes": [16, 24, 32], "num_attention_heads": [2, 3, 4], "depths": [1, 1, 1]}
+    config = transformers.LevitConfig(**settings, patch_size=16, key_dim=[4, 4, 4], drop_path_rate=0)
+    model = transformers.LevitModel(config).eval()
+    module = next(m for m in model.modules() if type(m).__name__ == "LevitAttentionSubsample")
+    kept = {}
+    module.keys_values.register_forward_hook(lambda _, __, output: kept.update(values=output))
+    module.activation.register_forward_pre_hook(lambda _, given: kept.update(sums=given[0]))
+    _, seen = watched(model, {"pixel_values": torch.randn(2, 3, 64, 64)})
+    assert not seen.missing
+    weights = seen[next(name for name, m in model.named_modules() if m is module)].dense()
+    B, H, I, J = weights.shape
+    assert I < J and (2, module.num_attention_heads) == (B, H)
+    values = kept["values"].unflatten(-1, (H, -1))[..., module.key_dim :].transpose(1, 2)
+    torch.testing.assert_close((weights @ values).transpose(1, 2).flatten(2), kept["sums"], atol=1e-5, rtol=0)
+
+
+def test_attention_over_a_grid_of_pixels():
+    kind = transformers.models.got_ocr2.modeling_got_ocr2.GotOcr2VisionAttention
+    config = transformers.models.got_ocr2.configuration_got_ocr2.GotOcr2VisionConfig(
+        hidden_size=16, num_attention_heads=2, image_size=16, patch_size=4, window_size=0
+    )
+    torch.manual_seed(1)
+    holder = torch.nn.Module()
+    holder.attention = sharpened(kind(config, 0).eval())
+    holder.forward = lambda x: holder.attention(x)
+    (_, returned), seen = watched(holder, {"x": torch.randn(2, 4, 4, 16)})
+    torch.testing.assert_close(seen[0].dense().flatten(0, 1), returned, atol=1e-5, rtol=0)
+    assert seen[0].shape == (2, 2, 16, 16)

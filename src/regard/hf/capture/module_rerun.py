@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
@@ -86,14 +87,16 @@ class RerunCall:
     memory: StepMemory | None = field(default=None, repr=False)
 
     @staticmethod
-    def of(name: str, module: nn.Module, given: tuple[Any, Any], trace: Trace, slot: LastWeights) -> RerunCall:
-        """The call, from the module's inputs and the trace of its run."""
+    def of(
+        name: str, module: nn.Module, given: tuple[Any, Any], trace: Trace, slot: LastWeights, output: Any = None
+    ) -> RerunCall:
+        """The call, from the module's inputs, the trace of its run, and its output."""
         if trace.softmaxes[0].is_meta:
             raise Untranslatable(NO_NUMBERS)
         product = trace.weighted_sum(type(module).__name__)
         number = product.weights.number
         if product.weights.is_wide:
-            weights = _four_axes(module, given, trace.weights(number))
+            weights = _four_axes(module, given, trace.weights(number), output)
         else:
             weights = _one_head(module, trace.weights(number), product.num_batch, product.num_queries)
         B, H, I, J = weights.shape
@@ -133,7 +136,8 @@ class RerunCall:
             self.module.forward(*_snapshot(self.args), **_snapshot(self.kwargs))
         weights = caught.trace.weights(self.number)
         if caught.trace.of_softmax(self.number).is_wide:
-            weights = _four_axes(self.module, (self.args, self.kwargs), weights)
+            shaped = _shaped(weights, self.shape[0])
+            weights = weights if shaped is None else shaped.detach()
         else:
             weights = _one_head(self.module, weights, self.shape[0], self.shape[2])
         if weights.shape != self.shape or not torch.allclose(_rows(weights), self.sample, atol=1e-4, equal_nan=True):
@@ -235,13 +239,15 @@ class _SoftmaxCatcher(TorchFunctionMode):
         return output
 
 
-def _four_axes(module: nn.Module, given: tuple[Any, Any], weights: Tensor) -> Tensor:
-    """The weights as (B, H, I, J), with batch size and number of queries read from the inputs."""
+def _four_axes(module: nn.Module, given: tuple[Any, Any], weights: Tensor, output: Any) -> Tensor:
+    """The weights as (B, H, I, J), with batch size and number of queries read from the inputs, or from the output."""
     tensors = [x for x in (*given[0], *given[1].values()) if isinstance(x, Tensor)]
     if weights.ndim == 4 and any(x.ndim == 4 and x.shape[:3] == weights.shape[:3] for x in tensors):
         return weights.detach()  # the queries came as (B, H, I, C)
     inputs = [x for x in tensors if x.ndim == 3]
-    for B, I in _batch_and_length(module, inputs):
+    result = output[0] if isinstance(output, tuple) and output else output
+    places = [x for x in (*tensors, result) if isinstance(x, Tensor) and x.ndim in (3, 4)]
+    for B, I in (*_batch_and_length(module, inputs), *((len(x), prod(x.shape[1:-1])) for x in places)):
         shaped = _shaped(weights, B)
         # with one head, the number of queries may be the module's own
         one_head = weights.ndim == 3 and weights.shape[0] == B and weights.shape[2] == I

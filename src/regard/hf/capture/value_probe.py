@@ -34,7 +34,7 @@ from regard.positions import Positions
 
 #: Names of the projections of values and of outputs, of inputs that are values themselves, and of the number of heads.
 VALUES = re.compile(r"^(v|v_proj|values?(_\w+)?)$")
-OUTPUT = re.compile(r"^(o|o_proj|to_out|out|out(put)?(_\w+)?_proj|dense)$")
+OUTPUT = re.compile(r"^(o|o_proj|to_out|out|out(put)?(_\w+)?_proj|dense|proj)$")
 GIVEN = ("values", "value", "encoder_hidden_states")
 HEADS = ("num_heads", "num_attention_heads", "num_attn_heads", "n_heads", "n_head")
 #: Largest error of a probe, relative to the largest output.
@@ -258,7 +258,8 @@ def _layouts(module: nn.Module, run: Run) -> Iterator[Layout]:
         return
     config = getattr(module, "config", None)
     known = [getattr(owner, name, None) for owner in (module, config) for name in HEADS]
-    heads = dict.fromkeys(n for n in known if isinstance(n, int) and n > 0 and values[0].shape[-1] % n == 0)
+    counts = [n for n in known if isinstance(n, int) and n > 0 and values[0].shape[-1] % n == 0]
+    heads = dict.fromkeys([*counts, 1])
     names = [name for name, _ in run.values]
     is_shared = len(values) > 1 and len(set(names)) == len(names) and len({x.shape for x in values}) == 1
     for values_first, sums_first in ((True, True), (False, True), (False, False), (True, False)):

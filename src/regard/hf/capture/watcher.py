@@ -363,9 +363,9 @@ class _Watcher:
 
     def _traced(self, frame: ModuleFrame) -> RerunCall | ProbedCall:
         """The weights of the softmax of a module, or measured weights if they are not those that it multiplies by."""
-        assert frame.inputs is not None
+        name, inputs, output = frame.name or "", frame.inputs or ((), {}), frame.output
         try:
-            return RerunCall.of(frame.name or "", frame.module, frame.inputs, frame.trace, self.last_weights)
+            return RerunCall.of(name, frame.module, inputs, frame.trace, self.last_weights, output)
         except Untranslatable as reason:
             if frame.random is None:
                 raise
