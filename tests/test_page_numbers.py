@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server, settled, texts, weight
-from pages import until
+from pages import reading, until
+from regard.stats import contact_maps
+from regard.viewer import Sheet, write_page
 
 pytest.importorskip("playwright.sync_api")
 pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
@@ -155,6 +157,25 @@ def test_statistics_show_what_the_api_computes(browser, address, texts, drawn):
         shown, flat = table(page, "Similarity of heads"), weights[layer].flatten(1)
         expected = torch.nn.functional.cosine_similarity(flat[:, None], flat[None], dim=-1).flatten().tolist()
         assert list(map(float, shown["cosine"])) == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_protein_has_the_contact_map_of_the_api(browser, tmp_path):
+    chain = "MKTAYIAKQRQISFVKSH"
+    protein = Sheet.of(reading(["<cls>", *chain, "<eos>"], title="Protein"))
+    file = write_page(tmp_path / "protein.html", [protein, Sheet.of(reading(title="Short"))]).as_uri()
+    special = protein.about["special"]
+    assert special == [0, 19]
+    contacts = contact_maps(protein.maps[1], special=special)[2]
+    i, j = torch.triu_indices(18, 18, 6)
+    best = contacts[i, j].argsort(descending=True)[:20]
+    with opened(browser, f"{file}#statistics?layer=1&head=2") as page:
+        page.wait_for_selector(".contacts figcaption")
+        shown = table(page, "Contact map")
+        assert shown["residues"] == [f"{chain[i[at]]}{i[at] + 1}, {chain[j[at]]}{j[at] + 1}" for at in best]
+        assert list(map(float, shown["contact"])) == pytest.approx(contacts[i, j][best].tolist(), rel=1e-3, abs=1e-5)
+        page.goto(f"{file}#statistics?text=1")
+        until(page, "document.querySelector('.charts')?.dataset.waiting === '0'")
+        assert page.locator(".contacts").count() == 0, "words are no residues"
 
 
 def test_heads_are_chosen_from_the_numbers_of_a_chart_by_keyboard(browser, file):

@@ -43,8 +43,9 @@ export function panelOf(context: Context, grid: Grid, names: [string[], string[]
     transform: `translate(${x},${y})${turned ? " rotate(-90)" : ""}`, "text-anchor": turned ? "start" : "end",
     "dominant-baseline": "central", fill: "currentColor" }, cutName(name, 13));
   if (labelled) {
-    for (let i = rows[0]; i < rows[1]; i++) figure.append(word(names[0][i], left - 4, top + (i - rows[0] + 0.5) * cell, false));
-    for (let j = cols[0]; j < cols[1]; j++) figure.append(word(names[1][j], left + (j - cols[0] + 0.5) * cell, top - 4, true));
+    const every = Math.ceil(8 / cell); // names that would overlap are left out
+    for (let i = rows[0]; i < rows[1]; i += every) figure.append(word(names[0][i], left - 4, top + (i - rows[0] + 0.5) * cell, false));
+    for (let j = cols[0]; j < cols[1]; j += every) figure.append(word(names[1][j], left + (j - cols[0] + 0.5) * cell, top - 4, true));
   } else figure.append(
     s("text", { x: left, y: 11, "font-size": 11, fill: "currentColor" }, "is attended to →"),
     s("text", { x: 0, y: 0, transform: `translate(11,${top}) rotate(-90)`, "text-anchor": "end", "font-size": 11,

@@ -3,6 +3,7 @@ import { changeDetector } from "./changes";
 import type { Chart } from "./chart";
 import { chartsOfHead, curvesOfRun } from "./charts_of_head";
 import { mapsOfHeads, similarMaps } from "./charts_of_heads";
+import { contactsOfHead } from "./contacts";
 import type { Context, Panel } from "./context";
 import { choice, fill, h, segments } from "./dom";
 import { headTable } from "./head_table";
@@ -43,7 +44,7 @@ export function statisticsView(context: Context): Panel {
   // Charts that would look the same stay in the page; between the others the browser answers keys.
   async function drawCharts() {
     const [mine, pause] = [++turn, pauses()];
-    const plans = [...mapsOfHeads(context, width, nameOfStatistic()), ...chartsOfHead(context, width), ...similarMaps(context, width),
+    const plans = [...mapsOfHeads(context, width, nameOfStatistic()), ...chartsOfHead(context, width), ...contactsOfHead(context, width), ...similarMaps(context, width),
       ...curvesOfRun(context, width)];
     const isDrawn = (at: number) => charts[at]?.key === plans[at].key;
     charts.splice(plans.length).forEach((one) => one.element.remove());

@@ -22,7 +22,7 @@ from regard.stats.numbering import layer_numbers
 from regard.stats.statistics import STATISTICS, Allowed, HeadStatistic
 
 #: Names of tokens that models add to a text, such as [CLS], </s> or <|endoftext|>.
-SPECIAL_TOKEN = re.compile(r"\[(CLS|SEP|PAD|MASK)\]|</?s>|<(pad|unk|bos|eos)>|<\|\w+\|>")
+SPECIAL_TOKEN = re.compile(r"\[(CLS|SEP|PAD|MASK)\]|</?s>|<(pad|unk|bos|eos|cls|sep|mask)>|<\|\w+\|>")
 
 #: Heads are compared on all queries of short texts; for long texts, on at least this many and fewer than twice as many.
 COMPARED = 4096
