@@ -17,7 +17,7 @@ import torch
 import regard as rg
 from kernel_harness import pointer_offsets
 from kernels import additive
-from regard.engine.kernel import attention, library, rotation, running, similarity, statistics, sums
+from regard.engine.kernel import attention, library, recurrence, rotation, running, similarity, statistics, sums
 from regard.engine.kernel.structures import Call
 from regard.maps import compiled_folds
 from regard.maps.pyramid import Pyramid
@@ -30,6 +30,15 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 PAGE = mmap.PAGESIZE
 WINDOW = rg.window(30)
 LINEAR = {"score": rg.KernelScore(), "mask": rg.causal(), "normalizer": rg.SumNormalizer()}
+
+
+class HalfCorrected(rg.Transition):
+    """A delta rule with constants."""
+
+    def prepare(self, query, key):
+        return rg.Steps(query, 0.01 * key, log_decay=-0.1 * torch.ones_like(key[..., :1]), address=key)
+
+
 #: name -> the pieces, and the sizes (B, H, G, I, J, D, E).
 CASES = {
     "plain": (lambda: {}, (2, 2, 1, 97, 131, 16, 16)),
@@ -44,6 +53,9 @@ CASES = {
     "dropout": (lambda: {"dropout": 0.3}, (2, 2, 1, 97, 131, 16, 16)),
     "linear": (lambda: LINEAR, (2, 4, 2, 97, 97, 20, 13)),
     "linear, one of each": (lambda: LINEAR, (1, 1, 1, 1, 1, 1, 1)),
+    "recurrent": (lambda: {"transition": rg.Decay(-0.1)}, (2, 3, 3, 97, 97, 20, 13)),
+    "delta rule": (lambda: {"transition": HalfCorrected()}, (1, 2, 2, 50, 50, 17, 33)),
+    "delta rule, one of each": (lambda: {"transition": HalfCorrected()}, (1, 1, 1, 1, 1, 1, 1)),
     "rotary positions": (lambda: {"position": rg.RoPE(6)}, (2, 2, 1, 67, 131, 9, 8)),
     "interleaved positions": (lambda: {"position": rg.RoPE(16, interleaved=True)}, (1, 2, 2, 1, 70, 16, 8)),
     "sink": (lambda: {"normalizer": rg.LearnedSink(2)}, (1, 2, 1, 7, 300, 64, 5)),
@@ -110,6 +122,7 @@ def results(pieces, sizes, dtype, transposed):
         *tensors, along = (t.mT.contiguous().mT for t in (*tensors, along))
     leaves = [t.requires_grad_() for t in tensors]
     engine = "linear" if isinstance(mechanism.score, rg.KernelScore) else "kernel"
+    engine = engine if mechanism.transition is None else "recurrent"
     output = rg.attend(mechanism, *leaves, engine=engine).output
     gradients = torch.autograd.grad(output, [*leaves, *mechanism.parameters()], along)
     return output, *gradients, *(statistics_of(mechanism, leaves) if engine == "kernel" else ())
@@ -136,11 +149,11 @@ def check(level, at_end, more_keys):
         for dtype, transposed in ((torch.float32, False), (torch.float32, True), (torch.bfloat16, True)):
             print(f"{name}, {level}, {dtype}, guard {'behind' if at_end else 'before'}", flush=True)
             expected = results(pieces, sizes, dtype, transposed)
-            attention.run = rotation.run = sums.run = run_guarded(at_end, more_keys)
+            attention.run = rotation.run = sums.run = recurrence.run = run_guarded(at_end, more_keys)
             statistics.run = similarity.run = attention.run
             attention.empty = running.empty = sums.empty = guarded_empty(at_end)
             found = results(pieces, sizes, dtype, transposed)
-            attention.run = rotation.run = sums.run = statistics.run = similarity.run = run
+            attention.run = rotation.run = sums.run = statistics.run = similarity.run = recurrence.run = run
             attention.empty = running.empty = sums.empty = empty
             assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 

@@ -18,7 +18,7 @@ import torch
 import regard as rg
 from kernel_harness import Harness
 from kernels import additive
-from regard.engine.kernel import attention, library, rotation, similarity, statistics, sums
+from regard.engine.kernel import attention, library, recurrence, rotation, similarity, statistics, sums
 from regard.maps import compiled_folds
 from test_kernel_folds import check, some_folds
 
@@ -151,6 +151,22 @@ def test_sums_of_linear_attention_are_those_of_float64(harness, monkeypatch, siz
     exact = output_and_gradients(attention, [t.detach().double().requires_grad_() for t in tensors], grad, "dense")
     for one, other in zip(found, exact, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=2e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("sizes", [(2, 3, 97, 20, 13), (1, 1, 1, 1, 1)], ids=str)
+def test_recurrences_are_those_of_float64(harness, monkeypatch, sizes):
+    monkeypatch.setattr(recurrence, "run", harness)
+    B, H, n, D, E = sizes
+    q, k, v = (torch.randn(B, H, n, width) for width in (D, D, E))
+    tensors = {"log_decay": -torch.rand(B, H, n), "beta": torch.rand(B, H, n)}
+    attention = rg.Attention(transition=rg.GatedDelta())
+    found = rg.attend(attention, q, k, v, **tensors).output
+    assert harness.num_calls == 1
+    exact = {name: x.double() for name, x in tensors.items()}
+    torch.testing.assert_close(
+        found.double(), rg.attend(attention, q.double(), k.double(), v.double(), **exact).output, rtol=1e-4, atol=2e-5
+    )
 
 
 @torch.no_grad()

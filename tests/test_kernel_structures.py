@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from regard.engine.kernel import attention, structures
+from regard.engine.kernel.recurrence import Recurrence
 from regard.engine.kernel.rotation import Rotation
 from regard.engine.kernel.similarity import SimilarityFields
 from regard.engine.kernel.statistics import StatisticsFields
@@ -41,6 +42,7 @@ def fields_of(source, structure):
         ("cells.h", "Statistics", StatisticsFields),
         ("similarity.c", "Similarity", SimilarityFields),
         ("sums.c", "Sums", Sums),
+        ("recurrence.c", "Recurrence", Recurrence),
     ],
 )
 def test_a_structure_has_the_fields_of_its_source_in_the_same_order(source, name, structure):

@@ -51,6 +51,10 @@ class Library:
         """The function `regard_NAME_VARIANT` of the library; the caller declares its arguments."""
         return getattr(self._functions, f"regard_{name}_{self.level_name}")
 
+    def has(self, name: str) -> bool:
+        """Whether the library has this function; one that was built before the function was written has not."""
+        return hasattr(self._functions, f"regard_{name}_{self.level_name}")
+
 
 def load() -> Library | None:
     """The library, or None if it cannot run; `reason` says why. REGARD_KERNEL is read at every call."""

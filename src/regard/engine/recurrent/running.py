@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regard.engine.kernel.recurrence import compiled_recurrence, run_recurrence
 from regard.engine.recurrent.chunked import Inputs, Kind, chunked
 from regard.engine.transforms import differentiable_once
 from regard.pieces.transition import Steps
@@ -24,6 +25,9 @@ def recur(steps: Steps, value: Tensor, state: Tensor | None = None) -> tuple[Ten
     if 0 in (B * H, J):
         last = value.new_zeros(B, H, D, E) if state is None else state.expand(B, H, D, E)
         return value.new_zeros(B, H, I, E), at_least_float32(last)
+    compiled = _compiled(steps, value, state)
+    if compiled is not None:
+        return compiled
     flat = {name: _flat(getattr(steps, name)) for name in ("query", *Steps.ON_COLS)}
     value_ = _flat(value)
     assert value_ is not None and flat["key"] is not None
@@ -38,6 +42,32 @@ def recur(steps: Steps, value: Tensor, state: Tensor | None = None) -> tuple[Ten
     if steps.own is not None:
         output = output + steps.own[..., None] * value[:, :, J - I :]
     return output, last.view(B, H, D, E)
+
+
+def _compiled(steps: Steps, value: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """The same by the compiled kernels; None where they cannot run."""
+    key, log_decay = steps.key, steps.log_decay
+    is_plain = not (steps.reads_before or steps.erases_before) and steps.erase is None
+    if not is_plain or value.shape[2] <= FEW or (log_decay is not None and log_decay.shape[3] > 1):
+        return None
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (*steps.tensors(), value))
+    if learns or (state is not None and state.requires_grad and torch.is_grad_enabled()):
+        return None
+    library = compiled_recurrence(steps.query, key, value, steps.address, log_decay, state)
+    if library is None:
+        return None
+    (B, H, I, D), (J, E) = steps.query.shape, value.shape[2:]
+    log_decay = value.new_zeros(()).expand(B, H, J, 1) if log_decay is None else log_decay
+    last = (value.new_zeros(()) if state is None else state).expand(B, H, D, E)
+    parts = [(None, slice(0, J - I))] if I < J else []
+    output = value.new_empty(B, H, 0, E)
+    for query, part in [*parts, (steps.query, slice(J - I, J))] if I else parts:
+        inputs = (None if x is None else x[:, :, part] for x in (key, value, log_decay, steps.address))
+        found, last = run_recurrence(library, query, *inputs, last)  # type: ignore[arg-type]
+        output = output if found is None else found
+    if steps.own is not None:
+        output = output + steps.own[..., None] * value[:, :, J - I :]
+    return output, last
 
 
 def _flat(x: Tensor | None) -> Tensor | None:
@@ -70,21 +100,37 @@ def _learns(flat: dict[str, Tensor | None], *tensors: Tensor) -> bool:
 
 
 def stepwise(inputs: Inputs, state: Tensor, kind: Kind) -> tuple[Tensor | None, Tensor]:
-    """Outputs (Z, n, E), None without queries, and the state (Z, D, E), token by token as in the definition."""
-    query, key, value, log_decay, address, erase = inputs
+    """Outputs (Z, n, E), None without queries, and the state (Z, D, E), token by token.
+
+    The state is read once a token, for query and address together, and written once.
+    """
+    query, _, value, *_ = inputs
     outputs = []
     for t in range(value.shape[1]):
-        before, state = state, state * log_decay[:, t, :, None].exp()
-        written = torch.bmm(key[:, t, :, None], value[:, t, None])
-        if address is not None:
-            found = torch.bmm(address[:, t, None], before if kind.erases_before else state)
-            if erase is None:
-                written = torch.bmm(key[:, t, :, None], value[:, t, None] - found)
-            else:
-                written.baddbmm_(erase[:, t, :, None], found, alpha=-1)
-        state = written.add_(state)
-        if query is not None:
-            outputs.append(torch.bmm(query[:, t, None], before if kind.reads_before else state))
+        output, state = _step(tuple(None if x is None else x[:, t, None] for x in inputs), state, kind)
+        outputs.append(output)
     if query is None:
         return None, state
     return torch.cat(outputs, 1) if outputs else torch.zeros_like(value), state
+
+
+def _step(token: tuple[Tensor | None, ...], state: Tensor, kind: Kind) -> tuple[Tensor | None, Tensor]:
+    """The output (Z, 1, E) of one token, and the state after it."""
+    query, key, value, log_decay, address, erase = token
+    assert key is not None and value is not None and log_decay is not None
+    decay = log_decay.exp()
+    readers = [
+        x if before else x * decay
+        for x, before in ((address, kind.erases_before), (query, kind.reads_before))
+        if x is not None
+    ]
+    found = torch.bmm(torch.cat(readers, 1) if len(readers) > 1 else readers[0], state) if readers else value[:, :0]
+    keys, values = key, value
+    if address is not None and erase is None:
+        values = value - found[:, :1]
+    elif address is not None and erase is not None:
+        keys, values = torch.cat((key, erase), 1), torch.cat((value, -found[:, :1]), 1)
+    output = None if query is None else found[:, -1:]
+    if output is not None and query is not None and not kind.reads_before:
+        output = output + torch.bmm(torch.bmm(query, keys.mT), values)
+    return output, (state * decay.mT).baddbmm_(keys.mT, values)
