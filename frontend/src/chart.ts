@@ -1,5 +1,6 @@
 // A chart of the statistics view: its title, what it says, the drawing, and its numbers as a table.
 import * as Plot from "@observablehq/plot";
+import { cellGrid } from "./cell_grid";
 import { withGroupRoles } from "./chart_names";
 import type { Context } from "./context";
 import { chartOf, h, s, saving } from "./dom";
@@ -45,3 +46,16 @@ function placeOf(plotted: Plot.Plot): Place {
   const [across, down] = [plotted.scale("x"), plotted.scale("y")];
   return (x, y) => ({ x: across!.apply(x), y: down!.apply(y), width: across!.bandwidth ?? 0, height: down!.bandwidth ?? 0 });
 }
+
+type Band = ((value: unknown) => number) & { domain(): unknown[]; step(): number; bandwidth(): number };
+
+// A mark of a plot whose axes are bands: a coloured cell for each row and column, `inset` pixels smaller on each side.
+export const bandCells = (colour: (row: number, col: number) => string | null, inset = 0, opacity = 1): Plot.RenderFunction =>
+  (_, { x, y }) => {
+    const [across, down] = [x, y] as unknown as Band[];
+    const group = cellGrid({ rows: down.domain().length, cols: across.domain().length, wide: across.step(), tall: down.step(),
+      gap: [2 * inset + across.step() - across.bandwidth(), 2 * inset + down.step() - down.bandwidth()], colour });
+    group.setAttribute("transform", `translate(${across(across.domain()[0]) + inset},${down(down.domain()[0]) + inset})`);
+    group.setAttribute("fill-opacity", String(opacity));
+    return group;
+  };

@@ -1,8 +1,7 @@
 // Charts of all heads: maps of a statistic and of roles, and heads with similar maps. They do not depend on the chosen
 // head, which has a mark of its own.
 import * as Plot from "@observablehq/plot";
-import { cellGrid } from "./cell_grid";
-import { chart, type Chart, type ChartPlan, type Place } from "./chart";
+import { bandCells, chart, type Chart, type ChartPlan, type Place } from "./chart";
 import { rangeLegend, SERIES } from "./colour";
 import { headName, type Context } from "./context";
 import { layerLabel, shortName, type Head } from "./data";
@@ -11,7 +10,6 @@ import { label as plainLabel } from "./labels";
 
 // Pixels of a page without numbers in cells; the most heads with numbers, and with names; pixels around a cell.
 const [NARROW, NUMBERED, ALL_NAMED, INSET] = [520, 400, 150, 0.7];
-type Band = ((value: unknown) => number) & { domain(): unknown[]; step(): number; bandwidth(): number };
 interface ChartHead { name: string; layer: string; at: number; head: number; roles: string[] }
 
 const headsOf = ({ text }: Context): ChartHead[] => text.layers.flatMap((layer, at) => layer.heads.map(({ roles }, head) => ({
@@ -44,17 +42,11 @@ const frameOfChosen = ({ state, text }: Context) => (place: Place) => {
   return [["var(--paper)", 4], ["var(--accent)", 2]].map(([stroke, wide]) => s("rect", { ...cell, stroke, "stroke-width": wide }));
 };
 
-// A cell for each head, as a mark of a plot.
-const cellsOfHeads = ({ text }: Context, opacity: number, colour: (head: Head) => string): Plot.RenderFunction => (_, { x, y }) => {
-  const [across, down] = [x, y] as unknown as Band[];
-  const group = cellGrid({ rows: text.layers.length, cols: across.domain().length, wide: across.step(), tall: down.step(),
-    gap: [2 * INSET + across.step() - across.bandwidth(), 2 * INSET + down.step() - down.bandwidth()],
-    colour: (layer, head) => (text.layers[layer].heads[head] ? colour(text.layers[layer].heads[head]) : null) });
-  const [left, top] = [across(across.domain()[0])! + INSET, down(down.domain()[0])! + INSET];
-  group.setAttribute("transform", `translate(${left},${top})`);
-  group.setAttribute("fill-opacity", String(opacity));
-  return group;
-};
+// A cell for each head.
+const cellsOfHeads = ({ text }: Context, opacity: number, colour: (head: Head) => string) => bandCells((layer, at) => {
+  const head = text.layers[layer].heads[at];
+  return head ? colour(head) : null;
+}, INSET, opacity);
 
 function mapOfStatistic(context: Context, width: number, name: string): Chart {
   const { text, source, colours } = context;
