@@ -264,7 +264,7 @@ def test_every_case_has_a_law_that_is_known(full):
     assert len({c.work for c in found}) == len(found)
     for one in found:
         attention, *tensors = one.small()
-        assert isinstance(attention, rg.Attention) and len(tensors) == 3
+        assert isinstance(attention, rg.Attention | rg.Composite) and len(tensors) == 3
         assert (one.attention is None) != (one.ours is None)
 
 
@@ -308,6 +308,23 @@ def test_recurrent_peers_are_ours(monkeypatch):
         inputs = make()
         compare(tensors_of(ours(*inputs)(*inputs)), theirs(*inputs)(*inputs), 1e-4)
     assert not broken_law(mechanism("gated_deltanet").example)
+
+
+@torch.no_grad()
+def test_peers_of_composites_are_ours(monkeypatch):
+    from regard.bench.cases import composites
+
+    monkeypatch.setattr(composites, "LENGTH", 64)
+    monkeypatch.setattr(composites, "SEGMENT", 24)
+    monkeypatch.setattr(composites, "WIDTH", 8)
+    found = list(composites.cases(Setting()))
+    assert len({one.mechanism for one in found}) == 8
+    for one in found:
+        inputs = one.inputs()
+        for side in one.peers:
+            ours = prepared(one.builds_ours, False, inputs)()
+            compare(tensors_of(ours), side.build(*inputs)(*inputs), 1e-3)
+    assert not broken_law(mechanism("nsa").example) and not broken_law(mechanism("differential").example)
 
 
 def test_a_gpu_has_rows_of_softmax_and_statistics_against_the_same_peers(monkeypatch):

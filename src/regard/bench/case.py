@@ -122,7 +122,7 @@ class Case:
     work: str
     inputs: Callable[[], tuple[Tensor, ...]]
     mechanism: str = ""
-    attention: rg.Attention | None = None
+    attention: rg.Attention | rg.Composite | None = None
     ours: Build | None = None
     peers: tuple[Side, ...] = ()
     aims: tuple[Aim, ...] = ()
@@ -146,7 +146,7 @@ class Case:
         return partial(attending, self.attention)
 
 
-def attending(attention: rg.Attention, *inputs: Tensor) -> Computes:
+def attending(attention: rg.Attention | rg.Composite, *inputs: Tensor) -> Computes:
     """`regard.attend` with this attention, which also returns the map of its weights."""
     attention = attention.to(inputs[0].device)
     learned = tuple(p for p in attention.parameters() if p.requires_grad)

@@ -15,6 +15,7 @@ from regard.attention import Attention
 from regard.attention_output import AttentionOutput, attend
 from regard.cache import GrowingCache
 from regard.catalog.entry import call_tensors
+from regard.composites import Composite
 from regard.engine import ENGINES, Problem
 from regard.engine.reference import reference
 from regard.errors import RegardError
@@ -118,7 +119,20 @@ def recurrence_agrees_with_the_reference(example: Example) -> None:
     torch.testing.assert_close(seen.weights.dense() @ values, expected, **CLOSE)
 
 
+@torch.no_grad()
+def composite_gives_its_map(example: Example) -> None:
+    """Check that the weights of a composite, times the values, are its output, in two engines."""
+    _, q, _, v = example
+    values, tensors = v.repeat_interleave(q.shape[1] // v.shape[1], 1), call_tensors(*example)
+    for engine in ("auto", "dense"):
+        seen = attend(*example, engine=engine, **tensors)
+        torch.testing.assert_close(seen.weights.dense() @ values, seen.output, **CLOSE)
+
+
 def _laws(small: Callable[[], Example]) -> Iterator[tuple[str, Callable[[], None]]]:
+    if isinstance(small()[0], Composite):
+        yield "the output of a composite is that of its map", lambda: composite_gives_its_map(small())
+        return
     if small()[0].transition is not None:
         yield "the recurrence agrees with the reference", lambda: recurrence_agrees_with_the_reference(small())
         return

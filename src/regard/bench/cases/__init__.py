@@ -21,6 +21,7 @@ GROUPS = (
     "additive",
     "linear",
     "recurrent",
+    "composites",
     "decoding",
     "statistics",
     "model",
