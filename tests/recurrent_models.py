@@ -53,11 +53,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Lfm3": BASE | {"layer_types": ["conv", "full_attention"]},
     "xLSTM": TOKENS | {"hidden_size": 128, "embedding_dim": 128, "num_hidden_layers": 2, "num_blocks": 2}
     | {"num_heads": 2, "chunk_size": 4},
+    "Qwen4ExpText": DELTA | MOE
+    | {"layer_types": ["linear_attention", "indexed_attention"], "indexer_n_heads": 2, "indexer_kv_heads": 1}
+    | {"indexer_head_dim": 8, "indexer_budget": 8, "indexer_compress_ratio": 2, "hc_lowrank": 8}
+    | {"shared_expert_intermediate_size": 8},
 }  # fmt: skip
 #: Kinds of the recurrent layers.
 KINDS = dict.fromkeys(list(CONFIGS)[:6], "delta rule") | dict.fromkeys(list(CONFIGS)[6:16], "state space")
 KINDS |= {"Rwkv": "linear attention", "MiniMax": "linear attention", "xLSTM": "linear attention"}
-KINDS |= {"RecurrentGemma": "gated recurrence"} | dict.fromkeys(("Lfm2", "Lfm2Moe", "Lfm3"), "convolution")
+KINDS |= {"Qwen4ExpText": "delta rule", "RecurrentGemma": "gated recurrence"}
+KINDS |= dict.fromkeys(("Lfm2", "Lfm2Moe", "Lfm3"), "convolution")
 
 
 def build(name: str, dtype: torch.dtype = torch.float32) -> Any:

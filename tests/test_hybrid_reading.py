@@ -14,8 +14,8 @@ import regard as rg
 from recurrent_models import V, build, tokens
 from regard.maps.convolution_map import Convolution, ConvolutionMap
 from regard.maps.head_mean import HeadMean
+from regard.stats import HeadTable, profile, rollout
 from regard.stats import layer_kinds as kinds_module
-from regard.stats import profile, rollout
 from regard.stats.layer_kinds import kind_lines, layer_kinds
 from regard.viewer import Sheet
 from watching import watched
@@ -104,6 +104,14 @@ def test_a_convolution_is_its_weights():
     totals = weights.summarize(rg.KeyTotals())[0]
     torch.testing.assert_close(totals, weights.dense().sum(2))
     torch.testing.assert_close(weights.select([1], [2, 0]).dense(), weights.dense()[[1]][:, [2, 0]])
+
+
+def test_documents_of_a_hybrid_are_merged():
+    read = reader("Qwen3Next")
+    table = HeadTable.over(read.profile(text, length=20)[0] for text in (TEXT, TEXT[::-1].replace("w", " w")))
+    assert [len(layer.means["reach"]) for layer in table.layers] == [4, 2] and table.documents == 2
+    with pytest.raises(rg.RegardError, match="the layers have 4, 2 heads"):
+        table.values("reach")
 
 
 def test_numbers_of_parallel_layers_are_explained():

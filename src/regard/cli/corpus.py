@@ -27,7 +27,7 @@ NUM_HIGHEST = 5
 #: Explains the numbers.
 LEGEND = (
     "L0.H2 is head 2 of layer 0. Entropy is in nats, reach in tokens, evenness a share of the largest entropy; the "
-    "others are shares of the weight."
+    "others are shares of the weight, and of |weight| where weights have signs."
 )
 #: Options that a corpus refuses, by their names on the command line.
 OF_SINGLE_TEXTS = {

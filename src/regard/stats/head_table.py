@@ -99,7 +99,14 @@ class HeadTable:
         known = list(self.layers[0].means)
         if name not in known:
             raise RegardError(f"HeadTable: there is no statistic {name!r}. Known names: {', '.join(known)}.")
-        return torch.stack([layer.means[name] for layer in self.layers])
+        means = [layer.means[name] for layer in self.layers]
+        if len({mean.shape for mean in means}) > 1:
+            sizes = ", ".join(str(len(mean)) for mean in means)
+            raise RegardError(
+                f"HeadTable.values: the layers have {sizes} heads, so {name!r} is no tensor (layers, heads). Read the "
+                "layers one by one: table.layers[n].means."
+            )
+        return torch.stack(means)
 
     def to_json(self) -> dict[str, Any]:
         """Plain lists and numbers for `json.dumps`. `from_json` restores exactly the same table."""
