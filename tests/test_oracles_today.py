@@ -143,6 +143,41 @@ def test_entries_of_a_batch_have_coordinates_of_their_own():
         rg.attend(attention, q[:1], k[:1], v[:1])
 
 
+@pytest.mark.parametrize("engine", ["auto", "reference", "blocked"])
+def test_coordinates_may_come_with_each_call(engine):
+    """The same as a table; a cache keeps those of its keys, whatever the chunks."""
+    _, q, k, v = mechanism("multimodal_rope").example()
+    where = torch.randint(-9, 99, (2, 3, 16))
+    fixed, given = (mechanism("multimodal_rope").build(x, (2, 1, 1)) for x in (where, None))
+    expected = rg.attend(fixed, q, k, v)
+    seen = rg.attend(given, q, k, v, coordinates=where, engine=engine)
+    close(seen.output, expected.output)
+    close(seen.weights[...], expected.weights[...])
+    cache, outputs = rg.GrowingCache(), []
+    for at in (slice(0, 7), slice(7, 8), slice(8, 16)):
+        chunk = [x[:, :, at] for x in (q, k, v)]
+        seen = rg.attend(given, *chunk, cache=cache, coordinates=where[..., at], engine=engine)
+        cache = seen.cache
+        outputs.append(seen.output)
+    close(torch.cat(outputs, 2), expected.output)
+
+
+def test_a_chain_passes_the_coordinates_on():
+    norm, where = rg.QKNorm(8).double(), torch.randint(0, 9, (1, 2, 16))
+    q, k, v = torch.randn(3, 1, 2, 16, 8, dtype=torch.float64)
+    chains = [rg.Attention(position=rg.Chain(norm, rg.AxialRoPE.grid(x, 8))) for x in (where, None)]
+    seen = rg.attend(chains[1], q, k, v, coordinates=where)
+    close(seen.output, rg.attend(chains[0], q, k, v).output)
+    with torch.no_grad():
+        close(rg.attend(chains[1], q, k, v, coordinates=where, engine="reference").output, seen.output)
+    with pytest.raises(rg.RegardError, match="Chain needs a tensor for each call"):
+        rg.attend(chains[1], q, k, v)
+    with pytest.raises(rg.RegardError, match="Each query must be one of the keys"):
+        rg.attend(chains[1], q, k[:, :, :4], v[:, :, :4], coordinates=where[..., :4])
+    with pytest.raises(rg.RegardError, match="coordinates are integers"):
+        rg.attend(chains[1], q, k, v, coordinates=where.double())
+
+
 @oracle(
     "multimodal_rope",
     FLOAT32,
@@ -313,7 +348,7 @@ def test_kerple_and_a_fixed_fire_run_in_the_compiled_kernels_and_fire_says_why_n
         (lambda: rg.ProportionalScaling(0.0), "in \\(0, 1\\]"),
         (lambda: rg.RoPE(8, scaling=rg.LongRoPEScaling((1.0,))).frequencies(), "1 factors for 4 pairs"),
         (lambda: rg.AxialRoPE(torch.zeros(2, 3), (0,), (1.0,)), "coordinates are integers"),
-        (lambda: rg.AxialRoPE(torch.zeros(2, 3).long(), (2,), (1.0,)), "from 0 to 1"),
+        (lambda: rg.AxialRoPE(torch.zeros(2, 3).long(), (2,), (1.0,)), "axes from 0 to 2, the coordinates 2"),
         (lambda: rg.AxialRoPE.grid(torch.zeros(2, 3).long(), 6), "multiple of 4"),
         (lambda: rg.attend(mechanism("qk_norm").build(8), *torch.randn(3, 1, 2, 4, 6)), "QKNorm: made for width 8"),
         (lambda: rg.attend(mechanism("scalable_softmax").build(4), *torch.randn(3, 1, 2, 4, 6)), "made for 4 heads"),
@@ -375,7 +410,7 @@ def test_gradients_of_forgetting_reach_the_gates(engine):
         return rg.attend(attention, q, k, v, log_forget=log_forget, engine=engine).output
 
     tensors, log_forget, _ = drawn_gates()
-    inputs = [x[:1, :1, :6].clone().requires_grad_() for x in (*tensors, log_forget)]
+    inputs = [x[:1, :1, :4].clone().requires_grad_() for x in (*tensors, log_forget)]
     torch.autograd.gradcheck(output, inputs)
 
 

@@ -21,7 +21,7 @@ class _Alibi(Mechanism):
 class _AxialRope(Mechanism):
     @staticmethod
     def build(
-        coordinates: Tensor,
+        coordinates: Tensor | None,
         width: int,
         base: float = 10_000.0,
         alternate: bool = False,
@@ -219,7 +219,7 @@ class _MultiQuery(Mechanism):
 class _MultimodalRope(Mechanism):
     @staticmethod
     def build(
-        coordinates: Tensor,
+        coordinates: Tensor | None,
         sections: Sequence[int],
         base: float = 10_000.0,
         alternate: bool = False,

@@ -9,10 +9,12 @@ from regard.pieces import AxialRoPE
 
 
 @explained
-def axial_rope(coordinates: torch.Tensor, width: int, base: float = 10_000.0, alternate: bool = False) -> Attention:
+def axial_rope(
+    coordinates: torch.Tensor | None, width: int, base: float = 10_000.0, alternate: bool = False
+) -> Attention:
     """Positions are vectors, such as row and column of a patch; each axis rotates its share of the channels.
 
-    `coordinates` is (axes, n), or (batch, axes, n).
+    `coordinates` is (axes, n) or (batch, axes, n), or None if each call gets its own.
     """
     return Attention(position=AxialRoPE.grid(coordinates, width, base, alternate=alternate))
 

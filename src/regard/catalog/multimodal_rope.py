@@ -12,11 +12,12 @@ from regard.pieces import AxialRoPE, causal
 
 @explained
 def multimodal_rope(
-    coordinates: torch.Tensor, sections: Sequence[int], base: float = 10_000.0, alternate: bool = False
+    coordinates: torch.Tensor | None, sections: Sequence[int], base: float = 10_000.0, alternate: bool = False
 ) -> Attention:
     """Positions are vectors (time, row, column), and each axis rotates some pairs of channels: texts with images.
 
-    `coordinates` is (axes, n) or (batch, axes, n). A word has the same number on all axes.
+    `coordinates` is (axes, n) or (batch, axes, n), or None if each call gets its own. A word has the same number on all
+    axes.
     """
     return Attention(position=AxialRoPE.sections(coordinates, sections, base, alternate=alternate), mask=causal())
 

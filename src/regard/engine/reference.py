@@ -63,8 +63,9 @@ def one_head(problem: Problem, b: int, h: int) -> tuple[Array, Array]:
     q, k, v = (array(t) for t in (problem.query[b, h], problem.key[b, g], problem.value[b, g]))
     if attention.position is not None:
         all_q, all_k = array(problem.query[b]), array(problem.key[b])
-        q = encode_heads(attention.position, all_q, place, True)[h]
-        k = encode_heads(attention.position, all_k, place, False)[g]
+        given = {name: array(tensor[b]) for name, tensor in problem.call_tensors.items()}
+        q = encode_heads(attention.position, all_q, place, True, given)[h]
+        k = encode_heads(attention.position, all_k, place, False, given)[g]
     if attention.transition is not None:
         w = carried(problem, q, k, b, h)
         return w @ v, w

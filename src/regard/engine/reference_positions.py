@@ -134,22 +134,26 @@ def _(piece: position.LearnedPositions, x: Array, positions: Array) -> Array:
     return x + array(piece.table)[positions]
 
 
+#: Tensors of the call by name, for one batch entry.
+Given = dict[str, Array]
+
+
 @singledispatch
-def encode_heads(piece: object, x: Array, place: Place, is_query: bool) -> Array:
-    """Queries or keys of all heads of a batch entry, (heads, n, D) -> (heads, n, D')."""
+def encode_heads(piece: object, x: Array, place: Place, is_query: bool, given: Given) -> Array:
+    """Queries or keys of all heads of a batch entry, (heads, n, D) -> (heads, n, D'); tensors of the call by name."""
     positions = (place.i if is_query else place.j).ravel()
     return np.stack([encode(piece, each, positions) for each in x])
 
 
 @encode_heads.register
-def _(piece: encodings.Chain, x: Array, place: Place, is_query: bool) -> Array:
+def _(piece: encodings.Chain, x: Array, place: Place, is_query: bool, given: Given) -> Array:
     for part in piece.parts:
-        x = encode_heads(part, x, place, is_query)
+        x = encode_heads(part, x, place, is_query, given)
     return x
 
 
 @encode_heads.register
-def _(piece: encodings.QKNorm, x: Array, place: Place, is_query: bool) -> Array:
+def _(piece: encodings.QKNorm, x: Array, place: Place, is_query: bool, given: Given) -> Array:
     learned = piece.query_scale if is_query else piece.key_scale
     scale = 1.0 if learned is None else array(learned)
     together = x.transpose(1, 0, 2).reshape(x.shape[1], -1) if piece.joint else x
@@ -158,14 +162,14 @@ def _(piece: encodings.QKNorm, x: Array, place: Place, is_query: bool) -> Array:
 
 
 @encode_heads.register
-def _(piece: encodings.ScalableSoftmax, x: Array, place: Place, is_query: bool) -> Array:
+def _(piece: encodings.ScalableSoftmax, x: Array, place: Place, is_query: bool, given: Given) -> Array:
     if not is_query:
         return x
     return np.log(np.maximum(place.i + 1, 1)) * array(piece.factor) * x
 
 
 @encode_heads.register
-def _(piece: encodings.PositionTemperature, x: Array, place: Place, is_query: bool) -> Array:
+def _(piece: encodings.PositionTemperature, x: Array, place: Place, is_query: bool, given: Given) -> Array:
     if not is_query:
         return x
     steps = np.maximum(np.floor((place.i + piece.first) / piece.floor), 0)
@@ -173,7 +177,7 @@ def _(piece: encodings.PositionTemperature, x: Array, place: Place, is_query: bo
 
 
 @encode_heads.register
-def _(piece: encodings.PoPE, x: Array, place: Place, is_query: bool) -> Array:
+def _(piece: encodings.PoPE, x: Array, place: Place, is_query: bool, given: Given) -> Array:
     angle = (place.i if is_query else place.j.T) / piece.base ** (np.arange(piece.width) / piece.width)
     if not is_query:
         angle = angle + np.clip(array(piece.phase), -2 * math.pi, 0)
@@ -182,13 +186,17 @@ def _(piece: encodings.PoPE, x: Array, place: Place, is_query: bool) -> Array:
 
 
 @encode_heads.register
-def _(piece: axial.AxialRoPE, x: Array, place: Place, is_query: bool) -> Array:
+def _(piece: axial.AxialRoPE, x: Array, place: Place, is_query: bool, given: Given) -> Array:
     tokens, pairs, encoded = (place.i if is_query else place.j).ravel(), len(piece.axes), x.copy()
-    table = array(
-        piece.coordinates[place.b % len(piece.coordinates)] if piece.coordinates.ndim == 3 else piece.coordinates
-    )
+    places = tokens
+    if piece.coordinates is None:
+        table, places = given["coordinates"], np.searchsorted(place.j.ravel(), tokens)
+    elif piece.coordinates.ndim == 3:
+        table = array(piece.coordinates[place.b % len(piece.coordinates)])
+    else:
+        table = array(piece.coordinates)
     for m, (axis, rate) in enumerate(zip(piece.axes, piece.rates, strict=True)):
         first, second = (2 * m, 2 * m + 1) if piece.interleaved else (m, m + pairs)
-        z = (x[..., first] + 1j * x[..., second]) * np.exp(1j * table[axis][tokens] * rate)
+        z = (x[..., first] + 1j * x[..., second]) * np.exp(1j * table[axis][places] * rate)
         encoded[..., first], encoded[..., second] = z.real, z.imag
     return encoded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.checks import Size, checked
 from regard.errors import RegardError
 from regard.pieces.position import Position, angles_of_pairs, rotated_pairs
+from regard.positions import Positions
 from regard.shapes import at_least_float32, to_device
 from regard.spans import Spans
 
@@ -21,8 +22,9 @@ class AxialRoPE(Position):
     """RoPE by coordinates: channel pair m is rotated by coordinate[axes[m]] * rates[m].
 
     `coordinates` are integers (A, n), one vector for each token, or (B, A, n) with vectors of each batch entry. They
-    may repeat, go back, or be negative. Masks and biases still compare the places of tokens in the sequence. The two
-    usual assignments of pairs have functions of their own:
+    may repeat, go back, or be negative. With None each call gets them: `attend(..., coordinates=...)`, (B, A, J), those
+    of the keys; a cache keeps them, and each query is one of the keys. Masks and biases still compare the places of
+    tokens in the sequence. The two usual assignments of pairs have functions of their own:
 
     - `AxialRoPE.sections`: the pairs of one RoPE are divided among the axes (multimodal RoPE of Qwen2-VL and later,
       arXiv:2409.12191). With one axis it is RoPE with positions of your own for each batch entry.
@@ -37,7 +39,7 @@ class AxialRoPE(Position):
     True
     """
 
-    coordinates: Tensor
+    coordinates: Tensor | None
     axes: Sequence[int]
     rates: Sequence[float]
     interleaved: bool = False
@@ -45,21 +47,22 @@ class AxialRoPE(Position):
     def __post_init__(self) -> None:
         object.__setattr__(self, "axes", tuple(self.axes))
         object.__setattr__(self, "rates", tuple(map(float, self.rates)))
-        shape, number = tuple(self.coordinates.shape), self.coordinates.dtype
-        if self.coordinates.ndim not in (2, 3) or number.is_floating_point or number == torch.bool:
+        if len(self.axes) != len(self.rates) or min(self.axes, default=0) < 0:
             raise RegardError(
-                f"AxialRoPE: coordinates are integers (axes, tokens) or (batch, axes, tokens), got {number} of shape "
-                f"{shape}."
+                f"AxialRoPE: {len(self.axes)} axes {self.axes} and {len(self.rates)} rates. Give each channel pair one "
+                "axis, from 0 on, and one rate."
             )
-        if len(self.axes) != len(self.rates) or not all(0 <= axis < shape[-2] for axis in self.axes):
-            raise RegardError(
-                f"AxialRoPE: {len(self.axes)} axes {self.axes} and {len(self.rates)} rates for coordinates of "
-                f"{shape[-2]} axes. Give each channel pair one axis, from 0 to {shape[-2] - 1}, and one rate."
-            )
+        if self.coordinates is not None:
+            self._check_coordinates(self.coordinates)
+
+    @property
+    def needs(self) -> Mapping[str, str]:
+        """The tensors of a call: its coordinates, if the encoding has none of its own."""
+        return {} if self.coordinates is not None else {"coordinates": "B A J"}
 
     @classmethod
     def sections(
-        cls, coordinates: Tensor, sections: Sequence[int], base: float = 10_000.0, *, alternate: bool = False
+        cls, coordinates: Tensor | None, sections: Sequence[int], base: float = 10_000.0, *, alternate: bool = False
     ) -> AxialRoPE:
         """The pairs of one RoPE, `sections[a]` of them for axis a; their sum is half the width.
 
@@ -79,8 +82,16 @@ class AxialRoPE(Position):
         return cls(coordinates, by_turns if alternate else in_order, rates)
 
     @classmethod
-    def grid(cls, coordinates: Tensor, width: Size, base: float = 10_000.0, *, alternate: bool = False) -> AxialRoPE:
-        """Each of A axes has width / (2 A) pairs.
+    def grid(
+        cls,
+        coordinates: Tensor | None,
+        width: Size,
+        base: float = 10_000.0,
+        *,
+        alternate: bool = False,
+        num_axes: Size = 2,
+    ) -> AxialRoPE:
+        """Each of A axes has width / (2 A) pairs. `num_axes` is A if each call gets its coordinates.
 
         The rates of an axis are those of a RoPE of width / A channels (Qwen2-VL's images). With `alternate` axis a has
         the rates a, a + A, a + 2 A, ... of a RoPE of the whole width (Pixtral).
@@ -89,7 +100,7 @@ class AxialRoPE(Position):
         >>> rg.AxialRoPE.grid(torch.zeros(2, 9, dtype=torch.long), width=8).rates
         (1.0, 0.01, 1.0, 0.01)
         """
-        count = coordinates.shape[-2]
+        count = num_axes if coordinates is None else coordinates.shape[-2]
         if width % (2 * count):
             raise RegardError(
                 f"AxialRoPE.grid(width={width}): the width is a multiple of {2 * count}, 2 for each axis."
@@ -102,21 +113,56 @@ class AxialRoPE(Position):
         return cls(coordinates, axes, [base**-exponent for exponent in exponents])
 
     def encode(self, x: Tensor, positions: Tensor) -> Tensor:
-        width, entries = 2 * len(self.axes), self.coordinates.shape[0] if self.coordinates.ndim == 3 else 1
+        if self.coordinates is None:
+            raise RegardError("AxialRoPE(None, ...): each call gets its coordinates: attend(..., coordinates=...).")
+        return self._turned(x, to_device(self.coordinates, x.device)[..., positions])
+
+    def encode_both(
+        self, query: Tensor, key: Tensor, positions: Positions, coordinates: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if coordinates is None:
+            return super().encode_both(query, key, positions)
+        self._check_coordinates(coordinates)
+        queries = positions.queries(query.shape[2])
+        if not positions.keys.covers(queries):
+            raise RegardError(
+                f"AxialRoPE: the queries have the positions {queries}, and the keys, whose coordinates are given, "
+                f"{positions.keys}. Each query must be one of the keys."
+            )
+        of_queries = coordinates[..., positions.columns(queries).tensor(coordinates.device)]
+        return self._turned(query, of_queries), self._turned(key, coordinates)
+
+    def _turned(self, x: Tensor, coordinates: Tensor) -> Tensor:
+        """Vectors (B, heads, n, D) rotated by their coordinates, (A, n) or (B, A, n)."""
+        width, entries = 2 * len(self.axes), coordinates.shape[0] if coordinates.ndim == 3 else 1
         if x.shape[-1] < width or entries not in (1, x.shape[0]):
             raise RegardError(
                 f"AxialRoPE: for {width} channels and {entries} batch entries, got vectors of shape {tuple(x.shape)}. "
                 "Give coordinates (axes, tokens) for all entries, or (batch, axes, tokens)."
             )
-        at = to_device(self.coordinates, x.device)[..., positions]  # (A, n) or (B, A, n)
-        each = at[..., list(self.axes), :].transpose(-1, -2)
+        each = coordinates[..., list(self.axes), :].transpose(-1, -2)
         wide = at_least_float32(x)
         angle = angles_of_pairs(each, torch.tensor(self.rates, dtype=torch.float64, device="cpu"), wide.dtype)
         angle = angle[:, None] if angle.ndim == 3 else angle
         rotated = rotated_pairs(wide[..., :width], angle, self.interleaved).to(x.dtype)
         return torch.cat((rotated, x[..., width:]), -1) if width < x.shape[-1] else rotated
 
+    def _check_coordinates(self, coordinates: Tensor) -> None:
+        shape, number = tuple(coordinates.shape), coordinates.dtype
+        if coordinates.ndim not in (2, 3) or number.is_floating_point or number == torch.bool:
+            raise RegardError(
+                f"AxialRoPE: coordinates are integers (axes, tokens) or (batch, axes, tokens), got {number} of shape "
+                f"{shape}."
+            )
+        if max(self.axes, default=0) >= shape[-2]:
+            raise RegardError(
+                f"AxialRoPE: the pairs have axes from 0 to {max(self.axes)}, the coordinates {shape[-2]} of shape "
+                f"{shape}. Give coordinates (axes, tokens) or (batch, axes, tokens) for all axes."
+            )
+
     def check(self, positions: Spans) -> None:
+        if self.coordinates is None:
+            return
         count = self.coordinates.shape[-1]
         if not Spans(((0, count),)).covers(positions):
             ((first, stop),) = positions.hull()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,9 @@ from torch.nn import functional as F
 
 from regard.checks import Size, checked
 from regard.errors import RegardError
+from regard.pieces.call_tensors import needs_of, tensors_for
 from regard.pieces.position import Position, angles
+from regard.positions import Positions
 from regard.shapes import at_least_float32
 from regard.spans import Spans
 
@@ -76,6 +79,16 @@ class Chain(nn.Module, TwoSidedPosition):
         for part in self.parts:
             x = part.encode_key(x, positions)
         return x
+
+    @property
+    def needs(self) -> Mapping[str, str]:
+        """The tensors that the parts need for each call."""
+        return {name: axes for part in self.parts for name, axes in needs_of(part).items()}
+
+    def encode_both(self, query: Tensor, key: Tensor, positions: Positions, **tensors: Tensor) -> tuple[Tensor, Tensor]:
+        for part in self.parts:
+            query, key = part.encode_both(query, key, positions, **tensors_for(part, tensors))
+        return query, key
 
     def check(self, positions: Spans) -> None:
         for part in self.parts:
