@@ -33,18 +33,28 @@ import regard as rg
 from regard.hf.capture.watcher import UNCALLED
 
 DATA = Path(__file__).parents[1] / "docs" / "architectures.jsonl"
-SECONDS, BYTES = 120, 16 << 30
+PAGE = DATA.with_suffix(".md")
+SECONDS, BYTES = 45, 16 << 30
 #: Largest difference from eager that is rounding.
 TOLERANCE = 2e-4
 STATES = {
-    "right": "every attention module has a map, and every map was confirmed",
-    "partly": "some attention modules have a confirmed map, the others a reason",
-    "missing": "no attention module has a map; the reason is given",
-    "wrong": "a map differs from the oracle",
-    "none": "the model has no attention",
-    "not run": "a small model was built, but no drawn input ran",
-    "not built": "no small model could be built",
+    "right": "every module of attention or recurrence that ran has a map, and every map was confirmed",
+    "partly": "some modules have a confirmed map, the others a reason",
+    "missing": "no map; the reason is given",
+    "wrong": "a map that differs from the oracle",
+    "none": "no attention and no recurrence, or none that is found",
+    "not run": "a small model was built, but none of the drawn inputs ran",
+    "not built": "no small model was built",
 }
+WAYS = {
+    "eager": "it equals the weights that the module returns in eager mode",
+    "output": "weights times values are the output of the layer",
+    "measured": "weights were measured by unit values; weights times values are the output of the layer",
+    "softmax": "it is the result of the module's own softmax, followed to its product with the values",
+    "unverified": "nothing to compare with",
+}
+#: Kinds of layers in a table of architectures that are not plain attention.
+PLAIN = "attention"
 
 
 def run(keys: list[str], data: Path) -> None:
@@ -153,6 +163,7 @@ def _watched(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
         "state": state,
         "why": "; ".join(missing),
         "ways": ways,
+        "kinds": Counter(seen.kinds.values()),
         "missing": missing,
         "notes": notes,
         "uncalled": uncalled,
@@ -233,11 +244,13 @@ def _confirmed(
 ) -> tuple[str, str]:
     """How the maps of a module were confirmed, and a note.
 
-    "eager": they are the weights that it returns; "output": weights times values are its output; "softmax": they are
-    the result of its own softmax, followed to the product with the values.
+    "eager": they are the weights that it returns; "output": weights times values are its output; "measured": the same,
+    of weights that were measured by unit values; "softmax": they are the result of its own softmax, followed to the
+    product with the values.
     """
     check = seen.verify()[name]
     own = "output" if check.ok else "softmax" if "softmax" in check.note else "unverified"
+    own = "measured" if check.ok and "measured" in check.note else own
     if eager is None or name not in eager:
         return own, ""
     calls, returned = eager.calls(name), oracle.by_module.get(name, [])
@@ -245,7 +258,7 @@ def _confirmed(
     if all(error is not None and error <= TOLERANCE for error in errors):
         return "eager", ""
     differs = [error for error in errors if error is not None and error > TOLERANCE]
-    if differs and own == "output":
+    if differs and own in ("output", "measured"):
         return own, f"the weights that it returns differ by {max(differs):.2g} from those it computes with"
     return ("wrong", f"differs from eager by {max(differs):.2g}") if differs else (own, "")
 
@@ -279,6 +292,67 @@ def _difference(mine: Tensor, wanted: Tensor) -> float:
     return float(difference.max()) if difference.numel() else 0.0
 
 
+def table(data: Path) -> str:
+    """The page, from the last result of each architecture."""
+    rows = {row["key"]: row for row in map(json.loads, data.read_text().splitlines())}
+    counts = Counter(row["state"] for row in rows.values())
+    maps: Counter[str] = Counter()
+    for row in rows.values():
+        maps.update(row.get("ways", {}))
+    parts = [
+        HEAD.format(version=transformers.__version__, total=len(rows)),
+        "| result | architectures | |\n|---|---|---|",
+        *(f"| {state} | {counts[state]} | {meaning} |" for state, meaning in STATES.items()),
+        f"\n{sum(maps.values()):,} maps were compared:\n\n| confirmed by | maps | |\n|---|---|---|",
+        *(f"| {way} | {maps[way]:,} | {meaning} |" for way, meaning in WAYS.items() if maps[way]),
+        *(_section(state, [row for row in rows.values() if row["state"] == state]) for state in STATES),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+HEAD = """# Every architecture of transformers
+
+A script builds a small model with random weights from each of the {total} configuration classes of transformers
+{version}, runs it on drawn inputs under `rg.watch`, and compares every map with an oracle. To run it again:
+
+```bash
+python scripts/architectures.py run      # resumes; one process for each architecture
+python scripts/architectures.py table    # this page
+```
+"""
+
+
+def _section(state: str, rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return ""
+    rows = sorted(rows, key=lambda row: row["key"].lower())
+    if state in ("right", "partly"):
+        lines = ["| architecture | model | maps | kinds | confirmed by | notes |", "|---|---|---|---|---|---|"]
+        return "\n".join([f"\n## {state.capitalize()}\n", *lines, *map(_row, rows)])
+    lines = ["| architecture | reason |", "|---|---|", *(f"| {row['key']} | {_reason(row)} |" for row in rows)]
+    return "\n".join([f"\n## {state.capitalize()}\n", *lines])
+
+
+def _row(row: dict[str, Any]) -> str:
+    kinds = row.get("kinds") or {PLAIN: sum(row["ways"].values())}
+    notes = [row["why"]] if row["why"] else []
+    notes += list(row.get("notes", {}))
+    if row.get("uncalled"):
+        notes.append(f"{row['uncalled']} modules did not run on these inputs")
+    of_kinds = ", ".join(kind if len(kinds) == 1 else f"{kind} {count}" for kind, count in kinds.items())
+    ways = ", ".join(way if len(row["ways"]) == 1 else f"{way} {count}" for way, count in row["ways"].items())
+    model = row["built"].partition(",")[0]
+    return f"| {row['key']} | {model} | {sum(row['ways'].values())} | {of_kinds} | {ways} | {_cell('; '.join(notes))} |"
+
+
+def _reason(row: dict[str, Any]) -> str:
+    return _cell(row.get("why", "").partition(" Maps are recorded of attention")[0])
+
+
+def _cell(text: str) -> str:
+    return text[:300].replace("|", "/").replace("<", "&lt;").replace("`", "")
+
+
 def main() -> None:
     """Run, or write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -290,6 +364,8 @@ def main() -> None:
     if given.action == "run":
         known = {json.loads(line)["key"] for line in given.data.open()} if given.data.exists() else set()
         run(given.keys or [key for key in sorted(CONFIG_MAPPING_NAMES) if key not in known], given.data)
+    else:
+        PAGE.write_text(table(given.data))
 
 
 if __name__ == "__main__":

@@ -250,3 +250,18 @@ def test_values_that_are_given_are_measured_too():
     outputs, seen = watched(holder, {})
     assert seen[0].shape == (2, 2, 5, 26)
     assert_law(seen[0], pixels, outputs[0])
+
+
+def test_attention_in_windows_with_pooled_queries_is_measured_over_all_tokens():
+    torch.manual_seed(0)
+    kind = transformers.models.hiera.modeling_hiera.HieraMaskUnitAttention
+    holder = torch.nn.Module()
+    holder.attention = sharpened(kind(16, 16, 2, query_stride=2, window_size=2, use_mask_unit_attn=True).eval())
+    holder.forward = lambda x: holder.attention(x, output_attentions=True)
+    (_, returned), seen = watched(holder, {"x": torch.randn(2, 12, 16)})
+    weights = seen[0].dense()  # 3 windows of 4 keys and 2 queries, interleaved: token t is in window t % 3
+    assert weights.shape == (2, 2, 6, 12)
+    for window in range(3):
+        expected = returned[:, :, window]
+        torch.testing.assert_close(weights[:, :, window::3, window::3], expected, atol=1e-5, rtol=0)
+    assert torch.allclose(weights.sum(-1), torch.ones(2, 2, 6))

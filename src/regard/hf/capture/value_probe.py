@@ -35,6 +35,8 @@ from regard.positions import Positions
 #: Names of the projections of values and of outputs, of inputs that are values themselves, and of the number of heads.
 VALUES = re.compile(r"^(v|v_proj|values?(_\w+)?)$")
 OUTPUT = re.compile(r"^(o|o_proj|to_out|out|out(put)?(_\w+)?_proj|dense|proj)$")
+#: Names of one projection of queries, keys and values; the values are the last third of its result.
+FUSED = re.compile(r"^(qkv|qkv_proj|query_key_value)$")
 GIVEN = ("values", "value", "encoder_hidden_states")
 HEADS = ("num_heads", "num_attention_heads", "num_attn_heads", "n_heads", "n_head")
 #: Largest error of a probe, relative to the largest output.
@@ -46,12 +48,20 @@ ROUNDING = 1e-6
 
 def has_values(module: nn.Module) -> bool:
     """Whether a module has a projection of its values, or an input of that name, that can be replaced."""
-    return any(VALUES.match(name) for name, _ in module.named_children()) or _given_values(module) is not None
+    return bool(_projections(module)) or _given_values(module) is not None
+
+
+def _projections(module: nn.Module) -> dict[str, nn.Module]:
+    """The projections of values: those with a name of their own, or else one of queries, keys and values."""
+    children = dict(module.named_children())
+    own = {name: child for name, child in children.items() if VALUES.match(name)}
+    return own or {name: child for name, child in children.items() if FUSED.match(name)}
 
 
 def _given_values(module: nn.Module) -> str | None:
+    """The name of the input that is the values, if the module does not project them."""
     names = inspect.signature(module.forward).parameters
-    return next((name for name in GIVEN if name in names), None)
+    return None if _projections(module) else next((name for name in GIVEN if name in names), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,18 +90,22 @@ class GivenCall:
 
         def keep(name: str) -> Callable[[nn.Module, Any, Tensor], Tensor]:
             def hook(_: nn.Module, __: Any, output: Tensor) -> Tensor:
-                values.append((name, output.detach().clone()))
-                return output if replacements is None else replacements[len(values) - 1].clone()
+                start = output.shape[-1] * 2 // 3 if FUSED.match(name) else 0
+                values.append((name, output[..., start:].detach().clone()))
+                changed = output.clone()
+                if replacements is not None:
+                    changed[..., start:] = replacements[len(values) - 1]
+                return changed
 
             return hook
 
         args, kwargs = self._given(replacements, values)
         with ExitStack() as hooks, torch.random.fork_rng(()):
             torch.set_rng_state(self.random)
+            for name, child in _projections(self.module).items():
+                hooks.callback(child.register_forward_hook(keep(name)).remove)
             for name, child in self.module.named_children():
-                if VALUES.match(name):
-                    hooks.callback(child.register_forward_hook(keep(name)).remove)
-                elif OUTPUT.match(name):
+                if OUTPUT.match(name):
                     hooks.callback(child.register_forward_pre_hook(lambda _, given: sums.append(given[0])).remove)
             output = self.module.forward(*args, **kwargs)
         result = _first(output)
@@ -101,7 +115,7 @@ class GivenCall:
         """The inputs. If a module does not project its values, they are one of the inputs, and replaced here."""
         args, kwargs = snapshot(self.args, self.kwargs)
         name = _given_values(self.module)
-        if name is None or any(VALUES.match(child) for child, _ in self.module.named_children()):
+        if name is None:
             return args, kwargs
         given = inspect.signature(self.module.forward).bind(*args, **kwargs)
         tensor = given.arguments.get(name)
