@@ -63,7 +63,7 @@ def test_a_changed_word_is_read_and_both_texts_stand_side_by_side(browser):
         changes = torch.stack([(a - b).abs().sum(-1) / 2 for a, b in layers])
         place = divmod(int(changes.argmax()), 3)
         row = page.locator("table.changes tbody tr").first
-        assert row.locator("th").inner_text() == f"Layer {place[0]}, head {place[1]}"
+        assert row.locator("th").inner_text() == f"L{place[0]}.H{place[1]}"
         assert float(row.locator("td").first.inner_text()) == pytest.approx(float(changes.max()), abs=6e-4)
         # The second text has its own maps, with words on their sides.
         assert page.locator(".compare .pin-map").nth(1).locator("text").last.inner_html() == "wide"

@@ -86,23 +86,36 @@ function mapOfRoles(context: Context, width: number): Chart {
     chosen: open(context), marks: frameOfChosen(context) });
 }
 
+// The points whose names do not lie over each other, in a plot of this width: the first of those that would.
+function apart<T extends { x: number; y: number; name: string }>(points: T[], width: number): T[] {
+  const [left, right] = [Math.min(...points.map(({ x }) => x)), Math.max(...points.map(({ x }) => x))];
+  const [low, high] = [Math.min(...points.map(({ y }) => y)), Math.max(...points.map(({ y }) => y))];
+  const pixels = ({ x, y }: T) => [((x - left) / (right - left || 1)) * (width - 108), ((y - low) / (high - low || 1)) * 292];
+  return points.reduce<T[]>((kept, one) => {
+    const [x, y] = pixels(one);
+    const isFree = kept.every((other) => { const [u, v] = pixels(other);
+      return Math.abs(x - u) > 2.8 * (one.name.length + other.name.length) || Math.abs(y - v) > 11; });
+    return isFree ? [...kept, one] : kept;
+  }, []);
+}
+
 function similarHeads(context: Context, width: number, places: [number, number][]): Chart {
   const { text, state } = context;
   const [layers, heads] = [text.layers.map(layerLabel), headsOf(context)];
   const points = heads.map((one, at) => ({ ...one, x: places[at][0], y: places[at][1] }));
-  const allNamed = heads.length <= ALL_NAMED;
+  const named = new Set(heads.length <= ALL_NAMED ? apart(points, Math.min(560, Math.max(280, width - 40))) : []);
   const said = "Each point is a head; near points have similar weights (classical scaling of the Jensen-Shannon distance). Colours are layers.";
   const ofChosen = (place: Place) => {
     const found = points.find(({ at, head }) => at === state.layer && head === state.head)!;
     const { x, y } = place(found.x, found.y);
     return [s("circle", { cx: x, cy: y, r: 8, stroke: "var(--accent)", "stroke-width": 2 }),
-      ...(allNamed ? [] : [s("text", { x, y: y - 9, "font-size": 9, "text-anchor": "middle", fill: "currentColor" }, found.name)])];
+      ...(named.has(found) ? [] : [s("text", { x, y: y - 9, "font-size": 9, "text-anchor": "middle", fill: "currentColor" }, found.name)])];
   };
   return chart(context, width, { title: "Heads with similar maps", said, plot: { height: 380, inset: 24,
     x: { ticks: [], label: null }, y: { ticks: [], label: null }, color: { domain: layers, label: "layer",
       range: layers.map((_, at) => SERIES[at % SERIES.length]), legend: layers.length < 13 }, marks: [
       Plot.dot(points, { x: "x", y: "y", fill: "layer", r: 5, fillOpacity: 0.8, tip: true,
         title: (one: ChartHead) => headName(context, one.at, one.head) }),
-      Plot.text(allNamed ? points : [], { x: "x", y: "y", text: "name", dy: -9, fontSize: 9, pointerEvents: "none" })] },
+      Plot.text([...named], { x: "x", y: "y", text: "name", dy: -9, fontSize: 9, pointerEvents: "none" })] },
     rows: points.map(({ name, x, y }) => ({ head: name, x, y })), values: heads, chosen: open(context), marks: ofChosen });
 }

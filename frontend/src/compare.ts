@@ -1,7 +1,7 @@
 // The compare view: two texts side by side in the chosen head, and the heads in which the chosen word changes most.
 import { headName, inText, interval, place, strongest, type Context, type Panel } from "./context";
 import { counterparts, rowChange, shareWords } from "./counterparts";
-import { queriesOf, type Text } from "./data";
+import { queriesOf, shortName, type Text } from "./data";
 import { choice, cut, fill, h, joins, shown, strong, visible } from "./dom";
 import { panelOf } from "./pin_figure";
 import { asPins } from "./pin_set";
@@ -184,7 +184,7 @@ export function compareView(context: Context): Panel {
       h("tbody", {}, ...found.map(({ layer, head, change, keys, weights }) => h("tr", {},
         h("th", { scope: "row" }, h("button", { type: "button", class: "line",
           "aria-pressed": String(layer === context.state.layer && head === context.state.head),
-          onclick: () => context.set({ layer, head }) }, headName(context, layer, head))),
+          onclick: () => context.set({ layer, head }) }, shortName(text.layers[layer], head))),
         h("td", { class: "number" }, shown(change)), best(weights[0], keys[0], text),
         best(weights[1], keys[1], other)))))));
   }

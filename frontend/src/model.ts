@@ -120,7 +120,7 @@ export function modelMode(context: Context, body: HTMLElement): Mode {
       "aria-label": `Lines of weights from ${STRENGTHS.join(", from ")}` },
       ...STRENGTHS.flatMap((least, strength) => [s("line", { x1: LABELS + strength * step, x2: LABELS + strength * step + 14,
         y1: 13, y2: 13, stroke: "#e8edf2", ...look(strength) }),
-      s("text", { x: LABELS + strength * step + 18, y: 17, "font-size": 11, fill: "#aab4be" }, `≥ ${least}`)]));
+      s("text", { x: LABELS + strength * step + 18, y: 17, "font-size": 11, fill: "#aab4be" }, step < 60 ? String(least) : `≥ ${least}`)]));
   }
   const look = (strength: number) => ({ "stroke-width": (0.7 + 0.25 * strength).toFixed(2),
     opacity: (0.22 + 0.15 * strength).toFixed(2) });
