@@ -312,7 +312,7 @@ def table(data: Path) -> str:
 
 HEAD = """# Every architecture of transformers
 
-A script builds a small model with random weights from each of the {total} configuration classes of transformers
+A script builds a small model with random weights from each of {total} configuration classes of transformers
 {version}, runs it on drawn inputs under `rg.watch`, and compares every map with an oracle. To run it again:
 
 ```bash
