@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import regard as rg
-from regard.engine import reference
+from regard.engine import reference, reference_masks, reference_positions, reference_transitions
 from regard.pieces.dropout import kept
 
 
@@ -121,16 +121,23 @@ def test_adding_to_the_scores_is_declared_and_softcap_does_not():
     assert "fused" not in rg.explain(rg.Attention(bias=rg.ALiBi(1)), q, k, v).refused
 
 
+REFERENCE = (reference, reference_masks, reference_positions, reference_transitions)
+
+
 def test_the_reference_borrows_no_computation_from_the_pieces():
     """It reads their fields. It calls only what the caller wrote: predicates, and scalings of its own."""
-    nodes = [*ast.walk(ast.parse(inspect.getsource(reference)))]
-    of_names = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
-    modules = {name for name, value in vars(reference).items() if getattr(value, "__name__", "").startswith("regard.")}
-    modules = {name for name in modules if inspect.ismodule(getattr(reference, name))}
-    assert {"bias", "mask", "position", "score"} <= modules
-    for node in of_names:
-        if node.value.id in modules:
-            assert inspect.isclass(getattr(getattr(reference, node.value.id), node.attr)), ast.unparse(node)
-    called = {id(node.func): node.func for node in nodes if isinstance(node, ast.Call)}
-    methods = {node.attr for node in of_names if id(node) in called and node.value.id == "piece"}
+    known, methods = set(), set()
+    for source in REFERENCE:
+        nodes = [*ast.walk(ast.parse(inspect.getsource(source)))]
+        of_names = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+        modules = {name for name, value in vars(source).items() if inspect.ismodule(value)}
+        modules = {name for name in modules if getattr(source, name).__name__.startswith("regard.")}
+        for node in of_names:
+            if node.value.id in modules:
+                borrowed = getattr(getattr(source, node.value.id), node.attr)
+                assert inspect.isclass(borrowed) or isinstance(borrowed, float), ast.unparse(node)
+        called = {id(node.func): node.func for node in nodes if isinstance(node, ast.Call)}
+        methods |= {node.attr for node in of_names if id(node) in called and node.value.id == "piece"}
+        known |= modules
+    assert {"bias", "mask", "position", "score", "transition"} <= known
     assert methods == {"predicate"}
