@@ -7,6 +7,7 @@ import regard as rg
 from regard.attention import Attention
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indices import indices
+from regard.maps.stored import load_map, save_map
 from regard.pieces.grid import Grid
 from regard.positions import Positions
 
@@ -67,3 +68,39 @@ def test_statistics_of_shares_refuse_signed_weights(weights):
     for ask in (AttentionMap.entropy, AttentionMap.distance):
         with pytest.raises(rg.RegardError, match=r"needs shares.*weights.shares\(\).*SignedMass"):
             ask(Signed(weights))
+
+
+def test_a_saved_map_keeps_its_signs(weights, tmp_path):
+    save_map(tmp_path / "map.safetensors", Signed(weights))
+    loaded = load_map(tmp_path / "map.safetensors")
+    torch.testing.assert_close(loaded.dense(), weights)
+    torch.testing.assert_close(loaded.shares().entropy(), Signed(weights).shares().entropy())
+    with pytest.raises(rg.RegardError, match="needs shares"):
+        loaded.entropy()
+
+
+def test_a_heatmap_of_signed_weights_has_two_colours(weights):
+    figure = rg.heatmap(Signed(weights), head=0, vmax=None)
+    image = figure.axes[0].images[0]
+    largest = float(weights[0, 0].abs().max())
+    assert (image.norm.vmin, image.norm.vmax) == (pytest.approx(-largest), pytest.approx(largest))
+    for value in (0.3 * largest, largest):
+        red, _, blue, _ = image.to_rgba(value)
+        mirrored = image.to_rgba(-value)
+        assert red > blue and mirrored[2] > mirrored[0]
+    numbers = [text.get_text() for text in figure.axes[0].texts]
+    assert any(number.startswith("-") for number in numbers) and "-0.00" not in numbers
+    with pytest.raises(rg.RegardError, match="at least 0"):
+        rg.heatmap(weights)  # an array with negative numbers may be scores
+
+
+def test_a_paper_figure_of_signed_weights_shows_shares_and_says_so(weights):
+    names = [f"q{n}" for n in range(7)], [f"k{n}" for n in range(9)]
+    figure = rg.figure(Signed(weights).select([1], [0, 1, 2]), names, panels=["map"], layer=0, head=1)
+    assert "Weights have signs; shares of |weight| are shown" in figure.caption
+    shares = weights[1, 1].abs() / weights[1, 1].abs().sum(-1, keepdim=True)
+    drawn = {(row[5], row[7]): row[8] for row in figure.rows[1:]}
+    assert len(drawn) == 63
+    for i in range(7):
+        for j in range(9):
+            assert drawn[f"q{i}", f"k{j}"] == pytest.approx(float(shares[i, j]), abs=1e-6)

@@ -39,6 +39,7 @@ class Panels:
     queries: list[str] | None
     keys: list[str] | None
     axes: tuple[str, str]
+    is_signed: bool = False
 
 
 def panels(operation: str, weights: Any, tokens: Any, head: Heads, batch: int, largest: int | None = None) -> Panels:
@@ -57,7 +58,9 @@ def panels(operation: str, weights: Any, tokens: Any, head: Heads, batch: int, l
         raise RegardError(f"{operation}: the list of heads is empty. Leave out head= for all {H} heads.")
     cells = _cells(source, batch, slice(None) if head == "mean" else chosen, largest).detach().float().cpu()
     cells, names = (cells.mean(0, keepdim=True), [f"mean of {H} heads"]) if head == "mean" else (cells, _names(chosen))
-    return Panels(cells, names if max(H, len(names)) > 1 else [""], (I, J), queries, keys, _axes(queries, keys))
+    is_signed = isinstance(source, AttentionMap) and source.is_signed
+    names = names if max(H, len(names)) > 1 else [""]
+    return Panels(cells, names, (I, J), queries, keys, _axes(queries, keys), is_signed)
 
 
 def _names(heads: list[int]) -> list[str]:

@@ -17,6 +17,7 @@ from regard.drawing.paper_panels import PANELS, Content, Drawn, Layer
 from regard.drawing.scale import ScaleName, WeightScale
 from regard.errors import RegardError, nearest
 from regard.maps import AttentionMap
+from regard.maps.attention_map import ShareMap
 from regard.stats import TextReading
 from regard.stats.numbering import layer_numbers
 
@@ -87,7 +88,8 @@ def figure(
     paper = Paper(width / 2.54 * 72, WeightScale(scale, len(shown.keys)))
     drawn = _draw(paper, shown, names)
     if any(panel.has_weights for panel in drawn):
-        paper.ramp(paper.scale.ticks, paper.scale.legend)
+        quantity = "share of |weight|" if shown.chosen.is_share else "weight"
+        paper.ramp(paper.scale.ticks, f"{quantity}, {paper.scale.label}")
     made = paper.figure
     made.caption = _caption(shown, drawn, paper.scale) if caption is None else caption
     made.rows = [HEADER, *(row for panel in drawn for row in panel.rows)]
@@ -137,7 +139,8 @@ def _title(shown: Content, name: str) -> str:
 def _caption(shown: Content, drawn: Sequence[Drawn], scale: WeightScale) -> str:
     said = [f"({'abcde'[at]}) {panel.said}" if len(drawn) > 1 else panel.said for at, panel in enumerate(drawn)]
     if any(panel.has_weights for panel in drawn):
-        said.append(f"Weights are shown on {scale.said}.")
+        shares = "Weights have signs; shares of |weight|" if shown.chosen.is_share else "Weights"
+        said.append(f"{shares} are shown on {scale.said}.")
     end = "" if shown.title.endswith((".", "!", "?", "…")) else "."
     about = f"“{shown.title}”{end} " if shown.title else ""
     about = f"{shown.model}, {about}" if shown.model and about else f"{shown.model}. " if shown.model else about
@@ -197,6 +200,7 @@ def _material(source: Any, tokens: Any) -> Material:
             f"figure: the maps have {B} texts, and a figure shows one. Choose it: "
             "rg.figure(rg.TextReading.of(title, seen.maps, tokens, batch=0))."
         )
+    maps = {name: weights.shares() if weights.is_signed else weights for name, weights in maps.items()}
     named = chosen_panels("figure", next(iter(maps.values())), tokens, 0, 0, 1).queries  # checks the tokens
     queries, keys = _sides(tokens, named, I, J)
     reading = cache(lambda: TextReading.of("", dict(maps), keys, queries=queries))
@@ -215,6 +219,7 @@ def _layers(
             lambda head, query: _numpy(weights[0, head, query]),
             lambda head, largest: _cells(weights, head, largest),
             lambda: {name: values.tolist() for name, values in reading().profile.layers[at].values.items()},
+            isinstance(weights, ShareMap) and weights.source.is_signed,
         )
 
     return [layer(at, weights) for at, weights in enumerate(maps.values())]

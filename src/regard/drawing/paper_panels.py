@@ -21,13 +21,14 @@ THUMBNAIL, PITCH = 48, 9.2
 
 @dataclass(frozen=True)
 class Layer:
-    """The number of a layer, its name, and its weights by head and query."""
+    """The number of a layer, its name, and its weights by head and query; `is_share`: |weight| / sum of |weight|."""
 
     number: int
     num_heads: int
     row: Callable[[int, int], NDArray[np.floating]]
     cells: Callable[[int | str, int], NDArray[np.floating]]
     statistics: Callable[[], dict[str, list[float]]] | None = None
+    is_share: bool = False
 
 
 @dataclass(frozen=True)

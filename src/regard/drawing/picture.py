@@ -8,6 +8,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor
 
 from regard.checks import Count, checked
@@ -49,6 +50,8 @@ def heatmap(
 ) -> Figure:
     """The weights as a figure: a row for each query, a column for each key, dark is more; needs matplotlib.
 
+    A map of weights that may be negative has two colours, from -`vmax` to `vmax`: red is above 0, blue below.
+
     `weights` are an `AttentionMap`, or a tensor or array (I, J), (H, I, J) or (B, H, I, J), of which entry `batch` is
     drawn. `tokens` are one list, or a pair of lists (query tokens, key tokens). `head` is a number, a list of numbers,
     "mean" for the mean of all heads, or None for a grid of all heads. Colours go from 0 to `vmax`, by the square root,
@@ -68,7 +71,7 @@ def heatmap(
     if vmax is not None and not vmax > 0:
         raise RegardError(f"heatmap(vmax={vmax}): colours go from 0 to vmax, so it must be above 0; None: the largest.")
     shown = panels("heatmap", weights, tokens, head, batch, LARGEST)
-    _check_values(shown.cells)
+    _check_values(shown)
     if axes is not None:
         return _on_axes(shown, axes, title, vmax)
     layout = Layout.of(shown)
@@ -128,17 +131,31 @@ def canvas(operation: str) -> ModuleType:
         raise MissingPackage(operation, "matplotlib", "view") from None
 
 
-def draw_cells(axes: Any, cells: Tensor, shape: tuple[int, int], vmax: float | None = 1.0) -> Any:
+def draw_cells(
+    axes: Any, cells: Tensor, shape: tuple[int, int], vmax: float | None = 1.0, is_signed: bool = False
+) -> Any:
     """One matrix of cells as an image; its coordinates are those of the tokens. Cells that are NaN are grey."""
-    from matplotlib.colors import PowerNorm
+    from matplotlib import colormaps
+    from matplotlib.colors import FuncNorm, PowerNorm
 
     I, J = shape
     aspect = "equal" if max(I, J) <= 4 * min(I, J) else "auto"
-    colours = colormap().with_extremes(bad="0.8")
+    colours = (colormaps["RdBu_r"] if is_signed else colormap()).with_extremes(bad="0.8")
     extent = (-0.5, J - 0.5, I - 0.5, -0.5)
     values = cells.numpy()
-    norm = PowerNorm(0.5, 0, vmax, clip=True)
+    norm: Any = PowerNorm(0.5, 0, vmax, clip=True)
+    if is_signed:
+        largest = float(np.nanmax(np.abs(values))) if vmax is None else vmax
+        norm = FuncNorm((_signed_root, _signed_square), -largest, largest, clip=True)
     return axes.imshow(values, cmap=colours, norm=norm, aspect=aspect, extent=extent, interpolation="nearest")
+
+
+def _signed_root(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.sign(x) * np.sqrt(np.abs(x))
+
+
+def _signed_square(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.sign(x) * x**2
 
 
 def write_numbers(axes: Any, image: Any, values: Tensor, size: float) -> None:
@@ -147,7 +164,8 @@ def write_numbers(axes: Any, image: Any, values: Tensor, size: float) -> None:
         for j, value in enumerate(row):
             if not math.isnan(value):
                 colour = text_color(image.to_rgba(value))
-                number = axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=size, color=colour)
+                said = f"{value:.2f}".replace("-0.00", "0.00")
+                number = axes.text(j, i, said, ha="center", va="center", fontsize=size, color=colour)
                 number.set_in_layout(False)  # it is inside of its cell, and measuring thousands takes seconds
 
 
@@ -160,8 +178,8 @@ def colorbar_label(shown: Panels) -> str:
 
 def _draw(axes: Any, shown: Panels, number: int, layout: Layout, vmax: float | None) -> Any:
     """One panel, its tokens and its numbers."""
-    highest = float(shown.cells.nan_to_num(0).max()) or 1.0 if vmax is None else vmax
-    image = draw_cells(axes, shown.cells[number], shown.shape, highest)
+    highest = float(shown.cells.nan_to_num(0).abs().max()) or 1.0 if vmax is None else vmax
+    image = draw_cells(axes, shown.cells[number], shown.shape, highest, shown.is_signed)
     if len(shown.cells) > 1:
         axes.set_title(shown.names[number], fontsize=9, pad=3)
     if layout.cell >= NUMBERED_CELL and tuple(shown.cells.shape[1:]) == shown.shape:
@@ -219,10 +237,10 @@ def _on_axes(shown: Panels, axes: Any, title: str, vmax: float | None) -> Any:
     return axes.figure
 
 
-def _check_values(cells: Tensor) -> None:
+def _check_values(shown: Panels) -> None:
     """Refuse numbers that are no weights: scores before the softmax, or differences."""
-    known = cells[~cells.isnan()]
-    if known.numel() and (known.isinf().any() or known.min() < -1e-6):
+    known = shown.cells[~shown.cells.isnan()]
+    if known.numel() and (known.isinf().any() or (known.min() < -1e-6 and not shown.is_signed)):
         raise RegardError(
             f"heatmap: weights are finite and at least 0; these go from {float(known.min()):g} to "
             f"{float(known.max()):g}. Scores become weights by softmax(-1)."

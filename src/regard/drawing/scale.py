@@ -51,6 +51,6 @@ class WeightScale:
         return {"linear": "a linear scale", "sqrt": "a square-root scale", "log": "a logarithmic scale"}[self.name]
 
     @property
-    def legend(self) -> str:
-        """What the legend says."""
-        return f"weight, {({'linear': 'linear', 'sqrt': 'square root', 'log': 'logarithmic'})[self.name]}"
+    def label(self) -> str:
+        """The scale in a legend."""
+        return {"linear": "linear", "sqrt": "square root", "log": "logarithmic"}[self.name]

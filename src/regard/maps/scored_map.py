@@ -56,6 +56,10 @@ class ScoredMap(AttentionMap):
         self._row_statistic = row_statistic
         self._versions = self._current_versions()
 
+    @property
+    def is_signed(self) -> bool:  # type: ignore[override]
+        return self.attention.normalizer.is_signed
+
     def _current_versions(self) -> list[int]:
         """The versions of tensors that share memory with tensors outside the map."""
         tensors = (*self._prepared.tensors(), *(self.attention.shared or ()))

@@ -69,7 +69,13 @@ class Unchanged(Normalizer):
         return scores
 
 
-def tabled(weights: Tensor) -> ScoredMap:
+class UnchangedSigned(Unchanged):
+    """w_ij = s_ij, which may be negative."""
+
+    is_signed = True
+
+
+def tabled(weights: Tensor, is_signed: bool = False) -> ScoredMap:
     """A map from weights (B, H, I, J) that are already computed.
 
     >>> tabled(torch.eye(3)[None, None])[0, 0, 1]
@@ -82,7 +88,8 @@ def tabled(weights: Tensor) -> ScoredMap:
     )
     prepared = Prepared(weights.detach(), columns, (), ())
     grid = Grid.whole(positions, B, H, I, weights.device)
-    return ScoredMap(Attention(Table(), normalizer=Unchanged()), prepared, positions, grid, None)
+    normalizer = UnchangedSigned() if is_signed else Unchanged()
+    return ScoredMap(Attention(Table(), normalizer=normalizer), prepared, positions, grid, None)
 
 
 def save_map(path: str | os.PathLike[str], weights: AttentionMap) -> None:
@@ -143,7 +150,7 @@ def _as_table(weights: AttentionMap, reason: Exception) -> AttentionMap:
             f"save_map: {reason}, and the weights take {size / 2**20:,.0f} MiB. Use masks and pieces of regard, "
             "regard.mask_tensor(tensor) for instance, or a shorter text."
         )
-    return tabled(weights.dense().float())
+    return tabled(weights.dense().float(), weights.is_signed)
 
 
 def _to_header(weights: AttentionMap) -> tuple[dict[str, Any], dict[str, Tensor]]:

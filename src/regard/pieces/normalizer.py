@@ -30,8 +30,8 @@ class Normalizer(ABC):
     """Base of all normalisers.
 
     `row_sum` is the sum of the weights of a row that is not empty; None if it varies. `independent`: each key has its
-    weight by itself, so a row may sum to more than 1. `masked_score` replaces masked scores. `needs_nonnegative`
-    refuses a score piece whose scores may be below 0.
+    weight by itself, so a row may sum to more than 1. `is_signed`: weights may be negative. `masked_score` replaces
+    masked scores. `needs_nonnegative` refuses a score piece whose scores may be below 0.
 
     >>> import torch, regard as rg
     >>> scores, columns = torch.zeros(1, 1, 1, 4), torch.arange(4)
@@ -42,6 +42,7 @@ class Normalizer(ABC):
 
     row_sum: float | None = 1.0
     independent: bool = False
+    is_signed: bool = False
     masked_score: float = -torch.inf
     needs_nonnegative: bool = False
 
