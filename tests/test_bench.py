@@ -17,7 +17,7 @@ import regard as rg
 from regard.bench import case as bench_case
 from regard.bench import measure
 from regard.bench.case import Aim, Case, Setting, Side, allowed_pairs, prepared, random_inputs
-from regard.bench.cases import GROUPS, cases
+from regard.bench.cases import GROUPS, cases, selected
 from regard.bench.peers import sdpa
 from regard.bench.peers.package import Package
 from regard.bench.report import Report, picture, print_rows
@@ -325,6 +325,16 @@ def test_peers_of_composites_are_ours(monkeypatch):
             ours = prepared(one.builds_ours, False, inputs)()
             compare(tensors_of(ours), side.build(*inputs)(*inputs), 1e-3)
     assert not broken_law(mechanism("nsa").example) and not broken_law(mechanism("differential").example)
+
+
+def test_rows_of_selected_keys_agree_with_their_formulas(monkeypatch):
+    monkeypatch.setattr(selected, "LENGTH", 1024)
+    for case in selected.cases(Setting()):
+        inputs = case.inputs()
+        (peer,) = case.peers
+        ours, theirs = (prepared(build, False, inputs)() for build in (case.builds_ours, peer.build))
+        compare(tensors_of(ours), theirs, 1e-4)
+        assert not broken_law(case.small)
 
 
 def test_a_gpu_has_rows_of_softmax_and_statistics_against_the_same_peers(monkeypatch):

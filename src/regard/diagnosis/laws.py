@@ -21,6 +21,7 @@ from regard.engine.reference import reference
 from regard.errors import RegardError
 from regard.maps import Distance, Entropy, KeyTotals, Pool, Similarity, TopLinks
 from regard.pieces import Grid, Mask, mask_mod, padding
+from regard.pieces.call_tensors import needs_of
 from regard.positions import Positions
 from regard.shapes import Sizes
 
@@ -108,8 +109,8 @@ def broken_law(small: Callable[[], Example]) -> str:
 
 
 @torch.no_grad()
-def recurrence_agrees_with_the_reference(example: Example) -> None:
-    """Check output and weights of an attention with a transition, with random tensors of the call."""
+def call_agrees_with_the_reference(example: Example) -> None:
+    """Check output and weights of an attention that needs tensors of the call, with random ones."""
     attention, q, k, v = example
     tensors = call_tensors(*example)
     seen = attend(attention, q, k, v, **tensors)
@@ -130,11 +131,12 @@ def composite_gives_its_map(example: Example) -> None:
 
 
 def _laws(small: Callable[[], Example]) -> Iterator[tuple[str, Callable[[], None]]]:
-    if isinstance(small()[0], Composite):
+    attention = small()[0]
+    if isinstance(attention, Composite):
         yield "the output of a composite is that of its map", lambda: composite_gives_its_map(small())
         return
-    if small()[0].transition is not None:
-        yield "the recurrence agrees with the reference", lambda: recurrence_agrees_with_the_reference(small())
+    if attention.transition is not None or any(map(needs_of, attention.pieces())):
+        yield "a call with its tensors agrees with the reference", lambda: call_agrees_with_the_reference(small())
         return
     yield "dense agrees with the reference", lambda: agrees_with_the_reference("dense", small())
     yield "gradients of dense agree with the reference", lambda: dense_slope_is_that_of_the_reference(small())

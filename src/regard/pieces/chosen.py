@@ -19,6 +19,8 @@ from regard.spans import EMPTY, Spans
 
 #: A place in a row of ids that holds no id. It is greater than every id, so it stands at the end of a sorted row.
 NO_ID = (1 << 31) - 1
+#: Shorter gaps between chosen keys are not skipped: many short intervals cost more than the pairs between them.
+SHORT_GAP = 63
 #: Ids are below this number, so a count of every id fits in memory.
 LARGEST = 1 << 27
 
@@ -89,7 +91,8 @@ class chosen_keys(Mask):
         return flags if len(blocks) == len(inverse) and self._ascends(grid.key) else flags[..., inverse]
 
     def any_allowed(self, start: int, stop: int) -> Spans:
-        return self._keys(self._counts(self._on_host[:, :, max(start - self.start, 0) : max(stop - self.start, 0)]) > 0)
+        ids = self._on_host[:, :, max(start - self.start, 0) : max(stop - self.start, 0)]
+        return self._keys(self._counts(ids) > 0).gaps_up_to(SHORT_GAP)
 
     def all_allowed(self, start: int, stop: int) -> Spans:
         if start < self.start or stop - self.start > self.ids.shape[2]:

@@ -14,6 +14,7 @@ GROUPS = (
     "window",
     "packed",
     "sparse",
+    "selected",
     "planning",
     "calls",
     "bias",
