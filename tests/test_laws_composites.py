@@ -162,6 +162,7 @@ def test_a_plan_has_one_part_for_each_attention_and_runs_none(name):
     for part in plan.parts:
         calls.append(part.engine)
         assert part.engine not in part.refused
+    assert plan.engine.split(", ") == list(dict.fromkeys(calls))
     assert f"It runs {len(calls)} attention" in str(plan) and "24 queries, 24 keys" in str(plan)
 
 

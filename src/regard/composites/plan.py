@@ -33,6 +33,11 @@ class CompositePlan:
     sizes: Sizes
 
     @property
+    def engine(self) -> str:
+        """The engines of the parts, each once."""
+        return ", ".join(dict.fromkeys(part.engine for part in self.parts))
+
+    @property
     def seconds(self) -> float | None:
         """The predicted time of all parts; None if that of one is not known."""
         seconds = [part.seconds for part in self.parts]
