@@ -171,6 +171,13 @@ def test_functions_are_restored_and_other_options_work():
     assert torch.equal(links.weights, outer[0].top().weights)
 
 
+@pytest.mark.parametrize("name", ["OlmoHybrid", "Mamba2", "xLSTM"])
+def test_low_precision_is_verified_with_its_own_tolerance(name):
+    _, seen = watched(build(name, torch.bfloat16), {"input_ids": tokens(9)}, verify="all")
+    assert_verified(seen)
+    assert not seen.missing
+
+
 def test_training_is_watched_too():
     model = build("Mamba2").train()
     with rg.watch(model, verify="all") as seen:

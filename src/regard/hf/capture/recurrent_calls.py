@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.hf.calls import NO_NUMBERS, Untranslatable
 from regard.hf.capture.verification import ROWS, TOLERANCE, Check
@@ -136,6 +136,11 @@ class RecurrentCall:
             if call.order is not None:
                 order = call.order if order is None else call.order[order]
             call = call.earlier
+
+
+def dtype_of(*modules: nn.Module) -> torch.dtype:
+    """The dtype of the first parameter: the precision in which a layer computes."""
+    return next((parameter.dtype for module in modules for parameter in module.parameters()), torch.float32)
 
 
 def _order(before: tuple[Tensor, ...], after: tuple[Tensor, ...]) -> Tensor | None:

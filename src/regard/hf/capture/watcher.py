@@ -40,7 +40,7 @@ from regard.hf.capture.module_frames import ModuleFrame, ReturnedWeights, Thread
 from regard.hf.capture.module_hooks import inside_backward, module_calls
 from regard.hf.capture.module_rerun import LastWeights, RerunCall, snapshot
 from regard.hf.capture.module_statistics import ModuleStatistics, checked_folds
-from regard.hf.capture.recurrent_calls import RecurrentCall
+from regard.hf.capture.recurrent_calls import RecurrentCall, dtype_of
 from regard.hf.capture.recurrent_layers import RecurrentLayers, is_recurrent
 from regard.hf.capture.torch_calls import ObservedCall, encoder_layer, multihead, sdpa
 from regard.hf.capture.transformers_interface import backend_calls
@@ -64,7 +64,7 @@ FUSED = "computed this layer in one fused kernel, which does not return the tens
 SUPPORTED = (
     "Maps are recorded of attention that goes through transformers' attention interface (BERT, Llama, T5, ViT and some "
     "350 more), F.scaled_dot_product_attention, nn.MultiheadAttention or regard.attend, that computes softmax itself, "
-    "or that is linear in the result of a projection named v_proj or value"
+    "or that is linear in the result of a projection named v_proj or value; and of transformers' recurrent layers"
 )
 
 
@@ -350,7 +350,7 @@ class _Watcher:
         """Keep one call of a recurrent layer."""
         name = self.names.get(module)
         known = self.calls.get(name or "")
-        dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
+        dtype = dtype_of(module, self.model)
         last = None if known is None else known.recurrent
         self._keep(name, lambda: RecurrentCall.of(name or "", read(), dtype, self.verify, last))
 
