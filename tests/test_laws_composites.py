@@ -213,3 +213,20 @@ def test_a_map_refuses_when_the_matrix_of_its_groups_has_changed():
     with torch.no_grad():
         attention.groups.of_values += 1  # a small matrix was copied
     torch.testing.assert_close(before.dense(), expected)
+
+
+@pytest.mark.parametrize("key_heads", [2, 4])
+@pytest.mark.parametrize(("length", "num_queries"), [(24, 24), (23, 6), (4, 3), (11, 1), (9, 12)])
+def test_a_memory_of_segments_is_linear_attention_to_earlier_segments(length, num_queries, key_heads):
+    """Output, weights and gradients of the plain attention with the same mask; queries may outnumber the keys."""
+    torch.manual_seed(0)
+    q = torch.randn(2, 4, num_queries, 6).double().requires_grad_()
+    k, v = (torch.randn(2, key_heads, length, 6).double().requires_grad_() for _ in range(2))
+    memory = rg.SegmentMemory(size=5)
+    plain = rg.attend(memory.attention, q, k, v, engine="dense")
+    seen = rg.attend(memory, q, k, v)
+    torch.testing.assert_close(seen.output, plain.output)
+    torch.testing.assert_close(seen.weights.dense(), plain.weights.dense())
+    slopes = [torch.autograd.grad(x.output.square().sum(), (q, k, v)) for x in (seen, plain)]
+    for mine, theirs in zip(*slopes, strict=True):
+        torch.testing.assert_close(mine, theirs)

@@ -3,8 +3,8 @@
 from regard.attention import Attention
 from regard.catalog.entry import Mechanism
 from regard.checks import explained
-from regard.composites import HeadGate, Sum
-from regard.pieces import EluPlusOne, KernelScore, SumNormalizer, block_local, causal
+from regard.composites import HeadGate, SegmentMemory, Sum
+from regard.pieces import block_local, causal
 
 
 @explained
@@ -13,8 +13,7 @@ def infini(num_heads: int, size: int = 2048) -> Sum:
 
     The memory of earlier segments is a sum over their keys, so a model needs constant memory for them.
     """
-    earlier = Attention(KernelScore(EluPlusOne()), mask=causal() & ~block_local(size), normalizer=SumNormalizer())
-    return Sum([earlier, Attention(mask=causal() & block_local(size))], HeadGate(num_heads))
+    return Sum([SegmentMemory(size), Attention(mask=causal() & block_local(size))], HeadGate(num_heads))
 
 
 MECHANISM = Mechanism(
@@ -24,7 +23,7 @@ MECHANISM = Mechanism(
     paper="Munkhdalai, Faruqui & Gopal 2024, Leave No Context Behind, arXiv:2404.07143",
     family="sum",
     year=2024,
-    cost="O(n size D) time for the segments, O(n^2 D) for the memory as computed here, O(n D E) as a state",
+    cost="O(n size D) time for the segments, O(n D E) for the memory; a state of D E numbers per head and segment",
     tiny={"num_heads": 4, "size": 5},
     disagree="the paper also has a memory that is updated by the delta rule, whose weights are transported. In the "
     "first segment the memory is empty, and its weights are 0, as in infini-transformer-pytorch.",

@@ -4,6 +4,7 @@ from regard.composites.composite import Composite
 from regard.composites.factors import ConstantFactors, DifferenceFactors, Factors, GateFactors, HeadGate
 from regard.composites.grouped import Grouped
 from regard.composites.latents import ThroughLatents
+from regard.composites.memory import SegmentMemory
 from regard.composites.nystrom import Nystrom
 from regard.composites.plan import CompositePlan
 from regard.composites.sum import Sum
@@ -18,6 +19,7 @@ __all__ = [
     "Grouped",
     "HeadGate",
     "Nystrom",
+    "SegmentMemory",
     "Sum",
     "ThroughLatents",
 ]

@@ -26,7 +26,8 @@ def cases(setting: Setting) -> Iterator[Case]:
         return
     yield _differential(setting)
     infini = _built("infini", num_heads=HEADS, size=SEGMENT)
-    yield _case(setting, "infini", infini, Side("segments in a loop", partial(peers.segments, infini, SEGMENT)))
+    loop = Side("segments in a loop", partial(peers.segments, infini, SEGMENT), SAME)
+    yield _case(setting, "infini", infini, loop)
     linformer = _built("linformer", length=LENGTH, num_groups=256)
     yield _case(
         setting, "linformer", linformer, Side("projections and SDPA", partial(peers.projected, linformer), SAME)

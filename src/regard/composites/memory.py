@@ -1,0 +1,84 @@
+"""`SegmentMemory`: linear attention to all earlier segments, whose keys are one sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.attention import Attention, Prepared
+from regard.checks import Size, checked
+from regard.composites.composite import Call, Composite
+from regard.maps.attention_map import AttentionMap
+from regard.maps.scored_map import ScoredMap
+from regard.pieces import FeatureMap, KernelScore, SumNormalizer, block_local, causal
+from regard.pieces.mask import Mask
+from regard.shapes import Sizes, at_least_float32
+
+
+@checked
+class SegmentMemory(Composite):
+    """w_ij = phi(q_i) . phi(k_j) / sum_m phi(q_i) . phi(k_m) over the keys of earlier segments of `size` tokens.
+
+    The sum over the keys of a segment is added to a state of W E numbers, which all queries of the next segment read,
+    so time is linear in the length (Munkhdalai et al. 2024, arXiv:2404.07143, eq. 3 and 4). In the first segment the
+    weights are 0. No engine runs it.
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 1, 4, 8)
+    >>> rg.attend(rg.SegmentMemory(size=2), x, x, x).weights[0, 0]
+    tensor([[0.0000, 0.0000, 0.0000, 0.0000],
+            [0.0000, 0.0000, 0.0000, 0.0000],
+            [0.5000, 0.5000, 0.0000, 0.0000],
+            [0.5000, 0.5000, 0.0000, 0.0000]])
+    """
+
+    def __init__(self, size: Size, features: FeatureMap | None = None) -> None:
+        super().__init__()
+        self.size = size
+        score = KernelScore() if features is None else KernelScore(features)
+        mask = causal() & ~block_local(size)
+        self.attention = Attention(score, mask=mask, normalizer=SumNormalizer())
+
+    @property
+    def mask(self) -> Mask | None:  # type: ignore[override]
+        return self.attention.mask
+
+    def run(self, call: Call) -> tuple[Tensor, AttentionMap]:
+        sizes, positions = Sizes.of(call.query, call.key, call.value), call.positions
+        is_aligned = 0 <= positions.start <= sizes.J - sizes.I and positions.keys.intervals == ((0, sizes.J),)
+        if sizes.is_empty or not is_aligned:
+            seen = call.attend(self.attention, call.query, call.key, call.value, positions)
+            return seen.output, seen.weights
+        self.attention.check(sizes, positions, call.key.shape[-1])
+        prepared = Prepared.of(self.attention, call.query, call.key, positions)
+        query, key, value = map(at_least_float32, (prepared.query, prepared.key, call.value))
+        state = self._states(key, torch.cat((value, torch.ones_like(value[..., :1])), -1))
+        sums = self._read(query.unflatten(1, (sizes.G, sizes.R)), state, positions.start).flatten(1, 2)
+        output, total = sums[..., :-1], sums[..., -1]
+        output = output / total.masked_fill(total == 0, 1.0)[..., None]
+        weights = ScoredMap(self.attention, prepared, positions, sizes, (total.detach(),))
+        return output.to(call.value.dtype), weights
+
+    def _states(self, key: Tensor, value: Tensor) -> Tensor:
+        """sum_j phi(k_j) v_j^T over all segments before each segment, and before the next: (B, G, n + 1, W, E)."""
+        missing = -key.shape[2] % self.size
+        key, value = (F.pad(x, (0, 0, 0, missing)).unflatten(2, (-1, self.size)) for x in (key, value))
+        return F.pad((key.mT @ value).cumsum(2), (0, 0, 0, 0, 1, 0))
+
+    def _read(self, query: Tensor, state: Tensor, start: int) -> Tensor:
+        """phi(q_i) times the state of its segment: (B, G, R, I, W) -> (B, G, R, I, E)."""
+        num_queries, before = query.shape[3], start % self.size
+        after = -(before + num_queries) % self.size
+        segments = F.pad(query, (0, 0, before, after)).unflatten(3, (-1, self.size))
+        first = start // self.size
+        of_segment = state[:, :, None, first : first + segments.shape[3]]
+        return (segments @ of_segment).flatten(3, 4)[:, :, :, before : before + num_queries]
+
+    def pieces(self) -> list[Any]:
+        return self.attention.pieces()
+
+    def extra_repr(self) -> str:
+        return f"{self.size}"
