@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 import regard as rg
 from recurrent_models import V, build, tokens
+from regard.cli.importance import with_importance
 from regard.maps.convolution_map import Convolution, ConvolutionMap
 from regard.maps.head_mean import HeadMean
 from regard.stats import HeadTable, profile, rollout
@@ -104,6 +105,13 @@ def test_a_convolution_is_its_weights():
     totals = weights.summarize(rg.KeyTotals())[0]
     torch.testing.assert_close(totals, weights.dense().sum(2))
     torch.testing.assert_close(weights.select([1], [2, 0]).dense(), weights.dense()[[1]][:, [2, 0]])
+
+
+def test_importance_names_the_layers_that_have_it():
+    read = reader("OlmoHybrid")
+    with pytest.raises(rg.RegardError, match=r"is a delta rule layer, .* Name the layers of attention: --layers 1"):
+        with_importance(read, TEXT, read.read(TEXT))
+    assert "importance" in with_importance(read, TEXT, read.read(TEXT, [1])).reading.profile.layers[0].values
 
 
 def test_documents_of_a_hybrid_are_merged():

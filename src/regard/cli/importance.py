@@ -31,7 +31,10 @@ def with_importance(reader: TextReader, text: str, result: TextResult, length: i
     layers = result.reading.profile.layers
     for layer in layers:
         if layer.name not in importances.values:
-            reason = importances.missing.get(layer.name)
+            known = [str(other.number) for other in layers if other.name in importances.values]
+            remedy = f" Name the layers of attention: --layers {','.join(known)}" if known else ""
+            other = f"it is a {layer.kind} layer, and only heads of attention are removed.{remedy}"
+            reason = importances.missing.get(layer.name, other)
             raise RegardError(f"see: the importance of {layer.name} is not known: {reason}.")
     layers = [replace(layer, values=layer.values | {"importance": importances.values[layer.name]}) for layer in layers]
     with Progress(console=Console(stderr=True), transient=True) as progress:
