@@ -133,3 +133,38 @@ def test_attention_over_a_grid_of_pixels():
     (_, returned), seen = watched(holder, {"x": torch.randn(2, 4, 4, 16)})
     torch.testing.assert_close(seen[0].dense().flatten(0, 1), returned, atol=1e-5, rtol=0)
     assert seen[0].shape == (2, 2, 16, 16)
+
+
+class Tilted(torch.nn.Module):
+    """An attention of transformers whose backend gets an option that nobody knows."""
+
+    def __init__(self, backend):
+        super().__init__()
+        self.config = transformers.LlamaConfig(attn_implementation=backend)
+        self.is_causal = False
+
+    def forward(self, q, k, v):
+        interface = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
+        function = interface.get_interface(self.config._attn_implementation, eager)
+        return function(self, q, k, v, None, tilt=torch.tensor(2.0))
+
+
+def eager(module, query, key, value, attention_mask, tilt=1.0, returns=1.0, **_):
+    weights = (query @ key.mT * tilt).softmax(-1) * module.factor
+    return (weights @ value).transpose(1, 2), weights * module.returned
+
+
+@pytest.mark.parametrize("returned", [1.0, 0.5])
+def test_weights_that_an_eager_backend_returns_are_kept_if_they_are_those_it_computes_with(returned):
+    holder = torch.nn.Module()
+    holder.attention = Tilted("eager")
+    holder.attention.factor, holder.attention.returned = 0.8, returned
+    holder.forward = lambda q, k, v: holder.attention(q, k, v)
+    q, k, v = (torch.randn(2, 3, 5, 4) for _ in range(3))
+    if returned != 1.0:
+        with pytest.raises(rg.RegardError, match=r"'tilt'.*are not those that it computes with"):
+            watched(holder, {"q": q, "k": k, "v": v})
+        return
+    (_, weights), seen = watched(holder, {"q": q, "k": k, "v": v})
+    torch.testing.assert_close(seen[0].dense(), weights)
+    assert "returned" in seen.verify()["attention"].note and seen.verify()["attention"].ok

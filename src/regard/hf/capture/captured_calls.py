@@ -14,6 +14,7 @@ from regard.hf.capture.lazy_projection import DeferredCall
 from regard.hf.capture.module_rerun import RerunCall, RerunSteps
 from regard.hf.capture.module_statistics import ModuleStatistics
 from regard.hf.capture.recurrent_calls import RecurrentCall
+from regard.hf.capture.returned_weights import ReturnedCall
 from regard.hf.capture.value_probe import ProbedCall
 from regard.hf.capture.verification import Check
 from regard.maps.attention_map import AttentionMap
@@ -138,7 +139,7 @@ class FoldedCall:
         )
 
 
-Kept = Capture | RerunCall | RerunSteps | ProbedCall | ModuleMap | DeferredCall | FoldedCall
+Kept = Capture | RerunCall | RerunSteps | ProbedCall | ReturnedCall | ModuleMap | DeferredCall | FoldedCall
 
 
 @dataclass(eq=False)
@@ -147,14 +148,24 @@ class ModuleCalls:
 
     part: str
     calls: list[
-        Capture | RerunCall | RerunSteps | ProbedCall | ModuleMap | DeferredCall | RecurrentCall | FoldedCall
+        Capture
+        | RerunCall
+        | RerunSteps
+        | ProbedCall
+        | ReturnedCall
+        | ModuleMap
+        | DeferredCall
+        | RecurrentCall
+        | FoldedCall
     ] = field(default_factory=list)
     statistics: ModuleStatistics | None = None
     kind: str = ATTENTION
     #: The last call of a recurrent layer, which the next one may continue.
     recurrent: RecurrentCall | None = None
 
-    def add(self, capture: Capture | RerunCall | ProbedCall | ModuleMap | DeferredCall | RecurrentCall) -> None:
+    def add(
+        self, capture: Capture | RerunCall | ProbedCall | ReturnedCall | ModuleMap | DeferredCall | RecurrentCall
+    ) -> None:
         """Append a call. If its keys begin with those of the call before, both calls share them."""
         if isinstance(capture, RecurrentCall):
             self._follow(capture)

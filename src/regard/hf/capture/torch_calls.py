@@ -22,13 +22,23 @@ Finish = Callable[[Tensor, Tensor, Tensor], Tensor]
 class ObservedCall:
     """A call, its output, and a function from head outputs to this output (None: they are equal).
 
-    With `inputs`, queries, keys and values of the call are not projected yet; the call has only their shapes.
+    `weights` are those that a backend returned. With `inputs`, queries, keys and values of the call are not projected
+    yet; the call has only their shapes.
     """
 
     call: Call
     output: Tensor
     finish: Finish | None = None
     inputs: ProjectionInputs | None = None
+    weights: Tensor | None = None
+
+
+def observed_backend(call: Call, output: Any) -> ObservedCall:
+    """A call of a backend of transformers, which may return its weights beside its output."""
+    if not isinstance(output, tuple | list):
+        return ObservedCall(call, output)
+    first, *others = output
+    return ObservedCall(call, first, weights=next((x for x in others if isinstance(x, Tensor)), None))
 
 
 def sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> ObservedCall:

@@ -198,9 +198,10 @@ class ProbedCall:
                 sums = layout.sums(run)
                 (B, H, I, _), J = sums.shape, layout.lengths[0] if layout.is_shared else sum(layout.lengths)
                 return ProbedCall(name, given, layout, (B, H, I, J), _rows(sums).clone(), slot, check)
+        heads = " or ".join(map(str, dict.fromkeys(layout.num_heads for layout in layouts)))
         raise Untranslatable(
-            f"{kind} is not linear in its values with one map for each head, so no weights say what it computes; if it "
-            "reads values from a cache, run it with use_cache=False"
+            f"{kind} is not linear in its values with one map for each of {heads} heads, so its weights cannot be "
+            "measured; name the number of heads num_heads, and if it reads values from a cache, use use_cache=False"
         )
 
     @property

@@ -31,6 +31,7 @@ from regard.hf.attention_modules import (
 )
 from regard.hf.calls import DIRECT, NO_NUMBERS, Call, MaskCache, Untranslatable, translate
 from regard.hf.capture.captured_calls import Capture, ModuleCalls, ModuleMap, SharedKeys
+from regard.hf.capture.compiled_models import refuse_compiled
 from regard.hf.capture.differential import DifferentialCapture, differential, is_differential
 from regard.hf.capture.kernel_statistic import row_logsumexp
 from regard.hf.capture.lazy_projection import DeferredCall
@@ -42,7 +43,8 @@ from regard.hf.capture.module_rerun import LastWeights, RerunCall, snapshot
 from regard.hf.capture.module_statistics import ModuleStatistics, checked_folds
 from regard.hf.capture.recurrent_calls import RecurrentCall, dtype_of
 from regard.hf.capture.recurrent_layers import RecurrentLayers, is_recurrent
-from regard.hf.capture.torch_calls import ObservedCall, encoder_layer, multihead, sdpa
+from regard.hf.capture.returned_weights import ReturnedCall, returned_call
+from regard.hf.capture.torch_calls import ObservedCall, encoder_layer, multihead, observed_backend, sdpa
 from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.capture.value_probe import GivenCall, ProbedCall, has_values
 from regard.hf.capture.verification import Check, check
@@ -51,7 +53,7 @@ from regard.hf.recurrent.core_calls import CoreCall
 from regard.maps import AttentionMap, Fold
 from regard.nn import Attends, listeners
 
-Captured = Capture | RerunCall | ProbedCall | ModuleMap | DeferredCall | RecurrentCall
+Captured = Capture | RerunCall | ProbedCall | ReturnedCall | ModuleMap | DeferredCall | RecurrentCall
 KEEPS = ("qk", "statistics")
 ALL = "all"
 UNCALLED = "was not called inside the with-block by the watching thread"
@@ -116,7 +118,7 @@ def watch(
         raise RegardError(
             f"watch(verify={verify!r}): verify is True (a few rows), {ALL!r} (every row) or False (none)."
         )
-    _check_model(model)
+    refuse_compiled(model)
     chosen, checked = ChosenLayers(layers), checked_folds(folds, keep)
     return _Watch(lambda: _Watcher(model, chosen, verify, checked))
 
@@ -328,9 +330,9 @@ class _Watcher:
             return
         frame = self.running.frames[-1] if self.running.frames else None
         if frame is not None and frame.module is call.module and is_differential(frame.module):
-            frame.halves.append(ObservedCall(call, _first(output)))
+            frame.halves.append(observed_backend(call, output))
         else:
-            self._keep_call(self.names.get(call.module), lambda: ObservedCall(call, _first(output)))
+            self._keep_call(self.names.get(call.module), lambda: observed_backend(call, output))
 
     def on_attention(self, module: nn.Module | None, weights: AttentionMap) -> None:
         """Keep a map reported by a module of `regard.nn`, or by `attend` for the module that called it."""
@@ -410,10 +412,13 @@ class _Watcher:
             self.calls[name] = ModuleCalls(part, statistics=ModuleStatistics(name, self.folds) if self.folds else None)
         self.calls[name].add(captured)
 
-    def _capture(self, name: str, observed: ObservedCall) -> Capture | DeferredCall:
+    def _capture(self, name: str, observed: ObservedCall) -> Capture | DeferredCall | ReturnedCall:
         if observed.output.is_meta:
             raise Untranslatable(NO_NUMBERS)
-        call, translation = observed.call, translate(observed.call, self.masks)
+        try:
+            call, translation = observed.call, translate(observed.call, self.masks)
+        except Untranslatable as reason:
+            return returned_call(name, observed, reason)
         verified = Check(name, note="verify=False")
         if self.verify:
             verified = check(name, observed, translation, self.verify == ALL)
@@ -425,7 +430,8 @@ class _Watcher:
 
     def _differential(self, frame: ModuleFrame) -> DifferentialCapture:
         first = self._capture(frame.name or "", frame.halves[0])
-        assert isinstance(first, Capture)
+        if not isinstance(first, Capture):
+            raise Untranslatable(f"the two softmaxes of {type(frame.module).__name__} cannot be recomputed")
         return differential(frame.module, first, [half.output for half in frame.halves], _first(frame.output))
 
     def _note_uncaptured(self) -> None:
@@ -480,20 +486,3 @@ def _is_static(call: Call) -> bool:
         return True
     place = call.key.untyped_storage().data_ptr()
     return call.backend == DIRECT and any(b.untyped_storage().data_ptr() == place for b in call.module.buffers())
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    forward = module.forward
-    own = hasattr(forward, "_torchdynamo_orig_callable") and not hasattr(forward, "_torchdynamo_disable")
-    return own or hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-
-
-def _check_model(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if _is_compiled(module):
-            where = f"its part {name!r}" if name else "the model"
-            raise RegardError(
-                f"watch: {where} is compiled, and compiled code does not look up its backend again. Watch the "
-                "original model: model._orig_mod after torch.compile(model); after model.compile(), or if its forward "
-                "was compiled, load the model again."
-            )
