@@ -14,6 +14,7 @@ import regard as rg
 from recurrent_models import CONFIGS, KINDS, build, tokens
 from regard.hf.recurrent import core_calls
 from regard.hf.recurrent.core_functions import core_names
+from regard.hf.recurrent.inline_layers import GatedConvolution
 from watching import assert_identical, assert_verified, watched
 
 
@@ -154,6 +155,13 @@ def test_a_state_from_before_the_watch_is_not_guessed():
             model(tokens(1), past_key_values=cache, use_cache=True)
     assert list(seen.kinds.values()) == ["attention"]
     assert "state from before the watch" in seen.missing["model.layers.0.linear_attn"]
+
+
+def test_a_layer_of_another_version_is_missing_with_the_reason(monkeypatch):
+    monkeypatch.setattr(GatedConvolution, "parts", ("in_proj", "renamed"))
+    _, seen = watched(build("Lfm2"), {"input_ids": tokens(5)})
+    assert list(seen.kinds.values()) == ["attention"]
+    assert "not as in transformers 5.23 (KeyError: 'out_proj')" in seen.missing["model.layers.0.conv"]
 
 
 def test_functions_are_restored_and_other_options_work():

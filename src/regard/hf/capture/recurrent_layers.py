@@ -67,7 +67,7 @@ class RecurrentLayers:
         """Report the core calls of a module that ended; those of its heads are one call."""
         readers = self._running.cores.pop(module, None)
         if readers is not None:
-            self._on_call(module, lambda: heads_of([read() for read in readers]))
+            self._on_call(module, lambda: _read(module, lambda: heads_of([read() for read in readers])))
 
     # Inline layers
 
@@ -80,7 +80,7 @@ class RecurrentLayers:
         def end(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             seen = self._running.seen.pop(module, None)
             if seen is not None:
-                self._on_call(module, lambda: reader.read(module, seen, _detached(output)))
+                self._on_call(module, lambda: _read(module, lambda: reader.read(module, seen, _detached(output))))
 
         stack.callback(module.register_forward_pre_hook(start, with_kwargs=True).remove)
         stack.callback(module.register_forward_hook(end, with_kwargs=True).remove)
@@ -94,9 +94,18 @@ class RecurrentLayers:
                 seen.inputs[part], seen.outputs[part] = args[0].detach(), output.detach()
 
         child = getattr(module, part, None)
-        if not isinstance(child, nn.Module):
-            raise Untranslatable(f"{type(module).__name__} has no part {part!r}")
-        stack.callback(child.register_forward_hook(end).remove)
+        if isinstance(child, nn.Module):
+            stack.callback(child.register_forward_hook(end).remove)
+
+
+def _read(module: nn.Module, read: Callable[[], CoreCall]) -> CoreCall:
+    """The call; in another version of a model, whose tensors are not as expected, the reason why there is none."""
+    try:
+        return read()
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
+        raise Untranslatable(
+            f"the tensors of {type(module).__name__} are not as in transformers 5.23 ({type(error).__name__}: {error})"
+        ) from error
 
 
 @torch.no_grad()
