@@ -82,6 +82,37 @@ def test_gradients_are_those_of_the_definition(name):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("reads_before", [False, True])
+@pytest.mark.parametrize("erasing", ["nothing", "its key", "another", "its key before", "another before"])
+def test_every_form_of_a_transition(width, reads_before, erasing):
+    """Those that no mechanism of the catalogue has, too: outputs, weights and gradients."""
+    torch.manual_seed(0)
+    q, k, w, u, v = (torch.randn(1, 2, 11, n, dtype=torch.float64).requires_grad_() for n in (4, 4, 4, 4, 5))
+    decay = -torch.rand(1, 2, 11, width, dtype=torch.float64)
+    leaves = [q, k, v, decay.requires_grad_()] + [w] * (erasing != "nothing") + [u] * ("another" in erasing)
+    steps = Steps(
+        *(q, k),
+        log_decay=decay,
+        address=None if erasing == "nothing" else w,
+        erase=u if "another" in erasing else None,
+        reads_before=reads_before,
+        erases_before="before" in erasing,
+    )
+    output, last = recur(steps, v)
+    by_step, last_by_step = token_by_token(steps, v, torch.zeros(1, 2, 4, 5).double())
+    torch.testing.assert_close(output, by_step)
+    transport = Transport(steps)
+    weights = torch.cat([part for _, part in transport.sweep(torch.arange(11), 0)][::-1], 2)[..., :11]
+    torch.testing.assert_close(weights, by_definition(steps).detach().flatten(0, 1))
+    found, expected = (
+        torch.autograd.grad(o.sin().sum() + s.sum(), leaves, retain_graph=True)
+        for o, s in ((output, last), (by_step, last_by_step))
+    )
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9)
+
+
 def token_by_token(steps, v, state):
     """S_t and o_t in the order of time."""
     outputs = []
