@@ -112,6 +112,16 @@ def test_overlapping_pooled_keys_are_those_of_torch_average_pooling(attention, q
     return by_pooling(q, k, v, 6, 2)
 
 
+@oracle("pooled_keys", arguments={"size": 5, "stride": 2})
+def test_pooled_keys_of_unequal_overlap_are_those_of_torch_average_pooling(attention, q, k, v):
+    return by_pooling(q, k, v, 5, 2)
+
+
+@oracle("pooled_keys", arguments={"size": 3, "stride": 4})
+def test_pooled_keys_with_gaps_are_those_of_torch_average_pooling(attention, q, k, v):
+    return by_pooling(q, k, v, 3, 4)
+
+
 def by_pooling(q, k, v, size, stride):
     """Causal attention to blocks that have ended; the first queries have none and get zeros."""
     pooled = [F.avg_pool1d(x.flatten(0, 1).mT, size, stride).mT.unflatten(0, x.shape[:2]) for x in (k, v)]
