@@ -164,7 +164,7 @@ def _of_head(x: Tensor | float, like: Tensor) -> Tensor:
 def _unit(x: Tensor) -> Tensor:
     """x / |x|, as in flash-linear-attention: x / sqrt(|x|^2 + 1e-6)."""
     x = at_least_float32(x)
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+    return x * (torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() + 1e-6).rsqrt()
 
 
 def _bonus_weight(piece: str, query: Tensor, key: Tensor, bonus: Tensor) -> Tensor:
