@@ -312,13 +312,18 @@ def table(data: Path) -> str:
 
 HEAD = """# Every architecture of transformers
 
-A script builds a small model with random weights from each of {total} configuration classes of transformers
-{version}, runs it on drawn inputs under `rg.watch`, and compares every map with an oracle. To run it again:
+A script builds a small model with random weights from each of {total} configuration classes of transformers {version},
+runs it on drawn inputs under `rg.watch`, and compares every map with an oracle: the weights that the module returns in
+eager mode, or the output of the layer. "Not run" and "not built" are limits of the script: it did not find sizes or
+inputs that the class accepts, or a package is not installed. To run it again:
 
 ```bash
 python scripts/architectures.py run      # resumes; one process for each architecture
 python scripts/architectures.py table    # this page
 ```
+
+Some modules return other weights than they compute with; the notes name them. There weights times values are the output
+of the layer for the map of Regard, and not for the returned weights.
 """
 
 

@@ -185,7 +185,8 @@ class ProbedCall:
             raise Untranslatable(f"{kind} gives another output when it runs again, so its weights cannot be measured")
         if not run.values:
             raise Untranslatable(
-                f"{kind} computed no values in this call, perhaps because what it attends to was absent"
+                f"{kind} did not call its projection of values: what it attends to was absent in this call, or it "
+                "gives the weight of the projection to a function"
             )
         layouts = list(_layouts(given.module, run))
         if not layouts:

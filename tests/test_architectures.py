@@ -1,0 +1,48 @@
+"""The script that watches every architecture of transformers, and the table that it makes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def architectures(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import architectures
+
+    yield architectures
+    for name in ("architectures", "small_models"):
+        sys.modules.pop(name, None)
+
+
+def test_the_page_is_made_from_the_data_and_names_no_wrong_map(architectures, monkeypatch):
+    rows = [json.loads(line) for line in architectures.DATA.read_text().splitlines()]
+    assert len(rows) == len({row["key"] for row in rows}) and not [
+        row["key"] for row in rows if row["state"] == "wrong"
+    ]
+    version = architectures.PAGE.read_text().partition("classes of transformers ")[2].partition(",")[0].split()[0]
+    monkeypatch.setattr(architectures.transformers, "__version__", version)
+    assert architectures.table(architectures.DATA) == architectures.PAGE.read_text()
+
+
+@pytest.mark.parametrize(("key", "way"), [("bert", "eager"), ("longformer", "measured")])
+def test_an_architecture_is_built_small_and_compared(architectures, key, way):
+    result = architectures.examined(key)
+    assert result["state"] == "right" and set(result["ways"]) == {way} and result["identical"]
+
+
+def test_a_map_that_differs_is_wrong(architectures, monkeypatch):
+    monkeypatch.setattr(architectures, "_difference", lambda mine, wanted: torch.tensor(1.0).item())
+    monkeypatch.setattr(architectures.rg.WatchedAttention, "verify", lambda seen: dict.fromkeys(seen, UNVERIFIED))
+    assert architectures.examined("bert")["state"] == "wrong"
+
+
+class UNVERIFIED:
+    ok, note = None, ""
