@@ -202,6 +202,27 @@ def test_pins_of_two_texts_have_a_difference_if_they_are_as_long(browser, file, 
         page.goto(file + "#pins?pins=0.0.1,1.0.1&query=9&key=3")
         page.wait_for_selector(".no-difference")
         assert page.locator(".pin-map").count() == 2 and len(numbers(page)) == 2
+        assert page.locator(".no-difference").inner_text() == (
+            "The difference cannot be drawn: the texts have different numbers of words."
+        )
+
+
+def test_each_number_of_a_pin_has_the_words_of_its_own_text(browser, texts, tmp_path):
+    other = Sheet.of(reading([f"w{at}" for at in range(len(WORDS))], title="Other words"))
+    fewer = Sheet.of(reading(["one", "two", "three", "four"], title="Four words"))
+    page_file = write_page(tmp_path / "index.html", [texts["short"], other, fewer]).as_uri()
+    a, b = float(texts["short"].maps[0][0, 1, 9, 3]), float(other.maps[1][0, 2, 9, 3])
+    with opened(browser, page_file + "#pins?pins=0.0.1,1.1.2&query=9&key=3") as page:
+        page.wait_for_selector(".pin-readout output")
+        said = page.locator(".pin-readout").inner_text()
+        assert re.sub(r"-?[\d.]+(e-\d+)?(?=,|$)", "#", said) == "A it 9 → did 3: #, B w9 9 → w3 3: #, A − B #"
+        assert numbers(page) == pytest.approx([a, b, a - b], rel=1e-4)
+        assert page.locator(".changes th[scope=row]").first.inner_text().split(" | ")[1].startswith("w")
+        page.goto(page_file + "#pins?pins=0.0.1,2.1.2&query=9&key=3")
+        page.wait_for_selector(".no-difference")
+        said = page.locator(".pin-readout").inner_text()
+        assert said.startswith("A it 9 → did 3: ") and said.endswith(", B – 9 → four 3: no such words")
+        assert numbers(page) == pytest.approx([a], rel=1e-4)
 
 
 def test_the_strip_and_the_words_on_the_axes_of_the_map(browser, file):

@@ -76,6 +76,9 @@ export function pinsView(context: Context): View {
   const alike = () => queriesOf(sides[0].text).length === queriesOf(sides[1].text).length
     && sides[0].text.tokens.length === sides[1].text.tokens.length;
 
+  // The words of A, and those of B where they are others.
+  const both = (one: string[], other: string[]) => one.map((name, at) => (name === other[at] ? name : `${name} | ${other[at]}`));
+
   // What is shown: the whole map in at most 64 cells a side, or single weights near the chosen words.
   async function gridOf({ place, text }: Side, level: number): Promise<Grid> {
     const { source, state } = context;
@@ -121,22 +124,20 @@ export function pinsView(context: Context): View {
     const cells = grids[0].level ? `, in cells of ${2 ** grids[0].level} × ${2 ** grids[0].level}` : "";
     const width = Math.max(200, body.clientWidth > 760 ? body.clientWidth / 3 - 16 : body.clientWidth);
     const names = (side: Side): [string[], string[]] => [wordNames(queriesOf(side.text)), wordNames(side.text.tokens)];
-    const both = sides.map((side, at) => ({ caption: captionOf(side), label: `Weights of ${side.letter}`,
+    const drawn = sides.map((side, at) => ({ caption: captionOf(side), label: `Weights of ${side.letter}`,
       panel: panelOf(context, grids[at], names(side), width, weight, `Weights of side ${side.letter}`, onCell) }));
-    panels = both.map(({ panel }) => panel);
-    const figures = both.map(({ caption, panel, label }) => figureOf(caption, panel, label));
+    panels = drawn.map(({ panel }) => panel);
+    const figures = drawn.map(({ caption, panel, label }) => figureOf(caption, panel, label));
     context.keysPerCell(2 ** grids[0].level);
     fill(key);
     fill(moved);
     if (!alike()) figures.push(h("p", { class: "hint no-difference" },
-      "There is no difference: the texts have different numbers of words."));
+      "The difference cannot be drawn: the texts have different numbers of words."));
     else {
       const values = grids[0].values.map((value, at) => value - grids[1].values[at]);
       const most = values.reduce((a, b) => Math.max(a, Math.abs(b)), 0);
       const colour = differences(most || 1);
-      const [one, other] = [names(sides[0]), names(sides[1])];
-      const merged = one.map((all, way) => all.map((name, at) => (name === other[way][at] ? name
-        : `${name} | ${other[way][at]}`))) as [string[], string[]];
+      const merged = names(sides[0]).map((all, way) => both(all, names(sides[1])[way])) as [string[], string[]];
       const panel = panelOf(context, { ...grids[0], values }, merged, width, colour, "Differences of the weights", onCell);
       panels.push(panel);
       const legendOf = () => (most ? differenceLegend(colour, most) : null);
@@ -184,10 +185,14 @@ export function pinsView(context: Context): View {
     };
     const [a, b] = grids.map(value);
     const number = (value: number) => h("output", {}, String(+value.toPrecision(6)));
-    const name = (tokens: string[], at: number) => wordNames(tokens)[at] ?? "–";
-    fill(readout, strong(name(queriesOf(sides[0].text), i)), ` ${i} → `, strong(name(sides[0].text.tokens, j)), ` ${j}: `,
-      ...(a === null || b === null ? ["outside of what is shown"] : ["A ", number(a), ", B ", number(b),
-        ...(alike() ? [", A − B ", number(a - b)] : [])]),
+    const pairs = sides.map(({ text }) => [wordNames(queriesOf(text))[i], wordNames(text.tokens)[j]] as (string | undefined)[]);
+    const pair = ([query, key]: (string | undefined)[]) => [strong(query ?? "–"), ` ${i} → `, strong(key ?? "–"), ` ${j}: `];
+    const isOne = pairs[0].join("\n") === pairs[1].join("\n"); // otherwise each number has the words of its own text
+    const said = (value: number | null, { letter, text }: Side, at: number) => [at ? ", " : "", `${letter} `, ...(isOne ? [] : pair(pairs[at])),
+      value !== null ? number(value) : i < queriesOf(text).length && j < text.tokens.length ? "not shown" : "no such words"];
+    fill(readout, ...(isOne ? pair(pairs[0]) : []), ...(isOne && a === null && b === null ? ["outside of what is shown"]
+      : [a, b].flatMap((value, at) => said(value, sides[at], at))),
+      ...(a !== null && b !== null && alike() ? [", A − B ", number(a - b)] : []),
       level ? ` (cells of ${2 ** level} × ${2 ** level}: summed over keys, averaged over queries; click for single weights)` : "");
   }
 
@@ -199,14 +204,15 @@ export function pinsView(context: Context): View {
     const [a, b] = await Promise.all(sides.map(async ({ place }) =>
       (await source.rows(place.text, place.layer, state.query))[place.head]));
     if (mine !== turn) return;
-    const { text } = sides[0];
+    const ofQueries = both(wordNames(queriesOf(sides[0].text)), wordNames(queriesOf(sides[1].text)));
+    const ofKeys = both(wordNames(sides[0].text.tokens), wordNames(sides[1].text.tokens));
     const listed = [...a.keys()].sort((x, y) => Math.abs(a[y] - b[y]) - Math.abs(a[x] - b[x])).slice(0, LISTED);
     const signed = (value: number) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(3)}`;
-    fill(lower, h("section", {}, h("h2", {}, "“", wordNames(queriesOf(text))[state.query], "” in A and in B"),
+    fill(lower, h("section", {}, h("h2", {}, "“", ofQueries[state.query], "” in A and in B"),
       h("p", { class: "hint" }, "The words whose weights differ most. The arrow keys move the word and the key."),
       h("table", { class: "numbers changes" }, h("thead", {}, h("tr", {}, ...["attends to", "A", "B", "A − B"].map((name) =>
         h("th", { scope: "col" }, name)))), h("tbody", {}, ...listed.map((at) => h("tr", {},
-        h("th", { scope: "row", dir: "auto" }, wordNames(text.tokens)[at]), h("td", {}, a[at].toFixed(3)), h("td", {}, b[at].toFixed(3)),
+        h("th", { scope: "row", dir: "auto" }, ofKeys[at]), h("td", {}, a[at].toFixed(3)), h("td", {}, b[at].toFixed(3)),
         h("td", {}, signed(a[at] - b[at]))))))));
   }
 
