@@ -210,6 +210,25 @@ def test_a_link_to_a_text_that_is_not_kept_any_more_opens_the_first(browser, mon
             until(page, f"document.querySelector('.looks').textContent.startsWith('{SENTENCE.split()[3]} ')")
 
 
+def test_a_text_with_other_heads_stays_chosen_and_another_can_be_chosen(browser, file):
+    other = "[...document.querySelectorAll('.compare select')].map((one) => one.value).join()"
+    with opened(browser, f"{file}#compare?text=0") as page:
+        page.wait_for_selector(".compare .side")
+        page.get_by_label("Second text").focus()
+        page.get_by_label("Second text").select_option("3")  # a translation: cross-attention with fewer heads
+        until(page, "document.querySelector('.compare .pair')?.textContent.includes('different layers or heads')")
+        assert page.evaluate(other) == "3" and "other=3" in page.url
+        page.keyboard.press("ArrowDown")  # the list has kept the focus
+        until(page, "document.querySelectorAll('.compare .words').length === 2")
+        assert page.evaluate(other) == "4" and "other=4" in page.url
+        page.keyboard.press("ArrowUp")
+        until(page, f"{other} === '3'")
+        page.goto(f"{file}#compare?text=3")  # no other text has its heads: none is chosen
+        until(page, f"{other} === '-1'")
+        page.get_by_label("Second text").select_option("0")
+        until(page, f"{other} === '0'")
+
+
 def test_without_a_model_texts_are_compared_but_not_typed(browser, file, server):
     for address in (file, server):
         with opened(browser, f"{address}#compare?text=0&query=8") as page:

@@ -1,4 +1,5 @@
 // The compare view: two texts side by side in the chosen head, and the heads in which the chosen word changes most.
+import { changeDetector } from "./changes";
 import { headName, inText, interval, place, strongest, type Context, type Panel } from "./context";
 import { counterparts, rowChange, shareWords } from "./counterparts";
 import { queriesOf, shortName, type Text } from "./data";
@@ -29,11 +30,13 @@ const directionOf = (tokens: string[], special: Set<number>) => (/\p{Script=Arab
 
 export function compareView(context: Context): Panel {
   const { source } = context;
-  const [tools, pair, changes, maps] = [h("div", { class: "tools" }), h("div", { class: "pair" }), h("section", {}),
+  const [chooser, buttons] = [1, 2].map(() => h("span", { style: "display:contents" }));
+  const [tools, pair, changes, maps] = [h("div", { class: "tools" }, chooser, buttons), h("div", { class: "pair" }), h("section", {}),
     h("div", { class: "pair" })];
   const typed = source.common.live_model
     ? typedPanel(context, (other) => context.set({ other, otherQuery: -1 })) : null;
   const element = h("div", { class: "compare" }, typed?.element ?? "", tools, pair, changes, maps);
+  const areTextsNew = changeDetector();
   let turn = 0;
   let paired = true; // the texts share words, so that a word of one has its place in the other
   let queriesPaired = true; // the same for the queries, which for a translator are other words
@@ -55,9 +58,15 @@ export function compareView(context: Context): Panel {
     const { state } = context;
     const options = numbersOf(context).filter((at) => at !== state.text)
       .map((at): [string, string] => [String(at), cut(source.titles[at], 60)]);
-    fill(tools, options.length > 0 && choice("Second text", String(other), options,
-      (value) => context.set({ other: Number(value), otherQuery: -1 })),
-    other >= 0 && h("button", { type: "button", 
+    const isChosen = other >= 0;
+    const hadFocus = chooser.contains((chooser.getRootNode() as Document).activeElement);
+    // The same list stays, so that it keeps the focus while the keyboard chooses.
+    if (areTextsNew(isChosen, JSON.stringify(options))) fill(chooser, options.length > 0 && choice("Second text", String(other),
+      isChosen ? options : [["-1", "choose a text"], ...options], (value) => context.set({ other: Number(value), otherQuery: -1 })));
+    const select = chooser.querySelector("select");
+    if (select) select.value = String(other);
+    if (hadFocus) select?.focus();
+    fill(buttons, second && h("button", { type: "button",
       onclick: () => context.set({ text: other, other: state.text, query: Math.max(query, 0),
       otherQuery: -1, key: -1 }) },
     "Exchange the texts"),
@@ -73,7 +82,7 @@ export function compareView(context: Context): Panel {
     const [found, chosen] = await Promise.all([second(), isThere ? source.text(state.other) : null]);
     if (mine !== turn) return;
     typed?.update(chosen);
-    if (!found) return drawNone();
+    if (!found) return drawNone(isThere && state.other !== state.text ? state.other : -1);
     const [number, other] = found;
     paired = shareWords(text.tokens, other.tokens, new Set(text.special));
     queriesPaired = paired && (!text.queries || shareWords(queriesOf(text), queriesOf(other)));
@@ -104,11 +113,11 @@ export function compareView(context: Context): Panel {
   }
   // Another word of the first text chooses its counterpart, but only if words have one.
   const unpaired = () => (queriesPaired ? { otherQuery: -1 } : {});
-  function drawNone() {
-    drawTools(-1, null, 0);
+  function drawNone(chosen: number) {
+    drawTools(chosen, null, 0);
     changes.replaceChildren();
     maps.replaceChildren();
-    fill(pair, h("p", { class: "hint" }, context.state.other >= 0
+    fill(pair, h("p", { class: "hint" }, chosen >= 0
       ? "These two texts have different layers or heads, so they are not compared. Choose another text."
       : typed ? "Type a text above and press Read it: both are then side by side."
         : "There is no second text with the same heads."));
