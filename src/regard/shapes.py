@@ -149,10 +149,11 @@ def to_host(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def as_slice(index: Tensor) -> slice | None:
     """Consecutive ascending indices as a slice, which gives a view; None for other indices."""
-    indices = index.tolist()
-    if not indices or indices != list(range(indices[0], indices[0] + len(indices))):
+    if not len(index):
         return None
-    return slice(indices[0], indices[0] + len(indices))
+    first = int(index[0])
+    is_consecutive = bool((index == torch.arange(first, first + len(index), device=index.device)).all())
+    return slice(first, first + len(index)) if is_consecutive else None
 
 
 def pick(x: Tensor, batch: Tensor, head: Tensor) -> Tensor:

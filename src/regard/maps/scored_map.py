@@ -165,8 +165,8 @@ class ScoredMap(AttentionMap):
         self._check_unchanged()
         i, j = _on_device(rows, self.device), _on_device(cols, self.device)
         columns = torch.arange(self.shape[3], device=self.device)[j]
-        ranges = [(cols.start, cols.stop)] if isinstance(cols, slice) else [(n, n + 1) for n in cols.tolist()]
-        keys = Spans.union(ranges)
+        single = cols.tolist() if isinstance(cols, Tensor) and isinstance(j, Tensor) else []
+        keys = Spans.of((j.start, j.stop)) if isinstance(j, slice) else Spans.union((n, n + 1) for n in single)
         s = scores(self.attention, self._prepared.tile(i, j), self.grid.tile(i, keys))
         return self.attention.normalizer.weights(s, tuple(t[:, :, i] for t in self.row_statistic), columns)
 
