@@ -50,7 +50,7 @@ WIDTHS = (
     (r"(^|_)(intermediate_size|ffn_dim|d_ff|d_inner|mlp_dim|n_inner|intermediate_dim)$", 32),
     (r"^(num_experts|num_local_experts|n_routed_experts|moe_num_experts)$", 4),
     (r"^(num_experts_per_tok|moe_topk|num_experts_per_token|moe_k)$", 2),
-    (r"^(n_group|topk_group|first_k_dense_replace|n_shared_experts|num_shared_experts)$", 1),
+    (r"^(n_groups?|topk_group|first_k_dense_replace|n_shared_experts|num_shared_experts)$", 1),
     (r"^(max_position_embeddings|n_positions|max_target_positions|max_2d_position_embeddings)$", 64),
     (r"^(index_topk|sliding_window|attention_chunk_size|local_attention)$", 4),
     (r"^(d_latents|num_latents|num_self_attends_per_block)$", 8),
@@ -156,6 +156,10 @@ def shrunk(config: PretrainedConfig, profile: Profile, numbers: Iterator[int]) -
             "out_features": [f"stage{n}" for n in range(5 - count, 5)],
             "out_indices": None,
         }
+    if {"expand", "num_heads", "head_dim", "hidden_size"} <= changed.keys() | vars(
+        config
+    ).keys() and "num_heads" in changed:
+        changed["head_dim"] = changed["hidden_size"] * config.expand // changed["num_heads"]
     return changed
 
 
