@@ -75,6 +75,25 @@ def test_the_page_opens_with_the_finding(browser, address, texts):
             assert re.search(rf"[?&]{name}={lead[name]}(&|$)", page.url) or lead[name] == 0
 
 
+def test_a_word_of_the_sentence_opens_it_in_the_text_of_the_drawn_head(browser, file, texts):
+    lead = texts["short"].about["lead"]
+    opens = "state => document.querySelector('.words') !== null && location.hash.startsWith('#text') && state.every("
+    opens += "([name, value]) => Number(new URLSearchParams(location.hash.split('?')[1]).get(name) ?? 0) === value)"
+    head = [["layer", lead["layer"]], ["head", lead["head"]]]
+    with opened(browser, file) as page:
+        word = page.locator(".lead-words span").nth(2)
+        assert word.evaluate("one => getComputedStyle(one).cursor") == "pointer"
+        word.click()
+        until(page, opens, [*head, ["query", 2]])
+        page.go_back()
+        page.wait_for_selector(".lead-words")
+        page.locator(".lead-words").focus()
+        page.keyboard.press("ArrowLeft")
+        assert page.locator(".lead-words [aria-selected=true]").inner_text() == WORDS[lead["query"] - 1]
+        page.keyboard.press("Enter")
+        until(page, opens, [*head, ["query", lead["query"] - 1]])
+
+
 def test_cards_say_the_sentences_of_the_api_and_lead_to_their_place(browser, sink):
     link, text = sink
     cards = Sheet.of(text).about["cards"]

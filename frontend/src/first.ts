@@ -6,11 +6,12 @@ import { queriesOf, type Lead, type Part } from "./data";
 import { h, joins, s, visible } from "./dom";
 import { axesOf } from "./labels";
 import { sentence } from "./parts";
-import { toLink } from "./state";
+import { toLink, type State } from "./state";
+import { stepOf, within } from "./steps";
 
 const [WHOLE, AROUND] = [70, 16]; // a longer text is cut to the words around both ends of the link
 
-export interface First { element: HTMLElement; draw(): void; follow(): void; recolour(): void; close(): void }
+export interface First { element: HTMLElement; key(event: KeyboardEvent): boolean; draw(): void; follow(): void; recolour(): void; close(): void }
 
 // The ranges of tokens to show: all, or those around the given ones.
 export function ranges(size: number, around: number[]): [number, number][] {
@@ -32,20 +33,42 @@ export function firstView(context: Context): First {
   let phrases: [HTMLAnchorElement, Lead][] = [];
   const observer = new ResizeObserver(() => redraw());
 
-  // Words in order; the spans of both sides by index.
-  function line(tokens: string[], shown: [number, number][], name: string): [HTMLElement, Map<number, HTMLElement>] {
-    const box = h("p", { class: "lead-words", "aria-label": name });
+  // Words in order; the spans of both sides by index. A word opens the view Text.
+  function line(tokens: string[], shown: [number, number][], name: string, marked: number,
+    wordOf: (at: number) => Partial<State>): [HTMLElement, Map<number, HTMLElement>] {
+    const box = h("p", { class: "lead-words", role: "listbox", tabindex: 0, "aria-label": name });
     const spans = new Map<number, HTMLElement>();
     for (const [part, [first, last]] of shown.entries()) {
       if (part || first) box.append(" … ");
       for (let at = first; at < last; at++) {
         if (at > first && !joins(tokens[at], tokens[at - 1])) box.append(" ");
-        const span = h("span", { dir: "auto", title: `${tokens[at]} · ${at}` }, visible(tokens[at]));
+        const span = h("span", { dir: "auto", role: "option", "aria-selected": String(at === marked),
+          title: `${tokens[at]} · ${at}: open it in Text`, onclick: () => open(wordOf(at)) }, visible(tokens[at]));
         spans.set(at, box.appendChild(span));
       }
     }
     if (shown.at(-1)![1] < tokens.length) box.append(" …");
     return [box, spans];
+  }
+
+  function open(word: Partial<State>) {
+    const { layer, head, query } = shown ?? context.state;
+    context.set({ view: "text", layer, head, query, ...word });
+  }
+
+  // Arrows move between the words of a list that has the focus; Enter opens the word.
+  function key(event: KeyboardEvent): boolean {
+    const box = event.composedPath()[0] as HTMLElement;
+    if (!element.contains(box) || !box.classList.contains("lead-words")) return false;
+    const words = [...box.querySelectorAll<HTMLElement>("[role=option]")];
+    const at = words.findIndex((word) => word.getAttribute("aria-selected") === "true");
+    const step = stepOf(event.key, 10);
+    if (step === undefined) return event.key === "Enter" && at >= 0 && (words[at].click(), true);
+    const next = words[within(at + step, words.length)];
+    words[at]?.setAttribute("aria-selected", "false");
+    next.setAttribute("aria-selected", "true");
+    next.scrollIntoView({ block: "nearest" });
+    return true;
   }
 
   const links = ({ lead }: { lead?: Lead | null }): Lead[] => (lead ? [lead, ...(lead.other ? [lead.other] : [])] : []);
@@ -54,8 +77,10 @@ export function firstView(context: Context): First {
     const { text } = context;
     const ends = links(text).map((link) => link.key);
     const near = ranges(text.tokens.length, text.queries ? ends : [first.query, ...ends]);
-    const [own, queries] = line(queriesOf(text), text.queries ? ranges(text.queries.length, [first.query]) : near, "The text");
-    const [other, keys] = text.queries ? line(text.tokens, near, "What it attends to") : [null, queries];
+    const [own, queries] = line(queriesOf(text), text.queries ? ranges(text.queries.length, [first.query]) : near, "The text",
+      first.query, (query) => ({ query }));
+    const [other, keys] = text.queries ? line(text.tokens, near, "What it attends to", first.key,
+      (key) => ({ key })) : [null, queries];
     const arcs = s("svg", { class: "arcs", "aria-hidden": "true" });
     redraw = () => {
       const lead = shown ?? first;
@@ -127,5 +152,5 @@ export function firstView(context: Context): First {
     follow();
     observer.observe(words);
   }
-  return { element, draw, follow, recolour: () => redraw(), close: () => observer.disconnect() };
+  return { element, key, draw, follow, recolour: () => redraw(), close: () => observer.disconnect() };
 }

@@ -126,6 +126,7 @@ export function overview(context: Context): Panel {
       drawHead();
     },
     key(event) {
+      if (first.key(event)) return true;
       const nothing = ["BODY", "MAIN"].includes(document.activeElement?.tagName ?? "BODY");
       if (event.key === "Enter" && nothing) { context.set({ view: "map", x: -1, y: -1 }); return true; }
       return grid.move(event.key);
