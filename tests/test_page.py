@@ -168,6 +168,17 @@ def test_only_nothing_is_the_byte_of_nothing(weight):
     assert abs(((byte - 1) / 254) ** 2 - weight) < 0.004 or byte == 0
 
 
+def test_only_nothing_is_zero_in_the_cells_of_a_long_text():
+    length = 1100
+    slope = 0.03 + 0.03 * torch.rand(1, generator=torch.Generator().manual_seed(2))
+    keys = (slope * torch.arange(length)).reshape(1, 1, length, 1)  # far keys have weights down to exp(-30) or less
+    weights = rg.attend(rg.Attention(mask=rg.causal()), torch.ones_like(keys), keys, keys).weights
+    mean, greatest = Sheet.of(TextReading.of("Long", {"layer.0": weights}, ["t"] * length)).ready[0]
+    exact = torch.nn.functional.max_pool2d(weights.dense(), 32, ceil_mode=True)[0, 0]
+    assert ((exact > 0) & (exact < 1e-8)).sum() > 30, "cells below half precision"
+    assert ((greatest[0] == 0) == (exact == 0)).all() and ((mean[0] == 0) == (exact == 0)).all()
+
+
 # What is said of a text
 
 

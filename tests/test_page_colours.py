@@ -12,7 +12,9 @@ import torch
 import regard as rg
 from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server, settled, texts
 from pages import WORDS, until
-from ramps import colors_of, contrast, ramp, rgb, shares
+from ramps import colors_of, contrast, ramp, rgb, shares, variables
+from regard.stats import TextReading
+from regard.viewer import Sheet, write_page
 
 pytest.importorskip("playwright.sync_api")
 pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
@@ -59,8 +61,8 @@ def thumbnail(page, layer, head, size=LENGTH):
 
 
 def stored(weights):
-    """Weights after the bytes of a thumbnail: 0, or the square root in 254 steps."""
-    return torch.where(weights > 0, ((254 * weights.sqrt()).round() / 254) ** 2, 0.0)
+    """Weights after the bytes of a thumbnail: 0, or the square root in 254 steps, the least above 0."""
+    return torch.where(weights > 0, (((254 * weights.sqrt()).round() / 254) ** 2).clamp(min=1e-6), 0.0)
 
 
 def cells_of_map(page, pairs):
@@ -114,6 +116,27 @@ def test_colors_of_every_view_are_those_of_the_weights(browser, address, texts):
                 cells = page.locator(".matrix").nth(head).locator("rect:not(.gold, .halo)")
                 fills = cells.evaluate_all("all => all.map((one) => one.getAttribute('fill'))")
                 close([rgb(color) for color in fills], colors_of(pair[0, head], kind, 5).reshape(-1, 3))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_an_exact_zero_has_the_colour_of_zero(browser, kind, tmp_path):
+    generator = torch.Generator().manual_seed(len(kind))
+    q, k = (6 * torch.randn(1, 2, LENGTH, 4, generator=generator) for _ in range(2))
+    weights = rg.attend(rg.Attention(mask=rg.causal()), q, k, k).weights
+    exact = weights.dense()[0, 1]
+    assert ((exact > 0) & (exact < 1e-7)).sum() > 3, "drawn weights below the least step of a byte"
+    page_file = write_page(
+        tmp_path / "index.html", [Sheet.of(TextReading.of("Small", {"layer.0": weights}, WORDS))]
+    ).as_uri()
+    zero = variables()["none"]
+    with opened(browser, f"{page_file}#overview?scale={kind}") as page:
+        small = thumbnail(page, 0, 1)[0]
+        assert (((small == zero).all(-1)) == (exact == 0).numpy()).all()
+        go(page, page_file, f"map?layer=0&head=1&scale={kind}")
+        settled(page)
+        pairs = [(i, j) for i in range(1, LENGTH, 2) for j in range(LENGTH)]
+        drawn = np.array(cells_of_map(page, pairs))
+        assert (((drawn == zero).all(-1)) == np.array([exact[i, j].item() == 0 for i, j in pairs])).all()
 
 
 def test_the_dark_theme_turns_the_ramp(browser, file, texts):

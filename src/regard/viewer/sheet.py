@@ -39,6 +39,8 @@ OFFSETS, INTERVALS = 8, 512
 COMPARED = 1 << 15
 #: Cells per side of the finest precomputed level, and the last level whose tiles are computed on request.
 READY, QUICK = 1024, 4
+#: The least positive number in half precision.
+LEAST_HALF = torch.finfo(torch.float16).smallest_normal * torch.finfo(torch.float16).eps
 #: Letters of roles on a small map, where the initial is already in use.
 LETTERS = {"positional": "O", "punctuation": "M", "left": "←", "right": "→", "above": "↑", "below": "↓"}
 #: Statistic -> its label on the page: plain words, with the name of the statistic.
@@ -196,7 +198,13 @@ def _pooled(weights: AttentionMap, pooled: Any) -> tuple[Tensor, Cells | None]:
         return pooled[0].cpu(), None
     mean, greatest = (part[0].cpu() for part in pooled)
     steps = max(0, (max(I, J) - 1).bit_length() - level - SMALL_LEVELS)
-    return coarser((mean, greatest), steps, level, I)[0], (mean.half(), greatest.half())
+    return coarser((mean, greatest), steps, level, I)[0], (_half(mean), _half(greatest))
+
+
+def _half(weights: Tensor) -> Tensor:
+    """Weights in half precision, in which 0 is exactly 0: a smaller positive weight is the least positive number."""
+    halves = weights.half()
+    return torch.where((halves == 0) & (weights > 0), LEAST_HALF, halves)
 
 
 def _layer(layer: LayerProfile, small: Tensor, offsets: Tensor, reading: TextReading) -> dict[str, Any]:
