@@ -211,6 +211,7 @@ def test_see_prints_heads_words_and_warnings(model):
     assert lines[0] == SENTENCE and lines[1].startswith("16 tokens, 6 layers x 12 heads; ")
     looks = " ".join(printed.split())
     assert "“it” (token 10) attends most to " in looks and "“animal” (L3.H1, 0.68)" in looks
+    assert "Left out: the word itself, its neighbours, the first token and special tokens." in looks
     table = run("see", SENTENCE, "--table").stdout
     assert "What “it” (token 10) attends to" in table and "“animal” (L3.H1, " in " ".join(table.split())
     assert "not why it decided" in printed and "not why it decided" in table

@@ -136,7 +136,7 @@ def test_the_same_word_in_another_head(seed):
     other = lead["other"]
     assert found is None and (other["head"], other["query"], other["key"]) == (head, lead["query"], key)
     told = [joined(parts) for parts, _ in lead["heading"]]
-    assert told[0] == "The strongest links of “it”: " and [at for _, at in lead["heading"]] == [-1, 0, -1, 1, -1]
+    assert told[0] == "The strongest links of “it” beyond its neighbours: " and [at for _, at in lead["heading"]] == [-1, 0, -1, 1, -1]
     assert told[1].startswith(f"“{WORDS[lead['key']]}”") and told[3].startswith(f"“{WORDS[key]}”")
     assert told[1].endswith(f", {percent(lead['weight'])} in layer 4, head {lead['head']}")
     assert told[3].endswith(f", {share} in layer 4, head {head}")
@@ -151,6 +151,21 @@ def test_a_link_that_leads_is_near():
     rows[0, :, 40] += 0.4
     lead = lead_of(of(rows, tokens))
     assert (lead["query"], lead["key"]) == (80, 40), "and not 5, which stands 75 tokens before"
+
+
+def test_the_first_view_names_what_it_leaves_out():
+    """A link of weight 1 to each of these keys does not lead, and the page says so."""
+    n, at = 120, 110
+    names = {at: "word itself", at - 1: "neighbours", 0: "first token", 3: "special tokens", 107: "punctuation", 9: "50"}
+    tokens = [f"t{i}" for i in range(n)]
+    tokens[at], tokens[3], tokens[107] = "it", "[SEP]", ","
+    for key, name in names.items():
+        rows = np.full((1, n, n), 1e-3)
+        rows[0, :, key], rows[0, :, 100] = 0.8, 0.1
+        lead = lead_of(of(rows / rows.sum(-1, keepdims=True), tokens))
+        assert (lead["query"], lead["key"]) == (at, 100) and name in lead["left_out"], name
+    assert lead_of(translation())["left_out"] == "Special tokens and punctuation are left out."
+    assert "50" not in lead_of(of(drawn()))["left_out"], "a short text has no word that far"
 
 
 # The cards

@@ -18,7 +18,7 @@ export interface Layer { name: string; number: number; note?: string; small: [nu
 export type Part = [string, "" | "token" | "head"];
 export interface Lead { layer: number; head: number; query: number; key: number; weight: number;
   links: [number, number][]; sentence: Part[];
-  other?: Lead | null; heading?: [Part[], number][] } // the number of the link that a part of the heading tells; -1: none
+  other?: Lead | null; heading?: [Part[], number][]; left_out?: string } // the number of the link that a part of the heading tells; -1: none
 export interface Card { kind: string; title: string; sentence: Part[]; note: string; state: Partial<State>;
   heads: [number, number][] | null; bars: number[] | null; at: number }
 export interface Finding { kind: string; layer: number; heads: number[]; value: number; sentence: string }

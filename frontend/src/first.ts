@@ -8,6 +8,7 @@ import { axesOf } from "./labels";
 import { sentence } from "./parts";
 import { toLink, type State } from "./state";
 import { stepOf, within } from "./steps";
+import { wordNames } from "./word_names";
 
 const [WHOLE, AROUND] = [70, 16]; // a longer text is cut to the words around both ends of the link
 
@@ -123,8 +124,10 @@ export function firstView(context: Context): First {
     shown = link;
     const place = placeOf(link);
     about.replaceChildren("Arcs show what the word ", h("i", { dir: "auto" }, visible(queriesOf(text)[link.query])),
-      ` attends to in ${inText(headName(context, link.layer, link.head))}: a thicker arc is a larger weight. Layers and heads count from 0. `,
+      ` attends to in ${inText(headName(context, link.layer, link.head))}: a thicker arc is a larger weight. Layers and heads count from 0. ${text.lead?.left_out ?? ""} `,
       stateLink(context, { ...place, view: "text" }, "more", "Every word of this head"), " · ",
+      stateLink(context, { ...place, view: "statistics", table: "head", find: wordNames(queriesOf(text))[link.query] }, "more",
+        "All heads for “", h("bdi", {}, visible(queriesOf(text)[link.query])), "”"), " · ",
       stateLink(context, { ...place, key: link.key, view: "map" }, "more", "Its map"));
     redraw();
   }

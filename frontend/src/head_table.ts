@@ -91,7 +91,8 @@ export function headTable(context: Context): HeadTable {
     const heads = `${count} head${count === 1 ? "" : "s"}`;
     if (!find) return `${heads}. Click a column to sort, a row to open its head.`;
     const often = places > PLACES ? `, in its first ${PLACES} places` : "";
-    const word = places ? `What “${find}” attends to in each head, neighbours and special tokens left out${often}.` : "";
+    const leftOut = `neighbours${text.queries === null ? ", the first token" : ""} and special tokens`;
+    const word = places ? `What “${find}” attends to in each head, ${leftOut} left out${often}.` : "";
     if (roles.length) return `${heads} with the role ${roles.join(" or ")}. ${word}`;
     if (exact) return heads;
     const column = counted && `The column “${label(source.common, counted)}” says it of every head. `;

@@ -33,13 +33,22 @@ def lead_of(reading: TextReading) -> dict[str, Any] | None:
     `layer` is an index into the layers, and `links` are the strongest keys of the word in this head, with their
     weights. `other` is the strongest link of this word to another key, if it lies in another head; the page opens
     with `heading`, parts of sentences with the number of the link that they tell (0, 1 for `other`, -1 for none).
+    `left_out` says which links never lead.
     Of each kind of words the first `CANDIDATES` are compared. None if the text has no such link.
     """
     for queries in (pronouns, repeated_words, whole_words, words):
         if (found := _strongest(reading.profile, queries(reading.profile)[:CANDIDATES])) is not None:
             lead = _described(reading, *found)
-            return lead | _heading(reading, lead)
+            return lead | _heading(reading, lead) | {"left_out": left_out(reading.profile)}
     return None
+
+
+def left_out(profile: Profile) -> str:
+    """Which links never lead, as a sentence."""
+    if not profile.is_self_attention:
+        return "Special tokens and punctuation are left out."
+    far = f", punctuation and words more than {REACH} tokens away" if len(profile.tokens) > REACH else " and punctuation"
+    return f"The word itself, its neighbours, the first token, special tokens{far} are left out."
 
 
 def _heading(reading: TextReading, lead: dict[str, Any]) -> dict[str, Any]:
@@ -47,7 +56,12 @@ def _heading(reading: TextReading, lead: dict[str, Any]) -> dict[str, Any]:
     other = other_link(reading, lead)
     if other is None or (other["layer"], other["head"]) == (lead["layer"], lead["head"]):
         return {"other": None, "heading": [[lead["sentence"], -1]]}
-    start: list[Part] = [["The strongest links of ", PLAIN], *token(reading, lead["query"], query=True), [": ", PLAIN]]
+    beyond = " beyond its neighbours: " if reading.profile.is_self_attention else ": "
+    start: list[Part] = [
+        ["The strongest links of ", PLAIN],
+        *token(reading, lead["query"], query=True),
+        [beyond, PLAIN],
+    ]
     links = [_clause(reading, link) for link in (lead, other)]
     heading = [[start, -1], [links[0], 0], [[[", and ", PLAIN]], -1], [links[1], 1], [[[".", PLAIN]], -1]]
     return {"other": other, "heading": heading}

@@ -83,7 +83,7 @@ LEAD = {
     "links": [(WHOLE, NUMBER)],
     "sentence": SENTENCE,
 }
-LEADS = {**LEAD, "other": Optional(Maybe(LEAD)), "heading": Optional([(SENTENCE, WHOLE)])}
+LEADS = {**LEAD, "other": Optional(Maybe(LEAD)), "heading": Optional([(SENTENCE, WHOLE)]), "left_out": Optional(TEXT)}
 CARD = {
     **dict.fromkeys(("kind", "title", "note"), TEXT),
     "sentence": SENTENCE,
