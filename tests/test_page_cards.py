@@ -136,7 +136,13 @@ def test_the_same_word_in_another_head(seed):
     other = lead["other"]
     assert found is None and (other["head"], other["query"], other["key"]) == (head, lead["query"], key)
     told = [joined(parts) for parts, _ in lead["heading"]]
-    assert told[0] == "The strongest links of “it” beyond its neighbours: " and [at for _, at in lead["heading"]] == [-1, 0, -1, 1, -1]
+    assert told[0] == "The strongest links of “it” beyond its neighbours: " and [at for _, at in lead["heading"]] == [
+        -1,
+        0,
+        -1,
+        1,
+        -1,
+    ]
     assert told[1].startswith(f"“{WORDS[lead['key']]}”") and told[3].startswith(f"“{WORDS[key]}”")
     assert told[1].endswith(f", {percent(lead['weight'])} in layer 4, head {lead['head']}")
     assert told[3].endswith(f", {share} in layer 4, head {head}")
@@ -156,7 +162,14 @@ def test_a_link_that_leads_is_near():
 def test_the_first_view_names_what_it_leaves_out():
     """A link of weight 1 to each of these keys does not lead, and the page says so."""
     n, at = 120, 110
-    names = {at: "word itself", at - 1: "neighbours", 0: "first token", 3: "special tokens", 107: "punctuation", 9: "50"}
+    names = {
+        at: "word itself",
+        at - 1: "neighbours",
+        0: "first token",
+        3: "special tokens",
+        107: "punctuation",
+        9: "50",
+    }
     tokens = [f"t{i}" for i in range(n)]
     tokens[at], tokens[3], tokens[107] = "it", "[SEP]", ","
     for key, name in names.items():
@@ -164,7 +177,7 @@ def test_the_first_view_names_what_it_leaves_out():
         rows[0, :, key], rows[0, :, 100] = 0.8, 0.1
         lead = lead_of(of(rows / rows.sum(-1, keepdims=True), tokens))
         assert (lead["query"], lead["key"]) == (at, 100) and name in lead["left_out"], name
-    assert lead_of(translation())["left_out"] == "Special tokens and punctuation are left out."
+    assert lead_of(translation())["left_out"] == "The sentence above leaves out special tokens and punctuation."
     assert "50" not in lead_of(of(drawn()))["left_out"], "a short text has no word that far"
 
 
@@ -209,6 +222,8 @@ def test_a_previous_token_head_of_a_short_text():
     assert said(found) == f"L4.H1 puts {100 * share:.0f} % of its weight on the previous token."
     assert found["heads"] == [[0, 1]] and found["state"] == {"view": "map", "layer": 0, "head": 1}
     assert "Not compared with shuffled words: that needs more than 25 tokens." in found["note"]
+    mean = float(text.maps["layers.4"].dense()[0, 1].diagonal(-1).sum()) / N
+    assert f"Over all tokens the mean is {mean:.3f}." in found["note"], "as the list of the head shows it"
     no_role = [Role("previous", 4, 1, 0.9, 0.2, False, 0.1, 30)]
     assert card(of([drawn(1)[0], rows], roles=no_role), "previous") is None, "the null says otherwise"
 

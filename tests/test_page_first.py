@@ -68,6 +68,13 @@ def test_the_page_opens_with_the_finding(browser, address, texts):
         names = page.locator("[role=gridcell]").evaluate_all("all => all.map((one) => one.title.split(':')[0])")
         assert names == [f"L{layer}.H{head}" for layer in range(2) for head in range(3)]
         assert "rows attend" in plain(page, ".key-rows") and "columns are attended to" in plain(page, ".key-columns")
+        assert about["lead"]["left_out"] in plain(page, ".first > .hint")
+        page.get_by_role("link", name="All heads for “it”").click()
+        until(
+            page, "document.querySelector('.charts-table')?.textContent.includes('What “it” attends to in each head')"
+        )
+        page.go_back()
+        page.wait_for_selector(".lead-sentence")
         page.get_by_role("link", name="Its map").click()
         page.wait_for_selector(".map-box")
         lead = about["lead"]
@@ -106,6 +113,7 @@ def test_cards_say_the_sentences_of_the_api_and_lead_to_their_place(browser, sin
         until(page, "document.querySelector('.looks')?.textContent.includes('receives attention from')")
         mean = "Number(/mean over all words: ([\\d.]+)/.exec(document.querySelector('.looks').textContent)?.[1])"
         until(page, f"card => Math.abs({mean} - card) < 6e-4", received(text))  # as the card says
+        assert plain(page, ".bar h1") == "Mean of all heads"
         page.go_back()
         page.wait_for_selector(".cards")
         page.locator("[role=gridcell][tabindex='0']").focus()

@@ -1,8 +1,8 @@
 // The chosen head in words and numbers.
 import type { Context } from "./context";
-import { queriesOf } from "./data";
-import { h, shown, strong, visible } from "./dom";
+import { h, shown, strong } from "./dom";
 import { label } from "./labels";
+import { LEFT_OUT, strongestLink } from "./strongest_link";
 
 // The chosen head: its roles with their scores on shuffled words, its strongest link and its statistics.
 export function aboutHead(context: Context): HTMLElement {
@@ -17,9 +17,7 @@ export function aboutHead(context: Context): HTMLElement {
       `attends to ${meaning}: `, strong(score.toFixed(2)),
       ` ${share}; ${shuffled.toFixed(2)} on shuffled words${by}.`);
   });
-  const [query, key, weight] = about.strongest;
-  const link = h("p", {}, "Strongest link: ", strong(visible(queriesOf(text)[query])), " → ",
-    strong(key in text.tokens ? visible(text.tokens[key]) : "nothing"), ` ${shown(weight)}`);
+  const link = h("p", {}, ...strongestLink(text, about), h("br", {}), h("span", { class: "hint" }, LEFT_OUT));
   const numbers = Object.entries(about.values).map(([name, value]) =>
     h("tr", { title: source.common.statistics[name] ?? "" }, h("th", { scope: "row" }, label(source.common, name)),
       h("td", { class: "number" }, shown(value))));

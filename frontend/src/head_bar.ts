@@ -3,6 +3,7 @@
 import { changeDetector } from "./changes";
 import { headName, type Context } from "./context";
 import { layerLabel, rolesOf } from "./data";
+import { headsInWords, shownMean } from "./head_sets";
 import { choice, fill, h, signButton, strong } from "./dom";
 
 const WITHOUT_HEAD = ["learn", "overview", "pins"]; // Pins has a chooser on each side
@@ -44,8 +45,10 @@ export function headBar(context: Context): HeadBar {
         onclick: () => context.set({ view: "compare" }) }, "Type another text"));
     if (!isOfHead) return;
     [state.layer, state.head].forEach((value, at) => { element.querySelectorAll("select")[at].value = String(value); });
+    const isMean = shownMean(state);
     const roles = rolesOf(text, state.layer, state.head).join(", ");
-    fill(title, strong(headName(context)), roles && h("span", { class: "hint" }, ` ${roles}`));
+    fill(title, strong(isMean ? headsInWords(context).replace(/^the m/, "M") : headName(context)),
+      !isMean && roles && h("span", { class: "hint" }, ` ${roles}`));
   }
   return { element, draw, turn };
 }

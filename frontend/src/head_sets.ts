@@ -67,6 +67,9 @@ export const ownColour = ([layer, head]: Head) => DISTINCT[(head + 3 * layer) % 
 // Whether heads are drawn one by one, each in its colour, and not as one mean.
 export const drawnApart = (context: Shown) => isChosen(context.state) && listedHeads(context).length <= SERIES.length;
 
+// Whether the words show the mean of all heads, or of a layer, and not single heads.
+export const shownMean = ({ view, way, heads }: State) => view === "text" && way === "words" && ["layer", "all"].includes(heads);
+
 // "layer 2, head 1", "the mean of all heads", "the mean of L0.H1, L2.H3".
 export function headsInWords(context: Shown): string {
   const { state, text } = context;

@@ -92,7 +92,7 @@ export function headTable(context: Context): HeadTable {
     if (!find) return `${heads}. Click a column to sort, a row to open its head.`;
     const often = places > PLACES ? `, in its first ${PLACES} places` : "";
     const leftOut = `neighbours${text.queries === null ? ", the first token" : ""} and special tokens`;
-    const word = places ? `What “${find}” attends to in each head, ${leftOut} left out${often}.` : "";
+    const word = places ? `What “${find}” attends to in each head${often}. Left out: the word itself, its ${leftOut}.` : "";
     if (roles.length) return `${heads} with the role ${roles.join(" or ")}. ${word}`;
     if (exact) return heads;
     const column = counted && `The column “${label(source.common, counted)}” says it of every head. `;

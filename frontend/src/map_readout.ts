@@ -4,6 +4,7 @@ import { queriesOf } from "./data";
 import { h, strong, visible } from "./dom";
 import type { MapFrame } from "./map_frame";
 import type { MapTiles } from "./map_tiles";
+import { strongestLink } from "./strongest_link";
 
 export function tellCell({ text, state }: Context, frame: MapFrame, tiles: MapTiles, readout: HTMLElement, i: number, j: number) {
   const level = frame.levelOf();
@@ -22,7 +23,6 @@ export function tellCell({ text, state }: Context, frame: MapFrame, tiles: MapTi
 }
 
 export function tellStrongest({ text, state }: Context, readout: HTMLElement) {
-  const [i, j, weight] = text.layers[state.layer].heads[state.head].strongest;
-  readout.replaceChildren("Strongest link: ", strong(visible(queriesOf(text)[i])), " → ",
-    strong(visible(text.tokens[j] ?? "")), ` ${weight}. Point at a cell, or click to choose it.`);
+  readout.replaceChildren(...strongestLink(text, text.layers[state.layer].heads[state.head]),
+    " Point at a cell, or click to choose it.");
 }

@@ -150,8 +150,8 @@ export function modelMode(context: Context, body: HTMLElement): Mode {
     const { text, source, state } = context;
     const roles = rolesOf(text, ...at).join(", ");
     const names = [wordNames(queriesOf(text)), wordNames(text.tokens)];
-    const link = found && found[0] >= 0 ? [": its largest weight here is ", h("b", {}, names[0][found[0]]), " → ",
-      h("b", {}, names[1][found[1]]), " ", h("output", { class: "weight" }, shown(found[2])),
+    const link = found && found[0] >= 0 ? [": its largest weight here, special tokens included, is “", h("b", {}, names[0][found[0]]), "” → “",
+      h("b", {}, names[1][found[1]]), "” ", h("output", { class: "weight" }, shown(found[2])),
       source.finest(state.text) ? " (the mean of a cell)" : "", "."] : [];
     readout.replaceChildren(h("b", {}, headName(context, ...at)), roles ? ` (${roles})` : "", ...link);
   }

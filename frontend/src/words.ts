@@ -5,7 +5,7 @@ import { headName, interval, strongest, type Context } from "./context";
 import { queriesOf, type Text } from "./data";
 import { fill, h, joins, s, saving, shown, strong, visible } from "./dom";
 import { byLayer, drawnApart, headColours, headsInWords, lineOf, listedHeads, meanLine, nameOfHead, ownColour,
-  type Head } from "./head_sets";
+  shownMean, type Head } from "./head_sets";
 import type { Mode } from "./mode";
 import { aboutHead } from "./about_head";
 import { movedBy, pairLine } from "./pair_line";
@@ -62,7 +62,7 @@ export function wordsMode(context: Context, body: HTMLElement): Mode {
     const { text, state } = context;
     const range = interval(state.query, SHOWN, queries().length);
     if (staged !== text || from !== range[0]) stageWords(range);
-    fill(aboutBox, h("h2", {}, headName(context)), aboutHead(context));
+    fill(aboutBox, h("h2", {}, shownMean(state) ? "One of these heads: " : "", headName(context)), aboutHead(context));
     void colour(state.query);
     void drawLayers();
   }

@@ -128,7 +128,10 @@ class Elsewhere(HeadStatistic):
     """
 
     name: ClassVar[str] = "elsewhere"
-    meaning: ClassVar[str] = "entropy in nats from tokens other than the first and special ones"
+    meaning: ClassVar[str] = (
+        "the part of the entropy, in nats, that comes from tokens other than the first and special ones: "
+        "their weight times the entropy of their weights"
+    )
 
     def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
         return Entropy(), WeightOnKeys(tuple(sorted({0, *special})))

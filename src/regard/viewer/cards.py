@@ -35,6 +35,12 @@ TITLES = {
     "duplicate": "Duplicate-token head",
     "induction": "Induction head",
 }
+#: Statistic of `NEARBY` -> the tokens that the share of a card averages: those whose target is not the first token.
+OVER = {
+    "previous": "Mean over the tokens whose previous token is not the first token of the text.",
+    "next": "Mean over the tokens that have a next token.",
+    "itself": "Mean over all tokens except the first of the text.",
+}
 #: A token is a sink if it receives at least this share of all weight, and this multiple of its weight in uniform rows.
 SINK, ABOVE_UNIFORM = 0.2, 2.0
 #: Two heads are alike only if they also treat each query alike: their least `agreement`.
@@ -158,10 +164,17 @@ def nearby(reading: TextReading) -> Iterator[Card]:
         name,
         TITLES[name],
         _share_sentence(reading, best, NEARBY[name]),
-        f"The first token is left out as a target. Not compared with shuffled words: {reason}.",
+        f"{OVER[name]} Over all tokens the mean is {_mean(reading, best, name)}. "
+        f"Not compared with shuffled words: {reason}.",
         {"view": "map", **_place(reading, best)},
         heads=[_at(reading, best)],
     )
+
+
+def _mean(reading: TextReading, head: HeadValue, name: str) -> str:
+    """The statistic of the head as its list of numbers shows it."""
+    layer, number = _at(reading, head)
+    return f"{float(reading.profile.layers[layer].values[name][number]):.3f}"
 
 
 def sink(reading: TextReading) -> Iterator[Card]:
@@ -182,7 +195,7 @@ def sink(reading: TextReading) -> Iterator[Card]:
         "sink",
         "Attention sink" if rests else "Where most weight goes",
         [[f"{percent(share)} of all weight goes to ", PLAIN], *token(reading, key), [f"{where}.", PLAIN]],
-        f"Mean of all heads and words. If all weights were equal, it would get {most}{percent(even)}.",
+        f"Mean of all heads, over all words. If all weights were equal, it would get {most}{percent(even)}.",
         state,
         bars=[float(f"{value:.4g}") for value in _binned(shares)],
         at=key * min(len(shares), NUM_BARS) // len(shares),
@@ -265,7 +278,7 @@ def focused(reading: TextReading) -> Iterator[Card]:
             [_name(reading, most), HEAD],
             [f", to about {counts[1].split()[0]}.", PLAIN],
         ],
-        "exp of the entropy, first token and special tokens left out.",
+        "The effective number of tokens, without the first token and special tokens.",
         {"view": "text", "way": "heads", "heads": ",".join(f"{layer}.{head}" for layer, head in places)}
         | _place(reading, least),
         heads=places,

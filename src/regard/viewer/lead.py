@@ -46,9 +46,11 @@ def lead_of(reading: TextReading) -> dict[str, Any] | None:
 def left_out(profile: Profile) -> str:
     """Which links never lead, as a sentence."""
     if not profile.is_self_attention:
-        return "Special tokens and punctuation are left out."
-    far = f", punctuation and words more than {REACH} tokens away" if len(profile.tokens) > REACH else " and punctuation"
-    return f"The word itself, its neighbours, the first token, special tokens{far} are left out."
+        return "The sentence above leaves out special tokens and punctuation."
+    far = (
+        f", punctuation and words more than {REACH} tokens away" if len(profile.tokens) > REACH else " and punctuation"
+    )
+    return f"The sentence above leaves out the word itself, its neighbours, the first token, special tokens{far}."
 
 
 def _heading(reading: TextReading, lead: dict[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ LABELS = {
     "reach": "distance (reach)",
     "special": "weight on special tokens (special)",
     "first": "weight on the first token (first)",
-    "elsewhere": "spread, special tokens left out (elsewhere)",
+    "elsewhere": "part of the spread from ordinary tokens (elsewhere)",
     "previous": "weight on the previous token (previous)",
     "next": "weight on the next token (next)",
     "itself": "weight on the token itself (itself)",
