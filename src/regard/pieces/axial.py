@@ -140,7 +140,8 @@ class AxialRoPE(Position):
                 f"AxialRoPE: for {width} channels and {entries} batch entries, got vectors of shape {tuple(x.shape)}. "
                 "Give coordinates (axes, tokens) for all entries, or (batch, axes, tokens)."
             )
-        each = coordinates[..., list(self.axes), :].transpose(-1, -2)
+        axes = to_device(torch.tensor(self.axes, dtype=torch.int64, device="cpu"), coordinates.device)
+        each = coordinates.index_select(-2, axes).transpose(-1, -2)
         wide = at_least_float32(x)
         angle = angles_of_pairs(each, torch.tensor(self.rates, dtype=torch.float64, device="cpu"), wide.dtype)
         angle = angle[:, None] if angle.ndim == 3 else angle
