@@ -39,14 +39,19 @@ def _halves(length: int) -> list[int]:
     return [part for part in (length - length // 2, length // 2) if part]
 
 
-#: Arrangements of so many tokens, for required parameters that a length alone does not decide.
-ARRANGEMENTS: dict[str, Callable[[int], Any]] = {
-    "parents": lambda n: [(token - 1) // 2 for token in range(n)],  # a binary tree, by depth
-    "prefix": lambda n: n // 2,
-    "lengths": lambda n: _halves(n - n // 2),
-    "shape": _sides,
-    "tile": lambda n: [math.gcd(side, 8) for side in _sides(n)],
-    "size": lambda n: [min(3, side // math.gcd(side, 8)) for side in _sides(n)],
+#: Values for required parameters that are no size: from the length and the width.
+ARRANGEMENTS: dict[str, Callable[[int, int], Any]] = {
+    "parents": lambda n, width: [(token - 1) // 2 for token in range(n)],  # a binary tree, by depth
+    "prefix": lambda n, width: n // 2,
+    "lengths": lambda n, width: _halves(n - n // 2),
+    "shape": lambda n, width: _sides(n),
+    "tile": lambda n, width: [math.gcd(side, 8) for side in _sides(n)],
+    "size": lambda n, width: [min(3, side // math.gcd(side, 8)) for side in _sides(n)],
+    "factor": lambda n, width: 4.0,
+    "trained_length": lambda n, width: max(n // 4, 1),
+    "factors": lambda n, width: [4.0] * (width // 2),
+    "coordinates": lambda n, width: torch.cartesian_prod(*map(torch.arange, _sides(n))).T,  # a picture
+    "sections": lambda n, width: [width // 2 - width // 4, width // 4],
 }
 
 
@@ -104,7 +109,7 @@ def build(
     }
     parameters = inspect.signature(entry.build).parameters
     required = [name for name, p in parameters.items() if p.default is inspect.Parameter.empty]
-    arranged = {name: make(length) for name, make in ARRANGEMENTS.items() if name in required}
+    arranged = {name: make(length, width) for name, make in ARRANGEMENTS.items() if name in required}
     arguments: dict[str, Any] = arranged | {name: sizes[name] for name in parameters if name in sizes}
     arguments |= _settings(entry, settings, list(parameters))
     missing = [name for name in required if name not in arguments]
