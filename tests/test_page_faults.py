@@ -103,6 +103,30 @@ def test_here_follows_go_to_under_a_resting_mouse(browser, file):
         until(page, f"document.querySelector('.readout').textContent.startsWith('{WORDS[2]} 2 → {WORDS[5]} 5')")
 
 
+#: The labels of rows and columns reach from one edge of the frame to the other, within two cells.
+LABELS_RUN = """(() => {
+    const canvas = document.querySelector(".map-box canvas").getBoundingClientRect();
+    const labels = [...document.querySelectorAll(".map-box .labels text:not(.axis-name)")];
+    const moved = labels.map((one) => /translate\\(([\\d.]+),([\\d.]+)/.exec(one.getAttribute("transform") ?? ""));
+    const across = moved.filter(Boolean).map((found) => Number(found[1]));
+    const rows = labels.filter((_, at) => !moved[at]);
+    const down = rows.map((one) => Number(one.getAttribute("y")));
+    const [left, bottom] = [Number(rows[0].getAttribute("x")) + 6, moved.find(Boolean)[2] - 7];
+    const cell = across[1] - across[0];
+    return cell >= 40 && across[0] < left + 2 * cell && across.at(-1) > canvas.width - 2 * cell
+      && down[0] < 2 * cell && down.at(-1) > bottom - 2 * cell; })()"""
+
+
+@pytest.mark.parametrize("pair", ["2,1", "250,298", "298,3"])
+def test_going_to_an_edge_leaves_no_part_of_the_frame_empty(browser, file, pair):
+    with opened(browser, file + "#map?text=1") as page:
+        settled(page)
+        page.get_by_label("Jump to a token").fill(pair)
+        page.get_by_label("Jump to a token").press("Enter")
+        until(page, f"document.querySelector('.readout').textContent.includes(' {pair.split(',')[0]} → ')")
+        until(page, LABELS_RUN)
+
+
 def test_neurons_of_a_late_query_name_it(browser, tmp_path):
     long = Sheet.of(reading(title="Late", length=2_300, layers=1, heads=1, width=2))
     with served([long]) as address, opened(browser, f"{address}#text?way=neurons&query=2250") as page:

@@ -91,8 +91,9 @@ export class MapFrame {
     const { width, height } = this.plot();
     const isWhole = state.x < 0;
     const k = isWhole ? this.whole : Math.max(this.whole / 1.5, Math.min(DEEPEST, 2 ** state.zoom));
-    const [x, y] = isWhole ? [J / 2, I / 2] : [state.x, state.y];
-    const to = zoomIdentity.translate(this.left + (isWhole ? 0 : width / 2 - x * k), isWhole ? 0 : height / 2 - y * k).scale(k);
+    // No more than the map: what is beyond its edge would be empty.
+    const start = (at: number, size: number, all: number) => (isWhole ? 0 : Math.min(0, Math.max(size - all * k, size / 2 - at * k)));
+    const to = zoomIdentity.translate(this.left + start(state.x, width, J), start(state.y, height, I)).scale(k);
     select(this.canvas).call(this.behavior.transform, to);
   }
 
