@@ -175,7 +175,9 @@ def test_the_legend_is_that_of_the_switch_in_every_view(browser, file):
                 assert said == f"equal weights: 1/{length} each"
                 assert page.locator("[aria-pressed=true]", has_text=KINDS[kind]).count() == 1
         go(page, file, "overview?text=1")
-        assert legend(page)[-1] == "equal weights: 1/48 each", "a cell of a small map sums over keys"
+        assert legend(page)[-1] == "equal weights: 1/300 each", (
+            "those of the text, as in Text and in a map of single weights"
+        )
         page.set_viewport_size({"width": 700, "height": 420})
         go(page, file, "map?text=1")
         level = int(settled(page).get_attribute("data-level"))

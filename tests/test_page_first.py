@@ -193,6 +193,8 @@ def test_warnings_fold_and_missing_roles_have_their_reason(browser, file, texts)
     with opened(browser, file) as page:
         lines = page.locator(".warnings summary").all_inner_texts()
         assert lines == list(texts["short"].about["warnings"].values())
+        dots = page.locator(".heads .warned").count()
+        assert dots and page.locator(".warned-key").inner_text() == "● a warning names this head"
         assert page.locator(".warnings li").count() == 0
         page.locator(".warnings summary").first.click()
         page.wait_for_selector(".warnings li")

@@ -105,7 +105,7 @@ export const share = (uniform: number): string => {
   const parts = 1 / uniform;
   return Math.abs(parts - Math.round(parts)) < 1e-6 ? `1/${Math.round(parts).toLocaleString("en")}` : shown(uniform);
 };
-const tickLabel = (tick: number) => (tick < 0.0005 ? tick.toExponential(0).replace("e-", "e−")
+const tickLabel = (tick: number) => (tick < 0.0005 ? tick.toExponential(0)
   : String(+tick.toPrecision(2)));
 
 const brief = (value: number) => String(Number(shown(value))); // 1 and not 1.000

@@ -52,6 +52,9 @@ export function segments(label: string, value: string, options: [string, string]
 export const shown = (value: number): string =>
   value === 0 ? "0" : Math.abs(value) < 0.0005 ? value.toExponential(1) : value.toFixed(3);
 
+// A number in a sentence: it does not break into two lines.
+export const numberOf = (value: number) => h("span", { class: "number" }, shown(value));
+
 export const strong = (text: string | number) => h("b", { dir: "auto" }, text);
 
 // A token without "##", which marks the continuation of a word.

@@ -58,7 +58,9 @@ export function overview(context: Context): Panel {
       h("p", { class: "hint" }, `Each picture is one head: L2.H1 is head 1 of layer 2. A row is a query: a word that attends to others. `
         + `A column is a key: a word that is attended to. Words run from the first to the last. Nearer the right end of the `
         + `scale above: a larger weight. A row of weights adds up to 1.${text.tokens.length > text.layers[0].small[1]
-          ? " Here a cell pools several words." : ""}`));
+          ? " Here a cell stands for several words: its weights are summed over keys and averaged over queries." : ""}`,
+      text.findings.some(({ heads }) => heads.length) && h("span", { class: "warned-key", style: "display:block" },
+        "● a warning names this head")));
   }
 
   function drawHead() {
@@ -112,7 +114,7 @@ export function overview(context: Context): Panel {
   return {
     element,
     update(before) {
-      const { state, text } = context;
+      const { state } = context;
       const isNew = isGridNew(state.text, state.colour, state.sort, context.colours.css[1]);
       if (!before || before.text !== state.text) { first.draw(); drawRest(); }
       if (!before || isNew) {
@@ -121,7 +123,6 @@ export function overview(context: Context): Panel {
         grid.draw();
       } else if (before.scale !== state.scale) { first.recolour(); drawKey(); grid.repaint(); }
       first.follow();
-      context.keysPerCell(text.tokens.length / text.layers[0].small[1]);
       grid.mark();
       drawHead();
     },

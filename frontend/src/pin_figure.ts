@@ -77,7 +77,7 @@ export function panelOf(context: Context, grid: Grid, names: [string[], string[]
 export function differenceLegend(colour: (value: number) => string, most: number): SVGSVGElement {
   const [width, steps] = [240, 60];
   const label = (share: number) => (share === 0 ? "0"
-    : `${share > 0 ? "+" : "−"}${String(+Math.abs(share * most).toPrecision(2)).replace("e-", "e−")}`);
+    : `${share > 0 ? "+" : "−"}${String(+Math.abs(share * most).toPrecision(2))}`);
   const side = Math.max(20, 4 * label(1).length); // half of the label at the end of the ramp
   const figure = s("svg", { class: "legend difference", width: width + 2 * side, height: 32, viewBox: `${-side} 0 ${width + 2 * side} 32`,
     role: "img", "aria-label": "Colours of the difference" });
