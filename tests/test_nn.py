@@ -426,3 +426,11 @@ def test_a_piece_made_for_all_heads_is_not_cut():
     encoder = plan({"positions": "alibi"}).encoder(1)
     with pytest.raises(rg.RegardError, match="ALiBi has a number for each head"):
         rg.prune(encoder, {"layers.0.self_attention": [1]})
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("nystrom", "several attentions"), ("deltanet", "needs beta for each call")]
+)
+def test_a_mechanism_that_a_module_cannot_run_is_refused_in_words(name, said):
+    with pytest.raises(rg.RegardError, match=said):
+        rg.nn.TransformerConfig(16, num_heads=2, attention=name).encoder(1, vocabulary=5)

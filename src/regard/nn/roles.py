@@ -91,6 +91,10 @@ def _build(name: str, arguments: dict[str, Any], role: str, num_heads: int, widt
     }
     sizes = {argument: value for argument, value in sizes.items() if argument in parameters}
     attention = build(**{**sizes, **DEFAULTS.get(name, {}), **arguments})
+    if not isinstance(attention, Attention):
+        raise RegardError(
+            f"attention {name!r} is made of several attentions, and a module has one. Call regard.attend with it."
+        )
     if name in ("luong_general", "luong_concat", "bahdanau", "luong_dot") or key_width == width:
         return attention
     raise RegardError(

@@ -40,7 +40,8 @@ def attentions() -> dict[str, rg.Attention]:
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return {name: mechanism(name).build(**given) for name, given in arguments.items()}
+        built = {name: mechanism(name).build(**given) for name, given in arguments.items()}
+    return {name: attention for name, attention in built.items() if isinstance(attention, rg.Attention)}
 
 
 def cases(setting: Setting) -> Iterator[Case]:
