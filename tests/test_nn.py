@@ -429,8 +429,23 @@ def test_a_piece_made_for_all_heads_is_not_cut():
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("nystrom", "several attentions"), ("deltanet", "needs beta for each call")]
+    ("name", "role", "said"),
+    [
+        ("nystrom", "encoder", "several attentions"),
+        ("retnet", "encoder", r"goes from token to token.*Use it in a decoder"),
+        ("deltanet", "decoder", "needs beta for each call"),
+        ("deepseek_sparse", "decoder", "needs index_query"),
+    ],
 )
-def test_a_mechanism_that_a_module_cannot_run_is_refused_in_words(name, said):
+def test_a_mechanism_that_a_module_cannot_run_is_refused_in_words(name, role, said):
     with pytest.raises(rg.RegardError, match=said):
-        rg.nn.TransformerConfig(16, num_heads=2, attention=name).encoder(1, vocabulary=5)
+        rg.nn.MultiHeadAttention(16, 2, attention=attention_for(role, name, num_heads=2, width=8))
+
+
+@pytest.mark.parametrize(("name", "slot"), [("retnet", "transition"), ("moba", "selection")])
+def test_a_role_keeps_transitions_and_selections(name, slot):
+    """Each slot of the mechanism reaches the module: the output is that of the mechanism, not of plain softmax."""
+    attention = attention_for("decoder", name, num_heads=2, width=8)
+    assert getattr(attention, slot) is not None
+    module = rg.nn.MultiHeadAttention(16, 2, attention=attention)
+    assert module(torch.randn(1, 40, 16)).shape == (1, 40, 16)

@@ -63,12 +63,21 @@ def attention_for(
             f"attention {mechanism_name!r} divides by a sum of scores, which a bias ({positions}) could make negative. "
             "Use positions 'rope', 'sinusoidal' or 'learned' with it."
         )
+    position = _position(built.position, positions, role, width)
+    if built.transition is not None:
+        if role != "decoder":
+            raise RegardError(
+                f"attention {mechanism_name!r} goes from token to token, so it is causal, and the {role} is not. Use "
+                "it in a decoder."
+            )
+        return Attention(score, position=position, bias=bias, transition=built.transition, dropout=dropout)
     return Attention(
         score,
-        position=_position(built.position, positions, role, width),
+        position=position,
         bias=bias,
         mask=_mask(built.mask, role),
         normalizer=built.normalizer,
+        selection=built.selection,
         dropout=dropout or built.dropout,
     )
 
