@@ -48,8 +48,8 @@ mutation: $(STAMPS)/dev ## Change the source in 150 places and see whether a tes
 replay: $(STAMPS)/dev ## Record results and plans, or compare them with a record (ARGS="record FILE", ARGS="compare FILE")
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore scripts/replay.py $(ARGS)
 
-examples: $(STAMPS)/dev ## Run every example and claim, compile the kernels for every system and GPU, compare over a cluster
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q -m example tests/test_examples.py tests/test_kernel_library.py tests/test_gpu_statistics.py tests/test_missing_packages.py tests/test_cluster.py $(ARGS)
+examples: $(STAMPS)/dev ## Run the slow tests: every example and claim, kernels for every system and GPU, clusters, four ranks
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m example $(ARGS)
 
 lint: $(STAMPS)/dev ## Check format and lint
 	$(BIN)/ruff format --check .

@@ -80,12 +80,14 @@ def parent(number):
     return int(Path("/proc", str(number), "stat").read_text().rpartition(")")[2].split()[1])
 
 
-@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.example), 2])
+@pytest.mark.example
+@pytest.mark.parametrize("count", [1, 2])
 def test_the_profile_is_that_of_one_process_to_the_last_digit(ray, key, alone, count):
     assert merge_results(RayWorkers(count).results(TEXTS, key), CorpusProfile(key), None).to_json() == alone
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the worker in /proc")
+@pytest.mark.example
 def test_a_worker_that_is_killed_loses_and_doubles_nothing(ray, key, alone):
     killed = []
 
@@ -133,6 +135,7 @@ def test_more_workers_than_processors_are_refused(ray):
         workers_that_fit(ray, "see", 999, 1)
 
 
+@pytest.mark.example
 def test_the_command_keeps_what_can_be_viewed(ray, tmp_path):
     (tmp_path / "corpus.txt").write_text("\n".join(TEXTS[:8]) + "\n")
     told = {}

@@ -447,7 +447,7 @@ def test_a_polite_kill_stops_all_after_they_saved(race, number, heard_signals):
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
 
 
-@pytest.mark.slow
+@pytest.mark.example
 def test_the_command_compares_reports_and_is_done(tmp_path):
     from typer.testing import CliRunner
 

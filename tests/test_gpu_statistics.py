@@ -30,7 +30,7 @@ def run(*command: object, **settings: str) -> None:
 
 
 @needs_triton
-@pytest.mark.slow
+@pytest.mark.example
 def test_under_the_interpreter():
     """Triton reads the setting when it is imported, and torch's compiler imports Triton."""
     run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", HERE / "triton_laws.py", TRITON_INTERPRET="1")

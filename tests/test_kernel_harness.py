@@ -71,7 +71,12 @@ def sanitized(tmp_path_factory):
 
 
 #: Each program is compiled by one worker of xdist.
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("emulated", "sanitized")])
+@pytest.fixture(
+    params=[
+        pytest.param("emulated", marks=[pytest.mark.example, pytest.mark.xdist_group("emulated")]),
+        pytest.param("sanitized", marks=pytest.mark.xdist_group("sanitized")),
+    ]
+)
 def harness(request, monkeypatch):
     harness = request.getfixturevalue(request.param)
     monkeypatch.setenv("REGARD_KERNEL", "baseline")

@@ -17,7 +17,7 @@ from regard.engine.reference import reference
 
 pytestmark = pytest.mark.filterwarnings("ignore:attend.*whole plan")  # which rests on the pieces drawn
 LONGEST = 600
-drawn = examples(60)
+drawn = examples(25)
 
 
 @drawn

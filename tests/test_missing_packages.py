@@ -132,7 +132,7 @@ READ_FIRST = {
 }
 
 
-@pytest.mark.xdist_group("missing packages")
+@pytest.mark.example
 def test_with_the_command_line_alone_a_command_names_its_extra(tmp_path):
     """Python finds no other optional package. The command runs with each option that needs another extra."""
     bring_files(tmp_path)

@@ -130,8 +130,15 @@ def check_shown_after(following, output):
     assert SAME(said, printed, doctest.ELLIPSIS), output
 
 
+#: Pages whose commands train models.
+TRAINING = {"docs/guides/translate.md", "docs/guides/machines.md"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in PAGES if steps_of(name)])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.example if name in TRAINING else ()) for name in PAGES if steps_of(name)],
+)
 def test_blocks_run_as_typed(name, tmp_path, commands):
     folder = tmp_path / "page"
     folder.mkdir()

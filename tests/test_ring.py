@@ -57,7 +57,14 @@ def found(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("ring")  # the processes start once
-@pytest.mark.parametrize(("ranks", "name"), [(ranks, name) for ranks in (2, 4) for name in cases(ranks)])
+@pytest.mark.parametrize(
+    ("ranks", "name"),
+    [
+        pytest.param(ranks, name, marks=pytest.mark.example if ranks == 4 else ())
+        for ranks in (2, 4)
+        for name in cases(ranks)
+    ],
+)
 def test_many_ranks_are_as_one(found, ranks, name):
     for rank, said in enumerate(found(ranks)):
         assert said[name] == "ok", f"rank {rank}: {said[name]}"
