@@ -317,7 +317,7 @@ runs it on drawn inputs under `rg.watch`, and compares every map with an oracle:
 eager mode, or the output of the layer. "Not run" and "not built" are limits of the script: it did not find sizes or
 inputs that the class accepts, or a package is not installed. To run it again:
 
-```bash
+```text
 python scripts/architectures.py run      # resumes; one process for each architecture
 python scripts/architectures.py table    # this page
 ```

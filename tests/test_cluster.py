@@ -124,12 +124,14 @@ def test_a_document_that_no_worker_survives_is_set_aside_and_named(ray, reader, 
     assert capfd.readouterr().out == "", "standard output is for results"
 
 
+@pytest.mark.example
 def test_a_worker_with_another_model_of_the_same_name_is_refused(ray, key):
     other = CorpusKey("", "minilm", 40, [0], "another fingerprint")
     with pytest.raises(RegardError, match="another model under the name minilm"):
         list(RayWorkers(1).results(TEXTS[:1], other))
 
 
+@pytest.mark.example
 def test_more_workers_than_processors_are_refused(ray):
     with pytest.raises(RegardError, match=r"999 workers of 1 threads need 999 processors.*fewer --workers"):
         workers_that_fit(ray, "see", 999, 1)
@@ -154,7 +156,7 @@ def test_the_command_keeps_what_can_be_viewed(ray, tmp_path):
 # Trials of a comparison
 
 
-@pytest.fixture(params=["local", "ray"])
+@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.example)])
 def start(request):
     if request.param == "local":
         return LocalProcess
@@ -207,6 +209,7 @@ def test_a_process_can_be_ended_wherever_it_is(start, tmp_path):
             time.sleep(0.05)
 
 
+@pytest.mark.example
 def test_a_process_whose_machine_is_lost_counts_as_killed(ray, tmp_path):
     process = ClusterProcess(ray, script("print('ready', flush=True); time.sleep(5)"), tmp_path / "log")
     while not process.look()[1]:

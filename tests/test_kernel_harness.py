@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import build_kernels  # noqa: E402
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.example,
     pytest.mark.skipif(not library.PATH.exists(), reason="the kernels were not built; `make kernels` builds them"),
 ]
 SANITIZERS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -71,12 +71,7 @@ def sanitized(tmp_path_factory):
 
 
 #: Each program is compiled by one worker of xdist.
-@pytest.fixture(
-    params=[
-        pytest.param("emulated", marks=[pytest.mark.example, pytest.mark.xdist_group("emulated")]),
-        pytest.param("sanitized", marks=pytest.mark.xdist_group("sanitized")),
-    ]
-)
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("emulated", "sanitized")])
 def harness(request, monkeypatch):
     harness = request.getfixturevalue(request.param)
     monkeypatch.setenv("REGARD_KERNEL", "baseline")

@@ -130,14 +130,14 @@ def check_shown_after(following, output):
     assert SAME(said, printed, doctest.ELLIPSIS), output
 
 
-#: Pages whose commands train models.
-TRAINING = {"docs/guides/translate.md", "docs/guides/machines.md"}
+#: Pages whose commands train models or write many files.
+LONG = {"docs/guides/translate.md", "docs/guides/machines.md", "docs/page.md"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.example if name in TRAINING else ()) for name in PAGES if steps_of(name)],
+    [pytest.param(name, marks=pytest.mark.example if name in LONG else ()) for name in PAGES if steps_of(name)],
 )
 def test_blocks_run_as_typed(name, tmp_path, commands):
     folder = tmp_path / "page"

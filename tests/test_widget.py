@@ -135,7 +135,7 @@ def test_generation_shows_the_call_that_read_the_tokens():
     assert texts[2]["queries"] == targets[-2:-1]
 
 
-@pytest.mark.slow
+@pytest.mark.example
 def test_the_notebook_runs_and_has_the_widget_in_it(tmp_path):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
